@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from ..errors import DataError
+from .cache import home
 
 
 def fetch(name: str, url: str, files: Mapping[str, str]) -> list[Path]:
@@ -25,7 +26,7 @@ def fetch(name: str, url: str, files: Mapping[str, str]) -> list[Path]:
     import requests
 
     pooch.get_logger().setLevel(logging.WARNING)  # it announces each download; the bar does too
-    cache = Path(pooch.os_cache("chipwise"))
+    cache = home()
     paths = []
     for file, md5 in files.items():
         bar = _Bar(file)
