@@ -20,6 +20,7 @@ from .recipes import BUILT_IN
 from .schedules import Schedule
 from .train.optim import Optimizer
 
+RECIPE_MODULE = "chipwise_recipe_"  # how modules are called that came from recipe files
 _STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _FIXED = ("task", "optimizer", "name")  # made by the recipe file, not typed on a command line
 
@@ -136,16 +137,8 @@ def _find(spec: str) -> Recipe | Callable[..., Recipe]:
         raise RecipeError(
             f"There is no recipe file {path}: expected path.py:name, for example my_task.py:recipe."
         )
-    module_spec = importlib.util.spec_from_file_location(f"chipwise_recipe_{file.stem}", file)
-    if module_spec is None or module_spec.loader is None:
-        raise RecipeError(f"{path} is not a Python file: expected path.py:name.")
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[module_spec.name] = module
-    home = str(file.resolve().parent)
-    if home not in sys.path:  # as `python path.py` does, so that it finds the files beside it
-        sys.path.insert(0, home)
     try:
-        module_spec.loader.exec_module(module)
+        module = import_file(f"{RECIPE_MODULE}{file.stem}", path)
     except ChipwiseError:
         raise
     except Exception as error:
@@ -158,6 +151,21 @@ def _find(spec: str) -> Recipe | Callable[..., Recipe]:
             f"{path} has no recipe '{name}'.{nearest(name, own)} Found: {', '.join(own) or 'none'}."
         )
     return made
+
+
+def import_file(name: str, path: str) -> Any:
+    """The Python file at `path`, run and registered as the module `name`. Raises what it raises."""
+    file = Path(path)
+    module_spec = importlib.util.spec_from_file_location(name, file)
+    if module_spec is None or module_spec.loader is None:
+        raise RecipeError(f"{path} is not a Python file: expected path.py:name.")
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[name] = module
+    home = str(file.resolve().parent)
+    if home not in sys.path:  # as `python path.py` does, so that it finds the files beside it
+        sys.path.insert(0, home)
+    module_spec.loader.exec_module(module)
+    return module
 
 
 def _defined_in(module: Any, value: Any) -> bool:

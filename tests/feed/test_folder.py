@@ -8,7 +8,6 @@ import pytest
 from PIL import Image
 
 from chipwise.errors import DataError
-from chipwise.feed import folder as module
 from chipwise.feed.folder import ImageFolder, decode
 from chipwise.feed.sources import materialize, nbytes, take
 
@@ -48,10 +47,8 @@ def test_order_labels_and_pixels(tmp_path):
     assert source.spec["image"].shape == (16, 24, 3) and nbytes(source) == 9 * (16 * 24 * 3 + 4)
 
 
-@pytest.mark.parametrize("cores", [1, 4])
-@pytest.mark.parametrize("n", [0, 1, 63, 64, 65, 128, 129])
-def test_threads_change_nothing(tmp_path, monkeypatch, cores, n):
-    monkeypatch.setattr(module, "_cores", lambda: cores)
+@pytest.mark.parametrize("n", [0, 1, 9, 129])
+def test_batches_are_the_examples(tmp_path, n):
     source = ImageFolder(write(tmp_path / "data"))
     indices = np.random.default_rng(n).integers(0, 9, n)
     got = take(source, indices)
@@ -175,7 +172,9 @@ def test_damaged_images_are_named(tmp_path, kind):
     for content in (whole[: len(whole) // 2], whole[:20], b"", b"<html>", whole[:3] + b"\0" * 50):
         victim.write_bytes(content)
         for read in (materialize, lambda source: source[4]):
-            with pytest.raises(DataError, match=rf"bee/1.{kind.lower()}: not an image, or damaged") as caught:
+            with pytest.raises(
+                DataError, match=rf"bee/1.{kind.lower()}: (not an image, or damaged|an empty file)"
+            ) as caught:
                 read(ImageFolder(root))
             assert "\n" not in str(caught.value)
     victim.unlink()

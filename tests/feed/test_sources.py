@@ -174,8 +174,8 @@ def test_examples_that_differ_are_named():
 
 
 def test_other_people_s_mistakes():
-    with pytest.raises(DataError, match="is a tuple, expected a dict"):
-        spec_of([(np.zeros(3), 1)])
+    with pytest.raises(DataError, match="is a tuple of 3, expected a dict"):
+        spec_of([(np.zeros(3), 1, 2)])
     for read in (spec_of, materialize):
         with pytest.raises(DataError, match="empty"):
             read([])

@@ -19,9 +19,13 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe; may be repeated."),
 ]
-Data = Annotated[str | None, typer.Option(metavar="DIR", help="Folder with the data set; default: download.")]
+Data = Annotated[str | None, typer.Option(metavar="DIR", help="Folder or URL with the data set; default: download.")]
 Synthetic = Annotated[
     bool, typer.Option("--synthetic", help="Made-up examples of the data set's shapes: speed without data.")
+]
+Workers = Annotated[
+    str | None,
+    typer.Option(metavar="N", help="Who reads streamed data: 4, threads:4 or processes:4. [by trial]"),
 ]
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object, and nothing else, on standard output.")

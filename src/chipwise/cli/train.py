@@ -41,6 +41,11 @@ def train(
     stop_after: Annotated[
         str | None, typer.Option(metavar="DURATION", help="Stop there, saved, with the schedules unchanged.")
     ] = None,
+    feed: Annotated[
+        str,
+        typer.Option(metavar="auto|device|host", help="Keep the training data on the device, or stream it."),
+    ] = "auto",
+    workers: options.Workers = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Discard a run found in the folder.")] = False,
     json_: options.Json = False,
     quiet: Annotated[
@@ -79,6 +84,8 @@ def train(
         checkpoint_every=checkpoint_every,
         stop_after=stop_after,
         fresh=fresh,
+        feed=feed,
+        workers=workers,
         progress="none" if quiet else "auto",
         source={
             "recipe": spec,
@@ -99,6 +106,8 @@ def train(
     share = speed["share_of_peak"]
     rows.append(("share of peak", share if isinstance(share, str) else f"{share:.1%}"))
     rows.append(("seconds", ", ".join(f"{k} {v:.1f}" for k, v in result.seconds.items())))
+    if result.feed:
+        rows.append(("data", result.feed["verdict"]))
     rows += [("fingerprint", result.fingerprint), ("run", str(result.run))]
     Console(highlight=False).print(_table(rows))
 

@@ -47,6 +47,11 @@ def cores(root: str | Path = "/") -> Cores:
     return Cores(machine, min([float(affinity), *_cpu_quotas(Path(root))]))
 
 
+def usable_cores() -> int:
+    """Whole cores that this process may use, at least 1: how many threads are worth having."""
+    return max(1, int(cores().usable))
+
+
 def memory(root: str | Path = "/") -> Memory:
     """Memory, by the host and the control groups below `root`."""
     host = psutil.virtual_memory()

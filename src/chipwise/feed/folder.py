@@ -3,30 +3,26 @@
     flowers/daisy/1.jpg, flowers/daisy/2.png, flowers/rose/1.jpg, ...
 
 Classes are numbered by the sorted names of their folders, examples by class and file name. Files
-are decoded when asked for; a batch is decoded in threads, since both decoders release Python's lock.
+are decoded when asked for.
 """
 
 from __future__ import annotations
 
-import io
 import os
 import tarfile
-import threading
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from lzma import LZMAError
 from pathlib import Path
 
 import jax
 import numpy as np
-import simplejpeg
-from PIL import Image, ImageOps
 
 from ..errors import DataError
+from .images import decode, decode_into
+from .remote import local
+from .stages import stage
 
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
-_WIDE_MODES = ("I", "F")  # 16 and 32 bits a channel: Pillow would clip them to 8
-_ORIENTATION = 274  # the EXIF tag
 _TAR_BYTES = 8 << 30  # encoded images kept in memory at most
 
 
@@ -49,7 +45,7 @@ class ImageFolder:
     """
 
     def __init__(self, path: str | Path, size: int | tuple[int, int] | None = None, split: str | None = None):
-        self.path = Path(path)
+        self.path = local(path)
         self.size = (size, size) if isinstance(size, int) else size
         if self.size is not None and min(self.size) < 1:
             raise DataError(f"size={size} must be at least 1 pixel in height and width.")
@@ -72,8 +68,6 @@ class ImageFolder:
             np.int32
         )
         self._shape: tuple[int, ...] | None = None
-        self._pool: ThreadPoolExecutor | None = None
-        self._lock = threading.Lock()
 
     @property
     def classes(self) -> int:
@@ -83,7 +77,10 @@ class ImageFolder:
     def spec(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Column to the shape and type of one example; without `size`, decodes the first image once."""
         if self._shape is None:
-            self._shape = (*self.size, 3) if self.size else self._decode(0).shape
+            try:
+                self._shape = (*self.size, 3) if self.size else decode(self._read(0)).shape
+            except DataError as error:
+                raise DataError(f"{self.path}: {self._files[0][0]}: {error}.") from error
         return {
             "image": jax.ShapeDtypeStruct(self._shape, np.uint8),
             "label": jax.ShapeDtypeStruct((), np.int32),
@@ -93,95 +90,41 @@ class ImageFolder:
         return len(self._files)
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        return {"image": self._image(index), "label": self.labels[index]}
+        image = np.empty(self.spec["image"].shape, np.uint8)
+        self._decode_into(index, image)
+        return {"image": image, "label": self.labels[index]}
 
-    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The examples at `indices` `(n,)`, decoded by one thread a core: column to `(n, ...)`."""
-        indices = np.asarray(indices)
-        out = np.empty((len(indices), *self.spec["image"].shape), np.uint8)
+    def fill(self, indices: np.ndarray, out: dict[str, np.ndarray]) -> None:
+        """Decodes the examples at `indices` `(n,)` into `out`; several threads may do so at once."""
+        out["label"][:] = self.labels[indices]
+        for row, index in enumerate(indices.tolist()):
+            self._decode_into(index, out["image"][row])
 
-        def fill(rows: range) -> None:
-            for row in rows:
-                out[row] = self._image(int(indices[row]))
-
-        workers = _cores()
-        # Pieces of some ms each: one future an image would cost as much as decoding a small one
-        pieces = [range(i, min(i + 64, len(out))) for i in range(0, len(out), 64)]
-        if workers == 1 or len(pieces) < 2:
-            fill(range(len(out)))
-        else:
-            list(self._threads(workers).map(fill, pieces))
-        return {"image": out, "label": self.labels[indices]}
-
-    def _threads(self, workers: int) -> ThreadPoolExecutor:
-        with self._lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(workers, "chipwise-decode")
-            return self._pool
-
-    def _image(self, index: int) -> np.ndarray:
-        image = self._decode(index)
-        expected = self._shape or self.spec["image"].shape
-        if image.shape != expected:
-            raise DataError(
-                f"Images differ in size: {self._files[0][0]} has {expected[0]}×{expected[1]} pixels "
-                f"(height×width), {self._files[index][0]} has {image.shape[0]}×{image.shape[1]}: "
-                f"give a size, for example ImageFolder(..., size=({expected[0]}, {expected[1]}))."
-            )
-        return image
-
-    def _decode(self, index: int) -> np.ndarray:
-        name, file = self._files[index]
+    def _decode_into(self, index: int, out: np.ndarray) -> None:
+        with stage("read"):
+            data = self._read(index)
         try:
-            if isinstance(file, bytes):
-                return decode(file, self.size)
-            with open(
-                file, "rb", buffering=0
-            ) as stream:  # a buffer costs a small file as much as its reading
-                return decode(stream.readall(), self.size)
+            with stage("decode"):
+                found = decode_into(data, out, self.size)
         except DataError as error:
-            raise DataError(f"{self.path}: {name}: {error}") from error.__cause__
+            raise DataError(f"{self.path}: {self._files[index][0]}: {error}.") from error
+        if found != out.shape:
+            raise DataError(
+                f"Images differ in size: {self._files[0][0]} has {out.shape[0]}×{out.shape[1]} pixels "
+                f"(height×width), {self._files[index][0]} has {found[0]}×{found[1]}: "
+                f"give a size, for example ImageFolder(..., size=({out.shape[0]}, {out.shape[1]}))."
+            )
+
+    def _read(self, index: int) -> bytes:
+        name, file = self._files[index]
+        if isinstance(file, bytes):
+            return file
+        try:
+            # Unbuffered: a buffer costs a small file as much as its reading
+            with open(file, "rb", buffering=0) as stream:
+                return stream.readall()
         except OSError as error:
             raise DataError(f"Cannot read {self.path} {name}: {error.strerror or error}.") from error
-
-
-def decode(data: bytes, size: tuple[int, int] | None = None) -> np.ndarray:
-    """An encoded image as `(height, width, 3)` uint8, RGB, upright.
-
-    `size` `(height, width)`: scaled to cover it and cut around the centre. Transparency is dropped.
-    Raises `DataError` for what is not an image, is damaged, or has more than 8 bits a channel.
-    """
-    height, width = size or (0, 0)
-    try:
-        if data[:3] == b"\xff\xd8\xff" and _plain_jpeg(data):
-            # min_height: decoding at 1/2, 1/4 or 1/8 scale is cheaper than resizing afterwards
-            pixels = simplejpeg.decode_jpeg(data, "RGB", min_height=height, min_width=width)
-            if size is None or pixels.shape[:2] == size:
-                return pixels
-            image = Image.fromarray(pixels)
-        else:
-            with Image.open(io.BytesIO(data)) as opened:
-                if opened.mode.split(";")[0] in _WIDE_MODES:
-                    raise DataError(f"{opened.mode} pixels have more than 8 bits a channel: convert it to 8.")
-                image = ImageOps.exif_transpose(opened).convert("RGB")
-        if size is not None:
-            image = ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR)
-        return np.asarray(image)
-    except (DataError, MemoryError):
-        raise
-    except Exception as error:  # decoders raise what they like on damaged files
-        told = " ".join(str(error).split())[:120]
-        raise DataError(f"not an image, or damaged ({len(data):,} bytes): {told}") from error
-
-
-def _plain_jpeg(data: bytes) -> bool:
-    """Whether simplejpeg gives what Pillow would: gray or YCbCr, and no rotation asked for by EXIF."""
-    if simplejpeg.decode_jpeg_header(data)[2].upper() in ("CMYK", "YCCK"):
-        return False
-    if b"Exif\0\0" not in data[: 1 << 16]:
-        return True
-    with Image.open(io.BytesIO(data)) as image:
-        return image.getexif().get(_ORIENTATION, 1) == 1
 
 
 def _walk(root: Path) -> dict[str, dict[str, str | bytes]]:
@@ -249,9 +192,3 @@ def _place(path: Path, member: tarfile.TarInfo, split: str | None) -> tuple[str,
             return None
         parts = parts[parts.index(split) + 1 :]
     return parts if len(parts) >= 2 else None
-
-
-def _cores() -> int:
-    """Cores that this process may use, at most 16."""
-    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS and Windows
-    return min(16, len(affinity(0)) if affinity else os.cpu_count() or 1)

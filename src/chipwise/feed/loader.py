@@ -5,9 +5,7 @@ Either way the step sees the same examples in the same order, so the choice cann
 
 from __future__ import annotations
 
-import queue
-import threading
-import time
+import math
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -15,13 +13,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..errors import DataError, RecipeError
 from ..task import Source
 from . import order
-from .sources import Spec, check_labels, materialize, nbytes, take
+from .sources import Spec, check_labels, materialize, nbytes
+from .stream import Stream
 
 _WINDOW_INDICES = 1 << 20  # 4 MB of int32: small beside any data set, thousands of steps of a small one
 _WINDOW_STEPS = 1024
-AHEAD = 3  # batches decoded and transferred ahead of the step that needs them
 
 
 class Windows:
@@ -132,6 +131,23 @@ def fits(source: Source, device_bytes: int | None) -> bool:
     return nbytes(source) <= limit
 
 
+def resident(source: Source, device: jax.Device, feed: str = "auto") -> bool:
+    """Whether a source is kept in the memory of each `device`: as `feed` says, or when it `fits`.
+
+    Raises `RecipeError` for another word than auto, device and host; `DataError` when it must be on the
+    device and is larger than its memory.
+    """
+    limit = (device.memory_stats() or {}).get("bytes_limit")
+    if feed not in ("auto", "device", "host"):
+        raise RecipeError(f"feed={feed}: expected auto, device or host.")
+    if feed == "device" and limit is not None and nbytes(source) > limit:
+        raise DataError(
+            f"The training data takes {nbytes(source) / 1e9:.1f} GB, each device has {limit / 1e9:.1f} GB: "
+            f"stream it with --feed host."
+        )
+    return fits(source, limit) if feed == "auto" else feed == "device"
+
+
 def read(source: Source, classes: int | None, what: str) -> dict[str, np.ndarray]:
     """Every example of `source`, column to `(examples, ...)`, labels checked."""
     columns = materialize(source)
@@ -142,9 +158,17 @@ def read(source: Source, classes: int | None, what: str) -> dict[str, np.ndarray
 class Resident:
     """Data that lives on the devices: nothing to wait for."""
 
+    stream = None
+    in_use = math.inf  # batches that the loop may hold on to
+
     def __init__(self, placed: Any):
         self.placed = placed
-        self.waited = 0.0
+
+    def said(self, source: Source) -> str:
+        return f"data: {nbytes(source) / 1e6:,.1f} MB, kept on each device"
+
+    def first(self) -> Any:
+        return self.placed
 
     def at(self, step: int, idle: Callable[[], bool]) -> Any:
         return self.placed
@@ -154,65 +178,50 @@ class Resident:
 
 
 class Streamed:
-    """Data read and transferred by a background thread, a few batches ahead of the step.
+    """The training batches of steps `start` and on, read and transferred in the background.
 
-    `waited` is the time in seconds for which the device had nothing to do because its batch was not
-    there: blocked on the queue while the last step had already finished.
+    *Arguments:* `put`: columns `(batch, ...)` to what the step takes; `workers`: see `feed.workers`.
     """
 
-    def __init__(self, recipe, put: Callable[[dict], Any], start: int):
-        self.recipe, self._place = recipe, put
-        self.waited = 0.0
-        self._queue: queue.Queue = queue.Queue(maxsize=AHEAD)
-        self._last: tuple[int, Any] = (-1, None)
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(start,), name="chipwise-feed", daemon=True)
-        self._thread.start()
+    def __init__(self, recipe, put: Callable[[dict], Any], start: int, workers: int | str | None = None):
+        task, clock = recipe.task, recipe.clock
 
-    def _run(self, start: int) -> None:
-        recipe, clock = self.recipe, self.recipe.clock
-        try:
+        def wanted():
             for step in range(start, clock.total):
-                wanted = order.indices(
+                yield order.indices(
                     recipe.seed, step * recipe.batch, (step + 1) * recipe.batch, clock.examples
                 )
-                columns = take(recipe.task.train, wanted)
-                check_labels(columns, recipe.task.classes, "training")
-                if not self._put((step, self._place(columns))):
-                    return
-        except BaseException as error:  # handed to the training thread, which raises it
-            self._put((None, error))
 
-    def _put(self, item) -> bool:
-        while not self._closed.is_set():
-            try:
-                self._queue.put(item, timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
+        def place(columns):
+            check_labels(columns, task.classes, "training")
+            return put(columns)
+
+        self.stream = Stream(task.train, wanted(), recipe.batch, place, workers)
+        self._step = start
+        self._first: list[Any] = []
+
+    @property
+    def in_use(self) -> int:
+        return self.stream.in_use
+
+    def said(self, source: Source) -> str:
+        held = self.stream.batches * self.stream.batch_bytes
+        return (
+            f"data: {nbytes(source) / 1e6:,.1f} MB, streamed by {self.stream.workers}, at most "
+            f"{self.stream.batches} batches ({held / 1e6:,.1f} MB) in memory"
+        )
+
+    def first(self) -> Any:
+        """The first step's batch, to compile with; `at` will give it again."""
+        self._first.append(self.stream.next(lambda: False))
+        return self._first[0]
 
     def at(self, step: int, idle: Callable[[], bool]) -> Any:
-        if self._last[0] == step:  # asked for before, to compile with
-            return self._last[1]
-        while True:
-            was_idle, before = idle(), time.perf_counter()
-            try:
-                made, item = self._queue.get(timeout=0.002)
-            except queue.Empty:
-                made = item = None
-            if was_idle:
-                self.waited += time.perf_counter() - before
-            if item is None:
-                continue
-            if made is None:
-                raise item
-            assert made == step, f"the feed is at step {made}, the loop at {step}"
-            self._last = (step, item)
-            return item
+        """The batch of `step`, which must be the one after the last."""
+        assert step == self._step, f"the feed is at step {self._step}, the loop at {step}"
+        self._step += 1
+        return self._first.pop() if self._first else self.stream.next(idle)
 
     def close(self) -> None:
-        self._closed.set()
-        while not self._queue.empty():
-            self._queue.get_nowait()
-        self._thread.join(timeout=10)
+        self._first.clear()
+        self.stream.close()

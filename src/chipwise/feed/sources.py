@@ -1,9 +1,12 @@
 """Where examples come from: anything with `len()` and `[i] -> dict of arrays`, and two sources of our own.
 
 The contract is the one of a list or of a PyTorch map dataset, so most people's data already meets
-it. Two optional doors make it fast: `take(indices)` reads a batch at once, and `spec` tells shapes
-without reading anything. Arrays leave this module in types that JAX has by default: 64-bit columns
-become 32-bit, after a check that no value is lost, and byte order becomes the machine's.
+it. Three optional doors make it fast: `spec` tells shapes without reading anything, `take(indices)` reads a
+batch at once, and `fill(indices, out)` writes one into memory that is there already, column to `(n, ...)` of
+exactly the shapes and types of `spec`. A source with `fill` is read by several threads at once.
+
+Arrays leave this module in types that JAX has by default: 64-bit columns become 32-bit, after a check that
+no value is lost, and byte order becomes the machine's.
 """
 
 from __future__ import annotations
@@ -11,18 +14,23 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
 import numpy as np
 
+from ..devices.limits import usable_cores
 from ..errors import DataError
+from .foreign import as_columns
+from .stages import stage
 
 Spec = dict[str, jax.ShapeDtypeStruct]  # column to the shape and type of one example
 Columns = dict[str, np.ndarray]  # column to (n, ...)
 
 # JAX has no 64-bit types by default and would cut them silently, label 2**32 + 1 to label 1.
 _NARROW = {"float64": "float32", "int64": "int32", "uint64": "uint32", "complex128": "complex64"}
+_PIECE = 2048  # examples that one thread reads at a time when all are wanted
 
 
 class Arrays:
@@ -77,6 +85,10 @@ class Arrays:
         """The examples at `indices` `(n,)`: column to `(n, ...)`. `IndexError` outside `len()`."""
         return {name: np.take(column, indices, axis=0) for name, column in self.columns.items()}
 
+    def fill(self, indices: np.ndarray, out: Columns) -> None:
+        """Writes the examples at `indices` `(n,)` to `out`; several threads may do so at once."""
+        copy_rows(self.columns, indices, out)
+
 
 class Lazy:
     """Examples that are known by size and type, and read when the first one is asked for.
@@ -127,6 +139,10 @@ class Lazy:
         """The examples at `indices` `(n,)`: column to `(n, ...)`. `IndexError` outside `len()`."""
         return self.arrays.take(indices)
 
+    def fill(self, indices: np.ndarray, out: Columns) -> None:
+        """Writes the examples at `indices` `(n,)` to `out`; several threads may do so at once."""
+        self.arrays.fill(indices, out)
+
 
 def spec_of(source: Any) -> Spec:
     """Column to the shape and type of one example.
@@ -143,36 +159,64 @@ def spec_of(source: Any) -> Spec:
 
 def nbytes(source: Any) -> int:
     """Bytes of the whole source as arrays, from its spec and length: reads example 0 at most."""
-    return len(source) * sum(math.prod(s.shape) * s.dtype.itemsize for s in spec_of(source).values())
+    return len(source) * example_bytes(spec_of(source))
+
+
+def example_bytes(spec: Spec) -> int:
+    """Bytes of one example."""
+    return sum(math.prod(s.shape) * s.dtype.itemsize for s in spec.values())
 
 
 def take(source: Any, indices: Any) -> Columns:
     """The examples at `indices` `(n,)` of any source: column to `(n, ...)`.
 
-    Uses the source's own `take` when it has one, else stacks `source[i]`, one after another: a
+    Uses the source's own `take` or `fill` when it has one, else stacks `source[i]`, one after another: a
     stranger's `[i]` may not be safe in threads. Raises `DataError` when examples are not alike,
     naming two of them.
     """
     indices = np.asarray(indices)
     if indices.ndim != 1 or indices.dtype.kind not in "iu":
         raise DataError(f"Indices must be integers (n,), got {indices.dtype} {indices.shape}.")
-    if not hasattr(source, "take"):
-        return _stack(source, indices)
-    columns = {name: narrow(name, values) for name, values in source.take(indices).items()}
-    for name, column in columns.items():
-        if column.shape[:1] != indices.shape:
-            raise DataError(
-                f"{type(source).__name__}.take gave column '{name}' of shape {column.shape} "
-                f"for {len(indices)} indices, expected ({len(indices)}, ...)."
-            )
-    return columns
+    if hasattr(source, "take"):
+        return _taken(source, indices)
+    if hasattr(source, "fill"):
+        out = empty(spec_of(source), len(indices))
+        source.fill(indices, out)
+        return out
+    if not len(indices):
+        return empty(spec_of(source), 0)
+    first = _example(source, int(indices[0]))
+    out = {name: np.empty((len(indices), *a.shape), a.dtype) for name, a in first.items()}
+    _stack(source, indices, out, (int(indices[0]), first))
+    return out
+
+
+def fill(source: Any, indices: np.ndarray, out: Columns) -> None:
+    """Writes the examples at `indices` `(n,)` of any source to `out`, column to `(n, ...)`.
+
+    The time counts as reading, but for what the source says itself (`feed.stages`). Raises `DataError` when
+    an example is not of the shapes and types of `out`.
+    """
+    with stage("read"):
+        if hasattr(source, "fill"):
+            source.fill(indices, out)
+        elif hasattr(source, "take"):
+            columns = _taken(source, indices)
+            found, expected = _told(None, columns), _told(None, out)
+            if found != expected:
+                raise DataError(f"Examples must be alike: {found} were read, expected {expected}.")
+            for name, column in columns.items():
+                np.copyto(out[name], column)
+        else:
+            _stack(source, indices, out, None)
 
 
 def materialize(source: Any) -> Columns:
     """The whole source as contiguous arrays: column to `(len(source), ...)`.
 
-    Arrays in memory are returned as they are, so treat the result as read-only. Labels are checked
-    when the source knows its number of classes. Raises `DataError` like `take`.
+    Arrays in memory are returned as they are, so treat the result as read-only. Sources with `fill` are read
+    by a thread a core. Labels are checked when the source knows its number of classes. Raises `DataError`
+    like `take`.
     """
     if isinstance(source, Lazy):
         source = source.arrays
@@ -180,9 +224,34 @@ def materialize(source: Any) -> Columns:
         return {name: np.ascontiguousarray(column) for name, column in source.columns.items()}
     if not len(source):
         raise DataError("The source is empty (len() is 0): expected at least one example.")
-    columns = take(source, np.arange(len(source)))
+    if hasattr(source, "fill"):
+        columns = empty(spec_of(source), len(source))
+        starts = range(0, len(source), _PIECE)
+
+        def read(start: int) -> None:
+            stop = min(start + _PIECE, len(source))
+            source.fill(np.arange(start, stop), {k: v[start:stop] for k, v in columns.items()})
+
+        with ThreadPoolExecutor(usable_cores(), "chipwise-read") as pool:
+            list(pool.map(read, starts))
+    else:
+        columns = take(source, np.arange(len(source)))
     check_labels(columns, getattr(source, "classes", None))
     return {name: np.ascontiguousarray(column) for name, column in columns.items()}
+
+
+def empty(spec: Spec, examples: int) -> Columns:
+    """Uninitialised columns `(examples, ...)` of `spec`."""
+    return {name: np.empty((examples, *s.shape), s.dtype) for name, s in spec.items()}
+
+
+def copy_rows(columns: Columns, indices: np.ndarray, out: Columns) -> None:
+    """Copies rows `indices` `(n,)` of arrays to `out`, each byte once. `IndexError` outside the arrays."""
+    for name, column in columns.items():
+        if len(indices) and not 0 <= indices.min() <= indices.max() < len(column):
+            raise IndexError(f"{len(column)} examples, asked for {indices.min()} to {indices.max()}")
+        # Checked above, since NumPy's own check ("raise") would copy through a buffer
+        np.take(column, indices, axis=0, out=out[name], mode="clip")
 
 
 def check_labels(columns: Mapping[str, np.ndarray], classes: int | None, what: str = "") -> None:
@@ -236,32 +305,34 @@ def narrow(name: str, values: Any) -> np.ndarray:
 
 
 def _example(source: Any, index: int) -> Columns:
-    example = source[index]
-    if not isinstance(example, Mapping) or not example:
-        raise DataError(
-            f"Example {index} is a {type(example).__name__}, expected a dict of arrays such as "
-            '{"image": ..., "label": ...}.'
-        )
-    return {name: narrow(name, value) for name, value in example.items()}
+    return {name: narrow(name, value) for name, value in as_columns(source[index], index).items()}
 
 
-def _stack(source: Any, indices: np.ndarray) -> Columns:
-    if not len(indices):
-        return {name: np.zeros((0, *s.shape), s.dtype) for name, s in spec_of(source).items()}
-    first = _example(source, int(indices[0]))
-    out = {name: np.empty((len(indices), *a.shape), a.dtype) for name, a in first.items()}
-    kind = {name: (a.shape, a.dtype) for name, a in first.items()}
-    for row, index in enumerate(indices.tolist()):
-        example = _example(source, index) if row else first
-        found = {name: (a.shape, a.dtype) for name, a in example.items()}
-        if found != kind:
+def _taken(source: Any, indices: np.ndarray) -> Columns:
+    columns = {name: narrow(name, values) for name, values in source.take(indices).items()}
+    for name, column in columns.items():
+        if column.shape[:1] != indices.shape:
             raise DataError(
-                f"Examples must be alike: example {indices[0]} has {_told(None, first)}, "
+                f"{type(source).__name__}.take gave column '{name}' of shape {column.shape} "
+                f"for {len(indices)} indices, expected ({len(indices)}, ...)."
+            )
+    return columns
+
+
+def _stack(source: Any, indices: np.ndarray, out: Columns, read: tuple[int, Columns] | None) -> None:
+    """Writes examples one by one to `out`; `read`: the number of one that was read before, and it."""
+    kind = {name: (a.shape[1:], a.dtype) for name, a in out.items()}
+    for row, index in enumerate(indices.tolist()):
+        example = read[1] if read is not None and not row else _example(source, index)
+        if {name: (a.shape, a.dtype) for name, a in example.items()} != kind:
+            expected = {name: jax.ShapeDtypeStruct(*k) for name, k in kind.items()}
+            like = f"example {read[0]} has" if read is not None else "the first ones have"
+            raise DataError(
+                f"Examples must be alike: {like} {_told(None, expected)}, "
                 f"example {index} has {_told(None, example)}."
             )
         for name, value in example.items():
             out[name][row] = value
-    return out
 
 
 def _told(length: int | None, spec: Mapping[str, Any]) -> str:

@@ -5,14 +5,15 @@ A `Stages` adds up what the threads that `watch` it spend; a source says what it
     with stage("decode"):
         pixels = decode(data)
 
-Outside of a watched thread that costs nothing and counts nothing.
+Outside of a watched thread that counts nothing. Of stages inside each other, a second belongs to the
+innermost.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 NAMES = ("read", "decode", "transform", "transfer")
@@ -26,9 +27,14 @@ class Stages:
         self._seconds = dict.fromkeys(NAMES, 0.0)
         self._lock = threading.Lock()
 
-    def add(self, name: str, seconds: float) -> None:
+    def add(self, seconds: Mapping[str, float]) -> None:
         with self._lock:
-            self._seconds[name] += seconds
+            for name, value in seconds.items():
+                self._seconds[name] += value
+
+    def clear(self) -> None:
+        with self._lock:
+            self._seconds = dict.fromkeys(NAMES, 0.0)
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -37,31 +43,40 @@ class Stages:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Counts the stages that this thread enters inside, here."""
-        before = getattr(_local, "stages", None)
-        _local.stages = self
+        """Counts the stages that this thread enters inside, here. They are added on leaving."""
+        seen = dict.fromkeys(NAMES, 0.0)
+        before = getattr(_local, "seen", None), getattr(_local, "inside", None)
+        _local.seen, _local.inside = seen, None
         try:
             yield
         finally:
-            _local.stages = before
+            _local.seen, _local.inside = before
+            self.add(seen)
 
 
-class stage:  # noqa: N801 (used like a function: `with stage("read"):`)
-    """Counts the time inside as one of `NAMES`. Stages do not nest: an inner one is part of the outer."""
+class stage:
+    """Counts the time inside as one of `NAMES`."""
 
-    __slots__ = ("_began", "_name", "_stages")
+    __slots__ = ("_began", "_name", "_outer", "_seen")
 
     def __init__(self, name: str):
         self._name = name
 
     def __enter__(self) -> None:
-        # The inner one finds no collector, so that no second is counted twice
-        self._stages = getattr(_local, "stages", None)
-        if self._stages is not None:
-            _local.stages = None
-            self._began = time.perf_counter()
+        self._seen = getattr(_local, "seen", None)
+        if self._seen is None:
+            return
+        self._began = time.perf_counter()
+        self._outer = _local.inside
+        if self._outer is not None:
+            self._seen[self._outer._name] += self._began - self._outer._began
+        _local.inside = self
 
     def __exit__(self, *_: object) -> None:
-        if self._stages is not None:
-            self._stages.add(self._name, time.perf_counter() - self._began)
-            _local.stages = self._stages
+        if self._seen is None:
+            return
+        now = time.perf_counter()
+        self._seen[self._name] += now - self._began
+        _local.inside = self._outer
+        if self._outer is not None:
+            self._outer._began = now

@@ -15,7 +15,7 @@ import jax
 
 from ..devices.replicas import Layout
 from ..errors import ChipwiseError, RecipeError
-from ..feed.loader import AHEAD
+from ..feed.stream import batches_in_memory
 from ..recipe import Recipe
 from ..task import Tree
 from ..train.program import meet_at_once
@@ -72,7 +72,7 @@ def step_programs(recipe: Recipe, layout: Layout, *, resident: bool) -> StepProg
     size = specs["vector"].shape[1]
     total = jax.ShapeDtypeStruct((size,), specs["vector"].dtype)
     held = step.calls if meet_at_once(step.calls, size) else 1 + math.ceil(math.log2(step.calls))
-    ahead = 1 if resident else AHEAD + 2  # in the queue, on its way and in use
+    ahead = 1 if resident else batches_in_memory(layout.devices * nbytes(data))
     return StepPrograms(
         recipe=recipe,
         layout=layout,

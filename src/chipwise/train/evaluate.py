@@ -7,6 +7,7 @@ and it is chosen from what the compiler says the program needs.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import jax
@@ -19,7 +20,8 @@ from jax.sharding import PartitionSpec as P
 from .. import precision
 from ..errors import DataError, DeviceError, RecipeError
 from ..feed import loader
-from ..feed.sources import check_labels, spec_of, take
+from ..feed.sources import check_labels, spec_of
+from ..feed.stream import Stream
 from ..recipe import Recipe
 from ..task import Sum, Tree
 from . import keys
@@ -34,13 +36,21 @@ class Evaluator:
     """Evaluates a task's `eval` source; compiled once, used any number of times.
 
     *Arguments:* `batch`, global, forces a batch; by default it is the largest that fits
-    `limit_bytes` of temporary memory a device (default: four fifths of what is free).
+    `limit_bytes` of temporary memory a device (default: four fifths of what is free); `workers`: who reads
+    data that does not live on the devices, see `feed.workers`.
 
     Raises `DataError` when there is no or empty evaluation data, `DeviceError` when not even one
     example a device fits.
     """
 
-    def __init__(self, recipe: Recipe, mesh: Mesh, batch: int | None = None, limit_bytes: int | None = None):
+    def __init__(
+        self,
+        recipe: Recipe,
+        mesh: Mesh,
+        batch: int | None = None,
+        limit_bytes: int | None = None,
+        workers: int | str | None = None,
+    ):
         source = recipe.task.eval
         if source is None:
             raise DataError("The task has no evaluation data: give Task(eval=source).")
@@ -64,7 +74,7 @@ class Evaluator:
         jax.eval_shape(
             lambda p, s, e: self._one(precision.cast(p, recipe.precision), s, e), *made, self._spec
         )
-        self._limit = limit_bytes
+        self._limit, self._workers = limit_bytes, workers
         self._compiled: Any = None
         # A batch cut evenly over the devices: round up, the mask drops what is too much.
         wanted = batch if batch is not None else FIRST_BATCH_PER_DEVICE * self.devices
@@ -154,26 +164,36 @@ class Evaluator:
 
     def _run(self, params, state) -> dict[str, Any]:
         cut = NamedSharding(self.mesh, P(AXIS))
+        starts = range(0, self.examples, self.batch)
         parts = []
-        for start in range(0, self.examples, self.batch):
-            indices = np.arange(start, start + self.batch, dtype=np.int32)
-            mask = indices < self.examples
-            indices = np.where(mask, indices, 0).astype(np.int32)
-            placed = jax.device_put((indices, mask), cut)
-            data = self.data
-            if data is None:
-                columns = take(self.source, indices)
-                check_labels(columns, self.recipe.task.classes, "evaluation")
-                data = jax.device_put(columns, cut)
-            parts.append(self._compiled(params, state, data, *placed))
+        with contextlib.ExitStack() as closing:
+            if self.data is None:
+                stream = Stream(self.source, map(self._rows, starts), self.batch, self._place, self._workers)
+                closing.callback(stream.close)
+            for start in starts:
+                rows = self._rows(start)
+                placed = jax.device_put((rows, np.arange(start, start + self.batch) < self.examples), cut)
+                data = stream.next() if self.data is None else self.data
+                parts.append(self._compiled(params, state, data, *placed))
+                del data  # its memory may be used for another batch
+            host = jax.device_get(parts)
         # One wait, at the end; added in float64 so that the cut into batches cannot show.
         totals: dict[str, Sum] = {}
-        for part in jax.device_get(parts):
+        for part in host:
             for name, s in part.items():
                 t, c = (np.sum(np.asarray(x, np.float64), axis=0) for x in s)
                 old = totals.get(name)
                 totals[name] = Sum(t, c) if old is None else Sum(old.total + t, old.count + c)
         return {name: _value(s) for name, s in totals.items()}
+
+    def _rows(self, start: int) -> np.ndarray:
+        """The examples of the batch from `start` on, `(batch,)` int32, padded with the first."""
+        rows = np.arange(start, start + self.batch, dtype=np.int32)
+        return np.where(rows < self.examples, rows, 0).astype(np.int32)
+
+    def _place(self, columns: dict[str, np.ndarray]) -> Any:
+        check_labels(columns, self.recipe.task.classes, "evaluation")
+        return jax.device_put(columns, NamedSharding(self.mesh, P(AXIS)))
 
     def _free(self) -> int:
         device = self.mesh.devices.flat[0]

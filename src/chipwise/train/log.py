@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from ..errors import DivergedError
+from ..feed.watch import Watch
 from ..recipe import Recipe
 from .checkpoint import Checkpoints
 from .meter import Meter
@@ -45,10 +46,10 @@ class Log:
         """Keeps the device's metric sums of the steps up to `step`, to be read by `collect`."""
         self._pending = (step, sums)
 
-    def collect(self, waited: float) -> None:
+    def collect(self, watch: Watch) -> None:
         """Reads what `take` kept. Called after the next step was started, so the device is not idle.
 
-        *Arguments:* `waited`, seconds the device has waited for data so far.
+        *Arguments:* `watch`, which knows how long the device waited for data.
         Raises `DivergedError` when the loss is not finite.
         """
         if self._pending is None:
@@ -66,7 +67,7 @@ class Log:
         row = self._row(step, values)
         if speed is not None:
             row |= {"steps_per_second": speed, "examples_per_second": speed * self.recipe.batch}
-            row["wait_data_seconds"] = waited
+            row |= watch.row((step - self.logged) / speed)
         self.logged = step
         self.final |= values
         self.reporter.update(row)

@@ -19,6 +19,8 @@ from ..duration import Clock
 from ..errors import Stopped
 from ..feed import loader
 from ..feed.sources import spec_of
+from ..feed.watch import Watch
+from ..feed.workers import chosen as readers
 from ..recipe import Recipe
 from ..task import Tree
 from .checkpoint import Checkpoints
@@ -51,6 +53,8 @@ def fit(
     checkpoint_every: str | None = None,
     stop_after: str | None = None,
     fresh: bool = False,
+    feed: str = "auto",
+    workers: int | str | None = None,
     progress: str = "auto",
     source: dict[str, Any] | None = None,
 ) -> Result:
@@ -68,6 +72,9 @@ def fit(
       `eval_every=None` evaluates at the end only.
     - `stop_after`: stop there, saved, without changing any schedule.
     - `fresh`: discard a run found in the folder.
+    - `feed`: `"device"` keeps the training data in the devices' memory, `"host"` streams it from there;
+      `"auto"` does the first where it takes at most a quarter of that memory.
+    - `workers`: who reads streamed data, such as `4` or `"processes:4"`: see `chipwise.feed.workers`.
     - `progress`: `"auto"`, `"bar"`, `"lines"` or `"none"`.
     - `source`: how the command line made the recipe, stored with the run.
 
@@ -85,12 +92,14 @@ def fit(
     for text in [*warnings, *recipe.warnings()]:
         reporter.warn(text)
 
-    # ---- data: read and checked while nothing is lost by leaving
     task = recipe.task
-    resident = loader.fits(task.train, (machine.devices[0].memory_stats() or {}).get("bytes_limit"))
+    readers(task.train, workers)
+
+    # ---- data: read and checked while nothing is lost by leaving
+    resident = loader.resident(task.train, machine.devices[0], feed)
     columns = loader.read(task.train, task.classes, "training") if resident else None
     program = Program(recipe, layout, machine.devices[: layout.devices], resident=resident)
-    evaluator = Evaluator(recipe, program.mesh) if task.eval is not None else None
+    evaluator = Evaluator(recipe, program.mesh, workers=workers) if task.eval is not None else None
 
     with contextlib.ExitStack() as closing:
         closing.callback(reporter.stop)
@@ -120,21 +129,24 @@ def fit(
         training.carry = program.put_all(first)
 
         # ---- train
+        fed: dict[str, Any] = {}
         reporter.start(begin, agenda.total)
         if begin < agenda.last:
-            feed: Any
             if columns is not None:
-                feed = loader.Resident(program.put_all(loader.flat(columns)))
+                data: Any = loader.Resident(program.put_all(loader.flat(columns)))
             else:
-                feed = loader.Streamed(recipe, program.put_cut, begin)
-            closing.callback(feed.close)
+                data = loader.Streamed(recipe, program.put_cut, begin, workers)
+            closing.callback(data.close)
+            watch = Watch(task.train, data.stream)
+            reporter.say(data.said(task.train))
             windows = loader.Windows(recipe, program.put_window, begin)
             closing.callback(windows.close)
             meter.seconds["start"] = meter.total()
             with meter.section("compile"):
-                program.compile(training.carry, windows.at(begin), feed.at(begin, lambda: False))
-            training.run(agenda, feed, windows, stop)
-            meter.seconds["wait_data"] = feed.waited
+                program.compile(training.carry, windows.at(begin), data.first())
+            training.run(agenda, data, watch, windows, stop)
+            meter.seconds["wait_data"] = watch.waited
+            fed = watch.report(training.step - begin, recipe.batch, meter.seconds["train"])
         training.save_last()
         if stop:
             raise _stopped(stop.name, training.step, agenda.total, folder)
@@ -162,6 +174,7 @@ def fit(
             examples_per_second=speed["examples_per_second"],
             speed=speed,
             seconds=rounded({**meter.seconds, "total": meter.total()}),
+            feed=fed,
             run=str(folder.path) if folder is not None else None,
             params=host.ema if recipe.ema is not None else host.params,
             state=host.state,
@@ -234,7 +247,9 @@ class _Training:
         self.step = begin
         self._saved_at = begin if resumed else -1
 
-    def run(self, agenda: Agenda, feed: Any, windows: loader.Windows, stop: StopRequest) -> None:
+    def run(
+        self, agenda: Agenda, feed: Any, watch: Watch, windows: loader.Windows, stop: StopRequest
+    ) -> None:
         """Steps until `agenda.last` or a stop. The host only starts steps; it waits one after a log step."""
         queued: deque = deque()
         jax.block_until_ready(self.carry)
@@ -245,21 +260,21 @@ class _Training:
             self.carry, token = self.program.step(self.carry, windows.at(self.step), data)
             self.step += 1
             queued.append(token)
-            if len(queued) > _QUEUED_STEPS:
+            if len(queued) > min(_QUEUED_STEPS, feed.in_use - 1):
                 queued.popleft().block_until_ready()
-            self.log.collect(feed.waited)
+            self.log.collect(watch)
             if self.step in agenda.log:
                 sums, self.carry = self.program.drain(self.carry)
                 self.log.take(self.step, sums)
             if self.step in agenda.evaluate:
-                self.log.collect(feed.waited)
+                self.log.collect(watch)
                 self.evaluate()
             due = agenda.save_always or self.meter.total() - last_save >= _SECONDS_BETWEEN_SAVES
             if self.saved is not None and self.step in agenda.save and due:
-                self.log.collect(feed.waited)
+                self.log.collect(watch)
                 self.save()
                 last_save = self.meter.total()
-        self.log.collect(feed.waited)
+        self.log.collect(watch)
 
     def evaluate(self) -> None:
         """Evaluates the state as it is, the averaged parameters if there are any."""

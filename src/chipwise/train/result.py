@@ -19,7 +19,8 @@ class Result:
 
     *Fields:* `metrics`, the last `"train/..."` and `"eval/..."` values; `fingerprint`, SHA-256 of
     the parameters' bytes; `steps` done; `examples_per_second` (global, median) and `speed` (with
-    quartiles and the batch); `seconds` by section; `devices`; `params`, `state` as NumPy arrays
+    quartiles and the batch); `seconds` by section; `feed`: how the data came, whether the device waited
+    for it and what would help (empty when no step was made); `devices`; `params`, `state` as NumPy arrays
     (`params` are the averaged ones when the recipe has an EMA, `fingerprint` is of the trained ones);
     `history`, every logged row.
     """
@@ -32,6 +33,7 @@ class Result:
     examples_per_second: float | None
     speed: dict[str, Any]
     seconds: dict[str, float]
+    feed: dict[str, Any]
     run: str | None
     params: Tree = field(repr=False)
     state: Tree = field(repr=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import importlib
 import json
 import os
 import shutil
@@ -81,6 +82,7 @@ class RunFolder:
         except OSError as error:
             raise self._error(error) from error
         self._purge = step + 1 if kept else None
+        importlib.import_module("tensorboardX")  # takes a second, which training should not wait for
         return kept
 
     _purge: int | None = None

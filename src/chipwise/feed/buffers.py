@@ -1,0 +1,122 @@
+"""Memory for batches, used again and again.
+
+Fresh memory costs a page fault every 4 KiB, which makes copying into it some ten times slower than
+copying into memory already touched. So a few buffers go round. One is free again when nothing refers to
+its memory: JAX keeps a NumPy array alive until its transfer is over or, on the CPU, where a device's array
+may be the host's memory itself, until that array is gone.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import mmap
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+
+import numpy as np
+
+from .sources import Columns, Spec
+
+ALIGNMENT = 64  # of every column, in bytes: JAX's CPU client then takes the memory without a copy
+_POLL_SECONDS = 0.001
+
+
+class Buffer:
+    """Memory for a batch of `examples` of `spec`.
+
+    *Arguments:* `shared`: in a file that other processes map by its `path`; in memory where the system has
+    a place for that.
+    """
+
+    def __init__(self, spec: Spec, examples: int, shared: bool = False):
+        self.layout = layout(spec, examples)
+        size = ALIGNMENT + sum(
+            -(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+            for shape, dtype, _ in self.layout.values()
+        )
+        self.path: str | None = None
+        if shared:
+            shm = "/dev/shm"
+            handle, self.path = tempfile.mkstemp(
+                prefix="chipwise-batch-", dir=shm if os.access(shm, os.W_OK) else None
+            )
+            os.truncate(handle, size)
+            self._owner = mapped(handle)
+            os.close(handle)
+        else:
+            self._owner = np.empty(size, np.uint8)
+        self.start = -self._owner.ctypes.data % ALIGNMENT
+        self._idle = sys.getrefcount(self._owner)
+
+    @property
+    def free(self) -> bool:
+        return sys.getrefcount(self._owner) <= self._idle
+
+    def columns(self) -> Columns:
+        """New arrays `(examples, ...)` over this memory; while one of them lives, it is not free."""
+        return columns(self._owner, self.start, self.layout)
+
+    def close(self) -> None:
+        """Removes the shared file's name; its memory goes with the last array over it."""
+        if self.path is not None:
+            os.unlink(self.path)
+            self.path = None
+
+
+def mapped(handle: int) -> np.ndarray:
+    """The memory of the open file `handle`, `(bytes,)` uint8, shared with whoever maps it too."""
+    return np.frombuffer(mmap.mmap(handle, 0), np.uint8)
+
+
+class Pool:
+    """`count` buffers, made when first needed."""
+
+    def __init__(self, count: int, make: Callable[[], Buffer]):
+        self.count, self._make = count, make
+        self._buffers: list[Buffer] = []
+
+    def get(self, closed: threading.Event) -> Buffer | None:
+        """A free buffer, waiting for one if need be; `None` once `closed` is set."""
+        while not closed.is_set():
+            for buffer in self._buffers:
+                if buffer.free:
+                    return buffer
+            if len(self._buffers) < self.count:
+                self._buffers.append(self._make())
+                return self._buffers[-1]
+            closed.wait(_POLL_SECONDS)
+            # JAX drops what its own threads are done with at its next call, or, as here, when Python collects
+            gc.collect(0)
+        return None
+
+    def close(self) -> None:
+        for buffer in self._buffers:
+            buffer.close()
+
+
+Layout = dict[str, tuple[tuple[int, ...], np.dtype, int]]  # column to shape, type and offset in bytes
+
+
+def layout(spec: Spec, examples: int) -> Layout:
+    """Where each column of a batch lies, one after another."""
+    made, offset = {}, 0
+    for name, s in spec.items():
+        shape, dtype = (examples, *s.shape), np.dtype(s.dtype)
+        made[name] = (shape, dtype, offset)
+        size = math.prod(shape) * dtype.itemsize
+        offset += -(-size // ALIGNMENT) * ALIGNMENT
+    return made
+
+
+def columns(memory: np.ndarray, start: int, layout: Layout) -> Columns:
+    """The arrays of `layout` over `memory` `(bytes,)` uint8, from byte `start` on."""
+    return {
+        name: memory[start + offset : start + offset + math.prod(shape) * dtype.itemsize]
+        .view(dtype)
+        .reshape(shape)
+        for name, (shape, dtype, offset) in layout.items()
+    }

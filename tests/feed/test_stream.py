@@ -1,0 +1,92 @@
+import gc
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+import chipwise as cw
+from chipwise.feed.stream import FEWEST, MOST, Stream, batches_in_memory
+from slow_source import Numbers
+
+N = 50
+ARRAYS = cw.Arrays(x=np.arange(N * 6, dtype=np.uint8).reshape(N, 2, 3), label=np.arange(N, dtype=np.int32))
+
+
+def threads():
+    gc.collect()
+    return {t.name for t in threading.enumerate() if t.name.startswith("chipwise")}
+
+
+@pytest.mark.parametrize("batches", [0, 1, 2, 3, 40])
+def test_batches_come_in_order_and_whole(batches):
+    wanted = [np.random.default_rng(i).integers(0, N, 7 if i % 2 else 4) for i in range(batches)]
+    stream = Stream(ARRAYS, wanted, 7, jax.device_put)
+    held = [stream.next() for _ in wanted[: stream.in_use]]
+    for i, indices in enumerate(wanted):
+        batch = held.pop(0) if held else stream.next()
+        np.testing.assert_array_equal(batch["x"], ARRAYS.columns["x"][indices])
+        np.testing.assert_array_equal(batch["label"], ARRAYS.columns["label"][indices])
+        assert stream.delivered >= sum(map(len, wanted[: i + 1]))
+    stream.close()
+    assert not threads()
+
+
+def test_memory_is_bounded():
+    """However slowly batches are used, no more are read than may be in memory."""
+    asked = []
+
+    def wanted():
+        for i in range(100):
+            asked.append(i)
+            yield np.arange(10)
+
+    class Tall(Numbers):
+        def __getitem__(self, index):
+            return {"x": np.zeros((1 << 12,), np.uint8)}
+
+    stream = Stream(Tall(), wanted(), 10, jax.device_put, limit_bytes=1)
+    assert stream.batches == FEWEST and stream.batch_bytes == 40_960
+    held = [stream.next() for _ in range(stream.in_use)]
+    stopped = threading.Event()
+    stopped.wait(0.3)
+    assert len(asked) <= FEWEST + 1
+    del held
+    for _ in range(90):
+        stream.next()
+    stream.close()
+
+
+@pytest.mark.parametrize(
+    "batch,expected", [(1 << 30, FEWEST), (1 << 28, FEWEST), ((1 << 30) // 8, 8), (1 << 20, MOST), (0, MOST)]
+)
+def test_how_many_batches_are_in_memory(batch, expected):
+    assert batches_in_memory(batch) == expected
+
+
+@pytest.mark.parametrize("workers", [None, "threads:2"])
+def test_errors_come_in_their_turn(workers):
+    stream = Stream(Numbers(bad=7), [np.arange(5), np.arange(5, 9), np.arange(3)], 5, jax.device_put, workers)
+    assert stream.next()["label"].tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(ValueError, match="photo 7 is bad"):
+        stream.next()
+    stream.close()
+    assert not threads()
+
+
+def test_closing_early_leaves_nothing_behind():
+    stream = Stream(ARRAYS, (np.arange(10) for _ in range(1000)), 10, jax.device_put)
+    stream.next()
+    stream.close()
+    assert not threads()
+
+
+def test_waiting_is_counted_only_while_the_device_is_idle():
+    wanted = [np.arange(4)] * 8
+    idle, busy = (Stream(Numbers(seconds=0.01), wanted, 4, jax.device_put) for _ in range(2))
+    for _ in wanted:
+        idle.next(lambda: True)
+        busy.next(lambda: False)
+    assert idle.waited > 0.04 and busy.waited == 0
+    assert idle.stages.seconds["decode"] >= 8 * 4 * 0.01
+    idle.close(), busy.close()
