@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from chipwise.errors import DataError
-from chipwise.feed import datasets, download
+from chipwise.feed import datasets, download, write_packed
 from chipwise.feed.datasets import cifar10, digits, mnist
 from chipwise.feed.sources import materialize, nbytes, spec_of
 
@@ -201,3 +201,20 @@ def test_originals_are_preferred(tmp_path):
     image_folder(tmp_path / "cifar10-jpeg")
     fake_batches(tmp_path / "cifar-10-batches-py")
     assert cifar10(tmp_path).note == ""
+
+
+def test_packed_cifar10_is_read_in_place(tmp_path):
+    names = datasets._CIFAR10_CLASSES
+    rng = np.random.default_rng(0)
+    columns = {"image": rng.integers(0, 256, (7, 32, 32, 3), np.uint8), "label": np.arange(7, dtype=np.int32)}
+    for split in ("train", "eval"):
+        write_packed(tmp_path / "cifar10", [columns], classes=10, names=names, split=split)
+    for data in (tmp_path, tmp_path / "cifar10"):
+        made = cifar10(data)
+        assert made.train.path == tmp_path / "cifar10" / "train" and len(made.eval) == 7
+        assert made.class_names == names and made.note == ""
+        np.testing.assert_array_equal(materialize(made.train)["image"], columns["image"])
+    for split in ("train", "eval"):
+        write_packed(tmp_path / "other", [columns], classes=10, names=names[::-1], split=split)
+    with pytest.raises(DataError, match=r"of truck, ship.*expected image uint8\[32, 32, 3\] of airplane"):
+        cifar10(tmp_path / "other")

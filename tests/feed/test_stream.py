@@ -90,3 +90,22 @@ def test_waiting_is_counted_only_while_the_device_is_idle():
     assert idle.waited > 0.04 and busy.waited == 0
     assert idle.stages.seconds["decode"] >= 8 * 4 * 0.01
     idle.close(), busy.close()
+
+
+def test_a_source_is_told_in_advance_what_will_be_wanted():
+    told = []
+
+    class Ahead(Numbers):
+        def prefetch(self, indices):
+            told.append(indices.tolist())
+
+        def __getitem__(self, index):
+            assert any(index in indices for indices in told)
+            return super().__getitem__(index)
+
+    wanted = [np.arange(i, i + 3) for i in range(0, 30, 3)]
+    stream = Stream(Ahead(), wanted, 3, jax.device_put)
+    for indices in wanted:
+        assert stream.next()["label"].tolist() == (indices % 5).tolist()
+    stream.close()
+    assert told == [indices.tolist() for indices in wanted]

@@ -9,12 +9,14 @@ may be the host's memory itself, until that array is gone.
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import mmap
 import os
 import sys
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -23,6 +25,7 @@ from .sources import Columns, Spec
 
 ALIGNMENT = 64  # of every column, in bytes: JAX's CPU client then takes the memory without a copy
 _POLL_SECONDS = 0.001
+_numbers = itertools.count()
 
 
 class Buffer:
@@ -38,15 +41,13 @@ class Buffer:
             -(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
             for shape, dtype, _ in self.layout.values()
         )
+        self.number = next(_numbers)  # a path may be that of an earlier buffer again
         self.path: str | None = None
         if shared:
-            shm = "/dev/shm"
-            handle, self.path = tempfile.mkstemp(
-                prefix="chipwise-batch-", dir=shm if os.access(shm, os.W_OK) else None
-            )
+            handle, self.path = _memory_file()
+            self._forget = weakref.finalize(self, _close, handle, self.path)
             os.truncate(handle, size)
             self._owner = mapped(handle)
-            os.close(handle)
         else:
             self._owner = np.empty(size, np.uint8)
         self.start = -self._owner.ctypes.data % ALIGNMENT
@@ -61,10 +62,24 @@ class Buffer:
         return columns(self._owner, self.start, self.layout)
 
     def close(self) -> None:
-        """Removes the shared file's name; its memory goes with the last array over it."""
+        """Gives the shared file up; its memory goes with the last array over it."""
         if self.path is not None:
-            os.unlink(self.path)
+            self._forget()
             self.path = None
+
+
+def _memory_file() -> tuple[int, str]:
+    """An open file and a path to it; in memory where there is such a thing, gone with its last process."""
+    if hasattr(os, "memfd_create"):  # Linux: nothing stays behind even if the processes are killed
+        handle = os.memfd_create("chipwise-batch")
+        return handle, f"/proc/{os.getpid()}/fd/{handle}"
+    return tempfile.mkstemp(prefix="chipwise-batch-")
+
+
+def _close(handle: int, path: str) -> None:
+    os.close(handle)
+    if not path.startswith("/proc/"):
+        os.unlink(path)
 
 
 def mapped(handle: int) -> np.ndarray:

@@ -21,6 +21,9 @@ from ..task import Source
 from . import cifar, download
 from .folder import ImageFolder
 from .idx import read_idx
+from .manifest import MANIFEST
+from .packed import PackedFolder
+from .remote import local
 from .sources import Columns, Lazy, materialize
 
 _MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
@@ -125,7 +128,8 @@ def cifar10(data: str | Path | None = None) -> Dataset:
 
     `data`: the original batches (`cifar-10-batches-py`, `cifar-10-batches-bin` or their `.tar.gz`),
     or an image folder with `train/` and `test/` or a tar archive of one; the path itself or a folder
-    that holds it. Originals are preferred; of an image folder `note` says "CIFAR-10 (JPEG copy)".
+    that holds it. Originals are preferred; of an image folder `note` says "CIFAR-10 (JPEG copy)". Or a
+    packed folder of one of these (`chipwise pack`), read in place.
     `None`: CHIPWISE_DATA when it has one of these, else a download of 170 MB on first use.
 
     Raises `DataError` when `data` holds none of these; and on first use for damage or no network.
@@ -135,6 +139,9 @@ def cifar10(data: str | Path | None = None) -> Dataset:
     )
     found = _look(data, _find_cifar10, "CIFAR-10", expected)
     kind, path = found or ("original", None)
+    if kind == "packed":
+        assert path is not None
+        return _packed_cifar10(path)
 
     @functools.cache  # an archive is decompressed once for both halves
     def both() -> dict[str, Columns]:
@@ -146,16 +153,41 @@ def cifar10(data: str | Path | None = None) -> Dataset:
             (home,) = download.fetch("CIFAR-10", _CIFAR10_URL, {cifar.ARCHIVES[10][0]: _CIFAR10_MD5})
         return cifar.read_cifar(home)
 
+    return _cifar10(
+        _lazy(50_000, (32, 32, 3), lambda: both()["train"]),
+        _lazy(10_000, (32, 32, 3), lambda: both()["test"]),
+        JPEG_NOTE if kind == "jpeg" else "",
+    )
+
+
+def _cifar10(train: Source, held_out: Source, note: str) -> Dataset:
     return Dataset(
-        train=_lazy(50_000, (32, 32, 3), lambda: both()["train"]),
-        eval=_lazy(10_000, (32, 32, 3), lambda: both()["test"]),
+        train=train,
+        eval=held_out,
         classes=10,
         mean=(125.31, 122.95, 113.87),
         std=(62.99, 62.09, 66.70),
         name="cifar10",
         class_names=_CIFAR10_CLASSES,
-        note=JPEG_NOTE if kind == "jpeg" else "",
+        note=note,
     )
+
+
+def _packed_cifar10(path: Path) -> Dataset:
+    splits = []
+    for split in ("train", "eval"):
+        packed = PackedFolder(path, split)
+        spec = {name: (s.shape, s.dtype) for name, s in packed.spec.items()}
+        if spec.get("image") != ((32, 32, 3), np.uint8) or packed.names != _CIFAR10_CLASSES:
+            found = ", ".join(f"{name} {dtype}{list(shape)}" for name, (shape, dtype) in spec.items())
+            raise DataError(
+                f"{packed.path} holds {found} of {', '.join(packed.names[:20]) or 'no classes'}: expected "
+                f"image uint8[32, 32, 3] of {', '.join(_CIFAR10_CLASSES)}."
+            )
+        splits.append(packed)
+    # A pack does not tell whether its pixels were JPEGs before, but the original batches name no files
+    lossy = splits[0].store == "jpeg" or splits[0].record_name(0).endswith((".jpg", ".jpeg"))
+    return _cifar10(splits[0], splits[1], JPEG_NOTE if lossy else "")
 
 
 def _lazy(length: int, shape: tuple[int, ...], load: Callable[[], Columns]) -> Lazy:
@@ -166,9 +198,10 @@ def _lazy(length: int, shape: tuple[int, ...], load: Callable[[], Columns]) -> L
 def _look(data, find: Callable, name: str, expected: str):
     """What `find` sees in `data`, or in CHIPWISE_DATA; `None` to download."""
     if data is not None:
-        found = find(Path(data).expanduser()) if Path(data).expanduser().exists() else None
+        root = local(data)
+        found = find(root) if root.exists() else None
         if found is None:
-            state = "has no" if Path(data).expanduser().exists() else "does not exist, so it has no"
+            state = "has no" if root.exists() else "does not exist, so it has no"
             raise DataError(f"data={data} {state} {name}: expected {expected}.")
         return found
     default = os.environ.get("CHIPWISE_DATA")
@@ -189,10 +222,13 @@ def _find_mnist(root: Path) -> dict[str, Path] | None:
 
 
 def _find_cifar10(root: Path) -> tuple[str, Path] | None:
-    """("original" or "jpeg", path)."""
+    """("original", "jpeg" or "packed", path)."""
     if root.is_file():
         return ("original" if root.name in cifar.ARCHIVES[10] else "jpeg"), root
     folders = [root, *(root / name for name in ("cifar10", "cifar10-jpeg"))]
+    for folder in folders:
+        if (folder / "train" / MANIFEST).is_file():
+            return "packed", folder
     for folder in folders:
         for place in (folder, *(folder / name for name in cifar.FOLDERS[10])):
             if any((place / name).is_file() for name in ("data_batch_1", "data_batch_1.bin")):

@@ -1,19 +1,18 @@
-"""Packed folders: examples of one fixed shape in memory-mapped `.npy` shards.
+"""Packed folders: examples in memory-mapped `.npy` shards, as pixels or as encoded images.
 
-    DIR/train/manifest.json, image-00000.npy, label-00000.npy, image-00001.npy, ...      and DIR/eval/
+    DIR/train/manifest.json, image-00000.npy, label-00000.npy, record-00000.npy, ...      and DIR/eval/
 
-A shard is a plain NumPy file `(examples, ...)` that anything can read. Random batches come out of them 15
-to 40 times faster than out of record files, since an example is one copy from the page cache and nothing
-is decoded. The manifest says what must be there: columns with type, shape and range, and for each file
-its examples, bytes and SHA-256. Nothing is ever unpickled.
+Random batches come out of such files 15 to 40 times faster than out of record files, since an example is
+one copy from the page cache. `docs/format.md` has the format, how to read it without chipwise, and the
+measurements. `chipwise.packing` writes it. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import threading
+import mmap
+from bisect import bisect_right
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,58 +20,105 @@ import jax
 import numpy as np
 
 from ..errors import DataError
-from .sources import Columns, Spec
+from . import verify
+from .images import decode_into
+from .manifest import MANIFEST, RECORD, read_manifest
+from .sources import Columns, Spec, empty
+from .stages import stage
 
-FORMAT, VERSION = "chipwise-packed", 1
-MANIFEST = "manifest.json"
+_LARGE = 1 << 13  # bytes of a row from which copying rows one by one beats copying a block twice
+_PREFETCHED = 1 << 14
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """A shard's files: `columns` and `names` `(n, ...)`; for jpeg the images' bytes and `ends` `(n,)`."""
+
+    columns: Columns
+    names: np.ndarray
+    image: np.ndarray
+    ends: np.ndarray
+
+    def encoded(self, at: int) -> bytes:
+        """The encoded image of record `at`: it begins where the one before ends."""
+        begin, end = self.ends.item(at - 1) if at else 0, self.ends.item(at)
+        if not 0 <= begin <= end <= len(self.image):
+            raise DataError(f"its bytes {begin} to {end} are not in a file of {len(self.image)}")
+        return self.image[begin:end].tobytes()
 
 
 class PackedFolder:
     """The examples of one split of a packed folder.
 
-    *Arguments:* `path`: the packed folder; `split`: the folder inside it, or `None` when `path` itself
-    holds the manifest.
+    *Arguments:*
 
-    *Attributes:* `spec`, column to shape and type; `below`, column to the number that its whole numbers
-    stay below; `names`, the classes' names or `()`; `classes`, their number or `None`.
+    - `path`: the packed folder; `split`: the folder inside it, or `None` when `path` itself holds the
+      manifest.
+    - `size`: `(height, width)` or one number for both, for encoded images: each is scaled to cover it and
+      cut around its centre. `None` keeps their size, and then all must have one.
+
+    *Attributes:* `store`, `"raw"` or `"jpeg"`; `below`, column to the number that its whole numbers stay
+    below; `names`, the classes' names or `()`; `classes`, their number or `None`; `mean` and `std` of the
+    stored pixels, one a channel, in pixel units, or `()`; `manifest`, all that is known about the split.
 
     Making one reads the manifest and the files' sizes, no data. Raises `DataError` when a file is missing
-    or of another size, when the format is newer, and on access for damage and values out of range.
+    or of another size and when the format is newer; and on access for damage and values out of range. It
+    may be used by several threads at once, and pickled for other processes.
     """
 
-    def __init__(self, path: str | Path, split: str | None = "train"):
+    def __init__(
+        self, path: str | Path, split: str | None = "train", size: int | tuple[int, int] | None = None
+    ):
         self.path = Path(path).expanduser() / (split or "")
-        manifest = _read_manifest(self.path)
+        self.size = (size, size) if isinstance(size, int) else size
+        if self.size is not None and min(self.size) < 1:
+            raise DataError(f"size={size} must be at least 1 pixel in height and width.")
+        self.manifest = read_manifest(self.path)
         try:
-            self._understand(manifest)
+            self._understand(self.manifest)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(
                 f"{self.path / MANIFEST} is damaged ({type(error).__name__}: {error}): pack the data again."
             ) from error
-        self._maps: list[Columns | None] = [None] * len(self._shards)
-        self._lock = threading.Lock()
+        self._maps: list[_Shard | None] = [None] * len(self._shards)
 
     def _understand(self, manifest: dict[str, Any]) -> None:
+        self.store = manifest["store"]
         columns = manifest["columns"]
-        self.spec: Spec = {}
+        if self.store not in ("raw", "jpeg") or (self.store == "jpeg" and "image" not in columns):
+            raise ValueError(f"store '{self.store}' with columns {', '.join(columns)}")
+        self._spec: dict[str, jax.ShapeDtypeStruct | None] = {}
         for name, column in columns.items():
-            dtype = np.dtype(column["dtype"])
+            dtype, shape = np.dtype(column["dtype"]), column["shape"]
             if dtype.kind not in "biuf" or dtype.itemsize > 4:
                 raise ValueError(f"column '{name}' is {dtype}")
-            self.spec[name] = jax.ShapeDtypeStruct(tuple(map(int, column["shape"])), dtype)
+            if name == "image" and self.store == "jpeg" and self.size is not None:
+                shape = [*self.size, 3]
+            self._spec[name] = None if shape is None else jax.ShapeDtypeStruct(tuple(map(int, shape)), dtype)
+        if self.store == "raw" and self.size is not None:
+            image = self._spec.get("image")
+            if image is None or image.shape[:2] != self.size:
+                raise DataError(
+                    f"{self.path} holds {'no images' if image is None else f'pixels {image.shape}'}, which "
+                    f"size={self.size} cannot change: leave size out, or pack at that size."
+                )
         self.below = {name: int(c["below"]) for name, c in columns.items() if c.get("below") is not None}
-        self.names = tuple(manifest.get("names") or ())
+        self.names = tuple(manifest["names"])
+        self.mean, self.std = tuple(manifest.get("mean", ())), tuple(manifest.get("std", ()))
+        record = [tuple(field) for field in manifest["record"]]
+        self._record = np.dtype(record)
         self._shards = manifest["shards"]
         counts = [int(shard["examples"]) for shard in self._shards]
-        if not self.spec or not counts or min(counts) < 1 or sum(counts) != manifest["examples"]:
+        if not columns or not counts or min(counts) < 1 or sum(counts) != manifest["examples"]:
             raise ValueError(f"{manifest['examples']} examples in shards of {counts[:8]}")
-        self._ends = np.cumsum(counts)
+        self._ends = np.cumsum(counts).tolist()
+        self._begins = [0, *self._ends[:-1]]
         for shard in self._shards:
-            unknown = set(shard["files"]) ^ set(self.spec)
+            unknown = set(shard["files"]) ^ {*columns, RECORD}
             if unknown:
                 raise DataError(
                     f"{self.path} has a shard with unknown or missing columns {', '.join(sorted(unknown))}: "
-                    f"the manifest declares {', '.join(self.spec)}; pack the data again."
+                    f"the manifest declares {', '.join(columns)}; pack the data again."
                 )
             for file in shard["files"].values():
                 if Path(file["name"]).name != file["name"]:
@@ -82,58 +128,152 @@ class PackedFolder:
                 _check_size(self.path / file["name"], int(file["bytes"]))
 
     @property
+    def spec(self) -> Spec:
+        """Column to the shape and type of one example. `DataError` for images that differ in size."""
+        spec = {name: struct for name, struct in self._spec.items() if struct is not None}
+        if len(spec) < len(self._spec):
+            raise DataError(
+                f"The images of {self.path} differ in size: give one, for example "
+                f"PackedFolder({str(self.path.parent)!r}, {self.path.name!r}, size=224)."
+            )
+        return spec
+
+    @property
     def classes(self) -> int | None:
+        label = self._spec.get("label")
+        if label is not None and label.ndim == 1 and self.names:  # several labels an example, 0 or 1 each
+            return len(self.names)
         return self.below.get("label")
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return self._ends[-1]
 
     def __getitem__(self, index: int) -> Columns:
-        return {name: column[0] for name, column in self.take(np.asarray([index])).items()}
+        if self.store == "jpeg":
+            return {name: column[0] for name, column in self.take(np.asarray([index])).items()}
+        shard, at = self._place(index)
+        rows = {name: column[at : at + 1].copy() for name, column in shard.columns.items()}
+        check_below(rows, self.below, str(self.path), np.asarray([index]))
+        return {name: column[0] for name, column in rows.items()}
 
     def take(self, indices: np.ndarray) -> Columns:
         """The examples at `indices` `(n,)`: column to `(n, ...)`. `IndexError` outside `len()`."""
-        indices = np.asarray(indices)
-        if indices.size and not 0 <= indices.min() <= indices.max() < len(self):
-            raise IndexError(
-                f"{self.path} has {len(self)} examples, asked for {indices.min()} to {indices.max()}"
-            )
-        shards = np.searchsorted(self._ends, indices, side="right")
-        out = {name: np.empty((len(indices), *s.shape), s.dtype) for name, s in self.spec.items()}
-        for number in np.unique(shards):
-            rows = np.flatnonzero(shards == number)
-            local = indices[rows] - (self._ends[number] - self._shards[number]["examples"])
-            for name, column in self._shard(int(number)).items():
-                if out[name][:1].nbytes < 1 << 12:
-                    out[name][rows] = column[local]
-                else:  # one copy an example, not two
-                    for row, at in zip(rows.tolist(), local.tolist(), strict=True):
-                        out[name][row] = column[at]
-        check_below(out, self.below, str(self.path), indices)
+        out = empty(self.spec, len(indices))
+        self.fill(indices, out)
         return out
 
-    def verify(self) -> None:
-        """Reads every file and raises `DataError` for the first whose SHA-256 is not the manifest's."""
-        for shard in self._shards:
-            for file in shard["files"].values():
-                if sha256(self.path / file["name"]) != file["sha256"]:
-                    raise DataError(
-                        f"{self.path / file['name']} is damaged (SHA-256): pack it again or copy it anew."
-                    )
+    def fill(self, indices: np.ndarray, out: Columns) -> None:
+        """Writes the examples at `indices` `(n,)` to `out`, column to `(n, ...)`, contiguous, as in `spec`.
 
-    def _shard(self, number: int) -> Columns:
-        with self._lock:
-            opened = self._maps[number]
-            if opened is None:
-                shard = self._shards[number]
-                opened = {
-                    name: _open(
-                        self.path / shard["files"][name]["name"], (shard["examples"], *s.shape), s.dtype
-                    )
-                    for name, s in self.spec.items()
-                }
-                self._maps[number] = opened
-            return opened
+        `IndexError` outside `len()`; `DataError` naming the record for values out of range and images
+        that cannot be decoded.
+        """
+        indices = np.asarray(indices, np.intp)
+        for number, rows, local in self._places(indices):
+            shard = self._shard(number)
+            for name, column in shard.columns.items():
+                if rows is None:
+                    # Bounds are checked: with NumPy's own check ("raise") it would copy through a buffer
+                    np.take(column, local, axis=0, out=out[name], mode="clip")
+                elif out[name][:1].nbytes < _LARGE:
+                    out[name][rows] = column[local]
+                else:
+                    for row, at in zip(rows.tolist(), local.tolist(), strict=True):
+                        out[name][row] = column[at]
+            if self.store == "jpeg":
+                self._decode(shard, indices, rows, local, out["image"])
+        check_below(out, self.below, str(self.path), indices)
+
+    def prefetch(self, indices: np.ndarray) -> None:
+        """Asks the kernel to read the examples at `indices` `(n,)` from the disk, and does not wait for it.
+
+        Worth 2 µs an example where they may not be in memory yet: `fill` of 224×224 pixels then ran 2 times
+        as fast. Does nothing for examples below 16 KiB, which the kernel's own reading ahead serves better.
+        """
+        for number, _, local in self._places(indices):
+            shard = self._shard(number)
+            if self.store == "jpeg":
+                begins = np.where(local, shard.ends[local - 1], 0)
+                _ask(shard.image, len(shard.ends), begins, shard.ends[local])
+            for column in shard.columns.values():
+                size = column[:1].nbytes
+                _ask(column, len(column), local * size, (local + 1) * size)
+
+    def encoded(self, index: int) -> bytes:
+        """The encoded image of example `index`, as it was packed. `DataError` for a raw pack."""
+        if self.store != "jpeg":
+            raise DataError(f"{self.path} holds pixels, not encoded images: use source[{index}]['image'].")
+        shard, at = self._place(index)
+        return shard.encoded(at)
+
+    def record_name(self, index: int) -> str:
+        """Where example `index` came from, such as "cat/0123.jpg"; "" when that was not told."""
+        shard, at = self._place(index)
+        return verify.text(shard.names[at])
+
+    def verify(self) -> None:
+        """Reads everything, in bounded memory, and raises `DataError` naming each damaged record."""
+        verify.verify(self.path, read_manifest(self.path))
+
+    def _place(self, index: int) -> tuple[_Shard, int]:
+        """The shard of an example, and its row there."""
+        ends = self._ends
+        if not 0 <= index < ends[-1]:
+            raise IndexError(f"{self.path} has {len(self)} examples, asked for {index}")
+        number = bisect_right(ends, index)
+        return self._maps[number] or self._shard(number), index - self._begins[number]
+
+    def _places(self, indices: np.ndarray) -> list[tuple[int, np.ndarray | None, np.ndarray]]:
+        """For each shard needed: its number, the positions in `indices` (`None`: all), its rows."""
+        if not len(indices):
+            return []
+        low, high = int(indices.min()), int(indices.max())
+        if not 0 <= low <= high < len(self):
+            raise IndexError(f"{self.path} has {len(self)} examples, asked for {low} to {high}")
+        first, last = bisect_right(self._ends, low), bisect_right(self._ends, high)
+        if first == last:
+            return [(first, None, indices - self._begins[first] if first else indices)]
+        shards = np.searchsorted(self._ends, indices, side="right")
+        places = [(int(number), np.flatnonzero(shards == number)) for number in np.unique(shards)]
+        return [(number, rows, indices[rows] - self._begins[number]) for number, rows in places]
+
+    def _shard(self, number: int) -> _Shard:
+        opened = self._maps[number]
+        if opened is None:  # two threads may both open it: then one's maps are dropped again
+            shard = self._shards[number]
+            n = shard["examples"]
+            paths = {name: self.path / file["name"] for name, file in shard["files"].items()}
+            record = _open(paths.pop(RECORD), self._record, (n,))
+            image = ends = np.zeros(0, np.uint8)
+            if self.store == "jpeg":
+                image, ends = _open(paths.pop("image"), np.dtype(np.uint8), (None,)), record["end"]
+            kinds = {name: self._spec[name] for name in paths}
+            columns = {
+                name: _open(paths[name], kind.dtype, (n, *kind.shape))
+                for name, kind in kinds.items()
+                if kind is not None
+            }
+            opened = self._maps[number] = _Shard(columns, record["name"], image, ends)
+        return opened
+
+    def _decode(self, shard: _Shard, indices, rows, local, out: np.ndarray) -> None:
+        for number, at in enumerate(local.tolist()):
+            row = number if rows is None else int(rows[number])
+            try:
+                with stage("read"):
+                    data = shard.encoded(at)
+                with stage("decode"):
+                    found = decode_into(data, out[row], self.size)
+                if found != out[row].shape:
+                    raise DataError(f"{found[0]}×{found[1]} pixels, expected {out.shape[1]}×{out.shape[2]}")
+            except DataError as error:
+                index = int(indices[row])
+                raise DataError(
+                    f"{self.path} record {index} ({self.record_name(index)}): {error}: pack the data again."
+                ) from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_maps": [None] * len(self._shards)}  # another process opens its own
 
 
 def check_below(
@@ -152,36 +292,19 @@ def check_below(
             )
 
 
-def sha256(path: Path) -> str:
-    """The SHA-256 of a file, as hexadecimal digits."""
-    try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise DataError(f"Cannot read {path}: {error.strerror or error}.") from error
-
-
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise DataError(
-            f"{folder} is no packed folder (it has no {MANIFEST}): give the folder that holds "
-            f"train/{MANIFEST} and eval/{MANIFEST}."
-        ) from error
-    except OSError as error:
-        raise DataError(f"Cannot read {folder / MANIFEST}: {error.strerror or error}.") from error
-    except ValueError as error:
-        raise DataError(f"{folder / MANIFEST} is damaged ({error}): pack the data again.") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise DataError(f"{folder / MANIFEST} is not of the format {FORMAT}: pack the data with chipwise.")
-    version = manifest.get("version")
-    if not isinstance(version, int) or version > VERSION:
-        raise DataError(
-            f"{folder} is packed in version {version} of {FORMAT}, this chipwise reads up to {VERSION}: "
-            f"pip install --upgrade chipwise."
-        )
-    return manifest
+def _ask(array: np.ndarray, examples: int, begins: np.ndarray, ends: np.ndarray) -> None:
+    """Asks the kernel for these bytes of a mapped array, unless its examples are small."""
+    if array.nbytes < _PREFETCHED * examples:
+        return
+    pages: Any = array
+    while not isinstance(pages, mmap.mmap):
+        pages = pages.base
+    header = len(pages) - array.nbytes
+    first = np.clip(begins + header, 0, len(pages)) // mmap.PAGESIZE * mmap.PAGESIZE
+    length = np.clip(ends + header, 0, len(pages)) - first
+    for start, size in zip(first.tolist(), length.tolist(), strict=True):
+        if size > 0:
+            pages.madvise(mmap.MADV_WILLNEED, start, size)
 
 
 def _check_size(path: Path, expected: int) -> None:
@@ -193,12 +316,15 @@ def _check_size(path: Path, expected: int) -> None:
         raise DataError(f"{path} has {found:,} bytes, expected {expected:,}: copy the folder again.")
 
 
-def _open(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def _open(path: Path, dtype: np.dtype, shape: tuple[int | None, ...]) -> np.ndarray:
     try:
+        # asarray drops numpy.memmap, whose slices cost more than those of a plain array
         array = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{path} is not a .npy file of numbers ({error}): pack the data again.") from error
-    if array.shape != shape or array.dtype != dtype:
+    if array.dtype != dtype or array.shape != tuple(
+        found if n is None else n for n, found in zip(shape, array.shape, strict=False)
+    ):
         raise DataError(
             f"{path} holds {array.dtype} {array.shape}, expected {dtype} {shape}: pack the data again."
         )

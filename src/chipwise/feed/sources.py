@@ -3,7 +3,8 @@
 The contract is the one of a list or of a PyTorch map dataset, so most people's data already meets
 it. Three optional doors make it fast: `spec` tells shapes without reading anything, `take(indices)` reads a
 batch at once, and `fill(indices, out)` writes one into memory that is there already, column to `(n, ...)` of
-exactly the shapes and types of `spec`. A source with `fill` is read by several threads at once.
+exactly the shapes and types of `spec`. A source with `fill` is read by several threads at once. A
+source with `prefetch(indices)` is told, from another thread, what will be wanted soon.
 
 Arrays leave this module in types that JAX has by default: 64-bit columns become 32-bit, after a check that
 no value is lost, and byte order becomes the machine's.

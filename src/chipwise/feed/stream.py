@@ -97,7 +97,7 @@ class Stream:
         pool = Pool(self.batches, lambda: self.workers.buffer(self._examples))
         filling: deque[Batch] = deque()
         try:
-            for indices in wanted:
+            for indices in self._announced(wanted):
                 buffer = pool.get(self._closed)
                 if buffer is None:
                     return
@@ -111,6 +111,20 @@ class Stream:
         finally:
             self.workers.close()
             pool.close()
+
+    def _announced(self, wanted: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+        """`wanted`, each two batches after the source was told to fetch it from the disk, if it can be."""
+        prefetch = getattr(self.workers.source, "prefetch", None)
+        if prefetch is None:
+            yield from wanted
+            return
+        told: deque[np.ndarray] = deque()
+        for indices in wanted:
+            prefetch(indices)
+            told.append(indices)
+            if len(told) > _FILLING:
+                yield told.popleft()
+        yield from told
 
     def _deliver(self, batch: Batch) -> bool:
         columns = batch.result()

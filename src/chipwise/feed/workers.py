@@ -88,7 +88,9 @@ class Workers:
             else:
                 assert buffer.path is not None  # made by `buffer`
                 futures.append(
-                    self._pool.submit(_fill_shared, buffer.path, buffer.start, buffer.layout, start, rows)
+                    self._pool.submit(
+                        _fill_shared, buffer.number, buffer.path, buffer.start, buffer.layout, start, rows
+                    )
                 )
         return Batch(out, futures, self.stages)
 
@@ -185,7 +187,7 @@ def _recipe_files() -> dict[str, str]:
 
 
 _source: Any = None
-_maps: dict[str, np.ndarray] = {}
+_maps: dict[int, np.ndarray] = {}  # by the buffer's number
 
 
 def _start(recipe_files: dict[str, str], sent: bytes) -> None:
@@ -203,12 +205,14 @@ def _ready() -> None:
     pass
 
 
-def _fill_shared(path: str, start: int, layout: Layout, first: int, indices: np.ndarray) -> dict[str, float]:
+def _fill_shared(
+    number: int, path: str, start: int, layout: Layout, first: int, indices: np.ndarray
+) -> dict[str, float]:
     """In another process: fills rows `first` and on of the buffer at `path`. *Returns* seconds by stage."""
-    if path not in _maps:
+    if number not in _maps:
         with open(path, "r+b") as file:
-            _maps[path] = mapped(file.fileno())
-    batch = columns(_maps[path], start, layout)
+            _maps[number] = mapped(file.fileno())
+    batch = columns(_maps[number], start, layout)
     stages = Stages()
     with stages.watch():
         fill(_source, indices, {name: c[first : first + len(indices)] for name, c in batch.items()})
