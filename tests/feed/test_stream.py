@@ -100,7 +100,7 @@ def test_a_source_is_told_in_advance_what_will_be_wanted():
             told.append(indices.tolist())
 
         def __getitem__(self, index):
-            assert any(index in indices for indices in told)
+            assert index == 0 or any(index in indices for indices in told)  # 0: read for its shapes
             return super().__getitem__(index)
 
     wanted = [np.arange(i, i + 3) for i in range(0, 30, 3)]
