@@ -46,6 +46,10 @@ def train(
         typer.Option(metavar="auto|device|host", help="Keep the training data on the device, or stream it."),
     ] = "auto",
     workers: options.Workers = None,
+    steps_per_call: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="With --no-exact, one device and data on it. [by trial]"),
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Discard a run found in the folder.")] = False,
     json_: options.Json = False,
     quiet: Annotated[
@@ -86,6 +90,7 @@ def train(
         fresh=fresh,
         feed=feed,
         workers=workers,
+        steps_per_call=steps_per_call,
         progress="none" if quiet else "auto",
         source={
             "recipe": spec,

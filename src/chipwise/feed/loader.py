@@ -46,6 +46,11 @@ class Windows:
             self._next = self._maker.submit(self._make, following) if following < self.clock.total else None
         return self._window
 
+    def left(self, step: int) -> int:
+        """How many steps from `step` on the window of `at(step)` holds."""
+        first = self._first if self._window is not None and step < self._first + self.length else step
+        return first + self.length - step
+
     def _make(self, start: int) -> Any:
         return self._put(host_window(self.recipe, start, self.length))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
+import functools
 import math
 from collections import deque
 from dataclasses import dataclass
@@ -24,10 +26,11 @@ from ..feed.workers import chosen as readers
 from ..recipe import Recipe
 from ..task import Tree
 from .checkpoint import Checkpoints
+from .dispatch import MANY
 from .evaluate import Evaluator
 from .log import Log
 from .meter import Meter, share_of_peak
-from .program import Program
+from .program import Program, check_steps_per_call
 from .progress import Reporter
 from .reduce import AXIS
 from .restore import abstract_state
@@ -55,6 +58,7 @@ def fit(
     fresh: bool = False,
     feed: str = "auto",
     workers: int | str | None = None,
+    steps_per_call: int | None = None,
     progress: str = "auto",
     source: dict[str, Any] | None = None,
 ) -> Result:
@@ -75,6 +79,8 @@ def fit(
     - `feed`: `"device"` keeps the training data in the devices' memory, `"host"` streams it from there;
       `"auto"` does the first where it takes at most a quarter of that memory.
     - `workers`: who reads streamed data, such as `4` or `"processes:4"`: see `chipwise.feed.workers`.
+    - `steps_per_call`: steps that the host starts at once, with `exact=False`, one device and data in its
+      memory; `None` tries in long runs whether 16 are faster.
     - `progress`: `"auto"`, `"bar"`, `"lines"` or `"none"`.
     - `source`: how the command line made the recipe, stored with the run.
 
@@ -97,6 +103,8 @@ def fit(
 
     # ---- data: read and checked while nothing is lost by leaving
     resident = loader.resident(task.train, machine.devices[0], feed)
+    if steps_per_call is not None and steps_per_call != 1:
+        check_steps_per_call(steps_per_call, layout, resident)
     columns = loader.read(task.train, task.classes, "training") if resident else None
     program = Program(recipe, layout, machine.devices[: layout.devices], resident=resident)
     evaluator = Evaluator(recipe, program.mesh, workers=workers) if task.eval is not None else None
@@ -143,7 +151,10 @@ def fit(
             closing.callback(windows.close)
             meter.seconds["start"] = meter.total()
             with meter.section("compile"):
-                program.compile(training.carry, windows.at(begin), data.first())
+                at_once = 1 if steps_per_call is None and agenda.last - begin < MANY else steps_per_call
+                how = program.compile(training.carry, windows.at(begin), data.first(), at_once)
+            if how:
+                reporter.say(how)
             training.run(agenda, data, watch, windows, stop)
             meter.seconds["wait_data"] = watch.waited
             fed = watch.report(training.step - begin, recipe.batch, meter.seconds["train"])
@@ -201,6 +212,14 @@ class Agenda:
     save: frozenset[int]
     save_always: bool
 
+    @functools.cached_property
+    def _marks(self) -> list[int]:
+        return sorted(self.log | self.evaluate | self.save | {self.last})
+
+    def until_next(self, step: int) -> int:
+        """Steps from `step` to the next after which something is due."""
+        return self._marks[bisect.bisect_right(self._marks, step)] - step
+
     @classmethod
     def of(
         cls,
@@ -257,10 +276,11 @@ class _Training:
         last_save = self.meter.total()
         while self.step < agenda.last and not stop:
             data = feed.at(self.step, lambda: not queued or queued[-1].is_ready())
-            self.carry, token = self.program.step(self.carry, windows.at(self.step), data)
-            self.step += 1
+            steps = min(self.program.steps_at_once, agenda.until_next(self.step), windows.left(self.step))
+            self.carry, token = self.program.step(self.carry, windows.at(self.step), data, steps)
+            self.step += steps
             queued.append(token)
-            if len(queued) > min(_QUEUED_STEPS, feed.in_use - 1):
+            if len(queued) > min(_QUEUED_STEPS // self.program.steps_at_once, feed.in_use - 1):
                 queued.popleft().block_until_ready()
             self.log.collect(watch)
             if self.step in agenda.log:

@@ -19,8 +19,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from ..devices.replicas import Layout, merges
+from ..errors import RecipeError
 from ..recipe import Recipe
 from ..task import Tree
+from . import dispatch
 from .reduce import AXIS, reducer
 from .state import TrainState
 from .step import Step, compiler_options, read
@@ -50,6 +52,7 @@ class Program:
         self.devices = list(devices)
         self.mesh = Mesh(np.asarray(self.devices), (AXIS,))
         self.flops_per_step_per_device: float | None = None
+        self.steps_at_once = 1  # that one call of `step` may make
 
     def put_all(self, tree: Tree) -> list:
         """`tree` on every device."""
@@ -77,8 +80,11 @@ class Program:
             for d, device in enumerate(self.devices)
         ]
 
-    def compile(self, carry: list, window: list, data: list) -> None:
-        """Compiles every program of the step; must be called before `step`."""
+    def compile(self, carry: list, window: list, data: list, steps_at_once: int | None = 1) -> str:
+        """Compiles every program of the step; must be called before `step`.
+
+        *Arguments:* `steps_at_once`: see `fit`. *Returns* what was decided about it, or "".
+        """
         layout, each = self.layout, self.layout.replicas_per_device
         options = compiler_options(self.devices[0].platform, layout.exact)
         starts = range(0, each, self.of.group)
@@ -91,7 +97,8 @@ class Program:
             fused = jax.jit(self.of.replica_and_update, donate_argnums=0, compiler_options=options)
             self._step = fused.lower(carry[0], window[0], data[0], self._places[0][0]).compile()
             self.flops_per_step_per_device = _flops(self._step)
-            return
+            arguments = (carry[0], window[0], data[0], self._places[0][0])
+            return self._compile_loop(arguments, options, steps_at_once) if self.of.resident else ""
 
         replica = jax.jit(self.of.replica, compiler_options=options)
         update = jax.jit(self.of.update, donate_argnums=0, compiler_options=options)
@@ -115,9 +122,17 @@ class Program:
         self._add = jax.jit(jnp.add, donate_argnums=0)
         self._reduce = reducer(self.mesh, layout.exact)
         self.flops_per_step_per_device = _flops(self._replicas[0]) * calls + _flops(self._updates[0])
+        return ""
 
-    def step(self, carry: list, window: list, data: list) -> tuple[list, jax.Array]:
-        """One step. Uses up `carry`. *Returns* the new one and a token, `()` int32, to wait for."""
+    def step(self, carry: list, window: list, data: list, steps: int = 1) -> tuple[list, jax.Array]:
+        """`steps` steps, at most `steps_at_once`, of one window. Uses up `carry`.
+
+        *Returns* the new carry and a token, `()` int32, to wait for.
+        """
+        if steps > 1:
+            count = self._counts.setdefault(steps, jax.device_put(np.int32(steps), self.devices[0]))
+            state, token = self._several(carry[0], window[0], data[0], self._places[0][0], count)
+            return [state], token
         if self.of.fused:
             state, token = self._step(carry[0], window[0], data[0], self._places[0][0])
             return [state], token
@@ -154,6 +169,20 @@ class Program:
 
         return jax.tree.map(join, *carry)
 
+    def _compile_loop(self, arguments: tuple, options: dict | None, wanted: int | None) -> str:
+        """Decides how many steps a call makes, by trial unless `wanted`."""
+        self._counts: dict[int, jax.Array] = {}
+        if wanted == 1 or (wanted is None and not dispatch.worth_a_trial(self._step, arguments)):
+            return ""
+        self._several = dispatch.compile_loop(self.of.replica_and_update, arguments, options)
+        if wanted is not None:
+            self.steps_at_once = wanted
+            return f"{wanted} steps a call"
+        ratio = dispatch.gain(self._step, self._several, arguments)
+        self.steps_at_once = dispatch.STEPS if dispatch.is_worth_it(ratio) else 1
+        plural = "s" * (self.steps_at_once > 1)
+        return f"{self.steps_at_once} step{plural} a call: {dispatch.STEPS} are {ratio:.1f} × as fast"
+
     def _local(self, d: int, state: TrainState, window: dict, data: dict) -> list[jax.Array]:
         """The vectors of one device's replicas, `(1, n)` each, or their sum in tree order."""
         run, of, at = self._replicas[d], read(state), window["rows"]
@@ -166,6 +195,18 @@ class Program:
                 right = stack.pop()
                 stack[-1] = self._add(stack[-1], right)
         return stack
+
+
+def check_steps_per_call(steps: int, layout: Layout, resident: bool) -> None:
+    """Raises `RecipeError` unless `steps` steps can be made in one call."""
+    if steps < 1:
+        raise RecipeError(f"steps_per_call={steps}: expected at least 1, or nothing to let a trial decide.")
+    if layout.exact or layout.devices > 1 or not resident:
+        data = "in the device's memory" if resident else "streamed"
+        raise RecipeError(
+            f"steps_per_call={steps} with exact={layout.exact}, {layout.devices} devices and data {data}: "
+            f"needs exact=False (--no-exact), one device (--devices 1) and --feed device."
+        )
 
 
 @functools.partial(jax.jit, keep_unused=True)  # the unread sums say on which device the zeros belong
