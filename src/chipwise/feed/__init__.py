@@ -1,9 +1,10 @@
 """Feeding data: sources, their order, the way to the devices, and what is done to examples there."""
 
+from ..packing.batches import write_packed as write_packed
 from . import augment as augment
 from . import datasets as datasets
 from .folder import ImageFolder as ImageFolder
-from .pack import write_packed as write_packed
+from .mapped import Mapped as Mapped
 from .packed import PackedFolder as PackedFolder
 from .sources import Arrays as Arrays
 from .sources import Lazy as Lazy
