@@ -5,6 +5,9 @@
 A plan charges it for each program of a step: where a step's programs are shorter than this, the chip waits
 for the host ("launch"-bound). The programs here do nothing, on the CPU back end, which runs such a program
 within the call: so this is an upper bound for a back end that only queues it.
+
+And what it brings to make several steps in one call (`fit(..., steps_per_call=16)`), on made-up data: a loop
+around a convolution is slow on this back end, a loop around little is not. Measured in turns, as a ratio.
 """
 
 from __future__ import annotations
@@ -17,6 +20,15 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+
+import chipwise as cw
+from chipwise.devices.detect import detect
+from chipwise.devices.layout import lay_out
+from chipwise.feed import loader
+from chipwise.feed.sources import spec_of
+from chipwise.train import dispatch
+from chipwise.train.program import Program
+from chipwise.train.step import init_state
 
 RUNS, CALLS = 5, 2000
 
@@ -35,6 +47,31 @@ def microseconds(arguments: int) -> list[float]:
     return made[1:]  # the first warms up
 
 
+def steps_in_a_call(recipe: cw.Recipe) -> tuple[float, float, list[float]]:
+    """Microseconds of a step by itself and of one of 16 in a call, and their ratio, by run."""
+    machine = detect(1)
+    layout, _ = lay_out(machine, recipe.batch, recipe.replicas, asked=False, exact=False)
+    program = Program(recipe, layout, machine.devices[:1], resident=True)
+    carry = program.put_all(init_state(recipe, spec_of(recipe.task.train)))
+    data = program.put_all(loader.flat(loader.read(recipe.task.train, recipe.task.classes, "training")))
+    windows = loader.Windows(recipe, program.put_window, 0)
+    window = windows.at(0)
+    program.compile(carry, window, data, dispatch.STEPS)
+
+    def timed(steps: int) -> float:
+        nonlocal carry
+        before = time.perf_counter()
+        for _ in range(0, dispatch.STEPS, steps):
+            carry, token = program.step(carry, window, data, steps)
+        jax.block_until_ready((carry, token))
+        return (time.perf_counter() - before) / dispatch.STEPS * 1e6
+
+    pairs = [(timed(1), timed(dispatch.STEPS)) for _ in range(RUNS + 1)][1:]
+    windows.close()
+    alone, together = (statistics.median(column) for column in zip(*pairs, strict=True))
+    return alone, together, [a / b for a, b in pairs]
+
+
 def main() -> None:
     lines = [
         "# Starting a program",
@@ -48,6 +85,21 @@ def main() -> None:
     for n in (1, 16, 64, 256):
         times = microseconds(n)
         lines.append(f"| {n} | {statistics.median(times):.1f} ({min(times):.1f} to {max(times):.1f}) |")
+        print(lines[-1], flush=True)
+    lines += [
+        "",
+        f"{RUNS} runs of {dispatch.STEPS} steps by turns, `exact=False`, 1 replica, data on the device.",
+        "",
+        "| recipe | batch | µs a step | of 16 in a call | times as fast (min to max) |",
+        "|---|---|---|---|---|",
+    ]
+    for name, settings in (("digits", ["batch=8"]), ("digits", []), ("mnist", ["batch=64"])):
+        recipe = cw.load(name, ["replicas=1", *settings], synthetic=True)
+        alone, together, ratios = steps_in_a_call(recipe)
+        lines.append(
+            f"| {name} | {recipe.batch} | {alone:,.0f} | {together:,.0f} | "
+            f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) |"
+        )
         print(lines[-1], flush=True)
     (Path(__file__).parent / "dispatch.md").write_text("\n".join(lines) + "\n")
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -36,6 +37,11 @@ def test_the_commands_run(tmp_path):
     out where its files are not at hand."""
     assert len(COMMANDS) >= 6
     os.symlink(ROOT / "examples", tmp_path / "examples")
+    for label in "ab":
+        folder = tmp_path / "PHOTOS" / label
+        folder.mkdir(parents=True)
+        for i in range(5):
+            Image.effect_noise((40, 30), 50 + i).save(folder / f"{i}.jpg")
     data = Path(os.environ.get("CHIPWISE_DATA", MNIST))
     code = "import sys, chipwise.cli; sys.exit(chipwise.cli.main(sys.argv[1:]))"
     environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
@@ -44,6 +50,8 @@ def test_the_commands_run(tmp_path):
         if "mnist" in command and not (data / "mnist").is_dir():
             continue
         words = shlex.split(command.replace("DIR", str(data)))[1:]
+        if words[0] == "bench-feed":
+            words += ["--seconds", "0.5"]
         if words[0] == "train":
             words += ["--stop-after", "20st", "--eval-every", "end"]
         done = subprocess.run(

@@ -13,7 +13,7 @@ from PIL import Image
 
 import chipwise as cw
 from chipwise.feed import PackedFolder
-from chipwise.packing.job import pack
+from chipwise.packing import pack
 
 QUIET = {"progress": "none", "eval_every": None}
 

@@ -19,7 +19,9 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe; may be repeated."),
 ]
-Data = Annotated[str | None, typer.Option(metavar="DIR", help="Folder or URL with the data set; default: download.")]
+Data = Annotated[
+    str | None, typer.Option(metavar="DIR", help="Folder or URL with the data set; default: download.")
+]
 Synthetic = Annotated[
     bool, typer.Option("--synthetic", help="Made-up examples of the data set's shapes: speed without data.")
 ]

@@ -9,21 +9,19 @@ are decoded when asked for.
 from __future__ import annotations
 
 import os
-import tarfile
-import zlib
-from lzma import LZMAError
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
 from ..errors import DataError
+from .files import SUFFIXES, read_file, wanted
 from .images import decode, decode_into
 from .remote import local
 from .stages import stage
-
-_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
-_TAR_BYTES = 8 << 30  # encoded images kept in memory at most
+from .tars import list_tar
 
 
 class ImageFolder:
@@ -31,8 +29,8 @@ class ImageFolder:
 
     *Arguments:*
 
-    - `path`: a folder, or a `.tar`, `.tar.gz` or `.tar.xz` that holds one; an archive's encoded images
-      are read into memory once and nothing is unpacked to disk.
+    - `path`: a folder or its URL, or a `.tar`, `.tar.gz` or `.tar.xz` that holds one; nothing is unpacked to
+      disk: a plain `.tar` is read in place, a compressed one's encoded images are kept in memory.
     - `size`: `(height, width)` or one number for both: each image is scaled to cover it and cut around
       its centre. `None` keeps sizes as they are, and then all must be equal.
     - `split`: a folder inside `path` that holds the classes, such as `"train"`.
@@ -49,10 +47,12 @@ class ImageFolder:
         self.size = (size, size) if isinstance(size, int) else size
         if self.size is not None and min(self.size) < 1:
             raise DataError(f"size={size} must be at least 1 pixel in height and width.")
+        found: dict[str, dict[str, Any]]
+        self._open: Callable[[Any], bytes] = read_file
         if self.path.is_dir():
-            found: dict[str, dict[str, str | bytes]] = _walk(self.path / split if split else self.path)
+            found = _in_folder(self.path / split if split else self.path)
         else:
-            found = _read_tar(self.path, split)
+            found, self._open = _in_tar(self.path, split)
         if not found:
             inside = f"{self.path}/{split}" if split else f"{self.path}"
             raise DataError(f"{inside} holds no class folders: expected {inside}/<class>/<image file>.")
@@ -60,7 +60,7 @@ class ImageFolder:
         if empty:
             raise DataError(
                 f"The class folder '{sorted(empty)[0]}' of {self.path} holds no images: "
-                f"remove it, or add files ending in {', '.join(sorted(_SUFFIXES))}."
+                f"remove it, or add files ending in {', '.join(sorted(SUFFIXES))}."
             )
         self.names = tuple(sorted(found))
         self._files = [(f"{c}/{name}", found[c][name]) for c in self.names for name in sorted(found[c])]
@@ -116,79 +116,39 @@ class ImageFolder:
             )
 
     def _read(self, index: int) -> bytes:
-        name, file = self._files[index]
-        if isinstance(file, bytes):
-            return file
+        name, key = self._files[index]
         try:
-            # Unbuffered: a buffer costs a small file as much as its reading
-            with open(file, "rb", buffering=0) as stream:
-                return stream.readall()
+            return self._open(key)
         except OSError as error:
             raise DataError(f"Cannot read {self.path} {name}: {error.strerror or error}.") from error
 
 
-def _walk(root: Path) -> dict[str, dict[str, str | bytes]]:
+def _in_folder(root: Path) -> dict[str, dict[str, Any]]:
     try:
         with os.scandir(root) as entries:
             classes = [e.name for e in entries if e.is_dir() and not e.name.startswith(".")]
-        found: dict[str, dict[str, str | bytes]] = {}
+        found: dict[str, dict[str, Any]] = {}
         for name in classes:
             with os.scandir(root / name) as entries:
-                found[name] = {e.name: e.path for e in entries if _wanted(e.name)}
+                found[name] = {e.name: e.path for e in entries if wanted(e.name)}
         return found
     except OSError as error:
         raise DataError(f"Cannot read the folder {root}: {error.strerror or error}.") from error
 
 
-def _wanted(name: str) -> bool:
-    return not name.startswith(".") and os.path.splitext(name)[1].lower() in _SUFFIXES
-
-
-def _read_tar(path: Path, split: str | None) -> dict[str, dict[str, str | bytes]]:
-    """Class to file name to encoded bytes, streamed from the archive once."""
-    found: dict[str, dict[str, str | bytes]] = {}
-    roots: set[tuple[str, ...]] = set()
-    total = 0
-    try:
-        with tarfile.open(path, "r|*") as archive:
-            for member in archive:
-                place = _place(path, member, split)
-                if place is None:
-                    continue
-                total += member.size
-                if total > _TAR_BYTES:
-                    raise DataError(
-                        f"{path} holds more than {_TAR_BYTES >> 30} GiB: unpack it and give the folder."
-                    )
-                stream = archive.extractfile(member)
-                assert stream is not None  # a regular file
-                *root, name, file = place
-                roots.add(tuple(root))
-                found.setdefault(name, {})[file] = stream.read()
-    except (tarfile.TarError, EOFError, zlib.error, LZMAError) as error:
-        raise DataError(f"{path} is damaged, truncated or not an archive ({error}): get it again.") from error
-    except OSError as error:
-        raise DataError(f"Cannot read {path}: {error.strerror or error}.") from error
+def _in_tar(path: Path, split: str | None) -> tuple[dict[str, dict[str, Any]], Callable[[Any], bytes]]:
+    """Class to file name to what the function returned beside it reads."""
+    listed = list_tar(path, lambda parts: split is None or split in parts[:-2])
+    found: dict[str, dict[str, Any]] = {}
+    roots = set()
+    for parts, key in zip(listed.paths, listed.keys, strict=True):
+        if split is not None:
+            parts = parts[parts.index(split) + 1 :]
+        if len(parts) >= 2:
+            *root, name, file = parts
+            roots.add("/".join(root) or ".")
+            found.setdefault(name, {})[file] = key
     if len(roots) > 1:
-        shown = ", ".join(sorted("/".join(root) or "." for root in roots)[:4])
+        shown = ", ".join(sorted(roots)[:4])
         raise DataError(f"{path} holds class folders in several places ({shown}): say which with split=.")
-    return found
-
-
-def _place(path: Path, member: tarfile.TarInfo, split: str | None) -> tuple[str, ...] | None:
-    """(folders above the class..., class, file) of an image in the archive; `None` for other members."""
-    # Strings, not pathlib: 60,000 members cost a second more with it
-    parts = tuple(part for part in member.name.split("/") if part not in ("", "."))
-    if member.name.startswith("/") or ".." in parts:
-        raise DataError(f"{path} holds a member outside its folder, {member.name[:80]!r}: refused.")
-    if not parts or not _wanted(parts[-1]):
-        return None
-    if member.issym() or member.islnk():
-        raise DataError(f"{path} holds a link, {member.name[:80]!r}: pack the files themselves.")
-    if not member.isfile():
-        return None
-    if split is not None:
-        if split not in parts[:-2]:
-            return None
-        parts = parts[parts.index(split) + 1 :]
-    return parts if len(parts) >= 2 else None
+    return found, listed.read

@@ -20,10 +20,9 @@ import jax
 import numpy as np
 
 from ..errors import DataError
-from . import verify
+from . import remote, verify
 from .images import decode_into
 from .manifest import MANIFEST, RECORD, read_manifest
-from .remote import local
 from .sources import Columns, Spec, empty
 from .stages import stage
 
@@ -53,8 +52,8 @@ class PackedFolder:
 
     *Arguments:*
 
-    - `path`: the packed folder, or its URL; `split`: the folder inside it, or `None` when `path` itself holds the
-      manifest.
+    - `path`: the packed folder, or its URL; `split`: the folder inside it, or `None` when `path` itself
+      holds the manifest.
     - `size`: `(height, width)` or one number for both, for encoded images: each is scaled to cover it and
       cut around its centre. `None` keeps their size, and then all must have one.
 
@@ -70,7 +69,7 @@ class PackedFolder:
     def __init__(
         self, path: str | Path, split: str | None = "train", size: int | tuple[int, int] | None = None
     ):
-        self.path = local(path) / (split or "")
+        self.path = remote.local(path) / (split or "")
         self.size = (size, size) if isinstance(size, int) else size
         if self.size is not None and min(self.size) < 1:
             raise DataError(f"size={size} must be at least 1 pixel in height and width.")

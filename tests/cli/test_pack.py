@@ -1,0 +1,151 @@
+"""`chipwise pack` and `chipwise inspect`: what people see, what programs get, and errors of one line."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from chipwise.feed import PackedFolder
+from pictures import encoded, files, smooth, write
+
+
+@pytest.fixture
+def src(tmp_path):
+    write(tmp_path / "src" / "train", 5)
+    write(tmp_path / "src" / "val", 2)
+    (tmp_path / "src" / "train" / "bee" / "003.jpeg").write_bytes(b"broken")
+    (tmp_path / "src" / "train" / "bee" / "notes.txt").write_text("bees")
+    return tmp_path / "src"
+
+
+def test_pack_predicts_packs_and_reports(chipwise, src, tmp_path):
+    said = chipwise("pack", src, tmp_path / "out", "--size", 20)
+    assert said.code == 0, said.err
+    for text in (
+        "raw, 20×20×3", "free on the disk",
+        "About 100% of the images are smaller than 20 and will be enlarged",
+        "Left out, as they are no images of a split: train/bee/notes.txt", "21 images in", "images/s",
+        "20 of them were smaller and have been enlarged", "1 skipped:\n  train/bee/003.jpeg: not an image",
+    ):  # fmt: skip
+        assert text in said.out
+    source = PackedFolder(tmp_path / "out", "eval")
+    assert source.names == ("ant", "bee", "cat") and source[0]["image"].shape == (20, 20, 3)
+
+
+def test_a_dry_run_writes_nothing_and_json_is_one_object(chipwise, src, tmp_path):
+    said = chipwise("pack", src, tmp_path / "out", "--dry-run", "--json")
+    predicted = json.loads(said.out)["prediction"]
+    assert said.code == 0 and not (tmp_path / "out").exists()
+    said = chipwise(
+        "pack",
+        src,
+        tmp_path / "out",
+        "--json",
+        "--store",
+        "jpeg",
+        "--keep-aspect",
+        "--size",
+        8,
+        "--quality",
+        80,
+    )
+    answer = json.loads(said.out)
+    assert answer["splits"]["train"]["examples"] == 14 and answer["classes"] == ["ant", "bee", "cat"]
+    assert predicted["splits"]["train"]["examples"] == 15 and predicted["bytes"] > 21 * 16 * 24 * 3
+    assert [s["name"] for s in answer["skipped"]] == ["bee/003.jpeg"]
+    assert sum(s["bytes"] for s in answer["splits"].values()) == sum(
+        map(len, files(tmp_path / "out").values())
+    )
+
+
+def test_labels_split_shards_and_limits(chipwise, src, tmp_path):
+    out = tmp_path / "out"
+    rest = ("--labels", "([a-z]+)/", "--split", "0.4", "--shards", 2, "--workers", 1)
+    said = chipwise("pack", src / "train", out, *rest, "--max-skipped", 0)
+    assert said.code == 3 and said.err.count("\n") == 1, said.err
+    assert "more than 0 entries cannot be packed, now bee/003.jpeg" in said.err
+    assert chipwise("pack", src / "train", out, *rest, "--strict").code == 3
+    assert chipwise("inspect", out).err.endswith("run the same `chipwise pack` again to go on.\n")
+    said = chipwise("pack", src / "train", out, *rest)
+    assert said.code == 0, said.err
+    manifest = json.loads(chipwise("inspect", out, "--json").out)["splits"]
+    assert manifest["train"]["examples"] + manifest["eval"]["examples"] == 14
+    assert len(manifest["train"]["shards"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "expected", "arguments"),
+    [
+        (2, "--keep-aspect scales to --size", ["--keep-aspect"]),
+        (2, "--store png: expected raw or jpeg", ["--store", "png"]),
+        (3, "labels.csv: No such file", ["--labels", "labels.csv"]),
+        (3, "there is a split already", ["--split", "0.1"]),
+    ],
+)
+def test_errors_are_one_line(chipwise, src, tmp_path, code, expected, arguments):
+    said = chipwise("pack", src, tmp_path / "out", *arguments)
+    assert said.code == code and expected in said.err and said.err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_inspect_shows_checks_and_draws(chipwise, src, tmp_path):
+    chipwise("pack", src, tmp_path / "out", "--size", 8)
+    said = chipwise("inspect", tmp_path / "out", "--verify", "--sheet", tmp_path / "sheet.png")
+    assert said.code == 0, said.err
+    for text in (
+        "image uint8[8, 8, 3]",
+        "label int32[] below 3",
+        "classes: 3",
+        "size 8, fit crop, store raw",
+    ):
+        assert text in said.out
+    assert "1 skipped of train:\n  bee/003.jpeg: not an image" in said.out
+    assert "verified: 20 records, every byte as it was packed" in said.out
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert sheet.width > 1000
+    one = chipwise("inspect", tmp_path / "out" / "eval", "--json")
+    assert list(json.loads(one.out)["splits"]) == ["eval"]
+    for place in (tmp_path / "nowhere", src):
+        said = chipwise("inspect", place)
+        assert said.code == 3 and "is no pack: expected a folder with train/manifest.json" in said.err
+
+
+@pytest.mark.parametrize("store", ["raw", "jpeg"])
+def test_verify_names_the_record_of_every_flipped_byte(chipwise, src, tmp_path, store):
+    chipwise("pack", src, tmp_path / "out", "--store", store)
+    source = PackedFolder(tmp_path / "out")
+    path = tmp_path / "out" / "train" / "image-00000.npy"
+    whole = path.read_bytes()
+    begin = len(whole) - sum(len(source.encoded(i)) for i in range(14)) if store == "jpeg" else 128
+    ends = np.cumsum([len(source.encoded(i)) if store == "jpeg" else 16 * 24 * 3 for i in range(14)])
+    for at in np.random.default_rng(0).integers(begin, len(whole), 8).tolist():
+        damaged = bytearray(whole)
+        damaged[at] ^= 1
+        path.write_bytes(damaged)
+        said = chipwise("inspect", tmp_path / "out", "--verify")
+        assert said.code == 3
+        assert source.record_name(int(np.searchsorted(ends, at - begin, side="right"))) in said.err
+
+
+def test_a_pack_of_many_sizes_and_classes(chipwise, tmp_path):
+    for i in range(25):
+        (tmp_path / "src" / f"class{i:02}").mkdir(parents=True)
+        (tmp_path / "src" / f"class{i:02}" / "1.png").write_bytes(encoded(smooth(i, (8 + i, 9)), "PNG"))
+    assert chipwise("pack", tmp_path / "src", tmp_path / "out", "--store", "jpeg").code == 0
+    said = chipwise("inspect", tmp_path / "out", "--sheet", tmp_path / "s.png")
+    assert said.code == 0, said.err
+    assert "image uint8[sizes vary]" in said.out and "classes: 25, the 10 largest and smallest" in said.out
+
+
+def test_names_that_are_no_text_and_look_like_markup(chipwise, tmp_path):
+    write(tmp_path / "src", 2, classes=("[red]", "b"))
+    folder = os.fsencode(tmp_path / "src" / "b")
+    os.rename(folder + b"/000.jpeg", folder + b"/\xfe.jpg")
+    with open(folder + b"/\xff.jpg", "wb"):
+        pass
+    said = chipwise("pack", tmp_path / "src", tmp_path / "out")
+    assert said.code == 0 and "train/b/?.jpg: an empty file" in said.out
+    said = chipwise("inspect", tmp_path / "out", "--verify")
+    assert said.code == 0 and "[red]" in said.out and "b/?.jpg: an empty file" in said.out
