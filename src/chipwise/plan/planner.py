@@ -24,7 +24,7 @@ from ..recipe import Recipe
 from . import tpu
 from .advice import advice, lacks
 from .compiler import libtpu_available
-from .feeding import examples_per_second_per_core, feeding
+from .feeding import HostSpeed, feeding, measured, recorded
 from .largest import largest_batch
 from .memory import available
 from .modelled import timed_by_model
@@ -43,6 +43,7 @@ def plan(
     exact: bool = True,
     find_largest_batch: bool = False,
     measure_feed: bool = False,
+    feed_record: str | os.PathLike | None = None,
     host_cores: int | None = None,
     cache: str | os.PathLike | None = None,
     progress: Progress | None = None,
@@ -58,17 +59,19 @@ def plan(
     - `exact`: as for `fit`.
     - `find_largest_batch`: search for it on every target, not only where the recipe's does not fit.
     - `measure_feed`: read examples for half a second, to compare this host's cores with what the chips want.
-    - `host_cores`: of the targets' hosts, for feeding; by default this host's.
+    - `feed_record`: a file by `chipwise bench-feed`, maybe of another host, in the place of that measurement.
+    - `host_cores`: of the targets' hosts, for feeding; by default the record's, or this host's.
     - `cache`: folder for compiled results; by default in the user's cache folder.
     - `progress`: called with (done, total, name) as programs are compiled.
 
     Raises `DeviceError` for an unknown or impossible target, `RecipeError` for a recipe that cannot be
-    traced.
+    traced, `DataError` for a `feed_record` that cannot be read or is of other examples.
     """
     leave_compiler_alone()
     targets = list({t.name: t for t in map(parse, on)}.values())
     if not targets:
         raise DeviceError("No target to plan for: give some, for example --on v5e-8,a100,t4.")
+    host = None if feed_record is None else recorded(feed_record, recipe.task.train)
     table = load_prices(prices) if prices is None or isinstance(prices, str | Path) else prices
     folder = Path(cache) if cache is not None else None
     compiler = libtpu_available()
@@ -85,8 +88,8 @@ def plan(
     # ---- what the compiler or the model says
     compilable = [(t, p) for t, p in cases if t.chip.kind == "TPU" and compiler is not None]
     facts = iter(tpu.compile_steps(compilable, cache=folder, progress=progress))
-    fed = measure_feed and any(not p.resident for _, p in cases)
-    per_core = examples_per_second_per_core(recipe.task.train) if fed else None
+    if host is None and measure_feed and any(not p.resident for _, p in cases):
+        host = measured(recipe.task.train)
     plans = []
     for target, programs in cases:
         by_compiler = target.chip.kind == "TPU" and compiler is not None
@@ -103,7 +106,7 @@ def plan(
                 return step.memory.fits, step.memory.needed / step.memory.available
 
             largest = largest_batch(recipe, fits, recipe.clock.examples)
-        plans.append(_assemble(recipe, target, programs, step, largest, table, per_core, host_cores))
+        plans.append(_assemble(recipe, target, programs, step, largest, table, host, host_cores))
     return plans
 
 
@@ -139,7 +142,7 @@ def _assemble(
     step: StepTime,
     largest: int | None,
     prices: Sequence[Price],
-    per_core: float | None,
+    host: HostSpeed | None,
     host_cores: int | None,
 ) -> Plan:
     layout = programs.layout
@@ -170,7 +173,7 @@ def _assemble(
         return dataclasses.replace(made, advice=advice(recipe, target, programs, made, step))
     seconds, peak = step.seconds, peak_flops_per_device(target.chip, recipe.precision)
     speed = seconds.inverse(recipe.batch)
-    fed = feeding(recipe, speed.value, resident=programs.resident, per_core=per_core, cores=host_cores)
+    fed = feeding(recipe, speed.value, resident=programs.resident, host=host, cores=host_cores)
     bound = step.bound
     if fed.input_bound and fed.examples_per_second_per_core is not None:
         bound = "input"

@@ -1,0 +1,410 @@
+"""Who reads, and how: each function gives batches for ever, `(images (n, side, side, 3) uint8, labels (n,))`.
+
+Each is set up as its own documentation advises for speed, and shuffles over all images where it can. Imports
+are inside, for each runs in a process of its own with nothing but what it needs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .data import Images, decode_pillow
+
+WORKERS = 2
+LIMIT_BYTES = 256 << 20  # of chipwise's batches in memory
+Batches = Iterator[tuple[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to read. `read(images, store, **options)` gives batches, or examples a second over so many
+    seconds; `needs`: modules it imports; `note`: what a reader of its figure must know."""
+
+    name: str
+    read: Callable[..., Batches | Callable[[float], float]]
+    options: dict[str, Any] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    note: str = ""
+
+    def missing(self) -> list[str]:
+        return [name for name in self.needs if importlib.util.find_spec(name) is None]
+
+
+def permutations(examples: int, batch: int) -> Iterator[np.ndarray]:
+    """Indices `(batch,)` of one random permutation after another, without a break."""
+    rng, rest = np.random.default_rng(0), np.zeros(0, np.int64)
+    while True:
+        while len(rest) < batch:
+            rest = np.concatenate([rest, rng.permutation(examples)])
+        yield rest[:batch]
+        rest = rest[batch:]
+
+
+# ---- chipwise: the loader of training, up to where a batch would go to the device
+
+
+def chipwise(images: Images, store: str, workers: int = WORKERS) -> Batches:
+    from chipwise.feed import order
+    from chipwise.feed.folder import ImageFolder
+    from chipwise.feed.packed import PackedFolder
+    from chipwise.feed.stream import Stream
+
+    source = ImageFolder(images.loose) if store == "loose" else PackedFolder(images.pack(store))
+    wanted = (
+        order.indices(0, start, start + images.batch, len(source))
+        for start in itertools.count(0, images.batch)
+    )
+    stream = Stream(source, wanted, images.batch, lambda columns: columns, workers, LIMIT_BYTES)
+    try:
+        while True:
+            columns = stream.next()
+            yield columns["image"], columns["label"]
+    finally:
+        stream.close()
+
+
+# ---- PyTorch's DataLoader, over loose files and over a memory-mapped array
+
+
+class _Files:
+    """A map dataset as torchvision's ImageFolder is one: a file, a decoder, a label."""
+
+    def __init__(self, images: Images, decoder: str):
+        self.files, self.decoder = images.files(), decoder
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int):
+        import torch
+
+        path, label = self.files[index]
+        if self.decoder == "torchvision":
+            return _torchvision(path), label
+        with open(path, "rb", buffering=0) as file:
+            data = file.readall()
+        return torch.from_numpy(DECODERS[self.decoder](data)), label
+
+
+class _Rows:
+    """A map dataset over a `.npy` file. A list of indices gives a batch at once."""
+
+    def __init__(self, images: Images):
+        folder = images.pack("raw") / "train"
+        self.images = [np.load(p, mmap_mode="r") for p in sorted(folder.glob("image-*.npy"))]
+        self.labels = np.concatenate([np.load(p) for p in sorted(folder.glob("label-*.npy"))])
+        assert len(self.images) == 1, "this reader knows of one shard"
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        import torch
+
+        image = np.asarray(self.images[0])[index]
+        if isinstance(index, list):
+            return torch.from_numpy(image), torch.from_numpy(self.labels[index])
+        return torch.from_numpy(image.copy()), int(self.labels[index])
+
+
+def _decode_simplejpeg(data: bytes) -> np.ndarray:
+    import simplejpeg
+
+    return simplejpeg.decode_jpeg(data, "RGB")
+
+
+def _pillow_writable(data: bytes) -> np.ndarray:
+    return decode_pillow(data).copy()  # PyTorch warns of arrays it may not write to
+
+
+DECODERS = {"Pillow": _pillow_writable, "simplejpeg": _decode_simplejpeg}
+
+
+def torchvision_library() -> Path | None:
+    """torchvision's compiled image library."""
+    found = importlib.util.find_spec("torchvision")
+    places = list(found.submodule_search_locations or ()) if found else []
+    return next((p for place in places for p in Path(place).glob("image*.so")), None)
+
+
+def _torchvision(path: str):
+    """`torchvision.io.decode_jpeg(read_file(path))`, by its compiled library alone: the rest of torchvision
+    may be built for another PyTorch than the one that is installed."""
+    import torch
+
+    if not hasattr(torch.ops.image, "decode_jpeg"):
+        torch.ops.load_library(str(torchvision_library()))
+    rgb = 3
+    return torch.ops.image.decode_jpeg(torch.ops.image.read_file(path), rgb, False).permute(1, 2, 0)
+
+
+def torch_loader(images: Images, store: str, decoder: str = "", whole: bool = False) -> Batches:
+    import torch
+
+    dataset: Any = _Files(images, decoder) if store != "raw" else _Rows(images)
+    wanted = (rows.tolist() for rows in permutations(len(dataset), images.batch))
+    order: dict[str, Any] = {"sampler": wanted, "batch_size": None} if whole else {"batch_sampler": wanted}
+    for image, label in torch.utils.data.DataLoader(dataset, num_workers=WORKERS, **order):
+        yield image.numpy(), label.numpy()
+
+
+# ---- record formats: read by themselves, and by Grain
+
+
+def _parse(record: bytes, store: str, side: int) -> tuple[np.ndarray, np.int32]:
+    label = np.frombuffer(record, np.int32, 1)[0]
+    if store == "raw":
+        return np.frombuffer(record, np.uint8, offset=4).reshape(side, side, 3), label
+    return _decode_simplejpeg(record[4:]), label
+
+
+class _Bagz:
+    """A Grain source over a bagz file."""
+
+    def __init__(self, path: Path):
+        self.path = str(path)
+        self._open()
+
+    def _open(self) -> None:
+        import bagz
+
+        self.reader = bagz.Reader(self.path)
+
+    def __len__(self) -> int:
+        return len(self.reader)
+
+    def __getitem__(self, index: int) -> bytes:
+        return self.reader[index]
+
+    def __getstate__(self):
+        return {"path": self.path}
+
+    def __setstate__(self, state):
+        self.path = state["path"]
+        self._open()
+
+
+class _LooseFiles:
+    """A Grain source of `label + JPEG` over loose files."""
+
+    def __init__(self, images: Images):
+        self.files = images.files()
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> bytes:
+        path, label = self.files[index]
+        with open(path, "rb", buffering=0) as file:
+            return np.int32(label).tobytes() + file.readall()
+
+
+class _Parse:
+    """Bytes to a dict of arrays; a class, for processes must pickle it."""
+
+    def __init__(self, store: str, side: int):
+        self.store, self.side = store, side
+
+    def __call__(self, record: bytes):
+        return _parse(record, self.store, self.side)
+
+
+def grain(images: Images, store: str, form: str, threads: int = 0, processes: int = 0) -> Batches:
+    import grain as library
+    from absl import flags
+
+    flags.FLAGS.is_parsed() or flags.FLAGS(["feed"])  # array-record asks them
+    if form == "loose":
+        source: Any = _LooseFiles(images)
+    elif form == "bagz":
+        source = _Bagz(images.bagz(store))
+    else:
+        source = library.sources.ArrayRecordDataSource(str(images.records(store)))
+    data = library.MapDataset.source(source).shuffle(seed=0).repeat()
+    data = data.map(_Parse("jpeg" if store == "loose" else store, images.side)).batch(images.batch)
+    # Elements are whole batches here: the default buffer of 500 would be 19 GB
+    rows = data.to_iter_dataset(
+        library.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * max(1, threads))
+    )
+    if processes:
+        rows = rows.mp_prefetch(
+            library.MultiprocessingOptions(num_workers=processes, per_worker_buffer_size=2)
+        )
+    # Processes give batches in shared memory, which a copy must leave before it is used again
+    for image, label in rows:
+        yield np.asarray(image), np.asarray(label)
+
+
+def record_reader(images: Images, store: str, form: str) -> Batches:
+    """The format's own reader of many records at once, by two threads that take turns with batches."""
+    if form == "array-record":
+        from array_record.python.array_record_module import ArrayRecordReader
+
+        options = "readahead_buffer_size:0,index_storage_option:in_memory"
+        readers = [ArrayRecordReader(str(images.records(store)), options) for _ in range(WORKERS)]
+        many = [reader.read for reader in readers]
+        examples = readers[0].num_records()
+    else:
+        import bagz
+
+        reader = bagz.Reader(str(images.bagz(store)))
+        many, examples = [lambda rows: list(reader.read_indices(rows))] * WORKERS, len(reader)
+
+    def make(read, rows: np.ndarray):
+        image = np.empty((len(rows), images.side, images.side, 3), np.uint8)
+        label = np.empty(len(rows), np.int32)
+        for row, record in enumerate(read(rows.tolist())):
+            image[row], label[row] = _parse(record, store, images.side)
+        return image, label
+
+    yield from _in_threads(make, many, permutations(examples, images.batch))
+
+
+def _in_threads(make, readers: list, wanted: Iterator[np.ndarray]) -> Batches:
+    """`make(reader, rows)` for each of `wanted`, in order, by a thread a reader, one batch ahead each."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    pools = [ThreadPoolExecutor(1) for _ in readers]
+    flying = [pool.submit(make, reader, next(wanted)) for pool, reader in zip(pools, readers, strict=True)]
+    for turn in itertools.cycle(range(len(readers))):
+        batch = flying[turn].result()
+        flying[turn] = pools[turn].submit(make, readers[turn], next(wanted))
+        yield batch
+
+
+# ---- WebDataset: in sequence, shuffled within a buffer
+
+
+def webdataset(images: Images, store: str, decoder: str = "simplejpeg") -> Batches:
+    import webdataset as library
+
+    key = "jpg" if store == "jpeg" else "bin"
+    shards = [str(path) for path in images.tars(store)]
+    side = images.side
+
+    def parse(sample):
+        data = sample[key]
+        image = (
+            DECODERS[decoder](data)
+            if store == "jpeg"
+            else np.frombuffer(data, np.uint8).reshape(side, side, 3)
+        )
+        return image, int(sample["cls"])
+
+    def stack(samples):
+        return np.stack([image for image, _ in samples]), np.array([label for _, label in samples], np.int32)
+
+    data = (
+        library.WebDataset(shards, shardshuffle=len(shards), seed=0)
+        .repeat()
+        .shuffle(1000)
+        .map(parse)
+        .batched(images.batch, collation_fn=stack)
+    )
+    for image, label in library.WebLoader(data, batch_size=None, num_workers=WORKERS):
+        yield image.numpy(), label.numpy()
+
+
+# ---- what nothing can beat
+
+
+def plain_copy(images: Images, store: str, threads: int) -> Callable[[float], float]:
+    """Copies of whole batches from memory as large as the data into memory already touched."""
+    from chipwise.bench.feed import Copy
+    from chipwise.feed.packed import PackedFolder
+    from chipwise.feed.sources import example_bytes
+
+    source = PackedFolder(images.pack("raw"))
+    copy, size = Copy(source.spec, images.batch, len(source)), example_bytes(source.spec)
+    return lambda seconds: copy.rate(threads, seconds) / size
+
+
+# ---- who takes part in what
+
+COPY = [
+    Contender("plain copy, 1 thread", plain_copy, {"threads": 1}, ("chipwise",)),
+    Contender(f"plain copy, {WORKERS} threads", plain_copy, {"threads": WORKERS}, ("chipwise",)),
+]
+CHIPWISE = [
+    Contender("chipwise, 1 thread", chipwise, {"workers": 1}, ("chipwise",)),
+    Contender(f"chipwise, {WORKERS} threads", chipwise, {"workers": WORKERS}, ("chipwise",)),
+]
+WEBDATASET = Contender(
+    "WebDataset, 2 processes", webdataset, needs=("webdataset", "torch"),
+    note="sequential: shards in random order, shuffled within 1,000 images",
+)  # fmt: skip
+
+
+def _grain(form: str, *needs: str) -> list[Contender]:
+    """As threads and as processes: numbers of 0, 1, 2 and 8 threads were tried."""
+    label = {"loose": "loose files", "array-record": "array-record", "bagz": "bagz"}[form]
+    return [
+        Contender(f"Grain, {label}, {n} {kind}", grain, {"form": form, kind: n}, ("grain", *needs))
+        for kind, n in (("threads", WORKERS), ("processes", WORKERS))
+    ]
+
+
+def _torch_files() -> list[Contender]:
+    alone = "its compiled image library alone"
+    return [
+        Contender(f"PyTorch, loose files, {d}", torch_loader, {"decoder": d}, ("torch", *needs), note)
+        for d, needs, note in (
+            ("Pillow", (), ""),
+            ("simplejpeg", (), ""),
+            ("torchvision", ("torchvision",), alone),
+        )
+    ]
+
+
+def _readers() -> list[Contender]:
+    return [
+        Contender(
+            "array-record's reader, 2 threads", record_reader, {"form": "array-record"}, ("array_record",)
+        ),
+        Contender("bagz's reader, 2 threads", record_reader, {"form": "bagz"}, ("bagz",)),
+    ]
+
+
+_RECORDS = [*_grain("array-record", "array_record"), *_readers()]
+_TORCH_ROWS = [
+    Contender("PyTorch, .npy, image by image", torch_loader, {}, ("torch",)),
+    Contender("PyTorch, .npy, batch by batch", torch_loader, {"whole": True}, ("torch",)),
+]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is read: `store` of the images called `images`."""
+
+    name: str
+    title: str
+    images: str
+    store: str
+    contenders: tuple[Contender, ...]
+
+
+CASES = (
+    Case(
+        "loose", "(a) Loose JPEGs, 32 × 32, 60,000 files, batches of 512", "small", "loose",
+        (*COPY, *CHIPWISE, *_torch_files(), *_grain("loose")),
+    ),
+    Case(
+        "jpeg", "(b) Packed JPEGs, 224 × 224, batches of 256", "large", "jpeg",
+        (*COPY, *CHIPWISE, *_RECORDS, *_torch_files(), WEBDATASET),
+    ),
+    Case(
+        "raw32", "(c) Packed pixels, 32 × 32, batches of 512", "small", "raw",
+        (*COPY, *CHIPWISE, *_RECORDS, *_TORCH_ROWS, WEBDATASET),
+    ),
+    Case(
+        "raw224", "(c) Packed pixels, 224 × 224, batches of 256", "large", "raw",
+        (*COPY, *CHIPWISE, *_RECORDS, *_TORCH_ROWS, WEBDATASET),
+    ),
+)  # fmt: skip

@@ -1,0 +1,184 @@
+"""The benchmark's record as a page of tables and a plot."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from chipwise.bench.record import Record, Series
+
+from .contenders import CASES, WORKERS, Case
+from .data import LARGE, SMALL
+
+_BYTES = {"small": SMALL * SMALL * 3 + 4, "large": LARGE * LARGE * 3 + 4}
+_NOTES = {
+    "FFCV": "does not install from PyPI: its build asks for the development files of OpenCV and libturbojpeg",
+}
+CHIPWISE = f"chipwise, {WORKERS} threads"
+COPY = f"plain copy, {WORKERS} threads"
+
+
+def tables(record: Record) -> list[str]:
+    """Lines of Markdown: for each case, a row a contender, the fastest first."""
+    lines: list[str] = []
+    for case in CASES:
+        if f"{case.name}/{COPY}" not in record.figures:
+            continue
+        copy = record.figures[f"{case.name}/{COPY}"].median
+        lines += [
+            "",
+            f"### {case.title}",
+            "",
+            "| | images/s | quartiles | GB/s | of a plain copy | MB | |",
+            "|---|---:|---:|---:|---:|---:|---|",
+        ]
+        ran = [c for c in case.contenders if f"{case.name}/{c.name}" in record.figures]
+        for contender in sorted(ran, key=lambda c: -record.figures[f"{case.name}/{c.name}"].median):
+            name = f"{case.name}/{contender.name}"
+            series = record.figures[name]
+            low, high = series.quartiles
+            shown = f"**{contender.name}**" if contender.name == CHIPWISE else contender.name
+            lines.append(
+                f"| {shown} | {_digits(series.median)} | {_digits(low)} to {_digits(high)} "
+                f"| {_digits(series.median * _BYTES[case.images] / 1e9)} | {_percent(series.median / copy)} "
+                f"| {record.measured['memory'][name] / 1e6:,.0f} | {contender.note} |"
+            )
+        for contender in case.contenders:
+            why = record.measured["absent"].get(f"{case.name}/{contender.name}")
+            if why:
+                lines.append(f"| {contender.name} | - | - | - | - | - | {why} |")
+        lines += [f"| {name} | - | - | - | - | - | {why} |" for name, why in _NOTES.items()]
+    return lines
+
+
+def targets(record: Record) -> list[str]:
+    """Lines of Markdown: what was aimed at and what came out, for the cases that were run."""
+
+    def of(case: str, *starts: str) -> tuple[str, float] | None:
+        """The fastest contender whose name begins with one of `starts`."""
+        found = {
+            name.partition("/")[2]: series.median
+            for name, series in record.figures.items()
+            if name.startswith(f"{case}/") and name.partition("/")[2].startswith(starts)
+        }
+        return max(found.items(), key=lambda item: item[1]) if found else None
+
+    others = ("Grain", "array-record", "bagz", "PyTorch", "WebDataset")
+    pixels, ours = "packed pixels at", of("raw32", CHIPWISE)
+    wanted = [
+        (f"{pixels} 224, of a plain copy", 0.7, of("raw224", CHIPWISE), of("raw224", COPY)),
+        (f"{pixels} 32 against Grain on array-record", 20, ours, of("raw32", "Grain, array")),
+        ("... against array-record's own batched reader", 20, ours, of("raw32", "array-record")),
+        (
+            f"{pixels} 32 against PyTorch on loose files",
+            50,
+            ours,
+            of("loose", "PyTorch, loose files, Pillow"),
+        ),
+        ("... with the fastest decoder", 50, ours, of("loose", "PyTorch, loose files")),
+        ("packed JPEGs at 224 against the fastest other", 1, of("jpeg", CHIPWISE), of("jpeg", *others)),
+    ]
+    lines = ["| | at least | found | |", "|---|---:|---:|---|"]
+    for what, least, found, against in wanted:
+        if found is None or against is None:
+            continue
+        ratio = found[1] / against[1]
+        number = f"{ratio:.0%}" if least < 1 else f"{_digits(ratio)} ×"
+        aim = f"{least:.0%}" if least < 1 else f"{least:g} ×"
+        lines.append(
+            f"| {what} ({against[0]}) | {aim} | {number} | {'met' if ratio >= least else '**missed**'} |"
+        )
+    return lines
+
+
+def write(record: Record, page: Path, plot: Path) -> None:
+    """Writes both files."""
+    measured, machine = record.measured, record.machine
+    versions = ", ".join(f"{name} {version}" for name, version in measured["versions"].items() if version)
+    lines = [
+        "# From disk to host memory",
+        "",
+        f"`python -m benchmarks.feed`, {record.created[:10]}; {machine.title}, {machine.os}, Python "
+        f"{machine.python}; {versions}. One run of {measured['rounds']} rounds; in a round each contender "
+        f"reads for {measured['seconds']:g} s, alone and in a process of its own, after a warm-up. Images/s "
+        "are medians; all files are in the page cache. Batches are uint8 arrays in host memory, shuffled "
+        "over all images unless it says otherwise. Small images are CIFAR-10's JPEGs; large ones are "
+        f"{measured['photographs']:,} random crops of scikit-learn's two photographs, JPEG quality 90.",
+        "",
+        "A plain copy is `np.copyto` of whole batches into memory already touched, from memory as large as "
+        "the data. MB: anonymous and shared memory of all processes of a contender, libraries included; "
+        "mapped files, which the system may drop, are not. chipwise's batches may take "
+        f"{measured['limit_bytes'] / 2**20:.0f} MiB, and the run fails if reading takes more than that and "
+        f"{measured['slack_bytes'] / 2**20:.0f} MiB (found: {_grown(record)}).",
+        "",
+        f"![images a second](../../docs/{plot.name})",
+        "",
+        "## Aims",
+        "",
+        *targets(record),
+        "",
+        "## Figures",
+        *tables(record),
+        "",
+    ]
+    page.write_text("\n".join(lines), encoding="utf-8")
+    _draw(record, plot)
+
+
+def _grown(record: Record) -> str:
+    most = max(grown for name, grown in record.measured["grown"].items() if "/chipwise" in name)
+    return f"at most {most / 2**20:.0f} MiB"
+
+
+def _draw(record: Record, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams.update({"svg.hashsalt": "feed", "font.size": 8, "svg.fonttype": "none"})
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(2, 2, figsize=(11, 7), layout="constrained")
+    for case, axis in zip(CASES, axes.flat, strict=True):
+        rows = _rows(record, case)
+        names = [name for name, _ in rows]
+        values = [series.median for _, series in rows]
+        errors = [
+            [series.median - series.quartiles[0] for _, series in rows],
+            [series.quartiles[1] - series.median for _, series in rows],
+        ]
+        axis.set_xscale("log")
+        axis.barh(names, values, xerr=errors, color=[_colour(name) for name in names], error_kw={"lw": 0.8})
+        axis.set_xlim(10 ** math.floor(math.log10(min(values))), None)
+        axis.xaxis.set_minor_formatter("")
+        axis.set_title(case.title)
+        axis.set_xlabel("images/s")
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def _colour(name: str) -> str:
+    if name.startswith("plain"):
+        return "#c8c8c8"
+    if name.startswith("chipwise"):
+        return "#1b6ca8" if name == CHIPWISE else "#8fbcdb"
+    return "#e0a458"
+
+
+def _rows(record: Record, case: Case) -> list[tuple[str, Series]]:
+    """Contenders with figures, the slowest first, as bars are drawn from below."""
+    found = [
+        (c.name, record.figures[f"{case.name}/{c.name}"])
+        for c in case.contenders
+        if f"{case.name}/{c.name}" in record.figures
+    ]
+    return sorted(found, key=lambda row: row[1].median)
+
+
+def _digits(value: float) -> str:
+    """Three significant digits, or whole thousands with commas."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.1 else f"{100 * share:.2g} %".replace(" ", "")

@@ -1,0 +1,102 @@
+"""What a measurement was made on: the machine, the software, and a short hash for "the same machine?"."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..devices.facts import installed
+from ..devices.limits import cores, memory
+
+PACKAGES = ("chipwise", "jax", "jaxlib", "numpy", "simplejpeg")
+_PACKAGE = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The machine and the software of a measurement. Sizes are bytes; `None` is unknown or not there."""
+
+    cpu: str  # the model, as the system names it
+    cores: float  # usable by this process: affinity and quotas count
+    memory_bytes: int  # that this process may use
+    os: str
+    python: str
+    versions: dict[str, str | None]  # of `PACKAGES`; `None`: not installed
+    accelerator: str | None  # JAX's device kind
+    accelerators: int
+    commit: str | None  # of chipwise, when it runs from a git checkout
+    dirty: bool | None  # whether that checkout had changes
+
+    @property
+    def hash(self) -> str:
+        """Eight hexadecimal digits, equal for equal hardware and operating system.
+
+        Versions are left out, since one compares them on one machine; memory counts in whole GiB, since
+        kernels keep a little more or less of it.
+        """
+        hardware = [
+            self.cpu,
+            self.cores,
+            round(self.memory_bytes / 2**30),
+            self.os.partition(" ")[0],
+            self.accelerator,
+            self.accelerators,
+        ]
+        return hashlib.sha256(json.dumps(hardware).encode()).hexdigest()[:8]
+
+    @property
+    def title(self) -> str:
+        """`Intel(R) Xeon(R) Processor, 2 cores`, with the accelerators where there are some."""
+        chips = f", {self.accelerators} × {self.accelerator}" if self.accelerators else ""
+        return f"{self.cpu}, {self.cores:g} core{'' if self.cores == 1 else 's'}{chips}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"hash": self.hash, **asdict(self)}
+
+
+def this_machine(devices: Sequence[Any] = ()) -> Machine:
+    """This machine now. `devices`: JAX's, all of one kind; the CPU's are no accelerators."""
+    chips = [d for d in devices if d.platform != "cpu"]
+    commit = _git("rev-parse", "HEAD") if _git("ls-files", "--error-unmatch", "errors.py") else None
+    changes = None if commit is None else _git("status", "--porcelain")
+    return Machine(
+        cpu=_cpu(),
+        cores=cores().usable,
+        memory_bytes=memory().total_bytes,
+        os=f"{platform.system()} {platform.release()} {platform.machine()}",
+        python=platform.python_version(),
+        versions={name: installed(name) for name in PACKAGES},
+        accelerator=chips[0].device_kind if chips else None,
+        accelerators=len(chips),
+        commit=commit,
+        dirty=None if changes is None else bool(changes),
+    )
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:  # not Linux
+        lines = []
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip() == "model name" and value.strip():
+            return " ".join(value.split())
+    return platform.processor() or platform.machine() or "unknown"
+
+
+def _git(*arguments: str) -> str | None:
+    """What git says of chipwise's own folder; `None` without git, or where it fails: chipwise may be
+    installed below somebody else's checkout, which does not track it."""
+    command = ["git", "-C", str(_PACKAGE), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
