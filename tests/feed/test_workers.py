@@ -1,4 +1,12 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import numpy as np
+import psutil
 import pytest
 
 import chipwise as cw
@@ -105,3 +113,30 @@ def test_mapped_examples_count_as_transform():
     seconds = workers.stages.seconds
     workers.close()
     assert seconds["decode"] >= 0.01 and 0 < seconds["transform"] < seconds["decode"]
+
+
+@pytest.mark.slow
+def test_processes_end_with_their_parent(tmp_path):
+    code = """
+import os, signal, sys
+from chipwise.feed.workers import Workers
+from slow_source import Numbers
+if __name__ == "__main__":
+    workers = Workers(Numbers(), "processes:2")
+    print(*workers._pool._processes, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    (tmp_path / "main.py").write_text(code)
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, tmp_path / "main.py"],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        timeout=120,
+    )
+    readers = [int(pid) for pid in done.stdout.split()]
+    assert done.returncode == -signal.SIGKILL and readers
+    deadline = time.monotonic() + 30
+    while any(map(psutil.pid_exists, readers)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(map(psutil.pid_exists, readers))

@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import pickle
 import sys
+import threading
 import time
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -202,12 +203,21 @@ _maps: dict[int, np.ndarray] = {}  # by the buffer's number
 def _start(recipe_files: dict[str, str], sent: bytes) -> None:
     """In a new process: gets the source."""
     global _source
+    threading.Thread(target=_end_with_parent, name="chipwise-parent", daemon=True).start()
     os.environ["JAX_PLATFORMS"] = "cpu"  # should the source use JAX, it must not take the accelerator
     from ..settings import import_file
 
     for name, file in recipe_files.items():
         import_file(name, file)
     _source = pickle.loads(sent)  # what our own parent process made a moment ago
+
+
+def _end_with_parent() -> None:
+    """A pool's processes wait for work, for ever if their parent was killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _ready() -> None:
