@@ -59,9 +59,13 @@ def augment(example, key):
 
 def plain_loss(params, state, batch, key, train):
     """No batch norm, no randomness: what replicas must not change."""
-    h = jnp.tanh((batch["x"].astype(jnp.float32) / jnp.float32(255)).astype(params["w"].dtype) @ params["w"])
-    values = cw.losses.softmax_cross_entropy(h @ params["v"], batch["label"])
+    values = cw.losses.softmax_cross_entropy(plain_logits(params, batch), batch["label"])
     return {"loss": cw.Sum.of(values)}, state
+
+
+def plain_logits(params, batch):
+    h = jnp.tanh((batch["x"].astype(jnp.float32) / jnp.float32(255)).astype(params["w"].dtype) @ params["w"])
+    return h @ params["v"]
 
 
 def task(**changes):

@@ -9,7 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chipwise.errors import RecipeError
-from chipwise.losses import correct, sigmoid_cross_entropy, softmax_cross_entropy, squared_error
+from chipwise.losses import (
+    absolute_error,
+    correct,
+    huber,
+    sigmoid_cross_entropy,
+    softmax_cross_entropy,
+    squared_error,
+    weighted_softmax_cross_entropy,
+)
+from chipwise.task import Sum
 
 rng = np.random.default_rng(0)
 LOGITS = rng.normal(size=(7, 10)).astype(np.float32) * 3
@@ -53,6 +62,80 @@ def test_sigmoid_and_squared_error_equal_torch():
     assert float(squared_error(LOGITS, targets).mean()) == pytest.approx(float(mse), rel=1e-6)
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("soft", [False, True], ids=["labels", "probabilities"])
+def test_class_weights_equal_torch_however_the_batch_is_cut(soft, smoothing):
+    torch = pytest.importorskip("torch")
+    weights = np.asarray([0, 0.1, 0.5, 1, 1, 2, 3, 7, 20, 0.3], np.float32)
+    labels = rng.dirichlet(np.ones(10), size=7).astype(np.float32) if soft else LABELS
+    tensor = torch.tensor(LOGITS, requires_grad=True)
+    theirs = torch.nn.CrossEntropyLoss(weight=torch.tensor(weights), label_smoothing=smoothing)
+    expected = theirs(tensor, torch.tensor(labels))
+    expected.backward()
+
+    def ours(logits):
+        parts = [
+            weighted_softmax_cross_entropy(logits[cut], labels[cut], weights, smoothing)
+            for cut in (slice(0, 1), slice(1, 7))
+        ]
+        return Sum(sum(p.total for p in parts), sum(p.count for p in parts)).value
+
+    value, gradient = jax.jit(jax.value_and_grad(ours))(jnp.asarray(LOGITS))
+    assert float(value) == pytest.approx(expected.item(), rel=2e-6)
+    np.testing.assert_allclose(gradient, tensor.grad, atol=1e-6)
+
+
+def test_equal_weights_are_no_weights():
+    made = weighted_softmax_cross_entropy(LOGITS, LABELS, np.full(10, 3, np.float32), 0.1)
+    plain = softmax_cross_entropy(LOGITS, LABELS, 0.1).mean()
+    assert made.count == 21 and float(made.value) == pytest.approx(float(plain), rel=1e-6)
+    with pytest.raises(RecipeError, match="use the Sum as it is"):
+        Sum.of(made)
+
+
+@pytest.mark.parametrize("bad", [-1, 10])
+def test_a_bad_label_or_weight_makes_the_weighted_sum_nan(bad):
+    labels, ones = np.where(np.arange(7) == 3, bad, LABELS), np.ones(10, np.float32)
+
+    def total(logits):
+        return weighted_softmax_cross_entropy(logits, labels, ones, 0.1).total
+
+    value, gradient = jax.value_and_grad(total)(jnp.asarray(LOGITS))
+    assert np.isnan(value) and not gradient[3].any() and np.isfinite(gradient).all()
+    assert np.isnan(weighted_softmax_cross_entropy(LOGITS, LABELS, -ones).total)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_positive_weights_and_smoothing_equal_torch(smoothing):
+    torch = pytest.importorskip("torch")
+    targets = rng.integers(0, 2, size=(7, 10)).astype(np.float32)
+    weights = rng.uniform(0.1, 30, size=10).astype(np.float32)
+    smoothed = torch.tensor(targets * (1 - smoothing) + smoothing / 2)
+    tensor = torch.tensor(LOGITS, requires_grad=True)
+    expected = torch.nn.BCEWithLogitsLoss(pos_weight=torch.tensor(weights))(tensor, smoothed)
+    expected.backward()
+    value, gradient = jax.value_and_grad(
+        lambda x: sigmoid_cross_entropy(x, targets, smoothing, weights).mean()
+    )(jnp.asarray(LOGITS))
+    assert float(value) == pytest.approx(expected.item(), rel=2e-6)
+    np.testing.assert_allclose(gradient, tensor.grad, atol=1e-6)
+    np.testing.assert_allclose(
+        sigmoid_cross_entropy(LOGITS, targets, smoothing, np.ones(10)),
+        sigmoid_cross_entropy(LOGITS, targets, smoothing),
+        rtol=1e-6,
+    )
+
+
+@pytest.mark.parametrize("delta", [0.5, 1.0, 3.0])
+def test_absolute_error_and_huber_equal_torch(delta):
+    torch = pytest.importorskip("torch")
+    targets = rng.normal(size=(7, 10)).astype(np.float32)
+    ours = huber(LOGITS, targets, delta).mean(), absolute_error(LOGITS, targets).mean()
+    pair = torch.tensor(LOGITS), torch.tensor(targets)
+    theirs = torch.nn.HuberLoss(delta=delta)(*pair), torch.nn.L1Loss()(*pair)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("labels", [LABELS.astype(t) for t in ("int32", "uint8", "int64", "uint32")], ids=str)
 def test_values_are_float32_one_for_each_example(dtype, labels):
@@ -61,7 +144,10 @@ def test_values_are_float32_one_for_each_example(dtype, labels):
         softmax_cross_entropy(logits, labels),
         jax.jit(softmax_cross_entropy, static_argnums=2)(logits, labels, 0.1),
         sigmoid_cross_entropy(logits, LOGITS > 0),
+        sigmoid_cross_entropy(logits, LOGITS > 0, 0.1, np.ones(10, np.int32)),
         squared_error(logits, LOGITS),
+        absolute_error(logits, LOGITS),
+        huber(logits, LOGITS, 2.0),
         squared_error(logits[:, 0], LABELS),
         correct(logits, labels),
         jax.jit(correct, static_argnames="k")(logits, labels, k=5),
@@ -121,8 +207,11 @@ def test_extreme_logits_stay_finite():
     assert softmax_cross_entropy(logits, [0]).item() == 0
     assert np.isfinite(softmax_cross_entropy(logits, [1]).item())
     assert np.isfinite(sigmoid_cross_entropy(logits, [[1, 0, 1]]).item())
+    assert np.isfinite(sigmoid_cross_entropy(logits, [[1, 0, 1]], 0.0, [2.0, 2.0, 2.0]).item())
+    assert np.isfinite(weighted_softmax_cross_entropy(logits, [1], [1.0, 2.0, 3.0]).total)
     masked = np.array([[0.0, -np.inf, 0.0]], np.float32)  # a class ruled out by the model
     assert softmax_cross_entropy(masked, [0]).item() == pytest.approx(np.log(2))
+    assert weighted_softmax_cross_entropy(masked, [0], [2.0, 1.0, 1.0]).value == pytest.approx(np.log(2))
 
 
 def test_matches_optax_bit_for_bit_in_range():
@@ -160,7 +249,14 @@ def test_constant_and_nan_logits_score_nothing():
         (lambda: softmax_cross_entropy(LOGITS[0], LABELS), "(10,)"),
         (lambda: softmax_cross_entropy(LOGITS.astype(np.int32), LABELS), "int32"),
         (lambda: softmax_cross_entropy(LOGITS, LABELS, 1.0), "smoothing"),
+        (lambda: weighted_softmax_cross_entropy(LOGITS, LABELS, np.ones(9)), "(10,)"),
+        (lambda: weighted_softmax_cross_entropy(LOGITS, LABELS, np.ones(10), 1.0), "smoothing"),
+        (lambda: weighted_softmax_cross_entropy(LOGITS, LABELS[1:], np.ones(10)), "(6,)"),
         (lambda: sigmoid_cross_entropy(LOGITS, LABELS), "(7, 10)"),
+        (lambda: sigmoid_cross_entropy(LOGITS, LOGITS > 0, -0.1), "smoothing"),
+        (lambda: sigmoid_cross_entropy(LOGITS, LOGITS > 0, 0.0, 2.0), "(10,)"),
+        (lambda: huber(LOGITS, LOGITS, 0.0), "delta=0.0"),
+        (lambda: absolute_error(LOGITS[:, :1], LOGITS[:, 0]), "(7, 1)"),
         (lambda: squared_error(LOGITS[:, :1], LOGITS[:, 0]), "(7, 1)"),
         (lambda: squared_error(np.float32(1), np.float32(1)), "(batch, ...)"),
         (lambda: correct(LOGITS, LABELS, k=0), "k=0"),

@@ -8,6 +8,9 @@ from .devices.threads import fix_pool as _fix_pool
 _fix_pool()  # before anything starts JAX's CPU client, which reads it once
 
 from . import losses as losses
+from . import metrics as metrics
+from .check import Finding as Finding
+from .check import check as check
 from .devices.detect import detect as detect
 from .devices.simulate import simulate as simulate
 from .errors import CheckpointError as CheckpointError
@@ -21,12 +24,15 @@ from .errors import Stopped as Stopped
 from .feed import augment as augment
 from .feed import datasets as datasets
 from .feed.folder import ImageFolder as ImageFolder
+from .feed.packed import PackedFolder as PackedFolder
 from .feed.sources import Arrays as Arrays
 from .feed.sources import Lazy as Lazy
 from .interop.nnx import functional as functional
+from .packing.job import pack as pack
 from .plan.planner import plan as plan
 from .plan.plans import Plan as Plan
 from .recipe import Recipe as Recipe
+from .recipe import Validated as Validated
 from .schedules import constant as constant
 from .schedules import cosine as cosine
 from .schedules import exponential as exponential
@@ -46,5 +52,9 @@ from .train.optim import from_optax as from_optax
 from .train.optim import sgd as sgd
 from .train.restore import restore_run as restore_run
 from .train.result import Result as Result
+from .train.stepper import Stepper as Stepper
+from .transfer import read as read
+from .transfer.transfer import Transfer as Transfer
+from .transfer.transfer import transfer as transfer
 
 __version__ = "0.1.0"

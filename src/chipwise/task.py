@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -14,27 +14,37 @@ from .errors import RecipeError
 Tree = Any  # a pytree of arrays
 
 
-class Sum(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Sum:
     """A total and how many things were totalled; the library divides, once, at the end.
 
     Means of parts cannot be combined without knowing how large the parts were. Sums can: over
     examples, replicas, devices and evaluation batches, in any cut.
 
-    *Fields:* `total`, an array of any shape; `count`, of the same shape or `()`.
+    *Fields:* `total`, an array of any shape; `count`, of the same shape or `()`; `finish`,
+    `(total, count) -> value`, for a metric that is no mean, such as F1 from three counts. It is called
+    once, on the host, with float64 NumPy arrays of everything added up, and returns a number or an
+    array; it is no part of the traced program, so it must not use the loss's arrays. See `cw.metrics`.
     """
 
     total: Any
     count: Any
+    finish: Callable[[Any, Any], Any] | None = field(default=None, metadata={"static": True})
 
     @classmethod
     def of(cls, values: jax.Array) -> Sum:
         """The sum of `values` `(batch, ...)` over examples, counting each example once."""
+        if isinstance(values, Sum):
+            raise RecipeError("Sum.of was given a Sum, expected values (batch, ...): use the Sum as it is.")
         return cls(jnp.sum(values, axis=0, dtype=jnp.float32), jnp.float32(values.shape[0]))
 
     @property
     def value(self) -> Any:
-        """`total / count`."""
-        return self.total / self.count
+        """`finish(total, count)`; without a `finish`, `total / count`."""
+        if self.finish is None:
+            return self.total / self.count
+        return self.finish(self.total, self.count)
 
 
 class Loss(Protocol):
@@ -59,8 +69,8 @@ class Task:
     - `init`: `(key) -> (params, state)`. `state` holds what the loss updates itself, such as
       batch-norm statistics; `{}` when there is none.
     - `loss`: `(params, state, batch, key, train) -> (metrics, state)`. `batch` is a dict of arrays
-      `(replica_batch, ...)`; `metrics` a dict of `Sum` with at least `"loss"`, whose total is what
-      is minimised. With `train=False` each example must be judged by itself, independent of the
+      `(replica_batch, ...)`; `metrics` a dict of `Sum` with at least `"loss"`, whose total over
+      count is minimised. With `train=False` each example must be judged by itself, independent of the
       rest of the batch: evaluation pads and masks.
     - `train`, `eval`: sources: `len()` and `[i] -> dict of arrays`. `eval` may be `None`.
     - `augment`: `(example, key) -> example`, one unbatched example, traced, runs on the device; its

@@ -25,6 +25,7 @@ from ..feed.stream import Stream
 from ..recipe import Recipe
 from ..task import Sum, Tree
 from . import keys
+from .finish import finished
 from .reduce import AXIS
 from .replica import checked
 
@@ -87,7 +88,7 @@ class Evaluator:
         return self.device_batch * self.devices
 
     def __call__(self, params: Tree, state: Tree) -> dict[str, Any]:
-        """Metric name to value (total / count; float, or a NumPy array for array totals)."""
+        """Metric name to value (`Sum.value` of all examples: a float, or a NumPy array)."""
         while True:
             try:
                 if self._compiled is None:
@@ -181,10 +182,12 @@ class Evaluator:
         totals: dict[str, Sum] = {}
         for part in host:
             for name, s in part.items():
-                t, c = (np.sum(np.asarray(x, np.float64), axis=0) for x in s)
+                t, c = (np.sum(np.asarray(x, np.float64), axis=0) for x in (s.total, s.count))
                 old = totals.get(name)
-                totals[name] = Sum(t, c) if old is None else Sum(old.total + t, old.count + c)
-        return {name: _value(s) for name, s in totals.items()}
+                if old is not None:
+                    t, c = old.total + t, old.count + c
+                totals[name] = Sum(t, c, s.finish)
+        return finished(totals)
 
     def _rows(self, start: int) -> np.ndarray:
         """The examples of the batch from `start` on, `(batch,)` int32, padded with the first."""
@@ -201,9 +204,3 @@ class Evaluator:
         if "bytes_limit" in stats:
             return (stats["bytes_limit"] - stats.get("bytes_in_use", 0)) * 4 // 5
         return min(CPU_LIMIT_BYTES, psutil.virtual_memory().available // 4) // self.devices
-
-
-def _value(s: Sum):
-    with np.errstate(divide="ignore", invalid="ignore"):
-        value = s.total / s.count
-    return float(value) if value.ndim == 0 else value

@@ -11,6 +11,7 @@ from ..errors import DivergedError
 from ..feed.watch import Watch
 from ..recipe import Recipe
 from .checkpoint import Checkpoints
+from .finish import finished
 from .meter import Meter
 from .progress import Reporter
 from .run import RunFolder
@@ -55,11 +56,8 @@ class Log:
         if self._pending is None:
             return
         (step, sums), self._pending = self._pending, None
-        values = {}
-        for name, s in jax.device_get(sums).items():
-            if np.all(s.count):
-                value = np.asarray(s.total, np.float64) / np.asarray(s.count, np.float64)
-                values[f"train/{name}"] = float(value) if value.ndim == 0 else value
+        counted = {name: s for name, s in jax.device_get(sums).items() if np.all(s.count)}
+        values = {f"train/{name}": value for name, value in finished(counted).items()}
         speed = self.meter.mark(step)
         loss = values.get("train/loss", float("nan"))
         if not np.isfinite(loss):

@@ -73,7 +73,18 @@ def checked(made: Any, state: Tree) -> tuple[dict[str, Sum], Tree]:
                 f'Task.loss must return a cw.Sum(total, count) for "{name}", got {type(value).__name__}; '
                 f"from per-example values: cw.Sum.of(values)."
             )
-        sums[name] = Sum(*(jnp.asarray(part).astype(jnp.float32) for part in value))
+        if value.finish is not None and not callable(value.finish):
+            raise RecipeError(
+                f'The finish of "{name}" must be a function (total, count) -> value, '
+                f"got {type(value.finish).__name__}."
+            )
+        total, count = (jnp.asarray(part).astype(jnp.float32) for part in (value.total, value.count))
+        sums[name] = Sum(total, count, value.finish)
+    if sums["loss"].finish is not None:
+        raise RecipeError(
+            'The "loss" is minimised as total / count and takes no finish: show what finish makes of it '
+            "under another name."
+        )
     if sums["loss"].total.shape != () or sums["loss"].count.shape != ():
         raise RecipeError(
             f'The total and count of "loss" must be one number each, got shapes {sums["loss"].total.shape} '

@@ -1,0 +1,45 @@
+"""A loop of your own over the step that `cw.fit` runs: the same bits, and whatever you want in between.
+
+    python examples/own_loop.py
+
+Here: stop early, when the evaluation has not improved for `patience` epochs, and keep the best
+parameters. `fit` has neither; what it has and this has not are checkpoints, a run folder, and an answer
+to Ctrl-C. Let it run to the end (`patience=None`) and the fingerprint is that of `cw.fit(recipe)`.
+
+Measured on 2 CPU cores: 12 s of processor time, stops after 529 of 674 steps, accuracy 0.969.
+"""
+
+import math
+
+import chipwise as cw
+
+
+def train(recipe, patience=3, **machine):
+    """`(metrics, params, fingerprint)` of the best evaluation, or of the end when `patience` is `None`."""
+    every = math.ceil(len(recipe.task.train) / recipe.batch)  # steps, about an epoch
+    best = (math.inf, {}, None, "")
+    waited = 0
+    with cw.Stepper(recipe, **machine) as stepper:  # reads the data, compiles
+        while stepper.done < stepper.total:
+            stepper.step()  # starts it on every device and returns
+            if stepper.done % every and stepper.done < stepper.total:
+                continue
+
+            shown = stepper.metrics()  # of the steps since the last time; waits for the device
+            found = stepper.evaluate()  # every example once
+            print(f"step {stepper.done}: train {shown['loss']:.4f}, eval {found['loss']:.4f}")
+            if not math.isfinite(shown["loss"]):
+                raise cw.DivergedError(f"The loss is {shown['loss']} at step {stepper.done}: lower the rate.")
+
+            waited += 1
+            if patience is None or found["loss"] < best[0]:
+                best = found["loss"], found, stepper.state()[0], stepper.fingerprint()
+                waited = 0
+            elif waited == patience:
+                break
+    return best[1:]
+
+
+if __name__ == "__main__":
+    metrics, params, fingerprint = train(cw.load("digits"))
+    print(f"accuracy {metrics['accuracy']:.3f}  fingerprint {fingerprint[:16]}")
