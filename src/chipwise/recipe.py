@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from . import precision as precisions
@@ -46,6 +46,20 @@ _EXAMPLES = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Validated:
+    """Where a recipe's settings are known to work.
+
+    *Arguments*: `source`: who measured it, and what came out; `forgetting`: the lowest and highest peak
+    rate x weight decay x steps an epoch that worked (`cw.check` takes half and twice the recipe's own when it
+    is None). `point` is filled in by the `Recipe` it is first given to: that recipe.
+    """
+
+    source: str
+    forgetting: tuple[float, float] | None = None
+    point: Recipe | None = field(default=None, repr=False)
+
+
 @_refuse_unknown
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -64,6 +78,8 @@ class Recipe:
     - `ema`: decay a step of an exponential moving average of the parameters, which evaluation then
       uses; `None` for none.
     - `name`: for people.
+    - `validated`: where these settings are known to work; see `Validated`. It stays what it was when
+      settings are replaced, so that `cw.check` can tell how far they have moved.
 
     Raises `RecipeError` for unknown fields and values out of range.
     """
@@ -77,6 +93,7 @@ class Recipe:
     seed: int = 0
     ema: float | None = None
     name: str = "recipe"
+    validated: Validated | None = None
 
     def __post_init__(self):
         if not isinstance(self.task, Task):
@@ -99,6 +116,9 @@ class Recipe:
             raise RecipeError(
                 f'duration="{self.duration}" is a share of itself; give "24ep", "9360st" or "1.2e6ex".'
             )
+        if self.validated is not None and self.validated.point is None:
+            point = dataclasses.replace(self, validated=None)
+            object.__setattr__(self, "validated", dataclasses.replace(self.validated, point=point))
 
     @property
     def clock(self) -> Clock:
@@ -108,6 +128,22 @@ class Recipe:
             raise DataError("The training source is empty (len() is 0): there is nothing to train on.")
         clock = Clock(examples=examples, batch=self.batch, total=None)
         return dataclasses.replace(clock, total=clock.steps(self.duration))
+
+    def transfer(
+        self,
+        *,
+        batch: int | None = None,
+        replicas: int | None = None,
+        duration: str | None = None,
+        lr: float | None = None,
+    ) -> Recipe:
+        """This recipe at another batch, number of replicas or length, with the same dynamics.
+
+        `cw.transfer` takes the same arguments and also gives the reasons, the sources and the limits.
+        """
+        from .transfer.transfer import transfer
+
+        return transfer(self, batch=batch, replicas=replicas, duration=duration, lr=lr).recipe
 
     def describe(self) -> dict[str, Any]:
         """The recipe as plain JSON values: what is stored with a run and compared on resuming."""

@@ -22,7 +22,7 @@ from .train.optim import Optimizer
 
 RECIPE_MODULE = "chipwise_recipe_"  # how modules are called that came from recipe files
 _STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-_FIXED = ("task", "optimizer", "name")  # made by the recipe file, not typed on a command line
+_FIXED = ("task", "optimizer", "name", "validated")  # made by the recipe file, not typed on a command line
 
 
 def load(spec: str, settings: Sequence[str] = (), data: str | None = None, synthetic: bool = False) -> Recipe:

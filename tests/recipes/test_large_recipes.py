@@ -73,7 +73,10 @@ def on_one(name, data):
     "name", [pytest.param(n, marks=() if "gpt" in n else pytest.mark.slow) for n in SMALL]
 )
 def test_a_small_one_learns(name, packs):
-    _, losses = on_one(name, packs[name])
+    if name == "vit-s16":  # six steps are too few where RandAugment inverts brightness, which is the class
+        losses = trained(small(name, packs[name], "magnitude=0", "mixup=0"), 1)[1]
+    else:
+        losses = on_one(name, packs[name])[1]
     assert np.log(2) * 0.9 < losses[0] < np.log(13) * 1.2  # even odds
     assert losses[-1] < losses[0] - 0.1
 

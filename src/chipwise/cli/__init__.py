@@ -27,12 +27,18 @@ _INTERRUPTED = 130
 
 def app() -> typer.Typer:
     """The command line as a Typer application."""
+    from .bench_feed import bench_feed
+    from .check import check
     from .chips import chips
     from .devices import devices
     from .eval import evaluate_run
+    from .inspect import inspect
+    from .pack import pack
     from .plan import plan
     from .prices import prices
+    from .show import show
     from .train import train
+    from .transfer import transfer
 
     made = typer.Typer(
         no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
@@ -46,6 +52,12 @@ def app() -> typer.Typer:
     made.command("eval", epilog=EXIT_CODES)(evaluate_run)
     made.command("devices", epilog=EXIT_CODES)(devices)
     made.command("plan", epilog=EXIT_CODES)(plan)
+    made.command("transfer", epilog=EXIT_CODES)(transfer)
+    made.command("check", epilog=EXIT_CODES)(check)
+    made.command("pack", epilog=EXIT_CODES)(pack)
+    made.command("inspect", epilog=EXIT_CODES)(inspect)
+    made.command("bench-feed", epilog=EXIT_CODES)(bench_feed)
+    made.command("show", epilog=EXIT_CODES)(show)
     made.command("chips", epilog=EXIT_CODES)(chips)
     made.command("prices", epilog=EXIT_CODES)(prices)
     return made

@@ -18,12 +18,13 @@ def classification(
     normalise: Callable[[jax.Array], jax.Array],
     augment: Callable[[dict, jax.Array], dict] | None = None,
     smoothing: float = 0.0,
+    mix: Callable[[dict, jax.Array], dict] | None = None,
 ) -> Task:
     """A task with softmax cross-entropy and accuracy.
 
     *Arguments:* `model`: `(init, apply)` as made by `cw.functional`; `normalise`: images as stored,
     `(batch, ...)` uint8, to float32 model inputs; `augment`: one stored example at a time;
-    `smoothing`: label smoothing, in training only.
+    `smoothing`: label smoothing, in training only; `mix`: a batch of a replica after `augment`.
     """
     init, apply = model
 
@@ -36,7 +37,13 @@ def classification(
         return {"loss": Sum.of(values), "accuracy": Sum.of(losses.correct(logits, batch["label"]))}, state
 
     return Task(
-        init=init, loss=loss, train=dataset.train, eval=dataset.eval, augment=augment, classes=dataset.classes
+        init=init,
+        loss=loss,
+        train=dataset.train,
+        eval=dataset.eval,
+        augment=augment,
+        mix=mix,
+        classes=dataset.classes,
     )
 
 

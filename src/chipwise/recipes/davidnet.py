@@ -16,7 +16,7 @@ from ..feed.augment import cifar
 from ..feed.datasets import cifar10
 from ..interop.nnx import functional
 from ..models.davidnet import DavidNet
-from ..recipe import Recipe
+from ..recipe import Recipe, Validated
 from ..schedules import one_cycle
 from ..train.optim import sgd
 from .classification import by_channel, classification
@@ -40,4 +40,8 @@ def recipe(data: str | None = None, width: int = 64, smoothing: float = 0.0) -> 
         duration="24ep",
         optimizer=sgd(lr=one_cycle(0.4, warmup="5ep"), momentum=0.9, nesterov=True, weight_decay=5e-4),
         precision="bf16",
+        validated=Validated(
+            source="94 % at 0.019 to 0.039, 92 % at 0.005 and too little at 0.155 in archived runs",
+            forgetting=(0.019, 0.04),
+        ),
     )

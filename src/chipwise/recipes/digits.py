@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from ..feed.datasets import digits
 from ..interop.nnx import functional
 from ..models.digits import DigitsNet
-from ..recipe import Recipe
+from ..recipe import Recipe, Validated
 from ..schedules import one_cycle
 from ..train.optim import adam
 from .classification import classification
@@ -29,6 +29,7 @@ def recipe() -> Recipe:
         replicas=8,
         duration="30ep",
         optimizer=adam(lr=one_cycle(3e-3, warmup="20%")),
+        validated=Validated(source="96.9 % of 360 held-out digits, seed 0"),
     )
 
 

@@ -20,12 +20,12 @@ shows a little less of them, and what that costs has not been measured here.
 from __future__ import annotations
 
 from ..errors import RecipeError
-from ..feed.augment import compose, flip
-from ..feed.crop import centre, resized_crop
+from ..feed.augment import centre
+from ..feed.augment import imagenet as crop_and_flip
 from ..feed.imagenet import imagenet
 from ..interop.nnx import functional
 from ..models.resnet50 import ResNet50
-from ..recipe import Recipe
+from ..recipe import Recipe, Validated
 from ..schedules import cosine, warmup
 from ..train.optim import sgd
 from .classification import by_channel, classification
@@ -52,7 +52,7 @@ def recipe(
             net,
             images,
             lambda stored: normalise(centre(stored, image)),
-            augment=compose(resized_crop(image), flip()),
+            augment=crop_and_flip(image),
             smoothing=smoothing,
         ),
         batch=1024,
@@ -62,4 +62,5 @@ def recipe(
             lr=warmup(cosine(0.4), "5ep"), momentum=0.9, nesterov=True, weight_decay=1e-4, decay="kernels"
         ),
         precision="bf16",
+        validated=Validated(source="76.3 % after 90 epochs, Goyal et al. 2017, arXiv:1706.02677"),
     )

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from ..feed.datasets import mnist
 from ..interop.nnx import functional
 from ..models.mnist import MnistNet
-from ..recipe import Recipe
+from ..recipe import Recipe, Validated
 from ..schedules import exponential
 from ..train.optim import adam
 from .classification import classification
@@ -30,6 +30,7 @@ def recipe(data: str | None = None) -> Recipe:
         replicas=8,
         duration="24ep",
         optimizer=adam(lr=exponential(0.01, 1 / math.e, decay="2000st", floor=1e-4)),
+        validated=Validated(source="99.35 to 99.37 % over 5 seeds, benchmarks/mnist_seeds.md"),
     )
 
 

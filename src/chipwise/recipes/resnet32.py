@@ -11,11 +11,11 @@ One replica, as there: batch-norm statistics over 128 examples, and one device i
 
 from __future__ import annotations
 
-from ..feed.augment import compose, flip, reflect_crop
+from ..feed.augment import reflect_crop
 from ..feed.datasets import cifar10
 from ..interop.nnx import functional
 from ..models.resnet32 import ResNet32
-from ..recipe import Recipe
+from ..recipe import Recipe, Validated
 from ..schedules import piecewise
 from ..train.optim import sgd
 from .classification import by_image, classification
@@ -28,7 +28,7 @@ def recipe(data: str | None = None) -> Recipe:
             functional(lambda rngs: ResNet32(rngs=rngs)),
             cifar10(data),
             by_image,
-            augment=compose(reflect_crop(pad=2), flip()),
+            augment=reflect_crop(pad=2, flip=0.5),
         ),
         batch=128,
         replicas=1,
@@ -39,4 +39,5 @@ def recipe(data: str | None = None) -> Recipe:
             weight_decay=2e-4,
             decay="kernels",
         ),
+        validated=Validated(source="92.5 % at 80,000 steps, README of tensorflow/models research/resnet"),
     )

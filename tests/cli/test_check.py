@@ -1,0 +1,25 @@
+import json
+
+
+def test_warnings_are_lines_and_the_code_is_0(chipwise, mine):
+    fine = chipwise("check", f"{mine}:recipe", "--set", "replicas=1")
+    assert fine.code == 0 and fine.out == "mine: nothing to warn about.\n"
+    doubted = chipwise("check", f"{mine}:recipe", "--set", "replicas=1", "--set", "lr=30", "--on", "v3-8")
+    assert doubted.code == 0
+    lines = doubted.out.splitlines()
+    assert len(lines) == 2 and all(line.startswith("warning: ") for line in lines)
+    assert "peak lr=30" in lines[0] and "replicas=1 on the 8 devices of v3-8" in lines[1]
+
+
+def test_json_is_one_object(chipwise, mine):
+    said = chipwise("check", f"{mine}:recipe", "--set", "replicas=1", "--set", "batch=20", "--json")
+    told = json.loads(said.out)
+    assert told["schema"] == "chipwise.check/1" and (told["recipe"], told["on"]) == ("mine", None)
+    (finding,) = told["findings"]
+    assert finding["given"] == "20 examples a replica" and finding["type"] == "--set batch=24"
+
+
+def test_errors_have_their_codes(chipwise, mine):
+    assert chipwise("check", f"{mine}:recipe", "--on", "v3-7").code == 4
+    assert chipwise("check", f"{mine}:recipe", "--set", "batch=25").code == 2
+    assert chipwise("check", "digitz").code == 2
