@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import chipwise as cw
-from chipwise.feed.crop import centre, resized_crop
+from chipwise.feed.augment import centre, resized_crop
 
 
 def cut(image, seed=0, **settings):
-    return resized_crop(**settings)({"image": image}, jax.random.key(seed))["image"]
+    return jax.jit(resized_crop(**settings))({"image": image}, jax.random.key(seed))["image"]
 
 
 def test_the_whole_image_at_its_own_size_is_itself():
@@ -29,7 +29,7 @@ def test_halving_averages_as_a_triangle_filter():
     np.testing.assert_allclose(half[0, :, 0], [0, 0.5, 3.5, 4], atol=1e-5)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_crop_of_a_ramp_stays_inside_it(seed):
     ramp = np.broadcast_to(np.arange(32, dtype=np.float32)[None, :, None], (32, 32, 1))
     with jax.default_matmul_precision("highest"):
@@ -45,9 +45,10 @@ def test_keys_choose_the_crop_and_a_batch_changes_nothing():
     images = np.random.default_rng(0).integers(0, 256, (4, 12, 12, 3)).astype(np.uint8)
     keys = jax.random.split(jax.random.key(0), 4)
     augment = resized_crop(8)
-    both = jax.vmap(augment)({"image": images}, keys)["image"]
-    alone = [augment({"image": image}, key)["image"] for image, key in zip(images, keys, strict=True)]
-    assert np.abs(np.asarray(both, np.int32) - np.asarray(alone, np.int32)).max() <= 1  # rounding
+    both = jax.jit(jax.vmap(augment))({"image": images}, keys)["image"]
+    single = jax.jit(augment)
+    alone = [single({"image": image}, key)["image"] for image, key in zip(images, keys, strict=True)]
+    np.testing.assert_array_equal(both, alone)
     assert (cut(images[0], 1, size=8) != cut(images[0], 2, size=8)).any()
 
 

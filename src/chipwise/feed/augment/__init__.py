@@ -1,0 +1,47 @@
+"""Random changes to images, made on the device: `cw.augment.flip()` and so on.
+
+Each factory returns a traced function `(example, key) -> example` of one unbatched example, whose
+column `image` is `(height, width)` or `(height, width, channels)`, uint8 or float. The step maps it
+over the batch with a key of the example's own: the result does not depend on how the batch was cut. A
+change that selects nothing gives back the same bits. `mixup` and `cutmix` are for `Task.mix`.
+"""
+
+from .affine import affine as affine
+from .affine import rotate as rotate
+from .affine import shear as shear
+from .affine import shift as shift
+from .affine import zoom as zoom
+from .color import brightness as brightness
+from .color import color_jitter as color_jitter
+from .color import contrast as contrast
+from .color import hue as hue
+from .color import lighting as lighting
+from .color import saturation as saturation
+from .color import sharpness as sharpness
+from .compose import compose as compose
+from .crop import centre as centre
+from .crop import centre_crop as centre_crop
+from .crop import reflect_crop as reflect_crop
+from .crop import resized_crop as resized_crop
+from .erase import cutout as cutout
+from .erase import random_erasing as random_erasing
+from .flip import flip as flip
+from .flip import flip_up_down as flip_up_down
+from .image import Augment as Augment
+from .image import Example as Example
+from .mix import Mix as Mix
+from .mix import cutmix as cutmix
+from .mix import mix_choice as mix_choice
+from .mix import mixup as mixup
+from .normalise import normalise as normalise
+from .policies import rand_augment as rand_augment
+from .policies import trivial_augment as trivial_augment
+from .sets import cifar as cifar
+from .sets import fastai as fastai
+from .sets import imagenet as imagenet
+from .sets import inception as inception
+from .tone import autocontrast as autocontrast
+from .tone import equalize as equalize
+from .tone import invert as invert
+from .tone import posterize as posterize
+from .tone import solarize as solarize

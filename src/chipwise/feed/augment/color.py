@@ -1,0 +1,244 @@
+"""Brightness, contrast, saturation and hue, sharpness, and fastai's lighting.
+
+The enhancements are Pillow's `ImageEnhance`: a blend of the image with black, its mean gray, its own
+gray or a blurred copy, past the image for factors above 1. Pillow drops the fraction where these round.
+Several in one call are one pass with one rounding at the end, clipped after each as a stored image would be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...errors import DataError
+from .drawn import where_drawn
+from .image import Augment, Example, between, chance, grid, image_of, span, stored, white
+
+Amount = float | tuple[float, float]
+_Change = Callable[[jax.Array, jax.Array, float], jax.Array]  # colours, how much, white
+
+
+def color_jitter(
+    brightness: Amount = 0.0,
+    contrast: Amount = 0.0,
+    saturation: Amount = 0.0,
+    hue: Amount = 0.0,
+    p: float = 1.0,
+) -> Augment:
+    """Changes brightness, contrast, saturation and hue by random amounts, with probability `p`.
+
+    The first three are factors: one number reaches as far to both sides of 1 (not below 0), or `(low,
+    high)`; `hue` is a share of the colour circle, to both sides of 0 and at most 0.5. Each is uniform,
+    and 0 leaves its own out. The parameters are those of torchvision's `ColorJitter`, which draws their
+    order too; here it is always this one.
+
+    Raises `DataError` for ranges that are none, and for images of other than 1, 3 or 4 channels.
+    """
+    call = f"color_jitter(brightness={brightness}, contrast={contrast}, saturation={saturation}, hue={hue})"
+    chance(p, f"{call}, p={p}")
+    factors = [span(amount, call, 1) for amount in (brightness, contrast, saturation)]
+    turns = span(hue, call, 0)
+    if not -0.5 <= turns[0] <= turns[1] <= 0.5:
+        raise DataError(f"{call}: expected a hue between -0.5 and 0.5.")
+    changes: list[tuple[_Change, tuple[float, float]]] = [
+        (change, f) for change, f in zip(_FACTORS, factors, strict=True) if f != (1.0, 1.0)
+    ]
+    changes += [(shift_hue, turns)] if turns != (0.0, 0.0) else []
+
+    def augment(example: Example, key: jax.Array) -> Example:
+        image = image_of(example, "color_jitter", colors=True)
+        if not changes or not p:
+            return example
+        drawn = jax.random.uniform(key, (len(changes) + 1,), jnp.float32)
+        top = white(image.dtype)
+
+        def change(colors: jax.Array) -> jax.Array:
+            for number, (one, limits) in enumerate(changes):
+                colors = jnp.clip(one(colors, between(drawn[number], *limits), top), 0.0, top)
+            return colors
+
+        made = of_colors(image, change)
+        return {**example, "image": made if p == 1 else jnp.where(drawn[-1] < p, made, image)}
+
+    return augment
+
+
+def brightness(amount: Amount = 0.2, p: float = 1.0) -> Augment:
+    """Blends with black; as `color_jitter`."""
+    return color_jitter(brightness=amount, p=p)
+
+
+def contrast(amount: Amount = 0.2, p: float = 1.0) -> Augment:
+    """Blends with the image's mean gray; as `color_jitter`."""
+    return color_jitter(contrast=amount, p=p)
+
+
+def saturation(amount: Amount = 0.2, p: float = 1.0) -> Augment:
+    """Blends with the image in gray; as `color_jitter`."""
+    return color_jitter(saturation=amount, p=p)
+
+
+def hue(amount: Amount = 0.1, p: float = 1.0) -> Augment:
+    """Turns the colour circle; as `color_jitter`."""
+    return color_jitter(hue=amount, p=p)
+
+
+def sharpness(amount: Amount = 0.2, p: float = 1.0) -> Augment:
+    """Blends with a blurred image, by a factor drawn as in `color_jitter`; the outermost pixels stay."""
+    call = f"sharpness(amount={amount}, p={p})"
+    limits, _ = span(amount, call, 1), chance(p, call)
+
+    def augment(example: Example, key: jax.Array) -> Example:
+        image = image_of(example, "sharpness", colors=True)
+        if limits == (1.0, 1.0) or not p:
+            return example
+        drawn = jax.random.uniform(key, (2,), jnp.float32)
+        top = white(image.dtype)
+        factor = between(drawn[0], *limits)
+
+        def change(image: jax.Array, factor: jax.Array) -> jax.Array:
+            return of_colors(image, lambda colors: sharpen(colors, factor, top))
+
+        return {**example, "image": where_drawn(change, drawn[1] < p, image, factor)}
+
+    return augment
+
+
+def lighting(amount: float = 0.2, p: float = 0.75) -> Augment:
+    """fastai's brightness and contrast, each with probability `p`: both act on the log-odds of a pixel,
+    so that nothing is clipped.
+
+    With `x` from 0 to 1, brightness is `x c / (x c + (1 - x) (1 - c))` for `c` uniform in `(1 - amount) / 2`
+    to `(1 + amount) / 2`; contrast `x^s / (x^s + (1 - x)^s)` for `s` log-uniform in `1 - amount` to
+    `1 / (1 - amount)`. An 8-bit image is looked up in a table of its own, of 256 entries.
+
+    Source: Howard and Gugger, fastai 2, `aug_transforms(max_lighting=0.2, p_lighting=0.75)`.
+    Raises `DataError` unless 0 <= amount < 1.
+    """
+    call = f"lighting(amount={amount}, p={p})"
+    chance(p, call)
+    if not 0 <= amount < 1:
+        raise DataError(f"{call}: expected an amount of at least 0 and below 1.")
+
+    def augment(example: Example, key: jax.Array) -> Example:
+        image = image_of(example, "lighting", colors=True)
+        if not amount or not p:
+            return example
+        drawn = jax.random.uniform(key, (4,), jnp.float32)
+        share = jnp.where(drawn[2] < p, between(drawn[0], (1 - amount) / 2, (1 + amount) / 2), 0.5)
+        power = jnp.exp((2 * drawn[1] - 1) * np.float32(-np.log1p(-amount)))
+        power = jnp.where(drawn[3] < p, grid(power), 1.0)
+        top = white(image.dtype)
+
+        def light(x: jax.Array) -> jax.Array:
+            x = x / top
+            bright = x * share
+            x = bright / (bright + (1 - x) * (1 - share))
+            strong = x**power
+            return top * strong / (strong + (1 - x) ** power)
+
+        if image.dtype == jnp.uint8:
+            table = stored(light(jnp.arange(256, dtype=jnp.float32)), image.dtype)
+            some = (drawn[2] < p) | (drawn[3] < p)
+            return {**example, "image": where_drawn(_looked_up, some, image, table)}
+        return {**example, "image": of_colors(image, light)}
+
+    return augment
+
+
+def of_colors(image: jax.Array, change: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    """`change` made to an image's colours in float32, and stored; opacity stays."""
+    colors = image[..., :3] if image.ndim == 3 else image
+    made = stored(change(colors.astype(jnp.float32)), image.dtype)
+    return made if made.shape == image.shape else jnp.concatenate([made, image[..., 3:]], axis=2)
+
+
+def _looked_up(image: jax.Array, table: jax.Array) -> jax.Array:
+    """The entry of `table` `(256,)` uint8 for each colour of `image`."""
+    colors = image[..., :3] if image.ndim == 3 else image
+    made = table.at[colors.astype(jnp.int32)].get(mode="promise_in_bounds")
+    return made if made.shape == image.shape else jnp.concatenate([made, image[..., 3:]], axis=2)
+
+
+def gray(colors: jax.Array, top: float) -> jax.Array:
+    """Luma (ITU-R 601-2) as Pillow's, `(height, width, 1)`, or the only channel; whole where pixels are."""
+    if colors.ndim == 2 or colors.shape[2] == 1:
+        return colors
+    # Pillow's weights, in 65,536ths: 8-bit sums of them are exact
+    weights = np.array([19595, 38470, 7471], np.float32) / 65536
+    made = sum(weights[c] * colors[..., c : c + 1] for c in range(3))
+    return made if top == 1 else jnp.floor(made + np.float32(0.5))  # type: ignore[operator,return-value]
+
+
+def mean_gray(colors: jax.Array, top: float) -> jax.Array:
+    """The mean of `gray`, `()`, whole where pixels are."""
+    made = gray(colors, top)
+    if top == 1:
+        return jnp.mean(made)
+    # Rows are added exactly, and so few of them that their sum is too
+    return jnp.floor(jnp.sum(jnp.sum(made.astype(jnp.int32), axis=1)).astype(jnp.float32) / made.size + 0.5)
+
+
+def blend(other: jax.Array, colors: jax.Array, factor: jax.Array) -> jax.Array:
+    """`other` at 0, `colors` at 1, and beyond."""
+    return factor * colors + (1 - factor) * other
+
+
+def brighten(colors: jax.Array, factor: jax.Array, top: float) -> jax.Array:
+    return factor * colors
+
+
+def strengthen(colors: jax.Array, factor: jax.Array, top: float) -> jax.Array:
+    return blend(mean_gray(colors, top), colors, factor)
+
+
+def saturate(colors: jax.Array, factor: jax.Array, top: float) -> jax.Array:
+    return blend(gray(colors, top), colors, factor)
+
+
+_FACTORS = (brighten, strengthen, saturate)
+
+
+def sharpen(colors: jax.Array, factor: jax.Array, top: float) -> jax.Array:
+    """Pillow's `Sharpness`: its blur is the mean of the 3 × 3 neighbours, the middle one counted 5 times."""
+    height, width, channels = (*colors.shape, 1)[:3]
+    if min(height, width) < 3:
+        return colors
+    # Rows of numbers and not of pixels: vectors of a processor are longer than 3
+    lines = colors.reshape(height, width * channels)
+    inner = lines[1:-1, channels:-channels]
+    rows = lines[:-2] + lines[1:-1] + lines[2:]
+    total = rows[:, : -2 * channels] + rows[:, channels:-channels] + rows[:, 2 * channels :] + 4 * inner
+    smooth = total / 13 if top == 1 else jnp.floor(total * np.float32(1 / 13) + np.float32(0.5))
+    made = jnp.clip(blend(smooth, inner, factor), 0.0, top)
+    return jax.lax.dynamic_update_slice(lines, made, (1, channels)).reshape(colors.shape)
+
+
+def shift_hue(colors: jax.Array, turn: jax.Array, top: float) -> jax.Array:
+    """Turns the hue of hexcone HSV by `turn` of the circle; value and saturation stay.
+
+    A channel falls from the highest to the lowest in proportion to the hue's distance from that
+    channel's own, so one division a pixel leads to the hue and none back.
+    """
+    if colors.ndim == 2 or colors.shape[2] == 1:
+        return colors
+    red, green, blue = (colors[..., c] for c in range(3))
+    high, low = jnp.maximum(jnp.maximum(red, green), blue), jnp.minimum(jnp.minimum(red, green), blue)
+    spread = high - low
+    per = 1 / jnp.where(spread > 0, spread, 1.0)
+    sixths = jnp.where(
+        high == red,
+        (green - blue) * per,
+        jnp.where(high == green, 2 + (blue - red) * per, 4 + (red - green) * per),
+    )
+    sixths = grid(sixths + 6 * turn)  # -4 to 8
+
+    def channel(own: int) -> jax.Array:
+        away = sixths - own
+        away = jnp.abs(away - 6 * jnp.rint(away * np.float32(1 / 6)))  # 0 to 3 around the circle
+        return high - spread * jnp.clip(away - 1, 0.0, 1.0)
+
+    return jnp.stack([channel(0), channel(2), channel(4)], axis=-1)

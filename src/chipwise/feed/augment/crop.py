@@ -1,0 +1,186 @@
+"""Cutting a part out of the image: random places in training, the centre in evaluation.
+
+Images are stored somewhat larger than the net's input, say 256×256 for 224×224: training cuts a
+random part and scales it, evaluation takes the centre.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from ...errors import DataError
+from .image import Augment, Example, chance, grid, image_of, stored
+
+
+def reflect_crop(pad: int = 4, flip: float = 0.0) -> Augment:
+    """Mirrors `pad` pixels at each edge, then cuts the original size out at a random place.
+
+    Both offsets are uniform over the `2 * pad + 1` whole pixels. With probability `flip` the window is also
+    mirrored left and right, by the same look-up. `pad=0` moves nothing. Raises `DataError` when the
+    image has no `pad + 1` pixels to mirror.
+    """
+    chance(flip, f"reflect_crop(pad={pad}, flip={flip})")
+    if pad < 0:
+        raise DataError(f"reflect_crop(pad={pad}): pad must be at least 0 pixels.")
+
+    def augment(example: Example, key: jax.Array) -> Example:
+        image = image_of(example, "reflect_crop")
+        height, width = image.shape[:2]
+        if pad >= min(height, width):
+            raise DataError(
+                f"reflect_crop(pad={pad}) needs images larger than {pad} pixels, got {image.shape}."
+            )
+        if not pad and not flip:
+            return example
+        # Rows are gathered, then columns, by mirrored indices: nothing is padded, and every type keeps its
+        # bits. 512 images of 32×32×3 uint8 took 0.4 ms on 2 shared Xeon cores (JAX 0.10.2, best of 7); pad
+        # with dynamic_slice 0.4, a ladder of selects 1.0, one-hot products 4.0. Compiled for TPU v2 at 64
+        # images it is 0.14 ms by the compiler's estimate, where dynamic_slice becomes a loop over the images.
+        down, right = jax.random.randint(key, (2,), 0, 2 * pad + 1)
+        rows = image.at[_mirrored(height, down - pad)].get(mode="promise_in_bounds")
+        columns = _mirrored(width, right - pad)
+        if flip:
+            columns = jnp.where(
+                jax.random.bernoulli(jax.random.fold_in(key, 1), flip), columns[::-1], columns
+            )
+        return {**example, "image": rows.at[:, columns].get(mode="promise_in_bounds")}
+
+    return augment
+
+
+def resized_crop(
+    size: int, area: tuple[float, float] = (0.08, 1.0), ratio: tuple[float, float] = (3 / 4, 4 / 3)
+) -> Augment:
+    """A random part of the image, scaled to `size` × `size` pixels: the crop of Szegedy et al. (2015).
+
+    The part's share of the image is uniform in `area`, its width over height log-uniform in `ratio`,
+    its place uniform among all that lie inside. A side longer than the image's is cut to it, where
+    torchvision draws again. Bilinear, and averaging when it shrinks; rounded for integer images.
+
+    Raises `DataError` for sizes and ranges that are none.
+    """
+    if size < 1 or not 0 < area[0] <= area[1] <= 1 or not 0 < ratio[0] <= ratio[1]:
+        raise DataError(
+            f"resized_crop(size={size}, area={area}, ratio={ratio}): expected size >= 1, "
+            f"0 < area <= 1 and ratio > 0, each from low to high."
+        )
+
+    def augment(example: Example, key: jax.Array) -> Example:
+        image = image_of(example, "resized_crop")
+        height, width = image.shape[:2]
+        share, log_ratio, down, right = jax.random.uniform(key, (4,), jnp.float32)
+        share = area[0] + share * (area[1] - area[0])
+        aspect = jnp.exp(math.log(ratio[0]) + log_ratio * (math.log(ratio[1]) - math.log(ratio[0])))
+        tall = jnp.minimum(jnp.sqrt(share * (height * width) / aspect), height)
+        wide = jnp.minimum(jnp.sqrt(share * (height * width) * aspect), width)
+        made = scaled(image, (down * (height - tall), tall), (right * (width - wide), wide), size)
+        return {**example, "image": made}
+
+    return augment
+
+
+def centre_crop(size: int) -> Augment:
+    """The middle `size` × `size` pixels of one image. Raises `DataError` when it is smaller."""
+    if size < 1:
+        raise DataError(f"centre_crop(size={size}): size must be at least 1 pixel.")
+
+    def augment(example: Example, key: jax.Array) -> Example:
+        return {**example, "image": centre(image_of(example, "centre_crop")[None], size)[0]}
+
+    return augment
+
+
+def centre(images: jax.Array, size: int) -> jax.Array:
+    """The middle `size` × `size` pixels of a batch `(batch, height, width, ...)`, as evaluation takes them.
+
+    Raises `DataError` when the images are smaller.
+    """
+    height, width = images.shape[1:3]
+    if min(height, width) < size:
+        raise DataError(
+            f"Images of {height}×{width} pixels cannot be cut to {size}×{size}: store larger ones."
+        )
+    top, left = (height - size) // 2, (width - size) // 2
+    return images[:, top : top + size, left : left + size]
+
+
+def _mirrored(length: int, start: jax.Array) -> jax.Array:
+    """Indices `start` to `start + length - 1`, `(length,)`, mirrored at 0 and `length - 1`.
+
+    The edge itself is not repeated, as in NumPy's and TensorFlow's "reflect".
+    """
+    inside = jnp.abs(jnp.arange(length, dtype=jnp.int32) + start)
+    return (length - 1) - jnp.abs((length - 1) - inside)
+
+
+Part = tuple[jax.Array, jax.Array]  # where it begins and how long it is, in pixels that need not be whole
+
+
+def scaled(image: jax.Array, rows: Part, columns: Part, size: int) -> jax.Array:
+    """The part of `image` in `rows` and `columns`, scaled to `size` × `size` pixels, in the image's type.
+
+    On accelerators two small matrix products an image, so that one program serves every crop and the
+    TPU's matrix unit does it: with 256×256 to 224×224 they cost 2 % of a forward pass of ResNet-50. A
+    CPU adds up the few pixels that weigh anything instead.
+    """
+    whole = jnp.issubdtype(image.dtype, jnp.integer)
+
+    def short(values: jax.Array, bits: int) -> jax.Array:
+        # 4096ths of a weight, and between the passes 16ths of a level, keep the sums of 8-bit pixels exact
+        return grid(values, bits) if whole else values
+
+    def products(pixels, down, right):
+        height, width = pixels.shape[:2]
+        lines = short(jnp.tensordot(short(_weights(down, height), 12), pixels, 1), 4)
+        return jnp.moveaxis(jnp.tensordot(short(_weights(right, width), 12), lines, ((1,), (1,))), 0, 1)
+
+    def sums(pixels, down, right):
+        return along(short(along(pixels, down, 0), 4), right, 1)
+
+    def along(pixels, tracks, axis):
+        """By as many sums as a made pixel can span stored ones."""
+        length = pixels.shape[axis]
+        at, reach = tracks
+        first = jnp.floor(at - reach).astype(jnp.int32) + 1
+        taps = first[:, None] + jnp.arange(math.ceil(2 * max(1.0, length / size)), dtype=jnp.int32)[None, :]
+        weights = _triangle(taps.astype(jnp.float32), tracks)
+        weights = short(_shares(jnp.where((taps >= 0) & (taps < length), weights, 0.0)), 12)
+        taps = jnp.clip(taps, 0, length - 1)
+        others = [i for i in range(pixels.ndim) if i != axis]
+
+        def add(k, made):
+            near = pixels.at[(slice(None),) * axis + (taps[:, k],)].get(mode="promise_in_bounds")
+            return made + near * jnp.expand_dims(weights[:, k], others)
+
+        # A loop, and not its three sums written out: XLA would work out the weights again for every pixel
+        shape = (*pixels.shape[:axis], size, *pixels.shape[axis + 1 :])
+        return jax.lax.fori_loop(0, taps.shape[1], add, jnp.zeros(shape, jnp.float32))
+
+    made = jax.lax.platform_dependent(
+        image.astype(jnp.float32), _tracks(*rows, size), _tracks(*columns, size), cpu=sums, default=products
+    )
+    return stored(made, image.dtype)
+
+
+def _tracks(start: jax.Array, extent: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
+    """Where the centres of `size` made pixels lie, spread evenly over `[start, start + extent)`, and how far
+    each reaches: as wide as a made pixel or a stored one, whichever is larger."""
+    step = extent / size
+    return start + (jnp.arange(size, dtype=jnp.float32) + 0.5) * step - 0.5, jnp.maximum(step, 1.0)
+
+
+def _weights(tracks: tuple[jax.Array, jax.Array], length: int) -> jax.Array:
+    """What each of `length` stored pixels adds to each made one: `(size, length)`, rows sum to 1."""
+    return _shares(_triangle(jnp.arange(length, dtype=jnp.float32)[None, :], tracks))
+
+
+def _triangle(taps: jax.Array, tracks: tuple[jax.Array, jax.Array]) -> jax.Array:
+    at, reach = tracks
+    return jnp.maximum(1 - jnp.abs(taps - at[:, None]) / reach, 0.0)
+
+
+def _shares(weights: jax.Array) -> jax.Array:
+    return weights / jnp.sum(weights, axis=1, keepdims=True)

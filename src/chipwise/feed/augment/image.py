@@ -1,0 +1,125 @@
+"""What an augmentation is, and the few things all of them do with an image.
+
+An image is `(height, width)` or `(height, width, channels)`. Whole numbers run from 0 to the type's
+highest, floats from 0 to 1. Colours are one channel of gray, three of red, green and blue, or those
+and a fourth of opacity, which no change of colour touches.
+
+A change is worked out in float32 and rounded once, when it is stored in the image's own type. Drawn
+factors and places are kept to so few binary digits (`grid`) that products and sums of 8-bit pixels
+with them are exact: whether a compiler rounds once or twice, and how it cuts a batch, changes no bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...errors import DataError
+
+Example = dict[str, jax.Array]
+Augment = Callable[[Example, jax.Array], Example]
+
+
+def image_of(example: Example, stage: str, colors: bool = False) -> jax.Array:
+    """The column `image` of an unbatched example. Raises `DataError` when there is none, or, with
+    `colors`, when its channels are not 1, 3 or 4."""
+    image = example.get("image")
+    if image is None or jnp.ndim(image) not in (2, 3):
+        found = ", ".join(f"{name} {jnp.shape(value)}" for name, value in example.items())
+        raise DataError(
+            f"{stage} needs a column 'image' (height, width) or (height, width, channels), got {found}."
+        )
+    if colors and jnp.ndim(image) == 3 and image.shape[2] not in (1, 3, 4):
+        raise DataError(f"{stage} needs images of 1, 3 or 4 channels, got {image.shape}.")
+    return jnp.asarray(image)
+
+
+def chance(p: float, call: str) -> float:
+    """`p`, a probability. Raises `DataError` for one that is none."""
+    if not 0 <= p <= 1:
+        raise DataError(f"{call}: p must lie between 0 and 1.")
+    return p
+
+
+def white(dtype: jnp.dtype) -> float:
+    """The highest value of a pixel: the type's for whole numbers, 1 for floats."""
+    return float(jnp.iinfo(dtype).max) if jnp.issubdtype(dtype, jnp.integer) else 1.0
+
+
+def stored(pixels: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Float32 `pixels` in the image's type: rounded to the nearest and clipped for whole numbers."""
+    if jnp.issubdtype(dtype, jnp.integer):
+        limits = jnp.iinfo(dtype)
+        pixels = jnp.clip(jnp.rint(pixels), limits.min, limits.max)
+    return pixels.astype(dtype)
+
+
+def grid(value: jax.Array, bits: int = 12) -> jax.Array:
+    """`value` rounded to a multiple of `2**-bits`."""
+    return jnp.rint(value * jnp.float32(2**bits)) * jnp.float32(2**-bits)
+
+
+def between(share: jax.Array, low: float, high: float) -> jax.Array:
+    """From `low` to `high` as `share` goes from 0 to 1, on the grid; exactly `low` when they are equal."""
+    return grid(jnp.float32(low) + share * jnp.float32(high - low)) if high != low else jnp.float32(low)
+
+
+def span(given: float | tuple[float, float], call: str, around: float | None = None) -> tuple[float, float]:
+    """The range `given` stands for: itself, or as far to both sides of `around` (not below 0 around 1).
+
+    Raises `DataError` for one that runs backwards, is negative where it must not be, or is no number.
+    """
+    if isinstance(given, (int, float)):
+        if around is None or not 0 <= given < math.inf:
+            raise DataError(f"{call}: expected a finite amount of at least 0, or a range (low, high).")
+        low, high = around - given, around + given
+        return (max(low, 0.0) if around == 1 else low), high
+    low, high = given
+    if not -math.inf < low <= high < math.inf or (around == 1 and low < 0):
+        raise DataError(f"{call}: expected a finite range from low to high, and no factor below 0.")
+    return float(low), float(high)
+
+
+def pixel(fill: float | Sequence[float], image: jax.Array, call: str) -> np.ndarray:
+    """`fill` as one pixel of `image`, `(channels,)` or `()`: rounded for whole numbers.
+
+    Raises `DataError` unless it has one value, or one a channel, that fit the image's type.
+    """
+    values = np.asarray(fill, np.float64)
+    channels = image.shape[2:]
+    # One value is a scalar or a list of one: a gray data set's mean has one entry
+    if values.ndim > 1 or (values.size != 1 and values.shape != channels):
+        raise DataError(f"{call} has {values.size} values, the image {image.shape}: one, or one a channel.")
+    if jnp.issubdtype(image.dtype, jnp.integer):
+        values, limits = np.rint(values), jnp.iinfo(image.dtype)
+        if not ((values >= limits.min) & (values <= limits.max)).all():
+            raise DataError(f"{call} does not fit {image.dtype}: {limits.min} to {limits.max}.")
+    made = np.broadcast_to(values.reshape(channels if values.size != 1 else ()), channels)
+    return made.astype(image.dtype)
+
+
+Extent = tuple[jax.Array, jax.Array | int]  # the first of some rows or columns, and how many
+
+
+def paint(image: jax.Array, rows: Extent, columns: Extent, color: jax.Array | np.ndarray) -> jax.Array:
+    """`image` with `color`, `(channels,)` or `()`, in a rectangle that may stick out.
+
+    Numbers of a row and not its pixels are counted: vectors of a processor are longer than 3.
+    """
+    height, width, channels = (*image.shape, 1)[:3]
+    left, wide = columns
+    inside = (
+        within(height, rows)[:, None] & within(width * channels, (left * channels, wide * channels))[None, :]
+    )
+    line = jnp.tile(jnp.asarray(color, image.dtype).reshape(channels), width)[None, :]
+    return jnp.where(inside, line, image.reshape(height, width * channels)).reshape(image.shape)
+
+
+def within(length: int, extent: Extent) -> jax.Array:
+    """Which of `length` places lie in `extent`: `(length,)` bool."""
+    at = jnp.arange(length, dtype=jnp.int32) - extent[0]
+    return (at >= 0) & (at < extent[1])

@@ -1,0 +1,145 @@
+"""Mixing the examples of a batch: mixup, cutmix, or one of several. For `Task.mix`.
+
+Each is `(batch, key) -> batch` within one replica. Labels `(n,)` become probabilities `(n, classes)`
+float32, which the losses accept; those that already are stay so. An example is mixed with the one before
+it in the batch, which the order of the epoch has made a random one. Pixels are rounded to their own type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...errors import DataError
+from .image import grid, stored
+
+Batch = dict[str, jax.Array]
+Mix = Callable[[Batch, jax.Array], Batch]
+
+
+def mixup(classes: int, alpha: float = 0.2, *, each: bool = True) -> Mix:
+    """Adds up two images, and their labels, in shares `s` and `1 - s`, `s` from Beta(`alpha`, `alpha`) or 1
+    less that, the larger: an example is at least half itself, and with a small `alpha` mostly all.
+
+    `each`: a share for every example; `False`: one for the batch, as in big_vision and timm's default.
+    `alpha=0` mixes nothing, and only makes labels probabilities.
+
+    Source: Zhang et al. (2018, arXiv:1710.09412). Raises `DataError` for an alpha or classes that are none,
+    and for a batch without the columns `image` and `label`.
+    """
+    call = f"mixup(classes={classes}, alpha={alpha})"
+    _check(call, classes, alpha)
+
+    def mix(batch: Batch, key: jax.Array) -> Batch:
+        images, labels = _columns(batch, classes, call)
+        if not alpha:
+            return {**batch, "label": labels}
+        share = grid(_shares(key, alpha, len(images), each))
+        share = jnp.maximum(share, 1 - share)
+        own = share.reshape((-1,) + (1,) * (images.ndim - 1))
+        pixels = own * images.astype(jnp.float32) + (1 - own) * _before(images).astype(jnp.float32)
+        return {**batch, "image": stored(pixels, images.dtype), "label": _shared(labels, share)}
+
+    return mix
+
+
+def cutmix(classes: int, alpha: float = 1.0, *, each: bool = True) -> Mix:
+    """Puts a rectangle of the other image, of the same place, into each, and adds the labels by area.
+
+    The rectangle has the image's shape and `1 - s` of its area, `s` from Beta(`alpha`, `alpha`); its centre
+    is uniform over the image and what sticks out is cut off, so the label's share is counted in pixels.
+    `each` and `alpha=0` as in `mixup`.
+
+    Source: Yun et al. (2019, arXiv:1905.04899). Raises `DataError` as `mixup`.
+    """
+    call = f"cutmix(classes={classes}, alpha={alpha})"
+    _check(call, classes, alpha)
+
+    def mix(batch: Batch, key: jax.Array) -> Batch:
+        images, labels = _columns(batch, classes, call)
+        if not alpha:
+            return {**batch, "label": labels}
+        n = len(images) if each else 1
+        shares, places = jax.random.split(key)
+        side = jnp.sqrt(1 - _shares(shares, alpha, len(images), each))
+        centres = jax.random.uniform(places, (2, n), jnp.float32)
+        rows = _covered(images.shape[1], centres[0], side)
+        columns = _covered(images.shape[2], centres[1], side)
+        other = rows[:, :, None] & columns[:, None, :]
+        pixels = jnp.sum(rows, axis=1) * jnp.sum(columns, axis=1)
+        share = 1 - pixels.astype(jnp.float32) / np.float32(images.shape[1] * images.shape[2])
+        other = other.reshape(other.shape + (1,) * (images.ndim - 3))
+        made = jnp.where(other, _before(images), images)
+        return {**batch, "image": made, "label": _shared(labels, share)}
+
+    return mix
+
+
+def mix_choice(*mixes: Mix, p: Sequence[float] | None = None) -> Mix:
+    """One of `mixes` for each batch, with probabilities `p`, by default as likely one as the other.
+
+    `mix_choice(mixup(1000, 0.8), cutmix(1000, 1.0))` is timm's usual pair. Only the one drawn is computed.
+    Raises `DataError` when `p` are no probabilities of as many.
+    """
+    weights = np.full(len(mixes), 1 / max(len(mixes), 1)) if p is None else np.asarray(p, np.float64)
+    if not mixes or weights.shape != (len(mixes),) or (weights < 0).any() or abs(weights.sum() - 1) > 1e-6:
+        raise DataError(
+            f"mix_choice of {len(mixes)} with p={p}: expected one or more, and as many probabilities, "
+            f"that add to 1."
+        )
+    ends = jnp.asarray(np.cumsum(weights)[:-1], jnp.float32)
+
+    def mix(batch: Batch, key: jax.Array) -> Batch:
+        choose, rest = jax.random.split(key)
+        chosen = jnp.sum(jax.random.uniform(choose, (), jnp.float32) >= ends, dtype=jnp.int32)
+        return jax.lax.switch(chosen, mixes, batch, rest)
+
+    return mix
+
+
+def _check(call: str, classes: int, alpha: float) -> None:
+    if not (isinstance(classes, int) and classes > 0 and 0 <= alpha < float("inf")):
+        raise DataError(f"{call}: expected a number of classes above 0, and an alpha of at least 0.")
+
+
+def _columns(batch: Batch, classes: int, call: str) -> tuple[jax.Array, jax.Array]:
+    """Images, and labels as probabilities; one outside of the classes becomes NaN, and so does its loss."""
+    if "image" not in batch or "label" not in batch or jnp.ndim(batch["image"]) not in (3, 4):
+        found = ", ".join(f"{name} {jnp.shape(value)}" for name, value in batch.items())
+        raise DataError(f"{call} needs columns 'image' (n, height, width, ...) and 'label', got {found}.")
+    images, labels = jnp.asarray(batch["image"]), jnp.asarray(batch["label"])
+    if jnp.issubdtype(labels.dtype, jnp.floating) and labels.shape == (len(images), classes):
+        return images, labels.astype(jnp.float32)
+    if not jnp.issubdtype(labels.dtype, jnp.integer) or labels.shape != (len(images),):
+        raise DataError(
+            f"{call} got labels {labels.dtype} {labels.shape}: expected whole numbers ({len(images)},), or "
+            f"float probabilities ({len(images)}, {classes})."
+        )
+    known = (labels >= 0) & (labels < classes)
+    return images, jnp.where(known[:, None], jax.nn.one_hot(labels, classes, dtype=jnp.float32), jnp.nan)
+
+
+def _before(rows: jax.Array) -> jax.Array:
+    return jnp.roll(rows, 1, axis=0)
+
+
+def _shares(key: jax.Array, alpha: float, n: int, each: bool) -> jax.Array:
+    shape = (n if each else 1,)
+    if alpha == 1:  # Beta draws by rejection, in loops
+        return jax.random.uniform(key, shape, jnp.float32)
+    return jax.random.beta(key, alpha, alpha, shape, jnp.float32)
+
+
+def _shared(labels: jax.Array, share: jax.Array) -> jax.Array:
+    return share[:, None] * labels + (1 - share)[:, None] * _before(labels)
+
+
+def _covered(length: int, centre: jax.Array, side: jax.Array) -> jax.Array:
+    """Which of `length` pixels lie in `side` of the length around `centre`, shares `(n,)`: `(n, length)`."""
+    half = jnp.floor(side * length).astype(jnp.int32) // 2
+    middle = jnp.floor(centre * length).astype(jnp.int32)
+    at = jnp.arange(length, dtype=jnp.int32)[None, :]
+    return (at >= (middle - half)[:, None]) & (at < (middle + half)[:, None])

@@ -1,0 +1,178 @@
+"""RandAugment and TrivialAugment: a few changes, drawn from many for each image.
+
+A mapped `switch` would make every change to every image. Here an image has one set of settings, most of
+them neutral, and what was drawn is worked out together, whatever the number of layers: all moves are one
+matrix and one look-up, all changes of tone one table and one look-up, sharpness and saturation a pass between
+them. So the changes come in one order and not in the order drawn: moves, sharpness, saturation,
+autocontrast or equalize, contrast, brightness, solarize_add, posterize, solarize, invert, cutout; two of
+a kind add up. Only the counting for equalize is done for no more images than drew it. Shears and turns
+are around the centre, and bilinear.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...errors import DataError, nearest
+from . import color, tone
+from .affine import undo_shift
+from .drawn import where_drawn
+from .image import Augment, Example, grid, paint, pixel
+from .resample import positions, resample
+from .spaces import BINS, SPACES, Levels
+
+_MOVES = ("shear_x", "shear_y", "shift_x", "shift_y", "rotate")
+Drawn = dict[str, jax.Array]  # the strength of each change, () float32
+
+
+def rand_augment(
+    layers: int = 2, magnitude: int = 9, space: str = "standard", fill: float | Sequence[float] = 128
+) -> Augment:
+    """`layers` changes out of those of a `space`, each as likely, all of one `magnitude`, of 8-bit images.
+
+    *Arguments:* `magnitude`: 0 to 30; `space`: `"standard"`, torchvision's, or `"original"`, the authors',
+    in which 10 is strong, see `spaces`; `fill`: the colour of what moves in from outside and of
+    cutouts, one value or one a channel (torchvision: 0).
+
+    Source: Cubuk et al. (2020, arXiv:1909.13719). Raises `DataError` for settings that are none.
+    """
+    call = f"rand_augment(layers={layers}, magnitude={magnitude}, space={space!r})"
+    if layers < 0 or not 0 <= magnitude < BINS:
+        raise DataError(f"{call}: expected layers of at least 0, and a magnitude from 0 to {BINS - 1}.")
+    return _policy(call, layers, magnitude, space, fill)
+
+
+def trivial_augment(space: str = "wide", fill: float | Sequence[float] = 128) -> Augment:
+    """One change out of those of a `space`, its magnitude any from 0 to 30, of 8-bit images.
+
+    `space` and `fill` as in `rand_augment`; the usual one is `"wide"`.
+
+    Source: Müller and Hutter (2021, arXiv:2103.10158), TA (Wide). Raises `DataError` for wrong settings.
+    """
+    return _policy(f"trivial_augment(space={space!r})", 1, None, space, fill)
+
+
+def _policy(
+    call: str, layers: int, magnitude: int | None, space: str, fill: float | Sequence[float]
+) -> Augment:
+    if space not in SPACES:
+        raise DataError(f"{call}: expected a space of {', '.join(SPACES)}.{nearest(space, SPACES)}")
+
+    def augment(example: Example, key: jax.Array) -> Example:
+        image, colors = tone.eight_bit(example, call)
+        outside = pixel(fill, image, f"{call}, fill={fill}")
+        if not layers:
+            return example
+        levels = SPACES[space](*image.shape[:2])
+        u = jax.random.uniform(key, (layers, 5), jnp.float32)
+        drawn = [_draw(levels, magnitude, u[layer]) for layer in range(layers)]
+
+        def some(*changes: str) -> jax.Array:
+            return jnp.any(jnp.stack([one[c] != levels[c].neutral for one in drawn for c in changes]))
+
+        def factor(name: str) -> jax.Array:
+            return grid(jnp.prod(jnp.stack([one[name] for one in drawn])))
+
+        def move(image: jax.Array, *where: jax.Array) -> jax.Array:
+            return resample(image, where, outside)  # type: ignore[arg-type]
+
+        where = positions(_matrix(drawn), *image.shape[:2])
+        image = where_drawn(move, some(*_MOVES), image, *where)
+        for name, change in (("sharpness", color.sharpen), ("saturation", color.saturate)):
+            image = where_drawn(_blended(change), some(name), image, factor(name))
+        colors = image[..., None] if image.ndim == 2 else image[..., :3]
+        tones = [name for name in levels if name not in (*_MOVES, "sharpness", "saturation", "identity")]
+        image = where_drawn(tone.applied, some(*tones), image, _table(colors, drawn))
+        if "cutout" in levels:
+            for one, places in zip(drawn, u[:, 3:], strict=True):
+                image = _cut(image, one["cutout"], places, outside)
+        return {**example, "image": image}
+
+    return augment
+
+
+def _blended(change: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    return lambda image, factor: color.of_colors(image, lambda colors: change(colors, factor, 255.0))
+
+
+def _draw(levels: Mapping[str, Levels], magnitude: int | None, u: jax.Array) -> Drawn:
+    """One change: its strength, and what is neutral for all others."""
+    names = list(levels)
+    values = np.stack([levels[name].values for name in names]).astype(np.float32)
+    neutral = np.array([levels[name].neutral for name in names], np.float32)
+    signed = np.array([levels[name].signed for name in names])
+    if magnitude is None:
+        bin_ = jnp.minimum((u[1] * BINS).astype(jnp.int32), BINS - 1)
+        strength = jnp.asarray(values).at[:, bin_].get(mode="promise_in_bounds")
+    else:
+        strength = jnp.asarray(values[:, magnitude])
+    strength = jnp.where(jnp.asarray(signed) & (u[2] < 0.5), 2 * neutral - strength, strength)
+    which = jnp.minimum((u[0] * len(names)).astype(jnp.int32), len(names) - 1)
+    chosen = jnp.arange(len(names), dtype=jnp.int32) == which
+    strength = jnp.where(chosen, strength, neutral)
+    return {name: strength[i] for i, name in enumerate(names)}
+
+
+def _matrix(drawn: Sequence[Drawn]) -> jax.Array:
+    """The look-up of all moves, `(2, 3)`: through the last one first."""
+    made = jnp.asarray([[1, 0, 0], [0, 1, 0]], jnp.float32)
+    for one in drawn:
+        angle = one["rotate"] * jnp.float32(math.pi / 180)
+        cos, sin = jnp.cos(angle), jnp.sin(angle)
+        # At most one of them is not neutral
+        linear = jnp.stack([cos, one["shear_x"] - sin, one["shear_y"] + sin, cos])
+        made = _after(made, undo_shift(linear, one["shift_x"], one["shift_y"]))
+    return made
+
+
+def _after(first: jax.Array, last: jax.Array) -> jax.Array:
+    """`first @ last` of affine maps, without a matrix product: some devices would round to bfloat16 in it."""
+    made = first[:, 0, None] * last[0, None, :] + first[:, 1, None] * last[1, None, :]
+    return made.at[:, 2].add(first[:, 2])
+
+
+def _table(colors: jax.Array, drawn: Sequence[Drawn]) -> tone.Table:
+    """All changes of tone as one table, from the statistics of `colors` `(height, width, 1 or 3)`."""
+
+    def every(name: str) -> jax.Array:
+        return jnp.stack([one[name] for one in drawn])
+
+    even, stretch = jnp.any(every("equalize") > 0), jnp.any(every("autocontrast") > 0)
+    counts = tone.counts(colors, even)
+    low, high = tone.extremes(colors)
+    low, high = jnp.where(stretch, low, 0.0), jnp.where(stretch, high, 255.0)
+    stretched, evened = tone.stretched(low, high), tone.equalized(counts)
+    table = jnp.where(even, evened, stretched)
+
+    area = colors.shape[0] * colors.shape[1]
+    mean = jnp.sum(colors.astype(jnp.int32), axis=(0, 1)).astype(jnp.float32) / area
+    mean = jnp.where(high > low, (mean - low) * 255 / jnp.maximum(high - low, 1.0), mean)
+    mean_evened = jnp.sum(counts * evened.astype(jnp.int32), axis=0).astype(jnp.float32) / area
+    middle = jnp.floor(color.gray(jnp.where(even, mean_evened, mean)[None, None, :], 1.0)[0, 0] + 0.5)
+
+    def clip(table: tone.Table) -> tone.Table:
+        return jnp.clip(jnp.rint(table), 0, 255)
+
+    table = clip(color.blend(middle[None, :], table, grid(jnp.prod(every("contrast")))))
+    table = clip(color.brighten(table, grid(jnp.prod(every("brightness"))), 255.0))
+    if "solarize_add" in drawn[0]:
+        table = jnp.where(table < 128, clip(table + jnp.sum(every("solarize_add"))), table)
+    table = tone.kept_bits(table, jnp.min(every("posterize")))
+    table = tone.solarized(table, jnp.min(every("solarize")))
+    if "invert" in drawn[0]:
+        table = jnp.where(jnp.sum(every("invert")) % 2 == 1, 255 - table, table)
+    return table
+
+
+def _cut(image: jax.Array, half: jax.Array, places: jax.Array, color: np.ndarray) -> jax.Array:
+    """`image` with a square of `2 * half` pixels painted around a uniform place, as far as it is inside."""
+
+    height, width = image.shape[:2]
+    half = half.astype(jnp.int32)
+    top, left = (jnp.floor(places * np.array([height, width], np.float32))).astype(jnp.int32) - half
+    return paint(image, (top, 2 * half), (left, 2 * half), color)

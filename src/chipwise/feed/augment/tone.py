@@ -1,0 +1,159 @@
+"""Changes of a pixel by its own value: posterize, solarize, invert, autocontrast, equalize.
+
+Pillow's `ImageOps`, of 8-bit images. Each is a table of 256 entries a channel; those after one another
+are one table, and one look-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from ...errors import DataError
+from .drawn import where_drawn
+from .image import Augment, Example, chance, image_of
+
+Table = jax.Array  # (256, channels) float32, whole numbers from 0 to 255
+
+
+def posterize(bits: int = 4, p: float = 1.0) -> Augment:
+    """Keeps the `bits` highest of 8 bits, with probability `p`. 8 changes nothing."""
+    if not 0 <= bits <= 8:
+        raise DataError(f"posterize(bits={bits}): expected 0 to 8 bits.")
+    return _by_table("posterize", p, lambda colors, wanted: kept_bits(identity(colors), jnp.float32(bits)))
+
+
+def solarize(threshold: int = 128, p: float = 1.0) -> Augment:
+    """Inverts what is not below `threshold`, with probability `p`. 256 changes nothing."""
+    if not 0 <= threshold <= 256:
+        raise DataError(f"solarize(threshold={threshold}): expected 0 to 256.")
+    limit = jnp.float32(threshold)
+    return _by_table("solarize", p, lambda colors, wanted: solarized(identity(colors), limit))
+
+
+def invert(p: float = 1.0) -> Augment:
+    """Turns light into dark, with probability `p`."""
+    return _by_table("invert", p, lambda colors, wanted: 255 - identity(colors))
+
+
+def autocontrast(p: float = 1.0) -> Augment:
+    """Spreads each channel from its darkest and lightest pixel to black and white, with probability `p`."""
+    return _by_table("autocontrast", p, lambda colors, wanted: stretched(*extremes(colors)))
+
+
+def equalize(p: float = 1.0) -> Augment:
+    """Spreads each channel so that all its values are as frequent, with probability `p`."""
+    return _by_table("equalize", p, lambda colors, wanted: equalized(counts(colors, wanted)))
+
+
+def _by_table(stage: str, p: float, table: Callable[[jax.Array, jax.Array], Table]) -> Augment:
+    chance(p, f"{stage}(p={p})")
+
+    def augment(example: Example, key: jax.Array) -> Example:
+        image, colors = eight_bit(example, stage)
+        if not p:
+            return example
+        wanted = jax.random.bernoulli(key, p)
+        return {**example, "image": where_drawn(applied, wanted, image, table(colors, wanted))}
+
+    return augment
+
+
+def eight_bit(example: Example, stage: str) -> tuple[jax.Array, jax.Array]:
+    """The image, and its colours as `(height, width, 1 or 3)`. Raises `DataError` for other than uint8."""
+    image = image_of(example, stage, colors=True)
+    if image.dtype != jnp.uint8:
+        raise DataError(f"{stage} needs uint8 images, got {image.dtype}: put it before what makes floats.")
+    return image, image[..., None] if image.ndim == 2 else image[..., :3]
+
+
+def applied(image: jax.Array, table: Table) -> jax.Array:
+    """The colours of `image` looked up in `table`, rounded."""
+    colors = image[..., None] if image.ndim == 2 else image[..., :3]
+    channels = jnp.arange(colors.shape[2], dtype=jnp.int32)[None, None, :]
+    entries = jnp.rint(table).astype(jnp.uint8)
+    made = entries.at[colors.astype(jnp.int32), channels].get(mode="promise_in_bounds")
+    return (
+        jnp.concatenate([made, image[..., 3:]], axis=2)
+        if made.size < image.size
+        else made.reshape(image.shape)
+    )
+
+
+def identity(colors: jax.Array) -> Table:
+    values = jnp.arange(256, dtype=jnp.float32)[:, None]
+    return jnp.broadcast_to(values, (256, colors.shape[2]))
+
+
+def kept_bits(table: Table, bits: jax.Array) -> Table:
+    """With `bits` `()` float32: 8 keeps all, 0 none."""
+    step = jnp.exp2(8 - bits)
+    return jnp.floor(table / step) * step
+
+
+def solarized(table: Table, threshold: jax.Array) -> Table:
+    return jnp.where(table < threshold, table, 255 - table)
+
+
+def extremes(colors: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The lowest and highest value of each channel, `(channels,)` float32."""
+    low, high = jnp.min(colors, axis=(0, 1)), jnp.max(colors, axis=(0, 1))
+    return low.astype(jnp.float32), high.astype(jnp.float32)
+
+
+def stretched(low: jax.Array, high: jax.Array) -> Table:
+    """The table that takes `low` to black and `high` to white; of one value only it changes nothing."""
+    values = jnp.arange(256, dtype=jnp.float32)[:, None]
+    span = (high - low)[None, :]
+    made = jnp.clip(jnp.floor((values - low[None, :]) * 255 / jnp.maximum(span, 1.0)), 0, 255)
+    return jnp.where(span > 0, made, values)
+
+
+def equalized(counts: jax.Array) -> Table:
+    """Pillow's table for the frequencies `counts` `(256, channels)` int32: how many are below, in steps
+    of what each of 255 values would have, the most frequent highest value aside."""
+    values = jnp.arange(256, dtype=jnp.int32)[:, None]
+    total = jnp.sum(counts, axis=0)
+    highest = jnp.max(jnp.where(counts > 0, values, 0), axis=0)
+    step = (total - jnp.sum(jnp.where(values == highest[None, :], counts, 0), axis=0)) // 255
+    below = jnp.cumsum(counts, axis=0) - counts
+    made = jnp.minimum((below + (step // 2)[None, :]) // jnp.maximum(step, 1)[None, :], 255)
+    return jnp.where(step[None, :] > 0, made, values).astype(jnp.float32)
+
+
+@jax.custom_batching.custom_vmap
+def counts(colors: jax.Array, wanted: jax.Array) -> jax.Array:
+    """How often each value comes in each channel: `(256, channels)` int32; zeros where not `wanted`.
+
+    Counting costs more than all else that a policy does to an image, and few images draw a change
+    that needs it. Mapped over a batch it is therefore a loop, whose turn is empty for the others.
+    """
+    return jax.lax.cond(wanted, _counted, lambda c: jnp.zeros((256, c.shape[2]), jnp.int32), colors)
+
+
+@counts.def_vmap
+def _counts_of_a_batch(size: int, batched: list[bool], colors: jax.Array, wanted: jax.Array):
+    every = [
+        x if given else jnp.broadcast_to(x, (size, *x.shape))
+        for x, given in zip((colors, wanted), batched, strict=True)
+    ]
+    return jax.lax.map(lambda one: counts(*one), tuple(every)), True
+
+
+def _counted(colors: jax.Array) -> jax.Array:
+    def added(colors):
+        channels = colors.shape[2]
+        places = colors.astype(jnp.int32) * channels + jnp.arange(channels, dtype=jnp.int32)[None, None, :]
+        flat = jnp.zeros((256 * channels,), jnp.int32).at[places].add(1, mode="promise_in_bounds")
+        return flat.reshape(256, channels)
+
+    def multiplied(colors):
+        """By the high and the low half of the value: what a unit for matrix products does at once."""
+        pixels = colors.reshape(-1, colors.shape[2]).T.astype(jnp.int32)
+        high, low = (jax.nn.one_hot(half, 16, dtype=jnp.bfloat16) for half in (pixels >> 4, pixels & 15))
+        made = jnp.einsum("cpi,cpj->ijc", high, low, preferred_element_type=jnp.float32)
+        return made.reshape(256, -1).astype(jnp.int32)
+
+    return jax.lax.platform_dependent(colors, cpu=added, default=multiplied)
