@@ -68,3 +68,9 @@ def cast(tree, precision: str):
         return x.astype(jnp.bfloat16) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
     return jax.tree.map(one, tree)
+
+
+def cast_batch(batch: dict, precision: str) -> dict:
+    """The columns of `batch` as `cast` has them, but for `label`: what is to be learned keeps its digits,
+    whether a value of 1,234.5 or mixup's share of 0.3."""
+    return {k: v if k == "label" else cast(v, precision) for k, v in batch.items()}

@@ -71,7 +71,8 @@ class Task:
     - `loss`: `(params, state, batch, key, train) -> (metrics, state)`. `batch` is a dict of arrays
       `(replica_batch, ...)`; `metrics` a dict of `Sum` with at least `"loss"`, whose total over
       count is minimised. With `train=False` each example must be judged by itself, independent of the
-      rest of the batch: evaluation pads and masks.
+      rest of the batch: evaluation pads and masks. In bf16, floating columns come as bfloat16, but for
+      `label`, which keeps its digits.
     - `train`, `eval`: sources: `len()` and `[i] -> dict of arrays`. `eval` may be `None`.
     - `augment`: `(example, key) -> example`, one unbatched example, traced, runs on the device; its
       key depends on the seed, the epoch and the example only.

@@ -158,7 +158,7 @@ class Evaluator:
     def _one(self, params, state, example: dict) -> dict[str, Sum]:
         """The sums of one unbatched example."""
         recipe = self.recipe
-        alone = precision.cast({k: v[None] for k, v in example.items()}, recipe.precision)
+        alone = precision.cast_batch({k: v[None] for k, v in example.items()}, recipe.precision)
         with precision.products(recipe.precision):
             made = recipe.task.loss(params, state, alone, keys.eval_key(recipe.seed), False)
         return checked(made, state)[0]

@@ -52,7 +52,7 @@ def _forward(recipe: Recipe, params, state, step, batch, indices, epochs, number
     if task.mix is not None:
         key, mix_key = jax.random.split(key)
         batch = task.mix(batch, mix_key)
-    batch = precision.cast(batch, recipe.precision)
+    batch = precision.cast_batch(batch, recipe.precision)
     with precision.products(recipe.precision):
         made = task.loss(precision.cast(params, recipe.precision), state, batch, key, True)
     sums, new_state = checked(made, state)
