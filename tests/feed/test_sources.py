@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chipwise.errors import DataError
-from chipwise.feed.sources import Arrays, Lazy, check_labels, materialize, nbytes, spec_of, take
+from chipwise.feed.sources import Arrays, Lazy, check_labels, fill, materialize, nbytes, spec_of, take
 
 
 def images(n=10, shape=(4, 3)):
@@ -185,6 +185,8 @@ def test_other_people_s_mistakes():
         take(Arrays(x=np.zeros(3)), [3])
 
     class Short:
+        spec = spec_of([{"x": 1}])
+
         def __len__(self):
             return 3
 
@@ -202,3 +204,37 @@ def test_other_people_s_mistakes():
 
     with pytest.raises(DataError, match="example 1 has label 3"):
         materialize(Labelled([{"label": 2}, {"label": 3}]))
+
+
+def test_a_method_of_a_known_name_is_not_ours_without_a_spec():
+    class First(list):
+        def take(self, n):
+            return First(self[:n])
+
+    np.testing.assert_array_equal(take(First({"x": i} for i in range(9)), [7, 2])["x"], [7, 2])
+
+
+def test_a_spec_of_64_bits_is_refused_by_name():
+    class Wide(list):
+        @property
+        def spec(self):
+            return {"label": jax.ShapeDtypeStruct((), np.dtype(np.int64))}
+
+    with pytest.raises(DataError, match=r"Wide.spec has column 'label' of int64.*make .* int32"):
+        spec_of(Wide([{"label": 1}]))
+
+
+def test_an_example_that_is_not_as_the_spec_says():
+    class Wrong(list):
+        @property
+        def spec(self):
+            return {"x": jax.ShapeDtypeStruct((2,), np.dtype(np.uint8))}
+
+    out = {"x": np.empty((1, 2), np.uint8)}
+    with pytest.raises(DataError, match=r"its spec says x \(2,\) uint8, example 0 has x \(3,\) uint8"):
+        fill(Wrong([{"x": np.zeros(3, np.uint8)}]), np.array([0]), out)
+
+
+def test_labels_are_named_by_example_not_by_row():
+    with pytest.raises(DataError, match="training example 37 has label 9"):
+        check_labels({"label": np.array([1, 9])}, 5, "training", np.array([4, 37]))

@@ -6,11 +6,16 @@ import numpy as np
 import pytest
 
 import chipwise as cw
+from chipwise.feed.sources import spec_of
 from chipwise.feed.stream import FEWEST, MOST, Stream, batches_in_memory
 from slow_source import Numbers
 
 N = 50
 ARRAYS = cw.Arrays(x=np.arange(N * 6, dtype=np.uint8).reshape(N, 2, 3), label=np.arange(N, dtype=np.int32))
+
+
+def put(columns, indices):
+    return jax.device_put(columns)
 
 
 def threads():
@@ -21,7 +26,7 @@ def threads():
 @pytest.mark.parametrize("batches", [0, 1, 2, 3, 40])
 def test_batches_come_in_order_and_whole(batches):
     wanted = [np.random.default_rng(i).integers(0, N, 7 if i % 2 else 4) for i in range(batches)]
-    stream = Stream(ARRAYS, wanted, 7, jax.device_put)
+    stream = Stream(ARRAYS, wanted, 7, put)
     held = [stream.next() for _ in wanted[: stream.in_use]]
     for i, indices in enumerate(wanted):
         batch = held.pop(0) if held else stream.next()
@@ -45,7 +50,7 @@ def test_memory_is_bounded():
         def __getitem__(self, index):
             return {"x": np.zeros((1 << 12,), np.uint8)}
 
-    stream = Stream(Tall(), wanted(), 10, jax.device_put, limit_bytes=1)
+    stream = Stream(Tall(), wanted(), 10, put, limit_bytes=1)
     assert stream.batches == FEWEST and stream.batch_bytes == 40_960
     held = [stream.next() for _ in range(stream.in_use)]
     stopped = threading.Event()
@@ -65,17 +70,64 @@ def test_how_many_batches_are_in_memory(batch, expected):
 
 
 @pytest.mark.parametrize("workers", [None, "threads:2"])
-def test_errors_come_in_their_turn(workers):
-    stream = Stream(Numbers(bad=7), [np.arange(5), np.arange(5, 9), np.arange(3)], 5, jax.device_put, workers)
+def test_errors_come_in_their_turn_and_stay(workers):
+    stream = Stream(Numbers(bad=7), [np.arange(5), np.arange(5, 9), np.arange(3)], 5, put, workers)
     assert stream.next()["label"].tolist() == [0, 1, 2, 3, 4]
-    with pytest.raises(ValueError, match="photo 7 is bad"):
-        stream.next()
+    for _ in range(3):
+        with pytest.raises(ValueError, match="photo 7 is bad"):
+            stream.next()
     stream.close()
     assert not threads()
 
 
+def test_after_the_last_batch_and_after_the_end_nothing_hangs():
+    stream = Stream(ARRAYS, [np.arange(3)], 3, put)
+    stream.next()
+    for _ in range(2):
+        with pytest.raises(EOFError, match="no batch after the last"):
+            stream.next()
+    stream.close()
+    early = Stream(ARRAYS, [np.arange(3)] * 9, 3, put)
+    early.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        early.next()
+
+
+def test_a_stop_is_answered_while_a_read_hangs(monkeypatch):
+    monkeypatch.setattr("chipwise.feed.workers._HANGING_SECONDS", 0.1)
+    for_ever = threading.Event()
+
+    class Hanging(Numbers):
+        def __getitem__(self, index):
+            if index:
+                for_ever.wait(60)
+            return super().__getitem__(index)
+
+    stream = Stream(Hanging(), [np.arange(4)] * 9, 4, put)
+    asked = iter([False, False, True])
+    assert stream.next(stopped=lambda: next(asked)) is None
+    stream.close()
+    assert not any(t.name == "chipwise-feed" for t in threading.enumerate())
+    for_ever.set()
+
+
+def test_closing_does_not_wait_for_the_rest_of_a_batch():
+    read = []
+
+    class Slow(Numbers):
+        def __getitem__(self, index):
+            read.append(index)
+            return super().__getitem__(index)
+
+    stream = Stream(Slow(seconds=0.01), [np.arange(50)] * 9, 50, put)
+    while len(read) < 3:
+        threading.Event().wait(0.01)
+    stream.close()
+    assert len(read) < 40 and not threads()
+
+
 def test_closing_early_leaves_nothing_behind():
-    stream = Stream(ARRAYS, (np.arange(10) for _ in range(1000)), 10, jax.device_put)
+    stream = Stream(ARRAYS, (np.arange(10) for _ in range(1000)), 10, put)
     stream.next()
     stream.close()
     assert not threads()
@@ -83,7 +135,7 @@ def test_closing_early_leaves_nothing_behind():
 
 def test_waiting_is_counted_only_while_the_device_is_idle():
     wanted = [np.arange(4)] * 8
-    idle, busy = (Stream(Numbers(seconds=0.01), wanted, 4, jax.device_put) for _ in range(2))
+    idle, busy = (Stream(Numbers(seconds=0.01), wanted, 4, put) for _ in range(2))
     for _ in wanted:
         idle.next(lambda: True)
         busy.next(lambda: False)
@@ -96,6 +148,8 @@ def test_a_source_is_told_in_advance_what_will_be_wanted():
     told = []
 
     class Ahead(Numbers):
+        spec = spec_of(Numbers())
+
         def prefetch(self, indices):
             told.append(indices.tolist())
 
@@ -104,7 +158,7 @@ def test_a_source_is_told_in_advance_what_will_be_wanted():
             return super().__getitem__(index)
 
     wanted = [np.arange(i, i + 3) for i in range(0, 30, 3)]
-    stream = Stream(Ahead(), wanted, 3, jax.device_put)
+    stream = Stream(Ahead(), wanted, 3, put)
     for indices in wanted:
         assert stream.next()["label"].tolist() == (indices % 5).tolist()
     stream.close()

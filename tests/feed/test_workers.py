@@ -69,7 +69,7 @@ def test_processes_write_every_row_and_tell_their_time():
                 np.testing.assert_array_equal(got[name], column)
         assert workers.stages.seconds["decode"] > 0.034
         bad = Numbers(bad=7)
-        with pytest.raises(cw.DataError, match=r"define its class in a module"):
+        with pytest.raises(cw.DataError, match=r"Mapped cannot be sent .*threads:1"):
             Workers(Mapped(bad, lambda e: e), 2)
     finally:
         workers.close()

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..devices.limits import memory
 from ..errors import DataError, RecipeError
 from ..task import Source
 from . import order
@@ -131,9 +132,10 @@ def pick(data: dict, indices, spec: Spec) -> dict:
 
 
 def fits(source: Source, device_bytes: int | None) -> bool:
-    """Whether a source may live on each device: at most a quarter of its memory (2 GiB if unknown)."""
+    """Whether a source may live on each device: at most a quarter of its memory (2 GiB if unknown), and of
+    what the host, which reads it first, has free at most half."""
     limit = 2 << 30 if device_bytes is None else device_bytes // 4
-    return nbytes(source) <= limit
+    return nbytes(source) <= min(limit, memory().available_bytes // 2)
 
 
 def resident(source: Source, device: jax.Device, feed: str = "auto") -> bool:
@@ -172,10 +174,7 @@ class Resident:
     def said(self, source: Source) -> str:
         return f"data: {nbytes(source) / 1e6:,.1f} MB, kept on each device"
 
-    def first(self) -> Any:
-        return self.placed
-
-    def at(self, step: int, idle: Callable[[], bool]) -> Any:
+    def at(self, step: int, idle: Callable[[], bool], stopped: Callable[[], bool] = lambda: False) -> Any:
         return self.placed
 
     def close(self) -> None:
@@ -197,13 +196,12 @@ class Streamed:
                     recipe.seed, step * recipe.batch, (step + 1) * recipe.batch, clock.examples
                 )
 
-        def place(columns):
-            check_labels(columns, task.classes, "training")
+        def place(columns, indices):
+            check_labels(columns, task.classes, "training", indices)
             return put(columns)
 
         self.stream = Stream(task.train, wanted(), recipe.batch, place, workers)
         self._step = start
-        self._first: list[Any] = []
 
     @property
     def in_use(self) -> int:
@@ -216,17 +214,12 @@ class Streamed:
             f"{self.stream.batches} batches ({held / 1e6:,.1f} MB) in memory"
         )
 
-    def first(self) -> Any:
-        """The first step's batch, to compile with; `at` will give it again."""
-        self._first.append(self.stream.next(lambda: False))
-        return self._first[0]
-
-    def at(self, step: int, idle: Callable[[], bool]) -> Any:
-        """The batch of `step`, which must be the one after the last."""
+    def at(self, step: int, idle: Callable[[], bool], stopped: Callable[[], bool] = lambda: False) -> Any:
+        """The batch of `step`, which must be the one after the last; `None` once `stopped()`."""
+        batch = self.stream.next(idle, stopped)
         assert step == self._step, f"the feed is at step {self._step}, the loop at {step}"
         self._step += 1
-        return self._first.pop() if self._first else self.stream.next(idle)
+        return batch
 
     def close(self) -> None:
-        self._first.clear()
         self.stream.close()

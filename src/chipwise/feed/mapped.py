@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+import numpy as np
+
 from ..task import Source
+from .sources import Spec, has, take
 from .stages import stage
 
 
@@ -22,8 +27,19 @@ class Mapped:
         self.source, self.function = source, function
         self.classes = getattr(source, "classes", None)
 
+    @functools.cached_property
+    def spec(self) -> Spec:
+        """Column to the shape and type of one example, from example 0, read once."""
+        columns = take(self, np.zeros(1, np.int32))
+        return {name: jax.ShapeDtypeStruct(c.shape[1:], c.dtype) for name, c in columns.items()}
+
     def __len__(self) -> int:
         return len(self.source)
+
+    def prefetch(self, indices: np.ndarray) -> None:
+        """Tells the source below, if it listens, what will be wanted soon."""
+        if has(self.source, "prefetch"):
+            self.source.prefetch(indices)  # type: ignore[attr-defined]
 
     def __getitem__(self, index: int) -> Mapping[str, Any]:
         example = self.source[index]

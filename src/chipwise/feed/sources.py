@@ -3,8 +3,9 @@
 The contract is the one of a list or of a PyTorch map dataset, so most people's data already meets
 it. Three optional doors make it fast: `spec` tells shapes without reading anything, `take(indices)` reads a
 batch at once, and `fill(indices, out)` writes one into memory that is there already, column to `(n, ...)` of
-exactly the shapes and types of `spec`. A source with `fill` is read by several threads at once. A
-source with `prefetch(indices)` is told, from another thread, what will be wanted soon.
+exactly the shapes and types of `spec`. A source with `fill` is read by several threads at once. One with
+`prefetch(indices)` is told, from another thread, what will be wanted soon. The last three count only beside a
+`spec`.
 
 Arrays leave this module in types that JAX has by default: 64-bit columns become 32-bit, after a check that
 no value is lost, and byte order becomes the machine's.
@@ -12,8 +13,11 @@ no value is lost, and byte order becomes the machine's.
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import math
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -31,6 +35,8 @@ Columns = dict[str, np.ndarray]  # column to (n, ...)
 
 # JAX has no 64-bit types by default and would cut them silently, label 2**32 + 1 to label 1.
 _NARROW = {"float64": "float32", "int64": "int32", "uint64": "uint32", "complex128": "complex64"}
+# What example 0 of a source without a spec was like: it may take seconds to read, and is asked for often
+_SPECS: weakref.WeakKeyDictionary[Any, Spec] = weakref.WeakKeyDictionary()
 _PIECE = 2048  # examples that one thread reads at a time when all are wanted
 
 
@@ -152,10 +158,28 @@ def spec_of(source: Any) -> Spec:
     """
     spec = getattr(source, "spec", None)
     if spec is not None:
+        for name, s in spec.items():
+            if np.dtype(s.dtype).name in _NARROW:
+                raise DataError(
+                    f"{type(source).__name__}.spec has column '{name}' of {s.dtype}, which JAX does not have "
+                    f"by default: make spec and examples {_NARROW[np.dtype(s.dtype).name]}."
+                )
         return dict(spec)
-    if not len(source):
-        raise DataError("The source is empty (len() is 0): expected at least one example.")
-    return {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in _example(source, 0).items()}
+    known = _read_spec(source)
+    if known is None:
+        if not len(source):
+            raise DataError("The source is empty (len() is 0): expected at least one example.")
+        known = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in _example(source, 0).items()}
+        with contextlib.suppress(TypeError):  # lists, and what has no hash, cannot be remembered
+            _SPECS[source] = known
+    return dict(known)
+
+
+def _read_spec(source: Any) -> Spec | None:
+    try:
+        return _SPECS.get(source)
+    except TypeError:
+        return None
 
 
 def nbytes(source: Any) -> int:
@@ -178,9 +202,9 @@ def take(source: Any, indices: Any) -> Columns:
     indices = np.asarray(indices)
     if indices.ndim != 1 or indices.dtype.kind not in "iu":
         raise DataError(f"Indices must be integers (n,), got {indices.dtype} {indices.shape}.")
-    if hasattr(source, "take"):
+    if has(source, "take"):
         return _taken(source, indices)
-    if hasattr(source, "fill"):
+    if has(source, "fill"):
         out = empty(spec_of(source), len(indices))
         source.fill(indices, out)
         return out
@@ -188,20 +212,28 @@ def take(source: Any, indices: Any) -> Columns:
         return empty(spec_of(source), 0)
     first = _example(source, int(indices[0]))
     out = {name: np.empty((len(indices), *a.shape), a.dtype) for name, a in first.items()}
-    _stack(source, indices, out, (int(indices[0]), first))
+    _stack(source, indices, out, (int(indices[0]), first), lambda: False)
     return out
 
 
-def fill(source: Any, indices: np.ndarray, out: Columns) -> None:
+def has(source: Any, door: str) -> bool:
+    """Whether a source has the optional door `take`, `fill` or `prefetch`. Without a `spec` beside it, a
+    method of such a name may do anything, such as taking the first `n` examples."""
+    # Statically: a property may read the first example
+    return inspect.getattr_static(source, "spec", None) is not None and hasattr(source, door)
+
+
+def fill(source: Any, indices: np.ndarray, out: Columns, stopped: Callable[[], bool] = lambda: False) -> None:
     """Writes the examples at `indices` `(n,)` of any source to `out`, column to `(n, ...)`.
 
-    The time counts as reading, but for what the source says itself (`feed.stages`). Raises `DataError` when
-    an example is not of the shapes and types of `out`.
+    The time counts as reading, but for what the source says itself (`feed.stages`). Examples that are read
+    one by one are left out once `stopped()`. Raises `DataError` when an example is not of the shapes and
+    types of `out`.
     """
     with stage("read"):
-        if hasattr(source, "fill"):
+        if has(source, "fill"):
             source.fill(indices, out)
-        elif hasattr(source, "take"):
+        elif has(source, "take"):
             columns = _taken(source, indices)
             found, expected = _told(None, columns), _told(None, out)
             if found != expected:
@@ -209,7 +241,7 @@ def fill(source: Any, indices: np.ndarray, out: Columns) -> None:
             for name, column in columns.items():
                 np.copyto(out[name], column)
         else:
-            _stack(source, indices, out, None)
+            _stack(source, indices, out, None, stopped)
 
 
 def materialize(source: Any) -> Columns:
@@ -225,7 +257,7 @@ def materialize(source: Any) -> Columns:
         return {name: np.ascontiguousarray(column) for name, column in source.columns.items()}
     if not len(source):
         raise DataError("The source is empty (len() is 0): expected at least one example.")
-    if hasattr(source, "fill"):
+    if has(source, "fill"):
         columns = empty(spec_of(source), len(source))
         starts = range(0, len(source), _PIECE)
 
@@ -255,10 +287,16 @@ def copy_rows(columns: Columns, indices: np.ndarray, out: Columns) -> None:
         np.take(column, indices, axis=0, out=out[name], mode="clip")
 
 
-def check_labels(columns: Mapping[str, np.ndarray], classes: int | None, what: str = "") -> None:
+def check_labels(
+    columns: Mapping[str, np.ndarray],
+    classes: int | None,
+    what: str = "",
+    indices: np.ndarray | None = None,
+) -> None:
     """Raises `DataError` when the column `label` `(n, ...)` is not of integers in `[0, classes)`.
 
-    Does nothing without `classes` or without such a column. `what` names the data in the message.
+    Does nothing without `classes` or without such a column. `what` names the data in the message, and
+    `indices` `(n,)` the examples, when the columns are not the whole source.
     """
     if classes is None or "label" not in columns:
         return
@@ -270,8 +308,9 @@ def check_labels(columns: Mapping[str, np.ndarray], classes: int | None, what: s
     if bad.any():
         row = int(np.argmax(bad.reshape(len(label), -1).any(axis=1)))
         value = label[row][bad[row]].flat[0] if label.ndim > 1 else label[row]
+        number = row if indices is None else indices[row]
         raise DataError(
-            f"{of}example {row} has label {value}, expected 0 to {classes - 1}: "
+            f"{of}example {number} has label {value}, expected 0 to {classes - 1}: "
             f"correct the label, or give the right number of classes."
         )
 
@@ -320,14 +359,23 @@ def _taken(source: Any, indices: np.ndarray) -> Columns:
     return columns
 
 
-def _stack(source: Any, indices: np.ndarray, out: Columns, read: tuple[int, Columns] | None) -> None:
+def _stack(
+    source: Any,
+    indices: np.ndarray,
+    out: Columns,
+    read: tuple[int, Columns] | None,
+    stopped: Callable[[], bool],
+) -> None:
     """Writes examples one by one to `out`; `read`: the number of one that was read before, and it."""
     kind = {name: (a.shape[1:], a.dtype) for name, a in out.items()}
     for row, index in enumerate(indices.tolist()):
+        if stopped():
+            return
         example = read[1] if read is not None and not row else _example(source, index)
         if {name: (a.shape, a.dtype) for name, a in example.items()} != kind:
             expected = {name: jax.ShapeDtypeStruct(*k) for name, k in kind.items()}
-            like = f"example {read[0]} has" if read is not None else "the first ones have"
+            like = "its spec says" if hasattr(source, "spec") else "example 0 has"
+            like = f"example {read[0]} has" if read is not None else like
             raise DataError(
                 f"Examples must be alike: {like} {_told(None, expected)}, "
                 f"example {index} has {_told(None, example)}."

@@ -128,6 +128,9 @@ class _Places:
             raise DataError(f"{self._path} ends early")
         return data
 
+    def __reduce__(self) -> tuple:
+        return type(self), (self._path,)  # another process opens its own
+
     def __del__(self) -> None:
         if self._file is not None:
             os.close(self._file)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 from ..devices.limits import usable_cores
 from ..task import Source
-from .sources import example_bytes, nbytes, spec_of
+from .sources import Arrays, Lazy, example_bytes, has, nbytes, spec_of
 from .stages import NAMES
 from .stream import Stream
 
@@ -28,7 +29,7 @@ class Watch:
 
     def __init__(self, source: Source, stream: Stream | None):
         self.source, self.stream = source, stream
-        self._waited, self._seconds = 0.0, dict.fromkeys(NAMES, 0.0)
+        self._waited, self._seconds, self._at = 0.0, dict.fromkeys(NAMES, 0.0), time.perf_counter()
 
     @property
     def waited(self) -> float:
@@ -38,14 +39,16 @@ class Watch:
     def row(self, seconds: float) -> dict[str, float]:
         """What a line of metrics says of the last `seconds` of training.
 
-        The share of them in which the device waited for data, and for each stage how many cores it kept busy.
+        The share of them in which the device waited for data; and for each stage how many workers it kept
+        busy since the last line, evaluations included, since reading goes on meanwhile.
         """
         if self.stream is None:
             return {"wait_data_seconds": 0.0, "wait_data_share": 0.0}
         waited, busy = self.stream.waited, self.stream.stages.seconds
         made = {"wait_data_seconds": waited, "wait_data_share": min(1.0, (waited - self._waited) / seconds)}
-        made |= {f"feed/{name}_cores": (busy[name] - self._seconds[name]) / seconds for name in NAMES}
-        self._waited, self._seconds = waited, busy
+        now = time.perf_counter()
+        made |= {f"feed/{n}_cores": (busy[n] - self._seconds[n]) / (now - self._at) for n in NAMES}
+        self._waited, self._seconds, self._at = waited, busy, now
         return made
 
     def report(self, steps: int, batch: int, train_seconds: float) -> dict[str, Any]:
@@ -104,7 +107,7 @@ class Watch:
 
     def _advice(self, stage: str, here: int) -> str:
         assert self.stream is not None
-        ours = hasattr(self.source, "fill")
+        ours = has(self.source, "fill")
         if stage == "decode" and ours:
             return f"pack with --store raw ({_size(nbytes(self.source))}) to remove it"
         if stage == "transfer":
@@ -115,6 +118,8 @@ class Watch:
             return f"{fewer}: store uint8 instead of {', '.join(sorted(kinds))} and convert on the device"
         if stage == "transform":
             return "do it on the device with Task(augment=...), or once with chipwise pack"
+        if isinstance(self.source, (Arrays, Lazy)) or getattr(self.source, "store", None) == "raw":
+            return "keep the data on the device with --feed device, or store fewer bytes an example"
         if ours:
             return "copy the data to a faster disk, or pack it into few files with chipwise pack"
         if self.stream.workers.count < here:

@@ -15,10 +15,11 @@ import itertools
 import multiprocessing
 import os
 import pickle
+import signal
 import sys
 import threading
 import time
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
@@ -27,11 +28,13 @@ import numpy as np
 from ..devices.limits import usable_cores
 from ..errors import DataError, RecipeError
 from .buffers import Buffer, Layout, columns, mapped
-from .sources import Columns, example_bytes, fill, spec_of
+from .sources import Columns, example_bytes, fill, has, spec_of
 from .stages import Stages
+from .threads import Threads
 
 # Below that, handing out the work costs as much as the work: 300 images of 32×32 pixels, 6 of 224×224
 _SMALLEST_PIECE_BYTES = 1 << 20
+_HANGING_SECONDS = 5.0  # that a thread may take to end: longer, and its read hangs
 _TRIED = 256  # examples
 _DEAR_SECONDS = 0.001  # an example that takes so long is worth a thread of its own
 _PIECES = 2  # a worker and batch, so that one slow image does not hold up all
@@ -41,7 +44,7 @@ class Workers:
     """Fills batches with the examples of `source`.
 
     *Arguments:* `workers`: `None`; a number; `"threads:N"` or `"processes:N"`. A number alone means threads
-    for a source with `fill`, else processes.
+    for a source with `spec` and `fill`, else processes.
 
     *Attributes:* `kind`, `"threads"` or `"processes"`; `count`; `stages`, their seconds by stage.
 
@@ -53,12 +56,13 @@ class Workers:
         self.kind, self.count = chosen(source, workers)
         self.stages = Stages()
         self.spec = spec_of(source)
-        self._pool: ThreadPoolExecutor | ProcessPoolExecutor
+        self._closed = threading.Event()
+        self._pool: Threads | ProcessPoolExecutor
         if self.kind == "threads":
-            self._pool = ThreadPoolExecutor(self.count, "chipwise-read")
+            self._pool = Threads(self.count, "chipwise-read")
             if workers is None and self.count > 1 and not self._threads_help():
-                self._pool.shutdown()
-                self.count, self._pool = 1, ThreadPoolExecutor(1, "chipwise-read")
+                self._pool.close(1.0)
+                self.count, self._pool = 1, Threads(1, "chipwise-read")
         else:
             self._pool = _processes(source, self.count)
 
@@ -90,16 +94,28 @@ class Workers:
                 futures.append(self._pool.submit(self._fill, rows, part))
             else:
                 assert buffer.path is not None  # made by `buffer`
-                futures.append(
-                    self._pool.submit(
-                        _fill_shared, buffer.number, buffer.path, buffer.start, buffer.layout, start, rows
-                    )
-                )
-        return Batch(out, futures, self.stages)
+                place = (buffer.number, buffer.path, buffer.start, buffer.layout, start)
+                futures.append(self._pool.submit(_fill_shared, *place, rows))
+        return Batch(indices, out, futures, self.stages)
+
+    def close(self) -> None:
+        """Ends the workers. What they are reading is given up: at once by processes, by threads after the
+        example they are at, or left to itself when that hangs."""
+        self._closed.set()
+        if isinstance(self._pool, Threads):
+            self._pool.close(_HANGING_SECONDS)
+            return
+        for process in list((self._pool._processes or {}).values()):
+            process.terminate()  # no public way before Python 3.14, and a hanging one would never end
+        self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _threads_help(self) -> bool:
         """Whether all threads read faster than one, tried on examples from all over the source."""
-        tried = np.linspace(0, len(self.source) - 1, min(len(self.source), _TRIED)).astype(np.int32)
+        size = example_bytes(self.spec)
+        if size >= _SMALLEST_PIECE_BYTES:
+            return True
+        many = min(len(self.source), _TRIED)
+        tried = np.linspace(0, len(self.source) - 1, many).astype(np.int32)
         buffers = [self.buffer(len(tried)) for _ in range(2)]
         began = time.perf_counter()
         fill(self.source, tried[:1], {name: column[:1] for name, column in buffers[0].columns().items()})
@@ -122,17 +138,19 @@ class Workers:
 
     def _fill(self, indices: np.ndarray, out: Columns) -> None:
         with self.stages.watch():
-            fill(self.source, indices, out)
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
+            fill(self.source, indices, out, self._closed.is_set)
 
 
 class Batch:
-    """Columns that are being filled."""
+    """Columns that are being filled with the examples at `indices`."""
 
-    def __init__(self, columns: Columns, futures: list[Future], stages: Stages):
+    def __init__(self, indices: np.ndarray, columns: Columns, futures: list[Future], stages: Stages):
+        self.indices = indices
         self._columns, self._futures, self._stages = columns, futures, stages
+
+    def ready(self, seconds: float) -> bool:
+        """Whether `result` would not wait; waits for that so long itself."""
+        return not wait(self._futures, seconds).not_done
 
     def result(self) -> Columns:
         """The columns, when they are filled. Raises what a worker raised."""
@@ -151,7 +169,7 @@ class Batch:
 
 def chosen(source: Any, workers: int | str | None) -> tuple[str, int]:
     """("threads" or "processes", how many) for a source. See `Workers`."""
-    ours = hasattr(source, "fill")
+    ours = has(source, "fill")
     if workers is None:
         return "threads", usable_cores() if ours else 1
     kind, colon, number = str(workers).rpartition(":")
@@ -168,20 +186,28 @@ def _processes(source: Any, count: int) -> ProcessPoolExecutor:
     try:
         sent = pickle.dumps(source)
     except Exception as error:  # pickle raises what the object's own methods raise
+        kind = type(source)
+        own = "" if kind.__module__.startswith("chipwise.") else "define its class in a module, or "
         raise DataError(
-            f"The source {type(source).__name__} cannot be sent to other processes ({_line(error)}): define "
-            f"its class in a module and open files on first use, or read with --workers threads:1."
+            f"The source {kind.__name__} cannot be sent to other processes ({_line(error)}): "
+            f"{own}read it with --workers threads:1."
         ) from error
     pool = ProcessPoolExecutor(
         count, multiprocessing.get_context("spawn"), initializer=_start, initargs=(_recipe_files(), sent)
     )
     try:
-        pool.submit(_ready).result()
+        problem = pool.submit(_problem).result()
     except BrokenProcessPool as error:
         raise DataError(
             "The processes that should read the data did not start: a script that trains needs "
             "`if __name__ == '__main__':` around its calls, as every Python script that starts processes."
         ) from error
+    if problem is not None:
+        pool.shutdown()
+        raise DataError(
+            f"Another process cannot make the source {type(source).__name__} ({problem}): define its class "
+            f"in a module that can be imported, or read it with --workers threads:1."
+        )
     return pool
 
 
@@ -197,19 +223,29 @@ def _recipe_files() -> dict[str, str]:
 
 
 _source: Any = None
+_trouble: str | None = None  # why there is no source
 _maps: dict[int, np.ndarray] = {}  # by the buffer's number
 
 
 def _start(recipe_files: dict[str, str], sent: bytes) -> None:
     """In a new process: gets the source."""
-    global _source
+    global _source, _trouble
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the parent, which saves first
     threading.Thread(target=_end_with_parent, name="chipwise-parent", daemon=True).start()
     os.environ["JAX_PLATFORMS"] = "cpu"  # should the source use JAX, it must not take the accelerator
     from ..settings import import_file
 
-    for name, file in recipe_files.items():
-        import_file(name, file)
-    _source = pickle.loads(sent)  # what our own parent process made a moment ago
+    try:
+        for name, file in recipe_files.items():
+            import_file(name, file)
+        _source = pickle.loads(sent)  # what our own parent process made a moment ago
+    except Exception as error:  # told to the parent: raised here it would only break the pool
+        _trouble = f"{type(error).__name__}: {_line(error)}"
+
+
+def _problem() -> str | None:
+    """In another process: why it cannot read, if it cannot."""
+    return _trouble
 
 
 def _end_with_parent() -> None:
@@ -218,10 +254,6 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
-
-
-def _ready() -> None:
-    pass
 
 
 def _fill_shared(
@@ -233,8 +265,15 @@ def _fill_shared(
             _maps[number] = mapped(file.fileno())
     batch = columns(_maps[number], start, layout)
     stages = Stages()
-    with stages.watch():
-        fill(_source, indices, {name: c[first : first + len(indices)] for name, c in batch.items()})
+    try:
+        with stages.watch():
+            fill(_source, indices, {name: c[first : first + len(indices)] for name, c in batch.items()})
+    except Exception as error:
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:  # one that cannot travel would break the pool
+            raise DataError(f"{type(error).__name__}: {_line(error)}") from None
+        raise
     return stages.seconds
 
 

@@ -22,6 +22,7 @@ from ..errors import DataError, DeviceError, RecipeError
 from ..feed import loader
 from ..feed.sources import check_labels, spec_of
 from ..feed.stream import Stream
+from ..feed.workers import Workers
 from ..recipe import Recipe
 from ..task import Sum, Tree
 from . import keys
@@ -75,7 +76,8 @@ class Evaluator:
         jax.eval_shape(
             lambda p, s, e: self._one(precision.cast(p, recipe.precision), s, e), *made, self._spec
         )
-        self._limit, self._workers = limit_bytes, workers
+        self._limit, self._wanted = limit_bytes, workers
+        self._workers: Workers | None = None
         self._compiled: Any = None
         # A batch cut evenly over the devices: round up, the mask drops what is too much.
         wanted = batch if batch is not None else FIRST_BATCH_PER_DEVICE * self.devices
@@ -166,7 +168,9 @@ class Evaluator:
     def _run(self, params, state) -> dict[str, Any]:
         cut = NamedSharding(self.mesh, P(AXIS))
         starts = range(0, self.examples, self.batch)
-        parts = []
+        parts: list[Any] = []
+        if self.data is None and self._workers is None:
+            self._workers = Workers(self.source, self._wanted)  # kept: processes take seconds to start
         with contextlib.ExitStack() as closing:
             if self.data is None:
                 stream = Stream(self.source, map(self._rows, starts), self.batch, self._place, self._workers)
@@ -177,6 +181,8 @@ class Evaluator:
                 data = stream.next() if self.data is None else self.data
                 parts.append(self._compiled(params, state, data, *placed))
                 del data  # its memory may be used for another batch
+                if self.data is None and len(parts) >= stream.in_use:
+                    jax.block_until_ready(parts[-stream.in_use])  # or batches would queue up on the device
             host = jax.device_get(parts)
         # One wait, at the end; added in float64 so that the cut into batches cannot show.
         totals: dict[str, Sum] = {}
@@ -189,13 +195,19 @@ class Evaluator:
                 totals[name] = Sum(t, c, s.finish)
         return finished(totals)
 
+    def close(self) -> None:
+        """Ends the workers that read what does not live on the devices."""
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
+
     def _rows(self, start: int) -> np.ndarray:
         """The examples of the batch from `start` on, `(batch,)` int32, padded with the first."""
         rows = np.arange(start, start + self.batch, dtype=np.int32)
         return np.where(rows < self.examples, rows, 0).astype(np.int32)
 
-    def _place(self, columns: dict[str, np.ndarray]) -> Any:
-        check_labels(columns, self.recipe.task.classes, "evaluation")
+    def _place(self, columns: dict[str, np.ndarray], indices: np.ndarray) -> Any:
+        check_labels(columns, self.recipe.task.classes, "evaluation", indices)
         return jax.device_put(columns, NamedSharding(self.mesh, P(AXIS)))
 
     def _free(self) -> int:

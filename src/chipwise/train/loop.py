@@ -111,6 +111,8 @@ def fit(
 
     with contextlib.ExitStack() as closing:
         closing.callback(reporter.stop)
+        if evaluator is not None:
+            closing.callback(evaluator.close)
         # ---- the run folder, and the state: resumed or new
         folder = saved = restored = None
         if run is not None:
@@ -142,6 +144,7 @@ def fit(
         if begin < agenda.last:
             if columns is not None:
                 data: Any = loader.Resident(program.put_all(loader.flat(columns)))
+                columns = None  # the host's copy may go
             else:
                 data = loader.Streamed(recipe, program.put_cut, begin, workers)
             closing.callback(data.close)
@@ -152,7 +155,8 @@ def fit(
             meter.seconds["start"] = meter.total()
             with meter.section("compile"):
                 at_once = 1 if steps_per_call is None and agenda.last - begin < MANY else steps_per_call
-                how = program.compile(training.carry, windows.at(begin), data.first(), at_once)
+                shapes = data.placed if resident else program.data_shapes()
+                how = program.compile(training.carry, windows.at(begin), shapes, at_once)
             if how:
                 reporter.say(how)
             training.run(agenda, data, watch, windows, stop)
@@ -275,7 +279,9 @@ class _Training:
         self.meter.mark(self.step, first=True)
         last_save = self.meter.total()
         while self.step < agenda.last and not stop:
-            data = feed.at(self.step, lambda: not queued or queued[-1].is_ready())
+            data = feed.at(self.step, lambda: not queued or queued[-1].is_ready(), lambda: bool(stop))
+            if data is None:
+                break
             steps = min(self.program.steps_at_once, agenda.until_next(self.step), windows.left(self.step))
             self.carry, token = self.program.step(self.carry, windows.at(self.step), data, steps)
             self.step += steps
@@ -344,7 +350,10 @@ def evaluate(
     mesh = Mesh(np.asarray(machine.devices), (AXIS,))
     evaluator = Evaluator(recipe, mesh, batch)
     placed = jax.device_put((params, state), jax.NamedSharding(mesh, jax.P()))
-    return evaluator(*placed)
+    try:
+        return evaluator(*placed)
+    finally:
+        evaluator.close()
 
 
 def _stopped(name: str | None, step: int, total: int, folder: RunFolder | None) -> Stopped:

@@ -80,6 +80,19 @@ class Program:
             for d, device in enumerate(self.devices)
         ]
 
+    def data_shapes(self) -> list:
+        """What `step` takes as data, as shapes, when it is streamed: to compile before the first batch."""
+        n = self.layout.device_batch
+        return [
+            {
+                name: jax.ShapeDtypeStruct(
+                    (n, *s.shape), s.dtype, sharding=jax.sharding.SingleDeviceSharding(device)
+                )
+                for name, s in self.of.spec.items()
+            }
+            for device in self.devices
+        ]
+
     def compile(self, carry: list, window: list, data: list, steps_at_once: int | None = 1) -> str:
         """Compiles every program of the step; must be called before `step`.
 
@@ -130,7 +143,9 @@ class Program:
         *Returns* the new carry and a token, `()` int32, to wait for.
         """
         if steps > 1:
-            count = self._counts.setdefault(steps, jax.device_put(np.int32(steps), self.devices[0]))
+            if steps not in self._counts:
+                self._counts[steps] = jax.device_put(np.int32(steps), self.devices[0])
+            count = self._counts[steps]
             state, token = self._several(carry[0], window[0], data[0], self._places[0][0], count)
             return [state], token
         if self.of.fused:

@@ -82,7 +82,8 @@ class Stepper:
             closing.callback(self._data.close)
             self._windows = loader.Windows(recipe, program.put_window, 0)
             closing.callback(self._windows.close)
-            program.compile(self._carry, self._windows.at(0), self._data.first())
+            shapes = self._data.placed if resident else program.data_shapes()
+            program.compile(self._carry, self._windows.at(0), shapes)
             self._closing = closing.pop_all()
 
     def step(self) -> None:
@@ -129,6 +130,8 @@ class Stepper:
 
     def close(self) -> None:
         """Ends the threads that bring data. The state stays readable."""
+        if self._evaluator is not None:
+            self._evaluator.close()
         if self.total:
             self._closing.close()
 
