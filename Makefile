@@ -16,8 +16,11 @@ demo: install  ## train digits on 1 and on 8 simulated devices, compare the bits
 	$(BIN)/chipwise devices
 	$(BIN)/python examples/demo.py
 
+# A file's tests stay together, since they share what their fixtures made
+PARALLEL := -n auto --maxprocesses=4 --dist loadfile
+
 test: install  ## the default suite: minutes on two cores
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 test-slow: install  ## kills, long runs
 	$(BIN)/python -m pytest -m slow --timeout=3600
@@ -26,7 +29,7 @@ check: install  ## lint, types, tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 clean:
 	rm -rf $(VENV) demo build dist src/*.egg-info
