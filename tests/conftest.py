@@ -23,3 +23,8 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `import tasks`: the small tasks that tests share
+
+
+def pytest_collection_modifyitems(items):
+    """The file with the longest test first, so that side by side no worker is left alone with it."""
+    items.sort(key=lambda item: item.path.name != "test_readme.py")

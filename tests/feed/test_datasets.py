@@ -81,6 +81,7 @@ def test_real_mnist():
 
 
 @needs_cifar
+@pytest.mark.slow
 def test_real_cifar10_says_which_copy_it_is():
     data = cifar10(REAL)
     evaluation = materialize(data.eval)

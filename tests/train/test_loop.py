@@ -120,7 +120,9 @@ def test_an_error_in_a_streamed_source_reaches_the_caller(monkeypatch):
         cw.fit(tasks.recipe(task=tasks.task(train=examples, eval=None)), devices=1, **QUIET)
 
 
-@pytest.mark.parametrize("replicas,found,used", [(8, 8, 8), (6, 8, 6), (12, 8, 4), (1, 8, 1)])
+@pytest.mark.parametrize(
+    "replicas,found,used", [pytest.param(8, 8, 8, marks=pytest.mark.slow), (6, 8, 6), (12, 8, 4), (1, 8, 1)]
+)
 def test_all_devices_are_used_that_the_replicas_can_use(replicas, found, used, capsys):
     recipe = tasks.recipe(replicas=replicas, duration="1st", task=tasks.task(eval=None))
     result = cw.fit(recipe, progress="lines")

@@ -38,7 +38,9 @@ def close(a, b, tolerance=1e-5):
         np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("replicas,counts", [(8, (1, 2, 4, 8)), (6, (1, 2, 6)), (3, (1, 3))])
+@pytest.mark.parametrize(
+    "replicas,counts", [(8, (1, 2, 4, 8)), pytest.param(6, (1, 2, 6), marks=pytest.mark.slow), (3, (1, 3))]
+)
 def test_every_exact_device_count_gives_the_same_bits(replicas, counts):
     recipe = tasks.recipe(replicas=replicas, ema=0.9)
     first, *others = [bits(run(recipe, devices)) for devices in counts]
