@@ -61,7 +61,7 @@ def chipwise(images: Images, store: str, workers: int = WORKERS) -> Batches:
         order.indices(0, start, start + images.batch, len(source))
         for start in itertools.count(0, images.batch)
     )
-    stream = Stream(source, wanted, images.batch, lambda columns: columns, workers, LIMIT_BYTES)
+    stream = Stream(source, wanted, images.batch, lambda columns, indices: columns, workers, LIMIT_BYTES)
     try:
         while True:
             columns = stream.next()

@@ -144,8 +144,10 @@ def test_waiting_is_counted_only_while_the_device_is_idle():
     idle.close(), busy.close()
 
 
-def test_a_source_is_told_in_advance_what_will_be_wanted():
+def test_a_source_is_told_in_advance_what_will_be_wanted(monkeypatch):
     told = []
+
+    monkeypatch.setattr("chipwise.feed.stream._ANNOUNCED_BYTES", 1)
 
     class Ahead(Numbers):
         spec = spec_of(Numbers())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +37,10 @@ def wanted(name: str) -> bool:
 
 
 def walk(root: Path) -> Files:
-    """Every image file below `root`, hidden ones left out. Raises `DataError` for what cannot be read."""
+    """Every image file below `root`, hidden ones left out. Raises `DataError` for what cannot be read.
+
+    A pipe, a socket or a device is no image file, whatever its name: reading one would never end.
+    """
     found = Files(read=read_file)
 
     def enter(folder: str, parts: tuple[str, ...], above: frozenset) -> None:
@@ -52,7 +56,7 @@ def walk(root: Path) -> Files:
                     raise DataError(f"{entry.path} is a link to a folder above it: remove the link.")
                 found.folders.append((*parts, entry.name))
                 enter(entry.path, (*parts, entry.name), above | {here})
-            elif wanted(entry.name):
+            elif wanted(entry.name) and (entry.is_file() or not os.path.exists(entry.path)):
                 # A dangling link is found when it is read, and reported like other files that cannot be
                 size = entry.stat().st_size if entry.is_file() else 0
                 found.add((*parts, entry.name), size, entry.path)
@@ -83,6 +87,24 @@ def refuse_duplicates(names: Sequence[str], where: Any) -> None:
 
 
 def few(names: Sequence[str], most: int = 3) -> str:
-    """The first `most` names, and how many more there are."""
+    """The first `most` names, and how many more there are, to be printed."""
     more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
+    return ", ".join(map(printable, names[:most])) + (f" and {more:,} more" if more > 0 else "")
+
+
+def printable(name: str) -> str:
+    """A file's name, which need not be text and may hold any control character, as it can be printed."""
+    text = name.encode("utf-8", "replace").decode()
+    # A line break would forge a line of a report, and an escape sequence colours the terminal
+    return "".join(
+        c.encode("unicode_escape").decode() if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp") else c
+        for c in text
+    )
+
+
+def size_of(count: float) -> str:
+    """Bytes for people: 2.80 GB."""
+    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= unit:
+            return f"{count / unit:.3g} {name}" if count >= 100 * unit else f"{count / unit:.2f} {name}"
+    return f"{count:.0f} B"

@@ -144,12 +144,18 @@ def fitted(
 ) -> np.ndarray:
     """`image` scaled to cover `size` and, with `crop`, cut around the centre, bilinear.
 
-    `shape`: height and width of the whole image, where `image` was decoded at a smaller scale.
+    `shape`: height and width of the whole image, where `image` was decoded at a smaller scale. Raises
+    `DataError` for an image that would have more than `MAX_PIXELS`.
     """
     if size is not None and crop:
         image = ImageOps.fit(image, size[::-1], Image.Resampling.BILINEAR)
     elif size is not None:
         height, width = covering(shape or (image.height, image.width), size)
+        if height * width > MAX_PIXELS:  # a thin line of a few bytes would fill the memory
+            raise DataError(
+                f"{image.height}×{image.width} would become {height}×{width} (height×width), more than "
+                f"{MAX_PIXELS:,} pixels: cut it first, or give --crop"
+            )
         if (image.height, image.width) != (height, width):
             image = image.resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(image)

@@ -14,7 +14,6 @@ no value is lost, and byte order becomes the machine's.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import math
 import threading
 import weakref
@@ -219,8 +218,9 @@ def take(source: Any, indices: Any) -> Columns:
 def has(source: Any, door: str) -> bool:
     """Whether a source has the optional door `take`, `fill` or `prefetch`. Without a `spec` beside it, a
     method of such a name may do anything, such as taking the first `n` examples."""
-    # Statically: a property may read the first example
-    return inspect.getattr_static(source, "spec", None) is not None and hasattr(source, door)
+    # Without asking for it: a property may read the first example
+    known = hasattr(type(source), "spec") or "spec" in getattr(source, "__dict__", ())
+    return known and hasattr(source, door)
 
 
 def fill(source: Any, indices: np.ndarray, out: Columns, stopped: Callable[[], bool] = lambda: False) -> None:

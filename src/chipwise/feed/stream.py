@@ -26,6 +26,7 @@ LIMIT_BYTES = 1 << 30  # of batches in memory, on the host and on the devices, i
 FEWEST, MOST = 5, 16
 _FILLING = 2  # batches being read at a time: the workers begin the next while one is transferred
 _LOOK_SECONDS = 0.002  # between looks at what else may have happened
+_ANNOUNCED_BYTES = 1 << 14  # of an example: the kernel's own reading ahead serves smaller ones better
 _AHEAD = 3  # batches that lie on the devices, ready to be used
 
 
@@ -130,7 +131,8 @@ class Stream:
 
     def _announced(self, wanted: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
         """`wanted`, each two batches after the source was told to fetch it from the disk, if it can be."""
-        if not has(self.workers.source, "prefetch"):
+        small = example_bytes(self.workers.spec) < _ANNOUNCED_BYTES
+        if small or not has(self.workers.source, "prefetch"):
             yield from wanted
             return
         told: deque[np.ndarray] = deque()

@@ -12,6 +12,7 @@ from zlib import crc32
 import numpy as np
 
 from ..errors import DataError
+from .files import few, printable
 from .manifest import RECORD, header, sha256
 
 _SHOWN = 8
@@ -32,18 +33,21 @@ def verify(folder: Path, manifest: dict[str, Any]) -> None:
             for row, name in _damaged(folder, manifest, shard):
                 count += 1
                 if len(records) < _SHOWN:
-                    records.append(f"record {first + row} ({name})" if name else f"record {first + row}")
+                    records.append(
+                        f"record {first + row} ({printable(name)})" if name else f"record {first + row}"
+                    )
         files += bad
         first += shard["examples"]
     if not files:
         return
     more = f" and {count - len(records)} more" if count > len(records) else ""
-    what = f"{count} of {first:,} records: {', '.join(records)}{more}" if count else "no record's data"
-    more = f" and {len(files) - _SHOWN} more" if len(files) > _SHOWN else ""
-    raise DataError(
-        f"{folder} is damaged in {what} (in {', '.join(files[:_SHOWN])}{more}): pack the data again or copy "
-        f"these files anew."
+    where = few(files, _SHOWN)
+    what = (
+        f"{folder} is damaged in {count} of {first:,} records: {', '.join(records)}{more} (in {where})"
+        if count
+        else f"{folder}: every record's data is whole; a header or a name is damaged in {where}"
     )
+    raise DataError(f"{what}: pack the data again or copy these files anew.")
 
 
 def text(name: bytes) -> str:

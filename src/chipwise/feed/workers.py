@@ -19,7 +19,7 @@ import signal
 import sys
 import threading
 import time
-from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
@@ -150,7 +150,12 @@ class Batch:
 
     def ready(self, seconds: float) -> bool:
         """Whether `result` would not wait; waits for that so long itself."""
-        return not wait(self._futures, seconds).not_done
+        for future in self._futures:
+            try:
+                future.exception(seconds)
+            except TimeoutError:
+                return False
+        return True
 
     def result(self) -> Columns:
         """The columns, when they are filled. Raises what a worker raised."""
