@@ -2,12 +2,17 @@
 
 import json
 import os
+import shutil
+import signal
+import tarfile
 
+import fsspec
 import numpy as np
 import pytest
 from PIL import Image
 
 from chipwise.feed import PackedFolder
+from chipwise.packing import job
 from pictures import encoded, files, smooth, write
 
 
@@ -24,7 +29,7 @@ def test_pack_predicts_packs_and_reports(chipwise, src, tmp_path):
     said = chipwise("pack", src, tmp_path / "out", "--size", 20)
     assert said.code == 0, said.err
     for text in (
-        "raw, 20×20×3", "free on the disk",
+        "predicting size and time from a few of 21 examples", "raw, 20×20×3", "free on the disk",
         "About 100% of the images are smaller than 20 and will be enlarged",
         "Left out, as they are no images of a split: train/bee/notes.txt", "21 images in", "images/s",
         "20 of them were smaller and have been enlarged", "1 skipped:\n  train/bee/003.jpeg: not an image",
@@ -82,6 +87,8 @@ def test_labels_split_shards_and_limits(chipwise, src, tmp_path):
         (2, "--store png: expected raw or jpeg", ["--store", "png"]),
         (3, "labels.csv: No such file", ["--labels", "labels.csv"]),
         (3, "there is a split already", ["--split", "0.1"]),
+        (2, "--split 1.5: expected the share", ["--split", "1.5"]),
+        (2, "--size 20000: expected 1 to 13,377 pixels", ["--size", "20000"]),
     ],
 )
 def test_errors_are_one_line(chipwise, src, tmp_path, code, expected, arguments):
@@ -149,3 +156,62 @@ def test_names_that_are_no_text_and_look_like_markup(chipwise, tmp_path):
     assert said.code == 0 and "train/b/?.jpg: an empty file" in said.out
     said = chipwise("inspect", tmp_path / "out", "--verify")
     assert said.code == 0 and "[red]" in said.out and "b/?.jpg: an empty file" in said.out
+
+
+def test_control_characters_in_names_are_escaped(chipwise, tmp_path):
+    write(tmp_path / "src", 2, classes=("a",))
+    for name in ("x\n\x1b[31m.jpg", "y\u202e.txt"):
+        (tmp_path / "src" / "a" / name).write_bytes(b"?")
+    said = chipwise("pack", tmp_path / "src", tmp_path / "out")
+    assert said.code == 0 and "train/a/x\\n\\x1b[31m.jpg: not an image" in said.out
+    assert "Left out, as they are no images of a split: a/y\\u202e.txt." in said.out
+    assert "a/x\\n\\x1b[31m.jpg" in chipwise("inspect", tmp_path / "out").out
+    said = chipwise("pack", tmp_path / "src", tmp_path / "other", "--strict")
+    assert said.err.count("\n") == 1 and "\x1b" not in said.err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_a_signal_ends_with_one_line_and_the_same_command_goes_on(
+    chipwise, src, tmp_path, monkeypatch, number, code
+):
+    before = signal.getsignal(signal.SIGTERM)
+    with monkeypatch.context() as patch:
+        patch.setattr(job.Job, "_write", lambda *_: os.kill(os.getpid(), number))
+        said = chipwise("pack", src, tmp_path / "out")
+    assert said.code == code and said.err.count("\n") == 1, said.err
+    assert ".out.partial is kept, and the same command goes on from there" in said.err
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert chipwise("pack", src, tmp_path / "out").code == 0
+
+
+def test_a_missing_split_and_damage_outside_the_records_are_told(chipwise, src, tmp_path):
+    out = tmp_path / "out"
+    chipwise("pack", src, out)
+    assert PackedFolder(out).manifest["splits"] == ["train", "eval"]
+    path = out / "train" / "label-00000.npy"
+    path.write_bytes(b"?" + path.read_bytes()[1:])
+    said = chipwise("inspect", out, "--verify")
+    assert "every record's data is whole; a header or a name is damaged in label-00000.npy" in said.err
+    shutil.rmtree(out / "eval")
+    for options in ([], ["--verify"]):
+        said = chipwise("inspect", out, *options)
+        assert said.code == 3 and f"{out}/eval is missing, though it was packed with train" in said.err
+    assert chipwise("inspect", out / "train").code == 0
+
+
+def test_urls_are_fetched(chipwise, tmp_path, monkeypatch):
+    monkeypatch.setenv("CHIPWISE_CACHE", str(tmp_path / "cache"))
+    write(tmp_path / "src", 4)
+    with tarfile.open(tmp_path / "src.tar", "w") as archive:
+        archive.add(tmp_path / "src", "src")
+    far = fsspec.filesystem("memory")
+    far.pipe("/urls/src.tar", (tmp_path / "src.tar").read_bytes())
+    said = chipwise("pack", "memory://urls/src.tar", tmp_path / "out")
+    assert said.code == 0 and "memory://urls/src.tar to " in said.out, said.err
+    for name, data in files(tmp_path / "out").items():
+        far.pipe(f"/urls/out/{name}", data)
+    said = chipwise("inspect", "memory://urls/out", "--verify")
+    assert said.code == 0 and "verified: 12 records" in said.out, said.err
+    record = ("--out", tmp_path / "feed.json", "--seconds", 0.05, "--batch", 4)
+    said = chipwise("bench-feed", "memory://urls/out", *record)
+    assert said.code == 0 and (tmp_path / "feed.json").exists(), said.err

@@ -104,6 +104,25 @@ def test_links_are_followed_and_circles_are_not(tmp_path):
         listing_of(tmp_path / "data")
 
 
+def test_what_is_no_regular_file_is_left_out(tmp_path):
+    touch(tmp_path, "a/1.jpg")
+    os.mkfifo(tmp_path / "a" / "2.jpg")  # reading one would wait for a writer without end
+    (tmp_path / "a" / "3.jpg").symlink_to("2.jpg")
+    (tmp_path / "a" / "4.jpg").symlink_to("nowhere")  # told as skipped when it is read
+    found = listing_of(tmp_path)
+    assert found.splits["train"].names == ["a/1.jpg", "a/4.jpg"]
+    assert found.left_out == ("a/2.jpg", "a/3.jpg")
+    (tmp_path / "x.csv").write_text("file,label\na/1.jpg,x\na/2.jpg,y\n")
+    with pytest.raises(DataError, match=r"names a/2.jpg, which is no regular file: remove the row"):
+        listing_of(tmp_path / "x.csv")
+
+
+def test_the_current_folder_has_a_name_in_messages(tmp_path, monkeypatch):
+    monkeypatch.chdir(touch(tmp_path, "notes.txt"))
+    with pytest.raises(DataError, match=f"^{tmp_path} holds no images"):
+        listing_of(".")
+
+
 def test_an_unreadable_folder_is_named(tmp_path, monkeypatch):
     write(tmp_path)
     scandir = os.scandir
@@ -154,8 +173,9 @@ def test_who_goes_to_eval_depends_on_names_alone():
 
 def test_a_split_that_cannot_be():
     whole = numbered([0, 1])
-    with pytest.raises(DataError, match="between 0 and 1"):
-        divided(Listing({"train": whole}), 1.0)
+    for share in (1.0, 1.5, "0.1"):
+        with pytest.raises(RecipeError, match=f"--split {share}: expected .* between 0 and 1"):
+            divided(Listing({"train": whole}), share)
     with pytest.raises(DataError, match=r"there is a split already \(train, eval\)"):
         divided(Listing({"train": whole, "eval": whole}), 0.5)
 

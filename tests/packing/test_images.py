@@ -114,6 +114,22 @@ def test_what_is_no_image(value, expected):
         make(value, RAW)
 
 
+def test_a_side_longer_than_a_jpeg_can_have():
+    line = encoded(np.zeros((1, 65_501, 3), np.uint8), "PNG")
+    assert make(line, RAW).stored.shape == (1, 65_501, 3)
+    with pytest.raises(DataError, match=r"1×65501 .*a JPEG has at most 65,500 pixels a side"):
+        make(line, JPEG)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_a_thin_line_is_not_enlarged_to_gigabytes(kind):
+    line = encoded(np.zeros((2, 60_000, 3), np.uint8), kind)
+    assert make(line, Form(224)).stored.shape == (224, 224, 3)
+    for value in (line, np.zeros((60_000, 2), np.uint8)):
+        with pytest.raises(DataError, match=r"would become .*6720000.*, more than 178,956,970 pixels"):
+            make(value, Form(224, False, "jpeg"))
+
+
 def test_a_pillow_image_that_is_read_late():
     buffer = io.BytesIO(encoded(smooth(), "PNG", "RGBA"))
     with Image.open(buffer) as image:

@@ -154,6 +154,28 @@ def test_the_limit_of_skipped_files_and_strict(tmp_path, store):
     assert len(PackedFolder(out)) == 12
 
 
+def test_strict_does_not_let_earlier_skips_through(tmp_path):
+    src = write(tmp_path / "src", 2)
+    (src / "ant" / "001.jpeg").write_bytes(b"?")
+    (src / "cat" / "001.jpeg").write_bytes(b"?")
+    with pytest.raises(DataError, match="more than 1 entries"):
+        pack(src, tmp_path / "out", max_skipped=1)
+    with pytest.raises(DataError, match=r"src: ant/001.jpeg: not an image.*: leave out --strict to go on"):
+        pack(src, tmp_path / "out", strict=True)
+    pack(src, tmp_path / "out")
+
+
+def test_examples_whose_columns_differ_are_named(tmp_path):
+    for number, odd in enumerate(({"x": 1.0, "y": 2.0}, {"y": 1.0}, {"x": np.zeros(3)})):
+        with pytest.raises(DataError, match=r"Examples must be alike: 0 has x \[\], 2 .*same columns"):
+            pack([{"x": 1.0}, {"x": 2.0}, odd], tmp_path / str(number))
+
+
+def test_a_pack_is_not_made_at_a_url(tmp_path):
+    with pytest.raises(RecipeError, match="is a URL: expected a folder on this machine"):
+        pack(write(tmp_path / "src"), "s3://bucket/out")
+
+
 def test_the_default_limit_is_one_percent_and_at_least_ten(tmp_path):
     src = write(tmp_path / "src", 5)
     assert Job(src, tmp_path / "out").max_skipped == 10
@@ -190,10 +212,13 @@ def test_too_little_disk_is_said_before_a_byte_is_written(tmp_path, monkeypatch)
     free = Job(src, tmp_path / "out").prediction.bytes
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": free - 1}))
     with pytest.raises(
-        DataError, match=r"needs 0.00 GB and .* has 0.00 GB free: make room.*--size or --store jpeg"
+        DataError, match=r"needs 17.\d\d kB and .* has 17.\d\d kB free: make room.*--size or --store jpeg"
     ):
         pack(src, tmp_path / "out")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["src"]
+    (tmp_path / ".out.partial").mkdir()  # begun: other settings or places would not go on with it
+    with pytest.raises(DataError, match=r"free: make room and run the same command\.$"):
+        pack(src, tmp_path / "out")
 
 
 def test_images_of_two_sizes(tmp_path):
@@ -250,6 +275,9 @@ def test_places_that_cannot_be(tmp_path):
         {"store": "png"},
         {"fit": "stretch"},
         {"size": 0},
+        {"size": "64"},
+        {"size": 13_378},
+        {"quality": 9.5},
         {"fit": "keep-aspect", "store": "jpeg"},
         {"fit": "keep-aspect", "size": 8},
         {"quality": 101},

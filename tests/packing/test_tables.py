@@ -1,9 +1,13 @@
 """Tables of labels: every kind of label, and rows and files that do not fit together."""
 
+import tarfile
+
 import numpy as np
 import pytest
 
 from chipwise.errors import DataError
+from chipwise.packing.entries import divided
+from chipwise.packing.job import Job
 from chipwise.packing.sources import listing_of
 from chipwise.packing.tables import read_table
 
@@ -51,13 +55,13 @@ def test_every_kind_of_label(tmp_path, text, labels, classes):
         ("file,label\n", "has no labels"),
         ("file\na.jpg\n", "has no labels"),
         ("file,split\na.jpg,train\n", "has no column of labels"),
-        ("file,label\na.jpg\n", "row 1: 1 cells, expected 2"),
+        ("file,label\na.jpg\n", "line 2: 1 cells, expected 2"),
         ("file,label\na.jpg,x\na.jpg,y\n", "two entries named 'a.jpg'"),
-        ("file,label\na.jpg,x\nb.jpg,\n", "row 2: the label is empty"),
+        ("file,label\n\na.jpg,x\n\nb.jpg,\n", r"line 5 \(b.jpg\): the label is empty"),
         ("file,label\n../a.jpg,x\n", "names '../a.jpg': expected files inside its folder"),
         ("file,label\n/etc/a.jpg,x\n", "names '/etc/a.jpg'"),
-        ("file,x,y\na.jpg,1,0\nb.jpg,1,no\n", "row 2: 'no' is no number"),
-        ("file,label,split\na.jpg,1,later\n", "row 1: split 'later', expected train or eval"),
+        ("file,x,y\na.jpg,1,0\nb.jpg,1,no\n", r"line 3 \(b.jpg\): 'no' is no number"),
+        ("file,label,split\na.jpg,1,later\n", r"line 2 \(a.jpg\): split 'later', expected train or eval"),
     ],
 )
 def test_tables_that_cannot_be_understood(tmp_path, text, expected):
@@ -103,3 +107,34 @@ def test_a_table_for_a_folder_must_fit_it(tmp_path):
         (root / name).unlink()
     found = listing_of(root, table(tmp_path, "file,label\ntest/4.jpg,x\ntrain/3.jpg,y\n"))
     assert {k: v.labels["label"].tolist() for k, v in found.splits.items()} == {"train": [1], "eval": [0]}
+
+
+@pytest.mark.parametrize("source", ["folder", "tar"])
+def test_the_splits_of_a_table_hold_for_a_folder_and_its_archive(tmp_path, source):
+    root = tmp_path / "photos"
+    touch(root, "1.jpg", "2.jpg", "3.jpg")
+    labels = table(tmp_path, "file,label,split\n3.jpg,x,val\n1.jpg,x,train\n2.jpg,y,train\n")
+    src = root
+    if source == "tar":
+        src = tmp_path / "photos.tar"
+        with tarfile.open(src, "w") as archive:
+            archive.add(root, "photos")
+    found = listing_of(src, labels)
+    assert {k: v.names for k, v in found.splits.items()} == {"train": ["1.jpg", "2.jpg"], "eval": ["3.jpg"]}
+    assert [v.labels["label"].tolist() for v in found.splits.values()] == [[0, 1], [0]]
+    assert found.splits["eval"].read(0) == {"image": b"x"}
+    with pytest.raises(DataError, match=r"or remove the column split of .*labels.csv"):
+        divided(found, 0.5)
+
+
+def test_two_splits_at_once_are_refused(tmp_path):
+    touch(tmp_path / "photos", "train/1.jpg", "test/2.jpg")
+    labels = table(tmp_path, "file,label,split\ntrain/1.jpg,x,val\ntest/2.jpg,x,train\n")
+    with pytest.raises(DataError, match=r"has a column split, but .*photos is split by its folders already"):
+        listing_of(tmp_path / "photos", labels)
+
+
+def test_eval_alone_is_nothing_to_train_on(tmp_path):
+    touch(tmp_path, "1.jpg")
+    with pytest.raises(DataError, match="in eval alone, so there is nothing to train on"):
+        Job(table(tmp_path, "file,label,split\n1.jpg,x,test\n"), tmp_path / "out")

@@ -245,7 +245,7 @@ def test_a_full_disk_says_what_to_free_and_goes_on(code, whole, tmp_path, monkey
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", write_some)
         with pytest.raises(
-            cw.DataError, match=r"disk full after \d of 11 records: make 0.1 GB free"
+            cw.DataError, match=r"disk full after \d of 11 records: make 100 MB free"
         ) as error:
             write(folder, total=11)
     assert "\n" not in str(error.value)

@@ -20,7 +20,10 @@ PACK_BATCH = 256  # of a pack alone, which knows of no batch
 
 def bench_feed(
     what: Annotated[
-        str, typer.Argument(metavar="RECIPE|PACK", help="A recipe, or a folder made by chipwise pack.")
+        str,
+        typer.Argument(
+            metavar="RECIPE|PACK", help="A recipe, or a folder made by chipwise pack, or its URL."
+        ),
     ],
     data: options.Data = None,
     set_: options.Set = None,
@@ -58,6 +61,7 @@ def bench_feed(
     from ..bench.feed import measure_feed, verdict
     from ..devices.detect import detect
     from ..errors import RecipeError
+    from ..feed import remote
     from ..feed.packed import PackedFolder
     from ..recipes import BUILT_IN
     from ..settings import load
@@ -65,12 +69,13 @@ def bench_feed(
 
     source: Source
     described: dict[str, str] = {}
-    if what not in BUILT_IN and Path(what).expanduser().is_dir():
+    place = Path(what) if what in BUILT_IN else remote.local(what)
+    if what not in BUILT_IN and place.is_dir():
         if data is not None or set_:
             raise RecipeError(
                 f"{what} is a packed folder: leave out --data and --set, which are for recipes."
             )
-        source, name = PackedFolder(what, size=size), Path(what).expanduser().resolve().name
+        source, name = PackedFolder(place, size=size), place.resolve().name
         described["path"] = what
     else:
         if size is not None:

@@ -13,8 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..errors import DataError
+from ..feed.files import printable, size_of
 from . import options
-from .pack import printable, size_of
 
 if TYPE_CHECKING:
     from ..feed.packed import PackedFolder
@@ -24,7 +24,9 @@ _SKIPPED = 10
 
 
 def inspect(
-    path: Annotated[Path, typer.Argument(metavar="PACK", help="A packed folder, or one of its splits.")],
+    path: Annotated[
+        str, typer.Argument(metavar="PACK", help="A packed folder, or one of its splits; a path or a URL.")
+    ],
     verify: Annotated[
         bool, typer.Option("--verify", help="Read every byte and name each damaged record (exit code 3).")
     ] = False,
@@ -42,9 +44,11 @@ def inspect(
       chipwise inspect photos-224 --verify
       chipwise inspect photos-224 --sheet photos.png
     """
+    from ..feed import remote
     from ..packing.contact import write_sheet
 
-    splits = _splits(path.expanduser())
+    folder = remote.local(path)
+    splits = _splits(folder)
     console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120)
     if not json_:
         _print(splits, console)
@@ -52,20 +56,20 @@ def inspect(
         write_sheet(next(iter(splits.values())), sheet)
         if not json_:
             console.print(f"written: {sheet}", markup=False, soft_wrap=True)
+    faults = _missing(folder, splits)
     if verify:
-        faults = []
         for source in splits.values():
             try:
                 source.verify()
             except DataError as error:
                 faults.append(str(error))
-        if faults:
-            raise DataError(" ".join(faults))
-        if not json_:
-            total = sum(map(len, splits.values()))
-            console.print(
-                f"verified: {total:,} records, every byte as it was packed", markup=False, soft_wrap=True
-            )
+    if faults:
+        raise DataError(" ".join(faults))
+    if verify and not json_:
+        total = sum(map(len, splits.values()))
+        console.print(
+            f"verified: {total:,} records, every byte as it was packed", markup=False, soft_wrap=True
+        )
     if json_:
         answer: dict[str, Any] = {"path": str(path), "verified": True if verify else None}
         print(json.dumps({**answer, "splits": {name: source.manifest for name, source in splits.items()}}))
@@ -88,6 +92,19 @@ def _splits(path: Path) -> dict[str, PackedFolder]:
             f"{path} is no pack: expected a folder with train/{MANIFEST}, made by chipwise pack.{begun}"
         )
     return {name: PackedFolder(path, name, size=_size(path / name)) for name in found}
+
+
+def _missing(path: Path, splits: dict[str, PackedFolder]) -> list[str]:
+    """What is wrong where a pack lacks a split that it was packed with; one split alone may be looked at."""
+    from ..feed.manifest import MANIFEST
+
+    if (path / MANIFEST).is_file():
+        return []
+    told = {name for source in splits.values() for name in source.manifest.get("splits", ())}
+    return [
+        f"{path / name} is missing, though it was packed with {', '.join(splits)}: copy the folder again."
+        for name in sorted(told - set(splits))
+    ]
 
 
 def _size(split: Path) -> int | None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from ..errors import Stopped
+from ..feed.files import few, printable, size_of
 from . import options
 
 if TYPE_CHECKING:
@@ -29,7 +34,7 @@ def pack(
         str,
         typer.Argument(
             help="A folder of images by class, or of train/ and test/; a .tar, .tar.gz or .tar.xz of one; "
-            "a .csv of files and labels; a folder with MNIST's or CIFAR's files."
+            "a .csv of files and labels; a folder with MNIST's or CIFAR's files; or the URL of one."
         ),
     ],
     dst: Annotated[str, typer.Argument(help="The folder to make; it appears when it is complete.")],
@@ -85,7 +90,10 @@ def pack(
     free = check_disk(job.partial, 0)
     console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120)
     if not json_:
-        console.print(f"{job.src} to {job.dst}", markup=False, soft_wrap=True)
+        names = f"{printable(job.src)} to {printable(str(job.dst))}"
+        console.print(names, markup=False, soft_wrap=True)
+        total = sum(map(len, job.listing.splits.values()))
+        console.print(f"predicting size and time from a few of {total:,} examples", soft_wrap=True)
         console.print(_predicted(job))
         for line in _notes(job, free):
             console.print(line, markup=False, soft_wrap=True)
@@ -98,12 +106,12 @@ def pack(
         },
     }
     if dry_run:
-        check_disk(job.partial, job.prediction.bytes)
+        check_disk(job.partial, job.needed)
         if json_:
             print(json.dumps({"prediction": predicted}))
         return
     shown = _Shown(job, quiet=json_)
-    with shown.bar:
+    with _stoppable(job), shown.bar:
         report = job.run(shown)
     if json_:
         print(json.dumps({"prediction": predicted, **_answer(report)}))
@@ -138,9 +146,35 @@ def _notes(job: Job, free: int) -> Iterator[str]:
         share = f"{job.prediction.enlarged:.0%}"
         yield f"About {share} of the images are smaller than {job.form.size} and will be enlarged."
     if job.listing.left_out:
-        from ..feed.files import few
+        yield f"Left out, as they are no images of a split: {few(job.listing.left_out)}."
 
-        yield f"Left out, as they are no images of a split: {printable(few(job.listing.left_out))}."
+
+@contextmanager
+def _stoppable(job: Job) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the command with one line that says how to go on."""
+
+    def terminate(*_: object) -> None:
+        raise _Terminated
+
+    here = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, terminate) if here else None
+    try:
+        yield
+    except (KeyboardInterrupt, _Terminated) as error:
+        if job.dst.exists():  # all was done but the report
+            stopped = Stopped(f"interrupted, but {job.dst} is whole.")
+        else:
+            stopped = Stopped(f"interrupted: {job.partial} is kept, and the same command goes on from there.")
+        if isinstance(error, KeyboardInterrupt):
+            stopped.exit_code = 130  # the shell's code for Ctrl-C
+        raise stopped from error
+    finally:
+        if here:
+            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+class _Terminated(BaseException):
+    """SIGTERM: like Ctrl-C, nothing on the way may take it for an error of its own."""
 
 
 class _Shown:
@@ -178,7 +212,7 @@ class _Shown:
 
 
 def _print(report: Report, console: Console) -> None:
-    console.print(str(report.path), markup=False, soft_wrap=True)
+    console.print(printable(str(report.path)), markup=False, soft_wrap=True)
     table = Table()
     for heading in ("split", "examples", "classes", "bytes", "files"):
         table.add_column(heading, justify="left" if heading == "split" else "right")
@@ -217,19 +251,6 @@ def _answer(report: Report) -> dict:
         "skipped": [{"split": s, "name": n, "reason": r} for s, n, r in report.skipped],
         "left_out": list(report.left_out),
     }
-
-
-def printable(name: str) -> str:
-    """A file's name, which need not be text, as something that can be printed."""
-    return name.encode("utf-8", "replace").decode()
-
-
-def size_of(count: float) -> str:
-    """Bytes for people: 2.80 GB."""
-    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if count >= unit:
-            return f"{count / unit:.3g} {name}" if count >= 100 * unit else f"{count / unit:.2f} {name}"
-    return f"{count:.0f} B"
 
 
 def duration(seconds: float) -> str:

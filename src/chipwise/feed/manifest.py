@@ -58,11 +58,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     version = manifest.get("version")
     if type(version) is not int or version > VERSION:
         raise DataError(
-            f"{folder} is packed in version {version} of {FORMAT}, this chipwise reads version {VERSION}: "
+            f"{path} is in version {version} of {FORMAT}, this chipwise reads version {VERSION}: "
             f"pip install --upgrade chipwise."
         )
     if version < VERSION:
-        raise DataError(f"{folder} is packed in version {version} of {FORMAT}, now {VERSION}: pack it again.")
+        raise DataError(f"{path} is in version {version} of {FORMAT}, now {VERSION}: pack the data again.")
     if text != render(manifest):
         raise DataError(f"{path} is damaged (SHA-256): pack the data again or copy the file anew.")
     return manifest

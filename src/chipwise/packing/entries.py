@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DataError
+from ..errors import DataError, RecipeError
 from ..feed.sources import Columns
 
 
@@ -64,13 +64,14 @@ class Listing:
     """Split to its entries; `names`, the classes; `below`, column to the number its values stay below.
 
     `left_out`: files that are no entries, because their names end like no image's, and other things the
-    user should know were not packed.
+    user should know were not packed. `undivided`: what to do to have no splits, if that is easy.
     """
 
     splits: Mapping[str, Split]
     names: tuple[str, ...] = ()
     below: Mapping[str, int] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+    undivided: str = ""
 
 
 def divided(listing: Listing, share: float) -> Listing:
@@ -80,14 +81,14 @@ def divided(listing: Listing, share: float) -> Listing:
     ones on every machine, and from a folder as from its archive. Entries without one whole number as label
     are one class.
     """
-    if not 0 < share < 1:
-        raise DataError(
-            f"--split {share:g}: expected the share that goes to eval, between 0 and 1, such as 0.1."
+    if not isinstance(share, (int, float)) or not 0 < share < 1:
+        raise RecipeError(
+            f"--split {share}: expected the share that goes to eval, between 0 and 1, such as 0.1."
         )
     if set(listing.splits) != {"train"}:
         raise DataError(
             f"--split {share:g}, but there is a split already ({', '.join(listing.splits)}): leave --split "
-            f"out, or give one of its folders as SRC."
+            f"out{f', or {listing.undivided}' if listing.undivided else ''}."
         )
     whole = listing.splits["train"]
     label = whole.labels.get("label")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,11 @@ def arrange(where: Path, files: Files, labels: str | Table = "folders", archive:
         names[split] = [names[split][k] for k in order]
         found[split] = ([rows[k] for k in order], found[split][1])
     if isinstance(labels, Table):
+        if labels.splits is not None and len(found) > 1:
+            raise DataError(
+                f"{labels.path} has a column split, but {where} is split by its folders already: remove the "
+                f"column, or give one of the folders as SRC."
+            )
         whole = {split: ["/".join(paths[i]) for i in rows] for split, (rows, _) in found.items()}
         columns, classes, below = _by_table(where, whole, labels)
     else:
@@ -65,7 +71,12 @@ def arrange(where: Path, files: Files, labels: str | Table = "folders", archive:
         )
         for split, (rows, _) in found.items()
     }
-    return Listing(splits, classes, below, (*notes, *files.left_out))
+    undivided = "give one of its folders as SRC"
+    if isinstance(labels, Table) and labels.splits is not None:
+        of = dict(zip(labels.files, labels.splits, strict=True))
+        splits = _sent(splits["train"], [of[name] for name in whole["train"]])
+        undivided = _without(labels)
+    return Listing(splits, classes, below, (*notes, *files.left_out), undivided)
 
 
 def rows_of(table: Table) -> Listing:
@@ -74,7 +85,10 @@ def rows_of(table: Table) -> Listing:
     sizes = []
     for name in table.files:
         try:
-            sizes.append(os.stat(root / name).st_size)
+            status = os.stat(root / name)
+            if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for without end
+                raise DataError(f"{table.path} names {name}, which is no regular file: remove the row.")
+            sizes.append(status.st_size)
         except FileNotFoundError:
             sizes.append(-1)
         except OSError as error:
@@ -89,11 +103,17 @@ def rows_of(table: Table) -> Listing:
     whole = Split(table.files, np.asarray(sizes, np.int64), {"label": table.labels}, _reader(read_file, keys))
     if table.splits is None:
         return Listing({"train": whole}, table.classes, table.below)
-    of = np.asarray(table.splits)
-    splits = {
-        str(split): whole.only(np.flatnonzero(of == split)) for split in sorted(set(table.splits))[::-1]
-    }
-    return Listing(splits, table.classes, table.below)
+    return Listing(_sent(whole, table.splits), table.classes, table.below, (), _without(table))
+
+
+def _sent(whole: Split, splits: Sequence[str]) -> dict[str, Split]:
+    """The entries of `whole` by split, where the column `split` of a table sends each."""
+    of = np.asarray(splits)
+    return {split: whole.only(np.flatnonzero(of == split)) for split in sorted(set(splits))[::-1]}
+
+
+def _without(table: Table) -> str:
+    return f"remove the column split of {table.path}"
 
 
 def _reader(read: Callable[[Any], bytes], keys: list[Any]) -> Callable[[int], Mapping[str, Any]]:

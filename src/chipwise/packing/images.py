@@ -16,6 +16,7 @@ from ..feed.images import Encoded, fitted, from_pillow
 # decode in 0.23 ms, where 4:4:4 takes 21.3 kB and 0.44 ms for 2.8 dB more (simplejpeg 1.9 on one AMD EPYC
 # core).
 _CHROMA = "420"
+_JPEG_SIDE = 65_500  # libjpeg's limit
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,11 @@ def make(value: Any, form: Form) -> Made:
     enlarged = form.size is not None and min(shape) < form.size
     if form.store == "raw":
         return Made(pixels, pixels, enlarged)
+    if max(pixels.shape[:2]) > _JPEG_SIDE:
+        raise DataError(
+            f"{pixels.shape[0]}×{pixels.shape[1]} (height×width), and a JPEG has at most {_JPEG_SIDE:,} "
+            f"pixels a side: scale it down first"
+        )
     color = np.ascontiguousarray(
         np.broadcast_to(pixels.reshape(*pixels.shape[:2], -1), (*pixels.shape[:2], 3))
     )

@@ -28,11 +28,12 @@ from PIL import Image
 
 from ..devices.limits import usable_cores
 from ..errors import DataError, RecipeError
-from ..feed.files import few
+from ..feed.files import few, printable
+from ..feed.images import MAX_PIXELS
 from ..feed.manifest import MANIFEST
 from .entries import Listing, Split, divided
 from .images import Form, SizesDiffer, make
-from .predict import Prediction, check_disk, sampled
+from .predict import SAMPLE_SECONDS, Prediction, Sampled, check_disk, sampled
 from .sources import listing_of
 from .writer import SHARD_BYTES, Writer
 
@@ -101,13 +102,17 @@ class Job:
         names: Sequence[str] = (),
     ):
         _check(size, fit, store, quality, shards, max_skipped, workers)
+        if "://" in str(dst):
+            raise RecipeError(
+                f"{dst} is a URL: expected a folder on this machine, to be copied there afterwards."
+            )
         self.dst = Path(dst).expanduser()
         self.partial = self.dst.parent / f".{self.dst.name}.partial"
         if self.dst.exists():
             raise DataError(f"{self.dst} exists: remove it, or pack to another folder.")
         self.src = type(src).__name__
         if isinstance(src, (str, os.PathLike)):
-            self.src = str(src)
+            self.src = str(src if Path(src).name not in ("", "..") else Path(src).resolve())
             if Path(src).expanduser().resolve() in self.dst.resolve().parents:
                 raise DataError(f"{self.dst} lies inside {src}: pack to a folder beside it.")
         self.form = Form(size, fit == "crop", store, quality)
@@ -117,6 +122,11 @@ class Job:
         for name, entries in self.listing.splits.items():
             if not len(entries):
                 raise DataError(f"{self.src} has no examples in {name}: expected at least one.")
+        if "train" not in self.listing.splits:
+            raise DataError(
+                f"{self.src} has examples in {', '.join(self.listing.splits)} alone, so there is nothing to "
+                f"train on: send some to train."
+            )
         total = sum(map(len, self.listing.splits.values()))
         self.max_skipped = (
             max(_SKIPPED_LEAST, int(total * _SKIPPED_SHARE)) if max_skipped is None else max_skipped
@@ -135,16 +145,30 @@ class Job:
         """Sizes and time; raises `DataError` when the sampled examples cannot be packed."""
         if self._prediction is None:
 
-            def one(split: Split, row: int):
-                columns, pixels, enlarged = self._made(split, row, split.read(row))
-                self._check_sizes(split.names[row], pixels)
-                return columns, enlarged
+            def one(split: Split, row: int, example: Mapping[str, Any] | None) -> Sampled:
+                columns, pixels, enlarged = self._made(
+                    split, row, split.read(row) if example is None else example
+                )
+                values = columns.values()
+                count = sum(len(v) if isinstance(v, bytes) else np.asarray(v).nbytes for v in values)
+                return Sampled(count, enlarged, None if pixels is None else pixels.shape)
 
+            # Shards by number are cut where the prediction says: what was sampled must not depend on time
+            timed = self.shards == "auto" or self.form.store == "raw"
             self._first: tuple[str, tuple[int, ...]] | None = None
             with warnings.catch_warnings():  # `Encoded` has a limit of its own
                 warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-                self._prediction = sampled(self.listing, self.form, one, self._name_bytes, self.workers)
+                self._prediction = sampled(
+                    self.listing, self.form, one, self._check_sizes, self._name_bytes, self.workers,
+                    SAMPLE_SECONDS if timed else None,
+                )  # fmt: skip
         return self._prediction
+
+    @property
+    def needed(self) -> int:
+        """Bytes still to be written: what was begun is on the disk already."""
+        done = sum(f.stat().st_size for f in self.partial.rglob("*") if f.is_file())
+        return self.prediction.bytes - done
 
     def settings(self, split: str) -> dict[str, Any]:
         """What decides a split's bytes, beside its source: for the manifest."""
@@ -165,8 +189,7 @@ class Job:
         """
         began = time.perf_counter()
         report = Report(self.dst, names=self.listing.names, left_out=self.listing.left_out)
-        done = sum(f.stat().st_size for f in self.partial.rglob("*") if f.is_file())
-        check_disk(self.partial, self.prediction.bytes - done)
+        check_disk(self.partial, self.needed)
         try:
             self.partial.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -209,7 +232,8 @@ class Job:
         split = self.listing.splits[name]
         source = {"fingerprint": split.fingerprint(), "examples": len(split)}
         settings = self.settings(name)
-        told = json.dumps([source, settings, self.listing.names, dict(self.listing.below)], sort_keys=True)
+        known = [source, settings, self.listing.names, dict(self.listing.below), [*self.listing.splits]]
+        told = json.dumps(known, sort_keys=True)
         writer = Writer(
             self.partial / name,
             store=self.form.store,
@@ -220,8 +244,11 @@ class Job:
             name_bytes=self._name_bytes[name],
             shard_bytes=settings["shard_bytes"],
             total=len(split),
+            splits=tuple(self.listing.splits),
         )
         try:
+            if self.strict and writer.skipped:  # by an earlier call, which was not
+                raise self._stopped(self._refused(writer.skipped[0]["name"], writer.skipped[0]["reason"]))
             begun = writer.consumed
             progress(Progress(name, begun, len(split), len(report.skipped) + len(writer.skipped)))
             if not writer.complete:
@@ -243,6 +270,7 @@ class Job:
 
         def flush() -> None:
             if run and self.form.store == "raw":
+                _check_alike(run)
                 columns = {name: np.stack([e.columns[name] for e in run]) for name in run[0].columns}
                 writer.add_batch([e.name for e in run], columns)
             else:
@@ -255,38 +283,44 @@ class Job:
                 flush()
                 self._skip(writer, entry, skipped)
                 continue
-            self._check_sizes(entry.name, entry.pixels)
+            self._check_sizes(entry.name, None if entry.pixels is None else entry.pixels.shape)
             run.append(entry)
         flush()
 
     def _skip(self, writer: Writer, entry: _Entry, skipped: int) -> None:
         fault = None
         if self.strict:
-            fault = f"{self.src}: {entry.name}: {entry.reason}: leave out --strict"
+            fault = self._refused(entry.name, entry.reason)
         elif skipped + len(writer.skipped) >= self.max_skipped:
             others = few([s["name"] for s in writer.skipped[::-1]])
             before = f"; before it {others}" if others else ""
             fault = (
-                f"{self.src}: more than {self.max_skipped} entries cannot be packed, now {entry.name}: "
-                f"{entry.reason}{before}: allow more with --max-skipped N"
+                f"{self.src}: more than {self.max_skipped} entries cannot be packed, now "
+                f"{printable(entry.name)}: {entry.reason}{before}: allow more with --max-skipped N"
             )
         if fault is not None:
             writer.commit()
-            raise DataError(
-                f"{fault} to go on from there, or repair or remove what is damaged and begin anew "
-                f"(rm -r {self.partial})."
-            )
+            raise self._stopped(fault)
         writer.skip(entry.name, entry.reason)
 
-    def _check_sizes(self, name: str, pixels: np.ndarray | None) -> None:
+    def _refused(self, name: str, reason: str) -> str:
+        return f"{self.src}: {printable(name)}: {reason}: leave out --strict"
+
+    def _stopped(self, fault: str) -> DataError:
+        return DataError(
+            f"{fault} to go on from there, or repair or remove what is damaged and begin anew "
+            f"(rm -r {self.partial})."
+        )
+
+    def _check_sizes(self, name: str, shape: tuple[int, ...] | None) -> None:
         """Raw packs hold images of one size."""
-        if self.form.store != "raw" or pixels is None:
+        if self.form.store != "raw" or shape is None:
             return
-        self._first = self._first or (name, pixels.shape)
-        if pixels.shape != self._first[1]:
+        self._first = self._first or (name, shape)
+        if shape != self._first[1]:
             raise SizesDiffer(
                 f"Images differ in size: {self._first[0]} is {_told(self._first[1])}, {name} "
-                f"{_told(pixels.shape)} (height×width): give --size {min(self._first[1][:2])}, or "
+                f"{_told(shape)} (height×width): give --size {min(self._first[1][:2])}, or "
                 f"--store jpeg to keep sizes as they are."
             )
 
@@ -366,8 +400,8 @@ def pack(
 
     - `src`: a folder of images with one sub-folder a class, or with `train/` and `test/` (`val/`, ...) of
       them; a `.tar`, `.tar.gz` or `.tar.xz` of one; a `.csv` with files and labels; the files of MNIST or
-      CIFAR; any object with `len` and `[i]`, whose examples are dicts of columns or pairs (image, label), or
-      a dict of those by split.
+      CIFAR; a URL, as a string, of any of these but the `.csv`; any object with `len` and `[i]`, whose
+      examples are dicts of columns or pairs (image, label), or a dict of those by split.
     - `size`: in pixels; `None` keeps images as they are. `fit="crop"` scales to cover `size` × `size` and
       cuts around the centre; `"keep-aspect"` scales until the shorter side has `size`.
     - `store`: `"raw"` pixels, all of one size, or `"jpeg"`, of `quality` where an image must be encoded;
@@ -396,8 +430,19 @@ def _check(size, fit, store, quality, shards, max_skipped, workers) -> None:
         raise RecipeError(f"--store {store}: expected raw or jpeg.")
     if fit not in ("crop", "keep-aspect"):
         raise RecipeError(f"fit={fit!r}: expected 'crop' or 'keep-aspect'.")
-    if size is not None and size < 1:
-        raise RecipeError(f"--size {size}: expected at least 1 pixel.")
+    for option, value in (
+        ("--size", size),
+        ("--quality", quality),
+        ("--max-skipped", max_skipped),
+        ("--workers", workers),
+    ):
+        if value is not None and not isinstance(value, int):
+            raise RecipeError(f"{option} {value!r}: expected a whole number, an int.")
+    if size is not None and not 1 <= size <= math.isqrt(MAX_PIXELS):
+        raise RecipeError(
+            f"--size {size}: expected 1 to {math.isqrt(MAX_PIXELS):,} pixels: images of more than "
+            f"{MAX_PIXELS:,} are refused."
+        )
     if fit == "keep-aspect" and (size is None or store == "raw"):
         raise RecipeError(
             "--keep-aspect scales to --size and leaves images of many sizes, which raw packs cannot hold: "
@@ -431,6 +476,22 @@ def _read(split: Split, row: int) -> Mapping[str, Any] | Exception:
         return split.read(row)
     except (DataError, OSError) as error:
         return error
+
+
+def _check_alike(run: Sequence[_Entry]) -> None:
+    """Records of a raw pack have the same columns, each of one shape."""
+    shapes = {name: np.shape(value) for name, value in run[0].columns.items()}
+    for entry in run:
+        found = {name: np.shape(value) for name, value in entry.columns.items()}
+        if found != shapes:
+            raise DataError(
+                f"Examples must be alike: {printable(run[0].name)} has {_listed(shapes)}, "
+                f"{printable(entry.name)} {_listed(found)}: give all the same columns."
+            )
+
+
+def _listed(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    return ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
 
 
 def _told(shape: tuple[int, ...]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
+from ..feed import remote
 from ..feed.files import walk
 from ..feed.tars import list_tar
 from .arrays import cifar_classes, from_cifar, from_idx, from_objects, idx_files
@@ -20,13 +21,18 @@ _TABLES = (".csv",)
 
 
 def listing_of(src: Any, labels: str | Path = "folders", names: Sequence[str] = ()) -> Listing:
-    """The entries of `src`, by what it is. Raises `DataError` when it is nothing that can be packed."""
+    """The entries of `src`, by what it is; what is at a URL is fetched.
+
+    Raises `DataError` when it is nothing that can be packed.
+    """
     if not isinstance(src, (str, os.PathLike)):
         return from_objects(src, names)
-    path = Path(src).expanduser()
+    path = remote.local(src if isinstance(src, str) else Path(src))
+    if path.name in ("", ".."):
+        path = path.resolve()  # "." in a message reads like the end of a sentence
     by: str | Table = str(labels)
     if str(labels).lower().endswith(_TABLES):
-        by = read_table(Path(labels).expanduser())
+        by = read_table(remote.local(labels))
     try:
         if not path.exists():
             raise DataError(f"{path} does not exist: expected {_EXPECTED}.")

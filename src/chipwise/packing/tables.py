@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import DataError
-from ..feed.files import few, refuse_duplicates
+from ..feed.files import refuse_duplicates
 
 _EVAL = ("eval", "val", "valid", "validation", "test")
 _FILE = ("file", "filename", "file_name", "path", "image", "name", "image_id", "id")
@@ -40,9 +40,10 @@ def read_table(path: Path) -> Table:
     """Reads a table. Raises `DataError` for one that cannot be understood, with the line."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as stream:
-            rows = [
-                [cell.strip() for cell in row]
-                for row in csv.reader(stream)
+            reader = csv.reader(stream)
+            numbered = [
+                (reader.line_num, [cell.strip() for cell in row])
+                for row in reader
                 if any(cell.strip() for cell in row)
             ]
     except UnicodeDecodeError as error:
@@ -53,13 +54,14 @@ def read_table(path: Path) -> Table:
         raise DataError(f"{path} is not a CSV file: {error}.") from error
     except OSError as error:
         raise DataError(f"Cannot read {path}: {error.strerror or error}.") from error
+    lines, rows = [line for line, _ in numbered], [row for _, row in numbered]
     if len(rows) < 2 or len(rows[0]) < 2:
         raise DataError(f"{path} has no labels: expected a line 'file,label' and a row an image.")
-    header, rows = rows[0], rows[1:]
-    for number, row in enumerate(rows, 1):
+    header, rows, lines = rows[0], rows[1:], lines[1:]
+    for line, row in zip(lines, rows, strict=True):
         if len(row) != len(header):
             raise DataError(
-                f"{path}, row {number}: {len(row)} cells, expected {len(header)} ({', '.join(header)})."
+                f"{path}, line {line}: {len(row)} cells, expected {len(header)} ({', '.join(header)})."
             )
     lower = [name.lower() for name in header]
     at = next((lower.index(name) for name in _FILE if name in lower), 0)
@@ -72,26 +74,29 @@ def read_table(path: Path) -> Table:
     rest = [i for i in range(len(header)) if i not in (at, split_at)]
     if not rest:
         raise DataError(f"{path} has no column of labels: expected 'file,label', got {', '.join(header)}.")
+    where = [f"{path}, line {line} ({name})" for line, name in zip(lines, files, strict=True)]
     labels, classes, below = _labels(
-        path, [header[i] for i in rest], [[row[i] for i in rest] for row in rows]
+        where, [header[i] for i in rest], [[row[i] for i in rest] for row in rows]
     )
-    splits = None if split_at is None else [_split(path, row[split_at], n) for n, row in enumerate(rows, 1)]
+    splits = None
+    if split_at is not None:
+        splits = [_split(row[split_at], place) for row, place in zip(rows, where, strict=True)]
     return Table(path, files, labels, classes, below, splits)
 
 
-def _split(path: Path, text: str, number: int) -> str:
+def _split(text: str, where: str) -> str:
     if text.lower() in ("train", *_EVAL):
         return "train" if text.lower() == "train" else "eval"
-    raise DataError(f"{path}, row {number}: split {text!r}, expected train or eval.")
+    raise DataError(f"{where}: split {text!r}, expected train or eval.")
 
 
-def _labels(path: Path, header: list[str], rows: list[list[str]]):
+def _labels(where: list[str], header: list[str], rows: list[list[str]]):
     numbers = _numbers(rows)
     if len(header) > 1:
         if numbers is None:
-            row, cell = next((n, c) for n, row in enumerate(rows, 1) for c in row if not _is_number(c))
+            row, cell = next((n, c) for n, row in enumerate(rows) for c in row if not _is_number(c))
             raise DataError(
-                f"{path}, row {row}: {cell!r} is no number; expected one column of labels, or several of "
+                f"{where[row]}: {cell!r} is no number; expected one column of labels, or several of "
                 f"numbers ({', '.join(header)})."
             )
         if ((numbers == 0) | (numbers == 1)).all():
@@ -110,9 +115,7 @@ def _labels(path: Path, header: list[str], rows: list[list[str]]):
             hot[row, [at[part] for part in parts]] = 1
         return hot, classes, {}
     if "" in values:
-        raise DataError(
-            f"{path}, row {values.index('') + 1}: the label is empty ({few(rows[values.index('')])})."
-        )
+        raise DataError(f"{where[values.index('')]}: the label is empty: expected a class or a number.")
     classes = tuple(sorted(set(values), key=(lambda v: (float(v), v)) if numbers is not None else None))
     at = {name: number for number, name in enumerate(classes)}
     return np.asarray([at[value] for value in values], np.int32), classes, {"label": len(classes)}

@@ -21,6 +21,7 @@ from zlib import crc32
 import numpy as np
 
 from ..errors import DataError
+from ..feed.files import size_of
 from ..feed.images import decode
 from ..feed.manifest import FORMAT, MANIFEST, RECORD, VERSION, record_dtype, render
 from ..feed.packed import check_below
@@ -31,6 +32,7 @@ from .shards import Shards
 SHARD_BYTES = 1 << 30  # ImageNet at 256×256 is 252 GB: hundreds of files, not thousands
 JOURNAL = "journal.json"
 _COMMIT_BYTES, _COMMIT_SECONDS = 64 << 20, 2.0
+_LEAST_ROOM = 100e6  # what is asked for on a full disk
 _BLOCK_BYTES, _BLOCK_RECORDS = 2 << 20, 1024  # records that come one by one are written in blocks
 
 
@@ -42,7 +44,7 @@ class Writer:
     - `folder`: the split's folder while it is being made; who calls renames the whole pack at the end.
     - `store`: `"raw"`, or `"jpeg"` for a column `image` of encoded images.
     - `names`: the classes; `below`: column of whole numbers to the number that they stay below.
-    - `settings`: kept in the manifest as they are.
+    - `settings`: kept in the manifest as they are; `splits`: of the pack, so that a missing one is noticed.
     - `identity`: a digest of what is packed and how. A folder of the same identity is gone on with.
     - `name_bytes`: of the longest record's name in UTF-8; `shard_bytes`: of the records in a shard.
     - `total`: records expected, for the message that the disk is full.
@@ -66,10 +68,11 @@ class Writer:
         name_bytes: int,
         shard_bytes: int = SHARD_BYTES,
         total: int | None = None,
+        splits: Sequence[str] = (),
     ):
         self.folder, self.store, self.names = Path(folder), store, tuple(names)
         self.below, self.settings = dict(below or {}), dict(settings or {})
-        self.identity, self.total = identity, total
+        self.identity, self.total, self.splits = identity, total, tuple(splits)
         self.written = 0
         self.skipped: list[dict[str, str]] = []
         self.complete = False
@@ -334,6 +337,7 @@ class Writer:
             "format": FORMAT,
             "version": VERSION,
             "identity": self.identity,
+            "splits": list(self.splits),
             "examples": self.written,
             "store": self.store,
             "columns": self._columns,
@@ -371,7 +375,7 @@ class Writer:
             space = "space"
             if self.total and self._shards.written:
                 need = (self.total - self._saved) * self._shards.bytes / self._shards.written
-                space = f"{max(need / 1e9, 0.1):.1f} GB"
+                space = size_of(max(need, _LEAST_ROOM))
             raise DataError(
                 f"{self.folder}: disk full after {done}: make {space} free and run the same command again, "
                 f"it goes on from there."
