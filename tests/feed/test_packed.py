@@ -189,7 +189,7 @@ DAMAGE = {
     "half a manifest": (lambda f: (f / "manifest.json").write_text('{"format'), "is damaged"),
     "another format": (_change(format="tar"), "not of the format"),
     "newer": (_change(version=3), "version 3 .* this chipwise reads version 2: pip install --upgrade"),
-    "older": (_change(version=1), "version 1 .*: pack it again"),
+    "older": (_change(version=1), "version 1 .*: pack the data again"),
     "another store": (_change(store="zip"), "is damaged .*zip"),
     "no images": (_change(store="jpeg", columns={"label": {"dtype": "int32", "shape": []}}), "is damaged"),
     "no records": (_shard(lambda s: s["files"].pop("record")), "columns record"),
