@@ -25,6 +25,7 @@ import datetime
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -67,7 +68,7 @@ class Child:
             [sys.executable, "-W", "ignore", "-m", "benchmarks.feed.child", str(options.work)]
             + [str(options.photographs), case.name, contender.name],
             cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"}, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, start_new_session=True,
         )  # fmt: skip
         self._lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._listen, daemon=True).start()
@@ -97,7 +98,7 @@ class Child:
 
     def close(self) -> None:
         assert self._process.stdin is not None
-        self._process.kill()  # its workers notice, and end
+        os.killpg(self._process.pid, signal.SIGKILL)  # with its workers, some of which would stay for ever
         self._process.wait()
         self._process.stdin.close()
         self._errors.close()

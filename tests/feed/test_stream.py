@@ -19,8 +19,12 @@ def put(columns, indices):
 
 
 def threads():
+    """The names of threads that read, once those have ended that are about to."""
     gc.collect()
-    return {t.name for t in threading.enumerate() if t.name.startswith("chipwise")}
+    mine = [t for t in threading.enumerate() if t.name.startswith(("chipwise-read", "chipwise-feed"))]
+    for thread in mine:
+        thread.join(5)
+    return {t.name for t in mine if t.is_alive()}
 
 
 @pytest.mark.parametrize("batches", [0, 1, 2, 3, 40])

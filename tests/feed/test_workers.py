@@ -1,7 +1,9 @@
+import gc
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -140,3 +142,16 @@ if __name__ == "__main__":
     while any(map(psutil.pid_exists, readers)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not any(map(psutil.pid_exists, readers))
+
+
+def test_threads_end_with_a_pool_that_nobody_closed():
+    before = set(threading.enumerate())
+    workers = Workers(ARRAYS, "threads:3")
+    assert read(workers, [4])["label"].tolist() == [4]
+    mine = set(threading.enumerate()) - before
+    assert len(mine) == 3
+    del workers
+    gc.collect()
+    for thread in mine:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in mine)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -15,8 +16,10 @@ class Threads:
     def __init__(self, count: int, name: str):
         self._tasks: queue.SimpleQueue = queue.SimpleQueue()
         self._threads = [
-            threading.Thread(target=self._run, name=f"{name}-{i}", daemon=True) for i in range(count)
+            threading.Thread(target=_run, args=(self._tasks,), name=f"{name}-{i}", daemon=True)
+            for i in range(count)
         ]
+        self._end = weakref.finalize(self, _end, self._tasks, count)  # also of a pool that nobody closed
         for thread in self._threads:
             thread.start()
 
@@ -32,18 +35,23 @@ class Threads:
                 self._tasks.get_nowait()[0].cancel()
             except queue.Empty:
                 break
-        for _ in self._threads:
-            self._tasks.put(None)
+        self._end()
         for thread in self._threads:
             thread.join(seconds)
 
-    def _run(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            future, function, arguments = task
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(function(*arguments))
-            except BaseException as error:  # for whoever asks for the result
-                future.set_exception(error)
-            del task, future, function, arguments  # and with them the batch's memory
+
+def _run(tasks: queue.SimpleQueue) -> None:
+    while (task := tasks.get()) is not None:
+        future, function, arguments = task
+        if not future.set_running_or_notify_cancel():
+            continue
+        try:
+            future.set_result(function(*arguments))
+        except BaseException as error:  # for whoever asks for the result
+            future.set_exception(error)
+        del task, future, function, arguments  # and with them the batch's memory
+
+
+def _end(tasks: queue.SimpleQueue, count: int) -> None:
+    for _ in range(count):
+        tasks.put(None)
