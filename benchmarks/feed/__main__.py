@@ -6,10 +6,10 @@ DIR holds CIFAR-10 as `train/<class>/*.jpg` and `test/<class>/*.jpg`. The images
 first, 4 GB in a scratch folder (`--work`), and kept there. What is compared is no dependency of chipwise;
 install it aside,
 
-    pip install --target /tmp/others --no-deps grain==0.2.18 array-record bagz webdataset braceexpand \\
+    pip install --target OTHERS --no-deps grain==0.2.18 array-record bagz webdataset braceexpand \\
         etils absl-py cloudpickle dm-tree wrapt attrs portpicker torchvision
 
-and add /tmp/others to PYTHONPATH. What is missing is a row that says so; so is FFCV, whose build needs the
+and add OTHERS to PYTHONPATH. What is missing is a row that says so; so is FFCV, whose build needs the
 development files of OpenCV and libturbojpeg. Of torchvision only its compiled library is used, which may
 need the CUDA libraries it was built with.
 
