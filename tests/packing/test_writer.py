@@ -191,12 +191,18 @@ _KILLER = """
         for store in ("raw", "jpeg"):
             random.seed(seed)
             folder, kills = Path(sys.argv[2]) / f"{store}-{seed}", 0
+            began = time.perf_counter()
+            if not (child := os.fork()):
+                test_writer.write(folder.with_name(f"timed-{store}-{seed}"), store, every=2)
+                os._exit(0)
+            os.waitpid(child, 0)
+            took = time.perf_counter() - began
             while True:
                 child = os.fork()
                 if not child:
                     test_writer.write(folder, store, every=2)
                     os._exit(0)
-                time.sleep(random.uniform(0, 0.06))
+                time.sleep(random.uniform(0, took))
                 os.kill(child, signal.SIGKILL)
                 _, status = os.waitpid(child, 0)
                 if os.WIFEXITED(status):
