@@ -36,11 +36,8 @@ class Buffer:
     """
 
     def __init__(self, spec: Spec, examples: int, shared: bool = False):
-        self.layout = layout(spec, examples)
-        size = ALIGNMENT + sum(
-            -(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
-            for shape, dtype, _ in self.layout.values()
-        )
+        self.layout, size = layout(spec, examples)
+        size += ALIGNMENT  # room to begin at a multiple of it
         self.number = next(_numbers)  # a path may be that of an earlier buffer again
         self.path: str | None = None
         if shared:
@@ -116,15 +113,15 @@ class Pool:
 Layout = dict[str, tuple[tuple[int, ...], np.dtype, int]]  # column to shape, type and offset in bytes
 
 
-def layout(spec: Spec, examples: int) -> Layout:
-    """Where each column of a batch lies, one after another."""
+def layout(spec: Spec, examples: int) -> tuple[Layout, int]:
+    """Where each column of a batch lies, one after another, and the bytes of all."""
     made, offset = {}, 0
     for name, s in spec.items():
         shape, dtype = (examples, *s.shape), np.dtype(s.dtype)
         made[name] = (shape, dtype, offset)
         size = math.prod(shape) * dtype.itemsize
         offset += -(-size // ALIGNMENT) * ALIGNMENT
-    return made
+    return made, offset
 
 
 def columns(memory: np.ndarray, start: int, layout: Layout) -> Columns:

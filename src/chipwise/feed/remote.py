@@ -24,6 +24,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from ..errors import DataError
 from .cache import Cache
+from .manifest import FORMAT, MANIFEST
 from .transfer import File, lasting, patiently, reason, status_of, transfer
 
 T = TypeVar("T")
@@ -194,7 +195,7 @@ class _Url:
     def _manifests(self) -> dict[str, bytes]:
         found = {}
         for split in _SPLITS:
-            name = f"{split}/manifest.json"
+            name = f"{split}/{MANIFEST}"
             path = f"{self.path}/{name}"
             try:
                 found[name] = self._ask(path, functools.partial(self.fs.cat_file, path), missing=True)
@@ -317,7 +318,7 @@ def _manifest(text: bytes) -> dict[str, Any]:
         manifest = json.loads(text)
     except ValueError:
         return {}
-    return manifest if isinstance(manifest, dict) and manifest.get("format") == "chipwise-packed" else {}
+    return manifest if isinstance(manifest, dict) and manifest.get("format") == FORMAT else {}
 
 
 def _digest(*texts: bytes) -> str:

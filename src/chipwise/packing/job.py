@@ -37,10 +37,8 @@ from .predict import SAMPLE_SECONDS, Prediction, Sampled, check_disk, sampled
 from .sources import listing_of
 from .writer import SHARD_BYTES, Writer
 
-_PIECE_ENTRIES, _PIECE_BYTES = (
-    64,
-    1 << 20,
-)  # work for some ms: a piece of one small image would cost its own time again
+# Work for some ms: a piece of one small image would cost its own time again
+_PIECE_ENTRIES, _PIECE_BYTES = 64, 1 << 20
 _SKIPPED_SHARE, _SKIPPED_LEAST = 0.01, 10
 
 

@@ -30,7 +30,7 @@ from .dispatch import MANY
 from .evaluate import Evaluator
 from .log import Log
 from .meter import Meter, share_of_peak
-from .program import Program, check_steps_per_call
+from .program import QUEUED_STEPS, Program, check_steps_per_call
 from .progress import Reporter
 from .reduce import AXIS
 from .restore import abstract_state
@@ -40,7 +40,6 @@ from .signals import StopRequest
 from .state import count, fingerprint
 from .step import init_state
 
-_QUEUED_STEPS = 32  # how far the host may run ahead of the device: a stop is answered within these
 _SECONDS_BETWEEN_SAVES = 30.0  # unless an interval was asked for
 
 
@@ -286,7 +285,7 @@ class _Training:
             self.carry, token = self.program.step(self.carry, windows.at(self.step), data, steps)
             self.step += steps
             queued.append(token)
-            if len(queued) > min(_QUEUED_STEPS // self.program.steps_at_once, feed.in_use - 1):
+            if len(queued) > min(QUEUED_STEPS // self.program.steps_at_once, feed.in_use - 1):
                 queued.popleft().block_until_ready()
             self.log.collect(watch)
             if self.step in agenda.log:

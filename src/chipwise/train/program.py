@@ -27,6 +27,7 @@ from .reduce import AXIS, reducer
 from .state import TrainState
 from .step import Step, compiler_options, read
 
+QUEUED_STEPS = 32  # how far the host may run ahead of the device: a stop is answered within these
 MEET_AT_ONCE = 8  # local replicas' vectors handed to `reduce` together; more are added as they come
 MEET_BYTES = 1 << 30
 
@@ -108,9 +109,9 @@ class Program:
 
         if self.of.fused:
             fused = jax.jit(self.of.replica_and_update, donate_argnums=0, compiler_options=options)
-            self._step = fused.lower(carry[0], window[0], data[0], self._places[0][0]).compile()
-            self.flops_per_step_per_device = _flops(self._step)
             arguments = (carry[0], window[0], data[0], self._places[0][0])
+            self._step = fused.lower(*arguments).compile()
+            self.flops_per_step_per_device = _flops(self._step)
             return self._compile_loop(arguments, options, steps_at_once) if self.of.resident else ""
 
         replica = jax.jit(self.of.replica, compiler_options=options)

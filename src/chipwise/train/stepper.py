@@ -20,11 +20,9 @@ from ..recipe import Recipe
 from ..task import Tree
 from .evaluate import Evaluator
 from .finish import finished
-from .program import Program
+from .program import QUEUED_STEPS, Program
 from .state import fingerprint
 from .step import init_state
-
-_QUEUED_STEPS = 32  # how far the host may run ahead of the device
 
 
 class Stepper:
@@ -101,7 +99,7 @@ class Stepper:
         self._carry, token = self.program.step(self._carry, self._windows.at(self.done), batch)
         self.done += 1
         queued.append(token)
-        if len(queued) > min(_QUEUED_STEPS, data.in_use - 1):
+        if len(queued) > min(QUEUED_STEPS, data.in_use - 1):
             queued.popleft().block_until_ready()
 
     def metrics(self) -> dict[str, Any]:
