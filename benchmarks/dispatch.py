@@ -25,10 +25,9 @@ import chipwise as cw
 from chipwise.devices.detect import detect
 from chipwise.devices.layout import lay_out
 from chipwise.feed import loader
-from chipwise.feed.sources import spec_of
 from chipwise.train import dispatch
 from chipwise.train.program import Program
-from chipwise.train.step import init_state
+from chipwise.train.step import first_state
 
 RUNS, CALLS = 5, 2000
 
@@ -52,7 +51,7 @@ def steps_in_a_call(recipe: cw.Recipe) -> tuple[float, float, list[float]]:
     machine = detect(1)
     layout, _ = lay_out(machine, recipe.batch, recipe.replicas, asked=False, exact=False)
     program = Program(recipe, layout, machine.devices[:1], resident=True)
-    carry = program.put_all(init_state(recipe, spec_of(recipe.task.train)))
+    carry = program.put_all(first_state(recipe))
     data = program.put_all(loader.flat(loader.read(recipe.task.train, recipe.task.classes, "training")))
     windows = loader.Windows(recipe, program.put_window, 0)
     window = windows.at(0)

@@ -22,9 +22,8 @@ import jax
 import chipwise as cw
 from chipwise.devices.replicas import Layout
 from chipwise.feed import loader
-from chipwise.feed.sources import spec_of
 from chipwise.train.program import Program
-from chipwise.train.step import init_state
+from chipwise.train.step import first_state
 
 RUNS = 5
 
@@ -41,7 +40,7 @@ class Bare:
 
     def _state(self):
         recipe = self.recipe
-        return self.program.put_all(jax.jit(lambda: init_state(recipe, spec_of(recipe.task.train)))())
+        return self.program.put_all(first_state(recipe))
 
     def _window(self):
         return self.program.put_window(loader.host_window(self.recipe, 0, self.recipe.clock.total))

@@ -71,7 +71,15 @@ def test_copies_are_what_training_computes(file):
     for number, step in ((0, 0), (2, 10)):
         made = jax.jit(
             lambda step, epochs: replica.contribution(
-                dataclasses.replace(recipe, task=task), {}, state, step, stored, indices, epochs, jnp.int32(0)
+                dataclasses.replace(recipe, task=task),
+                {},
+                state,
+                step,
+                stored,
+                indices,
+                epochs,
+                jnp.int32(0),
+                jnp.uint32(recipe.seed),
             )
         )(jnp.int32(step), jnp.full(8, number, jnp.int32))
         image, label = made["state"]

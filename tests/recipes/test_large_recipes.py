@@ -10,7 +10,6 @@ import pytest
 import chipwise as cw
 from chipwise.devices.replicas import Layout
 from chipwise.feed import loader, write_packed
-from chipwise.feed.sources import spec_of
 from chipwise.train import step as steps
 from chipwise.train.program import Program
 from chipwise.train.restore import abstract_state
@@ -50,7 +49,7 @@ def trained(recipe, devices):
     program = Program(
         recipe, Layout(recipe.batch, recipe.replicas, devices), jax.devices()[:devices], resident=True
     )
-    carry = program.put_all(jax.jit(lambda: steps.init_state(recipe, spec_of(recipe.task.train)))())
+    carry = program.put_all(steps.first_state(recipe))
     data = program.put_all(loader.flat(loader.read(recipe.task.train, recipe.task.classes, "training")))
     windows = loader.Windows(recipe, program.put_window, 0)
     program.compile(carry, windows.at(0), data)

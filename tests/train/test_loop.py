@@ -51,6 +51,20 @@ def test_metrics_cover_every_step_once(whole):
     assert result.history == rows(folder)
 
 
+def test_the_seconds_of_rows_are_of_the_whole_run(whole, tmp_path):
+    result, _ = whole
+    seconds = [row["seconds"] for row in result.history]
+    assert 0 < seconds[0] and seconds == sorted(seconds)
+    assert seconds[-1] <= result.seconds["total"] + 1e-3  # rounded to milliseconds
+    folder = tmp_path / "run"
+    cw.fit(tasks.recipe(), folder, devices=1, stop_after="8st", **QUIET)
+    before = rows(folder)
+    assert before[-1]["step"] == 8
+    resumed = cw.fit(tasks.recipe(), folder, devices=1, **QUIET).history
+    assert resumed[: len(before)] == before
+    assert resumed[len(before)]["seconds"] > before[-1]["seconds"]
+
+
 def test_tensorboard_can_read_the_events(whole):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -10,6 +10,7 @@ import tasks
 from chipwise.devices.replicas import Layout
 from chipwise.feed import loader
 from chipwise.feed.sources import spec_of
+from chipwise.train import keys
 from chipwise.train import step as steps
 from chipwise.train.program import Program
 from chipwise.train.state import fingerprint
@@ -19,7 +20,7 @@ def run(recipe, devices, exact=True):
     """(params, state, optimizer, metric sums) after the whole run, as NumPy arrays."""
     layout = Layout(recipe.batch, recipe.replicas, devices, exact)
     program = Program(recipe, layout, jax.devices()[:devices], resident=True)
-    carry = program.put_all(jax.jit(lambda: steps.init_state(recipe, spec_of(recipe.task.train)))())
+    carry = program.put_all(steps.first_state(recipe))
     data = program.put_all(loader.flat(loader.read(recipe.task.train, None, "training")))
     windows = loader.Windows(recipe, program.put_window, 0)
     program.compile(carry, windows.at(0), data)
@@ -143,3 +144,29 @@ def test_in_bf16_what_is_to_be_learned_keeps_its_digits():
     result = cw.fit(recipe, devices=1, progress="none")
     assert seen == {"x": jnp.bfloat16, "label": jnp.float32}
     assert result.metrics["train/loss"] == 1234.5**2
+
+
+def test_seeds_and_rates_are_inputs():
+    """Recipes that differ in nothing else are one program, so that a study compiles once."""
+
+    def lowered(**changes):
+        recipe = tasks.recipe(**changes)
+        step = steps.Step(recipe, Layout(recipe.batch, recipe.replicas, 2, exact=True), resident=True)
+        specs = step.specs()
+        arguments = (*steps.read(specs["state"]), specs["window"]["rows"], specs["data"], specs["place"])
+        update = (specs["state"], jax.ShapeDtypeStruct(specs["vector"].shape[1:], jnp.float32))
+        return [
+            jax.jit(step.replica).lower(*arguments).as_text(),
+            jax.jit(step.update).lower(*update, specs["window"]["hyper"]).as_text(),
+            jax.jit(lambda seed: steps.init_state(recipe, step.spec, seed)).lower(np.uint32(0)).as_text(),
+        ]
+
+    same = lowered(seed=7, optimizer=cw.adamw(lr=cw.one_cycle(0.3, warmup="20%"), weight_decay=0.02))
+    assert lowered() == same
+    assert lowered(optimizer=cw.adamw(lr=0.02, b1=0.8, eps=1e-6)) != same
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**31 - 1, 2**31, 2**32 - 1])
+def test_a_seed_as_an_input_gives_the_keys_of_the_number(seed):
+    inputs = jax.jit(keys.init_key)(np.uint32(seed))
+    np.testing.assert_array_equal(jax.random.key_data(inputs), jax.random.key_data(keys.init_key(seed)))

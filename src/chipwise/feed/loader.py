@@ -73,6 +73,7 @@ def window_spec(recipe, rows: int) -> dict[str, Any]:
     return {
         "rows": {
             "start": scalar,
+            "seed": jax.ShapeDtypeStruct((), np.uint32),
             "indices": jax.ShapeDtypeStruct((length, rows), np.int32),
             "epoch": steps,
             "cut": steps,
@@ -84,10 +85,11 @@ def window_spec(recipe, rows: int) -> dict[str, Any]:
 def host_window(recipe, start: int, length: int) -> dict[str, Any]:
     """The window of steps `start` to `start + length - 1`, as NumPy arrays.
 
-    *Returns* two parts, each with `start` `()` int32: `rows`, with `indices` `(length, batch)` int32, and
-    `epoch` and `cut` `(length,)` int32, the epoch of a step's first example and the position in the batch
-    from which examples belong to the next one; `hyper`, with `tables`, name to `(length,)` float32. Rows
-    beyond the end of the run repeat the last one; no step reads them.
+    *Returns* two parts, each with `start` `()` int32: `rows`, with the recipe's `seed` `()` uint32,
+    `indices` `(length, batch)` int32, and `epoch` and `cut` `(length,)` int32, the epoch of a step's first
+    example and the position in the batch from which examples belong to the next one; `hyper`, with
+    `tables`, name to `(length,)` float32. Rows beyond the end of the run repeat the last one; no step
+    reads them.
     """
     clock, batch = recipe.clock, recipe.batch
     stop = max(start + 1, min(start + length, clock.total))
@@ -103,6 +105,7 @@ def host_window(recipe, start: int, length: int) -> dict[str, Any]:
     return {
         "rows": {
             "start": np.int32(start),
+            "seed": np.uint32(recipe.seed),
             "indices": pad(indices),
             "epoch": pad(epoch.astype(np.int32)),
             "cut": pad(np.minimum(clock.examples - offset, np.iinfo(np.int32).max).astype(np.int32)),

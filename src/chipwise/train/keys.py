@@ -1,4 +1,7 @@
-"""Random keys that know the seed, the step, the replica and the example; never the machine."""
+"""Random keys that know the seed, the step, the replica and the example; never the machine.
+
+A seed is a number below 2^32, or the same as a `()` uint32 array: equal keys.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,22 @@ import jax
 _INIT, _REPLICA, _AUGMENT, _EVAL = range(4)
 
 
-def _stream(seed: int, stream: int) -> jax.Array:
+def _stream(seed: int | jax.Array, stream: int) -> jax.Array:
     # The generator is named, not left to the configuration: it is part of what a seed means.
     return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), stream)
 
 
-def init_key(seed: int) -> jax.Array:
+def init_key(seed: int | jax.Array) -> jax.Array:
     """The key of `Task.init`, `()`."""
     return _stream(seed, _INIT)
 
 
-def replica_key(seed: int, step: jax.Array, replica: jax.Array) -> jax.Array:
+def replica_key(seed: int | jax.Array, step: jax.Array, replica: jax.Array) -> jax.Array:
     """The key of one replica's loss (and `mix`) at one step, `()`."""
     return jax.random.fold_in(jax.random.fold_in(_stream(seed, _REPLICA), step), replica)
 
 
-def augment_keys(seed: int, epochs: jax.Array, indices: jax.Array) -> jax.Array:
+def augment_keys(seed: int | jax.Array, epochs: jax.Array, indices: jax.Array) -> jax.Array:
     """One key an example, `(n,)`, from the epoch and the example's index, each `(n,)` int32."""
     stream = _stream(seed, _AUGMENT)
     fold = jax.vmap(lambda epoch, index: jax.random.fold_in(jax.random.fold_in(stream, epoch), index))

@@ -18,7 +18,10 @@ from .run import RunFolder
 
 
 class Log:
-    """Collects rows `{"step", "epoch", "train/...", "eval/...", speeds}`.
+    """Collects rows `{"step", "epoch", "seconds", "train/...", "eval/...", speeds}`.
+
+    `seconds` is the wall time of the run, start and compilation included, over all its processes; what
+    was done after the checkpoint from which a run was resumed does not count.
 
     `history` has every row, those of a resumed run's past included; `final` the last value of each
     metric; `logged` is the last step whose training metrics were read.
@@ -41,6 +44,7 @@ class Log:
         self.final: dict[str, Any] = {}
         for row in history:
             self.final |= {k: v for k, v in row.items() if k.startswith(("train/", "eval/"))}
+        self._seconds = history[-1].get("seconds", 0.0) if history else 0.0
         self._pending: tuple[int, dict] | None = None
 
     def take(self, step: int, sums: dict) -> None:
@@ -95,7 +99,9 @@ class Log:
         )
 
     def _row(self, step: int, values: dict[str, Any]) -> dict[str, Any]:
-        return {"step": step, "epoch": round(step * self.recipe.batch / self.examples, 6), **values}
+        epoch = round(step * self.recipe.batch / self.examples, 6)
+        seconds = round(self._seconds + self.meter.total(), 3)
+        return {"step": step, "epoch": epoch, "seconds": seconds, **values}
 
     def _keep(self, row: dict[str, Any]) -> None:
         self.history.append(row)

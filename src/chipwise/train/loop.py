@@ -20,7 +20,6 @@ from ..devices.layout import describe, lay_out, start_line
 from ..duration import Clock
 from ..errors import Stopped
 from ..feed import loader
-from ..feed.sources import spec_of
 from ..feed.watch import Watch
 from ..feed.workers import chosen as readers
 from ..recipe import Recipe
@@ -38,7 +37,7 @@ from .result import Result, rounded
 from .run import RunFolder
 from .signals import StopRequest
 from .state import count, fingerprint
-from .step import init_state
+from .step import first_state
 
 _SECONDS_BETWEEN_SAVES = 30.0  # unless an interval was asked for
 
@@ -130,7 +129,7 @@ def fit(
             reporter.say(f"resumed at step {begin} of {clock.total} from {run}")
         else:
             with jax.default_device(machine.devices[0]):
-                first = jax.jit(lambda: init_state(recipe, spec_of(task.train)))()
+                first = first_state(recipe)
             begin = 0
         history = folder.rewind(begin) if folder is not None else []
         log = Log(recipe, meter, reporter, folder, saved, begin, history)

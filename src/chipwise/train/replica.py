@@ -16,21 +16,22 @@ from . import keys
 
 
 def contribution(
-    recipe: Recipe, params: Tree, state: Tree, step, batch: dict, indices, epochs, number
+    recipe: Recipe, params: Tree, state: Tree, step, batch: dict, indices, epochs, number, seed
 ) -> dict[str, Any]:
     """Augments `batch`, differentiates the loss's total, and returns what is to be summed. Traced.
 
     *Arguments:* `params`, `state` and `step` `()` int32, before the step; `batch`, columns
     `(replica_batch, ...)` as stored; `indices` and `epochs` `(replica_batch,)` int32, which example in
-    which epoch each is; `number` `()` int32, the replica. With one more axis in front of the last four
-    they are several replicas, mapped over, and what is returned is already their sum.
+    which epoch each is; `number` `()` int32, the replica. With one more axis in front of these four they
+    are several replicas, mapped over, and what is returned is already their sum. `seed` `()` uint32: an
+    input, so that runs which differ in nothing else share a program.
 
     *Returns* `grads` like `params`, `sums`, a dict of `Sum`, and `state`, the leaves of the task's new
     state as float32 arrays that may be summed over replicas (see `summable`).
     """
 
     def objective(params):
-        one = functools.partial(_forward, recipe, params, state, step)
+        one = functools.partial(_forward, recipe, params, state, step, seed)
         if jnp.ndim(number) == 0:
             return one(batch, indices, epochs, number)
         # The gradient is taken outside the map, so that a kernel's gradient is one product over all the
@@ -43,12 +44,12 @@ def contribution(
     return {"grads": jax.tree.map(lambda g: g.astype(jnp.float32), grads), **made}
 
 
-def _forward(recipe: Recipe, params, state, step, batch, indices, epochs, number):
+def _forward(recipe: Recipe, params, state, step, seed, batch, indices, epochs, number):
     """`(loss total, {"sums", "state"})` of one replica."""
     task = recipe.task
     if task.augment is not None:
-        batch = jax.vmap(task.augment)(batch, keys.augment_keys(recipe.seed, epochs, indices))
-    key = keys.replica_key(recipe.seed, step, number)
+        batch = jax.vmap(task.augment)(batch, keys.augment_keys(seed, epochs, indices))
+    key = keys.replica_key(seed, step, number)
     if task.mix is not None:
         key, mix_key = jax.random.split(key)
         batch = task.mix(batch, mix_key)

@@ -29,6 +29,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
@@ -44,13 +45,20 @@ from .replica import contribution, from_sums, summable_shapes
 from .state import TrainState
 
 
-def init_state(recipe: Recipe, example: dict) -> TrainState:
+def first_state(recipe: Recipe) -> TrainState:
+    """`init_state` on the default device. Recipes that differ in the seed alone share its program."""
+    make = jax.jit(lambda seed: init_state(recipe, spec_of(recipe.task.train), seed))
+    return make(np.uint32(recipe.seed))
+
+
+def init_state(recipe: Recipe, example: dict, seed: jax.Array | None = None) -> TrainState:
     """The state before the first step. Traced or not.
 
-    *Arguments:* `example`, column to `ShapeDtypeStruct`, one unbatched example.
+    *Arguments:* `example`, column to `ShapeDtypeStruct`, one unbatched example; `seed` `()` uint32, an
+    input instead of the recipe's own.
     Raises `RecipeError` if `init` or `loss` does not keep the contract of `Task`.
     """
-    made = recipe.task.init(keys.init_key(recipe.seed))
+    made = recipe.task.init(keys.init_key(recipe.seed if seed is None else seed))
     if not (isinstance(made, tuple) and len(made) == 2):
         raise RecipeError(f"Task.init must return (params, state), got {type(made).__name__}.")
     params, state = jax.tree.map(jnp.asarray, made)
@@ -71,7 +79,7 @@ def _shape_of_contribution(recipe: Recipe, state: TrainState, example: dict) -> 
     batch = {name: jnp.zeros((n, *spec.shape), spec.dtype) for name, spec in example.items()}
     zeros = jnp.zeros(n, jnp.int32)
     params, task_state, step = read(state)
-    return contribution(recipe, params, task_state, step, batch, zeros, zeros, jnp.int32(0))
+    return contribution(recipe, params, task_state, step, batch, zeros, zeros, jnp.int32(0), jnp.uint32(0))
 
 
 def compiler_options(platform: str, exact: bool) -> dict[str, Any] | None:
@@ -140,7 +148,7 @@ class Step:
             place = place[None] + jnp.arange(self.group, dtype=jnp.int32)[:, None]
             take = jax.vmap(take)
         batch, indices, epochs, number = take(place)
-        return contribution(self.recipe, params, state, step, batch, indices, epochs, number)
+        return contribution(self.recipe, params, state, step, batch, indices, epochs, number, at["seed"])
 
 
 def read(state: TrainState) -> tuple[Tree, Tree, jax.Array]:

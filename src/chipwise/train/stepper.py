@@ -14,7 +14,6 @@ from ..devices.detect import detect
 from ..devices.layout import lay_out
 from ..errors import RecipeError
 from ..feed import loader
-from ..feed.sources import spec_of
 from ..feed.workers import chosen as readers
 from ..recipe import Recipe
 from ..task import Tree
@@ -22,7 +21,7 @@ from .evaluate import Evaluator
 from .finish import finished
 from .program import QUEUED_STEPS, Program
 from .state import fingerprint
-from .step import init_state
+from .step import first_state
 
 
 class Stepper:
@@ -68,7 +67,7 @@ class Stepper:
         self._evaluator: Evaluator | None = None
         self._queued: deque[Any] = deque()
         with jax.default_device(machine.devices[0]):
-            self._carry = program.put_all(jax.jit(lambda: init_state(recipe, spec_of(task.train)))())
+            self._carry = program.put_all(first_state(recipe))
         if not self.total:
             return
         with contextlib.ExitStack() as closing:
