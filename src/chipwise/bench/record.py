@@ -29,7 +29,10 @@ from .fingerprint import Machine
 
 FORMAT, VERSION = "chipwise.record", 1
 SCHEMA = f"{FORMAT}/{VERSION}"
-COMMANDS = {"feed": "chipwise bench-feed RECIPE --out FILE.json"}  # kind to what measures it
+COMMANDS = {
+    "feed": "chipwise bench-feed RECIPE --out FILE.json",
+    "train": "chipwise bench RECIPE --out FILE.json",
+}  # kind to what measures it
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class Series:
 class Record:
     """A measurement. `measured` says of what and how, in plain JSON values; `figures` by name."""
 
-    kind: str  # "feed"
+    kind: str  # "feed" or "train"
     name: str  # of what was measured, such as a recipe or a pack
     created: str  # ISO 8601, UTC
     measured: Mapping[str, Any]

@@ -1,0 +1,117 @@
+"""What repeated measurements say: a mean with its interval, and whether two of them differ.
+
+Intervals are of 95 %, by Student's t; of two independent samples by Welch (1947, Biometrika 34, pages 28 to
+35), which does not take their variances to be equal. They hold for independent, roughly normal values: runs
+of several seeds, or repetitions of a benchmark.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scipy.stats import t as student
+
+CONFIDENCE = 0.95
+NO_DIFFERENCE, HIGHER, LOWER, UNKNOWN = "no difference shown", "higher", "lower", "one run each"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """`n` values: their mean, their deviation, and the interval of the mean.
+
+    *Fields:* `deviation` (with n - 1), `low` and `high` are `None` for a single value, of which they are
+    not known.
+    """
+
+    n: int
+    mean: float
+    deviation: float | None
+    low: float | None
+    high: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Raises `ValueError` for no values, or one that is not finite."""
+        _check(values)
+        n, mean = len(values), statistics.fmean(values)
+        if n == 1:
+            return cls(n, mean, None, None, None)
+        deviation = statistics.stdev(values)
+        half = _t(n - 1) * deviation / math.sqrt(n)
+        return cls(n, mean, deviation, mean - half, mean + half)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """`value` with its interval, and what may be said: `NO_DIFFERENCE` where that holds the neutral value
+    (0 of a difference, 1 of a ratio), else `HIGHER` or `LOWER`; `UNKNOWN` where an interval is not known."""
+
+    value: float
+    low: float | None
+    high: float | None
+    verdict: str
+
+
+def difference(a: Sequence[float], b: Sequence[float]) -> Difference:
+    """How much higher the mean of `a` is than that of `b`: independent samples, of any sizes.
+
+    Raises `ValueError` for no values, or one that is not finite.
+    """
+    _check(a)
+    _check(b)
+    value = statistics.fmean(a) - statistics.fmean(b)
+    parts = [(len(x), statistics.variance(x) / len(x)) for x in (a, b) if len(x) > 1]
+    # A sample of one says nothing of its own spread: then that of the other stands for both
+    if not parts:
+        return Difference(value, None, None, UNKNOWN)
+    if len(parts) == 1:
+        (n, variance), freedom = parts[0], parts[0][0] - 1.0
+        error = math.sqrt(variance * (n + 1))
+    else:
+        total = sum(variance for _, variance in parts)
+        error = math.sqrt(total)
+        squares = sum(variance**2 / (n - 1) for n, variance in parts)
+        freedom = total**2 / squares if squares else 1.0
+    return _judged(value, _t(freedom) * error)
+
+
+def paired(a: Sequence[float], b: Sequence[float]) -> Difference:
+    """How much higher `a` is than `b`, by pairs that share something, such as a seed.
+
+    Raises `ValueError` for lists of other lengths, no values, or one that is not finite.
+    """
+    pairs = Spread.of([x - y for x, y in zip(a, b, strict=True)])
+    if pairs.high is None:
+        return Difference(pairs.mean, None, None, UNKNOWN)
+    return _judged(pairs.mean, pairs.high - pairs.mean)
+
+
+def ratio(a: Sequence[float], b: Sequence[float]) -> Difference:
+    """How many times as high `a` is as `b`: the ratio of their geometric means, independent samples.
+
+    Speeds vary by factors, so the arithmetic is done on logarithms. Raises `ValueError` for no values, or
+    one that is not finite and above 0.
+    """
+    if any(not (math.isfinite(x) and x > 0) for x in (*a, *b)):
+        raise ValueError(f"values {list(a)[:4]} and {list(b)[:4]}: expected finite numbers above 0")
+    found = difference([math.log(x) for x in a], [math.log(x) for x in b])
+    low, high = (None if x is None else math.exp(x) for x in (found.low, found.high))
+    return Difference(math.exp(found.value), low, high, found.verdict)
+
+
+def _judged(value: float, half: float) -> Difference:
+    low, high = value - half, value + half
+    verdict = NO_DIFFERENCE if low <= 0 <= high else HIGHER if value > 0 else LOWER
+    return Difference(value, low, high, verdict)
+
+
+def _t(freedom: float) -> float:
+    return float(student.ppf((1 + CONFIDENCE) / 2, freedom))
+
+
+def _check(values: Sequence[float]) -> None:
+    if not values or not all(math.isfinite(value) for value in values):
+        raise ValueError(f"values {list(values)[:4]}: expected finite numbers, at least one")
