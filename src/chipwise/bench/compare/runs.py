@@ -1,0 +1,210 @@
+"""Run folders and studies as rows."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...errors import DataError, RunError
+from ...train.run import stored_recipe
+from .identity import identity
+from .row import MEASURED, Repeat, Row, Window, number
+
+_STUDY = "chipwise.study/1"
+
+
+def run_row(folder: Path) -> Row:
+    """The row of one run folder.
+
+    Raises `RunError` when it is none, is damaged, or has no metrics yet.
+    """
+    stored = stored_recipe(folder)
+    rows, unread = _metrics(folder)
+    if not rows:
+        raise RunError(
+            f"{folder} has no metrics yet (metrics.jsonl is missing or empty): train on with --run {folder}."
+        )
+    result = _result(folder)
+    known = identity(stored, str(folder))
+    devices = result.get("devices") if isinstance(result.get("devices"), Mapping) else {}
+    assert isinstance(devices, Mapping)
+    notes = []
+    if not result:
+        done = rows[-1]["step"]
+        notes.append(
+            f"unfinished: {done:,} steps done, no result.json, so its device and wall time are unknown"
+        )
+    if unread:
+        notes.append(f"{unread} damaged line{'s' if unread > 1 else ''} of metrics.jsonl left out")
+    source = stored.get("source")
+    made_up = isinstance(source, Mapping) and bool(source.get("synthetic"))
+    if made_up:  # the data is a field of its own
+        known["recipe"] = known["recipe"].removesuffix("-synthetic")
+    parameters = devices.get("parameters")
+    return Row(
+        label=folder.name or str(folder),
+        kind=MEASURED,
+        form="run",
+        source=f"run folder {folder}",
+        framework="chipwise",
+        data=("synthetic" if made_up else "real") if isinstance(source, Mapping) else None,
+        exact=devices["exact"] if isinstance(devices.get("exact"), bool) else None,
+        parameters=parameters if isinstance(parameters, int) else None,
+        device=devices["kind"] if isinstance(devices.get("kind"), str) else None,
+        devices=devices["count"] if isinstance(devices.get("count"), int) else None,
+        simulated=devices.get("simulated") is True,
+        repeats=(_repeat(folder, stored, rows, result),),
+        notes=tuple(notes),
+        **known,
+    )
+
+
+def study_rows(folder: Path) -> list[Row]:
+    """A row a point of a study folder, with its seeds as repeats.
+
+    Raises `DataError` when study.json is damaged, or no run of it has metrics yet.
+    """
+    try:
+        made = json.loads((folder / "study.json").read_bytes())
+        if made["schema"] != _STUDY:
+            raise DataError(
+                f"{folder / 'study.json'} is of schema {str(made['schema'])[:60]!r}, expected '{_STUDY}'."
+            )
+        points = [(dict(p["set"]), [str(run["run"]) for run in p["runs"]]) for p in made["points"]]
+    except OSError as error:
+        raise DataError(f"Cannot read {folder / 'study.json'}: {error.strerror or error}.") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{folder / 'study.json'} is damaged ({error}): run the same chipwise sweep again, it resumes."
+        ) from error
+    rows = []
+    varied = {k for s, _ in points for k in s if len({str(other.get(k)) for other, _ in points}) > 1}
+    for settings, names in points:
+        label = ", ".join(f"{k}={v}" for k, v in settings.items() if k in varied) or folder.name
+        rows += _together([folder / name for name in names], label, f"study {folder}, {label}")
+    if not rows:
+        raise DataError(f"{folder} is a study of which no run has metrics yet: run chipwise sweep on.")
+    return rows
+
+
+def folder_of_runs(folder: Path, runs: Sequence[Path]) -> list[Row]:
+    """A row for runs that differ in the seed alone, of a folder that holds runs."""
+    groups: dict[str, list[Path]] = {}
+    settings: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        stored = stored_recipe(run)
+        shared = {k: v for k, v in stored.items() if k not in ("seed", "source")}
+        key = json.dumps(shared, sort_keys=True)
+        groups.setdefault(key, []).append(run)
+        settings[key] = identity(shared, str(run))
+    said = {
+        key: {k: s[k] for k in ("batch", "replicas", "precision")} | s["settings"]
+        for key, s in settings.items()
+    }
+    names = [
+        k
+        for k in dict.fromkeys(itertools.chain(*said.values()))
+        if len({str(s.get(k)) for s in said.values()}) > 1
+    ]
+    rows = []
+    for key, members in groups.items():
+        label = ", ".join(f"{name}={said[key].get(name)}" for name in names) or folder.name
+        rows += _together(members, label, f"runs of {folder}, {label}")
+    if not rows:
+        raise RunError(f"{folder}: none of its {len(runs)} runs has metrics yet.")
+    return rows
+
+
+def _together(folders: Sequence[Path], label: str, source: str) -> list[Row]:
+    """Runs that differ in the seed as one row; none of them that has metrics, no row."""
+    rows, notes = [], []
+    for folder in folders:
+        try:
+            rows.append(run_row(folder))
+        except RunError as error:
+            notes.append(f"left out: {error}")
+    if not rows:
+        return []
+    first = next((row for row in rows if row.device is not None), rows[0])
+    for row in rows:
+        notes += [f"{Path(row.repeats[0].name).name}: {note}" for note in row.notes]
+        if row.device is not None and (row.where, row.exact) != (first.where, first.exact):
+            notes.append(f"{Path(row.repeats[0].name).name} ran on {row.where}, not {first.where}")
+    repeats = tuple(r for row in rows for r in row.repeats)
+    return [replace(first, label=label, form="study", source=source, repeats=repeats, notes=tuple(notes))]
+
+
+def _repeat(
+    folder: Path, stored: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], result: Mapping[str, Any]
+) -> Repeat:
+    speeds, losses, evaluations = [], [], []
+    metrics: dict[str, float] = {}
+    before = 0
+    for row in rows:
+        step = row["step"]
+        found = {k: v for k in row if k.startswith(("train/", "eval/")) and (v := number(row[k])) is not None}
+        metrics |= found
+        if (speed := number(row.get("examples_per_second"))) is not None and speed > 0:
+            speeds.append((step, speed))
+        if "train/loss" in found and step > before:
+            losses.append(Window(before + 1, step, found["train/loss"]))
+            before = step
+        seen = {k: v for k, v in found.items() if k.startswith("eval/")}
+        if seen:
+            seconds = number(row.get("seconds"))
+            evaluations.append({"step": step, **seen} | ({} if seconds is None else {"seconds": seconds}))
+    sections = result.get("seconds") if isinstance(result.get("seconds"), Mapping) else {}
+    assert isinstance(sections, Mapping)
+    return Repeat(
+        name=str(folder),
+        seed=stored["seed"] if isinstance(stored.get("seed"), int) else None,
+        steps=rows[-1]["step"],
+        # the first interval is warm-up, as in the run's own summary
+        speeds=tuple(speeds[1:] if len(speeds) > 1 else speeds),
+        losses=tuple(losses),
+        evaluations=tuple(evaluations),
+        metrics=metrics,
+        seconds={k: v for k in sections if (v := number(sections[k])) is not None},
+        complete=bool(result),
+    )
+
+
+def _metrics(folder: Path) -> tuple[list[dict[str, Any]], int]:
+    """The lines of metrics.jsonl in order, and how many could not be read but for a last, unfinished one."""
+    try:
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return [], 0
+    except OSError as error:
+        raise RunError(f"Cannot read {folder / 'metrics.jsonl'}: {error.strerror or error}.") from error
+    found = list(_parsed(lines))
+    bad = sum(row is None for row in found[:-1])
+    return [row for row in found if row is not None], bad
+
+
+def _parsed(lines: Sequence[str]) -> Iterator[dict[str, Any] | None]:
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        good = isinstance(row, dict) and isinstance(row.get("step"), int) and 0 <= row["step"] < 2**53
+        yield row if good else None
+
+
+def _result(folder: Path) -> dict[str, Any]:
+    """What `result.json` says; empty when the run is not over."""
+    try:
+        made = json.loads((folder / "result.json").read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(
+            f"{folder / 'result.json'} is damaged ({error}): delete it and train on with --run {folder}, "
+            f"which writes it again."
+        ) from error
+    return made if isinstance(made, dict) else {}

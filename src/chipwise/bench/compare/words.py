@@ -1,0 +1,87 @@
+"""Figures of a comparison in words, the same in the terminal and on the page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ...plan.verdict import dollars
+
+
+def digits(value: float) -> str:
+    """Three digits, never an exponent: `0.0123`, `4.56`, `1,235`."""
+    if value == 0 or not math.isfinite(value):
+        return "0" if value == 0 else "unknown"
+    places = max(2 - math.floor(math.log10(abs(value))), 0)
+    return f"{value:,.{min(places, 6)}f}"
+
+
+def times(ratio: Mapping[str, Any]) -> str:
+    """`2.1 ×`."""
+    return f"{digits(ratio['value'])} ×"
+
+
+def interval(found: Mapping[str, Any] | None, form: Callable[[float], str] = digits) -> str:
+    """`1.9 to 2.3`; empty where no interval is known."""
+    if not found or found.get("low") is None or found.get("high") is None:
+        return ""
+    return f"{form(found['low'])} to {form(found['high'])}"
+
+
+def listed(names: list[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else "none"
+
+
+def said(value: Any) -> str:
+    """A setting's value."""
+    if value is None:
+        return "not stated"
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+
+
+def price(cost: Mapping[str, Any]) -> str:
+    """Everything that is known of a price, its day and source included."""
+    hourly = f"{dollars(cost['usd_per_hour'])} an hour {'spot' if cost['spot'] else 'on demand'}"
+    where = " ".join(str(cost[k]) for k in ("cloud", "instance", "region") if cost[k])
+    parts = [hourly, where, cost["includes"], cost["note"], cost["date"], cost["source"]]
+    return ", ".join(str(p) for p in parts if p)
+
+
+def prices_used(document: Mapping[str, Any], amounts: bool = False) -> list[str]:
+    """Every price that figures rest on, once, with its day and source; and who has none, and why.
+
+    `amounts`: also what the run and the target cost at it.
+    """
+    used: dict[str, list[str]] = {}
+    none: dict[str, list[str]] = {}
+    for row in document["rows"]:
+        if not (row["examples_per_second"] or row["wall_seconds"]):
+            continue
+        for cost in row["costs"]:
+            parts = [
+                f"{dollars(cost[k]['value'])} {words}"
+                for k, words in (("run", "the run"), ("target", "to the target"))
+                if amounts and cost[k]
+            ]
+            said_of = row["label"] + (f" ({', '.join(parts)})" if parts else "")
+            used.setdefault(price(cost), []).append(said_of)
+        if row["no_price"]:
+            none.setdefault(row["no_price"], []).append(row["label"])
+    return [f"{', '.join(labels)}: {why}" for why, labels in (*used.items(), *none.items())]
+
+
+def sources(document: Mapping[str, Any]) -> list[str]:
+    """Where the figures of each row come from, rows of one source together, and what to know of them."""
+    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in document["rows"]:
+        found.setdefault((row["kind"], row["source"]), []).append(row)
+    lines = []
+    for (kind, source), rows in found.items():
+        notes = [f"{row['label']}: {'; '.join(row['notes'])}" for row in rows if row["notes"]]
+        if len(rows) == 1:
+            notes = list(rows[0]["notes"])
+        extra = f" ({'; '.join(notes)})" if notes else ""
+        lines.append(f"{', '.join(row['label'] for row in rows)}: {kind}, {source}{extra}")
+    return lines

@@ -1,0 +1,74 @@
+"""Training speeds that others published for the built-in recipes' models, each with its source and date.
+
+`published.csv` has a row a figure. What was not measured here is never mixed with what was: rows of
+`chipwise compare` that come from this table say so everywhere.
+
+- `examples_per_second` is global, of all the chips of the row, at the global `batch`.
+- Where a source gives ratios alone (`relative_low` to `relative_high`), they are to its own `anchor`, whose
+  absolute speed is not known: such rows can be compared with one another, and with nothing else.
+- `similar` says where the model, its input or its data are not the recipe's; empty, they are.
+- `accuracy` are the final evaluations of its runs, as shares.
+- `usd_per_hour` is the price that the source itself states, of its time.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib.resources import files
+
+
+@dataclass(frozen=True)
+class Published:
+    """One row of `published.csv`. `None` and `""` are unknown or do not apply."""
+
+    recipe: str  # name of the built-in recipe whose model it is
+    label: str
+    target: str  # the chips as `chips.targets.parse` reads them; "" for what no catalogue has
+    device: str
+    framework: str
+    precision: str
+    batch: int | None  # global
+    replicas: int | None
+    examples_per_second: float | None
+    relative_low: float | None  # times the speed of `anchor`
+    relative_high: float | None
+    anchor: str
+    accuracy: tuple[float, ...]
+    usd_per_hour: float | None
+    price_note: str
+    similar: str
+    source: str
+    date: str
+    note: str
+
+    def matches(self, words: str) -> bool:
+        """Whether every one of some `words` stands in what describes it; letter case does not count."""
+        said = [getattr(self, name) for name in ("recipe", "label", "target", "device", "framework")]
+        text = " ".join((*said, self.precision, self.date)).lower()
+        return all(word in text for word in words.lower().split())
+
+
+@cache
+def table() -> tuple[Published, ...]:
+    """Every row, in the file's order."""
+    text = files(__package__).joinpath("published.csv").read_text(encoding="utf-8")
+    types = {f.name: str(f.type) for f in fields(Published)}
+    rows = csv.DictReader(text.splitlines())
+    return tuple(Published(**{name: _cell(types[name], row[name]) for name in types}) for row in rows)
+
+
+def rows_for(recipe: str | None, words: str = "") -> tuple[Published, ...]:
+    """The rows of a recipe (of all, for `None`) in which every one of `words` occurs."""
+    return tuple(row for row in table() if recipe in (None, row.recipe) and row.matches(words))
+
+
+def _cell(type_name: str, text: str):
+    if type_name.startswith("tuple"):
+        return tuple(float(part) for part in text.split(";") if part)
+    if type_name == "str":
+        return text
+    if not text:
+        return None
+    return int(text) if type_name.startswith("int") else float(text)

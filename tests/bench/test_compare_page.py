@@ -1,0 +1,237 @@
+"""The page of a comparison: what it says, that nothing runs or is fetched, what a browser makes of it."""
+
+import html
+import itertools
+import json
+import math
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from bench.comparisons import LOSSES, plan, record, run, study
+from chipwise.bench.compare import page, pictures
+from chipwise.bench.compare.document import document
+from chipwise.bench.compare.sources import read
+from chipwise.bench.compare.target import parse
+from chipwise.chips import prices
+from chipwise.errors import DataError
+
+HOSTILE = "<script>alert('x')</script>\"><img src=https://example.com/x onerror=alert(1)>"
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--hide-scrollbars", "--force-device-scale-factor=1",
+)  # fmt: skip
+needs_browser = pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine")
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+NUMBERS = st.floats(1e-6, 1e12)
+
+
+class Reader(HTMLParser):
+    """Elements with their attributes, the visible text, and whether every element is closed."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if not {"script", "style"} & set(self.open):
+            self.text += data
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A comparison of everything: records, a study, a run, plans and published figures."""
+    folder = tmp_path_factory.mktemp("all")
+    sources = [
+        record(folder / "cpu.json", 4000, 0.05),
+        record(folder / "gpu.json", 90e3, 0.02, kind="Tesla T4", losses=[x * (1 + 1e-7) for x in LOSSES]),
+        study(folder / "study"),
+        run(folder / "run"),
+        plan(folder / "plan.json"),
+        "published",
+    ]
+    rows = read([str(s) for s in sources])
+    return document(rows, prices=prices.load(), target=parse("0.95"))
+
+
+def hostile(value):
+    """Every text of a document replaced, but those that the page compares."""
+    if isinstance(value, dict):
+        kept = ("kind", "verdict", "status", "form")
+        return {k: v if k in kept else hostile(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [hostile(v) for v in value]
+    return HOSTILE if isinstance(value, str) else value
+
+
+def test_the_answer_and_the_kinds_come_first(made):
+    text = " ".join(Reader(page.render(made)).text.split())
+    headline = made["sentences"]["headline"]
+    at = [
+        text.index(s)
+        for s in (headline, "Examples a second", "Each row", "Is it the same computation", "Prices")
+    ]
+    assert at == sorted(at)
+    before = text[: text.index("Examples a second")]
+    for kind in ("measured", "predicted", "published"):
+        assert kind in before and text.count(kind) >= 4
+    for row in made["rows"]:
+        assert row["label"] in text and row["source"] in text
+        for cost in row["costs"]:
+            assert cost["date"] in text and cost["source"] in text
+    for sentence in (a["sentence"] for a in made["agreement"]):
+        assert sentence in text
+
+
+def test_every_picture_is_there(made):
+    text = page.render(made)
+    for title in ("The first losses", "Speed over steps", "eval/accuracy over time", "spread over seeds"):
+        assert f"<b>{title}" in text or title in text
+    assert text.count('class="speed measured"') == 5 and text.count('class="speed predicted"') == 2
+    assert text.count('class="speed published"') == 2
+
+
+def test_nothing_is_fetched(made):
+    for tag, attributes in Reader(page.render(made)).elements:
+        assert tag not in ("img", "iframe", "object", "embed", "base", "form"), tag
+        assert "src" not in attributes
+        assert (attributes.get("href") or "#").startswith("#") or attributes["href"] == "data:,"
+        assert "style" not in attributes and not any(name.startswith("on") for name in attributes)
+    style = re.search(r"<style>(.*?)</style>", page.render(made), re.S)
+    assert style is not None and not re.search(r"url\((?!#)|@import", style[1])
+
+
+def test_text_of_a_document_is_never_markup(made):
+    rows = [{**hostile(row), "label": HOSTILE + str(k)} for k, row in enumerate(made["rows"])]
+    # the baseline and the keys of settings are names too
+    bad = {**hostile(made), "rows": rows, "baseline": rows[0]["label"], "metric": "eval/accuracy"}
+    bad["labels"] = {kind: [row["label"] for row in rows if row["kind"] == kind] for kind in made["labels"]}
+    text = page.render(bad)
+    assert "<img" not in text and "<script>alert" not in text
+    reader = Reader(text)
+    assert [tag for tag, _ in reader.elements].count("script") == 1 and HOSTILE in reader.text
+    usual = {a for _, attributes in Reader(page.render(made)).elements for a in attributes}
+    assert {a for _, attributes in reader.elements for a in attributes} <= usual
+
+
+def test_a_document_from_a_file_is_the_same(made, tmp_path):
+    assert page.render(json.loads(json.dumps(made))) == page.render(made)
+    path = page.write(made, tmp_path / "deep" / "page.html")
+    with pytest.raises(DataError, match="chipwise compare --json"):
+        page.write({}, path)
+    assert path.read_text(encoding="utf-8") == page.render(made)
+
+
+def test_rows_without_any_speed(tmp_path):
+    paths = [plan(tmp_path / f"{k}.json", ()) for k in range(2)]
+    found = document(read([str(p) for p in paths]), prices=())
+    assert "Nothing to compare" in Reader(page.render(found)).text
+
+
+# ---- the pictures' arithmetic
+
+
+@given(st.lists(NUMBERS, min_size=1, max_size=8), st.booleans())
+def test_bars_stay_within_and_keep_their_order(values, linear):
+    measures = [pictures.Measure(str(k), "measured", v, v / 2, v * 1.5) for k, v in enumerate(values)]
+    made = pictures.bars(measures, str, linear=linear)
+    for row in made.rows:
+        assert 0 <= row.low <= row.at <= row.high <= 100 + 1e-9
+    order = np.argsort(values, kind="stable")
+    assert all(made.rows[a].at <= made.rows[b].at for a, b in itertools.pairwise(order))
+    assert made.log == (not linear and max(values) / min(values) > pictures.FACTOR)
+    if not made.log:
+        assert made.rows[0].at / 100 == pytest.approx(values[0] / (max(values) * 1.5 * 1.03))
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e9), st.floats(-1e6, 1e9)), min_size=1, max_size=20), st.booleans())
+def test_curves_stay_within_their_axes(points, zero):
+    curve = pictures.Curve("a", "measured", 0, tuple(points))
+    made = pictures.lines([curve], 560, 300, str, str, zero=zero, x_log=True)
+    numbers = [float(x) for d in made.curves for x in re.findall(r"[-\d.]+", d.path)]
+    numbers += [x for d in made.curves for dot in d.dots for x in dot]
+    for x, y in zip(numbers[::2], numbers[1::2], strict=True):
+        assert made.left - 0.1 <= x <= made.right + 0.1 and made.top - 0.1 <= y <= made.bottom + 0.1
+    for tick in made.x_ticks + made.y_ticks:
+        assert math.isfinite(tick.at)
+
+
+@pytest.mark.parametrize("values", [[], [0.5], [0.5, 0.5]])
+def test_strips_of_few_values(values):
+    made = pictures.strips([pictures.Measure("a", "measured", v, points=(v,)) for v in values], str)
+    assert (made is None) == (not values) and all(0 < m.at < 100 for m in (made.rows if made else ()))
+
+
+# ---- in a browser
+
+
+def browse(folder, text: str, *flags: str) -> str:
+    source = folder / "opened.html"
+    source.write_text(text, encoding="utf-8")
+    command = [BROWSER, *FLAGS, f"--user-data-dir={folder / 'profile'}", *flags, source.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+MEASURE = """
+<script>
+addEventListener("load", function () {
+  var found = {};
+  document.querySelectorAll("iframe").forEach(function (frame) {
+    var root = frame.contentDocument.documentElement;
+    found[frame.clientWidth] = [root.scrollWidth, frame.contentDocument.querySelectorAll("tbody tr").length];
+  });
+  document.body.textContent = "FOUND" + JSON.stringify(found) + "END";
+});
+</script>
+"""
+
+
+@needs_browser
+def test_fits_its_width(made, tmp_path):
+    text = html.escape(page.render(made))
+    frames = "".join(
+        f'<iframe srcdoc="{text}" style="border:0;width:{w}px;height:800px;display:block"></iframe>'
+        for w in (1280, 390, 320)
+    )
+    said = browse(tmp_path, f"<!DOCTYPE html><body>{frames}{MEASURE}", "--window-size=1300,900", "--dump-dom")
+    found = json.loads(html.unescape(re.search("FOUND(.*)END", said)[1]))
+    assert sorted(map(int, found)) == [320, 390, 1280]
+    for width, (needs, rows) in found.items():
+        assert needs <= int(width) and rows == len(made["rows"])
+
+
+@needs_browser
+@pytest.mark.slow
+def test_is_drawn(made, tmp_path):
+    shot = tmp_path / "page.png"
+    browse(tmp_path, page.render(made), "--window-size=1280,900", f"--screenshot={shot}")
+    with Image.open(shot) as image:
+        pixels = np.asarray(image.convert("RGB"))
+    assert pixels.shape == (900, 1280, 3) and len(np.unique(pixels.reshape(-1, 3), axis=0)) > 20
