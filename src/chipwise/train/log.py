@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import jax
 import numpy as np
 
-from ..errors import DivergedError
+from ..errors import DivergedError, RunError
 from ..feed.watch import Watch
 from ..recipe import Recipe
 from .checkpoint import Checkpoints
@@ -87,14 +88,22 @@ class Log:
         self._keep(row)
 
     def diverged(self, what: str, step: int) -> DivergedError:
-        """The error that ends a run, with its window of steps and the last good checkpoint."""
+        """The error that ends a run, with its window of steps and the last good checkpoint.
+
+        The run folder gets a row that says so in `"diverged"`, which a resumed run drops again.
+        """
+        where = f"{what} between steps {self.logged + 1} and {step}"
+        if self.folder is not None:
+            # A full disk must not hide why the run ends
+            with contextlib.suppress(RunError):
+                self.folder.log({**self._row(step, {}), "diverged": where})
         good = ""
         if self.folder is not None and self.saved is not None:
             self.saved.wait()  # one may still be on its way to the disk
             if steps := self.saved.steps():
                 good = f" The last good checkpoint is of step {steps[-1]} in {self.folder.path}."
         return DivergedError(
-            f"{what} between steps {self.logged + 1} and {step}.{good} "
+            f"{where}.{good} "
             f"Try a lower rate (--set lr=...), gradient clipping (--set clip=1.0) or precision f32."
         )
 
