@@ -7,19 +7,15 @@ lets no other script run and nothing be fetched.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import math
 import os
-from collections.abc import Mapping, Sequence
-from importlib.resources import files
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from ..atomic import replace_text
 from ..errors import DataError
+from ..page.template import template
 from .figures import CATEGORIES, bars, scatter
 from .verdict import dollars, duration
 
@@ -41,7 +37,8 @@ def render(document: Mapping[str, Any]) -> str:
     ranked = sorted(able, key=lambda p: _value(p.get("wall_seconds")))
     spot = min(able, key=lambda p: _value((p.get("cheapest_spot") or {}).get("usd")), default=None)
     pareto = verdict.get("pareto") or []
-    return _template().render(
+    made = template(__package__, _FILTERS, lambda value: UNKNOWN if value is None else value)
+    return made.render(
         document=document,
         recipe=document.get("recipe") or {},
         verdict=verdict,
@@ -66,27 +63,6 @@ def render(document: Mapping[str, Any]) -> str:
 def write(document: Mapping[str, Any], path: str | os.PathLike) -> Path:
     """Writes the page whole or not at all. Raises `DataError` where it cannot be written."""
     return replace_text(path, render(document), "the page", "another --html")
-
-
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=lambda v: UNKNOWN if v is None else v
-    )
-    environment.filters |= {
-        "bytes": _bytes,
-        "count": _count,
-        "digest": _digest,
-        "dollars": _known(dollars),
-        "duration": _known(duration),
-        "ms": _known(lambda seconds: _digits(seconds * 1e3)),
-        "percent": _known(lambda share: f"{100 * share:.0f} %"),
-        "digits": _known(_digits),
-        "px": lambda pixels: f"{pixels:.1f}",
-        "sortable": _sortable,
-        "price": _price,
-    }
-    text = files("chipwise.plan").joinpath("page.html.jinja").read_text(encoding="utf-8")
-    return environment.from_string(text)
 
 
 # ---- numbers in words; what is unknown, NaN or not there at all reads "unknown"
@@ -146,11 +122,6 @@ def _sortable(value: Any) -> str:
     return f"{value:.9g}" if _number(value) else ""
 
 
-def _digest(script: str) -> str:
-    """The script's hash as a content security policy names it."""
-    return base64.b64encode(hashlib.sha256(str(script).encode()).digest()).decode()
-
-
 def _value(found: Mapping[str, Any] | None) -> float:
     """A range's value for ranking, the unknown last."""
     value = (found or {}).get("value")
@@ -159,3 +130,16 @@ def _value(found: Mapping[str, Any] | None) -> float:
 
 def _first(names: Sequence[str] | None) -> str | None:
     return names[0] if names else None
+
+
+_FILTERS: dict[str, Callable[..., Any]] = {
+    "bytes": _bytes,
+    "count": _count,
+    "dollars": _known(dollars),
+    "duration": _known(duration),
+    "ms": _known(lambda seconds: _digits(seconds * 1e3)),
+    "percent": _known(lambda share: f"{100 * share:.0f} %"),
+    "digits": _known(_digits),
+    "sortable": _sortable,
+    "price": _price,
+}

@@ -6,18 +6,14 @@ policy lets no other script run and nothing be fetched.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from ...atomic import replace_text
 from ...errors import DataError
+from ...page.template import template
 from ...plan.verdict import dollars, duration
 from .pictures import COLOURS, Curve, Lines, Marks, Measure, bars, lines, strips
 from .table import values, verdict
@@ -41,7 +37,7 @@ def render(document: Made) -> str:
     )
     elsewhere = {row["label"] for group in document["relative"] for row in group["rows"]}
     pictures = _pictures(document)
-    return _template().render(
+    return template(__package__, _FILTERS).render(
         document=document,
         said=document["sentences"],
         rows=able + [r for r in rows if not r["examples_per_second"] and r["label"] not in elsewhere],
@@ -65,31 +61,18 @@ def write(document: Made, path: str | os.PathLike) -> Path:
     return replace_text(path, render(document), "the page", "another --html")
 
 
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {
-        "digest": lambda script: base64.b64encode(hashlib.sha256(str(script).encode()).digest()).decode(),
-        "digits": digits,
-        "dollars": dollars,
-        "duration": duration,
-        "interval": interval,
-        "price": price,
-        "px": lambda pixels: f"{pixels:.1f}",
-        "said": said,
-        "short": _short,
-        "times": times,
-        "values": values,
-        "verdict": verdict,
-    }
-    environment.globals["style"] = _style()
-    text = files(__package__).joinpath("page.html.jinja").read_text(encoding="utf-8")
-    return environment.from_string(text)
-
-
-def _style() -> str:
-    """The style sheet of the plan's page: both look the same, on paper and on telephones too."""
-    text = files("chipwise.plan").joinpath("page.html.jinja").read_text(encoding="utf-8")
-    return text.partition("<style>")[2].partition("</style>")[0]
+_FILTERS: dict[str, Callable[..., Any]] = {
+    "digits": digits,
+    "dollars": dollars,
+    "duration": duration,
+    "interval": interval,
+    "price": price,
+    "said": said,
+    "short": lambda value: _short(value),
+    "times": times,
+    "values": values,
+    "verdict": verdict,
+}
 
 
 # ---- what is drawn

@@ -6,18 +6,14 @@ lets no script run but the one that opens everything for printing, and nothing b
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import os
-from collections.abc import Mapping
-from importlib.resources import files
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from ...atomic import replace_text
 from ...errors import DataError
+from ...page.template import template
 from . import study
 from .pictures import NARROW, WIDE, Chart, bar, chart
 from .words import UNKNOWN, beside, count, figure, number, seconds, share
@@ -35,7 +31,8 @@ def render(document: Mapping[str, Any]) -> str:
             "not a report's document: it is of no run or study. Make one with chipwise report --json."
         )
     pictures = _run(document) if kind == "run" else _study(document)
-    return _template().render(document=document, study=kind == "study", **pictures)
+    made = template(__package__, _FILTERS, lambda value: UNKNOWN if value is None else value)
+    return made.render(document=document, study=kind == "study", **pictures)
 
 
 def write(document: Mapping[str, Any], path: str | os.PathLike) -> Path:
@@ -154,19 +151,11 @@ def _best_known(metrics: Mapping[str, float]) -> str | None:
     return next((name for name in wanted if name in metrics), next(iter(metrics), None))
 
 
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=lambda v: UNKNOWN if v is None else v
-    )
-    environment.filters |= {
-        "command": lambda text: text.startswith(COMMANDS),
-        "count": count,
-        "digest": lambda script: base64.b64encode(hashlib.sha256(str(script).encode()).digest()).decode(),
-        "duration": seconds,
-        "figure": figure,
-        "px": lambda pixels: f"{pixels:.1f}",
-        "share": share,
-        "whole": lambda value: UNKNOWN if number(value) is None else f"{value:,.0f}",
-    }
-    text = files("chipwise.bench.report").joinpath("page.html.jinja").read_text(encoding="utf-8")
-    return environment.from_string(text)
+_FILTERS: dict[str, Callable[..., Any]] = {
+    "command": lambda text: text.startswith(COMMANDS),
+    "count": count,
+    "duration": seconds,
+    "figure": figure,
+    "share": share,
+    "whole": lambda value: UNKNOWN if number(value) is None else f"{value:,.0f}",
+}
