@@ -3,7 +3,7 @@
 import pytest
 
 from chipwise.plan.plans import Cost, Plan, Range
-from chipwise.plan.verdict import break_even, dollars, duration, judge
+from chipwise.plan.verdict import break_even, judge
 
 
 def made(name, minutes, hourly=None, spread=1.05, **more):
@@ -59,15 +59,3 @@ def test_one_target_no_price_and_nothing_that_runs():
     none = judge([made("a", 10, problem="does not fit")])
     assert none.by_time == () and "no prediction for a" in none.sentences[0]
     assert len(none.sentences) == 1
-
-
-@pytest.mark.parametrize(
-    "seconds, text",
-    [(0.5, "0.5 s"), (59.94, "59.9 s"), (60, "1.0 min"), (3600, "1.0 h"), (172_800, "2.0 d")],
-)
-def test_durations(seconds, text):
-    assert duration(seconds) == text
-
-
-def test_dollars():
-    assert [dollars(x) for x in (0, 0.0012, 0.01, 1234.5)] == ["$0.00", "$0.0012", "$0.01", "$1,234.50"]

@@ -24,6 +24,7 @@ from ..feed import order
 from ..feed.sources import example_bytes, spec_of
 from ..feed.stages import NAMES
 from ..feed.workers import Workers, chosen
+from ..words import byte_size
 from .fingerprint import this_machine
 from .record import Record, Series
 
@@ -250,12 +251,12 @@ def verdict(record: Record) -> str:
     """What a record of the kind "feed" comes to, in one line: the speed, its limit, and what would help."""
     count = max(record.measured["workers"])
     rate = record.figures[f"examples_per_second.{count}"].median
-    size = record.measured["bytes_per_example"]
-    share = rate * size / record.figures[f"copy_bytes_per_second.{count}"].median
+    each_bytes = record.measured["bytes_per_example"]
+    share = rate * each_bytes / record.figures[f"copy_bytes_per_second.{count}"].median
     who = named(count, record.measured["worker_kind"])
     number = f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
     said = (
-        f"{who} deliver{'s' if count == 1 else ''} {number} examples/s, {_bytes(rate * size)}/s, "
+        f"{who} deliver{'s' if count == 1 else ''} {number} examples/s, {byte_size(rate * each_bytes)}/s, "
         f"{share:.0%} of a plain copy"
     )
     each = {stage: record.figures[f"seconds_per_example.{stage}"].median for stage in STAGES}
@@ -268,7 +269,7 @@ def verdict(record: Record) -> str:
 
 
 def _advice(record: Record, stage: str) -> str:
-    raw = _bytes(record.measured["examples"] * record.measured["bytes_per_example"])
+    raw = byte_size(record.measured["examples"] * record.measured["bytes_per_example"])
     if stage == "transform":
         return ": do it on the device with Task(augment=...), or once with chipwise pack"
     if stage == "decode":
@@ -276,10 +277,3 @@ def _advice(record: Record, stage: str) -> str:
     if record.measured["source"] == "PackedFolder":
         return ""
     return f": chipwise pack SRC DST --store raw ({raw}) makes it a copy"
-
-
-def _bytes(count: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count / 1e3:.3g} kB"

@@ -13,7 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..errors import DataError
-from ..feed.files import printable, size_of
+from ..feed.files import printable
+from ..words import byte_size
 from . import options
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def _print(splits: dict[str, PackedFolder], console: Console) -> None:
         moments = ["\n".join(f"{value:.2f}" for value in values) for values in (source.mean, source.std)]
         table.add_row(
             name, f"{len(source):,}", manifest["store"], escape(columns), str(len(manifest["shards"])),
-            size_of(sum(file["bytes"] for file in files)), *moments,
+            byte_size(sum(file["bytes"] for file in files)), *moments,
         )  # fmt: skip
     console.print(table)
     if any(source.names for source in splits.values()):

@@ -18,7 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ..errors import Stopped
-from ..feed.files import few, printable, size_of
+from ..feed.files import few, printable
+from ..words import byte_size
 from . import options
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def _predicted(job: Job) -> Table:
     stored = f"{job.form.store}, {shape}" if job.form.store == "raw" else f"jpeg, {_sized(job)}"
     for name, share in predicted.splits.items():
         classes = str(len(job.listing.names) or "")
-        table.add_row(name, f"{share.examples:,}", classes, stored, about + size_of(share.bytes))
+        table.add_row(name, f"{share.examples:,}", classes, stored, about + byte_size(share.bytes))
     return table
 
 
@@ -141,7 +142,7 @@ def _sized(job: Job) -> str:
 
 def _notes(job: Job, free: int) -> Iterator[str]:
     workers = f"{job.workers} worker{'s' * (job.workers > 1)}"
-    yield f"About {duration(job.prediction.seconds)} with {workers}; {size_of(free)} free on the disk."
+    yield f"About {duration(job.prediction.seconds)} with {workers}; {byte_size(free)} free on the disk."
     if job.prediction.enlarged:
         share = f"{job.prediction.enlarged:.0%}"
         yield f"About {share} of the images are smaller than {job.form.size} and will be enlarged."
@@ -218,7 +219,7 @@ def _print(report: Report, console: Console) -> None:
         table.add_column(heading, justify="left" if heading == "split" else "right")
     for name, made in report.splits.items():
         classes = str(len(report.names) or "")
-        table.add_row(name, f"{made['examples']:,}", classes, size_of(made["bytes"]), str(made["files"]))
+        table.add_row(name, f"{made['examples']:,}", classes, byte_size(made["bytes"]), str(made["files"]))
     console.print(table)
     rate = f", {report.images / report.seconds:,.0f} images/s" if report.images else ""
     console.print(

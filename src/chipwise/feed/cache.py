@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from ..errors import DataError
+from ..words import byte_size
 
 SHARE = 0.5  # of the free disk, with what the cache has already: the limit when none is given
 _PARTIAL = ".partial"
@@ -133,9 +134,9 @@ class Cache:
             limit = SHARE * (free + here + sum(map(_on_disk, entries)))
         if nbytes > limit:
             raise DataError(
-                f"{what} has {told(nbytes)}, more than the {told(limit)} that the cache {self.home} may "
-                f"hold: set CHIPWISE_CACHE_BYTES={nbytes * 1.01:.3g}, or CHIPWISE_CACHE to a folder on "
-                f"a larger disk."
+                f"{what} has {byte_size(nbytes)}, more than the {byte_size(limit)} that the cache "
+                f"{self.home} may hold: set CHIPWISE_CACHE_BYTES={nbytes * 1.01:.3g}, or CHIPWISE_CACHE "
+                f"to a folder on a larger disk."
             )
         for entry in sorted(entries, key=_last_used):
             if sum(entries.values()) + nbytes <= limit and nbytes - here <= free:
@@ -145,14 +146,14 @@ class Cache:
                 free = shutil.disk_usage(self.home).free
         if sum(entries.values()) + nbytes > limit:
             raise DataError(
-                f"{what} has {told(nbytes)}, the cache {self.home} may hold {told(limit)}, and "
-                f"{told(sum(entries.values()))} of it are in use by running processes: wait for them, or "
-                f"set CHIPWISE_CACHE_BYTES={(sum(entries.values()) + nbytes) * 1.01:.3g}."
+                f"{what} has {byte_size(nbytes)}, the cache {self.home} may hold {byte_size(limit)}, and "
+                f"{byte_size(sum(entries.values()))} of it are in use by running processes: wait for them, "
+                f"or set CHIPWISE_CACHE_BYTES={(sum(entries.values()) + nbytes) * 1.01:.3g}."
             )
         if nbytes - here > free:
             raise DataError(
-                f"{what} needs {told(nbytes - here)} and the disk of {self.home} has {told(free)} free: "
-                f"make room, or set CHIPWISE_CACHE to a folder on a larger disk."
+                f"{what} needs {byte_size(nbytes - here)} and the disk of {self.home} has {byte_size(free)} "
+                f"free: make room, or set CHIPWISE_CACHE to a folder on a larger disk."
             )
 
     def _use(self, entry: Path) -> Path | None:
@@ -220,11 +221,3 @@ def _on_disk(entry: Path) -> int:
         for folder, _, names in os.walk(entry)
         for name in names
     )
-
-
-def told(nbytes: float) -> str:
-    """A number of bytes in the largest unit that leaves at least one."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= size:
-            return f"{nbytes / size:.1f} {unit}"
-    return f"{nbytes:.0f} bytes"

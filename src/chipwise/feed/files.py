@@ -100,11 +100,3 @@ def printable(name: str) -> str:
         c.encode("unicode_escape").decode() if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp") else c
         for c in text
     )
-
-
-def size_of(count: float) -> str:
-    """Bytes for people: 2.80 GB."""
-    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if count >= unit:
-            return f"{count / unit:.3g} {name}" if count >= 100 * unit else f"{count / unit:.2f} {name}"
-    return f"{count:.0f} B"

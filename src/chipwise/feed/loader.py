@@ -27,13 +27,14 @@ _WINDOW_STEPS = 1024
 class Windows:
     """The steps' indices, epochs and hyperparameters, some hundred steps at a time.
 
-    `at(step)` gives the placed window that holds `step`; the next one is made in the background.
+    `at(step)` gives the placed window that holds `step`; the next one is made in the background. `length` is
+    `window_length(recipe)`, unless the program was compiled for another.
     """
 
-    def __init__(self, recipe, put: Callable[[dict], Any], start: int):
+    def __init__(self, recipe, put: Callable[[dict], Any], start: int, length: int | None = None):
         self.recipe, self._put = recipe, put
         self.clock = recipe.clock
-        self.length = window_length(recipe)
+        self.length = length or window_length(recipe)
         self._maker = ThreadPoolExecutor(1, "chipwise-window")
         self._first, self._window = start, None
         self._next: Future | None = self._maker.submit(self._make, start)

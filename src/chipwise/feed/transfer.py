@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from ..errors import DataError
-from .cache import told
+from ..words import byte_size
 
 T = TypeVar("T")
 
@@ -76,7 +76,7 @@ class _Transfer:
         if not missing:
             return
         count = f"{len(missing)} file{'s' * (len(missing) > 1)}"
-        self.say(f"Fetching {self.place.shown}: {count}, {told(self.total - self.bytes)}")
+        self.say(f"Fetching {self.place.shown}: {count}, {byte_size(self.total - self.bytes)}")
         began, at_first = time.monotonic(), self.bytes
         big = [f for f in missing if f.nbytes > PART_BYTES]
         ranges = bool(big) and self._has_ranges(big[0])
@@ -98,7 +98,9 @@ class _Transfer:
                         return
                     speed = (self.bytes - at_first) / (time.monotonic() - began)
                     eta = f", {(self.total - self.bytes) / speed:.0f} s to go" if speed else ""
-                    self.say(f"{told(self.bytes)} of {told(self.total)}, {speed / 1e6:.1f} MB/s{eta}")
+                    self.say(
+                        f"{byte_size(self.bytes)} of {byte_size(self.total)}, {speed / 1e6:.1f} MB/s{eta}"
+                    )
             finally:  # also for Ctrl-C: what is under way ends, nothing new begins
                 self.stop.set()
                 threads.shutdown(wait=True, cancel_futures=True)

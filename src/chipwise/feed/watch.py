@@ -8,7 +8,7 @@ from typing import Any
 
 from ..devices.limits import usable_cores
 from ..task import Source
-from .cache import told
+from ..words import byte_size
 from .sources import Arrays, Lazy, example_bytes, has, nbytes, spec_of
 from .stages import NAMES
 from .stream import Stream
@@ -110,7 +110,7 @@ class Watch:
         assert self.stream is not None
         ours = has(self.source, "fill")
         if stage == "decode" and ours:
-            return f"pack with --store raw ({told(nbytes(self.source))}) to remove it"
+            return f"pack with --store raw ({byte_size(nbytes(self.source))}) to remove it"
         if stage == "transfer":
             kinds = {s.dtype.name for s in spec_of(self.source).values() if s.dtype.itemsize > 1 and s.shape}
             fewer = f"send fewer than {example_bytes(spec_of(self.source)):,} bytes an example"
@@ -125,4 +125,4 @@ class Watch:
             return "copy the data to a faster disk, or pack it into few files with chipwise pack"
         if self.stream.workers.count < here:
             return f"read with --workers processes:{here}, or pack it once with chipwise.packing.pack"
-        return f"pack it once with chipwise.packing.pack (raw: {told(nbytes(self.source))})"
+        return f"pack it once with chipwise.packing.pack (raw: {byte_size(nbytes(self.source))})"

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import DataError
-from ..feed.files import size_of
 from ..feed.manifest import record_dtype
+from ..words import byte_size
 from .entries import Listing, Split
 from .images import Form
 
@@ -154,7 +154,7 @@ def check_disk(folder: Path, needed: int) -> int:
         # A pack that was begun is not gone on with elsewhere or with other settings
         others = "" if place == folder else ", pack to another disk, or give a smaller --size or --store jpeg"
         raise DataError(
-            f"{folder} needs {size_of(needed)}{' more' if place == folder else ''} and {place} has "
-            f"{size_of(free)} free: make room{others}{' and run the same command' if not others else ''}."
+            f"{folder} needs {byte_size(needed)}{' more' if place == folder else ''} and {place} has "
+            f"{byte_size(free)} free: make room{others}{' and run the same command' if not others else ''}."
         )
     return free

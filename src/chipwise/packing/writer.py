@@ -21,11 +21,11 @@ from zlib import crc32
 import numpy as np
 
 from ..errors import DataError
-from ..feed.files import size_of
 from ..feed.images import decode
 from ..feed.manifest import FORMAT, MANIFEST, RECORD, VERSION, record_dtype, render
 from ..feed.packed import check_below
 from ..feed.sources import Columns, narrow
+from ..words import byte_size
 from .moments import Moments
 from .shards import Shards
 
@@ -375,7 +375,7 @@ class Writer:
             space = "space"
             if self.total and self._shards.written:
                 need = (self.total - self._saved) * self._shards.bytes / self._shards.written
-                space = size_of(max(need, _LEAST_ROOM))
+                space = byte_size(max(need, _LEAST_ROOM))
             raise DataError(
                 f"{self.folder}: disk full after {done}: make {space} free and run the same command again, "
                 f"it goes on from there."

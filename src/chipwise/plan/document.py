@@ -15,9 +15,10 @@ from rich.table import Table
 
 from .. import __version__
 from ..recipe import Recipe
+from ..words import dollars, duration
 from .plans import SCHEMA, Memory, Plan, Range
 from .timing import evaluations
-from .verdict import Verdict, dollars, duration, judge
+from .verdict import Verdict, judge
 
 
 def document(recipe: Recipe, plans: Sequence[Plan]) -> dict[str, Any]:

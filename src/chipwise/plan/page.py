@@ -16,8 +16,8 @@ from typing import Any
 from ..atomic import replace_text
 from ..errors import DataError
 from ..page.template import template
+from ..words import byte_size, digits, dollars, duration
 from .figures import CATEGORIES, bars, scatter
-from .verdict import dollars, duration
 
 UNKNOWN = "unknown"
 WIDE, NARROW = (660, 430), (328, 360)  # pixels of the scatter on a desk and on a telephone
@@ -76,32 +76,14 @@ def _known(form):
     return lambda value: form(value) if _number(value) else UNKNOWN
 
 
-def _digits(value: float) -> str:
-    """Three digits, never an exponent: `0.0123`, `4.56`, `1,235`."""
-    if value == 0:
-        return "0"
-    places = max(2 - math.floor(math.log10(abs(value))), 0)
-    return f"{value:,.{min(places, 6)}f}"
-
-
 def _count(value: Any) -> str:
     """`12,345`; from a million on `124 M`, `1.3 B`."""
     if not _number(value):
         return UNKNOWN
     for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
         if abs(value) >= size:
-            return f"{_digits(value / size)} {unit}"
+            return f"{digits(value / size)} {unit}"
     return f"{value:,.0f}"
-
-
-def _bytes(value: Any) -> str:
-    """`1.5 GB`, `410 MB`, `96 B`; decimal units."""
-    if not _number(value):
-        return UNKNOWN
-    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if abs(value) >= size:
-            return f"{value / size:.1f} {unit}" if size == 1e9 else f"{value / size:.0f} {unit}"
-    return f"{value:.0f} B"
 
 
 def _price(cost: Mapping[str, Any]) -> str:
@@ -133,13 +115,13 @@ def _first(names: Sequence[str] | None) -> str | None:
 
 
 _FILTERS: dict[str, Callable[..., Any]] = {
-    "bytes": _bytes,
+    "bytes": _known(byte_size),
     "count": _count,
     "dollars": _known(dollars),
     "duration": _known(duration),
-    "ms": _known(lambda seconds: _digits(seconds * 1e3)),
+    "ms": _known(lambda seconds: digits(seconds * 1e3)),
     "percent": _known(lambda share: f"{100 * share:.0f} %"),
-    "digits": _known(_digits),
+    "digits": _known(digits),
     "sortable": _sortable,
     "price": _price,
 }

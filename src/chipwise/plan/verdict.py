@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..words import dollars, duration
 from .plans import Cost, Plan
 
 
@@ -126,16 +127,3 @@ def _break_even(a: tuple[Plan, Cost], b: tuple[Plan, Cost]) -> BreakEven:
         f"At {dollars(high.usd_per_hour)} against {dollars(low.usd_per_hour)} an hour {dear.target} must be "
         f"{price:.2f} × faster than {cheap.target} to cost no more; it is predicted to be {speed:.2f} ×.",
     )
-
-
-def duration(seconds: float) -> str:
-    """`4.2 s`, `3.1 min`, `7.5 h` or `2.3 d`."""
-    for size, unit, least in ((86_400, "d", 2 * 86_400), (3600, "h", 3600), (60, "min", 60)):
-        if seconds >= least:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.3g} s"
-
-
-def dollars(usd: float) -> str:
-    """`$12.30`; below a cent, two digits."""
-    return f"${usd:,.2f}" if usd >= 0.01 or usd == 0 else f"${usd:.2g}"

@@ -14,10 +14,10 @@ from typing import Any
 from ...atomic import replace_text
 from ...errors import DataError
 from ...page.template import template
-from ...plan.verdict import dollars, duration
+from ...words import digits, dollars, duration
 from .pictures import COLOURS, Curve, Lines, Marks, Measure, bars, lines, strips
 from .table import values, verdict
-from .words import digits, interval, price, prices_used, said, sources, times
+from .words import interval, price, prices_used, said, sources, times
 
 Made = Mapping[str, Any]
 WIDE, NARROW = (560, 300), (330, 260)  # pixels of a picture of curves on a desk and on a telephone

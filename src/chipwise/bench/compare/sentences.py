@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...plan.verdict import dollars, duration
+from ...words import digits, dollars, duration, listed
 from ..spread import HIGHER, LOWER, NO_DIFFERENCE
 from .row import MEASURED, PUBLISHED
-from .words import digits, interval, listed, times
+from .words import interval, times
 
 Made = Mapping[str, Any]
 

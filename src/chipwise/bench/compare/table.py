@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ...plan.verdict import dollars
+from ...words import digits, dollars
 from ..spread import HIGHER, LOWER, NO_DIFFERENCE
-from .words import digits, interval, prices_used, said, sources, times
+from .words import interval, prices_used, said, sources, times
 
 Made = Mapping[str, Any]
 _MANY = 4  # rows; of more, the values of a difference are grouped

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...plan.verdict import dollars
-
-
-def digits(value: float) -> str:
-    """Three digits, never an exponent: `0.0123`, `4.56`, `1,235`."""
-    if value == 0 or not math.isfinite(value):
-        return "0" if value == 0 else "unknown"
-    places = max(2 - math.floor(math.log10(abs(value))), 0)
-    return f"{value:,.{min(places, 6)}f}"
+from ...words import digits, dollars
 
 
 def times(ratio: Mapping[str, Any]) -> str:
@@ -27,11 +18,6 @@ def interval(found: Mapping[str, Any] | None, form: Callable[[float], str] = dig
     if not found or found.get("low") is None or found.get("high") is None:
         return ""
     return f"{form(found['low'])} to {form(found['high'])}"
-
-
-def listed(names: list[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else "none"
 
 
 def said(value: Any) -> str:

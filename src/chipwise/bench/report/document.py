@@ -22,6 +22,7 @@ from ...recipes import BUILT_IN
 from ...settings import load
 from ...study.document import FILE
 from ...train.run import disagreement
+from ...words import counted
 from .advice import Advice
 from .folder import RunFiles, metrics_of
 from .learning import broken, learned
@@ -29,7 +30,7 @@ from .schedule import curve, settings
 from .slow import slow
 from .study import SCHEMA, study
 from .time import clocks, intervals, speed, spent, warm_up
-from .words import command, count, number, plain
+from .words import command, number, plain
 
 
 def report(path: str | os.PathLike, recipe: str | None = None) -> dict[str, Any]:
@@ -100,7 +101,7 @@ def _about(files: RunFiles, total: int | None) -> list[str]:
         made.append(f"{many:,.0f} parameters")
     if clock is not None and total is not None:
         made.append(f"{clock.examples:,} training examples")
-        made.append(f"{count(total, 'step')} of {clock.batch:,} examples")
+        made.append(f"{counted(total, 'step')} of {clock.batch:,} examples")
     if files.recipe.get("precision"):
         made.append(plain(files.recipe["precision"]))
     return made
@@ -120,7 +121,7 @@ def _status(files: RunFiles, total: int | None) -> dict[str, Any]:
         state, words = "running", f"Running now ({files.holder}): step {steps:,}{of} so far."
     elif files.result is not None and result is not None and not bad:
         state, steps = "finished", int(result)
-        words = f"Finished: {count(steps, 'step')}."
+        words = f"Finished: {counted(steps, 'step')}."
     elif bad is not None:
         state, words = "diverged", f"Diverged by step {bad['step']:,}{of}; {kept}."
     elif not files.rows and saved is None:
@@ -247,7 +248,7 @@ def _sources(files: RunFiles, time: dict[str, Any] | None, fast: dict[str, Any] 
         made.append(
             [
                 "curves",
-                f"metrics.jsonl, {count(len(files.rows), 'row')}. A training metric is the mean over the "
+                f"metrics.jsonl, {counted(len(files.rows), 'row')}. A training metric is the mean over the "
                 "steps since the row before, while the parameters moved; an evaluation's is over every "
                 "held-out example once",
             ]
@@ -257,7 +258,7 @@ def _sources(files: RunFiles, time: dict[str, Any] | None, fast: dict[str, Any] 
             [
                 "speed",
                 f"{fast['of']}: median and quartiles of "
-                f"{count(int(number(fast['intervals']) or 0), 'log interval')}. Its clock covers training, "
+                f"{counted(int(number(fast['intervals']) or 0), 'log interval')}. Its clock covers training, "
                 "waiting for data included, and neither warm-up, evaluation nor checkpoints",
             ]
         )
@@ -287,7 +288,7 @@ def _notes(files: RunFiles, total: int | None) -> list[str]:
     if files.damaged:
         lines = ", ".join(str(n) for n in files.damaged[:5]) + (", ..." if len(files.damaged) > 5 else "")
         made.append(
-            f"metrics.jsonl: {count(len(files.damaged), 'line')} cannot be read and "
+            f"metrics.jsonl: {counted(len(files.damaged), 'line')} cannot be read and "
             f"{'is' if len(files.damaged) == 1 else 'are'} left out (line {lines})."
         )
     if total is None:

@@ -14,9 +14,10 @@ from typing import Any
 from ...atomic import replace_text
 from ...errors import DataError
 from ...page.template import template
+from ...words import counted
 from . import study
 from .pictures import NARROW, WIDE, Chart, bar, chart
-from .words import UNKNOWN, beside, count, figure, number, seconds, share
+from .words import UNKNOWN, beside, figure, number, seconds, share
 
 CHARTS = 8  # metrics that are drawn; more are in the JSON
 COMMANDS = ("chipwise ", "--", "export ")  # how what one types begins; other advice is prose
@@ -153,7 +154,7 @@ def _best_known(metrics: Mapping[str, float]) -> str | None:
 
 _FILTERS: dict[str, Callable[..., Any]] = {
     "command": lambda text: text.startswith(COMMANDS),
-    "count": count,
+    "count": counted,
     "duration": seconds,
     "figure": figure,
     "share": share,

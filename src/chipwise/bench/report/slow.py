@@ -14,10 +14,11 @@ from typing import Any
 
 from ...feed.stages import NAMES
 from ...feed.watch import FED
+from ...words import counted, listed
 from .advice import Advice
 from .folder import RunFiles
 from .time import Interval
-from .words import count, listed, number, plain, seconds, share
+from .words import number, plain, seconds, share
 
 SHORT = 60.0  # seconds of a run below which shares of its wall time say little
 LARGE = 0.10  # share of the wall time from which work beside training is worth a change
@@ -104,7 +105,7 @@ def _sections(files: RunFiles, spent: Mapping[str, Any] | None) -> list[Advice]:
             if name == "start":
                 evidence += "; a longer run pays it once as well"
             if name == "evaluate":
-                evidence += f", for {count(len(_evaluations(files)), 'evaluation')}"
+                evidence += f", for {counted(len(_evaluations(files)), 'evaluation')}"
             made.append(Advice("time", what, f"{evidence}.", attempt))
     return made
 
@@ -165,7 +166,7 @@ def _intervals(found: Sequence[Interval]) -> list[Advice]:
     return [
         Advice(
             "time",
-            f"{count(len(slow), 'interval')} slow.",
+            f"{counted(len(slow), 'interval')} slow.",
             evidence,
             ("look for what else the machine did then",),
         )

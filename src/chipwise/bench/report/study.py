@@ -16,10 +16,11 @@ from ... import __version__
 from ...errors import RunError
 from ...study import table
 from ...study.document import FILE, Point, read
+from ...words import counted
 from .folder import RunFiles, metrics_of
 from .pictures import NARROW, WIDE, Strip, strip
 from .schedule import settings
-from .words import beside, command, count, figure, number, plain
+from .words import beside, command, figure, number, plain
 
 SCHEMA = "chipwise.report/1"
 COLOURS = 6  # of points, one after another
@@ -195,8 +196,8 @@ def _points(document: Mapping[str, Any]) -> Table:
 def title(document: Mapping[str, Any]) -> str:
     """`2 settings, 3 seeds each`."""
     many = {len(point["runs"]) for point in document["points"]} or {0}
-    seeds = count(max(many), "seed") if len(many) == 1 else f"{min(many)} to {max(many)} seeds"
-    return f"{count(len(document['points']), 'setting')}, {seeds}{' each' * (len(document['points']) > 1)}"
+    seeds = counted(max(many), "seed") if len(many) == 1 else f"{min(many)} to {max(many)} seeds"
+    return f"{counted(len(document['points']), 'setting')}, {seeds}{' each' * (len(document['points']) > 1)}"
 
 
 def speed(point: Mapping[str, Any]) -> str:

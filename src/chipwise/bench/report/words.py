@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
 from typing import Any
+
+from ...words import counted, duration
 
 UNKNOWN = "unknown"
 _LONGEST = 400  # characters of a text that a file brought
@@ -50,28 +51,16 @@ def share(value: Any) -> str:
 
 def seconds(value: Any) -> str:
     """`0.34 s`, `42 s`, `3.1 min`, `7.5 h` or `2.3 d`."""
-    from ...plan.verdict import duration
-
     found = number(value)
     return UNKNOWN if found is None else duration(max(found, 0.0))
 
 
-def count(n: int, what: str) -> str:
-    """`1 step`, `1,437 steps`."""
-    return f"{n:,} {what}{'' if n == 1 else 's'}"
-
-
 def beside(batch: Any, replicas: Any) -> str:
     """What stands beside every speed: `batch 512, 8 replicas`, global."""
-    of = count(replicas, "replica") if type(replicas) is int else "replicas unknown"
+    of = counted(replicas, "replica") if type(replicas) is int else "replicas unknown"
     return f"batch {batch if type(batch) is int else UNKNOWN}, {of}"
 
 
 def command(*words: str) -> str:
     """Words as one line for a shell, quoted where they must be."""
     return shlex.join(plain(word) for word in words)
-
-
-def listed(words: Sequence[str]) -> str:
-    """`a, b and c`."""
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else ""
