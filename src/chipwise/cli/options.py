@@ -29,6 +29,35 @@ Workers = Annotated[
     str | None,
     typer.Option(metavar="N", help="Who reads streamed data: 4, threads:4 or processes:4. [by trial]"),
 ]
+Exact = Annotated[
+    bool,
+    typer.Option("--exact/--no-exact", help="Add in a fixed order: the same bits on any number of devices."),
+]
+EvalEvery = Annotated[str, typer.Option(metavar="DURATION", help="Such as 1ep, 500st, 10%, or 'end'.")]
+LogEvery = Annotated[
+    str | None,
+    typer.Option(metavar="DURATION", help="Between lines of metrics. [4% of the run, at most 200st]"),
+]
+CheckpointEvery = Annotated[
+    str | None, typer.Option(metavar="DURATION", help="[5% of the run, at least 30 seconds apart]")
+]
+Feed = Annotated[
+    str,
+    typer.Option(metavar="auto|device|host", help="Keep the training data on the device, or stream it."),
+]
+StepsPerCall = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="With --no-exact, one device and data on it. [by trial]"),
+]
+AtOnce = Annotated[
+    int,
+    typer.Option(metavar="N", help="Runs side by side, each in a process of its own, on the CPU: same bits."),
+]
+Metric = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="What to compare. [eval/accuracy, else eval/loss, else train/loss]"),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only warnings and the result.")]
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object, and nothing else, on standard output.")
 ]

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import datetime
 import json
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from ..errors import RecipeError
 from . import options
+from .sweep import study
 
 
 def train(
+    context: typer.Context,
     recipe: Annotated[str, typer.Argument(help="A built-in recipe (digits, mnist, ...) or path.py:name.")],
     run: Annotated[
         str | None,
@@ -25,36 +27,28 @@ def train(
     set_: options.Set = None,
     devices: options.Devices = None,
     simulate: options.Simulate = None,
-    exact: Annotated[
-        bool, typer.Option(help="Add in a fixed order: the same bits on any number of devices.")
-    ] = True,
-    eval_every: Annotated[
-        str, typer.Option(metavar="DURATION", help="Such as 1ep, 500st, 10%, or 'end'.")
-    ] = "1ep",
-    log_every: Annotated[
-        str | None,
-        typer.Option(metavar="DURATION", help="Between lines of metrics. [4% of the run, at most 200st]"),
-    ] = None,
-    checkpoint_every: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="[5% of the run, at least 30 seconds apart]")
-    ] = None,
+    exact: options.Exact = True,
+    eval_every: options.EvalEvery = "1ep",
+    log_every: options.LogEvery = None,
+    checkpoint_every: options.CheckpointEvery = None,
     stop_after: Annotated[
         str | None, typer.Option(metavar="DURATION", help="Stop there, saved, with the schedules unchanged.")
     ] = None,
-    feed: Annotated[
-        str,
-        typer.Option(metavar="auto|device|host", help="Keep the training data on the device, or stream it."),
-    ] = "auto",
+    feed: options.Feed = "auto",
     workers: options.Workers = None,
-    steps_per_call: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="With --no-exact, one device and data on it. [by trial]"),
+    steps_per_call: options.StepsPerCall = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|LIST",
+            help="A run a seed, and their spread: 5 being the seeds 0 to 4, or a list such as 0,3,7.",
+        ),
     ] = None,
+    at_once: options.AtOnce = 1,
+    metric: options.Metric = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Discard a run found in the folder.")] = False,
     json_: options.Json = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", help="No progress, only warnings and the result.")
-    ] = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Train a recipe on every device found.
 
@@ -64,40 +58,58 @@ def train(
       chipwise train mnist --data DIR --set seed=1 --run runs/mnist-1
       chipwise train digits --simulate 8 --json
       chipwise train my_task.py:recipe --set lr=0.2 --devices 4
+      chipwise train mnist --data DIR --seeds 5 --run runs/mnist-5
     """
     count, platform = options.choose(devices, simulate)
-    from ..settings import load
-    from ..train.loop import fit
-
-    made = load(recipe, set_ or (), data, synthetic)
-    if run is None:
-        run = f"runs/{made.name}-{datetime.datetime.now():%Y%m%d-%H%M%S-%f}"
-    console = Console(stderr=True, highlight=False)
-    if not quiet:
-        console.print(_table(made.rows()))
-    spec, _, name = recipe.partition(":")
-    spec = f"{Path(spec).absolute()}:{name}" if Path(spec).suffix == ".py" else recipe
-    result = fit(
-        made,
-        run,
+    how: dict[str, Any] = dict(
         devices=count,
         platform=platform,
         exact=exact,
         eval_every=None if eval_every == "end" else eval_every,
         log_every=log_every,
         checkpoint_every=checkpoint_every,
-        stop_after=stop_after,
-        fresh=fresh,
         feed=feed,
         workers=workers,
         steps_per_call=steps_per_call,
+    )
+    if seeds is not None:
+        _seeds_go_with(stop_after, fresh, set_)
+        study(
+            context,
+            recipe,
+            {},
+            seeds=seeds,
+            run=run,
+            at_once=at_once,
+            metric=metric,
+            json_=json_,
+            quiet=quiet,
+            set=set_ or (),
+            data=data,
+            synthetic=synthetic,
+            **how,
+        )
+        return
+    if at_once != 1 or metric is not None:
+        raise RecipeError("--at-once and --metric are for several runs: give --seeds, such as --seeds 5.")
+    from ..study.origin import Origin
+    from ..train.loop import fit
+
+    origin = Origin(recipe, tuple(set_ or ()), data, synthetic)
+    made = origin.make()
+    if run is None:
+        run = f"runs/{made.name}-{datetime.datetime.now():%Y%m%d-%H%M%S-%f}"
+    console = Console(stderr=True, highlight=False)
+    if not quiet:
+        console.print(_table(made.rows()))
+    result = fit(
+        made,
+        run,
+        **how,
+        stop_after=stop_after,
+        fresh=fresh,
         progress="none" if quiet else "auto",
-        source={
-            "recipe": spec,
-            "set": list(set_ or ()),
-            "data": data and str(Path(data).absolute()),
-            **({"synthetic": True} if synthetic else {}),
-        },
+        source=origin.source(),
     )
     if json_:
         print(json.dumps(result.to_json()))
@@ -115,6 +127,16 @@ def train(
         rows.append(("data", result.feed["verdict"]))
     rows += [("fingerprint", result.fingerprint), ("run", str(result.run))]
     Console(highlight=False).print(_table(rows))
+
+
+def _seeds_go_with(stop_after: str | None, fresh: bool, set_: list[str] | None) -> None:
+    """Raises `RecipeError` for what makes no sense for several runs in a folder."""
+    if stop_after is not None:
+        raise RecipeError("--stop-after with --seeds: a study compares runs that are done. Leave one out.")
+    if fresh:
+        raise RecipeError("--fresh with --seeds: name another folder with --run, or delete that one.")
+    if any(text.partition("=")[0].strip() == "seed" for text in set_ or ()):
+        raise RecipeError("--set seed=... with --seeds: name the seeds themselves, such as --seeds 3,7.")
 
 
 def _table(rows: list[tuple[str, str]]) -> Table:

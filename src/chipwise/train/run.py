@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import importlib
 import json
 import os
 import shutil
-import socket
 from pathlib import Path
 from typing import Any
 
 from ..errors import RunError
 from ..recipe import difference
+from .hold import hold
 
 
 class RunFolder:
@@ -51,7 +50,7 @@ class RunFolder:
         self._events: Any = None
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._hold()
+            self._lock = hold(self.path)
             if fresh:
                 self._clear()
             self._agree(recipe)
@@ -127,23 +126,6 @@ class RunFolder:
             with contextlib.suppress(OSError):  # a full disk, when the process's number was not written
                 self._lock.close()  # releases it
             self._lock = None
-
-    def _hold(self) -> None:
-        lock = open(self.path / "lock", "a+", errors="replace")  # noqa: SIM115 (held for the run's life)
-        try:
-            # The kernel releases it when the process ends, however it ends: no stale locks.
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            holder = lock.read().strip() or "another process"
-            lock.close()
-            raise RunError(
-                f"{self.path} is in use by {holder}: wait for it, or name another folder with --run."
-            ) from None
-        self._lock = lock
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()} on {socket.gethostname()}")
-        lock.flush()
 
     def _leave_nothing(self) -> None:
         for name in ("recipe.json.part", "lock"):

@@ -15,7 +15,8 @@ class StopRequest:
     """Listens for the signals from when it is made until `close`.
 
     `bool(request)` is true from the first signal on; `name` says which one it was. Outside the main
-    thread, which alone gets signals, it listens for nothing.
+    thread, which alone gets signals, it listens for nothing. One made while another listens takes its place
+    and tells it on closing: who stops a run stops the series of runs around it.
     """
 
     def __init__(self):
@@ -32,6 +33,9 @@ class StopRequest:
         for number, handler in self._old.items():
             # None stands for a handler that was not set from Python, which cannot be set again.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]
+            outer = getattr(handler, "__self__", None)
+            if isinstance(outer, StopRequest):
+                outer.name = outer.name or self.name
         self._old = {}
 
     def _handle(self, number, frame):

@@ -1,0 +1,162 @@
+"""`study.json`: what runs a study has and what came of each, rewritten whole after every run.
+
+    {"schema": "chipwise.study/1", "recipe": "mnist", "source": {"recipe": "mnist", "set": [], ...},
+     "settings": {"lr": ["0.2", "0.4"]}, "seeds": [0, 1],
+     "points": [{"set": {"lr": "0.2"},
+                 "runs": [{"seed": 0, "run": "lr=0.2/seed-0", "done": true, "metrics": {...}, ...}]}]}
+
+The run folders are the truth: a finished run is read from its `result.json` again. Only that a run diverged
+stands nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from ..atomic import replace_text
+from ..errors import DataError, RunError
+from . import grid
+
+SCHEMA = "chipwise.study/1"
+FILE = "study.json"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a study.
+
+    *Fields:* `run`: its folder, from the study's; `done`: whether it trained to its end; `metrics`,
+    `fingerprint` and `examples_per_second` (global, median) as in its result; `seconds`: wall time over all
+    processes that worked on it; `diverged`: when, if it did.
+    """
+
+    seed: int
+    run: str
+    done: bool = False
+    diverged: str | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    steps: int | None = None
+    seconds: float | None = None
+    examples_per_second: float | None = None
+    fingerprint: str | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.done or self.diverged is not None
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting of the recipe, and its runs by seed."""
+
+    settings: grid.Settings
+    runs: dict[int, Run] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return grid.name(self.settings)
+
+
+@dataclass(frozen=True)
+class Study:
+    """Several settings of one recipe, each with several seeds. The first point is what others are held
+    against.
+
+    *Fields:* `folder`; `recipe`: its name; `source`: how the command line made it; `points`.
+    """
+
+    folder: Path
+    recipe: str
+    source: dict[str, Any] | None
+    points: list[Point] = field(default_factory=list)
+
+    @property
+    def seeds(self) -> list[int]:
+        """Every seed that some point has, in the order of their first runs."""
+        return list(dict.fromkeys(seed for point in self.points for seed in point.runs))
+
+    @property
+    def settings(self) -> dict[str, list[str]]:
+        """Every setting that some point has, with its values."""
+        found: dict[str, list[str]] = {}
+        for point in self.points:
+            for name, value in point.settings.items():
+                if value not in found.setdefault(name, []):
+                    found[name].append(value)
+        return found
+
+    def point(self, settings: grid.Settings) -> Point:
+        """The point that means the same as `settings`; a new one, at the end, where there is none."""
+        for point in self.points:
+            if grid.identity(point.settings) == grid.identity(settings):
+                return point
+        self.points.append(Point(settings))
+        return self.points[-1]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "recipe": self.recipe,
+            "source": self.source,
+            "settings": self.settings,
+            "seeds": self.seeds,
+            "points": [
+                {"set": point.settings, "runs": [asdict(run) for run in point.runs.values()]}
+                for point in self.points
+            ],
+        }
+
+    def write(self) -> None:
+        """Raises `RunError` when it cannot be written; the old file is then whole."""
+        text = json.dumps(self.to_json(), indent=1) + "\n"
+        try:
+            replace_text(self.folder / FILE, text, "the study", "another folder with --run")
+        except DataError as error:
+            raise RunError(str(error)) from None
+
+
+def read(folder: str | Path) -> Study | None:
+    """The study in `folder`, or `None` when there is none.
+
+    Runs' folders are worked out again from settings and seeds, so a damaged file points nowhere else.
+    Raises `RunError` for a file that cannot be read, is damaged, or is of another version.
+    """
+    folder = Path(folder).absolute()
+    file = folder / FILE
+    try:
+        stored = json.loads(file.read_bytes())
+        schema = stored.get("schema")
+        if schema == SCHEMA:
+            points = [Point(dict(p["set"]), _runs(p["set"], p["runs"])) for p in stored["points"]]
+            return Study(folder, stored["recipe"], stored["source"], points)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise RunError(f"Cannot read {file}: {error.strerror or error}.") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        what = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
+        raise RunError(
+            f"{file} is damaged ({what}): delete it and give the same command again. Its finished runs are "
+            f"kept in their own folders."
+        ) from error
+    raise RunError(
+        f"{file} has the schema {schema!r}, expected {SCHEMA!r}: name another folder with --run, or use "
+        f"the chipwise that wrote it."
+    )
+
+
+def _runs(settings: grid.Settings, stored: Sequence[Mapping[str, Any]]) -> dict[int, Run]:
+    if not all(isinstance(text, str) for pair in settings.items() for text in pair):
+        raise ValueError(f"settings {settings}: expected text")
+    known, runs = [f.name for f in fields(Run)], {}
+    for given in stored:
+        seed = given["seed"]
+        run = Run(**{k: v for k, v in given.items() if k in known} | {"run": grid.folder(settings, seed)})
+        if type(seed) is not int or not isinstance(run.metrics, dict):
+            raise ValueError(f"run {seed!r} of {settings}")
+        runs[seed] = run
+    return runs

@@ -1,0 +1,146 @@
+"""Which runs a study has: every combination of the values given, each with every seed.
+
+    lr=0.2,0.4  momentum=0.9,0.95            4 points
+    lr=0.2,momentum=0.9/seed-0               the folder of a run
+
+Values are text, as `--set` takes it, and become numbers only when the recipe is made. A comma separates
+two values unless it stands in brackets, in quotes or after a backslash.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import itertools
+import re
+from collections.abc import Hashable, Mapping, Sequence
+
+from ..errors import RecipeError
+
+Settings = dict[str, str]  # one point: setting to value
+_SEEDS = 2**32
+_OPEN, _CLOSED = "([{", ")]}"
+_LONGEST = 100  # characters of a folder's name, of the 255 bytes that file systems allow
+_ODD = re.compile(r"[^A-Za-z0-9._+=,-]")
+
+
+def parse(texts: Sequence[str]) -> dict[str, list[str]]:
+    """`["lr=0.2,0.4"]` as `{"lr": ["0.2", "0.4"]}`. Raises `RecipeError` for anything else."""
+    found: dict[str, list[str]] = {}
+    for text in texts:
+        name, equals, values = (part.strip() for part in text.partition("="))
+        if not equals or not name or not values:
+            raise RecipeError(f"--set {text} is not key=value or key=value,value: as in --set lr=0.2,0.4.")
+        if name in found:
+            both = ",".join([*found[name], values])
+            raise RecipeError(f"--set {name} is given twice: give all values at once, --set {name}={both}.")
+        found[name] = split(values, f"--set {text}")
+    return found
+
+
+def split(text: str, what: str = "") -> list[str]:
+    """The values in `text`, in order.
+
+    Raises `RecipeError`, naming `what`, for a bracket that stays open and for an empty value.
+    """
+    values, value, depth, at = [], "", 0, 0
+    while at < len(text):
+        c = text[at]
+        end = text.find(c, at + 1) if c in "'\"" else -1
+        if text.startswith("\\,", at):
+            value, at = value + ",", at + 2
+            continue
+        if end > 0:  # a quote that is closed; another one is an apostrophe
+            value, at = value + text[at : end + 1], end + 1
+            continue
+        depth = max(0, depth + (c in _OPEN) - (c in _CLOSED))
+        if c == "," and not depth:
+            values.append(value)
+            value = ""
+        else:
+            value += c
+        at += 1
+    if depth:
+        raise RecipeError(f"{what or text}: a bracket is not closed.")
+    values = [v.strip() for v in [*values, value]]
+    if not all(values):
+        raise RecipeError(f"{what or text}: a value is missing beside a comma (a comma in a value: \\,).")
+    return values
+
+
+def points(settings: Mapping[str, Sequence[str]]) -> list[Settings]:
+    """Every combination, the last setting changing fastest; of no settings one point, the recipe as it is.
+
+    Raises `RecipeError` for a setting without values, for one with the same value twice, and for `seed`.
+    """
+    if "seed" in settings:
+        raise RecipeError(
+            "seed is not a setting of a study: name the seeds with --seeds, such as --seeds 3,7."
+        )
+    for name, values in settings.items():
+        if not values:
+            raise RecipeError(f"{name} has no values: give at least one, as in --set {name}=0.1.")
+        known: dict[Hashable, str] = {}
+        for value in values:
+            if (old := known.setdefault(_meaning(value), value)) is not value:
+                raise RecipeError(f"--set {name}: {old} and {value} are the same value. Give each once.")
+    return [dict(zip(settings, values, strict=True)) for values in itertools.product(*settings.values())]
+
+
+def seeds(given: str | int | Sequence[int]) -> tuple[int, ...]:
+    """`5` or `"5"` are the seeds 0 to 4; `"3,7"` or `[3, 7]` these two, `"7,"` this one.
+
+    Raises `RecipeError` for anything else, and for a seed twice.
+    """
+    if isinstance(given, str):
+        numbers = [n.strip() for n in given.split(",")]
+        if not all(n.isdecimal() for n in numbers if n) or not numbers[0] or "" in numbers[:-1]:
+            raise RecipeError(f"--seeds {given}: expected their number, such as 5, or a list, such as 0,3,7.")
+        given = int(numbers[0]) if len(numbers) == 1 else [int(n) for n in numbers if n]
+    if isinstance(given, int):
+        if isinstance(given, bool) or given < 1:
+            raise RecipeError(f"--seeds {given}: expected at least 1; seed 0 alone is --seeds 1.")
+        given = range(given)
+    found = tuple(given)
+    for seed in found:
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < _SEEDS:
+            raise RecipeError(f"seed {seed!r}: expected a whole number from 0 to {_SEEDS - 1}.")
+        if found.count(seed) > 1:
+            raise RecipeError(f"seed {seed} is given twice: the same run again would tell nothing.")
+    if not found:
+        raise RecipeError("No seeds are given: expected at least one.")
+    return found
+
+
+def identity(point: Mapping[str, str]) -> Hashable:
+    """Equal for points that mean the same, however their numbers are written and ordered."""
+    return frozenset((name, _meaning(value)) for name, value in point.items())
+
+
+def name(point: Mapping[str, str]) -> str:
+    """`lr=0.2, momentum=0.9`, for people."""
+    return ", ".join(f"{key}={value}" for key, value in point.items()) or "as it is"
+
+
+def folder(point: Mapping[str, str], seed: int) -> str:
+    """The run's folder inside the study's: a relative path, another one for every other run.
+
+    Characters that a shell, a file system or a URL could mind become `_`, and the name then ends with a
+    digest of what it stood for, as does one that is too long.
+    """
+    exact = ",".join(f"{key}={value}" for key, value in point.items())
+    shown = _ODD.sub("_", exact)
+    plain = all("," not in key + value and "=" not in key + value for key, value in point.items())
+    if shown != exact or not plain or len(exact) > _LONGEST or exact.startswith((".", "-")):
+        digest = hashlib.sha256(repr(list(point.items())).encode()).hexdigest()[:8]
+        shown = f"{shown.lstrip('.-')[:_LONGEST]}-{digest}"
+    return f"{shown}/seed-{seed}" if point else f"seed-{seed}"
+
+
+def _meaning(value: str) -> Hashable:
+    try:
+        literal = ast.literal_eval(value)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return value
+    number = isinstance(literal, (int, float)) and not isinstance(literal, bool)
+    return literal if number else repr(literal)

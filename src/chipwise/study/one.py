@@ -1,0 +1,113 @@
+"""One run of a study: whether it can be, whether it is done, and training it."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..devices.detect import detect
+from ..devices.layout import lay_out
+from ..errors import DivergedError, RunError
+from ..feed.workers import chosen as readers
+from ..recipe import Recipe
+from ..train.loop import Agenda, fit
+from ..train.restore import abstract_state
+from ..train.run import disagreement, stored_recipe
+from . import grid
+from .document import Run
+from .origin import Origin
+
+_OWN = ("recipe", "run", "stop_after", "fresh", "progress", "source")  # that a study decides itself
+_DEFAULTS = {n: p.default for n, p in inspect.signature(fit).parameters.items() if n not in _OWN}
+
+
+def options_of(given: dict[str, Any]) -> dict[str, Any]:
+    """All options of `cw.fit` that runs of a study share. Raises `TypeError` for others."""
+    for name in given:
+        if name not in _DEFAULTS:
+            raise TypeError(f"a study has no option {name!r}; of cw.fit it takes {', '.join(_DEFAULTS)}")
+    return {**_DEFAULTS, **given}
+
+
+@dataclass(frozen=True)
+class Job:
+    """*Fields:* `settings` of the point; `seed`; `folder`: the run's, absolute."""
+
+    settings: grid.Settings
+    seed: int
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return f"{grid.name(self.settings)}, seed {self.seed}" if self.settings else f"seed {self.seed}"
+
+
+def check(recipe: Recipe, options: dict[str, Any]) -> None:
+    """Raises what `fit` raises before it reads data: what is wrong with any point is known before the first
+    is trained."""
+    clock = recipe.clock
+    Agenda.of(clock, options["eval_every"], options["log_every"], options["checkpoint_every"], None)
+    for schedule in recipe.optimizer.hyper.values():
+        schedule.table(clock, 0, min(1, clock.total or 0))
+    machine = detect(options["devices"], options["platform"])
+    asked = options["devices"] is not None
+    lay_out(machine, recipe.batch, recipe.replicas, asked=asked, exact=options["exact"])
+    readers(recipe.task.train, options["workers"])
+    abstract_state(recipe)
+
+
+def agree(folder: Path, recipe: dict[str, Any]) -> None:
+    """Raises `RunError` when `folder` holds a run of another recipe than described."""
+    if (folder / "recipe.json").exists() and (rows := disagreement(stored_recipe(folder), recipe)):
+        raise RunError(
+            f"{folder} holds a run of another recipe ({rows}). Use the same settings, name another folder "
+            f"with --run, or delete that run's folder to train it again."
+        )
+
+
+def found(job: Job, run: str) -> Run | None:
+    """The finished run in the job's folder, if there is one."""
+    try:
+        result = json.loads((job.folder / "result.json").read_bytes())
+        return Run(
+            seed=job.seed,
+            run=run,
+            done=True,
+            metrics=result["metrics"],
+            steps=result["steps"],
+            seconds=_seconds(job.folder) or result["seconds"]["total"],
+            examples_per_second=result["examples_per_second"],
+            fingerprint=result["fingerprint"],
+        )
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
+        return None  # not finished, or damaged: then `fit` goes on from its checkpoint
+
+
+def train(job: Job, origin: Origin, options: dict[str, Any], progress: str) -> str | None:
+    """Trains the run, or the rest of it. *Returns* when it diverged, or `None`; raises what `fit` raises."""
+    recipe = origin.make(job.settings, job.seed)
+    source = origin.source(job.settings, job.seed)
+    try:
+        fit(recipe, job.folder, progress=progress, source=source, **options)
+    except DivergedError as error:
+        return when(str(error))
+    return None
+
+
+def when(diverged: str) -> str:
+    """Of what a `DivergedError` says, its first sentence: what became infinite, and between which steps."""
+    return diverged.partition(". ")[0]
+
+
+def _seconds(folder: Path) -> float | None:
+    """What the last row of metrics says of the run's wall time over all its processes."""
+    try:
+        for line in reversed((folder / "metrics.jsonl").read_text().splitlines()):
+            if isinstance(seconds := json.loads(line).get("seconds"), (int, float)):
+                return float(seconds)
+    except (OSError, ValueError, AttributeError):
+        pass  # the result has the seconds of its last process
+    return None

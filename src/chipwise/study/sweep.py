@@ -1,0 +1,181 @@
+"""`sweep`: trains every run of a study, and goes on where it was left."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import RunError, Stopped
+from ..recipe import Recipe, difference
+from ..train.hold import hold
+from ..train.progress import Reporter
+from ..train.signals import StopRequest
+from . import at_once as side_by_side
+from . import document, grid, one
+from .compiled import one_compilation
+from .document import Point, Run, Study
+from .one import Job
+from .origin import Origin
+
+
+def sweep(
+    recipe: str | Recipe,
+    settings: Mapping[str, Sequence[Any]] | None = None,
+    *,
+    seeds: int | Sequence[int] = 3,
+    run: str | Path,
+    set: Sequence[str] = (),
+    data: str | None = None,
+    synthetic: bool = False,
+    at_once: int = 1,
+    progress: str = "auto",
+    after_round: Callable[[Study], None] | None = None,
+    **options: Any,
+) -> Study:
+    """Trains `recipe` at every combination of `settings` with every seed, into one folder.
+
+        cw.sweep("mnist", {"lr": [0.005, 0.01]}, seeds=3, run="runs/mnist-lr", data=DIR)
+
+    Seeds alternate outermost: whenever it ends, all points have nearly as many. What `run` already holds is
+    not repeated: finished runs are read, half-done ones go on from their checkpoints, and more values or
+    seeds extend the study. A run that diverged is a result. Compiled programs are shared between runs.
+
+    *Arguments:*
+
+    - `recipe`: a built-in name, `path.py:name`, or a `Recipe`.
+    - `settings`: setting to values; none for the recipe as it is.
+    - `seeds`: 5 are the seeds 0 to 4; a list names them.
+    - `run`: the study's folder, with `study.json` and an ordinary run folder a run.
+    - `set`: settings that all points share, such as `["batch=128"]`; `data`, `synthetic`: as in `cw.load`.
+      Only for recipes by name.
+    - `at_once`: runs side by side, each in its own process, on the CPU; the same bits.
+    - `progress`: as in `cw.fit`; of runs side by side only their ends are shown.
+    - `after_round`: called with the study when a seed is done at every point.
+    - `options`: those of `cw.fit` that say how to train, such as `devices=4` or `eval_every="6ep"`.
+
+    Raises, before anything is trained, `RecipeError` for a setting or a value that cannot be, at any point,
+    and `RunError` for a folder that cannot be used, is in use, or holds other runs; `Stopped` after SIGTERM
+    or Ctrl-C, when all is saved; what `fit` raises, but for `DivergedError`.
+    """
+    origin = Origin(recipe, tuple(set), data, synthetic)
+    texts = {name: [str(value) for value in values] for name, values in (settings or {}).items()}
+    wanted, numbers = grid.points(texts), grid.seeds(seeds)
+    options = one.options_of(options)
+    side_by_side.check(at_once, origin, options)
+    described, name = [], ""
+    for point in wanted:
+        made = origin.make(point, numbers[0])
+        one.check(made, options)
+        described.append(made.describe())
+        name = made.name
+    reporter = Reporter(progress)
+    with _opened(run, name, origin.source()) as study:
+        points = [study.point(point) for point in wanted]
+        jobs = _planned(study, points, described, numbers)
+        study.write()
+        total, done = len(points) * len(numbers), len(points) * len(numbers) - len(jobs)
+        if done:
+            reporter.say(f"{done} of {total} runs are done in {study.folder}")
+        stop = StopRequest()
+        try:
+            for job, diverged in _trained(jobs, at_once, origin, options, stop, reporter):
+                _note(study.point(job.settings), job, diverged)
+                study.write()
+                done += 1
+                reporter.say(f"{done} of {total}: {job.name}: {diverged or 'done'}")
+                if after_round is not None and all(
+                    job.seed in p.runs and p.runs[job.seed].ended for p in points
+                ):
+                    after_round(study)
+        except Stopped as error:
+            raise _stopped(stop.name or str(error), done, total, study) from None
+        finally:
+            stop.close()
+        if stop and done < total:
+            raise _stopped(stop.name, done, total, study)
+    return study
+
+
+@contextlib.contextmanager
+def _opened(run: str | Path, recipe: str, source: dict[str, Any] | None) -> Iterator[Study]:
+    """The study in the folder `run`, old or new, which this process then holds."""
+    folder = Path(run).absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = hold(folder)
+    except OSError as error:
+        reason = error.strerror or error
+        raise RunError(f"Cannot make a study in {run}: {reason}. Name another folder with --run.") from error
+    with contextlib.closing(lock):
+        if (folder / "recipe.json").exists():
+            raise RunError(f"{folder} holds a single run, not a study: name another folder with --run.")
+        study = document.read(folder) or Study(folder, recipe, source)
+        old, new = (
+            {"recipe": s.recipe, **(s.source or {}), "data": None}
+            for s in (study, Study(folder, recipe, source))
+        )
+        rows = "; ".join(f"{name}: {a!r} there, {b!r} now" for name, a, b in difference(old, new))
+        if rows:
+            raise RunError(
+                f"{folder} holds a study of another recipe ({rows}). Go on with the same recipe, or name "
+                f"another folder with --run."
+            )
+        yield study
+
+
+def _planned(
+    study: Study, points: Sequence[Point], described: Sequence[dict], seeds: Sequence[int]
+) -> list[Job]:
+    """The runs that are still to be trained, seeds outermost; the others are noted in `study`.
+
+    Raises `RunError` where a run's folder holds something else.
+    """
+    jobs = []
+    for seed in seeds:
+        for point, recipe in zip(points, described, strict=True):
+            run = grid.folder(point.settings, seed)
+            job = Job(point.settings, seed, study.folder / run)
+            one.agree(job.folder, {**recipe, "seed": seed})
+            old = point.runs.get(seed, Run(seed, run))
+            if old.diverged and (job.folder / "recipe.json").exists():
+                continue
+            point.runs[seed] = one.found(job, run) or Run(seed, run)
+            if not point.runs[seed].done:
+                jobs.append(job)
+    return jobs
+
+
+def _trained(
+    jobs: Sequence[Job],
+    at_once: int,
+    origin: Origin,
+    options: dict[str, Any],
+    stop: StopRequest,
+    reporter: Reporter,
+) -> Iterator[tuple[Job, str | None]]:
+    """Each job as it ends, with when it diverged or `None`. Ends early after a request to stop."""
+    with one_compilation() as environment:
+        if at_once > 1:
+            yield from side_by_side.train(jobs, at_once, origin, options, environment, lambda: bool(stop))
+            return
+        for job in jobs:
+            if stop:
+                return
+            reporter.say(f"{job.name}: training", style="bold")
+            yield job, one.train(job, origin, options, reporter.kind)
+
+
+def _note(point: Point, job: Job, diverged: str | None) -> None:
+    run = grid.folder(point.settings, job.seed)
+    ended = Run(job.seed, run, diverged=diverged) if diverged else one.found(job, run)
+    if ended is None:
+        raise RunError(
+            f"{job.folder} has no readable result.json though its run ended: give the command again."
+        )
+    point.runs[job.seed] = ended
+
+
+def _stopped(name: str | None, done: int, total: int, study: Study) -> Stopped:
+    return Stopped(f"Stopped by {name} with {done} of {total} runs done; all is saved in {study.folder}.")

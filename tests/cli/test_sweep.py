@@ -1,0 +1,245 @@
+import fcntl
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from chipwise.train.run import RunFolder
+
+FAST = ("--eval-every", "end", "--devices", "1", "--quiet", "--set", "duration=5st")
+TASKS = os.path.dirname(os.path.dirname(__file__))
+
+
+@pytest.fixture(scope="module")
+def swept(mine, tmp_path_factory):
+    """What a sweep says as JSON, and its folder."""
+    import contextlib
+    import io
+
+    from chipwise.cli import main
+
+    folder, out = tmp_path_factory.mktemp("swept") / "s", io.StringIO()
+    command = [
+        "sweep",
+        f"{mine}:recipe",
+        "--set",
+        "rate=0.1,0.3",
+        "--seeds",
+        "2",
+        "--run",
+        str(folder),
+        "--json",
+    ]
+    with contextlib.redirect_stdout(out):
+        assert main([*command, *FAST]) == 0
+    return json.loads(out.getvalue()), folder
+
+
+def test_json_is_the_study_and_its_table(swept):
+    said, folder = swept
+    assert {k: v for k, v in said.items() if k not in ("run", "metric", "rows")} == json.loads(
+        (folder / "study.json").read_text()
+    )
+    assert (said["run"], said["metric"], said["seeds"]) == (str(folder), "eval/loss", [0, 1])
+    assert said["settings"] == {"rate": ["0.1", "0.3"], "duration": ["5st"]}
+    assert [row["name"] for row in said["rows"]] == ["rate=0.1, duration=5st", "rate=0.3, duration=5st"]
+    assert said["rows"][0]["difference"] is None
+    assert said["rows"][1]["spread"]["n"] == 2
+    assert said["source"]["recipe"].endswith("my_task.py:recipe")
+
+
+def test_the_folders_are_ordinary_runs(swept, chipwise, mine):
+    said, folder = swept
+    run = said["points"][1]["runs"][1]
+    assert run["run"] == "rate=0.3,duration=5st/seed-1"
+    evaluated = json.loads(chipwise("eval", folder / run["run"], "--json").out)
+    assert evaluated["metrics"]["loss"] == pytest.approx(run["metrics"]["eval/loss"])
+    sets = ("--set", "rate=0.3", "--set", "seed=1")
+    resumed = chipwise("train", f"{mine}:recipe", "--run", folder / run["run"], *sets, *FAST, "--json")
+    assert json.loads(resumed.out)["fingerprint"] == run["fingerprint"]
+
+
+def test_people_see_a_table_its_warnings_and_the_folder(swept, chipwise, mine):
+    said = chipwise(
+        "sweep", f"{mine}:recipe", "--set", "rate=0.1,0.3", "--seeds", 2, "--run", swept[1],
+        "--metric", "train/loss", *FAST,
+    )  # fmt: skip
+    assert said.code == 0
+    assert "mean train/loss" in said.out
+    assert "against the first, by pairs" in said.out
+    assert "take --seeds 3 or more" in said.out
+    assert f"run  {swept[1]}" in said.out
+    wrong = chipwise("sweep", f"{mine}:recipe", "--set", "rate=0.1", "--run", swept[1], "--seeds", 1,
+                     "--metric", "train/los", *FAST)  # fmt: skip
+    assert wrong.code == 2
+    assert "Did you mean 'train/loss'" in wrong.err
+
+
+def test_seeds_of_train_are_one_row_and_a_folder_each(chipwise, mine, tmp_path):
+    command = (
+        "train",
+        f"{mine}:recipe",
+        "--seeds",
+        "3,1",
+        "--run",
+        tmp_path / "s",
+        *FAST[:-3],
+        "--set",
+        "duration=5st",
+    )
+    said = chipwise(*command)
+    assert said.code == 0, said.err
+    assert sorted(p.name for p in (tmp_path / "s").iterdir()) == ["lock", "seed-1", "seed-3", "study.json"]
+    assert "as it is" in said.out and "3: " in said.out
+    stored = json.loads((tmp_path / "s/seed-3/recipe.json").read_text())
+    assert (stored["seed"], stored["duration"]) == (3, "5st")
+    assert stored["source"]["set"] == ["duration=5st", "seed=3"]
+    other = chipwise(*command, "--set", "rate=0.5")
+    assert other.code == 5
+    assert "holds a study of another recipe" in other.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train", "digits", "--seeds", "2", "--stop-after", "1st"], "--stop-after with --seeds"),
+        (["train", "digits", "--seeds", "2", "--fresh"], "--fresh with --seeds"),
+        (["train", "digits", "--seeds", "2", "--set", "seed=1"], "name the seeds themselves"),
+        (["train", "digits", "--seeds", "many"], "expected their number"),
+        (["train", "digits", "--at-once", "2"], "give --seeds"),
+        (["train", "digits", "--metric", "eval/loss"], "give --seeds"),
+        (["sweep", "digits", "--set", "lr=0.1,"], "a value is missing"),
+        (["sweep", "digits", "--set", "lr=0.1,high"], "expected a number"),
+        (["sweep", "digits", "--set", "seed=1,2"], "--seeds"),
+        (["sweep", "digits", "--seeds", "1", "--at-once", "0"], "--at-once 0"),
+    ],
+)
+def test_what_makes_no_sense_is_said_on_one_line_and_makes_no_folder(
+    chipwise, tmp_path, monkeypatch, arguments, said
+):
+    monkeypatch.chdir(tmp_path)
+    answer = chipwise(*arguments)
+    assert answer.code == 2
+    assert said in answer.err
+    assert answer.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stop_gives_the_command_that_goes_on(chipwise, mine, tmp_path, monkeypatch):
+    log = RunFolder.log
+
+    def log_and_stop(self, row):
+        log(self, row)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(RunFolder, "log", log_and_stop)
+    command = ("sweep", f"{mine}:recipe", "--set", "rate=0.1,0.3", "--seeds", 1, "--no-exact", *FAST)
+    said = chipwise(*command, "--log-every", "1st")
+    assert said.code == 75
+    typed = shlex.split(said.err.split("Go on: chipwise ")[1])
+    assert typed[:2] == ["sweep", f"{mine}:recipe"]
+    assert {"--no-exact", "--quiet", "rate=0.1,0.3", "duration=5st", "1st"} <= set(typed)
+    monkeypatch.setattr(RunFolder, "log", log)
+    again = chipwise(*typed)
+    assert again.code == 0, again.err
+    [folder] = (tmp_path / "runs").iterdir()
+    assert all(p["runs"][0]["done"] for p in json.loads((folder / "study.json").read_text())["points"])
+
+
+def test_when_every_run_diverged_the_exit_code_says_so(chipwise, tmp_path):
+    file = tmp_path / "wild.py"
+    file.write_text(
+        "import chipwise as cw, tasks\n"
+        "recipe = tasks.recipe(task=tasks.task(loss=tasks.plain_loss, augment=None), duration='4st', "
+        "optimizer=cw.sgd(lr=1.0))\n"
+    )
+    said = chipwise(
+        "sweep", f"{file}:recipe", "--set", "lr=1e38", "--seeds", 1, "--run", tmp_path / "s", *FAST[:-2]
+    )
+    assert said.code == 6
+    assert "lr=1e38, seed 0 diverged: The training loss became" in said.out
+    assert "Every run of" in said.err
+
+
+@pytest.fixture
+def recipes_find_tasks(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", TASKS)
+
+
+def wait_for_steps(folder):
+    while not all((folder / f"seed-{seed}/metrics.jsonl").exists() for seed in (0, 1)):
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_runs_side_by_side_have_the_same_bits(swept, chipwise, mine, tmp_path, recipes_find_tasks):
+    said = chipwise(
+        "sweep", f"{mine}:recipe", "--set", "rate=0.1,0.3", "--seeds", 2, "--run", tmp_path / "s", "--json",
+        "--at-once", 2, *FAST,
+    )  # fmt: skip
+    assert said.code == 0, said.err
+    made = json.loads(said.out)
+    for point, alone in zip(made["points"], swept[0]["points"], strict=True):
+        for run, other in zip(point["runs"], alone["runs"], strict=True):
+            assert run["fingerprint"] == other["fingerprint"]
+            assert run["metrics"] == other["metrics"]
+
+
+@pytest.mark.slow
+def test_side_by_side_a_run_may_diverge_and_another_fail(chipwise, mine, tmp_path, recipes_find_tasks):
+    file = tmp_path / "mixed.py"
+    file.write_text(
+        "import chipwise as cw, tasks\n"
+        "def recipe(lr: float = 0.1, seed: int = 0):\n"
+        "    task = tasks.task(loss=tasks.plain_loss, augment=None)\n"
+        "    if seed == 2:\n"
+        "        raise ValueError('no seed 2')\n"
+        "    return tasks.recipe(task=task, duration='4st', optimizer=cw.sgd(lr=lr), seed=seed)\n"
+    )
+    command = ("sweep", f"{file}:recipe", "--set", "lr=1e38,0.1", "--run", tmp_path / "s", "--at-once", 2)
+    said = chipwise(*command, "--seeds", 2, *FAST[:-2])
+    assert said.code == 0, said.err
+    assert said.out.count("diverged: The training loss") == 2
+    failed = chipwise(*command, "--seeds", "0,1,2", *FAST[:-2])
+    assert failed.code == 2
+    assert "seed 2: " in failed.err and "no seed 2" in failed.err
+
+
+@pytest.mark.slow
+def test_side_by_side_a_stop_saves_all(chipwise, mine, tmp_path, recipes_find_tasks):
+    folder = tmp_path / "s"
+
+    def stop():
+        wait_for_steps(folder)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=stop, daemon=True).start()
+    settings = ("--set", "duration=400000st", "--log-every", "5st", *FAST[:-2])
+    said = chipwise("train", f"{mine}:recipe", "--seeds", 3, "--at-once", 2, "--run", folder, *settings)
+    assert said.code == 75, said.err
+    assert "0 of 3 runs done" in said.err
+    assert not (folder / "seed-2").exists()
+    for seed in (0, 1):
+        assert any(p.name.isdigit() for p in (folder / f"seed-{seed}/checkpoints").iterdir())
+
+
+@pytest.mark.slow
+def test_side_by_side_a_killed_study_leaves_no_run_behind_that_goes_on(mine, tmp_path, recipes_find_tasks):
+    folder = tmp_path / "s"
+    command = [sys.executable, "-c", "from chipwise.cli import main; main()", "train", f"{mine}:recipe"]
+    command += ["--seeds", "2", "--at-once", "2", "--run", str(folder), "--set", "duration=400000st"]
+    process = subprocess.Popen([*command, "--log-every", "5st", "--quiet"])
+    wait_for_steps(folder)
+    process.kill()
+    process.wait()
+    for seed in (0, 1):
+        with open(folder / f"seed-{seed}/lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # waits until its process has ended
+        assert any(p.name.isdigit() for p in (folder / f"seed-{seed}/checkpoints").iterdir())

@@ -1,0 +1,206 @@
+"""Many runs as one: each is what it would be alone, none is made twice, and a stop loses nothing."""
+
+import dataclasses
+import json
+import os
+import signal
+
+import jax
+import pytest
+
+import chipwise as cw
+import tasks
+from chipwise.study import document, one
+from chipwise.study.compiled import one_compilation
+from chipwise.study.sweep import sweep
+from chipwise.train.hold import hold
+from chipwise.train.loop import _Training
+from chipwise.train.run import RunFolder
+
+RATES = {"lr": [0.02, 0.04]}
+FAST = {"devices": 1, "log_every": "2st", "eval_every": None, "progress": "none"}
+
+
+def plain(**changes):
+    """The small task at its quickest to compile."""
+    task = tasks.task(loss=tasks.plain_loss, augment=None)
+    return tasks.recipe(**{"task": task, "duration": "5st", "replicas": 2, "ema": 0.9, **changes})
+
+
+def alone(rate, seed):
+    recipe = cw.settings.apply(plain(), {"lr": str(rate)})
+    return cw.fit(dataclasses.replace(recipe, seed=seed), **FAST)
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """The folders of the runs that were really trained, in order."""
+    folders, fit = [], one.fit
+
+    def noting(recipe, run, **options):
+        folders.append("/".join(run.parts[-2:]))
+        return fit(recipe, run, **options)
+
+    monkeypatch.setattr(one, "fit", noting)
+    return folders
+
+
+def names(*seeds, points=("lr=0.02", "lr=0.04")):
+    return [f"{point}/seed-{seed}" for seed in seeds for point in points]
+
+
+def test_runs_are_what_they_are_alone_and_seeds_alternate_outermost(tmp_path, trained):
+    rounds = []
+    study = sweep(
+        plain(), RATES, seeds=2, run=tmp_path, after_round=lambda s: rounds.append(len(trained)), **FAST
+    )
+    assert trained == names(0, 1)
+    assert rounds == [2, 4]
+    for rate, point in zip((0.02, 0.04), study.points, strict=True):
+        assert point.settings == {"lr": str(rate)}
+        for run in point.runs.values():
+            stored = json.loads((tmp_path / run.run / "result.json").read_text())
+            assert run.done and run.steps == 5 and run.seconds > 0
+            assert run.metrics == stored["metrics"]
+            assert run.fingerprint == stored["fingerprint"]
+    assert study.points[1].runs[1].fingerprint == alone(0.04, 1).fingerprint
+    assert document.read(tmp_path) == study
+
+
+def test_what_is_there_is_not_trained_again_and_more_extends_it(tmp_path, trained):
+    first = sweep(plain(), {"lr": ["0.02"]}, seeds=1, run=tmp_path, **FAST)
+    more = sweep(plain(), {"lr": [".020", 0.04]}, seeds=[0, 5], run=tmp_path, **FAST)
+    assert trained == ["lr=0.02/seed-0", "lr=0.04/seed-0", *names(5)]
+    assert more.points[0].runs[0] == first.points[0].runs[0]
+    assert (more.settings, more.seeds) == ({"lr": ["0.02", "0.04"]}, [0, 5])
+    again = sweep(plain(), {"lr": [0.04]}, seeds=[5], run=tmp_path, **FAST)
+    assert len(trained) == 4
+    assert again == more  # the study remembers what this command did not name
+    (tmp_path / "study.json").unlink()
+    assert sweep(plain(), {"lr": [0.02, 0.04]}, seeds=[0, 5], run=tmp_path, **FAST) == more
+    assert len(trained) == 4
+
+
+def stop_at(monkeypatch, run, step):
+    log = RunFolder.log
+
+    def log_and_stop(self, row):
+        log(self, row)
+        if str(self.path).endswith(run) and row["step"] >= step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(RunFolder, "log", log_and_stop)
+
+
+def test_a_stop_saves_the_run_and_the_study_goes_on_to_the_same_bits(tmp_path, monkeypatch, trained):
+    before = signal.getsignal(signal.SIGTERM)
+    stop_at(monkeypatch, "lr=0.04/seed-0", 2)
+    settings = {**FAST, "log_every": "1st"}
+    with pytest.raises(cw.Stopped, match=r"Stopped by SIGTERM with 1 of 4 runs done"):
+        sweep(plain(duration="40st"), RATES, seeds=2, run=tmp_path, **settings)
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert [run.done for point in document.read(tmp_path).points for run in point.runs.values()] == [
+        True, False, False, False,
+    ]  # fmt: skip
+    assert 0 < cw.restore_run(plain(), tmp_path / "lr=0.04/seed-0").steps < 40
+    monkeypatch.setattr(RunFolder, "log", RunFolder.log.__closure__[0].cell_contents)
+    study = sweep(plain(duration="40st"), RATES, seeds=1, run=tmp_path, **FAST)
+    assert trained == ["lr=0.02/seed-0", "lr=0.04/seed-0", "lr=0.04/seed-0"]
+    whole = cw.fit(cw.settings.apply(plain(duration="40st", seed=0), {"lr": "0.04"}), **FAST)
+    assert study.points[1].runs[0].fingerprint == whole.fingerprint
+
+
+def test_a_stop_too_late_for_its_run_stops_before_the_next(tmp_path, monkeypatch, trained):
+    evaluate = _Training.evaluate
+
+    def evaluate_and_stop(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        evaluate(self)
+
+    monkeypatch.setattr(_Training, "evaluate", evaluate_and_stop)
+    with pytest.raises(cw.Stopped, match=r"Stopped by SIGINT with 1 of 2 runs done"):
+        sweep(plain(), seeds=2, run=tmp_path, **FAST)
+    assert trained == [f"{tmp_path.name}/seed-0"]
+    assert document.read(tmp_path).points[0].runs[0].done
+
+
+def test_a_run_that_diverged_is_a_result(tmp_path, trained):
+    settings = {"lr": [1e38, 0.02]}
+    recipe = plain(optimizer=cw.sgd(lr=0.1), ema=None)
+    study = sweep(recipe, settings, seeds=1, run=tmp_path, **FAST)
+    wild, tame = (point.runs[0] for point in study.points)
+    assert wild.diverged.startswith("The training loss became") and "between steps" in wild.diverged
+    assert not wild.done and tame.done
+    assert sweep(recipe, settings, seeds=1, run=tmp_path, **FAST) == study
+    assert len(trained) == 2
+    for file in (tmp_path / wild.run).rglob("*"):
+        if file.name == "recipe.json":
+            file.unlink()  # as who deletes the folder to try it again
+    sweep(recipe, settings, seeds=1, run=tmp_path, **FAST)
+    assert len(trained) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "error", "said"),
+    [
+        ({"lr": [0.1, "fast"]}, {}, cw.RecipeError, "--set lr=fast: expected a number"),
+        ({"lrr": [0.1]}, {}, cw.RecipeError, "Did you mean 'lr'"),
+        ({"batch": [24, 25]}, {}, cw.DeviceError, "25"),
+        ({}, {"eval_every": "soon"}, cw.RecipeError, "soon"),
+        ({}, {"devices": 99}, cw.DeviceError, "99 devices"),
+        ({}, {"at_once": 0}, cw.RecipeError, "--at-once 0"),
+        ({}, {"at_once": 2}, cw.RecipeError, "path.py:name"),
+        ({}, {"set": ["lr=1"]}, cw.RecipeError, "give its name instead"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_made(tmp_path, settings, options, error, said):
+    with pytest.raises((error, cw.RecipeError), match=said):
+        sweep(plain(), settings, seeds=2, run=tmp_path / "new", **{**FAST, **options})
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_option_that_fit_has_not_is_a_type_error(tmp_path):
+    with pytest.raises(TypeError, match="no option 'stop_after'"):
+        sweep(plain(), seeds=2, run=tmp_path, stop_after="1st")
+
+
+def test_folders_of_something_else_are_refused(tmp_path):
+    sweep(plain(), seeds=1, run=tmp_path / "s", **FAST)
+    with pytest.raises(
+        cw.RunError, match=r"seed-0 holds a run of another recipe \(batch: 24 there, 12 now\)"
+    ):
+        sweep(plain(batch=12), seeds=2, run=tmp_path / "s", **FAST)
+    with pytest.raises(
+        cw.RunError, match=r"holds a study of another recipe \(recipe: 'recipe' there, 'b' now"
+    ):
+        sweep(plain(name="b"), seeds=2, run=tmp_path / "s", **FAST)
+    with pytest.raises(cw.RunError, match="holds a single run, not a study"):
+        sweep(plain(), seeds=2, run=tmp_path / "s/seed-0", **FAST)
+    with hold(tmp_path / "s"), pytest.raises(cw.RunError, match=f"is in use by process {os.getpid()}"):
+        sweep(plain(), seeds=2, run=tmp_path / "s", **FAST)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(cw.RunError, match="Name another folder with --run"):
+        sweep(plain(), seeds=2, run=tmp_path / "file/s", **FAST)
+
+
+def test_a_seed_that_the_recipe_drops_is_noticed(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("import tasks\n\ndef recipe(seed: int = 0):\n    return tasks.recipe(seed=0)\n")
+    with pytest.raises(cw.RecipeError, match=r"pass it on, cw\.Recipe\(seed=seed, \.\.\.\)"):
+        sweep(f"{file}:recipe", seeds=[3], run=tmp_path / "s", **FAST)
+
+
+def test_the_compiled_programs_are_kept_while_the_study_is_worked_on_and_no_longer():
+    before = jax.config.jax_compilation_cache_dir
+    with one_compilation() as shared:
+        assert shared == {}  # a cache that is there stays
+    jax.config.update("jax_compilation_cache_dir", None)
+    try:
+        with one_compilation() as shared:
+            folder = shared["JAX_COMPILATION_CACHE_DIR"]
+            assert jax.config.jax_compilation_cache_dir == folder
+            assert os.path.isdir(folder)
+        assert jax.config.jax_compilation_cache_dir is None
+        assert not os.path.exists(folder)
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
