@@ -1,4 +1,4 @@
-"""Text files written whole or not at all."""
+"""Files written whole or not at all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from .errors import DataError
 
 
 def replace_text(path: str | os.PathLike, text: str, what: str, option: str) -> Path:
-    """Writes `text` to `path` under a temporary name and renames it, making parent folders.
+    """`replace_bytes` of `text` in UTF-8."""
+    return replace_bytes(path, text.encode("utf-8"), what, option)
+
+
+def replace_bytes(path: str | os.PathLike, content: bytes, what: str, option: str) -> Path:
+    """Writes `content` to `path` under a temporary name and renames it, making parent folders.
 
     Raises `DataError` where it cannot be written, saying `what` it was and which `option` chooses another
     place. What stood there before is then untouched.
@@ -19,8 +24,8 @@ def replace_text(path: str | os.PathLike, text: str, what: str, option: str) -> 
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=to.parent, prefix=f".{to.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
         os.chmod(temporary, 0o644)
         os.replace(temporary, to)
     except OSError as error:

@@ -39,11 +39,7 @@ def write_recipe(
     Raises `RecipeError` when `path` exists, is not a `.py` file, or a new value cannot be written as text;
     `DataError` when the folder cannot be written to.
     """
-    to = Path(path)
-    if to.suffix != ".py":
-        raise RecipeError(f"{to} is not a recipe file: give --apply a name that ends in .py.")
-    if to.exists():
-        raise RecipeError(f"{to} exists and is not overwritten: give --apply another name, or remove it.")
+    to = new_file(path)
     fields = _changes(old, new, ("task", "optimizer", "validated"))
     if new.task is not old.task:
         raise RecipeError(f"{new.name} has another task than {spec}: only settings can be written to a file.")
@@ -74,6 +70,16 @@ def write_recipe(
         ]
     )
     return replace_text(to, text, "the recipe file", "--apply another place")
+
+
+def new_file(path: str | os.PathLike) -> Path:
+    """`path`, where a recipe file can be written. Raises `RecipeError` when it exists or is no `.py` file."""
+    to = Path(path)
+    if to.suffix != ".py":
+        raise RecipeError(f"{to} is not a recipe file: give --apply a name that ends in .py.")
+    if to.exists():
+        raise RecipeError(f"{to} exists and is not overwritten: give --apply another name, or remove it.")
+    return to
 
 
 def _changes(old: Any, new: Any, skipped: tuple[str, ...]) -> dict[str, str]:

@@ -1,0 +1,178 @@
+"""What a curve of losses over growing rates says: where it falls, where it holds, where it breaks.
+
+The idea is Smith's range test (2015, arXiv:1506.01186, section 3.3; 2018, arXiv:1803.09820, section 4.1):
+train while the rate grows, and look. Looking is made a rule here, in which neither the unit of the loss nor
+that of the rate has a part: a curve shifted or stretched reads the same.
+
+- `valley`: the middle of the longest falling stretch, fastai's default (`callback/schedule.py`). Safe, low;
+- `steep`: where the loss falls fastest against the logarithm of the rate, fastai's other one;
+- `last_stable`: the highest rate up to which the loss keeps nine tenths of what it has fallen;
+- `suggestion`: the middle, in the logarithm, of the bottom of the curve: from where nine tenths of the fall
+  are done, the knee, to `last_stable`. Smith takes a highest rate from where the curve stops falling, by
+  eye; the middle is as far as can be from both ends, which a longer run meets earlier than a sweep.
+
+Everything works on smoothed losses. A causal mean lags: it would move all marks towards higher rates.
+This one weighs neighbours on both sides alike, by `exp(-distance / width)`, over those that there are, so
+its ends are unbiased too.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+FEWEST = 10  # losses from which a curve can be read at all
+NOT_FINITE, DIVERGED = "not finite", "diverged"
+TOO_HIGH = 4.0  # times the best loss so far, on average, ends a sweep
+_MEMORY = 0.8  # of the average that watches a sweep: about 5 steps
+_WIDTH = 1 / 8  # of a decade: how far the smoothing of a finished curve reaches
+_KEPT = 0.9  # of the fall of the loss, which a stable rate keeps
+
+
+@dataclass
+class Watch:
+    """Losses of a sweep as they come in, one a step.
+
+    *Fields:* `losses`, the finite ones; `ended`, why no more are wanted: "", `DIVERGED` or `NOT_FINITE`.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    ended: str = ""
+    _sum: float = 0.0
+    _weight: float = 0.0
+    _best: float = math.inf
+
+    def take(self, loss: float) -> bool:
+        """Notes the next step's loss; whether the sweep should go on.
+
+        It ends at the first loss that is not finite, and where the average of the last steps, an
+        exponential one without the bias of its start, is above 4 times the best that it was and above the
+        first loss. A small loss that wavers, as of a task already learned, is no divergence.
+        """
+        if not math.isfinite(loss):
+            self.ended = NOT_FINITE
+            return False
+        self.losses.append(loss)
+        self._sum = _MEMORY * self._sum + (1 - _MEMORY) * loss
+        self._weight = _MEMORY * self._weight + (1 - _MEMORY)
+        average = self._sum / self._weight
+        self._best = min(self._best, average)
+        if average > max(_limit(self._best), self.losses[0]):
+            self.ended = DIVERGED
+        return not self.ended
+
+
+def _limit(best: float) -> float:
+    # 4 x a positive loss; a likelihood of continuous values may be below 0, and 4 x that is lower still.
+    return best + (TOO_HIGH - 1) * abs(best)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A finished sweep. *Fields:* `rates`, `losses` and `smoothed`, `(n,)` float64, all finite, n at least 1;
+    the marks, rates within `rates`; `doubts`, what makes them doubtful, one sentence each."""
+
+    rates: np.ndarray
+    losses: np.ndarray
+    smoothed: np.ndarray
+    suggestion: float
+    valley: float
+    steep: float
+    last_stable: float
+    doubts: tuple[str, ...] = ()
+
+
+def read(rates: np.ndarray, losses: np.ndarray) -> Curve:
+    """The curve through `rates`, (n,) ascending and above 0, and `losses`, (m,) with m at most n.
+
+    Of the losses those before the first that is not finite count. Raises `ValueError` when there is none.
+    """
+    finite = np.isfinite(losses)
+    n = len(losses) if finite.all() else int(np.argmin(finite))
+    if not n:
+        raise ValueError("a curve needs at least one finite loss")
+    rates, losses = np.asarray(rates[:n], np.float64), np.asarray(losses[:n], np.float64)
+    smoothed = smooth(rates, losses)
+    best = int(np.argmin(smoothed))
+    knee, last_stable = _bottom(smoothed, best)
+    # Nothing is looked for beyond the best: what falls there falls from where it should not be.
+    valley = float(rates[_valley(smoothed[: best + 1])])
+    steep = float(rates[_steep(np.log(rates[: best + 1]), smoothed[: best + 1])])
+    return Curve(
+        rates=rates,
+        losses=losses,
+        smoothed=smoothed,
+        # Held in its range: the root of a product may leave it by a rounding.
+        suggestion=float(min(max(math.sqrt(rates[knee] * rates[last_stable]), rates[0]), rates[last_stable])),
+        valley=valley,
+        steep=steep,
+        last_stable=float(rates[last_stable]),
+        doubts=tuple(_doubts(rates, losses, smoothed, best, last_stable)),
+    )
+
+
+def smooth(rates: np.ndarray, losses: np.ndarray) -> np.ndarray:
+    """Weighted means of `losses`, `(n,)`, by their distance in decades of `rates`, `(n,)`.
+
+    A loss above what ends a sweep counts as that much: the last one may be any number.
+    """
+    best = float(np.min(losses))
+    capped = np.minimum(losses, max(_limit(best), float(losses[0])))
+    decades = np.log10(rates)
+    weights = np.exp(-np.abs(decades[:, None] - decades[None, :]) / _WIDTH)
+    return (weights @ (capped - best)) / weights.sum(axis=1) + best
+
+
+def _valley(falling: np.ndarray) -> int:
+    """The middle one of the longest strictly decreasing subsequence."""
+    n = len(falling)
+    length, before = np.ones(n, np.int64), np.full(n, -1, np.int64)
+    for i in range(1, n):
+        higher = np.flatnonzero(falling[:i] > falling[i])
+        if higher.size:
+            before[i] = higher[np.argmax(length[higher])]
+            length[i] = length[before[i]] + 1
+    at = int(np.argmax(length))
+    for _ in range(int(length[at]) // 2):
+        at = int(before[at]) if before[at] >= 0 else at
+    return at
+
+
+def _steep(logs: np.ndarray, falling: np.ndarray) -> int:
+    """Where the slope is most negative; the first rate when there is one only."""
+    return int(np.argmin(np.gradient(falling, logs))) if len(falling) > 1 else 0
+
+
+def _bottom(smoothed: np.ndarray, best: int) -> tuple[int, int]:
+    """The first and the last place around `best` where nine tenths of the fall are kept."""
+    above = smoothed > smoothed[best] + (1 - _KEPT) * (smoothed[0] - smoothed[best])
+    before, after = np.flatnonzero(above[:best]), np.flatnonzero(above[best:])
+    return (
+        int(before[-1]) + 1 if before.size else 0,
+        best + int(after[0]) - 1 if after.size else len(smoothed) - 1,
+    )
+
+
+def _doubts(rates: np.ndarray, losses: np.ndarray, smoothed: np.ndarray, best: int, edge: int) -> list[str]:
+    found = []
+    noise = float(np.std((losses - smoothed)[: best + 1]))
+    fall = float(smoothed[0] - smoothed[best])
+    if len(losses) < FEWEST or fall <= 2 * noise:
+        found.append(
+            f"The loss did not fall clearly at any rate ({fall:.3g}, its noise is {noise:.3g}): the marks "
+            "mean little. Sweep with more steps, or look at the task."
+        )
+        return found
+    if edge == len(rates) - 1:
+        found.append(
+            f"The loss still held at the highest rate, {rates[-1]:.3g}: the last stable rate may be higher. "
+            "Sweep further to see it."
+        )
+    if smoothed[0] - smoothed[min(3, best)] > (1 - _KEPT) * fall:
+        found.append(
+            f"The loss fell from the lowest rate on, {rates[0]:.3g}: sweep from a lower one to see where it "
+            "begins."
+        )
+    return found

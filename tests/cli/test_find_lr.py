@@ -1,0 +1,51 @@
+import json
+
+import pytest
+
+import chipwise as cw
+
+
+def test_a_table_a_picture_json_and_a_recipe_that_trains(chipwise, mine, tmp_path):
+    picture, out, to = (tmp_path / name for name in ("a.svg", "a.json", "found.py"))
+    said = chipwise(
+        "find-lr", f"{mine}:recipe", "--steps", 12, "--set", "batch=16", "--devices", 1,
+        "--picture", picture, "--out", out, "--apply", to,
+    )  # fmt: skip
+    assert said.code == 0 and said.err == "", said.err
+    told = json.loads(out.read_text())
+    rate = f"{told['suggestion']:.2g}"
+    assert f"--set batch=16 --set lr={float(rate):g}" in said.out and "last stable" in said.out
+    assert "own peak is 0.1" in said.out and all(str(path) in said.out for path in (picture, out, to))
+    assert "<svg" in picture.read_text()
+    old, found = cw.load(f"{mine}:recipe", ["batch=16"]), cw.load(f"{to}:recipe")
+    assert found.optimizer.lr == old.optimizer.lr.with_peak(float(rate)) and found.batch == 16
+    assert told["recipe"]["optimizer"] == old.optimizer.describe()
+    again = chipwise("find-lr", f"{mine}:recipe", "--apply", to)
+    assert again.code == 2 and "not overwritten" in again.err and again.out == ""
+
+
+def test_a_second_axis_and_json_alone_on_standard_output(chipwise, mine):
+    said = chipwise(
+        "find-lr", f"{mine}:finished", "--steps", 10, "--devices", 1, "--second", "momentum=0.5,0.9", "--json"
+    )
+    told = json.loads(said.out)
+    assert said.code == 0 and [s["held"] for s in told["sweeps"]] == [{"momentum": 0.5}, {"momentum": 0.9}]
+    assert told["sweeps"][told["chosen"]]["suggestion"] == told["suggestion"]
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (("--second", "momentum=a"), "expected a name and numbers"),
+        (("--second", "decay"), "no second setting 'decay'"),
+        (("--low", "1", "--high", "0.1"), "low=1 is not below high=0.1"),
+        (("--steps", "3"), "expected 10 to 2000"),
+        (("--picture", "rates.gif"), "ends in .svg or .png"),
+        (("--apply", "rates.txt"), "ends in .py"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(chipwise, mine, tmp_path, monkeypatch, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    told = chipwise("find-lr", f"{mine}:recipe", *arguments)
+    assert told.code == 2 and said in told.err and told.err.count("\n") == 1 and told.out == ""
+    assert not list(tmp_path.iterdir())
