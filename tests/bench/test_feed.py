@@ -152,7 +152,8 @@ def judged(read=0.0, decode=0.0, transform=0.0, rate=1e4, source="ImageFolder", 
 def test_the_verdict_names_the_stage_and_what_would_help():
     start = "2 threads deliver 10,000 examples/s, 1.50 GB/s, 15% of a plain copy; "
     assert judged(decode=18e-5, read=1e-5) == (
-        start + "decoding takes 90% of a worker's time: chipwise pack SRC DST --store raw (1.50 GB) removes it"
+        start
+        + "decoding takes 90% of a worker's time: chipwise pack SRC DST --store raw (1.50 GB) removes it"
     )
     assert judged(read=18e-5) == (
         start
@@ -160,7 +161,9 @@ def test_the_verdict_names_the_stage_and_what_would_help():
     )
     assert judged(read=18e-5, source="PackedFolder") == start + "reading takes 90% of a worker's time"
     assert "transforming takes 90%" in judged(transform=18e-5) and "augment" in judged(transform=18e-5)
-    assert judged(read=2e-5, rate=5e4) == "2 threads deliver 50,000 examples/s, 7.5 GB/s, 75% of a plain copy"
+    assert (
+        judged(read=2e-5, rate=5e4) == "2 threads deliver 50,000 examples/s, 7.50 GB/s, 75% of a plain copy"
+    )
     assert judged(read=0.4, rate=2.5, kind="processes", workers=1).startswith(
         "1 process delivers 2.5 examples/s"
     )

@@ -138,6 +138,14 @@ class Program:
         self.flops_per_step_per_device = _flops(self._replicas[0]) * calls + _flops(self._updates[0])
         return ""
 
+    @property
+    def executables(self) -> list[Any]:
+        """What `compile` made for the first device, as JAX's compiled objects: the replica's program and the
+        update's, or the one that is both."""
+        if not self.of.fused:
+            return [self._replicas[0], self._updates[0]]
+        return [self._step if self.steps_at_once == 1 else self._several]
+
     def step(self, carry: list, window: list, data: list, steps: int = 1) -> tuple[list, jax.Array]:
         """`steps` steps, at most `steps_at_once`, of one window. Uses up `carry`.
 
