@@ -6,7 +6,8 @@ DIR holds MNIST and CIFAR-10 (the original batches, an image folder, or a pack).
 `mnist` for 6 epochs, from batch 256; and `cifar10-davidnet` at a quarter of its width in float32 for 1.25
 epochs, from batch 128. Each at its batch, at a fourth and at four times of it, moved there by `transfer` and
 with nothing changed but the batch. A replica has 32 examples throughout, so that batch norm is the same
-net everywhere and only the rules are compared; the seeds alternate.
+net everywhere and only the rules are compared; the momentum of its running statistics, which is in the model
+and not in reach of `transfer`, is raised to the power that `chipwise transfer` names. The seeds alternate.
 
 About 45 minutes on two idle CPU cores: 15 runs of some 90 s for each recipe (4,400 and 700 examples/s).
 Runs are kept in `runs/transfer` and not repeated; one that was stopped is resumed. Writes `transfer.md`.
@@ -33,10 +34,10 @@ GROUP = 32  # examples a replica
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 ORIGINAL = "original"
 RECIPES = {
-    "mnist": ([], 256, "6ep"),
-    "cifar10-davidnet": (["width=16", "precision=f32"], 128, "1.25ep"),
+    "mnist": ([], 256, "6ep", 0.99),
+    "cifar10-davidnet": (["width=16", "precision=f32"], 128, "1.25ep", 0.9),
 }
-"""Name: (settings, the batch to start from, length of a run)."""
+"""Name: (settings, the batch to start from, length of a run, momentum of batch norm's running statistics)."""
 
 
 def main() -> None:
@@ -52,9 +53,8 @@ def main() -> None:
     jax.config.update("jax_compilation_cache_dir", str(arguments.runs / "compiled"))
     found: dict[str, dict[str, list[dict]]] = {}
     for name in [arguments.only] if arguments.only else RECIPES:
-        settings, batch, duration = RECIPES[name]
-        duration = arguments.duration or duration
-        versions = variants(cw.load(name, settings, arguments.data), batch, duration)
+        duration = arguments.duration or RECIPES[name][2]
+        versions = variants(name, duration, arguments.data)
         found[name] = {title: [] for title in versions}
         for seed in range(arguments.seeds):
             for number, (title, recipe) in enumerate(versions.items()):
@@ -64,12 +64,18 @@ def main() -> None:
                 write(found, arguments)
 
 
-def variants(built_in: cw.Recipe, batch: int, duration: str) -> dict[str, cw.Recipe]:
+def variants(name: str, duration: str, data: str) -> dict[str, cw.Recipe]:
     """The original of a short run, and it at a fourth and four times its batch, with and without transfer."""
-    original = built_in.transfer(batch=batch, replicas=batch // GROUP, duration=duration)
+    settings, batch, _, momentum = RECIPES[name]
+
+    def short(k: float) -> cw.Recipe:
+        built_in = cw.load(name, [*settings, f"bn_momentum={momentum**k:.6g}"], data)
+        return built_in.transfer(batch=batch, replicas=batch // GROUP, duration=duration)
+
+    original = short(1)
     made = {ORIGINAL: original}
     for other in (batch // 4, batch * 4):
-        made[f"transferred to {other}"] = original.transfer(batch=other, replicas=other // GROUP)
+        made[f"transferred to {other}"] = short(other / batch).transfer(batch=other, replicas=other // GROUP)
         made[f"only the batch, {other}"] = dataclasses.replace(original, batch=other, replicas=other // GROUP)
     return made
 
@@ -99,7 +105,7 @@ def write(found: dict[str, dict[str, list[dict]]], arguments: argparse.Namespace
         "examples. Interval: 95 %, Student's t. To the original: in points, by pairs of one seed.",
     ]
     for name, versions in found.items():
-        settings, _, duration = RECIPES[name]
+        settings, _, duration, _ = RECIPES[name]
         seconds = [r["seconds"]["train"] for results in versions.values() for r in results]
         note = cifar10(arguments.data).note if name.startswith("cifar10") else ""
         lines += [

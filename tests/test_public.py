@@ -3,10 +3,11 @@
 import chipwise as cw
 
 NAMES = """
-Arrays CheckpointError ChipwiseError DataError DeviceError DivergedError Finding ImageFolder Lazy
-PackedFolder Plan Recipe RecipeError Result RunError Stepper Stopped Sum Task Transfer Validated adam adamw
-augment check constant cosine datasets detect evaluate exponential fit from_optax functional linear load
-losses metrics one_cycle one_cycle_momentum pack piecewise plan read restore_run sgd simulate transfer warmup
+Arrays BatchSearch CheckpointError ChipwiseError DataError DeviceError DivergedError Finding ImageFolder
+Lazy LrSearch PackedFolder Plan Recipe RecipeError Result RunError Stepper Stopped Study Sum Task Transfer
+Validated adam adamw augment check constant cosine datasets detect evaluate exponential find_batch find_lr
+fit from_optax functional linear load losses metrics one_cycle one_cycle_momentum pack piecewise plan read
+restore_run sgd simulate sweep transfer warmup
 """.split()  # noqa: SIM905
 
 

@@ -52,7 +52,11 @@ def test_the_commands_run(tmp_path):
         words = shlex.split(command.replace("DIR", str(data)))[1:]
         if words[0] == "bench-feed":
             words += ["--seconds", "0.5"]
-        if words[0] == "train":
+        if words[0] == "bench":
+            words += ["--steps", "10", "--warmup", "5"]
+        if words[0] == "sweep" or "--seeds" in words:
+            words += ["--set", "duration=20st", "--eval-every", "end"]
+        elif words[0] == "train":
             words += ["--stop-after", "20st", "--eval-every", "end"]
         done = subprocess.run(
             [sys.executable, "-c", code, *words],

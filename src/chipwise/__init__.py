@@ -27,6 +27,10 @@ from .feed.folder import ImageFolder as ImageFolder
 from .feed.packed import PackedFolder as PackedFolder
 from .feed.sources import Arrays as Arrays
 from .feed.sources import Lazy as Lazy
+from .find.batch import BatchSearch as BatchSearch
+from .find.batch import find_batch as find_batch
+from .find.lr import LrSearch as LrSearch
+from .find.lr import find_lr as find_lr
 from .interop.nnx import functional as functional
 from .packing.job import pack as pack
 from .plan.planner import plan as plan
@@ -42,6 +46,8 @@ from .schedules import one_cycle_momentum as one_cycle_momentum
 from .schedules import piecewise as piecewise
 from .schedules import warmup as warmup
 from .settings import load as load
+from .study.document import Study as Study
+from .study.sweep import sweep as sweep
 from .task import Sum as Sum
 from .task import Task as Task
 from .train.loop import evaluate as evaluate

@@ -54,7 +54,7 @@ def test_metrics_cover_every_step_once(whole):
 def test_the_seconds_of_rows_are_of_the_whole_run(whole, tmp_path):
     result, _ = whole
     seconds = [row["seconds"] for row in result.history]
-    assert 0 < seconds[0] and seconds == sorted(seconds)
+    assert seconds[0] > 0 and seconds == sorted(seconds)
     assert seconds[-1] <= result.seconds["total"] + 1e-3  # rounded to milliseconds
     folder = tmp_path / "run"
     cw.fit(tasks.recipe(), folder, devices=1, stop_after="8st", **QUIET)

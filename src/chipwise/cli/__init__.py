@@ -27,16 +27,22 @@ _INTERRUPTED = 130
 
 def app() -> typer.Typer:
     """The command line as a Typer application."""
+    from .bench import bench
     from .bench_feed import bench_feed
     from .check import check
     from .chips import chips
+    from .compare import compare
     from .devices import devices
     from .eval import evaluate_run
+    from .find_batch import find_batch
+    from .find_lr import find_lr
     from .inspect import inspect
     from .pack import pack
     from .plan import plan
     from .prices import prices
+    from .report import report
     from .show import show
+    from .sweep import sweep
     from .train import train
     from .transfer import transfer
 
@@ -52,10 +58,16 @@ def app() -> typer.Typer:
     made.command("eval", epilog=EXIT_CODES)(evaluate_run)
     made.command("devices", epilog=EXIT_CODES)(devices)
     made.command("plan", epilog=EXIT_CODES)(plan)
+    made.command("sweep", epilog=EXIT_CODES)(sweep)
+    made.command("find-lr", epilog=EXIT_CODES)(find_lr)
+    made.command("find-batch", epilog=EXIT_CODES)(find_batch)
     made.command("transfer", epilog=EXIT_CODES)(transfer)
     made.command("check", epilog=EXIT_CODES)(check)
     made.command("pack", epilog=EXIT_CODES)(pack)
     made.command("inspect", epilog=EXIT_CODES)(inspect)
+    made.command("bench", epilog=EXIT_CODES)(bench)
+    made.command("compare", epilog=EXIT_CODES)(compare)
+    made.command("report", epilog=EXIT_CODES)(report)
     made.command("bench-feed", epilog=EXIT_CODES)(bench_feed)
     made.command("show", epilog=EXIT_CODES)(show)
     made.command("chips", epilog=EXIT_CODES)(chips)

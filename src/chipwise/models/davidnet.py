@@ -20,8 +20,8 @@ class Block(nnx.Module):
     `(b, h, w, c_in)` -> `(b, h/2, w/2, c_out)`.
     """
 
-    def __init__(self, c_in: int, c_out: int, *, residual: bool, rngs: nnx.Rngs):
-        conv_bn = partial(ConvBN, kernel_init=pytorch_uniform, momentum=0.9, epsilon=1e-5, rngs=rngs)
+    def __init__(self, c_in: int, c_out: int, *, residual: bool, momentum: float = 0.9, rngs: nnx.Rngs):
+        conv_bn = partial(ConvBN, kernel_init=pytorch_uniform, momentum=momentum, epsilon=1e-5, rngs=rngs)
         self.conv = conv_bn(c_in, c_out)
         self.residual = nnx.List([conv_bn(c_out, c_out) for _ in range(2)] if residual else [])
 
@@ -39,11 +39,11 @@ class DavidNet(nnx.Module):
     16 gives a net of 1/16 the size and arithmetic for a CPU.
     """
 
-    def __init__(self, *, width: int = 64, classes: int = 10, rngs: nnx.Rngs):
-        self.prep = ConvBN(3, width, kernel_init=pytorch_uniform, momentum=0.9, epsilon=1e-5, rngs=rngs)
-        self.block1 = Block(width, 2 * width, residual=True, rngs=rngs)
-        self.block2 = Block(2 * width, 4 * width, residual=False, rngs=rngs)
-        self.block3 = Block(4 * width, 8 * width, residual=True, rngs=rngs)
+    def __init__(self, *, width: int = 64, classes: int = 10, momentum: float = 0.9, rngs: nnx.Rngs):
+        self.prep = ConvBN(3, width, kernel_init=pytorch_uniform, momentum=momentum, epsilon=1e-5, rngs=rngs)
+        self.block1 = Block(width, 2 * width, residual=True, momentum=momentum, rngs=rngs)
+        self.block2 = Block(2 * width, 4 * width, residual=False, momentum=momentum, rngs=rngs)
+        self.block3 = Block(4 * width, 8 * width, residual=True, momentum=momentum, rngs=rngs)
         self.classifier = Classifier(8 * width, classes, weight=0.125, kernel_init=pytorch_uniform, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:

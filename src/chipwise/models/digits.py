@@ -13,9 +13,9 @@ from chipwise.models.layers import Classifier, ConvBN, DenseBN
 class DigitsNet(nnx.Module):
     """`(batch, 8, 8, 1)` floats, usually pixels / 16 -> logits `(batch, 10)`."""
 
-    def __init__(self, *, width: int = 8, dropout: float = 0.2, rngs: nnx.Rngs):
-        self.conv = ConvBN(1, width, kernel=3, stride=2, momentum=0.9, rngs=rngs)
-        self.dense = DenseBN(16 * width, 8 * width, dropout=dropout, momentum=0.9, rngs=rngs)
+    def __init__(self, *, width: int = 8, dropout: float = 0.2, momentum: float = 0.9, rngs: nnx.Rngs):
+        self.conv = ConvBN(1, width, kernel=3, stride=2, momentum=momentum, rngs=rngs)
+        self.dense = DenseBN(16 * width, 8 * width, dropout=dropout, momentum=momentum, rngs=rngs)
         self.classifier = Classifier(8 * width, 10, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:

@@ -22,14 +22,16 @@ from ..train.optim import sgd
 from .classification import by_channel, classification
 
 
-def recipe(data: str | None = None, width: int = 64, smoothing: float = 0.0) -> Recipe:
+def recipe(
+    data: str | None = None, width: int = 64, smoothing: float = 0.0, bn_momentum: float = 0.9
+) -> Recipe:
     """*Arguments:* `width`: channels of the first layer (16 is a quarter of the net); `smoothing`:
-    label smoothing."""
+    label smoothing; `bn_momentum`: of batch norm's running statistics, a step."""
     images = cifar10(data)
     return Recipe(
         name="cifar10-davidnet" if width == 64 else f"cifar10-davidnet-{width}",
         task=classification(
-            functional(lambda rngs: DavidNet(width=width, rngs=rngs)),
+            functional(lambda rngs: DavidNet(width=width, momentum=bn_momentum, rngs=rngs)),
             images,
             by_channel(images.mean, images.std),
             augment=cifar(images.mean),

@@ -20,11 +20,12 @@ from ..train.optim import adam
 from .classification import classification
 
 
-def recipe() -> Recipe:
+def recipe(bn_momentum: float = 0.9) -> Recipe:
+    """*Arguments:* `bn_momentum`: of batch norm's running statistics, a step."""
     data = digits()
     return Recipe(
         name="digits",
-        task=classification(functional(lambda rngs: DigitsNet(rngs=rngs)), data, _unit),
+        task=classification(functional(lambda rngs: DigitsNet(momentum=bn_momentum, rngs=rngs)), data, _unit),
         batch=64,
         replicas=8,
         duration="30ep",

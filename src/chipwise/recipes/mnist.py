@@ -22,10 +22,13 @@ from ..train.optim import adam
 from .classification import classification
 
 
-def recipe(data: str | None = None) -> Recipe:
+def recipe(data: str | None = None, bn_momentum: float = 0.99) -> Recipe:
+    """*Arguments:* `bn_momentum`: of batch norm's running statistics, a step."""
     return Recipe(
         name="mnist",
-        task=classification(functional(lambda rngs: MnistNet(rngs=rngs)), mnist(data), _unit),
+        task=classification(
+            functional(lambda rngs: MnistNet(momentum=bn_momentum, rngs=rngs)), mnist(data), _unit
+        ),
         batch=256,
         replicas=8,
         duration="24ep",

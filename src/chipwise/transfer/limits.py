@@ -125,6 +125,7 @@ def _batch_norm(batch: int, before: int, group: int, k: float) -> list[str]:
     if k != 1:
         found.append(
             "Batch norm's running statistics blend once a step, with a momentum that is in the model: to "
-            f"average over as many examples, take its power {k:g} (0.9 becomes {0.9**k:.4g})."
+            f"average over as many examples, take its power {k:g} (0.9 becomes {0.9**k:.4g}). Small built-in "
+            "recipes take it as --set bn_momentum=..."
         )
     return found
