@@ -28,10 +28,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import chipwise as cw
-from chipwise.bench.fingerprint import this_machine
 from chipwise.bench.memory import host_peak_bytes
 from chipwise.bench.record import Record, Series
 from chipwise.bench.train import intervals
+from chipwise.devices.fingerprint import this_machine
 from chipwise.errors import DivergedError
 from chipwise.feed import loader
 from chipwise.train import keys

@@ -26,7 +26,7 @@ from pathlib import Path
 import jax
 
 import chipwise as cw
-from chipwise.bench.fingerprint import this_machine
+from chipwise.devices.fingerprint import this_machine
 from chipwise.feed.datasets import cifar10
 
 HERE = Path(__file__).parent

@@ -33,9 +33,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from chipwise.bench.fingerprint import this_machine
 from chipwise.bench.record import Record, Series, read
 from chipwise.devices.facts import installed
+from chipwise.devices.fingerprint import this_machine
 
 from . import page
 from .contenders import CASES, LIMIT_BYTES, Case, Contender

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from chipwise.bench.fingerprint import Machine
 from chipwise.bench.record import Record, Series
+from chipwise.devices.fingerprint import Machine
 
 MACHINE = Machine(
     cpu="Some CPU", cores=2, memory_bytes=8 << 30, os="Linux 6.1 x86_64", python="3.12.1",

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chipwise.bench.fingerprint import PACKAGES, Machine, this_machine
 from chipwise.bench.record import SCHEMA, Record, Series, read
+from chipwise.devices.fingerprint import PACKAGES, Machine, this_machine
 from chipwise.errors import DataError
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=8)

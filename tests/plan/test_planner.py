@@ -10,10 +10,10 @@ import pytest
 
 import chipwise as cw
 import tasks
-from chipwise.bench.fingerprint import this_machine
 from chipwise.bench.record import Record, Series
 from chipwise.chips.prices import cheapest, load, prices_for
 from chipwise.chips.targets import parse
+from chipwise.devices.fingerprint import this_machine
 from chipwise.plan import compiler, planner
 from chipwise.plan.compiler import PIP, libtpu_available
 from chipwise.plan.document import document, sentences, table

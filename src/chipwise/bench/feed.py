@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..devices.fingerprint import this_machine
 from ..devices.limits import memory
 from ..errors import DataError, RecipeError
 from ..feed import order
@@ -25,7 +26,6 @@ from ..feed.sources import example_bytes, spec_of
 from ..feed.stages import NAMES
 from ..feed.workers import Workers, chosen
 from ..words import byte_size
-from .fingerprint import this_machine
 from .record import Record, Series
 
 ROUNDS = 5

@@ -4,10 +4,10 @@
      "measured": {"examples": 50000, "bytes_per_example": 3076, ...},
      "figures": {"examples_per_second.1": {"unit": "examples/s", "median": ..., "quartiles": [..., ...],
                                            "runs": [...]}, ...},
-     "machine": {"hash": "0f3a...", "cpu": "...", "cores": 2, ..., "commit": "...", "dirty": false}}
+     "machine": {"hash": "0f3a...", "title": "...", "cpu": "...", "cores": 2, ..., "commit": "..."}}
 
-`runs` are the truth; median, quartiles and the machine's hash are worked out from the rest again when the
-file is read. A field may be added under the same number; one that changes its meaning or goes raises it.
+`runs` are the truth; median, quartiles and the machine's hash and title are worked out from the rest again
+when the file is read. A field may be added under the same number; one that changes its meaning or goes raises it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from ..atomic import replace_text
+from ..devices.fingerprint import Machine
 from ..errors import DataError
-from .fingerprint import Machine
 
 FORMAT, VERSION = "chipwise.record", 1
 SCHEMA = f"{FORMAT}/{VERSION}"

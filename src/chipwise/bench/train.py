@@ -21,6 +21,7 @@ import jax
 import numpy as np
 
 from ..devices.detect import detect
+from ..devices.fingerprint import this_machine
 from ..devices.layout import describe, lay_out, start_line
 from ..errors import DivergedError, RecipeError
 from ..feed import loader
@@ -36,7 +37,6 @@ from ..train.progress import Reporter
 from ..train.state import count
 from ..train.step import first_state
 from .endless import endless
-from .fingerprint import this_machine
 from .memory import by_category, host_peak_bytes
 from .profile import capture, explain, make_folder
 from .record import Record, Series

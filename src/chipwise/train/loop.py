@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from ..devices.detect import detect
+from ..devices.fingerprint import this_machine
 from ..devices.layout import describe, lay_out, start_line
 from ..duration import Clock
 from ..errors import Stopped
@@ -184,6 +185,7 @@ def fit(
             metrics=log.final,
             fingerprint=fingerprint(host.params),
             devices=described,
+            machine=this_machine(machine.devices[: layout.devices]).to_json(),
             examples_per_second=speed["examples_per_second"],
             speed=speed,
             seconds=rounded({**meter.seconds, "total": meter.total()}),

@@ -20,7 +20,8 @@ class Result:
     *Fields:* `metrics`, the last `"train/..."` and `"eval/..."` values; `fingerprint`, SHA-256 of
     the parameters' bytes; `steps` done; `examples_per_second` (global, median) and `speed` (with
     quartiles and the batch); `seconds` by section; `feed`: how the data came, whether the device waited
-    for it and what would help (empty when no step was made); `devices`; `params`, `state` as NumPy arrays
+    for it and what would help (empty when no step was made); `devices`; `machine`, as
+    `devices.fingerprint.Machine` tells it; `params`, `state` as NumPy arrays
     (`params` are the averaged ones when the recipe has an EMA, `fingerprint` is of the trained ones);
     `history`, every logged row.
     """
@@ -30,6 +31,7 @@ class Result:
     metrics: dict[str, Any]
     fingerprint: str
     devices: dict[str, Any]
+    machine: dict[str, Any]
     examples_per_second: float | None
     speed: dict[str, Any]
     seconds: dict[str, float]

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ...devices.fingerprint import stated
 from ...errors import DataError, RunError
 from ...train.run import stored_recipe
 from .identity import identity
@@ -45,6 +46,7 @@ def run_row(folder: Path) -> Row:
     if made_up:  # the data is a field of its own
         known["recipe"] = known["recipe"].removesuffix("-synthetic")
     parameters = devices.get("parameters")
+    title, versions = stated(result.get("machine"))
     return Row(
         label=folder.name or str(folder),
         kind=MEASURED,
@@ -57,6 +59,8 @@ def run_row(folder: Path) -> Row:
         device=devices["kind"] if isinstance(devices.get("kind"), str) else None,
         devices=devices["count"] if isinstance(devices.get("count"), int) else None,
         simulated=devices.get("simulated") is True,
+        machine=title,
+        versions=versions,
         repeats=(_repeat(folder, stored, rows, result),),
         notes=tuple(notes),
         **known,

@@ -16,6 +16,7 @@ from typing import Any
 
 from ... import __version__
 from ...check import check
+from ...devices.fingerprint import stated
 from ...errors import ChipwiseError, RunError
 from ...recipe import Recipe
 from ...recipes import BUILT_IN
@@ -265,17 +266,15 @@ def _sources(files: RunFiles, time: dict[str, Any] | None, fast: dict[str, Any] 
     if time is not None:
         made.append(["seconds", f"{time['of']}: {time['covers']}"])
     devices = _devices(files)
+    title, versions = stated((files.result or {}).get("machine"))
     if devices is not None:
         simulated = " (simulated)" if devices.get("simulated") is True else ""
-        made.append(
-            [
-                "machine",
-                f"{devices.get('count')} × {devices.get('kind')}{simulated}, {devices.get('platform')}",
-            ]
-        )
+        found = f"{devices.get('count')} × {devices.get('kind')}{simulated}, {devices.get('platform')}"
+        made.append(["machine", f"{plain(title)}; {found}" if title is not None else found])
     else:
-        made.append(["machine", "not known: a run notes its devices when it is complete"])
-    made.append(["versions", "not known: a run folder does not keep them"])
+        made.append(["machine", "not known: a run notes it when it is complete"])
+    said = ", ".join(f"{plain(name)} {plain(version)}" for name, version in versions.items())
+    made.append(["versions", said or "not known: a run notes them when it is complete"])
     if files.starts:
         when = ", ".join(f"{s.when} at step {s.step + 1:,}" for s in files.starts)
         made.append(["processes", f"{len(files.starts)}, by their event files, first rows written: {when}"])

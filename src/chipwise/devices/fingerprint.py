@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import platform
@@ -11,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..devices.facts import installed
-from ..devices.limits import cores, memory
+from .facts import installed
+from .limits import cores, memory
 
 PACKAGES = ("chipwise", "jax", "jaxlib", "numpy", "simplejpeg")
 _PACKAGE = Path(__file__).parents[1]
@@ -57,7 +58,7 @@ class Machine:
         return f"{self.cpu}, {self.cores:g} core{'' if self.cores == 1 else 's'}{chips}"
 
     def to_json(self) -> dict[str, Any]:
-        return {"hash": self.hash, **asdict(self)}
+        return {"hash": self.hash, "title": self.title, **asdict(self)}
 
 
 def this_machine(devices: Sequence[Any] = ()) -> Machine:
@@ -79,6 +80,17 @@ def this_machine(devices: Sequence[Any] = ()) -> Machine:
     )
 
 
+def stated(stored: Any) -> tuple[str | None, dict[str, str]]:
+    """The title and the versions that a stored machine states: of a file, so each part may be missing."""
+    stored = stored if isinstance(stored, dict) else {}
+    found = stored.get("versions") if isinstance(stored.get("versions"), dict) else {}
+    versions = {"python": stored.get("python"), **found}
+    title = stored.get("title")
+    return title if isinstance(title, str) else None, {
+        name: version for name, version in versions.items() if isinstance(version, str)
+    }
+
+
 def _cpu() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
@@ -91,6 +103,7 @@ def _cpu() -> str:
     return platform.processor() or platform.machine() or "unknown"
 
 
+@functools.cache  # it takes some milliseconds, and each run asks
 def _git(*arguments: str) -> str | None:
     """What git says of chipwise's own folder; `None` without git, or where it fails: chipwise may be
     installed below somebody else's checkout, which does not track it."""
