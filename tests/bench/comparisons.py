@@ -108,7 +108,8 @@ def study(folder, rates=("0.1", "0.2"), seeds=(0, 1, 2)) -> Path:
             run(folder / name, values, seed=seed, optimizer={"optimizer": "adam", "lr": f"constant({rate})"})
             runs.append({"seed": seed, "run": name, "done": True})
         points.append({"set": {"lr": rate}, "runs": runs})
-    (folder / "study.json").write_text(json.dumps({"schema": "chipwise.study/1", "points": points}))
+    made = {"schema": "chipwise.study/1", "recipe": "digits", "source": None, "points": points}
+    (folder / "study.json").write_text(json.dumps(made))
     return folder
 
 

@@ -390,5 +390,5 @@ def test_published_figures_alone_are_of_one_recipe():
 )
 def test_damaged_studies(tmp_path, text, words):
     (tmp_path / "study.json").write_text(text)
-    with pytest.raises(DataError, match=words):
+    with pytest.raises(RunError, match=words):
         read([str(tmp_path)])

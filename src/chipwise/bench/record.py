@@ -7,7 +7,8 @@
      "machine": {"hash": "0f3a...", "title": "...", "cpu": "...", "cores": 2, ..., "commit": "..."}}
 
 `runs` are the truth; median, quartiles and the machine's hash and title are worked out from the rest again
-when the file is read. A field may be added under the same number; one that changes its meaning or goes raises it.
+when the file is read. A field may be added under the same number; one that changes its meaning or goes
+raises it.
 """
 
 from __future__ import annotations

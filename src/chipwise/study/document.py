@@ -137,7 +137,7 @@ def read(folder: str | Path) -> Study | None:
         return None
     except OSError as error:
         raise RunError(f"Cannot read {file}: {error.strerror or error}.") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
         raise RunError(
             f"{file} is damaged ({what}): delete it and give the same command again. Its finished runs are "

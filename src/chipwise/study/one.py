@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from ..recipe import Recipe
 from ..train.loop import Agenda, fit
 from ..train.restore import abstract_state
 from ..train.run import disagreement, stored_recipe
+from ..train.stored import number, read_result, read_rows
 from . import grid
 from .document import Run
 from .origin import Origin
@@ -70,20 +70,25 @@ def agree(folder: Path, recipe: dict[str, Any]) -> None:
 
 def found(job: Job, run: str) -> Run | None:
     """The finished run in the job's folder, if there is one."""
+    result, _ = read_result(job.folder)
+    if result is None:
+        return None  # not finished, or damaged: then `fit` goes on from its checkpoint
+    rows, _ = read_rows(job.folder)
+    # Over all its processes; without such rows, of the last one
+    seconds = next((s for row in reversed(rows) if (s := number(row.get("seconds"))) is not None), None)
     try:
-        result = json.loads((job.folder / "result.json").read_bytes())
         return Run(
             seed=job.seed,
             run=run,
             done=True,
             metrics=result["metrics"],
             steps=result["steps"],
-            seconds=_seconds(job.folder) or result["seconds"]["total"],
+            seconds=result["seconds"]["total"] if seconds is None else seconds,
             examples_per_second=result["examples_per_second"],
             fingerprint=result["fingerprint"],
         )
-    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
-        return None  # not finished, or damaged: then `fit` goes on from its checkpoint
+    except (KeyError, TypeError):
+        return None
 
 
 def train(job: Job, origin: Origin, options: dict[str, Any], progress: str) -> str | None:
@@ -100,14 +105,3 @@ def train(job: Job, origin: Origin, options: dict[str, Any], progress: str) -> s
 def when(diverged: str) -> str:
     """Of what a `DivergedError` says, its first sentence: what became infinite, and between which steps."""
     return diverged.partition(". ")[0]
-
-
-def _seconds(folder: Path) -> float | None:
-    """What the last row of metrics says of the run's wall time over all its processes."""
-    try:
-        for line in reversed((folder / "metrics.jsonl").read_text().splitlines()):
-            if isinstance(seconds := json.loads(line).get("seconds"), (int, float)):
-                return float(seconds)
-    except (OSError, ValueError, AttributeError):
-        pass  # the result has the seconds of its last process
-    return None

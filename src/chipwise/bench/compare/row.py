@@ -10,16 +10,10 @@ from typing import Any
 import numpy as np
 
 from ...plan.plans import Range
+from ...train.stored import number
 from ..published import Published
 
 MEASURED, PREDICTED, PUBLISHED = "measured", "predicted", "published"
-
-
-def number(value: Any) -> float | None:
-    """A finite number of a file, or `None` for anything else."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300:
-        return value  # not so for NaN; sums of such numbers stay finite
-    return None
 
 
 @dataclass(frozen=True)

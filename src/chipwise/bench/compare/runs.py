@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ...devices.fingerprint import stated
 from ...errors import DataError, RunError
+from ...study.document import read as read_study
 from ...train.run import stored_recipe
+from ...train.stored import metrics_of, number, read_result, read_rows
+from ...words import counted
 from .identity import identity
-from .row import MEASURED, Repeat, Row, Window, number
-
-_STUDY = "chipwise.study/1"
+from .row import MEASURED, Repeat, Row, Window
 
 
 def run_row(folder: Path) -> Row:
@@ -24,12 +25,18 @@ def run_row(folder: Path) -> Row:
     Raises `RunError` when it is none, is damaged, or has no metrics yet.
     """
     stored = stored_recipe(folder)
-    rows, unread = _metrics(folder)
+    rows, damaged = read_rows(folder)
     if not rows:
         raise RunError(
             f"{folder} has no metrics yet (metrics.jsonl is missing or empty): train on with --run {folder}."
         )
-    result = _result(folder)
+    made, wrong = read_result(folder)
+    if wrong:
+        raise RunError(
+            f"{folder / 'result.json'} is damaged ({wrong}): delete it and train on with --run {folder}, "
+            f"which writes it again."
+        )
+    result = made or {}
     known = identity(stored, str(folder))
     devices = result.get("devices") if isinstance(result.get("devices"), Mapping) else {}
     assert isinstance(devices, Mapping)
@@ -39,8 +46,8 @@ def run_row(folder: Path) -> Row:
         notes.append(
             f"unfinished: {done:,} steps done, no result.json, so its device and wall time are unknown"
         )
-    if unread:
-        notes.append(f"{unread} damaged line{'s' if unread > 1 else ''} of metrics.jsonl left out")
+    if damaged:
+        notes.append(f"{counted(len(damaged), 'damaged line')} of metrics.jsonl left out")
     source = stored.get("source")
     made_up = isinstance(source, Mapping) and bool(source.get("synthetic"))
     if made_up:  # the data is a field of its own
@@ -70,21 +77,10 @@ def run_row(folder: Path) -> Row:
 def study_rows(folder: Path) -> list[Row]:
     """A row a point of a study folder, with its seeds as repeats.
 
-    Raises `DataError` when study.json is damaged, or no run of it has metrics yet.
+    Raises `RunError` when study.json is damaged, `DataError` when no run of it has metrics yet.
     """
-    try:
-        made = json.loads((folder / "study.json").read_bytes())
-        if made["schema"] != _STUDY:
-            raise DataError(
-                f"{folder / 'study.json'} is of schema {str(made['schema'])[:60]!r}, expected '{_STUDY}'."
-            )
-        points = [(dict(p["set"]), [str(run["run"]) for run in p["runs"]]) for p in made["points"]]
-    except OSError as error:
-        raise DataError(f"Cannot read {folder / 'study.json'}: {error.strerror or error}.") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{folder / 'study.json'} is damaged ({error}): run the same chipwise sweep again, it resumes."
-        ) from error
+    study = read_study(folder)
+    points = [(p.settings, [run.run for run in p.runs.values()]) for p in study.points] if study else []
     rows = []
     varied = {k for s, _ in points for k in s if len({str(other.get(k)) for other, _ in points}) > 1}
     for settings, names in points:
@@ -150,7 +146,7 @@ def _repeat(
     before = 0
     for row in rows:
         step = row["step"]
-        found = {k: v for k in row if k.startswith(("train/", "eval/")) and (v := number(row[k])) is not None}
+        found = metrics_of(row)
         metrics |= found
         if (speed := number(row.get("examples_per_second"))) is not None and speed > 0:
             speeds.append((step, speed))
@@ -175,40 +171,3 @@ def _repeat(
         seconds={k: v for k in sections if (v := number(sections[k])) is not None},
         complete=bool(result),
     )
-
-
-def _metrics(folder: Path) -> tuple[list[dict[str, Any]], int]:
-    """The lines of metrics.jsonl in order, and how many could not be read but for a last, unfinished one."""
-    try:
-        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
-        return [], 0
-    except OSError as error:
-        raise RunError(f"Cannot read {folder / 'metrics.jsonl'}: {error.strerror or error}.") from error
-    found = list(_parsed(lines))
-    bad = sum(row is None for row in found[:-1])
-    return [row for row in found if row is not None], bad
-
-
-def _parsed(lines: Sequence[str]) -> Iterator[dict[str, Any] | None]:
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        good = isinstance(row, dict) and isinstance(row.get("step"), int) and 0 <= row["step"] < 2**53
-        yield row if good else None
-
-
-def _result(folder: Path) -> dict[str, Any]:
-    """What `result.json` says; empty when the run is not over."""
-    try:
-        made = json.loads((folder / "result.json").read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(
-            f"{folder / 'result.json'} is damaged ({error}): delete it and train on with --run {folder}, "
-            f"which writes it again."
-        ) from error
-    return made if isinstance(made, dict) else {}

@@ -20,10 +20,11 @@ from ...chips.catalogue import find
 from ...chips.targets import Target, names, parse
 from ...errors import DataError, DeviceError, RecipeError, RunError
 from ...plan.plans import SCHEMA as PLAN
+from ...train.stored import number
 from .. import record
 from ..published import Published, rows_for
 from .identity import identity
-from .row import MEASURED, PREDICTED, PUBLISHED, Repeat, Row, Window, number
+from .row import MEASURED, PREDICTED, PUBLISHED, Repeat, Row, Window
 from .runs import folder_of_runs, run_row, study_rows
 
 _PUBLISHED = re.compile(r"published(?::(.*))?", re.DOTALL)

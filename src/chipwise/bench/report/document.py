@@ -23,15 +23,16 @@ from ...recipes import BUILT_IN
 from ...settings import load
 from ...study.document import FILE
 from ...train.run import disagreement
+from ...train.stored import metrics_of, number
 from ...words import counted
 from .advice import Advice
-from .folder import RunFiles, metrics_of
+from .folder import RunFiles
 from .learning import broken, learned
 from .schedule import curve, settings
 from .slow import slow
 from .study import SCHEMA, study
 from .time import clocks, intervals, speed, spent, warm_up
-from .words import command, number, plain
+from .words import command, plain
 
 
 def report(path: str | os.PathLike, recipe: str | None = None) -> dict[str, Any]:

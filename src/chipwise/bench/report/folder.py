@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
@@ -16,7 +15,8 @@ from typing import Any
 from ...duration import Clock
 from ...errors import RecipeError, RunError
 from ...train.run import stored_recipe
-from .words import number, plain
+from ...train.stored import read_result, read_rows
+from .words import plain
 
 _SHORT = 1 << 16  # bytes of an event file that hold its first two events
 
@@ -57,8 +57,10 @@ class RunFiles:
             recipe = stored_recipe(path)
         except RecursionError:
             raise RunError(f"{path / 'recipe.json'} is damaged (nested too deep): put a copy back.") from None
-        rows, damaged = _rows(path / "metrics.jsonl")
-        result, problems = _result(path / "result.json")
+        rows, damaged = read_rows(path)
+        result, wrong = read_result(path)
+        told = "what follows is from the log's rows alone."
+        problems = [f"result.json cannot be read ({plain(wrong)}): {told}"] if wrong else []
         checkpoints = path / "checkpoints"
         return cls(
             path=path,
@@ -102,50 +104,6 @@ class RunFiles:
         settings = found.get("set")
         sound = isinstance(settings, list) and all(isinstance(text, str) for text in settings)
         return found if sound and isinstance(found.get("data"), str | None) else None
-
-
-def _rows(file: Path) -> tuple[list[dict[str, Any]], list[int]]:
-    try:
-        text = file.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return [], []
-    except OSError as error:
-        raise RunError(f"Cannot read {file}: {error.strerror or error}.") from error
-    rows, damaged = [], []
-    lines = text.split("\n")
-    whole = lines.pop() == ""  # else the last line has no end: a killed process was writing it
-    if not whole:
-        lines = text.split("\n")
-    for at, line in enumerate(lines, 1):
-        row = _row(line)
-        if row is not None:
-            rows.append(row)
-        elif line.strip() and (whole or at < len(lines)):
-            damaged.append(at)
-    rows.sort(key=lambda row: row["step"])  # stable: training and evaluation of one step keep their order
-    return rows, damaged
-
-
-def _row(line: str) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    sound = isinstance(row, dict) and type(row.get("step")) is int and 0 <= row["step"] < 2**62
-    return row if sound else None
-
-
-def _result(file: Path) -> tuple[dict[str, Any] | None, list[str]]:
-    try:
-        made = json.loads(file.read_bytes())
-        if not isinstance(made, dict):
-            raise ValueError(f"it holds a {type(made).__name__}")
-    except FileNotFoundError:
-        return None, []
-    except (OSError, ValueError, RecursionError) as error:
-        reason = plain(getattr(error, "strerror", None) or error)[:120]
-        return None, [f"result.json cannot be read ({reason}): what follows is from the log's rows alone."]
-    return made, []
 
 
 def _starts(folder: Path) -> list[Start]:
@@ -223,12 +181,3 @@ def _alive(process: int) -> bool:
     except OSError:  # it is another user's
         return True
     return True
-
-
-def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a row that are metrics: `train/...` and `eval/...`, finite."""
-    return {
-        name: value
-        for name in row
-        if name.startswith(("train/", "eval/")) and (value := number(row[name])) is not None
-    }

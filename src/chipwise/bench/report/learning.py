@@ -13,9 +13,10 @@ from typing import Any
 
 from ...duration import Duration
 from ...errors import RecipeError
+from ...train.stored import number
 from .advice import Advice
 from .folder import RunFiles
-from .words import figure, number, plain, share
+from .words import figure, plain, share
 
 IDLE = 0.10  # share of a run without any rate
 WORSE = 1.1  # evaluation loss at the end over its lowest

@@ -14,10 +14,11 @@ from typing import Any
 from ...atomic import replace_text
 from ...errors import DataError
 from ...page.template import template
+from ...train.stored import number
 from ...words import counted
 from . import study
 from .pictures import NARROW, WIDE, Chart, bar, chart
-from .words import UNKNOWN, beside, figure, number, seconds, share
+from .words import UNKNOWN, beside, figure, seconds, share
 
 CHARTS = 8  # metrics that are drawn; more are in the JSON
 COMMANDS = ("chipwise ", "--", "export ")  # how what one types begins; other advice is prose

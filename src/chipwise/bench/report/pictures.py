@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...train.stored import number
 from .time import PARTS
-from .words import figure, number
+from .words import figure
 
 WIDE, NARROW = (560, 270), (328, 240)  # pixels of a chart on a desk and on a telephone
 LOG_FROM = 30.0  # highest over lowest value, from which a loss is drawn on a logarithmic axis

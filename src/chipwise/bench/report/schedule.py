@@ -16,8 +16,9 @@ from ...duration import Clock
 from ...errors import ChipwiseError
 from ...recipe import Recipe
 from ...schedules import Schedule, constant
+from ...train.stored import number
 from ...transfer.values import peak
-from .words import figure, number, plain
+from .words import figure, plain
 
 _MADE = {
     kind.__name__: kind

@@ -14,11 +14,12 @@ from typing import Any
 
 from ...feed.stages import NAMES
 from ...feed.watch import FED
+from ...train.stored import number
 from ...words import counted, listed
 from .advice import Advice
 from .folder import RunFiles
 from .time import Interval
-from .words import number, plain, seconds, share
+from .words import plain, seconds, share
 
 SHORT = 60.0  # seconds of a run below which shares of its wall time say little
 LARGE = 0.10  # share of the wall time from which work beside training is worth a change

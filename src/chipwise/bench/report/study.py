@@ -16,11 +16,12 @@ from ... import __version__
 from ...errors import RunError
 from ...study import table
 from ...study.document import FILE, Point, read
+from ...train.stored import metrics_of, number
 from ...words import counted
-from .folder import RunFiles, metrics_of
+from .folder import RunFiles
 from .pictures import NARROW, WIDE, Strip, strip
 from .schedule import settings
-from .words import beside, command, figure, number, plain
+from .words import beside, command, figure, plain
 
 SCHEMA = "chipwise.report/1"
 COLOURS = 6  # of points, one after another

@@ -9,9 +9,10 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ...train.stored import number
 from . import study
 from .pictures import bar, spark
-from .words import beside, figure, number, seconds, share
+from .words import beside, figure, seconds, share
 
 _CELLS = 40  # of the bar of time
 

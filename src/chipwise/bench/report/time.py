@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from ...train.stored import number
 from .folder import RunFiles
-from .words import number, seconds
+from .words import seconds
 
 PARTS = {
     "start": "starting",

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from typing import Any
 
+from ...train.stored import number
 from ...words import counted, duration
 
 UNKNOWN = "unknown"
 _LONGEST = 400  # characters of a text that a file brought
-
-
-def number(value: Any) -> float | None:
-    """`value` as a float when it is a finite JSON number, else `None`."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        found = float(value)
-    except OverflowError:
-        return None
-    return found if math.isfinite(found) else None
 
 
 def plain(value: Any) -> str:
