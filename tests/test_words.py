@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chipwise.words import byte_size, counted, digits, dollars, duration, listed
+from chipwise.words import byte_size, counted, digits, dollars, duration, listed, sparkline
 
 
 @pytest.mark.parametrize(
@@ -63,3 +63,17 @@ def test_dollars():
 def test_counts_and_lists():
     assert [counted(n, "step") for n in (0, 1, 1437)] == ["0 steps", "1 step", "1,437 steps"]
     assert [listed(list("abc"[:n])) for n in range(4)] == ["none", "a", "a and b", "a, b and c"]
+
+
+@pytest.mark.parametrize(
+    ("values", "low", "drawn"),
+    [
+        ([], None, ""),
+        ([1.0], None, "▄"),
+        ([1.0], 0.0, "█"),
+        ([8.0, 4.0, 0.0], 0.0, "█▅▁"),
+        ([3, 2, 1], None, "█▅▁"),
+    ],
+)
+def test_sparklines(values, low, drawn):
+    assert sparkline(values, low) == drawn

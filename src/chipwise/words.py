@@ -45,3 +45,15 @@ def listed(words: Sequence[str]) -> str:
     if len(words) < 2:
         return words[0] if words else "none"
     return f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def sparkline(values: Sequence[float], low: float | None = None, high: float | None = None) -> str:
+    """One block a value: `█▆▄▂▁`, from the lowest value, or `low`, to the highest, or `high`."""
+    if not values:
+        return ""
+    low, high = min(values) if low is None else low, max(values) if high is None else high
+    top = len(_BLOCKS) - 1
+    return "".join(_BLOCKS[round((v - low) / (high - low) * top) if high > low else top // 2] for v in values)
+
+
+_BLOCKS = "▁▂▃▄▅▆▇█"

@@ -5,9 +5,6 @@ import itertools
 import json
 import math
 import re
-import shutil
-import subprocess
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -22,45 +19,9 @@ from chipwise.bench.compare.sources import read
 from chipwise.bench.compare.target import parse
 from chipwise.chips import prices
 from chipwise.errors import DataError
+from pages import HOSTILE, Reader, browse, needs_browser
 
-HOSTILE = "<script>alert('x')</script>\"><img src=https://example.com/x onerror=alert(1)>"
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    "--hide-scrollbars", "--force-device-scale-factor=1",
-)  # fmt: skip
-needs_browser = pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine")
-VOID = {"meta", "link", "br", "img", "input", "hr"}
 NUMBERS = st.floats(1e-6, 1e12)
-
-
-class Reader(HTMLParser):
-    """Elements with their attributes, the visible text, and whether every element is closed."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.text = ""
-        self.feed(text)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if not {"script", "style"} & set(self.open):
-            self.text += data
 
 
 @pytest.fixture(scope="module")
@@ -188,15 +149,6 @@ def test_strips_of_few_values(values):
 
 
 # ---- in a browser
-
-
-def browse(folder, text: str, *flags: str) -> str:
-    source = folder / "opened.html"
-    source.write_text(text, encoding="utf-8")
-    command = [BROWSER, *FLAGS, f"--user-data-dir={folder / 'profile'}", *flags, source.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
 
 
 MEASURE = """

@@ -6,9 +6,6 @@ import itertools
 import json
 import math
 import re
-import shutil
-import subprocess
-from html.parser import HTMLParser
 
 import pytest
 from hypothesis import given
@@ -18,44 +15,11 @@ import run_folders as runs
 from chipwise.bench.report import page, pictures
 from chipwise.bench.report.document import report
 from chipwise.errors import DataError
-
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    "--hide-scrollbars", "--force-device-scale-factor=1",
-)  # fmt: skip
-VOID = {"meta", "link", "br", "img", "input", "hr"}
-
-
-class Reader(HTMLParser):
-    """Elements with their attributes, the visible text, and whether every element is closed."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.elements, self.open, self.text = [], [], ""
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if not {"script", "style"} & set(self.open):
-            self.text += data
+from pages import Reader, browse, framed, needs_browser
 
 
 def read(document):
     reader = Reader(page.render(document))
-    assert not reader.open
     return reader
 
 
@@ -177,13 +141,6 @@ def test_thinning_keeps_the_ends_and_every_peak(many):
     assert max(y for _, y in kept) == max(y for _, y in points) and (many > 260 or kept == points)
 
 
-@given(low=NUMBERS, span=st.floats(1e-6, 1e30), most=st.integers(3, 6))
-def test_round_numbers(low, span, most):
-    high = low + span
-    ticks = pictures.nice(low, high, most)
-    assert len(ticks) <= most + 1 and all(a <= b for a, b in itertools.pairwise(ticks))
-
-
 def test_a_loss_over_decades_is_logarithmic():
     points = [(k, 10.0**-k) for k in range(5)]
     made = pictures.chart([("a", "train", points)], page.WIDE, log=True)
@@ -225,24 +182,13 @@ addEventListener("load", function () {
 """
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine")
+@needs_browser
 def test_fits_any_width(tmp_path, plain, hostile):
     frames = ""
     for document, width in itertools.product((plain, hostile), (1280, 768, 390, 320)):
-        style = f"border:0;width:{width}px;height:800px;display:block"
-        frames += f'<iframe srcdoc="{html.escape(page.render(document))}" style="{style}"></iframe>'
-    source = tmp_path / "opened.html"
-    source.write_text(f"<!DOCTYPE html><body>{frames}{MEASURE}", encoding="utf-8")
-    command = [
-        BROWSER,
-        *FLAGS,
-        f"--user-data-dir={tmp_path / 'profile'}",
-        "--window-size=1300,900",
-        "--dump-dom",
-    ]
-    done = subprocess.run([*command, source.as_uri()], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(html.unescape(re.search("FOUND(.*)END", done.stdout)[1]))
+        frames += framed(page.render(document), width, 800)
+    seen = browse(tmp_path, f"<!DOCTYPE html><body>{frames}{MEASURE}", "--window-size=1300,900", "--dump-dom")
+    found = json.loads(html.unescape(re.search("FOUND(.*)END", seen)[1]))
     assert [width for width, _, _ in found] == [1280, 768, 390, 320] * 2
     for width, needs, lines in found:
         assert needs <= width and lines >= 12

@@ -6,7 +6,6 @@ import pytest
 
 from chipwise.bench.record import read
 from chipwise.cli import main
-from chipwise.cli.bench import sparkline
 
 QUICK = ["--steps", "10", "--warmup", "3", "--devices", "1"]
 
@@ -61,8 +60,3 @@ def test_what_cannot_be_is_one_line_and_writes_nothing(tmp_path, monkeypatch, ca
     errors = [line for line in said.err.splitlines() if not line.startswith("warning: ")]
     assert len(errors) == 1 and errors[0].startswith("error: ") and words in errors[0]
     assert said.out == "" and not list(tmp_path.glob("*.json"))
-
-
-@pytest.mark.parametrize("values, drawn", [([1.0], "█"), ([8.0, 4.0, 1.0], "█▄▁"), ([100.0, 99.0], "██")])
-def test_bars_stand_on_zero(values, drawn):
-    assert sparkline(values) == drawn

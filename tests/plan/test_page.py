@@ -5,9 +5,6 @@ import itertools
 import json
 import math
 import re
-import shutil
-import subprocess
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -15,49 +12,12 @@ from PIL import Image
 
 from chipwise.errors import DataError
 from chipwise.plan import figures, page
+from pages import HOSTILE, Reader, browse, framed, needs_browser
 from plan import documents
-
-HOSTILE = "<script>alert('x')</script>\"><img src=https://example.com/x onerror=alert(1)>"
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    "--hide-scrollbars", "--force-device-scale-factor=1", "--force-prefers-reduced-motion",
-)  # fmt: skip
-needs_browser = pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine")
-VOID = {"meta", "link", "br", "img", "input", "hr"}
-
-
-class Reader(HTMLParser):
-    """Elements with their attributes, the visible text, and whether every element is closed."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.text = ""
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if not {"script", "style"} & set(self.open):
-            self.text += data
 
 
 def read(document) -> Reader:
     reader = Reader(page.render(document))
-    assert not reader.open
     return reader
 
 
@@ -256,22 +216,6 @@ def test_bars_add_up_and_stop_at_the_edge():
 
 
 # ---- in a browser
-
-
-def browse(folder, text: str, *flags: str) -> str:
-    """Chromium's standard output for a page, from an empty profile."""
-    source = folder / "opened.html"
-    source.write_text(text, encoding="utf-8")
-    command = [BROWSER, *FLAGS, f"--user-data-dir={folder / 'profile'}", *flags, source.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
-
-
-def framed(text: str, width: int, height: int) -> str:
-    """A page in a frame: a browser's own window is never as narrow as a telephone."""
-    style = f"border:0;width:{width}px;height:{height}px;display:block"
-    return f'<iframe srcdoc="{html.escape(text)}" style="{style}"></iframe>'
 
 
 MEASURE = """

@@ -14,10 +14,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ..words import byte_size, counted, digits
+from ..words import byte_size, counted, digits, sparkline
 from . import options
-
-SPARKS = "▁▂▃▄▅▆▇█"
 
 
 def bench(
@@ -127,7 +125,10 @@ def rows(record: Any) -> list[tuple[str, str]]:
         ("speed", f"{_spread(record.figures['examples_per_second'])} examples/s at {batch}"),
         ("", f"{_spread(speed)} steps/s at {batch}"),
         ("", f"median and quartiles of {each}"),
-        ("over time", f"{sparkline(speed.runs)}  {digits(min(speed.runs))} to {digits(max(speed.runs))}"),
+        (
+            "over time",
+            f"{sparkline(speed.runs, 0.0)}  {digits(min(speed.runs))} to {digits(max(speed.runs))}",
+        ),
         (
             "clock",
             f"{counted(told['timed_steps'], 'step')} in {found['timed']:.1f} s{per_call}; "
@@ -140,12 +141,6 @@ def rows(record: Any) -> list[tuple[str, str]]:
         ("share of peak", "unknown" if share is None else f"{share:.1%}"),
         ("machine", f"{record.machine.title} ({record.machine.hash})"),
     ]
-
-
-def sparkline(values: Any) -> str:
-    """One block a value, its height from 0 to the largest."""
-    top = max(values)
-    return "".join(SPARKS[max(0, round(value / top * len(SPARKS)) - 1)] for value in values)
 
 
 def _spread(series: Any) -> str:

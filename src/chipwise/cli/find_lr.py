@@ -13,14 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import RecipeError
+from ..words import sparkline
 from . import options
 
 if TYPE_CHECKING:
     import numpy as np
 
     from ..find.lr import LrSearch
-
-BARS = "▁▂▃▄▅▆▇█"
 
 
 def find_lr(
@@ -144,4 +143,4 @@ def _bars(smoothed: np.ndarray) -> str:
     low, start = float(smoothed.min()), float(smoothed[0])
     share = [min(max((float(x) - low) / (start - low or 1.0), 0.0), 1.0) for x in smoothed]
     step = max(1, -(-len(share) // 80))
-    return "".join(BARS[round(x * (len(BARS) - 1))] for x in share[::step])
+    return sparkline(share[::step], 0.0, 1.0)

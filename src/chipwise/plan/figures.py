@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..page.axes import Tick
+
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 CATEGORIES = {
@@ -39,12 +41,6 @@ _TIMES = [
 ]
 _LETTER, _LINE = 7.8, 15.0  # pixels: a wide 13 px letter, and its line
 _LONGEST = 22
-
-
-@dataclass(frozen=True)
-class Tick:
-    at: float
-    label: str
 
 
 @dataclass(frozen=True)

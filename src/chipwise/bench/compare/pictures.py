@@ -6,19 +6,14 @@ is given. Axes are logarithmic where the values span more than `FACTOR`, and the
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ...page.axes import Tick, log_steps, steps
+
 FACTOR = 40.0
 COLOURS = 6  # then they begin again, with other dashes
-
-
-@dataclass(frozen=True)
-class Tick:
-    at: float
-    label: str
 
 
 @dataclass(frozen=True)
@@ -102,7 +97,7 @@ class Axis:
 
     def ticks(self, most: int, form: Callable[[float], str]) -> tuple[Tick, ...]:
         """At most about `most` round values, equal labels once."""
-        found = _log_steps(self.low, self.high, most) if self.log else _steps(self.low, self.high, most)
+        found = log_steps(self.low, self.high, most) if self.log else steps(self.low, self.high, most)
         ticks = [Tick(self(v), form(v)) for v in found]
         return tuple(t for k, t in enumerate(ticks) if k == 0 or t.label != ticks[k - 1].label)
 
@@ -207,24 +202,3 @@ def _ends(values: Sequence[float], log: bool, zero: bool) -> tuple[float, float]
         return 0.0, high * 1.06 or 1.0
     room = 0.06 * (high - low) or abs(high) * 0.05 or 1.0
     return low - room, high + room
-
-
-def _steps(low: float, high: float, most: int) -> list[float]:
-    """Multiples of 1, 2 or 5 times a power of ten within an interval."""
-    if not high > low:
-        return [low]
-    raw = (high - low) / max(most, 1)
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(s * power for s in (1, 2, 5, 10) if s * power >= raw * (1 - 1e-9))
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [k * step for k in range(first, last + 1)]
-
-
-def _log_steps(low: float, high: float, most: int) -> list[float]:
-    """Powers of ten within an interval, with 2 and 5 between them where there is room, or every few."""
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for digits in ((1, 2, 5), (1, 3), (1,)):
-        found = [d * 10.0**p for p, d in itertools.product(powers, digits) if low <= d * 10.0**p <= high]
-        if len(found) <= most:
-            return found
-    return found[:: -(-len(found) // most)]

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...page.axes import Tick, log_steps, steps
 from ...train.stored import number
+from ...words import sparkline
 from .time import PARTS
 from .words import figure
 
@@ -17,12 +19,6 @@ _MOST = 260  # points of a line; beyond them the lowest and the highest of each 
 _UNITS = ((86_400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
 Points = Sequence[tuple[float, float]]
-
-
-@dataclass(frozen=True)
-class Tick:
-    at: float
-    label: str
 
 
 @dataclass(frozen=True)
@@ -128,11 +124,11 @@ def chart(
     if over == "seconds":
         unit, words = next((u for u in _UNITS if end >= 2 * u[0]), _UNITS[-1])
     many = 6 if width > 400 else 4
-    x_ticks = [Tick(across(x * unit), _short(x)) for x in nice(begin / unit, end / unit, many)]
+    x_ticks = [Tick(across(x * unit), _short(x)) for x in steps(begin / unit, end / unit, many)]
     second = []
     if epochs_a_step:
-        second = [Tick(across(e / epochs_a_step), _short(e)) for e in nice(0.0, end * epochs_a_step, many)]
-    y_values = _log_ticks(low, high) if log else nice(low, high, 5)
+        second = [Tick(across(e / epochs_a_step), _short(e)) for e in steps(0.0, end * epochs_a_step, many)]
+    y_values = log_steps(low, high, 6) if log else steps(low, high, 5)
     drawn = [
         Line(
             name,
@@ -173,7 +169,7 @@ def strip(
     words = "; ".join(
         f"{name}: {', '.join(figure(v) for v in values) or 'none'}" for name, _, values, _ in rows
     )
-    ticks = [Tick(across(x), _short(x)) for x in nice(low, high, 6 if width > 400 else 4)]
+    ticks = [Tick(across(x), _short(x)) for x in steps(low, high, 6 if width > 400 else 4)]
     return Strip(width, bottom + 26, left, right, bottom, ticks, drawn, words)
 
 
@@ -213,20 +209,7 @@ def spark(values: Sequence[float], width: int = 24) -> str:
         for k in range(int(len(values) / size))
     ]
     means = [sum(cell) / len(cell) for cell in cells if cell]
-    low, high = min(means), max(means)
-    blocks = "▁▂▃▄▅▆▇█"
-    return "".join(blocks[round((v - low) / (high - low) * 7) if high > low else 3] for v in means)
-
-
-def nice(low: float, high: float, most: int) -> list[float]:
-    """At most `most` round numbers from `low` to `high`."""
-    if high <= low:
-        return [low]
-    rough = (high - low) / most
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    return [k * step for k in range(first, math.floor(high / step + 1e-9) + 1)]
+    return sparkline(means)
 
 
 def _range(values: Sequence[float], zero: bool, log: bool) -> tuple[float, float]:
@@ -238,15 +221,6 @@ def _range(values: Sequence[float], zero: bool, log: bool) -> tuple[float, float
         low = min(low, 0.0)
     room = 0.06 * (high - low) or 0.05 * abs(high) or 1.0
     return (low if zero and low == 0 else low - room), high + room
-
-
-def _log_ticks(low: float, high: float) -> list[float]:
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for digits in ((1, 2, 5), (1, 3), (1,)):
-        found = [d * 10.0**p for p in powers for d in digits if low <= d * 10.0**p <= high]
-        if len(found) <= 6:
-            return found
-    return found[:: math.ceil(len(found) / 6)]
 
 
 def _short(value: float) -> str:
