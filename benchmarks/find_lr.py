@@ -110,7 +110,7 @@ def measured(case: Case, data: str | None) -> tuple[list[str], list[str]]:
         f"{grid[nearest][0]:.3f}", f"{grid[best][0]:.3f}", f"{seconds:.0f}", f"{spent:.0f}",
     ]  # fmt: skip
     lines = [
-        f"## {recipe.name}",
+        f"## {recipe.name}, {case.steps} steps",
         "",
         f"{name}, batch {recipe.batch}, {case.steps} steps, {recipe.optimizer!r}; the sweep: "
         f"{found.stopped or 'went to its end.'} Grid, mean of {case.seeds} "
@@ -139,7 +139,7 @@ def main() -> None:
         f"{jax.__version__}, chipwise {cw.__version__}. How a curve is read: `docs/find.md`.",
         "",
         f"The suggestion lies within a factor {WITHIN:g} of the best rate of the grid for "
-        f"{sum(row[5] == 'yes' for row, _ in made)} of {len(made)} tasks. The losses are those of the grid "
+        f"{sum(row[5] == 'yes' for row, _ in made)} of {len(made)} cases. The losses are those of the grid "
         "at the rate nearest to the suggestion, and at its best. Seconds: the sweep with its compilation, "
         "and the whole grid.",
         "",
