@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chipwise.words import byte_size, counted, digits, dollars, duration, listed, sparkline
+from chipwise.words import byte_size, counted, digits, dollars, duration, listed, printable, sparkline
 
 
 @pytest.mark.parametrize(
@@ -77,3 +77,7 @@ def test_counts_and_lists():
 )
 def test_sparklines(values, low, drawn):
     assert sparkline(values, low) == drawn
+
+
+def test_what_is_printed_stays_on_its_line():
+    assert printable("a\x1b[31m\nb\u2028c é") == "a\\x1b[31m\\nb\\u2028c é"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Sequence
 
 
@@ -57,3 +58,13 @@ def sparkline(values: Sequence[float], low: float | None = None, high: float | N
 
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def printable(text: str) -> str:
+    """What a file or its name says, which may hold any control character, as one line can show it."""
+    text = text.encode("utf-8", "replace").decode()
+    # A line break would forge a line of a report, and an escape sequence colours the terminal
+    return "".join(
+        c.encode("unicode_escape").decode() if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp") else c
+        for c in text
+    )

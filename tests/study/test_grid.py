@@ -144,3 +144,10 @@ def test_seeds_that_cannot_be_are_refused(given):
 )
 def test_points_are_the_same_when_they_mean_the_same(a, b, same):
     assert (grid.identity(a) == grid.identity(b)) is same
+
+
+def test_a_seeds_number_is_not_their_count():
+    assert len(grid.seeds(1000)) == 1000
+    with pytest.raises(cw.RecipeError, match="for the seed 20240101 alone give --seeds 20240101, with a"):
+        grid.seeds("20240101")
+    assert grid.seeds("20240101,") == (20240101,)

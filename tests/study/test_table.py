@@ -119,6 +119,9 @@ def test_a_study_of_a_later_chipwise_with_more_fields_is_read(tmp_path):
         (lambda text: "[]", "is damaged"),
         (lambda text: text.replace('"points"', '"point"'), "damaged .no 'points'"),
         (lambda text: text.replace('"seed": 0', '"seed": "../../x"'), "is damaged"),
+        (lambda text: text.replace("100.0", '"x"'), "is damaged .examples_per_second="),
+        (lambda text: text.replace("100.0", "1" + "0" * 400), "is damaged .examples_per_second="),
+        (lambda text: text.replace('"recipe": "r"', '"recipe": 1'), "is damaged"),
         (lambda text: text.replace("study/1", "study/2"), "schema 'chipwise.study/2'"),
     ],
 )
@@ -133,3 +136,16 @@ def test_a_damaged_study_says_what_to_do(tmp_path, change, said):
 def test_a_folder_without_a_study_is_none(tmp_path):
     assert document.read(tmp_path) is None
     assert document.read(tmp_path / "not there") is None
+
+
+def test_what_a_study_says_cannot_move_the_cursor():
+    assert "\x1b" not in shown(study(("\x1b[31mred", [0.5, 0.6])))
+
+
+def test_few_seeds_are_said_though_another_point_has_none():
+    made = study(("0.1", [0.5, 0.6]), ("9", [None, None]))
+    assert any("12.7 standard errors" in text for text in table.notes(made))
+
+
+def test_a_huge_metric_is_left_out():
+    assert table.rows(study(("0.1", [10**400, 0.5])), "eval/accuracy")[0].values == {1: 0.5}

@@ -60,9 +60,9 @@ def test_the_seconds_of_rows_are_of_the_whole_run(whole, tmp_path):
     cw.fit(tasks.recipe(), folder, devices=1, stop_after="8st", **QUIET)
     before = rows(folder)
     assert before[-1]["step"] == 8
+    (folder / "metrics.jsonl").write_text("")  # a process that was stopped between rows counts too
     resumed = cw.fit(tasks.recipe(), folder, devices=1, **QUIET).history
-    assert resumed[: len(before)] == before
-    assert resumed[len(before)]["seconds"] > before[-1]["seconds"]
+    assert resumed[0]["seconds"] > before[-1]["seconds"]
 
 
 def test_tensorboard_can_read_the_events(whole):

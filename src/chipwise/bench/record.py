@@ -14,7 +14,6 @@ raises it.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -27,6 +26,7 @@ import numpy as np
 from ..atomic import replace_text
 from ..devices.fingerprint import Machine
 from ..errors import DataError
+from ..train.stored import number
 
 FORMAT, VERSION = "chipwise.record", 1
 SCHEMA = f"{FORMAT}/{VERSION}"
@@ -221,4 +221,4 @@ def _machine(body: _Fields) -> Machine:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return number(value) is not None

@@ -7,6 +7,7 @@ import sys
 import typer
 
 from ..errors import ChipwiseError
+from ..words import printable
 
 HELP = "Train one recipe unchanged on any number of devices, to the same bits."
 # \b keeps the lines that follow it, up to the next empty one, as they are.
@@ -81,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
         app()(args=arguments)
         code = 0
     except ChipwiseError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(' '.join(str(error).splitlines()))}", file=sys.stderr)
         code = error.exit_code
     except SystemExit as leave:  # how typer ends: help, usage errors (2), typer.Exit
         code = leave.code if isinstance(leave.code, int) else int(leave.code is not None)

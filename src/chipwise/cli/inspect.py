@@ -13,8 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..errors import DataError
-from ..feed.files import printable
-from ..words import byte_size
+from ..words import byte_size, printable
 from . import options
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ..errors import Stopped
-from ..feed.files import few, printable
-from ..words import byte_size
+from ..feed.files import few
+from ..words import byte_size, printable
 from . import options
 
 if TYPE_CHECKING:

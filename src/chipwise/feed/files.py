@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
+from ..words import printable
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 
@@ -90,13 +90,3 @@ def few(names: Sequence[str], most: int = 3) -> str:
     """The first `most` names, and how many more there are, to be printed."""
     more = len(names) - most
     return ", ".join(map(printable, names[:most])) + (f" and {more:,} more" if more > 0 else "")
-
-
-def printable(name: str) -> str:
-    """A file's name, which need not be text and may hold any control character, as it can be printed."""
-    text = name.encode("utf-8", "replace").decode()
-    # A line break would forge a line of a report, and an escape sequence colours the terminal
-    return "".join(
-        c.encode("unicode_escape").decode() if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp") else c
-        for c in text
-    )

@@ -12,7 +12,8 @@ from zlib import crc32
 import numpy as np
 
 from ..errors import DataError
-from .files import few, printable
+from ..words import printable
+from .files import few
 from .manifest import RECORD, header, sha256
 
 _SHOWN = 8

@@ -28,9 +28,10 @@ from PIL import Image
 
 from ..devices.limits import usable_cores
 from ..errors import DataError, RecipeError
-from ..feed.files import few, printable
+from ..feed.files import few
 from ..feed.images import MAX_PIXELS
 from ..feed.manifest import MANIFEST
+from ..words import printable
 from .entries import Listing, Split, divided
 from .images import Form, SizesDiffer, make
 from .predict import SAMPLE_SECONDS, Prediction, Sampled, check_disk, sampled

@@ -5,20 +5,20 @@
      "points": [{"set": {"lr": "0.2"},
                  "runs": [{"seed": 0, "run": "lr=0.2/seed-0", "done": true, "metrics": {...}, ...}]}]}
 
-The run folders are the truth: a finished run is read from its `result.json` again. Only that a run diverged
-stands nowhere else.
+The run folders are the truth: a finished run is read from its `result.json` again.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..atomic import replace_text
 from ..errors import DataError, RunError
+from ..train.stored import number
 from . import grid
 
 SCHEMA = "chipwise.study/1"
@@ -43,6 +43,26 @@ class Run:
     seconds: float | None = None
     examples_per_second: float | None = None
     fingerprint: str | None = None
+
+    @classmethod
+    def checked(cls, given: Mapping[str, Any]) -> Run:
+        """A run of a file's fields; others are left out. Raises `KeyError` or `ValueError`, naming the first
+        that is missing or of another type."""
+        types: dict[str, Callable[[Any], bool]] = {
+            "seed": lambda v: type(v) is int,
+            "run": lambda v: isinstance(v, str),
+            "done": lambda v: isinstance(v, bool),
+            "diverged": lambda v: isinstance(v, str | None),
+            "metrics": lambda v: isinstance(v, dict),
+            "steps": lambda v: v is None or type(v) is int,
+            "seconds": lambda v: v is None or number(v) is not None,
+            "examples_per_second": lambda v: v is None or number(v) is not None,
+            "fingerprint": lambda v: isinstance(v, str | None),
+        }
+        for name, sound in types.items():
+            if name in given and not sound(given[name]):
+                raise ValueError(f"{name}={str(given[name])[:40]!r} of seed {str(given['seed'])[:20]}")
+        return cls(**{name: given[name] for name in types if name in given})
 
     @property
     def ended(self) -> bool:
@@ -132,6 +152,8 @@ def read(folder: str | Path) -> Study | None:
         schema = stored.get("schema")
         if schema == SCHEMA:
             points = [Point(dict(p["set"]), _runs(p["set"], p["runs"])) for p in stored["points"]]
+            if not isinstance(stored["recipe"], str) or not isinstance(stored["source"], dict | None):
+                raise ValueError("recipe or source")
             return Study(folder, stored["recipe"], stored["source"], points)
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -152,11 +174,8 @@ def read(folder: str | Path) -> Study | None:
 def _runs(settings: grid.Settings, stored: Sequence[Mapping[str, Any]]) -> dict[int, Run]:
     if not all(isinstance(text, str) for pair in settings.items() for text in pair):
         raise ValueError(f"settings {settings}: expected text")
-    known, runs = [f.name for f in fields(Run)], {}
+    runs = {}
     for given in stored:
         seed = given["seed"]
-        run = Run(**{k: v for k, v in given.items() if k in known} | {"run": grid.folder(settings, seed)})
-        if type(seed) is not int or not isinstance(run.metrics, dict):
-            raise ValueError(f"run {seed!r} of {settings}")
-        runs[seed] = run
+        runs[seed] = Run.checked({**given, "run": grid.folder(settings, seed)})
     return runs

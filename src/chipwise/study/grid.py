@@ -19,6 +19,7 @@ from ..errors import RecipeError
 
 Settings = dict[str, str]  # one point: setting to value
 _SEEDS = 2**32
+_MOST = 1000  # seeds; more are a seed's number given by mistake
 _OPEN, _CLOSED = "([{", ")]}"
 _LONGEST = 100  # characters of a folder's name, of the 255 bytes that file systems allow
 _ODD = re.compile(r"[^A-Za-z0-9._+=,-]")
@@ -100,13 +101,20 @@ def seeds(given: str | int | Sequence[int]) -> tuple[int, ...]:
     if isinstance(given, int):
         if isinstance(given, bool) or given < 1:
             raise RecipeError(f"--seeds {given}: expected at least 1; seed 0 alone is --seeds 1.")
+        if given > _MOST:
+            raise RecipeError(
+                f"--seeds {given} is a number of seeds, and {_MOST} are the most: for the seed {given} alone "
+                f"give --seeds {given}, with a comma."
+            )
         given = range(given)
     found = tuple(given)
+    known = set()
     for seed in found:
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < _SEEDS:
             raise RecipeError(f"seed {seed!r}: expected a whole number from 0 to {_SEEDS - 1}.")
-        if found.count(seed) > 1:
+        if seed in known:
             raise RecipeError(f"seed {seed} is given twice: the same run again would tell nothing.")
+        known.add(seed)
     if not found:
         raise RecipeError("No seeds are given: expected at least one.")
     return found

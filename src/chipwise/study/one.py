@@ -10,9 +10,11 @@ from typing import Any
 from ..devices.detect import detect
 from ..devices.layout import lay_out
 from ..errors import DivergedError, RunError
+from ..feed import loader
 from ..feed.workers import chosen as readers
 from ..recipe import Recipe
 from ..train.loop import Agenda, fit
+from ..train.program import check_steps_per_call
 from ..train.restore import abstract_state
 from ..train.run import disagreement, stored_recipe
 from ..train.stored import number, read_result, read_rows
@@ -54,8 +56,11 @@ def check(recipe: Recipe, options: dict[str, Any]) -> None:
         schedule.table(clock, 0, min(1, clock.total or 0))
     machine = detect(options["devices"], options["platform"])
     asked = options["devices"] is not None
-    lay_out(machine, recipe.batch, recipe.replicas, asked=asked, exact=options["exact"])
+    layout, _ = lay_out(machine, recipe.batch, recipe.replicas, asked=asked, exact=options["exact"])
     readers(recipe.task.train, options["workers"])
+    resident = loader.resident(recipe.task.train, machine.devices[0], options["feed"])
+    if options["steps_per_call"] not in (None, 1):
+        check_steps_per_call(options["steps_per_call"], layout, resident)
     abstract_state(recipe)
 
 
@@ -77,17 +82,9 @@ def found(job: Job, run: str) -> Run | None:
     # Over all its processes; without such rows, of the last one
     seconds = next((s for row in reversed(rows) if (s := number(row.get("seconds"))) is not None), None)
     try:
-        return Run(
-            seed=job.seed,
-            run=run,
-            done=True,
-            metrics=result["metrics"],
-            steps=result["steps"],
-            seconds=result["seconds"]["total"] if seconds is None else seconds,
-            examples_per_second=result["examples_per_second"],
-            fingerprint=result["fingerprint"],
-        )
-    except (KeyError, TypeError):
+        total = result["seconds"]["total"] if seconds is None else seconds
+        return Run.checked({**result, "seed": job.seed, "run": run, "done": True, "seconds": total})
+    except (KeyError, TypeError, ValueError):
         return None
 
 

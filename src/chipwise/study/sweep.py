@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,15 +80,17 @@ def sweep(
             reporter.say(f"{done} of {total} runs are done in {study.folder}")
         stop = StopRequest()
         try:
-            for job, diverged in _trained(jobs, at_once, origin, options, stop, reporter):
-                _note(study.point(job.settings), job, diverged)
-                study.write()
-                done += 1
-                reporter.say(f"{done} of {total}: {job.name}: {diverged or 'done'}")
-                if after_round is not None and all(
-                    job.seed in p.runs and p.runs[job.seed].ended for p in points
-                ):
-                    after_round(study)
+            # Closed here, whatever ends the loop: workers save their runs while the study is still held
+            with contextlib.closing(_trained(jobs, at_once, origin, options, stop, reporter)) as trained:
+                for job, diverged in trained:
+                    _note(study.point(job.settings), job, diverged)
+                    study.write()
+                    done += 1
+                    reporter.say(f"{done} of {total}: {job.name}: {diverged or 'done'}")
+                    if after_round is not None and all(
+                        job.seed in p.runs and p.runs[job.seed].ended for p in points
+                    ):
+                        after_round(study)
         except Stopped as error:
             raise _stopped(stop.name or str(error), done, total, study) from None
         finally:
@@ -154,7 +156,7 @@ def _trained(
     options: dict[str, Any],
     stop: StopRequest,
     reporter: Reporter,
-) -> Iterator[tuple[Job, str | None]]:
+) -> Generator[tuple[Job, str | None]]:
     """Each job as it ends, with when it diverged or `None`. Ends early after a request to stop."""
     with one_compilation() as environment:
         if at_once > 1:

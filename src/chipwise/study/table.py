@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from ..bench.spread import CONFIDENCE, Difference, Spread, paired
 from ..errors import RecipeError, nearest
+from ..train.stored import number
+from ..words import printable
 from .document import Point, Study
 
 MAIN = ("eval/accuracy", "eval/loss", "train/loss")  # the first of these that a study has
@@ -92,7 +93,7 @@ def render(study: Study, metric: str | None = None) -> Table:
         cells.append(f"{row.examples_per_second:,.0f}" if row.examples_per_second else "-")
         if len(found) > 1:
             cells.append(_against(row.difference) if i else "")
-        table.add_row(*(Text(cell) for cell in cells))  # text of the recipe's is not markup
+        table.add_row(*(Text(printable(cell)) for cell in cells))  # text of the recipe's is not markup
     return table
 
 
@@ -100,9 +101,11 @@ def notes(study: Study, metric: str | None = None) -> list[str]:
     """What must be said beside the table, one sentence or two each."""
     found = rows(study, metric)
     said = [
-        f"{row.name}, seed {seed} diverged: {when}." for row in found for seed, when in row.diverged.items()
+        printable(f"{row.name}, seed {seed} diverged: {when}.")
+        for row in found
+        for seed, when in row.diverged.items()
     ]
-    least = min((len(row.values) for row in found), default=0)
+    least = min((len(row.values) for row in found if row.values), default=0)
     if 0 < least < _FEW:
         said.append(
             f"An interval from 2 seeds is 12.7 standard errors to either side, and one seed has none: "
@@ -121,18 +124,14 @@ def notes(study: Study, metric: str | None = None) -> list[str]:
 def _metrics(study: Study) -> list[str]:
     """Names of the metrics that are single numbers, in the order of the runs' results."""
     of = [run.metrics for point in study.points for run in point.runs.values() if run.done]
-    return list(dict.fromkeys(name for metrics in of for name, v in metrics.items() if _finite(v)))
+    return list(dict.fromkeys(name for metrics in of for name, v in metrics.items() if number(v) is not None))
 
 
 def _values(point: Point, metric: str | None) -> dict[int, float]:
     if metric is None:
         return {}
-    found = {seed: run.metrics.get(metric) for seed, run in point.runs.items() if run.done}
-    return {seed: value for seed, value in found.items() if _finite(value)}
-
-
-def _finite(value: Any) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    found = {seed: number(run.metrics.get(metric)) for seed, run in point.runs.items() if run.done}
+    return {seed: value for seed, value in found.items() if value is not None}
 
 
 def _speed(point: Point) -> float | None:

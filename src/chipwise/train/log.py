@@ -37,6 +37,7 @@ class Log:
         saved: Checkpoints | None,
         begin: int,
         history: list[dict[str, Any]],
+        seconds: float = 0.0,
     ):
         self.recipe, self.meter, self.reporter = recipe, meter, reporter
         self.folder, self.saved = folder, saved
@@ -45,8 +46,13 @@ class Log:
         self.final: dict[str, Any] = {}
         for row in history:
             self.final |= {k: v for k, v in row.items() if k.startswith(("train/", "eval/"))}
-        self._seconds = history[-1].get("seconds", 0.0) if history else 0.0
+        self._before = seconds
         self._pending: tuple[int, dict] | None = None
+
+    @property
+    def seconds(self) -> float:
+        """The run's wall time so far, `seconds` of its processes before this one included."""
+        return round(self._before + self.meter.total(), 3)
 
     def take(self, step: int, sums: dict) -> None:
         """Keeps the device's metric sums of the steps up to `step`, to be read by `collect`."""
@@ -84,7 +90,7 @@ class Log:
             return
         self.final |= values
         row = self._row(step, values)
-        self.reporter.update({**self.final, **row})
+        self.reporter.update(row)
         self._keep(row)
 
     def diverged(self, what: str, step: int) -> DivergedError:
@@ -92,7 +98,8 @@ class Log:
 
         The run folder gets a row that says so in `"diverged"`, which a resumed run drops again.
         """
-        where = f"{what} between steps {self.logged + 1} and {step}"
+        first = self.logged + 1
+        where = f"{what} in step {step}" if first == step else f"{what} between steps {first} and {step}"
         if self.folder is not None:
             # A full disk must not hide why the run ends
             with contextlib.suppress(RunError):
@@ -109,8 +116,7 @@ class Log:
 
     def _row(self, step: int, values: dict[str, Any]) -> dict[str, Any]:
         epoch = round(step * self.recipe.batch / self.examples, 6)
-        seconds = round(self._seconds + self.meter.total(), 3)
-        return {"step": step, "epoch": epoch, "seconds": seconds, **values}
+        return {"step": step, "epoch": epoch, "seconds": self.seconds, **values}
 
     def _keep(self, row: dict[str, Any]) -> None:
         self.history.append(row)

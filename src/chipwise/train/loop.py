@@ -39,6 +39,7 @@ from .run import RunFolder
 from .signals import StopRequest
 from .state import count, fingerprint
 from .step import first_state
+from .stored import number
 
 _SECONDS_BETWEEN_SAVES = 30.0  # unless an interval was asked for
 
@@ -133,7 +134,8 @@ def fit(
                 first = first_state(recipe)
             begin = 0
         history = folder.rewind(begin) if folder is not None else []
-        log = Log(recipe, meter, reporter, folder, saved, begin, history)
+        before = number(restored[1].get("seconds")) if restored is not None else None
+        log = Log(recipe, meter, reporter, folder, saved, begin, history, before or 0.0)
         training = _Training(program, log, meter, evaluator, saved, begin, restored is not None)
         training.carry = program.put_all(first)
 
@@ -319,7 +321,8 @@ class _Training:
             host = jax.tree.map(np.array, jax.device_get(self.program.whole(self.carry)))
             if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(host.params)):
                 raise self.log.diverged("A parameter became NaN or infinite", self.step)
-            self.saved.save(self.step, host, {"step": self.step, "recipe": self.recipe.describe()})
+            about = {"step": self.step, "recipe": self.recipe.describe(), "seconds": self.log.seconds}
+            self.saved.save(self.step, host, about)
             self._saved_at = self.step
 
     def save_last(self) -> None:

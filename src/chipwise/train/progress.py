@@ -27,6 +27,7 @@ class Reporter:
         self._bar: Progress | None = None
         self._task: Any = None
         self._last = 0.0
+        self._unsaid: dict[str, Any] = {}
         self._began = time.perf_counter()
 
     def say(self, text: str, style: str | None = None) -> None:
@@ -54,8 +55,12 @@ class Reporter:
             self._task = self._bar.add_task("train", total=total, completed=step, text="")
 
     def update(self, row: dict[str, Any]) -> None:
-        """Shows a line of metrics: a dict with `step` and numbers by name."""
-        text = _numbers(row)
+        """Shows a row of metrics: a dict with `step` and numbers by name.
+
+        A bar has the last of each number; a line those that no line before it had.
+        """
+        self._unsaid |= row
+        text = _numbers(self._unsaid)
         if self._bar is not None:
             self._bar.update(self._task, completed=row["step"], text=text)
         elif self.kind == "lines":
@@ -63,7 +68,7 @@ class Reporter:
             last = row["step"] >= self._total
             evaluated = any(name.startswith("eval/") for name in row)
             if last or evaluated or now - self._last >= _LINES_SECONDS:
-                self._last = now
+                self._last, self._unsaid = now, {}
                 self.say(f"step {row['step']}/{self._total}  {text}{self._eta(row['step'], now)}")
 
     def stop(self) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import importlib
 import json
+import math
 import os
 import shutil
 from pathlib import Path
@@ -21,9 +22,11 @@ class RunFolder:
 
         recipe.json      the recipe as run
         metrics.jsonl    one object a log step: step, epoch, train/..., eval/..., speeds
-        tensorboard/     the same as event files
+        tensorboard/     the same as event files, but for what is not finite
         checkpoints/     Orbax, the newest three
         result.json      written when the run is complete
+
+    A metric that is not finite is `null` there, since JSON has no word for it.
 
     Raises `RunError` when the folder cannot be made or written, is in use by another process, has
     too little space, or holds a run of another recipe. Nothing is written before these checks pass,
@@ -68,7 +71,8 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def rewind(self, step: int) -> list[dict[str, Any]]:
-        """Drops metric lines after `step`, which a resumed run will write again; returns the others."""
+        """Drops metric lines after `step`, which a resumed run will write again; returns the others, with NaN
+        for the metrics that were not finite."""
         file = self.path / "metrics.jsonl"
         kept = []
         try:
@@ -76,8 +80,8 @@ class RunFolder:
                 for line in file.read_text(errors="replace").splitlines():
                     row = _row(line)
                     if row is not None and row["step"] <= step:
-                        kept.append(row)
-                self._replace(file, "".join(json.dumps(row) + "\n" for row in kept))
+                        kept.append({k: math.nan if v is None else v for k, v in row.items()})
+                self._replace(file, "".join(_json(row) + "\n" for row in kept))
         except OSError as error:
             raise self._error(error) from error
         self._purge = step + 1 if kept else None
@@ -87,16 +91,16 @@ class RunFolder:
     _purge: int | None = None
 
     def log(self, row: dict[str, Any]) -> None:
-        """Appends one line of metrics and the same numbers as TensorBoard scalars."""
+        """Appends one line of metrics and the finite ones of its numbers as TensorBoard scalars."""
         try:
             with open(self.path / "metrics.jsonl", "a") as file:
-                file.write(json.dumps(row) + "\n")
+                file.write(_json(row) + "\n")
             if self._events is None:
                 from tensorboardX import SummaryWriter
 
                 self._events = SummaryWriter(str(self.path / "tensorboard"), purge_step=self._purge)
             for name, value in row.items():
-                if isinstance(value, (int, float)) and name not in ("step",):
+                if isinstance(value, (int, float)) and math.isfinite(value) and name not in ("step",):
                     self._events.add_scalar(name, value, row["step"])
         except OSError as error:
             raise self._error(error) from error
@@ -104,7 +108,7 @@ class RunFolder:
     def finish(self, result: dict[str, Any]) -> None:
         """Writes `result.json`, whole or not at all."""
         try:
-            self._replace(self.path / "result.json", json.dumps(result, indent=2) + "\n")
+            self._replace(self.path / "result.json", _json(result, indent=2) + "\n")
         except OSError as error:
             raise self._error(error) from error
 
@@ -212,6 +216,19 @@ def last_good(checkpoints: Path) -> str:
     # A checkpoint gets its final name, the step, only when it is complete.
     steps = [int(p.name) for p in checkpoints.glob("*") if p.name.isdigit()]
     return f"The last good checkpoint is of step {max(steps)}. " if steps else "There is no checkpoint yet. "
+
+
+def _json(value: dict[str, Any], indent: int | None = None) -> str:
+    """As JSON, which has neither NaN nor infinities: `null` stands for both."""
+    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(v) for name, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _row(line: str) -> dict[str, Any] | None:
