@@ -26,13 +26,14 @@ from pathlib import Path
 import jax
 
 import chipwise as cw
+from chipwise.bench.spread import HIGHER, LOWER, Spread, paired
 from chipwise.devices.fingerprint import this_machine
 from chipwise.feed.datasets import cifar10
 
 HERE = Path(__file__).parent
 GROUP = 32  # examples a replica
-T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 ORIGINAL = "original"
+VERDICTS = {HIGHER: "better", LOWER: "worse"}
 RECIPES = {
     "mnist": ([], 256, "6ep", 0.99),
     "cifar10-davidnet": (["width=16", "precision=f32"], 128, "1.25ep", 0.9),
@@ -43,7 +44,7 @@ RECIPES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", required=True)
-    parser.add_argument("--seeds", type=int, default=3, choices=T_95)
+    parser.add_argument("--seeds", type=int, default=3, choices=range(2, 11))
     parser.add_argument("--only", choices=RECIPES)
     parser.add_argument("--duration", help="of every run, for trying out; give --runs and --out with it")
     parser.add_argument("--runs", type=Path, default=Path("runs/transfer"))
@@ -57,15 +58,17 @@ def main() -> None:
         versions = variants(name, duration, arguments.data)
         found[name] = {title: [] for title in versions}
         for seed in range(arguments.seeds):
-            for number, (title, recipe) in enumerate(versions.items()):
+            for number, (title, (recipe, doubts)) in enumerate(versions.items()):
                 run = arguments.runs / f"{name}-{duration}-{number}-seed{seed}"
                 result = trained(dataclasses.replace(recipe, seed=seed), run)
-                found[name][title].append({**result, "batch": recipe.batch, "shown": shown(recipe)})
+                about = {"batch": recipe.batch, "shown": shown(recipe), "doubts": doubts}
+                found[name][title].append({**result, **about})
                 write(found, arguments)
 
 
-def variants(name: str, duration: str, data: str) -> dict[str, cw.Recipe]:
-    """The original of a short run, and it at a fourth and four times its batch, with and without transfer."""
+def variants(name: str, duration: str, data: str) -> dict[str, tuple[cw.Recipe, tuple[str, ...]]]:
+    """The original of a short run, and it at a fourth and four times its batch, with and without transfer;
+    and where `transfer` says that it may fail."""
     settings, batch, _, momentum = RECIPES[name]
 
     def short(k: float) -> cw.Recipe:
@@ -73,10 +76,12 @@ def variants(name: str, duration: str, data: str) -> dict[str, cw.Recipe]:
         return built_in.transfer(batch=batch, replicas=batch // GROUP, duration=duration)
 
     original = short(1)
-    made = {ORIGINAL: original}
+    made: dict[str, tuple[cw.Recipe, tuple[str, ...]]] = {ORIGINAL: (original, ())}
     for other in (batch // 4, batch * 4):
-        made[f"transferred to {other}"] = short(other / batch).transfer(batch=other, replicas=other // GROUP)
-        made[f"only the batch, {other}"] = dataclasses.replace(original, batch=other, replicas=other // GROUP)
+        moved = cw.transfer(short(other / batch), batch=other, replicas=other // GROUP)
+        made[f"transferred to {other}"] = moved.recipe, tuple(moved.limits)
+        alone = dataclasses.replace(original, batch=other, replicas=other // GROUP)
+        made[f"only the batch, {other}"] = alone, ()
     return made
 
 
@@ -123,33 +128,35 @@ def write(found: dict[str, dict[str, list[dict]]], arguments: argparse.Namespace
             values = accuracies(results)
             if len(values) < 2:
                 continue
-            mean, deviation = statistics.mean(values), statistics.stdev(values)
-            half = T_95[len(values)] * deviation / len(values) ** 0.5
-            away = (
-                f"{mean - statistics.mean(base):+.2f}, {verdict(values, base)}" if title != ORIGINAL else ""
-            )
+            spread = Spread.of(values)
+            low, high = max(spread.low, 0.0), min(spread.high, 100.0)
+            away = ""
+            if title != ORIGINAL:
+                gap = paired(values, base[: len(values)])
+                away = f"{gap.value:+.2f}, {VERDICTS.get(gap.verdict, gap.verdict)}"
             lines.append(
-                f"| {title} | {results[0]['batch']} | {results[0]['steps']} | {len(values)} | {mean:.2f} % | "
-                f"{mean - half:.2f} to {mean + half:.2f} % | {deviation:.2f} | {away} | "
+                f"| {title} | {results[0]['batch']} | {results[0]['steps']} | {len(values)} | "
+                f"{spread.mean:.2f} % | {low:.2f} to {high:.2f} % | {spread.deviation:.2f} | {away} | "
                 f"{', '.join(f'{v:.2f}' for v in values)} |"
             )
         lines += [
             "",
             *(f"* {title}: {results[0]['shown']}" for title, results in versions.items() if results),
+            "",
+            "What `chipwise transfer` says of where this may fail:",
+            "",
+            *(
+                f"* {title}: {doubt}"
+                for title, results in versions.items()
+                for doubt in (results[0]["doubts"] if results else ())
+                if "running statistics" not in doubt  # that is done here
+            ),
         ]
     arguments.out.write_text("\n".join(lines) + "\n")
 
 
 def accuracies(results: list[dict]) -> list[float]:
     return [100 * result["metrics"]["eval/accuracy"] for result in results]
-
-
-def verdict(values: list[float], base: list[float]) -> str:
-    """Whether the difference of the means is more than chance: a 95 % interval of pairs of the same seed."""
-    pairs = [a - b for a, b in zip(values, base, strict=False)]
-    half = T_95[len(pairs)] * statistics.stdev(pairs) / len(pairs) ** 0.5
-    mean = statistics.mean(pairs)
-    return "no difference shown" if abs(mean) <= half else "worse" if mean < 0 else "better"
 
 
 if __name__ == "__main__":

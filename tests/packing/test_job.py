@@ -212,7 +212,7 @@ def test_too_little_disk_is_said_before_a_byte_is_written(tmp_path, monkeypatch)
     free = Job(src, tmp_path / "out").prediction.bytes
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": free - 1}))
     with pytest.raises(
-        DataError, match=r"needs 17.\d\d kB and .* has 17.\d\d kB free: make room.*--size or --store jpeg"
+        DataError, match=r"needs 17\.\d kB and .* has 17\.\d kB free: make room.*--size or --store jpeg"
     ):
         pack(src, tmp_path / "out")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["src"]
