@@ -1,7 +1,9 @@
 """`make demo`: one recipe on 1 and on 8 devices, the fingerprints side by side, the curves as a picture;
-then what it and ResNet-50 on ImageNet would take and cost on chips that are not here.
+both runs compared and one of them reported; then what it and ResNet-50 on ImageNet would take and cost on
+chips that are not here.
 
-Writes `demo/curves.svg`, `demo/curves.png`, `demo/plan-digits.html` and `demo/plan-imagenet-resnet50.html`.
+Writes `demo/curves.svg`, `demo/curves.png` and the pages `demo/compare.html`, `demo/report.html`,
+`demo/plan-digits.html` and `demo/plan-imagenet-resnet50.html`.
 """
 
 import json
@@ -29,10 +31,10 @@ def train(devices: int) -> dict:
     return json.loads(chipwise(command, stdout=subprocess.PIPE).stdout)
 
 
-def plan(recipe: str, targets: str) -> None:
-    page = f"{DEMO}/plan-{recipe}.html"
-    print(f"\n== chipwise plan {recipe} --on {targets} --html {page} ==", flush=True)
-    chipwise(f"plan {recipe} --on {targets} --html {page}")
+def shown(command: str, page: str) -> None:
+    command = f"{command} --html {DEMO}/{page}.html"
+    print(f"\n== chipwise {command} ==", flush=True)
+    chipwise(command)
 
 
 def curve(devices: int, name: str) -> tuple[list[float], list[float]]:
@@ -64,8 +66,10 @@ def main() -> int:
     for kind in ("svg", "png"):
         figure.savefig(DEMO / f"curves.{kind}", dpi=130)
     print(f"\nThe curves: {DEMO}/curves.svg and {DEMO}/curves.png")
-    plan("digits", "v5e-8,t4")
-    plan("imagenet-resnet50", "v5e-8,a100:8")
+    shown(f"compare {DEMO}/devices1 {DEMO}/devices8", "compare")
+    shown(f"report {DEMO}/devices8", "report")
+    shown("plan digits --on v5e-8,t4", "plan-digits")
+    shown("plan imagenet-resnet50 --on v5e-8,a100:8", "plan-imagenet-resnet50")
     return 0 if same else 1
 
 
