@@ -108,6 +108,12 @@ def test_each_doubt_on_its_own(changes, given, fix):
     )
 
 
+def test_a_padded_batch_is_filled_where_there_are_examples_for_it():
+    for batch, fix in ((72, 96), (100, 96), (20, 32)):  # of 101 examples
+        (found,) = cw.check(plain(batch=batch, replicas=4, duration="400st"))
+        assert f"--set batch={fix}" == found.type
+
+
 def test_near_misses_are_quiet():
     for changes in (
         {"optimizer": cw.sgd(lr=0.2)},

@@ -1,5 +1,7 @@
 """A written recipe file is the recipe it was written from, wherever it is read."""
 
+import dataclasses
+
 import optax
 import pytest
 
@@ -38,6 +40,19 @@ def test_a_file_of_ones_own_is_found_from_the_new_one(tmp_path):
         (tmp_path / folder).rename(tmp_path / "elsewhere" / folder)
     again = cw.load(str(tmp_path / "elsewhere" / "new" / "moved.py"))
     assert again.describe() == new.describe()
+
+
+def test_where_a_new_recipe_was_validated_itself(tmp_path):
+    old = cw.load("digits")
+    optimizer = dataclasses.replace(old.optimizer, lr=old.optimizer.lr.with_peak(0.07))
+    told = cw.Validated(source='a "sweep"', forgetting=(0.1, 0.2))
+    new = dataclasses.replace(old, optimizer=optimizer, validated=told)
+    loaded = cw.load(str(write_recipe(tmp_path / "new.py", old=old, new=new, spec="digits", title="New.")))
+    assert (loaded.validated.source, loaded.validated.forgetting) == ('a "sweep"', (0.1, 0.2))
+    assert loaded.validated.point.optimizer == optimizer
+    elsewhere = dataclasses.replace(new, batch=128)
+    with pytest.raises(cw.RecipeError, match="validated at other settings"):
+        write_recipe(tmp_path / "other.py", old=old, new=elsewhere, spec="digits", title="Other.")
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,9 @@ def _device(recipe: Recipe, target: Target | None) -> list[Finding]:
         given = f"{group} example{'s' * (group != 1)} a replica"
         why = f"a TPU pads them to {full}, and {1 - group / full:.0%} of its work is on padding"
         usual = "a multiple of 8, best of 128, on a TPU"
-        found.append(Finding(given, usual, why, f"--set batch={full * replicas}"))
+        below = full - _SUBLANES  # where there are not examples enough for more
+        fits = full if full * replicas <= recipe.clock.examples or not below else below
+        found.append(Finding(given, usual, why, f"--set batch={fits * replicas}"))
     if target is None or target.devices == 1:
         return found
     if replicas % target.devices:

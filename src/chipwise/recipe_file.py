@@ -34,7 +34,8 @@ def write_recipe(
     """Writes the recipe file `path`, of which `path:recipe` is `new`, and returns its path.
 
     *Arguments*: `old`: the recipe that `spec` and `settings`, such as `["width=16"]`, load; `new`: one that
-    differs from it in fields of its own or of its optimizer; `title`: the first line of the file.
+    differs from it in fields of its own or of its optimizer, or was validated itself; `title`: the first line
+    of the file.
 
     Raises `RecipeError` when `path` exists, is not a `.py` file, or a new value cannot be written as text;
     `DataError` when the folder cannot be written to.
@@ -50,6 +51,9 @@ def write_recipe(
         inner = _arguments(_changes(old.optimizer, new.optimizer, ()))
         lines.append(f"    optimizer = dataclasses.replace(old.optimizer, {inner})")
         fields["optimizer"] = "optimizer"
+    if new.validated is not old.validated:
+        lines.append(f"    validated = {_validated(new)}")
+        fields["validated"] = "validated"
     lines.append(f"    return dataclasses.replace(old, {_arguments(fields)})" if fields else "    return old")
     body = "\n".join(lines)
     used = [name for name in _SCHEDULES if re.search(rf"\b{name}\(", body)]
@@ -95,6 +99,16 @@ def _changes(old: Any, new: Any, skipped: tuple[str, ...]) -> dict[str, str]:
             )
         found[field.name] = _quoted(value)
     return found
+
+
+def _validated(new: Recipe) -> str:
+    """Where `new` itself is known to work, as text; another point would need a file of its own."""
+    if new.validated is None:
+        return "None"
+    if new.validated.point != dataclasses.replace(new, validated=None):
+        raise RecipeError(f"{new.name} was validated at other settings, which cannot be written to a file.")
+    band = "" if new.validated.forgetting is None else f", forgetting={new.validated.forgetting!r}"
+    return f"cw.Validated(source={_quoted(new.validated.source)}{band})"
 
 
 def _quoted(value: Any) -> str:

@@ -22,6 +22,7 @@ from .train.optim import Optimizer
 
 RECIPE_MODULE = "chipwise_recipe_"  # how modules are called that came from recipe files
 _STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_RATE = 0.1  # an example of a number for a schedule, whose own peak may be code
 _FIXED = ("task", "optimizer", "name", "validated")  # made by the recipe file, not typed on a command line
 
 
@@ -86,14 +87,14 @@ def apply(recipe: Recipe, settings: dict[str, str], others: tuple[str, ...] = ()
     inner = _of_optimizer(recipe.optimizer)
     for name, text in settings.items():
         if name == "ema":
-            value = _typed(name, text, None if text.lower() == "none" else 0.0)
+            value = _typed(name, text, None if text.lower() == "none" else 0.999)
             recipe = dataclasses.replace(recipe, ema=value)
         elif name in own:
             recipe = dataclasses.replace(recipe, **{name: _typed(name, text, getattr(recipe, name))})
         elif name in inner:
             old = inner[name]
             if isinstance(old, Schedule):
-                value = old.with_peak(_typed(name, text, 0.0))
+                value = old.with_peak(_typed(name, text, _RATE))
             else:
                 value = _typed(name, text, float(old) if type(old) is int else old)
             recipe = dataclasses.replace(recipe, optimizer=_with(recipe.optimizer, name, value))

@@ -8,6 +8,7 @@ from bench import comparisons
 from chipwise.bench.compare.document import document
 from chipwise.bench.compare.sources import read
 from chipwise.bench.published import rows_for, table
+from chipwise.bench.spread import NO_DIFFERENCE
 from chipwise.chips.targets import parse
 from chipwise.plan.verdict import break_even
 from chipwise.recipes import BUILT_IN
@@ -41,6 +42,19 @@ def test_steps_per_second_of_the_notebooks():
     assert (t4.examples_per_second, tpu.examples_per_second) == (157 * 256, 651 * 256)
     tpu, t4, *_ = (row for row in rows_for("cifar10-davidnet") if row.batch == 512)
     assert tpu.examples_per_second / t4.examples_per_second == pytest.approx(18, abs=0.1)
+
+
+def test_ranges_that_sources_state(tmp_path):
+    """157 steps/s of 84 to 167, 651 of 651 to 741: a ratio to such a figure has its interval too."""
+    t4, tpu = rows_for("mnist", "t4")[0], rows_for("mnist", "v2-8")[0]
+    assert (t4.low, t4.high) == (84 * 256, 167 * 256) and (tpu.low, tpu.high) == (651 * 256, 741 * 256)
+    assert all(row.low <= row.examples_per_second <= row.high for row in table() if row.low is not None)
+    made = comparisons.record(tmp_path / "cpu.json", 30e3, 0.01)
+    found = document(read([str(made), "published:t4"]), prices=())
+    assert found["rows"][1]["ratio"]["verdict"] == NO_DIFFERENCE
+    made = comparisons.record(tmp_path / "gpu.json", 4000, 0.01, name="cifar10-davidnet", batch=512)
+    found = document(read([str(made), "published:2019-05-23"]), prices=())
+    assert "interval of gpu alone" in found["sentences"]["headline"]
 
 
 def test_the_ratios_of_april_2018():

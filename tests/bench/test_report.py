@@ -134,8 +134,43 @@ def test_a_diverged_run(tmp_path, last):
     assert document["status"]["state"] == "diverged"
     said = advice(document)["The run diverged."]
     assert "between steps 121 and 130" in said["evidence"] and "step 100" in said["evidence"]
+    assert "between steps 121 and 130 of 200" in document["status"]["sentence"]
     assert "--set lr=0.13" in said["try"] and "--set clip=1.0" in said["try"]
     json.dumps(document, allow_nan=False)
+
+
+@pytest.mark.parametrize("stored", [math.nan, None])  # as older versions wrote it, and as JSON has it
+def test_a_diverged_run_is_told_once_and_with_the_values_of_one_step(tmp_path, stored):
+    rows = [*runs.usual(80), runs.row(84, eval_accuracy=0.0, eval_loss=stored)]
+    said = "The training loss became nan between steps 81 and 90"
+    document = report(runs.write(tmp_path / "run", [*rows, runs.row(90, diverged=said)]))
+    assert document["status"]["sentence"] == f"Diverged: {said} of 200; it has no checkpoint."
+    assert advice(document)["The run diverged."]["evidence"].startswith(f"{said}. ")
+    assert document["metrics"]["eval/accuracy"] == 0 and document["metrics"]["eval/loss"] is None
+    assert document["metric_steps"] == {"train": 80, "eval": 84}
+
+
+def test_a_diverged_run_is_tried_again_with_one_lower_rate(tmp_path):
+    row = runs.row(30, diverged="The training loss became nan between steps 21 and 30")
+    source = {"recipe": "mine.py:recipe", "set": ["lr = 0.4", "seed=1"], "data": None}
+    mine = report(runs.write(tmp_path / "a", [row], checkpoints=[20], source=source))
+    lowered = f"chipwise train mine.py:recipe --set seed=1 --set lr=0.13 --run {tmp_path / 'a-again'}"
+    assert mine["commands"] == [
+        {"what": "try again", "command": lowered},
+        {"what": "evaluate", "command": f"chipwise eval {tmp_path / 'a'}"},
+    ]
+    source = {"recipe": "digits", "set": ["lr=1e9"], "data": None}
+    described = cw.load("digits", ["lr=1e9"]).describe()
+    known = report(runs.write(tmp_path / "b", [row], **described, source=source))
+    assert {t for a in known["advice"] for t in a["try"] if "--set lr=" in t and "find-lr" not in t} == {
+        "--set lr=0.003"
+    }
+    assert "digits --set lr=0.003 --run" in known["commands"][0]["command"]
+    code = {"optimizer": "sgd", "lr": "function(mine)"}
+    unknown = report(runs.write(tmp_path / "c", [row], optimizer=code, source=source))
+    assert unknown["commands"][0]["command"] == "chipwise find-lr digits --set lr=1e9"
+    program = report(runs.write(tmp_path / "d", [row]))
+    assert "with lr=0.13" in program["commands"][0]["command"] and len(program["commands"]) == 1
 
 
 def test_an_empty_run(tmp_path):
@@ -354,6 +389,18 @@ def test_no_run_folder(tmp_path):
         assert "\n" not in str(error.value)
 
 
+def test_a_folder_of_runs_names_them(tmp_path):
+    for name in ("b", "a", "c d"):
+        runs.write(tmp_path / "runs" / name)
+    (tmp_path / "runs" / "other").mkdir()
+    with pytest.raises(cw.RunError, match=r"but holds a, b and c d: type chipwise report \S*runs/a\."):
+        report(tmp_path / "runs")
+    for number in range(4):
+        runs.write(tmp_path / "runs" / f"e{number}")
+    with pytest.raises(cw.RunError, match=r"holds a, b, c d, e0, e1, e2 and 1 more: type"):
+        report(tmp_path / "runs")
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '"text"', "[" * 100_000, ""])
 def test_a_damaged_recipe(tmp_path, text):
     path = runs.write(tmp_path / "run", runs.usual())
@@ -459,3 +506,18 @@ def test_a_real_run_that_diverges(tmp_path):
     document = report(tmp_path / "run")
     assert document["status"]["state"] == "diverged"
     assert "The last checkpoint before it is of step 15" in found(document, "diverged")["evidence"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "result"),
+    [
+        ({"task": {"train": {"examples": 10**60}}}, None),
+        ({}, {"speed": {"examples_per_second": 0, "examples_per_second_quartiles": [0, 1], "intervals": 9}}),
+    ],
+)
+def test_numbers_that_cannot_be_do_not_break_the_story(tmp_path, recipe, result):
+    rows = runs.usual()
+    folder = runs.write(tmp_path / "run", rows, result and runs.finished(rows) | result)
+    stored = json.loads((folder / "recipe.json").read_text())
+    (folder / "recipe.json").write_text(json.dumps(stored | recipe))
+    assert report(folder)["kind"] == "run"

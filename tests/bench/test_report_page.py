@@ -71,6 +71,12 @@ def test_a_run_that_tells_little(tmp_path, rows):
     assert "not known" in text and not re.search(r"\bNone\b|\bnan\b", text)
 
 
+def test_a_metric_that_is_not_finite_is_called_so_beside_its_step(tmp_path):
+    rows = [*runs.usual(80), runs.row(84, eval_accuracy=0.0, eval_loss=None)]
+    text = read(report(runs.write(tmp_path / "run", [*rows, runs.row(90, diverged="nan")]))).text
+    assert "eval/accuracy 0 · eval/loss NaN (step 84)" in text and "(step 80)" in text
+
+
 def test_a_document_from_a_file_is_the_same(plain):
     assert page.render(json.loads(json.dumps(plain))) == page.render(plain)
 
@@ -164,6 +170,16 @@ def test_sparks(values):
     made = pictures.spark(values)
     assert len(made) <= 24 and set(made) <= set("▁▂▃▄▅▆▇█") and bool(made) is bool(values)
     assert len(set(values)) < 2 or (made[0], made[-1]) == ("▁", "█")
+
+
+@pytest.mark.parametrize(("letters", "beside"), [(0, True), (48, True), (49, False), (200, False)])
+def test_names_stand_beside_their_dots_where_there_is_room(letters, beside):
+    rows = [("x" * letters, "seed0", [0.1, 0.2], None), ("y", "seed1", [0.3], None)]
+    made = pictures.strip(rows, pictures.ACROSS)
+    for row in made.rows:
+        assert (row.label > row.y) is beside
+        assert all(made.left <= x <= made.right for x in row.dots) and row.y + 10 < made.bottom
+    assert (made.left > 7 * letters) is (beside or letters < 2)
 
 
 # ---- in a browser

@@ -1,6 +1,8 @@
 """A study's story: a row a point, each seed, the curves over each other."""
 
+import html
 import json
+import re
 
 import pytest
 
@@ -8,6 +10,7 @@ import chipwise as cw
 import run_folders as runs
 from chipwise.bench.report import page
 from chipwise.bench.report.document import report
+from pages import browse, framed, needs_browser
 
 
 @pytest.fixture
@@ -55,9 +58,36 @@ def test_each_point_and_each_seed(study):
 def test_its_page(study):
     made = page.render(report(study))
     for words in ("2 settings, 3 seeds each", "lr=0.2", "lr=0.4", "between steps 81 and 90", "not begun",
-                  "250 examples/s", "batch 50, 5 replicas", "Spread over seeds", "one run each"):  # fmt: skip
+                  "250 examples/s", "batch 50, 5 replicas", "Spread over seeds", "one run each",
+                  "<code>lr=0.4/seed-2</code>", 'data-label="95 % interval"'):  # fmt: skip
         assert words in made, words
     assert made.count('class="line seed0"') >= 3 * 2  # three seeds in both sizes
+
+
+MEASURE = """
+<script>
+addEventListener("load", function () {
+  var found = [];
+  document.querySelectorAll("iframe").forEach(function (frame) {
+    var boxes = [frame.contentDocument.documentElement, ...frame.contentDocument.querySelectorAll(".box")];
+    found.push(boxes.map(function (box) { return box.scrollWidth - box.clientWidth; }));
+  });
+  document.body.textContent = "FOUND" + JSON.stringify(found) + "END";
+});
+</script>
+"""
+
+
+@needs_browser
+def test_no_table_is_cut_off(study, tmp_path):
+    file = study / "study.json"
+    said = "The training loss became nan " + "for the longest of reasons " * 9 + "between steps 81 and 90"
+    file.write_text(file.read_text().replace("between steps 81 and 90", said))
+    made = page.render(report(study))
+    frames = "".join(framed(made, width, 900) for width in (1280, 768, 390))
+    seen = browse(tmp_path, f"<!DOCTYPE html><body>{frames}{MEASURE}", "--window-size=1300,900", "--dump-dom")
+    found = json.loads(html.unescape(re.search("FOUND(.*)END", seen)[1]))
+    assert found == [[0, 0, 0]] * 3
 
 
 def test_before_any_run_is_done(study):

@@ -37,7 +37,8 @@ def test_a_record_says_what_was_measured_and_survives_the_file(record, tmp_path)
     assert (told["batch"], told["replicas"], told["precision"], told["exact"]) == (24, 8, "f32", True)
     assert (told["devices"]["platform"], told["devices"]["count"]) == ("cpu", 1)
     assert told["parameters"] == 12 * 16 + 16 + 16 + 16 * 5
-    assert told["timed_steps"] == 12 and told["warmup_steps"] > 8
+    assert told["timed_steps"] == 12 and len(told["first_losses"]) == 8
+    assert told["warmup_steps"] == 8 + told["calibration_steps"] > 8
     assert set(told["seconds"]) == {"start", "compile", "warmup", "timed"}
     assert all(seconds > 0 for seconds in told["seconds"].values())
     assert told["wait_data_share"] == 0 and told["feed"]["data"] == "on the device"
@@ -141,6 +142,16 @@ def test_several_steps_a_call_stop_at_the_interval_and_at_the_window():
     run.advance(61)
     run.wait()
     assert (run.step, counted.calls) == (101, [16, 16, 8, 16, 16, 16, 12, 1])
+
+
+@pytest.mark.parametrize("each", [0.001, 0.03, 0.2])
+def test_calibration_goes_little_beyond_what_it_needs(monkeypatch, each):
+    counted = Counted()
+    run = train._Run(counted, [], counted, counted)
+    monkeypatch.setattr(train.time, "perf_counter", lambda: each * run.step)
+    monkeypatch.setattr(run, "loss", lambda when: 0.0)
+    assert run.seconds_a_step() == pytest.approx(each)
+    assert each * run.step <= 0.3 + 3 * each
 
 
 def test_a_loss_that_is_not_finite_names_its_step():

@@ -20,9 +20,21 @@ def test_it_prints_speed_beside_batch_and_replicas_and_saves_the_record(tmp_path
     assert out.count("at batch 48, 8 replicas, f32") == 2 and "examples/s" in out and "steps/s" in out
     assert "median and quartiles of 10 intervals of 1 step" in out and "no evaluation" in out
     assert "losses" in out and "(steps 1 to 3)" in out and "share of peak  unknown" in out
-    assert "tensorboard --logdir trace" in out and "ms a step" in out
+    assert "warm-up" in out and "of calibration" in out
+    assert "to browse it: tensorboard --logdir trace" in out and "ms a step" in out
     assert record.measured["set"] == ["batch=48"] and record.measured["batch"] == 48
     assert record.measured["profile"]["operations"][0]["name"][:40] in out
+
+
+def test_ctrl_c_says_that_there_is_no_record(tmp_path, monkeypatch, capsys):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("chipwise.bench.train.measure_train", interrupted)
+    assert main(["bench", "digits"]) == 130
+    assert capsys.readouterr().err == "error: interrupted: no record is written.\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("words", [["--data", "synthetic"], ["--synthetic"]])

@@ -43,6 +43,8 @@ def test_markup_in_names_is_text(chipwise, tmp_path):
         (["a.json", "b.json", "--target", "0.9"], 2, "no row has eval/accuracy"),
         (["a.json", "b.json", "--baseline", "c"], 2, "no such row"),
         (["a.json", "folder"], 5, "holds no run"),
+        (["a.json", "published:abacus"], 2, "matches 'abacus': published lists all 2, published:t4 fewer."),
+        (["other.json", "published"], 2, "Nobody published figures of digits"),
         (["a.json", "b.json", "--prices", "absent.csv"], 3, "no such file of prices"),
     ],
 )

@@ -1,29 +1,46 @@
 import json
 
+from chipwise.find import trial
 
-def test_a_table_what_it_changes_and_the_line_to_type(chipwise, mine):
+
+def test_a_table_what_it_changes_and_the_line_to_type(chipwise, mine, monkeypatch):
+    monkeypatch.setattr(trial, "ROUNDS", 2)
     said = chipwise("find-batch", f"{mine}:recipe", "--devices", 1, "--at-most", 48, "--set", "rate=0.3")
-    assert said.code == 0 and said.err == ""
-    assert "at most 48 asked for" in said.out and "a real step was made with it" in said.out
-    assert "The largest batch is not the best one" in said.out and "examples/s at batch 48" in said.out
-    assert f"chipwise transfer {mine}:recipe --batch 48 --set rate=0.3" in said.out
+    assert said.code == 0 and "trying batch 48, round 2" in said.err
+    assert "at most 48 asked for" in said.out and "real steps were made with it" in said.out
+    assert "The largest batch is not the best one" in said.out and "examples/s at batch 48 (" in said.out
+    assert "Batch 48 makes " in said.out and " times the examples/s of 24 (" in said.out
+    assert f"chipwise transfer {mine}:recipe --batch 48 --set rate=0.3 --apply mine_48.py\n" in said.out
+    assert "      chipwise train mine_48.py:recipe\n" in said.out
     assert "lr " in said.out and "Goyal" in said.out
 
 
 def test_absent_chips_as_json(chipwise, mine):
     said = chipwise("find-batch", f"{mine}:recipe", "--on", "t4,v100", "--at-most", 24, "--json")
     told = json.loads(said.out)
-    assert said.code == 0 and told["schema"] == "chipwise.find_batch/1"
+    assert said.code == 0 and said.err == "" and told["schema"] == "chipwise.find_batch/1"
     assert [(s["target"], s["batch"], s["transfer"]) for s in told["searches"]] == [
         ("t4", 24, None),
         ("v100", 24, None),
     ]
 
 
+def test_targets_of_one_batch_share_the_move(chipwise, mine):
+    said = chipwise("find-batch", f"{mine}:recipe", "--on", "t4,v100", "--at-most", 48)
+    assert said.code == 0 and "v100: planning batch 48" in said.err
+    assert said.out.count("\nlr ") == 1
+    assert "At batch 48, on t4 and v100:" in said.out and said.out.count("Next: ") == 1
+    assert said.out.count("Predicted: ") == 4 and said.out.count("at batch 24, the recipe's own") == 2
+    lines = said.out.splitlines()
+    assert len([x for x in lines if x.startswith("warning: ")]) == len(
+        {x for x in lines if x.startswith("warning: ")}
+    )
+
+
 def test_mistakes_are_one_line(chipwise, mine):
     for code, arguments in (
         (2, ("--at-most", "2")),
-        (4, ("--on", "t5")),
+        (4, ("--on", "t4,t5")),
         (4, ("--on", "t4", "--devices", "1")),
         (2, ("--set", "btach=3")),
     ):

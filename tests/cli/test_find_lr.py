@@ -11,10 +11,10 @@ def test_a_table_a_picture_json_and_a_recipe_that_trains(chipwise, mine, tmp_pat
         "find-lr", f"{mine}:recipe", "--steps", 12, "--set", "batch=16", "--devices", 1,
         "--picture", picture, "--out", out, "--apply", to,
     )  # fmt: skip
-    assert said.code == 0 and said.err == "", said.err
+    assert said.code == 0 and "step 12/12" in said.err
     told = json.loads(out.read_text())
     rate = f"{told['suggestion']:.2g}"
-    assert f"--set batch=16 --set lr={float(rate):g}" in said.out and "last stable" in said.out
+    assert "last stable" in said.out and said.out.endswith(f"Next: chipwise train {to}:recipe\n")
     assert "own peak is 0.1" in said.out and all(str(path) in said.out for path in (picture, out, to))
     assert "<svg" in picture.read_text()
     old, found = cw.load(f"{mine}:recipe", ["batch=16"]), cw.load(f"{to}:recipe")
@@ -24,12 +24,25 @@ def test_a_table_a_picture_json_and_a_recipe_that_trains(chipwise, mine, tmp_pat
     assert again.code == 2 and "not overwritten" in again.err and again.out == ""
 
 
+def test_the_line_to_type_has_what_was_given(chipwise, mine):
+    said = chipwise(
+        "find-lr", f"{mine}:recipe", "--steps", 10, "--devices", 1, "--set", "classes=5", "--synthetic"
+    )
+    last = said.out.splitlines()[-1]
+    assert last.startswith(f"Next: chipwise train {mine}:recipe --set classes=5 --set lr=")
+    assert last.endswith(" --synthetic")
+
+
 def test_a_second_axis_and_json_alone_on_standard_output(chipwise, mine):
     said = chipwise(
         "find-lr", f"{mine}:finished", "--steps", 10, "--devices", 1, "--second", "momentum=0.5,0.9", "--json"
     )
     told = json.loads(said.out)
-    assert said.code == 0 and [s["held"] for s in told["sweeps"]] == [{"momentum": 0.5}, {"momentum": 0.9}]
+    assert (
+        said.code == 0
+        and said.err == ""
+        and [s["held"] for s in told["sweeps"]] == [{"momentum": 0.5}, {"momentum": 0.9}]
+    )
     assert told["sweeps"][told["chosen"]]["suggestion"] == told["suggestion"]
 
 

@@ -1,4 +1,5 @@
 import json
+import shlex
 
 import chipwise as cw
 
@@ -11,9 +12,20 @@ def test_a_table_and_a_file_that_trains_the_same(chipwise, mine, tmp_path):
     lr = next(line.split() for line in said.out.splitlines() if line.startswith("lr "))
     assert lr[1:3] == ["0.3", "0.1"]
     moved = cw.load(str(to))
+    assert said.out.endswith(f"written: {to}\nNext: chipwise train {to}:recipe\n")
     assert (moved.batch, moved.duration, moved.optimizer.lr.peak) == (8, "36st", 0.1)
     again = chipwise("transfer", f"{mine}:recipe", "--batch", 8, "--apply", to)
     assert again.code == 2 and again.err.startswith("error: ") and "not overwritten" in again.err
+
+
+def test_without_apply_it_ends_with_what_to_type(chipwise, mine, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = chipwise("transfer", f"{mine}:recipe", "--batch", 8, "--lr", 0.2, "--set", "rate=0.3")
+    written, trained = said.out.splitlines()[-2:]
+    assert written.endswith(f"{mine}:recipe --batch 8 --lr 0.2 --set rate=0.3 --apply mine_8.py")
+    assert trained.split() == ["chipwise", "train", "mine_8.py:recipe"]
+    words = shlex.split(written.removeprefix("Next: chipwise "))
+    assert chipwise(*words).code == 0 and cw.load(trained.split()[-1]).optimizer.lr.peak == 0.2
 
 
 def test_json_is_one_object(chipwise):

@@ -13,9 +13,9 @@ import tasks
 from chipwise.devices.detect import detect
 from chipwise.devices.replicas import Layout
 from chipwise.find import batch as batches
-from chipwise.find import need
+from chipwise.find import need, trial
 from chipwise.find.batch import find_batch
-from chipwise.find.trial import Trial, try_batch
+from chipwise.find.trial import LONGEST_SECONDS, Trial, rounds, timed_steps, try_batch
 from chipwise.plan import memory
 
 
@@ -49,14 +49,17 @@ def test_a_multiple_of_the_replicas_capped_by_the_data_and_by_request(stepped, a
     assert batch in stepped and found.memory.fits
 
 
-def test_a_real_step_and_what_moving_there_does():
+def test_a_real_step_and_what_moving_there_does(monkeypatch):
+    monkeypatch.setattr(trial, "ROUNDS", 2)
     found = find_batch(recipe(), devices=2)
     assert found.batch == 100 and found.batch_per_device == 50 and found.confirmed
-    assert set(found.examples_per_second) == {8, 100} and min(found.examples_per_second.values()) > 0
+    assert set(found.examples_per_second) == {8, 100} and found.speedup.value > 0
+    assert all(len(speeds) == 2 and min(speeds) > 0 for speeds in found.examples_per_second.values())
     assert found.move.recipe.describe() == recipe().transfer(batch=100).describe()
     assert [str(f) for f in found.findings] == [str(f) for f in cw.check(found.move.recipe, "cpu")]
     assert any("host's memory" in text for text in found.notes)
     told = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert len(told["examples_per_second"]["100"]) == 2 and told["speedup"]["verdict"]
     assert told["memory_bytes_per_device"]["fits"] and told["transfer"]["recipe"]["batch"] == 100
 
 
@@ -91,7 +94,7 @@ def test_memory_binds(memory_for, stepped):
     assert found.bound == "memory" and found.batch == 60
     assert found.memory.needed <= limit
     # So much of the host's memory is not risked on a CPU.
-    assert not found.confirmed and stepped == [56]
+    assert not found.confirmed and set(stepped) == {56} and found.speedup is None
     assert any("No step was tried" in text and "kills" in text for text in found.notes)
 
 
@@ -119,7 +122,51 @@ def test_a_step_that_would_take_minutes_on_a_cpu_is_not_made(monkeypatch):
     monkeypatch.setattr(batches, "try_batch", lambda r, **where: Trial(1.0))
     found = find_batch(recipe(), devices=1)
     assert found.batch == 100 and not found.confirmed
-    assert any("it would take 400 s" in text for text in found.notes)
+    assert any("it would take 300 s" in text for text in found.notes)
+
+
+def times(monkeypatch, speeds, seconds=0.0):
+    """What `find_batch` makes of these examples/s, by batch one a visit, each visit of so many seconds."""
+    order, left = [], {batch: list(values) for batch, values in speeds.items()}
+
+    def pretend(recipe, **where):
+        order.append(recipe.batch)
+        speed = left[recipe.batch].pop(0)
+        return Trial(speed, "" if speed else "RESOURCE_EXHAUSTED: later", seconds=seconds)
+
+    monkeypatch.setattr(batches, "try_batch", pretend)
+    return find_batch(recipe(), devices=1, at_most=16, progress="none"), order
+
+
+def test_batches_are_timed_in_turn_and_the_ratio_is_theirs(monkeypatch):
+    found, order = times(monkeypatch, {8: [100, 101, 102, 103, 104], 16: [200, 202, 204, 206, 208]})
+    assert order == [8, 16] * 5 and found.examples_per_second[16] == (200, 202, 204, 206, 208)
+    assert found.speedup.value == pytest.approx(2.0) and found.speedup.verdict == "higher"
+
+
+def test_speeds_that_overlap_show_no_difference(monkeypatch):
+    found, _ = times(monkeypatch, {8: [100, 300, 100, 300, 100], 16: [300, 100, 300, 100, 300]})
+    assert found.speedup.verdict == "no difference shown"
+
+
+def test_long_steps_are_timed_in_fewer_rounds(monkeypatch):
+    found, order = times(monkeypatch, {8: [100] * 5, 16: [100] * 5}, seconds=10.0)
+    assert order == [8, 16] * 3
+    found, order = times(monkeypatch, {8: [100] * 5, 16: [100] * 5}, seconds=40.0)
+    assert order == [8, 16] and found.speedup.verdict == "one run each"
+
+
+def test_a_batch_that_is_refused_later_says_so(monkeypatch):
+    found, order = times(monkeypatch, {8: [100] * 5, 16: [100, None]})
+    assert order == [8, 16, 8, 16] and found.batch == 16 and found.confirmed
+    assert any("Batch 16 ran in 1 round, then was refused: RESOURCE" in text for text in found.notes)
+
+
+def test_how_much_is_timed():
+    assert [timed_steps(each) for each in (1e-4, 0.05, 0.06, 0.5, 2.0, 20.0)] == [3000, 6, 5, 5, 1, 1]
+    assert [rounds(s) for s in (0.0, 1.0, 12.0, 12.1, 30.0, 31.0, LONGEST_SECONDS, 500.0)] == [
+        5, 5, 5, 4, 2, 1, 1, 1
+    ]  # fmt: skip
 
 
 def test_running_out_of_memory_is_an_answer_and_other_errors_are_raised():
@@ -129,8 +176,7 @@ def test_running_out_of_memory_is_an_answer_and_other_errors_are_raised():
 
         return recipe(task=tasks.task(loss=loss, augment=None))
 
-    trial = try_batch(failing(MemoryError("no room")), devices=1)
-    assert trial == Trial(None, "no room")
+    assert try_batch(failing(MemoryError("no room")), devices=1) == Trial(None, "no room")
     with pytest.raises(ZeroDivisionError):
         try_batch(failing(ZeroDivisionError()), devices=1)
 
@@ -140,6 +186,9 @@ def test_an_absent_chip_is_asked_of_the_planner():
     (planned,) = cw.plan(recipe(batch=100), ["t4"])
     assert (found.target, found.batch, found.memory) == ("t4", 100, planned.memory)
     assert not found.confirmed and found.examples_per_second == {} and "modelled" in found.notes[0]
+    (own,) = cw.plan(recipe(), ["t4"])
+    assert found.predicted == {8: own.examples_per_second, 100: planned.examples_per_second}
+    assert found.to_json()["predicted_examples_per_second"]["8"]["value"] == own.examples_per_second.value
 
 
 def test_an_absent_chip_with_too_little_memory(monkeypatch):

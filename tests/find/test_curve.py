@@ -34,10 +34,17 @@ def test_a_curve_that_never_breaks_says_so():
     assert curve.suggestion < curve.last_stable
 
 
+@pytest.mark.parametrize("bad", [[math.nan], []])  # a NaN, or a sweep that was stopped there
+def test_a_sweep_that_was_stopped_is_not_asked_to_go_further(bad):
+    held = np.minimum(hill(), 2.0 - 1.5 * (RATES > 1e-2))[:61]
+    curve = read(RATES, np.append(held, bad))
+    assert curve.last_stable == RATES[60] and curve.doubts == () and curve.fell
+
+
 @pytest.mark.parametrize("losses", [np.full(100, 2.3), np.linspace(2.0, 9.0, 100), [1.0], [1.0, 2.0]])
 def test_a_curve_that_never_falls_is_doubtful(losses):
     curve = read(RATES, np.asarray(losses))
-    assert "did not fall" in curve.doubts[0] and RATES[0] <= curve.suggestion <= RATES[-1]
+    assert "did not fall" in curve.doubts[0] and not curve.fell and RATES[0] <= curve.suggestion <= RATES[-1]
 
 
 def test_a_curve_that_falls_at_once_is_doubtful():

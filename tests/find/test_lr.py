@@ -82,8 +82,34 @@ def test_the_found_rate_becomes_the_peak_of_the_same_schedule(found):
     new = found.recipe
     peak = float(f"{found.suggestion:.2g}")
     assert new.optimizer == dataclasses.replace(found.old.optimizer, lr=cw.one_cycle(peak, warmup="20%"))
-    assert new == dataclasses.replace(found.old, optimizer=new.optimizer)
+    same = dataclasses.replace(found.old, optimizer=new.optimizer)
+    assert dataclasses.replace(new, validated=None) == same
     assert found.own_peak == 0.02
+
+
+def test_check_measures_from_the_found_rate_where_a_sweep_says_anything(found):
+    old = tasks.recipe(validated=cw.Validated(source="elsewhere"))
+    curve = dataclasses.replace(found.sweep.curve, suggestion=0.9, fell=True)
+
+    def searched(fell):
+        sweep = dataclasses.replace(found.sweep, curve=dataclasses.replace(curve, fell=fell))
+        return dataclasses.replace(found, old=old, sweeps=(sweep,)).recipe
+
+    def rates(recipe):
+        return [f.given for f in cw.check(recipe) if f.given.startswith("peak lr=")]
+
+    assert rates(searched(True)) == [] and "find-lr" in searched(True).validated.source
+    assert rates(searched(False)) == ["peak lr=0.9 at batch 24"]
+    assert searched(False).validated.source == "elsewhere"
+
+
+def test_progress_is_on_standard_error_and_can_be_left_out(capfd):
+    recipe = plain(cw.sgd(lr=0.1))
+    find_lr(recipe, steps=10, devices=1, second="momentum", values=[0.5, 0.9])
+    said = capfd.readouterr()
+    assert said.out == "" and "sweep 2 of 2: momentum=0.9" in said.err and "step 10/10" in said.err
+    find_lr(recipe, steps=10, devices=1, progress="none")
+    assert capfd.readouterr() == ("", "")
 
 
 def test_json_holds_finite_numbers_only(found):
@@ -99,6 +125,7 @@ def test_a_loss_that_becomes_nan_midway_ends_the_sweep_there():
     assert len(found.losses) == 11
     assert "no longer finite at step 12 of 30, rate" in found.stopped
     assert math.isfinite(found.suggestion) and found.rates[0] <= found.suggestion <= found.rates[10]
+    assert not any("highest rate" in text for text in found.doubts)
 
 
 def test_a_loss_that_is_nan_at_once_is_no_matter_of_rates():
@@ -230,3 +257,10 @@ def test_pictures_are_written_whole_and_alike(found, tmp_path):
     with pytest.raises(cw.DataError, match="--picture another place"):
         draw(found, svg / "inside.svg")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.png", "a.svg", "b.svg"]
+
+
+def test_a_second_axis_whose_schedule_is_zero_at_the_peak_is_refused_before_the_sweep():
+    decay = cw.piecewise({"0st": 0.0, "20st": 1e-3})
+    recipe = tasks.recipe(optimizer=cw.sgd(lr=cw.one_cycle(0.1, warmup="20%"), weight_decay=decay))
+    with pytest.raises(cw.RecipeError, match="weight_decay follows a schedule that is 0 where the rate is"):
+        find_lr(recipe, second="weight_decay", values=[1e-3], steps=10)

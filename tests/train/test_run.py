@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import subprocess
 import sys
@@ -60,6 +61,23 @@ def test_logged_lines_are_read_back_and_go_to_tensorboard(tmp_path):
     folder = opened(tmp_path)
     assert folder.rewind(5) == [{"step": 1, "train/loss": 0.5}, {"step": 2, "train/loss": 0.25}]
     folder.close()
+
+
+def test_what_is_not_finite_is_null_in_json_and_not_in_tensorboard(tmp_path, caplog):
+    folder = opened(tmp_path)
+    folder.log({"step": 1, "train/loss": 0.5, "eval/loss": math.nan, "eval/f1": math.inf})
+    folder.finish({"metrics": {"eval/loss": math.nan, "eval/each": [1.0, -math.inf]}})
+    folder.close()
+    assert caplog.records == []  # of tensorboardX, for what it cannot draw
+    line = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)
+    assert line == {"step": 1, "train/loss": 0.5, "eval/loss": None, "eval/f1": None}
+    result = json.loads((tmp_path / "result.json").read_text(), parse_constant=pytest.fail)
+    assert result["metrics"] == {"eval/loss": None, "eval/each": [1.0, None]}
+    folder = opened(tmp_path)
+    (row,) = folder.rewind(5)
+    folder.close()
+    assert math.isnan(row["eval/loss"]) and row["train/loss"] == 0.5
+    assert json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail) == line
 
 
 def test_a_result_is_whole_or_not_there(tmp_path):

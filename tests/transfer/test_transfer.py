@@ -169,7 +169,7 @@ def test_the_limits_appear_where_they_hold_and_not_elsewhere():
         return " ".join(cw.transfer(recipe, **given).limits)
 
     fine = plain(optimizer=cw.sgd(lr=cw.one_cycle(0.1)), duration="9000st")
-    assert said(fine, batch=32) == "4 examples a replica are few: a TPU pads its arrays to 8."
+    assert said(fine, batch=32) == "4 examples a replica: few, since a TPU pads its arrays to 8."
     assert said(fine, replicas=4) == ""
     up = said(fine, batch=16_384)
     assert "critical batch size" in up and "8192" in up and "35 steps are few" in up
@@ -179,6 +179,7 @@ def test_the_limits_appear_where_they_hold_and_not_elsewhere():
     assert "hardly averages" in said(plain(optimizer=cw.adam(lr=0.01)), batch=640)
     assert "above 0.03" in said(plain(optimizer=cw.adam(lr=0.01)), batch=640)
     assert "replicas=16 keeps 3" in said(tasks.recipe(), batch=48)
+    assert "0.9 becomes 0.81" in said(tasks.recipe(), batch=48)
     assert "by hand" in said(fine, batch=128, lr=0.1)
 
 

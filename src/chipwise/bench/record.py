@@ -98,18 +98,18 @@ class Record:
         Raises `DataError` for another schema or version, another `kind` than the one given, and for
         fields that are missing or of another type, naming the first.
         """
-        _check_schema(made, what)
-        body = _Fields(made, what)
+        _check_schema(made, what, kind)
+        body = _Fields(made, what, kind=kind)
         record = cls(
             kind=body.take("kind", str),
             name=body.take("name", str),
             created=body.take("created", str),
             measured=body.take("measured", dict),
             figures={
-                name: _series(_Fields(figure, what, f"figures.{name}."))
+                name: _series(_Fields(figure, what, f"figures.{name}.", kind))
                 for name, figure in body.take("figures", dict).items()
             },
-            machine=_machine(_Fields(body.take("machine", dict), what, "machine.")),
+            machine=_machine(_Fields(body.take("machine", dict), what, "machine.", kind)),
         )
         if kind is not None and record.kind != kind:
             raise DataError(f"{what} is a record of '{record.kind}', expected '{kind}': {_measure(kind)}.")
@@ -143,12 +143,14 @@ def read(path: str | os.PathLike, kind: str | None = None) -> Record:
     return Record.from_json(made, str(path), kind)
 
 
-def _check_schema(made: Any, what: str) -> None:
+def _check_schema(made: Any, what: str, kind: str | None) -> None:
     schema = made.get("schema") if isinstance(made, dict) else None
     found = re.fullmatch(rf"{re.escape(FORMAT)}/([0-9]{{1,9}})", schema) if isinstance(schema, str) else None
     if found is None:
         said = f"its schema is {str(schema)[:60]!r}" if schema is not None else "it has no schema"
-        raise DataError(f"{what} is no record of a measurement ({said}, expected '{SCHEMA}'): {_measure()}.")
+        raise DataError(
+            f"{what} is no record of a measurement ({said}, expected '{SCHEMA}'): {_measure(kind)}."
+        )
     version = int(found[1])
     if version > VERSION:
         raise DataError(
@@ -156,25 +158,28 @@ def _check_schema(made: Any, what: str) -> None:
             f"pip install --upgrade chipwise."
         )
     if version < VERSION:
-        raise DataError(f"{what} is of schema {schema}, older than {SCHEMA}: measure again, {_measure()}.")
+        raise DataError(
+            f"{what} is of schema {schema}, older than {SCHEMA}: measure again, {_measure(kind)}."
+        )
 
 
 def _measure(kind: str | None = None) -> str:
-    return f"make one with {COMMANDS.get(kind or '', COMMANDS['feed'])}"
+    """What to type for a record of a kind; of any, for `None` and for kinds that have no command."""
+    return f"make one with {COMMANDS.get(kind or '') or ' or '.join(COMMANDS.values())}"
 
 
 class _Fields:
     """The fields of one JSON object, taken by name and type."""
 
-    def __init__(self, made: Any, what: str, prefix: str = ""):
-        self.made, self.what, self.prefix = made, what, prefix
+    def __init__(self, made: Any, what: str, prefix: str = "", kind: str | None = None):
+        self.made, self.what, self.prefix, self.kind = made, what, prefix, kind
         if not isinstance(made, dict):
             raise self.wrong("", made, "an object")
 
     def take(self, name: str, *types: type | None) -> Any:
         """The value of `name`, of one of `types`; `None` among them is JSON's null, `float` any number."""
         if name not in self.made:
-            raise DataError(f"{self.what} has no field '{self.prefix}{name}': {_measure()}.")
+            raise DataError(f"{self.what} has no field '{self.prefix}{name}': {_measure(self.kind)}.")
         value = self.made[name]
         if value is None and None in types:
             return None
@@ -191,7 +196,7 @@ class _Fields:
     def wrong(self, name: str, value: Any, expected: str) -> DataError:
         path = f"{self.prefix}{name}".rstrip(".")
         given = json.dumps(value)[:60]
-        return DataError(f"{self.what} has {path}={given}, expected {expected}: {_measure()}.")
+        return DataError(f"{self.what} has {path}={given}, expected {expected}: {_measure(self.kind)}.")
 
 
 def _series(body: _Fields) -> Series:
@@ -215,7 +220,7 @@ def _machine(body: _Fields) -> Machine:
         "dirty": (bool, None),
     }
     values = {field.name: body.take(field.name, *types[field.name]) for field in fields(Machine)}
-    versions = _Fields(values["versions"], body.what, "machine.versions.")
+    versions = _Fields(values["versions"], body.what, "machine.versions.", body.kind)
     values["versions"] = {name: versions.take(name, str, None) for name in versions.made}
     return Machine(**values)
 

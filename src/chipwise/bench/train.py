@@ -36,6 +36,7 @@ from ..train.program import QUEUED_STEPS, Program
 from ..train.progress import Reporter
 from ..train.state import count
 from ..train.step import first_state
+from ..words import counted
 from .endless import endless
 from .memory import by_category, host_peak_bytes
 from .profile import capture, explain, make_folder
@@ -69,8 +70,8 @@ def measure_train(
     *Arguments:*
 
     - `steps`: timed steps; otherwise as many as take about `seconds`.
-    - `warmup`: steps before the clock, begun one by one; their losses are kept. A few more follow, to learn
-      how long a step takes.
+    - `warmup`: steps before the clock, begun one by one; their losses are kept. More follow, of a tenth of a
+      second or a few times that, to learn how long a step takes (`calibration_steps`).
     - `devices`, `platform`, `exact`, `feed`, `workers` and `progress` as in `fit`.
     - `profile`: a folder for a trace of some further steps, made when the clock has stopped.
     - `began`: `time.perf_counter()` from which the start-up counts; otherwise this call.
@@ -142,7 +143,10 @@ def measure_train(
         warm = run.step
 
         counts = intervals(each, steps, seconds)
-        reporter.say(f"{warm} steps of warm-up done; {sum(counts)} timed steps follow, {counts[0]} at a time")
+        reporter.say(
+            f"{counted(warmup, 'step')} of warm-up and {warm - warmup} of calibration done; "
+            f"{counted(sum(counts), 'timed step')} follow{'s' * (sum(counts) == 1)}, {counts[0]} at a time"
+        )
         watch = Watch(task.train, None if data.stream is None else _Since(data.stream))  # type: ignore[arg-type]
         reporter.start(0, sum(counts))
         timed, waits = [], []
@@ -196,6 +200,7 @@ def measure_train(
             "devices": describe(machine, layout),
             "parameters": count(run.carry[0].params),
             "warmup_steps": warm,
+            "calibration_steps": warm - warmup,
             "timed_steps": sum(counts),
             "steps_per_interval": counts[0],
             "steps_per_call": program.steps_at_once,
@@ -277,7 +282,7 @@ class _Run:
         return _finite(jax.device_get(taken["loss"]), when)
 
     def seconds_a_step(self) -> float:
-        """Measured over as many steps as take a while."""
+        """Measured over as many steps as take a while, and few more."""
         steps = 1
         self.advance(steps)  # not timed: the first call after a wait, and that of several steps at once
         self.wait()
@@ -289,7 +294,8 @@ class _Run:
             if taken >= _CALIBRATION_SECONDS:
                 self.loss(f"up to step {self.step}")
                 return taken / steps
-            steps *= 4
+            # The first stretches are too short to tell by how much
+            steps = min(4 * steps, math.ceil(1.2 * steps * _CALIBRATION_SECONDS / taken))
 
 
 class _Since:

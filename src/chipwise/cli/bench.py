@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ..errors import DataError, Stopped
 from ..words import byte_size, counted, digits, sparkline
 from . import options
 
@@ -76,20 +78,25 @@ def bench(
         data, synthetic = None, True
     data = None if data == "real" else data
     made = load(recipe, set_ or (), data, synthetic)
-    record = measure_train(
-        made,
-        steps=steps,
-        warmup=warmup,
-        devices=count,
-        platform=platform,
-        exact=exact,
-        feed=feed,
-        workers=workers,
-        profile=profile,
-        progress="none" if json_ else "auto",
-        began=began,
-        described={"set": list(set_ or ()), "data_note": "" if synthetic else _note(recipe, data)},
-    )
+    try:
+        record = measure_train(
+            made,
+            steps=steps,
+            warmup=warmup,
+            devices=count,
+            platform=platform,
+            exact=exact,
+            feed=feed,
+            workers=workers,
+            profile=profile,
+            progress="none" if json_ else "auto",
+            began=began,
+            described={"set": list(set_ or ()), "data_note": "" if synthetic else _note(recipe, data)},
+        )
+    except KeyboardInterrupt as error:
+        stopped = Stopped("interrupted: no record is written.")
+        stopped.exit_code = 130  # the shell's code for Ctrl-C
+        raise stopped from error
     if out is None:
         out = Path(f"bench-{re.sub(r'[^A-Za-z0-9._]+', '-', record.name)}-{record.machine.hash}.json")
     record.write(out)
@@ -132,8 +139,9 @@ def rows(record: Any) -> list[tuple[str, str]]:
         (
             "clock",
             f"{counted(told['timed_steps'], 'step')} in {found['timed']:.1f} s{per_call}; "
-            f"before it: start {found['start']:.1f} s, compile {found['compile']:.1f} s, warm-up of "
-            f"{told['warmup_steps']} steps {found['warmup']:.1f} s; no evaluation, no checkpoints",
+            f"before it: start {found['start']:.1f} s, compile {found['compile']:.1f} s, "
+            f"{counted(len(losses), 'step')} of warm-up and {told['calibration_steps']} of calibration "
+            f"{found['warmup']:.1f} s; no evaluation, no checkpoints",
         ),
         ("losses", f"{_some(losses)} (steps 1 to {len(losses)})"),
         ("waiting", told["feed"]["verdict"]),
@@ -203,13 +211,11 @@ def _show_profile(console: Console, found: dict[str, Any]) -> None:
             f"{found['milliseconds_per_step']:.3g} ms of operations a step: "
             + ", ".join(f"{name} {share:.0%}" for name, share in found["share"].items() if share >= 0.005)
         )
-    console.print(f"tensorboard --logdir {found['folder']}", markup=False)
+    console.print(f"to browse it: tensorboard --logdir {shlex.quote(found['folder'])}", markup=False)
 
 
 def _check_writable(out: Path | None) -> None:
     """Raises `DataError` now for a place that would refuse the record after the measurement."""
-    from ..errors import DataError
-
     to = out or Path("bench.json")
     folder = next(parent for parent in to.absolute().parents if parent.exists())
     if to.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):

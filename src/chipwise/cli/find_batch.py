@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shlex
+import statistics
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import DeviceError
+from ..words import digits, listed
 from . import options
+from .transfer import apply_lines
 
 if TYPE_CHECKING:
     from ..find.batch import BatchSearch
@@ -51,23 +53,32 @@ def find_batch(
 
         jax.config.update("jax_platforms", "cpu")  # nothing here needs, or should hold, an accelerator
     count, platform = options.choose(devices, simulate)
+    from ..chips.targets import parse
     from ..find.batch import SCHEMA
     from ..find.batch import find_batch as find
     from ..settings import load
 
+    for name in filter(None, targets):
+        parse(name)  # a target that cannot be is said before the work on those before it
     settings = set_ or []
     loaded = load(recipe, settings, data, synthetic)
+    progress = "none" if json_ else "auto"
     found = [
-        find(loaded, on=target, devices=count, platform=platform, exact=exact, at_most=at_most)
+        find(
+            loaded, on=target, devices=count, platform=platform, exact=exact, at_most=at_most,
+            progress=progress,
+        )
         for target in targets
-    ]
+    ]  # fmt: skip
     if json_:
         print(json.dumps({"schema": SCHEMA, "searches": [one.to_json() for one in found]}))
         return
     console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120)
     console.print(_table(found))
     for one in found:
-        _say(console, one, recipe, settings)
+        _say(console, one)
+    for batch in dict.fromkeys(one.batch for one in found if one.batch is not None):
+        _move(console, [one for one in found if one.batch == batch], recipe, settings, data)
     console.print(
         "\nThe largest batch is not the best one: take it only where its examples/s pay for what it changes.",
         soft_wrap=True,
@@ -89,7 +100,7 @@ def _table(found: list[BatchSearch]) -> Table:
     return table
 
 
-def _say(console: Console, one: BatchSearch, spec: str, settings: list[str]) -> None:
+def _say(console: Console, one: BatchSearch) -> None:
     def line(text: str) -> None:
         console.print(text, markup=False, soft_wrap=True)
 
@@ -97,21 +108,49 @@ def _say(console: Console, one: BatchSearch, spec: str, settings: list[str]) -> 
     if one.memory is not None:
         line(f"- Needs and has are bytes of one device; it has {one.memory.available_source}.")
     if one.batch is not None:
-        tried = "a real step was made with it" if one.confirmed else "not confirmed by a real step"
+        tried = "real steps were made with it" if one.confirmed else "not confirmed by a real step"
         line(f"- Batch {one.batch:,}: {tried}.")
-    own, best = one.old.batch, one.batch
-    speeds = one.examples_per_second
-    if own in speeds and best in speeds and own != best:
-        ratio = speeds[best] / speeds[own]
-        line(
-            f"- {speeds[best]:,.0f} examples/s at batch {best:,}, {speeds[own]:,.0f} at the recipe's own "
-            f"{own:,}: {ratio:.2f} times, over a few steps."
-        )
+    for text in _speeds(one):
+        line(f"- {text}.")
     for text in one.notes:
         line(f"- {text}")
+
+
+def _speeds(one: BatchSearch) -> list[str]:
+    """How fast each batch is, and what the larger one gains."""
+    own, said = one.old.batch, []
+    for batch, speeds in one.examples_per_second.items():
+        spread = f" ({digits(min(speeds))} to {digits(max(speeds))} in {len(speeds)} rounds)"
+        mean = digits(statistics.geometric_mean(speeds))
+        whose = ", the recipe's own" if batch == own else ""
+        said.append(f"{mean} examples/s at batch {batch:,}{whose}{spread if len(speeds) > 1 else ''}")
+    for batch, speed in one.predicted.items():
+        whose = ", the recipe's own" if batch == own else ""
+        interval = f"({digits(speed.low)} to {digits(speed.high)})"
+        said.append(f"Predicted: {digits(speed.value)} examples/s at batch {batch:,}{whose} {interval}")
+    gain = one.speedup
+    if gain is not None:
+        text = f"Batch {one.batch:,} makes {gain.value:.2f} times the examples/s of {own:,}"
+        if gain.low is None or gain.high is None:
+            said.append(f"{text}, in one round each")
+        else:
+            told = ": no difference shown" if gain.low <= 1 <= gain.high else ""
+            said.append(f"{text} ({gain.low:.2f} to {gain.high:.2f}){told}")
+    return said
+
+
+def _move(
+    console: Console, same: list[BatchSearch], spec: str, settings: list[str], data: str | None
+) -> None:
+    """What it means to train at a batch, once for all targets that it was found for."""
+
+    def line(text: str) -> None:
+        console.print(text, markup=False, soft_wrap=True)
+
+    one = same[0]
     if one.move is not None:
-        line(f"\n{one.move}")
-        sets = "".join(f" --set {shlex.quote(text)}" for text in settings)
-        line(f"\nNext: chipwise transfer {shlex.quote(spec)} --batch {best}{sets}")
-    for finding in one.findings:
-        line(f"warning: {finding}")
+        line(f"\nAt batch {one.batch:,}, on {listed([each.target for each in same])}:\n\n{one.move}")
+    for text in dict.fromkeys(str(finding) for each in same for finding in each.findings):
+        line(f"\nwarning: {text}")
+    if one.move is not None:
+        line(f"\nNext: {apply_lines(spec, one.move.recipe, {'--batch': one.batch}, settings, data)}")

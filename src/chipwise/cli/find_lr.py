@@ -15,6 +15,7 @@ from rich.table import Table
 from ..errors import RecipeError
 from ..words import sparkline
 from . import options
+from .transfer import train_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,7 +32,7 @@ def find_lr(
         str | None,
         typer.Option(
             metavar="NAME[=V,...]",
-            help="Sweep once for each of several values: momentum=0.8,0.9,0.95 or weight_decay.",
+            help="Sweep once for each of several values: momentum=0.8,0.9,0.95 (Adam's is b1), weight_decay.",
         ),
     ] = None,
     devices: options.Devices = None,
@@ -56,10 +57,12 @@ def find_lr(
     Examples:
       chipwise find-lr digits
       chipwise find-lr cifar10-davidnet --second momentum=0.8,0.9,0.95 --picture rates.svg
+      chipwise find-lr mnist --second b1
       chipwise find-lr my_task.py:recipe --apply my_found.py
     """
     count, platform = options.choose(devices, simulate)
     from ..atomic import replace_text
+    from ..find.lr import check_peak
     from ..find.lr import find_lr as find
     from ..find.picture import draw, kind_of
     from ..recipe_file import new_file, write_recipe
@@ -72,15 +75,17 @@ def find_lr(
         new_file(apply)
     settings = set_ or []
     loaded = load(recipe, settings, data, synthetic)
+    if apply is not None:
+        check_peak(loaded)
     found = find(
         loaded, low=low, high=high, steps=steps, second=name, values=values, devices=count, platform=platform,
-        workers=workers,
+        workers=workers, progress="none" if json_ else "auto",
     )  # fmt: skip
     text = json.dumps(found.to_json())
     if json_:
         print(text)
     else:
-        _print(found, recipe, settings)
+        _print(found)
     written = []
     if out is not None:
         written.append(replace_text(out, text + "\n", "the curve", "--out another place"))
@@ -90,9 +95,18 @@ def find_lr(
         title = f"{loaded.name} with the rate that `chipwise find-lr` suggests at batch {loaded.batch}."
         new = found.recipe
         written.append(write_recipe(apply, old=loaded, new=new, spec=recipe, settings=settings, title=title))
-    if not json_:
-        for path in written:
-            print(f"written: {path}")
+    if json_:
+        return
+    for path in written:
+        print(f"written: {path}")
+    if apply is not None:
+        print(f"Next: {train_line(apply, data, synthetic)}")
+        return
+    words = ["chipwise", "train", recipe]
+    values_found = [f"{key}={value:g}" for key, value in found.settings.items()]
+    words += [word for pair in (*settings, *values_found) for word in ("--set", pair)]
+    words += [*(["--data", data] if data else []), *(["--synthetic"] if synthetic else [])]
+    print(f"Next: {shlex.join(words)}")
 
 
 def _axis(text: str | None) -> tuple[str | None, list[float] | None]:
@@ -108,7 +122,7 @@ def _axis(text: str | None) -> tuple[str | None, list[float] | None]:
         ) from None
 
 
-def _print(found: LrSearch, spec: str, settings: list[str]) -> None:
+def _print(found: LrSearch) -> None:
     console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120)
     recipe, rates = found.old, found.rates
     console.print(
@@ -133,9 +147,6 @@ def _print(found: LrSearch, spec: str, settings: list[str]) -> None:
     for text in (*found.notes, found.stopped, *found.doubts):
         if text:
             console.print(text, markup=False, soft_wrap=True)
-    sets = [f"--set {shlex.quote(text)}" for text in settings]
-    sets += [f"--set {name}={value:g}" for name, value in found.settings.items()]
-    console.print(f"Next: chipwise train {shlex.quote(spec)} {' '.join(sets)}", markup=False, soft_wrap=True)
 
 
 def _bars(smoothed: np.ndarray) -> str:

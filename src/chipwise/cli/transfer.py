@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from . import options
+
+if TYPE_CHECKING:
+    from ..recipe import Recipe
 
 
 def transfer(
@@ -73,3 +79,30 @@ def transfer(
             console.print(f"- {text}", markup=False, soft_wrap=True)
     if apply is not None:
         console.print(f"\nwritten: {apply}", markup=False, soft_wrap=True)
+        console.print(f"Next: {train_line(apply, data)}", markup=False, soft_wrap=True)
+        return
+    given = {"--batch": batch, "--replicas": replicas, "--duration": duration, "--lr": lr}
+    lines = apply_lines(recipe, moved.recipe, given, settings, data)
+    console.print(f"\nNext: {lines}", markup=False, soft_wrap=True)
+
+
+def apply_lines(
+    spec: str, new: Recipe, given: Mapping[str, object], settings: Sequence[str], data: str | None
+) -> str:
+    """What to type to write the transferred recipe `new` to a file, and to train that: two lines.
+
+    *Arguments:* `given`: options of `chipwise transfer` and their values, or None for those left out.
+    """
+    to = Path(re.sub(r"\W+", "_", f"{new.name}_{new.batch}") + ".py")
+    words = ["chipwise", "transfer", spec]
+    for option, value in given.items():
+        words += [] if value is None else [option, f"{value:g}" if isinstance(value, float) else str(value)]
+    words += [word for text in settings for word in ("--set", text)]
+    words += [] if data is None else ["--data", data]
+    return f"{shlex.join([*words, '--apply', str(to)])}\n      {train_line(to, data)}"
+
+
+def train_line(recipe_file: Path, data: str | None, synthetic: bool = False) -> str:
+    """What to type to train the recipe of a file that was written."""
+    words = ["chipwise", "train", f"{recipe_file}:recipe", *([] if data is None else ["--data", data])]
+    return shlex.join([*words, *(["--synthetic"] if synthetic else [])])

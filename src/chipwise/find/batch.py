@@ -1,7 +1,8 @@
 """`cw.find_batch(recipe)`: the largest batch that fits a device, and what moving there would change.
 
 Found without risk: the step's own programs are compiled at candidate batches, and the compiler says what
-each needs. Then, where the device is present, confirmed by a real step.
+each needs. Then, where the device is present, confirmed by real steps, which are timed beside those of the
+recipe's own batch.
 """
 
 from __future__ import annotations
@@ -10,25 +11,28 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..bench.spread import Difference, ratio
 from ..check import Finding, check
+from ..chips.targets import parse
 from ..devices.detect import Machine, detect
 from ..devices.layout import lay_out
 from ..devices.replicas import Layout
 from ..errors import DataError, RecipeError
 from ..plan.largest import largest_batch
 from ..plan.planner import plan
-from ..plan.plans import Memory
+from ..plan.plans import Memory, Plan, Range
 from ..recipe import Recipe
+from ..study.compiled import one_compilation
+from ..train.progress import Reporter
 from ..transfer.transfer import Transfer, transfer
+from ..words import counted
 from .need import needed
-from .trial import STEPS, try_batch
+from .trial import LEAST_STEPS, LONGEST_SECONDS, rounds, try_batch
 
 SCHEMA = "chipwise.find_batch/1"
 SAFE_SHARE = 0.5
 """Of the host's free memory, up to which a batch is tried on the CPU: a host that runs out of memory does not
 refuse, it kills."""
-LONGEST_SECONDS = 60.0
-"""For which trying a batch on the CPU may last."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,8 @@ class BatchSearch:
     `batch`, global, or None when not even one example a replica fits; `memory`, bytes of one device at that
     batch, or at the smallest when none fits; None when unknown; `bound`, what keeps the batch from being
     larger; `confirmed`, whether a real step was made with it; `examples_per_second`, measured, by global
-    batch; `move`, the recipe moved there, or None; `findings`, what `cw.check` says of it there; `notes`,
-    sentences.
+    batch, one value a round; `predicted`, examples/s of an absent target by global batch; `move`, the recipe
+    moved there, or None; `findings`, what `cw.check` says of it there; `notes`, sentences.
     """
 
     old: Recipe
@@ -50,7 +54,8 @@ class BatchSearch:
     memory: Memory | None
     bound: str
     confirmed: bool = False
-    examples_per_second: dict[int, float] = field(default_factory=dict)
+    examples_per_second: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    predicted: dict[int, Range] = field(default_factory=dict)
     move: Transfer | None = None
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
@@ -63,9 +68,18 @@ class BatchSearch:
     def batch_per_device(self) -> int | None:
         return None if self.batch is None else self.batch // self.devices
 
+    @property
+    def speedup(self) -> Difference | None:
+        """How many times as many examples/s as with the recipe's own batch, and whether that is shown; None
+        where one of the two was not measured, or both are the same."""
+        speeds, own = self.examples_per_second, self.old.batch
+        if self.batch == own or self.batch not in speeds or own not in speeds:
+            return None
+        return ratio(speeds[self.batch], speeds[own])
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
-        held = None
+        speedup, held = self.speedup, None
         if self.memory is not None:
             held = dataclasses.asdict(self.memory) | {"needed": self.memory.needed, "fits": self.memory.fits}
         return {
@@ -78,7 +92,11 @@ class BatchSearch:
             "memory_bytes_per_device": held,
             "bound": self.bound,
             "confirmed": self.confirmed,
-            "examples_per_second": {str(batch): speed for batch, speed in self.examples_per_second.items()},
+            "examples_per_second": {str(n): list(speeds) for n, speeds in self.examples_per_second.items()},
+            "speedup": None if speedup is None else dataclasses.asdict(speedup),
+            "predicted_examples_per_second": {
+                str(n): dataclasses.asdict(speed) for n, speed in self.predicted.items()
+            },
             "transfer": None if self.move is None else self.move.to_json(),
             "findings": [dataclasses.asdict(finding) for finding in self.findings],
             "notes": list(self.notes),
@@ -93,17 +111,18 @@ def find_batch(
     platform: str | None = None,
     exact: bool = True,
     at_most: int | None = None,
+    progress: str = "auto",
 ) -> BatchSearch:
     """The largest global batch of `recipe` that fits, a multiple of its replicas, within a fortieth.
 
     It is never above the training examples. Larger is not better: see `BatchSearch.move` for what it does
-    to the training, and `examples_per_second` for whether it is even faster.
+    to the training, and `speedup` for whether it is even faster.
 
     *Arguments:*
 
     - `on`: an absent target such as `"v5e-8"` or `"t4"`, asked of its compiler or of the model that `cw.plan`
-      has of it. By default the devices of this machine, where a real step confirms what was found.
-    - `devices`, `platform`, `exact`: as in `fit`, for this machine; `exact` for any.
+      has of it. By default the devices of this machine, where real steps confirm what was found.
+    - `devices`, `platform`, `exact`: as in `fit`, for this machine; `exact` for any. `progress`: as there.
     - `at_most`: search no further.
 
     Raises `RecipeError` for `at_most` below the replicas or a recipe that cannot be traced, `DeviceError` as
@@ -121,17 +140,22 @@ def find_batch(
             f"replicas: give --set replicas={examples} or fewer."
         )
     limit = examples if at_most is None else min(examples, at_most)
+    reporter = Reporter(progress)
     if on is not None:
-        return _planned(recipe, on, limit, exact)
-    return _here(recipe, detect(devices, platform), devices is not None, limit, exact)
+        parse(on)
+        return _planned(recipe, on, limit, exact, reporter)
+    return _here(recipe, detect(devices, platform), devices is not None, limit, exact, reporter)
 
 
-def _here(recipe: Recipe, machine: Machine, asked: bool, limit: int, exact: bool) -> BatchSearch:
+def _here(
+    recipe: Recipe, machine: Machine, asked: bool, limit: int, exact: bool, reporter: Reporter
+) -> BatchSearch:
     layout, said = lay_out(machine, recipe.batch, recipe.replicas, asked=asked, exact=exact)
     notes, known = list(said), dict[int, Memory]()
 
     def fits(tried: Recipe) -> tuple[bool, float]:
         if tried.batch not in known:
+            reporter.say(f"compiling batch {tried.batch:,}, for what memory it needs")
             known[tried.batch] = needed(tried, machine, dataclasses.replace(layout, batch=tried.batch))
         memory = known[tried.batch]
         return memory.fits, memory.needed / max(memory.available, 1)
@@ -144,7 +168,8 @@ def _here(recipe: Recipe, machine: Machine, asked: bool, limit: int, exact: bool
         return BatchSearch(recipe, target, layout.devices, None, memory, bound, notes=tuple(notes))
     for batch in (recipe.batch, found):
         fits(dataclasses.replace(recipe, batch=batch))
-    batch, speeds = _confirmed(recipe, found, known, machine, layout, notes)
+    with one_compilation():  # of each batch, for all its visits
+        batch, speeds = _confirmed(recipe, found, known, machine, layout, notes, reporter)
     if machine.platform == "cpu":
         notes.append(
             "This is the host's memory, and nothing is gained by filling it: look at the examples/s."
@@ -159,57 +184,78 @@ def _here(recipe: Recipe, machine: Machine, asked: bool, limit: int, exact: bool
         known[batch],
         bound,
         batch in speeds,
-        speeds,
+        {n: tuple(values) for n, values in speeds.items()},
         notes=tuple(notes),
     )
     return _moved(answer, "cpu" if machine.platform == "cpu" else None)
 
 
 def _confirmed(
-    recipe: Recipe, found: int, known: dict[int, Memory], machine: Machine, layout: Layout, notes: list[str]
-) -> tuple[int, dict[int, float]]:
-    """The batch that a real step ran with, or `found` where none was dared, and examples/s by batch."""
-    where = {"devices": layout.devices, "platform": machine.platform, "exact": layout.exact}
-    speeds: dict[int, float] = {}
+    recipe: Recipe,
+    found: int,
+    known: dict[int, Memory],
+    machine: Machine,
+    layout: Layout,
+    notes: list[str],
+    reporter: Reporter,
+) -> tuple[int, dict[int, list[float]]]:
+    """The batch that real steps ran with, or `found` where none was dared, and examples/s by batch: of the
+    recipe's own and of that one, as many rounds as there is time for."""
+    speeds: dict[int, list[float]] = {}
+    spent = 0.0
+
+    def refused(batch: int, number: int = 1) -> str:
+        nonlocal spent
+        reporter.say(f"trying batch {batch:,}, round {number}")
+        where = {"devices": layout.devices, "platform": machine.platform, "exact": layout.exact}
+        trial = try_batch(dataclasses.replace(recipe, batch=batch), **where)
+        spent += trial.seconds
+        if trial.examples_per_second is not None:
+            speeds.setdefault(batch, []).append(trial.examples_per_second)
+        return trial.refused
+
     if known[recipe.batch].fits and recipe.batch <= recipe.clock.examples:
-        own = try_batch(recipe, **where)
-        if own.examples_per_second is not None:
-            speeds[recipe.batch] = own.examples_per_second
+        refused(recipe.batch)
     batch = found
     while batch not in speeds:
         if machine.platform == "cpu" and (doubt := _dared(batch, known.get(batch), recipe.batch, speeds)):
             notes.append(f"No step was tried at batch {batch}: {doubt}.")
-            return batch, speeds
-        trial = try_batch(dataclasses.replace(recipe, batch=batch), **where)
-        if trial.examples_per_second is not None:
-            speeds[batch] = trial.examples_per_second
             break
-        smaller = batch * 9 // 10 // recipe.replicas * recipe.replicas
-        notes.append(f"Batch {batch} should fit, but the device refused it: {trial.refused}")
-        if not smaller:
-            return batch, speeds
-        batch = smaller
+        if why := refused(batch):
+            smaller = batch * 9 // 10 // recipe.replicas * recipe.replicas
+            notes.append(f"Batch {batch} should fit, but the device refused it: {why}")
+            if not smaller:
+                break
+            batch = smaller
+    for number in range(2, rounds(spent) + 1):
+        for n in list(speeds):
+            if why := refused(n, number):
+                notes.append(f"Batch {n} ran in {counted(len(speeds[n]), 'round')}, then was refused: {why}")
+                return batch, speeds
     return batch, speeds
 
 
-def _dared(batch: int, memory: Memory | None, own: int, speeds: dict[int, float]) -> str:
+def _dared(batch: int, memory: Memory | None, own: int, speeds: dict[int, list[float]]) -> str:
     """Why the CPU should not try this batch, or nothing."""
     if memory is not None and memory.needed > SAFE_SHARE * memory.available:
         return f"it needs more than {SAFE_SHARE:.0%} of the host's free memory, and running out of it kills"
-    if own in speeds and (STEPS + 1) * batch / speeds[own] > LONGEST_SECONDS:
-        return f"at the speed of batch {own} it would take {(STEPS + 1) * batch / speeds[own]:.0f} s"
+    if own in speeds and (seconds := LEAST_STEPS * batch / speeds[own][0]) > LONGEST_SECONDS:
+        return f"at the speed of batch {own} it would take {seconds:.0f} s"
     return ""
 
 
-def _planned(recipe: Recipe, on: str, limit: int, exact: bool) -> BatchSearch:
+def _planned(recipe: Recipe, on: str, limit: int, exact: bool, reporter: Reporter) -> BatchSearch:
     unit = recipe.replicas
 
-    def at(batch: int) -> Any:
+    def at(batch: int) -> Plan:
+        reporter.say(f"{on}: planning batch {batch:,}")
         return plan(dataclasses.replace(recipe, batch=batch), [on], exact=exact)[0]
 
     made = at(limit // unit * unit)
     batch: int | None = limit // unit * unit
     if made.memory is None or not made.memory.fits:
+        if made.memory is not None:
+            reporter.say(f"{on}: that does not fit; searching for the largest that does")
         asked = plan(recipe, [on], exact=exact, find_largest_batch=made.memory is not None)[0]
         batch = min(asked.largest_batch, limit // unit * unit) if asked.largest_batch else None
         made = at(batch or unit)
@@ -220,8 +266,20 @@ def _planned(recipe: Recipe, on: str, limit: int, exact: bool) -> BatchSearch:
         unknown = made.memory is None
         bound = "unknown: so is its memory" if unknown else "memory: not even one example a replica fits"
         return BatchSearch(recipe, made.target, made.devices, None, made.memory, bound, notes=tuple(notes))
-    bound = _bound(recipe, batch, limit)
-    answer = BatchSearch(recipe, made.target, made.devices, batch, made.memory, bound, notes=tuple(notes))
+    answer = BatchSearch(
+        recipe,
+        made.target,
+        made.devices,
+        batch,
+        made.memory,
+        _bound(recipe, batch, limit),
+        predicted={
+            planned.batch: planned.examples_per_second
+            for planned in ([made] if batch == recipe.batch else [at(recipe.batch), made])
+            if planned.examples_per_second is not None and (planned.memory is None or planned.memory.fits)
+        },
+        notes=tuple(notes),
+    )
     return _moved(answer, on)
 
 

@@ -72,7 +72,8 @@ def _limit(best: float) -> float:
 @dataclass(frozen=True)
 class Curve:
     """A finished sweep. *Fields:* `rates`, `losses` and `smoothed`, `(n,)` float64, all finite, n at least 1;
-    the marks, rates within `rates`; `doubts`, what makes them doubtful, one sentence each."""
+    the marks, rates within `rates`; `fell`, whether the loss fell clearly at any rate, without which the
+    marks mean little; `doubts`, what makes them doubtful, one sentence each."""
 
     rates: np.ndarray
     losses: np.ndarray
@@ -81,22 +82,34 @@ class Curve:
     valley: float
     steep: float
     last_stable: float
+    fell: bool
     doubts: tuple[str, ...] = ()
 
 
 def read(rates: np.ndarray, losses: np.ndarray) -> Curve:
     """The curve through `rates`, (n,) ascending and above 0, and `losses`, (m,) with m at most n.
 
-    Of the losses those before the first that is not finite count. Raises `ValueError` when there is none.
+    Of the losses those before the first that is not finite count. Fewer of them than rates are a sweep that
+    was stopped. Raises `ValueError` when there is none.
     """
     finite = np.isfinite(losses)
     n = len(losses) if finite.all() else int(np.argmin(finite))
     if not n:
         raise ValueError("a curve needs at least one finite loss")
+    stopped = n < len(rates)
     rates, losses = np.asarray(rates[:n], np.float64), np.asarray(losses[:n], np.float64)
     smoothed = smooth(rates, losses)
     best = int(np.argmin(smoothed))
     knee, last_stable = _bottom(smoothed, best)
+    noise = float(np.std((losses - smoothed)[: best + 1]))
+    fall = float(smoothed[0] - smoothed[best])
+    fell = n >= FEWEST and fall > 2 * noise
+    doubts = [
+        f"The loss did not fall clearly at any rate ({fall:.3g}, its noise is {noise:.3g}): the marks mean "
+        "little. Sweep with more steps, or look at the task."
+    ]
+    if fell:
+        doubts = _doubts(rates, smoothed, best, held=last_stable == n - 1 and not stopped)
     # Nothing is looked for beyond the best: what falls there falls from where it should not be.
     valley = float(rates[_valley(smoothed[: best + 1])])
     steep = float(rates[_steep(np.log(rates[: best + 1]), smoothed[: best + 1])])
@@ -109,7 +122,8 @@ def read(rates: np.ndarray, losses: np.ndarray) -> Curve:
         valley=valley,
         steep=steep,
         last_stable=float(rates[last_stable]),
-        doubts=tuple(_doubts(rates, losses, smoothed, best, last_stable)),
+        fell=fell,
+        doubts=tuple(doubts),
     )
 
 
@@ -155,22 +169,15 @@ def _bottom(smoothed: np.ndarray, best: int) -> tuple[int, int]:
     )
 
 
-def _doubts(rates: np.ndarray, losses: np.ndarray, smoothed: np.ndarray, best: int, edge: int) -> list[str]:
+def _doubts(rates: np.ndarray, smoothed: np.ndarray, best: int, held: bool) -> list[str]:
+    """Of a loss that fell. `held`: it still did at the last rate of a whole sweep."""
     found = []
-    noise = float(np.std((losses - smoothed)[: best + 1]))
-    fall = float(smoothed[0] - smoothed[best])
-    if len(losses) < FEWEST or fall <= 2 * noise:
-        found.append(
-            f"The loss did not fall clearly at any rate ({fall:.3g}, its noise is {noise:.3g}): the marks "
-            "mean little. Sweep with more steps, or look at the task."
-        )
-        return found
-    if edge == len(rates) - 1:
+    if held:
         found.append(
             f"The loss still held at the highest rate, {rates[-1]:.3g}: the last stable rate may be higher. "
             "Sweep further to see it."
         )
-    if smoothed[0] - smoothed[min(3, best)] > (1 - _KEPT) * fall:
+    if smoothed[0] - smoothed[min(3, best)] > (1 - _KEPT) * (smoothed[0] - smoothed[best]):
         found.append(
             f"The loss fell from the lowest rate on, {rates[0]:.3g}: sweep from a lower one to see where it "
             "begins."

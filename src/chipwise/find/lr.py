@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -11,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import DivergedError, RecipeError
-from ..recipe import Recipe
+from ..recipe import Recipe, Validated
 from ..schedules import as_schedule
+from ..train.progress import Reporter
 from ..transfer.values import peak, rounded
 from .curve import FEWEST, NOT_FINITE, TOO_HIGH, Curve, Watch, read
-from .sweep import Sweeps, swept, value_of, with_hyper
+from .sweep import Sweeps, hyperparameter, swept, value_of, with_hyper
 
 LOW, HIGH, STEPS = 1e-5, 10.0, 100
 """Six decades hold the rates of every optimizer here, and 100 steps are as many as fastai's finder makes."""
@@ -121,6 +123,7 @@ class LrSearch:
     def recipe(self) -> Recipe:
         """The recipe with `settings`: the rate becomes its schedule's peak, whose shape stays.
 
+        It is `validated` by the sweep, where that says anything, so that `cw.check` measures from here.
         Raises `RecipeError` for a schedule that is a function of the step, whose peak cannot be set.
         """
         optimizer = self.old.optimizer
@@ -135,7 +138,11 @@ class LrSearch:
             if name != optimizer.lr_name:  # held at its value where the rate is highest
                 highest = value * peak(schedule, self.old.clock) / value_of(self.old, name)
             changed[name] = schedule.with_peak(rounded(highest))
-        return dataclasses.replace(self.old, optimizer=with_hyper(optimizer, changed))
+        new = dataclasses.replace(self.old, optimizer=with_hyper(optimizer, changed))
+        if not self.sweep.curve.fell:
+            return new
+        sweep = f"a sweep of {len(self.rates)} steps at batch {new.batch}, not a whole run"
+        return dataclasses.replace(new, validated=Validated(source=f"chipwise find-lr: {sweep}"))
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; every number is finite."""
@@ -165,6 +172,7 @@ def find_lr(
     platform: str | None = None,
     feed: str = "auto",
     workers: int | str | None = None,
+    progress: str = "auto",
 ) -> LrSearch:
     """A peak learning rate for `recipe`, from the range test of Smith (2015, arXiv:1506.01186): fresh
     parameters, rates that grow from `low` to `high` with every step, and the loss at each.
@@ -175,11 +183,12 @@ def find_lr(
     *Arguments:*
 
     - `low`, `high`: the first and the last rate. `steps`: one rate each, from 10 to 2,000.
-    - `second`: sweep once for each of several values of `"momentum"`, `"weight_decay"` or another number of
-      the optimizer, and suggest a pair, after Smith (2018, arXiv:1803.09820, sections 4.3 and 4.4).
+    - `second`: sweep once for each of several values of `"momentum"` (Adam's is `"b1"`), `"weight_decay"` or
+      another number of the optimizer, and suggest a pair, after Smith (2018, arXiv:1803.09820, sections 4.3
+      and 4.4).
     - `values`: those; by default some around the recipe's own. Where it follows a schedule, the value is
       that at the highest rate.
-    - `devices`, `platform`, `feed`, `workers`: as in `fit`.
+    - `devices`, `platform`, `feed`, `workers`, `progress`: as in `fit`.
 
     Raises `RecipeError` for what cannot be swept, `DataError` and `DeviceError` as `fit` does, and
     `DivergedError` when the loss is not finite before any rate could act.
@@ -192,9 +201,21 @@ def find_lr(
         cases = [{second: value} for value in axis(recipe, second, values)]
     recipes = [swept(recipe, low, high, steps, held) for held in cases]
     sweeps = []
+    reporter = Reporter(progress)
     runs = Sweeps(recipes[0], devices=devices, platform=platform, feed=feed, workers=workers)
-    for held, one in zip(cases, recipes, strict=True):
-        watch = runs.run(one)
+    reporter.say(f"{recipe.name}: rates {low:g} to {high:g}, one a step; the step is compiled first")
+    for number, (held, one) in enumerate(zip(cases, recipes, strict=True), 1):
+        if held:
+            reporter.say(f"sweep {number} of {len(cases)}: {said(held)}")
+        with contextlib.ExitStack() as closing:
+            closing.callback(reporter.stop)
+
+            def seen(step: int, loss: float) -> None:
+                if step == 1:  # of which compilation is a part, but not of the others
+                    reporter.start(step, steps)
+                reporter.update({"step": step, "train/loss": loss})
+
+            watch = runs.run(one, seen)
         rates = one.optimizer.hyper[one.optimizer.lr_name].table(one.clock).astype(np.float64)
         if not watch.losses:
             raise DivergedError(
@@ -205,6 +226,12 @@ def find_lr(
         sweeps.append(Sweep(held, read(rates, np.asarray(watch.losses)), _stopped(watch, rates)))
     chosen, why = choose(sweeps)
     return LrSearch(recipe, tuple(sweeps), chosen, why, runs.devices, runs.notes)
+
+
+def check_peak(recipe: Recipe) -> None:
+    """Raises `RecipeError` unless the peak of the recipe's rate can be set: of a function of the step not."""
+    optimizer = recipe.optimizer
+    as_schedule(optimizer.hyper[optimizer.lr_name]).with_peak(1.0)
 
 
 def choose(sweeps: Sequence[Sweep]) -> tuple[int, str]:
@@ -261,6 +288,12 @@ def axis(recipe: Recipe, second: str, values: Sequence[float] | None = None) -> 
     Raises `RecipeError` when the optimizer has no such number, or a value is out of range.
     """
     own = value_of(recipe, second)
+    schedule = as_schedule(hyperparameter(recipe.optimizer, second), second)
+    if own == 0 and peak(schedule, recipe.clock) > 0:
+        raise RecipeError(
+            f"{second} follows a schedule that is 0 where the rate is highest, so it cannot be scaled to "
+            f"another value there: sweep another setting, or give {second} as a number."
+        )
     averages = second in ("momentum", "b1", "b2")
     if values is None:
         if averages:  # Smith's 0.8, 0.9, 0.95: averages half and twice as long

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,7 +26,7 @@ from ..train.optim import Optimizer
 from ..train.program import Program
 from ..train.step import first_state
 from ..transfer.values import rounded
-from .curve import Watch
+from .curve import NOT_FINITE, Watch
 
 BEHIND = 8
 """Steps by which the host reads losses late, so that the device never waits to be asked. What is swept after
@@ -128,9 +129,19 @@ class Sweeps:
         self._workers, self._compiled = workers, False
         self.devices, self.notes = describe(machine, layout), tuple(said)
 
-    def run(self, recipe: Recipe) -> Watch:
-        """What a fresh run of `recipe` comes to, up to its end or to where it diverges."""
+    def run(self, recipe: Recipe, seen: Callable[[int, float], None] = lambda step, loss: None) -> Watch:
+        """What a fresh run of `recipe` comes to, up to its end or to where it diverges.
+
+        *Arguments:* `seen` is called with the number of each step whose loss was read, from 1, and that loss.
+        """
         program, watch = self._program, Watch()
+
+        def taken() -> bool:
+            loss = _loss(waiting.popleft())
+            going = watch.take(loss)
+            seen(len(watch.losses) + (watch.ended == NOT_FINITE), loss)
+            return going
+
         with contextlib.ExitStack() as closing, jax.default_device(program.devices[0]):
             carry = program.put_all(first_state(recipe))
             data: Any = (
@@ -152,10 +163,10 @@ class Sweeps:
                 carry, _ = program.step(carry, windows.at(step), batch)
                 sums, carry = program.drain(carry)
                 waiting.append(sums["loss"])
-                if len(waiting) > min(BEHIND, data.in_use - 1) and not watch.take(_loss(waiting.popleft())):
+                if len(waiting) > min(BEHIND, data.in_use - 1) and not taken():
                     break
             else:
-                while waiting and watch.take(_loss(waiting.popleft())):
+                while waiting and taken():
                     pass
         return watch
 

@@ -10,6 +10,7 @@ import numpy as np
 from ..schedules import Schedule
 from ..task import Task
 from ..train.optim import adam, adamw, sgd
+from ..words import counted
 from .rules import Move
 from .values import peak
 
@@ -104,7 +105,7 @@ def limits(old: Recipe, new: Recipe, move: Move, by_hand: bool = False) -> list[
     if has_batch_norm(new.task):
         return found + _batch_norm(new.batch, before, group, float(move.batch))
     if group < min(8, before):
-        found.append(f"{group} examples a replica are few: a TPU pads its arrays to 8.")
+        found.append(f"{counted(group, 'example')} a replica: few, since a TPU pads its arrays to 8.")
     return found
 
 
@@ -119,13 +120,14 @@ def _batch_norm(batch: int, before: int, group: int, k: float) -> list[str]:
         )
     if group < min(LEAST_FOR_BATCH_NORM, before):
         found.append(
-            f"{group} examples a replica are few for batch norm (expected {LEAST_FOR_BATCH_NORM} or more, "
-            "Wu & He 2018, arXiv:1803.08494, figure 1)."
+            f"{counted(group, 'example')} a replica: few for batch norm (expected {LEAST_FOR_BATCH_NORM} or "
+            "more, Wu & He 2018, arXiv:1803.08494, figure 1)."
         )
     if k != 1:
         found.append(
             "Batch norm's running statistics blend once a step, with a momentum that is in the model: to "
-            f"average over as many examples, take its power {k:g} (0.9 becomes {0.9**k:.4g}). Small built-in "
-            "recipes take it as --set bn_momentum=..."
+            f"average over as many examples, take its power {k:g} (0.9 becomes {0.9**k:.4g}). digits, mnist "
+            "and cifar10-davidnet have a setting for it, --set bn_momentum=...; in a recipe of your own, "
+            "change it where the model is made."
         )
     return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,14 @@ from ...train.run import disagreement
 from ...train.stored import metrics_of, number
 from ...words import counted
 from .advice import Advice
+from .commands import commands, typed
 from .folder import RunFiles
-from .learning import broken, learned
+from .learning import broken, learned, lower_rate, when
 from .schedule import curve, settings
 from .slow import slow
 from .study import SCHEMA, study
 from .time import clocks, intervals, speed, spent, warm_up
-from .words import command, plain
+from .words import plain
 
 
 def report(path: str | os.PathLike, recipe: str | None = None) -> dict[str, Any]:
@@ -59,14 +60,15 @@ def story(files: RunFiles, loaded: Recipe | None = None, unloaded: str = "") -> 
     time, fast = spent(files, found), speed(files, found)
     rate = curve(files.recipe, clock, loaded)
     status = _status(files, total)
-    typed = _typed(files)
+    recipe, doubts = typed(files), _doubts(loaded)
+    lower = lower_rate(rate, doubts)
     advice = [
-        *learned(files, status["state"] == "finished", rate, typed),
-        *slow(files, found, time, fast, typed),
+        *learned(files, status["state"] == "finished", rate, lower, recipe),
+        *slow(files, found, time, fast, recipe),
+        *doubts,
     ]
-    advice += _doubts(loaded)
     at, clock_words = clocks(files, found)
-    metrics = _metrics(files)
+    metrics, steps = _metrics(files)
     return {
         "schema": SCHEMA,
         "chipwise": __version__,
@@ -77,12 +79,13 @@ def story(files: RunFiles, loaded: Recipe | None = None, unloaded: str = "") -> 
         "about": _about(files, total),
         "status": status,
         "metrics": metrics,
+        "metric_steps": steps,
         "speed": fast,
         "fingerprint": _text((files.result or {}).get("fingerprint")),
         "devices": _devices(files),
         "settings": settings(files.recipe, clock),
         "schedule": rate,
-        "commands": _commands(files, status["state"]),
+        "commands": commands(files, status["state"], _devices(files) or {}, lower),
         "curves": _curves(files, at),
         "clock": clock_words,
         "intervals": [vars(i) for i in found],
@@ -125,7 +128,7 @@ def _status(files: RunFiles, total: int | None) -> dict[str, Any]:
         state, steps = "finished", int(result)
         words = f"Finished: {counted(steps, 'step')}."
     elif bad is not None:
-        state, words = "diverged", f"Diverged by step {bad['step']:,}{of}; {kept}."
+        state, words = "diverged", f"Diverged: {when(files, bad)}{of}; {kept}."
     elif not files.rows and saved is None:
         state, words = "empty", "No step was logged or saved: there is nothing to tell but the settings."
     else:
@@ -134,15 +137,28 @@ def _status(files: RunFiles, total: int | None) -> dict[str, Any]:
     return {"state": state, "steps": steps, "total": total, "checkpoint": saved, "sentence": words}
 
 
-def _metrics(files: RunFiles) -> dict[str, float]:
-    """The last value of each metric: of result.json, else of the rows."""
+def _metrics(files: RunFiles) -> tuple[dict[str, float | None], dict[str, int]]:
+    """The metrics of result.json; else those of the last row of training and of the last evaluation, with
+    their steps, "train" and "eval". A number that is not finite is `None`."""
     stored = (files.result or {}).get("metrics")
     if isinstance(stored, dict):
-        return {plain(name): v for name, value in stored.items() if (v := number(value)) is not None}
-    found: dict[str, float] = {}
-    for row in files.rows:
-        found |= {plain(name): value for name, value in metrics_of(row).items()}
-    return found
+        return _values(stored), {}
+    found: dict[str, float | None] = {}
+    steps: dict[str, int] = {}
+    for part in ("train", "eval"):
+        rows = [(row["step"], own) for row in files.rows if (own := _values(row, f"{part}/"))]
+        if rows:
+            steps[part], last = rows[-1]
+            found |= last
+    return found, steps
+
+
+def _values(told: Mapping[str, Any], begin: str = "") -> dict[str, float | None]:
+    return {
+        plain(name): number(value)
+        for name, value in told.items()
+        if name.startswith(begin) and (value is None or type(value) in (int, float))
+    }
 
 
 def _devices(files: RunFiles) -> dict[str, Any] | None:
@@ -156,50 +172,13 @@ def _devices(files: RunFiles) -> dict[str, Any] | None:
     }
 
 
-def _typed(files: RunFiles) -> str | None:
-    """The recipe as one types it after a command, with its settings and data."""
-    source = files.source
-    if source is None:
-        return None
-    words = [source["recipe"]]
-    for text in source["set"]:
-        words += ["--set", text]
-    if source.get("data"):
-        words += ["--data", source["data"]]
-    if source.get("synthetic") is True:
-        words.append("--synthetic")
-    return command(*words)
-
-
-def _commands(files: RunFiles, state: str) -> list[dict[str, str]]:
-    """What to type to resume, evaluate and repeat."""
-    typed, run, devices = _typed(files), command(str(files.path)), _devices(files) or {}
-    if typed is None:
-        told = "it was trained by a Python program, whose recipe the folder cannot name"
-        made = [("repeat", f"{told}: call cw.fit(recipe, run=...) there")]
-        if state not in ("finished", "running"):
-            made.insert(0, ("resume", f'{told}: call cw.fit(recipe, run="{plain(files.path)}") there'))
-        return [{"what": what, "command": text} for what, text in made]
-    more = ""
-    if devices.get("simulated") is True and number(devices.get("count")):
-        more += f" --simulate {devices['count']:g}"
-    if devices.get("exact") is False:
-        more += " --no-exact"
-    made = [("repeat", f"chipwise train {typed}{more} --run {command(f'{files.path}-again')}")]
-    if state in ("unfinished", "diverged", "empty"):
-        made.insert(0, ("resume", f"chipwise train {typed}{more} --run {run}"))
-    if files.checkpoints:
-        made.append(("evaluate", f"chipwise eval {run}"))
-    return [{"what": what, "command": text} for what, text in made]
-
-
 def _curves(files: RunFiles, at: Sequence[float | None]) -> dict[str, list[list[float | None]]]:
     """For each metric its points: [step, epoch, seconds, value]."""
     made: dict[str, list[list[float | None]]] = {}
-    for row, when in zip(files.rows, at, strict=True):
+    for row, seconds in zip(files.rows, at, strict=True):
         for name, value in metrics_of(row).items():
-            point = [row["step"], number(row.get("epoch")), None if when is None else round(when, 4), value]
-            made.setdefault(plain(name), []).append(point)
+            clock = None if seconds is None else round(seconds, 4)
+            made.setdefault(plain(name), []).append([row["step"], number(row.get("epoch")), clock, value])
     return made
 
 

@@ -14,10 +14,14 @@ from typing import Any
 
 from ...duration import Clock
 from ...errors import RecipeError, RunError
+from ...study.document import FILE
 from ...train.run import stored_recipe
 from ...train.stored import read_result, read_rows
-from .words import plain
+from ...words import listed
+from .words import command, plain
 
+_NAMED = 6  # runs in a folder of them
+_MOST = 2**53  # examples or steps, beyond which a file is damaged
 _SHORT = 1 << 16  # bytes of an event file that hold its first two events
 
 
@@ -53,6 +57,7 @@ class RunFiles:
     @classmethod
     def read(cls, path: Path) -> RunFiles:
         """Raises `RunError` where `path` holds no run, or its recipe.json or metrics.jsonl cannot be read."""
+        _refuse_a_folder_of_runs(path)
         try:
             recipe = stored_recipe(path)
         except RecursionError:
@@ -91,9 +96,10 @@ class RunFiles:
         if not isinstance(examples, int) or not isinstance(batch, int) or not isinstance(duration, str):
             return None
         try:
-            return Clock.for_run(examples, batch, duration)
+            clock = Clock.for_run(examples, batch, duration)
         except RecipeError:
             return None
+        return clock if max(examples, clock.total or 0) < _MOST else None
 
     @property
     def source(self) -> Mapping[str, Any] | None:
@@ -104,6 +110,20 @@ class RunFiles:
         settings = found.get("set")
         sound = isinstance(settings, list) and all(isinstance(text, str) for text in settings)
         return found if sound and isinstance(found.get("data"), str | None) else None
+
+
+def _refuse_a_folder_of_runs(path: Path) -> None:
+    """Raises `RunError` that names the runs in `path`, where it is none but holds some."""
+    if (path / "recipe.json").exists():
+        return
+    runs = sorted(file.parent for name in ("recipe.json", FILE) for file in path.glob(f"*/{name}"))
+    if runs:
+        names = [plain(run.name) for run in runs[:_NAMED]]
+        more = [f"{len(runs) - _NAMED:,} more"] if len(runs) > _NAMED else []
+        raise RunError(
+            f"{path} is not a run folder, but holds {listed([*names, *more])}: "
+            f"type {command('chipwise', 'report', str(runs[0]))}."
+        )
 
 
 def _starts(folder: Path) -> list[Start]:

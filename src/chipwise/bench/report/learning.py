@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...duration import Duration
@@ -24,54 +24,82 @@ GAP = 0.05  # accuracy on training examples less that on held-out ones
 FALLING = 0.9  # training loss of the last fifth over that of the fifth before
 
 
-def learned(files: RunFiles, finished: bool, rate: Mapping[str, Any], typed: str | None) -> list[Advice]:
-    """About what was learned. *Arguments:* `rate`: the learning rate as `schedule.curve` gives it."""
-    made = _diverged(files, rate, typed or "RECIPE")
+def learned(
+    files: RunFiles, finished: bool, rate: Mapping[str, Any], lower: str | None, typed: str | None
+) -> list[Advice]:
+    """About what was learned. *Arguments:* `rate`: as `schedule.curve` gives it; `lower`: as `lower_rate`
+    does; `typed`: the recipe as one types it."""
+    made = _diverged(files, lower, typed or "RECIPE")
     if made:
         return made
-    found = _unlearned(files, rate, typed or "RECIPE")
+    found = _unlearned(files, lower, typed or "RECIPE")
     if not found and finished:
         found = [*_earlier_best(files), *_gap(files), *_still_falling(files)]
     return found + _idle(rate)
 
 
 def broken(files: RunFiles) -> Mapping[str, Any] | None:
-    """The first row with a loss that is not finite, or that says that the run diverged."""
-    for row in files.rows:
-        losses = (row.get(name) for name in ("train/loss", "eval/loss"))
-        if "diverged" in row or any(isinstance(x, float) and not math.isfinite(x) for x in losses):
-            return row
-    return None
+    """The row that says that the run diverged; without one the first with a loss that is not finite."""
+    told = (row for row in files.rows if "diverged" in row)
+    return next(told, next((row for row in files.rows if _not_finite(row)), None))
 
 
-def _diverged(files: RunFiles, rate: Mapping[str, Any], typed: str) -> list[Advice]:
+def _not_finite(row: Mapping[str, Any]) -> bool:
+    losses = [row[name] for name in ("train/loss", "eval/loss") if name in row]
+    return any(x is None or (isinstance(x, float) and not math.isfinite(x)) for x in losses)
+
+
+def when(files: RunFiles, row: Mapping[str, Any]) -> str:
+    """What became of the run at the row of `broken`, between which steps, as the run says it."""
+    if "diverged" in row:
+        return plain(row["diverged"]).rstrip(".")
+    before = max((r["step"] for r in files.rows if r["step"] < row["step"]), default=0)
+    return f"A loss was not finite between steps {before + 1:,} and {row['step']:,}"
+
+
+def lower_rate(rate: Mapping[str, Any], doubts: Sequence[Advice]) -> str | None:
+    """A setting to try where the rate was too high, such as `lr=0.1`: what `chipwise check` names, where that
+    is lower, else a third of the peak. `None` where that is not known."""
+    highest = number(rate.get("peak"))
+    if not highest:
+        return None
+    begin = f"--set {rate['name']}="
+    named = [text.removeprefix(begin) for a in doubts for text in a.attempt if text.startswith(begin)]
+    usual = next((text for text in named if _below(text, highest)), None)
+    return f"{rate['name']}={usual or f'{highest / 3:.2g}'}"
+
+
+def _below(text: str, highest: float) -> bool:
+    try:
+        return float(text) < highest
+    except ValueError:  # prose
+        return False
+
+
+def _diverged(files: RunFiles, lower: str | None, typed: str) -> list[Advice]:
     row = broken(files)
     if row is None:
         return []
-    before = max((r["step"] for r in files.rows if r["step"] < row["step"]), default=0)
-    steps = f"between steps {before + 1:,} and {row['step']:,}"
-    said = plain(row["diverged"]) if "diverged" in row else f"A loss was not finite {steps}"
     good = [step for step in files.checkpoints if step < row["step"]]
     kept = (
         f"The last checkpoint before it is of step {good[-1]:,}."
         if good
         else "There is no checkpoint from before."
     )
-    evidence = f"{said.rstrip('.')}. {kept}"
-    return [Advice("learning", "The run diverged.", evidence, (*_lower(rate), f"chipwise find-lr {typed}"))]
+    evidence = f"{when(files, row)}. {kept}"
+    return [Advice("learning", "The run diverged.", evidence, _calmer(lower, typed))]
 
 
-def _lower(rate: Mapping[str, Any]) -> tuple[str, ...]:
-    highest = number(rate.get("peak"))
-    less = f"--set {rate['name']}={highest / 3:.2g}" if highest else "a lower learning rate"
-    return less, "--set clip=1.0"
+def _calmer(lower: str | None, typed: str) -> tuple[str, ...]:
+    less = "a lower learning rate" if lower is None else f"--set {lower}"
+    return less, "--set clip=1.0", f"chipwise find-lr {typed}"
 
 
 def _series(files: RunFiles, name: str) -> list[tuple[int, float]]:
     return [(row["step"], value) for row in files.rows if (value := number(row.get(name))) is not None]
 
 
-def _unlearned(files: RunFiles, rate: Mapping[str, Any], typed: str) -> list[Advice]:
+def _unlearned(files: RunFiles, lower: str | None, typed: str) -> list[Advice]:
     losses = _series(files, "train/loss")
     if len(losses) < 3:
         return []
@@ -87,7 +115,7 @@ def _unlearned(files: RunFiles, rate: Mapping[str, Any], typed: str) -> list[Adv
             f"The training loss had been down to {figure(before)} and was {figure(value)} at step {step:,}."
         )
         what = "The training loss jumped, which a rate that is too high does."
-        return [Advice("learning", what, evidence, (*_lower(rate), f"chipwise find-lr {typed}"))]
+        return [Advice("learning", what, evidence, _calmer(lower, typed))]
     if end >= 0.98 * start > 0:
         evidence = (
             f"The training loss was {figure(start)} up to step {first:,} and {figure(end)} at step {last:,}."

@@ -18,7 +18,7 @@ from ...train.stored import number
 from ...words import counted
 from . import study
 from .pictures import NARROW, WIDE, Chart, bar, chart
-from .words import UNKNOWN, beside, figure, seconds, share
+from .words import UNKNOWN, beside, figure, metric, seconds, share
 
 CHARTS = 8  # metrics that are drawn; more are in the JSON
 COMMANDS = ("chipwise ", "--", "export ")  # how what one types begins; other advice is prose
@@ -92,6 +92,7 @@ def _run(document: Mapping[str, Any]) -> dict[str, Any]:
         "schedule": schedule,
         "bar": bar(time) if time is not None else [],
         "first_metric": _best_known(document["metrics"]),
+        "metrics_of": _by_step(document),
         "never_waited": bool(waits[0][2]) and not any(y > 0 for _, y in waits[0][2]),
         "beside": beside,
     }
@@ -132,6 +133,7 @@ def _study(document: Mapping[str, Any]) -> dict[str, Any]:
         "panels": study.panels(document, _panel),
         "strips": study.strips(document),
         "title": study.title(document),
+        "several": len(document["points"]) > 1,
         "against": study.against,
         "beside": beside,
     }
@@ -147,7 +149,15 @@ def _order(name: str) -> tuple[int, str]:
     return (_FIRST.index(name) if name in _FIRST else len(_FIRST), name)
 
 
-def _best_known(metrics: Mapping[str, float]) -> str | None:
+def _by_step(document: Mapping[str, Any]) -> list[tuple[int | None, list[tuple[str, float | None]]]]:
+    """The metrics, those of one step together; its number is `None` for those of a run's result."""
+    made: dict[int | None, list[tuple[str, float | None]]] = {}
+    for name, value in sorted(document["metrics"].items(), key=lambda item: not item[0].startswith("eval/")):
+        made.setdefault(document["metric_steps"].get(name.partition("/")[0]), []).append((name, value))
+    return list(made.items())
+
+
+def _best_known(metrics: Mapping[str, float | None]) -> str | None:
     """The metric that a reader asks for first."""
     wanted = ("eval/accuracy", "eval/loss", "train/accuracy", "train/loss")
     return next((name for name in wanted if name in metrics), next(iter(metrics), None))
@@ -158,6 +168,7 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "count": counted,
     "duration": seconds,
     "figure": figure,
+    "metric": metric,
     "share": share,
     "whole": lambda value: UNKNOWN if number(value) is None else f"{value:,.0f}",
 }

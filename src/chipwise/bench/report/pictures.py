@@ -14,7 +14,9 @@ from .time import PARTS
 from .words import figure
 
 WIDE, NARROW = (560, 270), (328, 240)  # pixels of a chart on a desk and on a telephone
+ACROSS = 840  # of one over the whole width of a page
 LOG_FROM = 30.0  # highest over lowest value, from which a loss is drawn on a logarithmic axis
+_LETTER = 7.0  # pixels of a letter of a label, about
 _MOST = 260  # points of a line; beyond them the lowest and the highest of each stretch
 _UNITS = ((86_400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
@@ -53,11 +55,13 @@ class Chart:
 
 @dataclass(frozen=True)
 class Row:
-    """A point's values in a strip: its mean and interval, where they are known, and a dot a seed."""
+    """A point's values in a strip: its mean and interval, where they are known, and a dot a seed. `label` is
+    the height of its name."""
 
     name: str
     kind: str
     y: float
+    label: float
     dots: list[float]
     mean: float | None
     interval: tuple[float, float] | None
@@ -156,7 +160,11 @@ def strip(
     if not ends:
         return None
     low, high = _range(ends, zero=False, log=False)
-    left, right, bottom = 14, width - 14, 46 * len(rows) + 6
+    names = math.ceil(_LETTER * max(len(name) for name, *_ in rows))
+    beside = names <= 0.4 * width  # else each name has a line of its own
+    left, right = names + 24 if beside else 14, width - 14
+    pitch, up = (34, 17) if beside else (46, 12)
+    bottom = pitch * len(rows) + 6
 
     def across(x: float) -> float:
         return left + (right - left) * (x - low) / (high - low)
@@ -165,7 +173,9 @@ def strip(
     for k, (name, kind, values, s) in enumerate(rows):
         interval = (across(s["low"]), across(s["high"])) if s and s["low"] is not None else None
         at = [across(v) for v in values]
-        drawn.append(Row(name, kind, 46.0 * k + 34, at, across(s["mean"]) if s else None, interval))
+        y = float(pitch * (k + 1) - up)
+        label = y + 4 if beside else y - 16
+        drawn.append(Row(name, kind, y, label, at, across(s["mean"]) if s else None, interval))
     words = "; ".join(
         f"{name}: {', '.join(figure(v) for v in values) or 'none'}" for name, _, values, _ in rows
     )

@@ -88,8 +88,8 @@ def curve(stored: Mapping[str, Any], clock: Clock | None, loaded: Recipe | None)
         return made | {"note": note}
     if clock is None or not clock.total:
         return made | {"note": "The run's length is not known."}
-    steps = np.unique(np.linspace(0, clock.total - 1, _POINTS).round().astype(np.int64))
     try:
+        steps = np.unique(np.linspace(0, clock.total - 1, _POINTS).round().astype(np.int64))
         values = [float(schedule.table(clock, int(step), int(step) + 1)[0]) for step in steps]
         return made | {"steps": steps.tolist(), "values": values, "peak": peak(schedule, clock)}
     except (ChipwiseError, ArithmeticError, ValueError) as error:

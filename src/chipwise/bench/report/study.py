@@ -19,7 +19,7 @@ from ...study.document import FILE, Point, read
 from ...train.stored import metrics_of, number
 from ...words import counted
 from .folder import RunFiles
-from .pictures import NARROW, WIDE, Strip, strip
+from .pictures import ACROSS, NARROW, Strip, strip
 from .schedule import settings
 from .words import beside, command, figure, plain
 
@@ -36,7 +36,7 @@ def study(folder: Path) -> dict[str, Any]:
             f"{folder} is no study (no {FILE}): expected what chipwise train --seeds or sweep made."
         )
     metric = table.main_metric(found)
-    stories = [_runs(found.folder, point) for point in found.points]
+    stories = [_runs(folder, point) for point in found.points]
     first = next((files for story in stories for _, files in story if files is not None), None)
     points = []
     for point, row, story in zip(found.points, table.rows(found), stories, strict=True):
@@ -58,7 +58,7 @@ def study(folder: Path) -> dict[str, Any]:
         "chipwise": __version__,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "kind": "study",
-        "run": plain(found.folder),
+        "run": plain(folder),
         "name": plain(found.recipe),
         "metric": metric and plain(metric),
         "points": points,
@@ -145,7 +145,7 @@ def strips(document: Mapping[str, Any]) -> list[tuple[str, Strip]]:
         (p["name"], f"seed{place % COLOURS}", list(p["values"].values()), p["spread"])
         for place, p in enumerate(document["points"])
     ]
-    sizes = (("wide", WIDE[0]), ("narrow", NARROW[0]))
+    sizes = (("wide", ACROSS), ("narrow", NARROW[0]))
     return [(size, made) for size, width in sizes if (made := strip(rows, width)) is not None]
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from ...train.stored import number
 from . import study
 from .pictures import bar, spark
-from .words import beside, figure, seconds, share
+from .words import beside, figure, metric, seconds, share
 
 _CELLS = 40  # of the bar of time
 
@@ -29,7 +29,7 @@ def parts(document: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield Text(f"note: {note}", style="yellow")
     yield document["status"]["sentence"]
     yield ""
-    yield table([(name, figure(value)) for name, value in document["metrics"].items()] + _figures(document))
+    yield table(_metrics(document) + _figures(document))
     yield _title("\nSettings")
     yield table([(name, value) for name, value in document["settings"]])
     if document["schedule"].get("note"):
@@ -75,6 +75,14 @@ def table(rows: Sequence[tuple[str, str]], style: str = "") -> Table:
 
 def _title(text: str) -> Text:
     return Text(text, style="bold underline" if text.startswith("\n") else "bold")
+
+
+def _metrics(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    made, steps = [], document["metric_steps"]
+    for name, value in document["metrics"].items():
+        step = steps.get(name.partition("/")[0])
+        made.append((name, metric(value) + (f" at step {step:,}" if step is not None else "")))
+    return made
 
 
 def _figures(document: Mapping[str, Any]) -> list[tuple[str, str]]:

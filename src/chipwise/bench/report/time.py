@@ -65,7 +65,7 @@ def speed(files: RunFiles, found: Sequence[Interval]) -> dict[str, Any] | None:
     batch, replicas = files.recipe.get("batch"), files.recipe.get("replicas")
     beside = {"batch": batch, "replicas": replicas}
     stored = (files.result or {}).get("speed")
-    if isinstance(stored, dict) and number(stored.get("examples_per_second")) is not None:
+    if isinstance(stored, dict) and (number(stored.get("examples_per_second")) or 0.0) > 0:
         quartiles = stored.get("examples_per_second_quartiles")
         sound = isinstance(quartiles, list) and [number(q) for q in quartiles]
         return {

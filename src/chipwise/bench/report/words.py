@@ -28,6 +28,11 @@ def figure(value: Any) -> str:
     return f"{found:,.0f}" if 1e3 <= abs(found) < 1e9 else f"{found:.3g}"
 
 
+def metric(value: float | None) -> str:
+    """A metric of a report, which is `None` where it is not finite: JSON has no NaN."""
+    return "NaN" if value is None else figure(value)
+
+
 def share(value: Any) -> str:
     """`21 %`; below a tenth one digit more, `3.4 %`, and below a thousandth `< 0.1 %`."""
     found = number(value)
