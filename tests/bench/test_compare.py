@@ -13,8 +13,9 @@ from bench.comparisons import LOSSES, plan, record, run, study
 from chipwise.bench.compare import agreement as agree
 from chipwise.bench.compare.document import document
 from chipwise.bench.compare.row import Window
-from chipwise.bench.compare.sources import read
+from chipwise.bench.compare.sources import read, unpublished
 from chipwise.bench.compare.speed import NO_INTERVAL, Figure, ratio, repeated
+from chipwise.bench.compare.table import verdict
 from chipwise.bench.compare.target import parse
 from chipwise.bench.spread import HIGHER, LOWER, NO_DIFFERENCE
 from chipwise.chips import prices
@@ -44,7 +45,10 @@ def test_the_same_machine_twice_shows_no_difference(tmp_path):
 
 
 def test_a_faster_one_is_faster_by_its_interval(tmp_path):
-    found = compared(record(tmp_path / "slow.json", 1000), record(tmp_path / "fast.json", 2000, seed=1))
+    found = compared(
+        record(tmp_path / "slow.json", 1000),
+        record(tmp_path / "fast.json", 2000, seed=1, kind="NVIDIA H100 80GB HBM3"),
+    )
     verdict = found["rows"][1]["ratio"]
     assert verdict["verdict"] == HIGHER and verdict["low"] < 2 < verdict["high"]
     assert (
@@ -180,6 +184,103 @@ def test_windows_meet_where_both_end(a, b):
         assert len(met) == len(a)
 
 
+# ---- one device
+
+
+def test_one_device_crowns_no_chip(tmp_path):
+    a = record(tmp_path / "a.json", 1000)
+    equal = compared(a, record(tmp_path / "b.json", 3680, seed=1))["sentences"]["headline"]
+    assert equal.startswith("Same device (Some CPU, 2 cores), same steps, equal to the bit")
+    assert "as fast as" not in equal and "3.6" not in equal and "both measured" in equal
+    for changes, words in (
+        ({"framework": "PyTorch"}, "speeds differ by the framework, or by what else"),
+        ({"described": comparisons.recipe(duration="1ep"), "losses": [3.0] * 9}, "the settings (duration)"),
+    ):
+        other = compared(a, record(tmp_path / "b.json", 3680, seed=1, **changes))["sentences"]["headline"]
+        assert other.startswith("Same device (") and words in other and "b is 3." in other
+    # what the chip is called does not tell one machine's CPU from another's, of accelerators it does
+    for kind, count in (("cpu", 1), ("TPU v2", 8)):
+        record(tmp_path / "a.json", 1000, kind=kind, count=count)
+        record(tmp_path / "b.json", 3000, kind="TPU v2")
+        assert compared(a, tmp_path / "b.json")["sentences"]["headline"].startswith("b is ")
+    moved = json.loads(record(tmp_path / "b.json", 3000).read_text())
+    moved["machine"]["cpu"] = "Another CPU"
+    (tmp_path / "b.json").write_text(json.dumps(moved))
+    assert compared(record(tmp_path / "a.json"), tmp_path / "b.json")["rows"][1]["same_device"] is False
+
+
+# ---- runs that diverged
+
+WHEN = "The training loss became nan between steps 301 and 350"
+
+
+def test_a_run_that_diverged_counts_nowhere(tmp_path):
+    runs = tmp_path / "runs"
+    for seed in range(4):
+        lost = {"accuracies": (0.0, 0.0, 0.0), "speed": 9e6, "diverged": WHEN} if seed == 3 else {}
+        run(runs / f"seed-{seed}", seed=seed, **lost)
+    found = compared(runs, run(tmp_path / "b"), target=parse("0.95"))
+    row = found["rows"][0]
+    assert row["metric"]["values"] == [0.97] * 3 and row["examples_per_second"]["n"] == 3
+    assert row["target"]["runs"] == 3 and row["diverged"] == {
+        "runs": 1, "of": 4, "words": "1 of 4 diverged between steps 301 and 350",
+    }  # fmt: skip
+    assert any("1 of 4 diverged between steps 301 and 350" in s for s in found["sentences"]["metric"])
+    assert any(note.startswith("seed-3: diverged") for note in row["notes"])
+
+
+def test_a_row_that_diverged_ranks_nowhere(tmp_path):
+    lost = run(tmp_path / "lost", (0.0,), speed=9e6, diverged=WHEN)
+    found = compared(lost, run(tmp_path / "a"), run(tmp_path / "b", seed=1))
+    row = by_label(found)["lost"]
+    assert row["examples_per_second"] is row["metric"] is row["ratio"] is None and verdict(row) == "diverged"
+    assert found["baseline"] == "a" and "lost" not in found["sentences"]["headline"]
+    assert any(s.startswith("lost: 1 of 1 diverged") for s in found["sentences"]["speed"])
+
+
+def test_a_study_says_what_diverged_before_any_row(tmp_path):
+    made = study(tmp_path / "study")
+    (made / "lr=0.1" / "seed-2" / "metrics.jsonl").write_text("")
+    told = json.loads((made / "study.json").read_text())
+    told["points"][0]["runs"][2] |= {"done": False, "diverged": WHEN}
+    (made / "study.json").write_text(json.dumps(told))
+    low = compared(made)["rows"][0]
+    assert low["diverged"]["words"] == "1 of 3 diverged between steps 301 and 350" and low["metric"]["n"] == 2
+
+
+# ---- few values
+
+
+def test_two_runs_are_both_shown_and_make_no_interval(tmp_path):
+    found = compared(study(tmp_path / "study", seeds=(0, 1)), target=parse("0.95"))
+    low = found["rows"][0]
+    for figure in (low["wall_seconds"], low["target"]["wall"], low["examples_per_second"], low["metric"]):
+        assert figure["n"] == 2 and figure["low"] is None and len(figure["values"]) == 2
+    said = found["sentences"]
+    assert "5.0 min and 5.0 min; 2 runs are too few for an interval" in said["wall"][0]
+    assert "0.97 and 0.971, 2 runs are too few" in said["metric"][0]
+
+
+def test_warm_up_counts_nowhere(tmp_path):
+    """Of a run that was resumed to its end, neither the first interval nor the first after the resumption."""
+    speeds = (1.0, 100.0, 101.0, 2.0, 102.0, 103.0)
+    rows = [{"step": 10 * (k + 1), "train/loss": 1.0, "examples_per_second": v} for k, v in enumerate(speeds)]
+    made = run(tmp_path / "a", rows="".join(json.dumps(row) + "\n" for row in rows))
+    result = json.loads((made / "result.json").read_text())
+    (made / "result.json").write_text(json.dumps({**result, "speed": {"intervals": 2}}))
+    (row,) = read([str(made)])
+    assert [v for _, v in row.repeats[0].speeds] == [100.0, 101.0, 102.0, 103.0]
+    (row,) = read([str(run(tmp_path / "b", rows=json.dumps(rows[0])))])
+    assert row.repeats[0].warming_up and row.repeats[0].examples_per_second == 1
+
+
+def test_a_share_stays_between_0_and_1(tmp_path):
+    for seed, accuracy in enumerate((1.0, 0.4, 1.0)):
+        run(tmp_path / "runs" / f"{seed}", (accuracy,), seed=seed)
+    metric = compared(tmp_path / "runs", run(tmp_path / "b"))["rows"][0]["metric"]
+    assert 0 <= metric["low"] < 0.8 < metric["high"] == 1
+
+
 # ---- other recipes, damaged files
 
 
@@ -210,6 +311,7 @@ def test_bad_files_are_one_line(tmp_path):
         "speedless.json": ({**text, "figures": {}}, "no figure examples_per_second"),
         "batchless.json": ({**text, "measured": {}}, "at which batch"),
         "plan.json": ({"schema": "chipwise.plan/9"}, "expected chipwise.plan/1"),
+        "find.json": ({"schema": "chipwise.find_lr/1"}, "make one with chipwise bench RECIPE --out"),
         "damaged.json": ({"schema": "chipwise.plan/1", "plans": 3}, "damaged plan"),
     }
     for name, (made, words) in cases.items():
@@ -222,6 +324,38 @@ def test_bad_files_are_one_line(tmp_path):
         read([str(tmp_path / "short.json")])
     with pytest.raises(DataError, match="does not exist"):
         read([str(tmp_path / "absent.json")])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"first_losses": "x"}, 'measured.first_losses="x", expected a list of numbers'),
+        ({"first_losses": ["x"]}, "expected a list of numbers"),
+        ({"batch": True}, "measured.batch=true, expected a whole number from 1 on"),
+        ({"steps_per_interval": 0}, "measured.steps_per_interval=0"),
+        ({"seconds": [1]}, "measured.seconds=[1], expected an object"),
+        ({"share_of_peak": "unknown"}, "expected a number"),
+        ({"exact": 1}, "expected true or false"),
+        ({"framework": 3}, "measured.framework=3, expected text"),
+    ],
+)
+def test_a_field_of_another_type_is_named(tmp_path, changes, words):
+    with pytest.raises(DataError) as error:
+        read([str(record(tmp_path / "a.json", **changes))])
+    assert words in str(error.value) and "chipwise bench RECIPE" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_folder_of_runs_of_several_recipes(tmp_path):
+    run(tmp_path / "runs" / "a"), run(tmp_path / "runs" / "b", name="digits", batch=64)
+    with pytest.raises(
+        RecipeError, match=r"several recipes \(.*b is of digits.*Name the run folders"
+    ) as error:
+        read([str(tmp_path / "runs")])
+    assert len(str(error.value)) < 300 + len(str(tmp_path))
+    changed = {f"setting_of_a_long_name_{k}": k for k in range(9)}
+    run(tmp_path / "many" / "a"), run(tmp_path / "many" / "b", **changed)
+    assert [r.label for r in read([str(tmp_path / "many")])] == ["a", "b"]
 
 
 def test_folders_that_hold_nothing(tmp_path):
@@ -259,7 +393,7 @@ def test_a_study_is_a_row_a_point(tmp_path):
     assert (low["label"], high["label"]) == ("lr=0.1", "lr=0.2") and low["metric"]["n"] == 3
     assert high["metric"]["by_pairs"] and high["metric"]["difference"]["value"] == pytest.approx(0.01)
     assert low["wall_seconds"]["n"] == 3 and high["wall_ratio"]["verdict"] == NO_DIFFERENCE
-    assert low["target"]["kind"] == "measured" and low["target"]["seconds"]["n"] == 3
+    assert low["target"]["kind"] == "measured" and low["target"]["wall"]["n"] == 3
     assert {d["setting"] for d in found["differing"]} == {"optimizer.lr"}
 
 
@@ -293,28 +427,40 @@ def test_plans_are_predictions_and_say_what_cannot_run(tmp_path):
 def test_time_to_a_target_is_measured_or_reckoned(tmp_path):
     sources = (run(tmp_path / "run"), record(tmp_path / "fast.json", 2560.0, 0), plan(tmp_path / "plan.json"))
     rows = by_label(compared(*sources, target=parse("0.95")))
+    one = {"low": None, "high": None, "n": 1, "how": "one run"}
+    speed = rows["run"]["examples_per_second"]["value"]
+    trained = 200 * 256 / speed
     assert rows["run"]["target"] | {"how": ""} == {
-        "seconds": {"value": 200.0, "low": None, "high": None, "n": 1, "how": "one run", "values": []},
+        "training": {"value": trained, **one, "values": [trained]},
+        "wall": {"value": 200.0, **one, "values": [200.0]},
         "steps": 200, "kind": "measured", "reached": 1, "runs": 1, "how": "",
     }  # fmt: skip
     fast = rows["fast"]["target"]
     assert fast["kind"] == "predicted" and "steps from run run (200)" in fast["how"]
-    assert (
-        fast["seconds"]["value"] == pytest.approx(200 * 256 / 2560) and rows["fast"]["target_ratio"] is None
-    )
-    assert rows["t4"]["target_ratio"] is None and rows["k80"]["target"]["seconds"] is None
+    assert fast["training"]["value"] == pytest.approx(200 * 256 / 2560) and fast["wall"] is None
+    assert rows["fast"]["target_ratio"]["value"] == pytest.approx(speed / 2560)  # the same kind of time
+    # a plan knows what comes around training: 5 s of start, 3 of compilation, 4 of evaluation in 5,625 steps
+    t4 = rows["t4"]["target"]
+    assert t4["wall"]["value"] == pytest.approx(t4["training"]["value"] + 8 + 4 * 200 / 5625)
+    cost = rows["t4"]["costs"][0]
+    assert cost["target"]["value"] == pytest.approx(t4["wall"]["value"] * cost["usd_per_hour"] / 3600)
+    assert cost["target_basis"] == "wall time" and rows["k80"]["target"]["training"] is None
     never = by_label(compared(*sources, target=parse("0.999")))
     assert "not reached: the best was 0.97" in never["run"]["target"]["how"]
-    assert never["fast"]["target"]["seconds"] is None
+    assert never["fast"]["target"]["training"] is None
     down = by_label(compared(*sources, target=parse("eval/accuracy=.9")))
     assert down["run"]["target"]["steps"] == 100
 
 
 def test_a_run_of_before_knows_its_steps_and_not_its_seconds(tmp_path):
     found = by_label(compared(run(tmp_path / "a", timed=False), run(tmp_path / "b"), target=parse("0.95")))
-    assert (
-        found["a"]["target"]["kind"] == "predicted" and "its own steps (200)" in found["a"]["target"]["how"]
-    )
+    assert found["a"]["target"]["wall"] is None and found["a"]["target"]["training"]
+    assert "its own steps (200)" in found["a"]["target"]["how"]
+
+
+def test_one_run_against_several_to_a_target(tmp_path):
+    found = by_label(compared(study(tmp_path / "study", ("0.1",)), run(tmp_path / "b"), target=parse("0.95")))
+    assert found["b"]["target_ratio"]["verdict"] == NO_DIFFERENCE
 
 
 def test_targets_nobody_measured(tmp_path):
@@ -359,6 +505,28 @@ def test_what_one_rents_for_devices(tmp_path, kind, count, target):
 
 
 # ---- names
+
+
+def test_a_baseline_that_became_several_rows(tmp_path):
+    made = study(tmp_path / "study")
+    for arguments, label in (([made], str(made)), ([f"S={made}"], "S")):
+        with pytest.raises(RecipeError, match=r"it became 2 rows: .*lr=0.1 and .*lr=0.2. Name one"):
+            compared(*arguments, baseline=label)
+    a = record(tmp_path / "a.json")
+    assert compared(f"mine={a}", made, baseline=str(a))["baseline"] == "mine"
+
+
+def test_published_without_figures_is_left_out(tmp_path):
+    sources = [str(record(tmp_path / f"{k}.json", name="digits")) for k in "ab"] + ["published"]
+    rows = read(sources)
+    (note,) = unpublished(sources, rows)
+    assert [r.kind for r in rows] == ["measured"] * 2 and "Nobody published figures of digits" in note
+    assert document(rows, prices=(), notes=[note])["notes"] == [note]
+    with pytest.raises(RecipeError, match=r"Nobody published .* a is alone"):
+        document(rows[:1], prices=(), notes=[note])
+    with pytest.raises(RecipeError, match="matches 'v100'"):
+        read([sources[0], "published:v100"])
+    assert unpublished(["published"], read(["published:mnist"])) == []
 
 
 def test_labels(tmp_path):

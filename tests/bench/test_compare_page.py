@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -125,7 +126,7 @@ def test_bars_stay_within_and_keep_their_order(values, linear):
         assert 0 <= row.low <= row.at <= row.high <= 100 + 1e-9
     order = np.argsort(values, kind="stable")
     assert all(made.rows[a].at <= made.rows[b].at for a, b in itertools.pairwise(order))
-    assert made.log == (not linear and max(values) / min(values) > pictures.FACTOR)
+    assert made.log == (not linear and max(values) / min(values) > pictures.BARS)
     if not made.log:
         assert made.rows[0].at / 100 == pytest.approx(values[0] / (max(values) * 1.5 * 1.03))
 
@@ -146,6 +147,45 @@ def test_curves_stay_within_their_axes(points, zero):
 def test_strips_of_few_values(values):
     made = pictures.strips([pictures.Measure("a", "measured", v, points=(v,)) for v in values], str)
     assert (made is None) == (not values) and all(0 < m.at < 100 for m in (made.rows if made else ()))
+
+
+def test_bars_become_points_where_a_bar_would_mislead(tmp_path):
+    slow = record(tmp_path / "slow.json", 100)
+    for factor, log in ((90, False), (110, True)):
+        fast = record(tmp_path / "fast.json", 100 * factor, 0, kind="TPU v2")
+        text = page.render(document(read([str(slow), str(fast)]), prices=()))
+        assert text.count('<rect class="speed measured"') == (0 if log else 2)
+        assert text.count('<circle class="speed measured"') == (2 if log else 0)
+        assert ("lengths say nothing" in text) == log
+
+
+def test_the_axis_of_losses_minds_no_run_that_diverged():
+    """Beyond a factor it is logarithmic."""
+    near = pictures.Curve("a", "measured", 0, ((1.0, 2.0), (2.0, 1.0)))
+    far = pictures.Curve("b", "measured", 1, ((1.0, 2.0), (2.0, 1e15)), aside=True)
+    both, alone, wide = (
+        pictures.lines(curves, 560, 300, str, str, y_log=True)
+        for curves in ([near, far], [near], [near, replace(far, aside=False)])
+    )
+    assert both.y_ticks == alone.y_ticks and both.curves[0] == alone.curves[0] and not both.y_log
+    assert wide.y_log and len(both.curves) == 2
+
+
+def test_cards_say_where_nothing_is_shown(tmp_path):
+    sources = [record(tmp_path / f"{k}.json", 1000, 0.05, seed=k) for k in range(5)]
+    text = Reader(page.render(document(read([str(s) for s in sources]), prices=()))).text
+    card = " ".join(text[text.index("fastest") : text.index("Examples a second")].split())
+    assert "and 1 other, on the same device; no difference shown." in card
+    record(tmp_path / "4.json", 9000, 0.05, kind="TPU v2")
+    text = " ".join(Reader(page.render(document(read([str(s) for s in sources]), prices=()))).text.split())
+    assert "measured , fastest" in text or "measured, fastest" in text
+    assert "no difference" not in text[text.index("fastest") : text.index("Examples a second")]
+
+
+def test_a_dagger_stands_beside_its_bar(tmp_path):
+    sources = record(tmp_path / "a.json"), record(tmp_path / "b.json", 9, losses=[9.0] * 9)
+    text = page.render(document(read([str(s) for s in sources]), prices=()))
+    assert re.search(r'<span class="value">[^<]*× †</span>', text)
 
 
 # ---- in a browser

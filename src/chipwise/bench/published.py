@@ -6,6 +6,7 @@
 - `examples_per_second` is global, of all the chips of the row, at the global `batch`.
 - Where a source gives ratios alone (`relative_low` to `relative_high`), they are to its own `anchor`, whose
   absolute speed is not known: such rows can be compared with one another, and with nothing else.
+- `low` and `high` are the range of `examples_per_second` that the source states, over its runs or within one.
 - `similar` says where the model, its input or its data are not the recipe's; empty, they are.
 - `accuracy` are the final evaluations of its runs, as shares.
 - `usd_per_hour` is the price that the source itself states, of its time.
@@ -32,6 +33,8 @@ class Published:
     batch: int | None  # global
     replicas: int | None
     examples_per_second: float | None
+    low: float | None
+    high: float | None
     relative_low: float | None  # times the speed of `anchor`
     relative_high: float | None
     anchor: str

@@ -47,16 +47,18 @@ def compare(
     """
     from ..bench.compare import page
     from ..bench.compare.document import document
-    from ..bench.compare.sources import read
+    from ..bench.compare.sources import read, unpublished
     from ..bench.compare.table import show
     from ..bench.compare.target import parse
     from ..chips.prices import load
 
+    rows = read(sources)
     made = document(
-        read(sources),
+        rows,
         prices=load(prices),
         baseline=baseline,
         target=parse(target) if target is not None else None,
+        notes=unpublished(sources, rows),
     )
     if html is not None:
         page.write(made, html)

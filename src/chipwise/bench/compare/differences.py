@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import RecipeError
-from .row import PREDICTED, PUBLISHED, Row
+from .row import MEASURED, PREDICTED, PUBLISHED, Row
 
 _COMMON = {
     "batch": "batch (global)",
@@ -49,9 +49,23 @@ def check_recipe(rows: Sequence[Row]) -> None:
 
 def _other(row: Row, first: Row, has: str, was: str) -> RecipeError:
     return RecipeError(
-        f"{row.label} is of {has}, {first.label} {was}: their speeds say nothing about each other. "
+        f"{_called(row)} is of {has}, {_called(first)} {was}: their speeds say nothing about each other. "
         f"Leave one out, or measure the same recipe on both."
     )
+
+
+def _called(row: Row) -> str:
+    """Its label; of runs that a label of settings stands for, a folder too."""
+    return f"{row.label} ({row.repeats[0].name})" if row.form == "study" else row.label
+
+
+def same_device(row: Row, other: Row) -> bool:
+    """Whether two measured rows are known to have run on as many devices of one kind; of CPUs, which all
+    have one name, on one kind of machine."""
+    if row.device is None or row.kind != MEASURED or other.kind != MEASURED or row.where != other.where:
+        return False
+    cpu = row.simulated or row.device.lower().startswith("cpu")
+    return not cpu or (row.machine is not None and row.machine == other.machine)
 
 
 def differing(rows: Sequence[Row]) -> list[Differing]:

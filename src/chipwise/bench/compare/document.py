@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -16,35 +17,41 @@ from typing import Any
 from ... import __version__
 from ...chips.prices import Price
 from ...errors import RecipeError, nearest
+from ...words import listed
 from ..spread import Spread, difference, paired
-from .agreement import Agreement, agreement
-from .differences import check_recipe, differing
+from .agreement import SAME_BITS, Agreement, agreement
+from .differences import check_recipe, differing, same_device
 from .money import costs
 from .row import MEASURED, PREDICTED, PUBLISHED, Repeat, Row
 from .sentences import sentences
-from .speed import Figure, examples_per_second, ratio, wall_seconds, within_one_run
+from .speed import FEW, Figure, examples_per_second, ratio, wall_seconds, within_one_run
 from .target import Target, TimeTo, times_to
 
 SCHEMA = "chipwise.comparison/1"
 _POINTS = 400  # of a curve, at most
+_SHARE = re.compile(r"accuracy|f1|precision|recall|exact_match|hamming|top_?\d")  # metrics from 0 to 1
 
 
 def document(
-    rows: Sequence[Row], *, prices: Sequence[Price], baseline: str | None = None, target: Target | None = None
+    rows: Sequence[Row],
+    *,
+    prices: Sequence[Price],
+    baseline: str | None = None,
+    target: Target | None = None,
+    notes: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The whole comparison as plain JSON values.
 
     *Arguments:* `prices`, a table of `chips.prices`; `baseline`, a row's label, by default the first with a
-    speed; `target`, a value of a metric to be timed.
+    speed; `target`, a value of a metric to be timed; `notes`, what to say of arguments that gave no row.
 
     Raises `RecipeError` for fewer than two rows, rows of several recipes, a baseline that is no row, and a
     target that no row ever measured.
     """
     if len(rows) < 2:
-        raise RecipeError(
-            f"{rows[0].label if rows else 'Nothing'} is alone: name a second record, run, study or plan, or "
-            f"published."
-        )
+        alone = " ".join((*notes, rows[0].label if rows else "Nothing"))
+        more = "" if notes else ", or published"
+        raise RecipeError(f"{alone} is alone: name a second record, run, study or plan{more}.")
     check_recipe(rows)
     base = _baseline(rows, baseline)
     speeds = [examples_per_second(row) for row in rows]
@@ -54,11 +61,11 @@ def document(
     one_batch = len({row.batch for row, speed in zip(rows, speeds, strict=True) if speed is not None}) == 1
     agreements = _agreements(rows, base)
     same = {a.label: a.same for a in agreements}
+    bits = {a.label for a in agreements if a.status == SAME_BITS}
     metric = _metric(rows)
     made_rows = []
     for row, speed, wall, time in zip(rows, speeds, walls, times, strict=True):
-        own = None if time is None else time.seconds
-        money, no_price = costs(row, prices, speed, wall, own)
+        money, no_price = costs(row, prices, speed, wall, time)
         made_rows.append(
             _stated(row)
             | {
@@ -66,6 +73,8 @@ def document(
                 "ratio": _ratio(row, base, speed, speeds[at]),
                 "steps_per_second": speed.value / row.batch if speed and row.batch and one_batch else None,
                 "same_computation": True if row is base and row.kind == MEASURED else same.get(row.label),
+                "same_device": None if row is base else same_device(row, base),
+                "same_steps": row.label in bits and base.kind == MEASURED and row.framework == base.framework,
                 "within_one_run": within_one_run(row),
                 "wall_seconds": wall and asdict(wall),
                 "wall_ratio": _ratio(row, base, wall, walls[at]) if _length(row) == _length(base) else None,
@@ -91,6 +100,7 @@ def document(
         "baseline": base.label,
         "target": None if target is None else {**asdict(target), "words": str(target)},
         "metric": metric,
+        "notes": list(notes),
         "labels": {k: [r.label for r in rows if r.kind == k] for k in (MEASURED, PREDICTED, PUBLISHED)},
         "differing": [asdict(d) for d in differing(rows)],
         "agreement": [asdict(a) for a in agreements],
@@ -120,8 +130,19 @@ def _stated(row: Row) -> dict[str, Any]:
         "versions": dict(row.versions),
         "similar": row.published.similar if row.published else "",
         "steps": row.steps,
+        "diverged": _diverged(row),
         "notes": list(row.notes),
     }
+
+
+def _diverged(row: Row) -> dict[str, Any] | None:
+    """How many of its runs did, of how many, and when."""
+    found = [" ".join(r.diverged.split())[:160] for r in row.repeats if r.diverged]
+    if not found:
+        return None
+    when = dict.fromkeys(said[at:] if (at := said.find("between steps")) >= 0 else said for said in found)
+    words = f"{len(found)} of {len(row.repeats)} diverged {', '.join(when)}"
+    return {"runs": len(found), "of": len(row.repeats), "words": words}
 
 
 def _ratio(row: Row, base: Row, mine: Figure | None, other: Figure | None) -> dict[str, Any] | None:
@@ -130,10 +151,10 @@ def _ratio(row: Row, base: Row, mine: Figure | None, other: Figure | None) -> di
 
 
 def _target_ratio(row: Row, base: Row, mine: TimeTo | None, other: TimeTo | None) -> dict[str, Any] | None:
-    """Of two times that mean the same: wall times, or times of training alone."""
-    if mine is None or other is None or mine.kind != other.kind:
+    """Of training alone, which every row has."""
+    if mine is None or other is None:
         return None
-    return _ratio(row, base, mine.seconds, other.seconds)
+    return _ratio(row, base, mine.training, other.training)
 
 
 def _baseline(rows: Sequence[Row], label: str | None) -> Row:
@@ -141,13 +162,19 @@ def _baseline(rows: Sequence[Row], label: str | None) -> Row:
     if label is None:
         return (able or rows)[0]
     for row in rows:
-        if label in (row.label, *(r.name for r in row.repeats)):
+        meant_alone = label in row.given and sum(label in r.given for r in rows) == 1
+        if meant_alone or label in (row.label, *(r.name for r in row.repeats)):
             if row not in able:
                 raise RecipeError(
                     f"--baseline {label}: it has no speed in examples/s. Rows that have one: "
                     f"{', '.join(r.label for r in able) or 'none'}."
                 )
             return row
+    meant = [row for row in rows if label in row.given]
+    if len(meant) > 1:
+        raise RecipeError(
+            f"--baseline {label}: it became {len(meant)} rows: {listed([r.label for r in meant])}. Name one."
+        )
     labels = [row.label for row in rows]
     raise RecipeError(f"--baseline {label}: no such row.{nearest(label, labels)} Rows: {', '.join(labels)}.")
 
@@ -166,7 +193,7 @@ def _length(row: Row) -> int | None:
 
 def _metric(rows: Sequence[Row]) -> str | None:
     """The metric whose final value is shown: accuracy where there is one."""
-    seen = dict.fromkeys(k for row in rows for r in row.repeats for k in r.metrics if k.startswith("eval/"))
+    seen = dict.fromkeys(k for row in rows for r in row.sound for k in r.metrics if k.startswith("eval/"))
     if "eval/accuracy" in seen or any(row.published and row.published.accuracy for row in rows):
         return "eval/accuracy"
     return next(iter(seen), None)
@@ -181,6 +208,10 @@ def _final(row: Row, base: Row, metric: str | None) -> dict[str, Any] | None:
     if not mine:
         return None
     made: dict[str, Any] = {"values": [v for _, v in mine], **asdict(Spread.of([v for _, v in mine]))}
+    if len(mine) < FEW:
+        made["low"] = made["high"] = None
+    elif _SHARE.search(metric) and all(0 <= v <= 1 for v in made["values"]):
+        made |= {"low": max(made["low"], 0.0), "high": min(made["high"], 1.0)}  # nothing is beyond
     made["difference"] = made["by_pairs"] = None
     if other and row is not base:
         seeds = {s: v for s, v in mine if s is not None}
@@ -197,7 +228,7 @@ def _final(row: Row, base: Row, metric: str | None) -> dict[str, Any] | None:
 def _finals(row: Row, metric: str) -> list[tuple[int | None, float]]:
     if row.published is not None:
         return [(None, v) for v in row.published.accuracy]
-    return [(r.seed, r.metrics[metric]) for r in row.repeats if metric in r.metrics]
+    return [(r.seed, r.metrics[metric]) for r in row.sound if metric in r.metrics]
 
 
 def _sections(row: Row) -> dict[str, float]:
@@ -209,8 +240,8 @@ def _sections(row: Row) -> dict[str, float]:
             if isinstance(found, dict)
             else {}
         )
-    names = dict.fromkeys(name for r in row.repeats for name in r.seconds)
-    return {name: _middle([r.seconds[name] for r in row.repeats if name in r.seconds]) for name in names}
+    names = dict.fromkeys(name for r in row.sound for name in r.seconds)
+    return {name: _middle([r.seconds[name] for r in row.sound if name in r.seconds]) for name in names}
 
 
 def _middle(values: Sequence[float]) -> float:
@@ -224,6 +255,8 @@ def _repeat(repeat: Repeat) -> dict[str, Any]:
         "seed": repeat.seed,
         "speeds": thinned(repeat.speeds),
         "losses": thinned([(w.last, w.loss) for w in repeat.losses]),
+        "diverged": bool(repeat.diverged),
+        "warming_up": repeat.warming_up,
         "evaluations": [dict(e) for e in thinned(repeat.evaluations)],
     }
 

@@ -11,6 +11,7 @@ from ...plan.plans import Range
 from .row import Row
 from .sources import target_of
 from .speed import Figure
+from .target import TimeTo
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Money:
     per_million_examples: Range | None
     run: Range | None
     target: Range | None  # to the named accuracy
+    target_basis: str  # "wall time", as `run`, or "training alone" where no more is known; "" without target
     cloud: str
     instance: str
     region: str
@@ -36,7 +38,7 @@ class Money:
 
 
 def costs(
-    row: Row, table: Sequence[Price], speed: Figure | None, wall: Figure | None, target: Figure | None
+    row: Row, table: Sequence[Price], speed: Figure | None, wall: Figure | None, target: TimeTo | None
 ) -> tuple[list[Money], str]:
     """The cheapest on-demand and spot price of the row's chips, a published row's own price first; and why
     there is none."""
@@ -64,10 +66,11 @@ def costs(
 
 
 def _money(
-    price: Price, spot: bool, speed: Figure | None, wall: Figure | None, target: Figure | None
+    price: Price, spot: bool, speed: Figure | None, wall: Figure | None, target: TimeTo | None
 ) -> Money:
     hourly = price.spot_usd_per_hour if spot else price.usd_per_hour
     assert hourly is not None
+    paid = target.paid if target is not None else None
     million = None
     if speed is not None:
         million = _range(speed).inverse(1e6 * hourly / 3600)
@@ -76,7 +79,8 @@ def _money(
         usd_per_hour=hourly,
         per_million_examples=million,
         run=None if wall is None else _range(wall).times(hourly / 3600),
-        target=None if target is None else _range(target).times(hourly / 3600),
+        target=None if paid is None else _range(paid).times(hourly / 3600),
+        target_basis="" if target is None or paid is None else target.basis,
         cloud=price.cloud,
         instance=price.instance,
         region=price.spot_region if spot else price.region,
@@ -88,5 +92,4 @@ def _money(
 
 
 def _range(figure: Figure) -> Range:
-    low, high = figure.low, figure.high
-    return Range(figure.value, figure.value if low is None else low, figure.value if high is None else high)
+    return Range(figure.value, *figure.ends)

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ...atomic import replace_text
 from ...errors import DataError
 from ...page.template import template
-from ...words import digits, dollars, duration
+from ...words import counted, digits, dollars, duration
+from ..spread import NO_DIFFERENCE, Difference
 from .pictures import COLOURS, Curve, Lines, Marks, Measure, bars, lines, strips
+from .speed import NO_INTERVAL, Figure, ratio
 from .table import values, verdict
-from .words import interval, price, prices_used, said, sources, times
+from .words import interval, interval_of, pair, price, prices_used, said, sources, times, varies
 
 Made = Mapping[str, Any]
 WIDE, NARROW = (560, 300), (330, 260)  # pixels of a picture of curves on a desk and on a telephone
@@ -69,6 +72,8 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "price": price,
     "said": said,
     "short": lambda value: _short(value),
+    "alone": lambda row, base: interval_of(row["ratio"], row, base),
+    "pair": pair,
     "times": times,
     "values": values,
     "verdict": verdict,
@@ -85,7 +90,7 @@ def _cards(document: Made, able: Sequence[Made]) -> list[dict[str, Any]]:
         rows = [row for row in able if row["kind"] == kind]
         if rows:
             top, speed = rows[0], rows[0]["examples_per_second"]
-            within = f" ({interval(speed)})" if interval(speed) else ""
+            within = f" ({varies(speed)})" if varies(speed) else ""
             cards.append(
                 {
                     "kind": kind,
@@ -116,22 +121,40 @@ def _beside(document: Made, rows: Sequence[Made]) -> str:
     top, *others = rows
     at = f"Batch {said(top['batch'])}, replicas {said(top['replicas'])}, {top['device']}."
     if others:
-        speeds = top["examples_per_second"]["value"]
-        parts = [f"{digits(speeds / r['examples_per_second']['value'])} × {r['label']}" for r in others[:3]]
-        more = f" and {len(others) - 3} others" if len(others) > 3 else ""
-        shown = top["ratio"] or others[0]["ratio"]
-        doubt = (
-            f"; {shown['verdict']}"
-            if shown and len(others) == 1 and shown["verdict"].startswith("no ")
-            else ""
-        )
-        return f"{', '.join(parts)}{more}{doubt}. {at}"
+        found = [_ratio(top, row) for row in others]
+        shown = [f.verdict not in (NO_DIFFERENCE, NO_INTERVAL) for f in found]
+        here = [_same_device(document, top, row) for row in others]
+        parts = []
+        for f, r, s, h in list(zip(found, others, shown, here, strict=True))[:3]:
+            words = ["same device"] if h and not all(here) else []
+            words += [f.verdict] if any(shown) and not s else []
+            parts.append(f"{digits(f.value)} × {r['label']}" + (f" ({', '.join(words)})" if words else ""))
+        left = len(others) - 3
+        more = f" and {counted(left, 'other')}" if left > 0 else ""
+        # of rows that were published without intervals, nothing is known either way
+        verdicts = dict.fromkeys(f.verdict for f in found)
+        doubt = "" if any(shown) else f"; {' or '.join(verdicts)}"
+        same = ", on the same device" if all(here) else ""
+        return f"{', '.join(parts)}{more}{same}{doubt}. {at}"
     return f"{times(top['ratio'])} {document['baseline']}. {at}" if top["ratio"] else at
 
 
+def _ratio(row: Made, other: Made) -> Difference:
+    a, b = (Figure(**r["examples_per_second"]) for r in (row, other))
+    return ratio(a, b)
+
+
+def _same_device(document: Made, row: Made, other: Made) -> bool:
+    """As far as the rows say, each beside the baseline."""
+    base = document["baseline"]
+    return all(r["label"] == base or r["same_device"] for r in (row, other))
+
+
 def _measure(row: Made) -> Measure:
+    """Of too few values, each is a point of its own."""
     speed = row["examples_per_second"]
-    return Measure(row["label"], row["kind"], speed["value"], speed["low"], speed["high"])
+    few = tuple(speed["values"]) if pair(speed) else ()
+    return Measure(row["label"], row["kind"], speed["value"], speed["low"], speed["high"], few)
 
 
 def _group(group: Made) -> Marks | None:
@@ -158,8 +181,12 @@ def _pictures(document: Made) -> list[dict[str, Any]]:
     for k, row in rows:
         for repeat in row["repeats"]:
             curve = _curve(row, k)
-            speed.append(curve([tuple(p) for p in repeat["speeds"]]))
-            losses.append(curve([tuple(p) for p in repeat["losses"] if p[0] <= _loss_steps(document)]))
+            first = [tuple(p) for p in repeat["losses"] if p[0] <= _loss_steps(document)]
+            losses.append(replace(curve(first), aside=repeat["diverged"]))
+            if repeat["diverged"]:
+                continue
+            if not repeat["warming_up"]:
+                speed.append(curve([tuple(p) for p in repeat["speeds"]]))
             timed = [
                 (e["seconds"], e[metric]) for e in repeat["evaluations"] if "seconds" in e and metric in e
             ]
@@ -167,17 +194,22 @@ def _pictures(document: Made) -> list[dict[str, Any]]:
             if row["label"] in hourly:
                 money.append(curve([(s * hourly[row["label"]] / 3600, v) for s, v in timed]))
     batches = {row["batch"] for _, row in rows}
+    aside = (
+        " Runs that diverged may leave it at the top." if any(c.aside and c.points for c in losses) else ""
+    )
     other = "Batches differ: examples/s, never steps/s." if len(batches) > 1 else ""
     unpriced = [row["label"] for _, row in rows if row["label"] not in hourly]
+    any_speed = any(r["speeds"] for _, row in rows for r in row["repeats"])
     evaluated = any(r["evaluations"] for _, row in rows for r in row["repeats"])
     made = [
         _picture(
-            "The first losses", losses, "step", "mean loss of the step", _plain, _plain,
-            caption="Rows that compute the same thing lie on one another; of runs, means over steps.",
+            "The first losses", losses, "step", "mean loss of the step", _plain, _plain, y_log=True,
+            caption=f"Rows that compute the same thing lie on one another; of runs, means over steps.{aside}",
         ),
         _picture(
             "Speed over steps", speed, "step", "examples/s", _short, _short, zero=True,
-            caption=f"Each interval that was timed, warm-up left out. {other}",
+            caption=f"Each interval that was timed; of runs the first, the warm-up, is left out. {other}",
+            without="no run has an interval after its warm-up" if any_speed else "",
         ),
     ]  # fmt: skip
     if evaluated:
@@ -191,7 +223,7 @@ def _pictures(document: Made) -> list[dict[str, Any]]:
             _picture(
                 f"{metric} over dollars", money, "dollars, on demand", metric, dollars, _plain, x_log=True,
                 caption=f"No price: {', '.join(unpriced)}." if unpriced else "",
-                without="what was measured here has no price" if unpriced else "",
+                without="what was measured has no price" if unpriced else "",
             ),
         ]  # fmt: skip
     return made

@@ -1,7 +1,7 @@
 """Where everything stands in a comparison's pictures: plain numbers for a template to draw.
 
 Bars and strips are in percent of a figure's width, so that they fit any; curves are in pixels of a size that
-is given. Axes are logarithmic where the values span more than `FACTOR`, and their pictures say so.
+is given. Axes are logarithmic where the values span more than `FACTOR`, or `BARS`, and their pictures say so.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from ...page.axes import Tick, log_steps, steps
 
-FACTOR = 40.0
+FACTOR = 40.0  # of curves
+BARS = 100.0  # of bars, which have no foot on a logarithmic axis: beyond, they are points
 COLOURS = 6  # then they begin again, with other dashes
 
 
@@ -54,6 +55,7 @@ class Curve:
     colour: int
     points: tuple[tuple[float, float], ...]
     dots: bool = False
+    aside: bool = False  # drawn at the edge where it is beyond the others, and the axes do not mind it
 
 
 @dataclass(frozen=True)
@@ -102,19 +104,20 @@ class Axis:
         return tuple(t for k, t in enumerate(ticks) if k == 0 or t.label != ticks[k - 1].label)
 
 
-def spread_out(values: Sequence[float]) -> bool:
+def spread_out(values: Sequence[float], factor: float = FACTOR) -> bool:
     """Whether values are all positive, and too far apart for a linear axis."""
-    return bool(values) and min(values) > 0 and max(values) / min(values) > FACTOR
+    return bool(values) and min(values) > 0 and max(values) / min(values) > factor
 
 
 def bars(measures: Sequence[Measure], form: Callable[[float], str], *, linear: bool = False) -> Marks | None:
-    """Bars from zero, or from a power of ten below all values unless `linear`; `None` for nothing to draw."""
+    """Bars from zero, or points on a logarithmic axis (`log`) where the values span more than `BARS`, unless
+    `linear`; `None` for nothing to draw."""
     if not measures:
         return None
     ends = [v for m in measures for v in (m.value, m.low, m.high) if v is not None and v > 0]
     # an interval far beyond every bar is cut, lest it squeeze them all
     most = min(max(ends, default=1.0), 2 * max(m.value for m in measures))
-    if not linear and spread_out([m.value for m in measures]):
+    if not linear and spread_out([m.value for m in measures], BARS):
         # an end far below everything else would squeeze what matters
         least = min(m.value for m in measures)
         low = 10.0 ** math.floor(math.log10(max(min(ends), least / 10)) - 0.1)
@@ -157,18 +160,20 @@ def lines(
     *,
     zero: bool = False,
     x_log: bool = False,
+    y_log: bool = False,
 ) -> Lines | None:
     """Curves over one pair of axes; `None` where there is no point.
 
-    *Arguments:* `zero`, the upward axis begins at 0 where it is linear; `x_log`, the other may be
-    logarithmic.
+    *Arguments:* `zero`, the upward axis begins at 0 where it is linear; `x_log` and `y_log`, an axis may be
+    logarithmic, as the upward one may with `zero`.
     """
-    xs = [x for c in curves for x, _ in c.points]
-    ys = [y for c in curves for _, y in c.points]
+    counted = [c for c in curves if c.points and not c.aside] or curves
+    xs = [x for c in counted for x, _ in c.points]
+    ys = [y for c in counted for _, y in c.points]
     if not xs:
         return None
     left, top, right, bottom = 58.0, 12.0, width - 14.0, height - 44.0
-    y_log = zero and spread_out(ys)
+    y_log = (zero or y_log) and spread_out(ys)
     x_log = x_log and spread_out(xs)
     y = Axis(*_ends(ys, y_log, zero), bottom, top, y_log)
     x = Axis(

@@ -38,6 +38,8 @@ class Repeat:
     metrics: Mapping[str, float] = field(default_factory=dict)  # the last of each
     seconds: Mapping[str, float] = field(default_factory=dict)  # wall, by section
     complete: bool = True
+    diverged: str = ""  # when, if it did: "The training loss became nan between steps 105 and 130"
+    warming_up: bool = False  # its only speed is of the interval that compiled programs warm up in
 
     @cached_property
     def examples_per_second(self) -> float | None:
@@ -79,6 +81,12 @@ class Row:
     plan: Mapping[str, Any] | None = None  # of a plan document, checked where it is used
     published: Published | None = None
     notes: tuple[str, ...] = ()
+    given: tuple[str, ...] = ()  # the argument that named it: its label, its path
+
+    @property
+    def sound(self) -> tuple[Repeat, ...]:
+        """The repeats that speak for it: those that did not diverge."""
+        return tuple(r for r in self.repeats if not r.diverged)
 
     @property
     def predicted(self) -> Range | None:
@@ -90,7 +98,7 @@ class Row:
         """Steps of the whole run, where it is one: done by all repeats, or planned."""
         if self.plan is not None:
             return self.plan["steps"] if isinstance(self.plan.get("steps"), int) else None
-        done = {r.steps for r in self.repeats if r.wall_seconds is not None}
+        done = {r.steps for r in self.sound if r.wall_seconds is not None}
         return done.pop() if len(done) == 1 else None
 
     @property

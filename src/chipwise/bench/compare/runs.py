@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...devices.fingerprint import stated
-from ...errors import DataError, RunError
+from ...errors import DataError, RecipeError, RunError
 from ...study.document import read as read_study
 from ...train.run import stored_recipe
 from ...train.stored import metrics_of, number, read_result, read_rows
@@ -18,15 +18,19 @@ from ...words import counted
 from .identity import identity
 from .row import MEASURED, Repeat, Row, Window
 
+_LONG = 60  # characters: a label of more settings is no name
 
-def run_row(folder: Path) -> Row:
-    """The row of one run folder.
+
+def run_row(folder: Path, diverged: str | None = None) -> Row:
+    """The row of one run folder. `diverged`: when, as its study says; its last row says so too.
 
     Raises `RunError` when it is none, is damaged, or has no metrics yet.
     """
     stored = stored_recipe(folder)
     rows, damaged = read_rows(folder)
-    if not rows:
+    if rows and isinstance(rows[-1].get("diverged"), str):
+        diverged = rows[-1]["diverged"] or diverged
+    if not rows and not diverged:
         raise RunError(
             f"{folder} has no metrics yet (metrics.jsonl is missing or empty): train on with --run {folder}."
         )
@@ -41,7 +45,9 @@ def run_row(folder: Path) -> Row:
     devices = result.get("devices") if isinstance(result.get("devices"), Mapping) else {}
     assert isinstance(devices, Mapping)
     notes = []
-    if not result:
+    if diverged:
+        notes.append(_diverged(diverged))
+    elif not result:
         done = rows[-1]["step"]
         notes.append(
             f"unfinished: {done:,} steps done, no result.json, so its device and wall time are unknown"
@@ -68,7 +74,7 @@ def run_row(folder: Path) -> Row:
         simulated=devices.get("simulated") is True,
         machine=title,
         versions=versions,
-        repeats=(_repeat(folder, stored, rows, result),),
+        repeats=(_repeat(folder, stored, rows, result, diverged or ""),),
         notes=tuple(notes),
         **known,
     )
@@ -80,19 +86,23 @@ def study_rows(folder: Path) -> list[Row]:
     Raises `RunError` when study.json is damaged, `DataError` when no run of it has metrics yet.
     """
     study = read_study(folder)
-    points = [(p.settings, [run.run for run in p.runs.values()]) for p in study.points] if study else []
+    points = [(p.settings, list(p.runs.values())) for p in study.points] if study else []
     rows = []
     varied = {k for s, _ in points for k in s if len({str(other.get(k)) for other, _ in points}) > 1}
-    for settings, names in points:
+    for settings, runs in points:
         label = ", ".join(f"{k}={v}" for k, v in settings.items() if k in varied) or folder.name
-        rows += _together([folder / name for name in names], label, f"study {folder}, {label}")
+        found = {folder / run.run: run.diverged for run in runs}
+        rows += _together(found, label, f"study {folder}, {label}")
     if not rows:
         raise DataError(f"{folder} is a study of which no run has metrics yet: run chipwise sweep on.")
     return rows
 
 
 def folder_of_runs(folder: Path, runs: Sequence[Path]) -> list[Row]:
-    """A row for runs that differ in the seed alone, of a folder that holds runs."""
+    """A row for runs that differ in the seed alone, of a folder that holds runs.
+
+    Raises `RecipeError` for runs of several recipes, `RunError` when none has metrics yet.
+    """
     groups: dict[str, list[Path]] = {}
     settings: dict[str, dict[str, Any]] = {}
     for run in runs:
@@ -101,6 +111,13 @@ def folder_of_runs(folder: Path, runs: Sequence[Path]) -> list[Row]:
         key = json.dumps(shared, sort_keys=True)
         groups.setdefault(key, []).append(run)
         settings[key] = identity(shared, str(run))
+    recipes = {settings[key]["recipe"]: members[0] for key, members in reversed(groups.items())}
+    if len(recipes) > 1:
+        told = ", ".join(f"{run.name} is of {name}" for name, run in recipes.items())
+        raise RecipeError(
+            f"{folder} holds runs of several recipes ({told}): their speeds say nothing about each other. "
+            f"Name the run folders of one of them."
+        )
     said = {
         key: {k: s[k] for k in ("batch", "replicas", "precision")} | s["settings"]
         for key, s in settings.items()
@@ -113,18 +130,20 @@ def folder_of_runs(folder: Path, runs: Sequence[Path]) -> list[Row]:
     rows = []
     for key, members in groups.items():
         label = ", ".join(f"{name}={said[key].get(name)}" for name in names) or folder.name
-        rows += _together(members, label, f"runs of {folder}, {label}")
+        if len(label) > _LONG:
+            label = members[0].name
+        rows += _together(dict.fromkeys(members), label, f"runs of {folder}, {label}")
     if not rows:
         raise RunError(f"{folder}: none of its {len(runs)} runs has metrics yet.")
     return rows
 
 
-def _together(folders: Sequence[Path], label: str, source: str) -> list[Row]:
-    """Runs that differ in the seed as one row; none of them that has metrics, no row."""
+def _together(folders: Mapping[Path, str | None], label: str, source: str) -> list[Row]:
+    """Runs that differ in the seed as one row, with when they diverged; none that has metrics, no row."""
     rows, notes = [], []
-    for folder in folders:
+    for folder, diverged in folders.items():
         try:
-            rows.append(run_row(folder))
+            rows.append(run_row(folder, diverged))
         except RunError as error:
             notes.append(f"left out: {error}")
     if not rows:
@@ -138,8 +157,17 @@ def _together(folders: Sequence[Path], label: str, source: str) -> list[Row]:
     return [replace(first, label=label, form="study", source=source, repeats=repeats, notes=tuple(notes))]
 
 
+def _diverged(when: str) -> str:
+    """On one line, of which no file can make many."""
+    return f"diverged, so it counts nowhere: {' '.join(when.split())[:160]}"
+
+
 def _repeat(
-    folder: Path, stored: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], result: Mapping[str, Any]
+    folder: Path,
+    stored: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    result: Mapping[str, Any],
+    diverged: str,
 ) -> Repeat:
     speeds, losses, evaluations = [], [], []
     metrics: dict[str, float] = {}
@@ -157,17 +185,24 @@ def _repeat(
         if seen:
             seconds = number(row.get("seconds"))
             evaluations.append({"step": step, **seen} | ({} if seconds is None else {"seconds": seconds}))
+    # The first interval of a process is warm-up. Its summary says how many came after, so where a run was
+    # resumed to its end, one more is known
+    said = result.get("speed")
+    after = said.get("intervals") if isinstance(said, Mapping) else None
+    warm = {0, len(speeds) - 1 - after} if isinstance(after, int) else {0}
+    steady = [speed for k, speed in enumerate(speeds) if k not in warm]
     sections = result.get("seconds") if isinstance(result.get("seconds"), Mapping) else {}
     assert isinstance(sections, Mapping)
     return Repeat(
         name=str(folder),
         seed=stored["seed"] if isinstance(stored.get("seed"), int) else None,
-        steps=rows[-1]["step"],
-        # the first interval is warm-up, as in the run's own summary
-        speeds=tuple(speeds[1:] if len(speeds) > 1 else speeds),
+        steps=rows[-1]["step"] if rows else None,
+        speeds=tuple(steady or speeds),
         losses=tuple(losses),
         evaluations=tuple(evaluations),
         metrics=metrics,
         seconds={k: v for k in sections if (v := number(sections[k])) is not None},
         complete=bool(result),
+        diverged=diverged,
+        warming_up=not steady,
     )

@@ -8,7 +8,7 @@ from typing import Any
 from ...words import digits, dollars, duration, listed
 from ..spread import HIGHER, LOWER, NO_DIFFERENCE
 from .row import MEASURED, PUBLISHED
-from .words import interval, times
+from .words import interval, interval_of, pair, times, varies
 
 Made = Mapping[str, Any]
 
@@ -35,16 +35,16 @@ def _headline(document: Made, rows: list[Made]) -> str:
         if groups := document["relative"]:
             return f"{_relative(groups[0])[0]} {f'On another scale, {alone}' if alone else ''}".strip()
         return f"Nothing to compare in examples/s: {alone or 'no row has a speed.'}"
-    return _faster(rows, document["baseline"])
+    return _faster(document, rows)
 
 
-def _faster(rows: list[Made], baseline: str) -> str:
+def _faster(document: Made, rows: list[Made]) -> str:
     """The fastest against the baseline; the baseline against the next where it is the fastest itself."""
-    base = next(row for row in rows if row["label"] == baseline)
+    base = next(row for row in rows if row["label"] == document["baseline"])
     ranked = sorted(rows, key=lambda row: -row["examples_per_second"]["value"])
     top = ranked[0]
     if top is not base:
-        return _one(top, base, top["ratio"], top)
+        return _one(document, top, base, top["ratio"], top)
     second = ranked[1]
     found = second["ratio"]
     turned = {
@@ -53,25 +53,54 @@ def _faster(rows: list[Made], baseline: str) -> str:
         "high": found["low"] and 1 / found["low"],
         "verdict": {LOWER: HIGHER, HIGHER: LOWER}.get(found["verdict"], found["verdict"]),
     }
-    return _one(base, second, turned, second)
+    return _one(document, base, second, turned, second)
 
 
-def _one(a: Made, b: Made, ratio: Made, other: Made) -> str:
-    """`other`: the one of the two that is not the baseline, whose agreement counts."""
+def _one(document: Made, a: Made, b: Made, ratio: Made, other: Made) -> str:
+    """`other`: the one of the two that is not the baseline, whose agreement counts.
+
+    Of one device no chip is the faster: what differs is how it was used, and what else it did.
+    """
     both = (
         f"both {a['kind']}"
         if a["kind"] == b["kind"]
         else f"{a['label']} {a['kind']}, {b['label']} {b['kind']}"
     )
-    within = interval(ratio)
-    range_ = f" ({within} ×)" if within else ""
+    within, whose = interval(ratio), interval_of(ratio, a, b)
+    range_ = f" ({within} ×{f', {whose}' if whose else ''})" if within else ""
     doubt = " They are not known to compute the same thing." if other["same_computation"] is False else ""
     if ratio["verdict"] == NO_DIFFERENCE:
         names = f"{a['label']} and {b['label']}"
         return f"No difference shown between {names}: {times(ratio)}{range_} in examples/s; {both}.{doubt}"
     unknown = "" if within else "; no interval is known"
-    found = f"{a['label']} is {times(ratio)} as fast as {b['label']}{range_}"
+    if other["same_device"]:
+        device = a["machine"] if a["machine"] and a["machine"] == b["machine"] else a["device"]
+        if other["same_steps"]:
+            return (
+                f"Same device ({device}), same steps, equal to the bit: {a['label']} did {_rate(a)} and "
+                f"{b['label']} {_rate(b)}, which shows what else the machine did, or settings of speed "
+                f"alone; {both}."
+            )
+        different = _settings(document, a, b)
+        found = f"Same device ({device}): speeds differ by {different}, or by what else the machine did. "
+    else:
+        found = ""
+    found += f"{a['label']} is {times(ratio)} as fast as {b['label']}{range_}"
     return f"{found} in examples/s{unknown}; {both}.{doubt}"
+
+
+def _settings(document: Made, a: Made, b: Made) -> str:
+    """What two rows of one device do otherwise: `the framework`, `the settings (duration, exact)`."""
+    names = []
+    for d in document["differing"]:
+        values = d["values"]
+        if a["label"] in values and b["label"] in values and values[a["label"]] != values[b["label"]]:
+            names.append(d["setting"])
+    names = [name for name in names if name not in ("machine", "device")]
+    if "framework" in names:
+        return "the framework"
+    few = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    return f"the settings ({few})" if names else "settings that are not stored"
 
 
 def _kinds(labels: Mapping[str, list[str]]) -> str:
@@ -86,7 +115,7 @@ def _speed(document: Made, rows: list[Made]) -> list[str]:
     base = document["baseline"]
     based = any(row["label"] == base for row in measured)
     if based and len(measured) > 1 and top is not None and top["kind"] != MEASURED:
-        made.append(f"Of those measured: {_lower(_faster(measured, base))}")
+        made.append(f"Of those measured: {_lower(_faster(document, measured))}")
     batches = sorted({row["batch"] for row in rows if row["batch"] is not None})
     if len(batches) > 1:
         said = ", ".join(str(b) for b in batches)
@@ -102,6 +131,12 @@ def _speed(document: Made, rows: list[Made]) -> list[str]:
     doubtful = [row["label"] for row in rows if row["same_computation"] is False]
     if doubtful:
         made.append(f"† {listed(doubtful)}: not known to compute the same thing; see what the losses say.")
+    made += [
+        f"{row['label']}: {row['diverged']['words']}"
+        f"{', so it has no speed and no result' if row['diverged']['runs'] == row['diverged']['of'] else ''}."
+        for row in document["rows"]
+        if row["diverged"]
+    ]
     similar = [f"{row['label']} ({row['similar']})" for row in rows if row["similar"]]
     if similar:
         made.append(f"Similar, not the same, is {'; '.join(similar)}.")
@@ -117,7 +152,7 @@ def _wall(rows: list[Made]) -> list[str]:
         parts = ", ".join(
             f"{name} {duration(s)}" for name, s in row["seconds"].items() if name != "total" and s
         )
-        within = interval(wall, duration)
+        within = varies(wall, duration)
         against = _against(row["wall_ratio"])
         within = f" ({within})" if within else ""
         said = f"{row['label']} ({row['kind']}): {duration(wall['value'])}{within} in all"
@@ -138,15 +173,24 @@ def _target(document: Made) -> list[str]:
     made = []
     for row in document["rows"]:
         time = row["target"]
-        if time["seconds"] is None:
+        times_ = [
+            f"{duration(time[k]['value'])} {words}{f' ({within})' if within else ''}{against}"
+            for k, words, against in (
+                ("training", "of training alone", _against(row["target_ratio"])),
+                ("wall", "of wall time", ""),
+            )
+            if time[k]
+            for within in (varies(time[k], duration),)
+        ]
+        if not times_:
             made.append(f"{row['label']}: {time['how']}.")
             continue
-        within = interval(time["seconds"], duration)
-        against = _against(row["target_ratio"])
         made.append(
-            f"{row['label']}: {duration(time['seconds']['value'])}{f' ({within})' if within else ''} to "
-            f"{document['target']['words']}, {time['kind']}{against}; {time['how']}."
+            f"{row['label']} to {document['target']['words']}, {time['kind']}: {'; '.join(times_)}; "
+            f"{time['how']}."
         )
+    if any(row["target"]["wall"] for row in document["rows"]):
+        made.append("Wall time is from the run's begin, with start-up, compilation and evaluation.")
     return made
 
 
@@ -172,8 +216,12 @@ def _metric(document: Made) -> list[str]:
         found = row["metric"]
         if not found:
             continue
-        within = interval(found, lambda v: f"{v:.4g}")
+        within, two = interval(found, lambda v: f"{v:.4g}"), pair(found, lambda v: f"{v:.4g}")
         runs = f"{found['n']} runs, 95 % interval of the mean {within}" if within else "one run"
+        if two:
+            runs = f"{two}, 2 runs are too few for an interval"
+        if row["diverged"]:
+            runs += f"; {row['diverged']['words']}"
         said = f"{row['label']} ({row['kind']}): {document['metric']} {found['mean']:.4g} ({runs})"
         apart = found["difference"]
         if apart:
@@ -215,7 +263,8 @@ def _against(ratio: Made | None) -> str:
 
 
 def _lower(sentence: str) -> str:
-    return f"n{sentence[1:]}" if sentence.startswith("No difference") else sentence
+    own = sentence.startswith(("No difference", "Same device"))
+    return f"{sentence[0].lower()}{sentence[1:]}" if own else sentence
 
 
 def _rate(row: Made) -> str:

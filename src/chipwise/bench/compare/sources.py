@@ -39,12 +39,20 @@ def read(arguments: Sequence[str]) -> list[Row]:
     made: list[list[Row]] = []
     for label, text in (_labelled(a) for a in arguments):
         rows = [] if _PUBLISHED.fullmatch(text) else _read(Path(text))
-        made.append(_named(rows, label))
+        made.append(_named(rows, label, text))
     recipe = next((rows[0].recipe for rows in made if rows), None)
     for k, (label, text) in enumerate(_labelled(a) for a in arguments):
         if (found := _PUBLISHED.fullmatch(text)) is not None:
-            made[k] = _named(_published(recipe, found[1] or ""), label)
+            made[k] = _named(_published(recipe, (found[1] or "").strip()), label, text)
     return _distinct([row for rows in made for row in rows])
+
+
+def unpublished(arguments: Sequence[str], rows: Sequence[Row]) -> list[str]:
+    """What to say of a plain `published` that brought no rows."""
+    asked = any(_PUBLISHED.fullmatch(text) for _, text in map(_labelled, arguments))
+    if not asked or not rows or any(row.kind == PUBLISHED for row in rows):
+        return []
+    return [f"Nobody published figures of {rows[0].recipe}: they are of {', '.join(_recipes())}."]
 
 
 def _labelled(argument: str) -> tuple[str | None, str]:
@@ -55,7 +63,8 @@ def _labelled(argument: str) -> tuple[str | None, str]:
     return None, argument
 
 
-def _named(rows: list[Row], label: str | None) -> list[Row]:
+def _named(rows: list[Row], label: str | None, text: str) -> list[Row]:
+    rows = [replace(row, given=tuple(filter(None, (label, text)))) for row in rows]
     if label is None:
         return rows
     return [row.named(label if len(rows) == 1 else f"{label} {row.label}") for row in rows]
@@ -116,22 +125,21 @@ def _folder(path: Path) -> list[Row]:
 
 def _record_row(made: record.Record, path: Path) -> Row:
     """Raises `DataError` for a record that lacks the speed, or the batch it was measured at."""
-    measured = made.measured
+    measured = checked(made.measured, str(path))
     speeds = made.figures.get("examples_per_second")
     if speeds is None or min(speeds.runs) <= 0:
         raise DataError(f"{path} has no figure examples_per_second above 0: {_AGAIN}.")
     recipe, devices = _object(measured, "recipe"), _object(measured, "devices")
-    stated = {k: v for k in ("batch", "replicas", "precision") if (v := measured.get(k)) is not None}
+    stated = {k: measured[k] for k in ("batch", "replicas", "precision") if k in measured}
     known = identity({**recipe, **stated, "name": made.name}, str(path))
-    each, start = _whole(measured, "steps_per_interval") or 1, _whole(measured, "warmup_steps") or 0
-    first = measured.get("first_losses")
-    losses = [number(x) for x in first] if isinstance(first, list) else []
+    each, start = measured.get("steps_per_interval", 1), measured.get("warmup_steps", 0)
+    losses = [number(x) for x in measured.get("first_losses", ())]
     finite = losses[: losses.index(None)] if None in losses else losses
     notes = [f"its loss is not finite at step {len(finite) + 1}"] if len(finite) < len(losses) else []
-    if isinstance(measured.get("data_note"), str) and measured["data_note"]:
+    if measured.get("data_note"):
         notes.append(f"data: {measured['data_note']}")
     shares = {"wait_data_share": "waiting for data", "share_of_peak": "of the device's peak"}
-    notes += [f"{v:.0%} {words}" for k, words in shares.items() if (v := number(measured.get(k))) is not None]
+    notes += [f"{measured[k]:.0%} {words}" for k, words in shares.items() if k in measured]
     kind = _text(devices, "kind")
     count = _whole(devices, "count")
     return Row(
@@ -140,10 +148,10 @@ def _record_row(made: record.Record, path: Path) -> Row:
         form="record",
         source=f"record {path} of {made.created[:10]}",
         created=made.created,
-        parameters=_whole(measured, "parameters"),
-        exact=measured["exact"] if isinstance(measured.get("exact"), bool) else None,
-        data=_text(measured, "data"),
-        framework=_text(measured, "framework"),
+        parameters=measured.get("parameters"),
+        exact=measured.get("exact"),
+        data=measured.get("data") or None,
+        framework=measured.get("framework") or None,
         device=kind,
         devices=count,
         simulated=devices.get("simulated") is True,
@@ -153,11 +161,11 @@ def _record_row(made: record.Record, path: Path) -> Row:
             Repeat(
                 name=str(path),
                 seed=_whole(recipe, "seed"),
-                steps=_whole(measured, "timed_steps"),
+                steps=measured.get("timed_steps"),
                 speeds=tuple((start + each * (k + 1), run) for k, run in enumerate(speeds.runs)),
                 losses=tuple(Window(k + 1, k + 1, x) for k, x in enumerate(finite) if x is not None),
                 seconds={
-                    k: v for k, x in _object(measured, "seconds").items() if (v := number(x)) is not None
+                    k: v for k, x in measured.get("seconds", {}).items() if (v := number(x)) is not None
                 },
                 complete=False,
             ),
@@ -168,6 +176,38 @@ def _record_row(made: record.Record, path: Path) -> Row:
 
 
 _AGAIN = "measure again with chipwise bench RECIPE --out FILE.json"
+_TEXT, _FLAG, _OBJECT = "text", "true or false", "an object"
+_WHOLE, _COUNT, _NUMBER = "a whole number from 0 on", "a whole number from 1 on", "a number"
+_LOSSES = "a list of numbers"
+_FIELDS = {  # of what a record measured, those that a comparison uses
+    "framework": _TEXT, "recipe": _OBJECT, "data": _TEXT, "data_note": _TEXT, "batch": _COUNT,
+    "replicas": _COUNT, "precision": _TEXT, "exact": _FLAG, "devices": _OBJECT, "parameters": _WHOLE,
+    "warmup_steps": _WHOLE, "timed_steps": _WHOLE, "steps_per_interval": _COUNT, "seconds": _OBJECT,
+    "first_losses": _LOSSES, "wait_data_share": _NUMBER, "share_of_peak": _NUMBER,
+}  # fmt: skip
+
+
+def checked(measured: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """What a training record measured, the fields that are there and not null.
+
+    Raises `DataError` for one that is of another type than docs/bench.md says.
+    """
+    for name, expected in _FIELDS.items():
+        value = measured.get(name)
+        if value is not None and not _is(value, expected):
+            given = json.dumps(value)[:60]
+            raise DataError(f"{what} has measured.{name}={given}, expected {expected}: {_AGAIN}.")
+    return {name: value for name, value in measured.items() if value is not None}
+
+
+def _is(value: Any, expected: str) -> bool:
+    if expected in (_WHOLE, _COUNT):
+        return type(value) is int and value >= (expected == _COUNT)
+    if expected == _NUMBER:
+        return number(value) is not None
+    if expected == _LOSSES:  # null, and the NaN that Python writes, are losses that were not finite
+        return isinstance(value, list) and all(x is None or type(x) in (int, float) for x in value)
+    return isinstance(value, {_TEXT: str, _FLAG: bool, _OBJECT: dict}[expected])
 
 
 def _repeats(rows: list[Row], folder: Path) -> Row:
@@ -248,7 +288,10 @@ _PLAN_AGAIN = "make it again with chipwise plan RECIPE --json > FILE.json"
 
 
 def _published(recipe: str | None, words: str) -> list[Row]:
-    """Rows of the bundled table. Raises `RecipeError` when there are none."""
+    """Rows of the bundled table, none for a recipe of which there are none.
+
+    Raises `RecipeError` when `words` leave none, and when they leave several recipes.
+    """
     found = rows_for(recipe, words)
     recipes = list(dict.fromkeys(row.recipe for row in found))
     if len(recipes) > 1:
@@ -256,17 +299,22 @@ def _published(recipe: str | None, words: str) -> list[Row]:
             f"published: of which recipe? Name a record, run or plan of it too, or type "
             f"published:{recipes[0]}; there are {', '.join(recipes)}."
         )
-    if not found:
+    if not found and words:
         of = f" of {recipe}" if recipe else ""
-        having = sorted({row.recipe for row in rows_for(None)})
         there = rows_for(recipe) if recipe else ()
+        # one that a shell takes without quotes
+        typed = next((row.target for row in there if row.target), None)
         hint = (
-            f"published lists its {len(there)} rows, such as published:{there[0].target or there[0].label}"
+            f"published lists all {len(there)}{f', published:{typed} fewer' if typed else ''}"
             if there
-            else f"there are figures of {', '.join(having)}"
+            else f"there are figures of {', '.join(_recipes())}"
         )
         raise RecipeError(f"No published figure{of} matches '{words}': {hint}.")
     return [_published_row(row) for row in found]
+
+
+def _recipes() -> list[str]:
+    return sorted({row.recipe for row in rows_for(None)})
 
 
 def _published_row(row: Published) -> Row:
@@ -328,3 +376,7 @@ def _text(made: Mapping[str, Any], name: str) -> str | None:
 def _whole(made: Mapping[str, Any], name: str) -> int | None:
     value = made.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _numbers(made: Mapping[str, Any]) -> dict[str, float]:
+    return {k: v for k, x in made.items() if (v := number(x)) is not None}

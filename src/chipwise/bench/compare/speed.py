@@ -1,13 +1,15 @@
 """Examples/s with what they vary by, and ratios that say when they show nothing.
 
 Of several repeats the figure is their geometric mean with the 95 % interval of Student's t on logarithms. Of
-a single one it is the median of its intervals, with the range that 95 of 100 of them lie in: the spread
-within one run, which says nothing about the next. A prediction has its own interval, a published figure none.
+two, which are too few for one, both values are shown. Of a single one it is the median of its intervals, with
+the range that 95 of 100 of them lie in: the spread within one run, which says nothing about the next. A
+prediction has its own interval, a published figure the range that its source states, or none.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +21,8 @@ from ..spread import ratio as spread_ratio
 from .row import PREDICTED, PUBLISHED, Row, as_range
 
 NO_INTERVAL = "no interval known"
+FEW = 3  # independent values: of two, the interval of 95 % is 13 deviations wide
+TOO_FEW = "too few for an interval"
 _QUANTILES = (0.025, 0.975)
 
 
@@ -33,20 +37,35 @@ class Figure:
     how: str
     values: tuple[float, ...] = ()  # of each repeat
 
+    @property
+    def spread(self) -> bool:
+        """Whether anything is known of how it varies."""
+        return self.low is not None or len(self.values) > 1
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Its interval; the lowest and highest of too few values; twice the value where nothing is known."""
+        if self.low is None or self.high is None:
+            return min(self.values, default=self.value), max(self.values, default=self.value)
+        return self.low, self.high
+
 
 def examples_per_second(row: Row) -> Figure | None:
     """Global speed of a row; `None` when it has none, or only a ratio to a machine of which none is known."""
     if row.published is not None:
-        value = row.published.examples_per_second
-        return None if value is None else Figure(value, None, None, 0, "published, no interval given")
+        own = row.published
+        if own.examples_per_second is None:
+            return None
+        said = "no interval given" if own.low is None else "and the range that the source states"
+        return Figure(own.examples_per_second, own.low, own.high, 0, f"published, {said}")
     if row.kind == PREDICTED:
         return predicted(row.predicted)
-    values = [v for r in row.repeats if (v := r.examples_per_second) is not None]
+    values = [v for r in row.sound if (v := r.examples_per_second) is not None]
     if len(values) > 1:
         return repeated(values)
     if not values:
         return None
-    (speeds,) = (r.speeds for r in row.repeats if r.speeds)
+    (speeds,) = (r.speeds for r in row.sound if r.speeds)
     if len(speeds) == 1:
         return Figure(values[0], None, None, 1, "one interval of one run", tuple(values))
     low, high = np.quantile([s for _, s in speeds], _QUANTILES)
@@ -59,12 +78,8 @@ def wall_seconds(row: Row) -> Figure | None:
     if row.plan is not None:
         found = row.plan.get("wall_seconds")
         return predicted(as_range(found))
-    values = [v for r in row.repeats if (v := r.wall_seconds)]
-    if not values:
-        return None
-    if len(values) > 1:
-        return repeated(values)
-    return Figure(values[0], None, None, 1, "one run", tuple(values))
+    values = [v for r in row.sound if (v := r.wall_seconds)]
+    return repeated(values) if values else None
 
 
 def predicted(found: Range | None) -> Figure | None:
@@ -76,7 +91,11 @@ def predicted(found: Range | None) -> Figure | None:
 
 
 def repeated(values: Sequence[float]) -> Figure:
-    """The geometric mean of independent measurements above 0 with its 95 % interval."""
+    """The geometric mean of independent measurements above 0 with its 95 % interval, from `FEW` on."""
+    if len(values) < FEW:
+        said = "one run" if len(values) == 1 else f"geometric mean of {len(values)} runs, {TOO_FEW}"
+        middle = values[0] if len(values) == 1 else statistics.geometric_mean(values)
+        return Figure(middle, None, None, len(values), said, tuple(values))
     s = Spread.of([math.log(v) for v in values])
     low, high = (None if x is None else math.exp(x) for x in (s.low, s.high))
     said = f"geometric mean of {s.n} runs and its 95 % interval"
@@ -92,10 +111,10 @@ def ratio(a: Figure, b: Figure) -> Difference:
     if a.n and b.n and max(a.n, b.n) > 1:
         return spread_ratio(a.values, b.values)
     value = a.value / b.value
-    if a.low is None and b.low is None:
+    if not a.spread and not b.spread:
         return Difference(value, None, None, NO_INTERVAL)
-    low = (a.value if a.low is None else a.low) / (b.value if b.high is None else b.high)
-    high = (a.value if a.high is None else a.high) / (b.value if b.low is None else b.low)
+    (low, high), (least, most) = a.ends, b.ends
+    low, high = low / most, high / least
     if low <= 1 <= high:
         return Difference(value, low, high, NO_DIFFERENCE)
     return Difference(value, low, high, HIGHER if value > 1 else LOWER)
@@ -103,4 +122,4 @@ def ratio(a: Figure, b: Figure) -> Difference:
 
 def within_one_run(row: Row) -> bool:
     """Whether the interval of its speed leaves out what differs from one run to the next."""
-    return row.kind not in (PREDICTED, PUBLISHED) and sum(bool(r.speeds) for r in row.repeats) == 1
+    return row.kind not in (PREDICTED, PUBLISHED) and sum(bool(r.speeds) for r in row.sound) == 1

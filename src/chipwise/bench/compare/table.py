@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ...words import digits, dollars
 from ..spread import HIGHER, LOWER, NO_DIFFERENCE
-from .words import interval, prices_used, said, sources, times
+from .words import interval, pair, prices_used, said, sources, times
 
 Made = Mapping[str, Any]
 _MANY = 4  # rows; of more, the values of a difference are grouped
@@ -28,7 +28,8 @@ def show(document: Made, console: Console) -> None:
 
     told = document["sentences"]
     _line(console, told["headline"], style="bold")
-    _line(console, told["kinds"])
+    for line in (told["kinds"], *document["notes"]):
+        _line(console, line)
     part("What differs", [f"{d['setting']}: {values(d['values'])}" for d in document["differing"]])
     part("The same computation?", [a["sentence"] for a in document["agreement"]])
     console.print("\nSpeed", style="bold")
@@ -85,12 +86,16 @@ def costs(document: Made) -> Table:
             amounts = [cost[k] for k in ("per_million_examples", "run", "target")]
             kind = f"{'spot' if cost['spot'] else 'on demand'}, {cost['date']}"
             cells = [dollars(a["value"]) if a else "-" for a in amounts]
+            if cost["target"]:
+                cells[-1] += f", {cost['target_basis']}"
             table.add_row(*(Text(cell) for cell in (row["label"], kind, *cells)))
     return table
 
 
 def verdict(row: Made) -> str:
     """`faster`, `slower` or why not more; with a dagger where it may not be the same computation."""
+    if row["diverged"] and row["diverged"]["runs"] == row["diverged"]["of"]:
+        return "diverged"
     if not row["ratio"]:
         return "-"
     verdict = row["ratio"]["verdict"]
@@ -121,7 +126,9 @@ def values(found: Mapping[str, Any]) -> str:
 
 
 def _within(found: Made) -> str:
-    """` (67-106)`."""
+    """` (67-106)`; of two values ` (67 and 106)`."""
+    if "n" in found and (two := pair(found)):
+        return f" ({two})"
     return f" ({'-'.join(interval(found).split(' to '))})" if interval(found) else ""
 
 

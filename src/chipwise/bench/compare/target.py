@@ -1,12 +1,18 @@
-"""Time to a named accuracy: read off a run's evaluations, or reckoned from another's steps."""
+"""Time to a named accuracy, the same kind of time for every row: training alone, steps over speed.
+
+The steps are those that a row's own runs took, or a run of the same batch and replicas where it has none; the
+speed is the row's own. What start-up, compilation and evaluation add is the wall time: known of runs, which
+log it, and predicted by plans.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...errors import RecipeError
+from ...train.stored import number
 from .row import MEASURED, PREDICTED, PUBLISHED, Repeat, Row
 from .speed import Figure, examples_per_second, repeated
 
@@ -33,17 +39,30 @@ class Target:
 
 @dataclass(frozen=True)
 class TimeTo:
-    """How long a row takes to the target. `seconds` is `None` when it does not get there, and `how` says why.
+    """How long a row takes to the target. `training` and `wall` are `None` when it does not get there, and
+    `how` says why.
 
-    *Fields:* `steps` to it, of the median repeat; `reached` of `runs` got there.
+    *Fields:* `training`, seconds of training alone; `wall`, seconds since the run began, where known;
+    `steps` to it, of the median repeat; `reached` of `runs` got there.
     """
 
-    seconds: Figure | None
+    training: Figure | None
+    wall: Figure | None
     steps: int | None
-    kind: str  # MEASURED or PREDICTED
+    kind: str  # MEASURED where its own runs took the steps, else PREDICTED
     reached: int
     runs: int
     how: str
+
+    @property
+    def paid(self) -> Figure | None:
+        """What one pays for: the wall time, or training alone where no more is known."""
+        return self.wall or self.training
+
+    @property
+    def basis(self) -> str:
+        """What `paid` is."""
+        return "wall time" if self.wall else "training alone"
 
 
 def parse(text: str) -> Target:
@@ -59,42 +78,50 @@ def parse(text: str) -> Target:
 
 def times_to(rows: Sequence[Row], target: Target) -> list[TimeTo]:
     """One a row. Raises `RecipeError` when no row has ever seen the metric."""
-    seen = sorted({k for row in rows for r in row.repeats for e in r.evaluations for k in e if "/" in k})
+    seen = sorted({k for row in rows for r in row.sound for e in r.evaluations for k in e if "/" in k})
     if target.metric not in seen:
         there = f"they have {', '.join(seen)}" if seen else "none of them is a run with evaluations"
         raise RecipeError(
             f"--target {target.metric}={target.value:g}: no row has {target.metric}; {there}. "
             f"Train with --eval-every, and compare its run folder too."
         )
-    runs = [row for row in rows if any(_steps(r, target) is not None for r in row.repeats)]
+    runs = [row for row in rows if any(_steps(r, target) is not None for r in row.sound)]
     return [_time(row, runs, target) for row in rows]
 
 
 def _time(row: Row, runs: Sequence[Row], target: Target) -> TimeTo:
-    evaluated = [r for r in row.repeats if any(target.metric in e for e in r.evaluations)]
+    evaluated = [r for r in row.sound if any(target.metric in e for e in r.evaluations)]
     if not evaluated:
         return _reckoned(row, runs, target)
-    steps = sorted(s for r in evaluated if (s := _steps(r, target)) is not None)
-    if not steps:
+    found = [(s, r) for r in evaluated if (s := _steps(r, target)) is not None]
+    if not found:
         best = (min if target.downwards else max)(
             e[target.metric] for r in evaluated for e in r.evaluations if target.metric in e
         )
-        return TimeTo(None, None, MEASURED, 0, len(evaluated), f"not reached: the best was {best:.4g}")
+        return _never(f"not reached: the best was {best:.4g}", MEASURED, len(evaluated))
+    steps = sorted(s for s, _ in found)
     middle = steps[(len(steps) - 1) // 2]
-    seconds = [t for r in evaluated if (t := _seconds(r, target)) is not None]
-    some = "" if len(steps) == len(evaluated) else f"; {len(steps)} of {len(evaluated)} runs reached it"
-    if len(seconds) == len(steps):
-        figure = repeated(seconds) if len(seconds) > 1 else Figure(seconds[0], None, None, 1, "one run")
-        how = f"wall time at the first evaluation beyond it{some}"
-        return TimeTo(figure, middle, MEASURED, len(steps), len(evaluated), how)
-    made = _from_steps(row, middle, "its own")
-    return TimeTo(made.seconds, middle, PREDICTED, len(steps), len(evaluated), made.how + some)
+    trained = [s * row.batch / v for s, r in found if row.batch and (v := r.examples_per_second)]
+    walls = [t for _, r in found if (t := _seconds(r, target)) is not None]
+    some = "" if len(found) == len(evaluated) else f"; {len(found)} of {len(evaluated)} runs reached it"
+    return TimeTo(
+        repeated(trained) if len(trained) == len(found) else None,
+        repeated(walls) if len(walls) == len(found) else None,
+        middle,
+        MEASURED,
+        len(found),
+        len(evaluated),
+        f"{'its own' if len(found) == 1 else 'their own'} steps ({middle:,}) at the first evaluation beyond "
+        f"it{some}",
+    )
 
 
 def _reckoned(row: Row, runs: Sequence[Row], target: Target) -> TimeTo:
     """Of a row that was not evaluated: the steps that a run at the same batch took, at this row's speed."""
     if row.kind == PUBLISHED and row.published is not None and row.published.similar:
-        return TimeTo(None, None, PREDICTED, 0, 0, "not the same model")
+        return _never("not the same model")
+    if row.repeats and not row.sound:
+        return _never("diverged", MEASURED)
     same = [r for r in runs if r.batch == row.batch and row.replicas in (None, r.replicas)]
     if not same:
         why = (
@@ -102,24 +129,37 @@ def _reckoned(row: Row, runs: Sequence[Row], target: Target) -> TimeTo:
             if runs
             else "no run reached it"
         )
-        return TimeTo(None, None, PREDICTED, 0, 0, why)
-    found = sorted(s for r in same[0].repeats if (s := _steps(r, target)) is not None)
-    return _from_steps(row, found[(len(found) - 1) // 2], same[0].label)
-
-
-def _from_steps(row: Row, steps: int, run: str) -> TimeTo:
+        return _never(why)
+    found = sorted(s for r in same[0].sound if (s := _steps(r, target)) is not None)
+    steps = found[(len(found) - 1) // 2]
     speed = examples_per_second(row)
     if speed is None or row.batch is None:
-        return TimeTo(None, steps, PREDICTED, 0, 0, "its speed is not known")
-    seconds = Figure(
+        return _never("its speed is not known")
+    training = Figure(
         steps * row.batch / speed.value,
         None if speed.high is None else steps * row.batch / speed.high,
         None if speed.low is None else steps * row.batch / speed.low,
         0,
         speed.how,
     )
-    whose = "its own steps" if run == "its own" else f"steps from run {run}"
-    return TimeTo(seconds, steps, PREDICTED, 0, 0, f"{whose} ({steps:,}) at its speed; training alone")
+    how = f"steps from run {same[0].label} ({steps:,}) at its speed"
+    return TimeTo(training, _planned_wall(row, training, steps), steps, PREDICTED, 0, 0, how)
+
+
+def _planned_wall(row: Row, training: Figure, steps: int) -> Figure | None:
+    """With a plan's start, compilation and evaluations up to there; `None` where it does not know them."""
+    if row.plan is None or not isinstance(seconds := row.plan.get("seconds"), Mapping):
+        return None
+    start, compile_, evaluate = (number(seconds.get(k)) for k in ("start", "compile", "evaluate"))
+    if start is None or compile_ is None or not row.steps:
+        return None
+    more = start + compile_ + (evaluate or 0.0) * min(steps / row.steps, 1.0)
+    low, high = (None if t is None else t + more for t in (training.low, training.high))
+    return Figure(training.value + more, low, high, 0, training.how)
+
+
+def _never(why: str, kind: str = PREDICTED, runs: int = 0) -> TimeTo:
+    return TimeTo(None, None, None, kind, 0, runs, why)
 
 
 def _steps(repeat: Repeat, target: Target) -> int | None:

@@ -20,6 +20,30 @@ def interval(found: Mapping[str, Any] | None, form: Callable[[float], str] = dig
     return f"{form(found['low'])} to {form(found['high'])}"
 
 
+def varies(found: Mapping[str, Any] | None, form: Callable[[float], str] = digits) -> str:
+    """The interval; of two values, which are too few for one, both."""
+    if two := pair(found, form):
+        return f"{two}; 2 runs are too few for an interval"
+    return interval(found, form)
+
+
+def pair(found: Mapping[str, Any] | None, form: Callable[[float], str] = digits) -> str:
+    """`6.0 and 16.0` of exactly two values, else nothing."""
+    if not found or found["n"] != 2 or interval(found):
+        return ""
+    return " and ".join(form(v) for v in sorted(found["values"]))
+
+
+def interval_of(ratio: Mapping[str, Any], mine: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """Whose interval that of a ratio is, where it is that of one row alone: `interval of a alone`."""
+    known = [row["label"] for row in (mine, other) if _varies(row["examples_per_second"])]
+    return f"interval of {known[0]} alone" if interval(ratio) and len(known) == 1 else ""
+
+
+def _varies(speed: Mapping[str, Any]) -> bool:
+    return speed["low"] is not None or len(speed["values"]) > 1
+
+
 def said(value: Any) -> str:
     """A setting's value."""
     if value is None:
@@ -47,7 +71,7 @@ def prices_used(document: Mapping[str, Any], amounts: bool = False) -> list[str]
             continue
         for cost in row["costs"]:
             parts = [
-                f"{dollars(cost[k]['value'])} {words}"
+                f"{dollars(cost[k]['value'])} {words}{_basis(cost) if k == 'target' else ''}"
                 for k, words in (("run", "the run"), ("target", "to the target"))
                 if amounts and cost[k]
             ]
@@ -56,6 +80,10 @@ def prices_used(document: Mapping[str, Any], amounts: bool = False) -> list[str]
         if row["no_price"]:
             none.setdefault(row["no_price"], []).append(row["label"])
     return [f"{', '.join(labels)}: {why}" for why, labels in (*used.items(), *none.items())]
+
+
+def _basis(cost: Mapping[str, Any]) -> str:
+    return f", {cost['target_basis']}"
 
 
 def sources(document: Mapping[str, Any]) -> list[str]:
