@@ -12,7 +12,7 @@ from bench import comparisons
 from bench.comparisons import LOSSES, plan, record, run, study
 from chipwise.bench.compare import agreement as agree
 from chipwise.bench.compare.document import document
-from chipwise.bench.compare.row import Window
+from chipwise.bench.compare.row import Window, as_range
 from chipwise.bench.compare.sources import read, unpublished
 from chipwise.bench.compare.speed import NO_INTERVAL, Figure, ratio, repeated
 from chipwise.bench.compare.table import verdict
@@ -222,7 +222,7 @@ def test_a_run_that_diverged_counts_nowhere(tmp_path):
     found = compared(runs, run(tmp_path / "b"), target=parse("0.95"))
     row = found["rows"][0]
     assert row["metric"]["values"] == [0.97] * 3 and row["examples_per_second"]["n"] == 3
-    assert row["target"]["runs"] == 3 and row["diverged"] == {
+    assert row["target"]["runs"] == 4 and row["diverged"] == {
         "runs": 1, "of": 4, "words": "1 of 4 diverged between steps 301 and 350",
     }  # fmt: skip
     assert any("1 of 4 diverged between steps 301 and 350" in s for s in found["sentences"]["metric"])
@@ -560,3 +560,51 @@ def test_damaged_studies(tmp_path, text, words):
     (tmp_path / "study.json").write_text(text)
     with pytest.raises(RunError, match=words):
         read([str(tmp_path)])
+
+
+def test_a_few_equal_losses_or_another_setting_are_not_the_same_computation(tmp_path):
+    one = record(tmp_path / "one.json", losses=LOSSES[:1])
+    two = record(tmp_path / "two.json", losses=LOSSES[:1])
+    (said,) = compared(one, two)["agreement"]
+    assert not said["same"] and "4 steps are the fewest that tell" in said["sentence"]
+    rate = {"optimizer": {"optimizer": "adam", "lr": "constant(0.5)"}}
+    a = record(tmp_path / "a.json")
+    b = record(tmp_path / "b.json", described=comparisons.recipe("mnist", 256, **rate))
+    (said,) = compared(a, b)["agreement"]
+    assert not said["same"] and "another optimizer.lr" in said["sentence"]
+
+
+def test_the_wall_time_of_a_resumed_run_is_of_all_its_processes(tmp_path):
+    made = run(tmp_path / "run")
+    result = json.loads((made / "result.json").read_text())
+    result["seconds"] = {"start": 2.0, "train": 90.0, "total": 95.0}  # the last process
+    (made / "result.json").write_text(json.dumps(result))
+    (row, _) = compared(made, run(tmp_path / "other"))["rows"]
+    assert row["wall_seconds"]["value"] == pytest.approx(300.0) and "train" not in row["seconds"]
+
+
+def test_a_run_that_is_not_over_has_no_final_metric_and_no_predicted_time(tmp_path):
+    rows = json.dumps({"step": 100, "train/loss": 1.0, "examples_per_second": 900.0, "seconds": 0.0}) + "\n"
+    early = run(tmp_path / "early", done=False, rows=rows)
+    found = compared(run(tmp_path / "whole"), early, target=parse("0.95"))
+    row = found["rows"][1]
+    assert row["metric"] is None and row["target"]["training"] is None
+
+
+@pytest.mark.parametrize("low", [0.0, -1.0, 1e9])
+def test_a_range_that_cannot_be_is_none(low):
+    assert as_range({"value": 10.0, "low": low, "high": 20.0}) is None
+
+
+def test_labels_are_never_twice(tmp_path):
+    paths = ["bench.json", "bench (2).json", "x/bench.json"]
+    labels = [row["label"] for row in compared(*(record(tmp_path / p) for p in paths))["rows"]]
+    assert len(set(labels)) == 3
+
+
+def test_no_escape_sequence_reaches_the_terminal(tmp_path, capsys):
+    from chipwise.cli import main
+
+    a = record(tmp_path / "a.json", framework="\x1b[31mred")
+    assert main(["compare", str(a), str(record(tmp_path / "b.json"))]) == 0
+    assert "\x1b" not in capsys.readouterr().out

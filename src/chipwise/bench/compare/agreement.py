@@ -17,7 +17,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .differences import computes_otherwise
+from ...words import counted
+from .differences import changed_settings, computes_otherwise
 from .row import MEASURED, Row, Window
 
 SAME_BITS, AGREE, PART, UNKNOWN = "equal to the bit", "agree", "part", "not known"
@@ -87,9 +88,13 @@ def agreement(row: Row, other: Row) -> Agreement:
             else "equal before, then "
         )
         said += f" ({before}{m.a:.5g} and {m.b:.5g} at step {parts})"
-    same = status in (SAME_BITS, AGREE)
-    if same and why:
+    alike = status in (SAME_BITS, AGREE)
+    if alike and why:
         said += f", though there is {'; '.join(why)}"
+    # With a warm-up from 0 the first losses do not depend on the rate; and few steps show little
+    if alike and met[-1].step < KNOWN:
+        said += f"; {KNOWN} steps are the fewest that tell"
+    same = alike and met[-1].step >= KNOWN and not changed_settings(row, other)
     sentence = f"{row.label} and {other.label}: {said}."
     return Agreement(row.label, other.label, status, same, met[-1].step, bits, parts, within, sentence)
 
@@ -147,7 +152,9 @@ def _allowed(row: Row, other: Row) -> tuple[float, float]:
 
 def _counted(met: Sequence[Met]) -> str:
     n, last = len(met), met[-1].step
-    return f"the first {n} steps" if n == last else f"{n} logged mean{'s' if n > 1 else ''} up to step {last}"
+    if n == last:
+        return "the first step" if n == 1 else f"the first {n} steps"
+    return f"{counted(n, 'logged mean')} up to step {last}"
 
 
 def _unknown(row: Row, other: Row, why: str) -> Agreement:

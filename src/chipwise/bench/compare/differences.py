@@ -100,11 +100,16 @@ def computes_otherwise(row: Row, other: Row) -> list[str]:
         a, b = getattr(row, name), getattr(other, name)
         if a is not None and b is not None and a != b:
             found.append(f"another {name} ({a}, {b})")
-    if row.settings and other.settings:
-        names = sorted(row.settings.keys() | other.settings.keys())
-        changed = [k for k in names if str(row.settings.get(k)) != str(other.settings.get(k))]
-        if changed:
-            found.append(f"another {', '.join(changed[:3])}" + (", ..." if len(changed) > 3 else ""))
+    if changed := changed_settings(row, other):
+        found.append(f"another {', '.join(changed[:3])}" + (", ..." if len(changed) > 3 else ""))
     if PUBLISHED in (row.kind, other.kind) or PREDICTED in (row.kind, other.kind):
         found.append("no losses")
     return found
+
+
+def changed_settings(row: Row, other: Row) -> list[str]:
+    """Names of the recipe's settings that are not the same, where both rows store them."""
+    if not row.settings or not other.settings:
+        return []
+    names = sorted(row.settings.keys() | other.settings.keys())
+    return [k for k in names if str(row.settings.get(k)) != str(other.settings.get(k))]

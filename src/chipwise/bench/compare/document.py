@@ -17,6 +17,7 @@ from typing import Any
 from ... import __version__
 from ...chips.prices import Price
 from ...errors import RecipeError, nearest
+from ...train.stored import number
 from ...words import listed
 from ..spread import Spread, difference, paired
 from .agreement import SAME_BITS, Agreement, agreement
@@ -228,18 +229,15 @@ def _final(row: Row, base: Row, metric: str | None) -> dict[str, Any] | None:
 def _finals(row: Row, metric: str) -> list[tuple[int | None, float]]:
     if row.published is not None:
         return [(None, v) for v in row.published.accuracy]
-    return [(r.seed, r.metrics[metric]) for r in row.sound if metric in r.metrics]
+    return [(r.seed, r.metrics[metric]) for r in row.sound if r.complete and metric in r.metrics]
 
 
 def _sections(row: Row) -> dict[str, float]:
     """Wall seconds by section, as the total over repeats: the geometric mean. Predicted ones of a plan."""
     if row.plan is not None:
         found = row.plan.get("seconds")
-        return (
-            {k: float(v) for k, v in found.items() if isinstance(v, int | float)}
-            if isinstance(found, dict)
-            else {}
-        )
+        known = found.items() if isinstance(found, dict) else ()
+        return {k: float(seconds) for k, v in known if (seconds := number(v)) is not None}
     names = dict.fromkeys(name for r in row.sound for name in r.seconds)
     return {name: _middle([r.seconds[name] for r in row.sound if name in r.seconds]) for name in names}
 

@@ -115,8 +115,9 @@ class Row:
 
 
 def as_range(found: Any) -> Range | None:
-    """A range of a plan document; an unknown end is its value. `None` where the value is none."""
+    """A range of a plan document above 0; an unknown end is its value. `None` where it is none."""
     if not isinstance(found, Mapping) or (value := number(found.get("value"))) is None or value <= 0:
         return None
     low, high = number(found.get("low")), number(found.get("high"))
-    return Range(value, value if low is None else low, value if high is None else high)
+    low, high = value if low is None else low, value if high is None else high
+    return Range(value, low, high) if 0 < low <= value <= high else None

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...devices.fingerprint import stated
+from ...devices.fingerprint import stated as machine_of
 from ...errors import DataError, RecipeError, RunError
 from ...study.document import read as read_study
 from ...train.run import stored_recipe
@@ -17,6 +17,8 @@ from ...train.stored import metrics_of, number, read_result, read_rows
 from ...words import counted
 from .identity import identity
 from .row import MEASURED, Repeat, Row, Window
+
+_ROUNDING = 0.01  # seconds
 
 _LONG = 60  # characters: a label of more settings is no name
 
@@ -59,7 +61,7 @@ def run_row(folder: Path, diverged: str | None = None) -> Row:
     if made_up:  # the data is a field of its own
         known["recipe"] = known["recipe"].removesuffix("-synthetic")
     parameters = devices.get("parameters")
-    title, versions = stated(result.get("machine"))
+    title, versions = machine_of(result.get("machine"))
     return Row(
         label=folder.name or str(folder),
         kind=MEASURED,
@@ -184,15 +186,19 @@ def _repeat(
         seen = {k: v for k, v in found.items() if k.startswith("eval/")}
         if seen:
             seconds = number(row.get("seconds"))
-            evaluations.append({"step": step, **seen} | ({} if seconds is None else {"seconds": seconds}))
+            evaluations.append({"step": step, **seen} | ({"seconds": seconds} if seconds else {}))
     # The first interval of a process is warm-up. Its summary says how many came after, so where a run was
     # resumed to its end, one more is known
     said = result.get("speed")
     after = said.get("intervals") if isinstance(said, Mapping) else None
     warm = {0, len(speeds) - 1 - after} if isinstance(after, int) else {0}
     steady = [speed for k, speed in enumerate(speeds) if k not in warm]
-    sections = result.get("seconds") if isinstance(result.get("seconds"), Mapping) else {}
-    assert isinstance(sections, Mapping)
+    stated = result.get("seconds") if isinstance(result.get("seconds"), Mapping) else {}
+    assert isinstance(stated, Mapping)
+    sections = {k: v for k in stated if (v := number(stated[k])) is not None}
+    logged = max((number(row.get("seconds")) or 0.0 for row in rows), default=0.0)
+    if logged > sections.get("total", 0.0) + _ROUNDING:  # resumed: these are of its last process alone
+        sections = {"total": logged} if result else {}
     return Repeat(
         name=str(folder),
         seed=stored["seed"] if isinstance(stored.get("seed"), int) else None,
@@ -201,7 +207,7 @@ def _repeat(
         losses=tuple(losses),
         evaluations=tuple(evaluations),
         metrics=metrics,
-        seconds={k: v for k in sections if (v := number(sections[k])) is not None},
+        seconds=sections,
         complete=bool(result),
         diverged=diverged,
         warming_up=not steady,

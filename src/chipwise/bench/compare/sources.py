@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-import collections
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -72,11 +72,13 @@ def _named(rows: list[Row], label: str | None, text: str) -> list[Row]:
 
 def _distinct(rows: list[Row]) -> list[Row]:
     """Equal labels numbered: `bench`, `bench (2)`."""
-    seen: collections.Counter[str] = collections.Counter()
+    seen: set[str] = set()
     made = []
     for row in rows:
-        seen[row.label] += 1
-        made.append(row if seen[row.label] == 1 else row.named(f"{row.label} ({seen[row.label]})"))
+        numbered = (f"{row.label} ({n})" for n in itertools.count(2))
+        label = row.label if row.label not in seen else next(name for name in numbered if name not in seen)
+        seen.add(label)
+        made.append(row if label == row.label else row.named(label))
     return made
 
 

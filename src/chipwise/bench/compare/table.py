@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ...words import digits, dollars
+from ...words import digits, dollars, printable
 from ..spread import HIGHER, LOWER, NO_DIFFERENCE
 from .words import interval, pair, prices_used, said, sources, times
 
@@ -72,7 +72,7 @@ def speeds(document: Made) -> Table:
             cells.append(digits(row["steps_per_second"]) if row["steps_per_second"] else "-")
         cells.append("1" if base else f"{times(ratio)}{_within(ratio)}" if ratio else "-")
         cells.append("baseline" if base else verdict(row))
-        table.add_row(*(Text(cell) for cell in cells))
+        table.add_row(*(Text(printable(cell)) for cell in cells))
     return table
 
 
@@ -88,7 +88,7 @@ def costs(document: Made) -> Table:
             cells = [dollars(a["value"]) if a else "-" for a in amounts]
             if cost["target"]:
                 cells[-1] += f", {cost['target_basis']}"
-            table.add_row(*(Text(cell) for cell in (row["label"], kind, *cells)))
+            table.add_row(*(Text(printable(cell)) for cell in (row["label"], kind, *cells)))
     return table
 
 
@@ -106,12 +106,12 @@ def verdict(row: Made) -> str:
 def relative(group: Made) -> Table:
     """Published ratios of one source."""
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
-    table.add_column(Text(f"published, relative to its own {group['anchor']}"))
+    table.add_column(Text(printable(f"published, relative to its own {group['anchor']}")))
     table.add_column("×", justify="right")
     table.add_column("$/hour then", justify="right")
     for row in group["rows"]:
         price = f"{dollars(row['usd_per_hour'])}" if row["usd_per_hour"] else "-"
-        table.add_row(Text(row["label"]), row["span"], price)
+        table.add_row(Text(printable(row["label"])), row["span"], price)
     return table
 
 
@@ -139,4 +139,4 @@ def _number(value: Any) -> str:
 def _line(console: Console, text: str, style: str = "") -> None:
     # names come from files: no markup, and no line breaks of theirs
     indent = " " * (len(text) - len(text.lstrip(" ")))
-    console.print(Text(indent + " ".join(text.split()), style=style), soft_wrap=True)
+    console.print(Text(indent + printable(" ".join(text.split())), style=style), soft_wrap=True)

@@ -103,14 +103,14 @@ def _time(row: Row, runs: Sequence[Row], target: Target) -> TimeTo:
     middle = steps[(len(steps) - 1) // 2]
     trained = [s * row.batch / v for s, r in found if row.batch and (v := r.examples_per_second)]
     walls = [t for _, r in found if (t := _seconds(r, target)) is not None]
-    some = "" if len(found) == len(evaluated) else f"; {len(found)} of {len(evaluated)} runs reached it"
+    some = "" if len(found) == len(row.repeats) else f"; {len(found)} of {len(row.repeats)} runs reached it"
     return TimeTo(
         repeated(trained) if len(trained) == len(found) else None,
         repeated(walls) if len(walls) == len(found) else None,
         middle,
         MEASURED,
         len(found),
-        len(evaluated),
+        len(row.repeats),
         f"{'its own' if len(found) == 1 else 'their own'} steps ({middle:,}) at the first evaluation beyond "
         f"it{some}",
     )
@@ -122,6 +122,8 @@ def _reckoned(row: Row, runs: Sequence[Row], target: Target) -> TimeTo:
         return _never("not the same model")
     if row.repeats and not row.sound:
         return _never("diverged", MEASURED)
+    if row.form in ("run", "study"):
+        return _never("not evaluated yet", MEASURED)
     same = [r for r in runs if r.batch == row.batch and row.replicas in (None, r.replicas)]
     if not same:
         why = (
