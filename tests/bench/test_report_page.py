@@ -8,7 +8,7 @@ import math
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import run_folders as runs
@@ -125,6 +125,7 @@ NUMBERS = st.floats(-1e30, 1e30, allow_subnormal=False)
 POINTS = st.lists(st.tuples(st.integers(0, 10**9), NUMBERS), max_size=30)
 
 
+@example(points=[(0, 1.0), (0, 4e-305)], zero=False, log=True, epochs=None)
 @given(points=POINTS, zero=st.booleans(), log=st.booleans(), epochs=st.none() | st.just(0.01))
 def test_every_point_lies_in_the_frame(points, zero, log, epochs):
     points.sort()

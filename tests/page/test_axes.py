@@ -6,7 +6,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chipwise.page.axes import log_steps, steps
+from chipwise.page.axes import log_steps, spread_out, steps
 
 
 @given(low=st.floats(-1e30, 1e30), span=st.floats(1e-6, 1e30), most=st.integers(3, 6))
@@ -34,3 +34,9 @@ def test_log_steps(low, decades, most):
 def test_log_steps_are_round():
     assert log_steps(1, 100, 6) == [1, 3, 10, 30, 100]
     assert log_steps(1, 100, 8) == [1, 2, 5, 10, 20, 50, 100]
+
+
+def test_what_is_spread_out():
+    assert spread_out([1, 41], 40) and not spread_out([1, 40], 40)
+    assert not spread_out([0, 41], 40) and not spread_out([-1, 41], 40) and not spread_out([], 40)
+    assert not spread_out([1e-300, 1e10], 40)

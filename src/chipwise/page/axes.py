@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+_WIDEST = 1e100
 
 
 @dataclass(frozen=True)
@@ -12,6 +15,12 @@ class Tick:
 
     at: float
     label: str
+
+
+def spread_out(values: Sequence[float], factor: float) -> bool:
+    """Whether values are all positive and more than a factor apart, so that a logarithmic axis shows them
+    better; not where the factor is beyond what such an axis can be cut into."""
+    return bool(values) and min(values) > 0 and factor < max(values) / min(values) < _WIDEST
 
 
 def steps(low: float, high: float, most: int) -> list[float]:

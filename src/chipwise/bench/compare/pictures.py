@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ...page.axes import Tick, log_steps, steps
+from ...page.axes import Tick, log_steps, spread_out, steps
 
 FACTOR = 40.0  # of curves
 BARS = 100.0  # of bars, which have no foot on a logarithmic axis: beyond, they are points
@@ -104,11 +104,6 @@ class Axis:
         return tuple(t for k, t in enumerate(ticks) if k == 0 or t.label != ticks[k - 1].label)
 
 
-def spread_out(values: Sequence[float], factor: float = FACTOR) -> bool:
-    """Whether values are all positive, and too far apart for a linear axis."""
-    return bool(values) and min(values) > 0 and max(values) / min(values) > factor
-
-
 def bars(measures: Sequence[Measure], form: Callable[[float], str], *, linear: bool = False) -> Marks | None:
     """Bars from zero, or points on a logarithmic axis (`log`) where the values span more than `BARS`, unless
     `linear`; `None` for nothing to draw."""
@@ -173,8 +168,8 @@ def lines(
     if not xs:
         return None
     left, top, right, bottom = 58.0, 12.0, width - 14.0, height - 44.0
-    y_log = (zero or y_log) and spread_out(ys)
-    x_log = x_log and spread_out(xs)
+    y_log = (zero or y_log) and spread_out(ys, FACTOR)
+    x_log = x_log and spread_out(xs, FACTOR)
     y = Axis(*_ends(ys, y_log, zero), bottom, top, y_log)
     x = Axis(
         *((min(xs), max(xs)) if x_log or min(xs) < max(xs) else _ends(xs, False, False)), left, right, x_log

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...page.axes import Tick, log_steps, steps
+from ...page.axes import Tick, log_steps, spread_out, steps
 from ...train.stored import number
 from ...words import sparkline
 from .time import PARTS
@@ -112,7 +112,7 @@ def chart(
     (width, height), left, top, right = size, 58, 12, size[0] - 14
     bottom = height - (58 if epochs_a_step else 42)
     values = [y for _, y in everything] + ([level] if level is not None else [])
-    log = log and min(values) > 0 and max(values) / min(values) >= LOG_FROM
+    log = log and spread_out(values, LOG_FROM)
     low, high = _range(values, zero, log)
     end = max(x for x, _ in everything) or 1.0
     begin = 0.0
@@ -211,7 +211,7 @@ def spark(values: Sequence[float], width: int = 24) -> str:
     """A curve as one line of text, lowest to highest: `█▆▄▂▁`; on logarithms where the values span much."""
     if not values:
         return ""
-    if min(values) > 0 and max(values) / min(values) >= LOG_FROM:
+    if spread_out(values, LOG_FROM):
         values = [math.log(v) for v in values]
     size = max(len(values) / width, 1.0)
     cells = [
