@@ -61,7 +61,7 @@ def test_simulated_devices_give_one_fingerprint(subprocess_chipwise, tmp_path):
             "--simulate",
             count,
             "--set",
-            "duration=40st",
+            "duration=20st",
             "--run",
             tmp_path / str(count),
             *FAST,

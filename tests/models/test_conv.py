@@ -165,6 +165,6 @@ print(digest.hexdigest())
 def test_bits_do_not_depend_on_the_number_of_devices():
     runs = [
         subprocess.run([sys.executable, "-c", _BITS, n], capture_output=True, text=True, check=True).stdout
-        for n in ("1", "1", "8")
+        for n in ("1", "8")
     ]
-    assert runs[0] == runs[1] == runs[2]
+    assert runs[0] == runs[1]
