@@ -162,6 +162,7 @@ print(digest.hexdigest())
 """
 
 
+@pytest.mark.slow
 def test_bits_do_not_depend_on_the_number_of_devices():
     runs = [
         subprocess.run([sys.executable, "-c", _BITS, n], capture_output=True, text=True, check=True).stdout
