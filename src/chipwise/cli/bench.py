@@ -39,13 +39,8 @@ def bench(
     set_: options.Set = None,
     devices: options.Devices = None,
     simulate: options.Simulate = None,
-    exact: Annotated[
-        bool, typer.Option(help="Add in a fixed order: the same bits on any number of devices.")
-    ] = True,
-    feed: Annotated[
-        str,
-        typer.Option(metavar="auto|device|host", help="Keep the training data on the device, or stream it."),
-    ] = "auto",
+    exact: options.Exact = True,
+    feed: options.Feed = "auto",
     workers: options.Workers = None,
     profile: Annotated[
         Path | None,
@@ -72,6 +67,7 @@ def bench(
     _check_writable(out)
     count, platform = options.choose(devices, simulate)
     from ..bench.train import measure_train
+    from ..devices.report import grid
     from ..settings import load
 
     if data == "synthetic":
@@ -104,7 +100,7 @@ def bench(
         print(json.dumps({**record.to_json(), "written": str(out)}))
         return
     console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120)
-    console.print(_table(rows(record)))
+    console.print(grid(rows(record)))
     if profile is not None:
         console.print()
         _show_profile(console, record.measured["profile"])
@@ -172,17 +168,6 @@ def _memory(found: dict[str, int | None], host: int | None) -> str:
         text += f"; measured at most {byte_size(found['peak_measured'])}"
         text += f" of {byte_size(found['available'])}" if found["available"] is not None else ""
     return text + (f"; this process on the host at most {byte_size(host)}" if host is not None else "")
-
-
-def _table(lines: list[tuple[str, str]]) -> Table:
-    from rich.text import Text
-
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in lines:
-        table.add_row(name, Text(value))
-    return table
 
 
 def _show_profile(console: Console, found: dict[str, Any]) -> None:

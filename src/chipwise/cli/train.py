@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from ..errors import RecipeError
 from . import options
@@ -92,6 +91,7 @@ def train(
         return
     if at_once != 1 or metric is not None:
         raise RecipeError("--at-once and --metric are for several runs: give --seeds, such as --seeds 5.")
+    from ..devices.report import grid
     from ..study.origin import Origin
     from ..train.loop import fit
 
@@ -101,7 +101,7 @@ def train(
         run = f"runs/{made.name}-{datetime.datetime.now():%Y%m%d-%H%M%S-%f}"
     console = Console(stderr=True, highlight=False)
     if not quiet:
-        console.print(_table(made.rows()))
+        console.print(grid(made.rows()))
     result = fit(
         made,
         run,
@@ -126,7 +126,7 @@ def train(
     if result.feed:
         rows.append(("data", result.feed["verdict"]))
     rows += [("fingerprint", result.fingerprint), ("run", str(result.run))]
-    Console(highlight=False).print(_table(rows))
+    Console(highlight=False).print(grid(rows))
 
 
 def _seeds_go_with(stop_after: str | None, fresh: bool, set_: list[str] | None) -> None:
@@ -137,12 +137,3 @@ def _seeds_go_with(stop_after: str | None, fresh: bool, set_: list[str] | None) 
         raise RecipeError("--fresh with --seeds: name another folder with --run, or delete that one.")
     if any(text.partition("=")[0].strip() == "seed" for text in set_ or ()):
         raise RecipeError("--set seed=... with --seeds: name the seeds themselves, such as --seeds 3,7.")
-
-
-def _table(rows: list[tuple[str, str]]) -> Table:
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in rows:
-        table.add_row(name, value)
-    return table

@@ -96,19 +96,19 @@ class Report:
 
     def render(self, console: Console) -> None:
         """Prints the report as tables, equal devices on one line."""
-        console.print(_grid([("where", _where(self)), *_host_rows(self)]))
+        console.print(grid([("where", _where(self)), *_host_rows(self)]))
         console.print()
         console.print(_device_table(self))
         console.print()
         known = [f"{name} {version}" for name, version in self.versions.items() if version]
-        console.print(_grid([("versions", ", ".join(known))]))
+        console.print(grid([("versions", ", ".join(known))]))
         console.print()
         if not self.problems:
             console.print("No problems found.", style="green")
         for problem in self.problems:
             style = {"error": "bold red", "warning": "yellow", "note": "cyan"}[problem.severity]
             console.print(Text.assemble((f"{problem.severity}: ", style), (problem.what, "bold")))
-            console.print(_grid([("  why", problem.why), ("  fix", problem.fix)]))
+            console.print(grid([("  why", problem.why), ("  fix", problem.fix)]))
 
 
 def look(path: str | Path = ".", facts: HostFacts | None = None) -> Report:
@@ -229,7 +229,8 @@ def _device_table(report: Report) -> Table:
     return table
 
 
-def _grid(rows: list[tuple[str, str]]) -> Table:
+def grid(rows: list[tuple[str, str]]) -> Table:
+    """Names and what they are, in two columns."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")

@@ -15,6 +15,7 @@ from typing import Any
 from ..errors import RunError
 from ..recipe import difference
 from .hold import hold
+from .stored import parsed_row, read_result
 
 
 class RunFolder:
@@ -78,7 +79,7 @@ class RunFolder:
         try:
             if file.exists():
                 for line in file.read_text(errors="replace").splitlines():
-                    row = _row(line)
+                    row = parsed_row(line)
                     if row is not None and row["step"] <= step:
                         kept.append({k: math.nan if v is None else v for k, v in row.items()})
                 self._replace(file, "".join(_json(row) + "\n" for row in kept))
@@ -114,10 +115,7 @@ class RunFolder:
 
     def result(self) -> dict[str, Any] | None:
         """What `finish` wrote; `None` when it did not, or when that is damaged."""
-        try:
-            return json.loads((self.path / "result.json").read_bytes())
-        except (FileNotFoundError, ValueError):
-            return None
+        return read_result(self.path)[0]
 
     def close(self) -> None:
         if self._events is not None:
@@ -229,12 +227,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _row(line: str) -> dict[str, Any] | None:
-    """A line of metrics, or `None` for one that a killed process did not finish."""
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None

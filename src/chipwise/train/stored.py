@@ -29,7 +29,7 @@ def read_rows(run: Path) -> tuple[list[dict[str, Any]], list[int]]:
     found, damaged = [], []
     *lines, rest = text.split("\n")
     for at, line in enumerate([*lines, rest], 1):
-        row = _row(line)
+        row = parsed_row(line)
         if row is not None:
             found.append(row)
         elif line.strip() and at <= len(lines):
@@ -66,7 +66,8 @@ def number(value: Any) -> float | None:
     return value if known else None  # NaN is not below either
 
 
-def _row(line: str) -> dict[str, Any] | None:
+def parsed_row(line: str) -> dict[str, Any] | None:
+    """A line of metrics.jsonl, or `None` for a damaged one, or one that a killed process did not finish."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
