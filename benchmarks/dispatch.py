@@ -22,12 +22,11 @@ import jax
 import jax.numpy as jnp
 
 import chipwise as cw
-from chipwise.devices.detect import detect
-from chipwise.devices.layout import lay_out
-from chipwise.feed import loader
-from chipwise.train import dispatch
-from chipwise.train.program import Program
-from chipwise.train.step import first_state
+from chipwise.engine import dispatch, loader
+from chipwise.engine.placement import lay_out
+from chipwise.engine.program import Program
+from chipwise.engine.step import first_state
+from chipwise.machine.detect import detect
 
 RUNS, CALLS = 5, 2000
 

@@ -31,8 +31,8 @@ import numpy as np
 
 import chipwise as cw
 from chipwise.atomic import replace_text
-from chipwise.feed.sources import take
-from chipwise.find.lr import find_lr
+from chipwise.data.sources import take
+from chipwise.study.find_lr import find_lr
 
 HERE = Path(__file__).parent
 WITHIN = 3.0

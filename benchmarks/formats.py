@@ -26,10 +26,10 @@ from pathlib import Path
 
 import numpy as np
 
-from chipwise.feed import PackedFolder
-from chipwise.feed.images import decode
-from chipwise.feed.sources import empty
-from chipwise.packing import Writer
+from chipwise.data import PackedFolder
+from chipwise.data.images import decode
+from chipwise.data.pack import Writer
+from chipwise.data.sources import empty
 
 RUNS, BATCH, SINGLE = 3, 512, 10_000
 

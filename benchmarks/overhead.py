@@ -20,10 +20,10 @@ from pathlib import Path
 import jax
 
 import chipwise as cw
-from chipwise.devices.replicas import Layout
-from chipwise.feed import loader
-from chipwise.train.program import Program
-from chipwise.train.step import first_state
+from chipwise.engine import loader
+from chipwise.engine.layout import Layout
+from chipwise.engine.program import Program
+from chipwise.engine.step import first_state
 
 RUNS = 5
 

@@ -26,8 +26,8 @@ import PIL
 import simplejpeg
 from PIL import Image
 
-from chipwise.devices.limits import usable_cores
-from chipwise.packing.job import Job, pack
+from chipwise.data.pack.job import Job, pack
+from chipwise.machine.limits import usable_cores
 
 RUNS = 3
 _loads: list[float] = []  # before each round: what else ran here

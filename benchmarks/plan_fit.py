@@ -1,7 +1,7 @@
-"""Fits the shared efficiencies of `chipwise.plan.roofline` to published training throughputs.
+"""Fits the shared efficiencies of `chipwise.planner.roofline` to published training throughputs.
 
     python -m benchmarks.plan_fit            # print the fit, the residuals and the cross-validation
-    python -m benchmarks.plan_fit --write    # and write src/chipwise/plan/efficiencies.json
+    python -m benchmarks.plan_fit --write    # and write src/chipwise/planner/efficiencies.json
 
 The measurements are the GPU lines of benchmarks/plan_accuracy/published.csv whose clock counts steps alone,
 every one that is usable. Lines whose time includes evaluation, input or start-up, and those added from the
@@ -30,11 +30,11 @@ import numpy as np
 from benchmarks.plan_accuracy.rows import Row, chip_of, rows
 from scipy.optimize import least_squares
 
-from chipwise.plan.collectives import all_reduce_seconds
-from chipwise.plan.operations import Traced, trace
-from chipwise.plan.roofline import Ideal, ideal_times, split
+from chipwise.planner.collectives import all_reduce_seconds
+from chipwise.planner.operations import Traced, trace
+from chipwise.planner.roofline import Ideal, ideal_times, split
 
-TARGET = Path(__file__).parents[1] / "src/chipwise/plan/efficiencies.json"
+TARGET = Path(__file__).parents[1] / "src/chipwise/planner/efficiencies.json"
 
 #: Name: (value where the lines say nothing, one standard deviation of its logarithm).
 PRIORS = {

@@ -28,14 +28,13 @@ import torch.nn.functional as F
 from torch import nn
 
 import chipwise as cw
-from chipwise.bench.memory import host_peak_bytes
-from chipwise.bench.record import Record, Series
-from chipwise.bench.train import intervals
-from chipwise.devices.fingerprint import this_machine
+from chipwise.engine import keys, loader
+from chipwise.engine.step import first_state
 from chipwise.errors import DivergedError
-from chipwise.feed import loader
-from chipwise.train import keys
-from chipwise.train.step import first_state
+from chipwise.machine.fingerprint import this_machine
+from chipwise.measure.bench import intervals
+from chipwise.measure.memory import host_peak_bytes
+from chipwise.measure.record import Record, Series
 
 NAME = "cifar10-resnet32"
 BATCHES = 100  # made in advance: 39 MB

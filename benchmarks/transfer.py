@@ -26,9 +26,9 @@ from pathlib import Path
 import jax
 
 import chipwise as cw
-from chipwise.bench.spread import HIGHER, LOWER, Spread, paired
-from chipwise.devices.fingerprint import this_machine
-from chipwise.feed.datasets import cifar10
+from chipwise.data.datasets import cifar10
+from chipwise.machine.fingerprint import this_machine
+from chipwise.study.stats import HIGHER, LOWER, Spread, paired
 
 HERE = Path(__file__).parent
 GROUP = 32  # examples a replica

@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 
-from chipwise.feed.stages import stage
+from chipwise.data.stages import stage
 
 
 class Numbers:

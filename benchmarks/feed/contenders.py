@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from .data import Images, decode_pillow
+from x.data import Images, decode_pillow
 
 WORKERS = 2
 LIMIT_BYTES = 256 << 20  # of chipwise's batches in memory
@@ -51,10 +50,10 @@ def permutations(examples: int, batch: int) -> Iterator[np.ndarray]:
 
 
 def chipwise(images: Images, store: str, workers: int = WORKERS) -> Batches:
-    from chipwise.feed import order
-    from chipwise.feed.folder import ImageFolder
-    from chipwise.feed.packed import PackedFolder
-    from chipwise.feed.stream import Stream
+    from chipwise.data import order
+    from chipwise.data.folder import ImageFolder
+    from chipwise.data.packed import PackedFolder
+    from chipwise.data.stream import Stream
 
     source = ImageFolder(images.loose) if store == "loose" else PackedFolder(images.pack(store))
     wanted = (
@@ -317,9 +316,9 @@ def webdataset(images: Images, store: str, decoder: str = "simplejpeg") -> Batch
 
 def plain_copy(images: Images, store: str, threads: int) -> Callable[[float], float]:
     """Copies of whole batches from memory as large as the data into memory already touched."""
-    from chipwise.bench.feed import Copy
-    from chipwise.feed.packed import PackedFolder
-    from chipwise.feed.sources import example_bytes
+    from chipwise.data.packed import PackedFolder
+    from chipwise.data.sources import example_bytes
+    from chipwise.measure.feed import Copy
 
     source = PackedFolder(images.pack("raw"))
     copy, size = Copy(source.spec, images.batch, len(source)), example_bytes(source.spec)

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from chipwise.feed.folder import ImageFolder
-from chipwise.feed.sources import take
+from chipwise.data.folder import ImageFolder
+from chipwise.data.sources import take
 
 SMALL, LARGE, QUALITY = 32, 224, 90
 TAR_SHARDS = 8
@@ -78,7 +78,7 @@ def sets(work: Path, photographs: int) -> dict[str, Images]:
 
 def prepare(work: Path, cifar: Path, photographs: int, records: bool = True) -> None:
     """Makes what is missing below `work`, and reads all of it once. `records`: also in others' formats."""
-    from chipwise.packing import pack
+    from chipwise.data.pack import pack
 
     small, large = sets(work, photographs).values()
     _once(small.loose, lambda to: _copy_cifar(cifar, to))

@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from x.rows import Row, chip_of
+
 from chipwise.chips.catalogue import peak_flops_per_device
 from chipwise.chips.targets import parse
-from chipwise.plan.collectives import all_reduce_seconds
-from chipwise.plan.operations import trace
-from chipwise.plan.roofline import efficiencies, time_on
-
-from .rows import Row, chip_of
+from chipwise.planner.collectives import all_reduce_seconds
+from chipwise.planner.operations import trace
+from chipwise.planner.roofline import efficiencies, time_on
 
 ONE_DEVICE = {
     "v2": "v2-1", "v3": "v3-1", "v4": "v4-8", "v5e": "v5e-1", "v5p": "v5p-8", "v6e": "v6e-1",
@@ -93,8 +93,8 @@ def tpu(
     rows: Iterable[Row], cache: Path | None = None, progress: Callable[[int, int, str], None] | None = None
 ) -> list[Prediction]:
     """Each part compiled for one device; seconds are cycles at the chip's clock."""
-    from chipwise.plan.compiler import Request, compile_all, export_program
-    from chipwise.plan.tpu import device_speeds
+    from chipwise.planner.compiler import Request, compile_all, export_program
+    from chipwise.planner.tpu import device_speeds
 
     rows = list(rows)
     requests = []
@@ -117,8 +117,8 @@ def kernel_seconds(row: Row) -> float:
 
 
 def _from_facts(row: Row, facts) -> Prediction:
-    from chipwise.plan.plans import Range
-    from chipwise.plan.timing import interval
+    from chipwise.planner.plans import Range
+    from chipwise.planner.timing import interval
 
     for part, fact in zip(row.parts, facts, strict=True):
         if fact.error is not None or fact.seconds is None:

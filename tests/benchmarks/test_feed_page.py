@@ -16,8 +16,8 @@ from benchmarks.feed import page
 from benchmarks.feed.contenders import CASES, LIMIT_BYTES, Contender, chipwise, permutations, plain_copy
 from benchmarks.feed.data import prepare, sets
 
-from chipwise.bench.record import Record, Series
-from chipwise.devices.fingerprint import this_machine
+from chipwise.machine.fingerprint import this_machine
+from chipwise.measure.record import Record, Series
 
 
 def answers(rate, grown=1 << 20):

@@ -15,7 +15,7 @@ from benchmarks.plan_accuracy.flash import flash_attention, kernel_flops, stand_
 from benchmarks.plan_accuracy.nets_transformer import GPT, causal_attention
 from benchmarks.plan_accuracy.rows import PUBLISHED, RUNS, rows
 
-from chipwise.plan.operations import trace
+from chipwise.planner.operations import trace
 
 PARAMETERS = {  # line: as torchvision, timm, llm-foundry, llm.c and the model cards state
     2: 25_557_032,

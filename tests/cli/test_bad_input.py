@@ -125,7 +125,7 @@ def test_images_of_two_shapes(refused, tmp_path):
         for i in range(4):
             Image.fromarray(np.full((size, size, 3), 40 * i, np.uint8)).save(folder / f"{i}.png")
     source = f"""
-from chipwise.feed.folder import ImageFolder
+from chipwise.data.folder import ImageFolder
 
 def loss(params, state, batch, key, train):
     means = batch["image"].astype("float32").mean((1, 2, 3))
@@ -215,7 +215,7 @@ def test_a_run_folder_without_permission(refused, tmp_path):
 
 def test_a_disk_without_room_for_checkpoints(refused, monkeypatch):
     usage = SimpleNamespace(free=1000)
-    monkeypatch.setattr("chipwise.train.run.shutil.disk_usage", lambda place: usage)
+    monkeypatch.setattr("chipwise.engine.run_folder.shutil.disk_usage", lambda place: usage)
     refused(5, "0.0 MB free and the run needs about", "digits", "--devices", 1)
 
 
@@ -244,7 +244,7 @@ def test_a_run_of_another_recipe_is_refused_with_old_and_new(refused, chipwise, 
 
 
 def test_a_folder_in_use_names_the_process(refused, mine, tmp_path):
-    from chipwise.train.run import RunFolder
+    from chipwise.engine.run_folder import RunFolder
 
     held = RunFolder(tmp_path / "run", {}, 0)
     try:

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from chipwise.bench.record import read
 from chipwise.cli import main
+from chipwise.measure.record import read
 
 QUICK = ["--steps", "10", "--warmup", "3", "--devices", "1"]
 
@@ -31,7 +31,7 @@ def test_ctrl_c_says_that_there_is_no_record(tmp_path, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("chipwise.bench.train.measure_train", interrupted)
+    monkeypatch.setattr("chipwise.measure.bench.measure_train", interrupted)
     assert main(["bench", "digits"]) == 130
     assert capsys.readouterr().err == "error: interrupted: no record is written.\n"
     assert list(tmp_path.iterdir()) == []

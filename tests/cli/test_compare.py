@@ -3,7 +3,6 @@
 import json
 
 import pytest
-
 from bench.comparisons import plan, record, run
 
 

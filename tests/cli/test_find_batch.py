@@ -1,6 +1,6 @@
 import json
 
-from chipwise.find import trial
+from chipwise.study import trial
 
 
 def test_a_table_what_it_changes_and_the_line_to_type(chipwise, mine, monkeypatch):

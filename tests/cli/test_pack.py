@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from chipwise.feed import PackedFolder
-from chipwise.packing import job
+from chipwise.data import PackedFolder
+from chipwise.data.pack import job
 from pictures import encoded, files, smooth, write
 
 

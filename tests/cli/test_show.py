@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 import chipwise as cw
-from chipwise.train import replica
-from chipwise.train.gallery import epoch, gallery
+from chipwise.data.augment.gallery import epoch, gallery
+from chipwise.engine import replica
 
 RECIPE = '''
 import numpy as np

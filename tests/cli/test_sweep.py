@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from chipwise.train.run import RunFolder
+from chipwise.engine.run_folder import RunFolder
 
 FAST = ("--eval-every", "end", "--devices", "1", "--quiet", "--set", "duration=5st")
 TASKS = os.path.dirname(os.path.dirname(__file__))

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from chipwise.data import Arrays, ImageFolder, spec_of, take
+from chipwise.data.foreign import as_columns
 from chipwise.errors import DataError
-from chipwise.feed import Arrays, ImageFolder, spec_of, take
-from chipwise.feed.foreign import as_columns
 
 torch = pytest.importorskip("torch")
 data = pytest.importorskip("torch.utils.data")

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 import chipwise as cw
-from chipwise.devices.replicas import Layout
-from chipwise.feed import loader, write_packed
-from chipwise.train import step as steps
-from chipwise.train.program import Program
-from chipwise.train.restore import abstract_state
-from chipwise.train.state import count, fingerprint
+from chipwise.data import write_packed
+from chipwise.engine import loader
+from chipwise.engine import step as steps
+from chipwise.engine.layout import Layout
+from chipwise.engine.program import Program
+from chipwise.engine.restore import abstract_state
+from chipwise.engine.state import count, fingerprint
 
 SMALL = {
     "imagenet-resnet50": ["image=16", "width=8", "blocks=1,"],

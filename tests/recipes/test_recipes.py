@@ -1,9 +1,9 @@
 import pytest
 
 import chipwise as cw
+from chipwise.engine.restore import abstract_state
+from chipwise.engine.state import count
 from chipwise.recipes import BUILT_IN
-from chipwise.train.restore import abstract_state
-from chipwise.train.state import count
 
 PARAMETERS = {
     "digits": 9_048,

@@ -10,12 +10,12 @@ import pytest
 
 import chipwise as cw
 import tasks
+from chipwise.engine.fit import _Training
+from chipwise.engine.hold import hold
+from chipwise.engine.run_folder import RunFolder
 from chipwise.study import document, one
 from chipwise.study.compiled import one_compilation
 from chipwise.study.sweep import sweep
-from chipwise.train.hold import hold
-from chipwise.train.loop import _Training
-from chipwise.train.run import RunFolder
 
 RATES = {"lr": [0.02, 0.04]}
 FAST = {"devices": 1, "log_every": "2st", "eval_every": None, "progress": "none"}

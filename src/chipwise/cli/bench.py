@@ -66,9 +66,9 @@ def bench(
     began = _process_began()
     _check_writable(out)
     count, platform = options.choose(devices, simulate)
-    from ..bench.train import measure_train
-    from ..devices.report import grid
-    from ..settings import load
+    from ..machine.report import grid
+    from ..measure.bench import measure_train
+    from ..recipe.settings import load
 
     if data == "synthetic":
         data, synthetic = None, True
@@ -210,7 +210,7 @@ def _check_writable(out: Path | None) -> None:
 
 def _note(recipe: str, data: str | None) -> str:
     """What must be said beside every figure measured on this data set, or ""."""
-    from ..feed.datasets import cifar10
+    from ..data.datasets import cifar10
 
     return cifar10(data).note if recipe.startswith("cifar10-") else ""
 

@@ -58,14 +58,14 @@ def bench_feed(
     """
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the device only receives some batches
     count, platform = options.choose(devices, None)
-    from ..bench.feed import measure_feed, verdict
-    from ..devices.detect import detect
+    from ..data import remote
+    from ..data.packed import PackedFolder
     from ..errors import RecipeError
-    from ..feed import remote
-    from ..feed.packed import PackedFolder
+    from ..machine.detect import detect
+    from ..measure.feed import measure_feed, verdict
+    from ..recipe.settings import load
+    from ..recipe.task import Source
     from ..recipes import BUILT_IN
-    from ..settings import load
-    from ..task import Source
 
     source: Source
     described: dict[str, str] = {}
@@ -110,7 +110,7 @@ def bench_feed(
 
 def _table(record) -> Table:
     """A row a figure: median and quartiles of examples/s and GB/s, and the share of a plain copy."""
-    from ..bench.feed import STAGES, named
+    from ..measure.feed import STAGES, named
 
     made = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2))
     made.add_column("")

@@ -32,8 +32,8 @@ def check(
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # nothing here needs, or should hold, an accelerator
-    from ..check import check as look
-    from ..settings import load
+    from ..recipe.check import check as look
+    from ..recipe.settings import load
 
     loaded = load(recipe, set_ or (), data)
     found = look(loaded, on)

@@ -45,12 +45,12 @@ def compare(
       chipwise compare mine=bench/ plan.json published --baseline mine --html compare.html
       chipwise compare runs/a runs/b --target eval/accuracy=0.94 --json
     """
-    from ..bench.compare import page
-    from ..bench.compare.document import document
-    from ..bench.compare.sources import read, unpublished
-    from ..bench.compare.table import show
-    from ..bench.compare.target import parse
     from ..chips.prices import load
+    from ..explain.compare import page
+    from ..explain.compare.document import document
+    from ..explain.compare.sources import read, unpublished
+    from ..explain.compare.table import show
+    from ..explain.compare.target import parse
 
     rows = read(sources)
     made = document(

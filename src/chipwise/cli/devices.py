@@ -31,10 +31,10 @@ def devices(
     # Only looking: do not reserve three quarters of a GPU that somebody may be training on.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     if simulate is not None:
-        from ..devices.simulate import simulate as make
+        from ..machine.simulate import simulate as make
 
         make(simulate)
-    from ..devices.report import look
+    from ..machine.report import look
 
     report = look(path)
     if json_:

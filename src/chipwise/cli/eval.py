@@ -30,10 +30,10 @@ def evaluate_run(
       chipwise eval runs/mnist-1 --batch 7 --simulate 8 --json
     """
     count, platform = options.choose(devices, simulate)
-    from ..settings import load
-    from ..train.loop import evaluate
-    from ..train.restore import restore_run
-    from ..train.run import disagreement, stored_recipe
+    from ..engine.fit import evaluate
+    from ..engine.restore import restore_run
+    from ..engine.run_folder import disagreement, stored_recipe
+    from ..recipe.settings import load
 
     def warn(text: str) -> None:
         typer.echo(f"warning: {text}", err=True)

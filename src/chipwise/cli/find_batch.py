@@ -17,7 +17,7 @@ from . import options
 from .transfer import apply_lines
 
 if TYPE_CHECKING:
-    from ..find.batch import BatchSearch
+    from ..study.find_batch import BatchSearch
 
 
 def find_batch(
@@ -54,9 +54,9 @@ def find_batch(
         jax.config.update("jax_platforms", "cpu")  # nothing here needs, or should hold, an accelerator
     count, platform = options.choose(devices, simulate)
     from ..chips.targets import parse
-    from ..find.batch import SCHEMA
-    from ..find.batch import find_batch as find
-    from ..settings import load
+    from ..recipe.settings import load
+    from ..study.find_batch import SCHEMA
+    from ..study.find_batch import find_batch as find
 
     for name in filter(None, targets):
         parse(name)  # a target that cannot be is said before the work on those before it
@@ -86,7 +86,7 @@ def find_batch(
 
 
 def _table(found: list[BatchSearch]) -> Table:
-    from ..plan.planner import gigabytes
+    from ..planner.planner import gigabytes
 
     table = Table(box=None, pad_edge=False)
     for name in ("target", "batch", "a replica", "a device", "needs", "has", "bound by"):

@@ -20,7 +20,7 @@ from .transfer import train_line
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..find.lr import LrSearch
+    from ..study.find_lr import LrSearch
 
 
 def find_lr(
@@ -62,11 +62,11 @@ def find_lr(
     """
     count, platform = options.choose(devices, simulate)
     from ..atomic import replace_text
-    from ..find.lr import check_peak
-    from ..find.lr import find_lr as find
-    from ..find.picture import draw, kind_of
-    from ..recipe_file import new_file, write_recipe
-    from ..settings import load
+    from ..explain.find_picture import draw, kind_of
+    from ..recipe.recipe_file import new_file, write_recipe
+    from ..recipe.settings import load
+    from ..study.find_lr import check_peak
+    from ..study.find_lr import find_lr as find
 
     name, values = _axis(second)
     if picture is not None:  # what cannot be written is said before the work

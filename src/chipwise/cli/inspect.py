@@ -17,7 +17,7 @@ from ..words import byte_size, printable
 from . import options
 
 if TYPE_CHECKING:
-    from ..feed.packed import PackedFolder
+    from ..data.packed import PackedFolder
 
 _CLASSES = 20  # rows of the table of classes
 _SKIPPED = 10
@@ -44,8 +44,8 @@ def inspect(
       chipwise inspect photos-224 --verify
       chipwise inspect photos-224 --sheet photos.png
     """
-    from ..feed import remote
-    from ..packing.contact import write_sheet
+    from ..data import remote
+    from ..data.pack.contact import write_sheet
 
     folder = remote.local(path)
     splits = _splits(folder)
@@ -77,8 +77,8 @@ def inspect(
 
 def _splits(path: Path) -> dict[str, PackedFolder]:
     """Split to its reader; of `path` itself when it is a split. Raises `DataError` when there is none."""
-    from ..feed.manifest import MANIFEST
-    from ..feed.packed import PackedFolder
+    from ..data.manifest import MANIFEST
+    from ..data.packed import PackedFolder
 
     if (path / MANIFEST).is_file():
         return {path.name: PackedFolder(path, None, size=_size(path))}
@@ -96,7 +96,7 @@ def _splits(path: Path) -> dict[str, PackedFolder]:
 
 def _missing(path: Path, splits: dict[str, PackedFolder]) -> list[str]:
     """What is wrong where a pack lacks a split that it was packed with; one split alone may be looked at."""
-    from ..feed.manifest import MANIFEST
+    from ..data.manifest import MANIFEST
 
     if (path / MANIFEST).is_file():
         return []
@@ -109,7 +109,7 @@ def _missing(path: Path, splits: dict[str, PackedFolder]) -> list[str]:
 
 def _size(split: Path) -> int | None:
     """What images are shown at where their sizes vary; others have one."""
-    from ..feed.manifest import read_manifest
+    from ..data.manifest import read_manifest
 
     columns = read_manifest(split)["columns"]
     return 224 if columns.get("image", {}).get("shape", ()) is None else None

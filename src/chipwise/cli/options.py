@@ -74,7 +74,7 @@ def choose(devices: str | None, simulate: int | None) -> tuple[int | None, str |
         else:
             raise DeviceError(f"--devices {devices}: expected a number of at least 1, or cpu.")
     if simulate is not None:
-        from ..devices.simulate import simulate as make
+        from ..machine.simulate import simulate as make
 
         make(simulate)
         platform = "cpu"

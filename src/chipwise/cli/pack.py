@@ -17,14 +17,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from ..data.files import few
 from ..errors import Stopped
-from ..feed.files import few
 from ..words import byte_size, printable
 from . import options
 
 if TYPE_CHECKING:
-    from ..packing.job import Job, Report
-    from ..packing.job import Progress as Done
+    from ..data.pack.job import Job, Report
+    from ..data.pack.job import Progress as Done
 
 _LINE_SECONDS = 5.0  # between lines where there is no terminal
 _SHOWN = 20  # skipped files in the report; the manifest has all
@@ -81,8 +81,8 @@ def pack(
       chipwise pack photos.tar.xz photos-224 --size 224 --store jpeg --split 0.1
       chipwise pack labels.csv scans --size 512 --keep-aspect --store jpeg --dry-run
     """
-    from ..packing.job import Job
-    from ..packing.predict import check_disk
+    from ..data.pack.job import Job
+    from ..data.pack.predict import check_disk
 
     job = Job(
         src, dst, size=size, fit="keep-aspect" if keep_aspect else "crop", store=store, quality=quality,

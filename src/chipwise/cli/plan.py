@@ -50,11 +50,11 @@ def plan(
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # nothing here needs, or should hold, an accelerator
-    from ..plan import page
-    from ..plan.document import document, sentences, table
-    from ..plan.planner import plan as make
-    from ..plan.verdict import judge
-    from ..settings import load
+    from ..explain.plan import page
+    from ..planner.document import document, sentences, table
+    from ..planner.planner import plan as make
+    from ..planner.verdict import judge
+    from ..recipe.settings import load
 
     loaded = load(recipe, set_ or (), data)
     bar = Progress(

@@ -33,8 +33,8 @@ def report(
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # nothing here needs, or should hold, an accelerator
-    from ..bench.report import page, text
-    from ..bench.report.document import report as tell
+    from ..explain.report import page, text
+    from ..explain.report.document import report as tell
 
     document = tell(run, recipe)
     if html is not None:

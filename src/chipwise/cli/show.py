@@ -29,8 +29,8 @@ def show(
     """
     from PIL import Image
 
-    from ..settings import load
-    from ..train.gallery import gallery
+    from ..data.augment.gallery import gallery
+    from ..recipe.settings import load
 
     made = load(recipe, set_ or (), data, synthetic)
     to = Path(out or f"{made.name}.png")

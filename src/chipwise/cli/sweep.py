@@ -103,9 +103,9 @@ def study(
     **given: Any,
 ) -> None:
     """Trains a study and prints its table. Raises `DivergedError` when every run of it diverged."""
+    from ..explain.study_table import main_metric, notes, render, rows
     from ..study import grid
     from ..study.sweep import sweep
-    from ..study.table import main_metric, notes, render, rows
 
     if run is None:
         file, _, name = recipe.partition(":")

@@ -91,9 +91,9 @@ def train(
         return
     if at_once != 1 or metric is not None:
         raise RecipeError("--at-once and --metric are for several runs: give --seeds, such as --seeds 5.")
-    from ..devices.report import grid
+    from ..engine.fit import fit
+    from ..machine.report import grid
     from ..study.origin import Origin
-    from ..train.loop import fit
 
     origin = Origin(recipe, tuple(set_ or ()), data, synthetic)
     made = origin.make()

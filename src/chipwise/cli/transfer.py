@@ -17,7 +17,7 @@ from rich.table import Table
 from . import options
 
 if TYPE_CHECKING:
-    from ..recipe import Recipe
+    from ..recipe.recipe import Recipe
 
 
 def transfer(
@@ -48,10 +48,10 @@ def transfer(
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # nothing here needs, or should hold, an accelerator
-    from ..recipe_file import write_recipe
-    from ..settings import load
-    from ..transfer.transfer import UNAFFECTED
-    from ..transfer.transfer import transfer as move
+    from ..recipe.recipe_file import write_recipe
+    from ..recipe.settings import load
+    from ..study.move.transfer import UNAFFECTED
+    from ..study.move.transfer import transfer as move
 
     settings = set_ or []
     old = load(recipe, settings, data)

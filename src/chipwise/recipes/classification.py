@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from .. import losses
-from ..feed.datasets import Dataset
-from ..task import Sum, Task
+from ..data.datasets import Dataset
+from ..recipe import losses
+from ..recipe.task import Sum, Task
 
 
 def classification(

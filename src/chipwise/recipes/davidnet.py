@@ -12,13 +12,13 @@ Fenwicks notebooks, with another weight decay). Weight decay is 5e-4, the origin
 
 from __future__ import annotations
 
-from ..feed.augment import cifar
-from ..feed.datasets import cifar10
+from ..data.augment import cifar
+from ..data.datasets import cifar10
 from ..interop.nnx import functional
 from ..models.davidnet import DavidNet
-from ..recipe import Recipe, Validated
-from ..schedules import one_cycle
-from ..train.optim import sgd
+from ..recipe.optimizers import sgd
+from ..recipe.recipe import Recipe, Validated
+from ..recipe.schedules import one_cycle
 from .classification import by_channel, classification
 
 

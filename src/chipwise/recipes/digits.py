@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from ..feed.datasets import digits
+from ..data.datasets import digits
 from ..interop.nnx import functional
 from ..models.digits import DigitsNet
-from ..recipe import Recipe, Validated
-from ..schedules import one_cycle
-from ..train.optim import adam
+from ..recipe.optimizers import adam
+from ..recipe.recipe import Recipe, Validated
+from ..recipe.schedules import one_cycle
 from .classification import classification
 
 

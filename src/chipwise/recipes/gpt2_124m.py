@@ -25,18 +25,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..data.packed import PackedFolder
+from ..data.synthetic import Absent
 from ..errors import DataError, RecipeError
-from ..feed.packed import PackedFolder
-from ..feed.synthetic import Absent
 from ..interop.nnx import functional
-from ..metrics import perplexity
 from ..models.gpt2 import GPT2
 from ..models.tied import next_token_loss
 from ..models.transformer import kernels
-from ..recipe import Recipe, Validated
-from ..schedules import cosine, warmup
-from ..task import Source, Sum, Task
-from ..train.optim import adamw
+from ..recipe.metrics import perplexity
+from ..recipe.optimizers import adamw
+from ..recipe.recipe import Recipe, Validated
+from ..recipe.schedules import cosine, warmup
+from ..recipe.task import Source, Sum, Task
 
 _BATCH, _STEPS = 512, 19_560
 _EVAL = 10_240  # sequences, 10.5 million tokens

@@ -19,15 +19,15 @@ shows a little less of them, and what that costs has not been measured here.
 
 from __future__ import annotations
 
+from ..data.augment import centre
+from ..data.augment import imagenet as crop_and_flip
+from ..data.imagenet import imagenet
 from ..errors import RecipeError
-from ..feed.augment import centre
-from ..feed.augment import imagenet as crop_and_flip
-from ..feed.imagenet import imagenet
 from ..interop.nnx import functional
 from ..models.resnet50 import ResNet50
-from ..recipe import Recipe, Validated
-from ..schedules import cosine, warmup
-from ..train.optim import sgd
+from ..recipe.optimizers import sgd
+from ..recipe.recipe import Recipe, Validated
+from ..recipe.schedules import cosine, warmup
 from .classification import by_channel, classification
 
 

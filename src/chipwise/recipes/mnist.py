@@ -13,12 +13,12 @@ import math
 
 import jax.numpy as jnp
 
-from ..feed.datasets import mnist
+from ..data.datasets import mnist
 from ..interop.nnx import functional
 from ..models.mnist import MnistNet
-from ..recipe import Recipe, Validated
-from ..schedules import exponential
-from ..train.optim import adam
+from ..recipe.optimizers import adam
+from ..recipe.recipe import Recipe, Validated
+from ..recipe.schedules import exponential
 from .classification import classification
 
 

@@ -11,13 +11,13 @@ One replica, as there: batch-norm statistics over 128 examples, and one device i
 
 from __future__ import annotations
 
-from ..feed.augment import reflect_crop
-from ..feed.datasets import cifar10
+from ..data.augment import reflect_crop
+from ..data.datasets import cifar10
 from ..interop.nnx import functional
 from ..models.resnet32 import ResNet32
-from ..recipe import Recipe, Validated
-from ..schedules import piecewise
-from ..train.optim import sgd
+from ..recipe.optimizers import sgd
+from ..recipe.recipe import Recipe, Validated
+from ..recipe.schedules import piecewise
 from .classification import by_image, classification
 
 

@@ -18,16 +18,16 @@ measured. In training, accuracy counts the class of the larger share.
 
 from __future__ import annotations
 
+from ..data.augment import centre, compose, flip, rand_augment, resized_crop
+from ..data.augment import mixup as mixing
+from ..data.imagenet import imagenet
 from ..errors import RecipeError
-from ..feed.augment import centre, compose, flip, rand_augment, resized_crop
-from ..feed.augment import mixup as mixing
-from ..feed.imagenet import imagenet
 from ..interop.nnx import functional
 from ..models.transformer import kernels
 from ..models.vit import ViT
-from ..recipe import Recipe, Validated
-from ..schedules import cosine, warmup
-from ..train.optim import adamw
+from ..recipe.optimizers import adamw
+from ..recipe.recipe import Recipe, Validated
+from ..recipe.schedules import cosine, warmup
 from .classification import by_channel, classification
 
 

@@ -20,8 +20,8 @@ from typing import Any
 import jax
 
 from .. import errors
-from ..devices.detect import detect
 from ..errors import DeviceError, RecipeError, RunError
+from ..machine.detect import detect
 from .one import Job
 from .origin import Origin
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-from ..devices.simulate import setting
+from ..machine.simulate import setting
 
 # Of what takes so long to compile that reading it back is faster
 _SETTINGS = {

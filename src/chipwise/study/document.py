@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from ..atomic import replace_text
+from ..engine.stored import number
 from ..errors import DataError, RunError
-from ..train.stored import number
 from . import grid
 
 SCHEMA = "chipwise.study/1"

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..devices.detect import detect
-from ..devices.layout import lay_out
+from ..data.workers import chosen as readers
+from ..engine import loader
+from ..engine.fit import Agenda, fit
+from ..engine.placement import lay_out
+from ..engine.program import check_steps_per_call
+from ..engine.restore import abstract_state
+from ..engine.run_folder import disagreement, stored_recipe
+from ..engine.stored import number, read_result, read_rows
 from ..errors import DivergedError, RunError
-from ..feed import loader
-from ..feed.workers import chosen as readers
-from ..recipe import Recipe
-from ..train.loop import Agenda, fit
-from ..train.program import check_steps_per_call
-from ..train.restore import abstract_state
-from ..train.run import disagreement, stored_recipe
-from ..train.stored import number, read_result, read_rows
+from ..machine.detect import detect
+from ..recipe.recipe import Recipe
 from . import grid
 from .document import Run
 from .origin import Origin

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RecipeError
-from ..recipe import Recipe
-from ..settings import apply, load
+from ..recipe.recipe import Recipe
+from ..recipe.settings import apply, load
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..engine.hold import hold
+from ..engine.progress import Reporter
+from ..engine.signals import StopRequest
 from ..errors import RunError, Stopped
-from ..recipe import Recipe, difference
-from ..train.hold import hold
-from ..train.progress import Reporter
-from ..train.signals import StopRequest
+from ..recipe.recipe import Recipe, difference
 from . import at_once as side_by_side
 from . import document, grid, one
 from .compiled import one_compilation

@@ -1,0 +1,16 @@
+"""Feeding data: sources, their order, the way to the devices, and what is done to examples there."""
+
+from . import augment as augment
+from . import datasets as datasets
+from .folder import ImageFolder as ImageFolder
+from .mapped import Mapped as Mapped
+from .pack.batches import write_packed as write_packed
+from .packed import PackedFolder as PackedFolder
+from .sources import Arrays as Arrays
+from .sources import Lazy as Lazy
+from .sources import check_labels as check_labels
+from .sources import materialize as materialize
+from .sources import nbytes as nbytes
+from .sources import spec_of as spec_of
+from .sources import take as take
+from .synthetic import Synthetic as Synthetic

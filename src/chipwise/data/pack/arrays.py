@@ -1,0 +1,217 @@
+"""Examples that are arrays or objects: IDX files, CIFAR batches, and anything with `len` and `[i]`."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import DataError
+from .. import cifar, datasets
+from ..idx import read_idx
+from ..sources import Columns, check_labels
+from ..unpickle import unpickle
+from .entries import Listing, Split
+
+_IDX = re.compile(r"(.*)images[-.]idx3-ubyte(\.gz)?$")
+_RENAMED = {
+    "img": "image",
+    "images": "image",
+    "labels": "label",
+}  # in Hugging Face data sets
+
+
+def idx_files(folder: Path) -> dict[str, tuple[Path, Path]]:
+    """Split to its image and label files, where `folder` holds files named like MNIST's; else empty."""
+    found = {}
+    for path in sorted(folder.iterdir()):
+        match = _IDX.match(path.name)
+        if match is None:
+            continue
+        label = [folder / path.name.replace("images", "labels").replace("idx3", "idx1")]
+        label += [label[0].with_suffix("") if match[2] else Path(f"{label[0]}.gz")]
+        split = "train" if "train" in match[1] else "eval"
+        there = [p for p in label if p.is_file()]
+        if not there:
+            raise DataError(f"{path} has no labels beside it: expected {label[0].name}.")
+        if split not in found:
+            found[split] = (path, there[0])
+    return found
+
+
+def from_idx(files: Mapping[str, tuple[Path, Path]]) -> Listing:
+    """The arrays in IDX files; labels are classes from 0 to the largest."""
+    splits = {}
+    for split in ("train", "eval"):
+        if split in files:
+            image, label = (read_idx(path) for path in files[split])
+            if len(image) != len(label):
+                raise DataError(
+                    f"{files[split][0]} has {len(image):,} images, {files[split][1]} {len(label):,} labels."
+                )
+            splits[split] = {"image": image, "label": label.astype(np.int32)}
+    classes = 1 + max(int(columns["label"].max(initial=0)) for columns in splits.values())
+    return _of_arrays(splits, tuple(map(str, range(classes))))
+
+
+def cifar_classes(path: Path) -> int | None:
+    """10 or 100 where `path` is CIFAR's folder or archive as published, else `None`."""
+    for classes in (10, 100):
+        if path.name in cifar.ARCHIVES[classes] and path.is_file():
+            return classes
+        places = (path, *(path / name for name in cifar.FOLDERS[classes]))
+        first = "data_batch_1" if classes == 10 else "train"
+        if any((place / f"{first}{end}").is_file() for place in places for end in ("", ".bin")):
+            return classes
+    return None
+
+
+def from_cifar(path: Path, classes: int) -> Listing:
+    """CIFAR-10 or CIFAR-100, both halves."""
+    halves = cifar.read_cifar(path, classes=classes)
+    return _of_arrays({"train": halves["train"], "eval": halves["test"]}, _cifar_names(path, classes))
+
+
+def from_objects(sources: Any, names: Sequence[str] = ()) -> Listing:
+    """Any object with `len` and `[i]`, or a dict of them by split (`train`, and `test` or the like).
+
+    An example is a dict of columns or a pair (image, label). `names`: the classes, for objects that do not
+    say (by `features`, `classes` or `names`).
+    """
+    by_split = _by_split(sources)
+    splits, classes = {}, tuple(names)
+    for split, source in by_split.items():
+        told, labels = _labels(source)
+        classes = classes or told
+        splits[split] = _of_object(_encoded(source), labels)
+    below = {"label": len(classes)} if classes else {}
+    for split, entries in splits.items():
+        check_labels(entries.labels, below.get("label"), f"{split}:")
+    return Listing(splits, classes, below)
+
+
+def _of_arrays(splits: Mapping[str, Columns], names: tuple[str, ...]) -> Listing:
+    made = {}
+    for split, columns in splits.items():
+        image = columns["image"]
+        made[split] = Split(
+            names=_numbered(len(image)),
+            sizes=np.full(len(image), image[:1].nbytes, np.int64),
+            labels={"label": columns["label"]},
+            read=_rows(image),
+            content=hashlib.sha256(np.ascontiguousarray(image).data).hexdigest(),
+        )
+    return Listing(made, names, {"label": len(names)})
+
+
+def _rows(image: np.ndarray) -> Callable[[int], Mapping[str, Any]]:
+    return lambda i: {"image": image[i]}
+
+
+def _numbered(n: int) -> list[str]:
+    width = len(str(max(n - 1, 0)))
+    return [f"{i:0{width}}" for i in range(n)]
+
+
+def _cifar_names(path: Path, classes: int) -> tuple[str, ...]:
+    """The classes' names; those of CIFAR-100 are in a file beside the batches, where there is one."""
+    if classes == 10:
+        return datasets.cifar10(path).class_names
+    for folder in (path, *(path / name for name in cifar.FOLDERS[classes])):
+        if (folder / "meta").is_file():
+            meta = unpickle((folder / "meta").read_bytes(), str(folder / "meta"))
+            names = meta.get("fine_label_names") or meta.get(b"fine_label_names") or ()
+            return tuple(name.decode() if isinstance(name, bytes) else str(name) for name in names)
+        if (folder / "fine_label_names.txt").is_file():
+            return tuple((folder / "fine_label_names.txt").read_text().split())
+    return tuple(map(str, range(classes)))
+
+
+def _by_split(sources: Any) -> dict[str, Any]:
+    if not isinstance(sources, Mapping):
+        return {"train": sources}
+    others = [name for name in sources if name != "train"]
+    if "train" not in sources or len(others) > 1:
+        raise DataError(
+            f"A dict of sources with {', '.join(map(str, sources)) or 'nothing'}: expected train, and one "
+            f"more, which becomes eval; for arrays give chipwise.data.Arrays(image=..., label=...)."
+        )
+    by_split = {"train": sources["train"]}
+    return by_split | ({"eval": sources[others[0]]} if others else {})
+
+
+def _labels(source: Any) -> tuple[tuple[str, ...], Columns]:
+    """Classes, and labels, as far as they can be had without reading an example."""
+    features = getattr(source, "features", None)
+    if isinstance(features, Mapping):  # Hugging Face
+        for column in ("label", "labels"):
+            names = getattr(features.get(column), "names", None)
+            if names:
+                return tuple(names), {"label": np.asarray(source[column], np.int32)}
+        return (), {}
+    classes = getattr(source, "names", None) or getattr(source, "classes", None)
+    if isinstance(classes, int):
+        classes = tuple(map(str, range(classes)))
+    if not (isinstance(classes, (list, tuple)) and all(isinstance(name, str) for name in classes)):
+        classes = ()
+    for attribute in ("labels", "targets"):  # chipwise's ImageFolder, torchvision's data sets
+        values = getattr(source, attribute, None)
+        if (
+            values is not None
+            and np.shape(values) == (len(source),)
+            and np.asarray(values).dtype.kind in "iu"
+        ):
+            return tuple(classes), {"label": np.asarray(values, np.int32)}
+    return tuple(classes), {}
+
+
+def _encoded(source: Any) -> Any:
+    """A Hugging Face data set with its images as the bytes it holds: JPEGs can be kept as they are."""
+    features = getattr(source, "features", None)
+    if not isinstance(features, Mapping) or not hasattr(source, "cast_column"):
+        return source
+    from datasets import Image
+
+    for name, feature in features.items():
+        if isinstance(feature, Image):
+            source = source.cast_column(name, Image(decode=False))
+    return source
+
+
+def _of_object(source: Any, labels: Columns) -> Split:
+    kind = type(source).__name__
+    if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
+        raise DataError(f"A {kind} is no source: expected a path, or an object with len() and [i].")
+    n = len(source)
+
+    def read(index: int) -> dict[str, Any]:
+        example = source[index]
+        if isinstance(example, (tuple, list)) and len(example) == 2:
+            example = dict(zip(("image", "label"), example, strict=True))
+        if not isinstance(example, Mapping) or not example:
+            raise DataError(
+                f"Example {index} of the {kind} is a {type(example).__name__}, expected a dict of columns "
+                f"or a pair (image, label)."
+            )
+        columns = {str(_RENAMED.get(name, name)): value for name, value in example.items()}
+        image = columns.get("image")
+        if isinstance(image, Mapping):  # how Hugging Face keeps encoded images
+            columns["image"] = image["bytes"] if image.get("bytes") else Path(image["path"]).read_bytes()
+        return columns
+
+    # Content is only sampled: who changes an object between a kill and the next try is not found out
+    digest = hashlib.sha256(f"{kind} {getattr(source, '_fingerprint', '')}".encode())
+    for index in sorted({0, n // 2, n - 1}) if n else ():
+        try:
+            example = read(index)
+        except OSError:  # it will be skipped, and told, when its turn comes
+            continue
+        for name, value in sorted(example.items()):
+            digest.update(
+                name.encode() + (value if isinstance(value, bytes) else np.asarray(value).tobytes())
+            )
+    return Split(_numbered(n), np.zeros(n, np.int64), labels, read, digest.hexdigest(), threads=False)

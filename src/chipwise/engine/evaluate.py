@@ -1,0 +1,217 @@
+"""Evaluation: every example exactly once, whatever the batch and the number of devices.
+
+Each example is judged by itself (the loss is mapped over batches of one), its sums are masked where
+the last batch is padded, and the totals are divided once. So the batch is a matter of memory only,
+and it is chosen from what the compiler says the program needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import psutil
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from ..data.sources import check_labels, spec_of
+from ..data.stream import Stream
+from ..data.workers import Workers
+from ..errors import DataError, DeviceError, RecipeError
+from ..recipe import precision
+from ..recipe.recipe import Recipe
+from ..recipe.task import Sum, Tree
+from . import keys, loader
+from .finish import finished
+from .reduce import AXIS
+from .replica import checked
+
+FIRST_BATCH_PER_DEVICE = 1024  # past this size a larger batch no longer speeds up any chip we know of
+CPU_LIMIT_BYTES = 1 << 30  # on the host a larger batch only leaves the caches
+
+
+class Evaluator:
+    """Evaluates a task's `eval` source; compiled once, used any number of times.
+
+    *Arguments:* `batch`, global, forces a batch; by default it is the largest that fits
+    `limit_bytes` of temporary memory a device (default: four fifths of what is free); `workers`: who reads
+    data that does not live on the devices, see `feed.workers`.
+
+    Raises `DataError` when there is no or empty evaluation data, `DeviceError` when not even one
+    example a device fits.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        mesh: Mesh,
+        batch: int | None = None,
+        limit_bytes: int | None = None,
+        workers: int | str | None = None,
+    ):
+        source = recipe.task.eval
+        if source is None:
+            raise DataError("The task has no evaluation data: give Task(eval=source).")
+        if not len(source):
+            raise DataError("The evaluation source is empty (len() is 0).")
+        if batch is not None and batch < 1:
+            raise RecipeError(f"The evaluation batch is {batch}; it must be at least 1, or left out.")
+        self.recipe, self.mesh, self.source = recipe, mesh, source
+        self.examples = len(source)
+        self.devices = mesh.devices.size
+        device = mesh.devices.flat[0]
+        stats = device.memory_stats() or {}
+        self.resident = loader.fits(source, stats.get("bytes_limit"))
+        self.data = None
+        if self.resident:
+            columns = loader.flat(loader.read(source, recipe.task.classes, "evaluation"))
+            self.data = jax.device_put(columns, NamedSharding(mesh, P()))
+        self._spec = spec_of(source)
+        # A loss that cannot evaluate says so now, not when the training is over.
+        made = jax.eval_shape(lambda: recipe.task.init(keys.init_key(recipe.seed)))
+        jax.eval_shape(
+            lambda p, s, e: self._one(precision.cast(p, recipe.precision), s, e), *made, self._spec
+        )
+        self._limit, self._wanted = limit_bytes, workers
+        self._workers: Workers | None = None
+        self._compiled: Any = None
+        # A batch cut evenly over the devices: round up, the mask drops what is too much.
+        wanted = batch if batch is not None else FIRST_BATCH_PER_DEVICE * self.devices
+        self.device_batch = -(-min(wanted, self.examples) // self.devices)
+        self._chosen = batch is not None
+
+    @property
+    def batch(self) -> int:
+        """The global evaluation batch in use."""
+        return self.device_batch * self.devices
+
+    def __call__(self, params: Tree, state: Tree) -> dict[str, Any]:
+        """Metric name to value (`Sum.value` of all examples: a float, or a NumPy array)."""
+        while True:
+            try:
+                if self._compiled is None:
+                    self._compile(params, state)
+                return self._run(params, state)
+            except jax.errors.JaxRuntimeError as error:
+                if "RESOURCE_EXHAUSTED" not in str(error):
+                    raise
+                if self.device_batch == 1:
+                    raise DeviceError(
+                        f"Evaluating a single example a device does not fit in memory: "
+                        f"{str(error).splitlines()[0]}"
+                    ) from error
+                self.device_batch //= 2
+                self._compiled = None
+
+    def _compile(self, params: Tree, state: Tree) -> None:
+        while True:
+            compiled = self._lower(params, state).compile()
+            analysis = compiled.memory_analysis()
+            needed = analysis.temp_size_in_bytes if analysis is not None else 0
+            limit = self._limit if self._limit is not None else self._free()
+            if self._chosen or self.device_batch == 1 or needed <= limit:
+                self._compiled = compiled
+                return
+            # Temporary memory grows with the batch: go straight to the size that should fit.
+            self.device_batch = max(1, min(self.device_batch // 2, self.device_batch * limit // needed))
+
+    def _lower(self, params, state):
+        replicated, cut = NamedSharding(self.mesh, P()), NamedSharding(self.mesh, P(AXIS))
+        rows = self.batch
+        shape = lambda tree: jax.tree.map(  # noqa: E731
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated), tree
+        )
+        if self.resident:
+            data: Any = shape(self.data)
+        else:
+            data = {
+                k: jax.ShapeDtypeStruct((rows, *s.shape), s.dtype, sharding=cut)
+                for k, s in self._spec.items()
+            }
+        indices = jax.ShapeDtypeStruct((rows,), jnp.int32, sharding=cut)
+        mask = jax.ShapeDtypeStruct((rows,), jnp.bool_, sharding=cut)
+        body = jax.shard_map(
+            self._device_eval,
+            mesh=self.mesh,
+            in_specs=(P(), P(), P() if self.resident else P(AXIS), P(AXIS), P(AXIS)),
+            out_specs=P(AXIS),
+            check_vma=False,
+        )
+        return jax.jit(body).lower(shape(params), shape(state), data, indices, mask)
+
+    def _device_eval(self, params, state, data, indices, mask):
+        recipe = self.recipe
+        batch = loader.pick(data, indices, self._spec) if self.resident else data
+        params = precision.cast(params, recipe.precision)
+
+        def total(x):
+            keep = mask.reshape(-1, *[1] * (x.ndim - 1))
+            return jnp.sum(jnp.where(keep, x, jnp.zeros_like(x)), axis=0, keepdims=True)
+
+        # Each device's sums leave as they are and meet on the host. A collective in a program that also
+        # computes can starve simulated devices: on the CPU a waiting collective holds a thread of the
+        # pool that the others compute with.
+        return jax.tree.map(total, jax.vmap(self._one, (None, None, 0))(params, state, batch))
+
+    def _one(self, params, state, example: dict) -> dict[str, Sum]:
+        """The sums of one unbatched example."""
+        recipe = self.recipe
+        alone = precision.cast_batch({k: v[None] for k, v in example.items()}, recipe.precision)
+        with precision.products(recipe.precision):
+            made = recipe.task.loss(params, state, alone, keys.eval_key(recipe.seed), False)
+        return checked(made, state)[0]
+
+    def _run(self, params, state) -> dict[str, Any]:
+        cut = NamedSharding(self.mesh, P(AXIS))
+        starts = range(0, self.examples, self.batch)
+        parts: list[Any] = []
+        if self.data is None and self._workers is None:
+            self._workers = Workers(self.source, self._wanted)  # kept: processes take seconds to start
+        with contextlib.ExitStack() as closing:
+            if self.data is None:
+                stream = Stream(self.source, map(self._rows, starts), self.batch, self._place, self._workers)
+                closing.callback(stream.close)
+            for start in starts:
+                rows = self._rows(start)
+                placed = jax.device_put((rows, np.arange(start, start + self.batch) < self.examples), cut)
+                data = stream.next() if self.data is None else self.data
+                parts.append(self._compiled(params, state, data, *placed))
+                del data  # its memory may be used for another batch
+                if self.data is None and len(parts) >= stream.in_use:
+                    jax.block_until_ready(parts[-stream.in_use])  # or batches would queue up on the device
+            host = jax.device_get(parts)
+        # One wait, at the end; added in float64 so that the cut into batches cannot show.
+        totals: dict[str, Sum] = {}
+        for part in host:
+            for name, s in part.items():
+                t, c = (np.sum(np.asarray(x, np.float64), axis=0) for x in (s.total, s.count))
+                old = totals.get(name)
+                if old is not None:
+                    t, c = old.total + t, old.count + c
+                totals[name] = Sum(t, c, s.finish)
+        return finished(totals)
+
+    def close(self) -> None:
+        """Ends the workers that read what does not live on the devices."""
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
+
+    def _rows(self, start: int) -> np.ndarray:
+        """The examples of the batch from `start` on, `(batch,)` int32, padded with the first."""
+        rows = np.arange(start, start + self.batch, dtype=np.int32)
+        return np.where(rows < self.examples, rows, 0).astype(np.int32)
+
+    def _place(self, columns: dict[str, np.ndarray], indices: np.ndarray) -> Any:
+        check_labels(columns, self.recipe.task.classes, "evaluation", indices)
+        return jax.device_put(columns, NamedSharding(self.mesh, P(AXIS)))
+
+    def _free(self) -> int:
+        device = self.mesh.devices.flat[0]
+        stats = device.memory_stats() or {}
+        if "bytes_limit" in stats:
+            return (stats["bytes_limit"] - stats.get("bytes_in_use", 0)) * 4 // 5
+        return min(CPU_LIMIT_BYTES, psutil.virtual_memory().available // 4) // self.devices

@@ -1,1 +1,0 @@
-"""Finders: a learning rate from one short sweep, and the largest batch that fits a device."""

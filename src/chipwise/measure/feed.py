@@ -1,0 +1,279 @@
+"""How many examples a second the host delivers to memory, and how near that is to a plain copy.
+
+The batches are read by the workers that feed training, into memory that goes round as it does there, in
+the order of training; no device takes part. By turns in the same run: one worker, all workers, plain
+copies of as many bytes into memory already touched by as many threads, and the transfer to the device
+where there is one. How long reading, decoding and transforming take is told by the source.
+"""
+
+from __future__ import annotations
+
+import datetime
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..data import order
+from ..data.sources import example_bytes, spec_of
+from ..data.stages import NAMES
+from ..data.workers import Workers, chosen
+from ..errors import DataError, RecipeError
+from ..machine.fingerprint import this_machine
+from ..machine.limits import memory
+from ..words import byte_size
+from .record import Record, Series
+
+ROUNDS = 5
+NEAR_COPY = 0.5  # share of a plain copy beyond which there is little left to win on the host
+STAGES = NAMES[:3]  # reading, decoding and transforming: what is done before an example is in memory
+_COPY_BYTES = 512 << 20  # that a plain copy reads from: far beyond caches, little beside a host's memory
+_READS = 4  # that fit into a turn at least: where examples are slow, a read is less than a batch
+_UNITS = {"examples": "examples/s", "copy": "bytes/s", "seconds": "s", "transfer": "bytes/s"}
+
+
+def measure_feed(
+    source: Any,
+    batch: int,
+    *,
+    name: str = "feed",
+    seconds: float = 10.0,
+    workers: int | str | None = None,
+    rounds: int = ROUNDS,
+    devices: Sequence[jax.Device] = (),
+    described: Mapping[str, Any] | None = None,
+) -> Record:
+    """Measures how fast this host reads, decodes and transforms the examples of `source`.
+
+    *Arguments:*
+
+    - `batch`: examples that are read at once, as in training; fewer where they are so slow that a batch
+      would take longer than its turn.
+    - `seconds`: of the whole measurement, cut into `rounds`; a few reads to warm up come on top.
+    - `workers`: as for training: `None`, a number, `"threads:N"` or `"processes:N"`. Measured are one of
+      them and all.
+    - `devices`: the transfer is measured to the first, unless it is the CPU.
+    - `described`: more about the source, plain JSON values for the record.
+
+    *Returns* a record of the kind "feed" with these figures, where `N` is a number of workers:
+
+    - `examples_per_second.N`;
+    - `copy_bytes_per_second.N`: the plain copy, by `N` threads;
+    - `seconds_per_example.read`, `.decode` and `.transform`, of one worker;
+    - `transfer_bytes_per_second`, with an accelerator.
+
+    Raises `DataError` for an empty source and for what reading raises, `RecipeError` for arguments that
+    cannot be.
+    """
+    if batch < 1 or rounds < 1 or not 0 < seconds < float("inf"):
+        raise RecipeError(
+            f"batch={batch}, seconds={seconds:g}, rounds={rounds}: expected at least one example, one round "
+            f"and more than 0 seconds."
+        )
+    if not len(source):
+        raise DataError("The source is empty (len() is 0): there is nothing to measure.")
+    kind, count = chosen(source, workers)
+    counts = sorted({1, count})
+    chips = [d for d in devices if d.platform != "cpu"]
+    spec = spec_of(source)
+    turn = seconds / rounds / (2 * len(counts) + bool(chips))
+    made: dict[str, list[float]] = {}
+    readers: list[_Reader] = []
+    try:
+        for n in counts:
+            readers.append(_Reader(source, f"{kind}:{n}", batch, turn / _READS))
+        copy = Copy(spec, batch, len(source))
+        for _ in range(rounds):
+            for n, reader in zip(counts, readers, strict=True):
+                rate, stages = reader.rate(turn)
+                made.setdefault(f"examples_per_second.{n}", []).append(rate)
+                if n == 1:
+                    for stage in STAGES:
+                        made.setdefault(f"seconds_per_example.{stage}", []).append(stages[stage])
+                made.setdefault(f"copy_bytes_per_second.{n}", []).append(copy.rate(n, turn))
+            if chips:
+                made.setdefault("transfer_bytes_per_second", []).append(readers[-1].transfer(chips[0], turn))
+    finally:
+        for reader in readers:
+            reader.close()
+    return Record(
+        kind="feed",
+        name=name,
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        measured={
+            "source": type(source).__name__,
+            **(described or {}),
+            "examples": len(source),
+            "bytes_per_example": example_bytes(spec),
+            "columns": {
+                column: {"dtype": np.dtype(s.dtype).name, "shape": list(s.shape)}
+                for column, s in spec.items()
+            },
+            "batch": batch,
+            "examples_a_read": [reader.rows for reader in readers],
+            "workers": counts,
+            "worker_kind": kind,
+            "seconds": seconds,
+            "rounds": rounds,
+        },
+        figures={
+            figure: Series(_UNITS[figure.partition("_")[0]], tuple(runs)) for figure, runs in made.items()
+        },
+        machine=this_machine(devices),
+    )
+
+
+class Copy:
+    """Plain copies of batches of `rows` examples of `spec`: what no reader can beat.
+
+    From memory as large as the source, up to 512 MiB and an eighth of what is free; into memory already
+    touched.
+    """
+
+    def __init__(self, spec: Mapping[str, Any], rows: int, examples: int):
+        each = example_bytes(dict(spec))
+        size = min(examples * each, _COPY_BYTES, memory().available_bytes // 8)
+        batch = max(1, rows * each)
+        # Ones, since untouched zeros would all be one page of the system's
+        self._from = np.ones((max(2, size // batch), batch), np.uint8)
+
+    def rate(self, threads: int, seconds: float) -> float:
+        """Bytes a second that so many threads copy together, each for `seconds`."""
+        source, length = self._from, len(self._from)
+        rates = [0.0] * threads
+        targets = np.ones((threads, 2, source.shape[1]), np.uint8)  # two each by turns, as batches have
+        ready = threading.Barrier(threads)
+
+        def copy(thread: int) -> None:
+            out, copied, start = targets[thread], 0, thread * length // threads
+            ready.wait()
+            began = time.perf_counter()
+            while (taken := time.perf_counter() - began) < seconds or not copied:
+                np.copyto(out[copied % 2], source[(start + copied) % length])
+                copied += 1
+            rates[thread] = copied * source.shape[1] / taken
+
+        others = [threading.Thread(target=copy, args=(thread,)) for thread in range(1, threads)]
+        for other in others:
+            other.start()
+        copy(0)
+        for other in others:
+            other.join()
+        return sum(rates)
+
+
+class _Reader:
+    """Batches of `source` by `workers`, in the order of training, some on their way at a time.
+
+    *Attributes:* `rows`: examples a read, at most `batch`, such that one takes about `seconds` at most.
+    """
+
+    def __init__(self, source: Any, workers: str, batch: int, seconds: float):
+        self._workers = Workers(source, workers)
+        self._examples, self._position = len(source), 0
+        # Two batches on their way keep all workers busy; parts of batches may go to one worker each
+        self.rows = self._calibrated(batch, seconds)
+        self._buffers = self._made(self.rows, 2 if self.rows == batch else 2 * self._workers.count)
+
+    def rate(self, seconds: float) -> tuple[float, dict[str, float]]:
+        """Examples a second over `seconds` or one read, and core-seconds an example by stage."""
+        before, done, number = self._workers.stages.seconds, 0, 0
+        flying: deque[Any] = deque()
+        began = time.perf_counter()
+        while True:
+            late = number > 0 and time.perf_counter() - began >= seconds
+            if not late:
+                flying.append(self._submit(self.rows, self._buffers[number % len(self._buffers)]))
+                number += 1
+            if late and not flying:
+                break
+            if late or len(flying) == len(self._buffers):
+                flying.popleft().result()
+                done += self.rows
+        taken, after = time.perf_counter() - began, self._workers.stages.seconds
+        return done / taken, {stage: (after[stage] - before[stage]) / done for stage in NAMES}
+
+    def transfer(self, device: jax.Device, seconds: float) -> float:
+        """Bytes a second at which batches go to `device`, one after another."""
+        columns, sent = self._buffers[0].columns(), 0
+        jax.block_until_ready(jax.device_put(columns, device))
+        began = time.perf_counter()
+        while (taken := time.perf_counter() - began) < seconds or not sent:
+            jax.block_until_ready(jax.device_put(columns, device))
+            sent += sum(column.nbytes for column in columns.values())
+        return sent / taken
+
+    def close(self) -> None:
+        self._workers.close()
+        for buffer in getattr(self, "_buffers", ()):
+            buffer.close()
+
+    def _submit(self, rows: int, buffer: Any) -> Any:
+        start, self._position = self._position, self._position + rows
+        return self._workers.submit(order.indices(0, start, start + rows, self._examples), buffer)
+
+    def _made(self, rows: int, count: int) -> list[Any]:
+        """Buffers already touched, as those of a running training are."""
+        buffers = [self._workers.buffer(rows) for _ in range(count)]
+        for buffer in buffers:
+            for column in buffer.columns().values():
+                column[...] = 0
+        return buffers
+
+    def _calibrated(self, batch: int, seconds: float) -> int:
+        """How many examples to read at once: one at first, then more while they are quick."""
+        rows = 1
+        (buffer,) = self._made(rows, 1)
+        self._submit(rows, buffer).result()  # not timed: a source may open files or load its data now
+        buffer.close()
+        while True:
+            (buffer,) = self._made(rows, 1)
+            began = time.perf_counter()
+            self._submit(rows, buffer).result()
+            taken = time.perf_counter() - began
+            buffer.close()
+            if rows == batch or taken * 8 > seconds:
+                return max(1, min(batch, int(rows * seconds / max(taken, 1e-9))))
+            rows = min(batch, rows * 8)
+
+
+def named(count: int, kind: str) -> str:
+    """`1 thread`, `2 processes`."""
+    ending = "" if count == 1 else {"threads": "s", "processes": "es"}[kind]
+    return f"{count} {'thread' if kind == 'threads' else 'process'}{ending}"
+
+
+def verdict(record: Record) -> str:
+    """What a record of the kind "feed" comes to, in one line: the speed, its limit, and what would help."""
+    count = max(record.measured["workers"])
+    rate = record.figures[f"examples_per_second.{count}"].median
+    each_bytes = record.measured["bytes_per_example"]
+    share = rate * each_bytes / record.figures[f"copy_bytes_per_second.{count}"].median
+    who = named(count, record.measured["worker_kind"])
+    number = f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+    said = (
+        f"{who} deliver{'s' if count == 1 else ''} {number} examples/s, {byte_size(rate * each_bytes)}/s, "
+        f"{share:.0%} of a plain copy"
+    )
+    each = {stage: record.figures[f"seconds_per_example.{stage}"].median for stage in STAGES}
+    worst = max(each, key=each.__getitem__)
+    part = min(1.0, each[worst] * record.figures["examples_per_second.1"].median)
+    if share >= NEAR_COPY or part < 0.5:
+        return said
+    doing = {"read": "reading", "decode": "decoding", "transform": "transforming"}[worst]
+    return f"{said}; {doing} takes {part:.0%} of a worker's time{_advice(record, worst)}"
+
+
+def _advice(record: Record, stage: str) -> str:
+    raw = byte_size(record.measured["examples"] * record.measured["bytes_per_example"])
+    if stage == "transform":
+        return ": do it on the device with Task(augment=...), or once with chipwise pack"
+    if stage == "decode":
+        return f": chipwise pack SRC DST --store raw ({raw}) removes it"
+    if record.measured["source"] == "PackedFolder":
+        return ""
+    return f": chipwise pack SRC DST --store raw ({raw}) makes it a copy"

@@ -1,0 +1,252 @@
+"""A trace of some training steps for TensorBoard's profiler, and the operations in it that take the time.
+
+A trace is an XSpace: planes (a device, or the host), with lines (a core, a stream or a thread), with events.
+GPUs and TPUs have planes of their own, where every event is an operation's run. The CPU's operations lie on
+the host's plane, each on the thread that ran it; helper threads of a parallel operation do not show.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ..errors import DataError
+from ..planner.hlo_text import Instruction, Module, parse
+
+SHOWN = 10
+_CHIP = re.compile(r"/device:\w+:\d+")  # other planes tell of its parts or of the network
+_OPS_LINE = "XLA Ops"  # of a TPU's plane, beside lines that tell of the same time as steps and modules
+
+CONVOLUTION, PRODUCT, COLLECTIVE, REDUCTION = "convolution", "matrix product", "collective", "reduction"
+INDEXED, SORT, MOVEMENT, ELEMENTWISE = "gather and scatter", "sort", "data movement", "elementwise"
+CONTROL, OTHER = "loops and calls", "other"
+
+_KINDS = {  # category to how its opcodes, custom calls and kernels begin
+    COLLECTIVE: r"all-?reduce|all-?gather|reduce-scatter|all-?to-?all|collective|nccl|send|recv",
+    CONVOLUTION: r"conv(?!ert)",
+    PRODUCT: r"dot|gemm|matmul|cublas|triangular-solve|cholesky|ynn",
+    SORT: r"sort|top-?k",
+    INDEXED: r"scatter|gather|dynamic-update-slice|dynamic-slice|select-and-scatter",
+    REDUCTION: r"reduc",
+    CONTROL: r"while|conditional|(?<!-)call",
+    MOVEMENT: r"copy|transpose|pad|concatenate|slice|reverse|broadcast|iota|bitcast|reshape|mem(cpy|set)"
+    r"|formatting",
+}
+# Of several in one fusion, the first of these names it
+_TELLING = (COLLECTIVE, CONVOLUTION, PRODUCT, SORT, INDEXED, REDUCTION, CONTROL, OTHER, ELEMENTWISE)
+_STRUCTURE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation of the compiled step. On a GPU or TPU times are of one device, on a CPU of all its
+    threads together."""
+
+    name: str  # the compiler's
+    category: str
+    source: str  # what JAX called it, or ""
+    count: float  # runs a step
+    milliseconds: float  # a step, without the time of operations inside it
+    share: float  # of all operations' time
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a trace says of one operation of one program, summed over its events."""
+
+    module: str  # the program's name, "" if the trace does not say
+    name: str
+    category: str  # the trace's own word for its kind, or ""
+    count: int
+    nanoseconds: float
+
+
+def make_folder(folder: str | Path) -> None:
+    """So that one learns before measuring that a trace cannot be written. Raises `DataError`."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(
+            f"{folder}: no trace can be written there ({error.strerror or error}). Give --profile DIR."
+        ) from None
+
+
+def capture(folder: str | Path, steps: int, step: Callable[[], None], wait: Callable[[], None]) -> Path:
+    """Traces `steps` calls of `step`, between two calls of `wait`. *Returns* the file below `folder`."""
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0  # every Python call costs time, and there are many in a step
+    before = _traces(folder)
+    wait()
+    with jax.profiler.trace(str(folder), profiler_options=options):
+        for number in range(steps):
+            with jax.profiler.StepTraceAnnotation("train", step_num=number):
+                step()
+        wait()
+    made = _traces(folder)
+    new = sorted(made.keys() - before.keys()) or sorted(made, key=made.__getitem__)
+    if not new:
+        raise DataError(f"{folder}: the profiler wrote no trace there. Give another --profile DIR.")
+    return new[-1]
+
+
+def _traces(folder: str | Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in Path(folder).glob("plugins/profile/*/*.xplane.pb")}
+
+
+def explain(trace: Path, programs: Sequence[str], steps: int) -> dict[str, Any]:
+    """The trace of `steps` steps as plain JSON values.
+
+    *Arguments:* `programs`: the compiled programs as HLO text, which tell what an operation does and what
+    JAX called it.
+
+    *Returns* `folder`, `steps`, `milliseconds_per_step` of all operations, the `share` of each category, and
+    the `operations` that take most of it (`Operation`), most first.
+    """
+    runs, devices = read(trace)
+    found = operations(runs, programs, steps * devices)
+    shares: dict[str, float] = defaultdict(float)
+    for operation in found:
+        shares[operation.category] += operation.share
+    return {
+        "folder": str(trace.parents[3]),
+        "steps": steps,
+        "milliseconds_per_step": sum(operation.milliseconds for operation in found),
+        "share": dict(sorted(shares.items(), key=lambda item: -item[1])),
+        "operations": [asdict(operation) for operation in found[:SHOWN]],
+    }
+
+
+def read(trace: str | Path) -> tuple[list[Run], int]:
+    """The operations in a trace's file, and how many devices' planes they were taken from."""
+    from jax.profiler import ProfileData
+
+    planes = list(ProfileData.from_file(str(trace)).planes)
+    chips = [plane for plane in planes if _CHIP.fullmatch(plane.name)]
+    found = [events for plane in chips if (events := _of_plane(plane))]
+    number = len(found)
+    if not found:
+        found, number = [_of_plane(p) for p in planes if p.name.startswith("/host:")], 1
+    sums: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0, 0.0])
+    for events in found:
+        for key, nanoseconds in events:
+            sums[key][0] += 1
+            sums[key][1] += nanoseconds
+    return [Run(*key, int(count), spent) for key, (count, spent) in sums.items()], number
+
+
+def _of_plane(plane: Any) -> list[tuple[tuple[str, str, str], float]]:
+    """((module, name, category), own nanoseconds) of every run of an operation."""
+    lines = list(plane.lines)
+    chosen = [line for line in lines if line.name == _OPS_LINE]
+    made = []
+    for line in chosen or lines:
+        events = []
+        for event in line.events:
+            stats = {name: value for name, value in event.stats if name in _STATS}
+            if "hlo_op" in stats or chosen:
+                key = (stats.get("hlo_module", ""), stats.get("hlo_op") or _named(event.name))
+                named = (*map(str, key), str(stats.get("hlo_category", "")))
+                events.append((event.start_ns, event.start_ns + event.duration_ns, named))
+        made += own_time(events)
+    return made
+
+
+_STATS = ("hlo_op", "hlo_module", "hlo_category")
+
+
+def _named(text: str) -> str:
+    """The name in `%fusion.3 = f32[8]{0} fusion(...)`, as a TPU's events are called."""
+    found = re.match(r"%?([\w.\-]+)( = |$)", text)
+    return found[1] if found else text
+
+
+def own_time(events: Iterable[tuple[float, float, Any]]) -> list[tuple[Any, float]]:
+    """(what, its time without that of events inside it) of events (begin, end, what) on one line."""
+    made: list[list[Any]] = []
+    open_: list[tuple[float, int]] = []  # (end, position in `made`)
+    for begin, end, what in sorted(events, key=lambda event: (event[0], -event[1])):
+        while open_ and open_[-1][0] <= begin:
+            open_.pop()
+        if open_:
+            outer_end, outer = open_[-1]
+            made[outer][1] -= min(end, outer_end) - begin
+        open_.append((end, len(made)))
+        made.append([what, end - begin])
+    return [(what, spent) for what, spent in made]
+
+
+def operations(runs: Sequence[Run], programs: Sequence[str], steps: int) -> list[Operation]:
+    """`runs` as operations a step, those that take most first; equal ones of several programs apart."""
+    total = sum(run.nanoseconds for run in runs)
+    meanings = _meanings(programs)
+    made = []
+    for run in runs:
+        category, source = meanings.get((run.module, run.name)) or (_category(run.category or run.name), "")
+        made.append(
+            Operation(
+                name=run.name,
+                category=category,
+                source=re.sub(r"^(jit\([^/]*\)/)+", "", source),
+                count=run.count / steps,
+                milliseconds=run.nanoseconds / 1e6 / steps,
+                share=run.nanoseconds / total if total else 0.0,
+            )
+        )
+    return sorted(made, key=lambda operation: (-operation.milliseconds, operation.name))
+
+
+def _meanings(programs: Sequence[str]) -> dict[tuple[str, str], tuple[str, str]]:
+    """(program, operation) to its category and what JAX called it. Under the program "" are those whose name
+    only one program has, for traces that do not say which one ran."""
+    made: dict[tuple[str, str], tuple[str, str]] = {}
+    several: set[str] = set()
+    for text in programs:
+        title, module = re.match(r"HloModule ([\w.\-]+)", text), parse(text)
+        own = {
+            instruction.name: _meaning(instruction, module)
+            for computation in module.computations.values()
+            for instruction in computation.instructions.values()
+        }
+        several |= {name for name in own if ("", name) in made}
+        for name, meaning in own.items():
+            made["", name] = made[title[1] if title else "", name] = meaning
+    return {key: meaning for key, meaning in made.items() if key[0] or key[1] not in several}
+
+
+def _meaning(instruction: Instruction, module: Module) -> tuple[str, str]:
+    """The category and source of an instruction: of a fusion those of the most telling part of it."""
+    parts = [(_kind(part), part.source) for part in _parts(instruction, module)]
+    category = next((c for c in _TELLING if any(c == found for found, _ in parts)), MOVEMENT)
+    inside = next((source for found, source in parts if found == category and source), "")
+    return category, instruction.source or inside
+
+
+def _parts(instruction: Instruction, module: Module) -> list[Instruction]:
+    if instruction.opcode != "fusion":
+        return [instruction]
+    found = []
+    for name in instruction.called("calls"):
+        for part in module.computations[name].instructions.values():
+            found += [] if part.opcode in _STRUCTURE else _parts(part, module)
+    return found
+
+
+def _kind(instruction: Instruction) -> str:
+    if instruction.opcode != "custom-call":
+        return _category(instruction.opcode)
+    found = _category(instruction.target)
+    return OTHER if found == ELEMENTWISE else found  # somebody's kernel, of which only the name is known
+
+
+def _category(word: str) -> str:
+    """Of an opcode, a custom call's target, a TPU's own category or, if there is nothing else, a name."""
+    for category, pattern in _KINDS.items():
+        if re.search(rf"(?<![a-z])(?:{pattern})", word, re.IGNORECASE):
+            return category
+    return ELEMENTWISE

@@ -1,0 +1,103 @@
+"""What a step's speed asks of the host that feeds it, and whether the host can give it."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..data.sources import empty, fill, spec_of
+from ..errors import DataError
+from ..measure import record as records
+from ..recipe.recipe import Recipe
+from ..recipe.task import Source
+from .plans import Feeding
+from .programs import nbytes
+
+_MEASURE_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class HostSpeed:
+    """How many examples a second one of a host's `cores` reads and decodes, and `where` that comes from."""
+
+    examples_per_second_per_core: float
+    cores: int
+    where: str
+
+
+def measured(source: Source) -> HostSpeed:
+    """This host's, by one core, measured for half a second.
+
+    Examples are taken all over the source, so that a cache of the first ones does not flatter it.
+    """
+    n, done, chunk = len(source), 0, 16
+    order = np.random.default_rng(0).integers(0, min(n, 1 << 31), 1 << 14).astype(np.int32)
+    out = empty(spec_of(source), chunk)
+    start = time.perf_counter()
+    while True:
+        rows = np.take(order, np.arange(done, done + chunk), mode="wrap")
+        fill(source, rows, out)
+        done += chunk
+        elapsed = time.perf_counter() - start
+        if elapsed >= _MEASURE_SECONDS:
+            return HostSpeed(done / elapsed, _cores(), "this host, one core")
+
+
+def recorded(path: str | os.PathLike, source: Source) -> HostSpeed:
+    """The speed in a record of `chipwise bench-feed`, a core's share of all workers at once.
+
+    Raises `DataError` for a file that is no such record, or whose examples are not as large as those of
+    `source`.
+    """
+    record = records.read(path, kind="feed")
+    expected, remedy = nbytes(spec_of(source)), "measure this recipe with chipwise bench-feed"
+    found = record.measured.get("bytes_per_example")
+    if found != expected:
+        raise DataError(
+            f"{path} was measured on examples of {found} bytes, the recipe's have {expected}: {remedy}."
+        )
+    prefix = "examples_per_second."
+    rates = {
+        int(name.removeprefix(prefix)): series.median
+        for name, series in record.figures.items()
+        if name.startswith(prefix) and name.removeprefix(prefix).isdigit()
+    }
+    if not rates or min(rates) < 1 or min(rates.values()) <= 0:
+        raise DataError(f"{path} has no figure {prefix}N of at least one worker: {remedy}.")
+    workers = max(rates)
+    return HostSpeed(
+        rates[workers] / workers,
+        max(1, int(record.machine.cores)),
+        f"{Path(path).name}: {record.machine.title}, {workers} at work",
+    )
+
+
+def feeding(
+    recipe: Recipe, examples_per_second: float, *, resident: bool, host: HostSpeed | None, cores: int | None
+) -> Feeding:
+    """The demand of `examples_per_second` (global) beside what a host delivers.
+
+    *Arguments:* `host`: its speed, or `None` when the data is not there to be measured; `cores`: the target
+    host's, by default those of `host`, or this host's.
+    """
+    size = nbytes(spec_of(recipe.task.train))
+    per_core = None if host is None else host.examples_per_second_per_core
+    where = host.where if host is not None else "not measured: give --data DIR"
+    return Feeding(
+        resident=resident,
+        bytes_per_example=size,
+        wanted_examples_per_second=examples_per_second,
+        wanted_bytes_per_second=examples_per_second * size,
+        examples_per_second_per_core=per_core,
+        cores_needed=None if per_core is None or resident else examples_per_second / per_core,
+        cores=cores or (host.cores if host is not None else _cores()),
+        measured_on="nothing to feed: the data lives on the device" if resident else where,
+    )
+
+
+def _cores() -> int:
+    return os.cpu_count() or 1

@@ -1,0 +1,239 @@
+"""`plan`: a recipe and a list of targets in, a list of `Plan` out, from whatever machine this is.
+
+TPUs: the step's own programs are given to the TPU's compiler, and its cycles are the time. GPUs, CPUs,
+and TPUs where the compiler is not installed: the programs are traced and timed operation by operation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ..chips.catalogue import peak_flops_per_device
+from ..chips.prices import Price, prices_for
+from ..chips.prices import load as load_prices
+from ..chips.targets import Target, parse
+from ..engine import loader
+from ..engine.layout import Layout, usable
+from ..errors import DeviceError
+from ..machine.detect import leave_compiler_alone
+from ..recipe.recipe import Recipe
+from . import tpu
+from .advice import advice, lacks
+from .compiler import libtpu_available
+from .feeding import HostSpeed, feeding, measured, recorded
+from .largest import largest_batch
+from .memory import available
+from .modelled import timed_by_model
+from .plans import Cost, Memory, Plan, Range
+from .programs import StepPrograms, step_programs
+from .timing import StepTime, at_least, wall
+
+Progress = Callable[[int, int, str], None]
+
+
+def plan(
+    recipe: Recipe,
+    on: Sequence[str],
+    *,
+    prices: Sequence[Price] | str | Path | None = None,
+    exact: bool = True,
+    find_largest_batch: bool = False,
+    measure_feed: bool = False,
+    feed_record: str | os.PathLike | None = None,
+    host_cores: int | None = None,
+    cache: str | os.PathLike | None = None,
+    progress: Progress | None = None,
+) -> list[Plan]:
+    """Predicts `recipe` on each target of `on`, in that order.
+
+    Touches no accelerator and writes nothing outside its cache.
+
+    *Arguments:*
+
+    - `on`: targets such as `"v5e-8"`, `"v3-8"`, `"a100:8"`, `"t4"`, `"cpu"`; see `chipwise.chips.targets`.
+    - `prices`: a price file, or prices; by default the bundled snapshot.
+    - `exact`: as for `fit`.
+    - `find_largest_batch`: search for it on every target, not only where the recipe's does not fit.
+    - `measure_feed`: read examples for half a second, to compare this host's cores with what the chips want.
+    - `feed_record`: a file by `chipwise bench-feed`, maybe of another host, in the place of that measurement.
+    - `host_cores`: of the targets' hosts, for feeding; by default the record's, or this host's.
+    - `cache`: folder for compiled results; by default in the user's cache folder.
+    - `progress`: called with (done, total, name) as programs are compiled.
+
+    Raises `DeviceError` for an unknown or impossible target, `RecipeError` for a recipe that cannot be
+    traced, `DataError` for a `feed_record` that cannot be read or is of other examples.
+    """
+    leave_compiler_alone()
+    targets = list({t.name: t for t in map(parse, on)}.values())
+    if not targets:
+        raise DeviceError("No target to plan for: give some, for example --on v5e-8,a100,t4.")
+    host = None if feed_record is None else recorded(feed_record, recipe.task.train)
+    table = load_prices(prices) if prices is None or isinstance(prices, str | Path) else prices
+    folder = Path(cache) if cache is not None else None
+    compiler = libtpu_available()
+
+    # ---- each target's layout and programs; targets with the same layout share them
+    made: dict[tuple[int, bool], StepPrograms] = {}
+    cases: list[tuple[Target, StepPrograms]] = []
+    for target in targets:
+        key = usable(recipe.replicas, target.devices, exact), _resident(recipe, target)
+        if key not in made:
+            made[key] = _programs(recipe, target, exact)
+        cases.append((target, made[key]))
+
+    # ---- what the compiler or the model says
+    compilable = [(t, p) for t, p in cases if t.chip.kind == "TPU" and compiler is not None]
+    facts = iter(tpu.compile_steps(compilable, cache=folder, progress=progress))
+    if host is None and measure_feed and any(not p.resident for _, p in cases):
+        host = measured(recipe.task.train)
+    plans = []
+    for target, programs in cases:
+        by_compiler = target.chip.kind == "TPU" and compiler is not None
+        step = _timed(target, programs, next(facts) if by_compiler else None)
+        largest = None
+        if find_largest_batch or (step.memory is not None and not step.memory.fits):
+
+            def fits(tried: Recipe, target=target, by_compiler=by_compiler) -> tuple[bool, float]:
+                again = _programs(tried, target, exact)
+                told = tpu.compile_steps([(target, again)], cache=folder)[0] if by_compiler else None
+                step = _timed(target, again, told)
+                if step.memory is None:
+                    return step.problem is None, 1.0
+                return step.memory.fits, step.memory.needed / step.memory.available
+
+            largest = largest_batch(recipe, fits, recipe.clock.examples)
+        plans.append(_assemble(recipe, target, programs, step, largest, table, host, host_cores))
+    return plans
+
+
+def _timed(target: Target, programs: StepPrograms, told: tpu.Facts | None) -> StepTime:
+    """By what the compiler told; by the model where it was not asked or crashed."""
+    if told is not None and (died := tpu.crashed(told)) is None:
+        step = tpu.timed(target, programs, told)
+    else:
+        step = timed_by_model(target, programs)
+        if told is not None:
+            step = dataclasses.replace(step, notes=(f"Modelled, because {died}.", *step.notes[1:]))
+    if programs.fused:
+        note = "Without --exact, training fuses a single device's programs into one: a little less than this."
+        step = dataclasses.replace(step, notes=(*step.notes, note))
+    return step
+
+
+def _programs(recipe: Recipe, target: Target, exact: bool) -> StepPrograms:
+    layout = Layout(recipe.batch, recipe.replicas, usable(recipe.replicas, target.devices, exact), exact)
+    return step_programs(recipe, layout, resident=_resident(recipe, target))
+
+
+def _resident(recipe: Recipe, target: Target) -> bool:
+    """As `fit` decides: JAX knows of no limit on the CPU."""
+    limit = None if target.chip.kind == "CPU" else available(target)[0]
+    return loader.fits(recipe.task.train, limit)
+
+
+def _assemble(
+    recipe: Recipe,
+    target: Target,
+    programs: StepPrograms,
+    step: StepTime,
+    largest: int | None,
+    prices: Sequence[Price],
+    host: HostSpeed | None,
+    host_cores: int | None,
+) -> Plan:
+    layout = programs.layout
+    made = Plan(
+        target=target.name,
+        chip=target.chip.name,
+        chips=target.chips,
+        devices=layout.devices,
+        devices_found=target.devices,
+        method=step.method,
+        batch=recipe.batch,
+        replicas=recipe.replicas,
+        replicas_per_device=layout.replicas_per_device,
+        precision=recipe.precision,
+        parameters=programs.parameters,
+        memory=step.memory,
+        largest_batch=largest,
+        flops_per_step_per_device=step.flops,
+        wire_bytes_per_step_per_device=step.wire_bytes,
+        steps=recipe.clock.total,
+        notes=(*step.notes, *([target.note] if target.note else [])),
+    )
+    problem = lacks(target, step) or step.problem
+    if problem is None and step.memory is not None and not step.memory.fits:
+        problem = does_not_fit(step.memory, largest, layout, recipe.clock.examples)
+    if problem is not None or step.seconds is None:
+        made = dataclasses.replace(made, problem=problem or "its step time is unknown")
+        return dataclasses.replace(made, advice=advice(recipe, target, programs, made, step))
+    seconds, peak = step.seconds, peak_flops_per_device(target.chip, recipe.precision)
+    speed = seconds.inverse(recipe.batch)
+    fed = feeding(recipe, speed.value, resident=programs.resident, host=host, cores=host_cores)
+    bound = step.bound
+    if fed.input_bound and fed.examples_per_second_per_core is not None:
+        bound = "input"
+        seconds = at_least(seconds, recipe.batch / (fed.examples_per_second_per_core * fed.cores))
+        speed = seconds.inverse(recipe.batch)
+    # The CPU is this host, measured: what another host of so many cores costs is no price of it.
+    known = prices_for(target, prices)
+    if target.chip.kind == "CPU" and not any(p.cloud == "owned" for p in known):
+        known = []
+    parts, total = wall(recipe, target, seconds, step.compile_seconds)
+    made = dataclasses.replace(
+        made,
+        step_seconds=seconds,
+        step_parts=step.parts,
+        bound=bound,
+        examples_per_second=speed,
+        share_of_peak=None if peak is None else step.flops / seconds.value / peak,
+        seconds=parts,
+        wall_seconds=total,
+        feeding=fed,
+        costs=tuple(_costs(known, total)),
+    )
+    return dataclasses.replace(made, advice=advice(recipe, target, programs, made, step))
+
+
+def does_not_fit(memory: Memory, largest: int | None, layout: Layout, examples: int) -> str:
+    text = f"does not fit: a device needs {gigabytes(memory.needed)} of {gigabytes(memory.available)}"
+    if largest:
+        all_ = " (all the data)" if largest + layout.replicas > examples else ""
+        return f"{text}; the largest batch that fits is {largest}{all_}: --set batch={largest}"
+    least = layout.replicas
+    return f"{text}, and no batch fits, not even {least}, one example a replica"
+
+
+def _costs(prices: Sequence[Price], total: Range) -> list[Cost]:
+    costs = []
+    for price in prices:
+        for rate, spot, region in (
+            (price.usd_per_hour, False, price.region),
+            (price.spot_usd_per_hour, True, price.spot_region or price.region),
+        ):
+            if rate is not None:
+                costs.append(
+                    Cost(
+                        cloud=price.cloud,
+                        instance=price.instance,
+                        region=region,
+                        usd_per_hour=rate,
+                        usd=total.times(rate / 3600),
+                        spot=spot,
+                        includes=price.includes,
+                        date=price.date,
+                        source=price.source,
+                        note=price.note,
+                        machines=price.machines,
+                    )
+                )
+    return costs
+
+
+def gigabytes(nbytes: float) -> str:
+    """`3.2 GB`, `410 MB`."""
+    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{math.ceil(nbytes / 1e6)} MB"

@@ -1,0 +1,214 @@
+"""Per-example losses and accuracy: (batch,) float32, one value for each example.
+
+Nothing here divides by the batch. A task sums these values and counts the
+examples, and the library divides once, after summing over replicas and devices,
+so a masked or uneven batch weighs what it should:
+
+    losses = softmax_cross_entropy(logits, batch["label"])
+    return {"loss": Sum(losses.sum(), losses.size), ...}, state
+
+With class weights it is the weights that are counted and not the examples, so
+`weighted_softmax_cross_entropy` returns the finished Sum and no values:
+
+    return {"loss": weighted_softmax_cross_entropy(logits, batch["label"], weights)}, state
+
+Logits may be of any float dtype; the arithmetic is float32, because bfloat16
+keeps 8 bits of a loss. A label outside the classes makes that example's loss
+NaN, where JAX would count it from the end, or clamp it, and train on a wrong
+class without a word; its gradient is 0. So a loader may pad with -1, and
+`jnp.where(mask, losses, 0)` leaves the padding out, value and gradient
+(`mask * losses` does not: 0 * NaN is NaN). Unmasked, the NaN reaches the run's
+loss, which stops the run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from chipwise.errors import RecipeError
+from chipwise.recipe.arguments import class_labels, floats, same_shape
+from chipwise.recipe.task import Sum
+
+
+def softmax_cross_entropy(logits: Any, labels: Any, smoothing: float = 0.0) -> jax.Array:
+    """Cross-entropy of one class among `k`, in nats: (b,) float32.
+
+    Arguments: `logits` (b, k), any float dtype; `labels` either (b,) whole
+    numbers 0 to k - 1, or (b, k) probabilities that sum to 1 in each row, as
+    mixup gives; `smoothing` in [0, 1), the share of each target spread evenly
+    over all `k` classes, the label's own included (Szegedy et al., 2016,
+    https://arxiv.org/abs/1512.00567), as in PyTorch's `CrossEntropyLoss`.
+
+    An example whose label is outside 0 to k - 1 gets a loss of NaN and a gradient of 0.
+    Raises `RecipeError` for shapes or dtypes that do not fit.
+    """
+    logits = floats(logits, "logits", ndim=2)
+    labels = jnp.asarray(labels)
+    _share(smoothing)
+    classes = logits.shape[1]
+    if labels.shape == logits.shape and jnp.issubdtype(labels.dtype, jnp.floating):
+        targets = labels.astype(jnp.float32)
+        return optax.softmax_cross_entropy(logits, optax.smooth_labels(targets, smoothing))
+    labels = class_labels(labels, logits)
+    if smoothing:
+        targets = jax.nn.one_hot(labels, classes, dtype=jnp.float32)
+        losses = optax.softmax_cross_entropy(logits, optax.smooth_labels(targets, smoothing))
+    else:
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    return jnp.where((labels >= 0) & (labels < classes), losses, jnp.nan)
+
+
+def weighted_softmax_cross_entropy(logits: Any, labels: Any, weights: Any, smoothing: float = 0.0) -> Sum:
+    """Cross-entropy of one class among `k`, each class with its weight, in nats: a `Sum` of two ().
+
+    The mean that the library makes of it, over the whole batch or the whole
+    evaluation, is PyTorch's `CrossEntropyLoss(weight=weights, label_smoothing=smoothing)`:
+    it divides by the sum of the labels' weights, for labels (b, k) by the number
+    of examples. That is why this is a `Sum` and not one value for each example,
+    whose plain mean would be another loss.
+
+    Arguments: `logits` (b, k), any float dtype; `labels` (b,) whole numbers 0 to
+    k - 1, or (b, k) probabilities; `weights` (k,), 0 or more, such as
+    `examples / (k * examples_of_class)`; `smoothing` in [0, 1), whose share of
+    each class has that class's weight, as in PyTorch.
+
+    A label outside 0 to k - 1 makes the total NaN and adds no gradient; a weight
+    below 0 makes it NaN.
+    Raises `RecipeError` for shapes or dtypes that do not fit.
+    """
+    logits = floats(logits, "logits", ndim=2)
+    labels, weights = jnp.asarray(labels), jnp.asarray(weights)
+    _share(smoothing)
+    examples, classes = logits.shape
+    if weights.shape != (classes,):
+        raise RecipeError(f"weights have shape {weights.shape}: expected ({classes},), one for each class")
+    weights = jnp.where(weights >= 0, weights.astype(jnp.float32), jnp.nan)
+    if labels.shape == logits.shape and jnp.issubdtype(labels.dtype, jnp.floating):
+        targets = optax.smooth_labels(labels.astype(jnp.float32), smoothing)
+        return Sum(
+            jnp.sum(optax.softmax_cross_entropy(logits, targets * weights[None])), jnp.float32(examples)
+        )
+    labels = class_labels(labels, logits)
+    own = weights[jnp.clip(labels, 0, classes - 1)]
+    losses = own * softmax_cross_entropy(logits, labels)
+    if smoothing:
+        evenly = optax.softmax_cross_entropy(logits, jnp.broadcast_to(weights[None] / classes, logits.shape))
+        losses = (1.0 - smoothing) * losses + smoothing * evenly
+    valid = (labels >= 0) & (labels < classes)
+    return Sum(jnp.sum(jnp.where(valid, losses, jnp.nan)), jnp.sum(own))
+
+
+def sigmoid_cross_entropy(
+    logits: Any, targets: Any, smoothing: float = 0.0, positive_weights: Any = None
+) -> jax.Array:
+    """Binary cross-entropy of `k` independent questions, in nats: (b,) float32.
+
+    Arguments: `logits` (b, k), any float dtype; `targets` (b, k), bool, whole
+    numbers or floats, each from 0 to 1. The value is the MEAN over the `k`
+    questions, so that the mean over examples is PyTorch's `BCEWithLogitsLoss`,
+    and rates do not depend on `k`. Multiply by `k` for the sum.
+
+    `smoothing` in [0, 1) is the share of each target moved to 1/2: the two-class
+    case of `softmax_cross_entropy`. `positive_weights` (k,) multiply the losses
+    of the targets that are 1, as PyTorch's `pos_weight`: such as the number of
+    0s over that of 1s, where 1s are rare.
+
+    An example with a target outside 0 to 1 gets a loss of NaN and a gradient of 0.
+    Raises `RecipeError` for shapes or dtypes that do not fit.
+    """
+    logits = floats(logits, "logits", ndim=2)
+    targets = same_shape(targets, "targets", logits, "logits")
+    _share(smoothing)
+    inside = (targets >= 0) & (targets <= 1)
+    # Bad targets are replaced as well: a NaN among them would reach the gradient through 0 * NaN.
+    targets = jnp.where(inside, targets, 0.0)
+    if smoothing:
+        targets = targets * (1.0 - smoothing) + 0.5 * smoothing
+    if positive_weights is None:
+        losses = optax.sigmoid_binary_cross_entropy(logits, targets)
+    else:
+        weights = jnp.asarray(positive_weights)
+        if weights.shape != logits.shape[1:]:
+            raise RecipeError(
+                f"positive_weights have shape {weights.shape}: expected {logits.shape[1:]}, one a column"
+            )
+        yes, no = -jax.nn.log_sigmoid(logits), -jax.nn.log_sigmoid(-logits)
+        losses = weights.astype(jnp.float32)[None] * targets * yes + (1.0 - targets) * no
+    return jnp.where(jnp.all(inside, axis=1), jnp.mean(losses, axis=1), jnp.nan)
+
+
+def squared_error(predictions: Any, targets: Any) -> jax.Array:
+    """Squared difference, the MEAN over all axes but the first: (b,) float32.
+
+    Arguments: `predictions` (b, ...), any float dtype; `targets` of exactly the
+    same shape, any dtype. A (b, 1) against a (b,) is refused rather than
+    broadcast to (b, b). The unit is that of the targets, squared.
+
+    Raises `RecipeError` for shapes or dtypes that do not fit.
+    """
+    predictions = floats(predictions, "predictions")
+    targets = same_shape(targets, "targets", predictions, "predictions")
+    return jnp.mean(optax.squared_error(predictions, targets), axis=tuple(range(1, predictions.ndim)))
+
+
+def absolute_error(predictions: Any, targets: Any) -> jax.Array:
+    """Absolute difference, the MEAN over all axes but the first: (b,) float32, in the targets' unit.
+
+    Arguments and errors as in `squared_error`.
+    """
+    predictions = floats(predictions, "predictions")
+    targets = same_shape(targets, "targets", predictions, "predictions")
+    return jnp.mean(jnp.abs(predictions - targets), axis=tuple(range(1, predictions.ndim)))
+
+
+def huber(predictions: Any, targets: Any, delta: float = 1.0) -> jax.Array:
+    """Half the squared difference up to `delta`, beyond it straight (Huber, 1964), the MEAN over all axes
+    but the first: (b,) float32. PyTorch's `HuberLoss`.
+
+    Arguments: `delta` above 0, in the targets' unit; the others and the errors as in `squared_error`.
+    """
+    if not delta > 0:
+        raise RecipeError(f"huber(delta={delta!r}): expected delta > 0, such as 1.0")
+    predictions = floats(predictions, "predictions")
+    targets = same_shape(targets, "targets", predictions, "predictions")
+    errors = jnp.abs(predictions - targets)
+    near = jnp.minimum(errors, delta)
+    return jnp.mean(near * (errors - 0.5 * near), axis=tuple(range(1, predictions.ndim)))
+
+
+def correct(logits: Any, labels: Any, k: int = 1) -> jax.Array:
+    """1.0 where the label is among the `k` highest logits, else 0.0: (b,) float32.
+
+    Arguments: `logits` (b, classes), any float dtype; `labels` (b,) whole
+    numbers, or (b, classes) probabilities, of which the highest is the label.
+    Of equal logits the one of the lower class ranks higher, as in `argmax`, so
+    constant logits score the share of class 0 and not 100 %. A row with a NaN
+    is wrong; a label outside the classes gives NaN.
+
+    Raises `RecipeError` for shapes or dtypes that do not fit, and unless
+    1 <= k <= classes.
+    """
+    logits = floats(logits, "logits", ndim=2)
+    labels = jnp.asarray(labels)
+    classes = logits.shape[1]
+    if not 1 <= k <= classes:
+        raise RecipeError(f"correct(k={k!r}) with {classes} classes: expected 1 <= k <= {classes}")
+    if labels.shape == logits.shape and jnp.issubdtype(labels.dtype, jnp.floating):
+        labels = jnp.argmax(labels, axis=1)
+    labels = class_labels(labels, logits)
+    # The label's rank by counting: no sort, which accelerators do slowly, and no tie left to the backend.
+    column = labels[:, None]
+    own = jnp.take_along_axis(logits, jnp.clip(column, 0, classes - 1), axis=1)
+    lower = jnp.arange(classes, dtype=jnp.int32)[None, :] < column
+    rank = jnp.sum((logits > own) | ((logits == own) & lower), axis=1)
+    right = (rank < k) & ~jnp.any(jnp.isnan(logits), axis=1)
+    return jnp.where((labels >= 0) & (labels < classes), right.astype(jnp.float32), jnp.nan)
+
+
+def _share(smoothing: float) -> None:
+    if not 0.0 <= smoothing < 1.0:
+        raise RecipeError(f"smoothing is {smoothing!r}: expected 0 <= smoothing < 1, such as 0.1")

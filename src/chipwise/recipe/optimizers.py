@@ -1,0 +1,403 @@
+"""Optimizers: values that print as they are typed, and one pure update with its rates as inputs.
+
+    optimizer = sgd(lr=one_cycle(0.4, warmup="5ep"), momentum=0.9, nesterov=True, weight_decay=5e-4)
+    opt_state = optimizer.init(params)
+    params, opt_state = optimizer.update(grads, opt_state, params, {"lr": lr, "momentum": m, ...})
+
+Every hyperparameter that may vary is a schedule in `optimizer.hyper`, and its
+value of the step is handed to `update` as a () float32 array. A schedule, a
+finder or a changed rate therefore never recompiles the step, and the compiled
+step of a plan is the step of a run.
+
+`grads` is the MEAN gradient of the loss over the global batch, already summed
+over replicas and devices. Clipping and weight decay happen here, once, after
+that reduction: a decay added inside each replica and then summed acts
+`replicas` times too strongly, and ties a recipe to a core count.
+
+The mathematics is optax's; each function names its PyTorch equal. It runs in
+float32 (or wider, when a parameter is), and parameters keep their own dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from chipwise.errors import RecipeError, nearest
+from chipwise.recipe.duration import Clock
+from chipwise.recipe.schedules import Schedule, as_schedule, callable_name, constant
+
+Tree = Any
+Scalars = dict[str, Any]
+
+
+class Optimizer(ABC):
+    """What a recipe holds and the step calls. Subclasses are frozen dataclasses."""
+
+    @property
+    @abstractmethod
+    def hyper(self) -> dict[str, Schedule]:
+        """The inputs of `update`, by name, each with its schedule."""
+
+    @property
+    def lr_name(self) -> str:
+        """The key of `hyper` that is the learning rate."""
+        return "lr"
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Every setting as plain JSON values, for the run folder and for comparing two runs."""
+
+    @abstractmethod
+    def _transform(self, hyper: Scalars, params: Tree) -> optax.GradientTransformation:
+        """The optax chain with `hyper`'s scalars in place; its state's structure never depends on them."""
+
+    def init(self, params: Tree) -> Tree:
+        """The state before the first step: arrays only, float32 where `params` are narrower."""
+        wide, _ = _widen(params)
+        hyper = {name: _placeholder(schedule) for name, schedule in self.hyper.items()}
+        with _optax_dtypes():
+            return self._transform(hyper, wide).init(wide)
+
+    def update(self, grads: Tree, opt_state: Tree, params: Tree, hyper: Scalars) -> tuple[Tree, Tree]:
+        """One step: `(new_params, new_opt_state)`, with the structure, shapes and dtypes of the old.
+
+        Arguments: `grads`, the mean gradient, a tree like `params`; `hyper`, a ()
+        array or number for each key of `self.hyper`.
+
+        Raises `RecipeError` when `hyper` has other keys or a value is not a scalar.
+        """
+        wide, dtype = _widen(params)
+        grads = jax.tree.map(lambda g: jnp.asarray(g).astype(dtype), grads)
+        scalars = self._scalars(hyper, dtype)
+        with _optax_dtypes():
+            updates, opt_state = self._transform(scalars, wide).update(grads, opt_state, wide)
+            moved = optax.apply_updates(wide, updates)
+        return jax.tree.map(lambda new, old: new.astype(jnp.asarray(old).dtype), moved, params), opt_state
+
+    def tables(self, clock: Clock, start: int = 0, stop: int | None = None) -> dict[str, np.ndarray]:
+        """`hyper` as tables: for each key, the values of steps `start` to `stop - 1`, float32."""
+        return {name: schedule.table(clock, start, stop) for name, schedule in self.hyper.items()}
+
+    def warnings(self, clock: Clock) -> list[str]:
+        """What is probably not meant on this clock, each sentence with the name of its setting."""
+        return [
+            f"{name}: {text}" for name, schedule in self.hyper.items() for text in schedule.warnings(clock)
+        ]
+
+    def _scalars(self, hyper: Scalars, dtype: Any) -> Scalars:
+        if set(hyper) != set(self.hyper):
+            given, expected = sorted(hyper), sorted(self.hyper)
+            raise RecipeError(f"update got the hyperparameters {given}: expected exactly {expected}")
+        scalars = {name: jnp.asarray(value).astype(dtype) for name, value in hyper.items()}
+        for name, value in scalars.items():
+            if value.shape != ():
+                raise RecipeError(f"hyperparameter {name} has shape {value.shape}: expected one number, ()")
+        return scalars
+
+
+@dataclass(frozen=True)
+class _Named(Optimizer):
+    """The optimizers whose settings are the fields of a dataclass."""
+
+    def describe(self) -> dict[str, Any]:
+        return {"optimizer": type(self).__name__} | {
+            f.name: _plain(getattr(self, f.name)) for f in fields(self)
+        }
+
+
+@dataclass(frozen=True)
+class sgd(_Named):
+    """Stochastic gradient descent with momentum and coupled L2 decay, as `torch.optim.SGD`.
+
+        g = grad + weight_decay * p;  v = momentum * v + g
+        p = p - lr * (g + momentum * v if nesterov else v)
+
+    Arguments: `lr`, `momentum` and `weight_decay`, each a number or a schedule;
+    `decay`, which parameters decay (see `decays`); `clip`, the largest global
+    norm of the gradient, a number, a schedule or None. Clipping comes before
+    the decay is added. A `momentum` of exactly 0 keeps no velocity, and a
+    `weight_decay` of exactly 0 adds nothing; neither is then an input.
+
+    The DavidNet code sums its loss and passes `lr / batch` and
+    `weight_decay * batch`; on the mean gradient that is this rule with the
+    undivided numbers.
+    """
+
+    lr: Any
+    momentum: Any = 0.9
+    nesterov: bool = False
+    weight_decay: Any = 0.0
+    decay: Any = "all"
+    clip: Any = None
+
+    def __post_init__(self) -> None:
+        _check(self, at_least_zero=("lr", "weight_decay"), below_one=("momentum",))
+        if self.nesterov and _is_zero(self.momentum):
+            raise RecipeError("sgd(nesterov=True) needs a momentum above 0, such as momentum=0.9")
+
+    @property
+    def hyper(self) -> dict[str, Schedule]:
+        return _schedules(self, "lr", optional=("momentum", "weight_decay", "clip"))
+
+    def _transform(self, hyper: Scalars, params: Tree) -> optax.GradientTransformation:
+        parts = _clipped(hyper) + _decayed(hyper, params, self.decay)
+        if "momentum" in hyper:
+            parts.append(optax.trace(hyper["momentum"], nesterov=self.nesterov))
+        return optax.chain(*parts, optax.scale_by_learning_rate(hyper["lr"]))
+
+
+@dataclass(frozen=True)
+class adam(_Named):
+    """Adam, as `torch.optim.Adam` (Kingma & Ba, 2015, https://arxiv.org/abs/1412.6980).
+
+    Arguments: `lr`, `b1` and `b2`, each a number or a schedule; `eps`, a number,
+    added after the square root; `clip` as in `sgd`. It has no weight decay:
+    that is `adamw`, because L2 in the gradient of Adam is not a decay.
+    """
+
+    lr: Any
+    b1: Any = 0.9
+    b2: Any = 0.999
+    eps: float = 1e-8
+    clip: Any = None
+
+    def __post_init__(self) -> None:
+        _check(self, at_least_zero=("lr", "eps"), below_one=("b1", "b2"))
+
+    @property
+    def hyper(self) -> dict[str, Schedule]:
+        return _schedules(self, "lr", "b1", "b2", optional=("clip",))
+
+    def _transform(self, hyper: Scalars, params: Tree) -> optax.GradientTransformation:
+        moments = optax.scale_by_adam(hyper["b1"], hyper["b2"], self.eps)
+        return optax.chain(*_clipped(hyper), moments, optax.scale_by_learning_rate(hyper["lr"]))
+
+
+@dataclass(frozen=True)
+class adamw(_Named):
+    """Adam with decoupled weight decay, as `torch.optim.AdamW`.
+
+    Each decaying parameter also shrinks by `lr * weight_decay` of itself a step,
+    outside the moments (Loshchilov & Hutter, 2019,
+    https://arxiv.org/abs/1711.05101; like PyTorch and optax, and unlike the
+    paper, the decay is multiplied by the learning rate). Arguments as in
+    `adam`, and `weight_decay` (a number or a schedule) and `decay` as in `sgd`.
+    """
+
+    lr: Any
+    b1: Any = 0.9
+    b2: Any = 0.999
+    eps: float = 1e-8
+    weight_decay: Any = 0.01
+    decay: Any = "all"
+    clip: Any = None
+
+    def __post_init__(self) -> None:
+        _check(self, at_least_zero=("lr", "eps", "weight_decay"), below_one=("b1", "b2"))
+
+    @property
+    def hyper(self) -> dict[str, Schedule]:
+        return _schedules(self, "lr", "b1", "b2", optional=("weight_decay", "clip"))
+
+    def _transform(self, hyper: Scalars, params: Tree) -> optax.GradientTransformation:
+        moments = optax.scale_by_adam(hyper["b1"], hyper["b2"], self.eps)
+        decay = _decayed(hyper, params, self.decay)
+        return optax.chain(*_clipped(hyper), moments, *decay, optax.scale_by_learning_rate(hyper["lr"]))
+
+
+@dataclass(frozen=True, repr=False)
+class _FromOptax(Optimizer):
+    make: Callable[..., optax.GradientTransformation]
+    settings: tuple[tuple[str, Any], ...]
+
+    @property
+    def hyper(self) -> dict[str, Schedule]:
+        return {name: as_schedule(value, name) for name, value in self.settings}
+
+    @property
+    def lr_name(self) -> str:
+        names = [name for name, _ in self.settings]
+        for name in ("lr", "learning_rate"):
+            if name in names:
+                return name
+        raise RecipeError(f"{self!r} has no lr or learning_rate among its hyperparameters {names}")
+
+    def describe(self) -> dict[str, Any]:
+        given = {name: _plain(value) for name, value in self.settings}
+        return {"optimizer": "from_optax", "make": callable_name(self.make)} | given
+
+    def __repr__(self) -> str:
+        given = "".join(f", {name}={value!r}" for name, value in self.settings)
+        return f"from_optax({callable_name(self.make)}{given})"
+
+    def _transform(self, hyper: Scalars, params: Tree) -> optax.GradientTransformation:
+        return self.make(**hyper)
+
+
+def from_optax(make: Callable[..., optax.GradientTransformation], **hyper: Any) -> Optimizer:
+    """Any optax optimizer, such as `from_optax(optax.lion, learning_rate=cosine(1e-4), b1=0.9)`.
+
+    `make` is called with the keywords of `hyper`, each a number or a schedule,
+    every one of which becomes an input of the step. Settings that are not
+    numbers that vary, such as flags, masks and starting values, go in beforehand:
+    `from_optax(functools.partial(optax.lamb, mask=mask), learning_rate=0.01)`.
+    `make` must not branch on the numbers. A scheduled one is NaN in `init`,
+    where it has no step, so that a state made from it cannot pass unseen.
+
+    Raises `RecipeError` for a value that is neither a number nor a schedule.
+    """
+    if not callable(make) or not hyper:
+        raise RecipeError(
+            f"from_optax({make!r}): expected a function that makes an optax transformation, and its "
+            "hyperparameters by name, such as from_optax(optax.lion, learning_rate=1e-4)"
+        )
+    for name, value in hyper.items():
+        if isinstance(value, bool | str | None):
+            raise RecipeError(
+                f"from_optax got {name}={value!r}, which cannot vary with the step: "
+                f"use functools.partial({callable_name(make)}, {name}={value!r})"
+            )
+        as_schedule(value, name)
+    return _FromOptax(make, tuple(hyper.items()))
+
+
+def decays(params: Tree, decay: str | Callable[[str, Any], bool]) -> Tree:
+    """Which leaves of `params` decay: a tree of bools.
+
+    `decay` is "all"; "kernels", the leaves of 2 or more axes, which leaves out
+    biases and normalization; or a function of a leaf's path, such as
+    "block1/conv/kernel", and the leaf.
+
+    Raises `RecipeError` when the function gives something else than a bool.
+    """
+
+    def chosen(path: Any, leaf: Any) -> bool:
+        if decay == "all":
+            return True
+        if decay == "kernels":
+            return jnp.ndim(leaf) >= 2
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        answer = decay(name, leaf)  # type: ignore[operator]
+        if not isinstance(answer, bool | np.bool_):
+            raise RecipeError(f"{callable_name(decay)}({name!r}, leaf) is {answer!r}: expected True or False")  # type: ignore[arg-type]
+        return bool(answer)
+
+    return jax.tree_util.tree_map_with_path(chosen, params)
+
+
+def ema_init(params: Tree) -> Tree:
+    """The moving average before the first step: a copy of `params`, float32 where they are narrower.
+
+    A copy, so that a step may donate both; float32, because in bfloat16 an
+    average with a decay of 0.999 never moves.
+    """
+    return jax.tree.map(lambda p: jnp.array(p, _at_least_float32(jnp.asarray(p).dtype), copy=True), params)
+
+
+def ema_update(ema: Tree, params: Tree, decay: Any) -> Tree:
+    """The exponential moving average after a step: `ema + (1 - decay) * (params - ema)`.
+
+    Arguments: two trees of one structure; `decay`, a () array or number in
+    [0, 1]. Keeps `ema`'s dtypes, and a parameter that does not change stays
+    exactly itself. Leaves that are not floats are taken from `params`.
+    """
+
+    def mix(old: Any, new: Any) -> jax.Array:
+        old, new = jnp.asarray(old), jnp.asarray(new)
+        if not jnp.issubdtype(old.dtype, jnp.floating):
+            return new.astype(old.dtype)
+        dtype = _at_least_float32(old.dtype)
+        step = 1 - jnp.asarray(decay).astype(dtype)
+        return (old.astype(dtype) + step * (new.astype(dtype) - old.astype(dtype))).astype(old.dtype)
+
+    return jax.tree.map(mix, ema, params)
+
+
+def _clipped(hyper: Scalars) -> list[optax.GradientTransformation]:
+    return [optax.clip_by_global_norm(hyper["clip"])] if "clip" in hyper else []
+
+
+def _decayed(hyper: Scalars, params: Tree, decay: Any) -> list[optax.GradientTransformation]:
+    if "weight_decay" not in hyper:
+        return []
+    return [optax.add_decayed_weights(hyper["weight_decay"], mask=decays(params, decay))]
+
+
+def _schedules(optimizer: Any, *names: str, optional: tuple[str, ...]) -> dict[str, Schedule]:
+    """The fields as schedules; an optional one that is None or exactly 0 is left out of the program."""
+    used = [name for name in optional if not _is_zero(getattr(optimizer, name))]
+    return {name: as_schedule(getattr(optimizer, name), name) for name in [*names, *used]}
+
+
+def _optax_dtypes() -> Any:
+    # optax's Adam raises its float32 decay to an int32 count, which a program under strict promotion
+    # refuses. Everything floating is one dtype by here, so standard promotion cannot change a result.
+    return jax.numpy_dtype_promotion("standard")
+
+
+def _placeholder(schedule: Schedule) -> Any:
+    return np.float32(schedule.value if isinstance(schedule, constant) else np.nan)
+
+
+def _widen(params: Tree) -> tuple[Tree, Any]:
+    """`params` in one dtype, float32 or wider, and that dtype; a tree of float32 is not copied."""
+    leaves = [jnp.asarray(leaf).dtype for leaf in jax.tree.leaves(params)]
+    wrong = [str(dtype) for dtype in leaves if not jnp.issubdtype(dtype, jnp.floating)]
+    if wrong:
+        raise RecipeError(
+            f"the parameters have leaves of {', '.join(sorted(set(wrong)))}, which have no gradient: "
+            "keep them in the task's state"
+        )
+    dtype = max([jnp.dtype(jnp.float32), *map(_at_least_float32, leaves)], key=lambda d: d.itemsize)
+    return jax.tree.map(lambda p: jnp.asarray(p).astype(dtype), params), dtype
+
+
+def _at_least_float32(dtype: Any) -> Any:
+    if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4:
+        return jnp.dtype(jnp.float32)
+    return dtype
+
+
+def _is_zero(value: Any) -> bool:
+    value = value.value if isinstance(value, constant) else value
+    return value is None or (isinstance(value, int | float) and value == 0)
+
+
+def _check(optimizer: Any, at_least_zero: tuple[str, ...], below_one: tuple[str, ...]) -> None:
+    """Raises `RecipeError` unless each setting is a schedule, or a number in its range."""
+    for name in (*at_least_zero, *below_one):
+        value = getattr(optimizer, name)
+        schedule = as_schedule(value, f"{type(optimizer).__name__}'s {name}")
+        number = schedule.value if isinstance(schedule, constant) else 0.0
+        limit = 1.0 if name in below_one else math.inf
+        if not 0 <= number < limit:
+            raise RecipeError(
+                f"{type(optimizer).__name__}'s {name} is {number}: expected 0 <= {name} < {limit}"
+            )
+    if (clip := getattr(optimizer, "clip", None)) is not None:
+        schedule = as_schedule(clip, f"{type(optimizer).__name__}'s clip")
+        if isinstance(schedule, constant) and schedule.value <= 0:
+            raise RecipeError(f"clip is {clip!r}: expected a norm above 0, or None for no clipping")
+    decay = getattr(optimizer, "decay", "all")
+    if decay not in ("all", "kernels") and not callable(decay):
+        raise RecipeError(
+            f"decay is {decay!r}: expected 'all', 'kernels' or a function of (path, leaf)."
+            f"{nearest(str(decay), ('all', 'kernels'))}"
+        )
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.integer | np.floating):
+        return value.item()
+    return repr(value) if isinstance(value, Schedule) else callable_name(value)

@@ -1,0 +1,76 @@
+"""Precision is part of the recipe: what a float32 product means differs from chip to chip.
+
+By default TPUs multiply float32 matrices in one bfloat16 pass and recent GPUs in TF32. chipwise
+asks for what the recipe says instead, on every chip:
+
+| name   | parameters | products                                                    |
+|--------|------------|-------------------------------------------------------------|
+| `f32`  | float32    | float32 (on TPU: six bfloat16 passes)                        |
+| `tf32` | float32    | TF32 on GPUs that have it, three bfloat16 passes on TPU      |
+| `bf16` | float32    | parameters and inputs cast to bfloat16, accumulated in float32 |
+
+Parameters, their gradients' sums, optimizer and state are float32 in every one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from contextvars import ContextVar
+
+import jax
+import jax.numpy as jnp
+
+from ..errors import RecipeError, nearest
+
+_PRODUCTS = {"f32": "highest", "tf32": "tensorfloat32", "bf16": "default"}
+TPU_PASSES = {"f32": 6, "tf32": 3, "bf16": 1}
+"""Multiplications in bfloat16 that a TPU makes for one product."""
+
+_ONE_PASS: ContextVar[bool] = ContextVar("one_pass", default=False)
+
+
+def check(precision: str) -> None:
+    """Raises `RecipeError` for a precision that chipwise does not have."""
+    if precision in _PRODUCTS:
+        return
+    if precision in ("fp16", "f16", "float16"):
+        raise RecipeError(
+            f"precision={precision!r} overflows without loss scaling and TPUs do not have it: "
+            f'use precision="bf16".'
+        )
+    aliases = {"float32": "f32", "fp32": "f32", "bfloat16": "bf16"}
+    hint = f" Did you mean '{aliases[precision]}'?" if precision in aliases else nearest(precision, _PRODUCTS)
+    raise RecipeError(f"precision={precision!r} is not one of {', '.join(_PRODUCTS)}.{hint}")
+
+
+def products(precision: str):
+    """A context in which matrix products and convolutions are traced in this precision."""
+    return jax.default_matmul_precision("default" if _ONE_PASS.get() else _PRODUCTS[precision])
+
+
+@contextlib.contextmanager
+def one_pass():
+    """Within it products are traced in a single pass, whatever the recipe says: for a plan that counts the
+    passes itself, because the TPU's compiler takes minutes for a convolution of several."""
+    token = _ONE_PASS.set(True)
+    try:
+        yield
+    finally:
+        _ONE_PASS.reset(token)
+
+
+def cast(tree, precision: str):
+    """Floating leaves of `tree` in the precision's compute type; the others as they are."""
+    if precision != "bf16":
+        return tree
+
+    def one(x):
+        return x.astype(jnp.bfloat16) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+    return jax.tree.map(one, tree)
+
+
+def cast_batch(batch: dict, precision: str) -> dict:
+    """The columns of `batch` as `cast` has them, but for `label`: what is to be learned keeps its digits,
+    whether a value of 1,234.5 or mixup's share of 0.3."""
+    return {k: v if k == "label" else cast(v, precision) for k, v in batch.items()}

@@ -1,0 +1,230 @@
+"""A recipe: a task and every hyperparameter that changes the result, and nothing about a machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..data.sources import spec_of
+from ..errors import DataError, RecipeError, nearest
+from . import precision as precisions
+from .duration import Clock, Duration
+from .optimizers import Optimizer
+from .task import Task
+
+
+def _refuse_unknown(cls):
+    """Unknown and missing fields become a `RecipeError` that names the nearest field."""
+    init = cls.__init__
+    fields = dataclasses.fields(cls)
+    names = [f.name for f in fields]
+    needed = [f.name for f in fields if f.default is dataclasses.MISSING]
+
+    @functools.wraps(init)
+    def __init__(self, **given):
+        for name in given:
+            if name not in names:
+                raise RecipeError(
+                    f"Recipe has no field '{name}'.{nearest(name, names)} Fields: {', '.join(names)}."
+                )
+        missing = [name for name in needed if name not in given]
+        if missing:
+            raise RecipeError(f"Recipe needs {', '.join(missing)}, for example {_EXAMPLES[missing[0]]}.")
+        init(self, **given)
+
+    cls.__init__ = __init__
+    return cls
+
+
+_EXAMPLES = {
+    "task": "task=cw.Task(init=..., loss=..., train=...)",
+    "batch": "batch=512 (global: over all replicas)",
+    "duration": 'duration="24ep"',
+    "optimizer": "optimizer=cw.sgd(lr=0.1)",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validated:
+    """Where a recipe's settings are known to work.
+
+    *Arguments*: `source`: who measured it, and what came out; `forgetting`: the lowest and highest peak
+    rate x weight decay x steps an epoch that worked (`cw.check` takes half and twice the recipe's own when it
+    is None). `point` is filled in by the `Recipe` it is first given to: that recipe.
+    """
+
+    source: str
+    forgetting: tuple[float, float] | None = None
+    point: Recipe | None = field(default=None, repr=False)
+
+
+@_refuse_unknown
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A task and every hyperparameter that changes the result.
+
+    *Arguments* (keyword only; every count is global, over all replicas and devices):
+
+    - `task`: the `Task`.
+    - `batch`: examples a step.
+    - `duration`: how long to train: `"24ep"`, `"9360st"` or `"1.2e6ex"`.
+    - `optimizer`: `cw.sgd(...)`, `cw.adam(...)`, `cw.adamw(...)` or `cw.from_optax(...)`.
+    - `replicas`: logical data-parallel workers; each takes `batch / replicas` examples of a step,
+      with its own batch-norm statistics and random key. Devices share replicas, never the reverse.
+    - `precision`: `"f32"`, `"tf32"` or `"bf16"`; see `chipwise.recipe.precision`.
+    - `seed`: fixes initial parameters, data order, dropout and augmentation.
+    - `ema`: decay a step of an exponential moving average of the parameters, which evaluation then
+      uses; `None` for none.
+    - `name`: for people.
+    - `validated`: where these settings are known to work; see `Validated`. It stays what it was when
+      settings are replaced, so that `cw.check` can tell how far they have moved.
+
+    Raises `RecipeError` for unknown fields and values out of range.
+    """
+
+    task: Task
+    batch: int
+    duration: str
+    optimizer: Optimizer
+    replicas: int = 8
+    precision: str = "f32"
+    seed: int = 0
+    ema: float | None = None
+    name: str = "recipe"
+    validated: Validated | None = None
+
+    def __post_init__(self):
+        if not isinstance(self.task, Task):
+            raise RecipeError(f"task must be a cw.Task, got {type(self.task).__name__}.")
+        if not isinstance(self.optimizer, Optimizer):
+            raise RecipeError(
+                f"optimizer must be cw.sgd(...), cw.adam(...), cw.adamw(...) or cw.from_optax(...), "
+                f"got {type(self.optimizer).__name__}."
+            )
+        for name in ("batch", "replicas", "seed"):
+            value, least = getattr(self, name), 0 if name == "seed" else 1
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise RecipeError(f"{name}={value!r} must be a whole number of at least {least}.")
+        if self.seed >= 2**32:
+            raise RecipeError(f"seed={self.seed} must be below 2^32 = {2**32}.")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise RecipeError(f"ema={self.ema!r} must lie between 0 and 1, for example ema=0.999.")
+        precisions.check(self.precision)
+        if Duration.parse(self.duration).unit == "%":
+            raise RecipeError(
+                f'duration="{self.duration}" is a share of itself; give "24ep", "9360st" or "1.2e6ex".'
+            )
+        if self.validated is not None and self.validated.point is None:
+            point = dataclasses.replace(self, validated=None)
+            object.__setattr__(self, "validated", dataclasses.replace(self.validated, point=point))
+
+    @property
+    def clock(self) -> Clock:
+        """Converts any duration to steps: knows the training set's size, the batch and the total."""
+        examples = len(self.task.train)
+        if not examples:
+            raise DataError("The training source is empty (len() is 0): there is nothing to train on.")
+        clock = Clock(examples=examples, batch=self.batch, total=None)
+        return dataclasses.replace(clock, total=clock.steps(self.duration))
+
+    def transfer(
+        self,
+        *,
+        batch: int | None = None,
+        replicas: int | None = None,
+        duration: str | None = None,
+        lr: float | None = None,
+    ) -> Recipe:
+        """This recipe at another batch, number of replicas or length, with the same dynamics.
+
+        `cw.transfer` takes the same arguments and also gives the reasons, the sources and the limits.
+        """
+        from ..study.move.transfer import transfer
+
+        return transfer(self, batch=batch, replicas=replicas, duration=duration, lr=lr).recipe
+
+    def describe(self) -> dict[str, Any]:
+        """The recipe as plain JSON values: what is stored with a run and compared on resuming."""
+        task = self.task
+
+        def called(function):
+            if function is None:
+                return None
+            function = getattr(function, "func", function)
+            return getattr(function, "__qualname__", type(function).__qualname__)
+
+        def data(source):
+            if source is None:
+                return None
+            spec = spec_of(source)
+            columns = {k: f"{v.dtype}{list(v.shape)}" for k, v in sorted(spec.items())}
+            return {"examples": len(source), **columns}
+
+        return {
+            "name": self.name,
+            "task": {
+                "init": called(task.init),
+                "loss": called(task.loss),
+                "augment": called(task.augment),
+                "mix": called(task.mix),
+                "train": data(task.train),
+                "eval": data(task.eval),
+            },
+            "batch": self.batch,
+            "replicas": self.replicas,
+            "duration": str(self.duration),
+            "optimizer": self.optimizer.describe(),
+            "precision": self.precision,
+            "seed": self.seed,
+            "ema": self.ema,
+        }
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The recipe as (setting, value) pairs for a table, with the arithmetic done."""
+        clock = self.clock
+        assert clock.total is not None
+        per_epoch = clock.examples / self.batch
+        rows = [
+            ("recipe", self.name),
+            ("training examples", f"{clock.examples:,}"),
+            ("evaluation examples", f"{len(self.task.eval):,}" if self.task.eval is not None else "none"),
+            ("batch", f"{self.batch} = {self.replicas} replicas × {self.batch / self.replicas:g}"),
+            ("duration", f"{self.duration} = {clock.total:,} steps ({per_epoch:.4g} an epoch)"),
+        ]
+        described = dict(self.optimizer.describe())
+        rows.append(("optimizer", str(described.pop("optimizer"))))
+        rows += [(f"  {key}", str(value)) for key, value in described.items() if value is not None]
+        rows += [("precision", self.precision), ("seed", str(self.seed))]
+        if self.ema is not None:
+            rows.append(("ema", str(self.ema)))
+        return rows
+
+    def warnings(self) -> list[str]:
+        """What this recipe says but cannot do, one sentence each."""
+        clock = self.clock
+        assert clock.total is not None
+        found = []
+        if clock.total == 0:
+            found.append(f'duration="{self.duration}" is 0 steps: nothing will be trained.')
+        if self.batch > clock.examples:
+            found.append(
+                f"batch={self.batch} is larger than the {clock.examples} training examples: "
+                f"each step repeats some of them."
+            )
+        for name, schedule in self.optimizer.hyper.items():
+            found += [f"{name}: {text}" for text in schedule.warnings(clock)]
+        return found
+
+
+def difference(stored: dict, given: dict, path: str = "") -> list[tuple[str, Any, Any]]:
+    """What differs between two descriptions, as (setting, stored, given)."""
+    found: list[tuple[str, Any, Any]] = []
+    for key in sorted(set(stored) | set(given)):
+        a, b = stored.get(key), given.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found += difference(a, b, f"{path}{key}.")
+        elif a != b:
+            found.append((f"{path}{key}", a, b))
+    return found

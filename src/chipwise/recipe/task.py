@@ -1,0 +1,106 @@
+"""What is learned: two pure functions, the data, and sums instead of means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from ..errors import RecipeError
+
+Tree = Any  # a pytree of arrays
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Sum:
+    """A total and how many things were totalled; the library divides, once, at the end.
+
+    Means of parts cannot be combined without knowing how large the parts were. Sums can: over
+    examples, replicas, devices and evaluation batches, in any cut.
+
+    *Fields:* `total`, an array of any shape; `count`, of the same shape or `()`; `finish`,
+    `(total, count) -> value`, for a metric that is no mean, such as F1 from three counts. It is called
+    once, on the host, with float64 NumPy arrays of everything added up, and returns a number or an
+    array; it is no part of the traced program, so it must not use the loss's arrays. See `cw.metrics`.
+    """
+
+    total: Any
+    count: Any
+    finish: Callable[[Any, Any], Any] | None = field(default=None, metadata={"static": True})
+
+    @classmethod
+    def of(cls, values: jax.Array) -> Sum:
+        """The sum of `values` `(batch, ...)` over examples, counting each example once."""
+        if isinstance(values, Sum):
+            raise RecipeError("Sum.of was given a Sum, expected values (batch, ...): use the Sum as it is.")
+        return cls(jnp.sum(values, axis=0, dtype=jnp.float32), jnp.float32(values.shape[0]))
+
+    @property
+    def value(self) -> Any:
+        """`finish(total, count)`; without a `finish`, `total / count`."""
+        if self.finish is None:
+            return self.total / self.count
+        return self.finish(self.total, self.count)
+
+
+class Loss(Protocol):
+    def __call__(
+        self, params: Tree, state: Tree, batch: dict[str, jax.Array], key: jax.Array, train: bool
+    ) -> tuple[Mapping[str, Sum], Tree]: ...
+
+
+class Source(Protocol):
+    """Examples by index: a list, a chipwise source, or a PyTorch-style map dataset."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is learned. Nothing here knows the machine, the batch size or the optimizer.
+
+    *Arguments* (keyword only):
+
+    - `init`: `(key) -> (params, state)`. `state` holds what the loss updates itself, such as
+      batch-norm statistics; `{}` when there is none.
+    - `loss`: `(params, state, batch, key, train) -> (metrics, state)`. `batch` is a dict of arrays
+      `(replica_batch, ...)`; `metrics` a dict of `Sum` with at least `"loss"`, whose total over
+      count is minimised. With `train=False` each example must be judged by itself, independent of the
+      rest of the batch: evaluation pads and masks. In bf16, floating columns come as bfloat16, but for
+      `label`, which keeps its digits.
+    - `train`, `eval`: sources: `len()` and `[i] -> dict of arrays`. `eval` may be `None`.
+    - `augment`: `(example, key) -> example`, one unbatched example, traced, runs on the device; its
+      key depends on the seed, the epoch and the example only.
+    - `mix`: `(batch, key) -> batch` within one replica, for mixup and the like.
+    - `classes`: when given, the column `"label"` is checked to lie in `[0, classes)`.
+    """
+
+    init: Callable[[jax.Array], tuple[Tree, Tree]]
+    loss: Loss
+    train: Source
+    eval: Source | None = None
+    augment: Callable[[dict, jax.Array], dict] | None = None
+    mix: Callable[[dict, jax.Array], dict] | None = None
+    classes: int | None = None
+
+    def __post_init__(self):
+        for name in ("init", "loss", "augment", "mix"):
+            given = getattr(self, name)
+            if given is None and name in ("augment", "mix"):
+                continue
+            if not callable(given):
+                raise RecipeError(f"Task.{name} must be a function, got {type(given).__name__}.")
+        for name in ("train", "eval"):
+            given = getattr(self, name)
+            if given is None and name == "eval":
+                continue
+            if not (hasattr(given, "__len__") and hasattr(given, "__getitem__")):
+                raise RecipeError(
+                    f"Task.{name} needs len() and [i] -> dict of arrays, got {type(given).__name__}. "
+                    f"Arrays in memory: cw.Arrays(image=images, label=labels)."
+                )

@@ -1,0 +1,304 @@
+"""`cw.find_batch(recipe)`: the largest batch that fits a device, and what moving there would change.
+
+Found without risk: the step's own programs are compiled at candidate batches, and the compiler says what
+each needs. Then, where the device is present, confirmed by real steps, which are timed beside those of the
+recipe's own batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..chips.targets import parse
+from ..engine.layout import Layout
+from ..engine.placement import lay_out
+from ..engine.progress import Reporter
+from ..errors import DataError, RecipeError
+from ..machine.detect import Machine, detect
+from ..planner.largest import largest_batch
+from ..planner.planner import plan
+from ..planner.plans import Memory, Plan, Range
+from ..recipe.check import Finding, check
+from ..recipe.recipe import Recipe
+from ..words import counted
+from .compiled import one_compilation
+from .move.transfer import Transfer, transfer
+from .need import needed
+from .stats import Difference, ratio
+from .trial import LEAST_STEPS, LONGEST_SECONDS, rounds, try_batch
+
+SCHEMA = "chipwise.find_batch/1"
+SAFE_SHARE = 0.5
+"""Of the host's free memory, up to which a batch is tried on the CPU: a host that runs out of memory does not
+refuse, it kills."""
+
+
+@dataclass(frozen=True)
+class BatchSearch:
+    """The largest batch of a recipe on one target, and what it means.
+
+    *Fields:* `old`, the recipe; `target`, such as "this machine, 1 × cpu" or "v5e-8"; `devices` used;
+    `batch`, global, or None when not even one example a replica fits; `memory`, bytes of one device at that
+    batch, or at the smallest when none fits; None when unknown; `bound`, what keeps the batch from being
+    larger; `confirmed`, whether a real step was made with it; `examples_per_second`, measured, by global
+    batch, one value a round; `predicted`, examples/s of an absent target by global batch; `move`, the recipe
+    moved there, or None; `findings`, what `cw.check` says of it there; `notes`, sentences.
+    """
+
+    old: Recipe
+    target: str
+    devices: int
+    batch: int | None
+    memory: Memory | None
+    bound: str
+    confirmed: bool = False
+    examples_per_second: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    predicted: dict[int, Range] = field(default_factory=dict)
+    move: Transfer | None = None
+    findings: tuple[Finding, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def batch_per_replica(self) -> int | None:
+        return None if self.batch is None else self.batch // self.old.replicas
+
+    @property
+    def batch_per_device(self) -> int | None:
+        return None if self.batch is None else self.batch // self.devices
+
+    @property
+    def speedup(self) -> Difference | None:
+        """How many times as many examples/s as with the recipe's own batch, and whether that is shown; None
+        where one of the two was not measured, or both are the same."""
+        speeds, own = self.examples_per_second, self.old.batch
+        if self.batch == own or self.batch not in speeds or own not in speeds:
+            return None
+        return ratio(speeds[self.batch], speeds[own])
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        speedup, held = self.speedup, None
+        if self.memory is not None:
+            held = dataclasses.asdict(self.memory) | {"needed": self.memory.needed, "fits": self.memory.fits}
+        return {
+            "recipe": self.old.describe(),
+            "target": self.target,
+            "devices": self.devices,
+            "batch": self.batch,
+            "batch_per_replica": self.batch_per_replica,
+            "batch_per_device": self.batch_per_device,
+            "memory_bytes_per_device": held,
+            "bound": self.bound,
+            "confirmed": self.confirmed,
+            "examples_per_second": {str(n): list(speeds) for n, speeds in self.examples_per_second.items()},
+            "speedup": None if speedup is None else dataclasses.asdict(speedup),
+            "predicted_examples_per_second": {
+                str(n): dataclasses.asdict(speed) for n, speed in self.predicted.items()
+            },
+            "transfer": None if self.move is None else self.move.to_json(),
+            "findings": [dataclasses.asdict(finding) for finding in self.findings],
+            "notes": list(self.notes),
+        }
+
+
+def find_batch(
+    recipe: Recipe,
+    *,
+    on: str | None = None,
+    devices: int | None = None,
+    platform: str | None = None,
+    exact: bool = True,
+    at_most: int | None = None,
+    progress: str = "auto",
+) -> BatchSearch:
+    """The largest global batch of `recipe` that fits, a multiple of its replicas, within a fortieth.
+
+    It is never above the training examples. Larger is not better: see `BatchSearch.move` for what it does
+    to the training, and `speedup` for whether it is even faster.
+
+    *Arguments:*
+
+    - `on`: an absent target such as `"v5e-8"` or `"t4"`, asked of its compiler or of the model that `cw.plan`
+      has of it. By default the devices of this machine, where real steps confirm what was found.
+    - `devices`, `platform`, `exact`: as in `fit`, for this machine; `exact` for any. `progress`: as there.
+    - `at_most`: search no further.
+
+    Raises `RecipeError` for `at_most` below the replicas or a recipe that cannot be traced, `DeviceError` as
+    `fit` does and for an unknown target, `DataError` when there are fewer training examples than replicas.
+    """
+    examples = recipe.clock.examples
+    if at_most is not None and (isinstance(at_most, bool) or at_most < recipe.replicas):
+        raise RecipeError(
+            f"at most {at_most}: a batch holds at least one example for each of {recipe.replicas} replicas; "
+            f"give --at-most {recipe.replicas} or more, or fewer --set replicas=..."
+        )
+    if examples < recipe.replicas:
+        raise DataError(
+            f"{examples} training examples are too few for a batch with one for each of {recipe.replicas} "
+            f"replicas: give --set replicas={examples} or fewer."
+        )
+    limit = examples if at_most is None else min(examples, at_most)
+    reporter = Reporter(progress)
+    if on is not None:
+        parse(on)
+        return _planned(recipe, on, limit, exact, reporter)
+    return _here(recipe, detect(devices, platform), devices is not None, limit, exact, reporter)
+
+
+def _here(
+    recipe: Recipe, machine: Machine, asked: bool, limit: int, exact: bool, reporter: Reporter
+) -> BatchSearch:
+    layout, said = lay_out(machine, recipe.batch, recipe.replicas, asked=asked, exact=exact)
+    notes, known = list(said), dict[int, Memory]()
+
+    def fits(tried: Recipe) -> tuple[bool, float]:
+        if tried.batch not in known:
+            reporter.say(f"compiling batch {tried.batch:,}, for what memory it needs")
+            known[tried.batch] = needed(tried, machine, dataclasses.replace(layout, batch=tried.batch))
+        memory = known[tried.batch]
+        return memory.fits, memory.needed / max(memory.available, 1)
+
+    target = f"this machine, {layout.devices} × {machine.kind}"
+    found = largest_batch(recipe, fits, limit)
+    if found is None:
+        fits(least := dataclasses.replace(recipe, batch=recipe.replicas))
+        memory, bound = known[least.batch], "memory: not even one example a replica fits"
+        return BatchSearch(recipe, target, layout.devices, None, memory, bound, notes=tuple(notes))
+    for batch in (recipe.batch, found):
+        fits(dataclasses.replace(recipe, batch=batch))
+    with one_compilation():  # of each batch, for all its visits
+        batch, speeds = _confirmed(recipe, found, known, machine, layout, notes, reporter)
+    if machine.platform == "cpu":
+        notes.append(
+            "This is the host's memory, and nothing is gained by filling it: look at the examples/s."
+        )
+    fits(dataclasses.replace(recipe, batch=batch))
+    bound = _bound(recipe, batch, limit) if batch == found else "memory: the device refused more"
+    answer = BatchSearch(
+        recipe,
+        target,
+        layout.devices,
+        batch,
+        known[batch],
+        bound,
+        batch in speeds,
+        {n: tuple(values) for n, values in speeds.items()},
+        notes=tuple(notes),
+    )
+    return _moved(answer, "cpu" if machine.platform == "cpu" else None)
+
+
+def _confirmed(
+    recipe: Recipe,
+    found: int,
+    known: dict[int, Memory],
+    machine: Machine,
+    layout: Layout,
+    notes: list[str],
+    reporter: Reporter,
+) -> tuple[int, dict[int, list[float]]]:
+    """The batch that real steps ran with, or `found` where none was dared, and examples/s by batch: of the
+    recipe's own and of that one, as many rounds as there is time for."""
+    speeds: dict[int, list[float]] = {}
+    spent = 0.0
+
+    def refused(batch: int, number: int = 1) -> str:
+        nonlocal spent
+        reporter.say(f"trying batch {batch:,}, round {number}")
+        where = {"devices": layout.devices, "platform": machine.platform, "exact": layout.exact}
+        trial = try_batch(dataclasses.replace(recipe, batch=batch), **where)
+        spent += trial.seconds
+        if trial.examples_per_second is not None:
+            speeds.setdefault(batch, []).append(trial.examples_per_second)
+        return trial.refused
+
+    if known[recipe.batch].fits and recipe.batch <= recipe.clock.examples:
+        refused(recipe.batch)
+    batch = found
+    while batch not in speeds:
+        if machine.platform == "cpu" and (doubt := _dared(batch, known.get(batch), recipe.batch, speeds)):
+            notes.append(f"No step was tried at batch {batch}: {doubt}.")
+            break
+        if why := refused(batch):
+            smaller = batch * 9 // 10 // recipe.replicas * recipe.replicas
+            notes.append(f"Batch {batch} should fit, but the device refused it: {why}")
+            if not smaller:
+                break
+            batch = smaller
+    for number in range(2, rounds(spent) + 1):
+        for n in list(speeds):
+            if why := refused(n, number):
+                notes.append(f"Batch {n} ran in {counted(len(speeds[n]), 'round')}, then was refused: {why}")
+                return batch, speeds
+    return batch, speeds
+
+
+def _dared(batch: int, memory: Memory | None, own: int, speeds: dict[int, list[float]]) -> str:
+    """Why the CPU should not try this batch, or nothing."""
+    if memory is not None and memory.needed > SAFE_SHARE * memory.available:
+        return f"it needs more than {SAFE_SHARE:.0%} of the host's free memory, and running out of it kills"
+    if own in speeds and (seconds := LEAST_STEPS * batch / speeds[own][0]) > LONGEST_SECONDS:
+        return f"at the speed of batch {own} it would take {seconds:.0f} s"
+    return ""
+
+
+def _planned(recipe: Recipe, on: str, limit: int, exact: bool, reporter: Reporter) -> BatchSearch:
+    unit = recipe.replicas
+
+    def at(batch: int) -> Plan:
+        reporter.say(f"{on}: planning batch {batch:,}")
+        return plan(dataclasses.replace(recipe, batch=batch), [on], exact=exact)[0]
+
+    made = at(limit // unit * unit)
+    batch: int | None = limit // unit * unit
+    if made.memory is None or not made.memory.fits:
+        if made.memory is not None:
+            reporter.say(f"{on}: that does not fit; searching for the largest that does")
+        asked = plan(recipe, [on], exact=exact, find_largest_batch=made.memory is not None)[0]
+        batch = min(asked.largest_batch, limit // unit * unit) if asked.largest_batch else None
+        made = at(batch or unit)
+    notes = [f"{made.target} is {made.method}, not tried: a step there may still be refused."]
+    if made.problem is not None:
+        notes.append(f"{made.target}: {made.problem}.")
+    if batch is None:
+        unknown = made.memory is None
+        bound = "unknown: so is its memory" if unknown else "memory: not even one example a replica fits"
+        return BatchSearch(recipe, made.target, made.devices, None, made.memory, bound, notes=tuple(notes))
+    answer = BatchSearch(
+        recipe,
+        made.target,
+        made.devices,
+        batch,
+        made.memory,
+        _bound(recipe, batch, limit),
+        predicted={
+            planned.batch: planned.examples_per_second
+            for planned in ([made] if batch == recipe.batch else [at(recipe.batch), made])
+            if planned.examples_per_second is not None and (planned.memory is None or planned.memory.fits)
+        },
+        notes=tuple(notes),
+    )
+    return _moved(answer, on)
+
+
+def _bound(recipe: Recipe, batch: int, limit: int) -> str:
+    if batch + recipe.replicas <= limit:
+        return "memory"
+    examples = recipe.clock.examples
+    return f"the training set of {examples:,} examples" if limit == examples else f"at most {limit} asked for"
+
+
+def _moved(found: BatchSearch, on: str | None) -> BatchSearch:
+    """`found` with what moving to its batch does."""
+    recipe, move, notes = found.old, None, list(found.notes)
+    assert found.batch is not None
+    there = dataclasses.replace(recipe, batch=found.batch)
+    if found.batch != recipe.batch:
+        try:
+            move = transfer(recipe, batch=found.batch)
+            there = move.recipe
+        except RecipeError as error:  # an optimizer that no rule covers
+            notes.append(str(error))
+    return dataclasses.replace(found, move=move, findings=tuple(check(there, on)), notes=tuple(notes))

@@ -1,0 +1,178 @@
+"""A sweep: a fresh run of a recipe whose learning rate grows with every step, and its loss at each.
+
+The rate is an input of the step (`train.optim`), so a sweep is the step that trains, compiled once; further
+sweeps, at another momentum or weight decay, run the same programs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..data.workers import chosen as readers
+from ..engine import loader
+from ..engine.placement import describe, lay_out
+from ..engine.program import Program
+from ..engine.step import first_state
+from ..errors import RecipeError, nearest
+from ..machine.detect import detect
+from ..recipe.optimizers import Optimizer
+from ..recipe.recipe import Recipe
+from ..recipe.schedules import Schedule, as_schedule, constant, exponential, piecewise
+from .curve import NOT_FINITE, Watch
+from .move.values import rounded
+
+BEHIND = 8
+"""Steps by which the host reads losses late, so that the device never waits to be asked. What is swept after
+a divergence, until it is read of, is thrown away: the number changes no curve."""
+
+
+def swept(
+    recipe: Recipe, low: float, high: float, steps: int, held: dict[str, float] | None = None
+) -> Recipe:
+    """`recipe` for `steps` steps with rates from `low` to `high`, evenly spaced on a logarithmic axis.
+
+    Its other hyperparameters keep the value that they have where the recipe's rate is highest, or that of
+    `held`. Each is an input of the step even where it is 0, so that all sweeps share the same programs.
+
+    Raises `RecipeError` when `held` names what is no number of the optimizer.
+    """
+    optimizer, at = recipe.optimizer, _peak_step(recipe)
+    for name in held or {}:
+        hyperparameter(optimizer, name)
+    values = {name: _at(schedule, recipe, at) for name, schedule in optimizer.hyper.items()} | (held or {})
+    # A constant momentum or decay of exactly 0 would be left out of the program.
+    new: dict[str, Schedule] = {
+        name: constant(value) if value else piecewise({"0st": 0.0}) for name, value in values.items()
+    }
+    new[optimizer.lr_name] = exponential(low, high / low, decay=f"{max(steps - 1, 1)}st")
+    return dataclasses.replace(
+        recipe, optimizer=with_hyper(optimizer, new), duration=f"{steps}st", validated=None
+    )
+
+
+def value_of(recipe: Recipe, name: str) -> float:
+    """A hyperparameter where the recipe's rate is highest, to the seven digits of float32.
+
+    Raises `RecipeError` as `hyperparameter` does.
+    """
+    schedule = as_schedule(hyperparameter(recipe.optimizer, name), name)
+    return rounded(_at(schedule, recipe, _peak_step(recipe)), 7)
+
+
+def hyperparameter(optimizer: Optimizer, name: str) -> Any:
+    """The setting `name` of an optimizer, a number or schedule, which a sweep may hold at other values.
+
+    Raises `RecipeError` when it has none, or when it is the rate.
+    """
+    given = dict(optimizer.settings) if hasattr(optimizer, "settings") else vars(optimizer)
+    known = [n for n in ("momentum", "weight_decay", "b1", "b2") if n in given]
+    known += [n for n in optimizer.hyper if n not in known and n != optimizer.lr_name]
+    if name not in known:
+        hint = " Adam's momentum is b1." if name == "momentum" and "b1" in known else nearest(name, known)
+        kind = optimizer.describe()["optimizer"]
+        raise RecipeError(
+            f"{kind} has no second setting '{name}'.{hint} It has {', '.join(known) or 'none'}."
+        )
+    return given[name]
+
+
+def _peak_step(recipe: Recipe) -> int:
+    """The first step at which the recipe's rate is highest."""
+    table = recipe.optimizer.hyper[recipe.optimizer.lr_name].table(recipe.clock)
+    return int(np.argmax(table)) if table.size else 0
+
+
+def _at(schedule: Schedule, recipe: Recipe, step: int) -> float:
+    return float(schedule.table(recipe.clock, step, step + 1)[0])
+
+
+def with_hyper(optimizer: Optimizer, new: dict[str, Any]) -> Optimizer:
+    """`optimizer` with some of its settings replaced, be it one of our own or of `from_optax`."""
+    if hasattr(optimizer, "settings"):
+        new = {"settings": tuple({**dict(optimizer.settings), **new}.items())}
+    return dataclasses.replace(optimizer, **new)  # type: ignore[type-var]
+
+
+class Sweeps:
+    """Runs sweeps of recipes that differ in hyperparameters alone, on the devices at hand.
+
+        watch = Sweeps(one).run(one)
+
+    *Arguments:* as of `fit`; `recipe` is one of `swept`. *Fields:* `devices`, what they run on; `notes`, what
+    is to be said of that.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        devices: int | None = None,
+        platform: str | None = None,
+        feed: str = "auto",
+        workers: int | str | None = None,
+    ):
+        task = recipe.task
+        machine = detect(devices, platform)
+        layout, said = lay_out(machine, recipe.batch, recipe.replicas, asked=devices is not None, exact=True)
+        readers(task.train, workers)
+        self._resident = loader.resident(task.train, machine.devices[0], feed)
+        columns = loader.read(task.train, task.classes, "training") if self._resident else None
+        self._program = Program(recipe, layout, machine.devices[: layout.devices], resident=self._resident)
+        self._placed = None if columns is None else self._program.put_all(loader.flat(columns))
+        self._workers, self._compiled = workers, False
+        self.devices, self.notes = describe(machine, layout), tuple(said)
+
+    def run(self, recipe: Recipe, seen: Callable[[int, float], None] = lambda step, loss: None) -> Watch:
+        """What a fresh run of `recipe` comes to, up to its end or to where it diverges.
+
+        *Arguments:* `seen` is called with the number of each step whose loss was read, from 1, and that loss.
+        """
+        program, watch = self._program, Watch()
+
+        def taken() -> bool:
+            loss = _loss(waiting.popleft())
+            going = watch.take(loss)
+            seen(len(watch.losses) + (watch.ended == NOT_FINITE), loss)
+            return going
+
+        with contextlib.ExitStack() as closing, jax.default_device(program.devices[0]):
+            carry = program.put_all(first_state(recipe))
+            data: Any = (
+                loader.Resident(self._placed)
+                if self._resident
+                else loader.Streamed(recipe, program.put_cut, 0, self._workers)
+            )
+            closing.callback(data.close)
+            windows = loader.Windows(recipe, program.put_window, 0)
+            closing.callback(windows.close)
+            if not self._compiled:
+                program.compile(
+                    carry, windows.at(0), data.placed if self._resident else program.data_shapes()
+                )
+                self._compiled = True
+            waiting: deque[Any] = deque()
+            for step in range(recipe.clock.total or 0):
+                batch = data.at(step, lambda: not waiting or waiting[-1].total.is_ready())
+                carry, _ = program.step(carry, windows.at(step), batch)
+                sums, carry = program.drain(carry)
+                waiting.append(sums["loss"])
+                if len(waiting) > min(BEHIND, data.in_use - 1) and not taken():
+                    break
+            else:
+                while waiting and taken():
+                    pass
+        return watch
+
+
+def _loss(s: Any) -> float:
+    """The mean over one step's examples. Waits for that step."""
+    total, count = jax.device_get((s.total, s.count))
+    with np.errstate(all="ignore"):
+        return float(np.float64(total) / np.float64(count))

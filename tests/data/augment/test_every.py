@@ -1,0 +1,145 @@
+"""What every change to one image promises: shape and type, identity, the same bits in any batch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import chipwise as cw
+from chipwise.data.augment import compose
+from chipwise.errors import DataError
+
+A = cw.augment
+KEYS = jax.random.split(jax.random.key(0), 8)
+COLORS = {
+    "jitter": A.color_jitter(0.4, 0.4, 0.4, 0.1, p=0.8),
+    "sharpness": A.sharpness(0.5),
+    "lighting": A.lighting(),
+}
+TONES = {
+    "posterize": A.posterize(),
+    "solarize": A.solarize(),
+    "invert": A.invert(0.5),
+    "autocontrast": A.autocontrast(0.5),
+    "equalize": A.equalize(0.5),
+    "rand": A.rand_augment(),
+    "original": A.rand_augment(2, 10, "original"),
+    "trivial": A.trivial_augment(),
+}
+MOVES = {
+    "flip": A.flip(),
+    "flip_up_down": A.flip_up_down(),
+    "affine": A.affine(20, 0.2, 10, 0.1, p=0.8),
+    "anywhere": A.zoom((1, 1.3), anywhere=True, edge=1),
+    "erase": A.random_erasing(fill="noise"),
+    "color": A.random_erasing(fill="color"),
+    "fastai": A.fastai(flip_vert=True),
+}
+SIZES = {"imagenet": A.imagenet(6), "inception": A.inception(6), "centre": A.centre_crop(6)}
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((9, 7), jnp.uint8), ((9, 7, 4), jnp.uint8), ((9, 7, 1), jnp.float32), ((9, 7, 3), jnp.bfloat16)],
+)
+def test_shapes_and_types_are_kept(shape, dtype):
+    example = {"image": jax.ShapeDtypeStruct(shape, dtype), "label": jax.ShapeDtypeStruct((), jnp.int32)}
+    for name, stage in (MOVES | COLORS | SIZES | (TONES if dtype == jnp.uint8 else {})).items():
+        made = jax.eval_shape(stage, example, KEYS[0])
+        expected = (6, 6, *shape[2:]) if name in SIZES else shape
+        assert (made["image"].shape, made["image"].dtype) == (expected, dtype), name
+        assert made["label"] == example["label"]
+    normal = jax.eval_shape(A.normalise(0.5, 0.5), example, KEYS[0])["image"]
+    assert (normal.shape, normal.dtype) == (shape, jnp.float32)
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [
+        *(
+            A.affine(),
+            A.affine(30, 0.2, 10, 0.1, p=0),
+            A.rotate(0),
+            A.zoom((1.0, 1.0)),
+            A.shear(0),
+            A.shift(0),
+        ),
+        *(
+            A.color_jitter(),
+            A.color_jitter(1, 1, 1, 0.5, p=0),
+            A.brightness(0),
+            A.contrast(0),
+            A.saturation(0),
+        ),
+        *(A.hue(0), A.sharpness(0), A.lighting(0), A.lighting(p=0), A.flip_up_down(0.0), A.random_erasing(0)),
+        *(A.fastai(0, 1, 0), A.rand_augment(0), A.posterize(p=0), A.solarize(p=0), A.invert(0)),
+        *(A.autocontrast(0), A.equalize(0), A.centre_crop(8)),
+    ],
+)
+def test_settings_that_change_nothing_give_back_the_bits(stage):
+    image = np.random.default_rng(0).integers(0, 256, (8, 8, 3)).astype(np.uint8)
+    flips = compose(stage) if stage is not None else stage
+    made = flips({"image": image}, KEYS[3])["image"]
+    if made is not image:  # fastai flips
+        assert any(np.array_equal(made, x) for x in (image, image[:, ::-1]))
+
+
+def test_a_drawn_identity_gives_back_the_bits_of_floats():
+    image = np.random.default_rng(0).normal(size=(9, 8, 3)).astype(np.float32)
+    image[0, 0] = [np.nan, -0.0, np.inf]
+    still = A.affine(rotate=(0.0, 1e-9), shift=(0.0, 1e-9))  # drawn, and looked up
+    made = jax.jit(still)({"image": jnp.asarray(image)}, KEYS[0])["image"]
+    assert np.asarray(made).tobytes() == image.tobytes()
+
+
+def test_normalise_is_the_arithmetic_and_its_identity():
+    image = np.random.default_rng(0).integers(0, 256, (4, 5, 3)).astype(np.uint8)
+    made = A.normalise((1.0, 2.0, 3.0), (2.0, 4.0, 8.0))({"image": image}, KEYS[0])["image"]
+    np.testing.assert_allclose(made, (image - np.float32([1, 2, 3])) / np.float32([2, 4, 8]))
+    np.testing.assert_array_equal(A.normalise(0, 1)({"image": image}, KEYS[0])["image"], image)
+    for wrong in ((0, 0), (0, -1), (float("nan"), 1)):
+        with pytest.raises(DataError, match="std above 0"):
+            A.normalise(*wrong)
+    with pytest.raises(DataError, match="one, or one a channel"):
+        A.normalise((1, 2), 1)({"image": image}, KEYS[0])
+
+
+CHAIN = {
+    "pixels": compose(MOVES["affine"], COLORS["jitter"], COLORS["lighting"]),
+    "policy": compose(MOVES["flip"], TONES["rand"]),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [*CHAIN, *(pytest.param(n, marks=pytest.mark.slow) for n in MOVES | COLORS | TONES | SIZES)]
+)
+def test_the_bits_do_not_depend_on_how_the_batch_is_cut(name):
+    stage = (CHAIN | MOVES | COLORS | TONES | SIZES)[name]
+    images = np.random.default_rng(1).integers(0, 256, (8, 21, 18, 3)).astype(np.uint8)
+    run = jax.jit(jax.vmap(lambda image, key: stage({"image": image}, key)["image"]))
+    whole = np.asarray(run(images, KEYS))
+    parts = [np.asarray(run(images[i : i + 4], KEYS[i : i + 4])) for i in (0, 4)]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+    assert len({x.tobytes() for x in whole}) == 8
+    np.testing.assert_array_equal(run(images, KEYS), whole)  # the same key, the same bits
+
+
+def test_flips_of_wide_images_keep_their_shape():
+    image = np.arange(15, dtype=np.uint8).reshape(3, 5)
+    np.testing.assert_array_equal(A.flip_up_down(1.0)({"image": image}, KEYS[0])["image"], image[::-1])
+    np.testing.assert_array_equal(A.flip(1.0)({"image": image}, KEYS[0])["image"], image[:, ::-1])
+    drawn = jax.vmap(A.flip_up_down())({"image": np.stack([image] * 64)}, jax.random.split(KEYS[0], 64))[
+        "image"
+    ]
+    assert 16 < sum(np.array_equal(x, image) for x in np.asarray(drawn)) < 48
+
+
+def test_a_centre_crop_is_the_middle():
+    image = np.arange(42, dtype=np.uint8).reshape(7, 6)
+    np.testing.assert_array_equal(A.centre_crop(4)({"image": image}, KEYS[0])["image"], image[1:5, 1:5])
+    with pytest.raises(DataError, match="7×6 pixels cannot be cut to 7×7"):
+        A.centre_crop(7)({"image": image}, KEYS[0])
+    with pytest.raises(DataError, match="at least 1 pixel"):
+        A.centre_crop(0)
+    with pytest.raises(DataError, match="at least 1, such as"):
+        A.fastai(max_zoom=0.9)

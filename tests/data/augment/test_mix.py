@@ -1,0 +1,113 @@
+"""Mixup and cutmix: labels keep their mass and say how much of each image there is."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from chipwise import losses
+from chipwise.data.augment import cutmix, mix_choice, mixup
+from chipwise.errors import DataError
+
+KEY = jax.random.key(0)
+N, CLASSES = 64, 100
+
+
+def batch(n=N, shape=(6, 8, 3), dtype=np.uint8):
+    """Image `i` is all `i`, and its class too."""
+    images = np.broadcast_to(np.arange(n).reshape(n, *(1,) * len(shape)), (n, *shape)).astype(dtype)
+    return {"image": jnp.asarray(images), "label": jnp.arange(n, dtype=jnp.int32), "more": jnp.arange(n)}
+
+
+@functools.cache
+def made(mix, shape=(6, 8, 3), dtype=np.uint8):
+    out = jax.jit(mix)(batch(shape=shape, dtype=dtype), KEY)
+    assert out["image"].shape == (N, *shape) and out["image"].dtype == dtype
+    assert out["label"].dtype == jnp.float32 and out["label"].shape == (N, CLASSES)
+    np.testing.assert_array_equal(out["more"], np.arange(N))
+    return np.asarray(out["image"]), np.asarray(out["label"])
+
+
+def own(labels):
+    """Each example's share of itself, after checking that the rest is its neighbour's."""
+    i = np.arange(N)
+    np.testing.assert_allclose(labels.sum(axis=1), 1, atol=1e-6)
+    np.testing.assert_allclose(labels[i, i] + labels[i, (i - 1) % N], 1, atol=1e-6)
+    return labels[i, i]
+
+
+def test_mixup_s_labels_are_the_shares_of_the_pixels():
+    images, labels = made(mixup(CLASSES, 1.0), dtype=np.float32)
+    share, i = own(labels), np.arange(N)
+    np.testing.assert_allclose(images[:, 0, 0, 0], share * i + (1 - share) * ((i - 1) % N), rtol=1e-5)
+    assert (images == images[:, :1, :1, :1]).all()
+    assert 0.5 <= share.min() < 0.6 and 0.9 < share.max() <= 1 and 0.68 < share.mean() < 0.82
+
+
+@pytest.mark.slow
+def test_a_small_alpha_leaves_most_examples_nearly_alone():
+    _, labels = made(mixup(CLASSES, 0.2))
+    assert np.median(own(labels)) > 0.93
+
+
+def test_one_share_for_the_batch():
+    _, labels = made(mixup(CLASSES, 1.0, each=False), shape=(6, 8))
+    assert len(np.unique(own(labels))) == 1
+
+
+def test_cutmix_s_labels_are_the_shares_of_the_area():
+    images, labels = made(cutmix(CLASSES), shape=(24, 32, 1))
+    share, i = own(labels), np.arange(N)
+    mine = images == i.reshape(-1, 1, 1, 1)
+    np.testing.assert_allclose(mine.mean(axis=(1, 2, 3)), share, atol=1e-6)
+    assert (mine | (images == (i.reshape(-1, 1, 1, 1) - 1) % N)).all()
+    for one in ~mine[..., 0]:  # a rectangle
+        np.testing.assert_array_equal(one, one.any(axis=1)[:, None] & one.any(axis=0)[None, :])
+    assert len(np.unique(share)) > 10 and share.min() < 0.45 and share.max() > 0.95
+
+
+def test_a_choice_is_one_of_them_for_the_whole_batch():
+    both = jax.jit(
+        jax.vmap(mix_choice(mixup(CLASSES, 1.0), cutmix(CLASSES), p=(0.3, 0.7)), in_axes=(None, 0))
+    )
+    images = np.asarray(both(batch(dtype=np.float32), jax.random.split(KEY, 60))["image"])
+    blended = (images != np.rint(images)).any(axis=(1, 2, 3, 4))
+    assert 8 < blended.sum() < 29
+
+
+def test_no_alpha_only_makes_probabilities():
+    for mix in (mixup(CLASSES, 0), cutmix(CLASSES, 0)):
+        given = batch()
+        out = mix(given, KEY)
+        assert out["image"] is given["image"]
+        np.testing.assert_array_equal(out["label"], np.eye(CLASSES)[:N])
+        np.testing.assert_array_equal(mix(out, KEY)["label"], out["label"])  # as they are
+
+
+def test_a_label_outside_of_the_classes_is_a_loss_of_nan():
+    given = batch(4) | {"label": jnp.asarray([0, -1, 100, 3], jnp.int32)}
+    labels = mixup(CLASSES, 0)(given, KEY)["label"]
+    found = losses.softmax_cross_entropy(jnp.zeros((4, CLASSES)), labels)
+    assert np.isnan(found).tolist() == [False, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: mixup(0), "classes above 0"),
+        (lambda: mixup(10, -1), "alpha of at least 0"),
+        (lambda: cutmix(10, float("nan")), "alpha of at least 0"),
+        (lambda: mix_choice(), "one or more"),
+        (lambda: mix_choice(mixup(2), p=(0.5,)), "add to 1"),
+        (lambda: mixup(10)({"image": jnp.zeros((2, 3, 3))}, KEY), "columns 'image'"),
+        (
+            lambda: mixup(10)({"image": jnp.zeros((2, 3, 3)), "label": jnp.zeros((2, 9))}, KEY),
+            "float probabilities",
+        ),
+    ],
+)
+def test_what_is_refused(call, message):
+    with pytest.raises(DataError, match=message):
+        call()

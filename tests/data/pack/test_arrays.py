@@ -1,0 +1,181 @@
+"""Arrays and objects as sources: MNIST's and CIFAR's files, data sets of other libraries."""
+
+import gzip
+import io
+import struct
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from chipwise.data import Arrays
+from chipwise.data.pack.job import pack
+from chipwise.data.pack.sources import listing_of
+from chipwise.data.packed import PackedFolder
+from chipwise.errors import DataError
+from pictures import encoded, smooth
+
+
+def idx(array):
+    return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize("inside", ["", "MNIST/raw"])
+def test_mnist_files(tmp_path, zipped, inside):
+    rng, folder = np.random.default_rng(0), tmp_path / "data" / inside
+    folder.mkdir(parents=True)
+    images = {part: rng.integers(0, 255, (n, 28, 28), np.uint8) for part, n in (("train", 7), ("t10k", 3))}
+    for part, image in images.items():
+        for name, array in (("images-idx3", image), ("labels-idx1", np.arange(len(image), dtype=np.uint8))):
+            data = idx(array)
+            path = folder / f"{part}-{name}-ubyte{'.gz' if zipped else ''}"
+            path.write_bytes(gzip.compress(data) if zipped else data)
+    pack(tmp_path / "data", tmp_path / "out")
+    for split, part in (("train", "train"), ("eval", "t10k")):
+        source = PackedFolder(tmp_path / "out", split)
+        np.testing.assert_array_equal(source.take(np.arange(len(source)))["image"], images[part])
+        assert source.names == tuple("0123456") and source[2]["label"] == 2
+    (folder / f"t10k-labels-idx1-ubyte{'.gz' if zipped else ''}").unlink()
+    with pytest.raises(DataError, match="has no labels beside it: expected t10k-labels-idx1-ubyte"):
+        listing_of(tmp_path / "data")
+
+
+def cifar(folder, classes, count=5):
+    folder.mkdir(parents=True)
+    rng, coarse = np.random.default_rng(classes), classes // 100
+    names = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"] if classes == 10 else ["train", "test"]
+    for name in names:
+        rows = rng.integers(0, 10, (count, 1 + coarse + 3072), np.uint8)
+        (folder / f"{name}.bin").write_bytes(rows.tobytes())
+    return rows  # of the test batch
+
+
+@pytest.mark.parametrize(
+    ("classes", "under"), [(10, "cifar-10-batches-bin"), (100, "cifar-100-binary"), (10, "")]
+)
+def test_cifar_batches(tmp_path, classes, under):
+    rows = cifar(tmp_path / "data" / under, classes)
+    if classes == 100:
+        (tmp_path / "data" / under / "fine_label_names.txt").write_text(
+            "\n".join(f"n{i}" for i in range(100))
+        )
+    pack(tmp_path / "data", tmp_path / "out")
+    train, test = (PackedFolder(tmp_path / "out", split) for split in ("train", "eval"))
+    assert (len(train), len(test)) == (25 if classes == 10 else 5, 5)
+    assert train.names[:2] == (("airplane", "automobile") if classes == 10 else ("n0", "n1"))
+    np.testing.assert_array_equal(test[4]["image"], rows[4, -3072:].reshape(3, 32, 32).transpose(1, 2, 0))
+    assert test[4]["label"] == rows[4, -3073] and test.record_name(4) == "4"
+
+
+class Torchvision:
+    """The shape of torchvision's data sets: pairs, `classes` and `targets`."""
+
+    classes = ["ant", "bee"]  # noqa: RUF012
+    targets = [0, 1, 1, 0] * 5
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return Image.fromarray(smooth(index)), self.targets[index]
+
+
+class Feature:
+    names = ("ant", "bee")
+
+
+class HuggingFace:
+    """The shape of a `datasets.Dataset` whose images are bytes already."""
+
+    features = {"img": object(), "label": Feature()}  # noqa: RUF012
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, key):
+        if key == "label":
+            return Torchvision.targets
+        return {
+            "img": {"bytes": encoded(smooth(key), quality=77), "path": None},
+            "label": Torchvision.targets[key],
+        }
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        Torchvision(),
+        HuggingFace(),
+        Arrays(image=np.stack([smooth(i) for i in range(20)]), label=np.asarray(Torchvision.targets)),
+        [{"image": smooth(i), "label": np.int64(Torchvision.targets[i])} for i in range(20)],
+    ],
+)
+@pytest.mark.parametrize("store", ["raw", "jpeg"])
+def test_anything_with_len_and_items(tmp_path, source, store):
+    pack(source, tmp_path / "out", store=store, names=("ant", "bee"))
+    made = PackedFolder(tmp_path / "out")
+    assert made.names == ("ant", "bee") and made.manifest["counts"] == [10, 10]
+    for i in range(20):
+        assert made[i]["label"] == Torchvision.targets[i] and made[i]["label"].dtype == np.int32
+        limit = 0 if store == "raw" and not isinstance(source, HuggingFace) else 12
+        assert np.abs(made[i]["image"].astype(int) - smooth(i)).max() <= limit
+    if store == "jpeg" and isinstance(source, HuggingFace):
+        assert made.encoded(3) == encoded(smooth(3), quality=77)
+
+
+def test_labels_known_beforehand_make_a_stratified_split(tmp_path):
+    for source in (Torchvision(), HuggingFace()):
+        out = tmp_path / type(source).__name__
+        pack(source, out, split=0.2)
+        assert [PackedFolder(out, split).manifest["counts"] for split in ("train", "eval")] == [
+            [8, 8],
+            [2, 2],
+        ]
+
+
+def test_a_dict_of_sources_by_split_and_columns_that_are_no_images(tmp_path):
+    rows = [{"token": np.arange(i, i + 5)} for i in range(9)]
+    pack({"train": rows[:6], "validation": rows[6:]}, tmp_path / "out")
+    assert PackedFolder(tmp_path / "out", "eval")[1]["token"].tolist() == [7, 8, 9, 10, 11]
+    with pytest.raises(DataError, match="expected train, and one more"):
+        pack({"image": rows, "label": rows}, tmp_path / "other")
+    for options in ({"store": "jpeg"}, {"size": 8}):
+        with pytest.raises(
+            DataError, match=r"no column 'image' \(token\): leave out --size and --store jpeg"
+        ):
+            pack(rows, tmp_path / "other", **options)
+
+
+class Broken(Torchvision):
+    """Reads its files when asked, and some are no images."""
+
+    def __getitem__(self, index):
+        if index in (0, 7):
+            Image.open(io.BytesIO(b"no"))
+        if index == 9:
+            whole = encoded(smooth(size=(99, 99)), "PNG")
+            return Image.open(io.BytesIO(whole[: len(whole) // 2])), 0
+        return super().__getitem__(index)
+
+
+def test_an_object_whose_examples_cannot_be_read(tmp_path):
+    pack(Broken(), tmp_path / "out")
+    made = PackedFolder(tmp_path / "out")
+    skipped = made.manifest["source"]["skipped"]
+    assert [s["name"] for s in skipped] == ["00", "07", "09"] and len(made) == 17
+    assert made.record_name(0) == "01" and made[0]["label"] == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (iter([]), r"expected a path, or an object with len\(\) and \[i\]"),
+        ([3, 4], "Example 0 of the list is a int"),
+        ([], "has no examples in train"),
+        ([{"image": smooth(), "label": 0, "caption": "a cat"}], "Column 'caption' holds"),
+    ],
+)
+def test_objects_that_cannot_be_packed(tmp_path, source, expected):
+    with pytest.raises(DataError, match=expected):
+        pack(source, tmp_path / "out")

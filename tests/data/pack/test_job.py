@@ -1,0 +1,293 @@
+"""Whole packs: what is in them, that workers, archives and kills change no byte, and bad input."""
+
+import errno
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chipwise.data import ImageFolder, PackedFolder
+from chipwise.data.images import decode
+from chipwise.data.pack import job, writer
+from chipwise.data.pack.job import Job, pack
+from chipwise.data.sources import materialize
+from chipwise.errors import DataError, RecipeError
+from pictures import encoded, files, smooth, write
+
+
+def split_folder(root):
+    write(root / "train", 5)
+    write(root / "test", 2)
+    return root
+
+
+@pytest.mark.parametrize("size", [None, 8, 20])
+@pytest.mark.parametrize("store", ["raw", "jpeg"])
+def test_a_pack_holds_what_the_folder_holds(tmp_path, size, store):
+    src = split_folder(tmp_path / "src")
+    assert pack(src, tmp_path / "out", size=size, store=store) == tmp_path / "out"
+    assert len(files(tmp_path / "out")) == 8
+    for split, folder in (("train", "train"), ("eval", "test")):
+        made, loose = PackedFolder(tmp_path / "out", split), ImageFolder(src, split=folder, size=size)
+        made.verify()
+        assert made.names == loose.names == ("ant", "bee", "cat")
+        assert made.manifest["counts"] == [len(loose) // 3] * 3
+        ours, theirs = materialize(made), materialize(loose)
+        np.testing.assert_array_equal(ours["label"], theirs["label"])
+        if (
+            store == "raw" or size is None
+        ):  # the same bits: an image that needs no change is not encoded again
+            np.testing.assert_array_equal(ours["image"], theirs["image"])
+        else:
+            assert np.abs(ours["image"].astype(int) - theirs["image"]).mean() < 4
+        pixels = ours["image"].reshape(-1, 3).astype(np.float64)
+        np.testing.assert_allclose(made.mean, pixels.mean(0))
+        np.testing.assert_allclose(made.std, pixels.std(0))
+        assert made.record_name(len(made) - 1) == f"cat/{len(made) // 3 - 1:03}.jpeg"
+    if store == "jpeg" and size is None:
+        assert made.encoded(0) == (src / "test" / "ant" / "000.jpeg").read_bytes()
+
+
+@pytest.mark.parametrize("store", ["raw", "jpeg"])
+def test_neither_workers_nor_pieces_nor_archives_change_a_byte(tmp_path, monkeypatch, store):
+    src = split_folder(tmp_path / "src")
+    options = {"size": 12, "store": store, "shards": 2}
+    (src / "train" / "bee" / "001.jpeg").write_bytes(b"broken")
+    expected = files(pack(src, tmp_path / "one", workers=1, **options))
+    for suffix in ("", ".xz"):
+        with tarfile.open(tmp_path / f"src.tar{suffix}", f"w:{suffix[1:]}") as archive:
+            archive.add(src, "deep/src")
+        assert files(pack(tmp_path / f"src.tar{suffix}", tmp_path / f"tar{suffix}", **options)) == expected
+    monkeypatch.setattr(job, "_PIECE_ENTRIES", 2)
+    assert files(pack(src, tmp_path / "three", workers=3, **options)) == expected
+    assert len([name for name in expected if name.startswith("train/image")]) == 2
+
+
+def kill(tmp_path, store, seed):
+    src, out = tmp_path / "src", tmp_path / f"out-{store}-{seed}"
+    if not src.exists():
+        write(src, 16)
+        (src / "ant" / "003.jpeg").write_bytes(b"broken")
+        (src / "cat" / "005.jpeg").write_bytes(b"")
+        for kind in ("raw", "jpeg"):
+            pack(src, tmp_path / f"whole-{kind}", store=kind, size=12, split=0.25)
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        Path(__file__).parent / "killed.py",
+        src,
+        out,
+        store,
+        str(seed),
+    ]
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert files(out) == files(tmp_path / f"whole-{store}")
+    assert [p.name for p in tmp_path.glob(".*.partial")] == []
+    return [int(count) for count in done.stdout.split()]
+
+
+def test_sigkill_changes_no_byte(tmp_path):
+    killed, went_on = kill(tmp_path, "jpeg", 1)
+    assert killed > 2 and went_on > 0
+
+
+@pytest.mark.slow
+def test_sigkill_at_many_moments_changes_no_byte(tmp_path):
+    counts = np.array([kill(tmp_path, store, seed) for store in ("raw", "jpeg") for seed in range(2, 7)])
+    assert counts.sum(axis=0).min() > 10
+
+
+def test_what_cannot_be_packed_is_skipped_and_told(tmp_path):
+    src = write(tmp_path / "src", 5)
+    whole = (src / "bee" / "000.jpeg").read_bytes()
+    bad = {"ant/001": b"", "ant/004": b"<html>no", "bee/002": whole[: len(whole) // 2], "cat/000": whole[:40]}
+    for name, content in bad.items():
+        (src / f"{name}.jpeg").write_bytes(content)
+    (src / "cat" / "004.jpeg").unlink()
+    (src / "cat" / "004.jpeg").symlink_to("nowhere")
+    report = Job(src, tmp_path / "out").run()
+    assert [(name, reason[:20]) for _, name, reason in report.skipped] == [
+        ("ant/001.jpeg", "an empty file"),
+        ("ant/004.jpeg", "not an image, or dam"),
+        ("bee/002.jpeg", "not an image, or dam"),
+        ("cat/000.jpeg", "not an image, or dam"),
+        ("cat/004.jpeg", "cannot be read (No s"),
+    ]
+    made = PackedFolder(tmp_path / "out")
+    assert len(made) == 10 and made.manifest["source"]["examples"] == 15
+    assert [s["name"] for s in made.manifest["source"]["skipped"]] == [name for _, name, _ in report.skipped]
+    assert [made.record_name(i) for i in range(3)] == ["ant/000.jpeg", "ant/002.jpeg", "ant/003.jpeg"]
+    np.testing.assert_array_equal(made[9]["image"], decode((src / "cat" / "003.jpeg").read_bytes()))
+
+
+@pytest.mark.parametrize("store", ["raw", "jpeg"])
+def test_the_limit_of_skipped_files_and_strict(tmp_path, store):
+    src = write(tmp_path / "src", 5)
+    originals = {}
+    for name in ("ant/003", "bee/000", "cat/002"):
+        originals[name] = (src / f"{name}.jpeg").read_bytes()
+        (src / f"{name}.jpeg").write_bytes(b"?")
+    out = tmp_path / "out"
+    with pytest.raises(
+        DataError, match=r"src: ant/003.jpeg: not an image.*: leave out --strict to go on from there"
+    ):
+        pack(src, out, store=store, strict=True)
+    expected = (
+        r"more than 2 entries cannot be packed, now cat/002.jpeg: .*; "
+        r"before it bee/000.jpeg, ant/003.jpeg: allow more with --max-skipped N .*rm -r"
+    )
+    for _ in range(2):
+        with pytest.raises(DataError, match=expected) as caught:
+            pack(src, out, store=store, max_skipped=2)
+        assert "\n" not in str(caught.value)
+    assert not out.exists()
+    done = []
+    pack(src, out, store=store, max_skipped=3, progress=lambda now: done.append(now.done))
+    assert done[0] == 12  # nothing was lost by the error
+    assert len(PackedFolder(out)) == 12
+
+
+def test_strict_does_not_let_earlier_skips_through(tmp_path):
+    src = write(tmp_path / "src", 2)
+    (src / "ant" / "001.jpeg").write_bytes(b"?")
+    (src / "cat" / "001.jpeg").write_bytes(b"?")
+    with pytest.raises(DataError, match="more than 1 entries"):
+        pack(src, tmp_path / "out", max_skipped=1)
+    with pytest.raises(DataError, match=r"src: ant/001.jpeg: not an image.*: leave out --strict to go on"):
+        pack(src, tmp_path / "out", strict=True)
+    pack(src, tmp_path / "out")
+
+
+def test_examples_whose_columns_differ_are_named(tmp_path):
+    for number, odd in enumerate(({"x": 1.0, "y": 2.0}, {"y": 1.0}, {"x": np.zeros(3)})):
+        with pytest.raises(DataError, match=r"Examples must be alike: 0 has x \[\], 2 .*same columns"):
+            pack([{"x": 1.0}, {"x": 2.0}, odd], tmp_path / str(number))
+
+
+def test_a_pack_is_not_made_at_a_url(tmp_path):
+    with pytest.raises(RecipeError, match="is a URL: expected a folder on this machine"):
+        pack(write(tmp_path / "src"), "s3://bucket/out")
+
+
+def test_the_default_limit_is_one_percent_and_at_least_ten(tmp_path):
+    src = write(tmp_path / "src", 5)
+    assert Job(src, tmp_path / "out").max_skipped == 10
+    assert Job([{"x": 1.0}] * 1100, tmp_path / "out").max_skipped == 11
+    for name in src.rglob("*.jpeg"):
+        name.write_bytes(b"?")
+    with pytest.raises(
+        DataError, match=r"None of 15 sampled entries of train can be packed: ant/000.jpeg: not an"
+    ):
+        pack(src, tmp_path / "out")
+
+
+def test_a_full_disk_stops_and_room_goes_on(tmp_path, monkeypatch):
+    src = split_folder(tmp_path / "src")
+    expected = files(pack(src, tmp_path / "whole"))
+    fsync, left = os.fsync, iter(range(3))
+
+    def full(file):
+        if next(left, None) is None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(file)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(writer, "_COMMIT_SECONDS", 0.0)
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(DataError, match=r"(?i)disk.* full.*the same command again"):
+            pack(src, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert files(pack(src, tmp_path / "out")) == expected
+
+
+def test_too_little_disk_is_said_before_a_byte_is_written(tmp_path, monkeypatch):
+    src = write(tmp_path / "src", 5)
+    free = Job(src, tmp_path / "out").prediction.bytes
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": free - 1}))
+    with pytest.raises(
+        DataError, match=r"needs 17\.\d kB and .* has 17\.\d kB free: make room.*--size or --store jpeg"
+    ):
+        pack(src, tmp_path / "out")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["src"]
+    (tmp_path / ".out.partial").mkdir()  # begun: other settings or places would not go on with it
+    with pytest.raises(DataError, match=r"free: make room and run the same command\.$"):
+        pack(src, tmp_path / "out")
+
+
+def test_images_of_two_sizes(tmp_path):
+    src = write(tmp_path / "src", 2)
+    (src / "bee" / "001.jpeg").write_bytes(encoded(smooth(size=(8, 8))))
+    with pytest.raises(
+        DataError,
+        match=r"ant/000.jpeg is 16×24, bee/001.jpeg 8×8 \(height×width\): give --size 16, or --store jpeg",
+    ):
+        pack(src, tmp_path / "out")
+    pack(src, tmp_path / "out", store="jpeg")
+    assert PackedFolder(tmp_path / "out", size=8)[3]["image"].shape == (8, 8, 3)
+    pack(src, tmp_path / "aspect", store="jpeg", size=10, fit="keep-aspect")
+    made = PackedFolder(tmp_path / "aspect", size=10)
+    assert [decode(made.encoded(i)).shape for i in (0, 3)] == [(10, 15, 3), (10, 10, 3)]
+
+
+def test_two_sizes_beyond_the_sample(tmp_path, monkeypatch):
+    monkeypatch.setattr("chipwise.data.pack.predict.SAMPLE", 2)
+    src = write(tmp_path / "src", 3)
+    (src / "bee" / "001.jpeg").write_bytes(encoded(smooth(size=(8, 8))))
+    with pytest.raises(DataError, match=r"ant/000.jpeg is 16×24, bee/001.jpeg 8×8"):
+        pack(src, tmp_path / "out")
+    pack(src, tmp_path / "out", size=8)  # what was begun does not stand in the way
+
+
+def test_other_settings_do_not_go_on_with_a_pack(tmp_path):
+    src = write(tmp_path / "src", 5)
+    (src / "ant" / "003.jpeg").write_bytes(b"?")
+    with pytest.raises(DataError, match="--strict"):
+        pack(src, tmp_path / "out", strict=True)
+    for change in ({"size": 8}, {"split": 0.5}):
+        with pytest.raises(DataError, match=r"other settings: give the same ones .* or remove it"):
+            pack(src, tmp_path / "out", **change)
+    (src / "cat" / "009.jpeg").write_bytes(encoded(smooth()))
+    with pytest.raises(DataError, match="begun from another source"):
+        pack(src, tmp_path / "out")
+
+
+def test_places_that_cannot_be(tmp_path):
+    src = write(tmp_path / "src", 1)
+    with pytest.raises(DataError, match="src exists: remove it, or pack to another folder"):
+        pack(src, src)
+    with pytest.raises(DataError, match="lies inside"):
+        pack(src, src / "packed")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="Cannot write"):
+        pack(src, tmp_path / "file" / "out")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"store": "png"},
+        {"fit": "stretch"},
+        {"size": 0},
+        {"size": "64"},
+        {"size": 13_378},
+        {"quality": 9.5},
+        {"fit": "keep-aspect", "store": "jpeg"},
+        {"fit": "keep-aspect", "size": 8},
+        {"quality": 101},
+        {"shards": "few"},
+        {"shards": 0},
+        {"max_skipped": -1},
+        {"workers": 0},
+    ],
+)
+def test_settings_that_cannot_be(tmp_path, settings):
+    with pytest.raises(RecipeError) as caught:
+        pack(tmp_path, tmp_path / "out", **settings)
+    assert ("\n" not in str(caught.value) and "expected" in str(caught.value)) or "give" in str(caught.value)

@@ -1,0 +1,140 @@
+"""Tables of labels: every kind of label, and rows and files that do not fit together."""
+
+import tarfile
+
+import numpy as np
+import pytest
+
+from chipwise.data.pack.entries import divided
+from chipwise.data.pack.job import Job
+from chipwise.data.pack.sources import listing_of
+from chipwise.data.pack.tables import read_table
+from chipwise.errors import DataError
+
+
+def table(tmp_path, text, name="labels.csv"):
+    (tmp_path / name).write_text(text)
+    return tmp_path / name
+
+
+def touch(root, *names):
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"x")
+
+
+@pytest.mark.parametrize(
+    ("text", "labels", "classes"),
+    [
+        ("file,label\na.jpg,cat\nb.jpg,ant\n", np.int32([1, 0]), ("ant", "cat")),
+        ("label,file\n10,a.jpg\n9,b.jpg\n", np.int32([1, 0]), ("9", "10")),
+        ("﻿Filename,Label\n a.jpg , 0 \n\nb.jpg,1\n", np.int32([0, 1]), ("0", "1")),
+        (
+            "file,label\na.jpg,x|y\nb.jpg,\nc.jpg,z\n",
+            np.uint8([[1, 1, 0], [0, 0, 0], [0, 0, 1]]),
+            ("x", "y", "z"),
+        ),
+        ("file,label\na.jpg,x; z\nb.jpg,z\n", np.uint8([[1, 1], [0, 1]]), ("x", "z")),
+        ("file,sun,snow\na.jpg,1,0\nb.jpg,1,1\n", np.uint8([[1, 0], [1, 1]]), ("sun", "snow")),
+        ("file,age\na.jpg,31\nb.jpg,2.5\n", np.float32([31, 2.5]), ()),
+        ("file,x,y\na.jpg,0.5,2\nb.jpg,-1,1\n", np.float32([[0.5, 2], [-1, 1]]), ()),
+    ],
+)
+def test_every_kind_of_label(tmp_path, text, labels, classes):
+    found = read_table(table(tmp_path, text))
+    np.testing.assert_array_equal(found.labels, labels)
+    assert found.labels.dtype == labels.dtype and found.classes == classes
+    assert found.below == ({"label": len(classes)} if labels.dtype == np.int32 else {})
+    assert found.files[:2] == ["a.jpg", "b.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "has no labels: expected a line 'file,label'"),
+        ("file,label\n", "has no labels"),
+        ("file\na.jpg\n", "has no labels"),
+        ("file,split\na.jpg,train\n", "has no column of labels"),
+        ("file,label\na.jpg\n", "line 2: 1 cells, expected 2"),
+        ("file,label\na.jpg,x\na.jpg,y\n", "two entries named 'a.jpg'"),
+        ("file,label\n\na.jpg,x\n\nb.jpg,\n", r"line 5 \(b.jpg\): the label is empty"),
+        ("file,label\n../a.jpg,x\n", "names '../a.jpg': expected files inside its folder"),
+        ("file,label\n/etc/a.jpg,x\n", "names '/etc/a.jpg'"),
+        ("file,x,y\na.jpg,1,0\nb.jpg,1,no\n", r"line 3 \(b.jpg\): 'no' is no number"),
+        ("file,label,split\na.jpg,1,later\n", r"line 2 \(a.jpg\): split 'later', expected train or eval"),
+    ],
+)
+def test_tables_that_cannot_be_understood(tmp_path, text, expected):
+    with pytest.raises(DataError, match=expected) as caught:
+        read_table(table(tmp_path, text))
+    assert "\n" not in str(caught.value) and "labels.csv" in str(caught.value)
+
+
+def test_bytes_that_are_no_text(tmp_path):
+    (tmp_path / "x.csv").write_bytes(b"file,label\n\xff.jpg,1\n")
+    with pytest.raises(DataError, match="is not UTF-8 text"):
+        read_table(tmp_path / "x.csv")
+    with pytest.raises(DataError, match=r"Cannot read .*none.csv"):
+        read_table(tmp_path / "none.csv")
+
+
+def test_a_table_is_a_source_in_its_own_order(tmp_path):
+    touch(tmp_path, "im/b.jpg", "im/a.jpg", "other.jpg")
+    found = listing_of(table(tmp_path, "file,label\nim/b.jpg,dog\nim/a.jpg,cat\n"))
+    assert found.splits["train"].names == ["im/b.jpg", "im/a.jpg"] and found.names == ("cat", "dog")
+    assert found.splits["train"].labels["label"].tolist() == [1, 0]
+    assert found.splits["train"].read(0) == {"image": b"x"}
+    found = listing_of(table(tmp_path, "file,label,split\nim/b.jpg,dog,train\nim/a.jpg,cat,val\n"))
+    assert {k: v.names for k, v in found.splits.items()} == {"train": ["im/b.jpg"], "eval": ["im/a.jpg"]}
+    with pytest.raises(DataError, match=r"names 2 files that are not there \(1.jpg, 2.jpg\)"):
+        listing_of(table(tmp_path, "file,label\n1.jpg,x\n2.jpg,x\nother.jpg,x\n"))
+    with pytest.raises(DataError, match="is a table and has the labels"):
+        listing_of(tmp_path / "labels.csv", "([a-z])")
+
+
+def test_a_table_for_a_folder_must_fit_it(tmp_path):
+    root = tmp_path / "photos"
+    touch(root, "2.jpg", "1.jpg")
+    found = listing_of(root, table(tmp_path, "file,label\n1.jpg,x\n2.jpg,y\n"))
+    assert found.splits["train"].names == ["1.jpg", "2.jpg"]
+    assert found.splits["train"].labels["label"].tolist() == [0, 1]
+    with pytest.raises(DataError, match=r"has no row for 1 images of .*photos \(2.jpg\)"):
+        listing_of(root, table(tmp_path, "file,label\n1.jpg,x\n"))
+    with pytest.raises(DataError, match=r"names 1 files that .*photos lacks \(3.jpg\)"):
+        listing_of(root, table(tmp_path, "file,label\n1.jpg,x\n2.jpg,x\n3.jpg,x\n"))
+    touch(root, "train/3.jpg", "test/4.jpg")
+    for name in ("1.jpg", "2.jpg"):
+        (root / name).unlink()
+    found = listing_of(root, table(tmp_path, "file,label\ntest/4.jpg,x\ntrain/3.jpg,y\n"))
+    assert {k: v.labels["label"].tolist() for k, v in found.splits.items()} == {"train": [1], "eval": [0]}
+
+
+@pytest.mark.parametrize("source", ["folder", "tar"])
+def test_the_splits_of_a_table_hold_for_a_folder_and_its_archive(tmp_path, source):
+    root = tmp_path / "photos"
+    touch(root, "1.jpg", "2.jpg", "3.jpg")
+    labels = table(tmp_path, "file,label,split\n3.jpg,x,val\n1.jpg,x,train\n2.jpg,y,train\n")
+    src = root
+    if source == "tar":
+        src = tmp_path / "photos.tar"
+        with tarfile.open(src, "w") as archive:
+            archive.add(root, "photos")
+    found = listing_of(src, labels)
+    assert {k: v.names for k, v in found.splits.items()} == {"train": ["1.jpg", "2.jpg"], "eval": ["3.jpg"]}
+    assert [v.labels["label"].tolist() for v in found.splits.values()] == [[0, 1], [0]]
+    assert found.splits["eval"].read(0) == {"image": b"x"}
+    with pytest.raises(DataError, match=r"or remove the column split of .*labels.csv"):
+        divided(found, 0.5)
+
+
+def test_two_splits_at_once_are_refused(tmp_path):
+    touch(tmp_path / "photos", "train/1.jpg", "test/2.jpg")
+    labels = table(tmp_path, "file,label,split\ntrain/1.jpg,x,val\ntest/2.jpg,x,train\n")
+    with pytest.raises(DataError, match=r"has a column split, but .*photos is split by its folders already"):
+        listing_of(tmp_path / "photos", labels)
+
+
+def test_eval_alone_is_nothing_to_train_on(tmp_path):
+    touch(tmp_path, "1.jpg")
+    with pytest.raises(DataError, match="in eval alone, so there is nothing to train on"):
+        Job(table(tmp_path, "file,label,split\n1.jpg,x,test\n"), tmp_path / "out")

@@ -1,0 +1,221 @@
+"""The built-in data sets: known without data, found in a folder, and honest about what they are.
+
+The real files are used when CHIPWISE_DATA, or a folder `shared/data` beside the repository, has them.
+"""
+
+import gzip
+import hashlib
+import io
+import os
+import pickle
+import struct
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from chipwise.data import datasets, download, write_packed
+from chipwise.data.datasets import cifar10, digits, mnist
+from chipwise.data.sources import materialize, nbytes, spec_of
+from chipwise.errors import DataError
+
+REAL = Path(os.environ.get("CHIPWISE_DATA") or Path(__file__).parents[3] / "shared" / "data")
+needs_mnist = pytest.mark.skipif(datasets._find_mnist(REAL) is None, reason="the MNIST files are not here")
+needs_cifar = pytest.mark.skipif(datasets._find_cifar10(REAL) is None, reason="CIFAR-10 is not here")
+
+
+@pytest.fixture(autouse=True)
+def no_data_no_network(monkeypatch):
+    monkeypatch.delenv("CHIPWISE_DATA", raising=False)
+
+    def refuse(*arguments):
+        raise AssertionError("went to the network")
+
+    monkeypatch.setattr(download, "fetch", refuse)
+
+
+@pytest.mark.parametrize(
+    ("make", "train", "evaluation", "shape"),
+    [
+        (digits, 1437, 360, (8, 8)),
+        (mnist, 60_000, 10_000, (28, 28)),
+        (cifar10, 50_000, 10_000, (32, 32, 3)),
+    ],
+)
+def test_planning_needs_no_data(make, train, evaluation, shape):
+    data = make()
+    assert (len(data.train), len(data.eval), data.classes, data.note) == (train, evaluation, 10, "")
+    assert len(data.class_names) == 10 and data.train.classes == 10
+    for source in (data.train, data.eval):
+        spec = spec_of(source)
+        assert (spec["image"].shape, spec["image"].dtype) == (shape, np.uint8)
+        assert (spec["label"].shape, spec["label"].dtype) == ((), np.int32)
+        assert nbytes(source) == len(source) * (np.prod(shape) + 4)
+    channels = shape[2] if len(shape) == 3 else 1
+    assert len(data.mean) == len(data.std) == channels
+
+
+def test_digits_split_and_statistics():
+    from sklearn.datasets import load_digits
+
+    data, whole = digits(), load_digits()
+    train, evaluation = materialize(data.train), materialize(data.eval)
+    np.testing.assert_array_equal(evaluation["image"], whole.images[::5])
+    np.testing.assert_array_equal(evaluation["label"], whole.target[::5])
+    assert train["image"].max() == 16
+    assert train["image"].mean() == pytest.approx(data.mean[0], abs=1e-3)
+    assert train["image"].std() == pytest.approx(data.std[0], abs=1e-3)
+    both = np.concatenate([train["label"], evaluation["label"]])
+    assert np.bincount(both).tolist() == np.bincount(whole.target).tolist()
+
+
+@needs_mnist
+def test_real_mnist():
+    data = mnist(REAL)
+    train, evaluation = materialize(data.train), materialize(data.eval)
+    assert train["label"][:5].tolist() == [5, 0, 4, 1, 9] and evaluation["label"][:3].tolist() == [7, 2, 1]
+    assert train["image"].mean() == pytest.approx(data.mean[0], abs=1e-3)
+    assert train["image"].std() == pytest.approx(data.std[0], abs=1e-3)
+
+
+@needs_cifar
+@pytest.mark.slow
+def test_real_cifar10_says_which_copy_it_is():
+    data = cifar10(REAL)
+    evaluation = materialize(data.eval)
+    assert np.bincount(evaluation["label"]).tolist() == [1000] * 10
+    train = materialize(data.train)
+    assert np.bincount(train["label"]).tolist() == [5000] * 10
+    np.testing.assert_allclose(train["image"].mean((0, 1, 2)), data.mean, atol=0.1)
+    np.testing.assert_allclose(train["image"].std((0, 1, 2)), data.std, atol=0.6)
+    kind, _ = datasets._find_cifar10(REAL)
+    assert data.note == ("CIFAR-10 (JPEG copy)" if kind == "jpeg" else "")
+
+
+def fake_mnist(monkeypatch):
+    """Files of the right shape and none of the content, and the checksums that belong to them."""
+    made, sums = {}, {}
+    for name in datasets._MNIST:
+        n = 60_000 if name.startswith("train") else 10_000
+        shape = (n, 28, 28) if "images" in name else (n,)
+        content = struct.pack(f">HBB{len(shape)}I", 0, 8, len(shape), *shape) + b"\x07" * int(np.prod(shape))
+        made[name] = content
+        sums[name] = ("", hashlib.md5(content).hexdigest())
+    monkeypatch.setattr(datasets, "_MNIST", sums)
+    return made
+
+
+@pytest.mark.parametrize("where", ["", "mnist", "MNIST/raw"])
+@pytest.mark.parametrize("zipped", [False, True])
+def test_where_mnist_is_looked_for(tmp_path, monkeypatch, where, zipped):
+    (tmp_path / where).mkdir(parents=True, exist_ok=True)
+    for name, content in fake_mnist(monkeypatch).items():
+        path = tmp_path / where / (name + ".gz" * zipped)
+        path.write_bytes(gzip.compress(content, 1) if zipped else content)
+    data = mnist(tmp_path)
+    assert data.eval[9_999]["label"] == 7 and data.eval[0]["image"].max() == 7
+    monkeypatch.setenv("CHIPWISE_DATA", str(tmp_path))
+    assert mnist().eval[0]["label"] == 7
+
+
+def test_a_wrong_checksum_names_both_sums(tmp_path, monkeypatch):
+    made = fake_mnist(monkeypatch)
+    for name, content in made.items():
+        (tmp_path / name).write_bytes(content[:-1] + b"\x08")
+    data = mnist(tmp_path)
+    right = datasets._MNIST["train-images-idx3-ubyte"][1]
+    with pytest.raises(DataError, match=rf"MD5 [0-9a-f]{{32}} .*expected {right}") as caught:
+        data.train[0]
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("make", [mnist, cifar10])
+def test_a_folder_without_the_data_is_refused_at_once(tmp_path, monkeypatch, make):
+    with pytest.raises(DataError, match=r"has no (MNIST|CIFAR-10): expected"):
+        make(tmp_path)
+    with pytest.raises(DataError, match="does not exist"):
+        make(tmp_path / "none")
+    # but a default folder for many data sets may lack this one
+    monkeypatch.setenv("CHIPWISE_DATA", str(tmp_path))
+    with pytest.raises(AssertionError, match="went to the network"):
+        make().train[0]
+
+
+def fake_batches(folder):
+    folder.mkdir(parents=True)
+    for i, name in enumerate([f"data_batch_{n}" for n in range(1, 6)] + ["test_batch"]):
+        pixels = np.full((10_000, 3072), i, np.uint8)
+        pixels[:, 2048:] = 99
+        content = {b"data": pixels, b"labels": [i] * 10_000}
+        (folder / name).write_bytes(pickle.dumps(content, 4))
+    return folder
+
+
+def test_original_cifar10_from_folder_and_archive(tmp_path):
+    folder = fake_batches(tmp_path / "cifar10" / "cifar-10-batches-py")
+    data = cifar10(tmp_path)
+    assert data.note == ""
+    assert data.train[29_999]["image"][0, 0].tolist() == [2, 2, 99] and data.train[49_999]["label"] == 4
+    assert data.eval[0]["label"] == 5
+    path = tmp_path / "archive" / "cifar-10-python.tar.gz"
+    path.parent.mkdir()
+    with tarfile.open(path, "w:gz", compresslevel=1) as archive:
+        archive.add(folder, folder.name)
+    for place in (path, path.parent):
+        data = cifar10(place)
+        assert data.note == "" and data.eval[9_999]["label"] == 5 and data.train[0]["label"] == 0
+
+
+def image_folder(root, classes=datasets._CIFAR10_CLASSES):
+    buffer = io.BytesIO()
+    Image.new("RGB", (32, 32)).save(buffer, "JPEG")
+    for split in ("train", "test"):
+        for name in classes:
+            (root / split / name).mkdir(parents=True)
+            (root / split / name / "0000.jpg").write_bytes(buffer.getvalue())
+    return root
+
+
+def test_an_image_folder_is_a_jpeg_copy_and_must_be_whole(tmp_path):
+    root = image_folder(tmp_path / "cifar10-jpeg")
+    path = tmp_path / "elsewhere" / "cifar10-jpeg.tar.xz"
+    path.parent.mkdir()
+    with tarfile.open(path, "w:xz") as archive:
+        for split in ("train", "test"):
+            archive.add(root / split, split)
+    for place in (tmp_path, root, path, path.parent):
+        data = cifar10(place)
+        assert data.note == "CIFAR-10 (JPEG copy)"
+        with pytest.raises(
+            DataError, match=r"Loaded 10 examples of image .* expected 50000 examples of image"
+        ):
+            data.train[0]
+    (root / "train" / "zebra").mkdir()
+    (root / "train" / "zebra" / "0.jpg").write_bytes((root / "train" / "cat" / "0000.jpg").read_bytes())
+    with pytest.raises(DataError, match="zebra, expected airplane"):
+        cifar10(root).train[0]
+
+
+def test_originals_are_preferred(tmp_path):
+    image_folder(tmp_path / "cifar10-jpeg")
+    fake_batches(tmp_path / "cifar-10-batches-py")
+    assert cifar10(tmp_path).note == ""
+
+
+def test_packed_cifar10_is_read_in_place(tmp_path):
+    names = datasets._CIFAR10_CLASSES
+    rng = np.random.default_rng(0)
+    columns = {"image": rng.integers(0, 256, (7, 32, 32, 3), np.uint8), "label": np.arange(7, dtype=np.int32)}
+    for split in ("train", "eval"):
+        write_packed(tmp_path / "cifar10", [columns], classes=10, names=names, split=split)
+    for data in (tmp_path, tmp_path / "cifar10"):
+        made = cifar10(data)
+        assert made.train.path == tmp_path / "cifar10" / "train" and len(made.eval) == 7
+        assert made.class_names == names and made.note == ""
+        np.testing.assert_array_equal(materialize(made.train)["image"], columns["image"])
+    for split in ("train", "eval"):
+        write_packed(tmp_path / "other", [columns], classes=10, names=names[::-1], split=split)
+    with pytest.raises(DataError, match=r"of truck, ship.*expected image uint8\[32, 32, 3\] of airplane"):
+        cifar10(tmp_path / "other")

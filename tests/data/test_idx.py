@@ -1,0 +1,102 @@
+"""IDX files: every type survives a round trip, and every damage ends in one line that says which."""
+
+import gzip
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from chipwise.data.idx import read_idx
+from chipwise.errors import DataError
+
+CODES = {"uint8": 8, "int8": 9, "int16": 11, "int32": 12, "float32": 13, "float64": 14}
+
+
+def idx_bytes(array):
+    head = struct.pack(">HBB", 0, CODES[array.dtype.name], array.ndim) + struct.pack(
+        f">{array.ndim}I", *array.shape
+    )
+    return head + array.astype(array.dtype.newbyteorder(">")).tobytes()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("idx")
+
+
+@given(array=hnp.arrays(st.sampled_from(list(CODES)), hnp.array_shapes(min_dims=1, max_dims=4, min_side=0)))
+@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_round_trip(folder, pack, array):
+    path = folder / "x"
+    path.write_bytes(pack(idx_bytes(array)))
+    got = read_idx(path)
+    assert got.dtype == array.dtype and got.dtype.isnative and got.flags.writeable
+    np.testing.assert_array_equal(got, array)
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+@pytest.mark.parametrize("change", [-1, 0, 1])
+def test_one_byte_more_or_less(tmp_path, pack, change):
+    whole = idx_bytes(np.arange(24, dtype=np.uint8).reshape(2, 3, 4)) + b"!"
+    path = tmp_path / "x"
+    path.write_bytes(pack(whole[: len(whole) - 1 + change]))
+    if change == 0:
+        assert read_idx(path).shape == (2, 3, 4)
+        return
+    with pytest.raises(DataError, match=r"expected 24 for \(2, 3, 4\) of uint8") as caught:
+        read_idx(path)
+    assert ("23 bytes" if change < 0 else "more than 24") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "starts with nothing"),
+        (b"PK\x03\x04rest", "not an IDX file: it starts with 50 4b 03 04"),
+        (b"\0\0\x0a\1" + b"\0" * 9, "not an IDX file"),
+        (b"\0\0\x08\3\0\0", "truncated: 2 bytes of dimensions, expected 12"),
+        (b"\0\0\x0e\4" + b"\xff" * 20, "has 4 bytes of values, expected"),
+        (b"\0\0\x08\x41" + b"\0\0\0\1" * 65 + b"!", "65 dimensions"),
+        (gzip.compress(idx_bytes(np.zeros(999, np.int32)), mtime=0)[:-9], "truncated gzip"),
+        (b"\x1f\x8b" + b"junk" * 9, "damaged gzip"),
+    ],
+)
+def test_damage_is_told_in_one_line(tmp_path, content, message):
+    path = tmp_path / "x"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=message) as caught:
+        read_idx(path)
+    assert "\n" not in str(caught.value) and str(path) in str(caught.value)
+
+
+def test_missing_file_and_folder(tmp_path):
+    for path in (tmp_path / "none", tmp_path):
+        with pytest.raises(DataError, match="Cannot read"):
+            read_idx(path)
+
+
+def test_checksum_of_the_uncompressed_bytes(tmp_path):
+    import hashlib
+
+    content = idx_bytes(np.arange(5, dtype=np.uint8))
+    right = hashlib.md5(content).hexdigest()
+    for pack in (bytes, gzip.compress):
+        (tmp_path / "x").write_bytes(pack(content))
+        assert read_idx(tmp_path / "x", md5=right).tolist() == [0, 1, 2, 3, 4]
+        with pytest.raises(DataError, match=rf"MD5 {right} .* expected 0000"):
+            read_idx(tmp_path / "x", md5="0" * 32)
+
+
+@given(st.binary(max_size=64), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_any_bytes_give_an_array_or_a_data_error(folder, content, zipped):
+    path = folder / "any"
+    path.write_bytes(gzip.compress(content, mtime=0) if zipped else content)
+    try:
+        assert isinstance(read_idx(path), np.ndarray)
+    except DataError as error:
+        assert "\n" not in str(error)

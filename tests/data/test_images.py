@@ -1,0 +1,148 @@
+"""Decoding: every kind of picture to upright RGB, at reduced scale where it suffices, bombs not at all."""
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+import simplejpeg
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from chipwise.data.images import MAX_PIXELS, Encoded, covering, decode
+from chipwise.errors import DataError
+from pictures import encoded, smooth
+
+
+def png(height, width, pixels=b""):
+    """A PNG whose header promises so many pixels."""
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", head)
+        + chunk(b"IDAT", zlib.compress(pixels))
+        + chunk(b"IEND", b"")
+    )
+
+
+def jpeg(height, width):
+    """A JPEG of one pixel whose header promises more."""
+    data = bytearray(encoded(smooth(size=(8, 8)), quality=95))
+    at = data.index(b"\xff\xc0")
+    data[at + 5 : at + 9] = struct.pack(">HH", height, width)
+    return bytes(data)
+
+
+@pytest.mark.parametrize("make", [png, jpeg])
+def test_a_decompression_bomb_is_refused_by_its_header(make, monkeypatch):
+    side = int(MAX_PIXELS**0.5) + 1
+    bomb, smallest = make(30_000, 30_000), make(side, side)
+
+    def never(*_, **__):
+        raise AssertionError("decoded")
+
+    monkeypatch.setattr(simplejpeg, "decode_jpeg", never)
+    monkeypatch.setattr(Image.Image, "load", never)
+    for data in (bomb, smallest):
+        with pytest.raises(
+            DataError, match=r"more than 178,956,970 pixels: not decoded, scale it down first"
+        ):
+            decode(data)
+
+
+def test_the_largest_image_is_not_a_bomb():
+    assert Encoded(jpeg(MAX_PIXELS // 60_000, 60_000)).width == 60_000
+
+
+def shown(data):
+    with Image.open(io.BytesIO(data)) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+def test_transparency_is_laid_on_white():
+    pixels = np.dstack([smooth(), np.full((16, 24), 255, np.uint8)])
+    pixels[:8, :, 3] = 0
+    pixels[8, :, 3] = 128
+    for kind in ("PNG", "WEBP", "TIFF"):
+        buffer = io.BytesIO()
+        Image.fromarray(pixels).save(buffer, kind, lossless=True)
+        got = decode(buffer.getvalue())
+        assert (got[:8] == 255).all()
+        np.testing.assert_array_equal(got[9:], pixels[9:, :, :3])
+        assert np.abs(got[8].astype(int) - (pixels[8, :, :3].astype(int) + 255) // 2).max() <= 2
+
+
+@pytest.mark.parametrize("mode", ["P", "L", "RGB"])
+def test_a_transparent_colour_is_white_too(mode):
+    image = Image.fromarray(np.uint8([[0, 0], [200, 200]]), "L").convert(mode)
+    buffer = io.BytesIO()
+    color = image.getpixel((0, 0))
+    image.save(buffer, "PNG", transparency=color)
+    assert decode(buffer.getvalue())[:, 0].tolist() == [[255] * 3, [200] * 3]
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+@pytest.mark.parametrize("size", [None, (8, 8), (8, 12)])
+def test_reduced_scale_gives_what_full_scale_would(turn, size):
+    exif = Image.Exif()
+    exif[274] = turn
+    data = encoded(smooth(size=(64, 96)), quality=97, exif=exif.tobytes())
+    with Image.open(io.BytesIO(data)) as image:
+        from PIL import ImageOps
+
+        theirs = ImageOps.exif_transpose(image).convert("RGB")
+    if size is not None:
+        theirs = ImageOps.fit(theirs, size[::-1], Image.Resampling.BILINEAR)
+    got = decode(data, size)
+    assert got.shape == np.asarray(theirs).shape
+    assert np.abs(got.astype(int) - np.asarray(theirs)).mean() < 6
+    assert Encoded(data).plain == (turn == 1)
+
+
+@given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 60), st.integers(1, 60))
+def test_covering_touches_one_side_and_keeps_the_aspect(height, width, to_height, to_width):
+    got = covering((height, width), (to_height, to_width))
+    assert got[0] >= to_height and got[1] >= to_width
+    assert got[0] == to_height or got[1] == to_width
+    scale = max(to_height / height, to_width / width)
+    assert abs(got[0] - height * scale) <= 0.5 + 1e-6 and abs(got[1] - width * scale) <= 0.5 + 1e-6
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+@pytest.mark.parametrize("shape", [(16, 24), (24, 16), (7, 7), (64, 65)])
+def test_without_cutting_the_shorter_side_has_the_size(kind, shape):
+    data = encoded(smooth(size=shape), kind)
+    for size in (1, 7, 8, 33):
+        got = decode(data, (size, size), crop=False)
+        assert got.shape[:2] == covering(shape, (size, size)) and min(got.shape[:2]) == size
+
+
+def test_sixteen_bits_are_not_silently_cut():
+    for pixels in (np.full((4, 4), 40_000, np.uint16), np.full((4, 4), 0.5, np.float32)):
+        buffer = io.BytesIO()
+        Image.fromarray(pixels).save(buffer, "TIFF")
+        with pytest.raises(DataError, match="more than 8 bits a channel: convert it to 8"):
+            decode(buffer.getvalue())
+    wide = png(1, 1)[:24] + b"\x10" + png(1, 1)[25:29]  # 16 bits a channel in color
+    wide += struct.pack(">I", zlib.crc32(wide[12:29])) + png(1, 1, b"\0" * 7)[33:]
+    with pytest.raises(DataError, match="more than 8 bits a channel"):
+        decode(wide)
+
+
+def test_reasons_are_the_same_each_time():
+    whole = [encoded(smooth(), kind) for kind in ("JPEG", "PNG", "GIF", "TIFF")]
+    for data in (b"", b"<html>", b"\xff\xd8\xff", *(data[: len(data) // 2] for data in whole)):
+        said = set()
+        for _ in range(2):
+            with pytest.raises(DataError) as caught:
+                decode(bytes(data))
+            said.add(str(caught.value))
+        (reason,) = said
+        assert "0x" not in reason and "\n" not in reason
+        assert reason == "an empty file" if not data else reason.startswith("not an image, or damaged")

@@ -1,0 +1,599 @@
+"""Data at URLs, from a server of this test's own and from fsspec's memory."""
+
+import contextlib
+import errno
+import hashlib
+import http.server
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+import fsspec
+import pytest
+
+from chipwise.data import cache, take
+from chipwise.data import fetch as transfer
+from chipwise.data.datasets import mnist
+from chipwise.data.remote import local
+from chipwise.errors import DataError
+
+FOLDER = {f"{c}/{i} big.jpg": f"{c}{i}".encode() * (50 + i) for c in ("cat", "dog") for i in range(3)}
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Serves `files`, path to bytes. What it does wrong is up to the test; `asked` counts requests."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.files: dict[str, bytes] = {}
+        self.lists: bool | str = True  # "by hand": only `links`
+        self.ranges = True
+        self.sizes: bool | str = True  # "only to HEAD"
+        self.fails = Counter()  # path to how many answers are 500
+        self.drops = Counter()  # path to how many answers break off in the middle
+        self.asked: list[tuple[str, str]] = []  # (method, path)
+        self.parts: list[str] = []  # ranges asked for
+        self.meet: threading.Barrier | None = None  # answers to GET of a file wait for each other
+        self.endless = False  # answers to GET of a file do not end
+        self.links = ""  # on every folder's page
+        self.hang: str | None = None  # answers for this path never come
+
+    def gets(self, path: str) -> int:
+        return self.asked.count(("GET", path))
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    server: Server
+
+    def log_message(self, *arguments):
+        pass
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        server, path = self.server, unquote(self.path)
+        server.asked.append((self.command, path))
+        if server.fails[path] > 0:
+            server.fails[path] -= 1
+            return self.send_error(500)
+        if path in server.files:
+            return self.send_file(path, server.files[path])
+        folder = path.rstrip("/") + "/"
+        names = {f[len(folder) :].partition("/") for f in server.files if f.startswith(folder)}
+        if not (server.lists and names):
+            return self.send_error(404)
+        if not path.endswith("/"):
+            return self.send(301, b"", {"Location": f"{self.path}/"})
+        links = "".join(f'<li><a href="{quote(n)}{slash}">{n}</a>' for n, slash, _ in sorted(names))
+        links = server.links + ("" if server.lists == "by hand" else links)
+        page = f'<a href="?C=M">by date</a> <a href="../">up</a> <a href="/">top</a> {links}'
+        self.send(200, page.encode(), {"Content-Type": "text/html; charset=utf-8"})
+
+    def send_file(self, path: str, data: bytes):
+        server = self.server
+        headers = {"ETag": hashlib.md5(data).hexdigest()}
+        status, wanted = 200, self.headers.get("Range")
+        if self.command == "GET" and wanted and server.ranges:
+            server.parts.append(wanted)
+            first, last = map(int, re.fullmatch(r"bytes=(\d+)-(\d+)", wanted).groups())
+            headers["Content-Range"] = f"bytes {first}-{min(last, len(data) - 1)}/{len(data)}"
+            status, data = 206, data[first : last + 1]
+        if self.command == "GET" and server.hang == path:
+            threading.Event().wait(60)
+        if self.command == "GET" and server.meet is not None and "manifest" not in path:
+            server.meet.wait(10)
+        cut = len(data)
+        if self.command == "GET" and server.drops[path] > 0:
+            server.drops[path] -= 1
+            cut //= 2
+        self.send(status, data, headers, cut)
+
+    def send(self, status, data, headers, cut=None):
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        if self.server.sizes is True or (self.server.sizes and self.command == "HEAD"):
+            self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(data[:cut])
+        with contextlib.suppress(ConnectionError):
+            while self.server.endless and self.command == "GET":
+                self.wfile.write(data)
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    """A cache of this test's own, in which nothing is in use afterwards."""
+    monkeypatch.setenv("CHIPWISE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.delenv("CHIPWISE_CACHE_BYTES", raising=False)
+    monkeypatch.setattr(transfer, "PAUSES", (0.0, 0.0, 0.0))
+    yield tmp_path / "cache" / "remote"
+    for lock in cache._HELD.values():
+        lock.close()
+    cache._HELD.clear()
+
+
+@pytest.fixture
+def server():
+    pytest.importorskip("aiohttp")
+    with Server() as running:
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def memory():
+    """fsspec's filesystem in memory, empty."""
+    fs = fsspec.filesystem("memory")
+    fs.store.clear()
+    fs.pseudo_dirs[:] = [""]
+    yield fs
+    fs.store.clear()
+    fs.pseudo_dirs[:] = [""]
+
+
+def quiet(line):
+    pass
+
+
+def pack(files: dict[str, bytes]) -> dict[str, bytes]:
+    """Path to bytes of a packed folder whose `train` has `files`."""
+    named = {
+        n: {"name": n, "bytes": len(b), "sha256": hashlib.sha256(b).hexdigest()} for n, b in files.items()
+    }
+    manifest = {"format": "chipwise-packed", "version": 2, "shards": [{"examples": 1, "files": named}]}
+    return {
+        "train/manifest.json": json.dumps(manifest).encode(),
+        **{f"train/{name}": data for name, data in files.items()},
+    }
+
+
+def serve(server, root: str, files: dict[str, bytes]) -> str:
+    server.files.update({f"/{root}/{name}": data for name, data in files.items()})
+    return f"{server.url}/{root}"
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def refused(call, *words) -> str:
+    with pytest.raises(DataError) as caught:
+        call()
+    text = str(caught.value)
+    assert "\n" not in text
+    for word in words:
+        assert word in text
+    return text
+
+
+# What is a URL
+
+
+def test_paths_are_returned_as_they_are(place):
+    home = Path("~").expanduser()
+    assert local("data/x") == Path("data/x") and local("~/x") == home / "x" == local(Path("~/x"))
+    assert local("file:///data/a%20b") == Path("/data/a b")
+    assert not place.exists()
+
+
+def test_a_url_that_was_made_a_path():
+    refused(lambda: local(Path("s3://bucket/x")), "s3:/bucket/x", "as a string")
+
+
+def test_a_protocol_nobody_knows():
+    refused(lambda: local("nowhere://x/y"), "nowhere://x/y", "https://host/folder")
+
+
+@pytest.mark.parametrize(
+    ("url", "line"), [("s3://b/x", "s3fs"), ("gs://b/x", "gcsfs"), ("http://h/x", "aiohttp")]
+)
+def test_a_missing_library_is_named(monkeypatch, url, line):
+    monkeypatch.setitem(sys.modules, line, None)
+    text = refused(lambda: local(url))
+    assert text == f"Reading {url.partition('/')[0]}// needs another library: pip install {line}."
+
+
+# Folders, packed folders, files
+
+
+@pytest.mark.parametrize("kind", ["memory", "http"])
+def test_a_folder_comes_whole_and_once(request, kind, place, capfd):
+    if kind == "memory":
+        request.getfixturevalue("memory").pipe({f"/bucket/pets/{n}": b for n, b in FOLDER.items()})
+        url, server = "memory://bucket/pets", None
+    else:
+        server = request.getfixturevalue("server")
+        url = serve(server, "bucket/pets", FOLDER)
+    path = local(url + "/")
+    assert path.name == "pets" and path.is_relative_to(place) and content(path) == FOLDER
+    out, err = capfd.readouterr()
+    assert out == "" and url in err and "6 files" in err
+    if server:
+        assert all(server.gets(f"/bucket/pets/{name}") == 1 for name in FOLDER)
+    assert local(url) == path and capfd.readouterr().err == ""
+    if server:
+        assert all(server.gets(f"/bucket/pets/{name}") == 1 for name in FOLDER)
+
+
+@pytest.mark.parametrize("kind", ["memory", "http"])
+def test_a_single_file_keeps_its_name(request, kind):
+    data = bytes(range(256)) * 40
+    if kind == "memory":
+        request.getfixturevalue("memory").pipe("/a/flowers.tar.xz", data)
+        path = local("memory://a/flowers.tar.xz", say=quiet)
+    else:
+        server = request.getfixturevalue("server")
+        server.files["/a/flowers.tar.xz"] = data
+        path = local(f"{server.url}/a/flowers.tar.xz", say=quiet)
+    assert path.name == "flowers.tar.xz" and path.read_bytes() == data
+
+
+@pytest.mark.parametrize("splits", [("train",), ("train", "eval")])
+def test_a_packed_folder_needs_no_list_of_files(server, splits):
+    files = pack({"image-00000.npy": b"i" * 3000, "record-00000.npy": b"r" * 10, "empty.npy": b""})
+    held_out = {n.replace("train/", "eval/"): b for n, b in pack({"x.npy": b"123"}).items()}
+    files |= held_out if "eval" in splits else {}
+    server.lists = False
+    url = serve(server, "packs/pets", files | {"train/stray.txt": b"not in the manifest"})
+    path = local(url, say=quiet)
+    assert content(path) == files
+    assert local(url, say=quiet) == path
+    assert server.gets("/packs/pets/train/image-00000.npy") == 1
+
+
+def test_a_file_called_manifest_that_is_someone_elses(memory):
+    files = {"train/manifest.json": b"[1]", "train/a.jpg": b"a"}
+    memory.pipe({f"/x/{n}": b for n, b in files.items()})
+    assert content(local("memory://x", say=quiet)) == files
+
+
+@pytest.mark.parametrize("name", ["../x.npy", "/etc/x.npy", ".."])
+def test_a_manifest_that_names_a_file_outside(memory, name, place):
+    memory.pipe({f"/p/{n}": b for n, b in pack({name: b"x"}).items() if "manifest" in n})
+    refused(lambda: local("memory://p", say=quiet), "outside", name)
+    assert not [p for p in place.iterdir() if p.is_dir()]
+
+
+def test_a_damaged_manifest(memory):
+    memory.pipe("/p/train/manifest.json", b'{"format": "chipwise-packed", "shards": [{}]}')
+    refused(lambda: local("memory://p", say=quiet), "train/manifest.json is damaged", "pack the data again")
+
+
+def test_a_link_on_a_page_that_leads_outside(server):
+    server.files["/d/a"] = b"a"
+    server.links = '<a href="%2e%2e%2f%2e%2e%2fx">x</a>'
+    refused(lambda: local(f"{server.url}/d", say=quiet), "outside its folder")
+
+
+@pytest.mark.parametrize(("url", "advice"), [("memory://none", "right to read"), ("/none", "packed folder")])
+def test_nothing_there(server, memory, url, advice):
+    refused(
+        lambda: local(url if "://" in url else server.url + url, say=quiet),
+        "none",
+        "not found" if "://" in url else "404",
+        advice,
+    )
+
+
+def test_a_server_that_does_not_tell_sizes(server):
+    server.sizes = False
+    refused(lambda: local(serve(server, "d", {"a.tar": b"a"}) + "/a.tar", say=quiet), "how large a.tar is")
+
+
+def test_a_changed_folder_is_fetched_anew(server, memory):
+    url = serve(server, "pets", FOLDER)
+    first = local(url, say=quiet)
+    server.files["/pets/cat/0 big.jpg"] = b"!" * len(FOLDER["cat/0 big.jpg"])  # of the same size
+    second = local(url, say=quiet)
+    assert content(first) == FOLDER
+    assert content(second) == FOLDER | {"cat/0 big.jpg": server.files["/pets/cat/0 big.jpg"]}
+    memory.pipe("/m/a", b"1")
+    assert (local("memory://m", say=quiet) / "a").read_bytes() == b"1"
+    memory.pipe("/m/a", b"2")
+    assert (local("memory://m", say=quiet) / "a").read_bytes() == b"2"
+
+
+def test_a_changed_pack_is_fetched_anew(server):
+    server.lists = False
+    first = local(serve(server, "p", pack({"x.npy": b"1"})), say=quiet)
+    second = local(serve(server, "p", pack({"x.npy": b"2"})), say=quiet)
+    assert [(p / "train/x.npy").read_bytes() for p in (first, second)] == [b"1", b"2"]
+
+
+def test_secrets_in_a_url_are_not_repeated(server, tmp_path):
+    server.files["/a.tar?key=SECRET"] = b"a"
+    told = []
+    url = server.url.replace("http://", "http://me:PASSWORD@") + "/a.tar?key=SECRET"
+    assert local(url, say=told.append).name == "a.tar"
+    del server.files["/a.tar?key=SECRET"]
+    told.append(refused(lambda: local(url, say=quiet)))
+    texts = [*told, *(p.read_text() for p in tmp_path.rglob("*") if p.is_file())]
+    assert len(texts) > 3 and not [t for t in texts if "SECRET" in t or "PASSWORD" in t]
+
+
+@pytest.mark.parametrize(
+    "link", ["./b c.jpg", "/d/b%20c.jpg", "b%20c.jpg#there", "http://elsewhere/d/b%20c.jpg"]
+)
+def test_the_ways_that_servers_write_links(server, link):
+    server.files["/d/b c.jpg"] = b"b"
+    server.lists, server.links = "by hand", f'<a href="{link}">x</a>'
+    if "#" in link or "elsewhere" in link:
+        refused(lambda: local(f"{server.url}/d/", say=quiet), "does not list its files")
+    else:
+        assert content(local(f"{server.url}/d/", say=quiet)) == {"b c.jpg": b"b"}
+
+
+def test_a_data_set_at_a_url(memory):
+    names = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+    memory.pipe({f"/sets/mnist/{name}-ubyte.gz": b"" for name in names})
+    with pytest.raises(DataError, match=r"mnist/train-images-idx3-ubyte\.gz"):  # found, and damaged
+        take(mnist("memory://sets").train, [0])
+    refused(lambda: mnist("memory://sets/mnist/train-images-idx3-ubyte.gz"), "memory://sets", "has no MNIST")
+
+
+# Parts, errors, resuming
+
+
+def test_big_files_come_in_parts_at_once(server, monkeypatch):
+    monkeypatch.setattr(transfer, "PART_BYTES", 1000)
+    data = os.urandom(4001)
+    url = serve(server, "p", pack({"x.npy": data}))
+
+    class Once(threading.Barrier):
+        """The look whether the server sends parts comes alone, before."""
+
+        def wait(self, timeout=None):
+            return super().wait(timeout) if len(server.parts) > 1 else 0
+
+    server.meet = Once(5)  # four parts of 1,000 bytes and one of 1, all asked for at a time
+    assert (local(url, say=quiet) / "train/x.npy").read_bytes() == data
+    assert Counter(server.parts[1:]) == Counter(
+        ["bytes=0-999", "bytes=1000-1999", "bytes=2000-2999", "bytes=3000-3999", "bytes=4000-4000"]
+    )
+
+
+def test_several_files_come_at_once(server):
+    server.meet = threading.Barrier(8)
+    files = pack({f"{i}.npy": b"%d" % i for i in range(8)})
+    assert content(local(serve(server, "p", files), say=quiet, workers=8)) == files
+
+
+@pytest.mark.parametrize("size", [999, 1000, 1001])
+@pytest.mark.parametrize("ranges", [True, False])
+def test_files_around_the_size_of_a_part(server, monkeypatch, size, ranges):
+    monkeypatch.setattr(transfer, "PART_BYTES", 1000)
+    server.ranges = ranges
+    server.files["/x.tar"] = os.urandom(size)
+    assert local(f"{server.url}/x.tar", say=quiet).read_bytes() == server.files["/x.tar"]
+    assert len(server.parts) == (3 if ranges and size == 1001 else 0)
+
+
+@pytest.mark.parametrize("wrong", ["fails", "drops"])
+@pytest.mark.parametrize("path", ["/p/train/manifest.json", "/p/train/x.npy", "/p/train/small.npy"])
+def test_what_passes_is_tried_again(server, monkeypatch, wrong, path):
+    monkeypatch.setattr(transfer, "PART_BYTES", 1000)
+    files = pack({"x.npy": os.urandom(5000), "small.npy": b"small"})
+    getattr(server, wrong)[path] = 2
+    assert content(local(serve(server, "p", files), say=quiet)) == files
+    assert getattr(server, wrong)[path] == 0
+
+
+def test_a_list_that_fails_twice_is_asked_for_again(server):
+    url = serve(server, "pets", FOLDER)
+    server.fails["/pets/cat/"] = 2
+    assert content(local(url, say=quiet)) == FOLDER
+
+
+def test_what_does_not_pass_ends_in_one_line_and_goes_on_from_there(server, place):
+    files = pack({f"{i}.npy": b"%d" % i * 10 for i in range(4)})
+    url = serve(server, "p", files)
+    server.drops["/p/train/3.npy"] = 100
+    text = refused(lambda: local(url, say=quiet, workers=1))
+    assert text == (
+        f"Cannot fetch train/3.npy of {url}: the connection broke; 3 of 4 files are here, and the same "
+        "command goes on from there."
+    )
+    assert [p.suffix for p in place.iterdir() if p.is_dir()] == [".partial"]
+    server.drops.clear()
+    told = []
+    assert content(local(url, say=told.append)) == files
+    assert "1 file," in told[0]
+    assert [server.gets(f"/p/train/{i}.npy") for i in range(4)] == [1, 1, 1, 5]
+    assert not list(place.rglob(".parts")) and not list(place.glob("*.partial"))
+
+
+def test_a_file_that_is_gone_is_not_asked_for_again(server):
+    files = pack({"a.npy": b"a", "b.npy": b"b"})
+    url = serve(server, "p", {n: b for n, b in files.items() if not n.endswith("b.npy")})
+    refused(lambda: local(url, say=quiet), "train/b.npy", "not found")
+    assert server.gets("/p/train/b.npy") == 1
+
+
+@pytest.mark.parametrize(("data", "word"), [(b"shor", "4 bytes came, expected 5"), (b"other", "SHA-256")])
+def test_a_file_that_is_not_what_the_manifest_says(server, place, data, word):
+    url = serve(server, "p", pack({"a.npy": b"whole"}) | {"train/a.npy": data})
+    refused(lambda: local(url, say=quiet), "train/a.npy", word)
+    assert not list(place.rglob("a.npy"))
+
+
+def test_without_connection_what_was_fetched_serves(server, memory, monkeypatch):
+    url = serve(server, "pets", FOLDER)
+    path = local(url, say=quiet)
+    server.fails.update({"/pets/train/manifest.json": 99})
+    told = []
+    assert local(url, say=told.append) == path
+    assert told == [
+        f"Cannot reach {url} (the server answers 500): using the copy of it that was fetched before"
+    ]
+    shutil.rmtree(path.parent)
+    refused(lambda: local(url, say=quiet), f"Cannot reach {url}: the server answers 500.")
+
+
+def test_a_full_disk(memory, monkeypatch, place):
+    memory.pipe("/d/a", b"a")
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(transfer.os, "pwrite", full)
+        refused(lambda: local("memory://d", say=quiet), "memory://d", "No space left", "goes on from there")
+    assert (local("memory://d", say=quiet) / "a").read_bytes() == b"a"
+
+
+def test_a_cache_that_cannot_be_written(memory, tmp_path):
+    memory.pipe("/d/a", b"a")
+    (tmp_path / "cache").write_bytes(b"a file where a folder should be")
+    refused(lambda: local("memory://d", say=quiet), "CHIPWISE_CACHE")
+
+
+def test_ctrl_c_ends_a_big_file_too(server, monkeypatch):
+    monkeypatch.setattr(transfer, "PART_BYTES", 1000)
+    monkeypatch.setattr(transfer, "SAY_SECONDS", 0.01)
+    server.files["/x.tar"] = bytes(10_000)
+    server.ranges, server.sizes, server.endless = False, "only to HEAD", True
+
+    def say(line):
+        if " of " in line and not line.startswith("0 bytes"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        local(f"{server.url}/x.tar", say=say)
+
+
+# The limit
+
+
+def test_the_least_recently_used_make_room(memory):
+    def fetch(name):
+        path = local(f"memory://{name}", limit_bytes=30, say=quiet)
+        cache.release(path)
+        return path
+
+    memory.pipe({f"/{name}/x": name.encode() * 10 for name in "abcd"})
+    a, b, c = map(fetch, "abc")
+    assert fetch("a") == a  # now b is the one not used for longest
+    fetch("d")
+    assert a.exists() and c.exists() and not b.parent.exists()
+
+
+def test_what_is_in_use_does_not_make_room(memory):
+    memory.pipe({f"/{name}/x": name.encode() * 10 for name in "abc"})
+    a, b = (local(f"memory://{name}", limit_bytes=20, say=quiet) for name in "ab")
+    text = refused(lambda: local("memory://c", limit_bytes=20, say=quiet), "10 bytes", "20 bytes", "in use")
+    assert "CHIPWISE_CACHE_BYTES=30.3" in text and a.exists() and b.exists()
+    cache.release(b)
+    c = local("memory://c", limit_bytes=20, say=quiet)
+    assert a.exists() and c.exists() and not b.exists()
+
+
+@pytest.mark.parametrize(("size", "fits"), [(99, True), (100, True), (101, False)])
+def test_larger_than_the_limit(memory, monkeypatch, place, size, fits):
+    memory.pipe("/d/a", b"a" * size)
+    monkeypatch.setenv("CHIPWISE_CACHE_BYTES", "1e2")
+    if fits:
+        assert (local("memory://d", say=quiet) / "a").stat().st_size == size
+    else:
+        text = refused(lambda: local("memory://d", say=quiet))
+        assert text == (
+            f"memory://d has 101 bytes, more than the 100 bytes that the cache {place} may hold: set "
+            "CHIPWISE_CACHE_BYTES=102, or CHIPWISE_CACHE to a folder on a larger disk."
+        )
+        assert not [p for p in place.iterdir() if p.is_dir()]
+
+
+@pytest.mark.parametrize(("free", "limit", "word"), [(199, None, "99"), (99, 1000, "has 99 bytes free")])
+def test_a_small_disk(memory, monkeypatch, free, limit, word):
+    memory.pipe("/d/a", b"a" * 100)
+    monkeypatch.setattr(cache.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1000, 0, free))
+    refused(lambda: local("memory://d", limit_bytes=limit, say=quiet), "100 bytes", word, "larger disk")
+
+
+def test_a_limit_that_is_no_number(monkeypatch, memory):
+    monkeypatch.setenv("CHIPWISE_CACHE_BYTES", "lots")
+    refused(lambda: local("memory://d"), "CHIPWISE_CACHE_BYTES=lots", "200e9")
+
+
+def test_what_an_interrupted_fetch_left_makes_room(server, memory, place):
+    url = serve(server, "p", pack({"a.npy": b"a" * 1000}))
+    server.drops["/p/train/a.npy"] = 100
+    refused(lambda: local(url, limit_bytes=2000, say=quiet))
+    memory.pipe("/d/a", b"a" * 1900)
+    local("memory://d", limit_bytes=2000, say=quiet)
+    assert not list(place.glob("*.partial"))
+
+
+# Several at once
+
+
+def test_two_threads_fetch_the_same_once(server):
+    files = pack({f"{i}.npy": b"%d" % i for i in range(4)})
+    url = serve(server, "p", files)
+    told, got = [], []
+    reached = threading.Event()
+
+    def say(line):
+        told.append(line)
+        if "Another process" in line:
+            reached.set()
+
+    class Until(threading.Barrier):
+        """The first fetch waits until the second has found it."""
+
+        def wait(self, timeout=None):
+            assert reached.wait(timeout)
+            return 0
+
+    server.meet = Until(1)
+    threads = [threading.Thread(target=lambda: got.append(local(url, say=say))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert got[0] == got[1] and content(got[0]) == files
+    assert all(server.gets(f"/p/train/{i}.npy") == 1 for i in range(4))
+
+
+PROGRAM = "import sys; from chipwise.data.remote import local; print(local(sys.argv[1]), flush=True); input()"
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_taken_over_and_a_living_one_keeps_its_data(server, memory):
+    files = pack({"a.npy": b"a" * 100, "b.npy": b"b" * 100})
+    url = serve(server, "p", files)
+    server.hang = "/p/train/b.npy"
+
+    def start():
+        return subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    with start() as first:
+        while ("GET", "/p/train/b.npy") not in server.asked or ("GET", "/p/train/a.npy") not in server.asked:
+            assert first.poll() is None
+        first.send_signal(signal.SIGKILL)
+    server.hang = None
+    with start() as second:
+        path = Path(second.stdout.readline().strip())
+        assert content(path) == files
+        memory.pipe("/m/a", b"a" * 500)
+        refused(lambda: local("memory://m", limit_bytes=1000, say=quiet), "in use by running processes")
+        second.communicate("\n", timeout=30)
+    local("memory://m", limit_bytes=1000, say=quiet)
+    assert not path.exists()

@@ -1,0 +1,102 @@
+"""Archives: the same entries as from the folder, bounded memory, and members that are refused."""
+
+import io
+import tarfile
+
+import pytest
+
+from chipwise.data import tars
+from chipwise.data.pack.sources import listing_of
+from chipwise.errors import DataError
+from pictures import write
+
+
+def archive(path, root, under=""):
+    with tarfile.open(path, "w:" + path.suffix[1:].replace("tar", "")) as made:
+        made.add(root, under or root.name)
+    return path
+
+
+def member(path, name, data=b"", **fields):
+    with tarfile.open(path, "w") as made:
+        info = tarfile.TarInfo(name)
+        info.size = len(data)
+        for field, value in fields.items():
+            setattr(info, field, value)
+        made.addfile(info, io.BytesIO(data))
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tar.gz", ".tar.xz", ".tar.bz2"])
+@pytest.mark.parametrize("under", [".", "data", "deep/data"])
+def test_an_archive_has_the_entries_of_its_folder(tmp_path, suffix, under):
+    write(tmp_path / "data" / "train")
+    write(tmp_path / "data" / "test", per_class=1)
+    (tmp_path / "data" / "train" / "ant" / ".hidden.jpg").write_bytes(b"?")
+    loose, packed = (
+        listing_of(tmp_path / "data"),
+        listing_of(archive(tmp_path / f"x{suffix}", tmp_path / "data", under)),
+    )
+    assert packed.names == loose.names and packed.below == loose.below
+    for name, split in loose.splits.items():
+        assert split.fingerprint() == packed.splits[name].fingerprint()
+        assert [split.read(i) for i in range(len(split))] == [
+            packed.splits[name].read(i) for i in range(len(split))
+        ]
+
+
+@pytest.mark.parametrize("name", ["/etc/ant/1.png", "data/../../ant/1.png", "../ant/1.png", "../notes.txt"])
+def test_members_outside_the_folder_are_refused(tmp_path, name):
+    with pytest.raises(DataError, match=r"outside its folder.*refused"):
+        listing_of(member(tmp_path / "x.tar", name))
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
+def test_links_and_devices_are_refused(tmp_path, kind):
+    with pytest.raises(DataError, match=r"holds a link, 'data/ant/1.png'"):
+        listing_of(member(tmp_path / "x.tar", "data/ant/1.png", type=kind, linkname="/etc/passwd"))
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+def test_two_members_of_one_name(tmp_path, mode):
+    path = tmp_path / ("x.tar.gz" if "gz" in mode else "x.tar")
+    with tarfile.open(path, mode) as made:
+        for name in ("data/ant/1.png", "data/bee/1.png", "./data/ant//1.png"):
+            made.addfile(tarfile.TarInfo(name), io.BytesIO())
+    with pytest.raises(DataError, match=r"two entries named 'data/ant/1.png'"):
+        listing_of(path)
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tar.xz", ".tar.gz", ".tar.bz2"])
+def test_damage_is_said_in_one_line(tmp_path, suffix):
+    path = archive(tmp_path / f"y{suffix}", write(tmp_path / "data", per_class=9))
+    whole = path.read_bytes()
+    flipped = bytearray(whole)
+    # Of a plain one only the headers have sums
+    flipped[len(whole) // 2 if suffix != ".tar" else whole.index(b"ustar", len(whole) // 2)] ^= 0xFF
+    bad = [b"no tar", b"", bytes(flipped)]
+    # Between two members as well, where tarfile sees the end of the archive
+    bad += [whole[:n] for n in range(512, len(whole) - 10_240 if suffix == ".tar" else len(whole), 512)]
+    for content in bad:
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=r"y.tar.* is damaged") as caught:
+            listing_of(path)
+        assert "\n" not in str(caught.value)
+
+
+def test_what_memory_cannot_hold_is_refused_with_the_way_out(tmp_path, monkeypatch):
+    root = write(tmp_path / "data")
+    monkeypatch.setattr(tars, "MAX_BYTES", 1000)
+    with pytest.raises(DataError, match=r"x.tar.xz holds more than 0.0 GB .*decompress it \(xz -dk"):
+        listing_of(archive(tmp_path / "x.tar.xz", root))
+    assert len(listing_of(archive(tmp_path / "x.tar", root)).splits["train"]) == 9  # read in place: no limit
+
+
+def test_a_table_may_name_members_in_full_or_below_the_shared_folder(tmp_path):
+    path = archive(tmp_path / "x.tar", write(tmp_path / "data", per_class=1))
+    for prefix in ("data/", ""):
+        (tmp_path / "l.csv").write_text(
+            "file,label\n" + "".join(f"{prefix}{c}/000.jpeg,{c}\n" for c in ("ant", "bee", "cat"))
+        )
+        found = listing_of(path, tmp_path / "l.csv")
+        assert found.splits["train"].labels["label"].tolist() == [0, 1, 2]

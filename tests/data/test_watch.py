@@ -1,0 +1,137 @@
+"""What a run says of its data, through the public door."""
+
+import json
+import re
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import chipwise as cw
+from chipwise.data import write_packed
+from chipwise.data.mapped import Mapped
+from chipwise.data.packed import PackedFolder
+from slow_source import Numbers
+
+QUIET = {"progress": "none", "devices": 1, "feed": "host"}
+
+
+def task(source, work=1):
+    """A linear classifier, repeated `work` times to take a while."""
+    spec = cw.Arrays(x=np.asarray(source[0]["x"])[None]).spec["x"]
+    features = int(np.prod(spec.shape))
+
+    def init(key):
+        return {"w": jax.random.normal(key, (features, 64), jnp.float32) / features, "v": jnp.eye(64)}, {}
+
+    def loss(params, state, batch, key, train):
+        x = batch["x"].reshape(len(batch["x"]), -1).astype(jnp.float32) / 255
+        h = x @ params["w"]
+        for _ in range(work):
+            h = jnp.tanh(h @ params["v"])
+        values = cw.losses.softmax_cross_entropy(h, batch["label"])
+        return {"loss": cw.Sum.of(values)}, state
+
+    return cw.Task(init=init, loss=loss, train=source, classes=5)
+
+
+def recipe(source, batch=8, steps=6, work=1):
+    return cw.Recipe(
+        task=task(source, work),
+        batch=batch,
+        replicas=1,
+        duration=f"{steps}st",
+        optimizer=cw.sgd(lr=0.01),
+        seed=0,
+    )
+
+
+def rows(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def starved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("starved") / "run"
+    return cw.fit(recipe(Numbers(seconds=0.004), steps=60), folder, log_every="20st", **QUIET), folder
+
+
+def test_a_slow_source_is_found_out(starved):
+    result, _ = starved
+    feed = result.feed
+    assert feed["waited_share"] > 0.85 and feed["data"] == "streamed" and feed["workers"] == "1 thread"
+    assert feed["waited_seconds_by_stage"]["decode"] > 0.9 * feed["waited_seconds"]
+    assert 120 < feed["host_examples_per_second"] <= 250
+    assert feed["step_examples_per_second"] > 4 * feed["host_examples_per_second"]
+    assert feed["cores_needed_by_stage"]["decode"] > 4
+    said = re.fullmatch(
+        r"input-bound: the device waited \d+% of the time, the step could run (more than )?[\d,.]+ × faster; "
+        r"decoding needs [\d,]+ cores, you have \d+; .*",
+        feed["verdict"],
+    )
+    assert said, feed["verdict"]
+    assert result.seconds["wait_data"] == pytest.approx(feed["waited_seconds"], rel=0.01)
+
+
+def test_the_run_folder_says_it_too(starved):
+    result, folder = starved
+    logged = [row for row in rows(folder) if "train/loss" in row]
+    assert all(0.5 < row["wait_data_share"] <= 1 for row in logged[1:])
+    assert all(0.5 < row["feed/decode_cores"] <= 1.01 for row in logged[1:])
+    assert json.loads((folder / "result.json").read_text())["feed"] == result.feed
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    assert [e.step for e in events.Scalars("wait_data_share")] == [20, 40, 60]
+    assert {"feed/read_cores", "feed/decode_cores", "feed/transform_cores"} <= set(events.Tags()["scalars"])
+
+
+@pytest.mark.slow
+def test_two_seconds_an_image_is_99_percent_waiting():
+    def slow_down(example):
+        time.sleep(2.0)
+        return example
+
+    slow = Mapped(Numbers(), slow_down)
+    feed = cw.fit(recipe(slow, batch=2, steps=8), **QUIET).feed
+    assert feed["waited_share"] > 0.985
+    assert feed["waited_seconds_by_stage"]["transform"] > 0.98 * feed["waited_seconds"]
+    assert "transforming on the host needs" in feed["verdict"] and "Task(augment=...)" in feed["verdict"]
+
+
+def test_packed_data_keeps_the_device_busy(tmp_path):
+    rng = np.random.default_rng(0)
+    columns = {
+        "x": rng.integers(0, 256, (4096, 32, 32, 3), dtype=np.uint8),
+        "label": rng.integers(0, 5, 4096).astype(np.int32),
+    }
+    write_packed(tmp_path, [columns], classes=5)
+    result = cw.fit(recipe(PackedFolder(tmp_path), batch=256, steps=30, work=60), **QUIET)
+    assert result.feed["waited_share"] <= 0.02, result.feed
+    assert result.feed["verdict"].startswith("fed: the device waited 0.")
+
+
+def test_resident_data_is_not_waited_for(tmp_path):
+    result = cw.fit(recipe(Numbers()), tmp_path, **{**QUIET, "feed": "device"})
+    assert result.feed["data"] == "on the device" and "nothing to wait for" in result.feed["verdict"]
+    assert {row["wait_data_share"] for row in rows(tmp_path) if "train/loss" in row} == {0}
+    again = cw.fit(recipe(Numbers()), tmp_path, **QUIET)
+    assert again.feed == {} and again.fingerprint == result.fingerprint
+
+
+@pytest.mark.parametrize("workers", ["threads:2", pytest.param("processes:2", marks=pytest.mark.slow)])
+def test_neither_place_nor_workers_change_a_bit(workers):
+    at_home = cw.fit(recipe(Numbers()), **{**QUIET, "feed": "device"})
+    assert cw.fit(recipe(Numbers()), workers=workers, **QUIET).fingerprint == at_home.fingerprint
+
+
+@pytest.mark.parametrize(
+    "given,message", [({"feed": "disk"}, "expected auto, device"), ({"workers": "x"}, "workers=x: exp")]
+)
+def test_wrong_words_cost_nothing(tmp_path, given, message):
+    with pytest.raises(cw.RecipeError, match=message):
+        cw.fit(recipe(Numbers()), tmp_path / "run", **{**QUIET, **given})
+    assert not (tmp_path / "run").exists()

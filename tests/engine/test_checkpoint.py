@@ -1,0 +1,198 @@
+"""Checkpoints that were damaged, cut short, or could not be written."""
+
+import random
+import resource
+import shutil
+import time
+
+import jax
+import numpy as np
+import pytest
+
+import chipwise as cw
+import tasks
+from chipwise.engine.checkpoint import KEEP, Checkpoints
+from chipwise.engine.restore import abstract_state
+from chipwise.engine.run_folder import RunFolder
+
+
+def plain(**changes):
+    """The small task at its quickest to compile."""
+    task = tasks.task(loss=tasks.plain_loss, augment=None, eval=None)
+    return tasks.recipe(task=task, **changes)
+
+
+QUIET = {"devices": 1, "log_every": "5st", "eval_every": None, "progress": "none"}
+
+
+def saved_bytes(tree):
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
+
+
+def restored(folder, template, **options):
+    said = []
+    checkpoints = Checkpoints(folder / "checkpoints", **options)
+    try:
+        return checkpoints.restore(template, said.append), said
+    finally:
+        checkpoints.close()
+
+
+@pytest.fixture(scope="module")
+def template():
+    return abstract_state(plain())
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run with checkpoints of steps 10, 20 and 30."""
+    folder = tmp_path_factory.mktemp("run") / "run"
+    result = cw.fit(plain(), folder, checkpoint_every="10st", **QUIET)
+    return folder, result
+
+
+def test_the_newest_are_kept(run):
+    assert sorted(p.name for p in (run[0] / "checkpoints").iterdir()) == ["10", "20", "30"]
+    assert KEEP == 3
+
+
+def test_flipped_bytes_in_any_file_are_found_or_do_not_matter(run, template, tmp_path, capfd):
+    folder, _ = run
+    (good, _), said = restored(folder, template, read_only=True)
+    assert said == [] and int(good.step) == 30
+    (before, _), _ = restored_from(folder, 20, template, tmp_path / "before")
+    rng, found = random.Random(1), 0
+    newest = folder / "checkpoints" / "30"
+    for file in sorted(p for p in newest.rglob("*") if p.is_file()):
+        for flips in (1, 8):
+            copy = tmp_path / "copy"
+            shutil.copytree(folder, copy)
+            data = bytearray(file.read_bytes())
+            for _ in range(flips):
+                data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+            (copy / file.relative_to(folder)).write_bytes(data)
+            (state, _), said = restored(copy, template, read_only=True)
+            if int(state.step) == 30:
+                assert saved_bytes(state) == saved_bytes(good), file
+                assert said == []
+            else:
+                found += 1
+                assert saved_bytes(state) == saved_bytes(before), file
+                assert len(said) == 1
+                assert said[0].startswith("The checkpoint of step 30 is damaged (")
+                assert "\n" not in said[0]
+            shutil.rmtree(copy)
+    assert found >= 4
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def restored_from(folder, step, template, copy):
+    shutil.copytree(folder, copy)
+    for path in (copy / "checkpoints").iterdir():
+        if int(path.name) > step:
+            shutil.rmtree(path)
+    return restored(copy, template, read_only=True)
+
+
+def damage(checkpoint):
+    for file in checkpoint.rglob("*"):
+        if file.is_file():
+            file.write_bytes(file.read_bytes()[:-7])
+
+
+def test_a_run_with_a_damaged_checkpoint_goes_on_from_the_one_before(run, tmp_path, capsys):
+    folder, result = run
+    shutil.copytree(folder, tmp_path / "run")
+    damage(tmp_path / "run" / "checkpoints" / "30")
+    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
+        file.write('{"step": 30, "train/lo')
+    again = cw.fit(plain(), tmp_path / "run", **QUIET)
+    said = capsys.readouterr().err
+    assert "warning: The checkpoint of step 30 is damaged" in said
+    assert again.fingerprint == result.fingerprint
+    assert again.metrics["train/loss"] == result.metrics["train/loss"]
+    assert again.seconds["train"] > 0
+    assert (tmp_path / "run" / "damaged-checkpoint-30").is_dir()
+    assert cw.restore_run(plain(), tmp_path / "run").steps == 30
+
+
+def test_when_all_are_damaged_it_says_so_as_often_as_it_is_asked(run, tmp_path):
+    shutil.copytree(run[0], tmp_path / "run")
+    for checkpoint in (tmp_path / "run" / "checkpoints").iterdir():
+        damage(checkpoint)
+    before = sorted((tmp_path / "run").rglob("*"))
+    for _ in range(2):
+        with pytest.raises(cw.CheckpointError, match=r"None of the checkpoints .*steps 10, 20, 30.*--fresh"):
+            cw.fit(plain(), tmp_path / "run", **QUIET)
+    assert sorted((tmp_path / "run").rglob("*")) == before
+
+
+def test_reading_leaves_alone_what_is_damaged_or_just_being_written(run, template, tmp_path):
+    shutil.copytree(run[0], tmp_path / "run")
+    damage(tmp_path / "run" / "checkpoints" / "30")
+    (tmp_path / "run" / "checkpoints" / "40.orbax-checkpoint-tmp").mkdir()
+    before = sorted((tmp_path / "run").rglob("*"))
+    (state, _), said = restored(tmp_path / "run", template, read_only=True)
+    assert (int(state.step), len(said)) == (20, 1)
+    assert sorted((tmp_path / "run").rglob("*")) == before
+
+
+def test_a_half_written_checkpoint_is_not_there(run, template, tmp_path):
+    shutil.copytree(run[0], tmp_path / "run")
+    place = tmp_path / "run" / "checkpoints"
+    (place / "30").rename(place / "30.orbax-checkpoint-tmp")
+    (state, _), said = restored(tmp_path / "run", template)
+    assert (int(state.step), said) == (20, [])
+    deadline = time.monotonic() + 30  # Orbax removes it in the background
+    while (place / "30.orbax-checkpoint-tmp").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not (place / "30.orbax-checkpoint-tmp").exists()
+
+
+def test_a_checkpoint_of_another_model_is_not_called_damaged(run, tmp_path):
+    other = abstract_state(plain(optimizer=cw.sgd(lr=0.1)))
+    with pytest.raises(cw.CheckpointError, match=r"step 30 is of another model: it holds other arrays"):
+        restored(run[0], other, read_only=True)
+
+
+def test_a_disk_that_fills_up_while_saving_loses_nothing(run, tmp_path, monkeypatch):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    log = RunFolder.log
+
+    def fill(self, row):
+        log(self, row)
+        if row["step"] == 20:  # the save of this step comes next; that of step 10 shall have ended
+            while not (tmp_path / "checkpoints" / "10").exists():
+                time.sleep(0.01)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2500, hard))  # room for a line, not for arrays
+
+    monkeypatch.setattr(RunFolder, "log", fill)
+    expected = rf"File too large\. The last good .* step 10\. Make space, then resume with --run {tmp_path}"
+    try:
+        with pytest.raises(cw.RunError, match=expected):
+            cw.fit(plain(), tmp_path, checkpoint_every="10st", **QUIET)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    monkeypatch.undo()
+    assert cw.restore_run(plain(), tmp_path).steps == 10
+    assert cw.fit(plain(), tmp_path, **QUIET).fingerprint == run[1].fingerprint
+
+
+def test_a_disk_that_fills_up_while_logging_loses_nothing(run, tmp_path, monkeypatch):
+    log, metrics = RunFolder.log, tmp_path / "metrics.jsonl"
+
+    def fill(self, row):
+        if row["step"] == 25:
+            metrics.rename(tmp_path / "metrics")
+            metrics.symlink_to("/dev/full")
+        log(self, row)
+
+    monkeypatch.setattr(RunFolder, "log", fill)
+    with pytest.raises(
+        cw.RunError, match=r"No space left .*The last good checkpoint is of step (10|20). Make space"
+    ):
+        cw.fit(plain(), tmp_path, checkpoint_every="10st", **QUIET)
+    monkeypatch.undo()
+    metrics.unlink()
+    (tmp_path / "metrics").rename(metrics)
+    assert cw.fit(plain(), tmp_path, **QUIET).fingerprint == run[1].fingerprint

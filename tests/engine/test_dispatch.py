@@ -1,0 +1,63 @@
+"""Several steps in one call change neither what is logged, evaluated and saved nor, here, a bit."""
+
+import json
+
+import pytest
+
+import chipwise as cw
+import tasks
+from chipwise.engine import dispatch
+
+LOOSE = {"exact": False, "devices": 1, "progress": "none"}
+
+
+def rows(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("single") / "run"
+    return cw.fit(tasks.recipe(), folder, log_every="7st", eval_every="11st", **LOOSE), folder
+
+
+@pytest.mark.parametrize("steps", [7, 64])
+def test_everything_happens_at_its_step(single, tmp_path, monkeypatch, steps):
+    monkeypatch.setattr("chipwise.engine.loader._WINDOW_STEPS", 9)  # windows end where no call may cross
+    one, folder = single
+    result = cw.fit(
+        tasks.recipe(), tmp_path, log_every="7st", eval_every="11st", steps_per_call=steps, **LOOSE
+    )
+    assert result.fingerprint == one.fingerprint
+
+    def told(folder):
+        kept = ("step", "train/loss", "train/accuracy", "eval/loss", "eval/accuracy")
+        return [{k: row[k] for k in kept if k in row} for row in rows(folder)]
+
+    assert told(tmp_path) == told(folder)
+
+
+def test_a_trial_decides_and_harms_nothing(single, monkeypatch, capsys):
+    monkeypatch.setattr("chipwise.engine.fit.MANY", 1)
+    for ratio, said in (
+        (2.04, "16 steps a call: 16 are 2.0 × as fast"),
+        (1.05, "1 step a call: 16 are 1.1 ×"),
+    ):
+        monkeypatch.setattr(dispatch, "worth_a_trial", lambda *_: True)
+        monkeypatch.setattr(dispatch, "gain", lambda *_, ratio=ratio: ratio)
+        result = cw.fit(tasks.recipe(), **{**LOOSE, "progress": "lines"})
+        assert said in capsys.readouterr().err
+        assert result.fingerprint == single[0].fingerprint
+    monkeypatch.undo()
+    monkeypatch.setattr("chipwise.engine.fit.MANY", 1)
+    assert cw.fit(tasks.recipe(), **LOOSE).fingerprint == single[0].fingerprint
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"exact": True}, {"devices": 2}, {"feed": "host"}, {"steps_per_call": 0}, {"steps_per_call": -2}],
+)
+def test_where_it_cannot_be_is_said_before_anything_is_made(tmp_path, given):
+    with pytest.raises(cw.RecipeError, match=r"steps_per_call=.*(needs exact=False|expected at least 1)"):
+        cw.fit(tasks.recipe(), tmp_path / "run", **{**LOOSE, "steps_per_call": 4, **given})
+    assert not (tmp_path / "run").exists()

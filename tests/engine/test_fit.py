@@ -1,0 +1,199 @@
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import chipwise as cw
+import tasks
+
+QUIET = {"progress": "none"}
+
+
+def rows(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An uninterrupted run with a folder."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    return cw.fit(tasks.recipe(), folder, devices=1, log_every="4st", **QUIET), folder
+
+
+def test_the_result_says_everything(whole):
+    result, folder = whole
+    assert result.steps == 30
+    assert len(result.fingerprint) == 64
+    assert set(result.metrics) == {"train/loss", "train/accuracy", "eval/loss", "eval/accuracy"}
+    assert set(result.seconds) == {
+        "start",
+        "compile",
+        "train",
+        "wait_data",
+        "evaluate",
+        "checkpoint",
+        "total",
+    }
+    assert result.speed["batch"] == 24
+    assert result.speed["share_of_peak"] == "unknown"
+    low, high = result.speed["examples_per_second_quartiles"]
+    assert low <= result.examples_per_second <= high
+    stored = json.loads((folder / "result.json").read_text())
+    assert stored == result.to_json()
+    assert stored["devices"]["replicas_per_device"] == 8
+
+
+def test_metrics_cover_every_step_once(whole):
+    result, folder = whole
+    logged = [row["step"] for row in rows(folder) if "train/loss" in row]
+    assert logged == [4, 8, 12, 16, 20, 24, 28, 30]
+    assert result.history == rows(folder)
+
+
+def test_the_seconds_of_rows_are_of_the_whole_run(whole, tmp_path):
+    result, _ = whole
+    seconds = [row["seconds"] for row in result.history]
+    assert seconds[0] > 0 and seconds == sorted(seconds)
+    assert seconds[-1] <= result.seconds["total"] + 1e-3  # rounded to milliseconds
+    folder = tmp_path / "run"
+    cw.fit(tasks.recipe(), folder, devices=1, stop_after="8st", **QUIET)
+    before = rows(folder)
+    assert before[-1]["step"] == 8
+    (folder / "metrics.jsonl").write_text("")  # a process that was stopped between rows counts too
+    resumed = cw.fit(tasks.recipe(), folder, devices=1, **QUIET).history
+    assert resumed[0]["seconds"] > before[-1]["seconds"]
+
+
+def test_tensorboard_can_read_the_events(whole):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    result, folder = whole
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    losses = events.Scalars("train/loss")
+    assert [e.step for e in losses] == [4, 8, 12, 16, 20, 24, 28, 30]
+    assert losses[-1].value == pytest.approx(result.metrics["train/loss"])
+
+
+@pytest.mark.parametrize("then", [2, 8])
+def test_resuming_on_other_devices_gives_the_same_bits(whole, tmp_path, then):
+    first = cw.fit(tasks.recipe(), tmp_path, devices=1, stop_after="13st", log_every="4st", **QUIET)
+    assert first.steps == 13
+    second = cw.fit(tasks.recipe(), tmp_path, devices=then, log_every="4st", **QUIET)
+    result, folder = whole
+    assert second.fingerprint == result.fingerprint
+    assert second.metrics["eval/accuracy"] == result.metrics["eval/accuracy"]
+    a, b = ({r["step"]: r.get("train/loss") for r in rows(f) if r["step"] > 16} for f in (folder, tmp_path))
+    assert a == b
+
+
+def test_a_finished_run_is_not_trained_again(whole, capsys):
+    result, folder = whole
+    again = cw.fit(tasks.recipe(), folder, devices=1, **QUIET)
+    assert again.fingerprint == result.fingerprint
+    assert again.metrics == result.metrics
+    assert again.seconds["train"] == 0
+
+
+def test_another_recipe_is_refused_with_what_differs(whole):
+    _, folder = whole
+    before = (folder / "result.json").read_bytes()
+    with pytest.raises(cw.RunError, match=r"seed: 3 there, 4 now.*--fresh"):
+        cw.fit(tasks.recipe(seed=4), folder, **QUIET)
+    assert (folder / "result.json").read_bytes() == before
+
+
+def test_data_may_be_streamed_to_the_same_bits(whole, monkeypatch):
+    monkeypatch.setattr("chipwise.engine.loader.fits", lambda source, limit: False)
+    result, _ = whole
+    assert cw.fit(tasks.recipe(), devices=2, **QUIET).fingerprint == result.fingerprint
+
+
+def test_any_source_with_len_and_index_will_do(whole):
+    columns = tasks.data().columns
+    examples = [{name: column[i] for name, column in columns.items()} for i in range(101)]
+    result, _ = whole
+    assert (
+        cw.fit(tasks.recipe(task=tasks.task(train=examples)), devices=1, **QUIET).fingerprint
+        == result.fingerprint
+    )
+
+
+def test_an_error_in_a_streamed_source_reaches_the_caller(monkeypatch):
+    class Broken(list):
+        def __getitem__(self, i):
+            if i == 50:
+                raise cw.DataError("photo 50 cannot be read")
+            return super().__getitem__(i)
+
+    monkeypatch.setattr("chipwise.engine.loader.fits", lambda source, limit: False)
+    columns = tasks.data().columns
+    examples = Broken({name: column[i] for name, column in columns.items()} for i in range(101))
+    with pytest.raises(cw.DataError, match="photo 50"):
+        cw.fit(tasks.recipe(task=tasks.task(train=examples, eval=None)), devices=1, **QUIET)
+
+
+@pytest.mark.parametrize(
+    "replicas,found,used", [pytest.param(8, 8, 8, marks=pytest.mark.slow), (6, 8, 6), (12, 8, 4), (1, 8, 1)]
+)
+def test_all_devices_are_used_that_the_replicas_can_use(replicas, found, used, capsys):
+    recipe = tasks.recipe(replicas=replicas, duration="1st", task=tasks.task(eval=None))
+    result = cw.fit(recipe, progress="lines")
+    assert result.devices["count"] == used
+    said = capsys.readouterr().err
+    assert ("devices found" in said) == (used < found)
+    assert f"{used} × cpu (simulated), {replicas // used} of {replicas} replicas each, f32, batch 24" in said
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path):
+    def loss(params, state, batch, key, train):
+        metrics, state = tasks.loss(params, state, batch, key, train)
+        if train:
+            bad = state["calls"] > 20
+            total = jax.numpy.where(bad, jax.numpy.nan, metrics["loss"].total)
+            metrics = {**metrics, "loss": cw.Sum(total, metrics["loss"].count)}
+        return metrics, state
+
+    recipe = tasks.recipe(task=tasks.task(loss=loss))
+    every = {"log_every": "5st", "checkpoint_every": "5st", "eval_every": None}
+    with pytest.raises(cw.DivergedError, match=r"nan between steps 21 and 25.*step 20 in"):
+        cw.fit(recipe, tmp_path, devices=1, **every, **QUIET)
+    assert cw.restore_run(recipe, tmp_path).steps == 20
+
+
+@pytest.mark.parametrize(
+    "changes,expected",
+    [
+        ({"duration": "0st"}, "0 steps"),
+        ({"batch": 800, "duration": "1st"}, "larger than the 101 training examples"),
+        ({"duration": "2st", "optimizer": cw.sgd(lr=cw.one_cycle(0.1, warmup="5ep"))}, "lr: "),
+    ],
+)
+def test_a_recipe_that_cannot_do_what_it_says_is_warned_about(changes, expected, capsys):
+    cw.fit(tasks.recipe(**changes), devices=1, progress="lines")
+    assert expected in capsys.readouterr().err
+
+
+def test_the_average_is_evaluated_and_the_trained_parameters_are_fingerprinted(whole):
+    result = cw.fit(tasks.recipe(ema=0.5), devices=1, **QUIET)
+    assert result.fingerprint == whole[0].fingerprint
+    different = [
+        not np.array_equal(a, b)
+        for a, b in zip(jax.tree.leaves(result.params), jax.tree.leaves(whole[0].params), strict=True)
+    ]
+    assert all(different)
+    assert result.metrics["eval/loss"] != whole[0].metrics["eval/loss"]
+
+
+def test_mix_sees_one_replicas_batch_and_a_key():
+    shapes = []
+
+    def mix(batch, key):
+        shapes.append(batch["x"].shape)
+        return {**batch, "x": jax.random.permutation(key, batch["x"])}
+
+    one = cw.fit(tasks.recipe(task=tasks.task(mix=mix), duration="3st"), devices=1, **QUIET)
+    two = cw.fit(tasks.recipe(task=tasks.task(mix=mix), duration="3st"), devices=2, **QUIET)
+    assert set(shapes) == {(3, tasks.FEATURES)}
+    assert one.fingerprint == two.fingerprint

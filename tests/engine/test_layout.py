@@ -1,0 +1,80 @@
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chipwise.engine.layout import Layout, even_counts, exact_counts, merges, tree_sum, usable
+from chipwise.errors import DeviceError, RecipeError
+
+
+def brackets(parts):
+    return tree_sum(parts, lambda a, b: f"({a}{b})")
+
+
+def test_the_tree_halves_the_range_and_the_left_half_takes_the_odd_one():
+    assert brackets("01234567") == "(((01)(23))((45)(67)))"
+    assert brackets("012345") == "(((01)2)((34)5))"
+    assert brackets("0") == "0"
+
+
+@given(st.integers(1, 64))
+def test_the_stack_form_has_the_same_brackets(leaves):
+    names = [f"<{i}>" for i in range(leaves)]
+    stack = []
+    for name, pops in zip(names, merges(leaves), strict=True):
+        stack.append(name)
+        for _ in range(pops):
+            right, left = stack.pop(), stack.pop()
+            stack.append(f"({left}{right})")
+    assert stack == [brackets(names)]
+
+
+@given(st.integers(1, 64), st.data())
+def test_an_exact_count_only_regroups_whole_nodes(replicas, data):
+    devices = data.draw(st.sampled_from(exact_counts(replicas)))
+    size = replicas // devices
+    names = [f"<{i}>" for i in range(replicas)]
+    blocks = [brackets(names[i : i + size]) for i in range(0, replicas, size)]
+    assert brackets(blocks) == brackets(names)
+
+
+@given(st.integers(1, 64))
+def test_no_exact_count_is_left_out(replicas):
+    names = [f"<{i}>" for i in range(replicas)]
+    whole = brackets(names)
+    for devices in even_counts(replicas):
+        size = replicas // devices
+        aligned = all(brackets(names[i : i + size]) in whole for i in range(0, replicas, size))
+        assert aligned == (devices in exact_counts(replicas))
+
+
+@given(st.lists(st.fractions(), min_size=1, max_size=40))
+def test_the_tree_adds_everything_once(parts):
+    assert tree_sum(parts, lambda a, b: a + b) == sum(parts, Fraction(0))
+
+
+def test_six_replicas_allow_one_two_and_six_devices():
+    assert exact_counts(6) == [1, 2, 6]
+    assert usable(6, 8) == 6
+    assert usable(6, 5) == 2
+    assert usable(6, 5, exact=False) == 3
+    with pytest.raises(DeviceError, match=r"same bits: 1, 2, 6 .*--no-exact"):
+        Layout(batch=12, replicas=6, devices=3)
+    assert Layout(batch=12, replicas=6, devices=3, exact=False).replicas_per_device == 2
+
+
+def test_errors_name_what_would_work():
+    with pytest.raises(RecipeError, match=r"batch=100 .*replicas=8.*Try batch=96 or batch=104"):
+        Layout(batch=100, replicas=8, devices=1)
+    with pytest.raises(RecipeError, match=r"Try batch=8\."):
+        Layout(batch=7, replicas=8, devices=1)
+    with pytest.raises(DeviceError, match=r"8 replicas .* 3 devices.* 1, 2, 4, 8"):
+        Layout(batch=64, replicas=8, devices=3)
+    with pytest.raises(RecipeError, match="at least 1"):
+        Layout(batch=0, replicas=1, devices=1)
+
+
+def test_a_layout_says_each_count_globally_and_per_device():
+    layout = Layout(batch=512, replicas=8, devices=4)
+    assert (layout.replicas_per_device, layout.replica_batch, layout.device_batch) == (2, 64, 128)

@@ -1,0 +1,146 @@
+import json
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+
+import chipwise as cw
+from chipwise.engine.run_folder import RunFolder, disagreement, last_good, stored_recipe
+
+RECIPE = {"name": "r", "seed": 0, "optimizer": {"lr": 0.1}, "source": {"recipe": "r"}}
+
+
+def opened(path, recipe=RECIPE, **options):
+    return RunFolder(path, recipe, 0, **options)
+
+
+def test_one_process_at_a_time(tmp_path):
+    code = (
+        "import sys; from chipwise.engine.run_folder import RunFolder; f = RunFolder(sys.argv[1], {}, 0);"
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "run")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(
+            cw.RunError, match=rf"in use by process {other.pid} on .*: wait for it, or name another"
+        ):
+            opened(tmp_path / "run", {})
+        other.kill()  # however it ends, it holds nothing any more
+    opened(tmp_path / "run", {}).close()
+
+
+def test_metrics_after_the_checkpoint_are_dropped_and_half_lines_too(tmp_path):
+    folder = opened(tmp_path)
+    lines = [json.dumps({"step": s, "train/loss": 1.0}) for s in (4, 8, 12)]
+    damaged = ["", "7", "[1]", '{"step": "x"}', '{"train/loss": 1', lines[0][:-3]]
+    file = tmp_path / "metrics.jsonl"
+    for text in ["\n".join([*lines, half]) for half in damaged] + ["\n".join([damaged[4], *lines])]:
+        file.write_text(text)
+        assert [row["step"] for row in folder.rewind(8)] == [4, 8]
+        assert file.read_text() == "\n".join(lines[:2]) + "\n"
+    file.write_bytes(b"\xff\xfe\x00\n" + lines[0].encode() + b"\n\x80")
+    assert [row["step"] for row in folder.rewind(8)] == [4]
+    folder.close()
+
+
+def test_no_metrics_are_no_history(tmp_path):
+    folder = opened(tmp_path)
+    assert folder.rewind(0) == []
+    folder.close()
+
+
+def test_logged_lines_are_read_back_and_go_to_tensorboard(tmp_path):
+    folder = opened(tmp_path)
+    folder.log({"step": 1, "train/loss": 0.5})
+    folder.log({"step": 2, "train/loss": 0.25})
+    folder.close()
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 1
+    folder = opened(tmp_path)
+    assert folder.rewind(5) == [{"step": 1, "train/loss": 0.5}, {"step": 2, "train/loss": 0.25}]
+    folder.close()
+
+
+def test_what_is_not_finite_is_null_in_json_and_not_in_tensorboard(tmp_path, caplog):
+    folder = opened(tmp_path)
+    folder.log({"step": 1, "train/loss": 0.5, "eval/loss": math.nan, "eval/f1": math.inf})
+    folder.finish({"metrics": {"eval/loss": math.nan, "eval/each": [1.0, -math.inf]}})
+    folder.close()
+    assert caplog.records == []  # of tensorboardX, for what it cannot draw
+    line = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)
+    assert line == {"step": 1, "train/loss": 0.5, "eval/loss": None, "eval/f1": None}
+    result = json.loads((tmp_path / "result.json").read_text(), parse_constant=pytest.fail)
+    assert result["metrics"] == {"eval/loss": None, "eval/each": [1.0, None]}
+    folder = opened(tmp_path)
+    (row,) = folder.rewind(5)
+    folder.close()
+    assert math.isnan(row["eval/loss"]) and row["train/loss"] == 0.5
+    assert json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail) == line
+
+
+def test_a_result_is_whole_or_not_there(tmp_path):
+    folder = opened(tmp_path)
+    assert folder.result() is None
+    folder.finish({"steps": 3})
+    assert folder.result() == {"steps": 3}
+    (tmp_path / "result.json").write_text('{"steps": ')
+    assert folder.result() is None
+    folder.close()
+
+
+def test_another_recipe_is_refused_and_where_it_came_from_does_not_count(tmp_path):
+    opened(tmp_path).close()
+    opened(tmp_path, {**RECIPE, "source": {"recipe": "elsewhere"}}).close()
+    before = (tmp_path / "recipe.json").read_bytes()
+    with pytest.raises(cw.RunError, match=r"optimizer.lr: 0.1 there, 0.2 now; seed: 0 there, 1 now"):
+        opened(tmp_path, {**RECIPE, "seed": 1, "optimizer": {"lr": 0.2}})
+    assert (tmp_path / "recipe.json").read_bytes() == before
+    opened(tmp_path).close()  # the refused one holds nothing
+
+
+def test_fresh_discards_a_run_and_nothing_else(tmp_path):
+    opened(tmp_path).close()
+    (tmp_path / "checkpoints" / "4").mkdir(parents=True)
+    (tmp_path / "notes.txt").write_text("mine")
+    opened(tmp_path, {**RECIPE, "seed": 1}, fresh=True).close()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["lock", "notes.txt", "recipe.json"]
+    assert stored_recipe(tmp_path)["seed"] == 1
+
+
+def test_fresh_in_a_folder_that_holds_no_run_is_refused(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(cw.RunError, match="holds no run that --fresh could discard, but checkpoints"):
+        opened(tmp_path, fresh=True)
+    assert (tmp_path / "checkpoints").is_dir()
+    (tmp_path / "checkpoints").rmdir()
+    opened(tmp_path, fresh=True).close()
+
+
+def test_a_folder_that_cannot_be_finished_is_not_left_behind(tmp_path, monkeypatch):
+    def full(self, file, text):
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(RunFolder, "_replace", full)
+    with pytest.raises(cw.RunError, match=r"No space left in .* There is no checkpoint yet"):
+        opened(tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_names_the_last_good_checkpoint(tmp_path):
+    folder = opened(tmp_path)
+    for name in ("8", "12", "16.orbax-checkpoint-tmp"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert last_good(tmp_path / "checkpoints") == "The last good checkpoint is of step 12. "
+    os.symlink("/dev/full", tmp_path / "metrics.jsonl")
+    with pytest.raises(
+        cw.RunError, match=rf"No space left in .* step 12. Make space, then resume with --run {tmp_path}"
+    ):
+        folder.log({"step": 13})
+    folder.close()
+
+
+def test_where_recipes_disagree():
+    assert disagreement({"a": 1, "source": 1}, {"a": 1, "source": 2}) == ""
+    assert disagreement({"a": {"b": None}}, {"a": {"b": (1,)}}) == "a.b: None there, [1] now"

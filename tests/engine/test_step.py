@@ -1,0 +1,171 @@
+"""The promise: the same bits on every device count that holds whole nodes of the tree."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import chipwise as cw
+import tasks
+from chipwise.data.sources import spec_of
+from chipwise.engine import keys, loader
+from chipwise.engine import step as steps
+from chipwise.engine.layout import Layout
+from chipwise.engine.program import Program
+from chipwise.engine.state import fingerprint
+
+
+def run(recipe, devices, exact=True):
+    """(params, state, optimizer, metric sums) after the whole run, as NumPy arrays."""
+    layout = Layout(recipe.batch, recipe.replicas, devices, exact)
+    program = Program(recipe, layout, jax.devices()[:devices], resident=True)
+    carry = program.put_all(steps.first_state(recipe))
+    data = program.put_all(loader.flat(loader.read(recipe.task.train, None, "training")))
+    windows = loader.Windows(recipe, program.put_window, 0)
+    program.compile(carry, windows.at(0), data)
+    for i in range(recipe.clock.total):
+        carry, _ = program.step(carry, windows.at(i), data)
+    windows.close()
+    return jax.device_get(program.whole(carry))
+
+
+def bits(state):
+    return [fingerprint(part) for part in (state.params, state.state, state.optimizer, state.ema, state.sums)]
+
+
+def close(a, b, tolerance=1e-5):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    "replicas,counts", [(8, (1, 2, 4, 8)), pytest.param(6, (1, 2, 6), marks=pytest.mark.slow), (3, (1, 3))]
+)
+def test_every_exact_device_count_gives_the_same_bits(replicas, counts):
+    recipe = tasks.recipe(replicas=replicas, ema=0.9)
+    first, *others = [bits(run(recipe, devices)) for devices in counts]
+    assert all(other == first for other in others)
+
+
+def test_many_replicas_on_a_device_meet_on_a_stack_with_the_same_bits():
+    recipe = tasks.recipe(replicas=24, batch=24, duration="6st")
+    assert bits(run(recipe, 1)) == bits(run(recipe, 8))
+
+
+def test_bfloat16_is_exact_too():
+    recipe = tasks.recipe(
+        precision="bf16", duration="8st", task=tasks.task(loss=tasks.plain_loss, augment=None)
+    )
+    assert bits(run(recipe, 1)) == bits(run(recipe, 4))
+
+
+def test_the_seed_matters_and_the_run_repeats():
+    first = bits(run(tasks.recipe(duration="5st"), 1))
+    assert bits(run(tasks.recipe(duration="5st"), 1)) == first
+    assert bits(run(tasks.recipe(duration="5st", seed=4), 1)) != first
+
+
+@pytest.mark.parametrize("devices", [1, 2, 8])
+def test_without_exactness_the_meaning_stays(devices):
+    recipe = tasks.recipe(duration="8st")
+    close(run(recipe, devices, exact=False).params, run(recipe, 1).params)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: cw.sgd(lr=0.3, momentum=0.9, nesterov=True, weight_decay=0.05),
+        lambda: cw.adamw(lr=0.02, weight_decay=0.5),
+        lambda: cw.sgd(lr=0.3, weight_decay=0.05, clip=0.1),
+    ],
+)
+def test_replicas_change_nothing_but_batch_statistics_and_keys(optimizer):
+    """Decay acts once, after the sum: with R replicas it must not act R times."""
+    task = tasks.task(loss=tasks.plain_loss, augment=None)
+    one, eight = (
+        run(tasks.recipe(task=task, replicas=r, optimizer=optimizer(), duration="20st"), 1) for r in (1, 8)
+    )
+    close(one.params, eight.params)
+
+
+def test_averaged_state_is_the_mean_over_replicas_and_counters_count_once():
+    one = run(tasks.recipe(replicas=1, duration="1st", task=tasks.task(augment=None)), 1)
+    eight = run(tasks.recipe(replicas=8, duration="1st", task=tasks.task(augment=None)), 1)
+    # The mean over the batch is the mean of the replicas' means, for equal parts.
+    close(one.state["mean"], eight.state["mean"])
+    assert one.state["calls"] == eight.state["calls"] == 1
+    assert eight.state["calls"].dtype == np.int32
+
+
+def test_a_step_compiles_once_whatever_the_rate():
+    traced = []
+
+    def loss(params, state, batch, key, train):
+        traced.append(train)
+        return tasks.plain_loss(params, state, batch, key, train)
+
+    task = tasks.task(loss=loss, augment=None)
+    run(tasks.recipe(task=task, optimizer=cw.sgd(lr=cw.cosine(0.1)), duration="50st"), 2)
+    few = len(traced)
+    run(tasks.recipe(task=task, optimizer=cw.sgd(lr=cw.cosine(0.1)), duration="3st"), 2)
+    assert len(traced) == 2 * few
+
+
+@pytest.mark.parametrize(
+    "made,expected",
+    [
+        (lambda s: (({"loss": 3.0}), s), "cw.Sum"),
+        (lambda s: (({"accuracy": cw.Sum(1.0, 1.0)}), s), '"loss", got accuracy'),
+        (lambda s: {"loss": cw.Sum(1.0, 1.0)}, "must return"),
+        (lambda s: ({"loss": cw.Sum(np.ones(3, np.float32), 3.0)}, s), "one number"),
+        (lambda s: ({"loss": cw.Sum(1.0, 1.0)}, {}), "same structure"),
+    ],
+)
+def test_a_loss_that_breaks_the_contract_is_told_how(made, expected):
+    task = tasks.task(loss=lambda params, state, batch, key, train: made(state))
+    recipe = tasks.recipe(task=task)
+    with pytest.raises(cw.RecipeError, match=expected):
+        jax.eval_shape(lambda: steps.init_state(recipe, spec_of(recipe.task.train)))
+
+
+def test_in_bf16_what_is_to_be_learned_keeps_its_digits():
+    seen = {}
+
+    def loss(params, state, batch, key, train):
+        seen.update({name: column.dtype for name, column in batch.items()})
+        error = cw.losses.squared_error(batch["x"] @ params["w"], batch["label"])
+        return {"loss": cw.Sum.of(error)}, state
+
+    columns = {"x": np.ones((9, 3), np.float32), "label": np.full((9, 1), 1234.5, np.float32)}
+    source = cw.Arrays(**columns)
+    task = cw.Task(init=lambda key: ({"w": jnp.zeros((3, 1))}, {}), loss=loss, train=source, eval=source)
+    recipe = cw.Recipe(task=task, batch=8, duration="1st", optimizer=cw.sgd(lr=0.1), precision="bf16")
+    result = cw.fit(recipe, devices=1, progress="none")
+    assert seen == {"x": jnp.bfloat16, "label": jnp.float32}
+    assert result.metrics["train/loss"] == 1234.5**2
+
+
+def test_seeds_and_rates_are_inputs():
+    """Recipes that differ in nothing else are one program, so that a study compiles once."""
+
+    def lowered(**changes):
+        recipe = tasks.recipe(**changes)
+        step = steps.Step(recipe, Layout(recipe.batch, recipe.replicas, 2, exact=True), resident=True)
+        specs = step.specs()
+        arguments = (*steps.read(specs["state"]), specs["window"]["rows"], specs["data"], specs["place"])
+        update = (specs["state"], jax.ShapeDtypeStruct(specs["vector"].shape[1:], jnp.float32))
+        return [
+            jax.jit(step.replica).lower(*arguments).as_text(),
+            jax.jit(step.update).lower(*update, specs["window"]["hyper"]).as_text(),
+            jax.jit(lambda seed: steps.init_state(recipe, step.spec, seed)).lower(np.uint32(0)).as_text(),
+        ]
+
+    same = lowered(seed=7, optimizer=cw.adamw(lr=cw.one_cycle(0.3, warmup="20%"), weight_decay=0.02))
+    assert lowered() == same
+    assert lowered(optimizer=cw.adamw(lr=0.02, b1=0.8, eps=1e-6)) != same
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**31 - 1, 2**31, 2**32 - 1])
+def test_a_seed_as_an_input_gives_the_keys_of_the_number(seed):
+    inputs = jax.jit(keys.init_key)(np.uint32(seed))
+    np.testing.assert_array_equal(jax.random.key_data(inputs), jax.random.key_data(keys.init_key(seed)))

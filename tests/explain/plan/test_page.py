@@ -1,0 +1,279 @@
+"""The page: what it says, that nothing in a document runs or is fetched, what a browser makes of it."""
+
+import html
+import itertools
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+from plan import documents
+
+from chipwise.errors import DataError
+from chipwise.explain.plan import figures, page
+from pages import HOSTILE, Reader, browse, framed, needs_browser
+
+
+def read(document) -> Reader:
+    reader = Reader(page.render(document))
+    return reader
+
+
+def hostile(value, key=""):
+    """Every text of a document replaced, but those that the page compares."""
+    if isinstance(value, dict):
+        return {k: hostile(v, k) for k, v in value.items()}
+    if isinstance(value, list):
+        return [hostile(v, key) for v in value]
+    return HOSTILE if isinstance(value, str) else value
+
+
+def without(value):
+    """Every way of replacing one value of a plan with `None`."""
+    for key in value:
+        if key not in ("target", "problem"):
+            yield key, {**value, key: None}
+        if isinstance(value[key], dict):
+            yield from ((f"{key}.{k}", {**value, key: made}) for k, made in without(value[key]))
+
+
+# ---- what it says
+
+
+def test_the_answer_comes_first():
+    document = documents.document()
+    text = read(document).text
+    at = [text.index(s) for s in ("gpt2-124m", *document["verdict"]["sentences"], "Each target")]
+    assert at == sorted(at)
+    for plan in document["plans"]:
+        assert plan["target"] in text
+        if plan["problem"]:
+            assert plan["problem"] in text
+        for advice in plan["advice"]:
+            assert advice in text
+        for cost in plan["costs"]:
+            assert cost["source"] in text and cost["date"] in text and cost["instance"] in text
+    for setting, value in document["recipe"]["rows"]:
+        assert setting.strip() in text and value in text
+    for pair in document["verdict"]["break_even"]:
+        assert pair["sentence"] in text
+
+
+def test_rows_are_ranked_by_time_and_what_cannot_run_is_last():
+    rows = [
+        a["data-name"] for tag, a in read(documents.document()).elements if tag == "tr" and "data-name" in a
+    ]
+    assert rows == ["h100:8", "v6e-8", "v5e-8", "v100:8", "v3-8", "t4", "v2-8"]
+
+
+def test_a_price_without_its_host_says_so():
+    assert read(documents.document()).text.count("without its host") >= 2
+
+
+# ---- safety
+
+
+def test_nothing_is_fetched():
+    for tag, attributes in read(documents.document()).elements:
+        assert tag not in ("img", "iframe", "object", "embed", "base", "form"), tag
+        assert "src" not in attributes
+        assert (attributes.get("href") or "#").startswith("#") or attributes["href"] == "data:,"
+        assert "style" not in attributes and not any(name.startswith("on") for name in attributes)
+    style = re.search(r"<style>(.*?)</style>", page.render(documents.document()), re.S)
+    assert style is not None and not re.search(r"url\(|@import", style[1])
+
+
+def test_text_of_a_document_is_never_markup():
+    made = page.render(hostile(documents.document()))
+    assert "<img" not in made and "<script>alert" not in made
+    reader = Reader(made)
+    assert [tag for tag, _ in reader.elements].count("script") == 1
+    assert HOSTILE in reader.text
+    usual = {a for _, attributes in read(documents.document()).elements for a in attributes}
+    assert {a for _, attributes in reader.elements for a in attributes} <= usual
+
+
+# ---- documents of all kinds
+
+
+def test_anything_of_a_plan_may_be_unknown():
+    document = documents.document()
+    best = document["plans"][1]
+    for name, plan in without(best):
+        made = page.render({**document, "plans": [plan, *document["plans"][2:]]})
+        assert "</html>" in made and not re.search(r">\s*(None|nan)\b", made), name
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_any_number_of_plans(count):
+    read(documents.wrap(documents.plans()[:count]))
+
+
+def test_all_plans_with_problems():
+    text = read(documents.wrap(documents.plans()[-2:])).text
+    assert (
+        "There is no prediction for t4, v2-8: see each one's problem." in text and "Nothing to draw" in text
+    )
+
+
+def test_no_prices():
+    document = documents.document()
+    for plan in document["plans"]:
+        plan |= {"costs": [], "cheapest": None, "cheapest_spot": None}
+    document["verdict"] |= {"by_money": [], "pareto": [], "break_even": []}
+    fastest, _ = document["verdict"]["sentences"]
+    document["verdict"]["sentences"] = [fastest, "No price is known for any of them; give --prices FILE."]
+    assert "No price is known" in read(document).text
+
+
+def test_a_document_from_a_file_is_the_same():
+    document = documents.document()
+    assert page.render(json.loads(json.dumps(document))) == page.render(document)
+
+
+@pytest.mark.parametrize("document", [{}, [], {"plans": 3}, None])
+def test_no_document(document):
+    with pytest.raises(DataError, match="chipwise plan --json"):
+        page.render(document)
+
+
+def test_write_replaces_the_file_whole(tmp_path):
+    path = tmp_path / "deep" / "plan.html"
+    page.write(documents.document(), path)
+    before = path.read_text(encoding="utf-8")
+    with pytest.raises(DataError):
+        page.write({}, path)
+    assert path.read_text(encoding="utf-8") == before == page.render(documents.document())
+    assert [p.name for p in path.parent.iterdir()] == ["plan.html"]
+
+
+def test_write_where_it_cannot(tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "file" / "plan.html", tmp_path / "folder"):
+        with pytest.raises(DataError, match="--html"):
+            page.write(documents.document(), path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder"]
+
+
+# ---- the figures' arithmetic
+
+
+@pytest.mark.parametrize("size", [page.WIDE, page.NARROW])
+def test_labels_overlap_neither_each_other_nor_points(size):
+    document = documents.document()
+    s = figures.scatter(document["plans"], document["verdict"]["pareto"], *size)
+    boxes = [(lab.x, lab.y - 12, lab.x + 7.8 * len(lab.text), lab.y + 3) for lab in s.labels]
+    assert len(boxes) == 5
+    for box in boxes:
+        assert box[0] >= 0 and box[2] <= s.width
+        for p in s.points:
+            assert not (box[0] < p.x < box[2] and box[1] < p.y < box[3])
+    for a, b in itertools.combinations(boxes, 2):
+        assert not (a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3])
+
+
+def test_axes_are_logarithmic_and_points_within():
+    document = documents.document()
+    s = figures.scatter(document["plans"], [], *page.WIDE)
+    at = {p.target: p for p in s.points if not p.spot}
+    a, b, c = at["h100:8"], at["v5e-8"], at["v3-8"]
+    ratios = [math.log(q.wall["value"] / a.wall["value"]) / (q.x - a.x) for q in (b, c)]
+    assert ratios[0] == pytest.approx(ratios[1])
+    for p in s.points:
+        for x, y in ((p.x, p.y), (p.x1, p.y1), (p.x2, p.y2)):
+            assert s.left <= x <= s.right and s.top <= y <= s.bottom
+    assert len(s.x_ticks) >= 2 and len(s.y_ticks) >= 2
+
+
+@pytest.mark.parametrize("seconds", [1e-3, 7.0, 90.0, 4e4, 3e7, 1e10])
+def test_ticks_at_any_scale(seconds):
+    usd = {"value": seconds / 100, "low": seconds / 100, "high": seconds / 100}
+    wall = {"value": seconds, "low": seconds, "high": seconds}
+    s = figures.scatter([{"target": "a", "wall_seconds": wall, "cheapest": {"usd": usd}}], [], *page.NARROW)
+    assert s.y_ticks and all(math.isfinite(t.at) for t in s.x_ticks + s.y_ticks)
+
+
+@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, None])
+def test_what_has_no_logarithm_is_not_drawn(value):
+    wall = {"value": value, "low": value, "high": value}
+    plan = {"target": "a", "wall_seconds": wall, "cheapest": {"usd": {"value": 1, "low": 1, "high": 1}}}
+    assert figures.scatter([plan], ["a"], *page.WIDE) is None
+
+
+def test_bars_add_up_and_stop_at_the_edge():
+    plans = documents.document()["plans"]
+    for bar in figures.bars(plans):
+        assert sum(p.width for p in bar.parts) == pytest.approx(
+            min(100, bar.limit * bar.needed / bar.available)
+        )
+    huge = {**plans[0], "memory": {**plans[0]["memory"], "activations": 10**12, "needed": 10**12}}
+    bar = figures.bars([huge, *plans[1:]])[0]
+    assert bar.cut and not bar.fits and sum(p.width for p in bar.parts) == pytest.approx(100)
+    assert bar.limit == pytest.approx(100 / 1.5)
+
+
+# ---- in a browser
+
+
+MEASURE = """
+<script>
+addEventListener("load", function () {
+  var found = {};
+  document.querySelectorAll("iframe").forEach(function (frame) {
+    var inner = frame.contentDocument, root = inner.documentElement;
+    var names = function () {
+      return Array.from(inner.querySelectorAll("tbody tr")).map(function (row) { return row.dataset.name; });
+    };
+    var one = {width: frame.clientWidth, needs: root.scrollWidth, first: names()};
+    inner.querySelector('th[data-key="usd"] button').click();
+    one.usd = names();
+    inner.querySelector('th[data-key="usd"] button').click();
+    one.down = names();
+    inner.querySelector('td a[href="#about-2"]').click();
+    one.open = inner.getElementById("about-2").open;
+    inner.querySelectorAll("details").forEach(function (d) { d.open = true; });
+    one.opened = root.scrollWidth;
+    found[frame.clientWidth] = one;
+  });
+  document.body.textContent = "FOUND" + JSON.stringify(found) + "END";
+});
+</script>
+"""
+
+
+@needs_browser
+def test_fits_its_width_and_sorts(tmp_path):
+    text = page.render(documents.document())
+    long = page.render(hostile(documents.document()))
+    frames = "".join(framed(text, width, 800) for width in (1280, 768, 360, 320)) + framed(long, 359, 800)
+    said = browse(tmp_path, f"<!DOCTYPE html><body>{frames}{MEASURE}", "--window-size=1300,900", "--dump-dom")
+    found = json.loads(html.unescape(re.search("FOUND(.*)END", said)[1]))
+    assert sorted(map(int, found)) == [320, 359, 360, 768, 1280]
+    for one in found.values():
+        assert one["needs"] <= one["width"] and one["opened"] <= one["width"]
+    for width in ("1280", "360"):
+        one = found[width]
+        assert one["first"][0] == "h100:8"
+        assert one["usd"][:5] == ["v6e-8", "v5e-8", "h100:8", "v3-8", "v100:8"]
+        assert one["down"][:5] == one["usd"][:5][::-1]
+        assert set(one["usd"][5:]) == set(one["down"][5:]) == {"t4", "v2-8"}
+        assert one["open"]
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [1280, 360])
+def test_pictures(tmp_path, width):
+    picture = tmp_path / "page.png"
+    text = f'<!DOCTYPE html><body style="margin:0">{framed(page.render(documents.document()), width, 1600)}'
+    browse(tmp_path, text, f"--window-size={width},1600", f"--screenshot={picture}")
+    with Image.open(picture) as image:
+        pixels = np.asarray(image.convert("RGB"))
+    assert pixels.shape == (1600, width, 3)
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 50
+    paper = pixels[0, 0]
+    assert (pixels[:, -4:] == paper).all() and (pixels[:, :4] == paper).all()  # nothing reaches the edges
+    inked = (pixels != paper).any(axis=2).any(axis=1)
+    assert inked.mean() > 0.8  # and no blank stretch

@@ -1,0 +1,229 @@
+"""The page of a comparison: what it says, that nothing runs or is fetched, what a browser makes of it."""
+
+import html
+import itertools
+import json
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from bench.comparisons import LOSSES, plan, record, run, study
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from chipwise.chips import prices
+from chipwise.errors import DataError
+from chipwise.explain.compare import page, pictures
+from chipwise.explain.compare.document import document
+from chipwise.explain.compare.sources import read
+from chipwise.explain.compare.target import parse
+from pages import HOSTILE, Reader, browse, needs_browser
+
+NUMBERS = st.floats(1e-6, 1e12)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A comparison of everything: records, a study, a run, plans and published figures."""
+    folder = tmp_path_factory.mktemp("all")
+    sources = [
+        record(folder / "cpu.json", 4000, 0.05),
+        record(folder / "gpu.json", 90e3, 0.02, kind="Tesla T4", losses=[x * (1 + 1e-7) for x in LOSSES]),
+        study(folder / "study"),
+        run(folder / "run"),
+        plan(folder / "plan.json"),
+        "published",
+    ]
+    rows = read([str(s) for s in sources])
+    return document(rows, prices=prices.load(), target=parse("0.95"))
+
+
+def hostile(value):
+    """Every text of a document replaced, but those that the page compares."""
+    if isinstance(value, dict):
+        kept = ("kind", "verdict", "status", "form")
+        return {k: v if k in kept else hostile(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [hostile(v) for v in value]
+    return HOSTILE if isinstance(value, str) else value
+
+
+def test_the_answer_and_the_kinds_come_first(made):
+    text = " ".join(Reader(page.render(made)).text.split())
+    headline = made["sentences"]["headline"]
+    at = [
+        text.index(s)
+        for s in (headline, "Examples a second", "Each row", "Is it the same computation", "Prices")
+    ]
+    assert at == sorted(at)
+    before = text[: text.index("Examples a second")]
+    for kind in ("measured", "predicted", "published"):
+        assert kind in before and text.count(kind) >= 4
+    for row in made["rows"]:
+        assert row["label"] in text and row["source"] in text
+        for cost in row["costs"]:
+            assert cost["date"] in text and cost["source"] in text
+    for sentence in (a["sentence"] for a in made["agreement"]):
+        assert sentence in text
+
+
+def test_every_picture_is_there(made):
+    text = page.render(made)
+    for title in ("The first losses", "Speed over steps", "eval/accuracy over time", "spread over seeds"):
+        assert f"<b>{title}" in text or title in text
+    assert text.count('class="speed measured"') == 5 and text.count('class="speed predicted"') == 2
+    assert text.count('class="speed published"') == 2
+
+
+def test_nothing_is_fetched(made):
+    for tag, attributes in Reader(page.render(made)).elements:
+        assert tag not in ("img", "iframe", "object", "embed", "base", "form"), tag
+        assert "src" not in attributes
+        assert (attributes.get("href") or "#").startswith("#") or attributes["href"] == "data:,"
+        assert "style" not in attributes and not any(name.startswith("on") for name in attributes)
+    style = re.search(r"<style>(.*?)</style>", page.render(made), re.S)
+    assert style is not None and not re.search(r"url\((?!#)|@import", style[1])
+
+
+def test_text_of_a_document_is_never_markup(made):
+    rows = [{**hostile(row), "label": HOSTILE + str(k)} for k, row in enumerate(made["rows"])]
+    # the baseline and the keys of settings are names too
+    bad = {**hostile(made), "rows": rows, "baseline": rows[0]["label"], "metric": "eval/accuracy"}
+    bad["labels"] = {kind: [row["label"] for row in rows if row["kind"] == kind] for kind in made["labels"]}
+    text = page.render(bad)
+    assert "<img" not in text and "<script>alert" not in text
+    reader = Reader(text)
+    assert [tag for tag, _ in reader.elements].count("script") == 1 and HOSTILE in reader.text
+    usual = {a for _, attributes in Reader(page.render(made)).elements for a in attributes}
+    assert {a for _, attributes in reader.elements for a in attributes} <= usual
+
+
+def test_a_document_from_a_file_is_the_same(made, tmp_path):
+    assert page.render(json.loads(json.dumps(made))) == page.render(made)
+    path = page.write(made, tmp_path / "deep" / "page.html")
+    with pytest.raises(DataError, match="chipwise compare --json"):
+        page.write({}, path)
+    assert path.read_text(encoding="utf-8") == page.render(made)
+
+
+def test_rows_without_any_speed(tmp_path):
+    paths = [plan(tmp_path / f"{k}.json", ()) for k in range(2)]
+    found = document(read([str(p) for p in paths]), prices=())
+    assert "Nothing to compare" in Reader(page.render(found)).text
+
+
+# ---- the pictures' arithmetic
+
+
+@given(st.lists(NUMBERS, min_size=1, max_size=8), st.booleans())
+def test_bars_stay_within_and_keep_their_order(values, linear):
+    measures = [pictures.Measure(str(k), "measured", v, v / 2, v * 1.5) for k, v in enumerate(values)]
+    made = pictures.bars(measures, str, linear=linear)
+    for row in made.rows:
+        assert 0 <= row.low <= row.at <= row.high <= 100 + 1e-9
+    order = np.argsort(values, kind="stable")
+    assert all(made.rows[a].at <= made.rows[b].at for a, b in itertools.pairwise(order))
+    assert made.log == (not linear and max(values) / min(values) > pictures.BARS)
+    if not made.log:
+        assert made.rows[0].at / 100 == pytest.approx(values[0] / (max(values) * 1.5 * 1.03))
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e9), st.floats(-1e6, 1e9)), min_size=1, max_size=20), st.booleans())
+def test_curves_stay_within_their_axes(points, zero):
+    curve = pictures.Curve("a", "measured", 0, tuple(points))
+    made = pictures.lines([curve], 560, 300, str, str, zero=zero, x_log=True)
+    numbers = [float(x) for d in made.curves for x in re.findall(r"[-\d.]+", d.path)]
+    numbers += [x for d in made.curves for dot in d.dots for x in dot]
+    for x, y in zip(numbers[::2], numbers[1::2], strict=True):
+        assert made.left - 0.1 <= x <= made.right + 0.1 and made.top - 0.1 <= y <= made.bottom + 0.1
+    for tick in made.x_ticks + made.y_ticks:
+        assert math.isfinite(tick.at)
+
+
+@pytest.mark.parametrize("values", [[], [0.5], [0.5, 0.5]])
+def test_strips_of_few_values(values):
+    made = pictures.strips([pictures.Measure("a", "measured", v, points=(v,)) for v in values], str)
+    assert (made is None) == (not values) and all(0 < m.at < 100 for m in (made.rows if made else ()))
+
+
+def test_bars_become_points_where_a_bar_would_mislead(tmp_path):
+    slow = record(tmp_path / "slow.json", 100)
+    for factor, log in ((90, False), (110, True)):
+        fast = record(tmp_path / "fast.json", 100 * factor, 0, kind="TPU v2")
+        text = page.render(document(read([str(slow), str(fast)]), prices=()))
+        assert text.count('<rect class="speed measured"') == (0 if log else 2)
+        assert text.count('<circle class="speed measured"') == (2 if log else 0)
+        assert ("lengths say nothing" in text) == log
+
+
+def test_the_axis_of_losses_minds_no_run_that_diverged():
+    """Beyond a factor it is logarithmic."""
+    near = pictures.Curve("a", "measured", 0, ((1.0, 2.0), (2.0, 1.0)))
+    far = pictures.Curve("b", "measured", 1, ((1.0, 2.0), (2.0, 1e15)), aside=True)
+    both, alone, wide = (
+        pictures.lines(curves, 560, 300, str, str, y_log=True)
+        for curves in ([near, far], [near], [near, replace(far, aside=False)])
+    )
+    assert both.y_ticks == alone.y_ticks and both.curves[0] == alone.curves[0] and not both.y_log
+    assert wide.y_log and len(both.curves) == 2
+
+
+def test_cards_say_where_nothing_is_shown(tmp_path):
+    sources = [record(tmp_path / f"{k}.json", 1000, 0.05, seed=k) for k in range(5)]
+    text = Reader(page.render(document(read([str(s) for s in sources]), prices=()))).text
+    card = " ".join(text[text.index("fastest") : text.index("Examples a second")].split())
+    assert "and 1 other, on the same device; no difference shown." in card
+    record(tmp_path / "4.json", 9000, 0.05, kind="TPU v2")
+    text = " ".join(Reader(page.render(document(read([str(s) for s in sources]), prices=()))).text.split())
+    assert "measured , fastest" in text or "measured, fastest" in text
+    assert "no difference" not in text[text.index("fastest") : text.index("Examples a second")]
+
+
+def test_a_dagger_stands_beside_its_bar(tmp_path):
+    sources = record(tmp_path / "a.json"), record(tmp_path / "b.json", 9, losses=[9.0] * 9)
+    text = page.render(document(read([str(s) for s in sources]), prices=()))
+    assert re.search(r'<span class="value">[^<]*× †</span>', text)
+
+
+# ---- in a browser
+
+
+MEASURE = """
+<script>
+addEventListener("load", function () {
+  var found = {};
+  document.querySelectorAll("iframe").forEach(function (frame) {
+    var root = frame.contentDocument.documentElement;
+    found[frame.clientWidth] = [root.scrollWidth, frame.contentDocument.querySelectorAll("tbody tr").length];
+  });
+  document.body.textContent = "FOUND" + JSON.stringify(found) + "END";
+});
+</script>
+"""
+
+
+@needs_browser
+def test_fits_its_width(made, tmp_path):
+    text = html.escape(page.render(made))
+    frames = "".join(
+        f'<iframe srcdoc="{text}" style="border:0;width:{w}px;height:800px;display:block"></iframe>'
+        for w in (1280, 390, 320)
+    )
+    said = browse(tmp_path, f"<!DOCTYPE html><body>{frames}{MEASURE}", "--window-size=1300,900", "--dump-dom")
+    found = json.loads(html.unescape(re.search("FOUND(.*)END", said)[1]))
+    assert sorted(map(int, found)) == [320, 390, 1280]
+    for width, (needs, rows) in found.items():
+        assert needs <= int(width) and rows == len(made["rows"])
+
+
+@needs_browser
+@pytest.mark.slow
+def test_is_drawn(made, tmp_path):
+    shot = tmp_path / "page.png"
+    browse(tmp_path, page.render(made), "--window-size=1280,900", f"--screenshot={shot}")
+    with Image.open(shot) as image:
+        pixels = np.asarray(image.convert("RGB"))
+    assert pixels.shape == (900, 1280, 3) and len(np.unique(pixels.reshape(-1, 3), axis=0)) > 20

@@ -1,0 +1,96 @@
+"""The bundled table of published figures: every row is usable, and says where it comes from."""
+
+import re
+
+import pytest
+from bench import comparisons
+
+from chipwise.chips.targets import parse
+from chipwise.explain.compare.document import document
+from chipwise.explain.compare.sources import read
+from chipwise.explain.published import rows_for, table
+from chipwise.planner.verdict import break_even
+from chipwise.recipes import BUILT_IN
+from chipwise.study.stats import NO_DIFFERENCE
+
+
+def test_every_row_has_a_speed_or_a_ratio_and_a_source_with_its_date():
+    assert len(table()) > 40
+    for row in table():
+        absolute, relative = row.examples_per_second is not None, row.relative_low is not None
+        assert absolute != relative, row
+        if relative:
+            assert row.anchor and 0 < row.relative_low <= row.relative_high
+        else:
+            assert row.examples_per_second > 0 and not row.anchor
+        assert row.source and re.search(r"20\d\d|commit [0-9a-f]{7}", row.date), row
+        assert row.recipe in BUILT_IN and row.batch and row.replicas and row.framework and row.precision
+        assert all(0.5 < a < 1 for a in row.accuracy)
+
+
+def test_labels_are_unique_and_targets_are_names_that_one_types():
+    for recipe in {row.recipe for row in table()}:
+        labels = [row.label for row in rows_for(recipe)]
+        assert len(set(labels)) == len(labels)
+    for row in table():
+        assert not row.target or parse(row.target).name == row.target
+
+
+def test_steps_per_second_of_the_notebooks():
+    """F4 and F5 of the old documents: 18 times on CIFAR-10 at one batch, 4.1 times on MNIST."""
+    t4, tpu = rows_for("mnist", "t4")[0], rows_for("mnist", "v2-8")[0]
+    assert (t4.examples_per_second, tpu.examples_per_second) == (157 * 256, 651 * 256)
+    tpu, t4, *_ = (row for row in rows_for("cifar10-davidnet") if row.batch == 512)
+    assert tpu.examples_per_second / t4.examples_per_second == pytest.approx(18, abs=0.1)
+
+
+def test_ranges_that_sources_state(tmp_path):
+    """157 steps/s of 84 to 167, 651 of 651 to 741: a ratio to such a figure has its interval too."""
+    t4, tpu = rows_for("mnist", "t4")[0], rows_for("mnist", "v2-8")[0]
+    assert (t4.low, t4.high) == (84 * 256, 167 * 256) and (tpu.low, tpu.high) == (651 * 256, 741 * 256)
+    assert all(row.low <= row.examples_per_second <= row.high for row in table() if row.low is not None)
+    made = comparisons.record(tmp_path / "cpu.json", 30e3, 0.01)
+    found = document(read([str(made), "published:t4"]), prices=())
+    assert found["rows"][1]["ratio"]["verdict"] == NO_DIFFERENCE
+    made = comparisons.record(tmp_path / "gpu.json", 4000, 0.01, name="cifar10-davidnet", batch=512)
+    found = document(read([str(made), "published:2019-05-23"]), prices=())
+    assert "interval of gpu alone" in found["sentences"]["headline"]
+
+
+def test_the_ratios_of_april_2018():
+    spans = {
+        row.device.split(",")[0]: (row.relative_low, row.relative_high)
+        for row in rows_for("cifar10-resnet32")
+    }
+    assert spans == {"CPU": (1, 1), "K80 (one GK210)": (8, 9), "V100": (50, 50), "TPU v2": (100, 100)}
+    v100, tpu = rows_for("cifar10-resnet32", "v100")[0], rows_for("cifar10-resnet32", "tpu")[0]
+    assert (v100.batch, v100.replicas) == (128, 1)
+    assert break_even(tpu.usd_per_hour, v100.usd_per_hour) == pytest.approx(2.124, abs=1e-3)
+
+
+def test_words_narrow_the_rows():
+    assert rows_for("imagenet-resnet50", "V100 F32")
+    assert all(
+        "v100" in row.target and row.precision == "f32" for row in rows_for("imagenet-resnet50", "v100 f32")
+    )
+    assert rows_for("mnist", "abacus") == () and rows_for("digits") == ()
+
+
+def test_ratios_stay_with_their_own_machine(tmp_path):
+    made = comparisons.record(
+        tmp_path / "cpu.json", 30, name="cifar10-resnet32", batch=128, parameters=464_154
+    )
+    found = document(read([str(made), "published"]), prices=())
+    assert found["relative"][0]["rows"][0]["label"].startswith("TPU v2")
+    for row in found["rows"][1:]:
+        assert row["kind"] == "published" and row["ratio"] is None and row["examples_per_second"] is None
+    said = " ".join(found["sentences"]["published"])
+    assert "V100 (2018) 50 ×" in said and "6% less a step" in said and "16.3 against 15.4" in said
+    assert "not to any machine measured here" in said and "30" not in said
+
+
+def test_similar_models_say_so(tmp_path):
+    made = comparisons.record(tmp_path / "a.json", name="gpt2-124m", batch=512, parameters=None)
+    found = document(read([str(made), "published:llm-foundry"]), prices=())
+    assert len(found["rows"]) == 3
+    assert any("Similar, not the same" in s and "MPT-125M" in s for s in found["sentences"]["speed"])

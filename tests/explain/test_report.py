@@ -1,0 +1,523 @@
+"""A run's story: what a folder tells, and nothing that it does not."""
+
+import json
+import math
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import chipwise as cw
+import run_folders as runs
+import tasks
+from chipwise.engine.hold import hold
+from chipwise.explain.report.document import report
+from chipwise.explain.report.folder import RunFiles, holder
+from chipwise.explain.report.schedule import rebuilt
+
+
+def advice(document):
+    return {a["what"]: a for a in document["advice"]}
+
+
+def found(document, words):
+    """The one piece of advice with `words` in it."""
+    (one,) = [a for a in document["advice"] if words in a["what"]]
+    return one
+
+
+def whole(tmp_path, rows=None, **changes):
+    """The document of a finished run."""
+    rows = runs.usual() if rows is None else rows
+    recipe = changes.pop("recipe", {})
+    return report(runs.write(tmp_path / "run", rows, runs.finished(rows, **changes), [200], **recipe))
+
+
+# ---- a whole run
+
+
+def test_a_finished_run(tmp_path):
+    document = whole(tmp_path)
+    json.dumps(document, allow_nan=False)
+    assert document["schema"] == "chipwise.report/1" and document["kind"] == "run"
+    assert document["status"]["state"] == "finished" and document["status"]["steps"] == 200
+    assert document["speed"] == {
+        "examples_per_second": 250.0, "quartiles": [245.0, 255.0], "intervals": 19, "share_of_peak": None,
+        "of": "result.json", "batch": 50, "replicas": 5,
+    }  # fmt: skip
+    assert document["fingerprint"] == "ab" * 32
+    assert document["metrics"]["eval/loss"] == pytest.approx(0.51, abs=0.001)
+    assert document["warm_up"]["examples_per_second"] == 125.0
+    assert len(document["curves"]["train/loss"]) == 20 and len(document["curves"]["eval/loss"]) == 5
+    assert document["curves"]["train/loss"][0][:3] == [10, 0.5, 19.0]
+
+
+def test_the_parts_add_up_to_the_wall_time(tmp_path):
+    time = whole(tmp_path)["seconds"]
+    assert time["parts"] == {
+        "start": 10.0, "compile": 5.0, "train": 78.0, "wait_data": 2.0, "evaluate": 3.0, "checkpoint": 1.0,
+        "other": 1.0,
+    }  # fmt: skip
+    assert sum(time["parts"].values()) == pytest.approx(time["total"]) == 100.0
+
+
+def test_the_arithmetic(tmp_path):
+    rows = dict(whole(tmp_path)["settings"])
+    assert rows["batch"] == "50 = 5 replicas × 10"
+    assert rows["duration"] == "10ep = 200 steps (20 an epoch)"
+    assert rows["  peak rate × decay × steps an epoch"] == "0.4 × 0.001 × 20 = 0.008"
+
+
+def test_nothing_stands_out_in_a_plain_run(tmp_path):
+    assert [a["what"] for a in whole(tmp_path)["advice"]] == ["Starting took a large share."]
+    quiet = whole(tmp_path / "b", seconds=runs.SECONDS | {"start": 1.0, "train": 89.0})
+    assert quiet["advice"] == []
+
+
+def test_nothing_is_written_and_no_lock_is_taken(tmp_path):
+    path = runs.write(tmp_path / "run", runs.usual(120), checkpoints=[100])
+    (path / "lock").write_text("process 1 on elsewhere")
+    before = {p: (p.stat().st_mtime_ns, p.is_file() and p.read_bytes()) for p in path.rglob("*")}
+    assert report(path)["status"]["state"] == "unfinished"
+    assert {p: (p.stat().st_mtime_ns, p.is_file() and p.read_bytes()) for p in path.rglob("*")} == before
+
+
+def test_a_run_in_progress(tmp_path):
+    path = runs.write(tmp_path / "run", runs.usual(120), checkpoints=[100])
+    lock = hold(path)
+    try:
+        document = report(path)
+        assert document["status"]["state"] == "running"
+        assert "step 120 of 200 so far" in document["status"]["sentence"]
+        assert not any(c["what"] == "resume" for c in document["commands"])
+    finally:
+        lock.close()
+    assert holder(path / "lock") is None
+    hold(path).close()
+
+
+# ---- runs that did not end well
+
+
+def test_an_unfinished_run_tells_what_its_rows_tell(tmp_path):
+    source = {"recipe": "digits", "set": ["lr=0.4"], "data": "/a folder"}
+    document = report(runs.write(tmp_path / "run", runs.usual(120), checkpoints=[100], source=source))
+    assert "step 120 of 200; its newest checkpoint is of step 100" in document["status"]["sentence"]
+    time = document["seconds"]
+    assert time["parts"]["train"] == pytest.approx(4 + 110 / 5)
+    assert (
+        sum(time["parts"].values()) == pytest.approx(time["total"]) == document["curves"]["eval/loss"][-1][2]
+    )
+    assert document["speed"]["of"] == "metrics.jsonl" and document["speed"]["examples_per_second"] == 250.0
+    resume = {c["what"]: c["command"] for c in document["commands"]}["resume"]
+    assert resume == f"chipwise train digits --set lr=0.4 --data '/a folder' --run {tmp_path / 'run'}"
+
+
+def test_rows_of_before_there_was_a_clock(tmp_path):
+    rows = [{k: v for k, v in row.items() if k != "seconds"} for row in runs.usual(120)]
+    document = report(runs.write(tmp_path / "run", rows))
+    assert "training alone" in document["clock"] and "training alone" in document["seconds"]["covers"]
+    assert document["curves"]["train/loss"][-1][2] == pytest.approx(4 + 110 / 5)
+    # the evaluation of step 40 stands where the training had come by then
+    assert document["curves"]["eval/loss"][0][2] == pytest.approx(4 + 30 / 5)
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        runs.row(130, diverged="The training loss became nan between steps 121 and 130"),
+        runs.row(130, eval_loss=math.nan),
+    ],
+)
+def test_a_diverged_run(tmp_path, last):
+    document = report(runs.write(tmp_path / "run", [*runs.usual(120), last], checkpoints=[80, 100]))
+    assert document["status"]["state"] == "diverged"
+    said = advice(document)["The run diverged."]
+    assert "between steps 121 and 130" in said["evidence"] and "step 100" in said["evidence"]
+    assert "between steps 121 and 130 of 200" in document["status"]["sentence"]
+    assert "--set lr=0.13" in said["try"] and "--set clip=1.0" in said["try"]
+    json.dumps(document, allow_nan=False)
+
+
+@pytest.mark.parametrize("stored", [math.nan, None])  # as older versions wrote it, and as JSON has it
+def test_a_diverged_run_is_told_once_and_with_the_values_of_one_step(tmp_path, stored):
+    rows = [*runs.usual(80), runs.row(84, eval_accuracy=0.0, eval_loss=stored)]
+    said = "The training loss became nan between steps 81 and 90"
+    document = report(runs.write(tmp_path / "run", [*rows, runs.row(90, diverged=said)]))
+    assert document["status"]["sentence"] == f"Diverged: {said} of 200; it has no checkpoint."
+    assert advice(document)["The run diverged."]["evidence"].startswith(f"{said}. ")
+    assert document["metrics"]["eval/accuracy"] == 0 and document["metrics"]["eval/loss"] is None
+    assert document["metric_steps"] == {"train": 80, "eval": 84}
+
+
+def test_a_diverged_run_is_tried_again_with_one_lower_rate(tmp_path):
+    row = runs.row(30, diverged="The training loss became nan between steps 21 and 30")
+    source = {"recipe": "mine.py:recipe", "set": ["lr = 0.4", "seed=1"], "data": None}
+    mine = report(runs.write(tmp_path / "a", [row], checkpoints=[20], source=source))
+    lowered = f"chipwise train mine.py:recipe --set seed=1 --set lr=0.13 --run {tmp_path / 'a-again'}"
+    assert mine["commands"] == [
+        {"what": "try again", "command": lowered},
+        {"what": "evaluate", "command": f"chipwise eval {tmp_path / 'a'}"},
+    ]
+    source = {"recipe": "digits", "set": ["lr=1e9"], "data": None}
+    described = cw.load("digits", ["lr=1e9"]).describe()
+    known = report(runs.write(tmp_path / "b", [row], **described, source=source))
+    assert {t for a in known["advice"] for t in a["try"] if "--set lr=" in t and "find-lr" not in t} == {
+        "--set lr=0.003"
+    }
+    assert "digits --set lr=0.003 --run" in known["commands"][0]["command"]
+    code = {"optimizer": "sgd", "lr": "function(mine)"}
+    unknown = report(runs.write(tmp_path / "c", [row], optimizer=code, source=source))
+    assert unknown["commands"][0]["command"] == "chipwise find-lr digits --set lr=1e9"
+    program = report(runs.write(tmp_path / "d", [row]))
+    assert "with lr=0.13" in program["commands"][0]["command"] and len(program["commands"]) == 1
+
+
+def test_an_empty_run(tmp_path):
+    document = report(runs.write(tmp_path / "run"))
+    assert document["status"]["state"] == "empty" and document["seconds"] is None
+    assert document["curves"] == {} and document["speed"] is None and document["advice"] == []
+
+
+# ---- what was slow
+
+
+def test_waiting_for_data_is_quoted_from_the_feed(tmp_path):
+    verdict = (
+        "input-bound: the device waited 60% of the time, the step could run 2.5 × faster; decoding needs 5 "
+        "cores, you have 2; pack with --store raw (1 GB) to remove it"
+    )
+    one = found(whole(tmp_path, feed={"data": "streamed", "verdict": verdict}), "waited for data")
+    assert one["evidence"] == verdict and one["try"][0] == "pack with --store raw (1 GB) to remove it"
+
+
+@pytest.mark.parametrize(("waited", "says"), [(0.019, False), (0.021, True)])
+def test_waiting_by_the_rows_of_an_unfinished_run(tmp_path, waited, says):
+    rows = [
+        row | {"feed/decode_cores": 1.5, "feed/read_cores": 0.1} for row in runs.usual(120, waited=waited)
+    ]
+    document = report(runs.write(tmp_path / "run", rows))
+    assert ("The device waited for data." in advice(document)) is says
+    assert not says or "'decode'" in advice(document)["The device waited for data."]["evidence"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("compile", "Compiling"), ("evaluate", "Evaluating"), ("checkpoint", "Saving")]
+)
+@pytest.mark.parametrize(("share", "says"), [(9.9, False), (10.1, True)])
+def test_large_shares(tmp_path, name, words, share, says):
+    seconds = runs.SECONDS | {"start": 1.0, "train": 50.0, name: share}
+    said = [a for a in whole(tmp_path, seconds=seconds)["advice"] if a["what"].startswith(words)]
+    assert bool(said) is says
+    if said and name == "evaluate":  # every 2 epochs now: thrice as rarely brings it below a twentieth
+        assert said[0]["try"] == ["--eval-every 6ep"] and "5 evaluations" in said[0]["evidence"]
+
+
+def test_shares_of_a_short_run_are_not_held_against_it(tmp_path):
+    seconds = {k: v / 2 for k, v in runs.SECONDS.items()} | {"start": 30.0, "train": 10.0}
+    (only,) = whole(tmp_path, seconds=seconds)["advice"]
+    assert only["what"].startswith("The run is short") and "65 %" in only["evidence"]
+
+
+def test_slow_intervals_are_named_and_warm_up_is_none(tmp_path):
+    rows = runs.usual(first_speed=0.5, speeds={90: 1.0, 100: 2.4, 110: 2.6})
+    one = found(whole(tmp_path, rows), "slow")
+    assert one["what"] == "2 intervals slow."
+    assert "81-90 (50)" in one["evidence"] and "91-100 (120)" in one["evidence"]
+    assert "101-110" not in one["evidence"] and "1-10 " not in one["evidence"]
+
+
+@pytest.mark.parametrize(("high", "says"), [(306.0, False), (308.0, True)])
+def test_an_uneven_speed(tmp_path, high, says):
+    speed = runs.finished(runs.usual())["speed"] | {"examples_per_second_quartiles": [245.0, high]}
+    assert ("The speed varied." in advice(whole(tmp_path, speed=speed))) is says
+
+
+def test_a_chip_little_used(tmp_path):
+    speed = runs.finished(runs.usual())["speed"] | {"share_of_peak": 0.07}
+    one = found(whole(tmp_path, speed=speed), "little used")
+    assert "7 %" in one["evidence"] and one["try"][0] == "--set precision=bf16"
+
+
+# ---- what was learned
+
+
+def evaluated(losses, accuracies):
+    return [
+        runs.row(40 * k, eval_loss=loss, eval_accuracy=accuracy, train_loss=1 / k, train_accuracy=0.99)
+        for k, (loss, accuracy) in enumerate(zip(losses, accuracies, strict=True), 1)
+    ]
+
+
+@pytest.mark.parametrize(("last", "says"), [(0.549, False), (0.56, True)])
+def test_an_evaluation_loss_that_rises_again(tmp_path, last, says):
+    rows = evaluated([1.0, 0.5, 0.51, 0.52, last], [0.9] * 5)
+    document = whole(tmp_path, rows)
+    assert ("The evaluation loss was lowest before the end." in advice(document)) is says
+    if says:
+        assert "--set duration=4ep" in found(document, "lowest before")["try"]
+
+
+@pytest.mark.parametrize(("last", "says"), [(0.86, False), (0.80, True)])
+def test_a_lower_accuracy_must_be_more_than_chance(tmp_path, last, says):
+    # over 400 examples 0.90 has a standard error of 0.015, a difference of two such one of 0.021
+    rows = evaluated([0.5] * 5, [0.7, 0.9, 0.89, 0.88, last])
+    assert ("The best accuracy came before the end." in advice(whole(tmp_path, rows))) is says
+
+
+def test_a_gap_between_training_and_held_out(tmp_path):
+    one = found(whole(tmp_path, evaluated([0.5] * 4, [0.8] * 4)), "knows the training")
+    assert (
+        "99 %" in one["evidence"] and "80 %" in one["evidence"] and "sign of overfitting" in one["evidence"]
+    )
+
+
+def test_a_loss_that_still_falls(tmp_path):
+    rows = [runs.timed(at, train_loss=3 * 0.99**at) for at in range(10, 201, 10)]
+    one = found(whole(tmp_path, rows), "still falling")
+    assert one["try"] == ["--set duration=20ep --run another-folder"]
+
+
+def test_a_loss_that_does_not_fall_and_one_that_jumps(tmp_path):
+    flat = [runs.timed(at, train_loss=2.303) for at in range(10, 201, 10)]
+    assert "The training loss did not fall." in advice(whole(tmp_path / "a", flat))
+    jump = [runs.timed(at, train_loss=9.0 if at == 50 else 2.0) for at in range(10, 201, 10)]
+    one = found(whole(tmp_path / "b", jump), "jumped")
+    assert "9 at step 50" in one["evidence"] and "--set lr=0.13" in one["try"]
+
+
+def test_a_schedule_that_ends_early(tmp_path):
+    optimizer = {"optimizer": "sgd", "lr": "piecewise({'0st': 0.1, '150st': 0.0})"}
+    one = found(whole(tmp_path, recipe={"optimizer": optimizer}), "ends before the run")
+    assert "lr is 0 from about step 150 on, 25 %" in one["evidence"]
+
+
+# ---- schedules from text
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        cw.constant(0.1),
+        cw.linear(0.1, 0.0),
+        cw.cosine(0.1),
+        cw.one_cycle(0.4, warmup="5ep", shape="cosine"),
+        cw.one_cycle_momentum(warmup="10%"),
+        cw.exponential(0.01, 0.5, decay="30st", floor=1e-4),
+        cw.piecewise({"0st": 0.1, "50%": 0.01}),
+        cw.warmup(cw.cosine(1e-3), "5%"),
+        cw.warmup(cw.warmup(0.3, "5%"), "5%"),
+    ],
+)
+def test_every_schedule_is_rebuilt_from_its_text(schedule):
+    assert rebuilt(repr(schedule)) == schedule
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "function(mine)",
+        "warmup(schedule=function(mine), length='5%', start=0.0)",
+        "__import__('os').system('true')",
+        "constant(__import__('os').getpid())",
+        "constant(**{'value': 1.0})",
+        "one_cycle(peak=",
+        "(" * 5000,
+        "eval('1')",
+        "open('x')",
+        None,
+        True,
+        [1],
+    ],
+)
+def test_what_is_no_schedule_is_not_run(text):
+    assert rebuilt(text) is None
+
+
+def test_a_schedule_that_is_code_says_how_to_draw_it(tmp_path):
+    rate = whole(tmp_path, recipe={"optimizer": {"optimizer": "sgd", "lr": "function(mine)"}})["schedule"]
+    assert "values" not in rate and "--recipe path.py:name" in rate["note"]
+
+
+# ---- whose recipe is loaded
+
+
+def mine(tmp_path, marker):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        f"open({str(marker)!r}, 'w').close()\nimport tasks\nrecipe = tasks.recipe(batch=24, name='mine')\n"
+    )
+    return file
+
+
+def test_a_recipe_file_is_run_only_when_asked(tmp_path):
+    marker = tmp_path / "was run"
+    spec = f"{mine(tmp_path, marker)}:recipe"
+    described = {**tasks.recipe(name="mine").describe(), "source": {"recipe": spec, "set": [], "data": None}}
+    path = runs.write(tmp_path / "run", **described)
+    document = report(path)
+    assert not marker.exists() and f"--recipe {spec}" in document["unasked"]
+    document = report(path, spec)
+    assert marker.exists() and document["unasked"] == ""
+    assert any("3 examples a replica" in a["what"] for a in document["advice"])
+
+
+def test_another_recipe_than_the_runs_is_refused(tmp_path):
+    path = runs.write(tmp_path / "run", runs.usual())
+    with pytest.raises(cw.RunError, match=r"--recipe digits is not the recipe of .*batch: 50 there, 64 now"):
+        report(path, "digits")
+
+
+def test_a_built_in_recipe_is_checked(tmp_path):
+    source = {"recipe": "digits", "set": ["lr=1.0"], "data": None}
+    described = cw.load("digits", ["lr=1.0"]).describe()
+    document = report(runs.write(tmp_path / "run", **described, source=source))
+    assert document["unasked"] == ""
+    assert any(a["about"] == "settings" and "--set lr=0.003" in a["try"] for a in document["advice"])
+    changed = report(runs.write(tmp_path / "other", **described | {"batch": 32}, source=source))
+    assert "no longer the recipe of this run" in changed["unasked"]
+
+
+# ---- damage
+
+
+def test_no_run_folder(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path, tmp_path / "nothing", tmp_path / "file"):
+        with pytest.raises(cw.RunError, match="not a run folder") as error:
+            report(path)
+        assert "\n" not in str(error.value)
+
+
+def test_a_folder_of_runs_names_them(tmp_path):
+    for name in ("b", "a", "c d"):
+        runs.write(tmp_path / "runs" / name)
+    (tmp_path / "runs" / "other").mkdir()
+    with pytest.raises(cw.RunError, match=r"but holds a, b and c d: type chipwise report \S*runs/a\."):
+        report(tmp_path / "runs")
+    for number in range(4):
+        runs.write(tmp_path / "runs" / f"e{number}")
+    with pytest.raises(cw.RunError, match=r"holds a, b, c d, e0, e1, e2 and 1 more: type"):
+        report(tmp_path / "runs")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '"text"', "[" * 100_000, ""])
+def test_a_damaged_recipe(tmp_path, text):
+    path = runs.write(tmp_path / "run", runs.usual())
+    (path / "recipe.json").write_text(text)
+    with pytest.raises(cw.RunError, match=r"recipe\.json is damaged") as error:
+        report(path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_damaged_result_is_said_and_the_rows_are_told(tmp_path):
+    path = runs.write(tmp_path / "run", runs.usual())
+    for text in ('{"steps": 200', "[1]", "[" * 100_000):
+        (path / "result.json").write_text(text)
+        document = report(path)
+        assert "result.json cannot be read" in document["notes"][0]
+        assert document["status"]["state"] == "unfinished" and document["metrics"]["eval/loss"] < 1
+
+
+def test_a_last_line_cut_anywhere_is_usual(tmp_path):
+    path = runs.write(tmp_path / "run", runs.usual(40))
+    file = path / "metrics.jsonl"
+    whole = file.read_bytes()
+    start = whole[:-1].rindex(b"\n") + 1
+    for end in (start, start + 1, (start + len(whole)) // 2, len(whole) - 2, len(whole) - 1, len(whole)):
+        file.write_bytes(whole[:end])
+        files = RunFiles.read(path)
+        assert files.damaged == []
+        assert len(files.rows) == (5 if end >= len(whole) - 1 else 4)
+
+
+def test_other_damaged_lines_are_counted(tmp_path):
+    path = runs.write(tmp_path / "run", runs.usual(40))
+    lines = (path / "metrics.jsonl").read_text().splitlines()
+    lines[1:3] = ['{"step": 20, "tr', '{"step": "20"}', "", "[1, 2]"]
+    (path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    (note,) = report(path)["notes"]
+    assert note.startswith("metrics.jsonl: 3 lines cannot be read") and "line 2, 3, 5" in note
+
+
+def test_a_recipe_that_lacks_what_a_clock_takes(tmp_path):
+    document = report(runs.write(tmp_path / "run", runs.usual(), task=None, optimizer=3, batch="many"))
+    assert document["status"]["total"] is None and "run's length" in document["notes"][-1]
+
+
+VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+ROWS = st.lists(
+    st.dictionaries(
+        st.sampled_from(
+            ["step", "epoch", "seconds", "train/loss", "eval/loss", "eval/accuracy", "steps_per_second",
+             "examples_per_second", "wait_data_share", "diverged"]
+        ),
+        VALUES | st.integers(0, 300),
+    )
+)  # fmt: skip
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rows=ROWS,
+    result=st.none()
+    | st.dictionaries(st.sampled_from(["speed", "seconds", "steps", "feed", "metrics"]), VALUES),
+)
+def test_any_rows_make_a_document(tmp_path_factory, rows, result):
+    path = runs.write(tmp_path_factory.mktemp("any") / "run", rows, result)
+    json.dumps(report(path), allow_nan=False)
+
+
+# ---- real runs
+
+
+def small(**changes):
+    """Quick to compile, the same programs at any rate."""
+    return tasks.recipe(task=tasks.task(loss=tasks.plain_loss, augment=None), replicas=1, **changes)
+
+
+def test_a_real_run_resumed(tmp_path):
+    recipe = small()
+    how = dict(devices=1, log_every="4st", eval_every="10st", progress="none")
+    cw.fit(recipe, tmp_path / "run", stop_after="12st", **how)
+    document = report(tmp_path / "run")
+    assert document["status"]["state"] == "unfinished" and document["status"]["checkpoint"] == 12
+    assert document["resumes"] == []
+    result = cw.fit(recipe, tmp_path / "run", **how)
+    document = report(tmp_path / "run")
+    assert document["status"]["state"] == "finished" and document["notes"] == []
+    assert [start["step"] for start in document["resumes"]] == [12]
+    assert [i["last"] for i in document["intervals"]] == [4, 8, 12, 16, 20, 24, 28, 30]
+    assert [i["first"] for i in document["intervals"] if i["warmup"]] == [1, 13]
+    assert document["fingerprint"] == result.fingerprint
+    assert document["metrics"] == pytest.approx(result.metrics)
+    assert "from step 13" in document["seconds"]["covers"]
+    assert len(document["schedule"]["values"]) == 30 and document["schedule"]["peak"] == 0.02
+    assert document["unasked"].startswith("its recipe is not known by name")
+    wall = [point[2] for point in document["curves"]["train/loss"]]
+    assert wall == sorted(wall) and "wall time" in document["clock"]
+
+
+def test_a_real_run_that_diverges(tmp_path):
+    recipe = small(optimizer=cw.adamw(lr=cw.piecewise({"0st": 0.01, "15st": 1e38}), weight_decay=0.01))
+    with pytest.raises(cw.DivergedError):
+        cw.fit(recipe, tmp_path / "run", devices=1, eval_every=None, log_every="5st",
+               checkpoint_every="5st", progress="none")  # fmt: skip
+    document = report(tmp_path / "run")
+    assert document["status"]["state"] == "diverged"
+    assert "The last checkpoint before it is of step 15" in found(document, "diverged")["evidence"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "result"),
+    [
+        ({"task": {"train": {"examples": 10**60}}}, None),
+        ({}, {"speed": {"examples_per_second": 0, "examples_per_second_quartiles": [0, 1], "intervals": 9}}),
+    ],
+)
+def test_numbers_that_cannot_be_do_not_break_the_story(tmp_path, recipe, result):
+    rows = runs.usual()
+    folder = runs.write(tmp_path / "run", rows, result and runs.finished(rows) | result)
+    stored = json.loads((folder / "recipe.json").read_text())
+    (folder / "recipe.json").write_text(json.dumps(stored | recipe))
+    assert report(folder)["kind"] == "run"

@@ -1,0 +1,152 @@
+import json
+
+import pytest
+from rich.console import Console
+
+import chipwise as cw
+from chipwise.explain import study_table as table
+from chipwise.study import document
+from chipwise.study.document import Point, Run, Study
+
+
+def study(*points, metric="eval/accuracy", folder="runs/s"):
+    """Each point: name and a value a seed; `None` for a run that diverged."""
+    made = []
+    for name, values in points:
+        runs = {
+            seed: Run(
+                seed, f"{name}/seed-{seed}", True, metrics={metric: v}, examples_per_second=100.0 + seed
+            )
+            if v is not None
+            else Run(
+                seed, f"{name}/seed-{seed}", diverged="The training loss became nan between steps 3 and 4"
+            )
+            for seed, v in enumerate(values)
+        }
+        made.append(Point({"lr": name}, runs))
+    return Study(folder, "r", None, made)
+
+
+def shown(made, metric=None):
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    with console.file:
+        console.print(table.render(made, metric))
+    return console.export_text()
+
+
+def test_a_row_has_the_spread_and_the_difference_by_pairs():
+    rows = table.rows(study(("0.1", [1.0, 2.0, 3.0]), ("0.2", [1.5, 2.5, 3.5]), ("0.4", [9.0, 0.0, 2.0])))
+    first, second, third = rows
+    assert (first.name, first.spread.n, first.spread.mean, first.spread.deviation) == ("lr=0.1", 3, 2.0, 1.0)
+    # Student's t of 2 degrees of freedom at 97.5 %: 4.3027; times 1 / sqrt(3)
+    assert (first.spread.low, first.spread.high) == pytest.approx((2 - 2.48414, 2 + 2.48414), rel=1e-5)
+    assert first.difference is None
+    # Apart the two overlap widely; every pair differs by the same.
+    assert (second.difference.value, second.difference.verdict) == (0.5, "higher")
+    assert third.difference.verdict == "no difference shown"
+    assert first.examples_per_second == 101.0
+
+
+def test_pairs_are_those_of_seeds_that_both_finished():
+    rows = table.rows(study(("0.1", [1.0, None, 3.0]), ("0.2", [0.0, 5.0, 1.9]), ("0.4", [None, 7.0, None])))
+    assert rows[1].difference.value == pytest.approx(-1.05)
+    assert rows[2].difference is None
+    assert rows[0].values == {0: 1.0, 2: 3.0}
+    assert list(rows[0].diverged) == [1]
+    text = shown(study(("0.1", [1.0, None, 3.0]), ("0.2", [None, None, None])))
+    assert "0: 1, 1: diverged, 2: 3" in text
+    assert "no seed in common" in text
+
+
+def test_of_one_seed_no_interval_is_made_up():
+    made = study(("0.1", [1.0]), ("0.2", [2.0]))
+    row = table.rows(made)[1]
+    assert (row.spread.low, row.spread.deviation, row.difference.verdict) == (None, None, "one run each")
+    assert "one seed has none" in table.notes(made)[0]
+    assert json.loads(json.dumps(row.to_json()))["difference"]["value"] == 1.0
+
+
+def test_the_notes_warn_of_few_seeds_of_many_comparisons_and_name_the_diverged():
+    assert table.notes(study(("0.1", [1.0, 2.0, 3.0]))) == []
+    assert "12.7" in table.notes(study(("0.1", [1.0, 2.0])))[0]
+    many = table.notes(study(*((str(i), [1.0, 2.0, 2.0 + i]) for i in range(4))))
+    assert len(many) == 1 and "3 comparisons" in many[0] and "14%" in many[0]
+    [diverged] = table.notes(study(("9", [None, 1.0, 1.0, 1.0])))
+    assert diverged == "lr=9, seed 0 diverged: The training loss became nan between steps 3 and 4."
+
+
+def test_the_main_metric_is_the_first_there_is_and_another_can_be_named():
+    made = study(("0.1", [1.0, 2.0]), metric="train/loss")
+    assert table.main_metric(made) == "train/loss"
+    assert "mean train/loss" in shown(made)
+    with pytest.raises(cw.RecipeError, match=r"No run .* eval/f1\..*Metrics: train/loss\."):
+        table.rows(made, "eval/f1")
+    assert table.rows(study(("0.1", [None])))[0].spread is None  # nothing to choose from yet
+    assert table.rows(study(("0.1", [None])), "eval/f1")[0].values == {}
+
+
+def test_settings_are_printed_as_they_are():
+    assert "lr=[red]x[/red]" in shown(study(("[red]x[/red]", [1.0])))
+
+
+def test_a_study_is_read_as_it_was_written(tmp_path):
+    made = study(("0.1", [1.0, None]), ("0.2", [2.0, 3.0]), folder=tmp_path)
+    for point in made.points:
+        for seed, run in point.runs.items():
+            point.runs[seed] = Run(**{**run.__dict__, "run": f"lr={point.settings['lr']}/seed-{seed}"})
+    made.write()
+    assert document.read(tmp_path) == made
+    stored = json.loads((tmp_path / "study.json").read_text())
+    assert (stored["schema"], stored["settings"], stored["seeds"]) == (
+        "chipwise.study/1",
+        {"lr": ["0.1", "0.2"]},
+        [0, 1],
+    )
+    assert stored["points"][1]["runs"][1]["run"] == "lr=0.2/seed-1"
+
+
+def test_a_study_of_a_later_chipwise_with_more_fields_is_read(tmp_path):
+    made = study(("0.1", [1.0]), folder=tmp_path)
+    stored = made.to_json()
+    stored["points"][0]["runs"][0]["colour"] = "red"
+    (tmp_path / "study.json").write_text(json.dumps(stored))
+    assert document.read(tmp_path).points[0].runs[0].metrics == {"eval/accuracy": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: text[:40], "is damaged"),
+        (lambda text: "[]", "is damaged"),
+        (lambda text: text.replace('"points"', '"point"'), "damaged .no 'points'"),
+        (lambda text: text.replace('"seed": 0', '"seed": "../../x"'), "is damaged"),
+        (lambda text: text.replace("100.0", '"x"'), "is damaged .examples_per_second="),
+        (lambda text: text.replace("100.0", "1" + "0" * 400), "is damaged .examples_per_second="),
+        (lambda text: text.replace('"recipe": "r"', '"recipe": 1'), "is damaged"),
+        (lambda text: text.replace("study/1", "study/2"), "schema 'chipwise.study/2'"),
+    ],
+)
+def test_a_damaged_study_says_what_to_do(tmp_path, change, said):
+    study(("0.1", [1.0]), folder=tmp_path).write()
+    file = tmp_path / "study.json"
+    file.write_text(change(file.read_text()))
+    with pytest.raises(cw.RunError, match=said):
+        document.read(tmp_path)
+
+
+def test_a_folder_without_a_study_is_none(tmp_path):
+    assert document.read(tmp_path) is None
+    assert document.read(tmp_path / "not there") is None
+
+
+def test_what_a_study_says_cannot_move_the_cursor():
+    assert "\x1b" not in shown(study(("\x1b[31mred", [0.5, 0.6])))
+
+
+def test_few_seeds_are_said_though_another_point_has_none():
+    made = study(("0.1", [0.5, 0.6]), ("9", [None, None]))
+    assert any("12.7 standard errors" in text for text in table.notes(made))
+
+
+def test_a_huge_metric_is_left_out():
+    assert table.rows(study(("0.1", [10**400, 0.5])), "eval/accuracy")[0].values == {1: 0.5}

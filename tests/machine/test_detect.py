@@ -1,0 +1,117 @@
+import subprocess
+import sys
+import textwrap
+
+import jax
+import pytest
+
+from chipwise.errors import DeviceError
+from chipwise.machine.detect import compiler_only, detect
+from chipwise.machine.facts import HostFacts, gather, installed
+from chipwise.machine.guard import accelerators
+
+
+def test_every_device_is_used_by_default():
+    machine = detect()
+    assert (machine.platform, machine.kind, machine.available) == ("cpu", "cpu", 8)
+    assert machine.devices == tuple(jax.devices()) and machine.simulated
+
+
+@pytest.mark.parametrize("count", [1, 7, 8])
+def test_fewer_devices_are_the_first(count):
+    machine = detect(count)
+    assert machine.devices == tuple(jax.devices()[:count])
+    assert machine.available == 8 and machine.simulated
+
+
+def test_more_devices_than_found_says_what_to_type():
+    with pytest.raises(DeviceError) as error:
+        detect(9)
+    for part in ("9 devices were asked for", "8 found (8 × cpu)", "--devices 8", "--simulate 9"):
+        assert part in str(error.value)
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, True, "2"])
+def test_a_count_must_be_a_whole_number(count):
+    with pytest.raises(DeviceError, match="whole number"):
+        detect(count)
+
+
+def test_an_unknown_platform_suggests_the_nearest():
+    with pytest.raises(
+        DeviceError, match=r"platform='tpus' is not one of cpu, gpu, tpu\. Did you mean 'tpu'"
+    ):
+        detect(platform="tpus")
+
+
+def test_an_absent_platform_is_explained():
+    with pytest.raises(DeviceError, match=r"platform='tpu' was asked for, but .*JAX_PLATFORMS=cpu"):
+        detect(platform="tpu")
+    assert detect(platform="cpu").devices == tuple(jax.devices())
+
+
+def test_one_cpu_is_not_simulated_and_cpu_starts_no_other_backend(fresh_python):
+    said = fresh_python("""
+        import jax
+        from chipwise.machine.detect import detect
+        machine = detect(platform="cpu")
+        print(machine.available, machine.simulated, jax.config.jax_platforms, detect().platform)
+    """)
+    assert said == "1 False cpu cpu"
+
+
+@pytest.mark.skipif(
+    bool(accelerators(gather()) or installed("libtpu")),
+    reason="needs a host without accelerators to pretend on",
+)
+def test_a_promised_tpu_that_jax_does_not_find_is_refused_until_overridden(fresh_python):
+    said = fresh_python(
+        """
+        from chipwise.machine.detect import detect
+        from chipwise.machine.report import look
+        from chipwise.errors import DeviceError
+        for arguments in ({}, {"count": 1}):
+            try:
+                detect(**arguments)
+            except DeviceError as error:
+                print(type(error).__name__, error)
+        print(look().problems[0].severity)
+        print(detect(platform="cpu").platform)
+        """,
+        TPU_NAME="local",
+        TPU_WORKER_ID="0",
+    ).splitlines()
+    assert said[0].startswith("DeviceError This host has a TPU (TPU_NAME, TPU_WORKER_ID)")
+    assert 'pip install "chipwise[tpu]"; or use the CPU on purpose: --devices cpu' in said[0]
+    assert said[1:] == [said[0], "error", "cpu"]
+
+
+@pytest.fixture
+def fresh_python(clean_environment):
+    def run(code: str, **environment: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code)],
+            env={**clean_environment, **environment},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "facts, alone",
+    [
+        (HostFacts(), False),
+        (HostFacts(packages={"libtpu": "0.0.42"}), True),
+        (HostFacts(packages={"libtpu": "0.0.42"}, paths=frozenset({"/dev/accel0"})), False),
+        (HostFacts(packages={"libtpu": "0.0.42"}, paths=frozenset({"/dev/vfio/0"})), False),
+        (HostFacts(packages={"libtpu": "0.0.42"}, environment={"TPU_NAME": "mine"}), False),
+        (HostFacts(packages={"libtpu": "0.0.42"}, paths=frozenset({"/dev/nvidia0"})), False),
+    ],
+)
+def test_libtpu_on_a_host_without_any_accelerator_is_a_compiler_only(facts, alone):
+    assert compiler_only(facts) is alone

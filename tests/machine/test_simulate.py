@@ -1,0 +1,79 @@
+"""Each in a fresh Python, since a process fixes its devices once."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from chipwise.errors import DeviceError
+from chipwise.machine.simulate import simulate
+
+
+def python(code, environment):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip().splitlines()
+
+
+def test_devices_are_made_again_and_again_but_not_changed(clean_environment):
+    said = python(
+        """
+        import jax
+        from chipwise.machine.detect import detect
+        from chipwise.machine.simulate import simulate, started
+        from chipwise.errors import DeviceError
+        simulate(3)
+        simulate(5)  # still free to change
+        print(started(), jax.config.jax_num_cpu_devices)
+        machine = detect()
+        print(len(machine.devices), machine.platform, machine.simulated, started())
+        simulate(5)
+        try:
+            simulate(6)
+        except DeviceError as error:
+            print(error)
+        """,
+        clean_environment,
+    )
+    assert said[:2] == ["False 5", "5 cpu True True"]
+    assert "already started with 5 cpu devices" in said[2]
+    assert "JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES=6" in said[2]
+
+
+def test_the_users_own_flags_stay_and_another_count_in_them_gives_way(clean_environment):
+    flags = "--xla_cpu_enable_fast_math=false --xla_force_host_platform_device_count=2"
+    said = python(
+        """
+        import os, jax
+        from chipwise.machine.simulate import simulate
+        simulate(4)
+        print(len(jax.devices()), os.environ["XLA_FLAGS"])
+        """,
+        {**clean_environment, "XLA_FLAGS": flags},
+    )
+    assert said == [f"4 {flags}"]
+
+
+def test_the_remedy_that_the_error_names_works(clean_environment):
+    environment = {**clean_environment, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "6"}
+    said = python("from chipwise.machine.detect import detect; print(len(detect().devices))", environment)
+    assert said == ["6"]
+
+
+def test_after_the_start_only_the_same_number_will_do():
+    simulate(8)  # what the test suite runs on
+    with pytest.raises(DeviceError, match=r"4 simulated devices .* already started with 8 cpu devices"):
+        simulate(4)
+
+
+@pytest.mark.parametrize("n", [0, -1, 2.0, True, "8"])
+def test_the_number_must_be_whole_and_positive(n):
+    with pytest.raises(DeviceError, match="at least 1"):
+        simulate(n)

@@ -1,0 +1,183 @@
+"""Records: written and read back to the same values; every damage is one clear line."""
+
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chipwise.errors import DataError
+from chipwise.machine.fingerprint import PACKAGES, Machine, this_machine
+from chipwise.measure.record import SCHEMA, Record, Series, read
+
+TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
+NUMBER = st.floats(allow_nan=False, allow_infinity=False, width=32) | st.integers(-(2**53), 2**53)
+JSON = st.recursive(
+    st.none() | st.booleans() | NUMBER | TEXT,
+    lambda v: st.lists(v, max_size=3) | st.dictionaries(TEXT, v, max_size=3),
+    max_leaves=6,
+)
+MACHINES = st.builds(
+    Machine,
+    cpu=TEXT,
+    cores=st.integers(1, 512) | st.floats(0.5, 64),
+    memory_bytes=st.integers(0, 1 << 50),
+    os=TEXT,
+    python=TEXT,
+    versions=st.dictionaries(TEXT, st.none() | TEXT, max_size=3),
+    accelerator=st.none() | TEXT,
+    accelerators=st.integers(0, 8),
+    commit=st.none() | TEXT,
+    dirty=st.none() | st.booleans(),
+)
+RECORDS = st.builds(
+    Record,
+    kind=TEXT,
+    name=TEXT,
+    created=TEXT,
+    measured=st.dictionaries(TEXT, JSON, max_size=3),
+    figures=st.dictionaries(
+        TEXT, st.builds(Series, TEXT, st.lists(NUMBER, min_size=1, max_size=5).map(tuple)), max_size=3
+    ),
+    machine=MACHINES,
+)
+
+
+def a_record(**changes):
+    machine = Machine("A CPU", 2.0, 8 << 30, "Linux 6 x86_64", "3.12.1", {"jax": "1"}, None, 0, "abc", False)
+    figures = {"examples_per_second.1": Series("examples/s", (3.0, 1.0, 2.0, 10.0))}
+    return dataclasses.replace(
+        Record("feed", "mine", "2026-01-15T12:00:00+00:00", {"examples": 7}, figures, machine), **changes
+    )
+
+
+def saved(tmp_path, **changes):
+    """A record's file with some of its fields replaced, or removed by `...`; `a.b` is `b` inside `a`."""
+    made = a_record().to_json()
+    for path, value in changes.items():
+        *outer, last = path.split("/")
+        inside = made
+        for name in outer:
+            inside = inside[name]
+        if value is ...:
+            del inside[last]
+        else:
+            inside[last] = value
+    file = tmp_path / "r.json"
+    file.write_text(json.dumps(made))
+    return file
+
+
+@settings(max_examples=100, deadline=None)
+@given(record=RECORDS)
+def test_a_record_comes_back_from_text_as_it_was(record):
+    text = json.dumps(record.to_json(), allow_nan=False)
+    back = Record.from_json(json.loads(text))
+    assert back == record and back.machine.hash == record.machine.hash
+    assert json.dumps(back.to_json()) == text
+
+
+def test_files_are_written_whole_and_read_back(tmp_path):
+    path = a_record().write(tmp_path / "new" / "r.json")
+    assert read(path) == read(path, kind="feed") == a_record()
+    assert json.loads(path.read_text())["schema"] == SCHEMA
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"cannot be written there .*Give --out FILE\.json\.$"):
+        a_record().write(tmp_path / "file" / "r.json")
+
+
+def test_a_series_tells_its_median_and_quartiles():
+    series = Series("GB/s", (5, 1, 2, 4, 3))
+    assert (series.median, series.quartiles) == (3, (2, 4))
+    assert Series("s", (7.5,)).quartiles == (7.5, 7.5)
+    for runs in ((), (float("nan"),), (1.0, float("inf")), (True,)):
+        with pytest.raises(ValueError, match="finite numbers"):
+            Series("s", runs)
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"schema": "chipwise.record/2"}, r"reads up to chipwise\.record/1: pip install --upgrade chipwise"),
+        ({"schema": "chipwise.record/0"}, r"older than chipwise\.record/1: measure again, .*bench-feed"),
+        ({"schema": "chipwise.plan/1"}, r"no record of a measurement \(its schema is 'chipwise\.plan/1'"),
+        ({"schema": ["chipwise.record/1"]}, "no record of a measurement"),
+        ({"schema": ...}, r"no record of a measurement \(it has no schema"),
+        ({"machine/cpu": ...}, r"no field 'machine\.cpu'"),
+        ({"machine": ...}, "no field 'machine'"),
+        ({"machine": [1]}, r"machine=\[1\], expected an object"),
+        ({"machine/cores": "2"}, r'machine\.cores="2", expected a number'),
+        ({"machine/memory_bytes": True}, r"machine\.memory_bytes=true, expected a whole number"),
+        ({"machine/dirty": 1}, r"machine\.dirty=1, expected true or false or null"),
+        ({"machine/versions/jax": 1}, r"machine\.versions\.jax=1, expected text or null"),
+        ({"figures": []}, r"figures=\[\], expected an object"),
+        ({"figures/examples_per_second.1/runs": []}, r"examples_per_second\.1\.runs=\[\], expected finite"),
+        ({"figures/examples_per_second.1/runs": [float("nan")]}, "expected finite numbers"),
+        ({"figures/examples_per_second.1": 3}, r"figures\.examples_per_second\.1=3, expected an object"),
+        ({"kind": "train"}, r"a record of 'train', expected 'feed': make one with chipwise bench-feed"),
+    ],
+)
+def test_what_is_not_such_a_record_is_told_on_one_line(tmp_path, changes, words):
+    file = saved(tmp_path, **changes)
+    with pytest.raises(DataError, match=words) as error:
+        read(file, kind="feed")
+    assert str(error.value).startswith(str(file)) and "\n" not in str(error.value)
+
+
+def test_files_that_hold_no_json(tmp_path):
+    whole = a_record().write(tmp_path / "r.json").read_bytes()
+    bad = tmp_path / "bad.json"
+    for content, words in (
+        (whole[:-20], "truncated, or no JSON"),
+        (b"", "truncated, or no JSON"),
+        (b"\xff\xfe\x00", "truncated, or no JSON"),
+        (b"[" * 100_000, "nested too deep|truncated"),
+        (b"[]", "no record of a measurement"),
+        (b"null", "no record of a measurement"),
+    ):
+        bad.write_bytes(content)
+        with pytest.raises(DataError, match=words) as error:
+            read(bad)
+        assert "\n" not in str(error.value)
+    with pytest.raises(DataError, match=r"gone\.json does not exist: make one with chipwise bench-feed"):
+        read(tmp_path / "gone.json")
+    with pytest.raises(DataError, match="Cannot read"):
+        read(tmp_path)
+
+
+def test_what_readers_may_add_is_passed_over(tmp_path):
+    assert read(saved(tmp_path, note="x", **{"machine/room": 3})) == a_record()
+
+
+def test_the_hash_is_of_the_hardware():
+    machine = a_record().machine
+    same = dataclasses.replace(
+        machine,
+        versions={"jax": "2"},
+        commit=None,
+        dirty=None,
+        python="3.13.0",
+        memory_bytes=(8 << 30) - 4096,
+    )
+    assert same.hash == machine.hash and len(machine.hash) == 8
+    for change in ({"cpu": "Another"}, {"cores": 4.0}, {"memory_bytes": 9 << 30}, {"accelerators": 1}):
+        assert dataclasses.replace(machine, **change).hash != machine.hash
+
+
+def test_this_machine_tells_what_runs_here():
+    class Chip:
+        platform, device_kind = "gpu", "A GPU"
+
+    class Host:
+        platform, device_kind = "cpu", "cpu"
+
+    here = this_machine([Host()] * 8)
+    assert here.cpu and here.cores > 0 and here.memory_bytes > 1 << 20
+    assert tuple(here.versions) == PACKAGES and here.versions["numpy"]
+    assert (here.accelerator, here.accelerators) == (None, 0)
+    assert (here.commit is None) == (here.dirty is None)
+    assert here.commit is None or len(here.commit) == 40
+    with_chips = this_machine([Chip()] * 2)
+    assert (with_chips.accelerator, with_chips.accelerators) == ("A GPU", 2)
+    assert "2 × A GPU" in with_chips.title and with_chips.hash != here.hash

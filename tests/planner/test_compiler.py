@@ -1,0 +1,336 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from chipwise.errors import ChipwiseError, DeviceError
+from chipwise.planner import compile_child, compiler
+from chipwise.planner.compiler import Compiled, ReduceRequest, Request, compile_all, export_program
+
+V5E = {"topology_name": "v5e:2x4", "chips_per_host_bounds": [2, 4, 1]}
+SPEC = jax.ShapeDtypeStruct((256, 256), jnp.bfloat16)
+
+with_libtpu = pytest.mark.skipif(compiler.libtpu_available() is None, reason=f"needs libtpu: {compiler.PIP}")
+
+
+def product(a, b):
+    return {"out": a["x"] @ b}
+
+
+def request_for(function=product, name="replica", **more):
+    return Request(name, V5E, export_program(function, ({"x": SPEC}, SPEC)), **more)
+
+
+@pytest.fixture
+def child(monkeypatch, tmp_path):
+    """Puts a script in the compiler's place: `run(code)`. In it, `begin(r)` and `done(r)` are what the child
+    says of a request `r` of `requests`. Counts how often it was started."""
+    monkeypatch.setattr(compiler, "libtpu_available", lambda: "0.0")
+    starts = tmp_path / "starts"
+    starts.write_text("")
+    real = subprocess.Popen
+
+    def run(code):
+        script = tmp_path / "child.py"
+        script.write_text(
+            textwrap.dedent(
+                f"""
+                import json, os, pathlib, signal, sys
+                open({str(starts)!r}, "a").write("x")
+                requests = json.loads((pathlib.Path(sys.argv[1]) / "requests.json").read_text())
+                def say(r, answer):
+                    print(json.dumps(dict(key=r["key"], answer=answer)), flush=True)
+                def begin(r): say(r, None)
+                def done(r): say(r, dict(name=r["name"], cycles=7.0))
+                """
+            )
+            + textwrap.dedent(code)
+        )
+
+        def start(arguments, **options):
+            return real([sys.executable, str(script), arguments[-1]], **options)
+
+        monkeypatch.setattr(compiler.subprocess, "Popen", start)
+        return lambda: len(starts.read_text())
+
+    return run
+
+
+ALL = "for r in requests: begin(r); done(r)"
+
+
+# ---- the real compiler
+
+
+@with_libtpu
+def test_a_program_for_a_chip_that_is_not_here(tmp_path):
+    seen = []
+    requests = [
+        request_for(clock_GHz=1.5, memory_GBps=819.0),
+        Request("reduce", V5E, ReduceRequest(4, 2, 100_000, True)),
+        Request("update", V5E, export_program(jnp.add, (SPEC, SPEC)), donate=(0,)),
+        Request("nowhere", {"topology_name": "v5e:99x99"}, ReduceRequest(1, 1, 10, True)),
+    ]
+    told = compile_all(requests, cache_dir=tmp_path, progress=lambda *a: seen.append(a))
+    replica, reduce, update, nowhere = told
+    assert [t.name for t in told] == ["replica", "reduce", "update", "nowhere"]
+    assert replica.error is None and replica.flops == 2 * 256**3
+    assert replica.argument_bytes == 2 * 2 * 256**2 and replica.output_bytes >= 2 * 256**2
+    assert set(replica.seconds_by_kind) >= {"matmul"} and replica.seconds >= replica.cycles / 1.5e9 > 0
+    assert reduce.error is None and reduce.wire_bytes >= 1.5 * 4 * 100_000
+    assert update.error is None and update.alias_bytes >= 2 * 256**2
+    assert nowhere.error is not None and "topology" in nowhere.error
+    assert sorted(done for done, _, _ in seen) == [1, 2, 3, 4] and {total for _, total, _ in seen} == {4}
+
+
+# ---- exporting
+
+
+def test_exporting_needs_no_tpu_and_flattens():
+    made = export_program(product, ({"x": SPEC}, SPEC))
+    back = jax.export.deserialize(bytearray(made.body))
+    assert back.platforms == ("tpu",)
+    assert [a.shape for a in back.in_avals] == [(256, 256)] * 2 and len(back.out_avals) == 1
+
+
+def test_the_key_is_of_the_program_not_of_where_it_stands(tmp_path):
+    keys = set()
+    for i, source in enumerate(["def f(x): return x + x", "\n\n\ndef f(x):\n    return x + x"]):
+        path = tmp_path / f"{i}.py"
+        path.write_text(source)
+        space: dict = {}
+        exec(compile(source, str(path), "exec"), space)
+        keys.add(export_program(space["f"], (SPEC,)).key)
+    assert len(keys) == 1
+    assert export_program(lambda x: x * x, (SPEC,)).key not in keys
+
+
+def test_the_key_is_the_same_in_another_process():
+    code = (
+        "import jax, jax.numpy as jnp\n"
+        "from chipwise.planner.compiler import export_program\n"
+        "s = jax.ShapeDtypeStruct((256, 256), jnp.bfloat16)\n"
+        "print(export_program(lambda a, b: {'out': a['x'] @ b}, ({'x': s}, s)).key)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONHASHSEED": "1"}, capture_output=True, text=True
+    )
+    assert ran.stdout.strip() == export_program(lambda a, b: {"out": a["x"] @ b}, ({"x": SPEC}, SPEC)).key
+
+
+def test_the_key_does_not_depend_on_who_asks():
+    def deeper(n):
+        return deeper(n - 1) if n else export_program(product, ({"x": SPEC}, SPEC)).key
+
+    assert deeper(5) == deeper(0)
+
+
+def test_everything_that_changes_the_answer_changes_the_key():
+    base = request_for()
+    others = [
+        request_for(donate=(0,)),
+        request_for(clock_GHz=1.0),
+        Request("replica", {"topology_name": "v2:2x2"}, base.program),
+        Request("replica", V5E, ReduceRequest(8, 1, 10, True)),
+        Request("replica", V5E, ReduceRequest(8, 1, 10, False)),
+    ]
+    keys = [r.key("jax 1") for r in [base, *others]] + [base.key("jax 2")]
+    assert len(set(keys)) == len(keys)
+    assert Request("other name", V5E, base.program).key("jax 1") == base.key("jax 1")
+
+
+# ---- the cache
+
+
+def test_a_second_time_no_child_is_started(child, tmp_path):
+    started = child(ALL)
+    first = compile_all([request_for()], cache_dir=tmp_path)
+    again = compile_all([request_for(name="another name")], cache_dir=tmp_path)
+    assert started() == 1
+    assert (first[0].name, again[0].name) == ("replica", "another name")
+    assert first[0].cycles == again[0].cycles == 7.0
+
+
+def test_the_same_program_twice_is_compiled_once(child, tmp_path):
+    child(ALL)
+    seen = []
+    told = compile_all([request_for()] * 2, cache_dir=tmp_path, progress=lambda *a: seen.append(a))
+    assert seen == [(1, 1, "replica")] and told[0] == told[1]
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"name": "x", "of another": 1}', b"\xff\xfe\x00"])
+def test_a_damaged_entry_is_made_again(child, tmp_path, damage):
+    started = child(ALL)
+    compile_all([request_for()], cache_dir=tmp_path)
+    (entry,) = tmp_path.glob("*.json")
+    whole = entry.read_bytes()
+    entry.write_bytes(damage)
+    assert compile_all([request_for()], cache_dir=tmp_path)[0].cycles == 7.0
+    assert started() == 2 and entry.read_bytes() == whole
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith("tmp")]
+
+
+def test_where_the_cache_is(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert compiler.default_cache() == tmp_path / "chipwise" / "plan"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert compiler.default_cache() == tmp_path / ".cache" / "chipwise" / "plan"
+
+
+# ---- a child that fails
+
+
+def three():
+    return [request_for(lambda a, b, n=n: product(a, b)["out"] + n, name=f"p{n}") for n in range(3)]
+
+
+def test_a_child_that_dies_costs_only_the_program_it_was_at(child, tmp_path):
+    started = child(
+        """
+        for r in requests:
+            begin(r)
+            if r["name"] == "p1": os.kill(os.getpid(), signal.SIGSEGV)
+            done(r)
+        """
+    )
+    told = compile_all(three(), cache_dir=tmp_path)
+    assert [t.error for t in told] == [None, "the compiler's process died: it crashed (SIGSEGV)", None]
+    assert started() == 2
+    assert [t.error for t in compile_all(three(), cache_dir=tmp_path)] == [t.error for t in told]
+    assert started() == 2  # remembered: it would crash again, after minutes
+
+
+def test_of_several_under_way_each_is_tried_alone(child, tmp_path):
+    started = child(
+        """
+        for r in requests: begin(r)
+        if "p1" in [r["name"] for r in requests]: os.kill(os.getpid(), signal.SIGKILL)
+        for r in requests: done(r)
+        """
+    )
+    told = compile_all(three(), cache_dir=tmp_path)
+    reason = "the compiler's process died: killed, most likely for lack of memory"
+    assert [t.error for t in told] == [None, reason, None]
+    assert started() == 4
+    compile_all(three(), cache_dir=tmp_path)  # the killed one is tried again: it may have been memory
+    assert started() == 5
+
+
+def test_a_child_that_does_not_start_is_an_error(child, tmp_path):
+    child("raise SystemExit('no module named that')")
+    with pytest.raises(ChipwiseError, match="could not be started: no module named that"):
+        compile_all([request_for()], cache_dir=tmp_path)
+
+
+def test_interrupting_ends_the_child(child, tmp_path):
+    child("begin(requests[0]); done(requests[0]); import time; time.sleep(60)")
+
+    def interrupt(done, total, name):
+        raise KeyboardInterrupt
+
+    made = []
+    start = compiler.subprocess.Popen
+    compiler.subprocess.Popen = lambda *a, **k: made.append(start(*a, **k)) or made[-1]
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            compile_all(three(), cache_dir=tmp_path, progress=interrupt)
+    finally:
+        compiler.subprocess.Popen = start
+    assert made[0].poll() == -signal.SIGKILL
+
+
+def test_without_libtpu_the_pip_line_is_said(monkeypatch, tmp_path):
+    monkeypatch.setattr(compiler, "libtpu_available", lambda: None)
+    with pytest.raises(DeviceError, match=r"pip install 'chipwise\[plan\]'"):
+        compile_all([request_for()], cache_dir=tmp_path)
+
+
+# ---- the lock
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from chipwise.plan import compiler
+with compiler._alone(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_who_holds_the_compiler_is_named(holder, child, tmp_path, monkeypatch, capsys):
+    started = child(ALL)
+    monkeypatch.setattr(compiler, "_LOCK_SECONDS", 0.3)
+    with pytest.raises(DeviceError, match=rf"in use by process {holder.pid} on .* since .*: wait for it"):
+        compile_all([request_for()], cache_dir=tmp_path)
+    assert f"waiting for process {holder.pid}" in capsys.readouterr().err
+    assert started() == 0
+
+
+def test_a_holder_that_was_killed_holds_nothing(holder, child, tmp_path):
+    child(ALL)
+    holder.kill()
+    holder.wait()
+    assert compile_all([request_for()], cache_dir=tmp_path)[0].cycles == 7.0
+
+
+# ---- what the child is told, and what it makes of a refusal
+
+
+def test_the_child_knows_nothing_of_a_real_tpu(monkeypatch):
+    for name in ("TPU_PROCESS_BOUNDS", "MEGASCALE_NUM_SLICES", "XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR"):
+        monkeypatch.setenv(name, "2,2,1")
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v4-32")
+    made = compiler.child_environment()
+    assert made["JAX_PLATFORMS"] == "cpu" and made["ALLOW_MULTIPLE_LIBTPU_LOAD"] == "1"
+    assert made["TPU_ACCELERATOR_TYPE"] == "v5litepod-8" and "HOME" in made
+    assert not made.keys() & {"TPU_PROCESS_BOUNDS", "MEGASCALE_NUM_SLICES", "XLA_FLAGS"}
+    assert "JAX_COMPILATION_CACHE_DIR" not in made
+    assert (Path(made["PYTHONPATH"].split(os.pathsep)[0]) / "chipwise").is_dir()
+
+
+def test_a_refusal_for_memory_is_read():
+    early = (
+        "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries "
+        "(60.42G) exceeds available HBM (7.48G)."
+    )
+    found = compile_child.refusal("replica", early, 1.0)
+    assert found.bytes_needed == int(60.42 * 2**30) and found.bytes_available == int(7.48 * 2**30)
+    late = (
+        "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. "
+        "Used 20.06G of 15.75G hbm. Exceeded hbm capacity by 4.31G.\n\nTotal hbm usage >= 20.31G:"
+    )
+    found = compile_child.refusal("replica", late, 1.0)
+    assert found.bytes_needed == int(20.06 * 2**30) and found.bytes_available == int(15.75 * 2**30)
+    assert found.error.startswith("RESOURCE_EXHAUSTED")
+
+
+def test_another_refusal_keeps_its_first_lines():
+    found = compile_child.refusal("update", "UNIMPLEMENTED: no such thing\n\n  in that op\nmore\n", 2.0)
+    assert found == Compiled("update", "UNIMPLEMENTED: no such thing in that op", compile_seconds=2.0)
+
+
+def test_answers_are_plain_json():
+    from dataclasses import asdict
+
+    made = Compiled("replica", cycles=1.0, notes=["a"])
+    assert Compiled(**json.loads(json.dumps(asdict(made)))) == made

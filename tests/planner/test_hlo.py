@@ -1,0 +1,222 @@
+"""The excerpts in `hlo/` are what libtpu 0.0.42 made, without locations and with cycles as the only cost."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from chipwise.planner import hlo, hlo_text
+
+EXCERPTS = Path(__file__).parent / "hlo"
+
+
+def text(name):
+    return (EXCERPTS / f"{name}.txt").read_text(encoding="utf-8")
+
+
+def read(name, **chip):
+    return hlo.read(text(name), **chip)
+
+
+def test_a_product_and_what_is_fetched_for_it():
+    found = read("product_v5e", clock_GHz=1.5, memory_GBps=819)
+    assert found.cycles == 1083068 and found.cycles_by_kind == {"matmul": 1083068}
+    assert found.product_flops == 2 * 4096**3
+    # one operand is fetched by a copy beside, the other by the product, which writes the result to HBM
+    assert found.bytes_by_kind == {"copy": 2 * 4096**2, "matmul": 2 * 2 * 4096**2}
+    assert found.seconds == pytest.approx(1083068 / 1.5e9)
+    assert found.notes == []
+
+
+def test_without_a_clock_there_are_no_seconds():
+    found = read("product_v5e")
+    assert found.seconds is None and found.seconds_by_kind == {}
+
+
+def test_nested_loops_are_multiplied_out():
+    found = read("loops_v5e")
+    assert found.cycles == 5 * (3 * (10453 + 80) + 4140)
+    assert found.product_flops == 15 * 2 * 512**3
+    assert found.once_flops == 2 * 512**3
+    assert found.notes == []
+
+
+def test_a_scan_whose_counter_is_copied():
+    found = read("scan_tpu7x")
+    assert found.cycles == 7 * (2964 + 4868) + 3554 + 39541 + 2920
+    assert found.product_flops == 7 * 2 * 256 * 1024**2
+
+
+def test_a_loop_that_depends_on_data_is_counted_once_and_said():
+    found = read("loop_on_data_v5e")
+    assert found.product_flops == 2 * 512**3
+    assert len(found.notes) == 1 and "trip count depends on data (jit(<lambda>)/while)" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("counter", "limit", "direction", "step", "runs"),
+    [(0, 7, "LT", 1, 7), (0, 7, "LE", 1, 8), (7, 0, "GT", -1, 7), (1, 8, "LT", 3, 3), (5, 5, "LT", 1, 0)],
+)
+def test_trip_counts(counter, limit, direction, step, runs):
+    program = f"""HloModule m, is_scheduled=true
+
+%body (b: (s32[], f32[8])) -> (s32[], f32[8]) {{
+  %b = (s32[], f32[8]) parameter(0)
+  %i = s32[] get-tuple-element(%b), index=0
+  %x = f32[8] get-tuple-element(%b), index=1
+  %by = s32[] constant({step})
+  %next = s32[] add(%by, %i)
+  %y = f32[8] sine(%x), backend_config={{"window_config":{{"estimated_cycles":"10"}}}}
+  ROOT %r = (s32[], f32[8]) tuple(%next, %y)
+}}
+
+%condition (c: (s32[], f32[8])) -> pred[] {{
+  %c = (s32[], f32[8]) parameter(0)
+  %j = s32[] get-tuple-element(%c), index=0
+  %n = s32[] constant({limit})
+  ROOT %lt = pred[] compare(%j, %n), direction={direction}
+}}
+
+ENTRY %main (x: f32[8]) -> f32[8] {{
+  %x.1 = f32[8] parameter(0)
+  %zero = s32[] constant({counter})
+  %t = (s32[], f32[8]) tuple(%zero, %x.1)
+  %w = (s32[], f32[8]) while(%t), condition=%condition, body=%body
+  ROOT %out = f32[8] get-tuple-element(%w), index=1
+}}
+"""
+    assert (hlo.read(program).cycles or 0) == 10 * runs
+    stated = program.replace("body=%body", 'body=%body, backend_config={"known_trip_count":{"n":"4"}}')
+    assert hlo.read(stated).cycles == 40
+
+
+def test_of_branches_the_longest_counts():
+    found = read("conditional_v5e")
+    assert found.cycles == 31668 and "elementwise" not in found.cycles_by_kind
+    assert found.product_flops == 2 * 1024**3
+
+
+def test_a_gather_has_no_cycles_but_moves_bytes():
+    found = read("gather_v5e", clock_GHz=1.5, memory_GBps=819)
+    rows = 65536 * 1024 * 4
+    assert found.cycles == 2477
+    assert found.bytes_by_kind["other"] == pytest.approx(2 * rows, rel=0.01)
+    assert found.seconds_by_kind["other"] == pytest.approx(2 * rows / 819e9, rel=0.01)
+
+
+def test_the_sentinel_of_a_sparsecore_is_dropped():
+    assert "9223372036854775807" in text("sparsecore_tpu7x")
+    found = read("sparsecore_tpu7x", clock_GHz=2.2, memory_GBps=3690)
+    assert found.cycles == 2694
+    assert found.seconds == pytest.approx(2 * 65536 * 1024 * 4 / 3690e9, rel=0.02)
+
+
+def test_a_sort_is_said_to_be_unknown():
+    found = read("sort_v5e")
+    assert found.notes == ["a sort of f32[64,8192]: its time is unknown, counted by the bytes it moves"]
+
+
+def test_a_callback_is_said():
+    found = read("callback_v5e")
+    assert found.notes == ["talks to the host in the middle of the program (jit(<lambda>)/debug_print)"]
+
+
+def test_kinds_of_what_is_fused():
+    assert read("softmax_v5e").cycles_by_kind == {"reduce": 2021408 + 1209536, "elementwise": 1227312}
+    assert read("convolution_v5e").cycles_by_kind == {"convolution": 592307}
+    assert read("batched_product_v2").cycles_by_kind == {"matmul": 1436544}
+
+
+def test_products_are_told_from_convolutions_without_their_names():
+    for name, kind in [("product_v5e", "matmul"), ("convolution_v5e", "convolution")]:
+        nameless = re.sub(r", metadata=\{[^}]*\}", "", text(name))
+        assert set(hlo.read(nameless).cycles_by_kind) == {kind}
+    nameless = re.sub(r", metadata=\{[^}]*\}", "", text("batched_product_v2"))
+    assert set(hlo.read(nameless).cycles_by_kind) == {"matmul"}
+
+
+def test_flops_of_convolutions_leave_out_the_border():
+    # 3 x 3 over 56 x 56 with a border of zeros: 3 * 56 - 2 pairs of position and tap a dimension
+    assert read("convolution_v5e").product_flops == 2 * 128 * 64 * 64 * (3 * 56 - 2) ** 2
+    # batch dimensions that stand as spatial ones
+    assert read("batched_product_v2").product_flops == 2 * 8 * 12 * 1024**2 * 64
+
+
+def test_padding_waste_is_noted():
+    found = hlo.read(
+        text("product_v5e").replace("4096,4096", "4096,65").replace("(8,128)(2,1)S(1)", "(8,128)(2,1)")
+    )
+    assert found.notes and re.match(r"49% of the products' work is padding", found.notes[0])
+
+
+@pytest.mark.parametrize(
+    ("line", "whole"),
+    [
+        ("f32[1000]{0:T(1024)} all-reduce(%x), replica_groups={{0,1,2,3}}, to_apply=%add", 1.5 * 4000),
+        ("f32[1000]{0:T(1024)} all-reduce(%x), replica_groups=[2,4]<=[8], to_apply=%add", 1.5 * 4000),
+        ("f32[1000]{0:T(1024)} all-reduce(%x), replica_groups={}, to_apply=%add", 2 * 7 / 8 * 4000),
+        ("f32[4000]{0:T(1024)} all-gather(%x), replica_groups={{0,1,2,3}}, dimensions={0}", 0.75 * 16000),
+        ("f32[250]{0:T(1024)} reduce-scatter(%x), replica_groups={{0,1,2,3}}, to_apply=%add", 0.75 * 4000),
+        ("f32[1000]{0:T(1024)} all-to-all(%x), replica_groups={{0,1,2,3}}, dimensions={0}", 0.75 * 4000),
+        ("f32[1000]{0:T(1024)} collective-permute(%x), source_target_pairs={{0,1},{1,0}}", 4000),
+        (
+            "(f32[1000]{0:T(1024)}, f32[4000]{0:T(1024)}) all-gather-start(%x), replica_groups={{0,1,2,3}}",
+            0.75 * 16000,
+        ),
+    ],
+)
+def test_wire_bytes(line, whole):
+    done = "\n  %d = f32[4000] all-gather-done(%c)" if "-start" in line else ""
+    program = (
+        "HloModule m, is_scheduled=true, num_partitions=8\n\n"
+        "ENTRY %main (x: f32[1000]) -> f32[1000] {\n"
+        f"  %x = f32[1000]{{0:T(1024)}} parameter(0)\n  %c = {line}{done}\n}}\n"
+    )
+    assert hlo.read(program).wire_bytes == pytest.approx(whole)
+
+
+def test_bytes_count_padding_memory_and_slices():
+    program = """HloModule m, is_scheduled=true
+
+%taking (p: f32[100,8,128], i: s32[]) -> f32[8,128] {
+  %p = f32[100,8,128]{2,1,0:T(8,128)} parameter(0)
+  %i = s32[]{:T(128)S(6)} parameter(1)
+  %s = f32[1,8,128]{2,1,0:T(8,128)} dynamic-slice(%p, %i, %i, %i), dynamic_slice_sizes={1,8,128}
+  ROOT %b = f32[8,128]{1,0:T(8,128)} bitcast(%s)
+}
+
+%putting (p: f32[100,8,128], u: f32[1,8,128], i: s32[]) -> f32[100,8,128] {
+  %p = f32[100,8,128]{2,1,0:T(8,128)} parameter(0)
+  %u = f32[1,8,128]{2,1,0:T(8,128)} parameter(1)
+  %i = s32[]{:T(128)S(6)} parameter(2)
+  ROOT %d = f32[100,8,128]{2,1,0:T(8,128)} dynamic-update-slice(%p, %u, %i, %i, %i)
+}
+
+ENTRY %main (p: f32[100,8,128], i: s32[], q: f32[8,65]) -> f32[100,8,128] {
+  %p = f32[100,8,128]{2,1,0:T(8,128)} parameter(0)
+  %i = s32[]{:T(128)S(6)} parameter(1)
+  %q = f32[8,65]{1,0:T(8,128)} parameter(2)
+  %slice = f32[8,128]{1,0:T(8,128)S(1)} fusion(%p, %i), kind=kLoop, calls=%taking
+  %row = f32[1,8,128]{2,1,0:T(8,128)S(1)} bitcast(%slice)
+  %padded = f32[8,65]{1,0:T(8,128)S(1)} sine(%q)
+  ROOT %put = f32[100,8,128]{2,1,0:T(8,128)} fusion(%p, %row, %i), kind=kLoop, calls=%putting
+}
+"""
+    row = 8 * 128 * 4
+    found = hlo.read(program, clock_GHz=1.0, memory_GBps=1.0)
+    assert found.bytes_by_kind == {"copy": 2 * row, "elementwise": row}
+    assert found.seconds == pytest.approx(3 * row / 1e9)
+    assert found.cycles is None
+
+
+def test_shapes():
+    (shape,) = hlo_text.shapes("bf16[8,56,56,64]{0,3,2,1:T(8,128)(2,1)S(1)}")
+    assert (shape.memory, shape.tile, shape.bits) == (1, (8, 128), 16)
+    assert shape.padded_elements == 56 * 56 * 64 * 128 and shape.elements == math.prod((8, 56, 56, 64))
+    assert [str(s) for s in hlo_text.shapes("(pred[], s4[3]{0}, token[])")] == ["pred[]", "s4[3]", "token[]"]
+
+
+def test_text_without_an_entry_is_refused():
+    with pytest.raises(ValueError, match="no ENTRY"):
+        hlo.read("HloModule empty")

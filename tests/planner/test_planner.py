@@ -1,0 +1,258 @@
+"""Plans through the public door: what they hold, what they cannot say, and what they must not do."""
+
+import dataclasses
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import chipwise as cw
+import tasks
+from chipwise.chips.prices import cheapest, load, prices_for
+from chipwise.chips.targets import parse
+from chipwise.machine.fingerprint import this_machine
+from chipwise.measure.record import Record, Series
+from chipwise.planner import compiler, planner
+from chipwise.planner.compiler import PIP, libtpu_available
+from chipwise.planner.document import document, sentences, table
+from chipwise.planner.verdict import judge
+from tasks import FEATURES
+
+needs_libtpu = pytest.mark.skipif(libtpu_available() is None, reason=f"needs libtpu: {PIP}")
+
+
+class Shapes:
+    """Data of which only shapes exist: to take an example is an error."""
+
+    def __init__(self, length):
+        self.length = length
+        x, label = jax.ShapeDtypeStruct((FEATURES,), "uint8"), jax.ShapeDtypeStruct((), "int32")
+        self.spec = {"x": x, "label": label}
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        raise AssertionError("a plan read an example")
+
+
+def recipe(task=None, examples=100_000, **changes):
+    task = task or tasks.task(train=Shapes(examples), eval=Shapes(1000))
+    return tasks.recipe(**{"task": task, "batch": 64, "duration": "2ep", **changes})
+
+
+@pytest.fixture(scope="module")
+def plans():
+    return cw.plan(recipe(), on=["t4", "a100:8", "h100-pcie", "cpu"])
+
+
+def test_a_plan_adds_up(plans):
+    for p in plans:
+        assert p.runs and p.method == "modelled" and p.steps == 3125
+        assert p.step_seconds.low <= p.step_seconds.value <= p.step_seconds.high
+        parts = dict(p.step_parts)
+        assert p.step_seconds.value == pytest.approx(max(parts.pop("dispatch"), sum(parts.values())))
+        assert p.examples_per_second.value == pytest.approx(64 / p.step_seconds.value)
+        assert p.wall_seconds.value == pytest.approx(sum(p.seconds.values()))
+        assert p.memory.fits and p.memory.needed == sum(
+            getattr(p.memory, name)
+            for name in ("parameters", "optimizer", "state", "replica_sums", "activations", "data", "program")
+        )
+
+
+def test_replicas_lie_as_training_lays_them(plans):
+    t4, a100, _, _ = plans
+    assert (t4.devices, t4.replicas_per_device) == (1, 8)
+    assert (a100.devices, a100.devices_found, a100.replicas_per_device) == (8, 8, 1)
+    assert t4.wire_bytes_per_step_per_device == 0
+    assert a100.wire_bytes_per_step_per_device >= 2 * 7 / 8 * 4 * a100.parameters
+
+
+def test_dollars_are_hours_at_a_dated_price(plans):
+    t4 = plans[0]
+    assert t4.costs and plans[3].target == "cpu"
+    for cost in t4.costs:
+        assert cost.usd.value == pytest.approx(t4.wall_seconds.value / 3600 * cost.usd_per_hour)
+        assert cost.date and cost.source and cost.includes
+    assert t4.cheapest().includes != "accelerator alone"
+    eight = plans[1]  # one host of eight linked GPUs, not eight hosts of one
+    best = cheapest(prices_for(parse("a100:8"), load()))
+    assert eight.cheapest().machines == 1
+    assert (eight.cheapest().instance, eight.cheapest().usd_per_hour) == (best.instance, best.usd_per_hour)
+    assert not plans[3].costs  # nobody rents this host
+
+
+def test_the_document_is_json_and_the_table_has_a_row_each(plans):
+    made = document(recipe(), plans)
+    assert json.loads(json.dumps(made)) == made
+    assert made["schema"] == "chipwise.plan/1" and made["plans"][0]["memory"]["fits"] is True
+    assert table(plans).row_count == 4
+    assert sentences(judge(plans), plans)[:2] == made["verdict"]["sentences"]
+
+
+def test_more_devices_than_replicas_says_how_to_use_them():
+    (p,) = cw.plan(recipe(), on=["a100:16"])
+    assert (p.devices, p.devices_found) == (8, 16)
+    assert any("8 replicas use 8 of 16 devices: with --set replicas=16 all work" in a for a in p.advice)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("gpus", range(1, 9))
+def test_advice_on_replicas_is_right_for_every_device_count(gpus, exact):
+    (p,) = cw.plan(recipe(batch=2520), on=[f"a100:{gpus}"], exact=exact)
+    assert p.devices_found == gpus and 8 % p.devices == 0
+    better = [re.search(r"replicas=(\d+)", a) for a in p.advice if "devices" in a]
+    assert (p.devices == gpus) == (not better)
+    for match in filter(None, better):
+        (q,) = cw.plan(recipe(batch=2520, replicas=int(match[1])), on=[f"a100:{gpus}"], exact=exact)
+        assert q.devices == gpus
+
+
+@needs_libtpu
+def test_a_host_callback_is_one_target_s_problem():
+    def talking(params, state, batch, key, train):
+        jax.debug.print("{}", batch["x"][0, 0])
+        return tasks.plain_loss(params, state, batch, key, train)
+
+    task = tasks.task(train=Shapes(1000), eval=None, loss=talking)
+    tpu, gpu = cw.plan(recipe(task), on=["v5e-8", "a100"])
+    assert "calls back to the host" in tpu.problem and gpu.runs
+
+
+def test_what_cannot_be_planned_is_one_clear_error():
+    with pytest.raises(cw.DeviceError, match="v3-8"):
+        cw.plan(recipe(), on=["v3-4"])
+    with pytest.raises(cw.DeviceError, match="a100"):
+        cw.plan(recipe(), on=["a1000"])
+    with pytest.raises(cw.DeviceError, match="--on"):
+        cw.plan(recipe(), on=[])
+    with pytest.raises(cw.RecipeError, match="batch"):
+        cw.plan(recipe(batch=63), on=["t4"])
+
+    def broken(params, state, batch, key, train):
+        raise KeyError("pixels")
+
+    task = dataclasses.replace(recipe().task, loss=broken)
+    with pytest.raises(cw.RecipeError, match=r"cannot be traced: KeyError: 'pixels'"):
+        cw.plan(dataclasses.replace(recipe(), task=task), on=["t4"])
+
+
+def test_a_float64_recipe_is_refused_for_a_tpu_by_name():
+    def double(params, state, batch, key, train):
+        made, state = tasks.plain_loss(params, state, batch, key, train)
+        wide = jnp.sum(batch["x"].astype(jnp.float64) * 0.1)
+        return {**made, "wide": cw.Sum(wide.astype(jnp.float32), jnp.float32(1))}, state
+
+    task = tasks.task(train=Shapes(1000), eval=None, loss=double)
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        tpu, gpu = cw.plan(recipe(task, optimizer=cw.sgd(lr=0.1)), on=["v5e-8", "a100"])
+    assert tpu.problem is not None and "float64" in tpu.problem and "float32" in tpu.problem
+    assert gpu.runs and any("float64" in text for text in gpu.advice)
+
+
+def wide_loss(params, state, batch, key, train):
+    """Activations of 64 kB a layer and example, which the backward pass keeps."""
+    x = jnp.tile(batch["x"].astype(jnp.float32)[:, :1, None], (1, 128, 128))
+    w = jnp.full((128, 128), params["w"][0, 0])
+    for _ in range(32):
+        x = jnp.tanh(x @ w)
+    values = jnp.mean(x, axis=(1, 2))
+    return {"loss": cw.Sum.of(values), "accuracy": cw.Sum.of(values)}, state
+
+
+def test_an_over_large_batch_names_the_bytes_and_the_largest_that_fits():
+    task = dataclasses.replace(recipe().task, loss=wide_loss)
+    big = dataclasses.replace(recipe(batch=1 << 16), task=task)
+    (p,) = cw.plan(big, on=["t4"])
+    assert not p.runs and not p.memory.fits and p.memory.needed > p.memory.available
+    assert 8 <= p.largest_batch < big.batch and p.largest_batch % 8 == 0
+    assert f"--set batch={p.largest_batch}" in p.problem and "GB" in p.problem
+    (q,) = cw.plan(dataclasses.replace(big, batch=p.largest_batch), on=["t4"])
+    assert q.runs
+    more = p.largest_batch + p.largest_batch // 20 // 8 * 8 + 8
+    (r,) = cw.plan(dataclasses.replace(big, batch=more), on=["t4"])
+    assert not r.runs
+
+
+def test_without_the_compiler_a_tpu_is_modelled_and_says_so(monkeypatch):
+    monkeypatch.setattr(planner, "libtpu_available", lambda: None)
+    (p,) = cw.plan(recipe(), on=["v5e-8"])
+    assert p.runs and p.method == "modelled"
+    assert any("pip install 'chipwise[plan]'" in note for note in p.notes)
+    assert p.step_seconds.high >= 3 * p.step_seconds.low
+
+
+@needs_libtpu
+def test_a_tpu_is_compiled_once_and_remembered():
+    seen = []
+    (first,) = cw.plan(recipe(), on=["v5e-8"], progress=lambda *a: seen.append(a))
+    assert first.method == "compiled" and first.runs and seen[-1][0] == seen[-1][1] >= 2
+    count = len(seen)
+    (again,) = cw.plan(recipe(), on=["v5e-8"], progress=lambda *a: seen.append(a))
+    assert len(seen) == count and again == first
+    assert first.share_of_peak is None  # of float32 products, whose peak nobody publishes
+    plain = tasks.task(train=Shapes(1000), eval=None, loss=tasks.plain_loss)
+    (lower,) = cw.plan(recipe(plain, precision="bf16"), on=["v5e-8"])
+    assert 0 < lower.share_of_peak < 1
+
+
+def test_a_slow_source_makes_the_input_the_bound():
+    class Slow(Shapes):
+        def __getitem__(self, index):
+            import time
+
+            time.sleep(0.01)
+            return {"x": jnp.zeros(FEATURES, "uint8"), "label": jnp.int32(0)}
+
+        def nbytes(self):
+            return 1 << 60
+
+    slow = dataclasses.replace(recipe(), task=dataclasses.replace(recipe().task, train=Slow(1 << 40)))
+    (p,) = cw.plan(slow, on=["t4"], measure_feed=True, host_cores=4)
+    assert p.bound == "input" and p.feeding.input_bound
+    assert 0 < p.feeding.examples_per_second_per_core <= 100  # each one sleeps for 10 ms
+    assert any(a.startswith("input-bound: needs ") and "has 4" in a for a in p.advice)
+    assert p.examples_per_second.value == pytest.approx(4 * p.feeding.examples_per_second_per_core)
+
+
+def test_a_record_of_another_host_stands_in_for_a_measurement(tmp_path):
+    big = dataclasses.replace(recipe(), task=dataclasses.replace(recipe().task, train=Shapes(1 << 40)))
+    size = FEATURES + 4
+    machine = dataclasses.replace(this_machine(), cpu="Their CPU", cores=6.0)
+    record = Record(
+        kind="feed",
+        name="theirs",
+        created="2026-01-15T12:00:00+00:00",
+        measured={"bytes_per_example": size},
+        figures={
+            "examples_per_second.1": Series("examples/s", (30.0,)),
+            "examples_per_second.4": Series("examples/s", (70.0, 80.0, 100.0)),
+        },
+        machine=machine,
+    )
+    file = record.write(tmp_path / "theirs.json")
+    (p,) = cw.plan(big, on=["t4"], feed_record=file)
+    assert p.feeding.examples_per_second_per_core == 20 and p.feeding.cores == 6
+    assert p.feeding.measured_on == "theirs.json: Their CPU, 6 cores, 4 at work"
+    assert p.bound == "input" and p.examples_per_second.value == pytest.approx(120)
+    (p,) = cw.plan(big, on=["t4"], feed_record=file, host_cores=8)
+    assert p.feeding.cores == 8
+    wrong = dataclasses.replace(record, measured={"bytes_per_example": size + 1}).write(tmp_path / "w.json")
+    with pytest.raises(
+        cw.DataError, match=f"examples of {size + 1} bytes, the recipe's have {size}: measure"
+    ):
+        cw.plan(big, on=["t4"], feed_record=wrong)
+    none = dataclasses.replace(record, figures={}).write(tmp_path / "n.json")
+    with pytest.raises(cw.DataError, match=r"n\.json has no figure examples_per_second\.N"):
+        cw.plan(big, on=["t4"], feed_record=none)
+
+
+def test_a_compiler_that_crashes_leaves_the_model(monkeypatch):
+    died = compiler.Compiled("replica", error=f"{compiler.DIED}: it crashed (SIGSEGV)")
+    monkeypatch.setattr(planner, "libtpu_available", lambda: "0")
+    monkeypatch.setattr(planner.tpu, "compile_steps", lambda cases, **_: [{"replica": died}] * len(cases))
+    (p,) = cw.plan(recipe(), on=["tpu7x-8"])
+    assert p.runs and p.method == "modelled"
+    assert any("SIGSEGV" in note for note in p.notes)

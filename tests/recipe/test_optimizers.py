@@ -1,0 +1,312 @@
+"""Optimizers: PyTorch's updates, decay once, rates that never recompile, values that print and compare."""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from chipwise.recipe.duration import Clock
+from chipwise.recipe.optimizers import adam, adamw, decays, ema_init, ema_update, from_optax, sgd
+from chipwise.recipe.schedules import constant, cosine, one_cycle, one_cycle_momentum, warmup
+
+from chipwise.errors import RecipeError
+
+CLOCK = Clock(640, 32, 20)
+rng = np.random.default_rng(0)
+PARAMS = {
+    "conv": {"kernel": rng.normal(size=(3, 4)).astype(np.float32), "bias": np.ones(4, np.float32)},
+    "scale": np.float32(2.0),
+}
+GRADS = [jax.tree.map(lambda p: rng.normal(size=p.shape).astype(np.float32), PARAMS) for _ in range(20)]
+EVERY = [
+    sgd(0.1),
+    sgd(
+        one_cycle(0.4, warmup="25%"),
+        momentum=0.9,
+        nesterov=True,
+        weight_decay=5e-4,
+        decay="kernels",
+        clip=1.0,
+    ),
+    sgd(0.1, momentum=0),
+    adam(cosine(1e-3)),
+    adamw(1e-3, weight_decay=warmup(0.1, "5st")),
+    from_optax(optax.lion, learning_rate=cosine(1e-3), b1=0.9),
+]
+each = pytest.mark.parametrize("optimizer", EVERY, ids=repr)
+
+
+def run(optimizer, params=PARAMS, grads=GRADS):
+    """The parameters after one compiled update for each gradient, and the number of compilations."""
+    traces = []
+
+    @jax.jit
+    def step(params, opt_state, grads, hyper):
+        traces.append(1)
+        return optimizer.update(grads, opt_state, params, hyper)
+
+    params = jax.tree.map(jnp.asarray, params)
+    opt_state = optimizer.init(params)
+    tables = optimizer.tables(CLOCK)
+    for i, grad in enumerate(grads):
+        params, opt_state = step(params, opt_state, grad, {k: v[i] for k, v in tables.items()})
+    return params, len(traces)
+
+
+def run_torch(make, tables, decay_kernels_only=False):
+    torch = pytest.importorskip("torch")
+    leaves = [torch.nn.Parameter(torch.tensor(p)) for p in jax.tree.leaves(PARAMS)]
+    groups = [{"params": [leaf]} for leaf in leaves]
+    if decay_kernels_only:
+        for group, leaf in zip(groups, leaves, strict=True):
+            group.update({} if leaf.ndim >= 2 else {"weight_decay": 0.0})
+    optimizer = make(torch, groups)
+    for i, grads in enumerate(GRADS):
+        for leaf, grad in zip(leaves, jax.tree.leaves(grads), strict=True):
+            leaf.grad = torch.tensor(grad)
+        for group in optimizer.param_groups:
+            group["lr"] = float(tables["lr"][i])
+            if "momentum" in tables and "momentum" in group:
+                group["momentum"] = float(tables["momentum"][i])
+        optimizer.step()
+    return [leaf.detach().numpy() for leaf in leaves]
+
+
+def assert_close(tree, leaves):
+    for ours, theirs in zip(jax.tree.leaves(tree), leaves, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("decay", ["all", "kernels"])
+def test_sgd_equals_torch(nesterov, decay):
+    ours = sgd(
+        one_cycle(0.4, warmup="25%", start=0.1),
+        momentum=one_cycle_momentum(0.95, 0.85, warmup="25%"),
+        nesterov=nesterov,
+        weight_decay=5e-2,
+        decay=decay,
+    )
+    theirs = run_torch(
+        lambda torch, groups: torch.optim.SGD(
+            groups, lr=1, momentum=0.9, nesterov=nesterov, weight_decay=5e-2
+        ),
+        ours.tables(CLOCK),
+        decay_kernels_only=decay == "kernels",
+    )
+    assert_close(run(ours)[0], theirs)
+
+
+def test_sgd_without_momentum_equals_torch():
+    ours = sgd(0.1, momentum=0.0, weight_decay=0.1)
+    assert set(ours.hyper) == {"lr", "weight_decay"}
+    theirs = run_torch(lambda t, g: t.optim.SGD(g, lr=0.1, weight_decay=0.1), ours.tables(CLOCK))
+    assert_close(run(ours)[0], theirs)
+
+
+def test_adam_equals_torch():
+    ours = adam(cosine(0.05), b2=0.99)
+    theirs = run_torch(lambda t, g: t.optim.Adam(g, betas=(0.9, 0.99)), ours.tables(CLOCK))
+    assert_close(run(ours)[0], theirs)
+
+
+@pytest.mark.parametrize("decay", ["all", "kernels"])
+def test_adamw_equals_torch(decay):
+    ours = adamw(cosine(0.05), weight_decay=0.1, decay=decay)
+    theirs = run_torch(
+        lambda t, g: t.optim.AdamW(g, weight_decay=0.1),
+        ours.tables(CLOCK),
+        decay_kernels_only=decay == "kernels",
+    )
+    assert_close(run(ours)[0], theirs)
+
+
+@pytest.mark.parametrize("clip", [0.5, 1e6])
+def test_clipping_is_by_the_norm_of_the_whole_gradient(clip):
+    norm = np.sqrt(sum((g**2).sum() for g in jax.tree.leaves(GRADS[0])))
+    params, _ = run(sgd(0.1, momentum=0, clip=clip), grads=GRADS[:1])
+    expected = jax.tree.map(lambda p, g: p - 0.1 * g * min(1, clip / norm), PARAMS, GRADS[0])
+    assert_close(params, jax.tree.leaves(expected))
+
+
+@pytest.mark.parametrize("make", [sgd, adamw])
+def test_decay_is_applied_once_after_the_reduction(make):
+    # The mean gradient is zero whatever the number of replicas: all that moves is the decay, lr * wd.
+    optimizer = make(0.1, weight_decay=0.5)
+    zeros = jax.tree.map(np.zeros_like, PARAMS)
+    params, _ = run(optimizer, grads=[zeros])
+    assert_close(params, [0.95 * p for p in jax.tree.leaves(PARAMS)])
+
+
+def test_the_mean_gradient_of_1_or_8_replicas_is_the_same_update():
+    replicas = rng.normal(size=(8, 3, 4)).astype(np.float32)
+    optimizer = sgd(0.1, momentum=0.9, nesterov=True, weight_decay=0.5)
+    kernel = {"kernel": PARAMS["conv"]["kernel"]}
+    whole, _ = run(optimizer, kernel, [{"kernel": replicas.mean(0)}])
+    apart = [optimizer.init(kernel) for _ in replicas]  # every device applies the same reduced gradient
+    moved = [
+        optimizer.update(
+            {"kernel": replicas.sum(0) / 8}, state, kernel, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.5}
+        )
+        for state in apart
+    ]
+    for params, _ in moved:
+        assert_close(params, [whole["kernel"]])
+
+
+@each
+def test_rates_are_inputs_so_one_compilation_serves_the_run(optimizer):
+    params, traces = run(optimizer)
+    assert traces == 1
+    assert all(np.isfinite(p).all() for p in jax.tree.leaves(params))
+    assert not any(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (params, PARAMS)), strict=True))
+
+
+@each
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_shapes_dtypes_and_structure_are_kept(optimizer, dtype):
+    params = jax.tree.map(lambda p: jnp.asarray(p, dtype), PARAMS)
+    state = optimizer.init(params)
+    hyper = {name: table[3] for name, table in optimizer.tables(CLOCK).items()}
+    grads = jax.tree.map(jnp.asarray, GRADS[0])
+    new_params, new_state = optimizer.update(grads, state, params, hyper)
+
+    def shapes(tree):
+        return jax.tree.map(lambda a: (a.shape, a.dtype, a.weak_type), tree)
+
+    assert shapes(new_params) == shapes(params) and shapes(new_state) == shapes(state)
+    assert jax.eval_shape(optimizer.init, params) == jax.eval_shape(lambda: state)
+    floats = [a for a in jax.tree.leaves(state) if jnp.issubdtype(a.dtype, jnp.floating)]
+    assert all(a.dtype == jnp.float32 and np.isfinite(a).all() for a in floats)
+
+
+def test_narrow_parameters_are_updated_in_float32():
+    # 1 + 2^-9 cannot be told from 1 in bfloat16, whose velocity would stand still; float32's adds up.
+    params, grads = {"w": jnp.ones(4, "bfloat16")}, {"w": jnp.full(4, -(2.0**-9), "bfloat16")}
+    optimizer, hyper = sgd(1.0, momentum=0.5), {"lr": 1.0, "momentum": 0.5}
+    state = optimizer.init(params)
+    for _ in range(3):
+        _, state = optimizer.update(grads, state, params, hyper)
+    assert jax.tree.leaves(state)[0].tolist() == [-(2.0**-9) * 1.75] * 4
+
+
+@each
+def test_values_print_as_typed_and_compare(optimizer):
+    if not dataclasses.is_dataclass(optimizer) or type(optimizer).__name__.startswith("_"):
+        assert repr(optimizer).startswith("from_optax(optax.") and "learning_rate=cosine(" in repr(optimizer)
+        assert optimizer == from_optax(optax.lion, learning_rate=cosine(1e-3), b1=0.9)
+        assert optimizer.lr_name == "learning_rate"
+        return
+    assert eval(repr(optimizer)) == optimizer and hash(optimizer) == hash(eval(repr(optimizer)))
+    assert dataclasses.replace(optimizer, lr=0.5) != optimizer
+    assert optimizer.lr_name == "lr" and "lr" in optimizer.hyper
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        optimizer.lr = 1
+
+
+@each
+def test_descriptions_are_plain_json_without_addresses(optimizer):
+    described = optimizer.describe()
+    text = json.dumps(described, allow_nan=False)
+    assert json.loads(text) == described and "0x" not in text
+    assert described["optimizer"] in repr(optimizer)
+
+
+def test_what_is_described():
+    assert sgd(one_cycle(0.4, warmup="5ep"), weight_decay=np.float32(0.5), decay=decays).describe() == {
+        "optimizer": "sgd",
+        "lr": "one_cycle(peak=0.4, warmup='5ep', start=0.0, end=0.0, shape='linear')",
+        "momentum": 0.9,
+        "nesterov": False,
+        "weight_decay": 0.5,
+        "decay": "chipwise.recipe.optimizers.decays",
+        "clip": None,
+    }
+
+
+def test_which_leaves_decay():
+    assert jax.tree.leaves(decays(PARAMS, "all")) == [True, True, True]
+    assert decays(PARAMS, "kernels") == {"conv": {"kernel": True, "bias": False}, "scale": False}
+    seen = []
+    decays(PARAMS, lambda path, leaf: seen.append((path, leaf.shape)) is None)
+    assert seen == [("conv/bias", (4,)), ("conv/kernel", (3, 4)), ("scale", ())]
+    zeros = jax.tree.map(np.zeros_like, PARAMS)
+    params, _ = run(sgd(0.1, weight_decay=0.5, decay=lambda path, leaf: "bias" in path), grads=[zeros])
+    np.testing.assert_array_equal(params["conv"]["kernel"], PARAMS["conv"]["kernel"])
+    np.testing.assert_allclose(params["conv"]["bias"], 0.95)
+    with pytest.raises(RecipeError, match="True or False"):
+        decays(PARAMS, lambda path, leaf: "yes")
+
+
+def test_settings_of_zero_are_not_in_the_program():
+    assert set(sgd(0.1, momentum=0.0, weight_decay=constant(0)).hyper) == {"lr"}
+    assert jax.tree.leaves(sgd(0.1, momentum=0.0).init(PARAMS)) == []
+    assert set(sgd(0.0).hyper) == {"lr", "momentum"}
+    plain, _ = run(sgd(0.1, momentum=0.9))
+    zeroed, _ = run(sgd(0.1, momentum=0.9, weight_decay=0.0))
+    jax.tree.map(np.testing.assert_array_equal, plain, zeroed)
+
+
+def test_other_optimizers_come_from_optax():
+    ours, _ = run(from_optax(functools.partial(optax.sgd, nesterov=True), learning_rate=0.1, momentum=0.9))
+    assert_close(ours, jax.tree.leaves(run(sgd(0.1, nesterov=True))[0]))
+    with pytest.raises(RecipeError, match=r"functools\.partial"):
+        from_optax(optax.sgd, learning_rate=0.1, nesterov=True)
+    with pytest.raises(RecipeError, match="by name"):
+        from_optax(optax.lion)
+    with pytest.raises(RecipeError, match="no lr or learning_rate"):
+        _ = from_optax(optax.scale, step_size=0.1).lr_name
+    # A starting value cannot be scheduled: the state is NaN, which a run reports, and not a made-up number.
+    state = from_optax(optax.adagrad, learning_rate=0.1, initial_accumulator_value=cosine(0.1)).init(
+        {"w": jnp.ones(2)}
+    )
+    assert np.isnan(jax.tree.leaves(state)[0]).all()
+
+
+def test_warnings_name_the_setting():
+    (warning,) = sgd(one_cycle(0.4, warmup="48ep")).warnings(CLOCK)
+    assert warning.startswith("lr: one_cycle(") and "never reaches" in warning
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: sgd("0.1"), "sgd's lr is '0.1'"),
+        (lambda: sgd(-0.1), "0 <= lr"),
+        (lambda: sgd(0.1, momentum=1.0), "momentum < 1"),
+        (lambda: sgd(0.1, momentum=0, nesterov=True), "momentum=0.9"),
+        (lambda: sgd(0.1, weight_decay=-1), "weight_decay"),
+        (lambda: sgd(0.1, decay="kernel"), "'kernels'"),
+        (lambda: sgd(0.1, clip=0), "None for no clipping"),
+        (lambda: adam(0.1, b2=1.0), "b2 < 1"),
+        (lambda: adamw(0.1, weight_decay=None), "weight_decay is None"),
+        (lambda: sgd(0.1).update(GRADS[0], sgd(0.1).init(PARAMS), PARAMS, {"lr": 0.1}), "momentum"),
+        (
+            lambda: sgd(0.1, 0).update(GRADS[0], sgd(0.1, 0).init(PARAMS), PARAMS, {"lr": np.ones(3)}),
+            "one number",
+        ),
+        (lambda: sgd(0.1).init({"steps": np.int32(3)}), "int32"),
+    ],
+)
+def test_mistakes_are_named(make, says):
+    with pytest.raises(RecipeError) as caught:
+        make()
+    assert says in str(caught.value)
+
+
+def test_ema_follows_and_stays():
+    params = {"w": jnp.ones(3, "bfloat16"), "n": jnp.int32(1)}
+    ema = ema_init(params)
+    assert ema["w"].dtype == jnp.float32 and ema["w"] is not params["w"]
+    for _ in range(100):
+        ema = jax.jit(ema_update)(ema, params, jnp.float32(0.999))
+    assert ema["w"].tolist() == [1, 1, 1]  # exactly
+    moved = {"w": jnp.full(3, 2.0), "n": jnp.int32(5)}
+    ema = ema_update(ema, moved, 0.75)
+    assert ema["w"].tolist() == [1.25] * 3 and ema["n"] == 5
+    jax.tree.map(np.testing.assert_array_equal, ema_update(ema, moved, 0.0), moved)
+    jax.tree.map(np.testing.assert_array_equal, ema_update(moved, ema, 1.0)["w"], moved["w"])

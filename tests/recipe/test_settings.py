@@ -1,0 +1,156 @@
+import optax
+import pytest
+from chipwise.recipe.settings import load
+
+import chipwise as cw
+import tasks
+
+FILE = """
+import functools
+import chipwise as cw
+import tasks
+from beside import RATE
+from chipwise.recipes.digits import recipe as borrowed
+
+def recipe(rate: float = 0, batch: int = 24, name: str = "mine"):
+    return tasks.recipe(batch=batch, name=name, optimizer=cw.sgd(lr=cw.one_cycle(rate or RATE, warmup="20%")))
+
+def needs(folder):
+    return tasks.recipe(name=folder)
+
+def wrong():
+    return 3
+
+def broken():
+    shape = ()
+    return shape[1]
+
+finished = tasks.recipe(name="finished")
+partial = functools.partial(recipe, batch=48)
+"""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recipes")
+    (folder / "beside.py").write_text("RATE = 0.1\n")
+    (folder / "my_task.py").write_text(FILE)
+    return folder / "my_task.py"
+
+
+def test_a_setting_reaches_a_parameter_a_field_and_the_optimizer(file):
+    made = load(f"{file}:recipe", ["batch=48", "seed=7", "momentum=0.5", "ema=0.99", "name=x"])
+    assert (made.batch, made.seed, made.optimizer.momentum, made.ema, made.name) == (48, 7, 0.5, 0.99, "x")
+
+
+def test_the_rate_of_a_schedule_scales_its_peak_and_keeps_its_shape(file):
+    lr = load(f"{file}:finished", ["lr=0.5"]).optimizer.lr
+    assert lr == tasks.recipe().optimizer.lr.with_peak(0.5)
+
+
+def test_a_whole_number_as_default_of_a_float_takes_fractions(file):
+    assert load(f"{file}:recipe", ["rate=0.25"]).optimizer.lr.peak == 0.25
+    whole = cw.sgd(lr=1, weight_decay=0)
+    from chipwise.recipe.settings import apply
+
+    changed = apply(tasks.recipe(optimizer=whole), {"lr": "0.5", "weight_decay": "1e-4"})
+    assert (changed.optimizer.lr, changed.optimizer.weight_decay) == (0.5, 1e-4)
+
+
+def test_none_and_words_are_values_too(file):
+    made = load(f"{file}:finished", ["clip=1.0", "decay=kernels", "precision=bf16", "ema=none"])
+    assert (made.optimizer.clip, made.optimizer.decay, made.precision, made.ema) == (
+        1.0,
+        "kernels",
+        "bf16",
+        None,
+    )
+    assert load(f"{file}:finished", ["clip=1", "clip=none"]).optimizer.clip is None
+
+
+def test_hyperparameters_of_an_optax_optimizer_are_settings():
+    from chipwise.recipe.settings import apply
+
+    optimizer = cw.from_optax(optax.lion, learning_rate=cw.cosine(1e-3), b1=0.8)
+    changed = apply(tasks.recipe(optimizer=optimizer), {"learning_rate": "0.01", "b1": "0.7"}).optimizer
+    assert changed == cw.from_optax(optax.lion, learning_rate=cw.cosine(0.01), b1=0.7)
+    with pytest.raises(cw.RecipeError, match=r"no setting 'learning_rat'. Did you mean 'learning_rate'"):
+        apply(tasks.recipe(optimizer=optimizer), {"learning_rat": "1"})
+
+
+def test_a_recipe_may_be_finished_borrowed_or_partial_and_is_called_recipe_by_default(file):
+    assert load(f"{file}:finished").name == "finished"
+    assert load(f"{file}:borrowed").name == "digits"
+    assert load(f"{file}:partial").batch == 48
+    assert load(str(file)).name == "mine"
+    assert load(f"{file}:").name == "mine"
+
+
+def test_built_in_recipes_load_without_data():
+    assert load("digits", ["duration=2ep"]).duration == "2ep"
+
+
+@pytest.mark.parametrize(
+    "name,settings,expected",
+    [
+        ("recipe", ["lr"], "--set lr is not key=value"),
+        ("recipe", ["lr="], "is not key=value"),
+        ("recipe", ["lr=fast"], "--set lr=fast: expected a number, as in lr=0.1."),
+        ("recipe", ["lr={[]: 1}"], "expected a number"),
+        ("recipe", ["batch=24.5"], "--set batch=24.5: expected a whole number"),
+        ("recipe", ["seed=one"], "--set seed=one: expected a whole number"),
+        ("recipe", ["nesterov=2"], "expected true or false"),
+        ("recipe", ["ema=much"], "--set ema=much: expected a number, as in ema=0.999."),
+        ("recipe", ["duration=24"], "24"),
+        ("recipe", ["precision=f31"], "f31"),
+        ("recipe", ["bacth=24"], "no setting 'bacth'. Did you mean 'batch'?"),
+        ("recipe", ["task=1"], "no setting 'task'"),
+        ("finished", ["lr=True"], "expected a number"),
+        ("finishd", [], "has no recipe 'finishd'. Did you mean 'finished'?"),
+        ("needs", [], "needs a value for its parameter 'folder': give --set folder=..."),
+        ("wrong", [], "returned int, expected a cw.Recipe"),
+        ("broken", [], "broken failed: line 19: IndexError: tuple index out of range"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(file, name, settings, expected):
+    with pytest.raises(cw.RecipeError) as caught:
+        load(f"{file}:{name}", settings)
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text,expected",
+    [
+        ("import nothing_like_it", "does not run: line 1: ModuleNotFoundError"),
+        ("\n\ndef recipe(:\n", "does not run: line 3: SyntaxError"),
+        ("x = 1\nraise ValueError('two\\nlines')", "does not run: line 2: ValueError: two lines"),
+    ],
+)
+def test_a_file_that_does_not_run_is_one_line_with_the_place(tmp_path, text, expected):
+    (tmp_path / "bad.py").write_text(text)
+    with pytest.raises(cw.RecipeError) as caught:
+        load(f"{tmp_path / 'bad.py'}:recipe")
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "spec,expected",
+    [
+        ("digit", "Unknown recipe 'digit'. Did you mean 'digits'?"),
+        ("nowhere.py:recipe", "There is no recipe file nowhere.py"),
+        ("", "Unknown recipe ''"),
+    ],
+)
+def test_an_unknown_recipe_is_refused_with_the_nearest(spec, expected):
+    with pytest.raises(cw.RecipeError) as caught:
+        load(spec)
+    assert expected in str(caught.value)
+
+
+def test_data_is_for_functions_that_take_it(file, tmp_path):
+    with pytest.raises(cw.RecipeError, match="no parameter 'data'"):
+        load(f"{file}:recipe", data=str(tmp_path))
+    with pytest.raises(cw.RecipeError, match="is a finished Recipe"):
+        load(f"{file}:finished", data=str(tmp_path))

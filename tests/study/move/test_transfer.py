@@ -1,0 +1,232 @@
+"""Transfer: what the rules keep, on the optimizers that train and on the six archived runs of DavidNet."""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from chipwise.recipe.settings import apply
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import chipwise as cw
+import tasks
+from chipwise.study.move.limits import has_batch_norm
+from chipwise.study.move.rules import forgetting
+from chipwise.study.move.values import lengths, peak
+
+PLAIN = tasks.task(loss=tasks.plain_loss, init=lambda key: (tasks.init(key)[0], {}))
+
+
+@functools.cache
+def davidnet():
+    return cw.load("cifar10-davidnet")
+
+
+def plain(**changes):
+    return tasks.recipe(**{"task": PLAIN, "batch": 64, "duration": "40ep", **changes})
+
+
+OPTIMIZERS = [
+    cw.sgd(lr=cw.one_cycle(0.4, warmup="5ep"), nesterov=True, weight_decay=5e-4),
+    cw.sgd(lr=cw.piecewise({"0st": 0.1, "50%": 0.01}), weight_decay=cw.cosine(2e-4), clip=1.0),
+    cw.adamw(lr=cw.warmup(cw.cosine(1e-3), "700st"), b2=0.95, weight_decay=0.1),
+    cw.adam(lr=cw.exponential(0.01, 0.5, decay="2000st", floor=1e-4)),
+]
+
+
+# ---- the invariant, and the six points it was found on
+
+
+@pytest.mark.parametrize(
+    "changes, expected",
+    [
+        ({"weight_decay": "1.25e-4"}, 0.00485),
+        ({"weight_decay": "5e-4"}, 0.0194),
+        ({"weight_decay": "1.25e-4", "batch": "128"}, 0.0195),
+        ({"weight_decay": "1.25e-4", "batch": "64"}, 0.0391),
+        ({"weight_decay": "1e-3"}, 0.0388),  # as 8 cores applied 1.25e-4
+        ({"weight_decay": "4e-3"}, 0.155),  # as they applied 5e-4
+    ],
+)
+def test_the_six_points(changes, expected):
+    assert forgetting(apply(davidnet(), changes)) == pytest.approx(expected, rel=0.01)
+
+
+def test_a_rate_kept_by_hand_moves_the_decay_instead():
+    """What the archived runs did from 512 to 128: a fourth of the decay at the same rate."""
+    moved = cw.transfer(davidnet(), batch=128, lr=0.4)
+    assert moved.recipe.optimizer == cw.sgd(
+        lr=cw.one_cycle(0.4, warmup="5ep"), nesterov=True, weight_decay=1.25e-4
+    )
+    old, new = moved.forgetting
+    assert old == pytest.approx(new, rel=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
+@given(batch=st.integers(1, 4096), lr=st.none() | st.floats(1e-4, 1.0))
+@settings(max_examples=40, deadline=None)
+def test_every_batch_forgets_as_fast_and_sees_as_much(optimizer, batch, lr):
+    old = plain(optimizer=optimizer, replicas=1)
+    new = old.transfer(batch=batch, lr=lr)
+    if forgetting(old) is not None:
+        assert forgetting(new) == pytest.approx(forgetting(old), rel=1e-4)
+    assert new.clock.total * new.batch == pytest.approx(
+        old.clock.total * old.batch, abs=new.batch + old.batch
+    )
+    assert peak(new.optimizer.lr, new.clock) > 0
+
+
+# ---- the rules, by the steps they make
+
+
+def test_sgd_goes_as_far_in_one_large_step_as_in_four_small_ones():
+    old = plain(optimizer=cw.sgd(lr=1e-3, momentum=0, weight_decay=0.1))
+    big = old.transfer(batch=256).optimizer
+    assert (big.lr, big.weight_decay) == (4e-3, 0.1)
+    params, grads = {"w": jnp.float32(2.0)}, {"w": jnp.float32(3.0)}
+
+    def walk(optimizer, steps):
+        p, state = params, optimizer.init(params)
+        for _ in range(steps):
+            p, state = optimizer.update(grads, state, p, {"lr": optimizer.lr, "weight_decay": 0.1})
+        return float(p["w"])
+
+    assert walk(big, 1) == pytest.approx(walk(old.optimizer, 4), abs=1e-5)
+    assert walk(big, 1) == pytest.approx(2.0 - 4e-3 * 3.2)
+
+
+def test_adam_takes_the_root_and_remembers_as_many_examples():
+    old = plain(optimizer=cw.adamw(lr=1e-3, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.1), ema=0.999)
+    new = old.transfer(batch=256)
+    assert (new.optimizer.lr, new.optimizer.weight_decay, new.optimizer.eps) == (2e-3, 0.2, 5e-9)
+    assert new.optimizer.b1 == pytest.approx(0.9**4) and new.optimizer.b2 == pytest.approx(0.999**4, abs=1e-7)
+    assert new.ema == pytest.approx(0.999**4, abs=1e-7)
+    # a decoupled decay shrinks a weight as much over the same examples
+    shrink = [(1 - r.optimizer.lr * r.optimizer.weight_decay) ** n for r, n in ((old, 400), (new, 100))]
+    assert shrink[0] == pytest.approx(shrink[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
+def test_there_and_back_is_where_it_was(optimizer):
+    old = plain(optimizer=optimizer, duration="10000st", ema=0.99)
+    back = old.transfer(batch=256).transfer(batch=64)
+    assert back.duration == "10000st"
+    for name, schedule in old.optimizer.hyper.items():
+        after = back.optimizer.hyper[name]
+        np.testing.assert_allclose(
+            after.table(back.clock, 0, 500), schedule.table(old.clock, 0, 500), rtol=1e-3, atol=1e-6
+        )
+    assert back.ema == pytest.approx(0.99, abs=1e-5)
+
+
+# ---- lengths
+
+
+def test_lengths_in_steps_follow_the_batch_and_others_stay():
+    old = plain(
+        duration="9000st",
+        optimizer=cw.sgd(lr=cw.warmup(cw.piecewise({"0st": 0.1, "4000st": 0.01, "50ep": 0.001}), "5%")),
+    )
+    new = old.transfer(batch=128)
+    assert new.duration == "4500st"
+    assert lengths(new.optimizer.lr) == [("warmup", "5%"), ("boundaries", "2000st, 50ep")]
+    assert new.optimizer.lr.schedule.pieces[0] == ("0st", 0.2)
+
+
+def test_another_length_stretches_the_schedule():
+    old = plain(optimizer=cw.sgd(lr=cw.one_cycle(0.4, warmup="5ep"), weight_decay=1e-4), duration="24ep")
+    new = old.transfer(duration="48ep")
+    assert new.optimizer == cw.sgd(lr=cw.one_cycle(0.4, warmup="10ep"), weight_decay=1e-4)
+    both = plain(optimizer=cw.adam(lr=cw.exponential(0.1, 0.5, decay="100st")), duration="40ep")
+    assert both.transfer(batch=128, duration="10ep").optimizer.lr.decay == "13st"  # 100 / 4 / 2, half up
+
+
+def test_replicas_alone_change_no_number_of_the_optimizer():
+    old = plain(optimizer=OPTIMIZERS[2])
+    new = old.transfer(replicas=2)
+    assert new.optimizer == old.optimizer and (new.batch, new.replicas) == (64, 2)
+
+
+# ---- what is said
+
+
+def test_the_table_names_old_new_reason_and_source():
+    moved = cw.transfer(tasks.recipe(), batch=8, replicas=2)
+    rows = {change.setting: change for change in moved.changes}
+    assert rows["lr"].shown == ("0.02", "0.011547") and "Malladi" in rows["lr"].source
+    assert rows["weight_decay"].changed and rows["duration"].old != rows["duration"].new
+    lines = str(moved).splitlines()
+    assert lines[0].split() == ["old", "new", "why", "source"]
+    assert any(line.startswith("b1 ") and "0.96549" in line for line in lines)
+    assert moved.to_json()["recipe"]["batch"] == 8
+    assert any("4 examples a replica" in text for text in moved.limits)
+
+
+def test_the_limits_appear_where_they_hold_and_not_elsewhere():
+    def said(recipe, **given):
+        return " ".join(cw.transfer(recipe, **given).limits)
+
+    fine = plain(optimizer=cw.sgd(lr=cw.one_cycle(0.1)), duration="9000st")
+    assert said(fine, batch=32) == "4 examples a replica: few, since a TPU pads its arrays to 8."
+    assert said(fine, replicas=4) == ""
+    up = said(fine, batch=16_384)
+    assert "critical batch size" in up and "8192" in up and "35 steps are few" in up
+    assert "0.789 steps an epoch" in said(fine, batch=128, replicas=1)
+    assert "few (expected 200" in said(fine, batch=8192, duration="100st")
+    assert "warm-up" in said(plain(optimizer=cw.sgd(lr=0.1)), batch=128)
+    assert "hardly averages" in said(plain(optimizer=cw.adam(lr=0.01)), batch=640)
+    assert "above 0.03" in said(plain(optimizer=cw.adam(lr=0.01)), batch=640)
+    assert "replicas=16 keeps 3" in said(tasks.recipe(), batch=48)
+    assert "0.9 becomes 0.81" in said(tasks.recipe(), batch=48)
+    assert "by hand" in said(fine, batch=128, lr=0.1)
+
+
+def test_batch_norm_is_told_by_its_statistics():
+    assert has_batch_norm(tasks.task())
+    assert not has_batch_norm(PLAIN)
+    for state, found in [
+        ({"bn": {"running_mean": jnp.zeros(3), "running_var": jnp.ones(3)}}, True),
+        ({"mean": jnp.zeros(3), "var": jnp.ones(4)}, False),
+        ({"mean": jnp.zeros(3)}, False),
+        ({"a": {"mean": jnp.zeros(3)}, "b": {"var": jnp.ones(3)}}, False),
+        ({"mean": jnp.zeros(3, jnp.int32), "var": jnp.ones(3, jnp.int32)}, False),
+    ]:
+        assert has_batch_norm(tasks.task(init=lambda key, state=state: ({}, state))) is found
+
+
+@pytest.mark.parametrize(
+    "optimizer, given, expected",
+    [
+        (OPTIMIZERS[0], {}, "nothing to change"),
+        (OPTIMIZERS[0], {"batch": 63}, "not divisible by replicas=8"),
+        (OPTIMIZERS[0], {"batch": 0}, "batch=0"),
+        (OPTIMIZERS[0], {"duration": "5%"}, "share of itself"),
+        (OPTIMIZERS[0], {"batch": 32, "lr": 0}, "lr=0"),
+        (
+            cw.from_optax(optax.lion, learning_rate=1e-4, b1=0.9),
+            {"batch": 32},
+            "--set learning_rate=... --set b1",
+        ),
+        (cw.sgd(lr=optax.cosine_decay_schedule(0.1, 100)), {"batch": 32}, "is a function of the step"),
+        (cw.adam(lr=0.1, b1=cw.exponential(0.5, 0.5, "9st")), {"batch": 32}, "decay of an average"),
+    ],
+)
+def test_what_cannot_be_moved_is_one_line(optimizer, given, expected):
+    with pytest.raises(cw.RecipeError, match=expected.replace(".", r"\.")) as caught:
+        cw.transfer(plain(optimizer=optimizer), **given)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_optax_optimizer_moves_where_no_rule_is_needed():
+    lion = cw.from_optax(optax.lion, learning_rate=cw.warmup(cw.cosine(1e-4), "10ep"), b1=0.9)
+    new = plain(optimizer=lion).transfer(duration="80ep", replicas=4)
+    assert new.optimizer.hyper["learning_rate"] == cw.warmup(cw.cosine(1e-4), "20ep")
+    assert plain(optimizer=lion).transfer(replicas=4).optimizer is lion
+    function = cw.sgd(lr=lambda step: 0.1 / (1 + step))
+    assert plain(optimizer=function).transfer(replicas=4).optimizer == function
+
+
+def test_an_average_of_less_than_a_step_is_none():
+    assert plain(ema=0.5).transfer(batch=64 * 100, replicas=1).ema is None

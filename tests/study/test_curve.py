@@ -1,0 +1,132 @@
+"""Reading a curve, as pure functions of arrays."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from chipwise.study.curve import DIVERGED, NOT_FINITE, Watch, read, smooth
+
+RATES = np.geomspace(1e-5, 10.0, 100)
+MARKS = ("suggestion", "valley", "steep", "last_stable")
+ANY = st.floats(width=32)  # NaN and both infinities among them
+
+
+def hill(rates=RATES):
+    """Flat at 2, falls between 1e-3 and 1e-2 to 0.5, flat to 1, then breaks away."""
+    decades = np.log10(rates)
+    return np.interp(decades, [-5, -3, -2, 0, 1], [2.0, 2.0, 0.5, 0.5, 50.0])
+
+
+def test_the_marks_of_a_plain_curve():
+    curve = read(RATES, hill())
+    assert 5e-4 < curve.valley < 1e-2 and 1e-3 < curve.steep < 1e-2
+    assert 0.5 < curve.last_stable < 1.5
+    assert 0.03 < curve.suggestion < 0.3  # the middle of 1e-2 to 1
+    assert curve.doubts == ()
+
+
+def test_a_curve_that_never_breaks_says_so():
+    curve = read(RATES, np.minimum(hill(), 2.0 - 1.5 * (RATES > 1e-2)))
+    assert curve.last_stable == RATES[-1] and "highest rate" in curve.doubts[0]
+    assert curve.suggestion < curve.last_stable
+
+
+@pytest.mark.parametrize("bad", [[math.nan], []])  # a NaN, or a sweep that was stopped there
+def test_a_sweep_that_was_stopped_is_not_asked_to_go_further(bad):
+    held = np.minimum(hill(), 2.0 - 1.5 * (RATES > 1e-2))[:61]
+    curve = read(RATES, np.append(held, bad))
+    assert curve.last_stable == RATES[60] and curve.doubts == () and curve.fell
+
+
+@pytest.mark.parametrize("losses", [np.full(100, 2.3), np.linspace(2.0, 9.0, 100), [1.0], [1.0, 2.0]])
+def test_a_curve_that_never_falls_is_doubtful(losses):
+    curve = read(RATES, np.asarray(losses))
+    assert "did not fall" in curve.doubts[0] and not curve.fell and RATES[0] <= curve.suggestion <= RATES[-1]
+
+
+def test_a_curve_that_falls_at_once_is_doubtful():
+    rates = RATES[RATES > 2e-3]
+    assert any("lowest rate" in text for text in read(rates, hill(rates)).doubts)
+
+
+@settings(max_examples=200)
+@given(st.lists(ANY, min_size=1, max_size=60).filter(lambda x: math.isfinite(x[0])))
+@example([1.0, math.nan, 0.1])
+@example([-3.0, -1e30, 1e30])
+@example([0.0] * 20)
+def test_any_mixture_gives_finite_marks_inside_the_range(losses):
+    stable = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), len(losses))
+    curve = read(RATES, np.asarray(losses, np.float64))
+    assert len(curve.rates) == len(curve.losses) == len(curve.smoothed) == stable
+    assert np.isfinite(curve.smoothed).all()
+    for mark in MARKS:
+        rate = getattr(curve, mark)
+        assert math.isfinite(rate) and RATES[0] <= rate <= RATES[stable - 1], mark
+    assert curve.suggestion <= curve.last_stable
+
+
+def test_nothing_finite_is_no_curve():
+    with pytest.raises(ValueError, match="at least one finite loss"):
+        read(RATES, np.asarray([math.nan, 1.0]))
+
+
+@given(
+    noise=st.lists(st.floats(-0.05, 0.05), min_size=100, max_size=100),
+    size=st.sampled_from([2.0**-20, 0.25, 8.0, 2.0**20]),
+    shift=st.sampled_from([0.0, 1.0, 16.0]),
+    faster=st.sampled_from([1e-3, 0.5, 30.0]),
+)
+@settings(max_examples=40)
+def test_units_of_loss_and_rate_have_no_part(noise, size, shift, faster):
+    """The losses lie on a grid of powers of two, so that the arithmetic below is exact."""
+    losses = np.round((np.minimum(hill(), 3.0) + np.asarray(noise)) * 1024) / 1024
+    one, other = read(RATES, losses), read(RATES * faster, (losses + shift) * size)
+    for mark in ("suggestion", "last_stable"):
+        assert getattr(other, mark) == pytest.approx(faster * getattr(one, mark), rel=0.2), mark
+    same = read(RATES, losses * size)
+    assert [getattr(same, mark) for mark in MARKS] == pytest.approx([getattr(one, mark) for mark in MARKS])
+
+
+def test_smoothing_keeps_constants_and_slopes_and_hides_no_start():
+    np.testing.assert_allclose(smooth(RATES, np.full(100, 7.0)), 7.0)
+    slope = smooth(RATES, np.linspace(0.0, -1.0, 100))
+    np.testing.assert_allclose(slope[20:80], np.linspace(0.0, -1.0, 100)[20:80], atol=1e-3)  # it does not lag
+    noisy = np.random.default_rng(0).normal(2.0, 0.2, 100)
+    assert smooth(RATES, noisy).std() < 0.5 * noisy.std()
+
+
+def test_an_explosion_at_the_end_does_not_reach_back():
+    calm = hill()[:70]
+    curve = read(RATES, np.append(calm, 1e30))
+    np.testing.assert_allclose(curve.smoothed[:60], smooth(RATES[:70], calm)[:60], atol=0.01)
+
+
+def watched(losses):
+    watch = Watch()
+    taken = next((i for i, loss in enumerate(losses) if not watch.take(loss)), len(losses))
+    return watch, taken
+
+
+def test_a_sweep_ends_where_the_loss_is_not_finite():
+    for bad in (math.nan, math.inf, -math.inf):
+        watch, taken = watched([2.0, 1.0, bad, 1.0])
+        assert (watch.ended, taken, watch.losses) == (NOT_FINITE, 2, [2.0, 1.0])
+
+
+def test_a_sweep_ends_at_four_times_its_best():
+    watch, taken = watched([2.0] * 10 + [1.0] * 20 + [3.9] * 40)
+    assert watch.ended == "" and taken == 70
+    watch, taken = watched([2.0] * 10 + [1.0] * 20 + [5.0] * 40)
+    assert watch.ended == DIVERGED and 30 < taken < 50
+
+
+def test_a_learned_task_that_wavers_has_not_diverged():
+    assert watched([2.0] * 5 + [0.01, 0.2] * 20)[0].ended == ""
+
+
+def test_losses_below_zero_diverge_too():
+    assert watched([1.0] * 5 + [-2.0] * 30 + [3.9] * 40)[0].ended == ""
+    assert watched([1.0] * 5 + [-2.0] * 30 + [9.0] * 40)[0].ended == DIVERGED

@@ -1,0 +1,223 @@
+"""The batch finder: capped by the data, bound by memory, confirmed by a step, and absent chips."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import chipwise as cw
+import tasks
+from chipwise.engine.layout import Layout
+from chipwise.machine.detect import detect
+from chipwise.planner import memory
+from chipwise.study import find_batch as batches
+from chipwise.study import need, trial
+from chipwise.study.find_batch import find_batch
+from chipwise.study.trial import LONGEST_SECONDS, Trial, rounds, timed_steps, try_batch
+
+
+def recipe(**changes):
+    task = tasks.task(loss=tasks.plain_loss, augment=None)
+    return tasks.recipe(**{"task": task, "optimizer": cw.sgd(lr=0.1), "batch": 8, "replicas": 4, **changes})
+
+
+@pytest.fixture
+def stepped(monkeypatch):
+    """Batches that were tried with a real step, which all succeed at 1,000 examples/s, at no cost."""
+    tried = []
+
+    def pretend(recipe, **where):
+        tried.append(recipe.batch)
+        return Trial(1000.0)
+
+    monkeypatch.setattr(batches, "try_batch", pretend)
+    return tried
+
+
+@pytest.mark.parametrize("at_most, batch, bound", [
+    (None, 100, "the training set of 101 examples"), (102, 100, "the training set of 101 examples"),
+    (101, 100, "the training set of 101 examples"), (12, 12, "at most 12 asked for"),
+    (11, 8, "at most 11 asked for"), (4, 4, "at most 4 asked for"),
+])  # fmt: skip
+def test_a_multiple_of_the_replicas_capped_by_the_data_and_by_request(stepped, at_most, batch, bound):
+    found = find_batch(recipe(), devices=1, at_most=at_most)
+    assert (found.batch, found.bound, found.confirmed) == (batch, bound, True)
+    assert (found.batch_per_replica, found.batch_per_device) == (batch // 4, batch)
+    assert batch in stepped and found.memory.fits
+
+
+def test_a_real_step_and_what_moving_there_does(monkeypatch):
+    monkeypatch.setattr(trial, "ROUNDS", 2)
+    found = find_batch(recipe(), devices=2)
+    assert found.batch == 100 and found.batch_per_device == 50 and found.confirmed
+    assert set(found.examples_per_second) == {8, 100} and found.speedup.value > 0
+    assert all(len(speeds) == 2 and min(speeds) > 0 for speeds in found.examples_per_second.values())
+    assert found.move.recipe.describe() == recipe().transfer(batch=100).describe()
+    assert [str(f) for f in found.findings] == [str(f) for f in cw.check(found.move.recipe, "cpu")]
+    assert any("host's memory" in text for text in found.notes)
+    told = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert len(told["examples_per_second"]["100"]) == 2 and told["speedup"]["verdict"]
+    assert told["memory_bytes_per_device"]["fits"] and told["transfer"]["recipe"]["batch"] == 100
+
+
+def test_the_need_is_the_compilers_and_grows_with_the_batch():
+    machine = detect(1)
+    sizes = []
+    for n in (8, 40, 80):
+        tried = recipe(batch=n)
+        memory = need.needed(tried, machine, Layout(n, 4, 1))
+        params, _ = tasks.init(jax.random.key(0))
+        assert memory.parameters == sum(np.asarray(x).nbytes for x in params.values())
+        assert memory.data >= sum(c.nbytes for c in tried.task.train.columns.values())
+        sizes.append(memory.needed)
+    assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
+
+
+@pytest.fixture
+def memory_for(monkeypatch):
+    """`memory_for(batch)`: pretends that a device has what this batch needs and no more."""
+
+    def limit(n):
+        made = need.needed(recipe(batch=n), detect(1), Layout(n, 4, 1))
+        monkeypatch.setattr(need, "available", lambda machine, devices: (made.needed, "pretended"))
+        return made.needed
+
+    return limit
+
+
+def test_memory_binds(memory_for, stepped):
+    limit = memory_for(60)
+    found = find_batch(recipe(batch=56), devices=1)
+    assert found.bound == "memory" and found.batch == 60
+    assert found.memory.needed <= limit
+    # So much of the host's memory is not risked on a CPU.
+    assert not found.confirmed and set(stepped) == {56} and found.speedup is None
+    assert any("No step was tried" in text and "kills" in text for text in found.notes)
+
+
+def test_where_nothing_fits_no_batch_is_named(monkeypatch, stepped):
+    monkeypatch.setattr(need, "available", lambda machine, devices: (100, "pretended"))
+    found = find_batch(recipe(), devices=1)
+    assert found.batch is None and found.batch_per_device is None and stepped == []
+    assert "not even one example a replica" in found.bound and found.memory.needed > 100
+    json.dumps(found.to_json(), allow_nan=False)
+
+
+def test_a_batch_that_the_device_refuses_is_stepped_down(monkeypatch):
+    monkeypatch.setattr(
+        batches, "try_batch",
+        lambda r, **where: Trial(500.0) if r.batch <= 85 else Trial(None, "RESOURCE_EXHAUSTED: out of it"),
+    )  # fmt: skip
+    found = find_batch(recipe(), devices=1)
+    assert found.batch == 76 and found.confirmed and found.bound == "memory: the device refused more"
+    refused = [text for text in found.notes if "refused it: RESOURCE_EXHAUSTED" in text]
+    assert [text.split()[1] for text in refused] == ["100", "88"]
+    assert found.memory.needed < need.needed(recipe(batch=100), detect(1), Layout(100, 4, 1)).needed
+
+
+def test_a_step_that_would_take_minutes_on_a_cpu_is_not_made(monkeypatch):
+    monkeypatch.setattr(batches, "try_batch", lambda r, **where: Trial(1.0))
+    found = find_batch(recipe(), devices=1)
+    assert found.batch == 100 and not found.confirmed
+    assert any("it would take 300 s" in text for text in found.notes)
+
+
+def times(monkeypatch, speeds, seconds=0.0):
+    """What `find_batch` makes of these examples/s, by batch one a visit, each visit of so many seconds."""
+    order, left = [], {batch: list(values) for batch, values in speeds.items()}
+
+    def pretend(recipe, **where):
+        order.append(recipe.batch)
+        speed = left[recipe.batch].pop(0)
+        return Trial(speed, "" if speed else "RESOURCE_EXHAUSTED: later", seconds=seconds)
+
+    monkeypatch.setattr(batches, "try_batch", pretend)
+    return find_batch(recipe(), devices=1, at_most=16, progress="none"), order
+
+
+def test_batches_are_timed_in_turn_and_the_ratio_is_theirs(monkeypatch):
+    found, order = times(monkeypatch, {8: [100, 101, 102, 103, 104], 16: [200, 202, 204, 206, 208]})
+    assert order == [8, 16] * 5 and found.examples_per_second[16] == (200, 202, 204, 206, 208)
+    assert found.speedup.value == pytest.approx(2.0) and found.speedup.verdict == "higher"
+
+
+def test_speeds_that_overlap_show_no_difference(monkeypatch):
+    found, _ = times(monkeypatch, {8: [100, 300, 100, 300, 100], 16: [300, 100, 300, 100, 300]})
+    assert found.speedup.verdict == "no difference shown"
+
+
+def test_long_steps_are_timed_in_fewer_rounds(monkeypatch):
+    found, order = times(monkeypatch, {8: [100] * 5, 16: [100] * 5}, seconds=10.0)
+    assert order == [8, 16] * 3
+    found, order = times(monkeypatch, {8: [100] * 5, 16: [100] * 5}, seconds=40.0)
+    assert order == [8, 16] and found.speedup.verdict == "one run each"
+
+
+def test_a_batch_that_is_refused_later_says_so(monkeypatch):
+    found, order = times(monkeypatch, {8: [100] * 5, 16: [100, None]})
+    assert order == [8, 16, 8, 16] and found.batch == 16 and found.confirmed
+    assert any("Batch 16 ran in 1 round, then was refused: RESOURCE" in text for text in found.notes)
+
+
+def test_how_much_is_timed():
+    assert [timed_steps(each) for each in (1e-4, 0.05, 0.06, 0.5, 2.0, 20.0)] == [3000, 6, 5, 5, 1, 1]
+    assert [rounds(s) for s in (0.0, 1.0, 12.0, 12.1, 30.0, 31.0, LONGEST_SECONDS, 500.0)] == [
+        5, 5, 5, 4, 2, 1, 1, 1
+    ]  # fmt: skip
+
+
+def test_running_out_of_memory_is_an_answer_and_other_errors_are_raised():
+    def failing(error):
+        def loss(params, state, batch, key, train):
+            raise error
+
+        return recipe(task=tasks.task(loss=loss, augment=None))
+
+    assert try_batch(failing(MemoryError("no room")), devices=1) == Trial(None, "no room")
+    with pytest.raises(ZeroDivisionError):
+        try_batch(failing(ZeroDivisionError()), devices=1)
+
+
+def test_an_absent_chip_is_asked_of_the_planner():
+    found = find_batch(recipe(), on="t4")
+    (planned,) = cw.plan(recipe(batch=100), ["t4"])
+    assert (found.target, found.batch, found.memory) == ("t4", 100, planned.memory)
+    assert not found.confirmed and found.examples_per_second == {} and "modelled" in found.notes[0]
+    (own,) = cw.plan(recipe(), ["t4"])
+    assert found.predicted == {8: own.examples_per_second, 100: planned.examples_per_second}
+    assert found.to_json()["predicted_examples_per_second"]["8"]["value"] == own.examples_per_second.value
+
+
+def test_an_absent_chip_with_too_little_memory(monkeypatch):
+    (small,) = cw.plan(recipe(batch=60), ["t4"])
+    monkeypatch.setattr(memory, "available", lambda target: (small.memory.needed, "pretended"))
+    found = find_batch(recipe(batch=56), on="t4")
+    assert found.bound == "memory" and found.batch == 60 and found.memory.fits
+    monkeypatch.setattr(memory, "available", lambda target: (10, "pretended"))
+    none = find_batch(recipe(), on="t4")
+    assert none.batch is None and none.memory.needed > 10
+
+
+def test_an_optimizer_without_a_rule_is_said_to_have_none(stepped):
+    lion = recipe(optimizer=cw.from_optax(optax.lion, learning_rate=1e-3))
+    found = find_batch(lion, devices=1, at_most=16)
+    assert found.batch == 16 and found.move is None
+    assert any("has no rule for another batch" in text for text in found.notes)
+
+
+def test_what_cannot_be_searched_is_an_error(stepped):
+    for wrong in (3, 0, -1, True):
+        with pytest.raises(cw.RecipeError, match="at least one example for each of 4 replicas"):
+            find_batch(recipe(), devices=1, at_most=wrong)
+    with pytest.raises(cw.DeviceError, match="v9"):
+        find_batch(recipe(), on="v9-8")
+    with pytest.raises(cw.DeviceError, match="3 devices"):
+        find_batch(recipe(), devices=3)
+    few = dataclasses.replace(
+        recipe(), task=tasks.task(train=tasks.data(3), loss=tasks.plain_loss, augment=None)
+    )
+    with pytest.raises(cw.DataError, match="3 training examples are too few"):
+        find_batch(few, devices=1)
