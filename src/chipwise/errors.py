@@ -1,8 +1,9 @@
 """Every error chipwise raises on purpose: one tree, one branch per fix.
 
-Each message says what was given, what was expected and what to type next. The
-command line prints the message on one line, without a traceback, and leaves
-with the branch's `exit_code`; Python callers catch the branch they can handle.
+An error is a code and its facts: `RecipeError("batch-indivisible", batch=100, replicas=8, near=[96, 104])`.
+Its sentence stands in `words/`, and says what was given, what was expected and what to type next. The
+command line prints it on one line, without a traceback, and leaves with the branch's `exit_code`; Python
+callers catch the branch they can handle, and tell errors apart by `code`.
 
     ChipwiseError            1
     ├── RecipeError          2   a recipe, field, setting or duration that cannot be
@@ -14,11 +15,33 @@ with the branch's `exit_code`; Python callers catch the branch they can handle.
     └── Stopped             75   SIGTERM or Ctrl-C; the run was saved and can be resumed
 """
 
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
 
 class ChipwiseError(Exception):
-    """Base of all errors raised on purpose."""
+    """Base of all errors raised on purpose. `code` tells which one, `facts` what it was about."""
 
     exit_code = 1
+
+    def __init__(self, code: str, /, **facts: Any):
+        super().__init__(code)
+        self.code, self.facts = code, facts
+
+    def __str__(self) -> str:
+        from .words.facts import Fact, say
+
+        return self.code if " " in self.code else say(Fact(self.code, self.facts))
+
+    def __reduce__(self) -> Any:  # an error of a worker process reaches its parent whole
+        return _again, (type(self), self.code, self.facts)
+
+
+def _again(kind: type[ChipwiseError], code: str, facts: dict[str, Any]) -> ChipwiseError:
+    return kind(code, **facts)
 
 
 class RecipeError(ChipwiseError):
@@ -61,9 +84,12 @@ class Stopped(ChipwiseError):
     exit_code = 75
 
 
-def nearest(word: str, choices) -> str:
+def nearest(word: str, choices: Iterable[Any]) -> str:
     """`" Did you mean 'x'?"` for the closest of `choices`, or an empty string."""
-    import difflib
+    close = near(word, choices)
+    return f" Did you mean '{close}'?" if close else ""
 
-    close = difflib.get_close_matches(word, [str(c) for c in choices], n=1, cutoff=0.5)
-    return f" Did you mean '{close[0]}'?" if close else ""
+
+def near(word: str, choices: Iterable[Any]) -> str | None:
+    """The closest of `choices`, if any is close: a fact to show with `{near:near}`."""
+    return next(iter(difflib.get_close_matches(word, [str(c) for c in choices], n=1, cutoff=0.5)), None)

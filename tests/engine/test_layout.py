@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from chipwise.engine.layout import Layout, even_counts, exact_counts, merges, tree_sum, usable
 from chipwise.errors import DeviceError, RecipeError
+from refusals import refused
 
 
 def brackets(parts):
@@ -65,7 +66,7 @@ def test_six_replicas_allow_one_two_and_six_devices():
 
 
 def test_errors_name_what_would_work():
-    with pytest.raises(RecipeError, match=r"batch=100 .*replicas=8.*Try batch=96 or batch=104"):
+    with refused(RecipeError, "batch-indivisible", batch=100, replicas=8, near=[96, 104]):
         Layout(batch=100, replicas=8, devices=1)
     with pytest.raises(RecipeError, match=r"Try batch=8\."):
         Layout(batch=7, replicas=8, devices=1)

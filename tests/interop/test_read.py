@@ -3,9 +3,9 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from chipwise.recipe.duration import Clock
 
 import chipwise as cw
+from chipwise.recipe.duration import Clock
 from chipwise.study.move.rules import forgetting
 
 

@@ -4,10 +4,10 @@ import functools
 
 import optax
 import pytest
-from chipwise.recipe.settings import apply
 
 import chipwise as cw
 import tasks
+from chipwise.recipe.settings import apply
 from chipwise.recipes import BUILT_IN
 
 PLAIN = tasks.task(loss=tasks.plain_loss, init=lambda key: (tasks.init(key)[0], {}))

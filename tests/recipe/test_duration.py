@@ -6,11 +6,11 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from chipwise.recipe.duration import Clock, Duration
 from hypothesis import given
 from hypothesis import strategies as st
 
 from chipwise.errors import RecipeError
+from chipwise.recipe.duration import Clock, Duration
 
 units = st.sampled_from(["ep", "st", "ex", "%"])
 sizes = st.integers(1, 10**7)

@@ -5,6 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chipwise.errors import RecipeError
 from chipwise.recipe.losses import (
     absolute_error,
     correct,
@@ -15,10 +19,6 @@ from chipwise.recipe.losses import (
     weighted_softmax_cross_entropy,
 )
 from chipwise.recipe.task import Sum
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from chipwise.errors import RecipeError
 
 rng = np.random.default_rng(0)
 LOGITS = rng.normal(size=(7, 10)).astype(np.float32) * 3

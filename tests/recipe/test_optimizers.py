@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+
+from chipwise.errors import RecipeError
 from chipwise.recipe.duration import Clock
 from chipwise.recipe.optimizers import adam, adamw, decays, ema_init, ema_update, from_optax, sgd
 from chipwise.recipe.schedules import constant, cosine, one_cycle, one_cycle_momentum, warmup
-
-from chipwise.errors import RecipeError
 
 CLOCK = Clock(640, 32, 20)
 rng = np.random.default_rng(0)

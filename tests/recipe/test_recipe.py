@@ -1,8 +1,8 @@
 import pytest
-from chipwise.recipe.recipe import difference
 
 import chipwise as cw
 import tasks
+from chipwise.recipe.recipe import difference
 
 
 def test_unknown_and_missing_fields_are_named_with_the_nearest():

@@ -4,10 +4,10 @@ import dataclasses
 
 import optax
 import pytest
-from chipwise.recipe.recipe_file import write_recipe
 
 import chipwise as cw
 import tasks
+from chipwise.recipe.recipe_file import write_recipe
 
 
 def test_a_built_in_recipe_moved_and_loaded_again(tmp_path):

@@ -9,6 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chipwise.errors import RecipeError
 from chipwise.recipe.duration import Clock, Duration
 from chipwise.recipe.schedules import (
     as_schedule,
@@ -22,10 +26,6 @@ from chipwise.recipe.schedules import (
     piecewise,
     warmup,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from chipwise.errors import RecipeError
 
 CLOCK = Clock.for_run(50_000, 512, "24ep")  # 2,344 steps
 EXAMPLES = [

@@ -1,9 +1,9 @@
 import optax
 import pytest
-from chipwise.recipe.settings import load
 
 import chipwise as cw
 import tasks
+from chipwise.recipe.settings import load
 
 FILE = """
 import functools

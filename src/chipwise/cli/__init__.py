@@ -7,7 +7,7 @@ import sys
 import typer
 
 from ..errors import ChipwiseError
-from ..words import printable
+from ..words.figures import printable
 
 HELP = "Train one recipe unchanged on any number of devices, to the same bits."
 # \b keeps the lines that follow it, up to the next empty one, as they are.

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import DataError, Stopped
-from ..words import byte_size, counted, digits, sparkline
+from ..words.figures import byte_size, counted, digits, sparkline
 from . import options
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import DeviceError
-from ..words import digits, listed
+from ..words.figures import digits, listed
 from . import options
 from .transfer import apply_lines
 

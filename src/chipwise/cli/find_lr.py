@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import RecipeError
-from ..words import sparkline
+from ..words.figures import sparkline
 from . import options
 from .transfer import train_line
 

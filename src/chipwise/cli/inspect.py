@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..errors import DataError
-from ..words import byte_size, printable
+from ..words.figures import byte_size, printable
 from . import options
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from ..data.files import few
 from ..errors import Stopped
-from ..words import byte_size, printable
+from ..words.figures import byte_size, printable
 from . import options
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from ..errors import DataError
-from ..words import byte_size
+from ..words.figures import byte_size
 
 SHARE = 0.5  # of the free disk, with what the cache has already: the limit when none is given
 _PARTIAL = ".partial"

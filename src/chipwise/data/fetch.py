@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from ..errors import DataError
-from ..words import byte_size
+from ..words.figures import byte_size
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from zlib import crc32
 import numpy as np
 
 from ..errors import DataError
-from ..words import printable
+from ..words.figures import printable
 from .files import few
 from .manifest import RECORD, header, sha256
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..machine.limits import usable_cores
 from ..recipe.task import Source
-from ..words import byte_size
+from ..words.figures import byte_size
 from .sources import Arrays, Lazy, example_bytes, has, nbytes, spec_of
 from .stages import NAMES
 from .stream import Stream

@@ -70,10 +70,7 @@ class Layout:
         if self.batch % self.replicas:
             lower = self.batch // self.replicas * self.replicas
             near = [n for n in (lower, lower + self.replicas) if n]
-            raise RecipeError(
-                f"batch={self.batch} is not divisible by replicas={self.replicas}: each replica takes "
-                f"batch / replicas examples. Try batch={' or batch='.join(map(str, near))}."
-            )
+            raise RecipeError("batch-indivisible", batch=self.batch, replicas=self.replicas, near=near)
         if self.replicas % self.devices:
             raise DeviceError(
                 f"{self.replicas} replicas cannot be shared evenly by {self.devices} devices. "

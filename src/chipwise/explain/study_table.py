@@ -14,7 +14,7 @@ from ..engine.stored import number
 from ..errors import RecipeError, nearest
 from ..study.document import Point, Study
 from ..study.stats import CONFIDENCE, Difference, Spread, paired
-from ..words import printable
+from ..words.figures import printable
 
 MAIN = ("eval/accuracy", "eval/loss", "train/loss")  # the first of these that a study has
 _FEW = 3  # seeds, from which on an interval says something: of 2 it is 12.7 deviations of the mean wide

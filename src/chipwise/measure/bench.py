@@ -36,7 +36,7 @@ from ..errors import DivergedError, RecipeError
 from ..machine.detect import detect
 from ..machine.fingerprint import this_machine
 from ..recipe.recipe import Recipe
-from ..words import counted
+from ..words.figures import counted
 from .endless import endless
 from .memory import by_category, host_peak_bytes
 from .profile import capture, explain, make_folder

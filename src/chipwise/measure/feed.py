@@ -25,7 +25,7 @@ from ..data.workers import Workers, chosen
 from ..errors import DataError, RecipeError
 from ..machine.fingerprint import this_machine
 from ..machine.limits import memory
-from ..words import byte_size
+from ..words.figures import byte_size
 from .record import Record, Series
 
 ROUNDS = 5

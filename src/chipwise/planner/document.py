@@ -15,7 +15,7 @@ from rich.table import Table
 
 from .. import __version__
 from ..recipe.recipe import Recipe
-from ..words import dollars, duration
+from ..words.figures import dollars, duration
 from .plans import SCHEMA, Memory, Plan, Range
 from .timing import evaluations
 from .verdict import Verdict, judge

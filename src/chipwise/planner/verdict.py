@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..words import dollars, duration
+from ..words.figures import dollars, duration
 from .plans import Cost, Plan
 
 

@@ -22,7 +22,7 @@ from ..planner.planner import plan
 from ..planner.plans import Memory, Plan, Range
 from ..recipe.check import Finding, check
 from ..recipe.recipe import Recipe
-from ..words import counted
+from ..words.figures import counted
 from .compiled import one_compilation
 from .move.transfer import Transfer, transfer
 from .need import needed

@@ -4,13 +4,13 @@ import jax
 import numpy as np
 import pytest
 import sklearn.metrics as sk
-from chipwise.recipe.task import Sum
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chipwise import metrics
 from chipwise.engine.finish import finished
 from chipwise.errors import RecipeError
+from chipwise.recipe.task import Sum
 
 
 def value(metric):

@@ -6,12 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from chipwise.recipe.settings import apply
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import chipwise as cw
 import tasks
+from chipwise.recipe.settings import apply
 from chipwise.study.move.limits import has_batch_norm
 from chipwise.study.move.rules import forgetting
 from chipwise.study.move.values import lengths, peak

@@ -28,7 +28,7 @@ from PIL import Image
 
 from ...errors import DataError, RecipeError
 from ...machine.limits import usable_cores
-from ...words import printable
+from ...words.figures import printable
 from ..files import few
 from ..images import MAX_PIXELS
 from ..manifest import MANIFEST

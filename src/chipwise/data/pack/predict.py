@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...errors import DataError
-from ...words import byte_size
+from ...words.figures import byte_size
 from ..manifest import record_dtype
 from .entries import Listing, Split
 from .images import Form

@@ -21,7 +21,7 @@ from zlib import crc32
 import numpy as np
 
 from ...errors import DataError
-from ...words import byte_size
+from ...words.figures import byte_size
 from ..images import decode
 from ..manifest import FORMAT, MANIFEST, RECORD, VERSION, record_dtype, render
 from ..packed import check_below

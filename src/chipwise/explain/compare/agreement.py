@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...words import counted
+from ...words.figures import counted
 from .differences import changed_settings, computes_otherwise
 from .row import MEASURED, Row, Window
 

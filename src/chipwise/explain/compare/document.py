@@ -19,7 +19,7 @@ from ...chips.prices import Price
 from ...engine.stored import number
 from ...errors import RecipeError, nearest
 from ...study.stats import Spread, difference, paired
-from ...words import listed
+from ...words.figures import listed
 from .agreement import SAME_BITS, Agreement, agreement
 from .differences import check_recipe, differing, same_device
 from .money import costs

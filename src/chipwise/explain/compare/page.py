@@ -15,7 +15,7 @@ from typing import Any
 from ...atomic import replace_text
 from ...errors import DataError
 from ...study.stats import NO_DIFFERENCE, Difference
-from ...words import counted, digits, dollars, duration
+from ...words.figures import counted, digits, dollars, duration
 from ..page.template import template
 from .pictures import COLOURS, Curve, Lines, Marks, Measure, bars, lines, strips
 from .speed import NO_INTERVAL, Figure, ratio

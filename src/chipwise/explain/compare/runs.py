@@ -14,7 +14,7 @@ from ...engine.stored import metrics_of, number, read_result, read_rows
 from ...errors import DataError, RecipeError, RunError
 from ...machine.fingerprint import stated as machine_of
 from ...study.document import read as read_study
-from ...words import counted
+from ...words.figures import counted
 from .identity import identity
 from .row import MEASURED, Repeat, Row, Window
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...study.stats import HIGHER, LOWER, NO_DIFFERENCE
-from ...words import digits, dollars, duration, listed
+from ...words.figures import digits, dollars, duration, listed
 from .row import MEASURED, PUBLISHED
 from .words import interval, interval_of, pair, times, varies
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...study.stats import HIGHER, LOWER, NO_DIFFERENCE
-from ...words import digits, dollars, printable
+from ...words.figures import digits, dollars, printable
 from .words import interval, pair, prices_used, said, sources, times
 
 Made = Mapping[str, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...words import digits, dollars
+from ...words.figures import digits, dollars
 
 
 def times(ratio: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...atomic import replace_text
 from ...errors import DataError
-from ...words import byte_size, digits, dollars, duration
+from ...words.figures import byte_size, digits, dollars, duration
 from ..page.template import template
 from .figures import CATEGORIES, bars, scatter
 

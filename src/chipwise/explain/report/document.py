@@ -24,7 +24,7 @@ from ...recipe.recipe import Recipe
 from ...recipe.settings import load
 from ...recipes import BUILT_IN
 from ...study.document import FILE
-from ...words import counted
+from ...words.figures import counted
 from .advice import Advice
 from .commands import commands, typed
 from .folder import RunFiles

@@ -17,7 +17,7 @@ from ...engine.stored import read_result, read_rows
 from ...errors import RecipeError, RunError
 from ...recipe.duration import Clock
 from ...study.document import FILE
-from ...words import listed
+from ...words.figures import listed
 from .words import command, plain
 
 _NAMED = 6  # runs in a folder of them

@@ -14,7 +14,7 @@ from typing import Any
 from ...atomic import replace_text
 from ...engine.stored import number
 from ...errors import DataError
-from ...words import counted
+from ...words.figures import counted
 from ..page.template import template
 from . import study
 from .pictures import NARROW, WIDE, Chart, bar, chart

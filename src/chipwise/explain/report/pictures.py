@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...engine.stored import number
-from ...words import sparkline
+from ...words.figures import sparkline
 from ..page.axes import Tick, log_steps, spread_out, steps
 from .time import PARTS
 from .words import figure

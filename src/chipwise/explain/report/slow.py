@@ -15,7 +15,7 @@ from typing import Any
 from ...data.stages import NAMES
 from ...data.watch import FED
 from ...engine.stored import number
-from ...words import counted, listed
+from ...words.figures import counted, listed
 from .advice import Advice
 from .folder import RunFiles
 from .time import Interval

@@ -16,7 +16,7 @@ from ... import __version__
 from ...engine.stored import metrics_of, number
 from ...errors import RunError
 from ...study.document import FILE, Point, read
-from ...words import counted
+from ...words.figures import counted
 from .. import study_table as table
 from .folder import RunFiles
 from .pictures import ACROSS, NARROW, Strip, strip

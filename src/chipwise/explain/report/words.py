@@ -6,7 +6,7 @@ import shlex
 from typing import Any
 
 from ...engine.stored import number
-from ...words import counted, duration
+from ...words.figures import counted, duration
 
 UNKNOWN = "unknown"
 _LONGEST = 400  # characters of a text that a file brought

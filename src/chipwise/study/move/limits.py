@@ -10,7 +10,7 @@ import numpy as np
 from ...recipe.optimizers import adam, adamw, sgd
 from ...recipe.schedules import Schedule
 from ...recipe.task import Task
-from ...words import counted
+from ...words.figures import counted
 from .rules import Move
 from .values import peak
 

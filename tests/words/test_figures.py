@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chipwise.words import byte_size, counted, digits, dollars, duration, listed, printable, sparkline
+from chipwise.words.figures import byte_size, counted, digits, dollars, duration, listed, printable, sparkline
 
 
 @pytest.mark.parametrize(

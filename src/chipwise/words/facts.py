@@ -1,0 +1,107 @@
+"""A fact: a code and the numbers that belong to it. What is found, warned of, advised or refused is one.
+
+Code passes facts on and compares them by code; `say` makes them text, once, where they are shown. The
+sentences stand in the `.toml` files beside this one, one file a package:
+
+    batch-indivisible = "batch={batch} is not divisible by replicas={replicas}: try {near:or}."
+
+A code with several texts is a table: `[code]`, `text = "..."`, `remedy = "..."`. In braces stands a fact's
+number, with Python's own format or one of `FORMATS`.
+"""
+
+from __future__ import annotations
+
+import functools
+import string
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
+
+from . import figures
+
+
+@dataclass(frozen=True)
+class Fact:
+    """What is the case: a `code`, stable and the same in every language, and its `numbers` by name.
+
+    `str(fact)` is its sentence, `fact.json()` what documents hold.
+    """
+
+    code: str
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.numbers[name]
+
+    def __str__(self) -> str:
+        return say(self)
+
+    def json(self) -> dict[str, Any]:
+        """`code`, `text`, and the numbers."""
+        return {"code": self.code, "text": str(self), **self.numbers}
+
+
+def fact(code: str, /, **numbers: Any) -> Fact:
+    """`fact("resumed", step=40, total=100)`."""
+    return Fact(code, numbers)
+
+
+def say(told: Fact, part: str = "text") -> str:
+    """The sentence of a fact. Raises `KeyError` for a code without that text, or a number that it lacks."""
+    return _FORMATTER.vformat(texts(told.code)[part], (), told.numbers)
+
+
+def texts(code: str) -> Mapping[str, str]:
+    """The texts of a code by part; `KeyError` when there is none."""
+    found = catalogue()[code]
+    return {"text": found} if isinstance(found, str) else found
+
+
+@functools.cache
+def catalogue() -> dict[str, Any]:
+    """Every code with its text or texts. Raises `ValueError` when two files have one code."""
+    found: dict[str, Any] = {}
+    for file in sorted(files(__package__).iterdir(), key=lambda file: file.name):
+        if file.name.endswith(".toml"):
+            for code, text in tomllib.loads(file.read_text(encoding="utf-8")).items():
+                if code in found:
+                    raise ValueError(f"words/{file.name}: the code {code} stands in another file too")
+                found[code] = text
+    return found
+
+
+def _near(word: str | None) -> str:
+    return f" Did you mean '{word}'?" if word else ""
+
+
+def _or(choices: Any) -> str:
+    words = [str(choice) for choice in choices]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}" if words else "none"
+
+
+FORMATS: dict[str, Callable[[Any], str]] = {
+    "bytes": figures.byte_size,  # 1.81 GB
+    "seconds": figures.duration,  # 3.1 min
+    "dollars": figures.dollars,  # $12.30
+    "digits": figures.digits,  # 0.0123, 1,235
+    "and": lambda words: figures.listed([str(word) for word in words]),  # a, b and c
+    "or": _or,  # a, b or c
+    "list": lambda words: ", ".join(map(str, words)),  # a, b, c
+    "near": _near,  # " Did you mean 'x'?", or nothing of None
+    "plain": lambda text: figures.printable(str(text)),  # foreign text, safe on one line
+}
+"""What may stand behind the colon of `{number:...}`, beside Python's own formats and `{n:count step}`."""
+
+
+class _Formatter(string.Formatter):
+    def format_field(self, value: Any, spec: str) -> str:
+        if spec.startswith("count "):
+            return figures.counted(value, spec.removeprefix("count "))
+        if spec in FORMATS:
+            return FORMATS[spec](value)
+        return super().format_field(value, spec)
+
+
+_FORMATTER = _Formatter()

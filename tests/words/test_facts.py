@@ -1,0 +1,61 @@
+"""Codes, their sentences, and the files that hold them."""
+
+import ast
+import pickle
+import string
+from pathlib import Path
+
+import pytest
+
+from chipwise.errors import ChipwiseError, RecipeError
+from chipwise.words.facts import catalogue, fact, say, texts
+
+SOURCE = Path(__file__).parents[2] / "src" / "chipwise"
+
+
+def uses():
+    """Every `fact("code", ...)` and `SomeError("code", ...)` in the package: where, code, numbers' names."""
+    kinds = {kind.__name__ for kind in _subclasses(ChipwiseError)} | {"fact"}
+    for file in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in kinds and node.args:
+                first = node.args[0]
+                if isinstance(first, ast.Constant) and isinstance(first.value, str):
+                    names = {keyword.arg for keyword in node.keywords}
+                    yield f"{file.relative_to(SOURCE)}:{node.lineno}", first.value, names
+
+
+def _subclasses(kind):
+    return {kind}.union(*(_subclasses(child) for child in kind.__subclasses__()))
+
+
+def test_every_code_that_is_used_has_words_and_every_number_that_they_name():
+    for where, code, names in uses():
+        if " " in code:
+            continue
+        assert code in catalogue(), f"{where}: no words for {code}"
+        if None in names:  # **numbers, which only a run can tell
+            continue
+        for text in texts(code).values():
+            named = {
+                name.split(".")[0].split("[")[0] for _, name, _, _ in string.Formatter().parse(text) if name
+            }
+            assert named <= names, f"{where}: {code} needs {sorted(named - names)}"
+
+
+def test_an_error_is_its_code_and_its_facts_also_across_processes():
+    error = RecipeError("batch-indivisible", batch=100, replicas=8, near=[96, 104])
+    for one in (error, pickle.loads(pickle.dumps(error))):
+        assert (one.code, one.facts["near"]) == ("batch-indivisible", [96, 104])
+        assert str(one).endswith("batch=96 or 104.")
+
+
+def test_a_fact_is_text_only_where_it_is_shown():
+    told = fact("batch-indivisible", batch=100, replicas=8, near=[104])
+    assert told["batch"] == 100 and told.json()["code"] == "batch-indivisible"
+    assert say(told) == str(told) == told.json()["text"]
+
+
+def test_a_code_without_words_is_an_error_of_ours():
+    with pytest.raises(KeyError):
+        say(fact("no-such-code"))
