@@ -8,7 +8,17 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from chipwise.study.stats import HIGHER, LOWER, NO_DIFFERENCE, UNKNOWN, Spread, difference, paired, ratio
+from chipwise.study.stats import (
+    HIGHER,
+    LOWER,
+    NO_DIFFERENCE,
+    UNKNOWN,
+    Spread,
+    _t,
+    difference,
+    paired,
+    ratio,
+)
 
 NUMBERS = st.floats(-1e6, 1e6).map(lambda x: round(x, 3))
 LISTS = st.lists(NUMBERS, min_size=2, max_size=8)
@@ -92,3 +102,8 @@ def test_ratios_need_numbers_above_zero():
 def test_pairs_must_be_pairs():
     with pytest.raises(ValueError):
         paired([1.0, 2.0], [1.0])
+
+
+@pytest.mark.parametrize("freedom", [1.0, 1.5, 2.0, 3.7, 10.0, 100.0, 1e5])
+def test_the_quantile_is_students(freedom):
+    assert math.isclose(_t(freedom), stats.t.ppf(0.975, freedom), rel_tol=1e-10)
