@@ -52,7 +52,7 @@ def plan(
     if step:
         seconds = Range(step, step * (1 - spread), step * (1 + spread))
         parts = {"start": 10.0, "compile": 42.0, "train": step * STEPS, "evaluate": step * 40}
-        wall = seconds.times(STEPS).plus(52.0 + step * 40)
+        wall = seconds.times(STEPS).plus(Range(*[52.0 + step * 40] * 3))
         source, date = TPU_PRICES if method == "compiled" else GPU_PRICES
         known = {
             "step_seconds": seconds,

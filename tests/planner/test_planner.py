@@ -56,10 +56,21 @@ def test_a_plan_adds_up(plans):
         assert p.step_seconds.value == pytest.approx(max(parts.pop("dispatch"), sum(parts.values())))
         assert p.examples_per_second.value == pytest.approx(64 / p.step_seconds.value)
         assert p.wall_seconds.value == pytest.approx(sum(p.seconds.values()))
+        low, high = p.overhead_seconds
+        assert 0 < low < p.seconds["start"] + p.seconds["compile"] < high
+        assert p.wall_seconds.low < low + p.seconds["train"] and p.wall_seconds.high > high
         assert p.memory.fits and p.memory.needed == sum(
             getattr(p.memory, name)
             for name in ("parameters", "optimizer", "state", "replica_sums", "activations", "data", "program")
         )
+
+
+def test_a_run_shorter_than_its_allowances_is_ranked_by_its_step(plans):
+    t4 = plans[0]
+    assert t4.seconds["train"] + t4.seconds["evaluate"] < t4.overhead_seconds[1]
+    assert t4.ranked_by == "step"
+    (longer,) = cw.plan(recipe(duration="2000ep"), on=["t4"])
+    assert longer.ranked_by == "run" and longer.overhead_seconds == t4.overhead_seconds
 
 
 def test_replicas_lie_as_training_lays_them(plans):

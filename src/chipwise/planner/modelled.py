@@ -14,7 +14,7 @@ from .operations import Traced
 from .plans import Range
 from .programs import StepPrograms, Traceable, traced_program
 from .roofline import FRAMEWORK_BYTES, Timed, time_on
-from .timing import StepTime, at_least, dispatch_seconds
+from .timing import ALLOWANCE, StepTime, at_least, dispatch_seconds
 
 _PLATFORM = {"GPU": "cuda", "CPU": "cpu", "TPU": "tpu"}
 _COMPILE_SECONDS = {"GPU": 10.0, "CPU": 3.0, "TPU": 30.0}
@@ -38,13 +38,15 @@ def timed_by_model(target: Target, programs: StepPrograms) -> StepTime:
     memory = held(programs, target, max(replica.peak_temp_bytes, update.peak_temp_bytes), framework)
     flops = programs.calls * replica.flops
     precision, layout = programs.recipe.precision, programs.layout
+    compilation = _COMPILE_SECONDS[target.chip.kind] + _COMPILE_SECONDS_PER_OPERATION * (
+        len(replica.operations) + len(update.operations)
+    )
     common = dict(
         method="modelled",
         flops=flops,
         wire_bytes=2 * (layout.devices - 1) / layout.devices * 4.0 * programs.size,
         memory=memory,
-        compile_seconds=_COMPILE_SECONDS[target.chip.kind]
-        + _COMPILE_SECONDS_PER_OPERATION * (len(replica.operations) + len(update.operations)),
+        compile_seconds=Range.around(compilation, ALLOWANCE),
         dtypes=replica.dtypes,
     )
     try:

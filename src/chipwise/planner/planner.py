@@ -30,7 +30,7 @@ from .memory import available
 from .modelled import timed_by_model
 from .plans import Cost, Memory, Plan, Range
 from .programs import StepPrograms, step_programs
-from .timing import StepTime, at_least, wall
+from .timing import StepTime, at_least, run_time
 
 Progress = Callable[[int, int, str], None]
 
@@ -183,7 +183,7 @@ def _assemble(
     known = prices_for(target, prices)
     if target.chip.kind == "CPU" and not any(p.cloud == "owned" for p in known):
         known = []
-    parts, total = wall(recipe, target, seconds, step.compile_seconds)
+    run = run_time(recipe, target, seconds, step.compile_seconds)
     made = dataclasses.replace(
         made,
         step_seconds=seconds,
@@ -191,10 +191,12 @@ def _assemble(
         bound=bound,
         examples_per_second=speed,
         share_of_peak=None if peak is None else step.flops / seconds.value / peak,
-        seconds=parts,
-        wall_seconds=total,
+        seconds=run.parts,
+        overhead_seconds=(run.overhead.low, run.overhead.high),
+        ranked_by=run.ranked_by,
+        wall_seconds=run.total,
         feeding=fed,
-        costs=tuple(_costs(known, total)),
+        costs=tuple(_costs(known, run.total)),
     )
     return dataclasses.replace(made, advice=advice(recipe, target, programs, made, step))
 

@@ -21,11 +21,16 @@ class Range:
     low: float
     high: float
 
+    @classmethod
+    def around(cls, value: float, factor: float) -> Range:
+        """`value`, and `factor` up and down."""
+        return cls(value, value / factor, value * factor)
+
     def times(self, factor: float) -> Range:
         return Range(self.value * factor, self.low * factor, self.high * factor)
 
-    def plus(self, seconds: float) -> Range:
-        return Range(self.value + seconds, self.low + seconds, self.high + seconds)
+    def plus(self, other: Range) -> Range:
+        return Range(self.value + other.value, self.low + other.low, self.high + other.high)
 
     def inverse(self, numerator: float) -> Range:
         """`numerator / self`, the ends exchanged."""
@@ -122,6 +127,8 @@ class Plan:
     wire_bytes_per_step_per_device: float | None = None
     steps: int | None = None
     seconds: dict[str, float] = field(default_factory=dict)  # start, compile, train, evaluate
+    overhead_seconds: tuple[float, float] = (0.0, 0.0)  # start-up and compilation, from low to high
+    ranked_by: str = "run"  # "step" where training may take less than `overhead_seconds`: compare steps then
     wall_seconds: Range | None = None
     costs: tuple[Cost, ...] = ()
     feeding: Feeding | None = None

@@ -25,7 +25,7 @@ from .compiler import (
 from .memory import held
 from .plans import Memory, Range
 from .programs import StepPrograms, Traceable, traced_program
-from .timing import StepTime, at_least, dispatch_seconds, interval
+from .timing import OTHER_HOST, StepTime, at_least, dispatch_seconds, interval
 
 Facts = dict[str, Compiled]
 """Program name to what its compilation says."""
@@ -107,7 +107,7 @@ def timed(target: Target, programs: StepPrograms, facts: Facts) -> StepTime:
         flops=programs.calls * operations.flops,
         wire_bytes=sum(f.wire_bytes for f in present),
         memory=_memory(target, programs, present),
-        compile_seconds=sum(f.compile_seconds for f in present),
+        compile_seconds=_compilation(sum(f.compile_seconds for f in present), passes),
         notes=tuple(notes),
         warnings=tuple(dict.fromkeys(text for f in present for text in f.notes)),
         dtypes=operations.dtypes,
@@ -139,6 +139,12 @@ def timed(target: Target, programs: StepPrograms, facts: Facts) -> StepTime:
         bound="launch" if dispatch > device else _bound(parts, facts["replica"], passes),
         **common,  # type: ignore[arg-type]
     )
+
+
+def _compilation(seconds: float, passes: int) -> Range:
+    """Of programs that took `seconds` here, with one pass: all passes take longer, up to minutes."""
+    made = Range.around(seconds, OTHER_HOST)
+    return dataclasses.replace(made, high=passes * made.high)
 
 
 def _memory(target: Target, programs: StepPrograms, present: Sequence[Compiled]) -> Memory | None:
