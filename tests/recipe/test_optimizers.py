@@ -310,3 +310,9 @@ def test_ema_follows_and_stays():
     assert ema["w"].tolist() == [1.25] * 3 and ema["n"] == 5
     jax.tree.map(np.testing.assert_array_equal, ema_update(ema, moved, 0.0), moved)
     jax.tree.map(np.testing.assert_array_equal, ema_update(moved, ema, 1.0)["w"], moved["w"])
+
+
+def test_which_optimizers_move_each_value_by_itself():
+    assert all(o.elementwise for o in (sgd(0.1), adam(0.1), adamw(0.1, decay="kernels", clip=1.0)))
+    assert not from_optax(optax.lamb, learning_rate=0.1).elementwise
+    assert from_optax(optax.lion, elementwise=True, learning_rate=0.1).elementwise

@@ -38,6 +38,10 @@ class _Held(Optimizer):
     def lr_name(self) -> str:
         return self.of.lr_name
 
+    @property
+    def elementwise(self) -> bool:
+        return self.of.elementwise
+
     def describe(self) -> dict[str, Any]:
         return self.of.describe()
 

@@ -52,6 +52,12 @@ class Optimizer(ABC):
         """The key of `hyper` that is the learning rate."""
         return "lr"
 
+    @property
+    @abstractmethod
+    def elementwise(self) -> bool:
+        """Whether each value of a parameter moves by its own gradient, state, answer of `decay`, and the
+        scalars alone (`clip`'s global norm aside), so that parameters may be cut anywhere."""
+
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """Every setting as plain JSON values, for the run folder and for comparing two runs."""
@@ -107,6 +113,10 @@ class Optimizer(ABC):
 @dataclass(frozen=True)
 class _Named(Optimizer):
     """The optimizers whose settings are the fields of a dataclass."""
+
+    @property
+    def elementwise(self) -> bool:
+        return True
 
     def describe(self) -> dict[str, Any]:
         return {"optimizer": type(self).__name__} | {
@@ -218,6 +228,7 @@ class adamw(_Named):
 class _FromOptax(Optimizer):
     make: Callable[..., optax.GradientTransformation]
     settings: tuple[tuple[str, Any], ...]
+    elementwise: bool = False  # type: ignore[misc]  # a field in the place of the property
 
     @property
     def hyper(self) -> dict[str, Schedule]:
@@ -243,15 +254,20 @@ class _FromOptax(Optimizer):
         return self.make(**hyper)
 
 
-def from_optax(make: Callable[..., optax.GradientTransformation], **hyper: Any) -> Optimizer:
+def from_optax(
+    make: Callable[..., optax.GradientTransformation], *, elementwise: bool = False, **hyper: Any
+) -> Optimizer:
     """Any optax optimizer, such as `from_optax(optax.lion, learning_rate=cosine(1e-4), b1=0.9)`.
 
     `make` is called with the keywords of `hyper`, each a number or a schedule,
     every one of which becomes an input of the step. Settings that are not
     numbers that vary, such as flags, masks and starting values, go in beforehand:
     `from_optax(functools.partial(optax.lamb, mask=mask), learning_rate=0.01)`.
-    `make` must not branch on the numbers. A scheduled one is NaN in `init`,
-    where it has no step, so that a state made from it cannot pass unseen.
+    `elementwise=True` says of `make` what `Optimizer.elementwise` means: true
+    of Lion or RMSprop, not of LAMB, LARS, Adafactor or Muon, which look at
+    whole parameters. `make` must not branch on the numbers. A scheduled one is
+    NaN in `init`, where it has no step, so that a state made from it cannot
+    pass unseen.
 
     Raises `RecipeError` for a value that is neither a number nor a schedule.
     """
@@ -267,7 +283,7 @@ def from_optax(make: Callable[..., optax.GradientTransformation], **hyper: Any) 
                 f"use functools.partial({callable_name(make)}, {name}={value!r})"
             )
         as_schedule(value, name)
-    return _FromOptax(make, tuple(hyper.items()))
+    return _FromOptax(make, tuple(hyper.items()), elementwise)
 
 
 def decays(params: Tree, decay: str | Callable[[str, Any], bool]) -> Tree:
