@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chipwise.words.figures import byte_size, counted, digits, dollars, duration, listed, printable, sparkline
+from chipwise.words.figures import (
+    byte_size,
+    counted,
+    digits,
+    dollars,
+    duration,
+    few,
+    listed,
+    printable,
+    sparkline,
+)
 
 
 @pytest.mark.parametrize(
@@ -81,3 +91,7 @@ def test_sparklines(values, low, drawn):
 
 def test_what_is_printed_stays_on_its_line():
     assert printable("a\x1b[31m\nb\u2028c é") == "a\\x1b[31m\\nb\\u2028c é"
+
+
+def test_the_first_few_and_how_many_more():
+    assert few(["a", "b\n"]) == "a, b\\n" and few("abcde") == "a, b, c and 2 more"

@@ -89,6 +89,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "and": lambda words: figures.listed([str(word) for word in words]),  # a, b and c
     "or": _or,  # a, b or c
     "list": lambda words: ", ".join(map(str, words)),  # a, b, c
+    "few": figures.few,  # a, b, c and 1,204 more
     "near": _near,  # " Did you mean 'x'?", or nothing of None
     "plain": lambda text: figures.printable(str(text)),  # foreign text, safe on one line
 }

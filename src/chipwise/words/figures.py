@@ -48,6 +48,14 @@ def listed(words: Sequence[str]) -> str:
     return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
+def few(words: Sequence[str], most: int = 3) -> str:
+    """The first `most`, and how many more there are: `a, b, c and 1,204 more`; safe on one line."""
+    more = len(words) - most
+    return ", ".join(printable(str(word)) for word in words[:most]) + (
+        f" and {more:,} more" if more > 0 else ""
+    )
+
+
 def sparkline(values: Sequence[float], low: float | None = None, high: float | None = None) -> str:
     """One block a value: `█▆▄▂▁`, from the lowest value, or `low`, to the highest, or `high`."""
     if not values:
