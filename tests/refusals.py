@@ -6,7 +6,7 @@ import pytest
 
 
 @contextlib.contextmanager
-def refused(kind, code, **facts):
+def refused(kind, code, /, **facts):
     """`with refused(RecipeError, "batch-indivisible", batch=100):` facts that are not named may be any."""
     with pytest.raises(kind) as caught:
         yield caught

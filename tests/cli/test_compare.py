@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from bench.comparisons import plan, record, run
+
+from explain.comparisons import plan, record, run
 
 
 def test_who_is_faster_comes_first_and_what_was_measured_next(chipwise, tmp_path):

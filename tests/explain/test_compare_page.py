@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from bench.comparisons import LOSSES, plan, record, run, study
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -20,6 +19,7 @@ from chipwise.explain.compare import page, pictures
 from chipwise.explain.compare.document import document
 from chipwise.explain.compare.sources import read
 from chipwise.explain.compare.target import parse
+from explain.comparisons import LOSSES, plan, record, run, study
 from pages import HOSTILE, Reader, browse, needs_browser
 
 NUMBERS = st.floats(1e-6, 1e12)

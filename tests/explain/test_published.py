@@ -3,7 +3,6 @@
 import re
 
 import pytest
-from bench import comparisons
 
 from chipwise.chips.targets import parse
 from chipwise.explain.compare.document import document
@@ -12,6 +11,7 @@ from chipwise.explain.published import rows_for, table
 from chipwise.planner.verdict import break_even
 from chipwise.recipes import BUILT_IN
 from chipwise.study.stats import NO_DIFFERENCE
+from explain import comparisons
 
 
 def test_every_row_has_a_speed_or_a_ratio_and_a_source_with_its_date():

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ..words.figures import counted
 from . import options
 
 PACK_BATCH = 256  # of a pack alone, which knows of no batch
@@ -98,19 +99,24 @@ def bench_feed(
     if out is None:
         out = Path(f"feed-{re.sub(r'[^A-Za-z0-9._]+', '-', name)}-{record.machine.hash}.json")
     record.write(out)
+    findings = verdict(record)
     if json_:
-        print(json.dumps({**record.to_json(), "verdict": verdict(record), "written": str(out)}))
+        print(
+            json.dumps(
+                {**record.to_json(), "verdict": [finding.json() for finding in findings], "written": str(out)}
+            )
+        )
         return
     console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120)
     console.print(_table(record))
     console.print()
-    console.print(verdict(record), markup=False)
+    console.print(" ".join(map(str, findings)), markup=False)
     console.print(f"written: {out}", markup=False)
 
 
 def _table(record) -> Table:
     """A row a figure: median and quartiles of examples/s and GB/s, and the share of a plain copy."""
-    from ..measure.feed import STAGES, named
+    from ..measure.feed import STAGES
 
     made = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2))
     made.add_column("")
@@ -120,7 +126,7 @@ def _table(record) -> Table:
     for count in record.measured["workers"]:
         rate, copy = figures[f"examples_per_second.{count}"], figures[f"copy_bytes_per_second.{count}"]
         made.add_row(
-            named(count, record.measured["worker_kind"]),
+            counted(count, "worker"),
             _number(rate.median),
             f"{_number(rate.quartiles[0])} to {_number(rate.quartiles[1])}",
             f"{rate.median * size / 1e9:.3g}",
@@ -128,7 +134,7 @@ def _table(record) -> Table:
             f"{1e3 * count / rate.median:.3g}",
         )
         made.add_row(
-            f"  plain copy, {named(count, 'threads')}", *_bytes_row(copy, size), "", "", end_section=True
+            f"  plain copy, {counted(count, 'thread')}", *_bytes_row(copy, size), "", "", end_section=True
         )
     for stage in STAGES:
         each = figures[f"seconds_per_example.{stage}"].median

@@ -25,7 +25,7 @@ from ..data.workers import Workers, chosen
 from ..errors import DataError, RecipeError
 from ..machine.fingerprint import this_machine
 from ..machine.limits import memory
-from ..words.figures import byte_size
+from ..words.facts import Fact, fact
 from .record import Record, Series
 
 ROUNDS = 5
@@ -70,12 +70,9 @@ def measure_feed(
     cannot be.
     """
     if batch < 1 or rounds < 1 or not 0 < seconds < float("inf"):
-        raise RecipeError(
-            f"batch={batch}, seconds={seconds:g}, rounds={rounds}: expected at least one example, one round "
-            f"and more than 0 seconds."
-        )
+        raise RecipeError("feed-nothing-to-time", batch=batch, seconds=seconds, rounds=rounds)
     if not len(source):
-        raise DataError("The source is empty (len() is 0): there is nothing to measure.")
+        raise DataError("feed-source-empty")
     kind, count = chosen(source, workers)
     counts = sorted({1, count})
     chips = [d for d in devices if d.platform != "cpu"]
@@ -241,39 +238,29 @@ class _Reader:
             rows = min(batch, rows * 8)
 
 
-def named(count: int, kind: str) -> str:
-    """`1 thread`, `2 processes`."""
-    ending = "" if count == 1 else {"threads": "s", "processes": "es"}[kind]
-    return f"{count} {'thread' if kind == 'threads' else 'process'}{ending}"
-
-
-def verdict(record: Record) -> str:
-    """What a record of the kind "feed" comes to, in one line: the speed, its limit, and what would help."""
-    count = max(record.measured["workers"])
-    rate = record.figures[f"examples_per_second.{count}"].median
-    each_bytes = record.measured["bytes_per_example"]
-    share = rate * each_bytes / record.figures[f"copy_bytes_per_second.{count}"].median
-    who = named(count, record.measured["worker_kind"])
-    number = f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
-    said = (
-        f"{who} deliver{'s' if count == 1 else ''} {number} examples/s, {byte_size(rate * each_bytes)}/s, "
-        f"{share:.0%} of a plain copy"
-    )
-    each = {stage: record.figures[f"seconds_per_example.{stage}"].median for stage in STAGES}
-    worst = max(each, key=each.__getitem__)
-    part = min(1.0, each[worst] * record.figures["examples_per_second.1"].median)
+def verdict(record: Record) -> list[Fact]:
+    """What a record of the kind "feed" comes to: the speed and its limit, which stage holds it up, and what
+    would help; of these only the first where the host delivers half of a plain copy or more."""
+    measured, figures = record.measured, record.figures
+    count, size = max(measured["workers"]), measured["bytes_per_example"]
+    rate = figures[f"examples_per_second.{count}"].median
+    share = rate * size / figures[f"copy_bytes_per_second.{count}"].median
+    findings = [
+        fact(
+            "feed-speed",
+            workers=count,
+            kind=measured["worker_kind"],
+            examples_per_second=rate,
+            bytes_per_second=rate * size,
+            share_of_copy=share,
+        )
+    ]
+    each = {stage: figures[f"seconds_per_example.{stage}"].median for stage in STAGES}
+    slowest = max(each, key=each.__getitem__)
+    part = min(1.0, each[slowest] * figures["examples_per_second.1"].median)
     if share >= NEAR_COPY or part < 0.5:
-        return said
-    doing = {"read": "reading", "decode": "decoding", "transform": "transforming"}[worst]
-    return f"{said}; {doing} takes {part:.0%} of a worker's time{_advice(record, worst)}"
-
-
-def _advice(record: Record, stage: str) -> str:
-    raw = byte_size(record.measured["examples"] * record.measured["bytes_per_example"])
-    if stage == "transform":
-        return ": do it on the device with Task(augment=...), or once with chipwise pack"
-    if stage == "decode":
-        return f": chipwise pack SRC DST --store raw ({raw}) removes it"
-    if record.measured["source"] == "PackedFolder":
-        return ""
-    return f": chipwise pack SRC DST --store raw ({raw}) makes it a copy"
+        return findings
+    findings.append(fact(f"feed-slowest-{slowest}", share=part))
+    if slowest != "read" or measured["source"] != "PackedFolder":
+        findings.append(fact(f"feed-advice-{slowest}", raw_bytes=measured["examples"] * size))
+    return findings

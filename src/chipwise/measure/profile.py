@@ -72,9 +72,8 @@ def make_folder(folder: str | Path) -> None:
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(
-            f"{folder}: no trace can be written there ({error.strerror or error}). Give --profile DIR."
-        ) from None
+        reason = error.strerror or str(error)
+        raise DataError("trace-unwritable", folder=folder, reason=reason) from None
 
 
 def capture(folder: str | Path, steps: int, step: Callable[[], None], wait: Callable[[], None]) -> Path:
@@ -91,7 +90,7 @@ def capture(folder: str | Path, steps: int, step: Callable[[], None], wait: Call
     made = _traces(folder)
     new = sorted(made.keys() - before.keys()) or sorted(made, key=made.__getitem__)
     if not new:
-        raise DataError(f"{folder}: the profiler wrote no trace there. Give another --profile DIR.")
+        raise DataError("trace-missing", folder=folder)
     return new[-1]
 
 

@@ -16,10 +16,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -92,27 +93,28 @@ class Record:
         }
 
     @classmethod
-    def from_json(cls, made: Any, what: str = "The record", kind: str | None = None) -> Record:
-        """The record that `made` holds, checked. `what` is how messages call it.
+    def from_json(cls, stored: Any, source: str = "the record", kind: str | None = None) -> Record:
+        """The record in the JSON value `stored`, checked. `source` is what errors call it.
 
         Raises `DataError` for another schema or version, another `kind` than the one given, and for
         fields that are missing or of another type, naming the first.
         """
-        _check_schema(made, what, kind)
-        body = _Fields(made, what, kind=kind)
+        remedy = _commands(kind)
+        _check_schema(stored, source, remedy)
+        body = _Fields(stored, source, remedy)
+        figures = body.take("figures", dict)
         record = cls(
             kind=body.take("kind", str),
             name=body.take("name", str),
             created=body.take("created", str),
             measured=body.take("measured", dict),
             figures={
-                name: _series(_Fields(figure, what, f"figures.{name}.", kind))
-                for name, figure in body.take("figures", dict).items()
+                name: _series(_Fields(figures[name], source, remedy, f"figures.{name}")) for name in figures
             },
-            machine=_machine(_Fields(body.take("machine", dict), what, "machine.", kind)),
+            machine=_machine(_Fields(body.take("machine", dict), source, remedy, "machine")),
         )
         if kind is not None and record.kind != kind:
-            raise DataError(f"{what} is a record of '{record.kind}', expected '{kind}': {_measure(kind)}.")
+            raise DataError("record-kind", source=source, kind=record.kind, expected=kind, commands=remedy)
         return record
 
     def write(self, path: str | os.PathLike, option: str = "--out FILE.json") -> Path:
@@ -128,101 +130,92 @@ def read(path: str | os.PathLike, kind: str | None = None) -> Record:
     version or kind, or that lacks a field.
     """
     try:
-        made = json.loads(Path(path).read_text(encoding="utf-8"))
+        stored = json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise DataError(f"{path} does not exist: {_measure(kind)}.") from None
+        raise DataError("record-missing", path=path, commands=_commands(kind)) from None
     except OSError as error:
-        raise DataError(f"Cannot read {path}: {error.strerror or error}.") from error
-    except RecursionError:
-        raise DataError(
-            f"{path} is no record of a measurement (nested too deep): {_measure(kind)}."
-        ) from None
-    except ValueError as error:  # also of text that is not UTF-8
-        told = " ".join(str(error).split())[:120]
-        raise DataError(f"{path} is truncated, or no JSON ({told}): {_measure(kind)}.") from error
-    return Record.from_json(made, str(path), kind)
+        raise DataError("record-unreadable", path=path, reason=error.strerror or str(error)) from error
+    except (ValueError, RecursionError) as error:  # ValueError also of text that is not UTF-8
+        reason = " ".join(str(error).split())[:120]
+        raise DataError("record-not-json", path=path, reason=reason, commands=_commands(kind)) from None
+    return Record.from_json(stored, str(path), kind)
 
 
-def _check_schema(made: Any, what: str, kind: str | None) -> None:
-    schema = made.get("schema") if isinstance(made, dict) else None
-    found = re.fullmatch(rf"{re.escape(FORMAT)}/([0-9]{{1,9}})", schema) if isinstance(schema, str) else None
-    if found is None:
-        said = f"its schema is {str(schema)[:60]!r}" if schema is not None else "it has no schema"
-        raise DataError(
-            f"{what} is no record of a measurement ({said}, expected '{SCHEMA}'): {_measure(kind)}."
-        )
-    version = int(found[1])
-    if version > VERSION:
-        raise DataError(
-            f"{what} is of schema {schema}, this chipwise reads up to {SCHEMA}: "
-            f"pip install --upgrade chipwise."
-        )
-    if version < VERSION:
-        raise DataError(
-            f"{what} is of schema {schema}, older than {SCHEMA}: measure again, {_measure(kind)}."
-        )
+def _check_schema(stored: Any, source: str, commands: list[str]) -> None:
+    schema = stored.get("schema") if isinstance(stored, dict) else None
+    match = re.fullmatch(rf"{re.escape(FORMAT)}/([0-9]{{1,9}})", schema) if isinstance(schema, str) else None
+    facts = {"source": source, "schema": str(schema)[:60], "expected": SCHEMA}
+    if match is None:
+        raise DataError("record-other-schema", **facts, commands=commands)
+    if int(match[1]) > VERSION:
+        raise DataError("record-newer", **facts)
+    if int(match[1]) < VERSION:
+        raise DataError("record-older", **facts, commands=commands)
 
 
-def _measure(kind: str | None = None) -> str:
+def _commands(kind: str | None = None) -> list[str]:
     """What to type for a record of a kind; of any, for `None` and for kinds that have no command."""
-    return f"make one with {COMMANDS.get(kind or '') or ' or '.join(COMMANDS.values())}"
+    return [COMMANDS[kind]] if kind in COMMANDS else list(COMMANDS.values())
 
 
+@dataclass(frozen=True)
 class _Fields:
-    """The fields of one JSON object, taken by name and type."""
+    """The fields of one JSON object, taken by name and type. `path` is where it stands in the record."""
 
-    def __init__(self, made: Any, what: str, prefix: str = "", kind: str | None = None):
-        self.made, self.what, self.prefix, self.kind = made, what, prefix, kind
-        if not isinstance(made, dict):
-            raise self.wrong("", made, "an object")
+    stored: Any
+    source: str
+    commands: list[str]
+    path: str = ""
 
-    def take(self, name: str, *types: type | None) -> Any:
-        """The value of `name`, of one of `types`; `None` among them is JSON's null, `float` any number."""
-        if name not in self.made:
-            raise DataError(f"{self.what} has no field '{self.prefix}{name}': {_measure(self.kind)}.")
-        value = self.made[name]
-        if value is None and None in types:
-            return None
-        if float in types and _is_number(value):
-            return value
+    def __post_init__(self) -> None:
+        if not isinstance(self.stored, dict):
+            raise self._wrong(self.path, self.stored, "object")
+
+    def take(self, name: str, *types: type) -> Any:
+        """The value of `name`, of one of `types`; `float` is any finite number, `NoneType` JSON's null."""
+        path = f"{self.path}.{name}".removeprefix(".")
+        if name not in self.stored:
+            raise DataError("record-field-missing", source=self.source, field=path, commands=self.commands)
+        value = self.stored[name]
         # bool is an int to Python, and not to JSON
-        plain = tuple(t for t in types if t not in (None, float))
-        if plain and isinstance(value, plain) and (bool in types or not isinstance(value, bool)):
-            return value
-        told = {str: "text", int: "a whole number", float: "a number", dict: "an object", list: "a list"}
-        names = [told.get(t, "true or false") if t is not None else "null" for t in types]
-        raise self.wrong(name, value, " or ".join(names))
+        sound = float in types if _is_number(value) else False
+        if not (sound or (type(value) in types and type(value) is not float)):
+            raise self._wrong(path, value, *(_JSON[kind] for kind in types))
+        return value
 
-    def wrong(self, name: str, value: Any, expected: str) -> DataError:
-        path = f"{self.prefix}{name}".rstrip(".")
-        given = json.dumps(value)[:60]
-        return DataError(f"{self.what} has {path}={given}, expected {expected}: {_measure(self.kind)}.")
+    def runs(self) -> tuple[float, ...]:
+        """The values of a series."""
+        runs = self.take("runs", list)
+        if not runs or not all(_is_number(run) for run in runs):
+            field, value = f"{self.path}.runs", json.dumps(runs)[:60]
+            facts = {"source": self.source, "field": field, "value": value, "commands": self.commands}
+            raise DataError("record-runs", **facts)
+        return tuple(runs)
+
+    def _wrong(self, path: str, value: Any, *expected: str) -> DataError:
+        facts = {"field": path, "value": json.dumps(value)[:60], "expected": list(expected)}
+        return DataError("record-field-type", source=self.source, **facts, commands=self.commands)
+
+
+_JSON = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object", list: "array"}
+_JSON[type(None)] = "null"
 
 
 def _series(body: _Fields) -> Series:
-    unit, runs = body.take("unit", str), body.take("runs", list)
-    if not runs or not all(_is_number(run) for run in runs):
-        raise body.wrong("runs", runs, "finite numbers, at least one")
-    return Series(unit, tuple(runs))
+    return Series(body.take("unit", str), body.runs())
 
 
 def _machine(body: _Fields) -> Machine:
-    types: dict[str, Sequence[type | None]] = {
-        "cpu": (str,),
-        "cores": (float,),
-        "memory_bytes": (int,),
-        "os": (str,),
-        "python": (str,),
-        "versions": (dict,),
-        "accelerator": (str, None),
-        "accelerators": (int,),
-        "commit": (str, None),
-        "dirty": (bool, None),
-    }
-    values = {field.name: body.take(field.name, *types[field.name]) for field in fields(Machine)}
-    versions = _Fields(values["versions"], body.what, "machine.versions.", body.kind)
-    values["versions"] = {name: versions.take(name, str, None) for name in versions.made}
+    values = {}
+    for name, hint in get_type_hints(Machine).items():
+        values[name] = body.take(name, *(get_origin(kind) or kind for kind in _alternatives(hint)))
+    versions = _Fields(values["versions"], body.source, body.commands, "machine.versions")
+    values["versions"] = {name: versions.take(name, str, type(None)) for name in versions.stored}
     return Machine(**values)
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if isinstance(hint, UnionType) else (hint,)
 
 
 def _is_number(value: Any) -> bool:

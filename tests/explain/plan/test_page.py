@@ -9,10 +9,10 @@ import re
 import numpy as np
 import pytest
 from PIL import Image
-from plan import documents
 
 from chipwise.errors import DataError
 from chipwise.explain.plan import figures, page
+from explain.plan import documents
 from pages import HOSTILE, Reader, browse, framed, needs_browser
 
 
