@@ -32,6 +32,7 @@ import numpy as np
 import chipwise as cw
 from chipwise.atomic import replace_text
 from chipwise.data.sources import take
+from chipwise.engine.on import On
 from chipwise.study.find_lr import find_lr
 
 HERE = Path(__file__).parent
@@ -76,7 +77,7 @@ def trained(recipe: cw.Recipe, rate: float, seed: int) -> tuple[float, float]:
     """Loss and accuracy on the held-out examples, after training with `rate` as the schedule's peak."""
     lr = recipe.optimizer.hyper["lr"].with_peak(rate)
     recipe = dataclasses.replace(recipe, optimizer=dataclasses.replace(recipe.optimizer, lr=lr), seed=seed)
-    with cw.Stepper(recipe, devices=1) as stepper:
+    with cw.Stepper(recipe, on=cw.On(devices=1)) as stepper:
         while stepper.done < stepper.total:
             stepper.step()
         found = stepper.evaluate()
@@ -87,7 +88,7 @@ def measured(case: Case, data: str | None) -> tuple[list[str], list[str]]:
     """The row of the summary, and the section with the grid."""
     recipe = loaded(case, data)
     began = time.perf_counter()
-    found = find_lr(recipe, steps=case.steps, devices=1)
+    found = find_lr(recipe, steps=case.steps, on=On(devices=1))
     seconds = time.perf_counter() - began
     print(f"{case.recipe}: suggestion {found.suggestion:.3g} in {seconds:.0f} s", flush=True)
     short = recipe.transfer(duration=f"{case.steps}st")

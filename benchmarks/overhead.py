@@ -59,7 +59,11 @@ def fitted(recipe: cw.Recipe) -> float:
     """Examples/s of `fit` over its training time, evaluation and the final checkpoint apart."""
     with tempfile.TemporaryDirectory() as folder:
         result = cw.fit(
-            dataclasses.replace(recipe), f"{folder}/run", eval_every=None, progress="none", devices=1
+            dataclasses.replace(recipe),
+            f"{folder}/run",
+            eval_every=None,
+            progress="none",
+            on=cw.On(devices=1),
         )
     return recipe.clock.total * recipe.batch / result.seconds["train"]
 

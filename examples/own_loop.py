@@ -14,12 +14,12 @@ import math
 import chipwise as cw
 
 
-def train(recipe, patience=3, **machine):
+def train(recipe, patience=3, on=None):
     """`(metrics, params, fingerprint)` of the best evaluation, or of the end when `patience` is `None`."""
     every = math.ceil(len(recipe.task.train) / recipe.batch)  # steps, about an epoch
     best = (math.inf, {}, None, "")
     waited = 0
-    with cw.Stepper(recipe, **machine) as stepper:  # reads the data, compiles
+    with cw.Stepper(recipe, on or cw.On()) as stepper:  # reads the data, compiles
         while stepper.done < stepper.total:
             stepper.step()  # starts it on every device and returns
             if stepper.done % every and stepper.done < stepper.total:

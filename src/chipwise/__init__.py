@@ -26,6 +26,7 @@ if _TYPE_CHECKING:
     from .data.sources import Lazy as Lazy
     from .engine.fit import evaluate as evaluate
     from .engine.fit import fit as fit
+    from .engine.on import On as On
     from .engine.restore import restore_run as restore_run
     from .engine.result import Result as Result
     from .engine.stepper import Stepper as Stepper
@@ -82,6 +83,7 @@ _NAMES = {
     ".data.packed": "PackedFolder",
     ".data.sources": "Arrays Lazy",
     ".engine.fit": "evaluate fit",
+    ".engine.on": "On",
     ".engine.restore": "restore_run",
     ".engine.result": "Result",
     ".engine.stepper": "Stepper",

@@ -66,32 +66,42 @@ def of(made):
 @pytest.fixture(scope="module")
 def loose(made, of):
     """The fingerprint of a run over the loose files, streamed, on one device."""
-    return cw.fit(of(cw.ImageFolder(made / "photos")), devices=1, feed="host", **QUIET).fingerprint
+    return cw.fit(of(cw.ImageFolder(made / "photos")), on=cw.On(devices=1, feed="host"), **QUIET).fingerprint
 
 
 @pytest.mark.parametrize("store", ["raw", "jpeg"])
 @pytest.mark.parametrize("feed", ["host", "device"])
 def test_a_pack_is_the_loose_files(made, of, loose, store, feed):
-    assert cw.fit(of(PackedFolder(made / store)), devices=1, feed=feed, **QUIET).fingerprint == loose
+    assert (
+        cw.fit(of(PackedFolder(made / store)), on=cw.On(devices=1, feed=feed), **QUIET).fingerprint == loose
+    )
 
 
 @pytest.mark.parametrize("devices,store,feed", [(2, "raw", "host"), (4, None, "device"), (8, "jpeg", "host")])
 def test_any_number_of_devices(made, of, loose, devices, store, feed):
     source = PackedFolder(made / store) if store else cw.ImageFolder(made / "photos")
-    result = cw.fit(of(source), devices=devices, feed=feed, workers=2, **QUIET)
+    result = cw.fit(of(source), on=cw.On(devices=devices, feed=feed, workers=2), **QUIET)
     assert result.devices["count"] == devices and result.fingerprint == loose
 
 
 def test_stopped_in_mid_epoch_and_gone_on_from_elsewhere(made, of, loose, tmp_path):
-    cw.fit(of(cw.ImageFolder(made / "photos")), tmp_path, devices=2, feed="host", stop_after="7st", **QUIET)
-    again = cw.fit(of(PackedFolder(made / "jpeg")), tmp_path, devices=4, feed="device", **QUIET)
+    cw.fit(
+        of(cw.ImageFolder(made / "photos")),
+        tmp_path,
+        on=cw.On(devices=2, feed="host"),
+        stop_after="7st",
+        **QUIET,
+    )
+    again = cw.fit(of(PackedFolder(made / "jpeg")), tmp_path, on=cw.On(devices=4, feed="device"), **QUIET)
     assert again.steps == 15 and again.fingerprint == loose
 
 
 @pytest.mark.slow
 def test_killed_in_mid_epoch_and_gone_on(made, of, tmp_path):
     steps = 3000
-    expected = cw.fit(of(cw.ImageFolder(made / "photos"), steps), devices=1, feed="host", **QUIET).fingerprint
+    expected = cw.fit(
+        of(cw.ImageFolder(made / "photos"), steps), on=cw.On(devices=1, feed="host"), **QUIET
+    ).fingerprint
     run = tmp_path / "run"
     command = [
         sys.executable,
@@ -112,7 +122,7 @@ def test_killed_in_mid_epoch_and_gone_on(made, of, tmp_path):
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert 0 < max(saved(run)) < steps
-    result = cw.fit(of(PackedFolder(made / "jpeg"), steps), run, devices=4, feed="host", **QUIET)
+    result = cw.fit(of(PackedFolder(made / "jpeg"), steps), run, on=cw.On(devices=4, feed="host"), **QUIET)
     assert result.fingerprint == expected
 
 

@@ -15,7 +15,7 @@ from chipwise.data.mapped import Mapped
 from chipwise.data.packed import PackedFolder
 from slow_source import Numbers
 
-QUIET = {"progress": "none", "devices": 1, "feed": "host"}
+QUIET = {"progress": "none", "on": cw.On(devices=1, feed="host")}
 
 
 def task(source, work=1):
@@ -115,7 +115,7 @@ def test_packed_data_keeps_the_device_busy(tmp_path):
 
 
 def test_resident_data_is_not_waited_for(tmp_path):
-    result = cw.fit(recipe(Numbers()), tmp_path, **{**QUIET, "feed": "device"})
+    result = cw.fit(recipe(Numbers()), tmp_path, **{**QUIET, "on": cw.On(devices=1)})
     assert result.feed["data"] == "on the device" and "nothing to wait for" in result.feed["verdict"]
     assert {row["wait_data_share"] for row in rows(tmp_path) if "train/loss" in row} == {0}
     again = cw.fit(recipe(Numbers()), tmp_path, **QUIET)
@@ -124,8 +124,9 @@ def test_resident_data_is_not_waited_for(tmp_path):
 
 @pytest.mark.parametrize("workers", ["threads:2", pytest.param("processes:2", marks=pytest.mark.slow)])
 def test_neither_place_nor_workers_change_a_bit(workers):
-    at_home = cw.fit(recipe(Numbers()), **{**QUIET, "feed": "device"})
-    assert cw.fit(recipe(Numbers()), workers=workers, **QUIET).fingerprint == at_home.fingerprint
+    at_home = cw.fit(recipe(Numbers()), **{**QUIET, "on": cw.On(devices=1)})
+    streamed = cw.fit(recipe(Numbers()), on=cw.On(1, feed="host", workers=workers), progress="none")
+    assert streamed.fingerprint == at_home.fingerprint
 
 
 @pytest.mark.parametrize(
@@ -133,5 +134,9 @@ def test_neither_place_nor_workers_change_a_bit(workers):
 )
 def test_wrong_words_cost_nothing(tmp_path, given, message):
     with pytest.raises(cw.RecipeError, match=message):
-        cw.fit(recipe(Numbers()), tmp_path / "run", **{**QUIET, **given})
+        cw.fit(
+            recipe(Numbers()),
+            tmp_path / "run",
+            on=cw.On(1, feed="host", **given) if "feed" not in given else cw.On(**given),
+        )
     assert not (tmp_path / "run").exists()

@@ -22,7 +22,7 @@ def plain(**changes):
     return tasks.recipe(task=task, **changes)
 
 
-QUIET = {"devices": 1, "log_every": "5st", "eval_every": None, "progress": "none"}
+QUIET = {"on": cw.On(devices=1), "log_every": "5st", "eval_every": None, "progress": "none"}
 
 
 def saved_bytes(tree):

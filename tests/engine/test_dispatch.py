@@ -1,5 +1,6 @@
 """Several steps in one call change neither what is logged, evaluated and saved nor, here, a bit."""
 
+import dataclasses
 import json
 
 import pytest
@@ -8,7 +9,8 @@ import chipwise as cw
 import tasks
 from chipwise.engine import dispatch
 
-LOOSE = {"exact": False, "devices": 1, "progress": "none"}
+FREE = cw.On(devices=1, exact=False)
+LOOSE = {"on": FREE, "progress": "none"}
 
 
 def rows(folder):
@@ -55,7 +57,13 @@ def test_a_trial_decides_and_harms_nothing(single, monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     "given",
-    [{"exact": True}, {"devices": 2}, {"feed": "host"}, {"steps_per_call": 0}, {"steps_per_call": -2}],
+    [
+        {"on": cw.On(devices=1)},
+        {"on": cw.On(2, exact=False)},
+        {"on": dataclasses.replace(FREE, feed="host")},
+        {"steps_per_call": 0},
+        {"steps_per_call": -2},
+    ],
 )
 def test_where_it_cannot_be_is_said_before_anything_is_made(tmp_path, given):
     with pytest.raises(cw.RecipeError, match=r"steps_per_call=.*(needs exact=False|expected at least 1)"):

@@ -14,7 +14,7 @@ EXAMPLES = 53
 
 def evaluate(batch, devices, source=None):
     task = tasks.task() if source is None else tasks.task(eval=source)
-    return cw.evaluate(tasks.recipe(task=task), PARAMS, STATE, batch=batch, devices=devices)
+    return cw.evaluate(tasks.recipe(task=task), PARAMS, STATE, batch=batch, on=cw.On(devices=devices))
 
 
 @pytest.mark.parametrize("devices", [1, 8])
@@ -89,7 +89,9 @@ def test_array_metrics_are_summed_and_divided_once():
         made["share"] = cw.Sum.of(each)
         return made, state
 
-    metrics = cw.evaluate(tasks.recipe(task=tasks.task(loss=loss)), PARAMS, STATE, batch=7, devices=2)
+    metrics = cw.evaluate(
+        tasks.recipe(task=tasks.task(loss=loss)), PARAMS, STATE, batch=7, on=cw.On(devices=2)
+    )
     expected = np.bincount(tasks.data(EXAMPLES, 1).columns["label"], minlength=tasks.CLASSES) / EXAMPLES
     np.testing.assert_allclose(metrics["share"], expected, rtol=1e-6)
 

@@ -28,8 +28,8 @@ def recipe(**changes):
 
 
 def test_a_run_shows_finished_values_and_resumes(tmp_path):
-    cw.fit(recipe(), tmp_path, devices=1, stop_after="5st", log_every="5st", **QUIET)
-    result = cw.fit(recipe(), tmp_path, devices=1, log_every="5st", **QUIET)
+    cw.fit(recipe(), tmp_path, on=cw.On(devices=1), stop_after="5st", log_every="5st", **QUIET)
+    result = cw.fit(recipe(), tmp_path, on=cw.On(devices=1), log_every="5st", **QUIET)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in lines if "train/perplexity" in row] == [5, 10, 12]
     for row in [*lines, result.metrics]:
@@ -44,7 +44,7 @@ def test_a_run_shows_finished_values_and_resumes(tmp_path):
 
 def test_one_program_for_all_finishes_the_same():
     result = cw.fit(
-        recipe(task=tasks.task(loss=loss, augment=None, eval=None)), devices=1, exact=False, **QUIET
+        recipe(task=tasks.task(loss=loss, augment=None, eval=None)), on=cw.On(devices=1, exact=False), **QUIET
     )
     assert result.metrics["train/perplexity"] == pytest.approx(
         np.exp(result.metrics["train/loss"]), rel=1e-12
@@ -61,7 +61,7 @@ def test_parts_of_24_bits_are_added_without_rounding():
 
     task = tasks.task(loss=counting, augment=None)
     params, state = tasks.init(jax.random.key(0))
-    metrics = cw.evaluate(tasks.recipe(task=task), params, state, batch=1, devices=1)
+    metrics = cw.evaluate(tasks.recipe(task=task), params, state, batch=1, on=cw.On(devices=1))
     assert metrics["tokens"] == len(task.eval) * most
 
 

@@ -18,7 +18,7 @@ def rows(folder):
 def whole(tmp_path_factory):
     """An uninterrupted run with a folder."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    return cw.fit(tasks.recipe(), folder, devices=1, log_every="4st", **QUIET), folder
+    return cw.fit(tasks.recipe(), folder, on=cw.On(devices=1), log_every="4st", **QUIET), folder
 
 
 def test_the_result_says_everything(whole):
@@ -57,11 +57,11 @@ def test_the_seconds_of_rows_are_of_the_whole_run(whole, tmp_path):
     assert seconds[0] > 0 and seconds == sorted(seconds)
     assert seconds[-1] <= result.seconds["total"] + 1e-3  # rounded to milliseconds
     folder = tmp_path / "run"
-    cw.fit(tasks.recipe(), folder, devices=1, stop_after="8st", **QUIET)
+    cw.fit(tasks.recipe(), folder, on=cw.On(devices=1), stop_after="8st", **QUIET)
     before = rows(folder)
     assert before[-1]["step"] == 8
     (folder / "metrics.jsonl").write_text("")  # a process that was stopped between rows counts too
-    resumed = cw.fit(tasks.recipe(), folder, devices=1, **QUIET).history
+    resumed = cw.fit(tasks.recipe(), folder, on=cw.On(devices=1), **QUIET).history
     assert resumed[0]["seconds"] > before[-1]["seconds"]
 
 
@@ -78,9 +78,9 @@ def test_tensorboard_can_read_the_events(whole):
 
 @pytest.mark.parametrize("then", [2, 8])
 def test_resuming_on_other_devices_gives_the_same_bits(whole, tmp_path, then):
-    first = cw.fit(tasks.recipe(), tmp_path, devices=1, stop_after="13st", log_every="4st", **QUIET)
+    first = cw.fit(tasks.recipe(), tmp_path, on=cw.On(devices=1), stop_after="13st", log_every="4st", **QUIET)
     assert first.steps == 13
-    second = cw.fit(tasks.recipe(), tmp_path, devices=then, log_every="4st", **QUIET)
+    second = cw.fit(tasks.recipe(), tmp_path, on=cw.On(devices=then), log_every="4st", **QUIET)
     result, folder = whole
     assert second.fingerprint == result.fingerprint
     assert second.metrics["eval/accuracy"] == result.metrics["eval/accuracy"]
@@ -90,7 +90,7 @@ def test_resuming_on_other_devices_gives_the_same_bits(whole, tmp_path, then):
 
 def test_a_finished_run_is_not_trained_again(whole, capsys):
     result, folder = whole
-    again = cw.fit(tasks.recipe(), folder, devices=1, **QUIET)
+    again = cw.fit(tasks.recipe(), folder, on=cw.On(devices=1), **QUIET)
     assert again.fingerprint == result.fingerprint
     assert again.metrics == result.metrics
     assert again.seconds["train"] == 0
@@ -107,7 +107,7 @@ def test_another_recipe_is_refused_with_what_differs(whole):
 def test_data_may_be_streamed_to_the_same_bits(whole, monkeypatch):
     monkeypatch.setattr("chipwise.engine.loader.fits", lambda source, limit: False)
     result, _ = whole
-    assert cw.fit(tasks.recipe(), devices=2, **QUIET).fingerprint == result.fingerprint
+    assert cw.fit(tasks.recipe(), on=cw.On(devices=2), **QUIET).fingerprint == result.fingerprint
 
 
 def test_any_source_with_len_and_index_will_do(whole):
@@ -115,7 +115,7 @@ def test_any_source_with_len_and_index_will_do(whole):
     examples = [{name: column[i] for name, column in columns.items()} for i in range(101)]
     result, _ = whole
     assert (
-        cw.fit(tasks.recipe(task=tasks.task(train=examples)), devices=1, **QUIET).fingerprint
+        cw.fit(tasks.recipe(task=tasks.task(train=examples)), on=cw.On(devices=1), **QUIET).fingerprint
         == result.fingerprint
     )
 
@@ -131,7 +131,7 @@ def test_an_error_in_a_streamed_source_reaches_the_caller(monkeypatch):
     columns = tasks.data().columns
     examples = Broken({name: column[i] for name, column in columns.items()} for i in range(101))
     with pytest.raises(cw.DataError, match="photo 50"):
-        cw.fit(tasks.recipe(task=tasks.task(train=examples, eval=None)), devices=1, **QUIET)
+        cw.fit(tasks.recipe(task=tasks.task(train=examples, eval=None)), on=cw.On(devices=1), **QUIET)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpo
     recipe = tasks.recipe(task=tasks.task(loss=loss))
     every = {"log_every": "5st", "checkpoint_every": "5st", "eval_every": None}
     with pytest.raises(cw.DivergedError, match=r"nan between steps 21 and 25.*step 20 in"):
-        cw.fit(recipe, tmp_path, devices=1, **every, **QUIET)
+        cw.fit(recipe, tmp_path, on=cw.On(devices=1), **every, **QUIET)
     assert cw.restore_run(recipe, tmp_path).steps == 20
 
 
@@ -171,12 +171,12 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpo
     ],
 )
 def test_a_recipe_that_cannot_do_what_it_says_is_warned_about(changes, expected, capsys):
-    cw.fit(tasks.recipe(**changes), devices=1, progress="lines")
+    cw.fit(tasks.recipe(**changes), on=cw.On(devices=1), progress="lines")
     assert expected in capsys.readouterr().err
 
 
 def test_the_average_is_evaluated_and_the_trained_parameters_are_fingerprinted(whole):
-    result = cw.fit(tasks.recipe(ema=0.5), devices=1, **QUIET)
+    result = cw.fit(tasks.recipe(ema=0.5), on=cw.On(devices=1), **QUIET)
     assert result.fingerprint == whole[0].fingerprint
     different = [
         not np.array_equal(a, b)
@@ -193,7 +193,7 @@ def test_mix_sees_one_replicas_batch_and_a_key():
         shapes.append(batch["x"].shape)
         return {**batch, "x": jax.random.permutation(key, batch["x"])}
 
-    one = cw.fit(tasks.recipe(task=tasks.task(mix=mix), duration="3st"), devices=1, **QUIET)
-    two = cw.fit(tasks.recipe(task=tasks.task(mix=mix), duration="3st"), devices=2, **QUIET)
+    one = cw.fit(tasks.recipe(task=tasks.task(mix=mix), duration="3st"), on=cw.On(devices=1), **QUIET)
+    two = cw.fit(tasks.recipe(task=tasks.task(mix=mix), duration="3st"), on=cw.On(devices=2), **QUIET)
     assert set(shapes) == {(3, tasks.FEATURES)}
     assert one.fingerprint == two.fingerprint

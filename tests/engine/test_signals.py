@@ -38,7 +38,7 @@ def plain(**changes):
     return tasks.recipe(task=task, **changes)
 
 
-QUIET = {"devices": 1, "log_every": "4st", "eval_every": None, "progress": "none"}
+QUIET = {"on": cw.On(devices=1), "log_every": "4st", "eval_every": None, "progress": "none"}
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_a_stopped_run_is_saved_and_resumes_to_the_same_bits_on_other_devices(wh
     assert not (tmp_path / "result.json").exists()
     monkeypatch.undo()
     assert 12 < cw.restore_run(plain(), tmp_path).steps < 30
-    resumed = cw.fit(plain(), tmp_path, **(QUIET | {"devices": 2}))
+    resumed = cw.fit(plain(), tmp_path, **(QUIET | {"on": cw.On(devices=2)}))
     assert resumed.fingerprint == whole.fingerprint
     assert resumed.metrics["train/loss"] == whole.metrics["train/loss"]
 

@@ -140,7 +140,7 @@ def test_in_bf16_what_is_to_be_learned_keeps_its_digits():
     source = cw.Arrays(**columns)
     task = cw.Task(init=lambda key: ({"w": jnp.zeros((3, 1))}, {}), loss=loss, train=source, eval=source)
     recipe = cw.Recipe(task=task, batch=8, duration="1st", optimizer=cw.sgd(lr=0.1), precision="bf16")
-    result = cw.fit(recipe, devices=1, progress="none")
+    result = cw.fit(recipe, on=cw.On(devices=1), progress="none")
     assert seen == {"x": jnp.bfloat16, "label": jnp.float32}
     assert result.metrics["train/loss"] == 1234.5**2
 

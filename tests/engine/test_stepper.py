@@ -14,12 +14,12 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.fixture(scope="module")
 def fitted():
-    return cw.fit(tasks.recipe(ema=0.9), devices=1, log_every="30st", progress="none")
+    return cw.fit(tasks.recipe(ema=0.9), on=cw.On(devices=1), log_every="30st", progress="none")
 
 
 @pytest.mark.parametrize("feed", ["device", "host"])
 def test_it_computes_what_fit_does(fitted, feed):
-    with cw.Stepper(tasks.recipe(ema=0.9), devices=1, feed=feed) as stepper:
+    with cw.Stepper(tasks.recipe(ema=0.9), on=cw.On(devices=1, feed=feed)) as stepper:
         assert (stepper.done, stepper.total, stepper.metrics()) == (0, 30, {})
         before = stepper.state()
         kept = np.copy(before[0]["w"])
@@ -39,13 +39,13 @@ def test_it_computes_what_fit_does(fitted, feed):
 
 def test_the_example_computes_what_fit_does_or_stops_early(fitted, capsys):
     train = runpy.run_path(str(EXAMPLES / "own_loop.py"))["train"]
-    metrics, _, fingerprint = train(tasks.recipe(ema=0.9), patience=None, devices=1)
+    metrics, _, fingerprint = train(tasks.recipe(ema=0.9), patience=None, on=cw.On(devices=1))
     assert fingerprint == fitted.fingerprint
     assert metrics["loss"] == fitted.metrics["eval/loss"]
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines] == [f"step {n}" for n in (5, 10, 15, 20, 25, 30)]
 
-    best, _, _ = train(tasks.recipe(ema=0.9), patience=1, devices=1)
+    best, _, _ = train(tasks.recipe(ema=0.9), patience=1, on=cw.On(devices=1))
     losses = [float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()]
     assert len(losses) < 6 and losses[-1] >= min(losses)
     assert best["loss"] == pytest.approx(min(losses), abs=1e-4)
@@ -54,7 +54,7 @@ def test_the_example_computes_what_fit_does_or_stops_early(fitted, capsys):
 def test_a_recipe_of_no_steps_and_one_without_evaluation_data():
     nothing = tasks.recipe(duration="0st", task=tasks.task(eval=None), optimizer=cw.sgd(lr=0.1))
     with pytest.warns(UserWarning, match="nothing will be trained"):
-        stepper = cw.Stepper(nothing, devices=1)
+        stepper = cw.Stepper(nothing, on=cw.On(devices=1))
     with stepper, pytest.raises(cw.RecipeError, match="after the last of 0 steps"):
         stepper.step()
     with pytest.raises(cw.DataError, match="no evaluation data"):

@@ -478,7 +478,7 @@ def small(**changes):
 
 def test_a_real_run_resumed(tmp_path):
     recipe = small()
-    how = dict(devices=1, log_every="4st", eval_every="10st", progress="none")
+    how = dict(on=cw.On(devices=1), log_every="4st", eval_every="10st", progress="none")
     cw.fit(recipe, tmp_path / "run", stop_after="12st", **how)
     document = report(tmp_path / "run")
     assert document["status"]["state"] == "unfinished" and document["status"]["checkpoint"] == 12
@@ -501,7 +501,7 @@ def test_a_real_run_resumed(tmp_path):
 def test_a_real_run_that_diverges(tmp_path):
     recipe = small(optimizer=cw.adamw(lr=cw.piecewise({"0st": 0.01, "15st": 1e38}), weight_decay=0.01))
     with pytest.raises(cw.DivergedError):
-        cw.fit(recipe, tmp_path / "run", devices=1, eval_every=None, log_every="5st",
+        cw.fit(recipe, tmp_path / "run", on=cw.On(devices=1), eval_every=None, log_every="5st",
                checkpoint_every="5st", progress="none")  # fmt: skip
     document = report(tmp_path / "run")
     assert document["status"]["state"] == "diverged"

@@ -20,7 +20,7 @@ from chipwise.measure.record import read
 
 
 def measured(recipe=None, **changes):
-    arguments = {"steps": 12, "warmup": 8, "devices": 1, "progress": "none", **changes}
+    arguments = {"steps": 12, "warmup": 8, "on": cw.On(devices=1), "progress": "none", **changes}
     return measure_train(tasks.recipe() if recipe is None else recipe, **arguments)
 
 
@@ -61,7 +61,9 @@ def test_a_run_of_the_series_is_an_interval(record):
 
 
 def losses_of_fit(recipe, **settings):
-    history = cw.fit(recipe, devices=1, log_every="1st", eval_every=None, progress="none", **settings).history
+    history = cw.fit(
+        recipe, on=cw.On(devices=1), log_every="1st", eval_every=None, progress="none", **settings
+    ).history
     return [row["train/loss"] for row in history if "train/loss" in row]
 
 
@@ -72,7 +74,7 @@ def test_the_first_losses_are_those_of_fit(record):
 def test_the_first_losses_are_the_same_on_any_number_of_devices():
     task = tasks.task(loss=tasks.plain_loss, augment=None, eval=None)  # quick to compile eight times
     recipe = tasks.recipe(task=task, optimizer=cw.sgd(lr=0.1))
-    one, eight = (measured(recipe, devices=n, steps=1).measured for n in (1, 8))
+    one, eight = (measured(recipe, on=cw.On(devices=n), steps=1).measured for n in (1, 8))
     assert (one["devices"]["count"], eight["devices"]["count"]) == (1, 8)
     assert len(one["first_losses"]) == 8 and one["first_losses"] == eight["first_losses"]
 
@@ -101,7 +103,7 @@ def test_schedules_hold_their_last_value(start, stop):
 
 
 def test_streamed_data_is_the_same_training_and_its_waits_are_told(record):
-    streamed = measured(feed="host", workers=1)
+    streamed = measured(on=cw.On(1, feed="host", workers=1))
     assert streamed.measured["first_losses"] == record.measured["first_losses"]
     waits = streamed.figures["wait_data_share"]
     assert len(waits.runs) == len(streamed.figures["steps_per_second"].runs)

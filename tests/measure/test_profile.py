@@ -6,6 +6,7 @@ import pytest
 from jax.profiler import ProfileData
 
 import tasks
+from chipwise.engine.on import On
 from chipwise.measure.bench import measure_train
 from chipwise.measure.profile import Run, capture, explain, operations, own_time, read
 
@@ -163,7 +164,7 @@ def test_own_time_leaves_out_what_runs_inside():
 
 def test_traces_come_last_and_into_the_record(tmp_path):
     record = measure_train(
-        tasks.recipe(), steps=2, warmup=2, devices=1, profile=tmp_path / "t", progress="none"
+        tasks.recipe(), steps=2, warmup=2, on=On(devices=1), profile=tmp_path / "t", progress="none"
     )
     told = record.measured["profile"]
     assert told["folder"] == str(tmp_path / "t") and 3 <= told["steps"] <= 20 and told["operations"]

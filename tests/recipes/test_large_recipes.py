@@ -93,7 +93,7 @@ def test_two_devices_give_the_same_bits(name, packs):
 def test_evaluation_reads_its_own_split_whole(name, packs):
     recipe = small(name, packs[name], "precision=f32")
     params, state = jax.jit(recipe.task.init)(jax.random.key(0))
-    found = cw.evaluate(recipe, params, state, devices=1, batch=5)
+    found = cw.evaluate(recipe, params, state, on=cw.On(devices=1), batch=5)
     assert set(found) == set(abstract_state(recipe).sums)
     loss, _ = jax.jit(recipe.task.loss, static_argnums=4)(
         params, state, recipe.task.eval.take(np.arange(16)), None, False
@@ -150,7 +150,7 @@ def test_settings_that_fit_no_net_are_refused(name, setting):
 def test_training_without_data_says_what_to_give(name, tmp_path):
     recipe = cw.load(name, [*SMALL[name], "batch=8", "duration=1st", "replicas=1"])
     with pytest.raises(cw.DataError, match="give --data DIR with a packed folder, or --synthetic"):
-        cw.fit(recipe, tmp_path / "run", devices=1, progress="none")
+        cw.fit(recipe, tmp_path / "run", on=cw.On(devices=1), progress="none")
 
 
 def test_a_finished_recipe_of_ones_own_trains_on_made_up_data(tmp_path):
@@ -158,5 +158,5 @@ def test_a_finished_recipe_of_ones_own_trains_on_made_up_data(tmp_path):
     file.write_text("import tasks\n\nrecipe = tasks.recipe(duration='2st', task=tasks.task(classes=5))\n")
     recipe = cw.load(f"{file}:recipe", synthetic=True)
     assert recipe.name == "recipe-synthetic"
-    result = cw.fit(recipe, tmp_path / "run", devices=1, progress="none")
+    result = cw.fit(recipe, tmp_path / "run", on=cw.On(devices=1), progress="none")
     assert np.isfinite(result.metrics["eval/loss"])

@@ -11,6 +11,7 @@ import pytest
 import chipwise as cw
 import tasks
 from chipwise.engine.layout import Layout
+from chipwise.engine.on import On
 from chipwise.machine.detect import detect
 from chipwise.planner import memory
 from chipwise.study import find_batch as batches
@@ -29,7 +30,7 @@ def stepped(monkeypatch):
     """Batches that were tried with a real step, which all succeed at 1,000 examples/s, at no cost."""
     tried = []
 
-    def pretend(recipe, **where):
+    def pretend(recipe, on):
         tried.append(recipe.batch)
         return Trial(1000.0)
 
@@ -43,7 +44,7 @@ def stepped(monkeypatch):
     (11, 8, "at most 11 asked for"), (4, 4, "at most 4 asked for"),
 ])  # fmt: skip
 def test_a_multiple_of_the_replicas_capped_by_the_data_and_by_request(stepped, at_most, batch, bound):
-    found = find_batch(recipe(), devices=1, at_most=at_most)
+    found = find_batch(recipe(), on=On(devices=1), at_most=at_most)
     assert (found.batch, found.bound, found.confirmed) == (batch, bound, True)
     assert (found.batch_per_replica, found.batch_per_device) == (batch // 4, batch)
     assert batch in stepped and found.memory.fits
@@ -51,7 +52,7 @@ def test_a_multiple_of_the_replicas_capped_by_the_data_and_by_request(stepped, a
 
 def test_a_real_step_and_what_moving_there_does(monkeypatch):
     monkeypatch.setattr(trial, "ROUNDS", 2)
-    found = find_batch(recipe(), devices=2)
+    found = find_batch(recipe(), on=On(devices=2))
     assert found.batch == 100 and found.batch_per_device == 50 and found.confirmed
     assert set(found.examples_per_second) == {8, 100} and found.speedup.value > 0
     assert all(len(speeds) == 2 and min(speeds) > 0 for speeds in found.examples_per_second.values())
@@ -90,7 +91,7 @@ def memory_for(monkeypatch):
 
 def test_memory_binds(memory_for, stepped):
     limit = memory_for(60)
-    found = find_batch(recipe(batch=56), devices=1)
+    found = find_batch(recipe(batch=56), on=On(devices=1))
     assert found.bound == "memory" and found.batch == 60
     assert found.memory.needed <= limit
     # So much of the host's memory is not risked on a CPU.
@@ -100,7 +101,7 @@ def test_memory_binds(memory_for, stepped):
 
 def test_where_nothing_fits_no_batch_is_named(monkeypatch, stepped):
     monkeypatch.setattr(need, "available", lambda machine, devices: (100, "pretended"))
-    found = find_batch(recipe(), devices=1)
+    found = find_batch(recipe(), on=On(devices=1))
     assert found.batch is None and found.batch_per_device is None and stepped == []
     assert "not even one example a replica" in found.bound and found.memory.needed > 100
     json.dumps(found.to_json(), allow_nan=False)
@@ -109,9 +110,9 @@ def test_where_nothing_fits_no_batch_is_named(monkeypatch, stepped):
 def test_a_batch_that_the_device_refuses_is_stepped_down(monkeypatch):
     monkeypatch.setattr(
         batches, "try_batch",
-        lambda r, **where: Trial(500.0) if r.batch <= 85 else Trial(None, "RESOURCE_EXHAUSTED: out of it"),
+        lambda r, on: Trial(500.0) if r.batch <= 85 else Trial(None, "RESOURCE_EXHAUSTED: out of it"),
     )  # fmt: skip
-    found = find_batch(recipe(), devices=1)
+    found = find_batch(recipe(), on=On(devices=1))
     assert found.batch == 76 and found.confirmed and found.bound == "memory: the device refused more"
     refused = [text for text in found.notes if "refused it: RESOURCE_EXHAUSTED" in text]
     assert [text.split()[1] for text in refused] == ["100", "88"]
@@ -119,8 +120,8 @@ def test_a_batch_that_the_device_refuses_is_stepped_down(monkeypatch):
 
 
 def test_a_step_that_would_take_minutes_on_a_cpu_is_not_made(monkeypatch):
-    monkeypatch.setattr(batches, "try_batch", lambda r, **where: Trial(1.0))
-    found = find_batch(recipe(), devices=1)
+    monkeypatch.setattr(batches, "try_batch", lambda r, on: Trial(1.0))
+    found = find_batch(recipe(), on=On(devices=1))
     assert found.batch == 100 and not found.confirmed
     assert any("it would take 300 s" in text for text in found.notes)
 
@@ -129,13 +130,13 @@ def times(monkeypatch, speeds, seconds=0.0):
     """What `find_batch` makes of these examples/s, by batch one a visit, each visit of so many seconds."""
     order, left = [], {batch: list(values) for batch, values in speeds.items()}
 
-    def pretend(recipe, **where):
+    def pretend(recipe, on):
         order.append(recipe.batch)
         speed = left[recipe.batch].pop(0)
         return Trial(speed, "" if speed else "RESOURCE_EXHAUSTED: later", seconds=seconds)
 
     monkeypatch.setattr(batches, "try_batch", pretend)
-    return find_batch(recipe(), devices=1, at_most=16, progress="none"), order
+    return find_batch(recipe(), on=On(devices=1), at_most=16, progress="none"), order
 
 
 def test_batches_are_timed_in_turn_and_the_ratio_is_theirs(monkeypatch):
@@ -176,13 +177,13 @@ def test_running_out_of_memory_is_an_answer_and_other_errors_are_raised():
 
         return recipe(task=tasks.task(loss=loss, augment=None))
 
-    assert try_batch(failing(MemoryError("no room")), devices=1) == Trial(None, "no room")
+    assert try_batch(failing(MemoryError("no room")), on=On(devices=1)) == Trial(None, "no room")
     with pytest.raises(ZeroDivisionError):
-        try_batch(failing(ZeroDivisionError()), devices=1)
+        try_batch(failing(ZeroDivisionError()), on=On(devices=1))
 
 
 def test_an_absent_chip_is_asked_of_the_planner():
-    found = find_batch(recipe(), on="t4")
+    found = find_batch(recipe(), target="t4")
     (planned,) = cw.plan(recipe(batch=100), ["t4"])
     assert (found.target, found.batch, found.memory) == ("t4", 100, planned.memory)
     assert not found.confirmed and found.examples_per_second == {} and "modelled" in found.notes[0]
@@ -194,16 +195,16 @@ def test_an_absent_chip_is_asked_of_the_planner():
 def test_an_absent_chip_with_too_little_memory(monkeypatch):
     (small,) = cw.plan(recipe(batch=60), ["t4"])
     monkeypatch.setattr(memory, "available", lambda target: (small.memory.needed, "pretended"))
-    found = find_batch(recipe(batch=56), on="t4")
+    found = find_batch(recipe(batch=56), target="t4")
     assert found.bound == "memory" and found.batch == 60 and found.memory.fits
     monkeypatch.setattr(memory, "available", lambda target: (10, "pretended"))
-    none = find_batch(recipe(), on="t4")
+    none = find_batch(recipe(), target="t4")
     assert none.batch is None and none.memory.needed > 10
 
 
 def test_an_optimizer_without_a_rule_is_said_to_have_none(stepped):
     lion = recipe(optimizer=cw.from_optax(optax.lion, learning_rate=1e-3))
-    found = find_batch(lion, devices=1, at_most=16)
+    found = find_batch(lion, on=On(devices=1), at_most=16)
     assert found.batch == 16 and found.move is None
     assert any("has no rule for another batch" in text for text in found.notes)
 
@@ -211,13 +212,13 @@ def test_an_optimizer_without_a_rule_is_said_to_have_none(stepped):
 def test_what_cannot_be_searched_is_an_error(stepped):
     for wrong in (3, 0, -1, True):
         with pytest.raises(cw.RecipeError, match="at least one example for each of 4 replicas"):
-            find_batch(recipe(), devices=1, at_most=wrong)
+            find_batch(recipe(), on=On(devices=1), at_most=wrong)
     with pytest.raises(cw.DeviceError, match="v9"):
-        find_batch(recipe(), on="v9-8")
+        find_batch(recipe(), target="v9-8")
     with pytest.raises(cw.DeviceError, match="3 devices"):
-        find_batch(recipe(), devices=3)
+        find_batch(recipe(), on=On(devices=3))
     few = dataclasses.replace(
         recipe(), task=tasks.task(train=tasks.data(3), loss=tasks.plain_loss, augment=None)
     )
     with pytest.raises(cw.DataError, match="3 training examples are too few"):
-        find_batch(few, devices=1)
+        find_batch(few, on=On(devices=1))

@@ -12,6 +12,7 @@ import pytest
 
 import chipwise as cw
 import tasks
+from chipwise.engine.on import On
 from chipwise.explain.find_picture import draw
 from chipwise.study import lr_sweep as sweep
 from chipwise.study.curve import read
@@ -22,7 +23,7 @@ STEPS = 30  # as many as `tasks.recipe` has: the tests of the step then share th
 
 @pytest.fixture(scope="module")
 def found():
-    return find_lr(tasks.recipe(), steps=STEPS, devices=1)
+    return find_lr(tasks.recipe(), steps=STEPS, on=On(devices=1))
 
 
 def plain(optimizer, **changes):
@@ -46,7 +47,7 @@ def test_the_curve_is_that_of_the_step(found):
     """Step by step, with a wait at each: the losses that training itself reports."""
     recipe = sweep.swept(tasks.recipe(), 1e-5, 10.0, STEPS)
     expected = []
-    with cw.Stepper(recipe, devices=1) as stepper:
+    with cw.Stepper(recipe, on=cw.On(devices=1)) as stepper:
         for _ in range(len(found.losses)):
             stepper.step()
             expected.append(stepper.metrics()["loss"])
@@ -58,12 +59,12 @@ def test_the_curve_is_that_of_the_step(found):
 
 def test_neither_feed_nor_delay_changes_a_bit(found, monkeypatch):
     monkeypatch.setattr(sweep, "BEHIND", 2)
-    again = find_lr(tasks.recipe(), steps=STEPS, devices=1, feed="host")
+    again = find_lr(tasks.recipe(), steps=STEPS, on=On(devices=1, feed="host"))
     assert again.to_json() == found.to_json()
 
 
 def test_one_and_eight_devices_give_the_same_bits(found):
-    eight = find_lr(tasks.recipe(), steps=STEPS, devices=8)
+    eight = find_lr(tasks.recipe(), steps=STEPS, on=On(devices=8))
     assert eight.devices["count"] == 8 and found.devices["count"] == 1
     assert eight.losses.tobytes() == found.losses.tobytes()
     assert (eight.suggestion, eight.valley, eight.steep) == (found.suggestion, found.valley, found.steep)
@@ -73,7 +74,7 @@ def test_the_callers_recipe_and_data_stay_what_they_were(found):
     recipe = tasks.recipe()
     before = recipe.describe()
     columns = {name: column.copy() for name, column in recipe.task.train.columns.items()}
-    search = find_lr(recipe, steps=STEPS, devices=1)
+    search = find_lr(recipe, steps=STEPS, on=On(devices=1))
     assert search.old is recipe and recipe.describe() == before
     assert all((columns[name] == column).all() for name, column in recipe.task.train.columns.items())
 
@@ -105,10 +106,10 @@ def test_check_measures_from_the_found_rate_where_a_sweep_says_anything(found):
 
 def test_progress_is_on_standard_error_and_can_be_left_out(capfd):
     recipe = plain(cw.sgd(lr=0.1))
-    find_lr(recipe, steps=10, devices=1, second="momentum", values=[0.5, 0.9])
+    find_lr(recipe, steps=10, on=On(devices=1), second="momentum", values=[0.5, 0.9])
     said = capfd.readouterr()
     assert said.out == "" and "sweep 2 of 2: momentum=0.9" in said.err and "step 10/10" in said.err
-    find_lr(recipe, steps=10, devices=1, progress="none")
+    find_lr(recipe, steps=10, on=On(devices=1), progress="none")
     assert capfd.readouterr() == ("", "")
 
 
@@ -121,7 +122,7 @@ def test_json_holds_finite_numbers_only(found):
 
 
 def test_a_loss_that_becomes_nan_midway_ends_the_sweep_there():
-    found = find_lr(poisoned(after=11), steps=30, devices=1)
+    found = find_lr(poisoned(after=11), steps=30, on=On(devices=1))
     assert len(found.losses) == 11
     assert "no longer finite at step 12 of 30, rate" in found.stopped
     assert math.isfinite(found.suggestion) and found.rates[0] <= found.suggestion <= found.rates[10]
@@ -130,21 +131,21 @@ def test_a_loss_that_becomes_nan_midway_ends_the_sweep_there():
 
 def test_a_loss_that_is_nan_at_once_is_no_matter_of_rates():
     with pytest.raises(cw.DivergedError, match="before any rate acts, so no rate can help"):
-        find_lr(poisoned(after=0), steps=STEPS, devices=1)
+        find_lr(poisoned(after=0), steps=STEPS, on=On(devices=1))
 
 
 def test_a_loss_that_is_nan_after_one_step_gives_the_lowest_rate():
-    found = find_lr(poisoned(after=1), steps=STEPS, devices=1)
+    found = find_lr(poisoned(after=1), steps=STEPS, on=On(devices=1))
     assert found.suggestion == found.rates[0] and found.doubts and "step 2 of 30" in found.stopped
 
 
 def test_all_sweeps_of_a_second_axis_share_one_compilation(caplog):
     recipe = plain(cw.sgd(lr=0.1, momentum=0.9, weight_decay=1e-4))
-    one = find_lr(recipe, steps=12, devices=1)
+    one = find_lr(recipe, steps=12, on=On(devices=1))
     caplog.clear()
     jax.config.update("jax_log_compiles", True)  # not `jax.log_compiles()`, which counts in one thread
     try:
-        three = find_lr(recipe, steps=12, devices=1, second="weight_decay", values=[1e-3, 0, 1e-4])
+        three = find_lr(recipe, steps=12, on=On(devices=1), second="weight_decay", values=[1e-3, 0, 1e-4])
     finally:
         jax.config.update("jax_log_compiles", False)
     said = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Finished XLA compilation")]
@@ -155,8 +156,8 @@ def test_all_sweeps_of_a_second_axis_share_one_compilation(caplog):
 
 
 def test_a_momentum_of_zero_is_plain_descent():
-    found = find_lr(plain(cw.sgd(lr=0.1)), steps=12, devices=1, second="momentum", values=[0, 0.9])
-    without = find_lr(plain(cw.sgd(lr=0.1, momentum=0)), steps=12, devices=1)
+    found = find_lr(plain(cw.sgd(lr=0.1)), steps=12, on=On(devices=1), second="momentum", values=[0, 0.9])
+    without = find_lr(plain(cw.sgd(lr=0.1, momentum=0)), steps=12, on=On(devices=1))
     assert found.sweeps[0].curve.losses.tolist() == without.losses.tolist()
 
 
@@ -176,7 +177,7 @@ def test_the_second_axis_is_swept_around_the_recipes_own(optimizer, second, valu
 
 def test_a_pair_for_an_optimizer_of_optax():
     recipe = plain(cw.from_optax(optax.lion, learning_rate=cw.cosine(1e-3), b1=0.8))
-    found = find_lr(recipe, steps=10, devices=1, second="b1", values=[0.5, 0.7])
+    found = find_lr(recipe, steps=10, on=On(devices=1), second="b1", values=[0.5, 0.7])
     new = found.recipe.optimizer.hyper
     assert found.sweep.held["b1"] in (0.5, 0.7) and new["b1"] == cw.constant(found.sweep.held["b1"])
     assert new["learning_rate"] == cw.cosine(float(f"{found.suggestion:.2g}")) and "b1=" in found.why
@@ -205,9 +206,9 @@ def test_a_scheduled_setting_is_held_where_the_rate_is_highest_and_set_there():
     recipe = plain(optimizer)
     held = sweep.swept(recipe, 1e-4, 1.0, 10).optimizer.hyper["momentum"]
     assert held.value == pytest.approx(0.85)
-    found = find_lr(recipe, steps=10, devices=1, second="momentum", values=[0.425])
+    found = find_lr(recipe, steps=10, on=On(devices=1), second="momentum", values=[0.425])
     assert found.recipe.optimizer.momentum == cw.one_cycle_momentum(0.475, 0.425, warmup="20%")
-    own = find_lr(recipe, steps=10, devices=1, second="momentum", values=[0.85])
+    own = find_lr(recipe, steps=10, on=On(devices=1), second="momentum", values=[0.85])
     assert own.recipe.optimizer.momentum == optimizer.momentum and list(own.settings) == ["lr"]
 
 
@@ -223,12 +224,11 @@ def test_a_scheduled_setting_is_held_where_the_rate_is_highest_and_set_there():
         ({"second": "lr"}, "no second setting 'lr'"),
         ({"second": "momentum", "values": [1.0]}, "momentum=1.0: expected numbers from 0 to below 1"),
         ({"second": "weight_decay", "values": []}, "no values of weight_decay"),
-        ({"feed": "moon"}, "feed=moon"),
     ],
 )
 def test_what_cannot_be_swept_is_said_before_any_step(changes, said):
     with pytest.raises(cw.RecipeError, match=said):
-        find_lr(plain(cw.sgd(lr=0.1)), devices=1, **changes)
+        find_lr(plain(cw.sgd(lr=0.1)), on=On(devices=1), **changes)
 
 
 def test_adam_is_asked_for_its_momentum_by_name():
@@ -239,7 +239,7 @@ def test_adam_is_asked_for_its_momentum_by_name():
 
 
 def test_a_schedule_that_is_a_function_is_swept_but_not_set():
-    found = find_lr(plain(cw.sgd(lr=lambda step: 0.1)), steps=10, devices=1)
+    found = find_lr(plain(cw.sgd(lr=lambda step: 0.1)), steps=10, on=On(devices=1))
     assert found.own_peak == pytest.approx(0.1)
     with pytest.raises(cw.RecipeError, match="whose peak cannot be set"):
         _ = found.recipe

@@ -18,7 +18,7 @@ from chipwise.study.compiled import one_compilation
 from chipwise.study.sweep import sweep
 
 RATES = {"lr": [0.02, 0.04]}
-FAST = {"devices": 1, "log_every": "2st", "eval_every": None, "progress": "none"}
+FAST = {"on": cw.On(devices=1), "log_every": "2st", "eval_every": None, "progress": "none"}
 
 
 def plain(**changes):
@@ -147,7 +147,7 @@ def test_a_run_that_diverged_is_a_result(tmp_path, trained):
         ({"lrr": [0.1]}, {}, cw.RecipeError, "Did you mean 'lr'"),
         ({"batch": [24, 25]}, {}, cw.DeviceError, "25"),
         ({}, {"eval_every": "soon"}, cw.RecipeError, "soon"),
-        ({}, {"devices": 99}, cw.DeviceError, "99 devices"),
+        ({}, {"on": cw.On(devices=99)}, cw.DeviceError, "99 devices"),
         ({}, {"at_once": 0}, cw.RecipeError, "--at-once 0"),
         ({}, {"at_once": 2}, cw.RecipeError, "path.py:name"),
         ({}, {"set": ["lr=1"]}, cw.RecipeError, "give its name instead"),

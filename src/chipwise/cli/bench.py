@@ -65,7 +65,7 @@ def bench(
     """
     began = _process_began()
     _check_writable(out)
-    count, platform = options.choose(devices, simulate)
+    on = options.on(devices, simulate, exact=exact, feed=feed, workers=workers)
     from ..machine.report import grid
     from ..measure.bench import measure_train
     from ..recipe.settings import load
@@ -79,11 +79,7 @@ def bench(
             made,
             steps=steps,
             warmup=warmup,
-            devices=count,
-            platform=platform,
-            exact=exact,
-            feed=feed,
-            workers=workers,
+            on=on,
             profile=profile,
             progress="none" if json_ else "auto",
             began=began,

@@ -58,7 +58,7 @@ def bench_feed(
       chipwise bench-feed packed/flowers --batch 512 --seconds 30
     """
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the device only receives some batches
-    count, platform = options.choose(devices, None)
+    on = options.on(devices, None)
     from ..data import remote
     from ..data.packed import PackedFolder
     from ..errors import RecipeError
@@ -86,7 +86,7 @@ def bench_feed(
         described["recipe"] = what
     if hasattr(source, "store"):
         described["store"] = source.store
-    machine = detect(count, platform)
+    machine = detect(on.devices, on.platform)
     record = measure_feed(
         source,
         batch or PACK_BATCH,

@@ -29,7 +29,7 @@ def evaluate_run(
       chipwise eval runs/mnist-1
       chipwise eval runs/mnist-1 --batch 7 --simulate 8 --json
     """
-    count, platform = options.choose(devices, simulate)
+    on = options.on(devices, simulate)
     from ..engine.fit import evaluate
     from ..engine.restore import restore_run
     from ..engine.run_folder import disagreement, stored_recipe
@@ -48,7 +48,7 @@ def evaluate_run(
     if changed:
         warn(f"{source['recipe']} is no longer the recipe of {run} ({changed}).")
     restored = restore_run(recipe, run, warn)
-    metrics = evaluate(recipe, restored.params, restored.state, batch=batch, devices=count, platform=platform)
+    metrics = evaluate(recipe, restored.params, restored.state, batch=batch, on=on)
     shown = {
         "run": str(run),
         "steps": restored.steps,

@@ -52,7 +52,7 @@ def find_batch(
         import jax
 
         jax.config.update("jax_platforms", "cpu")  # nothing here needs, or should hold, an accelerator
-    count, platform = options.choose(devices, simulate)
+    where = options.on(devices, simulate, exact=exact)
     from ..chips.targets import parse
     from ..recipe.settings import load
     from ..study.find_batch import SCHEMA
@@ -65,7 +65,7 @@ def find_batch(
     progress = "none" if json_ else "auto"
     found = [
         find(
-            loaded, on=target, devices=count, platform=platform, exact=exact, at_most=at_most,
+            loaded, target=target, on=where, at_most=at_most,
             progress=progress,
         )
         for target in targets

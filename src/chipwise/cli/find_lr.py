@@ -60,7 +60,7 @@ def find_lr(
       chipwise find-lr mnist --second b1
       chipwise find-lr my_task.py:recipe --apply my_found.py
     """
-    count, platform = options.choose(devices, simulate)
+    on = options.on(devices, simulate, workers=workers)
     from ..atomic import replace_text
     from ..explain.find_picture import draw, kind_of
     from ..recipe.recipe_file import new_file, write_recipe
@@ -78,8 +78,8 @@ def find_lr(
     if apply is not None:
         check_peak(loaded)
     found = find(
-        loaded, low=low, high=high, steps=steps, second=name, values=values, devices=count, platform=platform,
-        workers=workers, progress="none" if json_ else "auto",
+        loaded, low=low, high=high, steps=steps, second=name, values=values, on=on,
+        progress="none" if json_ else "auto",
     )  # fmt: skip
     text = json.dumps(found.to_json())
     if json_:

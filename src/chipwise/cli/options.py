@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import DeviceError
+
+if TYPE_CHECKING:
+    from ..engine.on import On
 
 Devices = Annotated[
     str | None,
@@ -63,8 +66,8 @@ Json = Annotated[
 ]
 
 
-def choose(devices: str | None, simulate: int | None) -> tuple[int | None, str | None]:
-    """The device count and platform to ask for; `--simulate` takes effect on JAX here."""
+def on(devices: str | None, simulate: int | None, **rest: Any) -> On:
+    """The machine's side of a call; `--simulate` takes effect on JAX here."""
     count, platform = None, None
     if devices is not None:
         if devices.lower() == "cpu":
@@ -78,4 +81,6 @@ def choose(devices: str | None, simulate: int | None) -> tuple[int | None, str |
 
         make(simulate)
         platform = "cpu"
-    return count, platform
+    from ..engine.on import On
+
+    return On(count, platform, **rest)

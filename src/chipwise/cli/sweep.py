@@ -63,7 +63,6 @@ def sweep(
     A comma in brackets or quotes, or after a backslash, belongs to the value. The same command with the same
     --run goes on after a stop, and more values or seeds extend it.
     """
-    count, platform = options.choose(devices, simulate)
     from ..study.grid import parse
 
     study(
@@ -78,14 +77,10 @@ def sweep(
         quiet=quiet,
         data=data,
         synthetic=synthetic,
-        devices=count,
-        platform=platform,
-        exact=exact,
+        on=options.on(devices, simulate, exact=exact, feed=feed, workers=workers),
         eval_every=None if eval_every == "end" else eval_every,
         log_every=log_every,
         checkpoint_every=checkpoint_every,
-        feed=feed,
-        workers=workers,
         steps_per_call=steps_per_call,
     )
 

@@ -59,16 +59,11 @@ def train(
       chipwise train my_task.py:recipe --set lr=0.2 --devices 4
       chipwise train mnist --data DIR --seeds 5 --run runs/mnist-5
     """
-    count, platform = options.choose(devices, simulate)
     how: dict[str, Any] = dict(
-        devices=count,
-        platform=platform,
-        exact=exact,
+        on=options.on(devices, simulate, exact=exact, feed=feed, workers=workers),
         eval_every=None if eval_every == "end" else eval_every,
         log_every=log_every,
         checkpoint_every=checkpoint_every,
-        feed=feed,
-        workers=workers,
         steps_per_call=steps_per_call,
     )
     if seeds is not None:

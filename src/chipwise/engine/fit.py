@@ -29,6 +29,7 @@ from .dispatch import MANY
 from .evaluate import Evaluator
 from .log import Log
 from .meter import Meter, share_of_peak
+from .on import ALL, On
 from .placement import describe, lay_out, start_line
 from .program import QUEUED_STEPS, Program, check_steps_per_call
 from .progress import Reporter
@@ -48,16 +49,12 @@ def fit(
     recipe: Recipe,
     run: str | Path | None = None,
     *,
-    devices: int | None = None,
-    platform: str | None = None,
-    exact: bool = True,
+    on: On = ALL,
     eval_every: str | None = "1ep",
     log_every: str | None = None,
     checkpoint_every: str | None = None,
     stop_after: str | None = None,
     fresh: bool = False,
-    feed: str = "auto",
-    workers: int | str | None = None,
     steps_per_call: int | None = None,
     progress: str = "auto",
     source: dict[str, Any] | None = None,
@@ -70,15 +67,11 @@ def fit(
     *Arguments:*
 
     - `run`: folder for metrics and checkpoints; a run found there is resumed. `None` keeps nothing.
-    - `devices`: use only so many; `platform="cpu"` leaves an accelerator alone.
-    - `exact`: fixed order of additions, so that 1, 2, 4 and 8 devices give the same bits.
+    - `on`: which devices, and how they are fed; see `On`.
     - `eval_every`, `log_every`, `checkpoint_every`: durations such as `"1ep"`, `"100st"`, `"5%"`.
       `eval_every=None` evaluates at the end only.
     - `stop_after`: stop there, saved, without changing any schedule.
     - `fresh`: discard a run found in the folder.
-    - `feed`: `"device"` keeps the training data in the devices' memory, `"host"` streams it from there;
-      `"auto"` does the first where it takes at most a quarter of that memory.
-    - `workers`: who reads streamed data, such as `4` or `"processes:4"`: see `chipwise.data.workers`.
     - `steps_per_call`: steps that the host starts at once, with `exact=False`, one device and data in its
       memory; `None` tries in long runs whether 16 are faster.
     - `progress`: `"auto"`, `"bar"`, `"lines"` or `"none"`.
@@ -91,23 +84,25 @@ def fit(
     reporter, meter = Reporter(progress), Meter(recipe.batch)
     clock = recipe.clock
     agenda = Agenda.of(clock, eval_every, log_every, checkpoint_every, stop_after)
-    machine = detect(devices, platform)
-    layout, warnings = lay_out(machine, recipe.batch, recipe.replicas, asked=devices is not None, exact=exact)
+    machine = detect(on.devices, on.platform)
+    layout, warnings = lay_out(
+        machine, recipe.batch, recipe.replicas, asked=on.devices is not None, exact=on.exact
+    )
     abstract = abstract_state(recipe)
     reporter.say(start_line(machine, layout, recipe.precision))
     for text in [*warnings, *recipe.warnings()]:
         reporter.warn(text)
 
     task = recipe.task
-    readers(task.train, workers)
+    readers(task.train, on.workers)
 
     # ---- data: read and checked while nothing is lost by leaving
-    resident = loader.resident(task.train, machine.devices[0], feed)
+    resident = loader.resident(task.train, machine.devices[0], on.feed)
     if steps_per_call is not None and steps_per_call != 1:
         check_steps_per_call(steps_per_call, layout, resident)
     columns = loader.read(task.train, task.classes, "training") if resident else None
     program = Program(recipe, layout, machine.devices[: layout.devices], resident=resident)
-    evaluator = Evaluator(recipe, program.mesh, workers=workers) if task.eval is not None else None
+    evaluator = Evaluator(recipe, program.mesh, workers=on.workers) if task.eval is not None else None
 
     with contextlib.ExitStack() as closing:
         closing.callback(reporter.stop)
@@ -147,7 +142,7 @@ def fit(
                 data: Any = loader.Resident(program.put_all(loader.flat(columns)))
                 columns = None  # the host's copy may go
             else:
-                data = loader.Streamed(recipe, program.put_cut, begin, workers)
+                data = loader.Streamed(recipe, program.put_cut, begin, on.workers)
             closing.callback(data.close)
             watch = Watch(task.train, data.stream)
             reporter.say(data.said(task.train))
@@ -341,15 +336,14 @@ def evaluate(
     state: Tree,
     *,
     batch: int | None = None,
-    devices: int | None = None,
-    platform: str | None = None,
+    on: On = ALL,
 ) -> dict[str, Any]:
     """Metric name to value over the task's `eval` source, every example exactly once.
 
-    *Arguments:* `batch` is global and chosen from the memory needed when left out; `devices` as in
-    `fit` (any count will do).
+    *Arguments:* `batch` is global and chosen from the memory needed when left out; of `on` only
+    the devices count (any number will do).
     """
-    machine = detect(devices, platform)
+    machine = detect(on.devices, on.platform)
     mesh = Mesh(np.asarray(machine.devices), (AXIS,))
     evaluator = Evaluator(recipe, mesh, batch)
     placed = jax.device_put((params, state), jax.NamedSharding(mesh, jax.P()))

@@ -18,6 +18,7 @@ from ..recipe.task import Tree
 from . import loader
 from .evaluate import Evaluator
 from .finish import finished
+from .on import ALL, On
 from .placement import lay_out
 from .program import QUEUED_STEPS, Program
 from .state import fingerprint
@@ -35,7 +36,7 @@ class Stepper:
     is what `cw.fit(recipe)` computes, to the bit. No run folder, no checkpoints, no signals, and no stop
     when the loss is NaN: those are the loop's.
 
-    *Arguments:* `devices`, `platform`, `exact`, `feed` and `workers` as in `fit`.
+    *Arguments:* `on` as in `fit`.
 
     *Fields:* `total`, the recipe's steps; `done`, the steps begun.
 
@@ -45,25 +46,22 @@ class Stepper:
     def __init__(
         self,
         recipe: Recipe,
-        *,
-        devices: int | None = None,
-        platform: str | None = None,
-        exact: bool = True,
-        feed: str = "auto",
-        workers: int | str | None = None,
+        on: On = ALL,
     ):
         clock, task = recipe.clock, recipe.task
-        machine = detect(devices, platform)
-        layout, said = lay_out(machine, recipe.batch, recipe.replicas, asked=devices is not None, exact=exact)
+        machine = detect(on.devices, on.platform)
+        layout, said = lay_out(
+            machine, recipe.batch, recipe.replicas, asked=on.devices is not None, exact=on.exact
+        )
         for text in [*said, *recipe.warnings()]:
             warnings.warn(text, stacklevel=2)
-        readers(task.train, workers)
-        resident = loader.resident(task.train, machine.devices[0], feed)
+        readers(task.train, on.workers)
+        resident = loader.resident(task.train, machine.devices[0], on.feed)
         columns = loader.read(task.train, task.classes, "training") if resident else None
         program = Program(recipe, layout, machine.devices[: layout.devices], resident=resident)
         self.recipe, self.program = recipe, program
         self.total, self.done = clock.total or 0, 0
-        self._workers = workers
+        self._workers = on.workers
         self._evaluator: Evaluator | None = None
         self._queued: deque[Any] = deque()
         with jax.default_device(machine.devices[0]):
@@ -75,7 +73,7 @@ class Stepper:
             if columns is not None:
                 self._data = loader.Resident(program.put_all(loader.flat(columns)))
             else:
-                self._data = loader.Streamed(recipe, program.put_cut, 0, workers)
+                self._data = loader.Streamed(recipe, program.put_cut, 0, on.workers)
             closing.callback(self._data.close)
             self._windows = loader.Windows(recipe, program.put_window, 0)
             closing.callback(self._windows.close)

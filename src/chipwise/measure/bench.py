@@ -27,6 +27,7 @@ from ..engine import loader
 from ..engine.dispatch import MANY
 from ..engine.finish import finished
 from ..engine.meter import share_of_peak
+from ..engine.on import ALL, On
 from ..engine.placement import describe, lay_out, start_line
 from ..engine.program import QUEUED_STEPS, Program
 from ..engine.progress import Reporter
@@ -55,11 +56,7 @@ def measure_train(
     steps: int | None = None,
     seconds: float = SECONDS,
     warmup: int = WARMUP,
-    devices: int | None = None,
-    platform: str | None = None,
-    exact: bool = True,
-    feed: str = "auto",
-    workers: int | str | None = None,
+    on: On = ALL,
     profile: str | Path | None = None,
     progress: str = "auto",
     began: float | None = None,
@@ -72,7 +69,7 @@ def measure_train(
     - `steps`: timed steps; otherwise as many as take about `seconds`.
     - `warmup`: steps before the clock, begun one by one; their losses are kept. More follow, of a tenth of a
       second or a few times that, to learn how long a step takes (`calibration_steps`).
-    - `devices`, `platform`, `exact`, `feed`, `workers` and `progress` as in `fit`.
+    - `on` and `progress` as in `fit`.
     - `profile`: a folder for a trace of some further steps, made when the clock has stopped.
     - `began`: `time.perf_counter()` from which the start-up counts; otherwise this call.
     - `described`: more about the recipe's origin, plain JSON values for the record.
@@ -99,13 +96,15 @@ def measure_train(
     if profile is not None:
         make_folder(profile)
     reporter, task = Reporter(progress), recipe.task
-    machine = detect(devices, platform)
-    layout, said = lay_out(machine, recipe.batch, recipe.replicas, asked=devices is not None, exact=exact)
+    machine = detect(on.devices, on.platform)
+    layout, said = lay_out(
+        machine, recipe.batch, recipe.replicas, asked=on.devices is not None, exact=on.exact
+    )
     reporter.say(start_line(machine, layout, recipe.precision))
     for text in [*said, *recipe.warnings()]:
         reporter.warn(text)
-    readers(task.train, workers)
-    resident = loader.resident(task.train, machine.devices[0], feed)
+    readers(task.train, on.workers)
+    resident = loader.resident(task.train, machine.devices[0], on.feed)
     columns = loader.read(task.train, task.classes, "training") if resident else None
     longer = endless(recipe)
     program = Program(longer, layout, machine.devices[: layout.devices], resident=resident)
@@ -118,7 +117,7 @@ def measure_train(
             data: Any = loader.Resident(program.put_all(loader.flat(columns)))
             columns = None  # the host's copy may go
         else:
-            data = loader.Streamed(longer, program.put_cut, 0, workers)
+            data = loader.Streamed(longer, program.put_cut, 0, on.workers)
         closing.callback(data.close)
         reporter.say(data.said(task.train))
         # As long as those of `fit`, so that the program is the same, for compilation caches too

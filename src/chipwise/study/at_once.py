@@ -36,7 +36,7 @@ def check(n: int, origin: Origin, options: dict[str, Any]) -> None:
         return
     if not isinstance(origin.recipe, str):
         raise RecipeError("at_once needs a recipe that other processes can make: give path.py:name.")
-    machine = detect(options["devices"], options["platform"])
+    machine = detect(options["on"].devices, options["on"].platform)
     if machine.platform != "cpu":
         raise DeviceError(
             f"--at-once {n} on {machine.kind}: one process holds the whole device, so its runs go one at a "
@@ -106,7 +106,7 @@ class _Worker:
         self.answers = self._process.stdout
         self._job: Job | None = None
         self._asked = False
-        self._tell({"origin": asdict(origin), "options": options})
+        self._tell({"origin": asdict(origin), "options": {**options, "on": options["on"].json()}})
 
     def begin(self, job: Job) -> None:
         self._job = job

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..chips.targets import parse
 from ..engine.layout import Layout
+from ..engine.on import ALL, On
 from ..engine.placement import lay_out
 from ..engine.progress import Reporter
 from ..errors import DataError, RecipeError
@@ -106,10 +107,8 @@ class BatchSearch:
 def find_batch(
     recipe: Recipe,
     *,
-    on: str | None = None,
-    devices: int | None = None,
-    platform: str | None = None,
-    exact: bool = True,
+    target: str | None = None,
+    on: On = ALL,
     at_most: int | None = None,
     progress: str = "auto",
 ) -> BatchSearch:
@@ -120,9 +119,9 @@ def find_batch(
 
     *Arguments:*
 
-    - `on`: an absent target such as `"v5e-8"` or `"t4"`, asked of its compiler or of the model that `cw.plan`
-      has of it. By default the devices of this machine, where real steps confirm what was found.
-    - `devices`, `platform`, `exact`: as in `fit`, for this machine; `exact` for any. `progress`: as there.
+    - `target`: an absent one such as `"v5e-8"` or `"t4"`, asked of its compiler or of the model that
+      `cw.plan` has of it. By default the devices of this machine, where real steps confirm what was found.
+    - `on`: as in `fit`, for this machine; its `exact` for any. `progress`: as there.
     - `at_most`: search no further.
 
     Raises `RecipeError` for `at_most` below the replicas or a recipe that cannot be traced, `DeviceError` as
@@ -141,10 +140,11 @@ def find_batch(
         )
     limit = examples if at_most is None else min(examples, at_most)
     reporter = Reporter(progress)
-    if on is not None:
-        parse(on)
-        return _planned(recipe, on, limit, exact, reporter)
-    return _here(recipe, detect(devices, platform), devices is not None, limit, exact, reporter)
+    if target is not None:
+        parse(target)
+        return _planned(recipe, target, limit, on.exact, reporter)
+    machine = detect(on.devices, on.platform)
+    return _here(recipe, machine, on.devices is not None, limit, on.exact, reporter)
 
 
 def _here(
@@ -207,8 +207,8 @@ def _confirmed(
     def refused(batch: int, number: int = 1) -> str:
         nonlocal spent
         reporter.say(f"trying batch {batch:,}, round {number}")
-        where = {"devices": layout.devices, "platform": machine.platform, "exact": layout.exact}
-        trial = try_batch(dataclasses.replace(recipe, batch=batch), **where)
+        on = On(layout.devices, machine.platform, layout.exact)
+        trial = try_batch(dataclasses.replace(recipe, batch=batch), on)
         spent += trial.seconds
         if trial.examples_per_second is not None:
             speeds.setdefault(batch, []).append(trial.examples_per_second)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..engine.on import ALL, On
 from ..engine.progress import Reporter
 from ..errors import DivergedError, RecipeError
 from ..recipe.recipe import Recipe, Validated
@@ -168,10 +169,7 @@ def find_lr(
     steps: int = STEPS,
     second: str | None = None,
     values: Sequence[float] | None = None,
-    devices: int | None = None,
-    platform: str | None = None,
-    feed: str = "auto",
-    workers: int | str | None = None,
+    on: On = ALL,
     progress: str = "auto",
 ) -> LrSearch:
     """A peak learning rate for `recipe`, from the range test of Smith (2015, arXiv:1506.01186): fresh
@@ -188,7 +186,7 @@ def find_lr(
       and 4.4).
     - `values`: those; by default some around the recipe's own. Where it follows a schedule, the value is
       that at the highest rate.
-    - `devices`, `platform`, `feed`, `workers`, `progress`: as in `fit`.
+    - `on`, `progress`: as in `fit`; the sweep is always exact.
 
     Raises `RecipeError` for what cannot be swept, `DataError` and `DeviceError` as `fit` does, and
     `DivergedError` when the loss is not finite before any rate could act.
@@ -202,7 +200,7 @@ def find_lr(
     recipes = [swept(recipe, low, high, steps, held) for held in cases]
     sweeps = []
     reporter = Reporter(progress)
-    runs = Sweeps(recipes[0], devices=devices, platform=platform, feed=feed, workers=workers)
+    runs = Sweeps(recipes[0], on)
     reporter.say(f"{recipe.name}: rates {low:g} to {high:g}, one a step; the step is compiled first")
     for number, (held, one) in enumerate(zip(cases, recipes, strict=True), 1):
         if held:

@@ -17,6 +17,7 @@ import numpy as np
 
 from ..data.workers import chosen as readers
 from ..engine import loader
+from ..engine.on import ALL, On
 from ..engine.placement import describe, lay_out
 from ..engine.program import Program
 from ..engine.step import first_state
@@ -112,21 +113,19 @@ class Sweeps:
     def __init__(
         self,
         recipe: Recipe,
-        *,
-        devices: int | None = None,
-        platform: str | None = None,
-        feed: str = "auto",
-        workers: int | str | None = None,
+        on: On = ALL,
     ):
         task = recipe.task
-        machine = detect(devices, platform)
-        layout, said = lay_out(machine, recipe.batch, recipe.replicas, asked=devices is not None, exact=True)
-        readers(task.train, workers)
-        self._resident = loader.resident(task.train, machine.devices[0], feed)
+        machine = detect(on.devices, on.platform)
+        layout, said = lay_out(
+            machine, recipe.batch, recipe.replicas, asked=on.devices is not None, exact=True
+        )
+        readers(task.train, on.workers)
+        self._resident = loader.resident(task.train, machine.devices[0], on.feed)
         columns = loader.read(task.train, task.classes, "training") if self._resident else None
         self._program = Program(recipe, layout, machine.devices[: layout.devices], resident=self._resident)
         self._placed = None if columns is None else self._program.put_all(loader.flat(columns))
-        self._workers, self._compiled = workers, False
+        self._workers, self._compiled = on.workers, False
         self.devices, self.notes = describe(machine, layout), tuple(said)
 
     def run(self, recipe: Recipe, seen: Callable[[int, float], None] = lambda step, loss: None) -> Watch:

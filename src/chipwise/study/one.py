@@ -50,15 +50,15 @@ class Job:
 def check(recipe: Recipe, options: dict[str, Any]) -> None:
     """Raises what `fit` raises before it reads data: what is wrong with any point is known before the first
     is trained."""
-    clock = recipe.clock
+    clock, on = recipe.clock, options["on"]
     Agenda.of(clock, options["eval_every"], options["log_every"], options["checkpoint_every"], None)
     for schedule in recipe.optimizer.hyper.values():
         schedule.table(clock, 0, min(1, clock.total or 0))
-    machine = detect(options["devices"], options["platform"])
-    asked = options["devices"] is not None
-    layout, _ = lay_out(machine, recipe.batch, recipe.replicas, asked=asked, exact=options["exact"])
-    readers(recipe.task.train, options["workers"])
-    resident = loader.resident(recipe.task.train, machine.devices[0], options["feed"])
+    machine = detect(on.devices, on.platform)
+    asked = on.devices is not None
+    layout, _ = lay_out(machine, recipe.batch, recipe.replicas, asked=asked, exact=on.exact)
+    readers(recipe.task.train, on.workers)
+    resident = loader.resident(recipe.task.train, machine.devices[0], on.feed)
     if options["steps_per_call"] not in (None, 1):
         check_steps_per_call(options["steps_per_call"], layout, resident)
     abstract_state(recipe)

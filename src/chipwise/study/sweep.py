@@ -53,7 +53,7 @@ def sweep(
     - `at_once`: runs side by side, each in its own process, on the CPU; the same bits.
     - `progress`: as in `cw.fit`; of runs side by side only their ends are shown.
     - `after_round`: called with the study when a seed is done at every point.
-    - `options`: those of `cw.fit` that say how to train, such as `devices=4` or `eval_every="6ep"`.
+    - `options`: those of `cw.fit` that say how to train, such as `on=cw.On(devices=4)` or `eval_every="6ep"`.
 
     Raises, before anything is trained, `RecipeError` for a setting or a value that cannot be, at any point,
     and `RunError` for a folder that cannot be used, is in use, or holds other runs; `Stopped` after SIGTERM

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 
+from ..engine.on import ALL, On
 from ..engine.stepper import Stepper
 from ..recipe.recipe import Recipe
 from .lr_sweep import swept
@@ -41,8 +41,8 @@ class Trial:
     seconds: float = 0.0
 
 
-def try_batch(recipe: Recipe, **where: Any) -> Trial:
-    """Some steps of `recipe` on fresh parameters. *Arguments:* `where`, as those of `Stepper`.
+def try_batch(recipe: Recipe, on: On = ALL) -> Trial:
+    """Some steps of `recipe` on fresh parameters. *Arguments:* `on` as of `Stepper`.
 
     Running out of memory is an answer here; every other error is raised.
     """
@@ -50,7 +50,7 @@ def try_batch(recipe: Recipe, **where: Any) -> Trial:
     rate = peak(optimizer.hyper[optimizer.lr_name], recipe.clock) or 1e-3
     held = swept(recipe, rate, rate, _ENDLESS)  # no schedule has anything to say about so short a run
     try:
-        with Stepper(held, **where) as stepper:
+        with Stepper(held, on) as stepper:
             began = time.perf_counter()
             _seconds(stepper, 1)
             each = _seconds(stepper, 1)

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..engine.on import On
 from ..errors import ChipwiseError
 from . import one
 from .compiled import one_compilation
@@ -31,13 +32,14 @@ def main() -> None:
     if first is None:
         return
     about = json.loads(first)
+    options = {**about["options"], "on": On(**about["options"]["on"])}
     origin = Origin(**{**about["origin"], "set": tuple(about["origin"]["set"])})
     with one_compilation():
         for line in lines:
             job = json.loads(line)
             run = one.Job(job["settings"], job["seed"], Path(job["folder"]))
             try:
-                answer = {"diverged": one.train(run, origin, about["options"], "none")}
+                answer = {"diverged": one.train(run, origin, options, "none")}
             except ChipwiseError as error:
                 answer = {"error": type(error).__name__, "said": str(error)}
             with contextlib.suppress(BrokenPipeError):  # nobody is left to be told

@@ -102,7 +102,7 @@ def evaluated(columns, batch, devices):
         classes=CLASSES,
     )
     recipe = cw.Recipe(task=task, batch=8, duration="1st", optimizer=cw.sgd(lr=0.1))
-    return cw.evaluate(recipe, {"none": np.float32(0)}, {}, batch=batch, devices=devices)
+    return cw.evaluate(recipe, {"none": np.float32(0)}, {}, batch=batch, on=cw.On(devices=devices))
 
 
 @given(
