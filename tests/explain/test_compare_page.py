@@ -1,28 +1,21 @@
 """The page of a comparison: what it says, that nothing runs or is fetched, what a browser makes of it."""
 
 import html
-import itertools
 import json
-import math
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
 from chipwise.chips import prices
 from chipwise.errors import DataError
-from chipwise.explain.compare import page, pictures
+from chipwise.explain.compare import page
 from chipwise.explain.compare.document import document
 from chipwise.explain.compare.sources import read
 from chipwise.explain.compare.target import parse
 from explain.comparisons import LOSSES, plan, record, run, study
 from pages import HOSTILE, Reader, browse, needs_browser
-
-NUMBERS = st.floats(1e-6, 1e12)
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +67,8 @@ def test_every_picture_is_there(made):
     text = page.render(made)
     for title in ("The first losses", "Speed over steps", "eval/accuracy over time", "spread over seeds"):
         assert f"<b>{title}" in text or title in text
-    assert text.count('class="speed measured"') == 5 and text.count('class="speed predicted"') == 2
-    assert text.count('class="speed published"') == 2
+    assert text.count('class="measure measured"') == 5 and text.count('class="measure predicted"') == 2
+    assert text.count('class="measure published"') == 2
 
 
 def test_nothing_is_fetched(made):
@@ -115,38 +108,7 @@ def test_rows_without_any_speed(tmp_path):
     assert "Nothing to compare" in Reader(page.render(found)).text
 
 
-# ---- the pictures' arithmetic
-
-
-@given(st.lists(NUMBERS, min_size=1, max_size=8), st.booleans())
-def test_bars_stay_within_and_keep_their_order(values, linear):
-    measures = [pictures.Measure(str(k), "measured", v, v / 2, v * 1.5) for k, v in enumerate(values)]
-    made = pictures.bars(measures, str, linear=linear)
-    for row in made.rows:
-        assert 0 <= row.low <= row.at <= row.high <= 100 + 1e-9
-    order = np.argsort(values, kind="stable")
-    assert all(made.rows[a].at <= made.rows[b].at for a, b in itertools.pairwise(order))
-    assert made.log == (not linear and max(values) / min(values) > pictures.BARS)
-    if not made.log:
-        assert made.rows[0].at / 100 == pytest.approx(values[0] / (max(values) * 1.5 * 1.03))
-
-
-@given(st.lists(st.tuples(st.floats(0, 1e9), st.floats(-1e6, 1e9)), min_size=1, max_size=20), st.booleans())
-def test_curves_stay_within_their_axes(points, zero):
-    curve = pictures.Curve("a", "measured", 0, tuple(points))
-    made = pictures.lines([curve], 560, 300, str, str, zero=zero, x_log=True)
-    numbers = [float(x) for d in made.curves for x in re.findall(r"[-\d.]+", d.path)]
-    numbers += [x for d in made.curves for dot in d.dots for x in dot]
-    for x, y in zip(numbers[::2], numbers[1::2], strict=True):
-        assert made.left - 0.1 <= x <= made.right + 0.1 and made.top - 0.1 <= y <= made.bottom + 0.1
-    for tick in made.x_ticks + made.y_ticks:
-        assert math.isfinite(tick.at)
-
-
-@pytest.mark.parametrize("values", [[], [0.5], [0.5, 0.5]])
-def test_strips_of_few_values(values):
-    made = pictures.strips([pictures.Measure("a", "measured", v, points=(v,)) for v in values], str)
-    assert (made is None) == (not values) and all(0 < m.at < 100 for m in (made.rows if made else ()))
+# ---- pictures
 
 
 def test_bars_become_points_where_a_bar_would_mislead(tmp_path):
@@ -154,21 +116,9 @@ def test_bars_become_points_where_a_bar_would_mislead(tmp_path):
     for factor, log in ((90, False), (110, True)):
         fast = record(tmp_path / "fast.json", 100 * factor, 0, kind="TPU v2")
         text = page.render(document(read([str(slow), str(fast)]), prices=()))
-        assert text.count('<rect class="speed measured"') == (0 if log else 2)
-        assert text.count('<circle class="speed measured"') == (2 if log else 0)
+        assert text.count('<rect class="measure measured"') == (0 if log else 2)
+        assert text.count('<circle class="measure measured"') == (2 if log else 0)
         assert ("lengths say nothing" in text) == log
-
-
-def test_the_axis_of_losses_minds_no_run_that_diverged():
-    """Beyond a factor it is logarithmic."""
-    near = pictures.Curve("a", "measured", 0, ((1.0, 2.0), (2.0, 1.0)))
-    far = pictures.Curve("b", "measured", 1, ((1.0, 2.0), (2.0, 1e15)), aside=True)
-    both, alone, wide = (
-        pictures.lines(curves, 560, 300, str, str, y_log=True)
-        for curves in ([near, far], [near], [near, replace(far, aside=False)])
-    )
-    assert both.y_ticks == alone.y_ticks and both.curves[0] == alone.curves[0] and not both.y_log
-    assert wide.y_log and len(both.curves) == 2
 
 
 def test_cards_say_where_nothing_is_shown(tmp_path):

@@ -4,15 +4,63 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+UNKNOWN = "unknown"
+_LONGEST = 400  # characters of a text that a file brought
+
+
+def known(value: Any) -> bool:
+    """Whether it is a finite number, of which sums stay finite."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+
+
+def or_unknown(form: Callable[[Any], str]) -> Callable[[Any], str]:
+    """`form`, which says "unknown" of what is not known."""
+    return lambda value: form(value) if known(value) else UNKNOWN
+
+
+# ---- numbers
 
 
 def digits(value: float) -> str:
     """Three digits, never an exponent: `0.0123`, `4.56`, `1,235`; `unknown` for what is not finite."""
     if value == 0 or not math.isfinite(value):
-        return "0" if value == 0 else "unknown"
+        return "0" if value == 0 else UNKNOWN
     places = max(2 - math.floor(math.log10(abs(value))), 0)
     return f"{value:,.{min(places, 6)}f}"
+
+
+def figure(value: float) -> str:
+    """Four digits: `0.9694`, `38,790`, `1.2e-05`."""
+    if value == 0 or 1e-3 <= abs(value) < 1e3:
+        return f"{value:.4g}"
+    return f"{value:,.0f}" if 1e3 <= abs(value) < 1e9 else f"{value:.3g}"
+
+
+def short(value: float) -> str:
+    """What stands on an axis: `0.05`, `350`, `12k`, `1.5M`."""
+    value = float(f"{value:.10g}")  # not 0.30000000000000004
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if size <= abs(value) < 1e12:
+            return f"{value / (1e3 if unit == 'k' else size):.4g}{unit}"
+    return figure(value)
+
+
+def count(value: float) -> str:
+    """`12,345`; from a million on `124 M`, `1.30 B`."""
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if abs(value) >= size:
+            return f"{digits(value / size)} {unit}"
+    return f"{value:,.0f}"
+
+
+def share(value: float) -> str:
+    """`21 %`; below a tenth one digit more, `3.4 %`, and below a thousandth `< 0.1 %`."""
+    if 0 < value < 1e-3:
+        return "< 0.1 %"
+    return f"{100 * value:.0f} %" if abs(value) >= 0.1 or value == 0 else f"{100 * value:.2g} %"
 
 
 def byte_size(nbytes: float) -> str:
@@ -34,6 +82,30 @@ def duration(seconds: float) -> str:
 def dollars(usd: float) -> str:
     """`$12.30`; below a cent, two digits."""
     return f"${usd:,.2f}" if usd >= 0.01 or usd == 0 else f"${usd:.2g}"
+
+
+def interval(found: Mapping[str, Any] | None, form: Callable[[float], str] = digits) -> str:
+    """`1.9 to 2.3`, of `low` and `high`; empty where one is not known."""
+    if not found or not known(found.get("low")) or not known(found.get("high")):
+        return ""
+    return f"{form(found['low'])} to {form(found['high'])}"
+
+
+def price(cost: Mapping[str, Any]) -> str:
+    """Everything that is known of a price, its day and source included, on one line."""
+    kind = "spot" if cost.get("spot") else "on demand"
+    parts = [
+        f"{dollars(cost['usd_per_hour'])} an hour {kind}" if known(cost.get("usd_per_hour")) else kind,
+        " ".join(str(cost[k]) for k in ("cloud", "instance", "region") if cost.get(k)),
+        cost.get("includes"),
+        cost.get("note"),
+        cost.get("date") or "date unknown",
+        cost.get("source") or "source unknown",
+    ]
+    return ", ".join(str(p) for p in parts if p)
+
+
+# ---- words
 
 
 def counted(n: int, what: str) -> str:
@@ -76,3 +148,9 @@ def printable(text: str) -> str:
         c.encode("unicode_escape").decode() if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp") else c
         for c in text
     )
+
+
+def one_line(value: Any, longest: int = _LONGEST) -> str:
+    """`printable` of a text with blanks for its line breaks, cut where it is long."""
+    text = printable(" ".join(str(value).split()))
+    return text if len(text) <= longest else text[: longest - 1] + "…"

@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...atomic import replace_text
 from ...errors import DataError
 from ...study.stats import NO_DIFFERENCE, Difference
-from ...words.figures import counted, digits, dollars, duration
-from ..page.template import template
-from .pictures import COLOURS, Curve, Lines, Marks, Measure, bars, lines, strips
+from ...words.figures import counted, digits
+from .. import page
+from ..charts import Curve, Marks, Measure, Panel, bars, panel, series, strips
 from .speed import NO_INTERVAL, Figure, ratio
 from .table import values, verdict
-from .words import interval, interval_of, pair, price, prices_used, said, sources, times, varies
+from .words import interval, interval_of, pair, prices_used, said, sources, times, varies
 
 Made = Mapping[str, Any]
-WIDE, NARROW = (560, 300), (330, 260)  # pixels of a picture of curves on a desk and on a telephone
 SHAPES = {"measured": "●", "predicted": "◇", "published": "□"}
 
 
@@ -40,18 +37,18 @@ def render(document: Made) -> str:
     )
     elsewhere = {row["label"] for group in document["relative"] for row in group["rows"]}
     pictures = _pictures(document)
-    return template(__package__, _FILTERS).render(
+    return page.render(
+        "compare",
+        _FILTERS,
         document=document,
         said=document["sentences"],
         rows=able + [r for r in rows if not r["examples_per_second"] and r["label"] not in elsewhere],
         cards=_cards(document, able),
-        speeds=bars([_measure(row) for row in able], _short),
+        speeds=bars([_measure(row) for row in able]),
         by_label={row["label"]: row for row in rows},
         groups=[(group, _group(group)) for group in document["relative"]],
-        pictures=[p for p in pictures if p["sizes"]],
-        undrawn=[
-            f"{p['title'].lower()}, {p['without']}" for p in pictures if not p["sizes"] and p["without"]
-        ],
+        panels=[made for _, made, _ in pictures if made is not None],
+        undrawn=[f"{title.lower()}, {why}" for title, made, why in pictures if made is None and why],
         finals=_finals(document),
         shapes=SHAPES,
         prices=prices_used(document, amounts=True),
@@ -61,17 +58,12 @@ def render(document: Made) -> str:
 
 def write(document: Made, path: str | os.PathLike) -> Path:
     """Writes the page whole or not at all. Raises `DataError` where it cannot be written."""
-    return replace_text(path, render(document), "the page", "another --html")
+    return page.write(render(document), path)
 
 
 _FILTERS: dict[str, Callable[..., Any]] = {
-    "digits": digits,
-    "dollars": dollars,
-    "duration": duration,
     "interval": interval,
-    "price": price,
     "said": said,
-    "short": lambda value: _short(value),
     "alone": lambda row, base: interval_of(row["ratio"], row, base),
     "pair": pair,
     "times": times,
@@ -167,99 +159,85 @@ def _group(group: Made) -> Marks | None:
             )
             for row in group["rows"]
         ],
-        lambda v: f"{v:g} ×",
         linear=True,
     )  # fmt: skip
 
 
-def _pictures(document: Made) -> list[dict[str, Any]]:
-    """Curves of the rows that were measured, one picture a subject."""
+def _pictures(document: Made) -> list[tuple[str, Panel | None, str]]:
+    """Curves of the rows that were measured, a subject each: its title, its picture, and where there is none
+    but could be one, why."""
     metric = document["metric"] or ""
     rows = [(k, row) for k, row in enumerate(document["rows"]) if row["repeats"]]
     hourly = {row["label"]: c["usd_per_hour"] for _, row in rows for c in row["costs"][:1] if not c["spot"]}
     speed, losses, seconds, money = [], [], [], []
     for k, row in rows:
+        name, style, own = f"{row['label']} ({row['kind']})", series(k), hourly.get(row["label"])
         for repeat in row["repeats"]:
-            curve = _curve(row, k)
-            first = [tuple(p) for p in repeat["losses"] if p[0] <= _loss_steps(document)]
-            losses.append(replace(curve(first), aside=repeat["diverged"]))
+            first = [p for p in repeat["losses"] if p[0] <= _loss_steps(document)]
+            losses.append(Curve(name, style, first, aside=repeat["diverged"]))
             if repeat["diverged"]:
                 continue
             if not repeat["warming_up"]:
-                speed.append(curve([tuple(p) for p in repeat["speeds"]]))
+                speed.append(Curve(name, style, repeat["speeds"]))
             timed = [
                 (e["seconds"], e[metric]) for e in repeat["evaluations"] if "seconds" in e and metric in e
             ]
-            seconds.append(curve(timed))
-            if row["label"] in hourly:
-                money.append(curve([(s * hourly[row["label"]] / 3600, v) for s, v in timed]))
-    batches = {row["batch"] for _, row in rows}
-    aside = (
-        " Runs that diverged may leave it at the top." if any(c.aside and c.points for c in losses) else ""
-    )
-    other = "Batches differ: examples/s, never steps/s." if len(batches) > 1 else ""
+            seconds.append(Curve(name, style, timed))
+            if own is not None:
+                money.append(Curve(name, style, [(s * own / 3600, v) for s, v in timed]))
+    aside = any(c.aside and c.points for c in losses)
+    other = len({row["batch"] for _, row in rows}) > 1
     unpriced = [row["label"] for _, row in rows if row["label"] not in hourly]
     any_speed = any(r["speeds"] for _, row in rows for r in row["repeats"])
     evaluated = any(r["evaluations"] for _, row in rows for r in row["repeats"])
-    made = [
-        _picture(
-            "The first losses", losses, "step", "mean loss of the step", _plain, _plain, y_log=True,
-            caption=f"Rows that compute the same thing lie on one another; of runs, means over steps.{aside}",
+    found = [
+        (
+            "The first losses",
+            panel(
+                "The first losses", losses, y="mean loss of the step", y_log=True,
+                caption="Rows that compute the same thing lie on one another; of runs, means over steps."
+                + " Runs that diverged may leave it at the top." * aside,
+            ),
+            "",
         ),
-        _picture(
-            "Speed over steps", speed, "step", "examples/s", _short, _short, zero=True,
-            caption=f"Each interval that was timed; of runs the first, the warm-up, is left out. {other}",
-            without="no run has an interval after its warm-up" if any_speed else "",
+        (
+            "Speed over steps",
+            panel(
+                "Speed over steps", speed, y="examples/s", zero=True, y_log=True,
+                caption="Each interval that was timed; of runs the first, the warm-up, is left out."
+                + " Batches differ: examples/s, never steps/s." * other,
+            ),
+            "no run has an interval after its warm-up" if any_speed else "",
         ),
     ]  # fmt: skip
     if evaluated:
-        made += [
-            _picture(
-                f"{metric} over time", seconds, "wall time since the run began", metric, duration, _plain,
-                x_log=True,
-                caption="Start-up, compilation and evaluation included.",
-                without="these runs did not log when they evaluated",
+        over_time, over_money = f"{metric} over time", f"{metric} over dollars"
+        why = "these runs did not log when they evaluated"
+        found += [
+            (
+                over_time,
+                panel(
+                    over_time, seconds, x="wall time since the run began", x_unit="s", y=metric, x_log=True,
+                    caption="Start-up, compilation and evaluation included.",
+                ),
+                why,
             ),
-            _picture(
-                f"{metric} over dollars", money, "dollars, on demand", metric, dollars, _plain, x_log=True,
-                caption=f"No price: {', '.join(unpriced)}." if unpriced else "",
-                without="what was measured has no price" if unpriced else "",
+            (
+                over_money,
+                panel(
+                    over_money, money, x="dollars, on demand", x_unit="$", y=metric, x_log=True,
+                    caption=f"No price: {', '.join(unpriced)}." if unpriced else "",
+                ),
+                "what was measured has no price" if unpriced else why,
             ),
         ]  # fmt: skip
-    return made
+    return found
 
 
 def _loss_steps(document: Made) -> float:
     """How far the picture of the first losses goes: as far as benchmarks keep them, or as runs need."""
     firsts = [r["losses"][0][0] for row in document["rows"] for r in row["repeats"] if r["losses"]]
     return max(50.0, 10.0 * max(firsts, default=1))
-
-
-def _curve(row: Made, k: int) -> Callable[[Sequence[tuple[float, float]]], Curve]:
-    return lambda points: Curve(row["label"], row["kind"], k, tuple(points))
-
-
-def _picture(
-    title: str,
-    curves: Sequence[Curve],
-    x: str,
-    y: str,
-    x_form: Callable[[float], str],
-    y_form: Callable[[float], str],
-    *,
-    caption: str,
-    without: str = "",
-    **options: bool,
-) -> dict[str, Any]:
-    """A picture in both sizes, or in none where there is no point: then `without` says why."""
-    curves = [c for c in curves if c.points]
-    sizes: list[tuple[str, Lines]] = []
-    for size, (width, height) in (("wide", WIDE), ("narrow", NARROW)):
-        if (made := lines(curves, width, height, x_form, y_form, **options)) is not None:
-            sizes.append((size, made))
-    key = {c.label: (c.colour % COLOURS, c.colour // COLOURS % 3, c.kind) for c in curves}
-    said_of = {"title": title, "x": x, "y": y, "caption": caption.strip(), "without": without}
-    return {**said_of, "sizes": sizes, "key": key}
 
 
 def _finals(document: Made) -> Marks | None:
@@ -269,21 +247,8 @@ def _finals(document: Made) -> Marks | None:
         return None
     return strips(
         [
-            Measure(row["label"], row["kind"], m["mean"], m["low"], m["high"], tuple(m["values"]))
+            Measure(row["label"], "", m["mean"], m["low"], m["high"], tuple(m["values"]))
             for row in rows
             for m in (row["metric"],)
-        ],
-        _plain,
+        ]
     )
-
-
-def _short(value: float) -> str:
-    """`1.2 M`, `40 k`, `350`, `0.5`."""
-    for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if abs(value) >= size:
-            return f"{value / size:.3g}{unit}"
-    return f"{value:.3g}"
-
-
-def _plain(value: float) -> str:
-    return f"{value:.4g}"

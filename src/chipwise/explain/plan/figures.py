@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..page.axes import Tick
+from ..charts import Tick
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 

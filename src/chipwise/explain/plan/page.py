@@ -16,7 +16,7 @@ from typing import Any
 from ...atomic import replace_text
 from ...errors import DataError
 from ...words.figures import byte_size, digits, dollars, duration
-from ..page.template import template
+from ..page import render as page
 from .figures import CATEGORIES, bars, scatter
 
 UNKNOWN = "unknown"
@@ -37,8 +37,9 @@ def render(document: Mapping[str, Any]) -> str:
     ranked = sorted(able, key=lambda p: _value(p.get("wall_seconds")))
     spot = min(able, key=lambda p: _value((p.get("cheapest_spot") or {}).get("usd")), default=None)
     pareto = verdict.get("pareto") or []
-    made = template(__package__, _FILTERS, lambda value: UNKNOWN if value is None else value)
-    return made.render(
+    return page(
+        "plan",
+        _FILTERS,
         document=document,
         recipe=document.get("recipe") or {},
         verdict=verdict,

@@ -15,7 +15,7 @@ from ...atomic import replace_text
 from ...engine.stored import number
 from ...errors import DataError
 from ...words.figures import counted
-from ..page.template import template
+from ..page import render as page
 from . import study
 from .pictures import NARROW, WIDE, Chart, bar, chart
 from .words import UNKNOWN, beside, figure, metric, seconds, share
@@ -33,8 +33,7 @@ def render(document: Mapping[str, Any]) -> str:
             "not a report's document: it is of no run or study. Make one with chipwise report --json."
         )
     pictures = _run(document) if kind == "run" else _study(document)
-    made = template(__package__, _FILTERS, lambda value: UNKNOWN if value is None else value)
-    return made.render(document=document, study=kind == "study", **pictures)
+    return page("report", _FILTERS, document=document, study=kind == "study", **pictures)
 
 
 def write(document: Mapping[str, Any], path: str | os.PathLike) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...engine.stored import number
 from ...words.figures import sparkline
-from ..page.axes import Tick, log_steps, spread_out, steps
+from ..charts import Tick, log_steps, spread_out, steps
 from .time import PARTS
 from .words import figure
 

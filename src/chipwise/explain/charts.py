@@ -1,0 +1,380 @@
+"""Where everything stands in a chart: plain numbers, which `templates/charts.html.jinja` draws.
+
+Curves are in pixels, of a size for a desk and one for a telephone; bars, strips and stacks are in percent of
+a figure's width, so that they fit any.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..words.figures import dollars, known, short
+
+WIDE, NARROW = (560, 300), (330, 260)  # pixels of a picture of curves on a desk and on a telephone
+LOG_FROM = 30.0  # highest over lowest value, from which curves may have a logarithmic axis
+BARS = 100.0  # the same of bars, which have no foot on one: beyond, they are points
+SERIES = 6  # colours of `charts.css`; then they begin again, with other dashes
+_MOST = 260  # points of a curve; beyond them the lowest and the highest of each stretch
+_DOTS = 40  # points, up to which each has a dot
+_WIDEST = 1e100  # a logarithmic axis beyond cannot be cut into steps
+_SECONDS = (
+    (1e-3, "ms", (1, 10, 100)),
+    (1.0, "s", (1, 2, 5, 10, 20, 30)),
+    (60.0, "min", (1, 2, 5, 10, 20, 30)),
+    (3600.0, "h", (1, 2, 4, 8, 16)),
+    (86_400.0, "d", (1, 2, 4, 7, 14, 30, 60, 120, 365, 1000, 3650, 10_000, 36_500)),
+)
+
+Pixels = tuple[float, float]
+
+
+# ---- axes
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A number on an axis: where it stands, and how it is written there."""
+
+    at: float
+    label: str
+
+
+def spread_out(values: Sequence[float], factor: float) -> bool:
+    """Whether values are all positive and more than a factor apart, so that a logarithmic axis shows them
+    better; not where the factor is beyond what such an axis can be cut into."""
+    return bool(values) and min(values) > 0 and factor < max(values) / min(values) < _WIDEST
+
+
+def steps(low: float, high: float, most: int) -> list[float]:
+    """At most about `most` multiples of 1, 2 or 5 times a power of ten within an interval."""
+    if not high > low:
+        return [low]
+    raw = (high - low) / max(most, 1)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(s * power for s in (1, 2, 5, 10) if s * power >= raw * (1 - 1e-9))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [k * step for k in range(first, last + 1)]
+
+
+def log_steps(low: float, high: float, most: int) -> list[float]:
+    """Powers of ten within an interval above 0, with 2 and 5 between where there is room, or every few."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for digits in ((1, 2, 5), (1, 3), (1,)):
+        found = [d * 10.0**p for p in powers for d in digits if low <= d * 10.0**p <= high]
+        if len(found) <= most:
+            return found
+    return found[:: math.ceil(len(found) / most)]
+
+
+class Axis:
+    """From values to pixels, or percent, between `start` and `end`; what is beyond stands at the edge.
+
+    `unit` says how ticks are cut and written: "" for numbers, "s" for seconds, "$" for dollars.
+    """
+
+    def __init__(self, low: float, high: float, start: float, end: float, log: bool = False, unit: str = ""):
+        self.low, self.high, self.start, self.end, self.log, self.unit = low, high, start, end, log, unit
+        self.a, self.b = (math.log(low), math.log(high)) if log else (low, high)
+
+    @classmethod
+    def around(
+        cls,
+        values: Sequence[float],
+        start: float,
+        end: float,
+        *,
+        zero: bool = False,
+        log: bool = False,
+        unit: str = "",
+    ) -> Axis:
+        """Around values, with room; from 0 on where `zero` and they are positive."""
+        low, high = min(values), max(values)
+        if log:
+            room = max((high / low) ** 0.05, 1.1)
+            return cls(low / room, high * room, start, end, True, unit)
+        low = min(low, 0.0) if zero else low
+        room = 0.06 * (high - low) or 0.05 * abs(high) or 1.0
+        return cls(low if zero and low == 0 else low - room, high + room, start, end, False, unit)
+
+    def __call__(self, value: float) -> float:
+        if self.log:
+            value = math.log(value) if value > 0 else self.a
+        share = (value - self.a) / (self.b - self.a) if self.b > self.a else 0.5
+        return self.start + (self.end - self.start) * min(max(share, 0.0), 1.0)
+
+    def ticks(self, most: int) -> list[Tick]:
+        """At most about `most` round values, each label once."""
+        if self.unit == "s" and self.log:
+            named = [(n * size, f"{n} {unit}") for size, unit, counts in _SECONDS for n in counts]
+            named = [(v, label) for v, label in named if self.low <= v <= self.high]
+        elif self.unit == "s":
+            size, unit, _ = next((u for u in reversed(_SECONDS) if self.high >= 2 * u[0]), _SECONDS[0])
+            marks = steps(self.low / size, self.high / size, most)
+            named = [(v * size, f"{short(v)} {unit}" if v else "0") for v in marks]
+        else:
+            marks = (log_steps if self.log else steps)(self.low, self.high, most)
+            named = [(v, _money(v) if self.unit == "$" else short(v)) for v in marks]
+        ticks = [Tick(self(v), label) for v, label in named]
+        least = abs(self.end - self.start) / (2.0 * most)
+        kept: list[Tick] = []
+        for tick in ticks:
+            if not kept or (abs(tick.at - kept[-1].at) >= least and tick.label != kept[-1].label):
+                kept.append(tick)
+        return kept
+
+
+def _money(usd: float) -> str:
+    return f"${usd:,.0f}" if usd >= 1 else dollars(usd) if usd >= 0.1 else f"${usd:.1g}"
+
+
+# ---- curves
+
+
+@dataclass(frozen=True)
+class Curve:
+    """`style`: CSS classes of `charts.css`, such as "train" or `series(k)`. `aside`: drawn at the edge where
+    it is beyond the others, and the axes do not mind it."""
+
+    name: str
+    style: str
+    points: Sequence[tuple[float, float]]
+    aside: bool = False
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve as an SVG path, "" of one point, and as dots where points are few."""
+
+    name: str
+    style: str
+    path: str
+    dots: list[Pixels]
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Curves over one pair of axes, in pixels. `second`: ticks below those of x, in another unit; `marks`:
+    upright lines; `level`: the height of a line across."""
+
+    width: int
+    height: int
+    left: float
+    top: float
+    right: float
+    bottom: float
+    x_ticks: list[Tick]
+    y_ticks: list[Tick]
+    second: list[Tick]
+    x_log: bool
+    y_log: bool
+    lines: list[Line]
+    marks: list[float]
+    level: float | None
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A picture of curves in its sizes, with all that stands around it. `key`: name to style."""
+
+    title: str
+    caption: str
+    x: str  # what the axis says
+    second: str
+    words: str  # for those who do not see it
+    key: Mapping[str, str]
+    mark_words: str
+    level_words: str
+    sizes: list[tuple[str, Plot]]
+
+    @property
+    def lines(self) -> list[Line]:
+        return self.sizes[0][1].lines
+
+
+def series(k: int) -> str:
+    """The style of the k-th of many rows."""
+    return f"s{k % SERIES} dash{k // SERIES % 3}"
+
+
+def panel(
+    title: str,
+    curves: Sequence[Curve],
+    *,
+    x: str = "step",
+    y: str = "",
+    caption: str = "",
+    x_unit: str = "",
+    y_unit: str = "",
+    x_log: bool = False,
+    y_log: bool = False,
+    zero: bool = False,
+    second: tuple[str, float] | None = None,
+    marks: Sequence[float] = (),
+    mark_words: str = "",
+    level: float | None = None,
+    level_words: str = "",
+) -> Panel | None:
+    """Curves in both sizes; `None` where there is no point to draw.
+
+    *Arguments:* `x_log` and `y_log`: an axis may be logarithmic, where values span more than `LOG_FROM`;
+    `zero`: the upward axis begins at 0 where it is linear; `second`: the name of another unit of x, and how
+    many of it one of x is; `marks`: values of x with an upright line; `level`: a value of y with a line.
+    """
+    curves = [Curve(c.name, c.style, thinned(c.points), c.aside) for c in curves]
+    curves = [c for c in curves if c.points]
+    counted = [c for c in curves if not c.aside] or curves
+    xs = [p[0] for c in counted for p in c.points]
+    ys = [p[1] for c in counted for p in c.points] + ([] if level is None else [level])
+    if not xs:
+        return None
+    x_log, y_log = x_log and spread_out(xs, LOG_FROM), y_log and spread_out(ys, LOG_FROM)
+    sizes = []
+    for size, (width, height) in (("wide", WIDE), ("narrow", NARROW)):
+        left, top, right, bottom = 58.0, 12.0, width - 14.0, height - (60.0 if second else 44.0)
+        low = min(xs) if x_log else min(*xs, 0.0)
+        across = Axis(low, max(xs) if max(xs) > low else low + 1, left, right, x_log, x_unit)
+        up = Axis.around(ys, bottom, top, zero=zero, log=y_log, unit=y_unit)
+        many, below = max(width // 95, 3), []
+        if second:
+            other = Axis(low * second[1], across.high * second[1], left, right)
+            below = other.ticks(many)
+        at = None if level is None else up(level)
+        lines = [_line(c, across, up, len(curves) > 4) for c in curves]
+        upright = [across(m) for m in marks if across.low <= m <= across.high]
+        sizes.append(
+            (
+                size,
+                Plot(
+                    width, height, left, top, right, bottom, across.ticks(many), up.ticks(6), below, x_log,
+                    y_log, lines, upright, at,
+                ),
+            )
+        )  # fmt: skip
+    logs = " and ".join(
+        word for word, log in (("x logarithmic", x_log), (f"{y or 'y'} logarithmic", y_log)) if log
+    )
+    ends = [f"{c.name or title}: {short(c.points[0][1])} to {short(c.points[-1][1])}" for c in curves[:8]]
+    return Panel(
+        title,
+        caption,
+        f"{x}{f'; upwards {y}' if y else ''}{f' ({logs})' if logs else ''}",
+        second[0] if second else "",
+        f"{title}. {'; '.join(ends)}.",
+        {c.name: c.style for c in curves if c.name},
+        mark_words if sizes[0][1].marks else "",
+        level_words if level is not None else "",
+        sizes,
+    )
+
+
+def _line(curve: Curve, across: Axis, up: Axis, crowded: bool) -> Line:
+    at = [(across(a), up(b)) for a, b in curve.points]
+    path = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in at) if len(at) > 1 else ""
+    dots = at if len(at) == 1 or (len(at) <= _DOTS and not crowded) else []
+    return Line(curve.name, curve.style + " many" * crowded, path, dots)
+
+
+def thinned(points: Iterable[Sequence[float]]) -> list[tuple[float, float]]:
+    """The finite ones, at most some `_MOST`: of each stretch the lowest and highest, so no peak is lost."""
+    finite = [(p[0], p[1]) for p in points if known(p[0]) and known(p[1])]
+    if len(finite) <= _MOST:
+        return finite
+    size = math.ceil(2 * len(finite) / _MOST)
+    kept: list[tuple[float, float]] = []
+    for at in range(0, len(finite), size):
+        stretch = finite[at : at + size]
+        kept += sorted({min(stretch, key=lambda p: p[1]), max(stretch, key=lambda p: p[1])})
+    return kept
+
+
+# ---- bars, strips and stacks, in percent
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A value with its interval, to be drawn as a bar or a point. `low`, `high`: `None` when unknown."""
+
+    name: str
+    style: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+    points: tuple[float, ...] = ()  # of each repeat
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A measure in percent of the width; `low` and `high` `None` where there is no interval to draw."""
+
+    of: Measure
+    start: float
+    at: float
+    low: float | None
+    high: float | None
+    points: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Marks:
+    rows: tuple[Mark, ...]
+    ticks: list[Tick]
+    log: bool
+
+
+def bars(measures: Sequence[Measure], *, linear: bool = False) -> Marks | None:
+    """Bars from zero, or points on a logarithmic axis (`log`) where the values span more than `BARS`, unless
+    `linear`; `None` for nothing to draw."""
+    if not measures:
+        return None
+    ends = [v for m in measures for v in (m.value, m.low, m.high) if v is not None and v > 0]
+    # an interval far beyond every bar is cut, lest it squeeze them all
+    most = min(max(ends, default=1.0), 2 * max(m.value for m in measures))
+    if not linear and spread_out([m.value for m in measures], BARS):
+        # an end far below everything else would squeeze what matters
+        least = min(m.value for m in measures)
+        low = 10.0 ** math.floor(math.log10(max(min(ends), least / 10)) - 0.1)
+        return _marks(measures, Axis(low, most * 1.1, 0, 100, log=True))
+    return _marks(measures, Axis(0, most * 1.03, 0, 100))
+
+
+def strips(measures: Sequence[Measure]) -> Marks | None:
+    """Points of each repeat and the interval of their mean, on an axis around them all; `None` for none."""
+    ends = [v for m in measures for v in (m.value, m.low, m.high, *m.points) if v is not None]
+    return _marks(measures, Axis.around(ends, 0, 100)) if ends else None
+
+
+def _marks(measures: Sequence[Measure], axis: Axis) -> Marks:
+    rows = []
+    for m in measures:
+        low, high = (None if m.low is None or m.high is None else axis(v) for v in (m.low or 0, m.high or 0))
+        rows.append(Mark(m, axis.start, axis(m.value), low, high, tuple(map(axis, m.points))))
+    return Marks(tuple(rows), axis.ticks(5), axis.log)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a bar from `x` on, in percent of the figure's width; `share`, 0 to 1, is of all parts."""
+
+    name: str
+    words: str
+    value: float
+    share: float
+    x: float
+    width: float
+
+
+def stack(parts: Iterable[tuple[str, str, float | None]], full: float | None = None) -> list[Part]:
+    """Parts of (name, words, value), one after another; those of no value are left out.
+
+    `full` is the value of the whole width, by default the sum; what is beyond is cut.
+    """
+    kept = [(name, words, value) for name, words, value in parts if value]
+    total, at, placed = sum(value for *_, value in kept), 0.0, []
+    for name, words, value in kept:
+        width = min(100 * value / (full or total), 100 - at)
+        if width > 0:
+            placed.append(Part(name, words, value, value / total, at, width))
+        at += width
+    return placed

@@ -1,0 +1,71 @@
+"""Pages of one look: each a single HTML file that needs no network and no other file.
+
+Names, settings and messages come from files of others and are not trusted: all text is escaped, and a page's
+own policy lets no script run but its own, and nothing be fetched. What is not known reads "unknown".
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from ..atomic import replace_text
+from ..words.figures import (
+    UNKNOWN,
+    byte_size,
+    count,
+    digits,
+    dollars,
+    duration,
+    figure,
+    or_unknown,
+    price,
+    share,
+    short,
+)
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    "digest": lambda script: _digest(script),
+    "px": lambda pixels: f"{pixels:.1f}",
+    "digits": or_unknown(digits),
+    "figure": or_unknown(figure),
+    "short": or_unknown(short),
+    "whole": or_unknown(lambda value: f"{value:,.0f}"),
+    "count": or_unknown(count),
+    "share": or_unknown(share),
+    "ms": or_unknown(lambda seconds: digits(seconds * 1e3)),
+    "bytes": or_unknown(byte_size),
+    "dollars": or_unknown(dollars),
+    "duration": or_unknown(lambda seconds: duration(max(seconds, 0.0))),
+    "price": price,
+}
+"""What every template may apply to a number, beside what its page brings."""
+
+
+def render(name: str, filters: Mapping[str, Callable[..., Any]], /, **values: Any) -> str:
+    """The page of `templates/NAME.html.jinja`, with `filters` beside `FILTERS`."""
+    environment = jinja2.Environment(
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: UNKNOWN if value is None else value,
+        loader=jinja2.PackageLoader("chipwise.explain", "templates"),
+    )
+    environment.filters |= {**FILTERS, **filters}
+    return environment.get_template(f"{name}.html.jinja").render(**values)
+
+
+def write(text: str, path: str | os.PathLike) -> Path:
+    """Writes a page whole or not at all. Raises `DataError` where it cannot be written."""
+    return replace_text(path, text, "the page", "another --html")
+
+
+def _digest(script: str) -> str:
+    """The script's hash as a content security policy names it."""
+    return base64.b64encode(hashlib.sha256(str(script).encode()).digest()).decode()
