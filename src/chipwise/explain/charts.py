@@ -109,6 +109,7 @@ class Axis:
         if self.unit == "s" and self.log:
             named = [(n * size, f"{n} {unit}") for size, unit, counts in _SECONDS for n in counts]
             named = [(v, label) for v, label in named if self.low <= v <= self.high]
+            named = named or [(v, f"{short(v / 86_400)} d") for v in log_steps(self.low, self.high, most)]
         elif self.unit == "s":
             size, unit, _ = next((u for u in reversed(_SECONDS) if self.high >= 2 * u[0]), _SECONDS[0])
             marks = steps(self.low / size, self.high / size, most)

@@ -12,8 +12,8 @@ from PIL import Image
 
 from chipwise.errors import DataError
 from chipwise.explain.plan import figures, page
-from explain.plan import documents
 from pages import HOSTILE, Reader, browse, framed, needs_browser
+from planner import documents
 
 
 def read(document) -> Reader:
