@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from chipwise.errors import RecipeError, nearest
+from ..errors import RecipeError, near
 
 #: Nested dictionaries with strings for keys and arrays for leaves.
 Tree = dict[str, Any]
@@ -35,15 +35,9 @@ def functional(make_model: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Callable, 
             `params` or `state` are not those of the model.
     """
     if isinstance(make_model, nnx.Module):
-        raise RecipeError(
-            f"functional() was given a {type(make_model).__name__}, a model already built; it needs the "
-            f"function that builds one: functional(lambda rngs: {type(make_model).__name__}(..., rngs=rngs))"
-        )
+        raise RecipeError("nnx-model-built", model=type(make_model).__name__)
     if not callable(make_model):
-        raise RecipeError(
-            f"functional() was given {make_model!r}; it needs a function of nnx.Rngs that returns an "
-            "nnx.Module: functional(lambda rngs: MyModel(rngs=rngs))"
-        )
+        raise RecipeError("nnx-no-function", given=make_model)
     graphs, shapes = _abstract(make_model)
 
     def init(key: jax.Array) -> tuple[Tree, Tree]:
@@ -52,10 +46,7 @@ def functional(make_model: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Callable, 
 
     def apply(params: Tree, state: Tree, x, key, train: bool):
         if not isinstance(train, bool):
-            raise RecipeError(
-                f"apply() was given train={train!r}; it needs True or False, known before tracing: "
-                "pass a Python bool, and under jax.jit name it in static_argnames"
-            )
+            raise RecipeError("nnx-train-no-bool", train=train)
         parts = [
             _from_tree("params", params, shapes["params"]),
             _streams(shapes["rng"], key, train),
@@ -77,10 +68,7 @@ def _abstract(make_model):
     def build():
         model = make_model(nnx.Rngs(0))
         if not isinstance(model, nnx.Module):
-            raise RecipeError(
-                f"functional()'s function returned {type(model).__name__}; it needs to return an "
-                "nnx.Module: functional(lambda rngs: MyModel(rngs=rngs))"
-            )
+            raise RecipeError("nnx-no-module", returned=type(model).__name__)
         return model
 
     model = nnx.eval_shape(build)
@@ -111,23 +99,15 @@ def _from_tree(what: str, tree: Tree, like: nnx.State) -> nnx.State:
     for path, variable in nnx.to_flat_state(like):
         name = "/".join(map(str, path))
         if name not in given:
-            raise RecipeError(
-                f"apply() was given {what} without {name!r}.{nearest(name, given)} It has "
-                f"{', '.join(sorted(given)) or 'nothing'}; pass the {what} that this model's init(key) "
-                "returned"
-            )
+            facts = {"hint": near(name, given), "names": sorted(given)}
+            raise RecipeError("nnx-array-missing", tree=what, name=name, **facts)
         array = given.pop(name)
         if array.shape != variable.shape:
-            raise RecipeError(
-                f"apply() was given {what} with {name!r} of shape {array.shape}; this model has "
-                f"{variable.shape}: pass the {what} that its own init(key) returned"
-            )
+            facts = {"shape": array.shape, "expected": variable.shape}
+            raise RecipeError("nnx-array-shape", tree=what, name=name, **facts)
         variables.append((path, variable.replace(array)))
     if given:
-        raise RecipeError(
-            f"apply() was given {what} with {', '.join(sorted(given))}, which this model does not have: "
-            f"pass the {what} that its own init(key) returned"
-        )
+        raise RecipeError("nnx-array-unknown", tree=what, names=sorted(given))
     return nnx.from_flat_state(variables)
 
 
@@ -148,11 +128,8 @@ def _streams(like: nnx.State, key, train: bool) -> nnx.State:
     flat = nnx.to_flat_state(like)
     if key is None:
         if flat and train:
-            raise RecipeError(
-                "apply() was given key=None in training mode, but the model draws random numbers "
-                f"({', '.join(sorted({'/'.join(map(str, path[:-1])) for path, _ in flat}))}): pass "
-                "jax.random.key(seed), another one at each step"
-            )
+            layers = sorted({"/".join(map(str, path[:-1])) for path, _ in flat})
+            raise RecipeError("nnx-key-missing", layers=layers)
         key = jax.random.key(0)
     variables: list = []
     streams: dict = {}
