@@ -14,14 +14,15 @@ def test_a_table_with_a_verdict_and_a_page(tmp_path, capsys):
     page = tmp_path / "plan.html"
     assert main(["plan", "digits", "--on", "t4,a100:8", "--html", str(page)]) == 0
     out = capsys.readouterr().out
-    assert "t4" in out and "a100:8" in out and "predicted to finish first" in out
+    assert "t4" in out and "a100:8" in out
+    assert "ranked by the step" in out.replace("\n", " ")  # so short a run is not ranked by its wall time
     assert page.read_text().lower().startswith("<!doctype html>") and str(page) in out.replace("\n", "")
 
 
 def test_json_is_one_object(capsys):
     assert main(["plan", "mnist", "--on", "t4", "--json", "--set", "batch=512"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["schema"] == "chipwise.plan/1" and told["recipe"]["parameters"] == 250_698
+    assert told["schema"] == "chipwise.plan/2" and told["recipe"]["parameters"] == 250_698
     assert told["plans"][0]["target"] == "t4" and told["plans"][0]["batch"] == 512
 
 

@@ -117,7 +117,7 @@ def study(folder, rates=("0.1", "0.2"), seeds=(0, 1, 2)) -> Path:
 
 
 def plan(
-    path, speeds=(("v5e-8", "TPU v5e", 250e3), ("t4", "T4", 80e3)), name="mnist", schema="chipwise.plan/1"
+    path, speeds=(("v5e-8", "TPU v5e", 250e3), ("t4", "T4", 80e3)), name="mnist", schema="chipwise.plan/2"
 ) -> Path:
     """A plan document with a target a speed, and one that cannot run."""
     plans = []

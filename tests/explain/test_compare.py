@@ -311,9 +311,9 @@ def test_bad_files_are_one_line(tmp_path):
         "nothing.json": ({}, "record-other-schema"),
         "speedless.json": ({**text, "figures": {}}, "no figure examples_per_second"),
         "batchless.json": ({**text, "measured": {}}, "at which batch"),
-        "plan.json": ({"schema": "chipwise.plan/9"}, "expected chipwise.plan/1"),
+        "plan.json": ({"schema": "chipwise.plan/9"}, "expected chipwise.plan/2"),
         "find.json": ({"schema": "chipwise.find_lr/1"}, "record-other-schema"),
-        "damaged.json": ({"schema": "chipwise.plan/1", "plans": 3}, "damaged plan"),
+        "damaged.json": ({"schema": "chipwise.plan/2", "plans": 3}, "damaged plan"),
     }
     for name, (made, words) in cases.items():
         (tmp_path / name).write_text(json.dumps(made))

@@ -102,7 +102,7 @@ def test_a_series_tells_its_median_and_quartiles():
     [
         ({"schema": "chipwise.record/2"}, "record-newer", {"expected": SCHEMA}),
         ({"schema": "chipwise.record/0"}, "record-older", {"commands": [COMMANDS["feed"]]}),
-        ({"schema": "chipwise.plan/1"}, "record-other-schema", {"schema": "chipwise.plan/1"}),
+        ({"schema": "chipwise.plan/2"}, "record-other-schema", {"schema": "chipwise.plan/2"}),
         ({"schema": ["chipwise.record/1"]}, "record-other-schema", {}),
         ({"schema": ...}, "record-other-schema", {"schema": "None"}),
         ({"machine/cpu": ...}, "record-field-missing", {"field": "machine.cpu"}),

@@ -1,4 +1,6 @@
-"""Rankings, the Pareto set and the sentences, on plans whose figures are easy to see through."""
+"""Rankings, the Pareto set and the facts, on plans whose figures are easy to see through."""
+
+import dataclasses
 
 import pytest
 
@@ -14,10 +16,12 @@ def made(name, minutes, hourly=None, spread=1.05, **more):
         usd = wall.times(hourly / 3600)
         costs = (Cost(usd_per_hour=hourly, usd=usd, date="2026-07-30", source="list", **where),)
     common = dict(chip=name, chips=1, devices=1, devices_found=1, method="compiled", batch=8, replicas=8)
-    return Plan(
-        target=name, replicas_per_device=8, precision="bf16", parameters=1, wall_seconds=wall, costs=costs,
-        step_seconds=wall, examples_per_second=wall, **common, **more,
-    )  # fmt: skip
+    rest = {**common, "wall_seconds": wall, "step_seconds": wall, "examples_per_second": wall, **more}
+    return Plan(target=name, replicas_per_device=8, precision="bf16", parameters=1, costs=costs, **rest)
+
+
+def codes(facts):
+    return [told.code for told in facts]
 
 
 def test_the_price_ratio_of_2018():
@@ -37,25 +41,56 @@ def test_break_even_names_the_dearer_and_its_speed():
     assert (pair.dearer, pair.cheaper) == ("v2-1", "v100")
     assert pair.price_ratio == pytest.approx(2.124, abs=5e-4)
     assert pair.speed_ratio == pytest.approx(2.0)
-    assert "2.12 ×" in pair.sentence and "2.00 ×" in pair.sentence
+    assert "2.12 ×" in str(pair.fact) and "2.00 ×" in str(pair.fact)
 
 
-def test_sentences_give_the_evidence_and_admit_a_tie():
-    fastest, cheapest = judge([made("a", 10, 6), made("b", 30, 1)]).sentences
-    assert (
-        fastest == "a is predicted to finish first, in 10.0 min (9.5 min to 10.5 min), 3.0 × faster than b."
-    )
-    assert "b is the cheapest, $0.50 at $1.00 an hour (gcp, us, 2026-07-30), against $1.00 on a" in cheapest
-    fastest, cheapest = judge([made("a", 10, 6, 1.3), made("b", 11, 6, 1.3)]).sentences
-    assert "within the uncertainty" in fastest and "within the uncertainty" in cheapest
+def test_the_facts_hold_the_evidence_and_admit_a_tie():
+    verdict = judge([made("a", 10, 6), made("b", 30, 1)])
+    (fastest,), (cheapest,) = verdict.fastest, verdict.cheapest
+    assert fastest.code == "plan-fastest" and fastest.numbers == {
+        "target": "a", "seconds": 600, "low": pytest.approx(600 / 1.05), "high": 630, "second": "b",
+        "ratio": pytest.approx(3), "second_seconds": pytest.approx(1800),
+    }  # fmt: skip
+    assert cheapest.code == "plan-cheapest" and cheapest.numbers == {
+        "target": "b", "usd": 0.5, "usd_per_hour": 1, "cloud": "gcp", "region": "us", "date": "2026-07-30",
+        "second": "a", "second_usd": pytest.approx(1),
+    }  # fmt: skip
+    verdict = judge([made("a", 10, 6, 1.3), made("b", 11, 6, 1.3)])
+    assert codes(verdict.fastest) == ["plan-fastest-tied"] and codes(verdict.cheapest) == [
+        "plan-cheapest-tied"
+    ]
 
 
 def test_one_target_no_price_and_nothing_that_runs():
     one = judge([made("a", 10)])
-    assert one.sentences[0] == "a is predicted to finish, in 10.0 min (9.5 min to 10.5 min)."
-    assert "--prices" in one.sentences[1]
-    two = judge([made("a", 10), made("b", 10, problem="does not fit")])
-    assert "nothing else here can run" in two.sentences[0]
+    assert codes(one.fastest) == ["plan-alone"] and codes(one.cheapest) == ["plan-no-price"]
+    assert codes(judge([made("a", 10), made("b", 10, problem="does not fit")]).fastest) == ["plan-only"]
     none = judge([made("a", 10, problem="does not fit")])
-    assert none.by_time == () and "no prediction for a" in none.sentences[0]
-    assert len(none.sentences) == 1
+    assert none.by_time == () and codes(none.facts) == ["plan-none-runs"]
+    assert none.fastest[0]["targets"] == ["a"]
+
+
+def test_a_price_says_what_it_leaves_out():
+    bare = dataclasses.replace(made("a", 10, 1).costs[0], includes="accelerator alone", machines=2)
+    (plan,) = [dataclasses.replace(made("a", 10, 1), costs=(bare,))]
+    assert codes(judge([plan]).cheapest) == [
+        "plan-cheapest-alone", "price-without-host", "price-separate-machines",
+    ]  # fmt: skip
+
+
+def test_where_starting_and_compiling_decide_targets_are_ranked_by_the_step():
+    """A v3-8 of 4.6 × the speed of a T4 was ranked below it on constants."""
+    step, slow = Range(0.010, 0.009, 0.011), Range(0.046, 0.04, 0.05)
+    tpu = made("v3-8", 2, 8, step_seconds=step, steps=100, ranked_by="step")
+    t4 = made("t4", 1, 0.5, step_seconds=slow, steps=100)
+    assert judge([dataclasses.replace(tpu, ranked_by="run"), t4]).by_time == ("t4", "v3-8")
+    verdict = judge([tpu, t4])
+    assert verdict.ranked_by == "step" and verdict.by_time == verdict.pareto == ("v3-8", "t4")
+    first, why = verdict.fastest
+    assert first.code == "plan-fastest-step" and first["seconds"] == 0.010
+    assert first["ratio"] == pytest.approx(4.6) and first["second_seconds"] == pytest.approx(0.046)
+    assert why.code == "plan-ranked-by-step" and why["targets"] == ["v3-8"]
+    (cheapest,) = verdict.cheapest
+    assert cheapest.code == "plan-cheapest-step" and cheapest["usd"] == pytest.approx(4.6 / 3600 * 0.5)
+    assert verdict.break_even[0].speed_ratio == pytest.approx(4.6)
+    assert codes(judge([tpu]).fastest) == ["plan-alone"]  # of one there is no ranking

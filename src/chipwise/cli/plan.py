@@ -51,9 +51,8 @@ def plan(
 
     jax.config.update("jax_platforms", "cpu")  # nothing here needs, or should hold, an accelerator
     from ..explain.plan import page
-    from ..planner.document import document, sentences, table
+    from ..explain.plan.text import document, parts
     from ..planner.planner import plan as make
-    from ..planner.verdict import judge
     from ..recipe.settings import load
 
     loaded = load(recipe, set_ or (), data)
@@ -85,9 +84,7 @@ def plan(
         print(json.dumps(answer))
         return
     console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120)
-    console.print(table(plans))
-    console.print()
-    for line in sentences(judge(plans), plans):
-        console.print(line, markup=False)
+    for part in parts(plans):
+        console.print(part, markup=False)
     if html is not None:
         console.print(f"\nwritten: {html}", markup=False)

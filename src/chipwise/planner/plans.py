@@ -10,7 +10,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-SCHEMA = "chipwise.plan/1"
+SCHEMA = "chipwise.plan/2"
 
 
 @dataclass(frozen=True)

@@ -1,62 +1,107 @@
-"""Which target to take: rankings by time and by money, the Pareto set, two sentences with their evidence."""
+"""Which target to take: rankings by time and by money, the Pareto set, and the facts that say so.
+
+Targets are ranked by the wall time of the run. Where some target's run may be shorter than starting and
+compiling, which are allowances, that would be a ranking of allowances: there it is by the steps alone.
+"""
 
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from ..words.figures import dollars, duration
-from .plans import Cost, Plan
+from ..words.facts import Fact, fact
+from .plans import Cost, Plan, Range
 
 
 @dataclass(frozen=True)
 class BreakEven:
     """Two targets of which the dearer per hour must be `price_ratio` times faster to cost the same.
 
-    `speed_ratio` is how many times faster it is predicted to be. `sentence` puts it in words.
+    `speed_ratio` is how many times faster it is predicted to be.
     """
 
     dearer: str
     cheaper: str
+    dearer_usd_per_hour: float
+    cheaper_usd_per_hour: float
     price_ratio: float
     speed_ratio: float
-    sentence: str
+
+    @property
+    def fact(self) -> Fact:
+        return Fact("plan-break-even", vars(self))
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Names are targets'. `by_money` is of on-demand prices; targets without a price are left out of it."""
+    """Names are targets'. `by_money` is of on-demand prices; targets without a price are left out of it.
 
-    sentences: tuple[str, ...]
+    *Fields:* `ranked_by`: "run", its wall time, or "step", its steps alone; `by_time`, `by_money` and
+    `pareto` are all ranked so. `fastest` and `cheapest`: what is said of the first ones.
+    """
+
+    ranked_by: str
     by_time: tuple[str, ...]
     by_money: tuple[str, ...]
     pareto: tuple[str, ...]
+    fastest: tuple[Fact, ...]
+    cheapest: tuple[Fact, ...]
     break_even: tuple[BreakEven, ...]
 
+    @property
+    def facts(self) -> tuple[Fact, ...]:
+        """Everything that the verdict says, in order."""
+        front = [fact("plan-front", targets=self.pareto)] if len(self.pareto) > 1 else []
+        return *self.fastest, *self.cheapest, *front, *(pair.fact for pair in self.break_even)
+
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {
+            **vars(self),
+            "fastest": [told.json() for told in self.fastest],
+            "cheapest": [told.json() for told in self.cheapest],
+            "break_even": [pair.fact.json() for pair in self.break_even],
+        }
+
+
+@dataclass(frozen=True)
+class _Ranked:
+    """A plan by what it is ranked by: seconds of the run or of its steps, and their price if it is known."""
+
+    plan: Plan
+    seconds: Range
+    cost: Cost | None
+    usd: Range | None
+
+    @property
+    def target(self) -> str:
+        return self.plan.target
 
 
 def judge(plans: Sequence[Plan]) -> Verdict:
     """The verdict over plans of one recipe."""
     able = [p for p in plans if p.runs and p.wall_seconds is not None]
-    by_time = sorted(able, key=_wall)
-    priced = [(p, c) for p in able if (c := p.cheapest()) is not None]
-    by_money = sorted(priced, key=lambda pair: pair[1].usd.value)
-    pareto = [  # each with the next: where money buys time
-        (p, c)
-        for p, c in by_money
-        if not any(_wall(q) < _wall(p) for q, d in by_money if d.usd.value < c.usd.value)
-    ]
+    short = [p.target for p in able if p.ranked_by == "step"] if len(able) > 1 else []
+    ranked = [_ranked(p, bool(short)) for p in able]
+    by_time = sorted(ranked, key=lambda one: one.seconds.value)
+    priced = [(one.usd.value, one.seconds.value, one) for one in ranked if one.usd is not None]
+    by_money = [one for _, _, one in sorted(priced, key=lambda row: row[:2])]
+    front: list[_Ranked] = []  # each with the next: where money buys time
+    for one in by_money:
+        if not front or one.seconds.value < front[-1].seconds.value:
+            front.append(one)
+    fastest = [_fastest(by_time, plans, bool(short))]
+    if short:
+        fastest.append(fact("plan-ranked-by-step", targets=short))
     return Verdict(
-        sentences=tuple(s for s in (_fastest(by_time, plans), _cheapest(by_money) if able else "") if s),
-        by_time=tuple(p.target for p in by_time),
-        by_money=tuple(p.target for p, _ in by_money),
-        pareto=tuple(p.target for p, _ in sorted(pareto, key=lambda pair: _wall(pair[0]))),
-        break_even=tuple(_break_even(*pair) for pair in itertools.pairwise(pareto or by_money)),
+        ranked_by="step" if short else "run",
+        by_time=tuple(one.target for one in by_time),
+        by_money=tuple(one.target for one in by_money),
+        pareto=tuple(one.target for one in reversed(front)),
+        fastest=tuple(fastest),
+        cheapest=tuple(_cheapest(by_money, bool(short))) if able else (),
+        break_even=tuple(_break_even(*pair) for pair in itertools.pairwise(front)),
     )
 
 
@@ -68,62 +113,90 @@ def break_even(dearer_usd_per_hour: float, cheaper_usd_per_hour: float) -> float
     return dearer_usd_per_hour / cheaper_usd_per_hour
 
 
-def _wall(plan: Plan) -> float:
+def _ranked(plan: Plan, by_step: bool) -> _Ranked:
     assert plan.wall_seconds is not None
-    return plan.wall_seconds.value
+    cost, seconds = plan.cheapest(), plan.wall_seconds
+    usd = None if cost is None else cost.usd
+    if by_step and plan.step_seconds is not None:
+        seconds = plan.step_seconds.times(plan.steps or 1)
+        usd = None if cost is None else seconds.times(cost.usd_per_hour / 3600)
+    return _Ranked(plan, seconds, cost, usd)
 
 
-def _fastest(ranked: list[Plan], plans: Sequence[Plan]) -> str:
+def _fastest(ranked: list[_Ranked], plans: Sequence[Plan], by_step: bool) -> Fact:
     if not ranked:
-        return f"There is no prediction for {', '.join(p.target for p in plans)}: see each one's problem."
+        return fact("plan-none-runs", targets=[p.target for p in plans])
     first = ranked[0]
-    assert first.wall_seconds is not None
-    head = f"{first.target} is predicted to finish first, in {duration(_wall(first))}"
-    head += f" ({duration(first.wall_seconds.low)} to {duration(first.wall_seconds.high)})"
+    shown = first.plan.step_seconds if by_step and first.plan.step_seconds is not None else first.seconds
+    numbers: dict[str, Any] = {
+        "target": first.target,
+        "seconds": shown.value,
+        "low": shown.low,
+        "high": shown.high,
+    }
     if len(plans) == 1:
-        return head.replace(" finish first,", " finish,") + "."
+        return fact("plan-alone", **numbers)
     if len(ranked) == 1:
-        return f"{head}; nothing else here can run the recipe."
+        return fact("plan-only", **numbers)
     second = ranked[1]
-    assert second.wall_seconds is not None
-    ratio = _wall(second) / _wall(first)
-    if first.wall_seconds.overlaps(second.wall_seconds):
-        return f"{head}, but {second.target} is within the uncertainty ({duration(_wall(second))})."
-    return f"{head}, {ratio:.1f} × faster than {second.target}."
+    ratio = second.seconds.value / first.seconds.value
+    numbers |= {"second": second.target, "ratio": ratio, "second_seconds": shown.value * ratio}
+    if first.seconds.overlaps(second.seconds):
+        return fact("plan-fastest-step-tied" if by_step else "plan-fastest-tied", **numbers)
+    return fact("plan-fastest-step" if by_step else "plan-fastest", **numbers)
 
 
-def _cheapest(ranked: list[tuple[Plan, Cost]]) -> str:
+def _cheapest(ranked: list[_Ranked], by_step: bool) -> list[Fact]:
     if not ranked:
-        return "No price is known for any of them; give --prices FILE."
-    plan, cost = ranked[0]
-    head = (
-        f"{plan.target} is the cheapest, {dollars(cost.usd.value)} at {dollars(cost.usd_per_hour)} an hour "
-        f"({where(cost)})"
-    )
+        return [fact("plan-no-price")]
+    first = ranked[0]
+    cost, usd = first.cost, first.usd
+    assert cost is not None and usd is not None
+    numbers: dict[str, Any] = {
+        "target": first.target,
+        "usd": usd.value,
+        "usd_per_hour": cost.usd_per_hour,
+        "cloud": cost.cloud,
+        "region": cost.region,
+        "date": cost.date,
+    }
     if len(ranked) == 1:
-        return f"{head}; no other price is known."
-    other, price = ranked[1]
-    if cost.usd.overlaps(price.usd):
-        return f"{head}; {other.target} is within the uncertainty ({dollars(price.usd.value)})."
-    return f"{head}, against {dollars(price.usd.value)} on {other.target}."
+        head = fact("plan-cheapest-alone", **numbers)
+    else:
+        second = ranked[1]
+        assert second.usd is not None
+        numbers |= {"second": second.target, "second_usd": second.usd.value}
+        tied = usd.overlaps(second.usd)
+        if by_step:
+            code = "plan-cheapest-step-tied" if tied else "plan-cheapest-step"
+        else:
+            code = "plan-cheapest-tied" if tied else "plan-cheapest"
+        head = fact(code, **numbers)
+    return [head, *about_price(cost)]
 
 
-def where(cost: Cost) -> str:
-    """Cloud, region and day of a price, and whether its host comes on top."""
-    day = re.search(r"\d{4}-\d{2}(-\d{2})?", cost.date)
-    extra = ", without its host" if cost.includes == "accelerator alone" else ""
-    extra += f", {cost.machines} separate machines" if cost.machines > 1 else ""
-    return f"{cost.cloud}, {cost.region}, {day.group() if day else cost.date}{extra}"
+def about_price(cost: Cost) -> list[Fact]:
+    """What to know of a price before one believes it."""
+    facts = []
+    if cost.includes == "accelerator alone":
+        facts.append(fact("price-without-host"))
+    if cost.machines > 1:
+        facts.append(fact("price-separate-machines", machines=cost.machines))
+    return facts
 
 
-def _break_even(a: tuple[Plan, Cost], b: tuple[Plan, Cost]) -> BreakEven:
-    (dear, high), (cheap, low) = sorted((a, b), key=lambda pair: -pair[1].usd_per_hour)
-    price, speed = break_even(high.usd_per_hour, low.usd_per_hour), _wall(cheap) / _wall(dear)
+def _break_even(a: _Ranked, b: _Ranked) -> BreakEven:
+    dear, cheap = sorted((a, b), key=lambda one: -_rate(one))
     return BreakEven(
         dear.target,
         cheap.target,
-        price,
-        speed,
-        f"At {dollars(high.usd_per_hour)} against {dollars(low.usd_per_hour)} an hour {dear.target} must be "
-        f"{price:.2f} × faster than {cheap.target} to cost no more; it is predicted to be {speed:.2f} ×.",
+        _rate(dear),
+        _rate(cheap),
+        break_even(_rate(dear), _rate(cheap)),
+        cheap.seconds.value / dear.seconds.value,
     )
+
+
+def _rate(one: _Ranked) -> float:
+    assert one.cost is not None
+    return one.cost.usd_per_hour

@@ -1,5 +1,6 @@
 """The page: what it says, that nothing in a document runs or is fetched, what a browser makes of it."""
 
+import dataclasses
 import html
 import itertools
 import json
@@ -12,8 +13,10 @@ from PIL import Image
 
 from chipwise.errors import DataError
 from chipwise.explain.plan import figures, page
+from chipwise.words.facts import fact
 from pages import HOSTILE, Reader, browse, framed, needs_browser
 from planner import documents
+from refusals import refused
 
 
 def read(document) -> Reader:
@@ -39,26 +42,33 @@ def without(value):
             yield from ((f"{key}.{k}", {**value, key: made}) for k, made in without(value[key]))
 
 
+def texts(facts):
+    return [told["text"] for told in facts]
+
+
 # ---- what it says
 
 
 def test_the_answer_comes_first():
     document = documents.document()
     text = read(document).text
-    at = [text.index(s) for s in ("gpt2-124m", *document["verdict"]["sentences"], "Each target")]
+    at = [
+        text.index(s)
+        for s in ("gpt2-124m", *texts(document["verdict"]["fastest"]), "Cheapest", "Each target")
+    ]
     assert at == sorted(at)
     for plan in document["plans"]:
         assert plan["target"] in text
         if plan["problem"]:
-            assert plan["problem"] in text
-        for advice in plan["advice"]:
-            assert advice in text
+            assert page.text(plan["problem"]) in text
+        for advice in [*plan["advice"], *plan["notes"]]:
+            assert page.text(advice) in text
         for cost in plan["costs"]:
             assert cost["source"] in text and cost["date"] in text and cost["instance"] in text
     for setting, value in document["recipe"]["rows"]:
         assert setting.strip() in text and value in text
-    for pair in document["verdict"]["break_even"]:
-        assert pair["sentence"] in text
+    for told in texts([*document["verdict"]["cheapest"], *document["verdict"]["break_even"]]):
+        assert told in text
 
 
 def test_rows_are_ranked_by_time_and_what_cannot_run_is_last():
@@ -113,19 +123,29 @@ def test_any_number_of_plans(count):
 
 def test_all_plans_with_problems():
     text = read(documents.wrap(documents.plans()[-2:])).text
-    assert (
-        "There is no prediction for t4, v2-8: see each one's problem." in text and "Nothing to draw" in text
-    )
+    assert str(fact("plan-none-runs", targets=["t4", "v2-8"])) in text and "Nothing to draw" in text
 
 
 def test_no_prices():
+    plans = [dataclasses.replace(plan, costs=()) for plan in documents.plans()]
+    assert str(fact("plan-no-price")) in read(documents.wrap(plans)).text
+
+
+def test_the_cloud_stands_beside_each_price():
+    """A spot price of one cloud may be above another's on demand."""
     document = documents.document()
-    for plan in document["plans"]:
-        plan |= {"costs": [], "cheapest": None, "cheapest_spot": None}
-    document["verdict"] |= {"by_money": [], "pareto": [], "break_even": []}
-    fastest, _ = document["verdict"]["sentences"]
-    document["verdict"]["sentences"] = [fastest, "No price is known for any of them; give --prices FILE."]
-    assert "No price is known" in read(document).text
+    document["plans"][0]["cheapest_spot"]["cloud"] = "another"
+    cells = re.findall(r'data-label="\$ spot".*?</td>', page.render(document), re.S)
+    assert ">another<" in cells[2] and ">gcp<" in cells[0]
+
+
+def test_a_run_too_short_to_rank_by_its_wall_time():
+    plans = [dataclasses.replace(plan, ranked_by="step") for plan in documents.plans()]
+    document = documents.wrap(plans)
+    assert document["verdict"]["ranked_by"] == "step"
+    reader = read(document)
+    (head,) = [a["data-key"] for tag, a in reader.elements if tag == "th" and "aria-sort" in a]
+    assert head == "step" and texts(document["verdict"]["fastest"])[1] in reader.text
 
 
 def test_a_document_from_a_file_is_the_same():
@@ -135,7 +155,7 @@ def test_a_document_from_a_file_is_the_same():
 
 @pytest.mark.parametrize("document", [{}, [], {"plans": 3}, None])
 def test_no_document(document):
-    with pytest.raises(DataError, match="chipwise plan --json"):
+    with refused(DataError, "plan-document-none"):
         page.render(document)
 
 

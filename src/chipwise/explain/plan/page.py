@@ -29,12 +29,13 @@ def render(document: Mapping[str, Any]) -> str:
     Raises `DataError` when it is none.
     """
     if not isinstance(document, Mapping) or not isinstance(document.get("plans"), list):
-        raise DataError("not a plan document: it has no list of plans. Make one with chipwise plan --json.")
+        raise DataError("plan-document-none")
     plans: list[Mapping[str, Any]] = document["plans"]
     verdict = document.get("verdict") or {}
     by_name = {p["target"]: p for p in reversed(plans)}
     able = [p for p in plans if p.get("problem") is None]
-    ranked = sorted(able, key=lambda p: _value(p.get("wall_seconds")))
+    by_step = verdict.get("ranked_by") == "step"
+    ranked = sorted(able, key=lambda p: _value(p.get("step_seconds" if by_step else "wall_seconds")))
     spot = min(able, key=lambda p: _value((p.get("cheapest_spot") or {}).get("usd")), default=None)
     pareto = verdict.get("pareto") or []
     return page(
@@ -53,7 +54,7 @@ def render(document: Mapping[str, Any]) -> str:
         scatters=[
             (size, s)
             for size, (w, h) in (("wide", WIDE), ("narrow", NARROW))
-            if (s := scatter(plans, pareto, w, h))
+            if (s := scatter(plans, () if by_step else pareto, w, h))
         ],
         undrawn=[p["target"] for p in able if not p.get("cheapest") and not p.get("cheapest_spot")],
         failed=[p["target"] for p in plans if p.get("problem") is not None],
@@ -71,6 +72,11 @@ def write(document: Mapping[str, Any], path: str | os.PathLike) -> Path:
 
 def _number(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
+
+
+def text(told: Any) -> Any:
+    """What a fact in a document says."""
+    return told.get("text") if isinstance(told, Mapping) else told
 
 
 def _known(form):
@@ -125,4 +131,5 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "digits": _known(digits),
     "sortable": _sortable,
     "price": _price,
+    "text": text,
 }

@@ -1,4 +1,4 @@
-"""The plans of a recipe as one JSON document and as one table: what `chipwise plan` prints.
+"""The plans of a recipe as `chipwise plan` prints them: a table and what it says, or one JSON document.
 
 The document's schema is `plans.SCHEMA`; docs/plan.md describes every field. A field may be added under
 the same number; one that changes its meaning or goes raises it.
@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 
-from .. import __version__
-from ..recipe.recipe import Recipe
-from ..words.figures import dollars, duration
-from .plans import SCHEMA, Memory, Plan, Range
-from .timing import evaluations
-from .verdict import Verdict, judge
+from ... import __version__
+from ...planner.plans import SCHEMA, Memory, Plan, Range
+from ...planner.timing import evaluations
+from ...planner.verdict import judge
+from ...recipe.recipe import Recipe
+from ...words.facts import Fact, fact
+from ...words.figures import dollars, duration
 
 
 def document(recipe: Recipe, plans: Sequence[Plan]) -> dict[str, Any]:
@@ -44,9 +47,44 @@ def document(recipe: Recipe, plans: Sequence[Plan]) -> dict[str, Any]:
     return json.loads(json.dumps(made))  # tuples as lists
 
 
+def parts(plans: Sequence[Plan]) -> Iterator[RenderableType]:
+    """What to print, in order: the table, what cannot run, the verdict, advice, and where the figures come
+    from."""
+    yield table(plans)
+    yield ""
+    for told in said(plans):
+        yield Text(str(told))
+    notes = list(_shared((p.target, p.notes) for p in plans))
+    if notes:
+        yield ""
+    for note in notes:
+        yield Text(str(note), style="dim")
+
+
+def said(plans: Sequence[Plan]) -> list[Fact]:
+    """Everything that stands below the table, but for the notes."""
+    facts = [fact("plan-cannot", target=p.target, problem=str(p.problem)) for p in plans if not p.runs]
+    facts += judge(plans).facts
+    facts += _shared((p.target, p.advice) for p in plans)
+    methods = {p.method for p in plans if p.runs}
+    if "modelled" in methods:
+        facts.append(fact("plan-some-modelled") if "compiled" in methods else fact("plan-all-modelled"))
+    return facts
+
+
+def _shared(texts: Iterable[tuple[str, Iterable[Any]]]) -> Iterator[Fact]:
+    """What is said of targets, once for all of whom it is said."""
+    told: dict[str, list[str]] = {}
+    for target, own in texts:
+        for text in own:
+            told.setdefault(str(text), []).append(target)
+    return (fact("plan-says", targets=targets, text=text) for text, targets in told.items())
+
+
 def table(plans: Sequence[Plan]) -> Table:
     """One row a target: memory needed and available on a device, a step with its interval, examples/s of the
-    whole target, the share of its peak, wall time and dollars of the run. Some 85 columns wide."""
+    whole target, the share of its peak, wall time, and dollars of the run with whose price it is. Some 100
+    columns wide."""
     made = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
     for name in ("target", "GB", "ms a step", "examples/s", "peak", "bound by", "wall", "$", "$ spot"):
         made.add_column(name, justify="left" if name in ("target", "bound by") else "right", no_wrap=True)
@@ -70,23 +108,6 @@ def table(plans: Sequence[Plan]) -> Table:
     return made
 
 
-def sentences(verdict: Verdict, plans: Sequence[Plan]) -> list[str]:
-    """What cannot run, the verdict, the break-even ratios and the advice, a line each."""
-    lines = [f"{p.target}: {p.problem}" for p in plans if not p.runs]
-    lines += verdict.sentences
-    if len(verdict.pareto) > 1:
-        lines.append(f"Nothing else is both faster and cheaper than any of {', '.join(verdict.pareto)}.")
-    lines += [b.sentence for b in verdict.break_even]
-    told: dict[str, list[str]] = {}
-    for p in plans:
-        for text in p.advice:
-            told.setdefault(text, []).append(p.target)
-    lines += [f"{', '.join(targets)}: {text}" for text, targets in told.items()]
-    if any(p.runs and p.method == "modelled" for p in plans):
-        lines.append("* modelled operation by operation; the others were compiled by the chip's own compiler")
-    return lines
-
-
 def _memory(memory: Memory | None) -> str:
     if memory is None:
         return "-"
@@ -100,6 +121,7 @@ def _range(r: Range) -> str:
     return f"{r.value:.3g} ({form.format(r.low)}-{form.format(r.high)})"
 
 
-def _price(plan: Plan, spot: bool) -> str:
+def _price(plan: Plan, spot: bool) -> Text:
+    """`$12.30 gcp`: spot prices of one cloud may be above another's on demand."""
     cost = plan.cheapest(spot)
-    return "-" if cost is None else dollars(cost.usd.value)
+    return Text("-" if cost is None else f"{dollars(cost.usd.value)} {cost.cloud}")
