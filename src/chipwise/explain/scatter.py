@@ -87,7 +87,7 @@ def scatter(
         stairs = f"M{corners[0].x:.1f} {corners[0].y:.1f}"
         stairs += "".join(f"H{s.x:.1f}V{s.y:.1f}" for s in corners[1:])
     return Scatter(
-        width, height, left, top, right, bottom, across.ticks(max(width // 65, 4)), up.ticks(7), spots, links,
+        width, height, left, top, right, bottom, across.ticks(max(width // 90, 3)), up.ticks(7), spots, links,
         _labels(spots, list(first.values()), corners, (left + 2, top, right, bottom - 2)), stairs,
     )  # fmt: skip
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from chipwise.errors import DataError
-from chipwise.explain.plan import figures, page
+from chipwise.explain.plan import page
 from chipwise.words.facts import fact
 from pages import HOSTILE, Reader, browse, framed, needs_browser
 from planner import documents
@@ -178,61 +178,50 @@ def test_write_where_it_cannot(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder"]
 
 
-# ---- the figures' arithmetic
+# ---- the figures
 
 
-@pytest.mark.parametrize("size", [page.WIDE, page.NARROW])
-def test_labels_overlap_neither_each_other_nor_points(size):
+def test_labels_overlap_neither_each_other_nor_points():
     document = documents.document()
-    s = figures.scatter(document["plans"], document["verdict"]["pareto"], *size)
-    boxes = [(lab.x, lab.y - 12, lab.x + 7.8 * len(lab.text), lab.y + 3) for lab in s.labels]
-    assert len(boxes) == 5
-    for box in boxes:
-        assert box[0] >= 0 and box[2] <= s.width
-        for p in s.points:
-            assert not (box[0] < p.x < box[2] and box[1] < p.y < box[3])
-    for a, b in itertools.combinations(boxes, 2):
-        assert not (a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3])
+    for _, s in page.scatters(document["plans"], document["verdict"]["pareto"]):
+        boxes = [(lab.x, lab.y - 12, lab.x + 7.8 * len(lab.text), lab.y + 3) for lab in s.labels]
+        assert len(boxes) == 5 and s.front
+        for box in boxes:
+            assert box[0] >= 0 and box[2] <= s.width
+            for p in s.spots:
+                assert not (box[0] < p.x < box[2] and box[1] < p.y < box[3])
+        for a, b in itertools.combinations(boxes, 2):
+            assert not (a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3])
 
 
-def test_axes_are_logarithmic_and_points_within():
+def test_a_dot_a_price_and_the_best_stand_out():
     document = documents.document()
-    s = figures.scatter(document["plans"], [], *page.WIDE)
-    at = {p.target: p for p in s.points if not p.spot}
-    a, b, c = at["h100:8"], at["v5e-8"], at["v3-8"]
-    ratios = [math.log(q.wall["value"] / a.wall["value"]) / (q.x - a.x) for q in (b, c)]
-    assert ratios[0] == pytest.approx(ratios[1])
-    for p in s.points:
-        for x, y in ((p.x, p.y), (p.x1, p.y1), (p.x2, p.y2)):
-            assert s.left <= x <= s.right and s.top <= y <= s.bottom
-    assert len(s.x_ticks) >= 2 and len(s.y_ticks) >= 2
-
-
-@pytest.mark.parametrize("seconds", [1e-3, 7.0, 90.0, 4e4, 3e7, 1e10])
-def test_ticks_at_any_scale(seconds):
-    usd = {"value": seconds / 100, "low": seconds / 100, "high": seconds / 100}
-    wall = {"value": seconds, "low": seconds, "high": seconds}
-    s = figures.scatter([{"target": "a", "wall_seconds": wall, "cheapest": {"usd": usd}}], [], *page.NARROW)
-    assert s.y_ticks and all(math.isfinite(t.at) for t in s.x_ticks + s.y_ticks)
+    ((_, wide), _) = page.scatters(document["plans"], document["verdict"]["pareto"])
+    assert [(p.of.name, p.of.style) for p in wide.spots] == [
+        ("v5e-8", ""), ("v5e-8", " hollow"), ("v6e-8", "best"), ("v6e-8", "best hollow"), ("v3-8", ""),
+        ("v3-8", " hollow"), ("v100:8", ""), ("v100:8", " hollow"), ("h100:8", "best"),
+        ("h100:8", "best hollow"),
+    ]  # fmt: skip
+    assert "gcp v5litepod-8 us-central1" in wide.spots[0].of.title
 
 
 @pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, None])
 def test_what_has_no_logarithm_is_not_drawn(value):
     wall = {"value": value, "low": value, "high": value}
     plan = {"target": "a", "wall_seconds": wall, "cheapest": {"usd": {"value": 1, "low": 1, "high": 1}}}
-    assert figures.scatter([plan], ["a"], *page.WIDE) is None
+    assert page.scatters([plan], ["a"]) == []
 
 
 def test_bars_add_up_and_stop_at_the_edge():
     plans = documents.document()["plans"]
-    for bar in figures.bars(plans):
+    for bar in page.bars(plans):
         assert sum(p.width for p in bar.parts) == pytest.approx(
             min(100, bar.limit * bar.needed / bar.available)
         )
     huge = {**plans[0], "memory": {**plans[0]["memory"], "activations": 10**12, "needed": 10**12}}
-    bar = figures.bars([huge, *plans[1:]])[0]
-    assert bar.cut and not bar.fits and sum(p.width for p in bar.parts) == pytest.approx(100)
-    assert bar.limit == pytest.approx(100 / 1.5)
+    bar = page.bars([huge, *plans[1:]])[0]
+    assert not bar.fits and sum(p.width for p in bar.parts) == pytest.approx(100)
+    assert bar.limit == pytest.approx(100 / page.LONGEST)
 
 
 # ---- in a browser

@@ -1,26 +1,35 @@
-"""A plan document as one HTML page that needs nothing else: no network, no files, no JavaScript.
+"""A plan document as one HTML page that needs nothing else: no network and no other file.
 
-Scripts only sort the table and open everything for printing. Names and messages in a document come from
-recipes, price files and compilers, and are not trusted: all of it is escaped, and the page's own policy
-lets no other script run and nothing be fetched.
+Scripts only sort the table and open everything for printing. Any figure of a document may be missing.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...atomic import replace_text
 from ...errors import DataError
-from ...words.figures import byte_size, digits, dollars, duration
-from ..page import render as page
-from .figures import CATEGORIES, bars, scatter
+from ...words.figures import byte_size, dollars, duration, interval, known, price
+from .. import page
+from ..charts import Part, stack
+from ..scatter import Dot, Scatter, scatter
 
-UNKNOWN = "unknown"
 WIDE, NARROW = (660, 430), (328, 360)  # pixels of the scatter on a desk and on a telephone
+LONGEST = 1.5  # devices' worth of memory, at which a bar is cut
+CATEGORIES = {
+    "parameters": "parameters",
+    "optimizer": "optimizer state",
+    "state": "model state",
+    "replica_sums": "replicas' sums",
+    "activations": "activations",
+    "data": "data",
+    "program": "program",
+}
+"""The fields of `plans.Memory`, in the order they are drawn, and in words."""
 
 
 def render(document: Mapping[str, Any]) -> str:
@@ -33,45 +42,124 @@ def render(document: Mapping[str, Any]) -> str:
     plans: list[Mapping[str, Any]] = document["plans"]
     verdict = document.get("verdict") or {}
     by_name = {p["target"]: p for p in reversed(plans)}
-    able = [p for p in plans if p.get("problem") is None]
+    able, failed = ([p for p in plans if (p.get("problem") is None) is runs] for runs in (True, False))
     by_step = verdict.get("ranked_by") == "step"
     ranked = sorted(able, key=lambda p: _value(p.get("step_seconds" if by_step else "wall_seconds")))
     spot = min(able, key=lambda p: _value((p.get("cheapest_spot") or {}).get("usd")), default=None)
     pareto = verdict.get("pareto") or []
-    return page(
+    return page.render(
         "plan",
-        _FILTERS,
+        {"sortable": _sortable, "text": text},
         document=document,
         recipe=document.get("recipe") or {},
         verdict=verdict,
+        by_step=by_step,
         pareto=pareto,
         fastest=by_name.get(_first(verdict.get("by_time"))),
         cheapest=by_name.get(_first(verdict.get("by_money"))),
         cheapest_spot=spot if spot and spot.get("cheapest_spot") else None,
-        plans=ranked + [p for p in plans if p.get("problem") is not None],
+        plans=ranked + failed,
         bars=bars(plans),
         no_memory=[p["target"] for p in plans if not p.get("memory")],
-        scatters=[
-            (size, s)
-            for size, (w, h) in (("wide", WIDE), ("narrow", NARROW))
-            if (s := scatter(plans, () if by_step else pareto, w, h))
-        ],
+        scatters=scatters(plans, () if by_step else pareto),
         undrawn=[p["target"] for p in able if not p.get("cheapest") and not p.get("cheapest_spot")],
-        failed=[p["target"] for p in plans if p.get("problem") is not None],
+        failed=[p["target"] for p in failed],
         categories=CATEGORIES,
     )
 
 
 def write(document: Mapping[str, Any], path: str | os.PathLike) -> Path:
     """Writes the page whole or not at all. Raises `DataError` where it cannot be written."""
-    return replace_text(path, render(document), "the page", "another --html")
+    return page.write(render(document), path)
 
 
-# ---- numbers in words; what is unknown, NaN or not there at all reads "unknown"
+# ---- time against dollars
 
 
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+def scatters(plans: Sequence[Mapping[str, Any]], pareto: Iterable[str]) -> list[tuple[str, Scatter]]:
+    """The cheapest prices of each target that has one, in both sizes; empty where there is nothing to draw.
+
+    At a fixed price an hour time and dollars are proportional, so an interval is a slanted line on
+    logarithmic axes, not a cross.
+    """
+    dots = list(_dots(plans, set(pareto)))
+    front = [dot for dot in dots if dot.style == "best"]
+    sizes = (("wide", WIDE), ("narrow", NARROW))
+    both = ((name, scatter(dots, size, front=front, x_unit="s", y_unit="$")) for name, size in sizes)
+    return [(name, drawn) for name, drawn in both if drawn is not None]
+
+
+def _dots(plans: Sequence[Mapping[str, Any]], pareto: set[str]) -> Iterator[Dot]:
+    for plan in plans:
+        for cost in (plan.get("cheapest"), plan.get("cheapest_spot")):
+            wall: Mapping[str, Any] = plan.get("wall_seconds") or {}
+            usd: Mapping[str, Any] = (cost or {}).get("usd") or {}
+            if not cost or not _positive(wall.get("value")) or not _positive(usd.get("value")):
+                continue
+            yield Dot(
+                plan["target"],
+                _ends(wall),
+                _ends(usd),
+                f"{'best' if plan['target'] in pareto else ''}{' hollow' if cost.get('spot') else ''}",
+                f"{plan['target']}: {duration(wall['value'])} ({interval(wall, duration)}), "
+                f"{dollars(usd['value'])} ({interval(usd, dollars)}); {price(cost)}",
+            )
+
+
+# ---- memory
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A device's memory. `limit`: what it has, in percent of the figure; `parts`, of it too."""
+
+    target: str
+    chip: str
+    needed: int
+    available: int
+    source: str
+    parts: list[Part]
+    limit: float
+
+    @property
+    def fits(self) -> bool:
+        return self.needed <= self.available
+
+
+def bars(plans: Sequence[Mapping[str, Any]]) -> list[Bar]:
+    """One bar a target whose memory is known, as shares of what the device has, all limits below each other.
+
+    The figure ends at the largest need, or at `LONGEST` devices' worth.
+    """
+    known_ones = [(p, m) for p in plans if (m := p.get("memory")) and _positive(m.get("available"))]
+    needs = [_needed(m) / m["available"] for _, m in known_ones]
+    end = min(max([1.04, *(1.02 * n for n in needs)]), LONGEST)
+    return [
+        Bar(
+            plan["target"],
+            plan.get("chip") or "",
+            int(_needed(memory)),
+            memory["available"],
+            memory.get("available_source") or "",
+            stack(
+                (
+                    (name, f"{words} {byte_size(memory.get(name) or 0)}", memory.get(name))
+                    for name, words in CATEGORIES.items()
+                ),
+                memory["available"] * end,
+            ),
+            100 / end,
+        )
+        for plan, memory in known_ones
+    ]
+
+
+def _needed(memory: Mapping[str, Any]) -> float:
+    stated = memory.get("needed")
+    return stated if stated is not None else sum(memory.get(c) or 0 for c in CATEGORIES)
+
+
+# ---- figures that may be missing
 
 
 def text(told: Any) -> Any:
@@ -79,57 +167,26 @@ def text(told: Any) -> Any:
     return told.get("text") if isinstance(told, Mapping) else told
 
 
-def _known(form):
-    return lambda value: form(value) if _number(value) else UNKNOWN
+def _positive(value: Any) -> bool:
+    return known(value) and value > 0
 
 
-def _count(value: Any) -> str:
-    """`12,345`; from a million on `124 M`, `1.3 B`."""
-    if not _number(value):
-        return UNKNOWN
-    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
-        if abs(value) >= size:
-            return f"{digits(value / size)} {unit}"
-    return f"{value:,.0f}"
-
-
-def _price(cost: Mapping[str, Any]) -> str:
-    """Everything that is known of a price, on one line."""
-    kind = "spot" if cost.get("spot") else "on demand"
-    parts = [
-        f"{dollars(cost['usd_per_hour'])} an hour {kind}" if _number(cost.get("usd_per_hour")) else kind,
-        " ".join(str(cost[k]) for k in ("cloud", "instance", "region") if cost.get(k)),
-        cost.get("includes"),
-        f"{cost.get('source') or 'source unknown'}, {cost.get('date') or 'date unknown'}",
-        cost.get("note"),
-    ]
-    return "; ".join(str(p) for p in parts if p)
+def _ends(range_: Any) -> tuple[float, float, float]:
+    """Value, low and high; the value for an end that is unknown or has no logarithm."""
+    value, low, high = (range_.get(name) for name in ("value", "low", "high"))
+    return value, low if _positive(low) else value, high if _positive(high) else value
 
 
 def _sortable(value: Any) -> str:
     """What the sorting script reads: a number, or "" for what stands last."""
-    return f"{value:.9g}" if _number(value) else ""
+    return f"{value:.9g}" if known(value) else ""
 
 
-def _value(found: Mapping[str, Any] | None) -> float:
+def _value(range_: Mapping[str, Any] | None) -> float:
     """A range's value for ranking, the unknown last."""
-    value = (found or {}).get("value")
-    return value if _number(value) else math.inf  # type: ignore[return-value]
+    value = (range_ or {}).get("value")
+    return value if known(value) and value is not None else math.inf
 
 
 def _first(names: Sequence[str] | None) -> str | None:
     return names[0] if names else None
-
-
-_FILTERS: dict[str, Callable[..., Any]] = {
-    "bytes": _known(byte_size),
-    "count": _count,
-    "dollars": _known(dollars),
-    "duration": _known(duration),
-    "ms": _known(lambda seconds: digits(seconds * 1e3)),
-    "percent": _known(lambda share: f"{100 * share:.0f} %"),
-    "digits": _known(digits),
-    "sortable": _sortable,
-    "price": _price,
-    "text": text,
-}
