@@ -11,6 +11,7 @@ import time
 import pytest
 
 from chipwise.engine.run_folder import RunFolder
+from chipwise.words.facts import fact
 
 FAST = ("--eval-every", "end", "--devices", "1", "--quiet", "--set", "duration=5st")
 TASKS = os.path.dirname(os.path.dirname(__file__))
@@ -111,13 +112,13 @@ def test_seeds_of_train_are_one_row_and_a_folder_each(chipwise, mine, tmp_path):
         (["train", "digits", "--seeds", "2", "--stop-after", "1st"], "--stop-after with --seeds"),
         (["train", "digits", "--seeds", "2", "--fresh"], "--fresh with --seeds"),
         (["train", "digits", "--seeds", "2", "--set", "seed=1"], "name the seeds themselves"),
-        (["train", "digits", "--seeds", "many"], "expected their number"),
+        (["train", "digits", "--seeds", "many"], str(fact("seeds-unreadable", given="many"))),
         (["train", "digits", "--at-once", "2"], "give --seeds"),
         (["train", "digits", "--metric", "eval/loss"], "give --seeds"),
-        (["sweep", "digits", "--set", "lr=0.1,"], "a value is missing"),
+        (["sweep", "digits", "--set", "lr=0.1,"], str(fact("value-missing", text="0.1,"))),
         (["sweep", "digits", "--set", "lr=0.1,high"], "expected a number"),
-        (["sweep", "digits", "--set", "seed=1,2"], "--seeds"),
-        (["sweep", "digits", "--seeds", "1", "--at-once", "0"], "--at-once 0"),
+        (["sweep", "digits", "--set", "seed=1,2"], str(fact("seed-is-no-setting"))),
+        (["sweep", "digits", "--seeds", "1", "--at-once", "0"], str(fact("at-once-too-few", given=0))),
     ],
 )
 def test_what_makes_no_sense_is_said_on_one_line_and_makes_no_folder(

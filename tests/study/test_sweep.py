@@ -13,9 +13,11 @@ import tasks
 from chipwise.engine.fit import _Training
 from chipwise.engine.hold import hold
 from chipwise.engine.run_folder import RunFolder
-from chipwise.study import document, one
-from chipwise.study.compiled import one_compilation
+from chipwise.recipe.settings import apply
+from chipwise.study import document, runs
+from chipwise.study.at_once import one_compilation
 from chipwise.study.sweep import sweep
+from refusals import refused
 
 RATES = {"lr": [0.02, 0.04]}
 FAST = {"on": cw.On(devices=1), "log_every": "2st", "eval_every": None, "progress": "none"}
@@ -28,20 +30,20 @@ def plain(**changes):
 
 
 def alone(rate, seed):
-    recipe = cw.settings.apply(plain(), {"lr": str(rate)})
+    recipe = apply(plain(), {"lr": str(rate)})
     return cw.fit(dataclasses.replace(recipe, seed=seed), **FAST)
 
 
 @pytest.fixture
 def trained(monkeypatch):
     """The folders of the runs that were really trained, in order."""
-    folders, fit = [], one.fit
+    folders, fit = [], runs.fit
 
     def noting(recipe, run, **options):
         folders.append("/".join(run.parts[-2:]))
         return fit(recipe, run, **options)
 
-    monkeypatch.setattr(one, "fit", noting)
+    monkeypatch.setattr(runs, "fit", noting)
     return folders
 
 
@@ -96,7 +98,7 @@ def test_a_stop_saves_the_run_and_the_study_goes_on_to_the_same_bits(tmp_path, m
     before = signal.getsignal(signal.SIGTERM)
     stop_at(monkeypatch, "lr=0.04/seed-0", 2)
     settings = {**FAST, "log_every": "1st"}
-    with pytest.raises(cw.Stopped, match=r"Stopped by SIGTERM with 1 of 4 runs done"):
+    with refused(cw.Stopped, "study-stopped", signal="SIGTERM", done=1, total=4):
         sweep(plain(duration="40st"), RATES, seeds=2, run=tmp_path, **settings)
     assert signal.getsignal(signal.SIGTERM) is before
     assert [run.done for point in document.read(tmp_path).points for run in point.runs.values()] == [
@@ -106,7 +108,7 @@ def test_a_stop_saves_the_run_and_the_study_goes_on_to_the_same_bits(tmp_path, m
     monkeypatch.setattr(RunFolder, "log", RunFolder.log.__closure__[0].cell_contents)
     study = sweep(plain(duration="40st"), RATES, seeds=1, run=tmp_path, **FAST)
     assert trained == ["lr=0.02/seed-0", "lr=0.04/seed-0", "lr=0.04/seed-0"]
-    whole = cw.fit(cw.settings.apply(plain(duration="40st", seed=0), {"lr": "0.04"}), **FAST)
+    whole = cw.fit(apply(plain(duration="40st", seed=0), {"lr": "0.04"}), **FAST)
     assert study.points[1].runs[0].fingerprint == whole.fingerprint
 
 
@@ -118,7 +120,7 @@ def test_a_stop_too_late_for_its_run_stops_before_the_next(tmp_path, monkeypatch
         evaluate(self)
 
     monkeypatch.setattr(_Training, "evaluate", evaluate_and_stop)
-    with pytest.raises(cw.Stopped, match=r"Stopped by SIGINT with 1 of 2 runs done"):
+    with refused(cw.Stopped, "study-stopped", signal="SIGINT", done=1, total=2):
         sweep(plain(), seeds=2, run=tmp_path, **FAST)
     assert trained == [f"{tmp_path.name}/seed-0"]
     assert document.read(tmp_path).points[0].runs[0].done
@@ -148,14 +150,25 @@ def test_a_run_that_diverged_is_a_result(tmp_path, trained):
         ({"batch": [24, 25]}, {}, cw.DeviceError, "25"),
         ({}, {"eval_every": "soon"}, cw.RecipeError, "soon"),
         ({}, {"on": cw.On(devices=99)}, cw.DeviceError, "99 devices"),
-        ({}, {"at_once": 0}, cw.RecipeError, "--at-once 0"),
-        ({}, {"at_once": 2}, cw.RecipeError, "path.py:name"),
-        ({}, {"set": ["lr=1"]}, cw.RecipeError, "give its name instead"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_made(tmp_path, settings, options, error, said):
     with pytest.raises((error, cw.RecipeError), match=said):
         sweep(plain(), settings, seeds=2, run=tmp_path / "new", **{**FAST, **options})
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ({"at_once": 0}, "at-once-too-few"),
+        ({"at_once": 2}, "at-once-needs-name"),
+        ({"set": ["lr=1"]}, "recipe-is-finished"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_before_anything_is_made(tmp_path, options, code):
+    with refused(cw.RecipeError, code):
+        sweep(plain(), seeds=2, run=tmp_path / "new", **FAST, **options)
     assert not (tmp_path / "new").exists()
 
 
@@ -166,27 +179,23 @@ def test_an_option_that_fit_has_not_is_a_type_error(tmp_path):
 
 def test_folders_of_something_else_are_refused(tmp_path):
     sweep(plain(), seeds=1, run=tmp_path / "s", **FAST)
-    with pytest.raises(
-        cw.RunError, match=r"seed-0 holds a run of another recipe \(batch: 24 there, 12 now\)"
-    ):
+    with refused(cw.RunError, "run-of-another-recipe", folder=tmp_path / "s/seed-0"):
         sweep(plain(batch=12), seeds=2, run=tmp_path / "s", **FAST)
-    with pytest.raises(
-        cw.RunError, match=r"holds a study of another recipe \(recipe: 'recipe' there, 'b' now"
-    ):
+    with refused(cw.RunError, "study-of-another-recipe", differences=[("recipe", "recipe", "b")]):
         sweep(plain(name="b"), seeds=2, run=tmp_path / "s", **FAST)
-    with pytest.raises(cw.RunError, match="holds a single run, not a study"):
+    with refused(cw.RunError, "single-run-here", folder=tmp_path / "s/seed-0"):
         sweep(plain(), seeds=2, run=tmp_path / "s/seed-0", **FAST)
     with hold(tmp_path / "s"), pytest.raises(cw.RunError, match=f"is in use by process {os.getpid()}"):
         sweep(plain(), seeds=2, run=tmp_path / "s", **FAST)
     (tmp_path / "file").write_text("")
-    with pytest.raises(cw.RunError, match="Name another folder with --run"):
+    with refused(cw.RunError, "study-unwritable"):
         sweep(plain(), seeds=2, run=tmp_path / "file/s", **FAST)
 
 
 def test_a_seed_that_the_recipe_drops_is_noticed(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("import tasks\n\ndef recipe(seed: int = 0):\n    return tasks.recipe(seed=0)\n")
-    with pytest.raises(cw.RecipeError, match=r"pass it on, cw\.Recipe\(seed=seed, \.\.\.\)"):
+    with refused(cw.RecipeError, "seed-dropped", seed=0):
         sweep(f"{file}:recipe", seeds=[3], run=tmp_path / "s", **FAST)
 
 

@@ -88,7 +88,7 @@ def train(
         raise RecipeError("--at-once and --metric are for several runs: give --seeds, such as --seeds 5.")
     from ..engine.fit import fit
     from ..machine.report import grid
-    from ..study.origin import Origin
+    from ..study.runs import Origin
 
     origin = Origin(recipe, tuple(set_ or ()), data, synthetic)
     made = origin.make()

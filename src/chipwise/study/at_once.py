@@ -1,8 +1,16 @@
-"""Several runs side by side on the CPU, each in one of several processes.
+"""Runs that share their compiled programs, one after another or several side by side on the CPU.
+
+The seed and the schedules' values are inputs of the compiled programs, so runs that differ in nothing else
+have equal ones. JAX's own cache of compiled programs, in a folder that lives as long as the study is worked
+on, hands them from run to run and from process to process.
 
 A small model's step is mostly waiting: for Python to start the next program, for one thread of many. Another
 process fills that time. Each does what it would do alone, with the same programs and the same size of the
-thread pool (`devices.threads`), so a run's bits do not depend on its neighbours.
+thread pool (`machine.threads`), so a run's bits do not depend on its neighbours.
+
+A worker is this file run as a program. It reads lines of JSON, first how all runs are made and trained, then
+one run a line, and answers each with a line. When its input ends, because the study was stopped or killed,
+the run at hand saves itself.
 """
 
 from __future__ import annotations
@@ -10,38 +18,75 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
+import queue
 import selectors
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+import threading
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
-from .. import errors
-from ..errors import DeviceError, RecipeError, RunError
+from ..engine.on import On
+from ..engine.progress import Reporter
+from ..engine.signals import StopRequest
+from ..errors import ChipwiseError, DeviceError, RecipeError, RunError, Stopped
 from ..machine.detect import detect
-from .one import Job
-from .origin import Origin
+from ..machine.simulate import setting
+from ..words.facts import fact
+from .runs import Job, Origin
 
 _LOOK_SECONDS = 0.2  # between looks at whether to stop
+_CACHE = {  # of what takes so long to compile that reading it back is faster
+    "jax_persistent_cache_min_compile_time_secs": 0.1,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+}
 
 
-def check(n: int, origin: Origin, options: dict[str, Any]) -> None:
+@contextlib.contextmanager
+def one_compilation() -> Iterator[dict[str, str]]:
+    """While it is open, this process compiles no program twice.
+
+    *Returns* the environment in which other processes share in that. A cache that the user has set up stays
+    as it is.
+    """
+    if setting("jax_compilation_cache_dir"):
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="chipwise-compiled-") as folder:
+        cache = {"jax_compilation_cache_dir": folder, **_CACHE}
+        before = {name: setting(name) for name in cache}
+        _set(cache)
+        try:
+            yield {name.upper(): str(value) for name, value in cache.items()}
+        finally:
+            _set(before)
+
+
+def _set(values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()  # JAX looks at these settings once, at the first compilation
+
+
+def check(n: int, origin: Origin, on: On) -> None:
     """Raises `RecipeError` or `DeviceError` unless `n` runs of `origin` can be trained side by side."""
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise RecipeError(f"--at-once {n}: expected at least 1 run.")
+        raise RecipeError("at-once-too-few", given=n)
     if n == 1:
         return
     if not isinstance(origin.recipe, str):
-        raise RecipeError("at_once needs a recipe that other processes can make: give path.py:name.")
-    machine = detect(options["on"].devices, options["on"].platform)
+        raise RecipeError("at-once-needs-name")
+    machine = detect(on.devices, on.platform)
     if machine.platform != "cpu":
-        raise DeviceError(
-            f"--at-once {n} on {machine.kind}: one process holds the whole device, so its runs go one at a "
-            f"time. Leave --at-once out, or train on the CPU with --devices cpu."
-        )
+        raise DeviceError("at-once-on-accelerator", given=n, device=machine.kind)
 
 
 def train(
@@ -50,11 +95,12 @@ def train(
     origin: Origin,
     options: dict[str, Any],
     environment: dict[str, str],
-    stop: Callable[[], bool],
-) -> Iterator[tuple[Job, str | None]]:
+    stop: StopRequest,
+    reporter: Reporter,
+) -> Generator[tuple[Job, str | None]]:
     """Trains `jobs`, at most `n` side by side, and yields each as it ends, with when it diverged or `None`.
 
-    *Arguments:* `environment`: variables for the processes. Ends early when `stop()` comes true, with all
+    *Arguments:* `environment`: variables for the processes. Ends early after a request to stop, with all
     saved. Raises the error of a run that failed, once the others are saved.
     """
     waiting, asked = list(jobs), False
@@ -68,20 +114,21 @@ def train(
             workers[-1].begin(waiting.pop(0))
         closing.callback(_stop, workers)  # all of them, before the first is waited for
         while selector.get_map():
-            if stop() and not asked:
+            if stop and not asked:
                 asked = True
                 _stop(workers)
             for key, _ in selector.select(_LOOK_SECONDS):
                 worker = key.data
-                job, answer = worker.ended()
-                if waiting and not asked and "diverged" in answer:
+                job, diverged, error = worker.ended()
+                if waiting and not asked and error is None:
                     worker.begin(waiting.pop(0))
                 else:
                     selector.unregister(key.fileobj)
-                if "diverged" in answer:
-                    yield job, answer["diverged"]
-                elif not (asked and answer["error"] == "Stopped"):
-                    raise getattr(errors, answer["error"])(f"{job.name}: {answer['said']}")
+                if error is None:
+                    yield job, diverged
+                elif not (asked and isinstance(error, Stopped)):
+                    reporter.say(str(fact("run-failed", run=job.name)))
+                    raise error
 
 
 def _stop(workers: list[_Worker]) -> None:
@@ -90,12 +137,12 @@ def _stop(workers: list[_Worker]) -> None:
 
 
 class _Worker:
-    """A process of `worker.py`, and the run it is at."""
+    """A process that trains runs, and the run it is at."""
 
     def __init__(self, origin: Origin, options: dict[str, Any], environment: dict[str, str]):
         cpus = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(len(jax.devices("cpu")))}
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "chipwise.study.worker"],
+            [sys.executable, "-P", "-m", "chipwise.study.at_once"],
             env={**os.environ, **environment, **cpus},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -112,20 +159,20 @@ class _Worker:
         self._job = job
         self._tell({"settings": job.settings, "seed": job.seed, "folder": str(job.folder)})
 
-    def ended(self) -> tuple[Job, dict[str, Any]]:
-        """The run that was begun, and the answer to it. Waits for that."""
+    def ended(self) -> tuple[Job, str | None, ChipwiseError | None]:
+        """The run that was begun, when it diverged and the error that ended it. Waits for its end."""
         line, job = self.answers.readline(), self._job
         assert job is not None
         self._job = None
         if line:
-            return job, json.loads(line)
+            answer = json.loads(line)
+            error = answer["error"]
+            # From a process of ours, over a pipe that nobody else writes to
+            return job, answer["diverged"], None if error is None else pickle.loads(bytes.fromhex(error))
         code = self._process.wait()
         if self._asked:  # before it had begun, with nothing to save
-            return job, {"error": "Stopped", "said": ""}
-        raise RunError(
-            f"The process of {job.name} ended with code {code} before the run did. Give the same command "
-            f"again to go on, without --at-once if it was for lack of memory."
-        )
+            return job, None, Stopped("stopped-early")
+        raise RunError("worker-ended", run=job.name, exit_code=code)
 
     def stop(self) -> None:
         """Asks the process to end, and the run at hand to save itself before."""
@@ -145,3 +192,56 @@ class _Worker:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended, which its answer will show
             print(json.dumps(what), file=self._process.stdin, flush=True)
+
+
+# ---- the worker process
+
+
+def work() -> None:
+    """Trains the runs that standard input names, and answers each with a line on standard output."""
+    answers = os.dup(1)
+    os.dup2(2, 1)  # what a recipe prints must not stand between the answers
+    lines = _lines()
+    first = next(lines, None)
+    if first is None:
+        return
+    about = json.loads(first)
+    origin = Origin(**{**about["origin"], "set": tuple(about["origin"]["set"])})
+    options = {**about["options"], "on": On(**about["options"]["on"])}
+    with one_compilation():
+        for line in lines:
+            job = json.loads(line)
+            answer: dict[str, str | None] = {"diverged": None, "error": None}
+            try:
+                run = Job(job["settings"], job["seed"], Path(job["folder"]))
+                answer["diverged"] = run.train(origin, options, "none")
+            except ChipwiseError as error:
+                answer["error"] = pickle.dumps(error).hex()
+            with contextlib.suppress(BrokenPipeError):  # nobody is left to be told
+                os.write(answers, f"{json.dumps(answer)}\n".encode())
+
+
+def _lines() -> Iterator[str]:
+    """The lines of standard input. While one is being worked on, the input's end is a SIGTERM."""
+    read: queue.Queue[str | None] = queue.Queue()
+    ended, busy = threading.Event(), threading.Event()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            read.put(line)
+        ended.set()
+        read.put(None)
+        if busy.is_set():
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=listen, daemon=True).start()
+    while (line := read.get()) is not None:
+        busy.set()  # before the question: if the input ends after it, `listen` sees this
+        if ended.is_set():
+            return
+        yield line
+        busy.clear()
+
+
+if __name__ == "__main__":
+    work()

@@ -102,12 +102,12 @@ class Study:
     @property
     def settings(self) -> dict[str, list[str]]:
         """Every setting that some point has, with its values."""
-        found: dict[str, list[str]] = {}
+        settings: dict[str, list[str]] = {}
         for point in self.points:
             for name, value in point.settings.items():
-                if value not in found.setdefault(name, []):
-                    found[name].append(value)
-        return found
+                if value not in settings.setdefault(name, []):
+                    settings[name].append(value)
+        return settings
 
     def point(self, settings: grid.Settings) -> Point:
         """The point that means the same as `settings`; a new one, at the end, where there is none."""
@@ -158,17 +158,11 @@ def read(folder: str | Path) -> Study | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise RunError(f"Cannot read {file}: {error.strerror or error}.") from error
+        raise RunError("study-unreadable", file=file, reason=error.strerror or str(error)) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        what = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
-        raise RunError(
-            f"{file} is damaged ({what}): delete it and give the same command again. Its finished runs are "
-            f"kept in their own folders."
-        ) from error
-    raise RunError(
-        f"{file} has the schema {schema!r}, expected {SCHEMA!r}: name another folder with --run, or use "
-        f"the chipwise that wrote it."
-    )
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise RunError("study-damaged", file=file, reason=reason) from error
+    raise RunError("study-schema", file=file, schema=schema, expected=SCHEMA)
 
 
 def _runs(settings: grid.Settings, stored: Sequence[Mapping[str, Any]]) -> dict[int, Run]:

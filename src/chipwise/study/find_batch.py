@@ -24,7 +24,7 @@ from ..planner.plans import Memory, Plan, Range
 from ..recipe.check import Finding, check
 from ..recipe.recipe import Recipe
 from ..words.figures import counted
-from .compiled import one_compilation
+from .at_once import one_compilation
 from .move.transfer import Transfer, transfer
 from .need import needed
 from .stats import Difference, ratio

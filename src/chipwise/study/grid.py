@@ -27,23 +27,19 @@ _ODD = re.compile(r"[^A-Za-z0-9._+=,-]")
 
 def parse(texts: Sequence[str]) -> dict[str, list[str]]:
     """`["lr=0.2,0.4"]` as `{"lr": ["0.2", "0.4"]}`. Raises `RecipeError` for anything else."""
-    found: dict[str, list[str]] = {}
+    settings: dict[str, list[str]] = {}
     for text in texts:
         name, equals, values = (part.strip() for part in text.partition("="))
         if not equals or not name or not values:
-            raise RecipeError(f"--set {text} is not key=value or key=value,value: as in --set lr=0.2,0.4.")
-        if name in found:
-            both = ",".join([*found[name], values])
-            raise RecipeError(f"--set {name} is given twice: give all values at once, --set {name}={both}.")
-        found[name] = split(values, f"--set {text}")
-    return found
+            raise RecipeError("set-not-key-value", text=text)
+        if name in settings:
+            raise RecipeError("set-twice", name=name, values=",".join([*settings[name], values]))
+        settings[name] = split(values)
+    return settings
 
 
-def split(text: str, what: str = "") -> list[str]:
-    """The values in `text`, in order.
-
-    Raises `RecipeError`, naming `what`, for a bracket that stays open and for an empty value.
-    """
+def split(text: str) -> list[str]:
+    """The values in `text`, in order. Raises `RecipeError` for an open bracket or an empty value."""
     values, value, depth, at = [], "", 0, 0
     while at < len(text):
         c = text[at]
@@ -62,10 +58,10 @@ def split(text: str, what: str = "") -> list[str]:
             value += c
         at += 1
     if depth:
-        raise RecipeError(f"{what or text}: a bracket is not closed.")
+        raise RecipeError("bracket-open", text=text)
     values = [v.strip() for v in [*values, value]]
     if not all(values):
-        raise RecipeError(f"{what or text}: a value is missing beside a comma (a comma in a value: \\,).")
+        raise RecipeError("value-missing", text=text)
     return values
 
 
@@ -75,16 +71,14 @@ def points(settings: Mapping[str, Sequence[str]]) -> list[Settings]:
     Raises `RecipeError` for a setting without values, for one with the same value twice, and for `seed`.
     """
     if "seed" in settings:
-        raise RecipeError(
-            "seed is not a setting of a study: name the seeds with --seeds, such as --seeds 3,7."
-        )
+        raise RecipeError("seed-is-no-setting")
     for name, values in settings.items():
         if not values:
-            raise RecipeError(f"{name} has no values: give at least one, as in --set {name}=0.1.")
+            raise RecipeError("setting-without-values", name=name)
         known: dict[Hashable, str] = {}
         for value in values:
             if (old := known.setdefault(_meaning(value), value)) is not value:
-                raise RecipeError(f"--set {name}: {old} and {value} are the same value. Give each once.")
+                raise RecipeError("value-twice", name=name, first=old, second=value)
     return [dict(zip(settings, values, strict=True)) for values in itertools.product(*settings.values())]
 
 
@@ -96,28 +90,25 @@ def seeds(given: str | int | Sequence[int]) -> tuple[int, ...]:
     if isinstance(given, str):
         numbers = [n.strip() for n in given.split(",")]
         if not all(n.isdecimal() for n in numbers if n) or not numbers[0] or "" in numbers[:-1]:
-            raise RecipeError(f"--seeds {given}: expected their number, such as 5, or a list, such as 0,3,7.")
+            raise RecipeError("seeds-unreadable", given=given)
         given = int(numbers[0]) if len(numbers) == 1 else [int(n) for n in numbers if n]
     if isinstance(given, int):
         if isinstance(given, bool) or given < 1:
-            raise RecipeError(f"--seeds {given}: expected at least 1; seed 0 alone is --seeds 1.")
+            raise RecipeError("seeds-too-few", given=given)
         if given > _MOST:
-            raise RecipeError(
-                f"--seeds {given} is a number of seeds, and {_MOST} are the most: for the seed {given} alone "
-                f"give --seeds {given}, with a comma."
-            )
+            raise RecipeError("seeds-too-many", given=given, most=_MOST)
         given = range(given)
-    found = tuple(given)
+    named = tuple(given)
     known = set()
-    for seed in found:
+    for seed in named:
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < _SEEDS:
-            raise RecipeError(f"seed {seed!r}: expected a whole number from 0 to {_SEEDS - 1}.")
+            raise RecipeError("seed-out-of-range", seed=seed, highest=_SEEDS - 1)
         if seed in known:
-            raise RecipeError(f"seed {seed} is given twice: the same run again would tell nothing.")
+            raise RecipeError("seed-twice", seed=seed)
         known.add(seed)
-    if not found:
-        raise RecipeError("No seeds are given: expected at least one.")
-    return found
+    if not named:
+        raise RecipeError("seeds-too-few", given=0)
+    return named
 
 
 def identity(point: Mapping[str, str]) -> Hashable:

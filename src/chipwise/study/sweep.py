@@ -12,12 +12,11 @@ from ..engine.progress import Reporter
 from ..engine.signals import StopRequest
 from ..errors import RunError, Stopped
 from ..recipe.recipe import Recipe, difference
+from ..words.facts import fact
 from . import at_once as side_by_side
-from . import document, grid, one
-from .compiled import one_compilation
+from . import document, grid, runs
 from .document import Point, Run, Study
-from .one import Job
-from .origin import Origin
+from .runs import Job, Origin
 
 
 def sweep(
@@ -61,23 +60,24 @@ def sweep(
     """
     origin = Origin(recipe, tuple(set), data, synthetic)
     texts = {name: [str(value) for value in values] for name, values in (settings or {}).items()}
-    wanted, numbers = grid.points(texts), grid.seeds(seeds)
-    options = one.options_of(options)
-    side_by_side.check(at_once, origin, options)
+    grid_points, numbers = grid.points(texts), grid.seeds(seeds)
+    options = runs.options_of(options)
+    side_by_side.check(at_once, origin, options["on"])
     described, name = [], ""
-    for point in wanted:
-        made = origin.make(point, numbers[0])
-        one.check(made, options)
-        described.append(made.describe())
-        name = made.name
+    for settings_of in grid_points:
+        sample = origin.make(settings_of, numbers[0])
+        runs.check(sample, options)
+        described.append(sample.describe())
+        name = sample.name
     reporter = Reporter(progress)
     with _opened(run, name, origin.source()) as study:
-        points = [study.point(point) for point in wanted]
+        points = [study.point(settings_of) for settings_of in grid_points]
         jobs = _planned(study, points, described, numbers)
         study.write()
-        total, done = len(points) * len(numbers), len(points) * len(numbers) - len(jobs)
+        total = len(points) * len(numbers)
+        done = total - len(jobs)
         if done:
-            reporter.say(f"{done} of {total} runs are done in {study.folder}")
+            reporter.say(str(fact("runs-done", done=done, total=total, folder=study.folder)))
         stop = StopRequest()
         try:
             # Closed here, whatever ends the loop: workers save their runs while the study is still held
@@ -86,17 +86,17 @@ def sweep(
                     _note(study.point(job.settings), job, diverged)
                     study.write()
                     done += 1
-                    reporter.say(f"{done} of {total}: {job.name}: {diverged or 'done'}")
-                    if after_round is not None and all(
-                        job.seed in p.runs and p.runs[job.seed].ended for p in points
-                    ):
+                    about = {"done": done, "total": total, "run": job.name}
+                    code = "run-diverged" if diverged else "run-done"
+                    reporter.say(str(fact(code, **about, when=diverged)))
+                    if after_round and all(job.seed in p.runs and p.runs[job.seed].ended for p in points):
                         after_round(study)
-        except Stopped as error:
-            raise _stopped(stop.name or str(error), done, total, study) from None
+        except Stopped:
+            stop.name = stop.name or "SIGTERM"
         finally:
             stop.close()
         if stop and done < total:
-            raise _stopped(stop.name, done, total, study)
+            raise Stopped("study-stopped", signal=stop.name, done=done, total=total, folder=study.folder)
     return study
 
 
@@ -108,22 +108,17 @@ def _opened(run: str | Path, recipe: str, source: dict[str, Any] | None) -> Iter
         folder.mkdir(parents=True, exist_ok=True)
         lock = hold(folder)
     except OSError as error:
-        reason = error.strerror or error
-        raise RunError(f"Cannot make a study in {run}: {reason}. Name another folder with --run.") from error
+        raise RunError("study-unwritable", folder=run, reason=error.strerror or str(error)) from error
     with contextlib.closing(lock):
         if (folder / "recipe.json").exists():
-            raise RunError(f"{folder} holds a single run, not a study: name another folder with --run.")
+            raise RunError("single-run-here", folder=folder)
         study = document.read(folder) or Study(folder, recipe, source)
         old, new = (
             {"recipe": s.recipe, **(s.source or {}), "data": None}
             for s in (study, Study(folder, recipe, source))
         )
-        rows = "; ".join(f"{name}: {a!r} there, {b!r} now" for name, a, b in difference(old, new))
-        if rows:
-            raise RunError(
-                f"{folder} holds a study of another recipe ({rows}). Go on with the same recipe, or name "
-                f"another folder with --run."
-            )
+        if rows := difference(old, new):
+            raise RunError("study-of-another-recipe", folder=folder, differences=rows)
         yield study
 
 
@@ -139,11 +134,11 @@ def _planned(
         for point, recipe in zip(points, described, strict=True):
             run = grid.folder(point.settings, seed)
             job = Job(point.settings, seed, study.folder / run)
-            one.agree(job.folder, {**recipe, "seed": seed})
+            runs.agree(job.folder, {**recipe, "seed": seed})
             old = point.runs.get(seed, Run(seed, run))
             if old.diverged and (job.folder / "recipe.json").exists():
                 continue
-            point.runs[seed] = one.found(job, run) or Run(seed, run)
+            point.runs[seed] = job.finished(run) or Run(seed, run)
             if not point.runs[seed].done:
                 jobs.append(job)
     return jobs
@@ -158,26 +153,20 @@ def _trained(
     reporter: Reporter,
 ) -> Generator[tuple[Job, str | None]]:
     """Each job as it ends, with when it diverged or `None`. Ends early after a request to stop."""
-    with one_compilation() as environment:
+    with side_by_side.one_compilation() as environment:
         if at_once > 1:
-            yield from side_by_side.train(jobs, at_once, origin, options, environment, lambda: bool(stop))
+            yield from side_by_side.train(jobs, at_once, origin, options, environment, stop, reporter)
             return
         for job in jobs:
             if stop:
                 return
-            reporter.say(f"{job.name}: training", style="bold")
-            yield job, one.train(job, origin, options, reporter.kind)
+            reporter.say(str(fact("run-begins", run=job.name)), style="bold")
+            yield job, job.train(origin, options, reporter.kind)
 
 
 def _note(point: Point, job: Job, diverged: str | None) -> None:
     run = grid.folder(point.settings, job.seed)
-    ended = Run(job.seed, run, diverged=diverged) if diverged else one.found(job, run)
+    ended = Run(job.seed, run, diverged=diverged) if diverged else job.finished(run)
     if ended is None:
-        raise RunError(
-            f"{job.folder} has no readable result.json though its run ended: give the command again."
-        )
+        raise RunError("result-unreadable", folder=job.folder)
     point.runs[job.seed] = ended
-
-
-def _stopped(name: str | None, done: int, total: int, study: Study) -> Stopped:
-    return Stopped(f"Stopped by {name} with {done} of {total} runs done; all is saved in {study.folder}.")

@@ -81,6 +81,10 @@ def _or(choices: Any) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}" if words else "none"
 
 
+def _changes(rows: Any) -> str:
+    return "; ".join(f"{name}: {old!r} there, {new!r} now" for name, old, new in rows)
+
+
 FORMATS: dict[str, Callable[[Any], str]] = {
     "bytes": figures.byte_size,  # 1.81 GB
     "seconds": figures.duration,  # 3.1 min
@@ -90,6 +94,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "or": _or,  # a, b or c
     "list": lambda words: ", ".join(map(str, words)),  # a, b, c
     "few": figures.few,  # a, b, c and 1,204 more
+    "changes": _changes,  # batch: 24 there, 12 now; lr: 0.1 there, 0.2 now
     "near": _near,  # " Did you mean 'x'?", or nothing of None
     "plain": lambda text: figures.printable(str(text)),  # foreign text, safe on one line
 }

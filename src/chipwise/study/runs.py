@@ -1,0 +1,151 @@
+"""The runs of a study: where their recipes come from, whether they can be trained, and training one."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..data.workers import chosen as readers
+from ..engine import loader
+from ..engine.fit import Agenda, fit
+from ..engine.placement import lay_out
+from ..engine.program import check_steps_per_call
+from ..engine.restore import abstract_state
+from ..engine.run_folder import disagreement, stored_recipe
+from ..engine.stored import number, read_result, read_rows
+from ..errors import DivergedError, RecipeError, RunError
+from ..machine.detect import detect
+from ..recipe.recipe import Recipe
+from ..recipe.settings import apply, load
+from . import grid
+from .document import Run
+
+_OWN = ("recipe", "run", "stop_after", "fresh", "progress", "source")  # that a study decides itself
+_DEFAULTS = {n: p.default for n, p in inspect.signature(fit).parameters.items() if n not in _OWN}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where recipes come from: a name and settings, or a recipe made in Python.
+
+    *Fields:* `recipe`: a built-in name, `path.py:name`, or a `Recipe`; `set`: settings such as `"lr=0.2"`
+    that all runs share; `data` and `synthetic` as in `cw.load`. Only names take these three.
+    """
+
+    recipe: str | Recipe
+    set: tuple[str, ...] = ()
+    data: str | None = None
+    synthetic: bool = False
+
+    def __post_init__(self):
+        if isinstance(self.recipe, Recipe) and (self.set or self.data or self.synthetic):
+            raise RecipeError("recipe-is-finished")
+
+    @property
+    def name(self) -> str:
+        """What `recipe.py` files and built-in recipes are called wherever the process stands."""
+        assert isinstance(self.recipe, str)
+        path, _, name = self.recipe.partition(":")
+        return f"{Path(path).absolute()}:{name}" if Path(path).suffix == ".py" else self.recipe
+
+    def make(self, settings: Mapping[str, str] | None = None, seed: int | None = None) -> Recipe:
+        """The recipe with further `settings`, and of a `seed`. Raises `RecipeError` where it cannot be."""
+        settings = dict(settings or {})
+        if isinstance(self.recipe, Recipe):
+            recipe = apply(self.recipe, settings)
+            return recipe if seed is None else dataclasses.replace(recipe, seed=seed)
+        recipe = load(self.recipe, self._all(settings, seed), self.data, self.synthetic)
+        if seed is not None and recipe.seed != seed:
+            raise RecipeError("seed-dropped", recipe=self.recipe, seed=recipe.seed)
+        return recipe
+
+    def source(
+        self, settings: Mapping[str, str] | None = None, seed: int | None = None
+    ) -> dict[str, Any] | None:
+        """How `make` made it, to be stored with a run; `None` of a recipe made in Python."""
+        if isinstance(self.recipe, Recipe):
+            return None
+        data = self.data and str(Path(self.data).absolute())
+        source = {"recipe": self.name, "set": self._all(settings or {}, seed), "data": data}
+        return {**source, "synthetic": True} if self.synthetic else source
+
+    def _all(self, settings: Mapping[str, str], seed: int | None) -> list[str]:
+        own = [f"{name}={value}" for name, value in settings.items()]
+        return [*self.set, *own, *([] if seed is None else [f"seed={seed}"])]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to be trained. *Fields:* `settings` of the point; `seed`; `folder`: the run's, absolute."""
+
+    settings: grid.Settings
+    seed: int
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return f"{grid.name(self.settings)}, seed {self.seed}" if self.settings else f"seed {self.seed}"
+
+    def train(self, origin: Origin, options: dict[str, Any], progress: str) -> str | None:
+        """Trains the run, or the rest of it, as `fit` does. *Returns* when it diverged, or `None`."""
+        recipe = origin.make(self.settings, self.seed)
+        source = origin.source(self.settings, self.seed)
+        try:
+            fit(recipe, self.folder, progress=progress, source=source, **options)
+        except DivergedError as error:
+            return when(str(error))
+        return None
+
+    def finished(self, run: str) -> Run | None:
+        """The finished run in the folder, if there is one, with `run` as its folder from the study's."""
+        result, _ = read_result(self.folder)
+        if result is None:
+            return None  # not finished, or damaged: then `fit` goes on from its checkpoint
+        rows, _ = read_rows(self.folder)
+        # Over all its processes; without such rows, of the last one
+        seconds = next((s for row in reversed(rows) if (s := number(row.get("seconds"))) is not None), None)
+        try:
+            total = result["seconds"]["total"] if seconds is None else seconds
+            return Run.checked({**result, "seed": self.seed, "run": run, "done": True, "seconds": total})
+        except (KeyError, TypeError, ValueError):
+            return None
+
+
+def options_of(given: dict[str, Any]) -> dict[str, Any]:
+    """All options of `cw.fit` that runs of a study share. Raises `TypeError` for others."""
+    for name in given:
+        if name not in _DEFAULTS:
+            raise TypeError(f"a study has no option {name!r}; of cw.fit it takes {', '.join(_DEFAULTS)}")
+    return {**_DEFAULTS, **given}
+
+
+def check(recipe: Recipe, options: dict[str, Any]) -> None:
+    """Raises what `fit` raises before it reads data: what is wrong with any point is known before the first
+    is trained."""
+    clock, on = recipe.clock, options["on"]
+    Agenda.of(clock, options["eval_every"], options["log_every"], options["checkpoint_every"], None)
+    for schedule in recipe.optimizer.hyper.values():
+        schedule.table(clock, 0, min(1, clock.total or 0))
+    machine = detect(on.devices, on.platform)
+    asked = on.devices is not None
+    layout, _ = lay_out(machine, recipe.batch, recipe.replicas, asked=asked, exact=on.exact)
+    readers(recipe.task.train, on.workers)
+    resident = loader.resident(recipe.task.train, machine.devices[0], on.feed)
+    if options["steps_per_call"] not in (None, 1):
+        check_steps_per_call(options["steps_per_call"], layout, resident)
+    abstract_state(recipe)
+
+
+def agree(folder: Path, recipe: dict[str, Any]) -> None:
+    """Raises `RunError` when `folder` holds a run of another recipe than described."""
+    if (folder / "recipe.json").exists() and (rows := disagreement(stored_recipe(folder), recipe)):
+        raise RunError("run-of-another-recipe", folder=folder, differences=rows)
+
+
+def when(diverged: str) -> str:
+    """Of what a `DivergedError` says, its first sentence: what became infinite, and between which steps."""
+    return diverged.partition(". ")[0]
