@@ -12,10 +12,12 @@ from chipwise.chips import prices
 from chipwise.errors import DataError
 from chipwise.explain.compare import page
 from chipwise.explain.compare.document import document
-from chipwise.explain.compare.sources import read
-from chipwise.explain.compare.target import parse
+from chipwise.explain.compare.figures import parse
+from chipwise.explain.sources import read
+from chipwise.words.facts import fact, say
 from explain.comparisons import LOSSES, plan, record, run, study
 from pages import HOSTILE, Reader, browse, needs_browser
+from refusals import refused
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,7 @@ def made(tmp_path_factory):
 def hostile(value):
     """Every text of a document replaced, but those that the page compares."""
     if isinstance(value, dict):
-        kept = ("kind", "verdict", "status", "form")
+        kept = ("kind", "verdict", "status", "form", "code")
         return {k: v if k in kept else hostile(v) for k, v in value.items()}
     if isinstance(value, list):
         return [hostile(v) for v in value]
@@ -46,7 +48,7 @@ def hostile(value):
 
 def test_the_answer_and_the_kinds_come_first(made):
     text = " ".join(Reader(page.render(made)).text.split())
-    headline = made["sentences"]["headline"]
+    headline = " ".join(f["text"] for f in made["sentences"]["headline"])
     at = [
         text.index(s)
         for s in (headline, "Examples a second", "Each row", "Is it the same computation", "Prices")
@@ -56,10 +58,10 @@ def test_the_answer_and_the_kinds_come_first(made):
     for kind in ("measured", "predicted", "published"):
         assert kind in before and text.count(kind) >= 4
     for row in made["rows"]:
-        assert row["label"] in text and row["source"] in text
+        assert row["label"] in text and row["source"]["text"] in text
         for cost in row["costs"]:
             assert cost["date"] in text and cost["source"] in text
-    for sentence in (a["sentence"] for a in made["agreement"]):
+    for sentence in (a["fact"]["text"] for a in made["agreement"]):
         assert sentence in text
 
 
@@ -97,7 +99,7 @@ def test_text_of_a_document_is_never_markup(made):
 def test_a_document_from_a_file_is_the_same(made, tmp_path):
     assert page.render(json.loads(json.dumps(made))) == page.render(made)
     path = page.write(made, tmp_path / "deep" / "page.html")
-    with pytest.raises(DataError, match="chipwise compare --json"):
+    with refused(DataError, "not-a-comparison"):
         page.write({}, path)
     assert path.read_text(encoding="utf-8") == page.render(made)
 
@@ -105,7 +107,7 @@ def test_a_document_from_a_file_is_the_same(made, tmp_path):
 def test_rows_without_any_speed(tmp_path):
     paths = [plan(tmp_path / f"{k}.json", ()) for k in range(2)]
     found = document(read([str(p) for p in paths]), prices=())
-    assert "Nothing to compare" in Reader(page.render(found)).text
+    assert say(fact("nothing-to-compare")) in Reader(page.render(found)).text
 
 
 # ---- pictures

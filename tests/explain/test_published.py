@@ -6,8 +6,8 @@ import pytest
 
 from chipwise.chips.targets import parse
 from chipwise.explain.compare.document import document
-from chipwise.explain.compare.sources import read
 from chipwise.explain.published import rows_for, table
+from chipwise.explain.sources import read
 from chipwise.planner.verdict import break_even
 from chipwise.recipes import BUILT_IN
 from chipwise.study.stats import NO_DIFFERENCE
@@ -54,7 +54,7 @@ def test_ranges_that_sources_state(tmp_path):
     assert found["rows"][1]["ratio"]["verdict"] == NO_DIFFERENCE
     made = comparisons.record(tmp_path / "gpu.json", 4000, 0.01, name="cifar10-davidnet", batch=512)
     found = document(read([str(made), "published:2019-05-23"]), prices=())
-    assert "interval of gpu alone" in found["sentences"]["headline"]
+    assert [f["label"] for f in found["sentences"]["headline"] if f["code"] == "interval-of-one"] == ["gpu"]
 
 
 def test_the_ratios_of_april_2018():
@@ -84,13 +84,15 @@ def test_ratios_stay_with_their_own_machine(tmp_path):
     assert found["relative"][0]["rows"][0]["label"].startswith("TPU v2")
     for row in found["rows"][1:]:
         assert row["kind"] == "published" and row["ratio"] is None and row["examples_per_second"] is None
-    said = " ".join(found["sentences"]["published"])
-    assert "V100 (2018) 50 ×" in said and "6% less a step" in said and "16.3 against 15.4" in said
-    assert "not to any machine measured here" in said and "30" not in said
+    relative, prices, scale = found["sentences"]["published"]
+    assert ("V100 (2018)", "50") in [(f["label"], f["span"]) for f in relative["times"]]
+    assert (prices["less"], prices["most"], prices["least"]) == pytest.approx((0.058, 16.34, 15.38), rel=0.01)
+    assert scale["code"] == "published-scale" and "30" not in relative["text"] + prices["text"]
 
 
 def test_similar_models_say_so(tmp_path):
     made = comparisons.record(tmp_path / "a.json", name="gpt2-124m", batch=512, parameters=None)
     found = document(read([str(made), "published:llm-foundry"]), prices=())
     assert len(found["rows"]) == 3
-    assert any("Similar, not the same" in s and "MPT-125M" in s for s in found["sentences"]["speed"])
+    similar = [f["how"] for f in found["sentences"]["speed"] if f["code"] == "row-similar"]
+    assert similar and any("MPT-125M" in how for how in similar)

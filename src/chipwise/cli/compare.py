@@ -48,12 +48,12 @@ def compare(
     from ..chips.prices import load
     from ..explain.compare import page
     from ..explain.compare.document import document
-    from ..explain.compare.sources import read, unpublished
+    from ..explain.compare.figures import parse
     from ..explain.compare.table import show
-    from ..explain.compare.target import parse
+    from ..explain.sources import read, unpublished
 
     rows = read(sources)
-    made = document(
+    comparison = document(
         rows,
         prices=load(prices),
         baseline=baseline,
@@ -61,11 +61,11 @@ def compare(
         notes=unpublished(sources, rows),
     )
     if html is not None:
-        page.write(made, html)
+        page.write(comparison, html)
     if json_:
-        print(json.dumps(made))
+        print(json.dumps(comparison))
         return
     console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120)
-    show(made, console)
+    show(comparison, console)
     if html is not None:
         console.print(f"\nwritten: {html}", markup=False, soft_wrap=True)

@@ -96,6 +96,14 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "few": figures.few,  # a, b, c and 1,204 more
     "changes": _changes,  # batch: 24 there, 12 now; lr: 0.1 there, 0.2 now
     "near": _near,  # " Did you mean 'x'?", or nothing of None
+    "sentences": lambda facts: " ".join(map(str, facts)),  # one after another
+    "semicolons": lambda facts: "; ".join(map(str, facts)),
+    "tails": lambda facts: "".join(
+        f"; {fact}" for fact in facts
+    ),  # what a sentence goes on with, if anything
+    "brackets": lambda facts: f" ({', '.join(map(str, facts))})" if facts else "",
+    "sections": lambda parts: ", ".join(f"{name} {figures.duration(s)}" for name, s in parts.items()),
+    "span-seconds": lambda found: figures.spread(found, figures.duration),  # 5.0 min (4.8 min to 5.1 min)
     "plain": lambda text: figures.printable(str(text)),  # foreign text, safe on one line
 }
 """What may stand behind the colon of `{number:...}`, beside Python's own formats and `{n:count step}`."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 UNKNOWN = "unknown"
 _LONGEST = 400  # characters of a text that a file brought
 
 
-def known(value: Any) -> bool:
+def known(value: Any) -> TypeGuard[float]:
     """Whether it is a finite number, of which sums stay finite."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
@@ -89,6 +89,21 @@ def interval(found: Mapping[str, Any] | None, form: Callable[[float], str] = dig
     if not found or not known(found.get("low")) or not known(found.get("high")):
         return ""
     return f"{form(found['low'])} to {form(found['high'])}"
+
+
+def pair(found: Mapping[str, Any] | None, form: Callable[[float], str] = digits) -> str:
+    """`6.0 and 16.0`, of exactly two `values`, which are too few for an interval; else nothing."""
+    if not found or found.get("n") != 2 or interval(found):
+        return ""
+    return " and ".join(form(v) for v in sorted(found["values"]))
+
+
+def spread(found: Mapping[str, Any], form: Callable[[float], str] = digits) -> str:
+    """`5.1 (4.9 to 5.3)`: a value with its interval; of two values both; alone where no more is known."""
+    within = interval(found, form)
+    if two := pair(found, form):
+        within = f"{two}; 2 runs are too few for an interval"
+    return form(found["value"]) + (f" ({within})" if within else "")
 
 
 def price(cost: Mapping[str, Any]) -> str:

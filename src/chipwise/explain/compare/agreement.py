@@ -16,10 +16,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from ...words.figures import counted
+from ...words.facts import Fact, fact
+from ..rows import MEASURED, Row, Window
 from .differences import changed_settings, computes_otherwise
-from .row import MEASURED, Row, Window
 
 SAME_BITS, AGREE, PART, UNKNOWN = "equal to the bit", "agree", "part", "not known"
 KNOWN = 4  # steps: every part of an update has reached the loss by then, momentum too
@@ -33,7 +34,7 @@ class Agreement:
 
     *Fields:* `status`, one of the constants; `same`, whether both are known to compute the same thing;
     `steps`, the last step compared; `first_bits`, the first step of which the bits differ; `parts`, the first
-    step beyond what is allowed; `within`, the largest relative difference before that.
+    step beyond what is allowed; `within`, the largest relative difference before that; `fact`, all that.
     """
 
     label: str
@@ -44,59 +45,62 @@ class Agreement:
     first_bits: int | None
     parts: int | None
     within: float | None
-    sentence: str
+    fact: Fact
 
 
 def agreement(row: Row, other: Row) -> Agreement:
     """Of two measured rows, by the repeats of one seed."""
-    why = computes_otherwise(row, other)
-    if row.kind != MEASURED or other.kind != MEASURED:
-        kind = row.kind if row.kind != MEASURED else other.kind
-        return _unknown(row, other, f"{kind} figures come without losses")
+    rows = {"label": row.label, "against": other.label}
+
+    def unknown(why: Fact) -> Agreement:
+        said = fact("losses-unknown", **rows, why=[why])
+        return Agreement(row.label, other.label, UNKNOWN, False, 0, None, None, None, said)
+
+    if other_kind := next((r.kind for r in (row, other) if r.kind != MEASURED), None):
+        return unknown(fact("kind-without-losses", kind=other_kind))
     pairs = [(a, b) for a in row.repeats for b in other.repeats if a.losses and b.losses]
     if not pairs:
         silent = [r.label for r in (row, other) if not any(m.losses for m in r.repeats)]
-        return _unknown(row, other, f"{' and '.join(silent)} logged no losses")
+        return unknown(fact("no-losses", labels=silent))
     a, b = next(((a, b) for a, b in pairs if a.seed == b.seed), pairs[0])
-    if a.seed is not None and b.seed is not None and a.seed != b.seed:
-        why.append(f"another seed ({a.seed}, {b.seed})")
     met = meet(a.losses, b.losses)
     if not met:
-        return _unknown(row, other, "there is no step of which both know the loss")
+        return unknown(fact("no-step-in-common"))
+    why = computes_otherwise(row, other)
+    if a.seed is not None and b.seed is not None and a.seed != b.seed:
+        why.append(fact("another-value", name="seed", a=a.seed, b=b.seed))
     bits = next((m.step for m in met if m.direct and m.a != m.b), None)
     parts, within = parting(met, _allowed(row, other))
-    earliest = met[0].step
-    upto = f"until step {parts - 1}, then part" if parts else f"over {_counted(met)}"
+    earliest, steps = met[0].step, met[-1].step
+    first_bits = [] if bits is None else [fact("bits-differ-at", step=bits)]
+    facts: dict[str, Any]
     if all(m.direct and m.a == m.b for m in met):
-        status, said = SAME_BITS, f"equal to the bit over {_counted(met)}"
-    elif parts is None or parts > max(KNOWN, earliest):
-        first = f" (bits first differ at step {bits})" if bits else ""
-        status, said = AGREE, f"agree within {within:.1g} {upto}{first}"
+        status, code, facts = SAME_BITS, "losses-equal", {"over": _over(met)}
+    elif parts is None:
+        status, code, facts = (
+            AGREE,
+            "losses-agree",
+            {"within": within, "over": _over(met), "bits": first_bits},
+        )
+    elif parts > max(KNOWN, earliest):
+        status, code = AGREE, "losses-agree-then-part"
+        facts = {"within": within, "until": parts - 1, "bits": first_bits}
     else:
         m = next(m for m in met if m.step == parts)
-        said = f"part at step {parts}"
-        status = PART
+        facts = {"step": parts, "a": m.a, "b": m.b, "before": _before(within)}
         if earliest > KNOWN:
-            why.append(f"the first step of which both know the loss is {earliest}, too late to tell")
-        if why:
-            status, said = UNKNOWN, f"cannot be compared: {'; '.join(why)}"
-        before = (
-            ""
-            if within is None
-            else f"within {within:.1g} before, then "
-            if within
-            else "equal before, then "
-        )
-        said += f" ({before}{m.a:.5g} and {m.b:.5g} at step {parts})"
+            why.append(fact("first-loss-too-late", step=earliest))
+        status, code = (UNKNOWN, "losses-not-comparable") if why else (PART, "losses-part")
+        facts |= {"why": why} if why else {}
     alike = status in (SAME_BITS, AGREE)
-    if alike and why:
-        said += f", though there is {'; '.join(why)}"
+    but = [fact("although", why=why)] if alike and why else []
     # With a warm-up from 0 the first losses do not depend on the rate; and few steps show little
-    if alike and met[-1].step < KNOWN:
-        said += f"; {KNOWN} steps are the fewest that tell"
-    same = alike and met[-1].step >= KNOWN and not changed_settings(row, other)
-    sentence = f"{row.label} and {other.label}: {said}."
-    return Agreement(row.label, other.label, status, same, met[-1].step, bits, parts, within, sentence)
+    but += [fact("too-few-steps", least=KNOWN)] if alike and steps < KNOWN else []
+    facts |= {"but": but} if alike else {}
+    same = alike and steps >= KNOWN and not changed_settings(row, other)
+    return Agreement(
+        row.label, other.label, status, same, steps, bits, parts, within, fact(code, **rows, **facts)
+    )
 
 
 @dataclass(frozen=True)
@@ -150,13 +154,12 @@ def _allowed(row: Row, other: Row) -> tuple[float, float]:
     return max(ALLOWED.get(p or "f32", ALLOWED["bf16"]) for p in (row.precision, other.precision))
 
 
-def _counted(met: Sequence[Met]) -> str:
+def _over(met: Sequence[Met]) -> Fact:
     n, last = len(met), met[-1].step
-    if n == last:
-        return "the first step" if n == 1 else f"the first {n} steps"
-    return f"{counted(n, 'logged mean')} up to step {last}"
+    return fact("first-steps", n=n) if n == last else fact("logged-means", n=n, last=last)
 
 
-def _unknown(row: Row, other: Row, why: str) -> Agreement:
-    said = f"{row.label} and {other.label}: cannot be compared, {why}."
-    return Agreement(row.label, other.label, UNKNOWN, False, 0, None, None, None, said)
+def _before(within: float | None) -> list[Fact]:
+    if within is None:
+        return []
+    return [fact("agree-before", within=within) if within else fact("equal-before")]

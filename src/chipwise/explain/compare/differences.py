@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import RecipeError
-from .row import MEASURED, PREDICTED, PUBLISHED, Row
+from ...words.facts import Fact, fact
+from ..rows import MEASURED, Row
 
 _COMMON = {
     "batch": "batch (global)",
@@ -33,25 +34,20 @@ def check_recipe(rows: Sequence[Row]) -> None:
     """Raises `RecipeError` for rows of two recipes: of another name, model size or shape of the data."""
     for row in rows[1:]:
         # whoever states it first is who the row is held against
-        first = rows[0]
-        if row.recipe != first.recipe:
-            raise _other(row, first, f"recipe {row.recipe}", f"of {first.recipe}")
-        sized = next((r for r in rows if r.parameters is not None), None)
-        if sized is not None and row.parameters not in (None, sized.parameters):
-            was = f"{sized.parameters:,} parameters"
-            raise _other(row, sized, f"a model of {row.parameters:,} parameters", f"has {was}")
-        shaped = next((r for r in rows if r.columns), None)
-        if shaped is not None and row.columns and row.columns != shaped.columns:
-            said = ", ".join(f"{k} {v}" for k, v in row.columns.items())
-            was = ", ".join(f"{k} {v}" for k, v in shaped.columns.items())
-            raise _other(row, shaped, f"examples of {said}", f"has {was}")
+        named = rows[0]
+        sized = next((r for r in rows if r.parameters is not None), named)
+        shaped = next((r for r in rows if r.columns), named)
+        if row.recipe != named.recipe:
+            _refuse("another-recipe", row, named, row.recipe, named.recipe)
+        if row.parameters is not None and row.parameters != sized.parameters:
+            _refuse("another-size", row, sized, row.parameters, sized.parameters)
+        if row.columns and row.columns != shaped.columns:
+            has, other = ([f"{k} {v}" for k, v in r.columns.items()] for r in (row, shaped))
+            _refuse("another-shape", row, shaped, has, other)
 
 
-def _other(row: Row, first: Row, has: str, was: str) -> RecipeError:
-    return RecipeError(
-        f"{_called(row)} is of {has}, {_called(first)} {was}: their speeds say nothing about each other. "
-        f"Leave one out, or measure the same recipe on both."
-    )
+def _refuse(code: str, row: Row, other: Row, has: Any, was: Any) -> None:
+    raise RecipeError(code, row=_called(row), has=has, other=_called(other), other_has=was)
 
 
 def _called(row: Row) -> str:
@@ -73,37 +69,28 @@ def differing(rows: Sequence[Row]) -> list[Differing]:
     found = []
     for name, words in _COMMON.items():
         stating = [row for row in rows if name != "where" or row.device is not None]
-        values = {row.label: v for row in stating if (v := getattr(row, name)) is not None}
-        if _several(values.values()):
-            found.append(Differing(words, values))
+        found.append(Differing(words, {r.label: v for r in stating if (v := getattr(r, name)) is not None}))
     stored = [row for row in rows if row.settings]
     for name in dict.fromkeys(key for row in stored for key in row.settings):
+        # one that is not set differs too
         values = {row.label: row.settings.get(name) for row in stored}
-        if len({str(v) for v in values.values()}) > 1:
-            found.append(Differing(name, values))
+        found.append(Differing(name, values if len({str(v) for v in values.values()}) > 1 else {}))
     measured = [row for row in rows if row.versions]
     for name in dict.fromkeys(key for row in measured for key in row.versions):
-        values = {row.label: row.versions.get(name) for row in measured}
-        if _several(values.values()):
-            found.append(Differing(f"version of {name}", values))
-    return found
+        values = {row.label: v for row in measured if (v := row.versions.get(name)) is not None}
+        found.append(Differing(f"version of {name}", values))
+    return [d for d in found if len({str(v) for v in d.values.values()}) > 1]
 
 
-def _several(values) -> bool:
-    return len({str(v) for v in values if v is not None}) > 1
-
-
-def computes_otherwise(row: Row, other: Row) -> list[str]:
-    """Why the losses of two rows cannot be expected to be the same, in words; nothing, they should be."""
+def computes_otherwise(row: Row, other: Row) -> list[Fact]:
+    """Why the losses of two rows cannot be expected to be the same; nothing, they should be."""
     found = []
     for name in ("batch", "replicas", "precision", "data", "framework"):
         a, b = getattr(row, name), getattr(other, name)
         if a is not None and b is not None and a != b:
-            found.append(f"another {name} ({a}, {b})")
+            found.append(fact("another-value", name=name, a=a, b=b))
     if changed := changed_settings(row, other):
-        found.append(f"another {', '.join(changed[:3])}" + (", ..." if len(changed) > 3 else ""))
-    if PUBLISHED in (row.kind, other.kind) or PREDICTED in (row.kind, other.kind):
-        found.append("no losses")
+        found.append(fact("other-settings", settings=changed))
     return found
 
 

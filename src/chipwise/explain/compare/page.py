@@ -1,8 +1,4 @@
-"""A comparison as one HTML page that needs nothing else: no network, no files, no JavaScript but printing.
-
-Names and notes come from files of others and are not trusted: all of it is escaped, and the page's own
-policy lets no other script run and nothing be fetched.
-"""
+"""A comparison as one HTML page that needs nothing else."""
 
 from __future__ import annotations
 
@@ -13,42 +9,45 @@ from typing import Any
 
 from ...errors import DataError
 from ...study.stats import NO_DIFFERENCE, Difference
-from ...words.figures import counted, digits
+from ...words.figures import counted, interval, pair, spread
 from .. import page
 from ..charts import Curve, Marks, Measure, Panel, bars, panel, series, strips
-from .speed import NO_INTERVAL, Figure, ratio
-from .table import values, verdict
-from .words import interval, interval_of, pair, prices_used, said, sources, times, varies
+from ..rows import KINDS
+from .conclusions import interval_of
+from .figures import NO_INTERVAL, Figure, ratio
+from .table import prices_used, sources, stated, texts, times, values, verdict
 
-Made = Mapping[str, Any]
-SHAPES = {"measured": "●", "predicted": "◇", "published": "□"}
+Document = Mapping[str, Any]
+SHAPES = dict(zip(KINDS, "●◇□", strict=True))
+_BESIDE = 3  # rows that a card names
 
 
-def render(document: Made) -> str:
+def render(document: Document) -> str:
     """The page of a document as `chipwise compare --json` prints it (`document.SCHEMA`).
 
     Raises `DataError` when it is none.
     """
     if not isinstance(document, Mapping) or not isinstance(document.get("rows"), list):
-        raise DataError("not a comparison: it has no list of rows. Make one with chipwise compare --json.")
-    rows: list[Made] = document["rows"]
-    able = sorted(
-        (r for r in rows if r["examples_per_second"]), key=lambda r: -r["examples_per_second"]["value"]
-    )
+        raise DataError("not-a-comparison")
+    rows: list[Document] = document["rows"]
+    able = [row for row in rows if row["examples_per_second"]]
+    able.sort(key=lambda row: -row["examples_per_second"]["value"])
     elsewhere = {row["label"] for group in document["relative"] for row in group["rows"]}
     pictures = _pictures(document)
     return page.render(
         "compare",
         _FILTERS,
         document=document,
-        said=document["sentences"],
-        rows=able + [r for r in rows if not r["examples_per_second"] and r["label"] not in elsewhere],
+        said={subject: texts(facts) for subject, facts in document["sentences"].items()},
+        notes=texts(document["notes"]),
+        same=[a["fact"]["text"] for a in document["agreement"]],
+        rows=able + [row for row in rows if not row["examples_per_second"] and row["label"] not in elsewhere],
         cards=_cards(document, able),
         speeds=bars([_measure(row) for row in able]),
         by_label={row["label"]: row for row in rows},
         groups=[(group, _group(group)) for group in document["relative"]],
-        panels=[made for _, made, _ in pictures if made is not None],
-        undrawn=[f"{title.lower()}, {why}" for title, made, why in pictures if made is None and why],
+        panels=[drawn for _, drawn, _ in pictures if drawn is not None],
+        undrawn=[f"{title}, {why}" for title, drawn, why in pictures if drawn is None and why],
         finals=_finals(document),
         shapes=SHAPES,
         prices=prices_used(document, amounts=True),
@@ -56,14 +55,14 @@ def render(document: Made) -> str:
     )
 
 
-def write(document: Made, path: str | os.PathLike) -> Path:
+def write(document: Document, path: str | os.PathLike) -> Path:
     """Writes the page whole or not at all. Raises `DataError` where it cannot be written."""
     return page.write(render(document), path)
 
 
 _FILTERS: dict[str, Callable[..., Any]] = {
     "interval": interval,
-    "said": said,
+    "stated": stated,
     "alone": lambda row, base: interval_of(row["ratio"], row, base),
     "pair": pair,
     "times": times,
@@ -72,98 +71,83 @@ _FILTERS: dict[str, Callable[..., Any]] = {
 }
 
 
-# ---- what is drawn
-
-
-def _cards(document: Made, able: Sequence[Made]) -> list[dict[str, Any]]:
+def _cards(document: Document, able: Sequence[Document]) -> list[dict[str, Any]]:
     """One a kind: its fastest, and beside what."""
     cards = []
-    for kind in ("measured", "predicted", "published"):
+    for kind in KINDS:
         rows = [row for row in able if row["kind"] == kind]
         if rows:
-            top, speed = rows[0], rows[0]["examples_per_second"]
-            within = f" ({varies(speed)})" if varies(speed) else ""
-            cards.append(
-                {
-                    "kind": kind,
-                    "who": top["label"],
-                    "what": f"{digits(speed['value'])} examples/s{within}",
-                    "why": _beside(document, rows),
-                }
-            )
+            what = spread(rows[0]["examples_per_second"]).replace(" (", " examples/s (", 1)
+            what = what if " (" in what else f"{what} examples/s"
+            card = {"who": rows[0]["label"], "what": what, "why": _beside(document, rows)}
+            cards.append({"kind": kind, **card})
         elif kind == "published" and document["relative"]:
-            group = document["relative"][0]
-            first, *others = group["rows"]
-            left = ", ".join(
-                f"{row['label']} {row['span']} ×" for row in others if row["label"] != group["anchor"]
-            )
-            cards.append(
-                {
-                    "kind": kind,
-                    "who": first["label"],
-                    "what": f"{first['span']} × its own CPU",
-                    "why": f"{left}.",
-                }
-            )
+            first, *others = document["relative"][0]["rows"]
+            anchor = document["relative"][0]["anchor"]
+            left = [f"{row['label']} {row['span']} ×" for row in others if row["label"] != anchor]
+            what = f"{first['span']} × its own CPU"
+            cards.append({"kind": kind, "who": first["label"], "what": what, "why": f"{', '.join(left)}."})
     return cards
 
 
-def _beside(document: Made, rows: Sequence[Made]) -> str:
+def _beside(document: Document, rows: Sequence[Document]) -> str:
     """The fastest of a kind beside the others of it, or beside the baseline where it is alone."""
     top, *others = rows
-    at = f"Batch {said(top['batch'])}, replicas {said(top['replicas'])}, {top['device']}."
-    if others:
-        found = [_ratio(top, row) for row in others]
-        shown = [f.verdict not in (NO_DIFFERENCE, NO_INTERVAL) for f in found]
-        here = [_same_device(document, top, row) for row in others]
-        parts = []
-        for f, r, s, h in list(zip(found, others, shown, here, strict=True))[:3]:
-            words = ["same device"] if h and not all(here) else []
-            words += [f.verdict] if any(shown) and not s else []
-            parts.append(f"{digits(f.value)} × {r['label']}" + (f" ({', '.join(words)})" if words else ""))
-        left = len(others) - 3
-        more = f" and {counted(left, 'other')}" if left > 0 else ""
-        # of rows that were published without intervals, nothing is known either way
-        verdicts = dict.fromkeys(f.verdict for f in found)
-        doubt = "" if any(shown) else f"; {' or '.join(verdicts)}"
-        same = ", on the same device" if all(here) else ""
-        return f"{', '.join(parts)}{more}{same}{doubt}. {at}"
-    return f"{times(top['ratio'])} {document['baseline']}. {at}" if top["ratio"] else at
+    at = f"Batch {stated(top['batch'])}, replicas {stated(top['replicas'])}, {top['device']}."
+    if not others:
+        return f"{times(top['ratio'])} {document['baseline']}. {at}" if top["ratio"] else at
+    found = [(_ratio(top, row), row, _same_device(document, top, row)) for row in others]
+    any_shown, all_here = any(_shown(f) for f, *_ in found), all(here for *_, here in found)
+    parts = []
+    for f, row, here in found[:_BESIDE]:
+        words = ["same device"] if here and not all_here else []
+        words += [f.verdict] if any_shown and not _shown(f) else []
+        parts.append(
+            f"{times({'value': f.value})} {row['label']}" + (f" ({', '.join(words)})" if words else "")
+        )
+    left = len(others) - _BESIDE
+    more = f" and {counted(left, 'other')}" if left > 0 else ""
+    # of rows that were published without intervals, nothing is known either way
+    doubt = "" if any_shown else f"; {' or '.join(dict.fromkeys(f.verdict for f, *_ in found))}"
+    return f"{', '.join(parts)}{more}{', on the same device' if all_here else ''}{doubt}. {at}"
 
 
-def _ratio(row: Made, other: Made) -> Difference:
+def _ratio(row: Document, other: Document) -> Difference:
     a, b = (Figure(**r["examples_per_second"]) for r in (row, other))
     return ratio(a, b)
 
 
-def _same_device(document: Made, row: Made, other: Made) -> bool:
+def _shown(found: Difference) -> bool:
+    return found.verdict not in (NO_DIFFERENCE, NO_INTERVAL)
+
+
+def _same_device(document: Document, row: Document, other: Document) -> bool:
     """As far as the rows say, each beside the baseline."""
     base = document["baseline"]
     return all(r["label"] == base or r["same_device"] for r in (row, other))
 
 
-def _measure(row: Made) -> Measure:
+# ---- what is drawn
+
+
+def _measure(row: Document) -> Measure:
     """Of too few values, each is a point of its own."""
     speed = row["examples_per_second"]
     few = tuple(speed["values"]) if pair(speed) else ()
     return Measure(row["label"], row["kind"], speed["value"], speed["low"], speed["high"], few)
 
 
-def _group(group: Made) -> Marks | None:
+def _group(group: Document) -> Marks | None:
     """Published ratios: a bar to the middle of each, and from the lowest to the highest that is said."""
-    return bars(
-        [
-            Measure(
-                row["label"], "published", (row["low"] + row["high"]) / 2,
-                row["low"] if row["low"] < row["high"] else None, row["high"],
-            )
-            for row in group["rows"]
-        ],
-        linear=True,
-    )  # fmt: skip
+    measures = []
+    for row in group["rows"]:
+        low, high = row["low"], row["high"]
+        ends = (low, high) if low < high else (None, None)
+        measures.append(Measure(row["label"], "published", (low + high) / 2, *ends))
+    return bars(measures, linear=True)
 
 
-def _pictures(document: Made) -> list[tuple[str, Panel | None, str]]:
+def _pictures(document: Document) -> list[tuple[str, Panel | None, str]]:
     """Curves of the rows that were measured, a subject each: its title, its picture, and where there is none
     but could be one, why."""
     metric = document["metric"] or ""
@@ -179,76 +163,44 @@ def _pictures(document: Made) -> list[tuple[str, Panel | None, str]]:
                 continue
             if not repeat["warming_up"]:
                 speed.append(Curve(name, style, repeat["speeds"]))
-            timed = [
-                (e["seconds"], e[metric]) for e in repeat["evaluations"] if "seconds" in e and metric in e
-            ]
-            seconds.append(Curve(name, style, timed))
+            scores = [e for e in repeat["evaluations"] if "seconds" in e and metric in e]
+            seconds.append(Curve(name, style, [(e["seconds"], e[metric]) for e in scores]))
             if own is not None:
-                money.append(Curve(name, style, [(s * own / 3600, v) for s, v in timed]))
-    aside = any(c.aside and c.points for c in losses)
-    other = len({row["batch"] for _, row in rows}) > 1
+                points = [(e["seconds"] * own / 3600, e[metric]) for e in scores]
+                money.append(Curve(name, style, points))
+    repeats = [r for _, row in rows for r in row["repeats"]]
+    aside = " Runs that diverged may leave it at the top." * any(c.aside and c.points for c in losses)
+    batches = " Batches differ: examples/s, never steps/s." * (len({row["batch"] for _, row in rows}) > 1)
     unpriced = [row["label"] for _, row in rows if row["label"] not in hourly]
-    any_speed = any(r["speeds"] for _, row in rows for r in row["repeats"])
-    evaluated = any(r["evaluations"] for _, row in rows for r in row["repeats"])
-    found = [
-        (
-            "The first losses",
-            panel(
-                "The first losses", losses, y="mean loss of the step", y_log=True,
-                caption="Rows that compute the same thing lie on one another; of runs, means over steps."
-                + " Runs that diverged may leave it at the top." * aside,
-            ),
-            "",
-        ),
-        (
-            "Speed over steps",
-            panel(
-                "Speed over steps", speed, y="examples/s", zero=True, y_log=True,
-                caption="Each interval that was timed; of runs the first, the warm-up, is left out."
-                + " Batches differ: examples/s, never steps/s." * other,
-            ),
-            "no run has an interval after its warm-up" if any_speed else "",
-        ),
+    warm = "no run has an interval after its warm-up" if any(r["speeds"] for r in repeats) else ""
+    kinds: list[tuple[str, list[Curve], dict[str, Any], str]] = [
+        ("The first losses", losses, {"y": "mean loss of the step", "y_log": True, "caption":
+            f"Rows that compute the same thing lie on one another; of runs, means over steps.{aside}"}, ""),
+        ("Speed over steps", speed, {"y": "examples/s", "zero": True, "y_log": True, "caption":
+            f"Each interval that was timed; of runs the first, the warm-up, is left out.{batches}"}, warm),
     ]  # fmt: skip
-    if evaluated:
-        over_time, over_money = f"{metric} over time", f"{metric} over dollars"
+    if any(r["evaluations"] for r in repeats):
         why = "these runs did not log when they evaluated"
-        found += [
-            (
-                over_time,
-                panel(
-                    over_time, seconds, x="wall time since the run began", x_unit="s", y=metric, x_log=True,
-                    caption="Start-up, compilation and evaluation included.",
-                ),
-                why,
-            ),
-            (
-                over_money,
-                panel(
-                    over_money, money, x="dollars, on demand", x_unit="$", y=metric, x_log=True,
-                    caption=f"No price: {', '.join(unpriced)}." if unpriced else "",
-                ),
-                "what was measured has no price" if unpriced else why,
-            ),
+        priced = f"No price: {', '.join(unpriced)}." if unpriced else ""
+        time = {"x": "wall time since the run began", "x_unit": "s", "y": metric, "x_log": True}
+        usd = {"x": "dollars, on demand", "x_unit": "$", "y": metric, "x_log": True, "caption": priced}
+        kinds += [
+            (f"{metric} over time", seconds,
+             {**time, "caption": "Start-up, compilation and evaluation included."}, why),
+            (f"{metric} over dollars", money, usd, "what was measured has no price" if unpriced else why),
         ]  # fmt: skip
-    return found
+    return [(title, panel(title, curves, **how), why) for title, curves, how, why in kinds]
 
 
-def _loss_steps(document: Made) -> float:
+def _loss_steps(document: Document) -> float:
     """How far the picture of the first losses goes: as far as benchmarks keep them, or as runs need."""
     firsts = [r["losses"][0][0] for row in document["rows"] for r in row["repeats"] if r["losses"]]
     return max(50.0, 10.0 * max(firsts, default=1))
 
 
-def _finals(document: Made) -> Marks | None:
+def _finals(document: Document) -> Marks | None:
     """The last value of the metric in each repeat, where any row has more than one."""
-    rows = [row for row in document["rows"] if row["metric"]]
-    if all(row["metric"]["n"] < 2 for row in rows):
+    rows = [(row["label"], row["metric"]) for row in document["rows"] if row["metric"]]
+    if all(m["n"] < 2 for _, m in rows):
         return None
-    return strips(
-        [
-            Measure(row["label"], "", m["mean"], m["low"], m["high"], tuple(m["values"]))
-            for row in rows
-            for m in (row["metric"],)
-        ]
-    )
+    return strips([Measure(name, "", m["mean"], m["low"], m["high"], tuple(m["values"])) for name, m in rows])

@@ -1,8 +1,9 @@
-"""A comparison in the terminal: one table, and around it the sentences that say how to read it."""
+"""A comparison in the terminal: one table, and around it the sentences that say how to read it. What the page
+shows of a document too, in the same words."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -10,129 +11,197 @@ from rich.table import Table
 from rich.text import Text
 
 from ...study.stats import HIGHER, LOWER, NO_DIFFERENCE
-from ...words.figures import digits, dollars, printable
-from .words import interval, pair, prices_used, said, sources, times
+from ...words.figures import digits, dollars, interval, pair, price, printable
 
-Made = Mapping[str, Any]
+Document = Mapping[str, Any]
 _MANY = 4  # rows; of more, the values of a difference are grouped
+_VERDICTS = {HIGHER: "faster", LOWER: "slower", NO_DIFFERENCE: "no difference"}
 
 
-def show(document: Made, console: Console) -> None:
+def show(document: Document, console: Console) -> None:
     """Prints a document of `document.document`."""
 
-    def part(title: str, lines: list[str]) -> None:
+    def part(title: str, lines: Sequence[str]) -> None:
         if lines:
             console.print(f"\n{title}", style="bold")
         for line in lines:
             _line(console, f"  {line}")
 
-    told = document["sentences"]
-    _line(console, told["headline"], style="bold")
-    for line in (told["kinds"], *document["notes"]):
+    said = {subject: texts(facts) for subject, facts in document["sentences"].items()}
+    _line(console, " ".join(said["headline"]), style="bold")
+    for line in (" ".join(said["kinds"]), *texts(document["notes"])):
         _line(console, line)
     part("What differs", [f"{d['setting']}: {values(d['values'])}" for d in document["differing"]])
-    part("The same computation?", [a["sentence"] for a in document["agreement"]])
+    part("The same computation?", [a["fact"]["text"] for a in document["agreement"]])
     console.print("\nSpeed", style="bold")
     console.print(speeds(document))
     for group in document["relative"]:
         console.print()
         console.print(relative(group))
-    for line in told["speed"] + told["published"]:
+    for line in said["speed"] + said["published"]:
         _line(console, f"  {line}")
-    part("Time to the target", told["target"])
-    part("Wall time", told["wall"])
+    part("Time to the target", said["target"])
+    part("Wall time", said["wall"])
     if any(row["costs"] and row["examples_per_second"] for row in document["rows"]):
-        part("Money", told["money"])
+        part("Money", said["money"])
         console.print(costs(document))
         for line in prices_used(document):
             _line(console, f"  {line}")
     else:
         part("Money", prices_used(document))
-    part("Result", told["metric"])
+    part("Result", said["metric"])
     part("Where the figures come from", sources(document))
 
 
-def speeds(document: Made) -> Table:
+def texts(facts: Sequence[Document]) -> list[str]:
+    """The sentences of a document's facts."""
+    return [fact["text"] for fact in facts]
+
+
+# ---- tables
+
+
+def _table(rows: Sequence[Sequence[str]], *columns: tuple[str, str]) -> Table:
+    """Columns of (title, justification); text of files is not markup, and moves no cursor."""
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
+    for name, justify in columns:
+        table.add_column(Text(printable(name)), justify=justify, overflow="fold", no_wrap=justify == "right")  # type: ignore[arg-type]
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    return table
+
+
+def speeds(document: Document) -> Table:
     """A row each that has, or could have, a speed of its own: ratios alone have a table of theirs."""
     elsewhere = {row["label"] for group in document["relative"] for row in group["rows"]}
     rows = [row for row in document["rows"] if row["label"] not in elsewhere]
-    per_step = any(row["steps_per_second"] for row in rows)
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
-    for name in ("", "figures", "on"):
-        table.add_column(name, overflow="fold", no_wrap=name == "figures")
-    for name in ("batch", "replicas", "examples/s", *(["steps/s"] if per_step else []), "× baseline"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("says", no_wrap=True)
+    per_step = [("steps/s", "right")] * any(row["steps_per_second"] for row in rows)
+    cells = []
     for row in rows:
         speed, ratio = row["examples_per_second"], row["ratio"]
         base = row["label"] == document["baseline"]
-        cells = [row["label"], row["kind"], row["device"], _number(row["batch"]), _number(row["replicas"])]
-        cells.append(f"{digits(speed['value'])}{_within(speed)}" if speed else "-")
-        if per_step:
-            cells.append(digits(row["steps_per_second"]) if row["steps_per_second"] else "-")
-        cells.append("1" if base else f"{times(ratio)}{_within(ratio)}" if ratio else "-")
-        cells.append("baseline" if base else verdict(row))
-        table.add_row(*(Text(printable(cell)) for cell in cells))
-    return table
+        steps = row["steps_per_second"]
+        cells.append(
+            [
+                row["label"], row["kind"], row["device"], _count(row["batch"]), _count(row["replicas"]),
+                f"{digits(speed['value'])}{_within(speed)}" if speed else "-",
+                *([digits(steps) if steps else "-"] if per_step else []),
+                "1" if base else f"{times(ratio)}{_within(ratio)}" if ratio else "-",
+                "baseline" if base else verdict(row),
+            ]
+        )  # fmt: skip
+    left = [("", "left"), ("figures", "left"), ("on", "left")]
+    right = [
+        ("batch", "right"),
+        ("replicas", "right"),
+        ("examples/s", "right"),
+        *per_step,
+        ("× baseline", "right"),
+    ]
+    return _table(cells, *left, *right, ("says", "left"))
 
 
-def costs(document: Made) -> Table:
+def costs(document: Document) -> Table:
     """Dollars a row, on demand and spot: of a million examples, of the run and to the target."""
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
-    for name in ("", "price", "a million examples", "the run", "to the target"):
-        table.add_column(name, justify="left" if name in ("", "price") else "right")
+    cells = []
     for row in document["rows"]:
         for cost in row["costs"] if row["examples_per_second"] else ():
             amounts = [cost[k] for k in ("per_million_examples", "run", "target")]
-            kind = f"{'spot' if cost['spot'] else 'on demand'}, {cost['date']}"
-            cells = [dollars(a["value"]) if a else "-" for a in amounts]
-            if cost["target"]:
-                cells[-1] += f", {cost['target_basis']}"
-            table.add_row(*(Text(printable(cell)) for cell in (row["label"], kind, *cells)))
-    return table
+            usd = [dollars(a["value"]) if a else "-" for a in amounts]
+            usd[-1] += f", {cost['target_basis']}" if cost["target"] else ""
+            cells.append([row["label"], f"{'spot' if cost['spot'] else 'on demand'}, {cost['date']}", *usd])
+    right = [(name, "right") for name in ("a million examples", "the run", "to the target")]
+    return _table(cells, ("", "left"), ("price", "left"), *right)
 
 
-def verdict(row: Made) -> str:
+def relative(group: Document) -> Table:
+    """Published ratios of one source."""
+    cells = [
+        [row["label"], row["span"], dollars(row["usd_per_hour"]) if row["usd_per_hour"] else "-"]
+        for row in group["rows"]
+    ]
+    title = f"published, relative to its own {group['anchor']}"
+    return _table(cells, (title, "left"), ("×", "right"), ("$/hour then", "right"))
+
+
+# ---- cells and lines, on the page too
+
+
+def times(ratio: Document) -> str:
+    """`2.1 ×`."""
+    return f"{digits(ratio['value'])} ×"
+
+
+def verdict(row: Document) -> str:
     """`faster`, `slower` or why not more; with a dagger where it may not be the same computation."""
     if row["diverged"] and row["diverged"]["runs"] == row["diverged"]["of"]:
         return "diverged"
     if not row["ratio"]:
         return "-"
-    verdict = row["ratio"]["verdict"]
-    words = {HIGHER: "faster", LOWER: "slower", NO_DIFFERENCE: "no difference"}.get(verdict, verdict)
+    words = _VERDICTS.get(row["ratio"]["verdict"], row["ratio"]["verdict"])
     return f"{words} †" if row["same_computation"] is False else words
 
 
-def relative(group: Made) -> Table:
-    """Published ratios of one source."""
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
-    table.add_column(Text(printable(f"published, relative to its own {group['anchor']}")))
-    table.add_column("×", justify="right")
-    table.add_column("$/hour then", justify="right")
-    for row in group["rows"]:
-        price = f"{dollars(row['usd_per_hour'])}" if row["usd_per_hour"] else "-"
-        table.add_row(Text(printable(row["label"])), row["span"], price)
-    return table
+def stated(value: Any) -> str:
+    """A setting's value."""
+    if value is None:
+        return "not stated"
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
-def values(found: Mapping[str, Any]) -> str:
+def values(found: Document) -> str:
     """`a: 128; b: 256`; of many rows by value: `128 (a, c); 256 (b)`."""
     if len(found) <= _MANY:
-        return "; ".join(f"{label}: {said(value)}" for label, value in found.items())
+        return "; ".join(f"{label}: {stated(value)}" for label, value in found.items())
     by_value: dict[str, list[str]] = {}
     for label, value in found.items():
-        by_value.setdefault(said(value), []).append(label)
+        by_value.setdefault(stated(value), []).append(label)
     return "; ".join(f"{value} ({', '.join(labels)})" for value, labels in by_value.items())
 
 
-def _within(found: Made) -> str:
+def prices_used(document: Document, amounts: bool = False) -> list[str]:
+    """Every price that figures rest on, once, with its day and source; and who has none, and why.
+
+    `amounts`: also what the run and the target cost at it.
+    """
+    used: dict[str, list[str]] = {}
+    none: dict[str, list[str]] = {}
+    for row in document["rows"]:
+        if not (row["examples_per_second"] or row["wall_seconds"]):
+            continue
+        for cost in row["costs"]:
+            parts = [f"{dollars(cost['run']['value'])} the run"] if cost["run"] else []
+            if cost["target"]:
+                parts.append(f"{dollars(cost['target']['value'])} to the target, {cost['target_basis']}")
+            beside = f" ({', '.join(parts)})" if amounts and parts else ""
+            used.setdefault(price(cost), []).append(row["label"] + beside)
+        if row["no_price"]:
+            none.setdefault(row["no_price"]["text"], []).append(row["label"])
+    return [f"{', '.join(labels)}: {why}" for why, labels in (*used.items(), *none.items())]
+
+
+def sources(document: Document) -> list[str]:
+    """Where the figures of each row come from, rows of one source together, and what to know of them."""
+    found: dict[tuple[str, str], list[Document]] = {}
+    for row in document["rows"]:
+        found.setdefault((row["kind"], row["source"]["text"]), []).append(row)
+    lines = []
+    for (kind, source), rows in found.items():
+        own = [(row["label"], "; ".join(texts(row["notes"]))) for row in rows if row["notes"]]
+        notes = [notes if len(rows) == 1 else f"{label}: {notes}" for label, notes in own]
+        extra = f" ({'; '.join(notes)})" if notes else ""
+        lines.append(f"{', '.join(row['label'] for row in rows)}: {kind}, {source}{extra}")
+    return lines
+
+
+def _within(found: Document) -> str:
     """` (67-106)`; of two values ` (67 and 106)`."""
-    if "n" in found and (two := pair(found)):
+    if two := pair(found):
         return f" ({two})"
     return f" ({'-'.join(interval(found).split(' to '))})" if interval(found) else ""
 
 
-def _number(value: Any) -> str:
+def _count(value: Any) -> str:
     return "-" if value is None else f"{value:,}"
 
 

@@ -1,0 +1,244 @@
+"""What a comparison concludes: who is faster, by how much, and which figures were measured. Facts, made of a
+document's plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...study.stats import HIGHER, LOWER, NO_DIFFERENCE
+from ...words.facts import Fact, fact
+from ...words.figures import known
+from ..rows import KINDS, MEASURED
+
+Document = Mapping[str, Any]
+
+
+def conclusions(document: Document) -> dict[str, list[Fact]]:
+    """By what they are about: `headline`, which is read as one; `kinds`, which figures were measured;
+    `speed`, `wall`, `target`, `money`, `metric` and `published`."""
+    rows = [row for row in document["rows"] if row["examples_per_second"]]
+    labels = document["labels"]
+    return {
+        "headline": _headline(document, rows),
+        "kinds": [fact(f"rows-{kind}", labels=labels[kind]) for kind in KINDS if labels[kind]],
+        "speed": _speed(document, rows),
+        "wall": _wall(document["rows"]),
+        "target": _target(document),
+        "money": _money(rows),
+        "metric": _metric(document),
+        "published": [said for group in document["relative"] for said in _relative(group)],
+    }
+
+
+def _headline(document: Document, rows: list[Document]) -> list[Fact]:
+    if len(rows) > 1:
+        return _faster(document, rows)
+    alone = [fact("speed-alone", label=row["label"], kind=row["kind"], speed=_speed_of(row)) for row in rows]
+    if groups := document["relative"]:
+        return [_relative(groups[0])[0], *([fact("on-another-scale"), *alone] if alone else [])]
+    return [fact("nothing-to-compare"), *(alone or [fact("no-row-has-a-speed")])]
+
+
+def _faster(document: Document, rows: list[Document]) -> list[Fact]:
+    """The fastest against the baseline; the baseline against the next where it is the fastest itself."""
+    base = next(row for row in rows if row["label"] == document["baseline"])
+    first, second, *_ = sorted(rows, key=lambda row: -row["examples_per_second"]["value"])
+    if first is not base:
+        return _one(document, first, base, first["ratio"], first)
+    there = second["ratio"]
+    turned = {
+        "value": 1 / there["value"],
+        "low": there["high"] and 1 / there["high"],
+        "high": there["low"] and 1 / there["low"],
+        "verdict": {LOWER: HIGHER, HIGHER: LOWER}.get(there["verdict"], there["verdict"]),
+    }
+    return _one(document, base, second, turned, second)
+
+
+def _one(document: Document, a: Document, b: Document, ratio: Document, other: Document) -> list[Fact]:
+    """`other`: the one of the two that is not the baseline, whose agreement counts.
+
+    Of one device no chip is the faster: what differs is how it was used, and what else it did.
+    """
+    names = {"a": a["label"], "b": b["label"]}
+    kinds = fact("kinds-of-both", **names, a_kind=a["kind"], b_kind=b["kind"])
+    kinds = fact("kind-of-both", kind=a["kind"]) if a["kind"] == b["kind"] else kinds
+    doubt = [fact("not-known-to-be-the-same")] if other["same_computation"] is False else []
+    within = known(ratio["low"]) and known(ratio["high"])
+    ends = {"value": ratio["value"], "low": ratio["low"], "high": ratio["high"]}
+    alone = interval_of(ratio, a, b)
+    whose = [fact("interval-of-one", label=alone)] if alone else []
+    if ratio["verdict"] == NO_DIFFERENCE:
+        return [fact("no-difference-shown", **names, **ends), *whose, kinds, *doubt]
+    found = []
+    if other["same_device"]:
+        device = a["machine"] if a["machine"] and a["machine"] == b["machine"] else a["device"]
+        if other["same_steps"]:
+            speeds = {"a_speed": _speed_of(a), "b_speed": _speed_of(b)}
+            return [fact("same-device-and-steps", device=device, **names, **speeds), kinds, *doubt]
+        found = [_same_device(document, a, b, device)]
+    faster = fact("faster" if within else "faster-without-interval", **names, **ends)
+    return [*found, faster, *whose, kinds, *doubt]
+
+
+def _same_device(document: Document, a: Document, b: Document, device: str) -> Fact:
+    """What two rows of one device do otherwise: the framework, or settings."""
+    names = []
+    for d in document["differing"]:
+        values = d["values"]
+        if a["label"] in values and b["label"] in values and values[a["label"]] != values[b["label"]]:
+            names.append(d["setting"])
+    names = [name for name in names if name not in ("machine", "device")]
+    if "framework" in names:
+        return fact("same-device-other-framework", device=device)
+    if names:
+        return fact("same-device-other-settings", device=device, settings=names)
+    return fact("same-device", device=device)
+
+
+def _speed(document: Document, rows: list[Document]) -> list[Fact]:
+    found = []
+    measured = [row for row in rows if row["kind"] == MEASURED]
+    top = max(rows, key=_speed_of, default=None)
+    based = any(row["label"] == document["baseline"] for row in measured)
+    if based and len(measured) > 1 and top is not None and top["kind"] != MEASURED:
+        found.append(fact("of-those-measured", what=_faster(document, measured)))
+    batches = sorted({row["batch"] for row in rows if row["batch"] is not None})
+    if len(batches) > 1:
+        found.append(fact("batches-differ", batches=batches))
+    if single := [row["label"] for row in rows if row["within_one_run"]]:
+        found.append(fact("interval-within-one-run", labels=single))
+    if doubtful := [row["label"] for row in rows if row["same_computation"] is False]:
+        found.append(fact("rows-not-known-to-be-the-same", labels=doubtful))
+    for row in document["rows"]:
+        if some := row["diverged"]:
+            code = "row-diverged" if some["runs"] == some["of"] else "some-diverged"
+            found.append(fact(code, label=row["label"], **_divergence(some)))
+    found += [
+        fact("row-similar", label=row["label"], how=row["similar"])
+        for row in document["rows"]
+        if row["similar"]
+    ]
+    return found
+
+
+def _wall(rows: list[Document]) -> list[Fact]:
+    found = []
+    timed = [row for row in rows if row["wall_seconds"]]
+    for row in timed:
+        parts = {name: s for name, s in row["seconds"].items() if name != "total" and s}
+        more = [*_against(row["wall_ratio"]), *([fact("wall-parts", parts=parts)] if parts else [])]
+        facts = {"label": row["label"], "kind": row["kind"], "wall": row["wall_seconds"]}
+        found.append(fact("wall-time", **facts, more=more))
+    if len({(row["steps"] or 0) * (row["batch"] or 0) for row in timed}) > 1:
+        found.append(fact("other-lengths"))
+    for row in rows:
+        if not row["wall_seconds"] and row["seconds"]:
+            parts = {name: s for name, s in row["seconds"].items() if s}
+            found.append(fact("benchmark-time", label=row["label"], kind=row["kind"], parts=parts))
+    return found
+
+
+def _target(document: Document) -> list[Fact]:
+    if document["target"] is None:
+        return []
+    found = []
+    for row in document["rows"]:
+        time = row["target"]
+        if not time["training"] and not time["wall"]:
+            found.append(fact("target-unreached", label=row["label"], why=time["how"]["text"]))
+            continue
+        times = []
+        if time["training"]:
+            against = _against(row["target_ratio"])
+            times.append(fact("training-time", seconds=time["training"], more=against))
+        if time["wall"]:
+            times.append(fact("wall-time-to-target", seconds=time["wall"]))
+        said = {"label": row["label"], "target": document["target"]["words"], "kind": time["kind"]}
+        found.append(fact("time-to-target", **said, times=times, how=time["how"]["text"]))
+    if any(row["target"]["wall"] for row in document["rows"]):
+        found.append(fact("wall-time-means"))
+    return found
+
+
+def _money(rows: list[Document]) -> list[Fact]:
+    priced = []
+    for row in rows:
+        cost = next((c for c in row["costs"] if not c["spot"] and c["per_million_examples"]), None)
+        if cost is not None:
+            priced.append((cost["per_million_examples"]["value"], row))
+    if len(priced) < 2:
+        return []
+    (least, row), (more, other) = sorted(priced, key=lambda p: p[0])[:2]
+    of = {"label": row["label"], "kind": row["kind"], "other": other["label"], "other_kind": other["kind"]}
+    return [fact("cheapest-on-demand", **of, usd=least, other_usd=more)]
+
+
+def _metric(document: Document) -> list[Fact]:
+    found = []
+    for row in document["rows"]:
+        if not (final := row["metric"]):
+            continue
+        runs = fact("final-of-one")
+        if known(final["low"]):
+            runs = fact("final-of-runs", n=final["n"], low=final["low"], high=final["high"])
+        elif final["n"] == 2:
+            runs = fact("final-of-two", low=min(final["values"]), high=max(final["values"]))
+        more = []
+        if row["diverged"]:
+            more.append(fact("diverged-beside", **_divergence(row["diverged"])))
+        if apart := final["difference"]:
+            code = "final-apart-by-pairs" if final["by_pairs"] else "final-apart"
+            more.append(fact(code, value=apart["value"], verdict=apart["verdict"]))
+        of = {"label": row["label"], "kind": row["kind"], "metric": document["metric"], "mean": final["mean"]}
+        found.append(fact("final", **of, runs=runs, more=more))
+    return found
+
+
+def _relative(group: Document) -> list[Fact]:
+    """Ratios of one source, the fastest first, and what they cost at its own prices."""
+    rows, anchor = group["rows"], group["anchor"]
+    times = [fact("times", label=r["label"], span=r["span"]) for r in rows if r["label"] != anchor]
+    found = [fact("published-relative", anchor=anchor, times=times)]
+    priced = [(_work_a_dollar(row), row) for row in rows if row["usd_per_hour"]]
+    if len(priced) > 1:
+        least, dear = min(priced, key=lambda p: p[0])
+        most, cheap = max(priced, key=lambda p: p[0])
+        prices = {
+            f"{name}_{k}": row[k]
+            for name, row in (("cheap", cheap), ("dear", dear))
+            for k in ("label", "usd_per_hour", "price_note")
+        }
+        found.append(fact("published-prices", **prices, most=most, least=least, less=1 - least / most))
+    return [*found, fact("published-scale")]
+
+
+def _work_a_dollar(row: Document) -> float:
+    """How many times the anchor's speed one gets for a dollar an hour."""
+    return (row["low"] + row["high"]) / 2 / row["usd_per_hour"]
+
+
+def _against(ratio: Document | None) -> list[Fact]:
+    if not ratio:
+        return []
+    doubt = [] if ratio["verdict"] in (HIGHER, LOWER) else [ratio["verdict"]]
+    return [fact("times-the-baseline", value=ratio["value"], doubt=doubt)]
+
+
+def _divergence(stated: Document) -> dict[str, Any]:
+    return {**stated, "when": [when["text"] for when in stated["when"]]}
+
+
+def interval_of(ratio: Document, row: Document, other: Document) -> str:
+    """The label of the row whose interval alone is that of a ratio; "" where it is that of both."""
+    varying = [r["label"] for r in (row, other) if _varies(r["examples_per_second"])]
+    return varying[0] if known(ratio["low"]) and len(varying) == 1 else ""
+
+
+def _speed_of(row: Document) -> float:
+    return row["examples_per_second"]["value"]
+
+
+def _varies(speed: Document) -> bool:
+    return speed["low"] is not None or len(speed["values"]) > 1

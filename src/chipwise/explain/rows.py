@@ -1,0 +1,211 @@
+"""What pages and tables put side by side: a row, wherever it comes from. Speeds are examples/s of all devices
+together; empty and `None` are unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..chips.catalogue import find
+from ..chips.targets import Target, names, parse
+from ..errors import DataError, DeviceError
+from ..planner.plans import Range
+from ..words.facts import Fact, fact
+from ..words.figures import known, one_line
+from .published import Published
+
+MEASURED, PREDICTED, PUBLISHED = KINDS = ("measured", "predicted", "published")
+_FIELDS = ("name", "batch", "replicas", "precision", "source", "seed")  # of a recipe: a row's, or a repeat's
+_LONGEST = 160  # characters of what a file says of a divergence
+
+
+@dataclass(frozen=True)
+class Window:
+    """The mean loss of steps `first` to `last`, both counted, from 1."""
+
+    first: int
+    last: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """One measurement: a record of `chipwise bench`, or a run."""
+
+    name: str  # its file or folder
+    seed: int | None = None
+    steps: int | None = None  # done
+    speeds: tuple[tuple[int, float], ...] = ()  # (step at the end of an interval, examples/s in it)
+    losses: tuple[Window, ...] = ()
+    evaluations: tuple[Mapping[str, float], ...] = ()  # "step", "seconds" where known, "eval/..."
+    metrics: Mapping[str, float] = field(default_factory=dict)  # the last of each
+    seconds: Mapping[str, float] = field(default_factory=dict)  # wall, by section
+    complete: bool = True
+    diverged: Fact | None = None  # when, if it did
+    warming_up: bool = False  # its only speed is of the interval that compiled programs warm up in
+
+    @cached_property
+    def examples_per_second(self) -> float | None:
+        """The median over its intervals."""
+        return float(np.median([speed for _, speed in self.speeds])) if self.speeds else None
+
+    @property
+    def wall_seconds(self) -> float | None:
+        """Of the whole run; `None` for a benchmark, which stops early, and for a run that is not over."""
+        return self.seconds.get("total") if self.complete else None
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is compared: measured, predicted or published."""
+
+    label: str
+    kind: str  # one of `KINDS`
+    form: str  # "record", "run", "study", "plan" or "published"
+    source: Fact  # where its figures come from
+    recipe: str
+    parameters: int | None = None  # numbers of the model, not bytes
+    columns: Mapping[str, str] = field(default_factory=dict)  # of an example: "uint8[32, 32, 3]"
+    batch: int | None = None  # global
+    replicas: int | None = None
+    precision: str | None = None
+    exact: bool | None = None
+    data: str | None = None  # "real" or "synthetic"
+    framework: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)  # the rest of `Recipe.describe`, flat
+    device: str | None = None  # kind, as JAX or the source names it
+    devices: int | None = None  # that it used, of that kind
+    simulated: bool = False
+    target: str = ""  # the same as `chips.targets.parse` reads it; "" for what it does not know
+    machine: str | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    created: str | None = None
+    repeats: tuple[Repeat, ...] = ()
+    plan: Mapping[str, Any] | None = None  # of a plan document, checked where it is used
+    published: Published | None = None
+    notes: tuple[Fact, ...] = ()
+    given: tuple[str, ...] = ()  # the argument that named it: its label, its path
+
+    @property
+    def sound(self) -> tuple[Repeat, ...]:
+        """The repeats that speak for it: those that did not diverge."""
+        return tuple(r for r in self.repeats if r.diverged is None)
+
+    @property
+    def predicted(self) -> Range | None:
+        """Examples/s of a plan."""
+        return as_range((self.plan or {}).get("examples_per_second"))
+
+    @property
+    def steps(self) -> int | None:
+        """Steps of the whole run, where it is one: done by all repeats, or planned."""
+        if self.plan is not None:
+            return whole(self.plan, "steps")
+        done = {r.steps for r in self.sound if r.wall_seconds is not None}
+        return done.pop() if len(done) == 1 else None
+
+    @property
+    def where(self) -> str:
+        """The device in words: `8 × TPU v5 lite`, `cpu (8 simulated devices)`."""
+        if self.device is None:
+            return "device unknown"
+        if self.simulated:
+            return f"{self.device} ({self.devices} simulated devices)"
+        return f"{self.devices} × {self.device}" if (self.devices or 1) > 1 else self.device
+
+    @property
+    def rented(self) -> Target | None:
+        """Its chips as one rents them; `None` for CPUs and for what the catalogue does not know."""
+        chip = find(self.device) if self.device else None
+        try:
+            if self.target:
+                return parse(self.target)
+            if chip is None or chip.kind == "CPU" or self.simulated or not self.devices:
+                return None
+            if chip.kind == "GPU":
+                return parse(f"{chip.names[0]}:{self.devices}")
+        except DeviceError:  # a plan of another catalogue, or a number of GPUs that no machine has
+            return None
+        slices = (parse(name) for name in names() if name.startswith(f"{chip.names[0]}-"))
+        return next((t for t in slices if t.devices == self.devices), None)
+
+
+def identity(described: Any, path: object) -> dict[str, Any]:
+    """Fields of a `Row` from what `Recipe.describe` said; `path` is of its file.
+
+    The training columns count, the number of examples is a setting like any other. Raises `DataError` for
+    what describes no recipe.
+    """
+    described = described if isinstance(described, Mapping) else {}
+    name, batch = text(described, "name"), whole(described, "batch")
+    if name is None or batch is None or batch < 1:
+        raise DataError("recipe-unnamed", path=path)
+    train = mapping(mapping(described, "task"), "train")
+    columns = {k: str(v) for k, v in train.items() if k != "examples"}
+    left = flat({k: v for k, v in described.items() if k not in _FIELDS})
+    return {
+        "recipe": name,
+        "batch": batch,
+        "columns": columns,
+        "replicas": whole(described, "replicas"),
+        "precision": text(described, "precision"),
+        "settings": {
+            k: v for k, v in left.items() if k.removeprefix("task.train.") not in columns and v is not None
+        },
+    }
+
+
+def divergence(stored: Any) -> Fact | None:
+    """When a run diverged, as its last row or its study says; `None` where it did not."""
+    if isinstance(stored, Mapping):
+        first, last = whole(stored, "first"), whole(stored, "last")
+        if first is not None and last is not None:
+            return fact("diverged-between", first=first, last=last)
+    return fact("diverged-as-told", words=one_line(stored, _LONGEST)) if stored else None
+
+
+def as_range(found: Any) -> Range | None:
+    """A range of a plan document above 0; an unknown end is its value. `None` where it is none."""
+    if not isinstance(found, Mapping) or not known(value := found.get("value")) or value <= 0:
+        return None
+    low, high = (end if known(end) else value for end in (found.get("low"), found.get("high")))
+    return Range(value, low, high) if 0 < low <= value <= high else None
+
+
+# ---- fields of what `chipwise` wrote, as far as they are what it writes
+
+
+def flat(stored: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """`{"a": {"b": 1}}` as `{"a.b": 1}`."""
+    found: dict[str, Any] = {}
+    for key, value in stored.items():
+        found |= flat(value, f"{path}{key}.") if isinstance(value, Mapping) else {f"{path}{key}": value}
+    return found
+
+
+def mapping(stored: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = stored.get(name)
+    return value if isinstance(value, Mapping) else {}
+
+
+def text(stored: Mapping[str, Any], name: str) -> str | None:
+    value = stored.get(name)
+    return value if isinstance(value, str) and value else None
+
+
+def whole(stored: Mapping[str, Any], name: str) -> int | None:
+    value = stored.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def numbers(stored: Mapping[str, Any]) -> dict[str, float]:
+    return {k: v for k, v in stored.items() if known(v)}
+
+
+def several(values: Sequence[Any]) -> bool:
+    """Whether values are not all the same, as far as they are known."""
+    return len({str(v) for v in values if v is not None}) > 1

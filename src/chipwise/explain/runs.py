@@ -1,0 +1,183 @@
+"""Run folders and studies as rows."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..engine.run_folder import stored_recipe
+from ..engine.stored import metrics_of, read_result, read_rows
+from ..errors import DataError, RecipeError, RunError
+from ..machine.fingerprint import stated as machine_of
+from ..study.document import Study
+from ..study.document import read as read_study
+from ..words.facts import Fact, fact
+from ..words.figures import known
+from .rows import MEASURED, Repeat, Row, Window, divergence, identity, mapping, numbers, several, text, whole
+
+_ROUNDING = 0.01  # seconds
+_LONG = 60  # characters: a label of more settings is no name
+
+
+def run_row(folder: Path, diverged: Any = None) -> Row:
+    """The row of one run folder. `diverged`: when, as its study says; its last row says so too.
+
+    Raises `RunError` when it is none, is damaged, or has no metrics yet.
+    """
+    stored = stored_recipe(folder)
+    rows, damaged = read_rows(folder)
+    when = divergence((rows[-1].get("diverged") if rows else None) or diverged)
+    if not rows and when is None:
+        raise RunError("run-no-metrics", folder=folder)
+    result, wrong = read_result(folder)
+    if wrong:
+        raise RunError("run-result-damaged", path=folder / "result.json", folder=folder, reason=wrong)
+    result = result or {}
+    fields, devices = identity(stored, folder), mapping(result, "devices")
+    notes: list[Fact] = []
+    if when is not None:
+        notes.append(fact("run-diverged", when=when))
+    elif not result:
+        notes.append(fact("run-unfinished", steps=rows[-1]["step"]))
+    if damaged:
+        notes.append(fact("run-lines-damaged", lines=len(damaged)))
+    source = stored.get("source")
+    synthetic = isinstance(source, Mapping) and bool(source.get("synthetic"))
+    if synthetic:  # the data is a field of its own
+        fields["recipe"] = fields["recipe"].removesuffix("-synthetic")
+    title, versions = machine_of(result.get("machine"))
+    return Row(
+        label=folder.name or str(folder),
+        kind=MEASURED,
+        form="run",
+        source=fact("source-run", folder=str(folder)),
+        framework="chipwise",
+        data=("synthetic" if synthetic else "real") if isinstance(source, Mapping) else None,
+        exact=devices["exact"] if isinstance(devices.get("exact"), bool) else None,
+        parameters=whole(devices, "parameters"),
+        device=text(devices, "kind"),
+        devices=whole(devices, "count"),
+        simulated=devices.get("simulated") is True,
+        machine=title,
+        versions=versions,
+        repeats=(_repeat(folder, stored, rows, result, when),),
+        notes=tuple(notes),
+        **fields,
+    )
+
+
+def study_rows(folder: Path) -> list[Row]:
+    """A row a point of a study folder, with its seeds as repeats.
+
+    Raises `RunError` when study.json is damaged, `DataError` when no run of it has metrics yet.
+    """
+    points = (read_study(folder) or Study(folder, "", None)).points
+    varied = {k for p in points for k in p.settings if several([q.settings.get(k, "") for q in points])}
+    rows = []
+    for p in points:
+        label = ", ".join(f"{k}={v}" for k, v in p.settings.items() if k in varied) or folder.name
+        runs = {folder / run.run: run.diverged for run in p.runs.values()}
+        rows += _together(runs, label, fact("source-study", folder=str(folder), label=label))
+    if not rows:
+        raise DataError("study-no-metrics", folder=folder)
+    return rows
+
+
+def folder_of_runs(folder: Path, runs: Sequence[Path]) -> list[Row]:
+    """A row for runs that differ in the seed alone, of a folder that holds runs.
+
+    Raises `RecipeError` for runs of several recipes, `RunError` when none has metrics yet.
+    """
+    groups: dict[str, list[Path]] = {}
+    settings: dict[str, dict[str, Any]] = {}
+    recipes: dict[str, str] = {}
+    for run in runs:
+        stored = {k: v for k, v in stored_recipe(run).items() if k not in ("seed", "source")}
+        key = json.dumps(stored, sort_keys=True)
+        groups.setdefault(key, []).append(run)
+        own = identity(stored, run)
+        recipes.setdefault(own["recipe"], run.name)
+        settings[key] = {k: own[k] for k in ("batch", "replicas", "precision")} | own["settings"]
+    if len(recipes) > 1:
+        of = [fact("run-of-recipe", run=run, recipe=name) for name, run in recipes.items()]
+        raise RecipeError("runs-of-several-recipes", folder=folder, runs=of)
+    known_names = dict.fromkeys(itertools.chain(*settings.values()))
+    names = [k for k in known_names if len({str(s.get(k)) for s in settings.values()}) > 1]
+    rows = []
+    for key, members in groups.items():
+        label = ", ".join(f"{name}={settings[key].get(name)}" for name in names) or folder.name
+        label = label if len(label) <= _LONG else members[0].name
+        source = fact("source-runs", folder=str(folder), label=label)
+        rows += _together(dict.fromkeys(members), label, source)
+    if not rows:
+        raise RunError("runs-no-metrics", folder=folder, runs=len(runs))
+    return rows
+
+
+def _together(folders: Mapping[Path, Any], label: str, source: Fact) -> list[Row]:
+    """Runs that differ in the seed as one row, with when they diverged; none that has metrics, no row."""
+    rows, notes = [], []
+    for folder, diverged in folders.items():
+        try:
+            rows.append(run_row(folder, diverged))
+        except RunError as error:
+            notes.append(fact("run-left-out", why=str(error)))
+    if not rows:
+        return []
+    first = next((row for row in rows if row.device is not None), rows[0])
+    for row in rows:
+        name = Path(row.repeats[0].name).name
+        notes += [fact("note-of-run", run=name, note=note) for note in row.notes]
+        if row.device is not None and (row.where, row.exact) != (first.where, first.exact):
+            notes.append(fact("run-elsewhere", run=name, device=row.where, first=first.where))
+    repeats = tuple(r for row in rows for r in row.repeats)
+    return [replace(first, label=label, form="study", source=source, repeats=repeats, notes=tuple(notes))]
+
+
+def _repeat(
+    folder: Path,
+    stored: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    result: Mapping[str, Any],
+    diverged: Fact | None,
+) -> Repeat:
+    speeds, losses, evaluations = [], [], []
+    metrics: dict[str, float] = {}
+    before = 0
+    for row in rows:
+        step, found = row["step"], metrics_of(row)
+        metrics |= found
+        if known(speed := row.get("examples_per_second")) and speed > 0:
+            speeds.append((step, speed))
+        if "train/loss" in found and step > before:
+            losses.append(Window(before + 1, step, found["train/loss"]))
+            before = step
+        if scores := {k: v for k, v in found.items() if k.startswith("eval/")}:
+            seconds = {"seconds": s} if known(s := row.get("seconds")) and s else {}
+            evaluations.append({"step": step, **scores, **seconds})
+    # The first interval of a process is warm-up. Its summary says how many came after, so where a run was
+    # resumed to its end, one more is known
+    after = whole(mapping(result, "speed"), "intervals")
+    warm = {0} if after is None else {0, len(speeds) - 1 - after}
+    steady = [speed for k, speed in enumerate(speeds) if k not in warm]
+    sections = numbers(mapping(result, "seconds"))
+    logged = max((s for row in rows if known(s := row.get("seconds"))), default=0.0)
+    if logged > sections.get("total", 0.0) + _ROUNDING:  # resumed: these are of its last process alone
+        sections = {"total": logged} if result else {}
+    return Repeat(
+        name=str(folder),
+        seed=whole(stored, "seed"),
+        steps=rows[-1]["step"] if rows else None,
+        speeds=tuple(steady or speeds),
+        losses=tuple(losses),
+        evaluations=tuple(evaluations),
+        metrics=metrics,
+        seconds=sections,
+        complete=bool(result),
+        diverged=diverged,
+        warming_up=not steady,
+    )

@@ -1,0 +1,296 @@
+"""What the arguments of `chipwise compare` name, as rows.
+
+- `FILE.json`: a record of `chipwise bench`, or a document of `chipwise plan --json`, a row a target.
+- `DIR`: a run folder; a study, a row a point; a folder of records, the repeats of one row; or of runs.
+- `published` or `published:WORDS`: rows of the bundled table for the recipe of the others.
+- `LABEL=...`: any of these by another name.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..chips.catalogue import find
+from ..errors import DataError, RecipeError, RunError
+from ..measure import record
+from ..planner.plans import SCHEMA as PLAN
+from ..words.facts import Fact, fact
+from ..words.figures import known
+from .published import Published, rows_for
+from .rows import MEASURED, PREDICTED, PUBLISHED, Repeat, Row, Window, identity, mapping, numbers, text, whole
+from .runs import folder_of_runs, run_row, study_rows
+
+_PUBLISHED = re.compile(r"published(?::(.*))?", re.DOTALL)
+
+
+def read(arguments: Sequence[str]) -> list[Row]:
+    """The rows that the arguments name, in their order, each with a label of its own.
+
+    Raises `DataError` and `RunError` for files and folders that cannot be used, `RecipeError` for
+    published rows that are not there.
+    """
+    labelled = [_labelled(argument) for argument in arguments]
+    read_ = [[] if _PUBLISHED.fullmatch(path) else _read(Path(path)) for _, path in labelled]
+    recipe = next((rows[0].recipe for rows in read_ if rows), None)
+    seen: set[str] = set()
+    distinct = []
+    for (label, path), rows in zip(labelled, read_, strict=True):
+        if (asked := _PUBLISHED.fullmatch(path)) is not None:
+            rows = _published(recipe, (asked[1] or "").strip())
+        for row in rows:
+            name = row.label if label is None else label if len(rows) == 1 else f"{label} {row.label}"
+            names = itertools.chain([name], (f"{name} ({n})" for n in itertools.count(2)))
+            name = next(n for n in names if n not in seen)  # equal labels numbered
+            seen.add(name)
+            distinct.append(replace(row, label=name, given=tuple(filter(None, (label, path)))))
+    return distinct
+
+
+def unpublished(arguments: Sequence[str], rows: Sequence[Row]) -> list[Fact]:
+    """What to say of a plain `published` that brought no rows."""
+    asked = any(_PUBLISHED.fullmatch(path) for _, path in map(_labelled, arguments))
+    if not asked or not rows or any(row.kind == PUBLISHED for row in rows):
+        return []
+    return [fact("nobody-published", recipe=rows[0].recipe, recipes=_recipes())]
+
+
+def _labelled(argument: str) -> tuple[str | None, str]:
+    """`LABEL=PATH` in its parts; a path may itself hold `=`, as a point's folder does."""
+    label, equals, path = argument.partition("=")
+    if equals and label.strip() and path and not Path(argument).exists():
+        return label.strip(), path
+    return None, argument
+
+
+def _read(path: Path) -> list[Row]:
+    if not path.exists():
+        raise DataError("source-missing", path=path)
+    if path.is_dir():
+        return _folder(path)
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):  # `record.read` says what is wrong with it
+        document = None
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if isinstance(schema, str) and schema.startswith(f"{PLAN.partition('/')[0]}/"):
+        return _plans(document, path)
+    return [_record(record.read(path, "train"), path)]
+
+
+def _folder(path: Path) -> list[Row]:
+    if (path / "study.json").exists():
+        return study_rows(path)
+    if (path / "recipe.json").exists():
+        return [run_row(path)]
+    if files := sorted(path.glob("*.json")):
+        return [_repeats([_record(record.read(file, "train"), file) for file in files], path)]
+    if runs := sorted(p.parent for p in path.glob("*/recipe.json")):
+        return folder_of_runs(path, runs)
+    raise RunError("folder-holds-nothing", folder=path)
+
+
+# ---- records
+
+
+def _record(stored: record.Record, path: Path) -> Row:
+    """Raises `DataError` for a record that lacks the speed, or the batch it was measured at."""
+    measured = checked(stored.measured, path)
+    speeds = stored.figures.get("examples_per_second")
+    if speeds is None or min(speeds.runs) <= 0:
+        raise DataError("record-no-speed", path=path)
+    recipe, devices = mapping(measured, "recipe"), mapping(measured, "devices")
+    own = {k: measured[k] for k in ("batch", "replicas", "precision") if k in measured}
+    each, start = measured.get("steps_per_interval", 1), measured.get("warmup_steps", 0)
+    losses = list(itertools.takewhile(known, measured.get("first_losses", ())))
+    notes = []
+    if len(losses) < len(measured.get("first_losses", ())):
+        notes.append(fact("loss-not-finite-at", step=len(losses) + 1))
+    if measured.get("data_note"):
+        notes.append(fact("data-note", words=measured["data_note"]))
+    notes += [
+        fact(code, share=measured[k])
+        for k, code in (("wait_data_share", "share-waiting"), ("share_of_peak", "share-of-peak"))
+        if k in measured
+    ]
+    repeat = Repeat(
+        name=str(path),
+        seed=whole(recipe, "seed"),
+        steps=measured.get("timed_steps"),
+        speeds=tuple((start + each * (k + 1), run) for k, run in enumerate(speeds.runs)),
+        losses=tuple(Window(k + 1, k + 1, x) for k, x in enumerate(losses)),
+        seconds=numbers(measured.get("seconds", {})),
+        complete=False,
+    )
+    versions = {"python": stored.machine.python, **stored.machine.versions}
+    return Row(
+        label=path.stem,
+        kind=MEASURED,
+        form="record",
+        source=fact("source-record", path=str(path), day=stored.created[:10]),
+        created=stored.created,
+        parameters=measured.get("parameters"),
+        exact=measured.get("exact"),
+        data=measured.get("data") or None,
+        framework=measured.get("framework") or None,
+        device=text(devices, "kind"),
+        devices=whole(devices, "count"),
+        simulated=devices.get("simulated") is True,
+        machine=stored.machine.title,
+        versions={k: v for k, v in versions.items() if v},
+        repeats=(repeat,),
+        notes=tuple(notes),
+        **identity({**recipe, **own, "name": stored.name}, path),
+    )
+
+
+_TEXT, _FLAG, _OBJECT = "text", "true or false", "an object"
+_WHOLE, _COUNT, _NUMBER = "a whole number from 0 on", "a whole number from 1 on", "a number"
+_LOSSES = "a list of numbers"
+_FIELDS = {  # of what a record measured, those that a comparison uses
+    "framework": _TEXT, "recipe": _OBJECT, "data": _TEXT, "data_note": _TEXT, "batch": _COUNT,
+    "replicas": _COUNT, "precision": _TEXT, "exact": _FLAG, "devices": _OBJECT, "parameters": _WHOLE,
+    "warmup_steps": _WHOLE, "timed_steps": _WHOLE, "steps_per_interval": _COUNT, "seconds": _OBJECT,
+    "first_losses": _LOSSES, "wait_data_share": _NUMBER, "share_of_peak": _NUMBER,
+}  # fmt: skip
+
+
+def checked(measured: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """What a training record measured, the fields that are there and not null.
+
+    Raises `DataError` for one that is of another type than docs/bench.md says.
+    """
+    for name, expected in _FIELDS.items():
+        value = measured.get(name)
+        if value is not None and not _is(value, expected):
+            facts = {"path": path, "field": f"measured.{name}", "value": json.dumps(value)[:60]}
+            raise DataError("record-measured-type", **facts, expected=expected)
+    return {name: value for name, value in measured.items() if value is not None}
+
+
+def _is(value: Any, expected: str) -> bool:
+    if expected in (_WHOLE, _COUNT):
+        return type(value) is int and value >= (expected == _COUNT)
+    if expected == _NUMBER:
+        return known(value)
+    if expected == _LOSSES:  # null, and the NaN that Python writes, are losses that were not finite
+        return isinstance(value, list) and all(x is None or type(x) in (int, float) for x in value)
+    return isinstance(value, {_TEXT: str, _FLAG: bool, _OBJECT: dict}[expected])
+
+
+_SHARED = ["recipe", "batch", "replicas", "precision", "exact", "data", "framework", "machine", "where"]
+
+
+def _repeats(rows: list[Row], folder: Path) -> Row:
+    """Records of one folder as one row. Raises `DataError` when they are not of one recipe and machine."""
+    first = rows[0]
+    for row, name in itertools.product(rows[1:], _SHARED):
+        a, b = getattr(first, name), getattr(row, name)
+        if a != b:
+            files = {"file": f"{first.label}.json", "other": f"{row.label}.json"}
+            what = "device" if name == "where" else name
+            raise DataError("records-differ", folder=folder, what=what, a=a, b=b, **files)
+    day = (first.created or "")[:10]
+    return replace(
+        first,
+        label=folder.name or str(folder),
+        source=fact("source-records", records=len(rows), folder=str(folder), day=day),
+        repeats=tuple(r for row in rows for r in row.repeats),
+        notes=tuple({str(note): note for row in rows for note in row.notes}.values()),
+    )
+
+
+# ---- plans
+
+
+def _plans(document: Mapping[str, Any], path: Path) -> list[Row]:
+    """A row a target. Raises `DataError` for a document of another version, or with no plan in it."""
+    if document["schema"] != PLAN:
+        raise DataError("plan-other-schema", path=path, schema=document["schema"], expected=PLAN)
+    recipe, plans = mapping(document, "recipe"), document.get("plans")
+    name, batch = text(recipe, "name"), whole(recipe, "batch")
+    good = isinstance(plans, list) and all(isinstance(p, dict) and text(p, "target") for p in plans)
+    if not good or not plans or name is None or batch is None:
+        raise DataError("plan-damaged", path=path)
+    facts = {"path": str(path), "day": str(document.get("created"))[:10]}
+    rows = []
+    for p in plans:
+        chip = find(p["chip"]) if isinstance(p.get("chip"), str) else None
+        rows.append(
+            Row(
+                label=p["target"],
+                kind=PREDICTED,
+                form="plan",
+                source=fact("source-plan", **facts, method=text(p, "method") or "method unknown"),
+                created=text(document, "created"),
+                recipe=name,
+                parameters=whole(recipe, "parameters"),
+                batch=whole(p, "batch") or batch,
+                replicas=whole(p, "replicas"),
+                precision=text(p, "precision"),
+                framework="chipwise",
+                device=chip.name if chip else text(p, "chip"),
+                devices=whole(p, "devices"),
+                target=p["target"],
+                plan=p,
+                notes=() if p.get("problem") is None else (fact("cannot-run", problem=_problem(p)),),
+            )
+        )
+    return rows
+
+
+def _problem(plan: Mapping[str, Any]) -> str:
+    problem = plan["problem"]
+    return str(problem.get("text", problem) if isinstance(problem, Mapping) else problem)
+
+
+# ---- published
+
+
+def _published(recipe: str | None, words: str) -> list[Row]:
+    """Rows of the bundled table, none for a recipe of which there are none.
+
+    Raises `RecipeError` when `words` leave none, and when they leave several recipes.
+    """
+    found = rows_for(recipe, words)
+    recipes = list(dict.fromkeys(row.recipe for row in found))
+    if len(recipes) > 1:
+        raise RecipeError("published-of-which-recipe", recipes=recipes, first=recipes[0])
+    there = rows_for(recipe) if recipe else ()
+    if words and not found and there:
+        # one that a shell takes without quotes
+        typed = next((row.target for row in there if row.target), "")
+        raise RecipeError("published-no-match", recipe=recipe, words=words, rows=len(there), target=typed)
+    if words and not found:
+        raise RecipeError("published-none", words=words, recipes=_recipes())
+    return [_published_row(row) for row in found]
+
+
+def _recipes() -> list[str]:
+    return sorted({row.recipe for row in rows_for(None)})
+
+
+def _published_row(row: Published) -> Row:
+    notes = [fact("similar", how=row.similar)] if row.similar else []
+    return Row(
+        label=row.label,
+        kind=PUBLISHED,
+        form="published",
+        source=fact("source-published", source=row.source, date=row.date),
+        created=row.date,
+        recipe=row.recipe,
+        batch=row.batch,
+        replicas=row.replicas,
+        precision=row.precision,
+        framework=row.framework,
+        device=row.device,
+        devices=1,
+        target=row.target,
+        published=row,
+        notes=(*notes, *([fact("source-note", words=row.note)] if row.note else [])),
+    )
