@@ -259,7 +259,7 @@ def test_a_run_that_diverged_counts_nowhere(tmp_path):
     (beside,) = told(found, "metric", "final")[0]["more"]
     assert (beside["code"], beside["runs"], beside["of"]) == ("diverged-beside", 1, 4)
     assert [(n["run"], n["note"]["code"]) for n in row["notes"] if n["code"] == "note-of-run"] == [
-        ("seed-3", "run-diverged")
+        ("seed-3", "run-diverged-when")
     ]
 
 

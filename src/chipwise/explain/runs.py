@@ -40,7 +40,7 @@ def run_row(folder: Path, diverged: Any = None) -> Row:
     fields, devices = identity(stored, folder), mapping(result, "devices")
     notes: list[Fact] = []
     if when is not None:
-        notes.append(fact("run-diverged", when=when))
+        notes.append(fact("run-diverged-when", when=when))
     elif not result:
         notes.append(fact("run-unfinished", steps=rows[-1]["step"]))
     if damaged:
