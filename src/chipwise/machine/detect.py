@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import jax
 
-from ..errors import DeviceError, nearest
+from ..errors import DeviceError, near
 from . import guard
 from .facts import HostFacts, gather
 from .simulate import setting, started
@@ -23,8 +23,8 @@ PLATFORMS = ("cpu", "gpu", "tpu")
 class Machine:
     """The devices to use, in JAX's order, and where they came from.
 
-    `available` counts all devices of the platform over all processes, of which `devices` are the first.
-    `simulated` says that they are parts of one host's CPU.
+    `available` counts all devices of the platform, of which `devices` are the first. `simulated` says that
+    they are parts of one host's CPU.
     """
 
     platform: str  # "cpu", "gpu" or "tpu"
@@ -42,20 +42,20 @@ def detect(count: int | None = None, platform: str | None = None) -> Machine:
     - `platform`: `"cpu"`, `"gpu"` or `"tpu"`; by default the best that is there. `"cpu"` leaves an
       accelerator alone: when JAX has not started yet, it starts without one, for the life of this process.
 
-    Raises `DeviceError` when fewer devices are there than asked for, or when the host has an accelerator
-    that JAX cannot use; the message says why and what to type. `JAX_PLATFORMS=cpu`, `simulate` and an
-    empty `CUDA_VISIBLE_DEVICES` are taken as the wish to use the CPU.
+    Raises `DeviceError` when fewer devices are there than asked for, when the host has an accelerator that
+    JAX cannot use, or when JAX runs several processes; the message says why and what to type.
+    `JAX_PLATFORMS=cpu`, `simulate` and an empty `CUDA_VISIBLE_DEVICES` are taken as the wish to use the CPU.
     """
     if platform is not None and platform not in PLATFORMS:
         raise DeviceError(
-            f"platform={platform!r} is not one of {', '.join(PLATFORMS)}.{nearest(platform, PLATFORMS)}"
+            "platform-unknown", platform=platform, choices=PLATFORMS, hint=near(platform, PLATFORMS)
         )
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-        raise DeviceError(f"{count!r} devices: expected a whole number of at least 1, or None for all.")
-    found = _found(platform)
-    if found[0].platform == "cpu" and platform is None:
+        raise DeviceError("device-count-not-whole", count=count)
+    devices = _devices(platform)
+    if devices[0].platform == "cpu" and platform is None:
         refuse_fallback(gather(), setting("jax_platforms"), jax_errors)
-    return _take(found, count)
+    return _take(devices, count)
 
 
 def refuse_fallback(facts: HostFacts, jax_platforms: str | None, ask) -> None:
@@ -66,8 +66,7 @@ def refuse_fallback(facts: HostFacts, jax_platforms: str | None, ask) -> None:
     """
     left = guard.unused(facts, jax_platforms)
     if left:
-        message = guard.explain(facts, left, ask([a.platform for a in left]))
-        raise DeviceError(message[0].upper() + message[1:])
+        raise guard.refusal(facts, left, ask([a.platform for a in left]))
 
 
 def jax_errors(platforms: list[str]) -> dict[str, str]:
@@ -82,7 +81,7 @@ def jax_errors(platforms: list[str]) -> dict[str, str]:
     return errors
 
 
-def _found(platform: str | None) -> list[jax.Device]:
+def _devices(platform: str | None) -> list[jax.Device]:
     if platform == "cpu" and not started():
         # A TPU serves one process, and a GPU's memory is reserved on start: do not take what is not used.
         jax.config.update("jax_platforms", "cpu")
@@ -91,7 +90,7 @@ def _found(platform: str | None) -> list[jax.Device]:
     try:
         return jax.devices(platform) if platform else jax.devices()
     except RuntimeError as error:
-        raise DeviceError(no_devices(gather(), platform, setting("jax_platforms"), str(error))) from error
+        raise no_devices(gather(), platform, setting("jax_platforms"), str(error)) from error
 
 
 def leave_compiler_alone() -> None:
@@ -109,45 +108,36 @@ def compiler_only(facts: HostFacts) -> bool:
     return "libtpu" in facts.packages and not guard.accelerators(facts) and not hint
 
 
-def no_devices(facts: HostFacts, platform: str | None, jax_platforms: str | None, jax_error: str) -> str:
-    """The message when JAX gave an error instead of devices of `platform` (`None`: of any)."""
-    purpose = guard.cpu_on_purpose(facts, jax_platforms)
-    shown = [a for a in guard.accelerators(facts) if platform in (None, a.platform)]
+def no_devices(
+    facts: HostFacts, platform: str | None, jax_platforms: str | None, jax_error: str
+) -> DeviceError:
+    """What to raise when JAX gave an error instead of devices of `platform` (`None`: of any)."""
+    purpose, hidden = guard.cpu_on_purpose(facts, jax_platforms), guard.hidden(facts)
+    present = guard.accelerators(facts)
+    asked = [a for a in present if platform in (None, a.platform)]
     if platform in ("gpu", "tpu"):
         if purpose:
-            return f"platform={platform!r} was asked for, but {purpose} keeps JAX on the CPU: remove that."
-        if platform == "gpu" and guard.hidden(facts):
-            return f"platform='gpu' was asked for, but {guard.hidden(facts)} hides every GPU: unset it."
-        if not shown:
-            has = ", ".join(a.platform.upper() for a in guard.accelerators(facts)) or "only CPUs"
-            return (
-                f"platform={platform!r} was asked for, but this host shows no {platform.upper()} ({has}). "
-                f"Leave it out (--devices cpu), or move to a machine that has one."
-            )
-    if shown:
-        return guard.explain(facts, shown, {a.platform: jax_error for a in shown})
-    return f"JAX did not start: {' '.join(jax_error.split())[:600]}; {guard.OVERRIDE}"
+            return DeviceError("platform-kept-out", platform=platform, setting=purpose)
+        if platform == "gpu" and hidden:
+            return DeviceError("platform-hidden", platform=platform, setting=hidden)
+        if not asked:
+            shown = [a.platform.upper() for a in present]
+            return DeviceError("platform-absent", platform=platform, accelerators=shown)
+    if asked:
+        return guard.refusal(facts, asked, {a.platform: jax_error for a in asked})
+    return DeviceError("jax-does-not-start", said=" ".join(jax_error.split())[:600])
 
 
-def _take(found: list[jax.Device], count: int | None) -> Machine:
-    first = found[0]
-    name = f"{len(found)} × {first.device_kind}"
-    if count is not None and count > len(found):
-        raise DeviceError(
-            f"{count} devices were asked for, but {len(found)} found ({name}). Use what is there with "
-            f"--devices {len(found)}, or make {count} CPU devices with --simulate {count} "
-            f"(chipwise.simulate({count}) before JAX starts)."
-        )
-    if count is not None and count < len(found) and jax.process_count() > 1:
-        raise DeviceError(
-            f"{count} of {len(found)} devices were asked for, but {jax.process_count()} processes share them "
-            f"and each must use its own. Leave --devices out, or start fewer processes."
-        )
+def _take(devices: list[jax.Device], count: int | None) -> Machine:
+    kind = devices[0].device_kind
+    if jax.process_count() > 1:
+        raise DeviceError("several-processes", processes=jax.process_count())
+    if count is not None and count > len(devices):
+        raise DeviceError("devices-missing", count=count, here=len(devices), kind=kind)
     return Machine(
-        platform=first.platform,
-        kind=first.device_kind,
-        devices=tuple(found[:count]),
-        available=len(found),
-        simulated=first.platform == "cpu"
-        and len([d for d in found if d.process_index == first.process_index]) > 1,
+        platform=devices[0].platform,
+        kind=kind,
+        devices=tuple(devices[:count]),
+        available=len(devices),
+        simulated=devices[0].platform == "cpu" and len(devices) > 1,
     )

@@ -1,62 +1,112 @@
-"""The report of `chipwise devices`: what is here, and what is wrong with it.
+"""What `chipwise devices` reports: what is here, and what stands between this host and a good run.
 
-Nothing here raises because a device is broken; it becomes a problem of the report.
+Nothing here raises because a device is broken: that is a problem of the report. `problems` is pure, with
+everything in a `Situation`, so that a test can describe any machine.
 """
 
 from __future__ import annotations
 
 import platform as python_platform
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from .. import chips
+from ..words.facts import Fact, fact, say
 from . import guard
 from .detect import jax_errors
 from .facts import HostFacts, gather, installed
 from .hosts import Place, place
 from .limits import Cores, Disk, Memory, cores, disk, memory
-from .problems import GiB, Problem, Situation, problems
 from .simulate import setting
 
 SCHEMA = 1
 """Grows when a key of `Report.to_json` changes its meaning or goes; new keys do not change it."""
 
 LISTED = ("chipwise", "jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "numpy")
+SEVERITIES = ("error", "warning", "note")
+GiB = 2**30
+
+# Eight TPU v3 cores fed with JPEG decoded and augmented on the host wanted 16 logical cores or more.
+# With augmentation on the device, as here, decoding remains: two cores a device is a floor, not a promise.
+CORES_PER_DEVICE = 2
+LOW_DISK_BYTES = 5 * GiB
+LOW_MEMORY_BYTES = 2 * GiB
+
+
+@dataclass(frozen=True)
+class Problem:
+    """`severity` is `"error"` (training here cannot go as asked), `"warning"` (it will, but badly) or
+    `"note"` (a choice worth knowing). The fact has the texts what, why and fix."""
+
+    severity: str
+    fact: Fact
+
+    @property
+    def what(self) -> str:
+        return say(self.fact)
+
+    @property
+    def why(self) -> str:
+        return say(self.fact, "why")
+
+    @property
+    def fix(self) -> str:
+        return say(self.fact, "fix")
+
+    def to_json(self) -> dict[str, Any]:
+        texts = {"what": self.what, "why": self.why, "fix": self.fix}
+        return {"severity": self.severity, **self.fact.json(), **texts}
 
 
 @dataclass(frozen=True)
 class DeviceLine:
-    """One JAX device of this process. `memory_bytes` is what JAX may allocate there, by default three
-    quarters of a GPU's own; `None` where the backend does not say."""
+    """One JAX device. `memory_bytes` is what JAX may allocate there, by default three quarters of a GPU's
+    own; `None` where the backend does not say."""
 
     id: int
     platform: str
     kind: str
-    process: int
-    chip: str | None  # its name in the catalogue
-    memory_bytes: int | None
-    memory_used_bytes: int | None
-    error: str | None  # what it said when asked to hold one number
+    process: int = 0
+    chip: str | None = None  # its name in the catalogue
+    memory_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    error: str | None = None  # what it said when asked to hold one number
+
+
+@dataclass(frozen=True)
+class Situation:
+    """A host and the JAX devices of this process there; `processes` counts all of them."""
+
+    facts: HostFacts
+    place: Place
+    cores: Cores
+    memory: Memory
+    disk: Disk
+    devices: tuple[DeviceLine, ...] = ()
+    processes: int = 1
+    jax_platforms: str | None = None
+    jax_errors: dict[str, str] = field(default_factory=dict)  # by platform; "" when JAX did not start
+    float64: bool = False
+
+    @property
+    def platform(self) -> str | None:
+        return self.devices[0].platform if self.devices else None
+
+    @property
+    def simulated(self) -> bool:
+        return self.platform == "cpu" and len(self.devices) > 1
 
 
 @dataclass(frozen=True)
 class Report:
-    """All that `chipwise devices` shows. `devices` are this process's; `processes` counts all."""
+    """All that `chipwise devices` shows."""
 
-    place: Place
-    devices: tuple[DeviceLine, ...]
-    simulated: bool
-    processes: int
-    cores: Cores
-    memory: Memory
-    disk: Disk
+    situation: Situation
     versions: dict[str, str | None]  # `None`: not installed
     problems: tuple[Problem, ...]
 
@@ -67,48 +117,33 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values with stable keys, all present always, `null` for unknown. Sizes are bytes."""
+        s = self.situation
         return {
             "schema": SCHEMA,
             "where": {
-                "name": self.place.name,
-                "title": self.place.title,
-                "all": list(self.place.all),
-                "hosts": self.place.hosts,
+                "name": s.place.name,
+                "title": s.place.title,
+                "all": list(s.place.all),
+                "hosts": s.place.hosts,
             },
-            "platform": self.devices[0].platform if self.devices else None,
-            "device_count": len(self.devices),
-            "simulated": self.simulated,
-            "processes": self.processes,
-            "devices": [asdict(d) for d in self.devices],
+            "platform": s.platform,
+            "device_count": len(s.devices),
+            "simulated": s.simulated,
+            "processes": s.processes,
+            "devices": [asdict(d) for d in s.devices],
             "host": {
-                "cores": self.cores.machine,
-                "cores_usable": self.cores.usable,
-                "memory_bytes": self.memory.total_bytes,
-                "memory_available_bytes": self.memory.available_bytes,
-                "disk_path": self.disk.path,
-                "disk_bytes": self.disk.total_bytes,
-                "disk_free_bytes": self.disk.free_bytes,
+                "cores": s.cores.machine,
+                "cores_usable": s.cores.usable,
+                "memory_bytes": s.memory.total_bytes,
+                "memory_available_bytes": s.memory.available_bytes,
+                "disk_path": s.disk.path,
+                "disk_bytes": s.disk.total_bytes,
+                "disk_free_bytes": s.disk.free_bytes,
             },
             "versions": dict(self.versions),
-            "problems": [asdict(p) for p in self.problems],
+            "problems": [p.to_json() for p in self.problems],
             "ok": not self.failed,
         }
-
-    def render(self, console: Console) -> None:
-        """Prints the report as tables, equal devices on one line."""
-        console.print(grid([("where", _where(self)), *_host_rows(self)]))
-        console.print()
-        console.print(_device_table(self))
-        console.print()
-        known = [f"{name} {version}" for name, version in self.versions.items() if version]
-        console.print(grid([("versions", ", ".join(known))]))
-        console.print()
-        if not self.problems:
-            console.print("No problems found.", style="green")
-        for problem in self.problems:
-            style = {"error": "bold red", "warning": "yellow", "note": "cyan"}[problem.severity]
-            console.print(Text.assemble((f"{problem.severity}: ", style), (problem.what, "bold")))
-            console.print(grid([("  why", problem.why), ("  fix", problem.fix)]))
 
 
 def look(path: str | Path = ".", facts: HostFacts | None = None) -> Report:
@@ -118,43 +153,26 @@ def look(path: str | Path = ".", facts: HostFacts | None = None) -> Report:
     """
     facts = gather() if facts is None else facts
     errors: dict[str, str] = {}
+    devices, processes = [], 1
     try:
-        found = jax.local_devices()
-        processes = jax.process_count()
+        devices, processes = jax.local_devices(), jax.process_count()
     except Exception as error:  # a broken plugin may raise anything; the report is the place to say so
-        found, processes, errors = [], 1, {"": str(error)}
-    lines = tuple(_line(d) for d in found)
-    first = lines[0].platform if lines else None
-    if first == "cpu":
-        missing = [a.platform for a in guard.unused(facts, setting("jax_platforms"))]
-        errors = jax_errors(missing)
-    here, host_cores, host_memory, host_disk = place(facts), cores(), memory(), disk(path)
+        errors[""] = str(error)
+    if devices and devices[0].platform == "cpu":
+        errors = jax_errors([a.platform for a in guard.unused(facts, setting("jax_platforms"))])
     situation = Situation(
-        facts=facts,
-        place=here,
-        cores=host_cores,
-        memory=host_memory,
-        disk=host_disk,
-        platform=first,
-        kinds=tuple(d.kind for d in lines),
-        processes=processes,
-        jax_platforms=setting("jax_platforms"),
-        jax_errors=errors,
-        broken={d.id: d.error for d in lines if d.error},
-        float64=bool(setting("jax_enable_x64")),
-    )
-    simulated = first == "cpu" and len(lines) > 1
-    return Report(
-        here,
-        lines,
-        simulated,
+        facts,
+        place(facts),
+        cores(),
+        memory(),
+        disk(path),
+        tuple(_line(d) for d in devices),
         processes,
-        host_cores,
-        host_memory,
-        host_disk,
-        versions(facts),
-        tuple(problems(situation)),
+        setting("jax_platforms"),
+        errors,
+        bool(setting("jax_enable_x64")),
     )
+    return Report(situation, versions(facts), tuple(problems(situation)))
 
 
 def versions(facts: HostFacts) -> dict[str, str | None]:
@@ -172,12 +190,12 @@ def _line(device: jax.Device) -> DeviceLine:
     error = None
     try:
         jax.device_put(np.zeros(1, np.float32), device).block_until_ready()
-    except Exception as said:
-        error = f"{type(said).__name__}: {said}"
+    except Exception as raised:
+        error = f"{type(raised).__name__}: {raised}"
     try:
-        stats = device.memory_stats()
+        stats = device.memory_stats() or {}
     except Exception:  # a backend may not offer it, and works all the same
-        stats = None
+        stats = {}
     chip = chips.find(device.device_kind)
     return DeviceLine(
         id=device.id,
@@ -185,60 +203,67 @@ def _line(device: jax.Device) -> DeviceLine:
         kind=device.device_kind,
         process=device.process_index,
         chip=chip.name if chip else None,
-        memory_bytes=(stats or {}).get("bytes_limit"),
-        memory_used_bytes=(stats or {}).get("bytes_in_use"),
+        memory_bytes=stats.get("bytes_limit"),
+        memory_used_bytes=stats.get("bytes_in_use"),
         error=error,
     )
 
 
-def _where(report: Report) -> str:
-    also = [name for name in report.place.all if name != report.place.name]
-    return report.place.title + (f" (also {', '.join(also)})" if also else "")
+def problems(s: Situation) -> list[Problem]:
+    """The problems of a situation, errors first."""
+    every = [Problem(*problem) for part in (_devices, _settings, _host) for problem in part(s)]
+    return sorted(every, key=lambda p: SEVERITIES.index(p.severity))
 
 
-def _host_rows(report: Report) -> list[tuple[str, str]]:
-    host = report.cores
-    share = "" if host.usable == host.machine else f" usable of {host.machine}"
-    return [
-        ("processes", str(report.processes)),
-        ("host cores", f"{host.usable:g}{share}"),
-        (
-            "host memory",
-            f"{_gib(report.memory.available_bytes)} available of {_gib(report.memory.total_bytes)}",
-        ),
-        (
-            "disk",
-            f"{_gib(report.disk.free_bytes)} free of {_gib(report.disk.total_bytes)} at {report.disk.path}",
-        ),
-    ]
+def _devices(s: Situation) -> Iterator[tuple[str, Fact]]:
+    unused = guard.unused(s.facts, s.jax_platforms)
+    if s.platform is None:
+        said = " ".join(next(iter(s.jax_errors.values()), "").split())[:600]
+        if unused:
+            yield "error", fact("no-devices", reason=guard.why_unused(s.facts, unused[0].platform, said))
+        else:
+            yield "error", fact("no-backend", said=said)
+    elif s.platform == "cpu":
+        for name in [accelerator.platform for accelerator in unused]:
+            reason = guard.why_unused(s.facts, name, s.jax_errors.get(name, ""))
+            yield "error", fact("fell-back-to-cpu", platform=name.upper(), reason=reason)
+    for device in s.devices:
+        if device.error:
+            yield "error", fact("device-broken", device=device.id, said=" ".join(device.error.split())[:400])
+    kinds = sorted({device.kind for device in s.devices})
+    if len(kinds) > 1:
+        yield "warning", fact("devices-differ", kinds=kinds)
+    old = guard.driver_too_old(s.facts)
+    if old and s.platform == "gpu":
+        yield "warning", fact("driver-old", reason=old)
 
 
-def _device_table(report: Report) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("devices", "platform", "kind", "memory each", "catalogue"):
-        table.add_column(title, overflow="fold")
-    groups: dict[tuple, list[DeviceLine]] = {}
-    for line in report.devices:
-        groups.setdefault((line.platform, line.kind, line.memory_bytes, line.chip), []).append(line)
-    for (platform, kind, size, chip), lines in groups.items():
-        count = f"{len(lines)}{' simulated' if report.simulated else ''}"
-        size_text = _gib(size) if size else "shares the host's" if platform == "cpu" else "unknown"
-        table.add_row(count, platform, Text(kind), size_text, chip or "not in it")
-    if not report.devices:
-        table.add_row("none", "", "", "", "")
-    return table
+def _settings(s: Situation) -> Iterator[tuple[str, Fact]]:
+    purpose, hidden = guard.cpu_on_purpose(s.facts, s.jax_platforms), guard.hidden(s.facts)
+    present = [a.platform.upper() for a in guard.accelerators(s.facts)]
+    if purpose and present:
+        yield "warning", fact("accelerator-left-alone", accelerators=present, setting=purpose)
+    elif hidden and "GPU" in present and s.platform == "cpu":
+        yield "warning", fact("gpu-hidden", setting=hidden)
+    tensorflow = [n for n in ("tensorflow", "tensorflow-tpu") if n in s.facts.packages]
+    if tensorflow and "TPU" in present:
+        yield "warning" if s.place.name == "kaggle" else "note", fact("tpu-shared", packages=tensorflow)
+    if s.float64:
+        yield "warning", fact("float64-enabled")
+    if s.processes > 1:
+        yield "error", fact("several-processes", processes=s.processes)
+    elif s.place.hosts > 1:
+        yield "warning", fact("hosts-apart", hosts=s.place.hosts)
 
 
-def grid(rows: list[tuple[str, str]]) -> Table:
-    """Names and what they are, in two columns."""
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in rows:
-        # Text, because a message with [brackets] is not markup
-        table.add_row(name, Text(value))
-    return table
-
-
-def _gib(size: int) -> str:
-    return f"{size / GiB:.1f} GiB"
+def _host(s: Situation) -> Iterator[tuple[str, Fact]]:
+    devices, usable = len(s.devices), s.cores.usable
+    least = CORES_PER_DEVICE * devices
+    if s.platform in ("gpu", "tpu") and usable < least:
+        yield "warning", fact("few-host-cores", cores=usable, devices=devices, least=least)
+    if s.platform == "cpu" and devices > usable:
+        yield "note", fact("devices-take-turns", cores=usable, devices=devices)
+    if s.disk.free_bytes < LOW_DISK_BYTES:
+        yield "warning", fact("disk-low", gib=s.disk.free_bytes / GiB, path=s.disk.path)
+    if s.memory.available_bytes < LOW_MEMORY_BYTES:
+        yield "warning", fact("memory-low", gib=s.memory.available_bytes / GiB)

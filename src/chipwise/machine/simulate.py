@@ -22,7 +22,7 @@ def simulate(n: int) -> None:
     with other devices.
     """
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise DeviceError(f"simulate({n!r}): expected a whole number of devices, at least 1.")
+        raise DeviceError("device-count-not-whole", count=n)
     if not started():
         # Not through XLA_FLAGS: XLA reads that variable once, which may be over, and it may hold the
         # user's own flags. JAX's setting overrides it.
@@ -32,12 +32,7 @@ def simulate(n: int) -> None:
     here = jax.devices()
     if here[0].platform == "cpu" and len(here) == n:
         return
-    raise DeviceError(
-        f"{n} simulated devices were asked for, but JAX has already started with {len(here)} "
-        f"{here[0].device_kind} device{'s' if len(here) > 1 else ''} and cannot change. Call "
-        f"chipwise.simulate({n}) before any other use of JAX, or start the program with "
-        f"JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES={n}; in a notebook, restart the kernel first."
-    )
+    raise DeviceError("simulate-too-late", count=n, here=len(here), kind=here[0].device_kind)
 
 
 def started() -> bool:
