@@ -9,6 +9,7 @@ from chipwise.errors import DeviceError
 from chipwise.machine.detect import compiler_only, detect
 from chipwise.machine.facts import HostFacts, gather, installed
 from chipwise.machine.guard import accelerators
+from refusals import refused
 
 
 def test_every_device_is_used_by_default():
@@ -25,29 +26,33 @@ def test_fewer_devices_are_the_first(count):
 
 
 def test_more_devices_than_found_says_what_to_type():
-    with pytest.raises(DeviceError) as error:
+    with refused(DeviceError, "devices-missing", count=9, here=8, kind="cpu") as caught:
         detect(9)
-    for part in ("9 devices were asked for", "8 found (8 × cpu)", "--devices 8", "--simulate 9"):
-        assert part in str(error.value)
+    assert "--devices 8" in str(caught.value) and "--simulate 9" in str(caught.value)
 
 
 @pytest.mark.parametrize("count", [0, -1, 1.5, True, "2"])
 def test_a_count_must_be_a_whole_number(count):
-    with pytest.raises(DeviceError, match="whole number"):
+    with refused(DeviceError, "device-count-not-whole", count=count):
         detect(count)
 
 
 def test_an_unknown_platform_suggests_the_nearest():
-    with pytest.raises(
-        DeviceError, match=r"platform='tpus' is not one of cpu, gpu, tpu\. Did you mean 'tpu'"
-    ):
+    with refused(DeviceError, "platform-unknown", platform="tpus", hint="tpu"):
         detect(platform="tpus")
 
 
 def test_an_absent_platform_is_explained():
-    with pytest.raises(DeviceError, match=r"platform='tpu' was asked for, but .*JAX_PLATFORMS=cpu"):
+    with refused(DeviceError, "platform-kept-out", platform="tpu") as caught:
         detect(platform="tpu")
+    assert caught.value.facts["setting"]["variable"] == "JAX_PLATFORMS"
     assert detect(platform="cpu").devices == tuple(jax.devices())
+
+
+def test_several_processes_are_refused(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with refused(DeviceError, "one-process-only", processes=2):
+        detect()
 
 
 def test_one_cpu_is_not_simulated_and_cpu_starts_no_other_backend(fresh_python):
@@ -74,16 +79,15 @@ def test_a_promised_tpu_that_jax_does_not_find_is_refused_until_overridden(fresh
             try:
                 detect(**arguments)
             except DeviceError as error:
-                print(type(error).__name__, error)
+                (unused,) = error.facts["unused"]
+                print(error.code, *unused["evidence"], unused["reason"].code)
         print(look().problems[0].severity)
         print(detect(platform="cpu").platform)
         """,
         TPU_NAME="local",
         TPU_WORKER_ID="0",
     ).splitlines()
-    assert said[0].startswith("DeviceError This host has a TPU (TPU_NAME, TPU_WORKER_ID)")
-    assert 'pip install "chipwise[tpu]"; or use the CPU on purpose: --devices cpu' in said[0]
-    assert said[1:] == [said[0], "error", "cpu"]
+    assert said == [*["cpu-fallback TPU_NAME TPU_WORKER_ID libtpu-missing"] * 2, "error", "cpu"]
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@ from chipwise.errors import DeviceError
 from chipwise.machine import guard
 from chipwise.machine.detect import no_devices, refuse_fallback
 from chipwise.machine.facts import Holder, HostFacts
+from chipwise.words.facts import fact, say
+from refusals import refused
 
 JAX = {"jax": "0.10.2", "jaxlib": "0.10.2"}
 CUDA = {**JAX, "jax-cuda12-plugin": "0.10.2", "jax-cuda12-pjrt": "0.10.2"}
@@ -16,37 +18,51 @@ V5E = {"paths": frozenset({"/dev/vfio/0"}), "pci_tpu_chips": 1}
 
 
 def refusal(facts, jax_error="", jax_platforms=None):
-    """The message of `detect` on such a host when JAX found only CPUs; `None` when it goes on."""
+    """The reasons of `detect` on such a host when JAX found only CPUs, a fact each; `[]` when it goes on."""
     try:
         refuse_fallback(facts, jax_platforms, lambda platforms: dict.fromkeys(platforms, jax_error))
     except DeviceError as error:
-        return str(error)
-    return None
+        assert error.code == "cpu-fallback" and "\n" not in str(error)
+        return [unused["reason"] for unused in error.facts["unused"]]
+    return []
+
+
+def reason(*arguments, **named):
+    """The one reason, both texts of which can be said."""
+    (only,) = refusal(*arguments, **named)
+    assert say(only) and say(only, "remedy")
+    return only
 
 
 def test_a_plain_host_goes_on():
-    assert refusal(HostFacts(packages=JAX)) is None
+    assert refusal(HostFacts(packages=JAX)) == []
+
+
+def test_the_error_names_what_shows_the_accelerator():
+    with refused(DeviceError, "cpu-fallback") as caught:
+        refuse_fallback(HostFacts(paths=GPU_NODES, packages=JAX), None, lambda platforms: {})
+    (unused,) = caught.value.facts["unused"]
+    assert (unused["platform"], unused["evidence"]) == ("GPU", ("/dev/nvidia0", "/dev/nvidia1"))
+    assert str(unused["reason"]) in str(caught.value) and "--devices cpu" in str(caught.value)
 
 
 def test_a_gpu_without_the_cuda_plugin():
-    message = refusal(HostFacts(paths=GPU_NODES, packages=JAX, nvidia_driver="580.65.06"))
-    assert message.startswith("This host has a GPU (/dev/nvidia0, /dev/nvidia1)")
-    assert "JAX 0.10.2 is installed without its CUDA plugin" in message
-    assert 'pip install "chipwise[cuda]"' in message
-    assert "--devices cpu" in message and "JAX_PLATFORMS=cpu" in message
+    facts = HostFacts(paths=GPU_NODES, packages=JAX, nvidia_driver="580.65.06")
+    assert reason(facts) == fact("cuda-plugin-missing", jax="0.10.2")
 
 
 @pytest.mark.parametrize(
-    ("driver", "plugin", "fix"),
+    ("driver", "cuda", "code", "oldest"),
     [
-        ("470.82.01", "jax-cuda12-plugin", "Update the driver to 525"),
-        ("470.82.01", "jax-cuda13-plugin", "Update the driver to 580"),
-        ("535.104.05", "jax-cuda13-plugin", 'pip install "chipwise[cuda]"'),
+        ("470.82.01", "12", "driver-too-old", 525),
+        ("470.82.01", "13", "driver-too-old", 580),
+        ("535.104.05", "13", "driver-of-cuda-12", 580),
     ],
 )
-def test_an_old_driver(driver, plugin, fix):
-    message = refusal(HostFacts(paths=GPU_NODES, packages={**JAX, plugin: "0.10.2"}, nvidia_driver=driver))
-    assert f"driver {driver} is too old" in message and fix in message
+def test_an_old_driver(driver, cuda, code, oldest):
+    packages = {**JAX, f"jax-cuda{cuda}-plugin": "0.10.2"}
+    told = reason(HostFacts(paths=GPU_NODES, packages=packages, nvidia_driver=driver))
+    assert told == fact(code, driver=driver, cuda=cuda, oldest=oldest)
 
 
 @pytest.mark.parametrize("driver", ["525", "525.60.13", "580.65.06"])
@@ -55,26 +71,32 @@ def test_a_new_enough_driver_is_not_blamed(driver):
 
 
 def test_a_plugin_of_another_release():
-    message = refusal(HostFacts(paths=GPU_NODES, packages={**CUDA, "jax-cuda12-plugin": "0.9.0"}))
-    assert "jax-cuda12-plugin 0.9.0 does not belong to jaxlib 0.10.2" in message
-    assert 'pip install --upgrade "jax[cuda12]"' in message
+    told = reason(HostFacts(paths=GPU_NODES, packages={**CUDA, "jax-cuda12-plugin": "0.9.0"}))
+    assert told == fact("cuda-plugin-mismatch", cuda="12", plugin="0.9.0", jaxlib="0.10.2")
 
 
-def test_jaxs_own_error_is_quoted_when_nothing_better_is_known():
-    said = "Backend 'cuda' failed to initialize: CUDA_ERROR_UNKNOWN: unknown error"
-    message = refusal(HostFacts(paths=GPU_NODES, packages=CUDA, nvidia_driver="580.65.06"), said)
-    assert said in message and "nvidia-smi" in message
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ("Backend 'cuda' failed to initialize: CUDA_ERROR_UNKNOWN: unknown error", "cuda-plugin-fails"),
+        (
+            "Backend 'cuda' failed to initialize: INTERNAL: no supported devices found for platform CUDA",
+            "gpu-memory-taken",
+        ),
+    ],
+)
+def test_jaxs_own_error_is_quoted_when_nothing_better_is_known(said, code):
+    told = reason(HostFacts(paths=GPU_NODES, packages=CUDA, nvidia_driver="580.65.06"), said)
+    assert told == fact(code, said=said) and said in str(told)
 
 
-def test_a_full_gpu():
-    said = "Backend 'cuda' failed to initialize: INTERNAL: no supported devices found for platform CUDA"
-    message = refusal(HostFacts(paths=GPU_NODES, packages=CUDA), said)
-    assert "taken by another process" in message and said in message
+def test_that_a_platform_is_missing_is_not_quoted():
+    assert reason(HostFacts(paths=GPU_NODES, packages=CUDA), "Unknown backend cuda")["said"] == ""
 
 
 def test_a_container_started_without_its_gpu():
-    message = refusal(HostFacts(paths=frozenset({"/proc/driver/nvidia"}), packages=CUDA))
-    assert "docker run --gpus all" in message
+    told = reason(HostFacts(paths=frozenset({"/proc/driver/nvidia"}), packages=CUDA))
+    assert told.code == "gpu-not-in-container"
 
 
 @pytest.mark.parametrize(
@@ -82,65 +104,61 @@ def test_a_container_started_without_its_gpu():
     [{"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": "-1"}, {"NVIDIA_VISIBLE_DEVICES": "void"}],
 )
 def test_a_hidden_gpu_is_a_wish(environment):
-    assert refusal(HostFacts(environment=environment, paths=GPU_NODES, packages=CUDA)) is None
+    assert refusal(HostFacts(environment=environment, paths=GPU_NODES, packages=CUDA)) == []
 
 
 def test_choosing_one_gpu_does_not_hide_it():
     facts = HostFacts(environment={"CUDA_VISIBLE_DEVICES": "1"}, paths=GPU_NODES, packages=JAX)
-    assert "CUDA plugin" in refusal(facts)
+    assert reason(facts).code == "cuda-plugin-missing"
 
 
 @pytest.mark.parametrize("setting", ["cpu", "cpu,cuda"])
 def test_jax_platforms_is_a_wish(setting):
     facts = HostFacts(environment={"JAX_PLATFORMS": setting}, paths=GPU_NODES, packages=JAX)
-    assert refusal(facts) is None
-    assert refusal(HostFacts(paths=GPU_NODES, packages=JAX), jax_platforms=setting) is None
+    assert refusal(facts) == []
+    assert refusal(HostFacts(paths=GPU_NODES, packages=JAX), jax_platforms=setting) == []
 
 
 def test_jax_platforms_with_an_accelerator_first_is_not():
     facts = HostFacts(environment={"JAX_PLATFORMS": "tpu,cpu"}, paths=V3_NODES, packages=JAX)
-    assert "libtpu" in refusal(facts, jax_platforms="tpu,cpu")
+    assert reason(facts, jax_platforms="tpu,cpu").code == "libtpu-missing"
 
 
 def test_a_tpu_vm_without_libtpu():
-    message = refusal(HostFacts(paths=V3_NODES | {"/lib/libtpu.so"}, packages=JAX))
-    assert 'pip install "chipwise[tpu]"' in message
+    assert reason(HostFacts(paths=V3_NODES | {"/lib/libtpu.so"}, packages=JAX)).code == "libtpu-missing"
 
 
 def test_a_held_tpu_names_the_process():
     facts = HostFacts(paths=V3_NODES, packages=TPU, tpu_holders=(Holder(2718, "python3", "/dev/accel0"),))
-    message = refusal(facts, "Backend 'tpu' failed to initialize: ABORTED: The TPU is already in use")
-    assert "process 2718 (python3) holds /dev/accel0" in message and "kill 2718" in message
+    told = reason(facts, "Backend 'tpu' failed to initialize: ABORTED: The TPU is already in use")
+    assert told == fact("tpu-held", pid=2718, name="python3", path="/dev/accel0")
 
 
-def test_a_held_tpu_whose_holder_only_jax_knows():
-    said = "ABORTED: The TPU is already in use by process with pid 176028. Not attempting to load libtpu.so"
-    message = refusal(HostFacts(**V5E, packages=TPU), said)
-    assert "process 176028 holds it" in message
+@pytest.mark.parametrize(
+    ("said", "code", "numbers"),
+    [
+        ("ABORTED: The TPU is already in use by process with pid 176028. Not", "tpu-held-by", {"pid": 176028}),
+        ("TPU initialization failed: open(/dev/accel0): Operation not permitted", "tpu-not-permitted", None),
+        ("ABORTED: The TPU is already in use", "tpu-held-unknown", None),
+        ("Backend 'tpu' failed: something new", "libtpu-fails", {"libtpu": "0.0.42.1"}),
+    ],
+)
+def test_what_jax_says_of_a_tpu(said, code, numbers):
+    told = reason(HostFacts(**V5E, packages=TPU), said)
+    if code != "tpu-held-by":
+        numbers = {**(numbers or {}), "said": said}
+    assert told == fact(code, **numbers)
 
 
 def test_a_stale_lock_file():
     facts = HostFacts(paths=V3_NODES | {"/tmp/libtpu_lockfile"}, packages=TPU)
-    message = refusal(
-        facts, "ABORTED: libtpu.so already in use by another process probably owned by another user"
-    )
-    assert "sudo rm /tmp/libtpu_lockfile" in message and "lsof" in message
-
-
-def test_a_tpu_that_may_not_be_opened():
-    said = "TPU initialization failed: open(/dev/accel0): Operation not permitted"
-    message = refusal(HostFacts(paths=V3_NODES, packages=TPU), said)
-    assert "may not open" in message and "--privileged" in message
-
-
-def test_a_tpu_that_does_not_start_quotes_jax():
-    message = refusal(HostFacts(**V5E, packages=TPU), "Backend 'tpu' failed: something new")
-    assert "something new" in message and 'pip install --upgrade "chipwise[tpu]"' in message
+    said = "ABORTED: libtpu.so already in use by another process probably owned by another user"
+    assert reason(facts, said) == fact("tpu-lock-file", said=said)
 
 
 def test_colabs_old_network_tpu():
     facts = HostFacts(environment={"COLAB_TPU_ADDR": "10.0.0.2:8470", "COLAB_GPU": "0"}, packages=JAX)
-    assert "Runtime > Change runtime type" in refusal(facts)
+    assert reason(facts).code == "tpu-over-network"
 
 
 @pytest.mark.parametrize(
@@ -159,7 +177,7 @@ def test_colabs_old_network_tpu():
     ],
 )
 def test_weak_signs_of_a_tpu_are_not_one(facts):
-    assert guard.accelerators(facts) == [] and refusal(facts) is None
+    assert guard.accelerators(facts) == [] and refusal(facts) == []
 
 
 @pytest.mark.parametrize(
@@ -175,31 +193,34 @@ def test_strong_or_two_weak_signs_are(facts):
 
 
 def test_both_accelerators_are_explained():
-    message = refusal(HostFacts(paths=GPU_NODES | V3_NODES, packages=JAX))
-    assert "chipwise[cuda]" in message and "chipwise[tpu]" in message and message.count("--devices cpu") == 1
+    reasons = refusal(HostFacts(paths=GPU_NODES | V3_NODES, packages=JAX))
+    assert [told.code for told in reasons] == ["cuda-plugin-missing", "libtpu-missing"]
 
 
 @pytest.mark.parametrize(
-    ("facts", "platform", "jax_platforms", "words"),
+    ("facts", "platform", "jax_platforms", "code", "numbers"),
     [
-        (HostFacts(packages=JAX), "gpu", None, "shows no GPU"),
-        (HostFacts(paths=GPU_NODES, packages=JAX), "tpu", None, "shows no TPU (GPU)"),
-        (HostFacts(paths=GPU_NODES, packages=JAX), "gpu", None, "chipwise[cuda]"),
+        (HostFacts(packages=JAX), "gpu", None, "platform-absent", {"accelerators": []}),
+        (HostFacts(paths=GPU_NODES, packages=JAX), "tpu", None, "platform-absent", {"accelerators": ["GPU"]}),
+        (HostFacts(paths=GPU_NODES, packages=JAX), "gpu", None, "cpu-fallback", {}),
         (
             HostFacts(environment={"JAX_PLATFORMS": "cpu"}, paths=GPU_NODES),
             "gpu",
             "cpu",
-            "JAX_PLATFORMS=cpu in the",
+            "platform-kept-out",
+            {"setting": fact("environment-variable", variable="JAX_PLATFORMS", value="cpu")},
         ),
         (
             HostFacts(environment={"CUDA_VISIBLE_DEVICES": ""}, paths=GPU_NODES),
             "gpu",
             None,
-            "CUDA_VISIBLE_DEVICES=''",
+            "platform-hidden",
+            {"setting": fact("environment-variable", variable="CUDA_VISIBLE_DEVICES", value="")},
         ),
-        (HostFacts(paths=V3_NODES, packages=JAX), None, "tpu,cpu", "chipwise[tpu]"),
-        (HostFacts(), None, "bogus", "JAX did not start: no such backend"),
+        (HostFacts(paths=V3_NODES, packages=JAX), None, "tpu,cpu", "cpu-fallback", {}),
+        (HostFacts(), None, "bogus", "jax-does-not-start", {"said": "no such backend"}),
     ],
 )
-def test_a_platform_that_jax_refuses(facts, platform, jax_platforms, words):
-    assert words in no_devices(facts, platform, jax_platforms, "no such backend")
+def test_a_platform_that_jax_refuses(facts, platform, jax_platforms, code, numbers):
+    with refused(DeviceError, code, **numbers):
+        raise no_devices(facts, platform, jax_platforms, "no such backend")

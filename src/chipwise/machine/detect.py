@@ -131,7 +131,7 @@ def no_devices(
 def _take(devices: list[jax.Device], count: int | None) -> Machine:
     kind = devices[0].device_kind
     if jax.process_count() > 1:
-        raise DeviceError("several-processes", processes=jax.process_count())
+        raise DeviceError("one-process-only", processes=jax.process_count())
     if count is not None and count > len(devices):
         raise DeviceError("devices-missing", count=count, here=len(devices), kind=kind)
     return Machine(

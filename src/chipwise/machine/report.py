@@ -257,7 +257,8 @@ def _settings(s: Situation) -> Iterator[tuple[str, Fact]]:
 
 
 def _host(s: Situation) -> Iterator[tuple[str, Fact]]:
-    devices, usable = len(s.devices), s.cores.usable
+    devices = len(s.devices)
+    usable = int(s.cores.usable) if s.cores.usable.is_integer() else s.cores.usable
     least = CORES_PER_DEVICE * devices
     if s.platform in ("gpu", "tpu") and usable < least:
         yield "warning", fact("few-host-cores", cores=usable, devices=devices, least=least)

@@ -39,8 +39,14 @@ class Fact:
         return say(self)
 
     def json(self) -> dict[str, Any]:
-        """`code`, `text`, and the numbers."""
-        return {"code": self.code, "text": str(self), **self.numbers}
+        """`code`, `text`, and the numbers, facts among them in the same way."""
+        return {"code": self.code, "text": str(self), **{k: _plain(v) for k, v in self.numbers.items()}}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Fact):
+        return value.json()
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def fact(code: str, /, **numbers: Any) -> Fact:
@@ -76,6 +82,10 @@ def _near(word: str | None) -> str:
     return f" Did you mean '{word}'?" if word else ""
 
 
+def _said(text: str) -> str:
+    return f" JAX says: {text.rstrip('.')}." if text else ""
+
+
 def _or(choices: Any) -> str:
     words = [str(choice) for choice in choices]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}" if words else "none"
@@ -95,6 +105,9 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "list": lambda words: ", ".join(map(str, words)),  # a, b, c
     "few": figures.few,  # a, b, c and 1,204 more
     "changes": _changes,  # batch: 24 there, 12 now; lr: 0.1 there, 0.2 now
+    "each": lambda sentences: "; ".join(map(str, sentences)),  # of facts: one sentence after another
+    "remedy": lambda reason: say(reason, "remedy"),  # of a fact: its other text
+    "said": _said,  # " JAX says: out of memory.", or nothing of ""
     "near": _near,  # " Did you mean 'x'?", or nothing of None
     "sentences": lambda facts: " ".join(map(str, facts)),  # one after another
     "semicolons": lambda facts: "; ".join(map(str, facts)),
