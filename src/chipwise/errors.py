@@ -5,14 +5,16 @@ Its sentence stands in `words/`, and says what was given, what was expected and 
 command line prints it on one line, without a traceback, and leaves with the branch's `exit_code`; Python
 callers catch the branch they can handle, and tell errors apart by `code`.
 
-    ChipwiseError            1
-    ├── RecipeError          2   a recipe, field, setting or duration that cannot be
-    ├── DataError            3   data missing, damaged, empty, or not of one shape
-    ├── DeviceError          4   the devices asked for are not there or do not divide the replicas
-    ├── RunError             5   the run folder: unwritable, full, in use, of another recipe
-    │   └── CheckpointError  5   no checkpoint of the run can be read
-    ├── DivergedError        6   the loss became NaN or infinite
-    └── Stopped             75   SIGTERM or Ctrl-C; the run was saved and can be resumed
+    ChipwiseError 1
+    ├── RecipeError 2
+    ├── DataError 3
+    ├── DeviceError 4
+    ├── RunError 5
+    │   └── CheckpointError 5
+    ├── DivergedError 6
+    └── Stopped 75
+
+The first line of a class is what `chipwise --help` says of its exit code.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ from typing import Any
 
 
 class ChipwiseError(Exception):
-    """Base of all errors raised on purpose. `code` tells which one, `facts` what it was about."""
+    """An unexpected error.
+
+    The base of all errors raised on purpose: `code` tells which one, `facts` what it was about.
+    """
 
     exit_code = 1
 
@@ -79,7 +84,7 @@ class DivergedError(ChipwiseError):
 
 
 class Stopped(ChipwiseError):
-    """The run was asked to stop, saved itself, and can be resumed."""
+    """The run was asked to stop (SIGTERM or Ctrl-C) and saved itself: resume with --run."""
 
     exit_code = 75
 

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import pytest
 
-from chipwise.cli import main
+from chipwise import cli
+from chipwise.errors import ChipwiseError
 
 TESTS = Path(__file__).parents[1]
 MINE = '''
@@ -47,6 +48,16 @@ class Said(NamedTuple):
     code: int
     out: str
     err: str
+    error: ChipwiseError | None
+    """What `err` says in one line, where a command was refused."""
+
+    def refused(self, code, error, **facts):
+        """Asserts the exit code, the error's code and facts, one line of it, and nothing else printed."""
+        assert self.error is not None and self.code == code, self.err
+        assert self.error.code == error, f"{self.error.code}: {self.err}"
+        assert {name: self.error.facts[name] for name in facts} == facts
+        assert self.err == f"error: {self.error}\n" and self.out == ""
+        return True
 
 
 @pytest.fixture(scope="module")
@@ -58,13 +69,28 @@ def mine(tmp_path_factory):
 
 
 @pytest.fixture
-def chipwise(capfd):
+def chipwise(capfd, monkeypatch):
     """`chipwise(*arguments)` in this process, on its 8 simulated devices: exit code, output, errors."""
+    errors = []
+
+    def watched(commands):
+        def call(**named):
+            try:
+                return commands(**named)
+            except ChipwiseError as error:
+                errors.append(error)
+                raise
+
+        return call
+
+    app = cli.app
+    monkeypatch.setattr(cli, "app", lambda: watched(app()))
 
     def call(*arguments):
         capfd.readouterr()
-        code = main([str(a) for a in arguments])
-        return Said(code, *capfd.readouterr())
+        errors.clear()
+        code = cli.main([str(a) for a in arguments])
+        return Said(code, *capfd.readouterr(), errors[-1] if errors else None)
 
     return call
 

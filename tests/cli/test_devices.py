@@ -1,36 +1,66 @@
+"""`chipwise devices`: tables for people, JSON, and the exit code."""
+
+import dataclasses
+import io
 import json
 import os
 import subprocess
 import sys
 
 import pytest
-import typer
-from typer.testing import CliRunner
+from rich.console import Console
 
-from chipwise.cli.devices import devices
-
-app = typer.Typer(rich_markup_mode=None)
-app.command("devices")(devices)
+from chipwise.cli.devices import render
+from chipwise.machine.report import Problem, look
+from chipwise.words.facts import fact
 
 
-def test_tables_by_default():
-    result = CliRunner().invoke(app, [])
-    assert result.exit_code == 0, result.output
-    assert "8 simulated" in result.output and "host cores" in result.output
+@pytest.fixture(scope="module")
+def report():
+    return look()
 
 
-def test_json_is_one_object_and_nothing_else():
-    result = CliRunner().invoke(app, ["--json"])
-    assert result.exit_code == 0
-    report = json.loads(result.stdout)
-    assert report["schema"] == 1 and report["device_count"] == 8 and report["ok"]
+def printed(report, width=100):
+    out = io.StringIO()
+    render(report, Console(file=out, width=width))
+    return out.getvalue()
 
 
-def test_help_shows_an_example():
-    assert "chipwise devices --simulate 8" in CliRunner().invoke(app, ["--help"]).output
+def test_tables_by_default(chipwise, report):
+    said = chipwise("devices")
+    assert said.code == 0
+    for part in ("8 simulated", "host cores", "host memory", "disk", "versions", "jax"):
+        assert part in said.out
+    assert all(problem.what in said.out for problem in report.problems)
 
 
-CODE = "import typer; from chipwise.cli.devices import devices; a = typer.Typer(); a.command()(devices); a()"
+@pytest.mark.parametrize("width", [20, 60, 200])
+def test_any_width_can_be_printed(report, width):
+    assert printed(report, width)
+
+
+def test_remedies_with_brackets_are_printed_whole(report):
+    problem = Problem("error", fact("fell-back-to-cpu", platform="GPU", reason=fact("libtpu-missing")))
+    text = printed(dataclasses.replace(report, problems=(problem,)), width=300)
+    assert f"error: {problem.what}" in text and problem.why in text and problem.fix in text
+    assert "[tpu]" in problem.fix
+
+
+def test_no_problems_are_said(report):
+    assert printed(dataclasses.replace(report, problems=())).splitlines()[-1] == str(fact("no-problems"))
+
+
+def test_json_is_one_object_and_nothing_else(chipwise):
+    said = chipwise("devices", "--json")
+    body = json.loads(said.out)
+    assert (said.code, body["schema"], body["device_count"], body["ok"]) == (0, 1, 8, True)
+
+
+def test_help_shows_an_example(chipwise):
+    assert "chipwise devices --simulate 8" in chipwise("devices", "--help").out
+
+
+CODE = "from chipwise.cli import main; main()"
 
 
 @pytest.mark.parametrize(
@@ -43,7 +73,7 @@ CODE = "import typer; from chipwise.cli.devices import devices; a = typer.Typer(
 def test_in_a_fresh_process(environment, arguments, code, count):
     clean = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
     done = subprocess.run(
-        [sys.executable, "-c", CODE, "--json", *arguments],
+        [sys.executable, "-c", CODE, "devices", "--json", *arguments],
         env={**clean, **environment},
         capture_output=True,
         text=True,
@@ -53,4 +83,6 @@ def test_in_a_fresh_process(environment, arguments, code, count):
     report = json.loads(done.stdout)
     assert report["device_count"] == count and report["ok"] == (code == 0)
     if code:
-        assert "no_such_platform" in report["problems"][0]["why"] and "Traceback" not in done.stderr
+        problem = report["problems"][0]
+        assert problem["code"] == "no-backend" and "no_such_platform" in problem["said"]
+        assert "Traceback" not in done.stderr

@@ -1,15 +1,15 @@
 import json
 
 from chipwise.study import trial
+from chipwise.words.facts import fact
 
 
 def test_a_table_what_it_changes_and_the_line_to_type(chipwise, mine, monkeypatch):
     monkeypatch.setattr(trial, "ROUNDS", 2)
     said = chipwise("find-batch", f"{mine}:recipe", "--devices", 1, "--at-most", 48, "--set", "rate=0.3")
     assert said.code == 0 and "trying batch 48, round 2" in said.err
-    assert "at most 48 asked for" in said.out and "real steps were made with it" in said.out
-    assert "The largest batch is not the best one" in said.out and "examples/s at batch 48 (" in said.out
-    assert "Batch 48 makes " in said.out and " times the examples/s of 24 (" in said.out
+    assert str(fact("batch-tried", batch=48)) in said.out and str(fact("largest-is-not-best")) in said.out
+    assert "examples/s at batch 48 (" in said.out and "examples/s of 24 (" in said.out
     assert f"chipwise transfer {mine}:recipe --batch 48 --set rate=0.3 --apply mine_48.py\n" in said.out
     assert "      chipwise train mine_48.py:recipe\n" in said.out
     assert "lr " in said.out and "Goyal" in said.out
@@ -29,8 +29,9 @@ def test_targets_of_one_batch_share_the_move(chipwise, mine):
     said = chipwise("find-batch", f"{mine}:recipe", "--on", "t4,v100", "--at-most", 48)
     assert said.code == 0 and "v100: planning batch 48" in said.err
     assert said.out.count("\nlr ") == 1
-    assert "At batch 48, on t4 and v100:" in said.out and said.out.count("Next: ") == 1
-    assert said.out.count("Predicted: ") == 4 and said.out.count("at batch 24, the recipe's own") == 2
+    assert str(fact("at-batch", batch=48, targets=["t4", "v100"])) in said.out
+    assert said.out.count("Next: ") == 1
+    assert said.out.count("Predicted: ") == 4 and said.out.count("at batch 24 (") == 2
     lines = said.out.splitlines()
     assert len([x for x in lines if x.startswith("warning: ")]) == len(
         {x for x in lines if x.startswith("warning: ")}
@@ -38,11 +39,8 @@ def test_targets_of_one_batch_share_the_move(chipwise, mine):
 
 
 def test_mistakes_are_one_line(chipwise, mine):
-    for code, arguments in (
-        (2, ("--at-most", "2")),
-        (4, ("--on", "t4,t5")),
-        (4, ("--on", "t4", "--devices", "1")),
-        (2, ("--set", "btach=3")),
-    ):
+    said = chipwise("find-batch", f"{mine}:recipe", "--on", "t4", "--devices", "1")
+    assert said.refused(4, "absent-and-here", targets="t4")
+    for code, arguments in ((2, ("--at-most", "2")), (4, ("--on", "t4,t5")), (2, ("--set", "btach=3"))):
         said = chipwise("find-batch", f"{mine}:recipe", *arguments)
         assert said.code == code and said.err.count("\n") == 1 and said.out == "", arguments

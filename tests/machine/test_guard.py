@@ -137,7 +137,11 @@ def test_a_held_tpu_names_the_process():
 @pytest.mark.parametrize(
     ("said", "code", "numbers"),
     [
-        ("ABORTED: The TPU is already in use by process with pid 176028. Not", "tpu-held-by", {"pid": 176028}),
+        (
+            "ABORTED: The TPU is already in use by process with pid 176028. Not",
+            "tpu-held-by",
+            {"pid": 176028},
+        ),
         ("TPU initialization failed: open(/dev/accel0): Operation not permitted", "tpu-not-permitted", None),
         ("ABORTED: The TPU is already in use", "tpu-held-unknown", None),
         ("Backend 'tpu' failed: something new", "libtpu-fails", {"libtpu": "0.0.42.1"}),

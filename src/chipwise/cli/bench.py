@@ -1,4 +1,4 @@
-"""`chipwise bench RECIPE`."""
+"""`chipwise bench` and `chipwise bench-feed`: how fast a recipe trains here, and how fast its data comes."""
 
 from __future__ import annotations
 
@@ -6,22 +6,30 @@ import json
 import os
 import re
 import shlex
-import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from ..errors import DataError, Stopped
+from ..errors import DataError, RecipeError, Stopped
+from ..words.facts import fact
 from ..words.figures import byte_size, counted, digits, sparkline
 from . import options
+from .terminal import console, grid, lines, table
+
+if TYPE_CHECKING:
+    from ..measure.record import Record
+    from ..recipe.task import Source
+
+PACK_BATCH = 256  # of a pack alone, which knows of no batch
 
 
 def bench(
-    recipe: Annotated[str, typer.Argument(help="A built-in recipe (digits, mnist, ...) or path.py:name.")],
+    recipe: options.Recipe,
     data: Annotated[
         str | None,
         typer.Option(
@@ -66,76 +74,71 @@ def bench(
     began = _process_began()
     _check_writable(out)
     on = options.on(devices, simulate, exact=exact, feed=feed, workers=workers)
-    from ..machine.report import grid
     from ..measure.bench import measure_train
     from ..recipe.settings import load
 
     if data == "synthetic":
         data, synthetic = None, True
     data = None if data == "real" else data
-    made = load(recipe, set_ or (), data, synthetic)
+    loaded = load(recipe, set_ or (), data, synthetic)
+    described = {"set": list(set_ or ()), "data_note": "" if synthetic else _note(recipe, data)}
+    progress = "none" if json_ else "auto"
+    how: dict[str, Any] = dict(steps=steps, warmup=warmup, on=on, profile=profile, progress=progress)
     try:
-        record = measure_train(
-            made,
-            steps=steps,
-            warmup=warmup,
-            on=on,
-            profile=profile,
-            progress="none" if json_ else "auto",
-            began=began,
-            described={"set": list(set_ or ()), "data_note": "" if synthetic else _note(recipe, data)},
-        )
+        record = measure_train(loaded, **how, began=began, described=described)
     except KeyboardInterrupt as error:
-        stopped = Stopped("interrupted: no record is written.")
+        stopped = Stopped("bench-interrupted")
         stopped.exit_code = 130  # the shell's code for Ctrl-C
         raise stopped from error
-    if out is None:
-        out = Path(f"bench-{re.sub(r'[^A-Za-z0-9._]+', '-', record.name)}-{record.machine.hash}.json")
-    record.write(out)
+    out = _write(record, out, "bench")
     if json_:
         print(json.dumps({**record.to_json(), "written": str(out)}))
         return
-    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120)
-    console.print(grid(rows(record)))
+    to = console()
+    to.print(grid(_rows(record)))
     if profile is not None:
-        console.print()
-        _show_profile(console, record.measured["profile"])
-    console.print()
-    console.print(f"written: {out}", markup=False)
+        to.print()
+        _profile(to, record.measured["profile"])
+    lines(to, "", fact("written", path=out))
 
 
-def rows(record: Any) -> list[tuple[str, str]]:
+def _write(record: Record, out: Path | None, kind: str) -> Path:
+    name = re.sub(r"[^A-Za-z0-9._]+", "-", record.name)
+    out = out or Path(f"{kind}-{name}-{record.machine.hash}.json")
+    record.write(out)
+    return out
+
+
+def _rows(record: Record) -> list[tuple[str, Any]]:
     """A record of the kind "train" as lines to read: what, how fast, and what the clock covered."""
-    told, speed = record.measured, record.figures["steps_per_second"]
-    batch = (
-        f"batch {told['batch']}, {counted(told['replicas'], 'replica')}, "
-        f"{told['precision']}{'' if told['exact'] else ', not exact'}"
-    )
-    found, chips = told["seconds"], told["devices"]
-    simulated = " (simulated)" if chips["simulated"] else ""
+    told, seconds, chips = record.measured, record.measured["seconds"], record.measured["devices"]
+    speed, examples = record.figures["steps_per_second"], record.figures["examples_per_second"]
     losses, share = told["first_losses"], told["share_of_peak"]
-    per_call = f", {told['steps_per_call']} a call" * (told["steps_per_call"] > 1)
-    each = f"{counted(len(speed.runs), 'interval')} of {counted(told['steps_per_interval'], 'step')}"
-    note = f", {told['data_note']}" if told["data_note"] else ""
+    exact = "bench-speed" if told["exact"] else "bench-speed-not-exact"
+    recipe = {name: told[name] for name in ("batch", "replicas", "precision")}
+    shown = [f"{value:.4g}" for value in losses]
+    first = ", ".join(shown if len(shown) <= 6 else [*shown[:4], "...", shown[-1]])
     return [
         ("recipe", " ".join([record.name, *(f"--set {text}" for text in told["set"])])),
-        ("data", f"{told['data']}{note}"),
-        ("devices", f"{chips['platform']}: {chips['count']} × {chips['kind']}{simulated}"),
-        ("speed", f"{_spread(record.figures['examples_per_second'])} examples/s at {batch}"),
-        ("", f"{_spread(speed)} steps/s at {batch}"),
-        ("", f"median and quartiles of {each}"),
+        ("data", ", ".join(str(text) for text in (told["data"], told["data_note"]) if text)),
+        ("devices", fact("bench-devices-simulated" if chips["simulated"] else "bench-devices", **chips)),
+        ("speed", fact(exact, speed=_spread(examples), unit="examples/s", **recipe)),
+        ("", fact(exact, speed=_spread(speed), unit="steps/s", **recipe)),
+        ("", fact("bench-intervals", intervals=len(speed.runs), steps=told["steps_per_interval"])),
         (
             "over time",
             f"{sparkline(speed.runs, 0.0)}  {digits(min(speed.runs))} to {digits(max(speed.runs))}",
         ),
         (
             "clock",
-            f"{counted(told['timed_steps'], 'step')} in {found['timed']:.1f} s{per_call}; "
-            f"before it: start {found['start']:.1f} s, compile {found['compile']:.1f} s, "
-            f"{counted(len(losses), 'step')} of warm-up and {told['calibration_steps']} of calibration "
-            f"{found['warmup']:.1f} s; no evaluation, no checkpoints",
+            fact(
+                "bench-clock",
+                **{name: told[name] for name in ("timed_steps", "steps_per_call", "calibration_steps")},
+                **{name: seconds[name] for name in ("timed", "start", "compile", "warmup")},
+                warmup_steps=len(losses),
+            ),
         ),
-        ("losses", f"{_some(losses)} (steps 1 to {len(losses)})"),
+        ("losses", f"{first} (steps 1 to {len(losses)})"),
         ("waiting", told["feed"]["verdict"]),
         ("memory", _memory(told["memory_bytes_per_device"], told["host_peak_bytes"])),
         ("share of peak", "unknown" if share is None else f"{share:.1%}"),
@@ -148,60 +151,46 @@ def _spread(series: Any) -> str:
     return f"{digits(series.median)} ({digits(low)} to {digits(high)})"
 
 
-def _some(values: list[float]) -> str:
-    shown = [f"{value:.4g}" for value in values]
-    return ", ".join(shown if len(shown) <= 6 else [*shown[:4], "...", shown[-1]])
+def _memory(sizes: dict[str, int | None], host: int | None) -> str:
+    parts = {name: size for name, size in sizes.items() if name not in ("peak_measured", "available")}
+    each = [f"{name} {'unknown' if size is None else byte_size(size)}" for name, size in parts.items()]
+    total = sum(size for size in parts.values() if size is not None)
+    facts = [fact("bench-memory", total=total, parts=each)]
+    if sizes["peak_measured"] is not None:
+        code = "bench-memory-peak" if sizes["available"] is None else "bench-memory-peak-of"
+        facts.append(fact(code, peak=sizes["peak_measured"], available=sizes["available"]))
+    if host is not None:
+        facts.append(fact("bench-memory-host", peak=host))
+    return "; ".join(map(str, facts))
 
 
-def _memory(found: dict[str, int | None], host: int | None) -> str:
-    parts = {name: size for name, size in found.items() if name not in ("peak_measured", "available")}
-    known = [size for size in parts.values() if size is not None]
-    text = f"{byte_size(sum(known))} a device: "
-    text += ", ".join(
-        f"{name} {'unknown' if size is None else byte_size(size)}" for name, size in parts.items()
-    )
-    if found["peak_measured"] is not None:
-        text += f"; measured at most {byte_size(found['peak_measured'])}"
-        text += f" of {byte_size(found['available'])}" if found["available"] is not None else ""
-    return text + (f"; this process on the host at most {byte_size(host)}" if host is not None else "")
-
-
-def _show_profile(console: Console, found: dict[str, Any]) -> None:
-    from rich.text import Text
-
-    if not found["operations"]:
-        console.print(f"The trace of {found['steps']} steps names no operation.", markup=False)
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2))
-    table.add_column("operation", overflow="ellipsis", no_wrap=True, max_width=44)
-    table.add_column("category", no_wrap=True)
-    for title in ("share", "count a step", "ms a step"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("in the model", overflow="fold")
-    for operation in found["operations"]:
-        table.add_row(
-            Text(operation["name"]),
-            operation["category"],
-            f"{operation['share']:.1%}",
-            f"{operation['count']:.3g}",
-            f"{operation['milliseconds']:.3g}",
-            Text("/".join(operation["source"].split("/")[-2:])),
+def _profile(to: Console, profile: dict[str, Any]) -> None:
+    if profile["operations"]:
+        columns = ("operation", "category", "share", "count a step", "ms a step", "in the model")
+        rows = table(
+            columns, left=(*columns[:2], columns[-1]), fold=columns[-1:], header_style="bold", padding=(0, 2)
         )
-    if found["operations"]:
-        console.print(table)
-        console.print(
-            f"{found['milliseconds_per_step']:.3g} ms of operations a step: "
-            + ", ".join(f"{name} {share:.0%}" for name, share in found["share"].items() if share >= 0.005)
-        )
-    console.print(f"to browse it: tensorboard --logdir {shlex.quote(found['folder'])}", markup=False)
+        rows.columns[0].overflow, rows.columns[0].max_width = "ellipsis", 44
+        for one in profile["operations"]:
+            source = "/".join(one["source"].split("/")[-2:])
+            figures = f"{one['share']:.1%}", f"{one['count']:.3g}", f"{one['milliseconds']:.3g}"
+            rows.add_row(Text(one["name"]), one["category"], *figures, Text(source))
+        to.print(rows)
+        shares = [f"{name} {share:.0%}" for name, share in profile["share"].items() if share >= 0.005]
+        lines(to, fact("profile-sum", milliseconds=profile["milliseconds_per_step"], shares=shares))
+    else:
+        lines(to, fact("profile-empty", steps=profile["steps"]))
+    lines(to, fact("profile-browse", folder=shlex.quote(profile["folder"])))
 
 
 def _check_writable(out: Path | None) -> None:
     """Raises `DataError` now for a place that would refuse the record after the measurement."""
     to = out or Path("bench.json")
     folder = next(parent for parent in to.absolute().parents if parent.exists())
-    if to.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        why = "it is a folder" if to.is_dir() else f"{folder} is no folder that one may write to"
-        raise DataError(f"{to}: the record cannot be written there ({why}). Give --out FILE.json.")
+    if to.is_dir():
+        raise DataError("record-is-folder", path=to)
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise DataError("record-folder-closed", path=to, folder=folder)
 
 
 def _note(recipe: str, data: str | None) -> str:
@@ -216,3 +205,124 @@ def _process_began() -> float:
     import psutil
 
     return time.perf_counter() - (time.time() - psutil.Process().create_time())
+
+
+def bench_feed(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE|PACK", help="A recipe, or a folder made by chipwise pack, or its URL."
+        ),
+    ],
+    data: options.Data = None,
+    set_: options.Set = None,
+    size: Annotated[
+        int | None, typer.Option(min=1, help="Of a pack of encoded images: decode to so many pixels square.")
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(min=1, help=f"Examples read at once. [the recipe's; {PACK_BATCH} for a pack]"),
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.01, help="How long to measure, in all.")] = 10.0,
+    workers: Annotated[
+        str | None,
+        typer.Option(metavar="N|threads:N|processes:N", help="Compare one worker with so many. [cores]"),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help="The record. [feed-NAME-MACHINE.json]")
+    ] = None,
+    devices: options.Devices = None,
+    json_: options.Json = False,
+) -> None:
+    """Measure how fast this host alone reads, decodes and transforms examples, and save a record.
+
+    One worker and all of them, beside plain memory copies in the same run. The record, a JSON file in the
+    current folder unless --out says otherwise, can stand in for a measurement on that host:
+    chipwise plan RECIPE --feed-record FILE.json
+
+    \b
+    Examples:
+      chipwise bench-feed cifar10-davidnet --data /data
+      chipwise bench-feed packed/flowers --batch 512 --seconds 30
+    """
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the device only receives some batches
+    on = options.on(devices, None)
+    from ..machine.detect import detect
+    from ..measure.feed import measure_feed, verdict
+
+    source, name, examples, described = _source(what, data, set_, size)
+    record = measure_feed(
+        source,
+        batch or examples,
+        name=name,
+        seconds=seconds,
+        workers=workers,
+        devices=detect(on.devices, on.platform).devices,
+        described=described,
+    )
+    out = _write(record, out, "feed")
+    findings = verdict(record)
+    if json_:
+        told = [finding.json() for finding in findings]
+        print(json.dumps({**record.to_json(), "verdict": told, "written": str(out)}))
+        return
+    to = console()
+    to.print(_feed_table(record))
+    lines(to, "", " ".join(map(str, findings)), fact("written", path=out))
+
+
+def _source(
+    what: str, data: str | None, set_: list[str] | None, size: int | None
+) -> tuple[Source, str, int, dict[str, str]]:
+    """A recipe's training data or a pack: the source, its name, examples to read at once, what it is."""
+    from ..data import remote
+    from ..data.packed import PackedFolder
+    from ..recipe.settings import load
+    from ..recipes import BUILT_IN
+
+    source: Source
+    folder = Path(what) if what in BUILT_IN else remote.local(what)
+    if what not in BUILT_IN and folder.is_dir():
+        if data is not None or set_:
+            raise RecipeError("pack-is-no-recipe", pack=what)
+        source, name, batch = PackedFolder(folder, size=size), folder.resolve().name, PACK_BATCH
+        described = {"path": what}
+    else:
+        if size is not None:
+            raise RecipeError("size-is-for-packs", recipe=what)
+        recipe = load(what, set_ or (), data)
+        source, name, batch, described = recipe.task.train, recipe.name, recipe.batch, {"recipe": what}
+    if hasattr(source, "store"):
+        described["store"] = source.store
+    return source, name, batch, described
+
+
+def _feed_table(record: Record) -> Table:
+    """A row a figure: median and quartiles of examples/s and GB/s, and the share of a plain copy."""
+    from ..measure.feed import STAGES
+
+    columns = ("", "examples/s", "quartiles", "GB/s", "of a copy", "ms an example")
+    rows = table(columns, left=("",), header_style="bold", padding=(0, 2))
+    size, figures = record.measured["bytes_per_example"], record.figures
+
+    def rate(series: Any, unit: float = 1.0) -> tuple[str, str, str]:
+        """Of a series in examples/s, or of `unit` bytes/s."""
+        middle, low, high = (_number(x / unit) for x in (series.median, *series.quartiles))
+        return middle, f"{low} to {high}", f"{series.median / unit * size / 1e9:.3g}"
+
+    for count in record.measured["workers"]:
+        read, copy = figures[f"examples_per_second.{count}"], figures[f"copy_bytes_per_second.{count}"]
+        share, each = f"{read.median * size / copy.median:.0%}", f"{1e3 * count / read.median:.3g}"
+        rows.add_row(counted(count, "worker"), *rate(read), share, each)
+        rows.add_row(f"  plain copy, {counted(count, 'thread')}", *rate(copy, size), "", "", end_section=True)
+    for stage in STAGES:
+        seconds = figures[f"seconds_per_example.{stage}"].median
+        if seconds:
+            rows.add_row(f"  {stage}, one worker", "", "", "", "", f"{seconds * 1e3:.3g}")
+    if "transfer_bytes_per_second" in figures:
+        rows.add_row("transfer to the device", *rate(figures["transfer_bytes_per_second"], size), "", "")
+    return rows
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

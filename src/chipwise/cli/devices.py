@@ -1,17 +1,25 @@
-"""`chipwise devices`."""
+"""`chipwise devices`: where this runs, on which devices, and what would go wrong."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
+from ..words.facts import fact
 from . import options
+from .terminal import console, grid, lines
+
+if TYPE_CHECKING:
+    from ..machine.report import DeviceLine, Report, Situation
+
+STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 
 def devices(
@@ -40,6 +48,55 @@ def devices(
     if json_:
         print(json.dumps(report.to_json()))
     else:
-        report.render(Console(file=sys.stdout, highlight=False))
+        render(report, console(width=None))
     if report.failed:
         raise typer.Exit(4)
+
+
+def render(report: Report, to: Console) -> None:
+    """Prints the report as tables, equal devices on one line."""
+    here = report.situation
+    known = [f"{name} {version}" for name, version in report.versions.items() if version]
+    for part in (grid(_host(here)), _devices(here), grid([("versions", ", ".join(known))])):
+        to.print(part)
+        to.print()
+    if not report.problems:
+        lines(to, fact("no-problems"))
+    for problem in report.problems:
+        to.print(Text.assemble((f"{problem.severity}: ", STYLES[problem.severity]), (problem.what, "bold")))
+        to.print(grid([("  why", problem.why), ("  fix", problem.fix)]))
+
+
+def _host(here: Situation) -> list[tuple[str, str]]:
+    also = [name for name in here.place.all if name != here.place.name]
+    share = "" if here.cores.usable == here.cores.machine else f" usable of {here.cores.machine}"
+    return [
+        ("where", here.place.title + (f" (also {', '.join(also)})" if also else "")),
+        ("processes", str(here.processes)),
+        ("host cores", f"{here.cores.usable:g}{share}"),
+        (
+            "host memory",
+            f"{_gib(here.memory.available_bytes)} available of {_gib(here.memory.total_bytes)}",
+        ),
+        ("disk", f"{_gib(here.disk.free_bytes)} free of {_gib(here.disk.total_bytes)} at {here.disk.path}"),
+    ]
+
+
+def _devices(here: Situation) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("devices", "platform", "kind", "memory each", "catalogue"):
+        table.add_column(title, overflow="fold")
+    groups: dict[tuple, list[DeviceLine]] = {}
+    for line in here.devices:
+        groups.setdefault((line.platform, line.kind, line.memory_bytes, line.chip), []).append(line)
+    for (platform, kind, size, chip), equal in groups.items():
+        count = f"{len(equal)}{' simulated' if here.simulated else ''}"
+        memory = _gib(size) if size else "shares the host's" if platform == "cpu" else "unknown"
+        table.add_row(count, platform, Text(kind), memory, chip or "not in it")
+    if not groups:
+        table.add_row("none", "", "", "", "")
+    return table
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"

@@ -1,7 +1,9 @@
-"""Options that several commands share, and what they mean for JAX before it starts."""
+"""What commands share: options, what they mean for JAX before it starts, and the command as it was typed."""
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +13,7 @@ from ..errors import DeviceError
 if TYPE_CHECKING:
     from ..engine.on import On
 
+Recipe = Annotated[str, typer.Argument(help="A built-in recipe (digits, mnist, ...) or path.py:name.")]
 Devices = Annotated[
     str | None,
     typer.Option(metavar="N|cpu", help="Use N of the devices found; 'cpu' leaves an accelerator alone."),
@@ -75,7 +78,7 @@ def on(devices: str | None, simulate: int | None, **rest: Any) -> On:
         elif devices.isdigit() and int(devices) > 0:
             count = int(devices)
         else:
-            raise DeviceError(f"--devices {devices}: expected a number of at least 1, or cpu.")
+            raise DeviceError("devices-option", devices=devices)
     if simulate is not None:
         from ..machine.simulate import simulate as make
 
@@ -84,3 +87,38 @@ def on(devices: str | None, simulate: int | None, **rest: Any) -> On:
     from ..engine.on import On
 
     return On(count, platform, **rest)
+
+
+def only_look() -> None:
+    """For commands that compute nothing on a device: JAX starts without the accelerator, and holds none."""
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+
+
+def again(context: typer.Context, **changed: str) -> str:
+    """The command line of `context`: what was given there, and the options `changed` in its place."""
+    words = ["chipwise", str(context.info_name)]
+    for parameter in context.command.params:
+        name, value = str(parameter.name), context.params.get(str(parameter.name))
+        source = context.get_parameter_source(name)
+        given = source is not None and source.name == "COMMANDLINE"
+        if name in changed:
+            given, value = True, changed[name]
+        if not given:
+            continue
+        if parameter.param_type_name == "argument":
+            words.append(str(value))
+        elif isinstance(value, bool):
+            words.append((parameter.opts if value else parameter.secondary_opts)[0])
+        else:
+            for one in value if isinstance(value, (list, tuple)) else [value]:
+                words += [parameter.opts[0], str(one)]
+    return shlex.join(words)
+
+
+def train_line(recipe: str | Path, data: str | None, synthetic: bool = False, settings: Any = ()) -> str:
+    """What to type to train a recipe: a built-in one, or a file that was written."""
+    spec = f"{recipe}:recipe" if isinstance(recipe, Path) else recipe
+    words = ["chipwise", "train", spec, *(word for text in settings for word in ("--set", text))]
+    return shlex.join([*words, *(["--data", data] if data else []), *(["--synthetic"] if synthetic else [])])

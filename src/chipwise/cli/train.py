@@ -1,22 +1,24 @@
-"""`chipwise train RECIPE`."""
+"""`chipwise train`, `sweep` and `eval`: runs made, compared and evaluated again."""
 
 from __future__ import annotations
 
 import datetime
 import json
+import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from ..errors import RecipeError
+from ..errors import DivergedError, RecipeError, RunError, Stopped
+from ..words.facts import fact
 from . import options
-from .sweep import study
+from .terminal import console, grid, lines
 
 
 def train(
     context: typer.Context,
-    recipe: Annotated[str, typer.Argument(help="A built-in recipe (digits, mnist, ...) or path.py:name.")],
+    recipe: options.Recipe,
     run: Annotated[
         str | None,
         typer.Option(metavar="DIR", help="Run folder; one that holds a run is resumed. [runs/NAME-TIME]"),
@@ -59,76 +61,227 @@ def train(
       chipwise train my_task.py:recipe --set lr=0.2 --devices 4
       chipwise train mnist --data DIR --seeds 5 --run runs/mnist-5
     """
-    how: dict[str, Any] = dict(
-        on=options.on(devices, simulate, exact=exact, feed=feed, workers=workers),
+    how: dict[str, Any] = _intervals(eval_every, log_every, checkpoint_every, steps_per_call)
+    how |= dict(on=options.on(devices, simulate, exact=exact, feed=feed, workers=workers), run=run)
+    if seeds is not None:
+        _seeds_go_with(stop_after, fresh, set_)
+        how |= dict(seeds=seeds, at_once=at_once, metric=metric, json_=json_, quiet=quiet)
+        _study(context, recipe, {}, set=set_ or (), data=data, synthetic=synthetic, **how)
+        return
+    if at_once != 1 or metric is not None:
+        raise RecipeError("several-runs-only")
+    _one(recipe, set_, data, synthetic, json_, quiet, stop_after=stop_after, fresh=fresh, **how)
+
+
+def sweep(
+    context: typer.Context,
+    recipe: options.Recipe,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE,VALUE",
+            help="Values of a setting; may be repeated, every combination is trained.",
+        ),
+    ] = None,
+    seeds: Annotated[
+        str, typer.Option(metavar="N|LIST", help="Their number, 3 being 0 to 2, or a list such as 0,3,7.")
+    ] = "3",
+    run: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR", help="The study's folder; what it holds is not repeated. [runs/NAME-TIME]"
+        ),
+    ] = None,
+    at_once: options.AtOnce = 1,
+    metric: options.Metric = None,
+    data: options.Data = None,
+    synthetic: options.Synthetic = False,
+    devices: options.Devices = None,
+    simulate: options.Simulate = None,
+    exact: options.Exact = True,
+    eval_every: options.EvalEvery = "1ep",
+    log_every: options.LogEvery = None,
+    checkpoint_every: options.CheckpointEvery = None,
+    feed: options.Feed = "auto",
+    workers: options.Workers = None,
+    steps_per_call: options.StepsPerCall = None,
+    json_: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Train every combination of settings with several seeds, and compare them.
+
+    \b
+    Examples:
+      chipwise sweep mnist --set lr=0.005,0.01,0.02 --seeds 3 --run runs/mnist-lr
+      chipwise sweep digits --set lr=1e-3,3e-3 --set batch=32,64 --seeds 5 --at-once 2
+      chipwise sweep my_task.py:recipe --set warmup=5ep,10ep --metric eval/f1_macro --json
+
+    A comma in brackets or quotes, or after a backslash, belongs to the value. The same command with the same
+    --run goes on after a stop, and more values or seeds extend it.
+    """
+    from ..study.grid import parse
+
+    how: dict[str, Any] = _intervals(eval_every, log_every, checkpoint_every, steps_per_call)
+    how |= dict(on=options.on(devices, simulate, exact=exact, feed=feed, workers=workers), run=run)
+    how |= dict(seeds=seeds, at_once=at_once, metric=metric, json_=json_, quiet=quiet)
+    _study(context, recipe, parse(set_ or ()), data=data, synthetic=synthetic, **how)
+
+
+def evaluate_run(
+    run: Annotated[str, typer.Argument(help="A run folder.")],
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Global batch; by default chosen from the memory needed.")
+    ] = None,
+    data: options.Data = None,
+    devices: options.Devices = None,
+    simulate: options.Simulate = None,
+    json_: options.Json = False,
+) -> None:
+    """Evaluate the newest checkpoint of a run, every example exactly once.
+
+    \b
+    Examples:
+      chipwise eval runs/mnist-1
+      chipwise eval runs/mnist-1 --batch 7 --simulate 8 --json
+    """
+    on = options.on(devices, simulate)
+    from ..engine.fit import evaluate
+    from ..engine.restore import restore_run
+    from ..engine.run_folder import disagreement, stored_recipe
+    from ..recipe.settings import load
+
+    def warn(warning: object) -> None:
+        typer.echo(f"warning: {warning}", err=True)
+
+    stored = stored_recipe(Path(run))
+    source = stored.get("source")
+    if not isinstance(source, dict):
+        raise RunError("run-from-python", run=run)
+    synthetic = source.get("synthetic", False) and data is None
+    recipe = load(source["recipe"], source["set"], data or source["data"], synthetic)
+    changed = disagreement(stored, recipe.describe())
+    if changed:
+        warn(fact("recipe-changed", recipe=source["recipe"], run=run, changed=changed))
+    restored = restore_run(recipe, run, warn)
+    metrics = evaluate(recipe, restored.params, restored.state, batch=batch, on=on)
+    examples = len(recipe.task.eval or ())
+    if json_:
+        shown = {"run": run, "steps": restored.steps, "examples": examples, "metrics": metrics}
+        print(json.dumps(shown, default=lambda v: v.tolist()))
+        return
+    for name, value in metrics.items():
+        print(f"eval/{name}  {value:.6g}" if isinstance(value, float) else f"eval/{name}  {value}")
+
+
+def _intervals(eval_every: str, log_every: Any, checkpoint_every: Any, steps_per_call: Any) -> dict[str, Any]:
+    return dict(
         eval_every=None if eval_every == "end" else eval_every,
         log_every=log_every,
         checkpoint_every=checkpoint_every,
         steps_per_call=steps_per_call,
     )
-    if seeds is not None:
-        _seeds_go_with(stop_after, fresh, set_)
-        study(
-            context,
-            recipe,
-            {},
-            seeds=seeds,
-            run=run,
-            at_once=at_once,
-            metric=metric,
-            json_=json_,
-            quiet=quiet,
-            set=set_ or (),
-            data=data,
-            synthetic=synthetic,
-            **how,
-        )
-        return
-    if at_once != 1 or metric is not None:
-        raise RecipeError("--at-once and --metric are for several runs: give --seeds, such as --seeds 5.")
+
+
+def _folder(name: str) -> str:
+    return f"runs/{name}-{datetime.datetime.now():%Y%m%d-%H%M%S-%f}"
+
+
+def _one(
+    spec: str,
+    set_: list[str] | None,
+    data: str | None,
+    synthetic: bool,
+    json_: bool,
+    quiet: bool,
+    *,
+    run: str | None,
+    **how: Any,
+) -> None:
+    """Trains one run and prints its result."""
     from ..engine.fit import fit
-    from ..machine.report import grid
     from ..study.runs import Origin
 
-    origin = Origin(recipe, tuple(set_ or ()), data, synthetic)
-    made = origin.make()
-    if run is None:
-        run = f"runs/{made.name}-{datetime.datetime.now():%Y%m%d-%H%M%S-%f}"
-    console = Console(stderr=True, highlight=False)
+    origin = Origin(spec, tuple(set_ or ()), data, synthetic)
+    recipe = origin.make()
     if not quiet:
-        console.print(grid(made.rows()))
-    result = fit(
-        made,
-        run,
-        **how,
-        stop_after=stop_after,
-        fresh=fresh,
-        progress="none" if quiet else "auto",
-        source=origin.source(),
-    )
+        console(sys.stderr, width=None).print(grid(recipe.rows()))
+    progress = "none" if quiet else "auto"
+    result = fit(recipe, run or _folder(recipe.name), **how, progress=progress, source=origin.source())
     if json_:
         print(json.dumps(result.to_json()))
         return
-    rows = [(k, f"{v:.6g}") for k, v in result.metrics.items() if isinstance(v, float)]
-    speed = result.speed
+    rows: list[tuple[str, Any]] = [(k, f"{v:.6g}") for k, v in result.metrics.items() if isinstance(v, float)]
+    speed, share = result.speed, result.speed["share_of_peak"]
     if speed.get("examples_per_second"):
         low, high = speed["examples_per_second_quartiles"]
         median = speed["examples_per_second"]
-        rows.append(("speed", f"{median:,.0f} examples/s ({low:,.0f} to {high:,.0f}) at batch {made.batch}"))
-    share = speed["share_of_peak"]
+        rows.append(("speed", fact("train-speed", median=median, low=low, high=high, batch=recipe.batch)))
     rows.append(("share of peak", share if isinstance(share, str) else f"{share:.1%}"))
     rows.append(("seconds", ", ".join(f"{k} {v:.1f}" for k, v in result.seconds.items())))
     if result.feed:
         rows.append(("data", result.feed["verdict"]))
-    rows += [("fingerprint", result.fingerprint), ("run", str(result.run))]
-    Console(highlight=False).print(grid(rows))
+    rows += [("fingerprint", result.fingerprint), ("run", result.run)]
+    console(width=None).print(grid(rows))
+
+
+def _study(
+    context: typer.Context,
+    recipe: str,
+    settings: dict[str, list[str]],
+    *,
+    seeds: str,
+    run: str | None,
+    metric: str | None,
+    json_: bool,
+    quiet: bool,
+    **given: Any,
+) -> None:
+    """Trains a study and prints its table. Raises `DivergedError` when every run of it diverged."""
+    from ..explain.study_table import main_metric, notes, render, rows
+    from ..study import grid
+    from ..study.sweep import sweep
+
+    file, _, name = recipe.partition(":")
+    run = run or _folder(Path(name or file).stem)
+
+    def show(study, to) -> None:
+        here = console(to, width=160)
+        here.print(render(study, metric))
+        lines(here, *notes(study, metric))
+
+    def after_round(study) -> None:
+        rows(study, metric)  # a metric that nothing has is known after the first round, not the last
+        if not quiet and not all(one.ended for point in study.points for one in point.runs.values()):
+            show(study, sys.stderr)
+
+    try:
+        study = sweep(
+            recipe,
+            settings,
+            seeds=grid.seeds(seeds),
+            run=run,
+            progress="none" if quiet else "auto",
+            after_round=after_round,
+            **given,
+        )
+    except Stopped as stop:
+        raise Stopped("go-on", stop=stop, command=options.again(context, run=run)) from None
+    if json_:
+        shown = {"run": str(study.folder), "metric": metric or main_metric(study), **study.to_json()}
+        print(json.dumps({**shown, "rows": [row.to_json() for row in rows(study, metric)]}))
+    else:
+        show(study, sys.stdout)
+        print(f"run  {study.folder}")
+    if not any(one.done for point in study.points for one in point.runs.values()):
+        raise DivergedError("every-run-diverged", folder=study.folder)
 
 
 def _seeds_go_with(stop_after: str | None, fresh: bool, set_: list[str] | None) -> None:
     """Raises `RecipeError` for what makes no sense for several runs in a folder."""
     if stop_after is not None:
-        raise RecipeError("--stop-after with --seeds: a study compares runs that are done. Leave one out.")
+        raise RecipeError("seeds-with-stop-after")
     if fresh:
-        raise RecipeError("--fresh with --seeds: name another folder with --run, or delete that one.")
+        raise RecipeError("seeds-with-fresh")
     if any(text.partition("=")[0].strip() == "seed" for text in set_ or ()):
-        raise RecipeError("--set seed=... with --seeds: name the seeds themselves, such as --seeds 3,7.")
+        raise RecipeError("seeds-with-set-seed")

@@ -1,27 +1,61 @@
-"""`chipwise transfer RECIPE --batch N`."""
+"""`chipwise check` and `chipwise transfer`: what is known of a recipe without running it."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from ..words.facts import fact
 from . import options
+from .terminal import console, lines, table
 
 if TYPE_CHECKING:
     from ..recipe.recipe import Recipe
 
 
+def check(
+    recipe: options.Recipe,
+    on: Annotated[
+        str | None,
+        typer.Option(metavar="TARGET", help="Also doubts about that device, such as v3-8 or a100:8."),
+    ] = None,
+    data: options.Data = None,
+    set_: options.Set = None,
+    json_: options.Json = False,
+) -> None:
+    """Warn about settings that are probably not meant, one line each. Exit code 0 also with warnings.
+
+    \b
+    Examples:
+      chipwise check cifar10-davidnet --set weight_decay=1.25e-4
+      chipwise check mnist --set batch=100 --on v3-8
+      chipwise check my_task.py:recipe --json
+    """
+    options.only_look()
+    from ..recipe.check import check as look
+    from ..recipe.settings import load
+
+    loaded = load(recipe, set_ or (), data)
+    findings = look(loaded, on)
+    if json_:
+        shown = [dataclasses.asdict(finding) for finding in findings]
+        print(json.dumps({"schema": "chipwise.check/1", "recipe": loaded.name, "on": on, "findings": shown}))
+        return
+    for finding in findings:
+        print(f"warning: {finding}")
+    if not findings:
+        print(fact("no-findings", recipe=loaded.name))
+
+
 def transfer(
-    recipe: Annotated[str, typer.Argument(help="A built-in recipe (digits, mnist, ...) or path.py:name.")],
+    recipe: options.Recipe,
     batch: Annotated[int | None, typer.Option(metavar="N", help="The new global batch.")] = None,
     replicas: Annotated[int | None, typer.Option(metavar="N", help="The new number of replicas.")] = None,
     duration: Annotated[
@@ -45,9 +79,7 @@ def transfer(
       chipwise transfer mnist --batch 1024 --replicas 32 --apply mnist_1024.py
       chipwise transfer my_task.py:recipe --batch 64 --set lr=0.2 --json
     """
-    import jax
-
-    jax.config.update("jax_platforms", "cpu")  # nothing here needs, or should hold, an accelerator
+    options.only_look()
     from ..recipe.recipe_file import write_recipe
     from ..recipe.settings import load
     from ..study.move.transfer import UNAFFECTED
@@ -62,28 +94,24 @@ def transfer(
     if json_:
         print(json.dumps(moved.to_json()))
         return
-    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120)
-    table = Table(box=None, pad_edge=False)
-    for name in ("setting", "old", "new"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("why", overflow="fold")
-    table.add_column("source", overflow="fold")
+    to = console()
+    changes = table(
+        ("setting", "old", "new", "why", "source"),
+        left=("setting", "old", "new", "why", "source"),
+        fold=("why", "source"),
+    )
     for change in moved.changes:
         cells = [change.setting, *change.shown, change.why, change.source]
-        table.add_row(*cells, style="bold" if change.changed else "dim")
-    console.print(table)
-    console.print(f"\n{UNAFFECTED}", markup=False, soft_wrap=True)
+        changes.add_row(*map(str, cells), style="bold" if change.changed else "dim")
+    to.print(changes)
+    lines(to, "", UNAFFECTED)
     if moved.limits:
-        console.print("\nWhere this may fail:", soft_wrap=True)
-        for text in moved.limits:
-            console.print(f"- {text}", markup=False, soft_wrap=True)
+        lines(to, "", fact("may-fail"), *(f"- {limit}" for limit in moved.limits))
     if apply is not None:
-        console.print(f"\nwritten: {apply}", markup=False, soft_wrap=True)
-        console.print(f"Next: {train_line(apply, data)}", markup=False, soft_wrap=True)
+        lines(to, "", fact("written", path=apply), fact("next", command=options.train_line(apply, data)))
         return
     given = {"--batch": batch, "--replicas": replicas, "--duration": duration, "--lr": lr}
-    lines = apply_lines(recipe, moved.recipe, given, settings, data)
-    console.print(f"\nNext: {lines}", markup=False, soft_wrap=True)
+    lines(to, "", fact("next", command=apply_lines(recipe, moved.recipe, given, settings, data)))
 
 
 def apply_lines(
@@ -99,10 +127,4 @@ def apply_lines(
         words += [] if value is None else [option, f"{value:g}" if isinstance(value, float) else str(value)]
     words += [word for text in settings for word in ("--set", text)]
     words += [] if data is None else ["--data", data]
-    return f"{shlex.join([*words, '--apply', str(to)])}\n      {train_line(to, data)}"
-
-
-def train_line(recipe_file: Path, data: str | None, synthetic: bool = False) -> str:
-    """What to type to train the recipe of a file that was written."""
-    words = ["chipwise", "train", f"{recipe_file}:recipe", *([] if data is None else ["--data", data])]
-    return shlex.join([*words, *(["--synthetic"] if synthetic else [])])
+    return f"{shlex.join([*words, '--apply', str(to)])}\n      {options.train_line(to, data)}"

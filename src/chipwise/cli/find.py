@@ -1,0 +1,278 @@
+"""`chipwise find-lr` and `chipwise find-batch`: a peak rate, and the largest batch, by short trials."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ..errors import DeviceError, RecipeError
+from ..words.facts import Fact, fact
+from ..words.figures import sparkline
+from . import options
+from .advice import apply_lines
+from .terminal import console, lines, table
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..study.find_batch import BatchSearch
+    from ..study.find_lr import LrSearch
+
+
+def find_lr(
+    recipe: options.Recipe,
+    low: Annotated[float, typer.Option(help="The first rate of the sweep.")] = 1e-5,
+    high: Annotated[float, typer.Option(help="The last one.")] = 10.0,
+    steps: Annotated[int, typer.Option(metavar="N", help="Steps of the sweep, one rate each.")] = 100,
+    second: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[=V,...]",
+            help="Sweep once for each of several values: momentum=0.8,0.9,0.95 (Adam's is b1), weight_decay.",
+        ),
+    ] = None,
+    devices: options.Devices = None,
+    simulate: options.Simulate = None,
+    data: options.Data = None,
+    synthetic: options.Synthetic = False,
+    workers: options.Workers = None,
+    set_: options.Set = None,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE.svg", help="Draw the curves; .png works too.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write what --json prints.")] = None,
+    apply: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.py", help="Write the recipe with the found rate; FILE.py:recipe is it."),
+    ] = None,
+    json_: options.Json = False,
+) -> None:
+    """Find a peak learning rate: one short run whose rate grows with every step.
+
+    \b
+    Examples:
+      chipwise find-lr digits
+      chipwise find-lr cifar10-davidnet --second momentum=0.8,0.9,0.95 --picture rates.svg
+      chipwise find-lr mnist --second b1
+      chipwise find-lr my_task.py:recipe --apply my_found.py
+    """
+    on = options.on(devices, simulate, workers=workers)
+    from ..explain.find_picture import kind_of
+    from ..recipe.recipe_file import new_file
+    from ..recipe.settings import load
+    from ..study.find_lr import check_peak
+    from ..study.find_lr import find_lr as find
+
+    name, values = _axis(second)
+    if picture is not None:  # what cannot be written is said before the work
+        kind_of(picture)
+    if apply is not None:
+        new_file(apply)
+    settings = set_ or []
+    loaded = load(recipe, settings, data, synthetic)
+    if apply is not None:
+        check_peak(loaded)
+    progress = "none" if json_ else "auto"
+    search = find(
+        loaded, low=low, high=high, steps=steps, second=name, values=values, on=on, progress=progress
+    )
+    if json_:
+        print(json.dumps(search.to_json()))
+    else:
+        _print(search)
+    written = _write(search, recipe, settings, picture, out, apply)
+    if json_:
+        return
+    for path in written:
+        print(fact("written", path=path))
+    chosen = [*settings, *(f"{key}={value:g}" for key, value in search.settings.items())]
+    command = (
+        options.train_line(apply, data, synthetic)
+        if apply is not None
+        else options.train_line(recipe, data, synthetic, chosen)
+    )
+    print(fact("next", command=command))
+
+
+def _axis(text: str | None) -> tuple[str | None, list[float] | None]:
+    """`momentum=0.8,0.9` as a name and values; a name alone leaves the values open."""
+    if text is None:
+        return None, None
+    name, equals, values = text.partition("=")
+    try:
+        return name.strip(), [float(value) for value in values.split(",")] if equals else None
+    except ValueError:
+        raise RecipeError("second-not-numbers", second=text) from None
+
+
+def _write(
+    search: LrSearch,
+    spec: str,
+    settings: list[str],
+    picture: Path | None,
+    out: Path | None,
+    apply: Path | None,
+) -> list[Path]:
+    """Writes the files that were asked for."""
+    from ..atomic import replace_text
+    from ..explain.find_picture import draw
+    from ..recipe.recipe_file import write_recipe
+
+    written = []
+    if out is not None:
+        written.append(
+            replace_text(out, json.dumps(search.to_json()) + "\n", "the curve", "--out another place")
+        )
+    if picture is not None:
+        written.append(draw(search, picture))
+    if apply is not None:
+        old = search.old
+        title = f"{old.name} with the rate that `chipwise find-lr` suggests at batch {old.batch}."
+        written.append(
+            write_recipe(apply, old=old, new=search.recipe, spec=spec, settings=settings, title=title)
+        )
+    return written
+
+
+def _print(search: LrSearch) -> None:
+    to, recipe, rates, curve = console(), search.old, search.rates, search.smoothed
+    lines(
+        to,
+        fact(
+            "lr-sweep", recipe=recipe.name, batch=recipe.batch, steps=len(rates), low=rates[0], high=rates[-1]
+        ),
+        f"{_bars(curve)}  {fact('lr-losses', first=curve[0], lowest=curve.min())}\n",
+    )
+    rows = table([*search.sweep.held, "suggestion", "valley", "steep", "last stable", "lowest loss"])
+    for sweep in search.sweeps:
+        c = sweep.curve
+        cells = [*sweep.held.values(), c.suggestion, c.valley, c.steep, c.last_stable, c.smoothed.min()]
+        style = "bold" if sweep is search.sweep and len(search.sweeps) > 1 else None
+        rows.add_row(*(f"{cell:.3g}" for cell in cells), style=style)
+    to.print(rows)
+    suggested = ", ".join(f"{name}={value:g}" for name, value in search.settings.items())
+    lines(to, "", fact("lr-suggested", settings=suggested), f"Why: {search.why}.")
+    lines(to, fact("lr-own-peak", peak=search.own_peak))
+    lines(to, *(text for text in (*search.notes, search.stopped, *search.doubts) if text))
+
+
+def _bars(smoothed: np.ndarray) -> str:
+    """The curve in one line; what lies above its start is as high as that."""
+    low, start = float(smoothed.min()), float(smoothed[0])
+    share = [min(max((float(x) - low) / (start - low or 1.0), 0.0), 1.0) for x in smoothed]
+    step = max(1, -(-len(share) // 80))
+    return sparkline(share[::step], 0.0, 1.0)
+
+
+def find_batch(
+    recipe: options.Recipe,
+    on: Annotated[
+        str | None,
+        typer.Option(metavar="TARGETS", help="Absent devices, such as v5e-8,t4. [this machine's]"),
+    ] = None,
+    at_most: Annotated[
+        int | None, typer.Option(metavar="N", help="Search no further than this batch.")
+    ] = None,
+    devices: options.Devices = None,
+    simulate: options.Simulate = None,
+    exact: options.Exact = True,
+    data: options.Data = None,
+    synthetic: options.Synthetic = False,
+    set_: options.Set = None,
+    json_: options.Json = False,
+) -> None:
+    """Find the largest batch that fits in memory, and say what training there would change.
+
+    \b
+    Examples:
+      chipwise find-batch digits
+      chipwise find-batch cifar10-davidnet --at-most 4096
+      chipwise find-batch mnist --on v5e-8,t4 --json
+    """
+    targets: list[str | None] = [name.strip() for name in (on or "").split(",") if name.strip()] or [None]
+    if on is not None:
+        if devices is not None or simulate is not None:
+            raise DeviceError("absent-and-here", targets=on)
+        options.only_look()
+    where = options.on(devices, simulate, exact=exact)
+    from ..chips.targets import parse
+    from ..recipe.settings import load
+    from ..study.find_batch import SCHEMA
+    from ..study.find_batch import find_batch as find
+
+    for name in filter(None, targets):
+        parse(name)  # a target that cannot be is said before the work on those before it
+    settings = set_ or []
+    loaded = load(recipe, settings, data, synthetic)
+    progress = "none" if json_ else "auto"
+    searches = [
+        find(loaded, target=target, on=where, at_most=at_most, progress=progress) for target in targets
+    ]
+    if json_:
+        print(json.dumps({"schema": SCHEMA, "searches": [one.to_json() for one in searches]}))
+        return
+    to = console()
+    to.print(_batches(searches))
+    for one in searches:
+        lines(to, f"\n{one.target}", *(f"- {told}" for told in _tell(one)), *(f"- {n}" for n in one.notes))
+    for batch in dict.fromkeys(one.batch for one in searches if one.batch is not None):
+        _move(to, [one for one in searches if one.batch == batch], recipe, settings, data)
+    lines(to, "", fact("largest-is-not-best"))
+
+
+def _batches(searches: list[BatchSearch]) -> Table:
+    from ..planner.planner import gigabytes
+
+    words = ("target", "bound by")
+    columns = ("target", "batch", "a replica", "a device", "needs", "has", "bound by")
+    rows = table(columns, left=words, fold=columns)
+    for one in searches:
+        counts = (one.batch, one.batch_per_replica, one.batch_per_device)
+        sizes = ("-", "-")
+        if one.memory is not None:
+            sizes = (gigabytes(one.memory.needed), gigabytes(one.memory.available))
+        rows.add_row(one.target, *("-" if n is None else f"{n:,}" for n in counts), *sizes, str(one.bound))
+    return rows
+
+
+def _tell(one: BatchSearch) -> Iterator[Fact]:
+    """What the memory is of, whether the batch was tried, and how fast each batch is."""
+    if one.memory is not None:
+        yield fact("memory-of-a-device", source=one.memory.available_source)
+    if one.batch is not None:
+        yield fact("batch-tried" if one.confirmed else "batch-not-tried", batch=one.batch)
+    own = one.old.batch
+    for batch, speeds in one.examples_per_second.items():
+        code = "batch-speed" if len(speeds) == 1 else "batch-speed-rounds"
+        mean = statistics.geometric_mean(speeds)
+        low, high = min(speeds), max(speeds)
+        yield fact(code, mean=mean, batch=batch, own=own, low=low, high=high, rounds=len(speeds))
+    for batch, speed in one.predicted.items():
+        yield fact("batch-predicted", value=speed.value, low=speed.low, high=speed.high, batch=batch, own=own)
+    gain = one.speedup
+    if gain is not None and (gain.low is None or gain.high is None):
+        yield fact("batch-gain-once", batch=one.batch, gain=gain.value, own=own)
+    elif gain is not None:
+        unclear = (gain.low or 0) <= 1 <= (gain.high or 0)
+        code = "batch-gain-unclear" if unclear else "batch-gain"
+        yield fact(code, batch=one.batch, gain=gain.value, own=own, low=gain.low, high=gain.high)
+
+
+def _move(to: Console, same: list[BatchSearch], spec: str, settings: list[str], data: str | None) -> None:
+    """What it means to train at a batch, once for all targets that it was found for."""
+    one = same[0]
+    if one.move is not None:
+        lines(to, "", fact("at-batch", batch=one.batch, targets=[each.target for each in same]))
+        lines(to, "", one.move)
+    for text in dict.fromkeys(str(finding) for each in same for finding in each.findings):
+        lines(to, f"\nwarning: {text}")
+    if one.move is not None:
+        command = apply_lines(spec, one.move.recipe, {"--batch": one.batch}, settings, data)
+        lines(to, "", fact("next", command=command))
