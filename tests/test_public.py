@@ -14,7 +14,7 @@ import chipwise as cw
 ROOT = Path(__file__).parents[1]
 NAMES = """
 Arrays BatchSearch CheckpointError ChipwiseError DataError DeviceError DivergedError Finding ImageFolder
-Lazy LrSearch PackedFolder Plan Recipe RecipeError Result RunError Stepper Stopped Study Sum Task Transfer
+Lazy LrSearch On PackedFolder Plan Recipe RecipeError Result RunError Stepper Stopped Study Sum Task Transfer
 Validated adam adamw augment check constant cosine datasets detect evaluate exponential find_batch find_lr
 fit from_optax functional linear load losses metrics one_cycle one_cycle_momentum pack piecewise plan read
 restore_run sgd simulate sweep transfer warmup

@@ -67,7 +67,9 @@ def test_a_recipe_that_has_changed_since_is_said(chipwise, of_a_file, mine):
         said = chipwise("eval", of_a_file, "--devices", 1)
         assert said.code == 0
         assert "optimizer.momentum: 0.5 there, 0.6 now" in said.err
-        wider = "init=lambda key: ({**tasks.init(key)[0], 'more': cw.task.jnp.zeros(3)}, tasks.init(key)[1]),"
+        wider = (
+            "init=lambda key: ({**tasks.init(key)[0], 'more': tasks.init(key)[0]['v']}, tasks.init(key)[1]),"
+        )
         mine.write_text(text.replace("init=tasks.init,", wider))
         said = chipwise("eval", of_a_file, "--devices", 1)
     finally:

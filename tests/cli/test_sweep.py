@@ -11,7 +11,6 @@ import time
 import pytest
 
 from chipwise.engine.run_folder import RunFolder
-from chipwise.words.facts import fact
 
 FAST = ("--eval-every", "end", "--devices", "1", "--quiet", "--set", "duration=5st")
 TASKS = os.path.dirname(os.path.dirname(__file__))
@@ -102,33 +101,30 @@ def test_seeds_of_train_are_one_row_and_a_folder_each(chipwise, mine, tmp_path):
     assert (stored["seed"], stored["duration"]) == (3, "5st")
     assert stored["source"]["set"] == ["duration=5st", "seed=3"]
     other = chipwise(*command, "--set", "rate=0.5")
-    assert other.code == 5
-    assert "holds a study of another recipe" in other.err
+    assert other.refused(5, "study-of-another-recipe")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "error"),
     [
-        (["train", "digits", "--seeds", "2", "--stop-after", "1st"], "--stop-after with --seeds"),
-        (["train", "digits", "--seeds", "2", "--fresh"], "--fresh with --seeds"),
-        (["train", "digits", "--seeds", "2", "--set", "seed=1"], "name the seeds themselves"),
-        (["train", "digits", "--seeds", "many"], str(fact("seeds-unreadable", given="many"))),
-        (["train", "digits", "--at-once", "2"], "give --seeds"),
-        (["train", "digits", "--metric", "eval/loss"], "give --seeds"),
-        (["sweep", "digits", "--set", "lr=0.1,"], str(fact("value-missing", text="0.1,"))),
-        (["sweep", "digits", "--set", "lr=0.1,high"], "expected a number"),
-        (["sweep", "digits", "--set", "seed=1,2"], str(fact("seed-is-no-setting"))),
-        (["sweep", "digits", "--seeds", "1", "--at-once", "0"], str(fact("at-once-too-few", given=0))),
+        (["train", "digits", "--seeds", "2", "--stop-after", "1st"], "seeds-with-stop-after"),
+        (["train", "digits", "--seeds", "2", "--fresh"], "seeds-with-fresh"),
+        (["train", "digits", "--seeds", "2", "--set", "seed=1"], "seeds-with-set-seed"),
+        (["train", "digits", "--seeds", "many"], "seeds-unreadable"),
+        (["train", "digits", "--at-once", "2"], "several-runs-only"),
+        (["train", "digits", "--metric", "eval/loss"], "several-runs-only"),
+        (["sweep", "digits", "--set", "lr=0.1,"], "value-missing"),
+        (["sweep", "digits", "--set", "lr=0.1,high"], None),
+        (["sweep", "digits", "--set", "seed=1,2"], "seed-is-no-setting"),
+        (["sweep", "digits", "--seeds", "1", "--at-once", "0"], "at-once-too-few"),
     ],
 )
 def test_what_makes_no_sense_is_said_on_one_line_and_makes_no_folder(
-    chipwise, tmp_path, monkeypatch, arguments, said
+    chipwise, tmp_path, monkeypatch, arguments, error
 ):
     monkeypatch.chdir(tmp_path)
     answer = chipwise(*arguments)
-    assert answer.code == 2
-    assert said in answer.err
-    assert answer.err.count("\n") == 1
+    assert answer.refused(2, error or answer.error.code)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -144,7 +140,8 @@ def test_a_stop_gives_the_command_that_goes_on(chipwise, mine, tmp_path, monkeyp
     command = ("sweep", f"{mine}:recipe", "--set", "rate=0.1,0.3", "--seeds", 1, "--no-exact", *FAST)
     said = chipwise(*command, "--log-every", "1st")
     assert said.code == 75
-    typed = shlex.split(said.err.split("Go on: chipwise ")[1])
+    assert said.error.code == "go-on" and said.error.facts["stop"].code == "study-stopped"
+    _, *typed = shlex.split(said.error.facts["command"])
     assert typed[:2] == ["sweep", f"{mine}:recipe"]
     assert {"--no-exact", "--quiet", "rate=0.1,0.3", "duration=5st", "1st"} <= set(typed)
     monkeypatch.setattr(RunFolder, "log", log)
@@ -164,9 +161,8 @@ def test_when_every_run_diverged_the_exit_code_says_so(chipwise, tmp_path):
     said = chipwise(
         "sweep", f"{file}:recipe", "--set", "lr=1e38", "--seeds", 1, "--run", tmp_path / "s", *FAST[:-2]
     )
-    assert said.code == 6
-    assert "lr=1e38, seed 0 diverged: The training loss became" in said.out
-    assert "Every run of" in said.err
+    assert said.code == 6 and said.error.code == "every-run-diverged"
+    assert "lr=1e38, seed 0" in said.out
 
 
 @pytest.fixture

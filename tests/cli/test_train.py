@@ -2,6 +2,8 @@ import json
 
 import pytest
 
+from chipwise import errors
+
 FAST = ("--eval-every", "end", "--json", "--quiet")
 
 
@@ -131,14 +133,12 @@ def test_help_shows_examples_line_by_line_and_the_exit_codes(chipwise):
     lines = [line.strip() for line in said.out.splitlines()]
     assert "chipwise train digits" in lines
     assert "chipwise train my_task.py:recipe --set lr=0.2 --devices 4" in lines
-    assert "75   stopped by SIGTERM or Ctrl-C, and saved: resume with --run" in lines
+    assert f"{errors.Stopped.exit_code:<4} {errors.Stopped.__doc__}" in lines
     assert "\b" not in said.out
     assert "chipwise eval runs/mnist-1 --batch 7 --simulate 8 --json" in chipwise("eval", "--help").out
 
 
 def test_the_exit_codes_in_the_help_are_those_of_the_errors(chipwise):
-    from chipwise import errors
-
     said = chipwise("--help").out
     listed = {int(words[0]) for line in said.splitlines() if (words := line.split()) and words[0].isdigit()}
     codes = {e.exit_code for e in vars(errors).values() if isinstance(e, type) and hasattr(e, "exit_code")}
