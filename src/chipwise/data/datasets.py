@@ -1,8 +1,9 @@
-"""The data sets that come with chipwise: digits, MNIST and CIFAR-10.
+"""The data sets that come with chipwise: digits, MNIST, CIFAR-10, and ImageNet where one has it.
 
 Lengths, shapes and statistics are known without a file, so planning and listing need no data. The
 examples are read when first asked for: from a folder (`data=`, or the environment variable
-CHIPWISE_DATA), else downloaded from their public homes, with checksums, into the user's cache.
+CHIPWISE_DATA), else downloaded from their public homes, with checksums, into the user's cache. ImageNet is not
+ours to pass on and may not be downloaded without an account: it is a packed folder.
 """
 
 from __future__ import annotations
@@ -12,33 +13,48 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
 from ..errors import DataError
 from ..recipe.task import Source
-from . import cifar, download
+from . import cache, originals
+from .columns import Columns, Spec, described
 from .folder import ImageFolder
-from .idx import read_idx
 from .manifest import MANIFEST
 from .packed import PackedFolder
 from .remote import local
-from .sources import Columns, Lazy, materialize
+from .sources import Lazy, materialize
+from .synthetic import Absent
 
 _MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 _CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/"
-# file: (MD5 of the published .gz, MD5 uncompressed). The second also holds for files that someone
+# file: (SHA-256 of the published .gz, SHA-256 uncompressed). The second also holds for files that someone
 # unpacked, or packed again.
 _MNIST = {
-    "train-images-idx3-ubyte": ("f68b3c2dcbeaaa9fbdd348bbdeb94873", "6bbc9ace898e44ae57da46a324031adb"),
-    "train-labels-idx1-ubyte": ("d53e105ee54ea40749a09fcbcd1e9432", "a25bea736e30d166cdddb491f175f624"),
-    "t10k-images-idx3-ubyte": ("9fb629c4189551a2d022fa330f9573f3", "2646ac647ad5339dbf082846283269ea"),
-    "t10k-labels-idx1-ubyte": ("ec29112dd5afa0611ce80d1b7f02629c", "27ae3e4e09519cfbb04c329615203637"),
+    "train-images-idx3-ubyte": (
+        "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    ),
+    "train-labels-idx1-ubyte": (
+        "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    ),
+    "t10k-images-idx3-ubyte": (
+        "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    ),
+    "t10k-labels-idx1-ubyte": (
+        "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+        "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+    ),
 }
-_CIFAR10_MD5 = "c58f30108f718f92721af3b95e74349a"
+_CIFAR10_SHA256 = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"  # of the binary archive
 _CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 JPEG_NOTE = "CIFAR-10 (JPEG copy)"  # lossy: accuracies are a little lower than on the original arrays
+_IMAGENET = {"train": 1_281_167, "eval": 50_000}
 
 
 @dataclass(frozen=True)
@@ -61,26 +77,27 @@ class Dataset:
 
 
 def digits() -> Dataset:
-    """1,797 handwritten digits of 8×8 pixels, 0 to 16, which come with scikit-learn: no download.
+    """1,797 handwritten digits of 8×8 pixels, 0 to 16, which come with chipwise: no download.
 
     Every fifth example, from the first, is for evaluation: 1,437 to train and 360 to evaluate.
+
+    Source: E. Alpaydin, C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository
+    (1998), https://doi.org/10.24432/C50P49, its test set, CC BY 4.0; values and order as in scikit-learn's
+    `load_digits`.
     """
 
     @functools.cache
-    def both() -> dict[str, Columns]:
-        from sklearn.datasets import load_digits  # takes a second: only when the data are used
+    def read() -> Columns:
+        with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as file:
+            return {"image": file["image"], "label": file["label"].astype(np.int32)}
 
-        bunch = load_digits()
-        columns = {"image": bunch.images.astype(np.uint8), "label": bunch.target.astype(np.int32)}
-        held_out = np.arange(len(columns["label"])) % 5 == 0
-        return {
-            "train": {name: column[~held_out] for name, column in columns.items()},
-            "eval": {name: column[held_out] for name, column in columns.items()},
-        }
+    def part(held_out: bool) -> Columns:
+        rows = (np.arange(1797) % 5 == 0) == held_out
+        return {name: column[rows] for name, column in read().items()}
 
     return Dataset(
-        train=_lazy(1437, (8, 8), lambda: both()["train"]),
-        eval=_lazy(360, (8, 8), lambda: both()["eval"]),
+        train=_lazy(1437, (8, 8), lambda: part(False)),
+        eval=_lazy(360, (8, 8), lambda: part(True)),
         classes=10,
         mean=(4.883,),
         std=(6.021,),
@@ -97,17 +114,16 @@ def mnist(data: str | Path | None = None) -> Dataset:
 
     Raises `DataError` when `data` lacks a file; and on first use for a wrong checksum or no network.
     """
-    found = _look(data, _find_mnist, "MNIST", f"{', '.join(_MNIST)} (plain or .gz), here or in mnist/")
+    files = _look(data, _find_mnist, "mnist-missing", files=list(_MNIST))
 
     def read(part: str) -> Callable[[], Columns]:
         def load() -> Columns:
+            paths = files
+            if paths is None:
+                zipped = {f"{name}.gz": sums[0] for name, sums in _MNIST.items()}
+                paths = dict(zip(_MNIST, cache.published("MNIST", _MNIST_URL, zipped), strict=True))
             names = [name for name in _MNIST if name.startswith(part)]
-            if found is None:
-                files = {f"{name}.gz": sums[0] for name, sums in _MNIST.items()}
-                paths = dict(zip(_MNIST, download.fetch("MNIST", _MNIST_URL, files), strict=True))
-            else:
-                paths = found
-            image, label = (read_idx(paths[name], md5=_MNIST[name][1]) for name in names)
+            image, label = (originals.read_idx(paths[name], _MNIST[name][1]) for name in names)
             return {"image": image, "label": label.astype(np.int32)}
 
         return load
@@ -126,7 +142,7 @@ def mnist(data: str | Path | None = None) -> Dataset:
 def cifar10(data: str | Path | None = None) -> Dataset:
     """CIFAR-10: 50,000 training and 10,000 evaluation images `(32, 32, 3)` of ten kinds of things.
 
-    `data`: the original batches (`cifar-10-batches-py`, `cifar-10-batches-bin` or their `.tar.gz`),
+    `data`: the original batches (`cifar-10-batches-bin`, `cifar-10-batches-py` or their `.tar.gz`),
     or an image folder with `train/` and `test/` or a tar archive of one; the path itself or a folder
     that holds it. Originals are preferred; of an image folder `note` says "CIFAR-10 (JPEG copy)". Or a
     packed folder of one of these (`chipwise pack`), read in place.
@@ -134,11 +150,8 @@ def cifar10(data: str | Path | None = None) -> Dataset:
 
     Raises `DataError` when `data` holds none of these; and on first use for damage or no network.
     """
-    expected = (
-        f"{' or '.join(cifar.ARCHIVES[10])}, their unpacked folder, or an image folder with train/ and test/"
-    )
-    found = _look(data, _find_cifar10, "CIFAR-10", expected)
-    kind, path = found or ("original", None)
+    place = _look(data, _find_cifar10, "cifar10-missing", archives=originals.ARCHIVES[10])
+    kind, path = place or ("original", None)
     if kind == "packed":
         assert path is not None
         return _packed_cifar10(path)
@@ -150,8 +163,9 @@ def cifar10(data: str | Path | None = None) -> Dataset:
             return {split: _images(path, split) for split in ("train", "test")}
         home = path
         if home is None:
-            (home,) = download.fetch("CIFAR-10", _CIFAR10_URL, {cifar.ARCHIVES[10][0]: _CIFAR10_MD5})
-        return cifar.read_cifar(home)
+            files = {originals.ARCHIVES[10][0]: _CIFAR10_SHA256}
+            (home,) = cache.published("CIFAR-10", _CIFAR10_URL, files)
+        return originals.read_cifar(home)
 
     return _cifar10(
         _lazy(50_000, (32, 32, 3), lambda: both()["train"]),
@@ -177,12 +191,14 @@ def _packed_cifar10(path: Path) -> Dataset:
     splits = []
     for split in ("train", "eval"):
         packed = PackedFolder(path, split)
-        spec = {name: (s.shape, s.dtype) for name, s in packed.spec.items()}
-        if spec.get("image") != ((32, 32, 3), np.uint8) or packed.names != _CIFAR10_CLASSES:
-            found = ", ".join(f"{name} {dtype}{list(shape)}" for name, (shape, dtype) in spec.items())
+        columns = described({name: s for name, s in packed.spec.items() if name == "image"})
+        if columns != ["image uint8[32, 32, 3]"] or packed.names != _CIFAR10_CLASSES:
             raise DataError(
-                f"{packed.path} holds {found} of {', '.join(packed.names[:20]) or 'no classes'}: expected "
-                f"image uint8[32, 32, 3] of {', '.join(_CIFAR10_CLASSES)}."
+                "cifar10-pack",
+                path=packed.path,
+                columns=described(packed.spec),
+                names=packed.names[:20],
+                expected=_CIFAR10_CLASSES,
             )
         splits.append(packed)
     # A pack does not tell whether its pixels were JPEGs before, but the original batches name no files
@@ -190,20 +206,61 @@ def _packed_cifar10(path: Path) -> Dataset:
     return _cifar10(splits[0], splits[1], JPEG_NOTE if lossy else "")
 
 
+def imagenet(data: str | Path | None = None, image: int = 224) -> Dataset:
+    """ImageNet-1k for a net whose input is `image` × `image` pixels.
+
+    `data`: a packed folder with `train/` and `eval/`, columns `image` `(h, w, 3)` uint8 with both sides
+    at least `image`, and `label`: any images and labels, its classes are the net's; `None`: known by its shapes
+    only, `image * 8 / 7` pixels square (256 for 224), enough to plan with. `mean` and `std` are torchvision's.
+
+    Raises `DataError` when `data` is no such folder.
+    """
+    if data is None:
+        side = image * 8 // 7
+        spec = _image_spec((side, side, 3))
+        train, held_out = (Absent(n, spec, "ImageNet", {"label": 1000}) for n in _IMAGENET.values())
+        return _imagenet(train, held_out, 1000)
+    packed = [PackedFolder(data, split) for split in _IMAGENET]
+    for source in packed:
+        shape = source.spec["image"].shape if "image" in source.spec else ()
+        fits = len(shape) == 3 and min(shape[:2]) >= image
+        if source.classes is None or not fits or source.spec != _image_spec((*shape[:2], 3)):
+            raise DataError(
+                "imagenet-pack",
+                path=source.path,
+                columns=described(source.spec),
+                classes=source.classes,
+                image=image,
+            )
+    classes = [source.classes for source in packed]
+    if classes[0] is None or classes[0] != classes[1]:
+        raise DataError("classes-differ", data=str(data), train=classes[0], eval=classes[1])
+    return _imagenet(packed[0], packed[1], classes[0])
+
+
+def _imagenet(train: Source, held_out: Source, classes: int) -> Dataset:
+    mean, std = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+    return Dataset(train=train, eval=held_out, classes=classes, mean=mean, std=std, name="imagenet")
+
+
+def _image_spec(shape: tuple[int, ...]) -> Spec:
+    return {"image": jax.ShapeDtypeStruct(shape, np.uint8), "label": jax.ShapeDtypeStruct((), np.int32)}
+
+
 def _lazy(length: int, shape: tuple[int, ...], load: Callable[[], Columns]) -> Lazy:
-    spec = {"image": jax.ShapeDtypeStruct(shape, np.uint8), "label": jax.ShapeDtypeStruct((), np.int32)}
-    return Lazy(length, spec, load, classes=10)
+    return Lazy(length, _image_spec(shape), load, classes=10)
 
 
-def _look(data, find: Callable, name: str, expected: str):
-    """What `find` sees in `data`, or in CHIPWISE_DATA; `None` to download."""
+def _look(data: str | Path | None, find: Callable[[Path], Any], missing: str, **expected: Any) -> Any:
+    """What `find` sees in `data`, or in CHIPWISE_DATA; `None` to download. `missing`: the error's code."""
     if data is not None:
         root = local(data)
-        found = find(root) if root.exists() else None
-        if found is None:
-            state = "has no" if root.exists() else "does not exist, so it has no"
-            raise DataError(f"data={data} {state} {name}: expected {expected}.")
-        return found
+        if not root.exists():
+            raise DataError("data-absent", data=str(data))
+        place = find(root)
+        if place is None:
+            raise DataError(missing, data=str(data), **expected)
+        return place
     default = os.environ.get("CHIPWISE_DATA")
     # A default for several data sets may lack this one: then it is downloaded
     return find(Path(default).expanduser()) if default else None
@@ -224,16 +281,16 @@ def _find_mnist(root: Path) -> dict[str, Path] | None:
 def _find_cifar10(root: Path) -> tuple[str, Path] | None:
     """("original", "jpeg" or "packed", path)."""
     if root.is_file():
-        return ("original" if root.name in cifar.ARCHIVES[10] else "jpeg"), root
+        return ("original" if root.name in originals.ARCHIVES[10] else "jpeg"), root
     folders = [root, *(root / name for name in ("cifar10", "cifar10-jpeg"))]
     for folder in folders:
         if (folder / "train" / MANIFEST).is_file():
             return "packed", folder
     for folder in folders:
-        for place in (folder, *(folder / name for name in cifar.FOLDERS[10])):
+        for place in (folder, *(folder / name for name in originals.FOLDERS[10])):
             if any((place / name).is_file() for name in ("data_batch_1", "data_batch_1.bin")):
                 return "original", place
-        for name in cifar.ARCHIVES[10]:
+        for name in originals.ARCHIVES[10]:
             if (folder / name).is_file():
                 return "original", folder / name
     for folder in folders:
@@ -250,7 +307,6 @@ def _images(path: Path, split: str) -> Columns:
     folder = ImageFolder(path, split=split)
     if folder.names != _CIFAR10_CLASSES:
         raise DataError(
-            f"{path}/{split} has the classes {', '.join(folder.names[:20])}, "
-            f"expected {', '.join(_CIFAR10_CLASSES)}."
+            "cifar10-classes", path=path, split=split, names=folder.names[:20], expected=_CIFAR10_CLASSES
         )
     return materialize(folder)

@@ -1,17 +1,30 @@
-"""Image files: which there are below a folder, and how one is read."""
+"""Image files: which there are below a folder or inside a tar archive, and how one is read.
+
+A plain `.tar` is read at the members' places, so memory stays small whatever its size. A compressed one can
+only be read from its beginning: its encoded images are held in memory, up to a limit.
+"""
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 import os
+import tarfile
+import threading
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import psutil
 
 from ..errors import DataError
-from ..words.figures import printable
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+_COMPRESSED: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.open, b"BZh": bz2.open}
+MAX_BYTES = 8 << 30  # encoded images kept in memory at most, and never more than half of what is free
 
 
 @dataclass
@@ -31,7 +44,7 @@ class Files:
         self.keys.append(key)
 
 
-def wanted(name: str) -> bool:
+def is_image(name: str) -> bool:
     """Whether a file's name is an image's."""
     return not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES
 
@@ -41,7 +54,7 @@ def walk(root: Path) -> Files:
 
     A pipe, a socket or a device is no image file, whatever its name: reading one would never end.
     """
-    found = Files(read=read_file)
+    files = Files(read=read_file)
 
     def enter(folder: str, parts: tuple[str, ...], above: frozenset) -> None:
         with os.scandir(folder) as entries:
@@ -53,23 +66,22 @@ def walk(root: Path) -> Files:
                 status = entry.stat()
                 here = (status.st_dev, status.st_ino)
                 if here in above:
-                    raise DataError(f"{entry.path} is a link to a folder above it: remove the link.")
-                found.folders.append((*parts, entry.name))
+                    raise DataError("link-loop", path=entry.path)
+                files.folders.append((*parts, entry.name))
                 enter(entry.path, (*parts, entry.name), above | {here})
-            elif wanted(entry.name) and (entry.is_file() or not os.path.exists(entry.path)):
+            elif is_image(entry.name) and (entry.is_file() or not os.path.exists(entry.path)):
                 # A dangling link is found when it is read, and reported like other files that cannot be
                 size = entry.stat().st_size if entry.is_file() else 0
-                found.add((*parts, entry.name), size, entry.path)
+                files.add((*parts, entry.name), size, entry.path)
             else:
-                found.left_out.append("/".join((*parts, entry.name)))
+                files.left_out.append("/".join((*parts, entry.name)))
 
     try:
         status = os.stat(root)
         enter(str(root), (), frozenset({(status.st_dev, status.st_ino)}))
     except OSError as error:
-        place = error.filename or root
-        raise DataError(f"Cannot read the folder {place}: {error.strerror or error}.") from error
-    return found
+        raise unreadable(error.filename or root, error) from error
+    return files
 
 
 def read_file(path: str) -> bytes:
@@ -77,16 +89,125 @@ def read_file(path: str) -> bytes:
         return stream.readall()
 
 
-def refuse_duplicates(names: Sequence[str], where: Any) -> None:
-    """Raises `DataError` when two entries have one name."""
+def unreadable(path: Any, error: OSError) -> DataError:
+    """What to raise for a file or folder that the system cannot read."""
+    return DataError("unreadable", path=path, reason=error.strerror or str(error))
+
+
+def refuse_duplicates(names: Sequence[str], path: Any) -> None:
+    """Raises `DataError` when two entries of `path` have one name."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise DataError(f"{where} has two entries named {name!r}: rename or remove one.")
+            raise DataError("duplicate-name", path=path, name=name)
         seen.add(name)
 
 
-def few(names: Sequence[str], most: int = 3) -> str:
-    """The first `most` names, and how many more there are, to be printed."""
-    more = len(names) - most
-    return ", ".join(map(printable, names[:most])) + (f" and {more:,} more" if more > 0 else "")
+def list_tar(path: Path, of: Callable[[tuple[str, ...]], bool] = lambda parts: True) -> Files:
+    """The images in an archive `.tar`, `.tar.gz`, `.tar.bz2` or `.tar.xz` whose parts are `of` it.
+
+    Raises `DataError` for members that point outside, links, two of one name, damage, and compressed
+    archives that memory cannot hold.
+    """
+    try:
+        with open(path, "rb") as file:
+            head = file.read(6)
+        unzip = next((opener for magic, opener in _COMPRESSED.items() if head.startswith(magic)), None)
+        files = Files(read=_Places(path) if unzip is None else bytes)
+        opened: Any = open(path, "rb") if unzip is None else _Stream(unzip(path, "rb"))  # noqa: SIM115
+        with opened as file, tarfile.open(fileobj=file, mode="r:" if unzip is None else "r|") as archive:
+            _list_members(path, archive, files, of, in_place=unzip is None)
+            end = archive.offset  # type: ignore[attr-defined]
+            file.seek(end)
+            # tarfile takes a cut and a damaged header, too, for the end
+            if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+                raise tarfile.ReadError(f"neither a member nor the end at byte {end:,}")
+            while unzip is not None and file.read(1 << 20):
+                pass  # at its end the decompressor checks the sum
+    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise DataError("file-damaged", path=path, reason=str(error)) from error
+    except OSError as error:
+        if error.errno is None:  # bz2's word for damage
+            raise DataError("file-damaged", path=path, reason=str(error)) from error
+        raise unreadable(path, error) from error
+    refuse_duplicates(["/".join(parts) for parts in files.paths], path)
+    return files
+
+
+def _list_members(
+    path: Path, archive: tarfile.TarFile, files: Files, of: Callable[..., bool], in_place: bool
+) -> None:
+    limit, held = min(MAX_BYTES, psutil.virtual_memory().available // 2), 0
+    for member in archive:
+        archive.members = []  # type: ignore[attr-defined]  # or it keeps 1 kB a member
+        # Strings, not pathlib: 60,000 members cost a second more with it
+        parts = tuple(part for part in member.name.split("/") if part not in ("", "."))
+        if member.name.startswith("/") or ".." in parts:
+            raise DataError("member-outside", path=path, name=member.name[:80])
+        if member.isdir():
+            files.folders.append(parts)
+        elif parts and not any(part.startswith(".") for part in parts):
+            if not is_image(parts[-1]):
+                files.left_out.append("/".join(parts))
+            elif of(parts):
+                if not member.isfile() or member.issparse():
+                    raise DataError("member-link", path=path, name=member.name[:80])
+                if in_place:
+                    files.add(parts, member.size, (member.offset_data, member.size))
+                    continue
+                held += member.size
+                if held > limit:
+                    raise DataError("archive-too-large", path=path, limit_bytes=limit)
+                stream = archive.extractfile(member)
+                assert stream is not None  # a regular file
+                files.add(parts, member.size, stream.read())
+
+
+class _Stream:
+    """A decompressor that may step back a little: what was read last is kept."""
+
+    def __init__(self, file: IO[bytes]):
+        self._file, self._kept, self._back = file, b"", 0
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def seek(self, place: int) -> None:
+        self._back = self._file.tell() - place
+        assert 0 <= self._back <= len(self._kept)
+
+    def read(self, size: int) -> bytes:
+        old = self._kept[len(self._kept) - self._back :][:size]
+        self._back -= len(old)
+        new = self._file.read(size - len(old)) if len(old) < size else b""
+        self._kept = (self._kept + new)[-2 * tarfile.RECORDSIZE :]
+        return old + new
+
+
+class _Places:
+    """Reads `(offset, bytes)` of a file; several threads may do so at once."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._file: int | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, place: tuple[int, int]) -> bytes:
+        with self._lock:
+            if self._file is None:
+                self._file = os.open(self._path, os.O_RDONLY)
+        offset, size = place
+        data = os.pread(self._file, size, offset)
+        if len(data) != size:
+            raise DataError("file-damaged", path=self._path, reason="it ends early")
+        return data
+
+    def __reduce__(self) -> tuple:
+        return type(self), (self._path,)  # another process opens its own
+
+    def __del__(self) -> None:
+        if self._file is not None:
+            os.close(self._file)

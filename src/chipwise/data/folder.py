@@ -17,11 +17,12 @@ import jax
 import numpy as np
 
 from ..errors import DataError
-from .files import SUFFIXES, read_file, wanted
-from .images import decode, decode_into
+from ..words.facts import fact
+from .columns import Spec
+from .files import SUFFIXES, is_image, list_tar, read_file, unreadable
+from .images import checked_size, decode, decode_into
 from .remote import local
 from .stages import stage
-from .tars import list_tar
 
 
 class ImageFolder:
@@ -44,29 +45,23 @@ class ImageFolder:
 
     def __init__(self, path: str | Path, size: int | tuple[int, int] | None = None, split: str | None = None):
         self.path = local(path)
-        self.size = (size, size) if isinstance(size, int) else size
-        if self.size is not None and min(self.size) < 1:
-            raise DataError(f"size={size} must be at least 1 pixel in height and width.")
-        found: dict[str, dict[str, Any]]
+        self.size = checked_size(size)
         self._open: Callable[[Any], bytes] = read_file
         if self.path.is_dir():
-            found = _in_folder(self.path / split if split else self.path)
+            below = self.path / (split or "")
+            files = _in_folder(below)
         else:
-            found, self._open = _in_tar(self.path, split)
-        if not found:
-            inside = f"{self.path}/{split}" if split else f"{self.path}"
-            raise DataError(f"{inside} holds no class folders: expected {inside}/<class>/<image file>.")
-        empty = [name for name, files in found.items() if not files]
-        if empty:
-            raise DataError(
-                f"The class folder '{sorted(empty)[0]}' of {self.path} holds no images: "
-                f"remove it, or add files ending in {', '.join(sorted(SUFFIXES))}."
-            )
-        self.names = tuple(sorted(found))
-        self._files = [(f"{c}/{name}", found[c][name]) for c in self.names for name in sorted(found[c])]
-        self.labels = np.repeat(np.arange(len(self.names)), [len(found[c]) for c in self.names]).astype(
-            np.int32
-        )
+            below = self.path
+            files, self._open = _in_tar(self.path, split)
+        if not files:
+            raise DataError("no-class-folders", path=below)
+        for name in sorted(files):
+            if not files[name]:
+                raise DataError("class-empty", path=self.path, name=name, suffixes=sorted(SUFFIXES))
+        self.names = tuple(sorted(files))
+        self._files = [(f"{c}/{name}", files[c][name]) for c in self.names for name in sorted(files[c])]
+        counts = [len(files[c]) for c in self.names]
+        self.labels = np.repeat(np.arange(len(self.names)), counts).astype(np.int32)
         self._shape: tuple[int, ...] | None = None
 
     @property
@@ -74,13 +69,13 @@ class ImageFolder:
         return len(self.names)
 
     @property
-    def spec(self) -> dict[str, jax.ShapeDtypeStruct]:
+    def spec(self) -> Spec:
         """Column to the shape and type of one example; without `size`, decodes the first image once."""
         if self._shape is None:
             try:
                 self._shape = (*self.size, 3) if self.size else decode(self._read(0)).shape
             except DataError as error:
-                raise DataError(f"{self.path}: {self._files[0][0]}: {error}.") from error
+                raise self._of(0, error) from error
         return {
             "image": jax.ShapeDtypeStruct(self._shape, np.uint8),
             "label": jax.ShapeDtypeStruct((), np.int32),
@@ -105,41 +100,50 @@ class ImageFolder:
             data = self._read(index)
         try:
             with stage("decode"):
-                found = decode_into(data, out, self.size)
+                shape = decode_into(data, out, self.size)
         except DataError as error:
-            raise DataError(f"{self.path}: {self._files[index][0]}: {error}.") from error
-        if found != out.shape:
+            raise self._of(index, error) from error
+        if shape != out.shape:
             raise DataError(
-                f"Images differ in size: {self._files[0][0]} has {out.shape[0]}×{out.shape[1]} pixels "
-                f"(height×width), {self._files[index][0]} has {found[0]}×{found[1]}: "
-                f"give a size, for example ImageFolder(..., size=({out.shape[0]}, {out.shape[1]}))."
+                "image-sizes-differ",
+                first=self._files[0][0],
+                first_size=list(out.shape[:2]),
+                file=self._files[index][0],
+                size=list(shape[:2]),
             )
+
+    def _of(self, index: int, error: DataError) -> DataError:
+        """`error`, which a decoder raised, with the file's name."""
+        if error.code in ("image-unreadable", "unreadable"):
+            return error
+        problem = fact(error.code, **error.facts)
+        return DataError("image-unreadable", path=self.path, file=self._files[index][0], problem=problem)
 
     def _read(self, index: int) -> bytes:
         name, key = self._files[index]
         try:
             return self._open(key)
         except OSError as error:
-            raise DataError(f"Cannot read {self.path} {name}: {error.strerror or error}.") from error
+            raise unreadable(self.path / name, error) from error
 
 
 def _in_folder(root: Path) -> dict[str, dict[str, Any]]:
     try:
         with os.scandir(root) as entries:
             classes = [e.name for e in entries if e.is_dir() and not e.name.startswith(".")]
-        found: dict[str, dict[str, Any]] = {}
+        files: dict[str, dict[str, Any]] = {}
         for name in classes:
             with os.scandir(root / name) as entries:
-                found[name] = {e.name: e.path for e in entries if wanted(e.name)}
-        return found
+                files[name] = {e.name: e.path for e in entries if is_image(e.name)}
+        return files
     except OSError as error:
-        raise DataError(f"Cannot read the folder {root}: {error.strerror or error}.") from error
+        raise unreadable(error.filename or root, error) from error
 
 
 def _in_tar(path: Path, split: str | None) -> tuple[dict[str, dict[str, Any]], Callable[[Any], bytes]]:
     """Class to file name to what the function returned beside it reads."""
     listed = list_tar(path, lambda parts: split is None or split in parts[:-2])
-    found: dict[str, dict[str, Any]] = {}
+    files: dict[str, dict[str, Any]] = {}
     roots = set()
     for parts, key in zip(listed.paths, listed.keys, strict=True):
         if split is not None:
@@ -147,8 +151,7 @@ def _in_tar(path: Path, split: str | None) -> tuple[dict[str, dict[str, Any]], C
         if len(parts) >= 2:
             *root, name, file = parts
             roots.add("/".join(root) or ".")
-            found.setdefault(name, {})[file] = key
+            files.setdefault(name, {})[file] = key
     if len(roots) > 1:
-        shown = ", ".join(sorted(roots)[:4])
-        raise DataError(f"{path} holds class folders in several places ({shown}): say which with split=.")
-    return found, listed.read
+        raise DataError("classes-in-several-places", path=path, places=sorted(roots))
+    return files, listed.read

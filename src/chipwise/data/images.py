@@ -52,14 +52,11 @@ class Encoded:
                     if opened.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8):
                         self.height, self.width = self.width, self.height
         except Image.DecompressionBombError as error:
-            raise DataError(f"more than {MAX_PIXELS:,} pixels: not decoded, scale it down first") from error
+            raise DataError("image-too-large", limit=MAX_PIXELS) from error
         except Exception as error:  # decoders raise what they like on damaged files
             raise _damaged(data, error) from error
         if self.height * self.width > MAX_PIXELS:
-            raise DataError(
-                f"{self.height}×{self.width} (height×width), more than {MAX_PIXELS:,} pixels: "
-                f"not decoded, scale it down first"
-            )
+            raise DataError("image-too-large", limit=MAX_PIXELS)
 
     def pixels(self, size: tuple[int, int] | None = None, crop: bool = True) -> np.ndarray:
         """`(height, width, 3)` uint8.
@@ -102,6 +99,14 @@ class Encoded:
         return True
 
 
+def checked_size(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
+    """`(height, width)` of one number for both or of two. Raises `DataError` for less than a pixel."""
+    size = (size, size) if isinstance(size, int) else size
+    if size is not None and min(size) < 1:
+        raise DataError("size-not-positive", size=list(size))
+    return size
+
+
 def decode(data: bytes, size: tuple[int, int] | None = None, crop: bool = True) -> np.ndarray:
     """An encoded image as `(height, width, 3)` uint8, RGB, upright; see `Encoded.pixels`."""
     return Encoded(data).pixels(size, crop)
@@ -130,7 +135,7 @@ def from_pillow(image: Image.Image, size: tuple[int, int] | None = None, crop: b
     """A Pillow image as `(height, width, 3)` uint8, as `Encoded.pixels` gives it."""
     # Of 16-bit colour Pillow keeps the high byte, and only the way the file is read tells
     if image.mode.split(";")[0] in _WIDE_MODES or any(";16" in str(t[3]) for t in getattr(image, "tile", ())):
-        raise DataError("more than 8 bits a channel: convert it to 8")
+        raise DataError("image-depth")
     upright = ImageOps.exif_transpose(image)
     if upright.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in upright.info:
         white = Image.new("RGBA", upright.size, "white")
@@ -153,8 +158,10 @@ def fitted(
         height, width = covering(shape or (image.height, image.width), size)
         if height * width > MAX_PIXELS:  # a thin line of a few bytes would fill the memory
             raise DataError(
-                f"{image.height}×{image.width} would become {height}×{width} (height×width), more than "
-                f"{MAX_PIXELS:,} pixels: cut it first, or give --crop"
+                "image-too-thin",
+                size=[image.height, image.width],
+                scaled=[height, width],
+                limit=MAX_PIXELS,
             )
         if (image.height, image.width) != (height, width):
             image = image.resize((width, height), Image.Resampling.BILINEAR)
@@ -173,7 +180,7 @@ def covering(shape: tuple[int, int], size: tuple[int, int] | None) -> tuple[int,
 
 def _damaged(data: bytes, error: Exception) -> DataError:
     if not data:
-        return DataError("an empty file")
+        return DataError("image-empty")
     # Pillow's messages hold addresses in memory, which are others each time
-    told = " ".join(re.sub(r"<[^>]*>", "", str(error)).split())[:120]
-    return DataError(f"not an image, or damaged ({len(data):,} bytes): {told}")
+    reason = " ".join(re.sub(r"<[^>]*>", "", str(error)).split())[:120]
+    return DataError("image-damaged", bytes=len(data), reason=reason)

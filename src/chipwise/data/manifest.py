@@ -1,20 +1,29 @@
-"""The format `chipwise-packed`: its manifest, its headers, its record tables (see `docs/format.md`)."""
+"""The format `chipwise-packed`: its manifest, headers and record tables (see `docs/format.md`), and whether files
+are whole: SHA-256 tells which of them are damaged, CRC-32 which records in them.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import json
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
 from ..errors import DataError
+from ..words.figures import printable
+from .files import unreadable
 
 FORMAT, VERSION = "chipwise-packed", 2
 MANIFEST = "manifest.json"
 RECORD = "record"  # the files of checksums and names, beside those of the columns
+_SHOWN = 8  # damaged records that an error names
 
 
 def record_dtype(store: str, name_bytes: int) -> np.dtype:
@@ -45,26 +54,20 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         text = path.read_bytes().decode("ascii")
         manifest = json.loads(text)
     except FileNotFoundError as error:
-        raise DataError(
-            f"{folder} is no packed folder (it has no {MANIFEST}): give the folder that holds "
-            f"train/{MANIFEST} and eval/{MANIFEST}."
-        ) from error
+        raise DataError("not-packed", path=folder) from error
     except OSError as error:
-        raise DataError(f"Cannot read {path}: {error.strerror or error}.") from error
+        raise unreadable(path, error) from error
     except ValueError as error:
-        raise DataError(f"{path} is damaged ({error}): pack the data again.") from error
+        raise DataError("manifest-damaged", path=path, reason=str(error)) from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise DataError(f"{path} is not of the format {FORMAT}: pack the data with chipwise.")
+        raise DataError("manifest-format", path=path, expected=FORMAT)
     version = manifest.get("version")
     if type(version) is not int or version > VERSION:
-        raise DataError(
-            f"{path} is in version {version} of {FORMAT}, this chipwise reads version {VERSION}: "
-            f"pip install --upgrade chipwise."
-        )
+        raise DataError("manifest-newer", path=path, version=version, known=VERSION)
     if version < VERSION:
-        raise DataError(f"{path} is in version {version} of {FORMAT}, now {VERSION}: pack the data again.")
+        raise DataError("manifest-older", path=path, version=version, known=VERSION)
     if text != render(manifest):
-        raise DataError(f"{path} is damaged (SHA-256): pack the data again or copy the file anew.")
+        raise DataError("manifest-damaged", path=path, reason="SHA-256")
     return manifest
 
 
@@ -74,4 +77,77 @@ def sha256(path: Path) -> str:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise DataError(f"Cannot read {path}: {error.strerror or error}.") from error
+        raise unreadable(path, error) from error
+
+
+def verify(folder: Path, manifest: dict[str, Any]) -> None:
+    """Reads every file of a split once, those of damaged shards twice.
+
+    Raises one `DataError` with the number of damaged records, the first of them by number and name, and
+    the files. A file may be damaged where no record is: in its header, or in a record's name.
+    """
+    damaged: list[tuple[int, str]] = []
+    files: list[str] = []
+    first = count = 0
+    for shard in manifest["shards"]:
+        bad = [f["name"] for f in shard["files"].values() if sha256(folder / f["name"]) != f["sha256"]]
+        if bad:
+            for row, name in _damaged(folder, manifest, shard):
+                count += 1
+                if len(damaged) < _SHOWN:
+                    damaged.append((first + row, printable(name)))
+        files += bad
+        first += shard["examples"]
+    if count:
+        numbers, names = [number for number, _ in damaged], [name for _, name in damaged]
+        raise DataError(
+            "pack-damaged",
+            path=folder,
+            damaged=count,
+            examples=first,
+            records=numbers,
+            names=names,
+            files=files,
+        )
+    if files:
+        raise DataError("pack-headers-damaged", path=folder, files=files)
+
+
+def record_text(name: bytes) -> str:
+    """A record's name."""
+    return name.decode("utf-8", "replace")
+
+
+def _damaged(folder: Path, manifest: dict[str, Any], shard: dict[str, Any]) -> Iterator[tuple[int, str]]:
+    """Row and name of the shard's records whose bytes are not those of their checksum."""
+    columns = manifest["columns"]
+    record = np.dtype([tuple(field) for field in manifest["record"]])
+    with ExitStack() as stack:
+        data = {
+            name: stack.enter_context(open(folder / file["name"], "rb"))
+            for name, file in shard["files"].items()
+        }
+        # What follows the header is as long as it was, whatever the header says now
+        size = shard["examples"] * record.itemsize
+        lines = data[RECORD].read()[-size:].ljust(size, b"\0")
+        table = np.frombuffer(lines, record)
+        fixed = {
+            name: int(np.prod(column["shape"], dtype=np.int64)) * np.dtype(column["dtype"]).itemsize
+            for name, column in columns.items()
+            if not (name == "image" and manifest["store"] == "jpeg")
+        }
+        start = len(header(np.dtype(np.uint8), (0,)))
+        end = 0
+        for row in range(shard["examples"]):
+            crc = 0
+            for name in columns:
+                size = shard["files"][name]["bytes"]
+                if name in fixed:
+                    length = fixed[name]
+                    offset = size - (shard["examples"] - row) * length
+                else:
+                    begin, end = end, min(max(int(table["end"][row]), 0), size - start)
+                    offset, length = start + begin, max(0, end - begin)
+                crc = crc32(os.pread(data[name].fileno(), length, offset), crc)
+            if crc != table["crc32"][row]:
+                yield row, record_text(table["name"][row])

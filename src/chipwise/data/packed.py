@@ -20,10 +20,12 @@ import jax
 import numpy as np
 
 from ..errors import DataError
-from . import remote, verify
-from .images import decode_into
+from ..words.facts import fact
+from . import manifest as files
+from .columns import Columns, Spec, empty, first_outside
+from .images import checked_size, decode_into
 from .manifest import MANIFEST, RECORD, read_manifest
-from .sources import Columns, Spec, empty
+from .remote import local
 from .stages import stage
 
 _LARGE = 1 << 13  # bytes of a row from which copying rows one by one beats copying a block twice
@@ -43,7 +45,7 @@ class _Shard:
         """The encoded image of record `at`: it begins where the one before ends."""
         begin, end = self.ends.item(at - 1) if at else 0, self.ends.item(at)
         if not 0 <= begin <= end <= len(self.image):
-            raise DataError(f"its bytes {begin} to {end} are not in a file of {len(self.image)}")
+            raise DataError("record-bytes", begin=begin, end=end, bytes=len(self.image))
         return self.image[begin:end].tobytes()
 
 
@@ -69,17 +71,14 @@ class PackedFolder:
     def __init__(
         self, path: str | Path, split: str | None = "train", size: int | tuple[int, int] | None = None
     ):
-        self.path = remote.local(path) / (split or "")
-        self.size = (size, size) if isinstance(size, int) else size
-        if self.size is not None and min(self.size) < 1:
-            raise DataError(f"size={size} must be at least 1 pixel in height and width.")
+        self.path = local(path) / (split or "")
+        self.size = checked_size(size)
         self.manifest = read_manifest(self.path)
         try:
             self._understand(self.manifest)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DataError(
-                f"{self.path / MANIFEST} is damaged ({type(error).__name__}: {error}): pack the data again."
-            ) from error
+            reason = f"{type(error).__name__}: {error}"
+            raise DataError("manifest-damaged", path=self.path / MANIFEST, reason=reason) from error
         self._maps: list[_Shard | None] = [None] * len(self._shards)
 
     def _understand(self, manifest: dict[str, Any]) -> None:
@@ -98,10 +97,8 @@ class PackedFolder:
         if self.store == "raw" and self.size is not None:
             image = self._spec.get("image")
             if image is None or image.shape[:2] != self.size:
-                raise DataError(
-                    f"{self.path} holds {'no images' if image is None else f'pixels {image.shape}'}, which "
-                    f"size={self.size} cannot change: leave size out, or pack at that size."
-                )
+                pixels = None if image is None else list(image.shape)
+                raise DataError("pack-size-fixed", path=self.path, pixels=pixels, size=list(self.size))
         self.below = {name: int(c["below"]) for name, c in columns.items() if c.get("below") is not None}
         self.names = tuple(manifest["names"])
         self.mean, self.std = tuple(manifest.get("mean", ())), tuple(manifest.get("std", ()))
@@ -117,14 +114,11 @@ class PackedFolder:
             unknown = set(shard["files"]) ^ {*columns, RECORD}
             if unknown:
                 raise DataError(
-                    f"{self.path} has a shard with unknown or missing columns {', '.join(sorted(unknown))}: "
-                    f"the manifest declares {', '.join(columns)}; pack the data again."
+                    "shard-columns", path=self.path, columns=sorted(unknown), declared=list(columns)
                 )
             for file in shard["files"].values():
                 if Path(file["name"]).name != file["name"]:
-                    raise DataError(
-                        f"{self.path} names a file outside its folder, {file['name']!r}: refused."
-                    )
+                    raise DataError("file-outside", path=self.path, name=file["name"])
                 _check_size(self.path / file["name"], int(file["bytes"]))
 
     @property
@@ -132,10 +126,8 @@ class PackedFolder:
         """Column to the shape and type of one example. `DataError` for images that differ in size."""
         spec = {name: struct for name, struct in self._spec.items() if struct is not None}
         if len(spec) < len(self._spec):
-            raise DataError(
-                f"The images of {self.path} differ in size: give one, for example "
-                f"PackedFolder({str(self.path.parent)!r}, {self.path.name!r}, size=224)."
-            )
+            folder, split = str(self.path.parent), self.path.name
+            raise DataError("pack-sizes-differ", path=self.path, folder=folder, split=split)
         return spec
 
     @property
@@ -202,18 +194,18 @@ class PackedFolder:
     def encoded(self, index: int) -> bytes:
         """The encoded image of example `index`, as it was packed. `DataError` for a raw pack."""
         if self.store != "jpeg":
-            raise DataError(f"{self.path} holds pixels, not encoded images: use source[{index}]['image'].")
+            raise DataError("pack-not-encoded", path=self.path, example=index)
         shard, at = self._place(index)
         return shard.encoded(at)
 
     def record_name(self, index: int) -> str:
         """Where example `index` came from, such as "cat/0123.jpg"; "" when that was not told."""
         shard, at = self._place(index)
-        return verify.text(shard.names[at])
+        return files.record_text(shard.names[at])
 
     def verify(self) -> None:
         """Reads everything, in bounded memory, and raises `DataError` naming each damaged record."""
-        verify.verify(self.path, read_manifest(self.path))
+        files.verify(self.path, read_manifest(self.path))
 
     def _place(self, index: int) -> tuple[_Shard, int]:
         """The shard of an example, and its row there."""
@@ -263,13 +255,14 @@ class PackedFolder:
                 with stage("read"):
                     data = shard.encoded(at)
                 with stage("decode"):
-                    found = decode_into(data, out[row], self.size)
-                if found != out[row].shape:
-                    raise DataError(f"{found[0]}×{found[1]} pixels, expected {out.shape[1]}×{out.shape[2]}")
+                    shape = decode_into(data, out[row], self.size)
+                if shape != out[row].shape:
+                    raise DataError("image-size", size=list(shape[:2]), expected=list(out.shape[1:3]))
             except DataError as error:
                 index = int(indices[row])
+                name, problem = self.record_name(index), fact(error.code, **error.facts)
                 raise DataError(
-                    f"{self.path} record {index} ({self.record_name(index)}): {error}: pack the data again."
+                    "record-unreadable", path=self.path, record=index, name=name, problem=problem
                 ) from error
 
     def __getstate__(self) -> dict[str, Any]:
@@ -277,18 +270,14 @@ class PackedFolder:
 
 
 def check_below(
-    columns: Columns, below: Mapping[str, int], what: str, indices: np.ndarray | None = None
+    columns: Columns, below: Mapping[str, int], data: str, indices: np.ndarray | None = None
 ) -> None:
     """Raises `DataError` for whole numbers outside `[0, below[column])`, naming the example."""
     for name, limit in below.items():
-        values = columns[name]
-        bad = (values < 0) | (values >= limit)
-        if bad.any():
-            row = int(np.argmax(bad.any(axis=tuple(range(1, bad.ndim)))))
-            number = row if indices is None else int(indices[row])
+        bad = first_outside(columns[name], limit, indices)
+        if bad is not None:
             raise DataError(
-                f"{what} example {number} has {name} {values[row][bad[row]].flat[0]}, "
-                f"expected 0 to {limit - 1}: pack the data again."
+                "value-out-of-range", data=data, example=bad[0], column=name, value=bad[1], last=limit - 1
             )
 
 
@@ -309,11 +298,11 @@ def _ask(array: np.ndarray, examples: int, begins: np.ndarray, ends: np.ndarray)
 
 def _check_size(path: Path, expected: int) -> None:
     try:
-        found = path.stat().st_size
+        size = path.stat().st_size
     except OSError as error:
-        raise DataError(f"{path} is missing, though the manifest names it: copy the folder again.") from error
-    if found != expected:
-        raise DataError(f"{path} has {found:,} bytes, expected {expected:,}: copy the folder again.")
+        raise DataError("file-missing", path=path) from error
+    if size != expected:
+        raise DataError("file-size", path=path, bytes=size, expected=expected)
 
 
 def _open(path: Path, dtype: np.dtype, shape: tuple[int | None, ...]) -> np.ndarray:
@@ -321,11 +310,15 @@ def _open(path: Path, dtype: np.dtype, shape: tuple[int | None, ...]) -> np.ndar
         # asarray drops numpy.memmap, whose slices cost more than those of a plain array
         array = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path} is not a .npy file of numbers ({error}): pack the data again.") from error
-    if array.dtype != dtype or array.shape != tuple(
-        found if n is None else n for n, found in zip(shape, array.shape, strict=False)
-    ):
+        raise DataError("npy-damaged", path=path, reason=str(error)) from error
+    expected = tuple(here if n is None else n for n, here in zip(shape, array.shape, strict=False))
+    if array.dtype != dtype or array.shape != expected:
         raise DataError(
-            f"{path} holds {array.dtype} {array.shape}, expected {dtype} {shape}: pack the data again."
+            "npy-unlike",
+            path=path,
+            dtype=str(array.dtype),
+            shape=list(array.shape),
+            expected_dtype=str(dtype),
+            expected_shape=list(expected),
         )
     return array

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError
-from .sources import Columns, Spec, spec_of
+from .columns import Columns, Spec
+from .sources import spec_of
 
 _NOISE_BYTES = 1 << 20  # how far apart two examples' windows on the noise may begin
 _LARGE = 1 << 12  # bytes of a column from which an example is a window on the noise, not drawn itself
@@ -39,7 +40,7 @@ class Synthetic:
 
     def __init__(self, length: int, spec: Spec, below: Mapping[str, int] | None = None, seed: int = 0):
         if length < 1:
-            raise DataError(f"length={length}: a source needs at least one example.")
+            raise DataError("length-not-positive", length=length)
         self.spec = dict(sorted(spec.items()))
         self.below = {name: n for name, n in (below or {}).items() if name in self.spec}
         self.seed, self._length = seed, length
@@ -100,10 +101,7 @@ class Absent:
         return self._length
 
     def __getitem__(self, index: int) -> Columns:
-        raise DataError(
-            f"{self.what} is not here: give --data DIR with a packed folder, or --synthetic for made-up "
-            f"examples (in Python data=DIR, or cw.load(..., synthetic=True))."
-        )
+        raise DataError("data-not-given", data=self.what)
 
     def take(self, indices: np.ndarray) -> Columns:
         return self[0]
@@ -121,9 +119,7 @@ def like(source: Any, classes: int | None = None, seed: int = 0) -> Synthetic:
     if known is not None:
         below.setdefault("label", known)
     if "label" in spec and spec["label"].dtype.kind in "iu" and "label" not in below:
-        raise DataError(
-            "Labels cannot be made up without their number of classes: give Task(classes=10) or the like."
-        )
+        raise DataError("classes-unknown")
     return Synthetic(len(source), spec, below, seed)
 
 
@@ -139,8 +135,8 @@ def _numbers(words: np.ndarray, dtype: Any, below: int | None) -> np.ndarray:
 
 @functools.lru_cache(maxsize=4)
 def _noise(seed: int, words: int) -> np.ndarray:
-    made = _philox(seed, 2**64 - 1).random_raw(words)
-    return made.astype("<u8", copy=False).view(np.uint8)  # the same bytes on a big-endian machine
+    raw = _philox(seed, 2**64 - 1).random_raw(words)
+    return raw.astype("<u8", copy=False).view(np.uint8)  # the same bytes on a big-endian machine
 
 
 def _philox(seed: int, index: int) -> np.random.Philox:
