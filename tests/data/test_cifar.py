@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chipwise.data.cifar import read_batch, read_cifar
+from chipwise.data.originals import read_batch, read_cifar
 from chipwise.errors import DataError
+from refusals import refused
 
 NAMES = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
 
@@ -20,7 +21,7 @@ def batch(n, seed, classes=10):
     return rng.integers(0, 256, (n, 3, 32, 32), dtype=np.uint8), rng.integers(0, classes, n).tolist()
 
 
-def pickled(n, seed, protocol=2, keys=bytes):
+def pickled(n, seed, protocol=4, keys=bytes):
     pixels, labels = batch(n, seed)
     whole = {"batch_label": "batch", "labels": labels, "data": pixels.reshape(n, -1), "filenames": ["a"] * n}
     return pickle.dumps({k.encode() if keys is bytes else k: v for k, v in whole.items()}, protocol)
@@ -51,7 +52,7 @@ def check(got):
         assert got[split]["label"].tolist() == label and got[split]["label"].dtype == np.int32
 
 
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize("protocol", [3, 4])
 @pytest.mark.parametrize("keys", [bytes, str])
 def test_a_pickled_batch_of_any_protocol(protocol, keys):
     got = read_batch(pickled(3, 0, protocol, keys), "data_batch_1")
@@ -89,7 +90,7 @@ def test_cifar_100_takes_the_fine_labels(tmp_path):
     pixels, labels = batch(4, 0, classes=100)
     whole = {b"data": pixels.reshape(4, -1), b"fine_labels": labels, b"coarse_labels": [0] * 4}
     for name in ("train", "test"):
-        (tmp_path / name).write_bytes(pickle.dumps(whole, 2))
+        (tmp_path / name).write_bytes(pickle.dumps(whole, 4))
     assert read_cifar(tmp_path, classes=100)["test"]["label"].tolist() == labels
     rows = [bytes([7, label]) + p.tobytes() for p, label in zip(pixels, labels, strict=True)]
     got = read_batch(b"".join(rows), "train.bin", classes=100)
@@ -100,12 +101,12 @@ def test_cifar_100_takes_the_fine_labels(tmp_path):
 def test_missing_files_are_named(tmp_path):
     folder = write(tmp_path / "cifar-10-batches-py")
     (folder / "data_batch_3").unlink()
-    with pytest.raises(DataError, match=r"lacks data_batch_3 of CIFAR-10: expected .*cifar-10-python.tar.gz"):
+    with refused(DataError, "cifar-incomplete", path=folder, missing=["data_batch_3"], classes=10):
         read_cifar(folder)
     assert read_cifar(folder, splits=("test",))
-    with pytest.raises(DataError, match="does not exist"):
+    with refused(DataError, "cifar-absent", path=tmp_path / "none"):
         read_cifar(tmp_path / "none")
-    with pytest.raises(DataError, match="classes=10 or 100"):
+    with refused(DataError, "cifar-unknown", classes=20):
         read_cifar(folder, classes=20)
 
 
@@ -121,43 +122,52 @@ def test_a_malicious_batch_executes_nothing(tmp_path):
     folder = write(tmp_path / "cifar-10-batches-py")
     target = tmp_path / "made"
     whole = {b"labels": [0], b"data": Attack(f"touch {target}")}
-    (folder / "data_batch_2").write_bytes(pickle.dumps(whole, 2))
-    with pytest.raises(DataError, match=r"data_batch_2 holds the global .*system.*nothing was executed"):
+    (folder / "data_batch_2").write_bytes(pickle.dumps(whole, 4))
+    with refused(DataError, "pickle-refused", name=f"{os.system.__module__}.system"):
         read_cifar(folder)
     assert not target.exists()
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
+    ("value", "code", "facts"),
     [
-        ([1], "holds a list, expected a dict"),
-        ({"labels": [1]}, "no array 'data'"),
-        ({"data": np.zeros((2, 3072), np.int32), "labels": [0, 0]}, "no array 'data'"),
-        ({"data": np.zeros((2, 3071), np.uint8), "labels": [0, 0]}, "no array 'data'"),
-        ({"data": np.zeros((2, 3072), np.uint8)}, "no list 'labels' of 2 integers"),
-        ({"data": np.zeros((2, 3072), np.uint8), "labels": [0]}, "no list 'labels'"),
-        ({"data": np.zeros((2, 3072), np.uint8), "labels": [0, "1"]}, "no list 'labels'"),
-        ({"data": np.zeros((2, 3072), np.uint8), "labels": [0, 2**80]}, "no list 'labels'"),
+        ([1], "cifar-not-dict", {"kind": "list"}),
+        ({"labels": [1]}, "cifar-no-pixels", {"pixels": 3072}),
+        ({"data": np.zeros((2, 3072), np.int32), "labels": [0, 0]}, "pickle-refused", {}),
+        ({"data": np.zeros((2, 3071), np.uint8), "labels": [0, 0]}, "cifar-no-pixels", {"pixels": 3072}),
+        ({"data": np.zeros((2, 3072), np.uint8)}, "cifar-no-labels", {"column": "labels", "examples": 2}),
+        ({"data": np.zeros((2, 3072), np.uint8), "labels": [0]}, "cifar-no-labels", {"column": "labels"}),
+        (
+            {"data": np.zeros((2, 3072), np.uint8), "labels": [0, "1"]},
+            "cifar-no-labels",
+            {"column": "labels"},
+        ),
+        (
+            {"data": np.zeros((2, 3072), np.uint8), "labels": [0, 2**80]},
+            "cifar-no-labels",
+            {"column": "labels"},
+        ),
         (
             {"data": np.zeros((2, 3072), np.uint8), "labels": [0, 10]},
-            "example 1 has label 10, expected 0 to 9",
+            "label-out-of-range",
+            {"example": 1, "label": 10},
         ),
     ],
 )
-def test_batches_of_another_content(value, message):
-    with pytest.raises(DataError, match=message):
-        read_batch(pickle.dumps(value, 2), "b")
+def test_batches_of_another_content(value, code, facts):
+    with refused(DataError, code, **facts):
+        read_batch(pickle.dumps(value, 4), "b")
 
 
 @pytest.mark.parametrize("change", [-1, 1])
 def test_binary_records_are_whole(change):
     whole = binary(3, 0)
-    with pytest.raises(DataError, match="multiple of 3,073"):
+    with refused(DataError, "cifar-records", bytes=len(whole) + change, record=3073):
         read_batch(whole[:-1] if change < 0 else whole + b"!", "b.bin")
 
 
 @given(st.binary(max_size=100))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None, derandomize=True)
 def test_any_bytes_are_a_data_error(data):
     for name in ("b", "b.bin"):
         with pytest.raises(DataError):

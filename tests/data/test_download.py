@@ -9,11 +9,12 @@ import warnings
 
 import pytest
 
-from chipwise.data.download import fetch
+from chipwise.data.cache import published as fetch
 from chipwise.errors import DataError
+from refusals import refused
 
 CONTENT = bytes(range(256)) * 9000  # some chunks
-MD5 = hashlib.md5(CONTENT).hexdigest()
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
 @pytest.fixture
@@ -45,28 +46,28 @@ def server(tmp_path, monkeypatch):
 
 def test_a_file_is_fetched_once_and_checked(server, capfd):
     url, asked = server
-    (path,) = fetch("Data", url, {"data.gz": MD5})
+    (path,) = fetch("Data", url, {"data.gz": SHA256})
     assert path.read_bytes() == CONTENT and asked == ["/data.gz"]
-    assert fetch("Data", url, {"data.gz": MD5}) == [path] and asked == ["/data.gz"]
+    assert fetch("Data", url, {"data.gz": SHA256}) == [path] and asked == ["/data.gz"]
     out, err = capfd.readouterr()
     assert out == "" and "data.gz" in err
 
 
 def test_a_damaged_file_in_the_cache_is_fetched_again(server):
     url, asked = server
-    (path,) = fetch("Data", url, {"data.gz": MD5})
+    (path,) = fetch("Data", url, {"data.gz": SHA256})
     path.write_bytes(b"?")
-    assert fetch("Data", url, {"data.gz": MD5})[0].read_bytes() == CONTENT and len(asked) == 2
+    assert fetch("Data", url, {"data.gz": SHA256})[0].read_bytes() == CONTENT and len(asked) == 2
 
 
 @pytest.mark.parametrize(
-    ("file", "md5", "message"), [("data.gz", "0" * 32, "0000"), ("missing.gz", MD5, "404")]
+    ("file", "sha256", "word"), [("data.gz", "0" * 64, "0000"), ("missing.gz", SHA256, "404")]
 )
-def test_what_the_server_may_do_wrong(server, tmp_path, file, md5, message):
+def test_what_the_server_may_do_wrong(server, tmp_path, file, sha256, word):
     url, _ = server
-    with pytest.raises(DataError, match=rf"Cannot get Data: .*{file}.*{message}") as caught:
-        fetch("Data", url, {file: md5})
-    assert "\n" not in str(caught.value)
+    with refused(DataError, "download-failed", data="Data", url=url + file, files=[file]) as caught:
+        fetch("Data", url, {file: sha256})
+    assert word in caught.value.facts["reason"]
     assert not [p for p in (tmp_path / "cache").rglob("*") if p.is_file()]
 
 
@@ -76,17 +77,14 @@ def test_without_network_the_message_says_what_to_do(tmp_path, monkeypatch):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/"
-        with pytest.raises(DataError) as caught:
-            fetch("Data", url, {"a.gz": MD5, "b.gz": MD5})
-    assert str(caught.value) == (
-        f"Cannot get Data: {url}a.gz: no connection. Without network, put a.gz, b.gz into a folder DIR "
-        "and give --data DIR (or set CHIPWISE_DATA=DIR)."
-    )
+        facts = {"url": url + "a.gz", "reason": "no connection", "files": ["a.gz", "b.gz"]}
+        with refused(DataError, "download-failed", **facts):
+            fetch("Data", url, {"a.gz": SHA256, "b.gz": SHA256})
     assert DataError.exit_code == 3
 
 
 def test_a_cache_that_cannot_be_written(server, tmp_path):
     url, _ = server
     (tmp_path / "cache").write_bytes(b"a file where a folder should be")
-    with pytest.raises(DataError, match="Cannot get Data"):
-        fetch("Data", url, {"data.gz": MD5})
+    with refused(DataError, "download-failed"):
+        fetch("Data", url, {"data.gz": SHA256})

@@ -10,6 +10,7 @@ from PIL import Image
 from chipwise.data.folder import ImageFolder, decode
 from chipwise.data.sources import materialize, nbytes, take
 from chipwise.errors import DataError
+from refusals import refused
 
 
 def smooth(seed=0, size=(16, 24)):
@@ -71,7 +72,7 @@ def test_archives_hold_the_same_images(tmp_path, suffix):
     for name, column in materialize(loose).items():
         np.testing.assert_array_equal(materialize(packed)[name], column)
     assert len(ImageFolder(path, split="test")) == 3
-    with pytest.raises(DataError, match=r"several places \(data/test, data/train\): say which with split="):
+    with refused(DataError, "classes-in-several-places", places=["data/test", "data/train"]):
         ImageFolder(path)
     assert len(ImageFolder(pack(tmp_path / f"y{suffix}", root, "."))) == 9
 
@@ -81,7 +82,7 @@ def test_members_outside_the_folder_are_refused(tmp_path, name):
     path = tmp_path / "x.tar"
     with tarfile.open(path, "w") as archive:
         archive.addfile(tarfile.TarInfo(name), io.BytesIO())
-    with pytest.raises(DataError, match=r"outside its folder.*refused"):
+    with refused(DataError, "member-outside", path=path, name=name):
         ImageFolder(path)
 
 
@@ -91,15 +92,14 @@ def test_links_and_damaged_archives_are_refused(tmp_path):
         link = tarfile.TarInfo("data/ant/1.png")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         archive.addfile(link)
-    with pytest.raises(DataError, match="holds a link"):
+    with refused(DataError, "member-link", name="data/ant/1.png"):
         ImageFolder(path)
     path = pack(tmp_path / "y.tar.xz", write(tmp_path / "data"))
     whole = path.read_bytes()
     for content in (whole[: len(whole) // 2], b"no tar", b""):
         path.write_bytes(content)
-        with pytest.raises(DataError) as caught:
+        with refused(DataError, "file-damaged", path=path):
             ImageFolder(path)
-        assert "\n" not in str(caught.value) and "y.tar.xz" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_size_covers_and_cuts_around_the_centre(size, kind):
 def test_two_sizes_name_two_files(tmp_path):
     root = write(tmp_path / "data")
     (root / "bee" / "1.png").write_bytes(encoded(smooth(size=(8, 8)), "PNG"))
-    with pytest.raises(DataError, match=r"ant/0.png has 16×24 .*bee/1.png has 8×8: give a size"):
+    with refused(DataError, "image-sizes-differ", first="ant/0.png", file="bee/1.png", size=[8, 8]):
         materialize(ImageFolder(root))
     assert materialize(ImageFolder(root, size=8))["image"].shape == (9, 8, 8, 3)
 
@@ -172,34 +172,32 @@ def test_damaged_images_are_named(tmp_path, kind):
     for content in (whole[: len(whole) // 2], whole[:20], b"", b"<html>", whole[:3] + b"\0" * 50):
         victim.write_bytes(content)
         for read in (materialize, lambda source: source[4]):
-            with pytest.raises(
-                DataError, match=rf"bee/1.{kind.lower()}: (not an image, or damaged|an empty file)"
-            ) as caught:
+            with refused(DataError, "image-unreadable", file=f"bee/1.{kind.lower()}") as caught:
                 read(ImageFolder(root))
-            assert "\n" not in str(caught.value)
+            assert caught.value.facts["problem"].code == ("image-damaged" if content else "image-empty")
     victim.unlink()
     source = ImageFolder(root)
     (root / "bee" / f"2.{kind.lower()}").unlink()
-    with pytest.raises(DataError, match=r"Cannot read .*No such file"):
+    with refused(DataError, "unreadable", reason="No such file or directory"):
         materialize(source)
 
 
 def test_sixteen_bits_are_not_silently_cut():
     buffer = io.BytesIO()
     Image.fromarray(np.full((4, 4), 40_000, np.uint16)).save(buffer, "PNG")
-    with pytest.raises(DataError, match="more than 8 bits"):
+    with refused(DataError, "image-depth"):
         decode(buffer.getvalue())
 
 
 def test_folders_that_hold_nothing(tmp_path):
-    with pytest.raises(DataError, match="Cannot read"):
+    with refused(DataError, "unreadable", path=tmp_path / "none"):
         ImageFolder(tmp_path / "none")
-    with pytest.raises(DataError, match="no class folders"):
+    with refused(DataError, "no-class-folders", path=tmp_path):
         ImageFolder(tmp_path)
     (write(tmp_path / "data") / "dog").mkdir()
-    with pytest.raises(DataError, match=r"'dog' .* holds no images"):
+    with refused(DataError, "class-empty", name="dog"):
         ImageFolder(tmp_path / "data")
-    with pytest.raises(DataError, match=r"Cannot read the folder .*train"):
+    with refused(DataError, "unreadable"):
         ImageFolder(tmp_path / "data", split="train")
-    with pytest.raises(DataError, match="size=0"):
+    with refused(DataError, "size-not-positive", size=[0, 0]):
         ImageFolder(tmp_path / "data", size=0)

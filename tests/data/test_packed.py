@@ -18,11 +18,13 @@ from hypothesis import strategies as st
 
 import chipwise as cw
 from chipwise.data import PackedFolder, materialize, packed, take, write_packed
+from chipwise.data.columns import empty
 from chipwise.data.images import decode
 from chipwise.data.manifest import header, render
 from chipwise.data.pack import Writer
-from chipwise.data.sources import empty, spec_of
+from chipwise.data.sources import spec_of
 from chipwise.data.stages import Stages
+from refusals import refused
 
 DOCS = Path(__file__).parents[2] / "docs" / "format.md"
 
@@ -65,7 +67,7 @@ def photos(path, n=7, sizes=((16, 24),), split="train", **changes):
     return made
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_what_is_packed_comes_back(data, tmp_path_factory):
     n = data.draw(st.integers(1, 12))
@@ -185,41 +187,56 @@ def _edit(path, old, new):
 
 
 DAMAGE = {
-    "no manifest": (lambda f: (f / "manifest.json").unlink(), "is no packed folder"),
-    "half a manifest": (lambda f: (f / "manifest.json").write_text('{"format'), "is damaged"),
-    "another format": (_change(format="tar"), "not of the format"),
-    "newer": (_change(version=3), "version 3 .* this chipwise reads version 2: pip install --upgrade"),
-    "older": (_change(version=1), "version 1 .*: pack the data again"),
-    "another store": (_change(store="zip"), "is damaged .*zip"),
-    "no images": (_change(store="jpeg", columns={"label": {"dtype": "int32", "shape": []}}), "is damaged"),
-    "no records": (_shard(lambda s: s["files"].pop("record")), "columns record"),
-    "own checksum": (lambda f: _edit(f / "manifest.json", b'"examples": 7', b'"examples": 8'), "SHA-256"),
-    "no version": (_change(version=None), "version None"),
-    "wrong count": (_change(examples=8), "is damaged .*8 examples"),
-    "no shards": (_change(shards=[]), "is damaged"),
-    "objects": (_change(columns={"image": {"dtype": "object", "shape": []}}), "is damaged .*object"),
-    "nonsense": (_change(columns=[1]), "is damaged"),
-    "missing shard": (lambda f: (f / "label-00001.npy").unlink(), "label-00001.npy is missing"),
-    "wrong size": (_cut, "has 13,087 bytes, expected 13,088"),
-    "unknown column": (_shard(lambda s: s["files"].update(mask=s["files"]["label"])), "columns mask"),
-    "missing column": (_shard(lambda s: s["files"].pop("label")), "columns label"),
-    "outside": (_shard(lambda s: s["files"]["label"].update(name="../label.npy")), "outside its folder"),
+    "no manifest": (lambda f: (f / "manifest.json").unlink(), "not-packed", {}),
+    "half a manifest": (lambda f: (f / "manifest.json").write_text('{"format'), "manifest-damaged", {}),
+    "another format": (_change(format="tar"), "manifest-format", {}),
+    "newer": (_change(version=3), "manifest-newer", {"version": 3, "known": 2}),
+    "older": (_change(version=1), "manifest-older", {"version": 1, "known": 2}),
+    "another store": (_change(store="zip"), "manifest-damaged", {}),
+    "no images": (
+        _change(store="jpeg", columns={"label": {"dtype": "int32", "shape": []}}),
+        "manifest-damaged",
+        {},
+    ),
+    "no records": (_shard(lambda s: s["files"].pop("record")), "shard-columns", {"columns": ["record"]}),
+    "own checksum": (
+        lambda f: _edit(f / "manifest.json", b'"examples": 7', b'"examples": 8'),
+        "manifest-damaged",
+        {"reason": "SHA-256"},
+    ),
+    "no version": (_change(version=None), "manifest-newer", {"version": None}),
+    "wrong count": (_change(examples=8), "manifest-damaged", {}),
+    "no shards": (_change(shards=[]), "manifest-damaged", {}),
+    "objects": (_change(columns={"image": {"dtype": "object", "shape": []}}), "manifest-damaged", {}),
+    "nonsense": (_change(columns=[1]), "manifest-damaged", {}),
+    "missing shard": (lambda f: (f / "label-00001.npy").unlink(), "file-missing", {}),
+    "wrong size": (_cut, "file-size", {"bytes": 13_087, "expected": 13_088}),
+    "unknown column": (
+        _shard(lambda s: s["files"].update(mask=s["files"]["label"])),
+        "shard-columns",
+        {"columns": ["mask"]},
+    ),
+    "missing column": (_shard(lambda s: s["files"].pop("label")), "shard-columns", {"columns": ["label"]}),
+    "outside": (
+        _shard(lambda s: s["files"]["label"].update(name="../label.npy")),
+        "file-outside",
+        {"name": "../label.npy"},
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_damage_is_refused_before_anything_is_read(tmp_path, kind):
     _, folder = pack(tmp_path)
-    damage, expected = DAMAGE[kind]
+    damage, code, facts = DAMAGE[kind]
     damage(folder)
-    with pytest.raises(cw.DataError, match=expected) as error:
+    with refused(cw.DataError, code, **facts):
         PackedFolder(tmp_path)
-    assert "\n" not in str(error.value)
 
 
 def test_a_missing_split_is_refused(tmp_path):
     pack(tmp_path)
-    with pytest.raises(cw.DataError, match="eval is no packed folder"):
+    with refused(cw.DataError, "not-packed", path=tmp_path / "eval"):
         PackedFolder(tmp_path, split="eval")
 
 
@@ -231,19 +248,19 @@ def _as_is(folder, array):
 
 
 @pytest.mark.parametrize(
-    "array, expected",
+    "array, code, facts",
     [
-        (np.array([print] * 3, object), "is not a .npy file of numbers"),
-        (np.zeros(2, np.int32), r"expected int32 \(3,\)"),
-        (np.zeros(3, np.int64), r"holds int64"),
-        (np.array([0, 4, 0], np.int32), "example 1 has label 4, expected 0 to 3"),
-        (np.array([0, -1, 0], np.int32), "has label -1"),
+        (np.array([print] * 3, object), "npy-damaged", {}),
+        (np.zeros(2, np.int32), "npy-unlike", {"shape": [2], "expected_shape": [3]}),
+        (np.zeros(3, np.int64), "npy-unlike", {"dtype": "int64", "expected_dtype": "int32"}),
+        (np.array([0, 4, 0], np.int32), "value-out-of-range", {"example": 1, "value": 4, "last": 3}),
+        (np.array([0, -1, 0], np.int32), "value-out-of-range", {"column": "label", "value": -1}),
     ],
 )
-def test_a_shard_that_is_not_what_was_declared_is_refused(tmp_path, array, expected):
+def test_a_shard_that_is_not_what_was_declared_is_refused(tmp_path, array, code, facts):
     _, folder = pack(tmp_path)
     _as_is(folder, array)
-    with pytest.raises(cw.DataError, match=expected):
+    with refused(cw.DataError, code, **facts):
         PackedFolder(tmp_path).take(np.arange(7))
 
 
@@ -270,7 +287,7 @@ def _flippable(root, store):
 
 
 @pytest.mark.parametrize("store", ["raw", "jpeg"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_any_changed_byte_is_found_and_its_record_named(store, data, tmp_path_factory):
     root = tmp_path_factory.getbasetemp() / "flips"
@@ -290,10 +307,11 @@ def test_any_changed_byte_is_found_and_its_record_named(store, data, tmp_path_fa
     assert name in str(error.value) and "\n" not in str(error.value)
     if belongs[name] is not None and belongs[name][3] != "record":
         begin, ends, first, _ = belongs[name]
-        found = re.findall(r"record (\d+)", str(error.value))
         record = first + int(np.searchsorted(ends, place - begin, side="right"))
-        assert found == ([str(record)] if place >= begin else [])
-        assert store == "raw" or place < begin or f"({source.record_name(record)})" in str(error.value)
+        assert error.value.code == ("pack-damaged" if place >= begin else "pack-headers-damaged")
+        if place >= begin:
+            assert error.value.facts["records"] == [record]
+            assert error.value.facts["names"] == [source.record_name(record)]
 
 
 def test_every_damaged_record_is_counted_and_the_first_named(tmp_path):
@@ -304,16 +322,15 @@ def test_every_damaged_record_is_counted_and_the_first_named(tmp_path):
     for number in (0, 1):
         path = tmp_path / "train" / f"x-0000{number}.npy"
         path.write_bytes(path.read_bytes()[:-20] + b"\xff" * 20)
-    with pytest.raises(
-        cw.DataError, match=r"in 20 of 30 records: record 10, .*, record 17 and 12 more"
-    ) as error:
+    damaged = {"damaged": 20, "examples": 30}
+    files = ["x-00000.npy", "x-00001.npy"]
+    with refused(cw.DataError, "pack-damaged", **damaged, records=[*range(10, 18)], files=files):
         source.verify()
-    assert "x-00000.npy, x-00001.npy" in str(error.value)
     (tmp_path / "train" / "x-00001.npy").write_bytes(b"")
-    with pytest.raises(cw.DataError, match="20 of 30"):
+    with refused(cw.DataError, "pack-damaged", **damaged):
         source.verify()
     (tmp_path / "train" / "record-00001.npy").unlink()
-    with pytest.raises(cw.DataError, match=r"Cannot read .*record-00001.npy"):
+    with refused(cw.DataError, "unreadable", path=tmp_path / "train" / "record-00001.npy"):
         source.verify()
 
 
@@ -343,9 +360,8 @@ def test_images_of_several_sizes_are_cut_to_one(tmp_path):
     made = photos(tmp_path, sizes=((16, 24), (40, 33), (8, 8)))
     source = PackedFolder(tmp_path)
     assert source.manifest["columns"]["image"]["shape"] is None and len(source) == 7
-    with pytest.raises(cw.DataError, match=r"differ in size: give one, .*size=224") as error:
+    with refused(cw.DataError, "pack-sizes-differ", folder=str(tmp_path), split="train"):
         source.spec  # noqa: B018
-    assert "\n" not in str(error.value)
     assert source.encoded(1) == made[1]
     cut = PackedFolder(tmp_path, size=(8, 10))
     assert cut.spec["image"].shape == (8, 10, 3)
@@ -353,17 +369,17 @@ def test_images_of_several_sizes_are_cut_to_one(tmp_path):
     np.testing.assert_array_equal(cut.take(np.arange(7))["image"], wanted)
 
 
-@pytest.mark.parametrize("size, expected", [(0, "at least 1 pixel"), (39, "cannot change: leave size out")])
-def test_a_size_that_cannot_be_is_refused(size, expected, tmp_path):
+@pytest.mark.parametrize("size, code", [(0, "size-not-positive"), (39, "pack-size-fixed")])
+def test_a_size_that_cannot_be_is_refused(size, code, tmp_path):
     pack(tmp_path)
-    with pytest.raises(cw.DataError, match=expected):
+    with refused(cw.DataError, code, size=[size, size]):
         PackedFolder(tmp_path, size=size)
     assert PackedFolder(tmp_path, size=(40, 36)).spec["image"].shape == (40, 36, 3)
 
 
 def test_pixels_have_no_encoded_form(tmp_path):
     pack(tmp_path)
-    with pytest.raises(cw.DataError, match="holds pixels"):
+    with refused(cw.DataError, "pack-not-encoded", example=0):
         PackedFolder(tmp_path).encoded(0)
     assert PackedFolder(tmp_path).record_name(0) == ""
 
@@ -374,9 +390,9 @@ def test_an_image_that_cannot_be_decoded_is_named(tmp_path):
     for path in (tmp_path / "train").glob("image-*.npy"):
         data = path.read_bytes()
         path.write_bytes(data[:begin] + bytes(len(data) - begin))
-    with pytest.raises(cw.DataError, match=r"record 2 \(cät/2.jpg\): not an image") as error:
+    with refused(cw.DataError, "packed-record-unreadable", record=2, name="cät/2.jpg") as error:
         PackedFolder(tmp_path).take(np.array([2]))
-    assert "\n" not in str(error.value)
+    assert error.value.facts["problem"].code == "image-damaged"
 
 
 def test_an_end_outside_the_file_is_refused(tmp_path):
@@ -386,8 +402,9 @@ def test_an_end_outside_the_file_is_refused(tmp_path):
     table["end"] = -5, 1 << 40
     np.save(path, table)
     for index in (0, 1):
-        with pytest.raises(cw.DataError, match=rf"record {index} .* are not in a file"):
+        with refused(cw.DataError, "packed-record-unreadable", record=index) as error:
             PackedFolder(tmp_path).take(np.array([index]))
+        assert error.value.facts["problem"].code == "record-bytes"
 
 
 @pytest.mark.parametrize("store", ["raw", "jpeg"])

@@ -14,6 +14,7 @@ from PIL import Image
 import chipwise as cw
 from chipwise.data import PackedFolder
 from chipwise.data.pack import pack
+from chipwise.recipe import settings
 
 QUIET = {"progress": "none", "eval_every": None}
 
@@ -60,7 +61,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def of(made):
-    return cw.settings.import_file("same_bits", str(made / "recipe.py")).of
+    return settings.import_file("same_bits", str(made / "recipe.py")).of
 
 
 @pytest.fixture(scope="module")

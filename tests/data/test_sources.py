@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chipwise.data.sources import Arrays, Lazy, check_labels, fill, materialize, nbytes, spec_of, take
+from chipwise.data.columns import check_labels
+from chipwise.data.sources import Arrays, Lazy, fill, materialize, nbytes, spec_of, take
 from chipwise.errors import DataError
+from refusals import refused
 
 
 def images(n=10, shape=(4, 3)):
@@ -91,43 +93,50 @@ def test_int64_is_kept_or_refused_never_cut(value):
     if -(2**31) <= value < 2**31:
         assert Arrays(x=column).columns["x"].tolist() == [0, value]
     else:
-        with pytest.raises(DataError, match=f"'x' has {value} at row 1"):
+        with refused(DataError, "column-overflows", column="x", value=value, row=1, dtype="int32"):
             Arrays(x=column)
 
 
 def test_float64_infinity_stays_and_overflow_is_refused():
     kept = Arrays(x=np.array([np.inf, np.nan, 1.0])).columns["x"]
     assert np.isinf(kept[0]) and np.isnan(kept[1])
-    with pytest.raises(DataError, match=r"1e\+300 at row 1, which float32"):
+    with refused(DataError, "column-overflows", value=1e300, row=1, dtype="float32"):
         Arrays(x=np.array([0, 1e300]))
 
 
 @pytest.mark.parametrize(
-    ("columns", "message"),
+    ("columns", "code", "facts"),
     [
-        ({}, "at least one column"),
-        ({"x": np.zeros((0, 2))}, "empty"),
-        ({"x": np.zeros(3), "y": np.zeros(4)}, "one length, got x 3, y 4"),
-        ({"x": 3}, "single value"),
-        ({"x": ["a", "b"]}, "expected numbers"),
-        ({"x": [{}, {}]}, "expected numbers"),
-        ({"x": [[1, 2], [3]]}, "not an array of numbers"),
-        ({"label": np.array([0, 9, 10, 11]), "classes": 10}, "example 2 has label 10, expected 0 to 9"),
-        ({"label": np.array([0, -1]), "classes": 10}, "example 1 has label -1"),
-        ({"label": np.zeros(2), "classes": 10}, "labels are float32, expected integers"),
-        ({"label": np.array([[0, 1], [2, 7]]), "classes": 3}, "example 1 has label 7"),
+        ({}, "no-columns", {}),
+        ({"x": np.zeros((0, 2))}, "columns-empty", {"columns": ["x"]}),
+        ({"x": np.zeros(3), "y": np.zeros(4)}, "column-lengths", {"lengths": {"x": 3, "y": 4}}),
+        ({"x": 3}, "column-single-value", {"column": "x"}),
+        ({"x": ["a", "b"]}, "column-not-numbers", {"column": "x"}),
+        ({"x": [{}, {}]}, "column-not-numbers", {"dtype": "object"}),
+        ({"x": [[1, 2], [3]]}, "column-not-array", {"column": "x"}),
+        (
+            {"label": np.array([0, 9, 10, 11]), "classes": 10},
+            "label-out-of-range",
+            {"example": 2, "label": 10, "last": 9},
+        ),
+        ({"label": np.array([0, -1]), "classes": 10}, "label-out-of-range", {"example": 1, "label": -1}),
+        ({"label": np.zeros(2), "classes": 10}, "labels-not-integers", {"dtype": "float32", "last": 9}),
+        (
+            {"label": np.array([[0, 1], [2, 7]]), "classes": 3},
+            "label-out-of-range",
+            {"example": 1, "label": 7},
+        ),
     ],
 )
-def test_what_arrays_refuses(columns, message):
-    with pytest.raises(DataError, match=message) as caught:
+def test_what_arrays_refuses(columns, code, facts):
+    with refused(DataError, code, **facts):
         Arrays(**columns)
-    assert "\n" not in str(caught.value)
 
 
 def test_labels_at_both_ends_of_the_range_pass():
     check_labels({"label": np.array([0, 9])}, 10)
     check_labels({"label": np.array([0, 99])}, None)
-    with pytest.raises(DataError, match="training example 1 has label 9"):
+    with refused(DataError, "label-out-of-range", data="training", example=1, label=9):
         check_labels({"label": np.array([0, 9], np.uint8)}, 9, "training")
 
 
@@ -150,36 +159,35 @@ def test_lazy_reads_nothing_until_asked_and_once():
 def test_lazy_checks_what_was_promised_and_tries_again():
     answers = [np.zeros(4), np.zeros(5), np.zeros(5, np.float32)]
     source = Lazy(5, {"x": jax.ShapeDtypeStruct((), np.uint8)}, lambda: {"x": answers.pop(0)})
-    with pytest.raises(DataError, match=r"Loaded 4 examples of x .* expected 5 examples of x"):
+    with refused(DataError, "loaded-differs", examples=4, expected_examples=5, columns=["x float32[]"]):
         source[0]
-    with pytest.raises(DataError, match=r"float32, expected 5 examples of x .* uint8"):
+    with refused(DataError, "loaded-differs", columns=["x float32[]"], expected=["x uint8[]"]):
         source[0]
-    with pytest.raises(DataError, match="label 3"):
+    with refused(DataError, "label-out-of-range", label=3):
         label = {"label": np.array([3])}
         Lazy(1, {"label": jax.ShapeDtypeStruct((), np.int32)}, lambda: label, classes=3)[0]
-    with pytest.raises(DataError, match="length=0"):
+    with refused(DataError, "length-not-positive", length=0):
         Lazy(0, {}, dict)
 
 
 def test_examples_that_differ_are_named():
     plain = [{"x": np.zeros((2, 2))}, {"x": np.zeros((2, 2))}, {"x": np.zeros((3, 2))}]
-    with pytest.raises(
-        DataError, match=r"example 0 has x \(2, 2\) float32, example 2 has x \(3, 2\) float32"
-    ):
+    unlike = {"first": 0, "expected": ["x float32[2, 2]"], "example": 2, "columns": ["x float32[3, 2]"]}
+    with refused(DataError, "examples-unlike", **unlike):
         materialize(plain)
-    with pytest.raises(DataError, match="alike"):
+    with refused(DataError, "examples-unlike", expected=["x int32[]"], columns=["x float32[]"]):
         materialize([{"x": 1}, {"x": 1.5}])
-    with pytest.raises(DataError, match="alike"):
+    with refused(DataError, "examples-unlike", columns=["y int32[]"]):
         materialize([{"x": 1}, {"y": 1}])
 
 
 def test_other_people_s_mistakes():
-    with pytest.raises(DataError, match="is a tuple of 3, expected a dict"):
+    with refused(DataError, "example-length", example=0, kind="tuple", length=3):
         spec_of([(np.zeros(3), 1, 2)])
     for read in (spec_of, materialize):
-        with pytest.raises(DataError, match="empty"):
+        with refused(DataError, "source-empty"):
             read([])
-    with pytest.raises(DataError, match="Indices"):
+    with refused(DataError, "indices-not-integers", dtype="float64"):
         take([{"x": 1}], [0.5])
     with pytest.raises(IndexError):
         take(Arrays(x=np.zeros(3)), [3])
@@ -196,13 +204,13 @@ def test_other_people_s_mistakes():
         def take(self, indices):
             return {"x": np.zeros(1)}
 
-    with pytest.raises(DataError, match=r"Short.take gave column 'x' of shape \(1,\) for 2 indices"):
+    with refused(DataError, "take-wrong-length", source="Short", column="x", shape=(1,), indices=2):
         take(Short(), [0, 1])
 
     class Labelled(list):
         classes = 3
 
-    with pytest.raises(DataError, match="example 1 has label 3"):
+    with refused(DataError, "label-out-of-range", example=1, label=3):
         materialize(Labelled([{"label": 2}, {"label": 3}]))
 
 
@@ -220,7 +228,7 @@ def test_a_spec_of_64_bits_is_refused_by_name():
         def spec(self):
             return {"label": jax.ShapeDtypeStruct((), np.dtype(np.int64))}
 
-    with pytest.raises(DataError, match=r"Wide.spec has column 'label' of int64.*make .* int32"):
+    with refused(DataError, "spec-64-bit", source="Wide", column="label", dtype="int64", expected="int32"):
         spec_of(Wide([{"label": 1}]))
 
 
@@ -231,10 +239,10 @@ def test_an_example_that_is_not_as_the_spec_says():
             return {"x": jax.ShapeDtypeStruct((2,), np.dtype(np.uint8))}
 
     out = {"x": np.empty((1, 2), np.uint8)}
-    with pytest.raises(DataError, match=r"its spec says x \(2,\) uint8, example 0 has x \(3,\) uint8"):
+    with refused(DataError, "example-unlike", example=0, columns=["x uint8[3]"], expected=["x uint8[2]"]):
         fill(Wrong([{"x": np.zeros(3, np.uint8)}]), np.array([0]), out)
 
 
 def test_labels_are_named_by_example_not_by_row():
-    with pytest.raises(DataError, match="training example 37 has label 9"):
+    with refused(DataError, "label-out-of-range", data="training", example=37, label=9):
         check_labels({"label": np.array([1, 9])}, 5, "training", np.array([4, 37]))

@@ -5,10 +5,11 @@ import tarfile
 
 import pytest
 
-from chipwise.data import tars
+from chipwise.data import files
 from chipwise.data.pack.sources import listing_of
 from chipwise.errors import DataError
 from pictures import write
+from refusals import refused
 
 
 def archive(path, root, under=""):
@@ -47,13 +48,13 @@ def test_an_archive_has_the_entries_of_its_folder(tmp_path, suffix, under):
 
 @pytest.mark.parametrize("name", ["/etc/ant/1.png", "data/../../ant/1.png", "../ant/1.png", "../notes.txt"])
 def test_members_outside_the_folder_are_refused(tmp_path, name):
-    with pytest.raises(DataError, match=r"outside its folder.*refused"):
+    with refused(DataError, "member-outside", name=name):
         listing_of(member(tmp_path / "x.tar", name))
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
 def test_links_and_devices_are_refused(tmp_path, kind):
-    with pytest.raises(DataError, match=r"holds a link, 'data/ant/1.png'"):
+    with refused(DataError, "member-link", name="data/ant/1.png"):
         listing_of(member(tmp_path / "x.tar", "data/ant/1.png", type=kind, linkname="/etc/passwd"))
 
 
@@ -63,7 +64,7 @@ def test_two_members_of_one_name(tmp_path, mode):
     with tarfile.open(path, mode) as made:
         for name in ("data/ant/1.png", "data/bee/1.png", "./data/ant//1.png"):
             made.addfile(tarfile.TarInfo(name), io.BytesIO())
-    with pytest.raises(DataError, match=r"two entries named 'data/ant/1.png'"):
+    with refused(DataError, "duplicate-name", name="data/ant/1.png"):
         listing_of(path)
 
 
@@ -79,15 +80,14 @@ def test_damage_is_said_in_one_line(tmp_path, suffix):
     bad += [whole[:n] for n in range(512, len(whole) - 10_240 if suffix == ".tar" else len(whole), 512)]
     for content in bad:
         path.write_bytes(content)
-        with pytest.raises(DataError, match=r"y.tar.* is damaged") as caught:
+        with refused(DataError, "file-damaged", path=path):
             listing_of(path)
-        assert "\n" not in str(caught.value)
 
 
 def test_what_memory_cannot_hold_is_refused_with_the_way_out(tmp_path, monkeypatch):
     root = write(tmp_path / "data")
-    monkeypatch.setattr(tars, "MAX_BYTES", 1000)
-    with pytest.raises(DataError, match=r"x.tar.xz holds more than 0.0 GB .*decompress it \(xz -dk"):
+    monkeypatch.setattr(files, "MAX_BYTES", 1000)
+    with refused(DataError, "archive-too-large", path=tmp_path / "x.tar.xz", limit_bytes=1000):
         listing_of(archive(tmp_path / "x.tar.xz", root))
     assert len(listing_of(archive(tmp_path / "x.tar", root)).splits["train"]) == 9  # read in place: no limit
 

@@ -7,8 +7,9 @@ import pytest
 from PIL import Image
 
 from chipwise.data import Arrays, ImageFolder, spec_of, take
-from chipwise.data.foreign import as_columns
+from chipwise.data.columns import as_columns
 from chipwise.errors import DataError
+from refusals import refused
 
 torch = pytest.importorskip("torch")
 data = pytest.importorskip("torch.utils.data")
@@ -82,9 +83,8 @@ def test_a_pair_of_one_and_a_triple():
         take(data.TensorDataset(torch.from_numpy(IMAGES)), [2])["image"], IMAGES[2:3]
     )
     three = data.TensorDataset(*[torch.from_numpy(LABELS)] * 3)
-    with pytest.raises(DataError, match=r"^Example 4 is a tuple of 3, expected a dict of .*pair") as caught:
+    with refused(DataError, "example-length", example=4, kind="tuple", length=3):
         take(three, [4])
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -107,15 +107,18 @@ def test_a_palette_becomes_its_colours():
 
 @pytest.mark.parametrize("example", [5, "text", None, {}, (), [1, 2, 3], IMAGES])
 def test_what_is_no_example(example):
-    with pytest.raises(DataError, match=r"Example 3 is a .*expected a dict") as caught:
+    code = "example-length" if isinstance(example, (dict, tuple, list)) else "example-kind"
+    with refused(DataError, code, example=3, kind=type(example).__name__):
         as_columns(example, 3)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_picture_that_is_cut_short(tmp_path):
     Image.fromarray(np.zeros((64, 64, 3), np.uint8)).save(tmp_path / "a.png")
     (tmp_path / "b.png").write_bytes((tmp_path / "a.png").read_bytes()[:60])
-    with Image.open(tmp_path / "b.png") as picture, pytest.raises(DataError, match="Example 3 has a 'image'"):
+    with (
+        Image.open(tmp_path / "b.png") as picture,
+        refused(DataError, "example-unreadable", example=3, column="image"),
+    ):
         as_columns((picture, 1), 3)
 
 

@@ -17,9 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ..data.files import few
 from ..errors import Stopped
-from ..words.figures import byte_size, printable
+from ..words.figures import byte_size, few, printable
 from . import options
 
 if TYPE_CHECKING:

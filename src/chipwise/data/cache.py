@@ -15,10 +15,12 @@ import contextlib
 import fcntl
 import glob
 import json
+import logging
 import os
 import shutil
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -35,6 +37,37 @@ def home() -> Path:
     import pooch
 
     return Path(os.environ.get("CHIPWISE_CACHE") or pooch.os_cache("chipwise")).expanduser().absolute()
+
+
+def published(name: str, url: str, files: Mapping[str, str]) -> list[Path]:
+    """The local paths of `files` (file name to SHA-256) found under `url`, downloaded if not cached.
+
+    `name` is how errors call the data set. A file appears in the cache only when its checksum is right, so an
+    interrupted download leaves nothing behind that looks whole.
+
+    Raises `DataError` without network, for a wrong checksum, and for a cache that cannot be written.
+    """
+    import pooch
+    import requests
+
+    pooch.get_logger().setLevel(logging.WARNING)  # its lines come after the fact
+    downloader = pooch.HTTPDownloader(timeout=30)
+    paths = []
+    for file, sha256 in files.items():
+        if not (home() / file).exists():
+            print(f"Fetching {url}{file}", file=sys.stderr, flush=True)
+        try:
+            path = pooch.retrieve(url + file, f"sha256:{sha256}", file, home(), downloader=downloader)
+        except (requests.RequestException, OSError, ValueError) as error:
+            # ValueError is pooch's for a wrong checksum; of no connection requests writes a paragraph
+            broken = isinstance(error, requests.ConnectionError)
+            reason = "no connection" if broken else " ".join(str(error).split())[:200]
+            names = list(files)
+            raise DataError(
+                "download-failed", data=name, url=url + file, reason=reason, files=names
+            ) from error
+        paths.append(Path(path))
+    return paths
 
 
 def release(path: Path) -> None:

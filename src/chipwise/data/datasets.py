@@ -2,8 +2,8 @@
 
 Lengths, shapes and statistics are known without a file, so planning and listing need no data. The
 examples are read when first asked for: from a folder (`data=`, or the environment variable
-CHIPWISE_DATA), else downloaded from their public homes, with checksums, into the user's cache. ImageNet is not
-ours to pass on and may not be downloaded without an account: it is a packed folder.
+CHIPWISE_DATA), else downloaded from their public homes, with checksums, into the user's cache. ImageNet is
+not ours to pass on and may not be downloaded without an account: it is a packed folder.
 """
 
 from __future__ import annotations
@@ -210,8 +210,9 @@ def imagenet(data: str | Path | None = None, image: int = 224) -> Dataset:
     """ImageNet-1k for a net whose input is `image` × `image` pixels.
 
     `data`: a packed folder with `train/` and `eval/`, columns `image` `(h, w, 3)` uint8 with both sides
-    at least `image`, and `label`: any images and labels, its classes are the net's; `None`: known by its shapes
-    only, `image * 8 / 7` pixels square (256 for 224), enough to plan with. `mean` and `std` are torchvision's.
+    at least `image`, and `label`: any images and labels, its classes are the net's; `None`: known by its
+    shapes only, `image * 8 / 7` pixels square (256 for 224), enough to plan with. `mean` and `std` are
+    torchvision's.
 
     Raises `DataError` when `data` is no such folder.
     """

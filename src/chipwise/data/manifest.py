@@ -1,5 +1,6 @@
-"""The format `chipwise-packed`: its manifest, headers and record tables (see `docs/format.md`), and whether files
-are whole: SHA-256 tells which of them are damaged, CRC-32 which records in them.
+"""The format `chipwise-packed`: its manifest, headers and record tables (see `docs/format.md`).
+
+And whether files are whole: SHA-256 tells which of them are damaged, CRC-32 which records in them.
 """
 
 from __future__ import annotations

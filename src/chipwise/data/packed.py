@@ -21,11 +21,11 @@ import numpy as np
 
 from ..errors import DataError
 from ..words.facts import fact
-from . import manifest as files
+from . import remote
 from .columns import Columns, Spec, empty, first_outside
 from .images import checked_size, decode_into
-from .manifest import MANIFEST, RECORD, read_manifest
-from .remote import local
+from .manifest import MANIFEST, RECORD, read_manifest, record_text
+from .manifest import verify as verify_files
 from .stages import stage
 
 _LARGE = 1 << 13  # bytes of a row from which copying rows one by one beats copying a block twice
@@ -71,7 +71,7 @@ class PackedFolder:
     def __init__(
         self, path: str | Path, split: str | None = "train", size: int | tuple[int, int] | None = None
     ):
-        self.path = local(path) / (split or "")
+        self.path = remote.local(path) / (split or "")
         self.size = checked_size(size)
         self.manifest = read_manifest(self.path)
         try:
@@ -201,11 +201,11 @@ class PackedFolder:
     def record_name(self, index: int) -> str:
         """Where example `index` came from, such as "cat/0123.jpg"; "" when that was not told."""
         shard, at = self._place(index)
-        return files.record_text(shard.names[at])
+        return record_text(shard.names[at])
 
     def verify(self) -> None:
         """Reads everything, in bounded memory, and raises `DataError` naming each damaged record."""
-        files.verify(self.path, read_manifest(self.path))
+        verify_files(self.path, read_manifest(self.path))
 
     def _place(self, index: int) -> tuple[_Shard, int]:
         """The shard of an example, and its row there."""
@@ -262,7 +262,7 @@ class PackedFolder:
                 index = int(indices[row])
                 name, problem = self.record_name(index), fact(error.code, **error.facts)
                 raise DataError(
-                    "record-unreadable", path=self.path, record=index, name=name, problem=problem
+                    "packed-record-unreadable", path=self.path, record=index, name=name, problem=problem
                 ) from error
 
     def __getstate__(self) -> dict[str, Any]:

@@ -18,7 +18,8 @@ import numpy as np
 
 from ..recipe.task import Source
 from .buffers import Pool
-from .sources import Columns, example_bytes, has
+from .columns import Columns, example_bytes
+from .sources import has
 from .stages import stage
 from .workers import Batch, Workers
 

@@ -15,10 +15,13 @@ import itertools
 import multiprocessing
 import os
 import pickle
+import queue
 import signal
 import sys
 import threading
 import time
+import weakref
+from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
@@ -28,9 +31,9 @@ import numpy as np
 from ..errors import DataError, RecipeError
 from ..machine.limits import usable_cores
 from .buffers import Buffer, Layout, columns, mapped
-from .sources import Columns, example_bytes, fill, has, spec_of
+from .columns import Columns, example_bytes, one_line
+from .sources import fill, has, spec_of
 from .stages import Stages
-from .threads import Threads
 
 # Below that, handing out the work costs as much as the work: 300 images of 32×32 pixels, 6 of 224×224
 _SMALLEST_PIECE_BYTES = 1 << 20
@@ -163,13 +166,58 @@ class Batch:
             try:
                 seconds = future.result()
             except BrokenProcessPool as error:
-                raise DataError(
-                    "A process that reads the data died (out of memory, or killed?): give fewer of them with "
-                    "--workers, or none with --workers threads:1."
-                ) from error
+                raise DataError("reader-died") from error
             if seconds is not None:  # of another process
                 self._stages.add(seconds)
         return self._columns
+
+
+class Threads:
+    """`count` daemon threads. Python's own pool waits for its threads when the interpreter ends, even for one
+    that hangs in a read."""
+
+    def __init__(self, count: int, name: str):
+        self._tasks: queue.SimpleQueue = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=_work, args=(self._tasks,), name=f"{name}-{i}", daemon=True)
+            for i in range(count)
+        ]
+        self._end = weakref.finalize(self, _dismiss, self._tasks, count)  # also of a pool that nobody closed
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future:
+        future: Future = Future()
+        self._tasks.put((future, function, arguments))
+        return future
+
+    def close(self, seconds: float) -> None:
+        """Ends the threads, waiting so long for what they are doing; what has not begun is cancelled."""
+        while True:
+            try:
+                self._tasks.get_nowait()[0].cancel()
+            except queue.Empty:
+                break
+        self._end()
+        for thread in self._threads:
+            thread.join(seconds)
+
+
+def _work(tasks: queue.SimpleQueue) -> None:
+    while (task := tasks.get()) is not None:
+        future, function, arguments = task
+        if not future.set_running_or_notify_cancel():
+            continue
+        try:
+            future.set_result(function(*arguments))
+        except BaseException as error:  # for whoever asks for the result
+            future.set_exception(error)
+        del task, future, function, arguments  # and with them the batch's memory
+
+
+def _dismiss(tasks: queue.SimpleQueue, count: int) -> None:
+    for _ in range(count):
+        tasks.put(None)
 
 
 def chosen(source: Any, workers: int | str | None) -> tuple[str, int]:
@@ -180,9 +228,7 @@ def chosen(source: Any, workers: int | str | None) -> tuple[str, int]:
     kind, colon, number = str(workers).rpartition(":")
     kind = kind if colon else ("threads" if ours else "processes")
     if kind not in ("threads", "processes") or not number.isdigit() or not 1 <= int(number) <= 1024:
-        raise RecipeError(
-            f"workers={workers}: expected a number of at least 1, such as 4, threads:4 or processes:4."
-        )
+        raise RecipeError("workers-unknown", workers=str(workers))
     return kind, int(number)
 
 
@@ -191,28 +237,22 @@ def _processes(source: Any, count: int) -> ProcessPoolExecutor:
     try:
         sent = pickle.dumps(source)
     except Exception as error:  # pickle raises what the object's own methods raise
-        kind = type(source)
-        own = "" if kind.__module__.startswith("chipwise.") else "define its class in a module, or "
-        raise DataError(
-            f"The source {kind.__name__} cannot be sent to other processes ({_line(error)}): "
-            f"{own}read it with --workers threads:1."
-        ) from error
+        code = (
+            "source-unsendable-ours"
+            if type(source).__module__.startswith("chipwise.")
+            else "source-unsendable"
+        )
+        raise DataError(code, source=type(source).__name__, reason=_line(error)) from error
     pool = ProcessPoolExecutor(
         count, multiprocessing.get_context("spawn"), initializer=_start, initargs=(_recipe_files(), sent)
     )
     try:
         problem = pool.submit(_problem).result()
     except BrokenProcessPool as error:
-        raise DataError(
-            "The processes that should read the data did not start: a script that trains needs "
-            "`if __name__ == '__main__':` around its calls, as every Python script that starts processes."
-        ) from error
+        raise DataError("readers-not-started") from error
     if problem is not None:
         pool.shutdown()
-        raise DataError(
-            f"Another process cannot make the source {type(source).__name__} ({problem}): define its class "
-            f"in a module that can be imported, or read it with --workers threads:1."
-        )
+        raise DataError("source-unmakeable", source=type(source).__name__, reason=problem)
     return pool
 
 
@@ -277,10 +317,10 @@ def _fill_shared(
         try:
             pickle.loads(pickle.dumps(error))
         except Exception:  # one that cannot travel would break the pool
-            raise DataError(f"{type(error).__name__}: {_line(error)}") from None
+            raise DataError("reader-failed", kind=type(error).__name__, reason=_line(error)) from None
         raise
     return stages.seconds
 
 
 def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
+    return one_line(error)[:200]

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from ..data.augment import centre
 from ..data.augment import imagenet as crop_and_flip
-from ..data.imagenet import imagenet
+from ..data.datasets import imagenet
 from ..errors import RecipeError
 from ..interop.nnx import functional
 from ..models.resnet50 import ResNet50

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from ..data.augment import centre, compose, flip, rand_augment, resized_crop
 from ..data.augment import mixup as mixing
-from ..data.imagenet import imagenet
+from ..data.datasets import imagenet
 from ..errors import RecipeError
 from ..interop.nnx import functional
 from ..models.transformer import kernels

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from ...errors import DataError
-from .. import cifar, datasets
-from ..idx import read_idx
-from ..sources import Columns, check_labels
-from ..unpickle import unpickle
+from .. import datasets, originals
+from ..columns import Columns, check_labels
+from ..originals import read_idx, unpickle
 from .entries import Listing, Split
 
 _IDX = re.compile(r"(.*)images[-.]idx3-ubyte(\.gz)?$")
@@ -61,9 +60,9 @@ def from_idx(files: Mapping[str, tuple[Path, Path]]) -> Listing:
 def cifar_classes(path: Path) -> int | None:
     """10 or 100 where `path` is CIFAR's folder or archive as published, else `None`."""
     for classes in (10, 100):
-        if path.name in cifar.ARCHIVES[classes] and path.is_file():
+        if path.name in originals.ARCHIVES[classes] and path.is_file():
             return classes
-        places = (path, *(path / name for name in cifar.FOLDERS[classes]))
+        places = (path, *(path / name for name in originals.FOLDERS[classes]))
         first = "data_batch_1" if classes == 10 else "train"
         if any((place / f"{first}{end}").is_file() for place in places for end in ("", ".bin")):
             return classes
@@ -72,7 +71,7 @@ def cifar_classes(path: Path) -> int | None:
 
 def from_cifar(path: Path, classes: int) -> Listing:
     """CIFAR-10 or CIFAR-100, both halves."""
-    halves = cifar.read_cifar(path, classes=classes)
+    halves = originals.read_cifar(path, classes=classes)
     return _of_arrays({"train": halves["train"], "eval": halves["test"]}, _cifar_names(path, classes))
 
 
@@ -121,7 +120,7 @@ def _cifar_names(path: Path, classes: int) -> tuple[str, ...]:
     """The classes' names; those of CIFAR-100 are in a file beside the batches, where there is one."""
     if classes == 10:
         return datasets.cifar10(path).class_names
-    for folder in (path, *(path / name for name in cifar.FOLDERS[classes])):
+    for folder in (path, *(path / name for name in originals.FOLDERS[classes])):
         if (folder / "meta").is_file():
             meta = unpickle((folder / "meta").read_bytes(), str(folder / "meta"))
             names = meta.get("fine_label_names") or meta.get(b"fine_label_names") or ()

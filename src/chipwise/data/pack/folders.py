@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import DataError, RecipeError
-from ..files import SUFFIXES, Files, few, read_file
+from ...words.figures import few
+from ..files import SUFFIXES, Files, read_file
 from .entries import Listing, Split
 from .tables import Table
 

@@ -28,8 +28,7 @@ from PIL import Image
 
 from ...errors import DataError, RecipeError
 from ...machine.limits import usable_cores
-from ...words.figures import printable
-from ..files import few
+from ...words.figures import few, printable
 from ..images import MAX_PIXELS
 from ..manifest import MANIFEST
 from .entries import Listing, Split, divided

@@ -9,8 +9,7 @@ from typing import Any
 
 from ...errors import DataError
 from .. import remote
-from ..files import walk
-from ..tars import list_tar
+from ..files import list_tar, walk
 from .arrays import cifar_classes, from_cifar, from_idx, from_objects, idx_files
 from .entries import Listing
 from .folders import arrange, rows_of

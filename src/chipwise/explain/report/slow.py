@@ -50,13 +50,12 @@ def slow(
 
 def _input(files: RunFiles, found: Sequence[Interval], typed: str) -> list[Advice]:
     feed = (files.result or {}).get("feed")
-    verdict = feed.get("verdict") if isinstance(feed, dict) else None
     measure = f"chipwise bench-feed {typed}"
-    if isinstance(verdict, str):
-        if not verdict.startswith("input-bound"):
+    if isinstance(feed, dict) and isinstance(feed.get("code"), str):
+        if feed["code"] != "input-bound":
             return []
-        _, _, advised = plain(verdict).rpartition("; ")
-        return [Advice("time", "The device waited for data.", plain(verdict), (advised, measure))]
+        advised = plain(feed["advice"]["text"])
+        return [Advice("time", "The device waited for data.", plain(feed["verdict"]), (advised, measure))]
     train = sum(i.seconds for i in found)
     waited = sum(i.seconds * (i.waited or 0.0) for i in found)
     if not train or waited / train < FED:
