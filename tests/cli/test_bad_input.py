@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from chipwise.words.facts import fact
+
 HEAD = """
 import numpy as np
 import chipwise as cw
@@ -104,8 +106,12 @@ def test_empty_data(refused):
 
 def test_a_label_out_of_range(refused):
     bad = "rows(30) + rows(1, label=np.int32(5))"
-    refused(3, "training example 30 has label 5, expected 0 to 4", source=f"def recipe(): return made({bad})")
-    refused(3, "evaluation example 30 has label 5", source=f"def recipe(): return made(tasks.data(), {bad})")
+    refused(
+        3,
+        str(fact("label-out-of-range", data="training", example=30, label=5, last=4)),
+        source=f"def recipe(): return made({bad})",
+    )
+    refused(3, "evaluation: example 30 has label 5", source=f"def recipe(): return made(tasks.data(), {bad})")
 
 
 def test_examples_of_two_shapes(refused):
@@ -157,7 +163,7 @@ def test_a_truncated_idx_file(refused, tmp_path, zipped):
             data = idx(array)
             data = gzip.compress(data)[:-9] if zipped else data[:-3]
             (folder / f"{part}-{name}-ubyte{'.gz' if zipped else ''}").write_bytes(data)
-    expected = "is a truncated gzip file" if zipped else "bytes of values, expected 47,040 for (60, 28, 28)"
+    expected = "is damaged or cut short" if zipped else "bytes of values, expected 47,040 for (60, 28, 28)"
     refused(3, expected, "mnist", "--data", tmp_path, "--devices", 1)
 
 

@@ -187,7 +187,9 @@ def test_waiting_for_data_is_quoted_from_the_feed(tmp_path):
         "input-bound: the device waited 60% of the time, the step could run 2.5 × faster; decoding needs 5 "
         "cores, you have 2; pack with --store raw (1 GB) to remove it"
     )
-    one = found(whole(tmp_path, feed={"data": "streamed", "verdict": verdict}), "waited for data")
+    advised = {"code": "feed-try-raw", "text": "pack with --store raw (1 GB) to remove it"}
+    feed = {"data": "streamed", "code": "input-bound", "verdict": verdict, "advice": advised}
+    one = found(whole(tmp_path, feed=feed), "waited for data")
     assert one["evidence"] == verdict and one["try"][0] == "pack with --store raw (1 GB) to remove it"
 
 

@@ -133,7 +133,7 @@ def test_an_unreadable_folder_is_named(tmp_path, monkeypatch):
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(DataError, match=r"Cannot read the folder .*bee: Permission denied"):
+    with pytest.raises(DataError, match=r"Cannot read .*bee: Permission denied"):
         listing_of(tmp_path)
 
 

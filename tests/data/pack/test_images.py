@@ -106,7 +106,7 @@ def test_values_of_python_objects():
         (np.zeros((0, 4), np.uint8), r"shape \(0, 4\)"),
         (np.zeros(4, np.uint8), r"shape \(4,\)"),
         (Image.fromarray(np.full((4, 4), 40_000, np.uint16)), "more than 8 bits"),
-        (b"", "an empty file"),
+        (b"", "the file is empty"),
     ],
 )
 def test_what_is_no_image(value, expected):

@@ -16,6 +16,7 @@ from chipwise.data.pack import job, writer
 from chipwise.data.pack.job import Job, pack
 from chipwise.data.sources import materialize
 from chipwise.errors import DataError, RecipeError
+from chipwise.words.facts import fact
 from pictures import encoded, files, smooth, write
 
 
@@ -114,7 +115,7 @@ def test_what_cannot_be_packed_is_skipped_and_told(tmp_path):
     (src / "cat" / "004.jpeg").symlink_to("nowhere")
     report = Job(src, tmp_path / "out").run()
     assert [(name, reason[:20]) for _, name, reason in report.skipped] == [
-        ("ant/001.jpeg", "an empty file"),
+        ("ant/001.jpeg", str(fact("image-empty"))[:20]),
         ("ant/004.jpeg", "not an image, or dam"),
         ("bee/002.jpeg", "not an image, or dam"),
         ("cat/000.jpeg", "not an image, or dam"),
