@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -35,14 +35,14 @@ from ..engine import layout as replicas
 from ..engine import reduce
 from ..errors import ChipwiseError, DeviceError
 from ..machine.detect import leave_compiler_alone
+from ..words.facts import Fact, fact
 from .hlo import VERSION
 
-SCHEMA = 1
+SCHEMA = 2
 """Of the cache's entries and of what the child is told; raised when either changes its meaning."""
 
 PIP = "pip install 'chipwise[plan]'"
-DIED = "the compiler's process died"
-KILLED = "killed, most likely for lack of memory"
+DIED = ("compiler-killed", "compiler-crashed", "compiler-ended")
 _LOCK_SECONDS = 1800.0
 # Where in the source an operation came from, which changes without the program changing.
 _LOCATION = re.compile(r"(?m)^#loc.*\n?|\s*\bloc\((?:[^()]|\([^()]*\))*\)")
@@ -97,27 +97,62 @@ class Request:
 class Compiled:
     """What compiling a program said, for one execution on one device: see `hlo.Reading`.
 
-    `error`: the compiler's message where it refused, with `bytes_needed` and `bytes_available` where it
-    refused for memory.
+    `problem`: why there are no figures: what the compiler refused (`refusal`), or how its process died.
     """
 
     name: str
-    error: str | None = None
-    bytes_needed: int | None = None
-    bytes_available: int | None = None
-    argument_bytes: int = 0
-    output_bytes: int = 0
-    alias_bytes: int = 0
+    problem: Fact | None = None
     temp_bytes: int = 0
     code_bytes: int = 0
-    cycles: float | None = None
     seconds: float | None = None
     seconds_by_kind: dict[str, float] = field(default_factory=dict)
-    flops: float = 0.0
-    bytes_accessed: float = 0.0
     wire_bytes: float = 0.0
     compile_seconds: float = 0.0
-    notes: list[str] = field(default_factory=list)
+    notes: list[Fact] = field(default_factory=list)
+
+    def json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Compiled:
+        problem, notes = value.pop("problem"), value.pop("notes")
+        return cls(**value, problem=problem and Fact(**problem), notes=[Fact(**note) for note in notes])
+
+    @property
+    def died(self) -> bool:
+        """Whether the compiler's process ended at this program, which says nothing about the program."""
+        return self.problem is not None and self.problem.code in DIED
+
+
+def refusal(name: str, message: str, seconds: float = 0.0) -> Compiled:
+    """The compiler's refusal as a code, with the bytes where it was for memory, and its own first lines."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    said = {"program": name, "message": " ".join(lines[:2])[:400]}
+    match = next((found for pattern in _MEMORY if (found := pattern.search(message))), None)
+    if match and "RESOURCE_EXHAUSTED" in message:
+        needed, available = (int(float(match[i]) * _UNIT[match[i + 1]]) for i in (1, 3))
+        problem = fact("refused-for-memory", needed=needed, available=available, **said)
+    else:
+        code = next((code for sign, code in _REFUSALS if sign in message.lower()), "refused")
+        problem = fact(code, **said)
+    return Compiled(name, problem, compile_seconds=seconds)
+
+
+# "Used 20.1G of 15.75G hbm", and, where a bound suffices to refuse, "the total memory required for HLO
+# temporaries (60.42G) exceeds available HBM (7.48G)".
+_MEMORY = (
+    re.compile(r"[Uu]sed ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm"),
+    re.compile(r"memory required[^(]*\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)"),
+)
+_UNIT = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_REFUSALS = (
+    ("lowering platform", "refused-callback"),
+    ("f64", "refused-float64"),
+    ("f16", "refused-float16"),
+    ("dynamic", "refused-dynamic-shape"),
+    ("custom call", "refused-custom-call"),
+)
+"""The compiler has no codes: what its messages contain, and what it means."""
 
 
 def libtpu_available() -> str | None:
@@ -137,9 +172,9 @@ def export_program(function: Callable[..., Any], specs: Sequence[Any]) -> Export
         return tuple(jax.tree.leaves(function(*jax.tree.unflatten(tree, values))))
 
     leave_compiler_alone()  # exporting starts JAX
-    made = export.export(jax.jit(flat, keep_unused=True), platforms=("tpu",))(*leaves)
-    text = _LOCATION.sub("", made.mlir_module())
-    return Exported(bytes(made.serialize()), hashlib.sha256(text.encode()).hexdigest())
+    exported = export.export(jax.jit(flat, keep_unused=True), platforms=("tpu",))(*leaves)
+    text = _LOCATION.sub("", exported.mlir_module())
+    return Exported(bytes(exported.serialize()), hashlib.sha256(text.encode()).hexdigest())
 
 
 def flat_positions(specs: Sequence[Any], arguments: Sequence[int]) -> tuple[int, ...]:
@@ -167,7 +202,7 @@ def compile_all(
     """
     version = libtpu_available()
     if version is None:
-        raise DeviceError(f"Compiling for a TPU needs its compiler: {PIP}.")
+        raise DeviceError("compiler-missing", install=PIP)
     versions = f"jax {jax.__version__} jaxlib {metadata.version('jaxlib')} libtpu {version}"
     folder = cache_dir if cache_dir is not None else default_cache()
     folder.mkdir(parents=True, exist_ok=True)
@@ -179,28 +214,26 @@ def compile_all(
         with _alone(folder):
             for done, (key, answer) in enumerate(_ask(wanted), 1):
                 known[key] = answer
-                if DIED not in (answer.error or "") or "SIGSEGV" in (answer.error or ""):
+                if not answer.died or (answer.problem and answer.problem.numbers.get("signal") == "SIGSEGV"):
                     # killed from outside it may answer next time; a crash says the same again
-                    _store(folder / f"{key}.json", answer)
+                    text = json.dumps(answer.json())
+                    replace_text(folder / f"{key}.json", text, "the plan's cache", "another cache folder")
                 if progress is not None:
                     progress(done, total, answer.name)
     return [_named(known[key], r.name) for key, r in zip(keys, requests, strict=True)]
 
 
 def _named(answer: Compiled, name: str) -> Compiled:
-    return Compiled(**{**asdict(answer), "name": name})
+    problem = answer.problem and fact(answer.problem.code, **{**answer.problem.numbers, "program": name})
+    return replace(answer, name=name, problem=problem)
 
 
 def _load(path: Path) -> Compiled | None:
     """A cached answer; `None` where there is none or it cannot be read, and it is asked for again."""
     try:
-        return Compiled(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        return Compiled.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
-
-
-def _store(path: Path, answer: Compiled) -> None:
-    replace_text(path, json.dumps(asdict(answer)), "the plan's cache", "another cache folder")
 
 
 @contextlib.contextmanager
@@ -211,31 +244,38 @@ def _alone(folder: Path) -> Iterator[None]:
 
     path = folder / "compiler.lock"
     with open(path, "a+", encoding="utf-8") as file:
-        start, told = time.monotonic(), False
+        start, warned = time.monotonic(), False
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                holder = path.read_text(encoding="utf-8").strip() or "another process"
+                holder = _holder(path)
                 if time.monotonic() - start > _LOCK_SECONDS:
-                    raise DeviceError(
-                        f"The TPU's compiler is in use by {holder}: wait for it, or end it."
-                    ) from None
-                if not told:
-                    print(f"waiting for {holder}, which uses the TPU's compiler", file=sys.stderr)
-                    told = True
+                    raise DeviceError("compiler-in-use", **holder) from None
+                if not warned:
+                    print(fact("compiler-waited-for", **holder), file=sys.stderr)
+                    warned = True
                 time.sleep(0.2)
         command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])[:100]
+        me = (os.getpid(), socket.gethostname(), time.strftime("%H:%M:%S"), command)
         file.truncate(0)
-        file.write(
-            f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%H:%M:%S')} ({command})\n"
-        )
+        file.write(json.dumps(dict(zip(_HOLDER, me, strict=True))))
         file.flush()
         try:
             yield
         finally:
             file.truncate(0)
+
+
+_HOLDER = ("pid", "host", "since", "command")
+
+
+def _holder(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:  # it has not written yet
+        return dict.fromkeys(_HOLDER, "unknown")
 
 
 _FOREIGN = ("TPU_", "MEGASCALE_", "CLOUD_TPU_", "LIBTPU_", "PJRT_", "JAX_", "XLA_")
@@ -249,10 +289,10 @@ def child_environment() -> dict[str, str]:
     back end is never started and no chip opened; `ALLOW_MULTIPLE_LIBTPU_LOAD` spares the lock that a process
     with the chips of this machine holds. It looks for no metadata server and writes no log files.
     """
-    made = {k: v for k, v in os.environ.items() if k == "TPU_LIBRARY_PATH" or not k.startswith(_FOREIGN)}
+    kept = {k: v for k, v in os.environ.items() if k == "TPU_LIBRARY_PATH" or not k.startswith(_FOREIGN)}
     here = str(Path(__file__).resolve().parents[2])
-    made["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [made.get("PYTHONPATH")])])
-    return made | {
+    kept["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [kept.get("PYTHONPATH")])])
+    return kept | {
         "JAX_PLATFORMS": "cpu",
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         "TPU_SKIP_MDS_QUERY": "1",
@@ -267,44 +307,61 @@ def child_environment() -> dict[str, str]:
 
 
 def _ask(wanted: dict[str, Request]) -> Iterator[tuple[str, Compiled]]:
-    """Each key with its answer as it comes. Where a child dies, the program it was at is answered with an
-    error and the rest go on in a new child; with several under way, each is tried alone to find which."""
+    """Each key with its answer as it comes. Where a child dies, the program it was at is answered with that
+    and the rest go on in a new child; with several under way, each is tried alone to find which."""
     left, suspects = dict(wanted), list[str]()
     while left:
         batch = {key: left[key] for key in suspects[:1]} or dict(left)
         under_way: set[str] = set()
-        death = None
-        for key, answer in _child(batch):
-            if key is None:
-                death = answer
-            elif answer is None:
-                under_way.add(key)
+        death = 0, ""
+        for event in _child(batch):
+            if event.answer is not None:
+                under_way.discard(event.key)
+                del left[event.key]
+                yield event.key, event.answer
+            elif event.key:
+                under_way.add(event.key)
             else:
-                under_way.discard(key)
-                del left[key]
-                yield key, answer
+                death = event.exit_code, event.log
         suspects = [key for key in suspects[1:] if key in left]
         if len(under_way) > 1:
             suspects = [key for key in left if key in under_way]
         for key in under_way if len(under_way) == 1 else ():
-            yield key, Compiled(left.pop(key).name, error=f"{DIED}: {death}")
-        if death is not None and not under_way and not left.keys().isdisjoint(batch):
-            raise ChipwiseError(f"The TPU's compiler could not be started: {death}")
+            yield key, Compiled(name := left.pop(key).name, _died(name, *death))
+        if not under_way and not left.keys().isdisjoint(batch):
+            raise ChipwiseError("compiler-not-started", exit_code=death[0], log=death[1])
 
 
-def _child(batch: dict[str, Request]) -> Iterator[tuple[Any, Any]]:
-    """Runs a child over `batch`. Gives (key, `None`) when it begins a program, (key, answer) when it is done
-    with it, and (`None`, reason) if it dies."""
+def _died(name: str, exit_code: int, log: str) -> Fact:
+    """How a child ended at the program `name`."""
+    if exit_code >= 0:
+        return fact("compiler-ended", program=name, exit_code=exit_code, log=log)
+    code = "compiler-killed" if exit_code == -signal.SIGKILL else "compiler-crashed"
+    return fact(code, program=name, signal=signal.Signals(-exit_code).name)
+
+
+@dataclass(frozen=True)
+class _Event:
+    """A child begins the program of `key`, has its `answer`, or, without a key, has died."""
+
+    key: str = ""
+    answer: Compiled | None = None
+    exit_code: int = 0
+    log: str = ""  # its last line
+
+
+def _child(batch: dict[str, Request]) -> Iterator[_Event]:
+    """Runs a child over `batch`."""
     with tempfile.TemporaryDirectory(prefix="chipwise-plan-") as place:
-        folder, listed = Path(place), []
+        folder, requests = Path(place), []
         for i, (key, request) in enumerate(batch.items()):
             entry = {k: v for k, v in vars(request).items() if k != "program"} | {"key": key}
             if isinstance(request.program, Exported):
                 (folder / f"{i}.bin").write_bytes(request.program.body)
-                listed.append({**entry, "file": f"{i}.bin"})
+                requests.append({**entry, "file": f"{i}.bin"})
             else:
-                listed.append({**entry, "reduce": asdict(request.program)})
-        (folder / "requests.json").write_text(json.dumps(listed), encoding="utf-8")
+                requests.append({**entry, "reduce": asdict(request.program)})
+        (folder / "requests.json").write_text(json.dumps(requests), encoding="utf-8")
         with open(folder / "log", "w+", encoding="utf-8", errors="replace") as log:
             child = subprocess.Popen(
                 [sys.executable, "-m", "chipwise.planner.compile_child", place],
@@ -318,24 +375,15 @@ def _child(batch: dict[str, Request]) -> Iterator[tuple[Any, Any]]:
             try:
                 assert child.stdout is not None
                 for line in child.stdout:
-                    told = json.loads(line)
-                    yield told["key"], told["answer"] and Compiled(**told["answer"])
-                code = child.wait()
-                if code:
+                    event = json.loads(line)
+                    yield _Event(event["key"], event["answer"] and Compiled.from_json(event["answer"]))
+                if code := child.wait():
                     log.seek(0)
-                    yield None, _reason(code, log.read())
+                    last = [line.strip() for line in log.read().splitlines() if line.strip()][-1:]
+                    yield _Event(exit_code=code, log="".join(last))
             finally:  # also on Ctrl-C
                 child.kill()
                 child.wait()
                 for pipe in (child.stdin, child.stdout):
                     if pipe is not None:
                         pipe.close()
-
-
-def _reason(code: int, log: str) -> str:
-    """What a child that left with `code` died of, for people."""
-    if code == -signal.SIGKILL:
-        return KILLED
-    if code < 0:
-        return f"it crashed ({signal.Signals(-code).name})"
-    return ([line for line in log.splitlines() if line.strip()][-1:] or [f"exit code {code}"])[0]

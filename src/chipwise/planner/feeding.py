@@ -14,6 +14,7 @@ from ..errors import DataError
 from ..measure import record as records
 from ..recipe.recipe import Recipe
 from ..recipe.task import Source
+from ..words.facts import Fact, fact
 from .plans import Feeding
 from .programs import nbytes
 
@@ -22,11 +23,12 @@ _MEASURE_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class HostSpeed:
-    """How many examples a second one of a host's `cores` reads and decodes, and `where` that comes from."""
+    """How many examples a second one of a host's `cores` reads and decodes, and `source`, where that
+    comes from."""
 
     examples_per_second_per_core: float
     cores: int
-    where: str
+    source: Fact
 
 
 def measured(source: Source) -> HostSpeed:
@@ -44,7 +46,7 @@ def measured(source: Source) -> HostSpeed:
         done += chunk
         elapsed = time.perf_counter() - start
         if elapsed >= _MEASURE_SECONDS:
-            return HostSpeed(done / elapsed, _cores(), "this host, one core")
+            return HostSpeed(done / elapsed, _cores(), fact("feed-measured-here"))
 
 
 def recorded(path: str | os.PathLike, source: Source) -> HostSpeed:
@@ -54,12 +56,9 @@ def recorded(path: str | os.PathLike, source: Source) -> HostSpeed:
     `source`.
     """
     record = records.read(path, kind="feed")
-    expected, remedy = nbytes(spec_of(source)), "measure this recipe with chipwise bench-feed"
-    found = record.measured.get("bytes_per_example")
-    if found != expected:
-        raise DataError(
-            f"{path} was measured on examples of {found} bytes, the recipe's have {expected}: {remedy}."
-        )
+    expected, recorded_bytes = nbytes(spec_of(source)), record.measured.get("bytes_per_example")
+    if recorded_bytes != expected:
+        raise DataError("feed-record-of-other-examples", path=str(path), found=recorded_bytes, bytes=expected)
     prefix = "examples_per_second."
     rates = {
         int(name.removeprefix(prefix)): series.median
@@ -67,13 +66,10 @@ def recorded(path: str | os.PathLike, source: Source) -> HostSpeed:
         if name.startswith(prefix) and name.removeprefix(prefix).isdigit()
     }
     if not rates or min(rates) < 1 or min(rates.values()) <= 0:
-        raise DataError(f"{path} has no figure {prefix}N of at least one worker: {remedy}.")
+        raise DataError("feed-record-without-figure", path=str(path), figure=f"{prefix}N")
     workers = max(rates)
-    return HostSpeed(
-        rates[workers] / workers,
-        max(1, int(record.machine.cores)),
-        f"{Path(path).name}: {record.machine.title}, {workers} at work",
-    )
+    origin = fact("feed-recorded", file=Path(path).name, machine=record.machine.title, workers=workers)
+    return HostSpeed(rates[workers] / workers, max(1, int(record.machine.cores)), origin)
 
 
 def feeding(
@@ -86,7 +82,7 @@ def feeding(
     """
     size = nbytes(spec_of(recipe.task.train))
     per_core = None if host is None else host.examples_per_second_per_core
-    where = host.where if host is not None else "not measured: give --data DIR"
+    source = host.source if host is not None else fact("feed-not-measured")
     return Feeding(
         resident=resident,
         bytes_per_example=size,
@@ -95,7 +91,7 @@ def feeding(
         examples_per_second_per_core=per_core,
         cores_needed=None if per_core is None or resident else examples_per_second / per_core,
         cores=cores or (host.cores if host is not None else _cores()),
-        measured_on="nothing to feed: the data lives on the device" if resident else where,
+        measured_on=fact("feed-resident") if resident else source,
     )
 
 

@@ -15,6 +15,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..words.facts import Fact, fact
+from .plans import unique
+
 #: The names under which a lowering rule for an NVIDIA GPU may stand.
 _SAME = {"cuda": ("cuda", "gpu"), "rocm": ("rocm", "gpu"), "gpu": ("gpu", "cuda")}
 
@@ -53,7 +56,7 @@ class Graph:
     inputs: list[int] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
     constants: set[int] = field(default_factory=set)
-    notes: list[str] = field(default_factory=list)
+    notes: list[Fact] = field(default_factory=list)
 
     def add(self, value: Value) -> int:
         self.values.append(value)
@@ -67,7 +70,7 @@ def flatten(function: Callable[..., Any], specs: Sequence[Any], platform: str) -
     graph.inputs = [graph.add(_value(v.aval, graph)) for v in closed.jaxpr.invars]
     graph.outputs = _inline(graph, closed.jaxpr, closed.consts, graph.inputs, platform)
     _prune(graph)
-    graph.notes = sorted(set(graph.notes))
+    graph.notes = list(unique(graph.notes))
     return graph
 
 
@@ -77,7 +80,7 @@ def _value(aval: Any, graph: Graph) -> Value:
         try:
             shape.append(int(n))
         except Exception:  # a symbolic dimension; each version of JAX has its own error for it
-            graph.notes.append(f"dynamic shape: a dimension of {aval} is counted as 1")
+            graph.notes.append(fact("trace-dynamic-shape", shape=str(aval)))
             shape.append(1)
     dtype = getattr(aval, "dtype", None)
     item = getattr(dtype, "itemsize", 0) if dtype is not None else 0
@@ -111,7 +114,7 @@ def _inline(
                 which = max(
                     range(len(params["branches"])), key=lambda i: _weight(params["branches"][i].jaxpr)
                 )
-                graph.notes.append("a branch depends on the data: the costliest is counted")
+                graph.notes.append(fact("trace-branch-on-data"))
             branch = params["branches"][which]
             made = _inline(graph, branch.jaxpr, branch.consts, taken[1:], platform)
         elif name == "scan":
@@ -124,10 +127,10 @@ def _inline(
             made = [graph.add(_value(v.aval, graph)) for v in eqn.outvars]
             effects = bool(eqn.effects)
             if "callback" in name or name in ("infeed", "outfeed", "debug_print"):
-                graph.notes.append(f"a host callback ({name}): its time on the host is not counted")
+                graph.notes.append(fact("trace-host-callback", primitive=name))
                 effects = True
             elif inner and not name.startswith(("scatter", "reduce", "select_and", "sort", "custom_lin")):
-                graph.notes.append(f"{name}: a kernel of its own, counted by the bytes it takes and returns")
+                graph.notes.append(fact("trace-kernel", primitive=name))
             graph.nodes.append(Node(name, params, taken, made, has_effects=effects))
         env.update(zip(eqn.outvars, made, strict=True))
     return [read(a) for a in jaxpr.outvars]
@@ -208,7 +211,7 @@ def _while(graph: Graph, eqn: Any, taken: list[int], platform: str) -> list[int]
     skip, closed = eqn.params["cond_nconsts"], eqn.params["body_jaxpr"]
     body = _body(graph, closed.jaxpr, closed.consts, platform)
     made = [graph.add(_value(v.aval, graph)) for v in eqn.outvars]
-    graph.notes.append("a loop of unknown length is counted once")
+    graph.notes.append(fact("trace-loop-on-data"))
     graph.nodes.append(Node("while", eqn.params, taken[skip:], made, body))
     return made
 

@@ -7,7 +7,6 @@ and TPUs where the compiler is not installed: the programs are traced and timed 
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,13 +20,12 @@ from ..engine.layout import Layout, usable
 from ..errors import DeviceError
 from ..machine.detect import leave_compiler_alone
 from ..recipe.recipe import Recipe
-from . import tpu
+from ..words.facts import Fact, fact
+from . import steps
 from .advice import advice, lacks
 from .compiler import libtpu_available
 from .feeding import HostSpeed, feeding, measured, recorded
-from .largest import largest_batch
-from .memory import available
-from .modelled import timed_by_model
+from .memory import available, largest_batch
 from .plans import Cost, Memory, Plan, Range
 from .programs import StepPrograms, step_programs
 from .timing import StepTime, at_least, run_time
@@ -70,37 +68,37 @@ def plan(
     leave_compiler_alone()
     targets = list({t.name: t for t in map(parse, on)}.values())
     if not targets:
-        raise DeviceError("No target to plan for: give some, for example --on v5e-8,a100,t4.")
+        raise DeviceError("no-target")
     host = None if feed_record is None else recorded(feed_record, recipe.task.train)
     table = load_prices(prices) if prices is None or isinstance(prices, str | Path) else prices
     folder = Path(cache) if cache is not None else None
     compiler = libtpu_available()
 
     # ---- each target's layout and programs; targets with the same layout share them
-    made: dict[tuple[int, bool], StepPrograms] = {}
+    programs_of: dict[tuple[int, bool], StepPrograms] = {}
     cases: list[tuple[Target, StepPrograms]] = []
     for target in targets:
         key = usable(recipe.replicas, target.devices, exact), _resident(recipe, target)
-        if key not in made:
-            made[key] = _programs(recipe, target, exact)
-        cases.append((target, made[key]))
+        if key not in programs_of:
+            programs_of[key] = _programs(recipe, target, exact)
+        cases.append((target, programs_of[key]))
 
     # ---- what the compiler or the model says
     compilable = [(t, p) for t, p in cases if t.chip.kind == "TPU" and compiler is not None]
-    facts = iter(tpu.compile_steps(compilable, cache=folder, progress=progress))
+    answers = iter(steps.compile_steps(compilable, cache=folder, progress=progress))
     if host is None and measure_feed and any(not p.resident for _, p in cases):
         host = measured(recipe.task.train)
     plans = []
     for target, programs in cases:
         by_compiler = target.chip.kind == "TPU" and compiler is not None
-        step = _timed(target, programs, next(facts) if by_compiler else None)
+        step = _timed(target, programs, next(answers) if by_compiler else None)
         largest = None
         if find_largest_batch or (step.memory is not None and not step.memory.fits):
 
             def fits(tried: Recipe, target=target, by_compiler=by_compiler) -> tuple[bool, float]:
                 again = _programs(tried, target, exact)
-                told = tpu.compile_steps([(target, again)], cache=folder)[0] if by_compiler else None
-                step = _timed(target, again, told)
+                answers = steps.compile_steps([(target, again)], cache=folder)[0] if by_compiler else None
+                step = _timed(target, again, answers)
                 if step.memory is None:
                     return step.problem is None, 1.0
                 return step.memory.fits, step.memory.needed / step.memory.available
@@ -110,17 +108,18 @@ def plan(
     return plans
 
 
-def _timed(target: Target, programs: StepPrograms, told: tpu.Facts | None) -> StepTime:
-    """By what the compiler told; by the model where it was not asked or crashed."""
-    if told is not None and (died := tpu.crashed(told)) is None:
-        step = tpu.timed(target, programs, told)
+def _timed(target: Target, programs: StepPrograms, answers: steps.Answers | None) -> StepTime:
+    """By the compiler's answers; by the model where it was not asked or crashed."""
+    death = next((a.problem for a in (answers or {}).values() if a.died), None)
+    if answers is not None and death is None:
+        step = steps.timed_by_compiler(target, programs, answers)
     else:
-        step = timed_by_model(target, programs)
-        if told is not None:
-            step = dataclasses.replace(step, notes=(f"Modelled, because {died}.", *step.notes[1:]))
+        step = steps.timed_by_model(target, programs)
+    if death is not None:
+        instead = fact("modelled-after-crash", chip=target.chip.name)
+        step = dataclasses.replace(step, notes=(death, instead, *step.notes[1:]))
     if programs.fused:
-        note = "Without --exact, training fuses a single device's programs into one: a little less than this."
-        step = dataclasses.replace(step, notes=(*step.notes, note))
+        step = dataclasses.replace(step, notes=(*step.notes, fact("fused-without-exact")))
     return step
 
 
@@ -163,13 +162,13 @@ def _assemble(
         flops_per_step_per_device=step.flops,
         wire_bytes_per_step_per_device=step.wire_bytes,
         steps=recipe.clock.total,
-        notes=(*step.notes, *([target.note] if target.note else [])),
+        notes=(*step.notes, *([target.note] if target.note is not None else [])),
     )
     problem = lacks(target, step) or step.problem
     if problem is None and step.memory is not None and not step.memory.fits:
         problem = does_not_fit(step.memory, largest, layout, recipe.clock.examples)
     if problem is not None or step.seconds is None:
-        made = dataclasses.replace(made, problem=problem or "its step time is unknown")
+        made = dataclasses.replace(made, problem=problem or fact("step-time-unknown"))
         return dataclasses.replace(made, advice=advice(recipe, target, programs, made, step))
     seconds, peak = step.seconds, peak_flops_per_device(target.chip, recipe.precision)
     speed = seconds.inverse(recipe.batch)
@@ -201,13 +200,12 @@ def _assemble(
     return dataclasses.replace(made, advice=advice(recipe, target, programs, made, step))
 
 
-def does_not_fit(memory: Memory, largest: int | None, layout: Layout, examples: int) -> str:
-    text = f"does not fit: a device needs {gigabytes(memory.needed)} of {gigabytes(memory.available)}"
-    if largest:
-        all_ = " (all the data)" if largest + layout.replicas > examples else ""
-        return f"{text}; the largest batch that fits is {largest}{all_}: --set batch={largest}"
-    least = layout.replicas
-    return f"{text}, and no batch fits, not even {least}, one example a replica"
+def does_not_fit(memory: Memory, largest: int | None, layout: Layout, examples: int) -> Fact:
+    numbers = {"needed": memory.needed, "available": memory.available}
+    if not largest:
+        return fact("no-batch-fits", **numbers, least=layout.replicas)
+    code = "batch-does-not-fit" if largest + layout.replicas <= examples else "batch-of-all-fits"
+    return fact(code, **numbers, largest=largest)
 
 
 def _costs(prices: Sequence[Price], total: Range) -> list[Cost]:
@@ -230,12 +228,8 @@ def _costs(prices: Sequence[Price], total: Range) -> list[Cost]:
                         date=price.date,
                         source=price.source,
                         note=price.note,
+                        reckoned=price.reckoned,
                         machines=price.machines,
                     )
                 )
     return costs
-
-
-def gigabytes(nbytes: float) -> str:
-    """`3.2 GB`, `410 MB`."""
-    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{math.ceil(nbytes / 1e6)} MB"

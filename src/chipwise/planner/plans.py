@@ -7,10 +7,22 @@ of a step are *per device*; batch, examples/s and dollars are of the whole targe
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..words.facts import Fact
+
 SCHEMA = "chipwise.plan/2"
+
+
+def unique(facts: Iterable[Fact]) -> tuple[Fact, ...]:
+    """Each once, in order."""
+    kept: list[Fact] = []
+    for one in facts:
+        if one not in kept:
+            kept.append(one)
+    return tuple(kept)
 
 
 @dataclass(frozen=True)
@@ -52,7 +64,7 @@ class Memory:
     data: int  # examples kept on the device, or the batches on their way
     program: int  # the compiled code, and on GPUs the libraries' own share
     available: int
-    available_source: str
+    available_source: Fact
 
     @property
     def needed(self) -> int:
@@ -77,7 +89,8 @@ class Cost:
     includes: str
     date: str
     source: str
-    note: str = ""
+    note: str = ""  # of the price's row
+    reckoned: tuple[Fact, ...] = ()  # how the price follows from the row, where it is not the row's own
     machines: int = 1  # more: the price of so many separate ones, whose links are not those of the plan
 
 
@@ -92,7 +105,7 @@ class Feeding:
     examples_per_second_per_core: float | None
     cores_needed: float | None
     cores: int
-    measured_on: str
+    measured_on: Fact
 
     @property
     def input_bound(self) -> bool:
@@ -115,7 +128,7 @@ class Plan:
     replicas_per_device: int
     precision: str
     parameters: int  # numbers, not bytes
-    problem: str | None = None
+    problem: Fact | None = None
     memory: Memory | None = None
     largest_batch: int | None = None  # searched for when asked, or when the recipe's own does not fit
     step_seconds: Range | None = None
@@ -132,8 +145,8 @@ class Plan:
     wall_seconds: Range | None = None
     costs: tuple[Cost, ...] = ()
     feeding: Feeding | None = None
-    advice: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()  # where the figures come from and what they leave out
+    advice: tuple[Fact, ...] = ()
+    notes: tuple[Fact, ...] = ()  # where the figures come from and what they leave out
 
     @property
     def runs(self) -> bool:
@@ -151,12 +164,20 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; the derived ones (`fits`, `needed`, cheapest prices) are included."""
-        made = dataclasses.asdict(self)
+        plan = _json(self)
         if self.memory is not None:
-            made["memory"] |= {"needed": self.memory.needed, "fits": self.memory.fits}
+            plan["memory"] |= {"needed": self.memory.needed, "fits": self.memory.fits}
         if self.feeding is not None:
-            made["feeding"]["input_bound"] = self.feeding.input_bound
-        for name, spot in (("cheapest", False), ("cheapest_spot", True)):
-            cost = self.cheapest(spot)
-            made[name] = None if cost is None else dataclasses.asdict(cost)
-        return made
+            plan["feeding"]["input_bound"] = self.feeding.input_bound
+        plan["cheapest"], plan["cheapest_spot"] = _json(self.cheapest()), _json(self.cheapest(spot=True))
+        return plan
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, Fact):
+        return value.json()
+    if dataclasses.is_dataclass(value):
+        return {f.name: _json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, tuple | list):
+        return [_json(one) for one in value]
+    return dict(value) if isinstance(value, dict) else value

@@ -1,6 +1,6 @@
 """The programs of a recipe's step for a device that need not be there, and what they keep in its memory.
 
-They are the ones that `fit` runs (`train.step.Step`), with shapes in place of arrays.
+They are the ones that `fit` runs (`engine.step.Step`), with shapes in place of arrays.
 """
 
 from __future__ import annotations
@@ -108,10 +108,9 @@ def tracing(name: str) -> Iterator[None]:
     except ChipwiseError:
         raise
     except Exception as error:
-        lines = str(error).strip().splitlines() or [""]
+        line = (str(error).strip().splitlines() or [""])[0]
         raise RecipeError(
-            f"Recipe '{name}' cannot be traced: {type(error).__name__}: {lines[0]} "
-            f"Run one step to see where: chipwise train ... --devices cpu --stop-after 1st."
+            "recipe-not-traced", recipe=name, error=type(error).__name__, message=line
         ) from error
 
 

@@ -3,7 +3,7 @@
     seconds = sum over operations of  count × (max(arithmetic, memory) + launch)
 
 - *arithmetic*: multiplications, rounded up to what matrix units take and to whole tiles on whole waves of
-  streaming multiprocessors (`tiles`), at the peak of the catalogue for their type times an efficiency;
+  streaming multiprocessors, at the peak of the catalogue for their type times an efficiency;
 - *memory*: bytes at the catalogue's bandwidth times an efficiency;
 - *launch*: what starting a kernel costs.
 
@@ -18,19 +18,25 @@ the interval that these justify.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from ..chips.catalogue import Chip
+from ..chips.catalogue import Chip, named
 from ..errors import DeviceError
+from ..words.facts import Fact, fact
 from .operations import Operation, Traced
-from .tiles import share_of_peak
+from .plans import unique
 
 SOFTWARE = ("compiled", "eager", "tuned")
 """XLA and its like; one kernel for each layer's operation, as PyTorch without `compile`; hand-tuned kernels,
@@ -42,6 +48,9 @@ FRAMEWORK_BYTES = 0.8e9
 SUSTAINED_TFLOPS = {"T4": 24.0}
 """Of 16-bit products on cards whose power limit, here 70 W, lets the clock reach its peak only for moments:
 cuBLAS at 4096 x 4096 x 4096 (https://forums.developer.nvidia.com/t/about-gpu-peak-performance/264462)."""
+
+_SIDE = 1024
+_COPY_BYTES = 128 * 2**20
 
 _SIXTEEN = ("bfloat16", "float16")
 
@@ -60,7 +69,7 @@ class Timed:
     bound: str
     by_kind: dict[str, float]
     flops: float
-    notes: tuple[str, ...] = ()
+    notes: tuple[Fact, ...] = ()
 
 
 @cache
@@ -83,7 +92,7 @@ class Ideal:
     balance: float  # of the chip, against that of `_REFERENCE_BALANCE`
     sustained: float  # share of the 16-bit peak that the chip's power allows
     flops: float
-    notes: tuple[str, ...]
+    notes: tuple[Fact, ...]
 
 
 def time_on(
@@ -125,12 +134,10 @@ def _interval(fitted: dict[str, Any], chip: Chip, launches: float) -> float:
 def ideal_times(traced: Traced, chip: Chip, precision: str, *, fused_attention: bool = False) -> Ideal:
     """See `Ideal`."""
     if chip.memory_GBps is None or chip.fp32_tflops is None:
-        raise DeviceError(
-            f"{chip.name}: its {'memory bandwidth' if chip.memory_GBps is None else 'peak'} is not in the "
-            f"catalogue, so nothing can be timed there. Choose another chip: chipwise chips lists them."
-        )
+        missing = "bandwidth" if chip.memory_GBps is None else "peak"
+        raise DeviceError(f"chip-without-{missing}", chip=chip.name)
     sm = chip.streaming_multiprocessors or 1
-    notes: set[str] = set()
+    notes: list[Fact] = []
     rows, classes = [], []
     for op in traced.operations:
         nbytes = op.bytes_read + op.bytes_written - (op.score_bytes if fused_attention else 0.0)
@@ -167,7 +174,7 @@ def ideal_times(traced: Traced, chip: Chip, precision: str, *, fused_attention: 
         balance=_balance(chip),
         sustained=SUSTAINED_TFLOPS.get(chip.name, math.inf) / (chip.fp16_dense_tflops or 1.0),
         flops=traced.flops,
-        notes=tuple(sorted(notes)),
+        notes=unique(notes),
     )
 
 
@@ -215,26 +222,25 @@ def split(ideal: Ideal, values: dict[str, float], software: str) -> tuple[np.nda
     return arithmetic * ideal.count, memory * ideal.count, launch * ideal.count
 
 
-def _peak(chip: Chip, dtype: str, precision: str, notes: set[str]) -> tuple[float, str]:
+def _peak(chip: Chip, dtype: str, precision: str, notes: list[Fact]) -> tuple[float, str]:
     """FLOP/s for products of `dtype`, and the unit: "tensor" (16 bits), "tf32" or "vector"."""
     assert chip.fp32_tflops is not None
     vector = (chip.fp32_tflops * 1e12, "vector")
     if dtype in _SIXTEEN:
         if precision == "fp16" or dtype == "float16":
-            found, missing = chip.fp16_dense_tflops, "fp16"
+            peak, missing = chip.fp16_dense_tflops, "fp16"
         else:
-            found, missing = chip.bf16_dense_tflops, "bf16"
-        if found is None:
-            notes.add(f"{chip.name} has no {missing} matrix units: such products run at float32 speed")
+            peak, missing = chip.bf16_dense_tflops, "bf16"
+        if peak is None:
+            notes.append(fact("chip-without-matrix-units", chip=chip.name, precision=missing))
             return vector
         # Without tensor cores (P100) fp16 runs twice as fast as float32, on the same units.
         cores = chip.streaming_multiprocessors is not None and _has_tensor_cores(chip)
-        return (found * 1e12, "tensor" if cores else "vector")
+        return (peak * 1e12, "tensor" if cores else "vector")
     if dtype == "float32" and precision != "f32" and chip.tf32_dense_tflops is not None:
-        tf32 = chip.tf32_dense_tflops
-        return (tf32 * 1e12, "tf32")
+        return (chip.tf32_dense_tflops * 1e12, "tf32")
     if dtype == "float32" and precision == "tf32":
-        notes.add(f"{chip.name} has no TF32: such products run at float32 speed")
+        notes.append(fact("chip-without-matrix-units", chip=chip.name, precision="TF32"))
     return vector
 
 
@@ -245,3 +251,96 @@ def _padded(op: Operation, unit: str) -> tuple[int, int]:
     step = 8 if op.dtype in _SIXTEEN else 4
     inner, outer = (math.ceil(c / step) * step / c for c in op.channels)
     return round(op.n * outer), round(op.k * inner)
+
+
+# ---- how much of a GPU a product can occupy: whole tiles on whole waves of multiprocessors
+
+# Rows, columns, and the share of the peak that a multiprocessor reaches with such tiles: smaller ones load
+# more for each multiplication, which matters less where multiplications are slow. Chosen, not measured; tiles
+# and waves as in https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/.
+_TILES = {
+    "tensor": (
+        (256, 128, 1.0),
+        (128, 128, 0.95),
+        (128, 64, 0.85),
+        (64, 64, 0.7),
+        (64, 32, 0.5),
+        (32, 32, 0.35),
+    ),
+    "vector": ((128, 128, 1.0), (128, 64, 0.97), (64, 64, 0.92), (64, 32, 0.8), (32, 32, 0.65)),
+}
+# Summands' worth of time to fill and to empty a tile's pipeline.
+_FILL = {"tensor": 48, "vector": 8}
+_SPLITS = (1, 2, 4, 8, 16, 32, 64)
+_SHORTEST = 128  # summands, below which a sum is not split
+
+
+@cache
+def share_of_peak(m: int, n: int, k: int, groups: int, multiprocessors: int, unit: str) -> float:
+    """Of `groups` products `(m, k) @ (k, n)`: useful over possible multiplications, with the best of a few
+    tile sizes and of ways to split the sum over several multiprocessors. Above 0, below 1.
+
+    *Arguments:* `unit`: "tensor" or "vector", what multiplies.
+    """
+    best = math.inf
+    for rows, columns, quality in _TILES[unit]:
+        tiles = groups * math.ceil(m / rows) * math.ceil(n / columns)
+        for parts in _SPLITS:
+            if parts > 1 and k / parts < _SHORTEST:
+                break
+            waves = math.ceil(tiles * parts / multiprocessors)
+            best = min(best, waves * rows * columns * (k / parts + _FILL[unit]) / quality)
+    return groups * m * n * k / (best * multiprocessors)
+
+
+# ---- chips as the model wants them
+
+
+def device_chip(chip: Chip) -> Chip:
+    """`chip` as the model wants it: one JAX device of it, with every figure that the model reads.
+
+    The host's CPU is measured. A TPU's float32 products are six passes of bfloat16, TF32's three.
+    """
+    if chip.kind == "CPU":
+        return host_cpu_chip()
+    if chip.kind != "TPU" or chip.bf16_dense_tflops is None or chip.memory_GBps is None:
+        return chip
+    peak = chip.bf16_dense_tflops / chip.jax_devices_per_chip
+    return dataclasses.replace(
+        chip,
+        bf16_dense_tflops=peak,
+        fp32_tflops=peak / 6,
+        tf32_dense_tflops=peak / 3,
+        memory_GBps=chip.memory_GBps / chip.jax_devices_per_chip,
+    )
+
+
+@cache
+def host_cpu_chip() -> Chip:
+    """The catalogue's CPU with `fp32_tflops` of a product of 1,024 x 1,024 matrices and `memory_GBps` of
+    adding one to 128 MB, both by JAX on all cores. Measured once a process, best of a few."""
+    chip = named("cpu")
+    assert chip is not None
+    cpu = jax.local_devices(backend="cpu")[0]
+    with jax.default_device(cpu):
+        a = jnp.ones((_SIDE, _SIDE), jnp.float32)
+        product = _best(jax.jit(lambda a: jax.lax.dot(a, a, precision="highest")), a)
+        x = jnp.zeros((_COPY_BYTES // 4,), jnp.float32)
+        copy = _best(jax.jit(lambda x: x + jnp.float32(1)), x)
+    return dataclasses.replace(
+        chip,
+        fp32_tflops=2 * _SIDE**3 / product / 1e12,
+        memory_GBps=2 * _COPY_BYTES / copy / 1e9,
+        notes="peak and bandwidth measured on this host",
+    )
+
+
+def _best(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> float:
+    """Seconds of the fastest of some calls, within about a fifth of a second."""
+    function(x).block_until_ready()
+    best, end = float("inf"), time.perf_counter() + 0.2
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        function(x).block_until_ready()
+        best = min(best, time.perf_counter() - start)
+    return best

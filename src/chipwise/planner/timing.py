@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import jax
 
+from ..chips.catalogue import Chip
 from ..chips.targets import Target
+from ..errors import DeviceError
 from ..recipe.recipe import Recipe
+from ..words.facts import Fact
 from .plans import Memory, Range
 from .programs import StepPrograms, Traceable
 
@@ -29,21 +32,39 @@ OTHER_HOST = 2.0
 
 @dataclass(frozen=True)
 class StepTime:
-    """A step on one target, by the compiler or by the model; per device. `seconds` is `None` with a
-    `problem`."""
+    """A step on one target, by the compiler or by the model; per device. `seconds` is `None` where a `problem`
+    is in the way, or where it does not fit."""
 
     method: str
-    seconds: Range | None
-    parts: dict[str, float]
-    bound: str | None
     flops: float
     wire_bytes: float
     memory: Memory | None
     compile_seconds: Range
-    problem: str | None = None
-    notes: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-    dtypes: frozenset[str] = frozenset()  # that a replica computes in
+    dtypes: frozenset[str]  # that a replica computes in
+    notes: tuple[Fact, ...]
+    warnings: tuple[Fact, ...] = ()
+    problem: Fact | None = None
+    seconds: Range | None = None
+    parts: dict[str, float] = field(default_factory=dict)
+    bound: str | None = None
+
+    def timed(
+        self, parts: dict[str, float], factors: tuple[float, float], dispatch: float, busiest: str
+    ) -> StepTime:
+        """With the seconds of its `parts` on the device, `factors` down and up, and of the host's `dispatch`.
+
+        *Arguments:* `busiest`: what bounds the replica's program.
+        """
+        device = sum(parts.values())
+        bound = "memory" if parts["update"] > parts["replica"] else busiest
+        if parts["reduce"] > max(parts["replica"], parts["update"]):
+            bound = "interconnect"
+        return replace(
+            self,
+            seconds=at_least(Range(device, device * factors[0], device * factors[1]), dispatch),
+            parts={**parts, "dispatch": dispatch},
+            bound="launch" if dispatch > device else bound,
+        )
 
 
 TPU_FACTORS = (0.88, 1.38)
@@ -65,12 +86,6 @@ def at_least(device: Range, host: float) -> Range:
     )
 
 
-def interval(around: Range, kind: str) -> Range:
-    """`around` widened to hold nine of ten measurements on a chip of `kind` whose compiler was asked."""
-    low, high = {"TPU": TPU_FACTORS}[kind]
-    return Range(around.value, around.low * low, around.high * high)
-
-
 def dispatch_seconds(programs: StepPrograms, hosts: int) -> float:
     """The host's time to start a step: each local device's replicas and update, and the reduction."""
     local = -(-programs.layout.devices // max(hosts, 1))
@@ -80,6 +95,55 @@ def dispatch_seconds(programs: StepPrograms, hosts: int) -> float:
 
     reduce = CALL_SECONDS + ARGUMENT_SECONDS * local * programs.local_vectors
     return local * (programs.calls * call(programs.replica) + call(programs.update)) + reduce
+
+
+# ---- sums over devices, where no compiler says
+
+LINK_EFFICIENCY = {"NVLink": 0.78, "PCIe": 0.65, "ICI": 0.8}
+"""Of the one-way bandwidth that a sum of large arrays reaches. NVLink: eight H200, whose switches add, reach
+0.82 of 450 GB/s with 64 MiB and more with larger arrays (nccl-tests in
+https://github.com/stas00/ml-engineering/blob/master/network/benchmarks/README.md); a little less for a plain
+ring. PCIe and ICI: allowances. None was measured here."""
+
+HOP_SECONDS = {"NVLink": 3e-6, "PCIe": 8e-6, "ICI": 1e-6}
+"""Between neighbours in the ring."""
+
+NETWORK_GBps = {"NVLink2": 6.25, "NVLink3": 25.0, "NVLink4": 50.0, "NVLink5": 50.0}
+"""One way for each GPU between hosts, by the links inside them: what NVIDIA's own hosts have, four cards of
+100 Gbit/s (DGX-1), eight of 200 (DGX A100), eight of 400 (DGX H100, B200); their datasheets were not read
+again. Cloud hosts may have a quarter."""
+
+ONE_CARD_GBps = 12.5
+"""Of a host without such cards: 100 Gbit/s for all of its GPUs."""
+
+NETWORK_HOP_SECONDS = 15e-6
+
+
+def all_reduce_seconds(bytes_per_device: float, devices: int, chip: Chip) -> float:
+    """Seconds to sum an array of `bytes_per_device`, one on each of `devices` JAX devices, in a ring.
+
+    Each device sends and receives 2(D-1)/D of the array over half of the catalogue's two-way bandwidth.
+    Beyond one host the ring is as fast as the slower of the links and the network between hosts.
+
+    Raises `DeviceError` when the chip's interconnect is not in the catalogue.
+    """
+    if devices <= 1:
+        return 0.0
+    if chip.interconnect_GBps_both_ways is None:
+        raise DeviceError("chip-without-interconnect", chip=chip.name)
+    words = chip.interconnect_kind
+    kind = "ICI" if chip.kind == "TPU" else "NVLink" if words.startswith("NVLink") else "PCIe"
+    one_way = chip.interconnect_GBps_both_ways / 2 / chip.jax_devices_per_chip * LINK_EFFICIENCY[kind]
+    hops = 2 * (devices - 1)
+    seconds = hops * HOP_SECONDS[kind]
+    if chip.kind == "GPU" and devices > chip.chips_per_host:
+        network = NETWORK_GBps.get(words.split(" ")[0], ONE_CARD_GBps / chip.chips_per_host)
+        one_way = min(one_way, network * LINK_EFFICIENCY[kind])
+        seconds += 2 * (devices // chip.chips_per_host - 1) * NETWORK_HOP_SECONDS
+    return seconds + 2 * (devices - 1) / devices * bytes_per_device / (one_way * 1e9)
+
+
+# ---- the whole run
 
 
 def evaluations(recipe: Recipe) -> int:

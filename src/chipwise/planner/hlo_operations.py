@@ -1,0 +1,323 @@
+"""One operation of a compiled program: what kind it is, what it moves and multiplies, how often a loop runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from .hlo_proto import Computation, Instruction, Shape
+
+KINDS = ("matmul", "convolution", "elementwise", "reduce", "copy", "collective", "other")
+
+_SENTINEL = 2**62
+# fmt: off
+FREE = frozenset((
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "add-dependency",
+    "partition-id", "replica-id", "opt-barrier", "domain", "get-dimension-size", "send-done", "recv-done",
+))
+_MOVES = frozenset((
+    "copy", "transpose", "reshape", "bitcast", "bitcast-convert", "slice", "dynamic-slice",
+    "dynamic-update-slice", "pad", "concatenate", "reverse",
+))
+_OTHERS = frozenset((
+    "sort", "scatter", "gather", "rng", "rng-bit-generator", "fft", "cholesky", "triangular-solve", "send",
+    "recv", "infeed", "outfeed",
+))
+QUIET_CALLS = frozenset((
+    "AssumeGatherIndicesInBound", "AllocateBuffer", "PrepareAsyncCallStart", "PrepareAsyncCallDone", "Sharding",
+    "SPMDFullToShardShape", "SPMDShardToFullShape", "ConcatBitcast", "GatherScatterIndicesBitpacked",
+))
+# fmt: on
+_SLICES = frozenset(("slice", "dynamic-slice", "gather"))
+_FETCHES = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start")
+COLLECTIVES = {  # bytes a device sends in a ring of d, of the whole
+    "all-reduce": lambda d: 2 * (d - 1) / d,
+    "all-gather": lambda d: (d - 1) / d,
+    "reduce-scatter": lambda d: (d - 1) / d,
+    "all-to-all": lambda d: (d - 1) / d,
+    "ragged-all-to-all": lambda d: (d - 1) / d,
+    "collective-permute": lambda d: 1.0,
+    "collective-broadcast": lambda d: 1.0,
+}
+_MIRRORED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "NE": "NE"}
+
+
+# ---- what an operation is
+
+
+def estimated_cycles(op: Instruction) -> float | None:
+    """The compiler's cycles; `None` where it wrote none, or the most that a number can say."""
+    cycles = float(op.config.get("window_config", {}).get("estimated_cycles", -1))
+    return cycles if 0 <= cycles < _SENTINEL else None
+
+
+def parts(op: Instruction) -> Iterator[Instruction]:
+    """The operation, or those fused into it, of any depth."""
+    if op.opcode.removesuffix("-start") != "fusion":
+        yield op
+        return
+    for inside in op.called:
+        for part in inside.instructions.values():
+            yield from parts(part)
+
+
+def kind_of(op: Instruction) -> str:
+    """One of `KINDS`."""
+    if op.opcode in _FETCHES:
+        return "copy"
+    fused = list(parts(op))
+    codes = {p.opcode.removesuffix("-start") for p in fused}
+    if codes & COLLECTIVES.keys():
+        return "collective"
+    products = [p for p in fused if p.opcode in ("convolution", "dot")]
+    if products:
+        return "matmul" if all(_is_matmul(p) for p in products) else "convolution"
+    if codes & _OTHERS or any(p.opcode == "custom-call" and p.target not in QUIET_CALLS for p in fused):
+        return "other"
+    if codes & {"reduce", "reduce-window", "select-and-scatter"}:
+        return "reduce"
+    working = codes - FREE - {"broadcast", "iota", "custom-call", "fusion"}
+    return "copy" if working and working <= _MOVES else "elementwise"
+
+
+# ---- bytes read from and written to HBM
+
+
+def moved(op: Instruction) -> float:
+    """Of one execution of `op`, with the shapes' padding."""
+    code = op.opcode.removesuffix("-start")
+    if code in COLLECTIVES:
+        return float(sum(s.hbm_bytes for s in op.operand_shapes) * 2)
+    if op.opcode == "copy-start":
+        return float(sum(s.hbm_bytes for s in op.shapes[:2]))
+    if op.opcode in ("slice-start", "dynamic-slice-start"):
+        arrays = [s for s in op.shapes if s.dims]
+        small = min((s.padded_bytes for s in arrays), default=0)
+        return float(small * sum(1 for s in arrays[-2:] if s.memory == 0))
+    if code == "dynamic-update-slice":
+        return float(2 * op.operand_shapes[1].hbm_bytes)
+    if code == "scatter":
+        return float(3 * op.operand_shapes[-1].hbm_bytes)
+    if code in _SLICES:
+        return float(sum(s.hbm_bytes for s in op.shapes) * 2)
+    if code != "fusion":
+        return float(sum(s.hbm_bytes for s in (*op.operand_shapes, *op.shapes)))
+    fused = op.called[0]
+    total = _written(op, fused)
+    for number, shape in enumerate(op.operand_shapes):
+        if shape.memory == 0:
+            total += min(shape.padded_bytes, _taken(fused, number))
+    return total
+
+
+def _taken(fused: Computation, number: int) -> float:
+    """Bytes of parameter `number` that the fusion reads: a slice of it, all of it, or nothing if it only
+    writes into it. Infinite where it hands it on as it is."""
+    values = [op for op in fused.instructions.values() if op.parameter == number]
+    total = 0.0
+    while values:
+        value = values.pop()
+        if value is fused.root:
+            return math.inf
+        for user in fused.users(value):
+            at = [i for i, operand in enumerate(user.operands) if operand is value]
+            if user.opcode in ("bitcast", "copy", "get-tuple-element"):
+                values.append(user)
+            elif user.opcode in _SLICES and at == [0]:
+                total += sum(s.padded_bytes for s in user.shapes)
+            elif user.opcode in ("dynamic-update-slice", "scatter") and at == [0]:
+                continue
+            elif user.opcode == "fusion":
+                within = sum(_taken(user.called[0], i) for i in at)
+                if math.isinf(within):
+                    values.append(user)
+                else:
+                    total += within
+            else:
+                return math.inf
+    return total
+
+
+def _written(op: Instruction, fused: Computation) -> float:
+    outputs = fused.root.operands if fused.root.opcode == "tuple" else [fused.root]
+    total = 0.0
+    for output, shape in zip(outputs, op.shapes, strict=False):
+        if shape.memory != 0:
+            continue
+        maker = original(output)
+        if maker.opcode == "fusion":
+            maker = original(maker.called[0].root)
+        if maker.opcode == "dynamic-update-slice":
+            total += min(shape.padded_bytes, maker.operand_shapes[1].padded_bytes)
+        elif maker.opcode == "scatter":
+            total += min(shape.padded_bytes, 2 * maker.operand_shapes[-1].padded_bytes)
+        else:
+            total += shape.padded_bytes
+    return total
+
+
+# ---- products
+
+
+def tiled(op: Instruction) -> list[Shape]:
+    """The two largest of a product's result and operands: the third is weights, or their gradient."""
+    tiled = [s for s in (*op.shapes, *op.operand_shapes) if s.tile]
+    return sorted(tiled, key=lambda s: s.elements)[-2:]
+
+
+@dataclass(frozen=True)
+class _Window:
+    """A convolution's window along one spatial dimension."""
+
+    size: int  # of the input
+    taps: int
+    out: int
+    stride: int
+    pad: int
+    spread: int  # the input's dilation
+    apart: int  # the window's
+
+    @property
+    def holds_a_batch(self) -> bool:
+        """Whether each position meets one element: a batch dimension in a spatial one's place."""
+        return self.taps == self.spread and self.stride == max(self.taps - 1, 1)
+
+    @property
+    def meetings(self) -> int:
+        """How many of the `out * taps` pairs meet an element of the input."""
+        at = np.arange(self.out)[:, None] * self.stride + np.arange(self.taps)[None] * self.apart - self.pad
+        inside = (at >= 0) & (at <= (self.size - 1) * self.spread) & (at % self.spread == 0)
+        return int(inside.sum())
+
+
+def _windows(op: Instruction) -> list[_Window]:
+    """Of a convolution's spatial dimensions (`ConvolutionDimensionNumbers` and `WindowDimension`)."""
+    labels, dims = op.proto.message(16), op.proto.message(15).messages(1)
+    lhs, rhs, out = op.operand_shapes[0].dims, op.operand_shapes[1].dims, op.shapes[0].dims
+    return [
+        _Window(
+            lhs[a], rhs[b], out[c], w.number(2) or 1, w.number(3), w.number(6) or 1, w.number(5) or 1
+        )  # fmt: skip
+        for a, b, c, w in zip(labels.numbers(11), labels.numbers(6), labels.numbers(12), dims, strict=True)
+    ]
+
+
+def _is_matmul(op: Instruction) -> bool:
+    """Whether a product has no window to slide. JAX's own name for it decides, where it was kept."""
+    name = op.source.rsplit("/", 1)[-1]
+    if op.opcode == "dot" or "dot_general" in name:
+        return True
+    if "conv_general_dilated" in name:
+        return False
+    windows = _windows(op)
+    return all(w.holds_a_batch for w in windows) and (not windows or any(w.spread > 1 for w in windows))
+
+
+def convolution_flops(op: Instruction) -> float:
+    """2 for each multiply and add; window positions outside the input, or between its spread elements, are
+    not work."""
+    labels, out = op.proto.message(16), op.shapes[0].dims
+    products = float(out[labels.number(9)] * out[labels.number(10)])
+    products *= op.operand_shapes[1].dims[labels.number(3)]
+    return 2 * products * math.prod(w.meetings for w in _windows(op))
+
+
+# ---- how often a loop runs
+
+
+def trips(loop: Instruction) -> int | None:
+    """Runs of the body of `loop`, from its condition's comparison, its counter's start and its step; `None` if
+    they depend on data.
+
+    JAX's `scan` and `fori_loop` make `while (i < n) { ...; i += 1 }` with the counter in a tuple. By the time
+    the compiler is done, comparison and increment may stand in fusions, values may be copied, and constants
+    may be carried in the tuple: all of that is followed here.
+    """
+    stated = loop.config.get("known_trip_count")
+    if stated:
+        return int(stated["n"])
+    body, condition = loop.called
+    start = loop.operands[0]
+    test = _operands(original(condition.root), "compare")
+    if test is None:
+        return None
+    comparison, (left, right) = test
+
+    def first(index: int) -> int | None:
+        return _constant(_element(start, index))
+
+    mirrored = _MIRRORED.get(comparison.direction)
+    for counter, other, compare in ((left, right, comparison.direction), (right, left, mirrored)):
+        index = _index(counter)
+        step = None if index is None else _step(body, index)
+        if index is None or not step:
+            continue
+        limit, held = _constant(other), _index(other)
+        if limit is None and held is not None and _step(body, held) == 0:
+            limit = first(held)
+        begin = first(index)
+        if limit is None or begin is None or compare not in _MIRRORED:
+            return None
+        end = limit + {"LE": 1, "GE": -1}.get(compare, 0)
+        return max(0, math.ceil((end - begin) / step))
+    return None
+
+
+def original(op: Instruction) -> Instruction:
+    """`op`, or what it is a plain copy of."""
+    while op.opcode in ("copy", "bitcast"):
+        op = op.operands[0]
+    return op
+
+
+def _element(op: Instruction, index: int) -> Instruction | None:
+    """Element `index` of a tuple; `None` where the loop's state is no tuple that is made here."""
+    return op.operands[index] if op.opcode == "tuple" and index < len(op.operands) else None
+
+
+def _constant(op: Instruction | None) -> int | None:
+    return None if op is None else original(op).value
+
+
+def _index(op: Instruction) -> int | None:
+    """Which element of the loop's tuple `op` is."""
+    return original(op).index
+
+
+def _operands(op: Instruction, *opcodes: str) -> tuple[Instruction, list[Instruction]] | None:
+    """The instruction of one of `opcodes` that `op` is, or that the fusion `op` consists in, with its operands
+    as they stand outside."""
+    if op.opcode in opcodes:
+        return op, op.operands
+    if op.opcode != "fusion":
+        return None
+    root = original(op.called[0].root)
+    if root.opcode not in opcodes:
+        return None
+    sides = [original(side) for side in root.operands]
+    return root, [s if s.parameter is None else op.operands[s.parameter] for s in sides]
+
+
+def _step(body: Computation, index: int) -> int | None:
+    """What the body adds to element `index` of its tuple; 0 if it leaves it alone."""
+    after = _element(body.root, index)
+    if after is None:
+        return None
+    after = original(after)
+    if after.opcode == "get-tuple-element":
+        return 0 if after.index == index else None
+    sums = _operands(after, "add", "subtract")
+    if sums is None:
+        return None
+    root, (left, right) = sums
+    pairs = [(left, right)] if root.opcode == "subtract" else [(left, right), (right, left)]
+    for counter, other in pairs:
+        if _index(counter) == index:
+            value, held = _constant(other), _index(other)
+            if value is None and held is not None and _step(body, held) == 0:
+                value = 1  # a constant carried in the tuple: JAX's loops count by ones
+            return -value if root.opcode == "subtract" and value is not None else value
+    return None

@@ -1,0 +1,260 @@
+"""A compiled program as XLA's own protobuf messages hold it: computations, instructions, tiled shapes.
+
+`program_bytes` takes the `HloModuleProto` from an executable, `parse` reads the fields that plans and
+profiles need. No package that is installed here carries the messages' description, so fields are read by
+their numbers, which a protobuf message never changes: xla/service/hlo.proto and xla/xla_data.proto of
+https://github.com/openxla/xla.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+
+def program_bytes(compiled: Any) -> bytes:
+    """The `HloModuleProto` of what `jax.jit(...).lower(...).compile()` returns."""
+    return compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
+
+
+class Message:
+    """A protobuf message without its description: what it holds is asked for by a field's number."""
+
+    def __init__(self, data: bytes | memoryview):
+        self._fields: dict[int, list[int | memoryview]] = {}
+        data, at = memoryview(data), 0
+        while at < len(data):
+            key, at = _varint(data, at)
+            number, wire = key >> 3, key & 7
+            if wire == 0:
+                value, at = _varint(data, at)
+                self._fields.setdefault(number, []).append(value)
+                continue
+            length, at = _varint(data, at) if wire == 2 else ({1: 8, 5: 4}[wire], at)
+            self._fields.setdefault(number, []).append(data[at : at + length])
+            at += length
+
+    def number(self, field: int) -> int:
+        """An integer; 0, as everywhere in protobuf, where it is not there."""
+        return next(self.numbers(field), 0)
+
+    def numbers(self, field: int) -> Iterator[int]:
+        for value in self._fields.get(field, ()):
+            if isinstance(value, int):
+                yield _signed(value)
+            else:
+                at = 0
+                while at < len(value):
+                    packed, at = _varint(value, at)
+                    yield _signed(packed)
+
+    def text(self, field: int) -> str:
+        return next((bytes(v).decode() for v in self._fields.get(field, ()) if not isinstance(v, int)), "")
+
+    def messages(self, field: int) -> list[Message]:
+        return [Message(v) for v in self._fields.get(field, ()) if not isinstance(v, int)]
+
+    def message(self, field: int) -> Message:
+        """One message; an empty one where it is not there."""
+        return next(iter(self.messages(field)), Message(b""))
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value, shift, at = value | (byte & 127) << shift, shift + 7, at + 1
+        if byte < 128:
+            return value, at
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+_TYPES = {
+    1: ("pred", 8), 2: ("s8", 8), 3: ("s16", 16), 4: ("s32", 32), 5: ("s64", 64), 6: ("u8", 8), 7: ("u16", 16),
+    8: ("u32", 32), 9: ("u64", 64), 10: ("f16", 16), 11: ("f32", 32), 12: ("f64", 64), 15: ("c64", 64),
+    16: ("bf16", 16), 18: ("c128", 128), 19: ("f8e5m2", 8), 20: ("f8e4m3fn", 8), 21: ("s4", 4), 22: ("u4", 4),
+    23: ("f8e4m3b11fnuz", 8), 24: ("f8e5m2fnuz", 8), 25: ("f8e4m3fnuz", 8), 26: ("s2", 2), 27: ("u2", 2),
+    28: ("f8e4m3", 8), 29: ("f8e3m4", 8), 30: ("s1", 1), 31: ("u1", 1), 32: ("f4e2m1fn", 4), 33: ("f8e8m0fnu", 8),
+}  # fmt: skip
+"""Name and bits of XLA's `PrimitiveType`; the others, tokens and opaque values, have no size."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """An array and where it lies: `bf16[8,100]{1,0:T(8,128)(2,1)S(1)}`. `memory` 0 is HBM, 1 VMEM."""
+
+    dtype: str
+    bits: int  # of an element
+    dims: tuple[int, ...]
+    order: tuple[int, ...]  # dimensions from the one that varies fastest
+    tile: tuple[int, ...]
+    memory: int
+    dynamic: bool  # `dims` are the most they can be
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.dims))}]"
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.dims)
+
+    @property
+    def padded_elements(self) -> int:
+        """With each tiled dimension filled up to its tile."""
+        sizes = [self.dims[i] for i in self.order]
+        for at, length in enumerate(reversed(self.tile)):
+            if at < len(sizes):
+                sizes[at] = -(-sizes[at] // length) * length
+        return math.prod(sizes)
+
+    @property
+    def nbytes(self) -> int:
+        return self.elements * self.bits // 8
+
+    @property
+    def padded_bytes(self) -> int:
+        return self.padded_elements * self.bits // 8
+
+    @property
+    def hbm_bytes(self) -> int:
+        return self.padded_bytes if self.memory == 0 else 0
+
+
+def _shapes(proto: Message) -> Iterator[Shape]:
+    """Every array of a `ShapeProto`, in order, tuples taken apart."""
+    parts = proto.messages(4)
+    if parts:
+        for part in parts:
+            yield from _shapes(part)
+    elif proto.number(2) != 13:  # an empty tuple
+        layout, dims = proto.message(5), tuple(proto.numbers(3))
+        order = tuple(layout.numbers(1))
+        if len(order) != len(dims):
+            order = tuple(reversed(range(len(dims))))
+        name, bits = _TYPES.get(proto.number(2), ("token", 0))
+        tile = tuple(layout.message(6).numbers(1))
+        yield Shape(name, bits, dims, order, tile, layout.number(8), any(proto.numbers(6)))
+
+
+class Instruction:
+    """An operation of `inside`. `operands` are instructions of the same computation, `called` the computations
+    that it runs or applies: of a loop body and condition, of a conditional its branches."""
+
+    def __init__(self, proto: Message, inside: Computation):
+        self.proto, self.inside = proto, inside
+        self.id, self.name, self.opcode = proto.number(35), proto.text(1), proto.text(2)
+
+    @cached_property
+    def operands(self) -> list[Instruction]:
+        return [self.inside.instructions[i] for i in self.proto.numbers(36)]
+
+    @property
+    def called(self) -> list[Computation]:
+        return [self.inside.module.computations[i] for i in self.proto.numbers(38)]
+
+    @cached_property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The arrays of its result."""
+        return tuple(_shapes(self.proto.message(3)))
+
+    @cached_property
+    def operand_shapes(self) -> list[Shape]:
+        """The operands' arrays in order; of an operand that is a tuple, all of them."""
+        return [shape for operand in self.operands for shape in operand.shapes]
+
+    @property
+    def parameter(self) -> int | None:
+        """Of a parameter, which one of its computation it is."""
+        return self.proto.number(9) if self.opcode == "parameter" else None
+
+    @property
+    def index(self) -> int | None:
+        """Of a `get-tuple-element`, the place in the tuple."""
+        return self.proto.number(13) if self.opcode == "get-tuple-element" else None
+
+    @property
+    def value(self) -> int | None:
+        """Of an integer constant with one element."""
+        literal = self.proto.message(8) if self.opcode == "constant" else Message(b"")
+        values = [value for field in (4, 5, 6, 7) for value in literal.numbers(field)]  # s32, s64, u32, u64
+        return values[0] if len(values) == 1 else None
+
+    @property
+    def direction(self) -> str:
+        """Of a comparison: "LT", "GE" and so on."""
+        return self.proto.text(63)
+
+    @property
+    def target(self) -> str:
+        """Of a custom call, what it calls."""
+        return self.proto.text(28)
+
+    @property
+    def source(self) -> str:
+        """What JAX called it."""
+        return self.proto.message(7).text(2)
+
+    @property
+    def host_transfer(self) -> bool:
+        return bool(self.proto.number(47))
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """What the back end notes beside an operation."""
+        try:
+            found = json.loads(self.proto.text(43) or "{}")
+        except ValueError:  # a custom call's own
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def group_size(self) -> int:
+        """How many devices a collective spans."""
+        tiled = self.proto.message(92).number(2) or self.proto.message(87).message(2).number(2)
+        listed = self.proto.messages(49) or self.proto.message(87).messages(1)
+        return tiled or (len(list(listed[0].numbers(1))) if listed else self.inside.module.devices)
+
+
+class Computation:
+    def __init__(self, proto: Message, module: Module):
+        self.module, self.id = module, proto.number(5)
+        made = [Instruction(part, self) for part in proto.messages(2)]
+        self.instructions = {instruction.id: instruction for instruction in made}
+        self.root = self.instructions[proto.number(6)]
+
+    @cached_property
+    def _users(self) -> dict[int, list[Instruction]]:
+        users: dict[int, list[Instruction]] = {}
+        for instruction in self.instructions.values():
+            for operand in dict.fromkeys(o.id for o in instruction.operands):
+                users.setdefault(operand, []).append(instruction)
+        return users
+
+    def users(self, instruction: Instruction) -> list[Instruction]:
+        return self._users.get(instruction.id, [])
+
+
+class Module:
+    """`devices`: that the program spans."""
+
+    def __init__(self, proto: Message):
+        self.name = proto.text(1)
+        assigned = proto.message(15)
+        self.devices = max(assigned.number(1), 1) * max(assigned.number(2), 1)
+        self.computations = {c.id: c for c in (Computation(part, self) for part in proto.messages(3))}
+        self.entry = self.computations[proto.number(6)]
+
+
+def parse(program: bytes) -> Module:
+    """The module in a serialized `HloModuleProto`. Raises `ValueError` for other bytes."""
+    try:
+        return Module(Message(program))
+    except (KeyError, IndexError) as error:
+        raise ValueError(f"no HloModuleProto: {error}") from error
