@@ -30,9 +30,9 @@ import numpy as np
 from benchmarks.plan_accuracy.rows import Row, chip_of, rows
 from scipy.optimize import least_squares
 
-from chipwise.planner.collectives import all_reduce_seconds
 from chipwise.planner.operations import Traced, trace
 from chipwise.planner.roofline import Ideal, ideal_times, split
+from chipwise.planner.timing import all_reduce_seconds
 
 TARGET = Path(__file__).parents[1] / "src/chipwise/planner/efficiencies.json"
 

@@ -12,9 +12,9 @@ from x.rows import Row, chip_of
 
 from chipwise.chips.catalogue import peak_flops_per_device
 from chipwise.chips.targets import parse
-from chipwise.planner.collectives import all_reduce_seconds
 from chipwise.planner.operations import trace
 from chipwise.planner.roofline import efficiencies, time_on
+from chipwise.planner.timing import TPU_FACTORS, all_reduce_seconds
 
 ONE_DEVICE = {
     "v2": "v2-1", "v3": "v3-1", "v4": "v4-8", "v5e": "v5e-1", "v5p": "v5p-8", "v6e": "v6e-1",
@@ -94,7 +94,7 @@ def tpu(
 ) -> list[Prediction]:
     """Each part compiled for one device; seconds are cycles at the chip's clock."""
     from chipwise.planner.compiler import Request, compile_all, export_program
-    from chipwise.planner.tpu import device_speeds
+    from chipwise.planner.steps import device_speeds
 
     rows = list(rows)
     requests = []
@@ -117,17 +117,13 @@ def kernel_seconds(row: Row) -> float:
 
 
 def _from_facts(row: Row, facts) -> Prediction:
-    from chipwise.planner.plans import Range
-    from chipwise.planner.timing import interval
-
     for part, fact in zip(row.parts, facts, strict=True):
-        if fact.error is not None or fact.seconds is None:
-            reason = fact.error.splitlines()[0] if fact.error else "time unknown"
+        if fact.problem is not None or fact.seconds is None:
+            reason = str(fact.problem or "time unknown")
             return Prediction(row.line, row.measured, None, problem=f"{part.name}: {reason}")
-    around = interval(Range(1.0, 1.0, 1.0), "TPU")
     parts = step_seconds(row, [fact.seconds for fact in facts])
     parts["attention at peak"] = kernel_seconds(row)
-    return predicted(row, parts, (around.low, around.high), "compiled")
+    return predicted(row, parts, TPU_FACTORS, "compiled")
 
 
 # ---- GPUs: by efficiencies that have not seen the row

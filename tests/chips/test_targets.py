@@ -13,6 +13,7 @@ import pytest
 
 from chipwise.chips.targets import MOST_CHIPS, SLICES, names, parse
 from chipwise.errors import DeviceError
+from chipwise.words.facts import fact
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,7 @@ def test_the_number_counts_cores_or_chips_as_google_does():
 def test_one_core_is_a_plan_and_not_for_rent(typed, rented):
     target = parse(typed)
     assert (target.chips, target.devices, target.rented_as) == (1, 1, rented)
-    assert "half a chip" in target.note and rented in target.note
+    assert target.note == fact("target-one-core", rented_as=rented)
 
 
 @pytest.mark.parametrize(

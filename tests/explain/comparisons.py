@@ -132,7 +132,12 @@ def plan(
             }
         )  # fmt: skip
     plans.append(
-        {"target": "k80", "chip": "K80", "problem": "too small a memory", "examples_per_second": None}
+        {
+            "target": "k80",
+            "chip": "K80",
+            "problem": {"code": "no-batch-fits", "text": "too small a memory"},
+            "examples_per_second": None,
+        }
     )
     stated = {"name": name, "batch": 256, "parameters": 250_698}
     path.write_text(json.dumps({"schema": schema, "created": "2026-01-15", "recipe": stated, "plans": plans}))

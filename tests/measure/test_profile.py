@@ -4,11 +4,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.profiler import ProfileData
+from jaxlib._hlo import hlo_module_from_text
 
 import tasks
 from chipwise.engine.on import On
 from chipwise.measure.bench import measure_train
 from chipwise.measure.profile import Run, capture, explain, operations, own_time, read
+from chipwise.planner.hlo_proto import program_bytes
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +27,7 @@ def test_a_trace_names_the_operations_of_the_step(step, tmp_path):
         tmp_path, 4, lambda: made.append(step(jnp.ones((64, 64)))), lambda: jax.block_until_ready(made)
     )
     assert len(made) == 4 and trace.is_relative_to(tmp_path) and trace.name.endswith(".xplane.pb")
-    found = explain(trace, [step.as_text()], 4)
+    found = explain(trace, [program_bytes(step)], 4)
     assert found["folder"] == str(tmp_path) and found["steps"] == 4 and found["milliseconds_per_step"] > 0
     assert sum(found["share"].values()) == pytest.approx(1)
     by_category = {operation["category"]: operation for operation in found["operations"]}
@@ -106,7 +108,7 @@ def test_a_gpu_has_a_line_for_each_stream(tmp_path):
         ("jit_step", "gemm_fusion_dot.2", 2),
         ("jit_step", "copy.4", 1),
     }
-    program = """HloModule jit_step, is_scheduled=true
+    text = """HloModule jit_step, is_scheduled=true
 
 %fused (p: f32[8,8]) -> f32[8,8] {
   %p = f32[8,8]{1,0} parameter(0)
@@ -119,6 +121,7 @@ ENTRY %main (a: f32[8,8]) -> f32[8,8] {
   ROOT %gemm_fusion_dot.2 = f32[8,8]{1,0} fusion(%copy.4), kind=kCustom, calls=%fused
 }
 """
+    program = hlo_module_from_text(text).as_serialized_hlo_module_proto()
     product, copy = operations(runs, [program], 2)
     assert (product.category, product.source, product.count) == ("matrix product", "jvp(Net)/dot_general", 1)
     assert (copy.category, copy.source, copy.count) == ("data movement", "", 0.5)

@@ -8,6 +8,7 @@ from typing import Any
 
 from chipwise.planner.plans import SCHEMA, Cost, Feeding, Memory, Plan, Range
 from chipwise.planner.verdict import judge
+from chipwise.words.facts import Fact, fact
 
 BATCH, REPLICAS, STEPS, PARAMETERS = 512, 8, 4768, 124_439_808
 FLOPS = 6.0 * PARAMETERS * BATCH * 1024  # of a step, global
@@ -16,7 +17,7 @@ GPU_PRICES = "Cyclenerd/google-cloud-pricing-cost-calculator pricing.yml@fd66b26
 GB = 10**9
 
 
-def memory(activations: float, available: float, source: str, replicas: int = 1) -> Memory:
+def memory(activations: float, available: float, source: Fact, replicas: int = 1) -> Memory:
     """GB in; a replica's gradients wait while the next is computed."""
     return Memory(
         parameters=4 * PARAMETERS,
@@ -86,7 +87,7 @@ def plan(
                 examples_per_second_per_core=88_000.0,
                 cores_needed=BATCH / step / 88_000,
                 cores=8,
-                measured_on="this host, one core",
+                measured_on=fact("feed-measured-here"),
             ),
         }  # fmt: skip
     return Plan(
@@ -109,10 +110,10 @@ def plan(
 
 
 NOTES = {
-    "compiled": "Time: the TPU compiler's own cycles of the optimized program, loops multiplied out.",
-    "modelled": "Time: the traced operations on the chip's peaks, with efficiencies fitted to others.",
+    "compiled": fact("compiled-by-own-compiler"),
+    "modelled": fact("modelled", chip="a GPU"),
 }
-STATED, LIMIT = "the runtime's own limit, 15.75 of 16 GiB", "datasheet less the CUDA context, 0.6 GB"
+STATED, LIMIT = fact("memory-of-tpu", gib=16.0), fact("memory-of-gpu", gb=80.0, share=0.75)
 
 
 def plans() -> list[Plan]:
@@ -148,9 +149,7 @@ def plans() -> list[Plan]:
             peak=61.5e12,
             includes="slice with its host",
             rates=((8.0, False, "v3-8", "us-central1"), (2.04, True, "v3-8", "us-central1")),
-            advice=(
-                "The replicas' sums take 5 % of a step: --set batch=1024 hides half of it.",
-            ),
+            advice=(fact("advice-interconnect"),),
         ),
         plan(
             "v100:8",
@@ -178,7 +177,7 @@ def plans() -> list[Plan]:
                 (50.6095, True, "a3-highgpu-8g", "us-central1"),
                 (22.8588, True, "a3-megagpu-8g", "us-west4"),
             ),
-            advice=("8 replicas of 64 examples leave 70 GB of each device unused: --set batch=2048 fits.",),
+            advice=(fact("advice-small-kernels"),),
         ),
         plan(
             "t4",
@@ -187,17 +186,15 @@ def plans() -> list[Plan]:
             devices=1,
             held=memory(16.4, 15.0, LIMIT, replicas=2),
             largest_batch=256,
-            problem="does not fit: a device needs 19.2 GB of 15.0 GB; the largest batch that fits is 256 "
-            "(--set batch=256)",
+            problem=fact("batch-does-not-fit", needed=19_200_000_000, available=15_000_000_000, largest=256),
         ),
         plan(
             "v2-8",
             "TPU v2",
             method="compiled",
             held=None,
-            problem="the compiler refused `replica`: RESOURCE_EXHAUSTED: Ran out of memory in memory space "
-            "hbm. Used 12.41G of 7.48G hbm. Exceeded hbm capacity by 4.93G.",
-            notes=("Nothing else was compiled for it.",),
+            problem=fact("refused", program="replica", message="UNIMPLEMENTED: <no> such thing & more"),
+            notes=(fact("fused-without-exact"),),
         ),
     ]  # fmt: skip
 

@@ -11,8 +11,17 @@ import jax.numpy as jnp
 import pytest
 
 from chipwise.errors import ChipwiseError, DeviceError
-from chipwise.planner import compile_child, compiler
-from chipwise.planner.compiler import Compiled, ReduceRequest, Request, compile_all, export_program
+from chipwise.planner import compiler
+from chipwise.planner.compiler import (
+    Compiled,
+    ReduceRequest,
+    Request,
+    compile_all,
+    export_program,
+    refusal,
+)
+from chipwise.words.facts import fact
+from refusals import refused
 
 V5E = {"topology_name": "v5e:2x4", "chips_per_host_bounds": [2, 4, 1]}
 SPEC = jax.ShapeDtypeStruct((256, 256), jnp.bfloat16)
@@ -48,7 +57,7 @@ def child(monkeypatch, tmp_path):
                 def say(r, answer):
                     print(json.dumps(dict(key=r["key"], answer=answer)), flush=True)
                 def begin(r): say(r, None)
-                def done(r): say(r, dict(name=r["name"], cycles=7.0))
+                def done(r): say(r, dict(name=r["name"], seconds=7.0, problem=None, notes=[]))
                 """
             )
             + textwrap.dedent(code)
@@ -81,12 +90,10 @@ def test_a_program_for_a_chip_that_is_not_here(tmp_path):
     told = compile_all(requests, cache_dir=tmp_path, progress=lambda *a: seen.append(a))
     replica, reduce, update, nowhere = told
     assert [t.name for t in told] == ["replica", "reduce", "update", "nowhere"]
-    assert replica.error is None and replica.flops == 2 * 256**3
-    assert replica.argument_bytes == 2 * 2 * 256**2 and replica.output_bytes >= 2 * 256**2
-    assert set(replica.seconds_by_kind) >= {"matmul"} and replica.seconds >= replica.cycles / 1.5e9 > 0
-    assert reduce.error is None and reduce.wire_bytes >= 1.5 * 4 * 100_000
-    assert update.error is None and update.alias_bytes >= 2 * 256**2
-    assert nowhere.error is not None and "topology" in nowhere.error
+    assert replica.problem is reduce.problem is update.problem is None
+    assert set(replica.seconds_by_kind) >= {"matmul"} and replica.seconds >= 2 * 256**3 / 197e12
+    assert reduce.wire_bytes >= 1.5 * 4 * 100_000
+    assert nowhere.problem.code == "topology-unknown" and nowhere.problem["program"] == "nowhere"
     assert sorted(done for done, _, _ in seen) == [1, 2, 3, 4] and {total for _, total, _ in seen} == {4}
 
 
@@ -155,7 +162,7 @@ def test_a_second_time_no_child_is_started(child, tmp_path):
     again = compile_all([request_for(name="another name")], cache_dir=tmp_path)
     assert started() == 1
     assert (first[0].name, again[0].name) == ("replica", "another name")
-    assert first[0].cycles == again[0].cycles == 7.0
+    assert first[0].seconds == again[0].seconds == 7.0
 
 
 def test_the_same_program_twice_is_compiled_once(child, tmp_path):
@@ -172,7 +179,7 @@ def test_a_damaged_entry_is_made_again(child, tmp_path, damage):
     (entry,) = tmp_path.glob("*.json")
     whole = entry.read_bytes()
     entry.write_bytes(damage)
-    assert compile_all([request_for()], cache_dir=tmp_path)[0].cycles == 7.0
+    assert compile_all([request_for()], cache_dir=tmp_path)[0].seconds == 7.0
     assert started() == 2 and entry.read_bytes() == whole
     assert not [p for p in tmp_path.iterdir() if p.name.startswith("tmp")]
 
@@ -202,9 +209,10 @@ def test_a_child_that_dies_costs_only_the_program_it_was_at(child, tmp_path):
         """
     )
     told = compile_all(three(), cache_dir=tmp_path)
-    assert [t.error for t in told] == [None, "the compiler's process died: it crashed (SIGSEGV)", None]
+    crash = fact("compiler-crashed", program="p1", signal="SIGSEGV")
+    assert [t.problem for t in told] == [None, crash, None] and told[1].died
     assert started() == 2
-    assert [t.error for t in compile_all(three(), cache_dir=tmp_path)] == [t.error for t in told]
+    assert [t.problem for t in compile_all(three(), cache_dir=tmp_path)] == [None, crash, None]
     assert started() == 2  # remembered: it would crash again, after minutes
 
 
@@ -217,8 +225,7 @@ def test_of_several_under_way_each_is_tried_alone(child, tmp_path):
         """
     )
     told = compile_all(three(), cache_dir=tmp_path)
-    reason = "the compiler's process died: killed, most likely for lack of memory"
-    assert [t.error for t in told] == [None, reason, None]
+    assert [t.problem and t.problem.code for t in told] == [None, "compiler-killed", None]
     assert started() == 4
     compile_all(three(), cache_dir=tmp_path)  # the killed one is tried again: it may have been memory
     assert started() == 5
@@ -226,7 +233,7 @@ def test_of_several_under_way_each_is_tried_alone(child, tmp_path):
 
 def test_a_child_that_does_not_start_is_an_error(child, tmp_path):
     child("raise SystemExit('no module named that')")
-    with pytest.raises(ChipwiseError, match="could not be started: no module named that"):
+    with refused(ChipwiseError, "compiler-not-started", exit_code=1, log="no module named that"):
         compile_all([request_for()], cache_dir=tmp_path)
 
 
@@ -249,7 +256,7 @@ def test_interrupting_ends_the_child(child, tmp_path):
 
 def test_without_libtpu_the_pip_line_is_said(monkeypatch, tmp_path):
     monkeypatch.setattr(compiler, "libtpu_available", lambda: None)
-    with pytest.raises(DeviceError, match=r"pip install 'chipwise\[plan\]'"):
+    with refused(DeviceError, "compiler-missing", install=compiler.PIP):
         compile_all([request_for()], cache_dir=tmp_path)
 
 
@@ -259,7 +266,7 @@ def test_without_libtpu_the_pip_line_is_said(monkeypatch, tmp_path):
 HOLD = """
 import sys, time
 from pathlib import Path
-from chipwise.plan import compiler
+from chipwise.planner import compiler
 with compiler._alone(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -280,9 +287,9 @@ def holder(tmp_path):
 def test_who_holds_the_compiler_is_named(holder, child, tmp_path, monkeypatch, capsys):
     started = child(ALL)
     monkeypatch.setattr(compiler, "_LOCK_SECONDS", 0.3)
-    with pytest.raises(DeviceError, match=rf"in use by process {holder.pid} on .* since .*: wait for it"):
+    with refused(DeviceError, "compiler-in-use", pid=holder.pid) as caught:
         compile_all([request_for()], cache_dir=tmp_path)
-    assert f"waiting for process {holder.pid}" in capsys.readouterr().err
+    assert capsys.readouterr().err == f"{fact('compiler-waited-for', **caught.value.facts)}\n"
     assert started() == 0
 
 
@@ -290,7 +297,7 @@ def test_a_holder_that_was_killed_holds_nothing(holder, child, tmp_path):
     child(ALL)
     holder.kill()
     holder.wait()
-    assert compile_all([request_for()], cache_dir=tmp_path)[0].cycles == 7.0
+    assert compile_all([request_for()], cache_dir=tmp_path)[0].seconds == 7.0
 
 
 # ---- what the child is told, and what it makes of a refusal
@@ -313,24 +320,41 @@ def test_a_refusal_for_memory_is_read():
         "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries "
         "(60.42G) exceeds available HBM (7.48G)."
     )
-    found = compile_child.refusal("replica", early, 1.0)
-    assert found.bytes_needed == int(60.42 * 2**30) and found.bytes_available == int(7.48 * 2**30)
+    problem = refusal("replica", early).problem
+    assert problem.code == "refused-for-memory"
+    assert (problem["needed"], problem["available"]) == (int(60.42 * 2**30), int(7.48 * 2**30))
     late = (
         "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. "
         "Used 20.06G of 15.75G hbm. Exceeded hbm capacity by 4.31G.\n\nTotal hbm usage >= 20.31G:"
     )
-    found = compile_child.refusal("replica", late, 1.0)
-    assert found.bytes_needed == int(20.06 * 2**30) and found.bytes_available == int(15.75 * 2**30)
-    assert found.error.startswith("RESOURCE_EXHAUSTED")
+    problem = refusal("replica", late).problem
+    assert (problem["needed"], problem["available"]) == (int(20.06 * 2**30), int(15.75 * 2**30))
+    assert problem["message"].startswith("RESOURCE_EXHAUSTED")
 
 
 def test_another_refusal_keeps_its_first_lines():
-    found = compile_child.refusal("update", "UNIMPLEMENTED: no such thing\n\n  in that op\nmore\n", 2.0)
-    assert found == Compiled("update", "UNIMPLEMENTED: no such thing in that op", compile_seconds=2.0)
+    problem = fact("refused", program="update", message="UNIMPLEMENTED: no such thing in that op")
+    answer = refusal("update", "UNIMPLEMENTED: no such thing\n\n  in that op\nmore\n", 2.0)
+    assert answer == Compiled("update", problem, compile_seconds=2.0)
+
+
+@pytest.mark.parametrize(
+    "message, code",
+    [
+        ("Cannot find a lowering rule: lowering platform tpu", "refused-callback"),
+        ("While rewriting computation to not contain X64 element types: F64", "refused-float64"),
+        ("Unsupported element type F16", "refused-float16"),
+        ("Dynamic shape is not supported", "refused-dynamic-shape"),
+        ("No registered implementation for custom call to x", "refused-custom-call"),
+    ],
+)
+def test_a_refusal_that_is_known_has_a_code_of_its_own(message, code):
+    problem = refusal("replica", message).problem
+    assert problem.code == code and problem["message"] == message and message in str(problem)
 
 
 def test_answers_are_plain_json():
-    from dataclasses import asdict
-
-    made = Compiled("replica", cycles=1.0, notes=["a"])
-    assert Compiled(**json.loads(json.dumps(asdict(made)))) == made
+    answer = Compiled(
+        "replica", fact("refused", program="replica", message="no"), notes=[fact("modelled", chip="x")]
+    )
+    assert Compiled.from_json(json.loads(json.dumps(answer.json()))) == answer

@@ -33,6 +33,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from ..errors import DataError, nearest
+from ..words.facts import Fact
 from .catalogue import CHIPS, named
 from .targets import Target, parse
 
@@ -58,6 +59,7 @@ class Price:
     date: str
     note: str
     machines: int = 1  # more: an estimate, this many times the price of one; not a column
+    reckoned: tuple[Fact, ...] = ()  # how it follows from what the row says; not a column
 
     @property
     def day(self) -> datetime.date:
@@ -74,7 +76,7 @@ class Price:
 
 
 _DATE = re.compile(r"(\d{4})-(0[1-9]|1[0-2])(?:-(0[1-9]|[12]\d|3[01]))?")
-COLUMNS = tuple(f.name for f in fields(Price) if f.name != "machines")
+COLUMNS = tuple(f.name for f in fields(Price) if f.name not in ("machines", "reckoned"))
 OWNED = ("purchase_usd", "years", "power_watts", "usd_per_kWh", "utilisation")
 
 

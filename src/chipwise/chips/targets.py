@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import DeviceError, nearest
+from ..words.facts import Fact, fact
 from .catalogue import CHIPS, Chip, named, spelled
 
 MOST_CHIPS = 256
@@ -47,7 +48,7 @@ class Target:
     topology_options: tuple[tuple[str, str | tuple[int, ...]], ...] = ()  # its other arguments
     hosts: int = 1  # machines, each with its own JAX process
     rented_as: str = ""  # the smallest thing one can rent that holds it, where that is more
-    note: str = ""
+    note: Fact | None = None
 
     def topology_arguments(self) -> dict[str, Any]:
         """Keyword arguments of `get_topology_desc` besides the platform, as plain JSON values. Empty for
@@ -199,7 +200,7 @@ def _one_core(short: str, chip: Chip) -> Target:
         f"{short}:{shape}",
         options,
         rented_as=f"{short}-{smallest}",
-        note=f"one core, half a chip, for planning one replica; it is rented only as {short}-{smallest}",
+        note=fact("target-one-core", rented_as=f"{short}-{smallest}"),
     )
 
 

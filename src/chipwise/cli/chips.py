@@ -201,7 +201,7 @@ def _json(chip: Chip, target: Target | None, listed: list[Price], past: list[Pri
             "topology": target.topology,
             "topology_arguments": target.topology_arguments(),
             "rented_as": target.rented_as or target.name,
-            "note": target.note,
+            "note": target.note and target.note.json(),
         },
         "prices": [asdict(price) for price in listed],
         "past_prices": [asdict(price) for price in past],

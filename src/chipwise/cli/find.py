@@ -14,7 +14,7 @@ from rich.table import Table
 
 from ..errors import DeviceError, RecipeError
 from ..words.facts import Fact, fact
-from ..words.figures import sparkline
+from ..words.figures import byte_size, sparkline
 from . import options
 from .advice import apply_lines
 from .terminal import console, lines, table
@@ -228,8 +228,6 @@ def find_batch(
 
 
 def _batches(searches: list[BatchSearch]) -> Table:
-    from ..planner.planner import gigabytes
-
     words = ("target", "bound by")
     columns = ("target", "batch", "a replica", "a device", "needs", "has", "bound by")
     rows = table(columns, left=words, fold=columns)
@@ -237,7 +235,7 @@ def _batches(searches: list[BatchSearch]) -> Table:
         counts = (one.batch, one.batch_per_replica, one.batch_per_device)
         sizes = ("-", "-")
         if one.memory is not None:
-            sizes = (gigabytes(one.memory.needed), gigabytes(one.memory.available))
+            sizes = (byte_size(one.memory.needed), byte_size(one.memory.available))
         rows.add_row(one.target, *("-" if n is None else f"{n:,}" for n in counts), *sizes, str(one.bound))
     return rows
 

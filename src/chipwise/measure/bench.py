@@ -36,6 +36,7 @@ from ..engine.step import first_state
 from ..errors import DivergedError, RecipeError
 from ..machine.detect import detect
 from ..machine.fingerprint import this_machine
+from ..planner.hlo_proto import program_bytes
 from ..recipe.recipe import Recipe
 from ..words.figures import counted
 from .endless import endless
@@ -169,7 +170,7 @@ def measure_train(
             at_once = program.steps_at_once
             shown = traced_calls(at_once * spent["timed"] / sum(counts))
             trace = capture(profile, shown, lambda: run.advance(at_once), run.wait)
-            profiled = explain(trace, [made.as_text() for made in program.executables], shown * at_once)
+            profiled = explain(trace, [program_bytes(made) for made in program.executables], shown * at_once)
 
     speeds = [n / taken for n, taken in zip(counts, timed, strict=True)]
     flops = program.flops_per_step_per_device or None

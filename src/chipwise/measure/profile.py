@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from ..errors import DataError
-from ..planner.hlo_text import Instruction, Module, parse
+from ..planner.hlo_proto import Instruction, parse
 
 SHOWN = 10
 _CHIP = re.compile(r"/device:\w+:\d+")  # other planes tell of its parts or of the network
@@ -98,11 +98,11 @@ def _traces(folder: str | Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in Path(folder).glob("plugins/profile/*/*.xplane.pb")}
 
 
-def explain(trace: Path, programs: Sequence[str], steps: int) -> dict[str, Any]:
+def explain(trace: Path, programs: Sequence[bytes], steps: int) -> dict[str, Any]:
     """The trace of `steps` steps as plain JSON values.
 
-    *Arguments:* `programs`: the compiled programs as HLO text, which tell what an operation does and what
-    JAX called it.
+    *Arguments:* `programs`: the compiled programs by `planner.hlo_proto.program_bytes`, which tell what an
+    operation does and what JAX called it.
 
     *Returns* `folder`, `steps`, `milliseconds_per_step` of all operations, the `share` of each category, and
     the `operations` that take most of it (`Operation`), most first.
@@ -180,7 +180,7 @@ def own_time(events: Iterable[tuple[float, float, Any]]) -> list[tuple[Any, floa
     return [(what, spent) for what, spent in made]
 
 
-def operations(runs: Sequence[Run], programs: Sequence[str], steps: int) -> list[Operation]:
+def operations(runs: Sequence[Run], programs: Sequence[bytes], steps: int) -> list[Operation]:
     """`runs` as operations a step, those that take most first; equal ones of several programs apart."""
     total = sum(run.nanoseconds for run in runs)
     meanings = _meanings(programs)
@@ -200,39 +200,38 @@ def operations(runs: Sequence[Run], programs: Sequence[str], steps: int) -> list
     return sorted(made, key=lambda operation: (-operation.milliseconds, operation.name))
 
 
-def _meanings(programs: Sequence[str]) -> dict[tuple[str, str], tuple[str, str]]:
+def _meanings(programs: Sequence[bytes]) -> dict[tuple[str, str], tuple[str, str]]:
     """(program, operation) to its category and what JAX called it. Under the program "" are those whose name
     only one program has, for traces that do not say which one ran."""
     made: dict[tuple[str, str], tuple[str, str]] = {}
     several: set[str] = set()
-    for text in programs:
-        title, module = re.match(r"HloModule ([\w.\-]+)", text), parse(text)
+    for module in map(parse, programs):
         own = {
-            instruction.name: _meaning(instruction, module)
+            instruction.name: _meaning(instruction)
             for computation in module.computations.values()
             for instruction in computation.instructions.values()
         }
         several |= {name for name in own if ("", name) in made}
         for name, meaning in own.items():
-            made["", name] = made[title[1] if title else "", name] = meaning
+            made["", name] = made[module.name, name] = meaning
     return {key: meaning for key, meaning in made.items() if key[0] or key[1] not in several}
 
 
-def _meaning(instruction: Instruction, module: Module) -> tuple[str, str]:
+def _meaning(instruction: Instruction) -> tuple[str, str]:
     """The category and source of an instruction: of a fusion those of the most telling part of it."""
-    parts = [(_kind(part), part.source) for part in _parts(instruction, module)]
+    parts = [(_kind(part), part.source) for part in _parts(instruction)]
     category = next((c for c in _TELLING if any(c == found for found, _ in parts)), MOVEMENT)
     inside = next((source for found, source in parts if found == category and source), "")
     return category, instruction.source or inside
 
 
-def _parts(instruction: Instruction, module: Module) -> list[Instruction]:
+def _parts(instruction: Instruction) -> list[Instruction]:
     if instruction.opcode != "fusion":
         return [instruction]
     found = []
-    for name in instruction.called("calls"):
-        for part in module.computations[name].instructions.values():
-            found += [] if part.opcode in _STRUCTURE else _parts(part, module)
+    for computation in instruction.called:
+        for part in computation.instructions.values():
+            found += [] if part.opcode in _STRUCTURE else _parts(part)
     return found
 
 

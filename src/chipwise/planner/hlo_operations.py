@@ -1,4 +1,4 @@
-"""One operation of a compiled program: what kind it is, what it moves and multiplies, how often a loop runs."""
+"""An operation of a compiled program: its kind, what it moves and multiplies, how often a loop runs."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ _OTHERS = frozenset((
     "recv", "infeed", "outfeed",
 ))
 QUIET_CALLS = frozenset((
-    "AssumeGatherIndicesInBound", "AllocateBuffer", "PrepareAsyncCallStart", "PrepareAsyncCallDone", "Sharding",
-    "SPMDFullToShardShape", "SPMDShardToFullShape", "ConcatBitcast", "GatherScatterIndicesBitpacked",
+    "AssumeGatherIndicesInBound", "AllocateBuffer", "PrepareAsyncCallStart", "PrepareAsyncCallDone",
+    "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "ConcatBitcast",
+    "GatherScatterIndicesBitpacked",
 ))
 # fmt: on
 _SLICES = frozenset(("slice", "dynamic-slice", "gather"))
@@ -198,9 +199,7 @@ def _windows(op: Instruction) -> list[_Window]:
     labels, dims = op.proto.message(16), op.proto.message(15).messages(1)
     lhs, rhs, out = op.operand_shapes[0].dims, op.operand_shapes[1].dims, op.shapes[0].dims
     return [
-        _Window(
-            lhs[a], rhs[b], out[c], w.number(2) or 1, w.number(3), w.number(6) or 1, w.number(5) or 1
-        )  # fmt: skip
+        _Window(lhs[a], rhs[b], out[c], w.number(2) or 1, w.number(3), w.number(6) or 1, w.number(5) or 1)
         for a, b, c, w in zip(labels.numbers(11), labels.numbers(6), labels.numbers(12), dims, strict=True)
     ]
 
@@ -229,8 +228,8 @@ def convolution_flops(op: Instruction) -> float:
 
 
 def trips(loop: Instruction) -> int | None:
-    """Runs of the body of `loop`, from its condition's comparison, its counter's start and its step; `None` if
-    they depend on data.
+    """Runs of the body of `loop`, from its condition's comparison, its counter's start and its step; `None`
+    if they depend on data.
 
     JAX's `scan` and `fori_loop` make `while (i < n) { ...; i += 1 }` with the counter in a tuple. By the time
     the compiler is done, comparison and increment may stand in fusions, values may be copied, and constants
@@ -288,7 +287,7 @@ def _index(op: Instruction) -> int | None:
 
 
 def _operands(op: Instruction, *opcodes: str) -> tuple[Instruction, list[Instruction]] | None:
-    """The instruction of one of `opcodes` that `op` is, or that the fusion `op` consists in, with its operands
+    """The instruction of one of `opcodes` that `op` is, or that the fusion `op` is, with its operands
     as they stand outside."""
     if op.opcode in opcodes:
         return op, op.operands

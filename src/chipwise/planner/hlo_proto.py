@@ -77,11 +77,13 @@ def _signed(value: int) -> int:
 
 
 _TYPES = {
-    1: ("pred", 8), 2: ("s8", 8), 3: ("s16", 16), 4: ("s32", 32), 5: ("s64", 64), 6: ("u8", 8), 7: ("u16", 16),
-    8: ("u32", 32), 9: ("u64", 64), 10: ("f16", 16), 11: ("f32", 32), 12: ("f64", 64), 15: ("c64", 64),
-    16: ("bf16", 16), 18: ("c128", 128), 19: ("f8e5m2", 8), 20: ("f8e4m3fn", 8), 21: ("s4", 4), 22: ("u4", 4),
+    1: ("pred", 8), 2: ("s8", 8), 3: ("s16", 16), 4: ("s32", 32), 5: ("s64", 64), 6: ("u8", 8),
+    7: ("u16", 16), 8: ("u32", 32), 9: ("u64", 64), 10: ("f16", 16), 11: ("f32", 32), 12: ("f64", 64),
+    15: ("c64", 64), 16: ("bf16", 16), 18: ("c128", 128), 19: ("f8e5m2", 8), 20: ("f8e4m3fn", 8),
+    21: ("s4", 4), 22: ("u4", 4),
     23: ("f8e4m3b11fnuz", 8), 24: ("f8e5m2fnuz", 8), 25: ("f8e4m3fnuz", 8), 26: ("s2", 2), 27: ("u2", 2),
-    28: ("f8e4m3", 8), 29: ("f8e3m4", 8), 30: ("s1", 1), 31: ("u1", 1), 32: ("f4e2m1fn", 4), 33: ("f8e8m0fnu", 8),
+    28: ("f8e4m3", 8), 29: ("f8e3m4", 8), 30: ("s1", 1), 31: ("u1", 1), 32: ("f4e2m1fn", 4),
+    33: ("f8e8m0fnu", 8),
 }  # fmt: skip
 """Name and bits of XLA's `PrimitiveType`; the others, tokens and opaque values, have no size."""
 
@@ -144,8 +146,8 @@ def _shapes(proto: Message) -> Iterator[Shape]:
 
 
 class Instruction:
-    """An operation of `inside`. `operands` are instructions of the same computation, `called` the computations
-    that it runs or applies: of a loop body and condition, of a conditional its branches."""
+    """An operation of `inside`. `operands` are instructions of the same computation, `called` the
+    computations that it runs or applies: of a loop body and condition, of a conditional its branches."""
 
     def __init__(self, proto: Message, inside: Computation):
         self.proto, self.inside = proto, inside

@@ -75,6 +75,9 @@ class Memory:
     def fits(self) -> bool:
         return self.needed <= self.available
 
+    def json(self) -> dict[str, Any]:
+        return _json(self) | {"needed": self.needed, "fits": self.fits}
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -166,7 +169,7 @@ class Plan:
         """Plain JSON values; the derived ones (`fits`, `needed`, cheapest prices) are included."""
         plan = _json(self)
         if self.memory is not None:
-            plan["memory"] |= {"needed": self.memory.needed, "fits": self.memory.fits}
+            plan["memory"] = self.memory.json()
         if self.feeding is not None:
             plan["feeding"]["input_bound"] = self.feeding.input_bound
         plan["cheapest"], plan["cheapest_spot"] = _json(self.cheapest()), _json(self.cheapest(spot=True))

@@ -32,8 +32,8 @@ OTHER_HOST = 2.0
 
 @dataclass(frozen=True)
 class StepTime:
-    """A step on one target, by the compiler or by the model; per device. `seconds` is `None` where a `problem`
-    is in the way, or where it does not fit."""
+    """A step on one target, by the compiler or by the model; per device. `seconds` is `None` where a
+    `problem` is in the way, or where it does not fit."""
 
     method: str
     flops: float

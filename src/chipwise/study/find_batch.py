@@ -18,7 +18,7 @@ from ..engine.placement import lay_out
 from ..engine.progress import Reporter
 from ..errors import DataError, RecipeError
 from ..machine.detect import Machine, detect
-from ..planner.largest import largest_batch
+from ..planner.memory import largest_batch
 from ..planner.planner import plan
 from ..planner.plans import Memory, Plan, Range
 from ..recipe.check import Finding, check
@@ -80,9 +80,7 @@ class BatchSearch:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
-        speedup, held = self.speedup, None
-        if self.memory is not None:
-            held = dataclasses.asdict(self.memory) | {"needed": self.memory.needed, "fits": self.memory.fits}
+        speedup, held = self.speedup, None if self.memory is None else self.memory.json()
         return {
             "recipe": self.old.describe(),
             "target": self.target,

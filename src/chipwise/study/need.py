@@ -15,9 +15,10 @@ from ..machine.limits import memory as host_memory
 from ..planner.plans import Memory
 from ..planner.programs import Traceable, step_programs, tracing
 from ..recipe.recipe import Recipe
+from ..words.facts import Fact, fact
 
 
-def available(machine: Machine, devices: int) -> tuple[int, str]:
+def available(machine: Machine, devices: int) -> tuple[int, Fact]:
     """Bytes that one of `devices` devices has free, and whose they are.
 
     A CPU has no memory of its own: its devices share what the host has free.
@@ -25,9 +26,11 @@ def available(machine: Machine, devices: int) -> tuple[int, str]:
     device = machine.devices[0]
     stats = device.memory_stats() or {}
     if "bytes_limit" in stats:
-        return stats["bytes_limit"] - stats.get("bytes_in_use", 0), f"free on the {machine.kind}"
-    shared = f", shared by {devices} devices" if devices > 1 else ""
-    return host_memory().available_bytes // devices, f"the host's free memory{shared}"
+        return stats["bytes_limit"] - stats.get("bytes_in_use", 0), fact(
+            "memory-free-on-device", device=machine.kind
+        )
+    source = fact("memory-free-shared", devices=devices) if devices > 1 else fact("memory-free-on-host")
+    return host_memory().available_bytes // devices, source
 
 
 def needed(recipe: Recipe, machine: Machine, layout: Layout) -> Memory:

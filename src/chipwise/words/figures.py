@@ -113,6 +113,7 @@ def price(cost: Mapping[str, Any]) -> str:
         f"{dollars(cost['usd_per_hour'])} an hour {kind}" if known(cost.get("usd_per_hour")) else kind,
         " ".join(str(cost[k]) for k in ("cloud", "instance", "region") if cost.get(k)),
         cost.get("includes"),
+        *(told["text"] for told in cost.get("reckoned") or ()),
         cost.get("note"),
         cost.get("date") or "date unknown",
         cost.get("source") or "source unknown",

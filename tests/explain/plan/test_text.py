@@ -8,6 +8,7 @@ from rich.console import Console
 
 import tasks
 from chipwise.explain.plan.text import document, parts, said, table
+from chipwise.words.facts import fact
 from planner import documents
 
 
@@ -58,6 +59,6 @@ def test_the_cloud_stands_beside_each_price():
 
 
 def test_what_is_said_of_several_targets_is_said_once():
-    plans = [dataclasses.replace(p, advice=("pack the data",)) for p in documents.plans()]
+    plans = [dataclasses.replace(p, advice=(fact("advice-interconnect"),)) for p in documents.plans()]
     (told,) = [told for told in said(plans) if told.code == "plan-says"]
     assert told["targets"] == [p.target for p in plans]

@@ -140,7 +140,7 @@ def bars(plans: Sequence[Mapping[str, Any]]) -> list[Bar]:
             plan.get("chip") or "",
             int(_needed(memory)),
             memory["available"],
-            memory.get("available_source") or "",
+            text(memory.get("available_source")) or "",
             stack(
                 (
                     (name, f"{words} {byte_size(memory.get(name) or 0)}", memory.get(name))

@@ -72,7 +72,7 @@ def said(plans: Sequence[Plan]) -> list[Fact]:
     return facts
 
 
-def _shared(texts: Iterable[tuple[str, Iterable[Any]]]) -> Iterator[Fact]:
+def _shared(texts: Iterable[tuple[str, Iterable[Fact]]]) -> Iterator[Fact]:
     """What is said of targets, once for all of whom it is said."""
     told: dict[str, list[str]] = {}
     for target, own in texts:
