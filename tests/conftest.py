@@ -1,4 +1,7 @@
-"""Eight simulated CPU devices, strict dtypes and ranks: what hides on one device shows here."""
+"""Eight simulated CPU devices, strict dtypes and ranks: what hides on one device shows here.
+
+Programs are compiled once a device, so a test that is not about devices uses one: `On(devices=1)`.
+"""
 
 import os
 import sys
@@ -10,21 +13,23 @@ os.environ["XLA_FLAGS"] = (
 ).strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "Agg")
-# Many tests train the same small task: compile its programs once a session, also for processes
-# that tests start. Never kept from one session to the next, which may have other code.
-_CACHE = tempfile.TemporaryDirectory(prefix="chipwise-tests-")
-os.environ["JAX_COMPILATION_CACHE_DIR"] = _CACHE.name
+# Many tests train the same small task: compile its programs once a session, also for processes that tests
+# start and for pytest's workers side by side. Never kept from one session to the next, which may have other
+# code.
+if not {"PYTEST_XDIST_WORKER", "JAX_COMPILATION_CACHE_DIR"} <= os.environ.keys():
+    _CACHE = tempfile.TemporaryDirectory(prefix="chipwise-tests-")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _CACHE.name
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
+import hypothesis
 import jax  # the settings above must be there before JAX starts
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+# The same examples every time: a failure that nobody can repeat helps nobody. A busy machine is no failure.
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
+hypothesis.settings.load_profile("repeatable")
+
 sys.path.insert(0, str(Path(__file__).parent))  # for `import tasks`: the small tasks that tests share
-
-
-def pytest_collection_modifyitems(items):
-    """The file with the longest test first, so that side by side no worker is left alone with it."""
-    items.sort(key=lambda item: item.path.name != "test_readme.py")

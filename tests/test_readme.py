@@ -1,4 +1,5 @@
-"""What the README shows is run: its example as it stands, its commands as they are typed."""
+"""What the README shows is run or read: its example as it stands, three of its commands; the command line
+takes every command of README and docs."""
 
 import json
 import os
@@ -9,23 +10,27 @@ import sys
 from pathlib import Path
 
 import pytest
-from PIL import Image
+import typer
+
+from chipwise.cli import app
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
-COMMANDS = [
-    line.split("#")[0].strip()
-    for language, block in BLOCKS
-    if language == "sh"
-    for line in block.splitlines()
-    if line.startswith("chipwise")
-]
-MNIST = ROOT.parent / "shared" / "data"
+RUN = ["devices", "train digits", "find-lr digits --apply digits_lr.py"]
+"""What a reader types first: these are run as they stand. The tests of each command run it in many ways."""
+
+
+def blocks(page, language):
+    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
+
+
+def commands(page):
+    lines = [line for block in blocks(page, "sh") for line in block.replace("\\\n", " ").splitlines()]
+    return [line.split(" #")[0].strip() for line in lines if line.startswith("chipwise ")]
 
 
 def test_the_example_runs(capsys):
-    (example,) = [block for language, block in BLOCKS if language == "python"]
+    (example,) = blocks(README, "python")
     assert len(example.splitlines()) <= 26
     exec(compile(example, "README.md", "exec"), {})
     accuracy, fingerprint = capsys.readouterr().out.split()
@@ -33,52 +38,32 @@ def test_the_example_runs(capsys):
     assert re.fullmatch("[0-9a-f]{64}", fingerprint)
 
 
-def test_the_commands_run(tmp_path):
-    """One after another in one folder, since `eval` uses what `train` made; MNIST shortened, or left
-    out where its files are not at hand."""
-    assert len(COMMANDS) >= 6
-    os.symlink(ROOT / "examples", tmp_path / "examples")
-    for label in "ab":
-        folder = tmp_path / "PHOTOS" / label
-        folder.mkdir(parents=True)
-        for i in range(5):
-            Image.effect_noise((40, 30), 50 + i).save(folder / f"{i}.jpg")
-    data = Path(os.environ.get("CHIPWISE_DATA", MNIST))
-    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-    environment["XDG_CACHE_HOME"] = str(tmp_path / "cache")
-    together: list[list[str]] = []  # in one process, since each start takes seconds
-    for command in COMMANDS:
-        if "mnist" in command and not (data / "mnist").is_dir():
-            continue
-        words = shlex.split(command.replace("DIR", str(data)))[1:]
-        if words[0] == "bench-feed":
-            words += ["--seconds", "0.5"]
-        if words[0] == "bench":
-            words += ["--steps", "10", "--warmup", "5"]
-        if words[0] == "sweep" or "--seeds" in words:
-            words += ["--set", "duration=20st", "--eval-every", "end", "--seeds", "2"]
-        elif words[0] == "train":
-            words += ["--stop-after", "20st", "--eval-every", "end"]
-        if "--simulate" in words:  # JAX's devices are made once a process
-            typed(together, tmp_path, environment)
-            typed([words], tmp_path, environment)
-            together = []
-        else:
-            together.append(words)
-    typed(together, tmp_path, environment)
+def test_the_command_line_takes_every_command():
+    """Without running it: names of commands and options, types of values."""
+    group = typer.main.get_command(app())
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    typed = [(page.name, command) for page in pages for command in commands(page.read_text())]
+    assert len([name for name, _ in typed if name == "README.md"]) >= 15
+    for page, command in typed:
+        words = shlex.split(command)[1:]
+        context = group.make_context("chipwise", words[:1], resilient_parsing=True)
+        subcommand = group.get_command(context, words[0])
+        assert subcommand is not None, f"{page}: {command}"
+        subcommand.make_context(words[0], words[1:], parent=context)
 
 
-def typed(commands, folder, environment):
-    """Runs commands, words each, one after another in one process; all must succeed."""
+def test_the_first_commands_run(tmp_path):
+    assert {f"chipwise {words}" for words in RUN} <= set(commands(README))
     code = (
         "import json, sys, chipwise.cli\n"
         "for words in json.loads(sys.argv[1]):\n"
         "    if code := chipwise.cli.main(words): sys.exit(f'{words}: {code}')"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(commands)],
-        cwd=folder,
-        env=environment,
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    done = subprocess.run(  # in one process, since each start takes seconds
+        [sys.executable, "-c", code, json.dumps([shlex.split(words) for words in RUN])],
+        cwd=tmp_path,
+        env=environment | {"XDG_CACHE_HOME": str(tmp_path / "cache")},
         capture_output=True,
         text=True,
     )
