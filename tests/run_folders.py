@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+from chipwise.recipe.schedules import one_cycle
+
 HOSTILE = "<script>alert('x')</script>\"><img src=https://example.com/x onerror=alert(1)>[red]\x1b[2J"
 RECIPE = {
     "name": "toy",
@@ -19,7 +21,7 @@ RECIPE = {
     "duration": "10ep",
     "optimizer": {
         "optimizer": "sgd",
-        "lr": "one_cycle(peak=0.4, warmup='20%', start=0.0, end=0.0, shape='linear')",
+        "lr": one_cycle(0.4, warmup="20%").json(),
         "momentum": 0.9,
         "weight_decay": 0.001,
         "clip": None,

@@ -166,7 +166,7 @@ def test_a_diverged_run_is_tried_again_with_one_lower_rate(tmp_path):
         "--set lr=0.003"
     }
     assert "digits --set lr=0.003 --run" in known["commands"][0]["command"]
-    code = {"optimizer": "sgd", "lr": "function(mine)"}
+    code = {"optimizer": "sgd", "lr": {"schedule": "function", "call": "mine"}}
     unknown = report(runs.write(tmp_path / "c", [row], optimizer=code, source=source))
     assert unknown["commands"][0]["command"] == "chipwise find-lr digits --set lr=1e9"
     program = report(runs.write(tmp_path / "d", [row]))
@@ -289,12 +289,12 @@ def test_a_loss_that_does_not_fall_and_one_that_jumps(tmp_path):
 
 
 def test_a_schedule_that_ends_early(tmp_path):
-    optimizer = {"optimizer": "sgd", "lr": "piecewise({'0st': 0.1, '150st': 0.0})"}
+    optimizer = {"optimizer": "sgd", "lr": cw.piecewise({"0st": 0.1, "150st": 0.0}).json()}
     one = found(whole(tmp_path, recipe={"optimizer": optimizer}), "ends before the run")
     assert "lr is 0 from about step 150 on, 25 %" in one["evidence"]
 
 
-# ---- schedules from text
+# ---- stored schedules
 
 
 @pytest.mark.parametrize(
@@ -311,15 +311,19 @@ def test_a_schedule_that_ends_early(tmp_path):
         cw.warmup(cw.warmup(0.3, "5%"), "5%"),
     ],
 )
-def test_every_schedule_is_rebuilt_from_its_text(schedule):
-    assert rebuilt(repr(schedule)) == schedule
+def test_every_schedule_is_rebuilt_from_what_is_stored(schedule):
+    assert rebuilt(json.loads(json.dumps(schedule.json()))) == schedule
 
 
 @pytest.mark.parametrize(
-    "text",
+    "stored",
     [
-        "function(mine)",
-        "warmup(schedule=function(mine), length='5%', start=0.0)",
+        {"schedule": "function", "call": "mine"},
+        {"schedule": "warmup", "of": {"schedule": "function", "call": "mine"}, "length": "5%"},
+        {"schedule": "constant", "value": "__import__('os').getpid()"},
+        {"schedule": "one_cycle"},
+        {"schedule": "Schedule"},
+        {"schedule": {}, "of": []},
         "__import__('os').system('true')",
         "constant(__import__('os').getpid())",
         "constant(**{'value': 1.0})",
@@ -332,12 +336,14 @@ def test_every_schedule_is_rebuilt_from_its_text(schedule):
         [1],
     ],
 )
-def test_what_is_no_schedule_is_not_run(text):
-    assert rebuilt(text) is None
+def test_what_is_no_schedule_is_not_run(stored):
+    assert rebuilt(stored) is None
 
 
 def test_a_schedule_that_is_code_says_how_to_draw_it(tmp_path):
-    rate = whole(tmp_path, recipe={"optimizer": {"optimizer": "sgd", "lr": "function(mine)"}})["schedule"]
+    rate = whole(
+        tmp_path, recipe={"optimizer": {"optimizer": "sgd", "lr": {"schedule": "function", "call": "mine"}}}
+    )["schedule"]
     assert "values" not in rate and "--recipe path.py:name" in rate["note"]
 
 

@@ -1,6 +1,7 @@
 """What `check` doubts, and that it keeps quiet about what works."""
 
 import functools
+import json
 
 import optax
 import pytest
@@ -9,6 +10,7 @@ import chipwise as cw
 import tasks
 from chipwise.recipe.settings import apply
 from chipwise.recipes import BUILT_IN
+from refusals import refused
 
 PLAIN = tasks.task(loss=tasks.plain_loss, init=lambda key: (tasks.init(key)[0], {}))
 
@@ -27,8 +29,8 @@ def built_in(name):
 @pytest.mark.parametrize("on", [None, "v3-8"])
 def test_a_built_in_recipe_is_as_it_should_be(name, on):
     recipe = built_in(name)
-    expected = ["replicas=1 on the 8 devices"] if (name, on) == ("cifar10-resnet32", "v3-8") else []
-    assert [str(f)[:27] for f in cw.check(recipe, on)] == expected
+    expected = ["devices-idle"] if (name, on) == ("cifar10-resnet32", "v3-8") else []
+    assert [f.code for f in cw.check(recipe, on)] == expected
     assert recipe.validated.source
 
 
@@ -55,7 +57,8 @@ def test_the_two_bad_ones_of_six_archived_runs_are_found(settings, good):
     found = cw.check(apply(built_in("cifar10-davidnet"), settings))
     assert len(found) == (not good)
     if found:
-        assert found[0].usual == "0.019 to 0.04" and found[0].type == "--set weight_decay=0.0005"
+        assert found[0].code == "forgetting-far" and found[0].fact["near"] == 0.0005
+        assert (found[0].fact["low"], found[0].fact["high"]) == (0.019, 0.04)
         assert cw.check(apply(built_in("cifar10-davidnet"), settings | {"weight_decay": "0.0005"})) == []
 
 
@@ -65,53 +68,59 @@ def test_a_transferred_recipe_is_not_doubted():
 
 
 @pytest.mark.parametrize(
-    "changes, given, fix",
+    "changes, code, facts",
     [
-        ({"optimizer": cw.sgd(lr=cw.one_cycle(4.0))}, "sgd's peak lr=4", "--set lr=3"),
-        ({"optimizer": cw.sgd(lr=0.5)}, "lr=0.5 from the first step, 5 with momentum", "warmup("),
-        ({"optimizer": cw.adam(lr=0.3)}, "adam's peak lr=0.3", "--set lr=0.03"),
-        ({"batch": 48, "duration": "9st"}, "6 examples a replica", "--set batch=64"),
-        ({"task": tasks.task(), "replicas": 8}, "batch norm over 8 examples a replica", "--set replicas=4"),
-        ({"task": tasks.task(eval=None, init=PLAIN.init)}, "no evaluation examples", "eval="),
-        ({"optimizer": cw.sgd(lr=cw.one_cycle(0.1, warmup="80ep"))}, "never reaches its peak", "duration"),
-        ({"batch": 128}, "larger than the 101 training examples", "batch"),
-        ({"duration": "0ep", "optimizer": cw.sgd(lr=0.1)}, "0 steps", "--set duration=1ep"),
         (
-            {"optimizer": cw.sgd(lr=lambda step: 0.1 * step / 1860)},
-            "still rises at the last of 63 steps",
-            "one_cycle",
+            {"optimizer": cw.sgd(lr=cw.one_cycle(4.0))},
+            "rate-unusual",
+            {"optimizer": "sgd", "lr": 4.0, "near": 3.0},
         ),
+        ({"optimizer": cw.sgd(lr=0.5)}, "rate-sudden", {"lr": 0.5, "with_momentum": 5.0}),
         (
-            {"optimizer": cw.sgd(lr=optax.cosine_decay_schedule(0.1, 200))},
-            "of its peak and still",
-            "one_cycle",
+            {"optimizer": cw.adam(lr=0.3)},
+            "rate-unusual",
+            {"optimizer": "adam", "lr": 0.3, "near": 0.03},
         ),
+        ({"batch": 48, "duration": "9st"}, "padding", {"group": 6, "near": 64}),
+        ({"task": tasks.task(), "replicas": 8}, "batch-norm-few", {"group": 8, "near": 4}),
+        ({"task": tasks.task(eval=None, init=PLAIN.init)}, "no-evaluation", {}),
+        (
+            {"optimizer": cw.sgd(lr=cw.one_cycle(0.1, warmup="80ep"))},
+            "peak-never-reached",
+            {"setting": "lr", "ramp": "80ep", "total": 63},
+        ),
+        ({"batch": 128}, "batch-above-examples", {"batch": 128, "examples": 101}),
+        ({"duration": "0ep", "optimizer": cw.sgd(lr=0.1)}, "duration-zero", {"duration": "0ep"}),
+        ({"optimizer": cw.sgd(lr=lambda step: 0.1 * step / 1860)}, "rate-still-rising", {"steps": 63}),
+        ({"optimizer": cw.sgd(lr=optax.cosine_decay_schedule(0.1, 200))}, "rate-ends-high", {}),
         (
             {"optimizer": cw.sgd(lr=optax.cosine_decay_schedule(0.1, 40))},
-            "is 0 for the last 23 of",
-            "one_cycle",
+            "rate-idle",
+            {"idle": 23, "steps": 63},
         ),
-        ({"optimizer": cw.sgd(lr=cw.exponential(0.1, 0.5, "5000st"))}, "still falling", "one_cycle"),
+        ({"optimizer": cw.sgd(lr=cw.exponential(0.1, 0.5, "5000st"))}, "rate-ends-high", {}),
         (
             {"optimizer": cw.sgd(lr=optax.cosine_onecycle_schedule(63, 0.1, pct_start=0.01))},
-            "starts at its peak",
-            "one_cycle",
+            "rate-starts-at-peak",
+            {"setting": "lr"},
         ),
     ],
 )
-def test_each_doubt_on_its_own(changes, given, fix):
-    (found,) = cw.check(plain(**changes))
-    assert given in found.given and fix in found.type
-    line = str(found)
-    assert (
-        "\n" not in line and line.endswith(".") and "usual:" in line and "because" in line and "Type" in line
-    )
+def test_each_doubt_on_its_own(changes, code, facts):
+    (finding,) = cw.check(plain(**changes))
+    assert finding.code == code
+    assert {name: finding.fact[name] for name in facts} == facts
+    told = finding.json()
+    assert told["code"] == code and all(told[part] for part in ("given", "usual", "why", "type"))
+    assert json.loads(json.dumps(told))["numbers"] == dict(finding.fact.numbers)
+    line = str(finding)
+    assert "\n" not in line and all(told[part] in line for part in ("given", "usual", "why", "type"))
 
 
 def test_a_padded_batch_is_filled_where_there_are_examples_for_it():
     for batch, fix in ((72, 96), (100, 96), (20, 32)):  # of 101 examples
-        (found,) = cw.check(plain(batch=batch, replicas=4, duration="400st"))
-        assert f"--set batch={fix}" == found.type
+        (finding,) = cw.check(plain(batch=batch, replicas=4, duration="400st"))
+        assert (finding.code, finding.fact["near"]) == ("padding", fix)
 
 
 def test_near_misses_are_quiet():
@@ -134,30 +143,38 @@ def test_a_validated_point_says_what_is_far():
     )
     assert cw.check(recipe) == []
 
-    def said(**settings):
-        return [f.given for f in cw.check(apply(recipe, settings))]
+    def found(**settings):
+        return [f.fact for f in cw.check(apply(recipe, settings))]
 
-    (rate, product) = said(lr="0.1")
-    assert rate == "peak lr=0.1 at batch 64" and product.startswith("peak lr 0.1 × weight_decay 0.1")
-    assert said(lr="0.019", weight_decay="0.105") == []  # twice the product, and less than ten times the rate
-    assert len(said(weight_decay="0.0")) == 1
-    assert said(duration="10ep") == ["10.1 epochs"]
-    assert said(duration="20ep") == []
+    (rate, product) = found(lr="0.1")
+    assert (rate.code, rate["lr"], rate["batch"]) == ("rate-far", 0.1, 64)
+    assert (product.code, product["lr"], product["weight_decay"]) == ("forgetting-far", 0.1, 0.1)
+    # twice the product, and less than ten times the rate
+    assert found(lr="0.019", weight_decay="0.105") == []
+    assert [f.code for f in found(weight_decay="0.0")] == ["forgetting-far"]
+    assert [f.code for f in found(lr="0.0")] == ["rate-far", "forgetting-zero"]
+    (short,) = found(duration="10ep")
+    assert (short.code, round(short["epochs"], 1)) == ("epochs-few", 10.1)
+    assert found(duration="20ep") == []
 
 
 def test_devices_that_would_stand_idle():
-    def said(on, **changes):
-        return [f.given for f in cw.check(plain(**changes), on)]
+    def found(on, **changes):
+        return [f.fact for f in cw.check(plain(**changes), on)]
 
-    assert said("v3-8") == said("a100:4") == said("t4") == []
-    assert said("v3-8", batch=48, replicas=6) == ["replicas=6 on the 8 devices of v3-8"]
-    assert said("a100:8", batch=60, replicas=6) == ["replicas=6 on the 8 devices of a100:8"]
-    assert said("v3-8", batch=60, replicas=4)[0] == "15 examples a replica"
-    assert said("a100", batch=60, replicas=4) == []
+    assert found("v3-8") == found("a100:4") == found("t4") == []
+    (idle,) = found("v3-8", batch=48, replicas=6)
+    assert (idle.code, idle["replicas"], idle["target"]) == ("devices-idle", 6, "v3-8")
+    assert idle["settings"] == ["replicas=8"]
+    (idle,) = found("a100:8", batch=60, replicas=6)
+    assert (idle["target"], idle["settings"]) == ("a100:8", ["replicas=8", "batch=64"])
+    padded = found("v3-8", batch=60, replicas=4)[0]
+    assert (padded.code, padded["group"]) == ("padding", 15)
+    assert found("a100", batch=60, replicas=4) == []
 
 
 def test_errors():
-    with pytest.raises(cw.RecipeError, match="not divisible"):
+    with refused(cw.RecipeError, "batch-indivisible", batch=63, near=[56, 64]):
         cw.check(plain(batch=63))
     with pytest.raises(cw.DeviceError, match="v3-8"):
         cw.check(plain(), "v3-7")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from chipwise.errors import RecipeError
 from chipwise.recipe.duration import Clock, Duration
+from refusals import refused
 
 units = st.sampled_from(["ep", "st", "ex", "%"])
 sizes = st.integers(1, 10**7)
@@ -38,23 +39,22 @@ def test_reads_the_grammar(text, value, unit):
 
 
 @pytest.mark.parametrize(
-    ("text", "suggestion"),
+    ("text", "code", "facts"),
     [
-        ("24", "'24ep' or '24st'"),
-        (24, "'24ep' or '24st'"),
-        ("24epochs", "'24ep'"),
-        ("24 ep", "'24ep'"),
-        ("100 Steps", "'100st'"),
-        ("1e6 samples", "'1e6ex'"),
-        ("5 percent", "'5%'"),
-        ("5epp", "'5ep'"),
-        ("2.5st", "'3st'"),
+        ("24", "duration-without-unit", {"number": "24"}),
+        (24, "duration-without-unit", {"number": "24"}),
+        ("24epochs", "duration-unreadable", {"near": "24ep"}),
+        ("24 ep", "duration-unreadable", {"near": "24ep"}),
+        ("100 Steps", "duration-unreadable", {"near": "100st"}),
+        ("1e6 samples", "duration-unreadable", {"near": "1e6ex"}),
+        ("5 percent", "duration-unreadable", {"near": "5%"}),
+        ("5epp", "duration-unreadable", {"near": "5ep"}),
+        ("2.5st", "duration-fraction", {"unit": "steps", "whole": "3st"}),
     ],
 )
-def test_a_slip_is_answered_with_what_to_type(text, suggestion):
-    with pytest.raises(RecipeError) as caught:
+def test_a_slip_is_answered_with_what_to_type(text, code, facts):
+    with refused(RecipeError, code, **facts) as caught:
         Duration.parse(text)
-    assert suggestion in str(caught.value)
     assert str(text) in str(caught.value)
 
 
@@ -62,7 +62,7 @@ def test_a_slip_is_answered_with_what_to_type(text, suggestion):
     "text", ["", "ep", "-3ep", "nanep", "infst", "1e999999999ex", "9" * 5000 + "st", "٣ep", None, 1.5, True]
 )
 def test_everything_else_is_refused_with_the_grammar(text):
-    with pytest.raises(RecipeError, match=r"1\.2e6ex"):
+    with refused(RecipeError, "duration-unreadable", duration=repr(text), near=None):
         Duration.parse(text)
 
 
@@ -71,7 +71,7 @@ def test_durations_compare_within_a_unit_only():
     assert one < two and two >= one and one == Duration.parse("1.0ep")
     assert len({one, Duration.parse("1.0ep")}) == 1
     assert one != Duration.parse("1st")
-    with pytest.raises(RecipeError, match="different units"):
+    with refused(RecipeError, "durations-not-comparable", first="1ep", second="90st"):
         assert one < Duration.parse("90st")
     assert not Duration.parse("0ep") and one
 
@@ -142,18 +142,18 @@ def test_marks_of_less_than_a_step_are_every_step():
     assert Clock(4, 8, 3).marks("0.01ep") == [1, 2, 3]
     assert Clock(4, 8, 3).marks("4st") == []
     assert Clock(4, 8, 7).marks("2st") == [2, 4, 6]
-    with pytest.raises(RecipeError, match="never ends"):
+    with refused(RecipeError, "interval-zero", every="0ep"):
         Clock(4, 8, 3).marks("0ep")
-    with pytest.raises(RecipeError, match="total"):
+    with refused(RecipeError, "marks-need-total", every="1ep"):
         Clock(4, 8).marks("1ep")
 
 
 def test_percent_needs_a_run():
     assert Clock(10, 1, 200).steps("5%") == 10
     assert Clock(10, 1, 3).steps("0.001%") == 1
-    with pytest.raises(RecipeError, match="share of the run"):
+    with refused(RecipeError, "share-of-unknown-run", duration="5%"):
         Clock(10, 1).steps("5%")
-    with pytest.raises(RecipeError, match="share of the run"):
+    with refused(RecipeError, "share-of-unknown-run", duration="100%"):
         Clock.for_run(10, 1, "100%")
 
 
@@ -166,10 +166,10 @@ def test_a_run_has_a_step_unless_none_was_asked_for():
 @pytest.mark.parametrize("bad", [-1, 1.5, "3", True])
 @pytest.mark.parametrize("name", ["examples", "batch", "total"])
 def test_the_clock_refuses_what_is_not_a_count(name, bad):
-    with pytest.raises(RecipeError, match=name):
+    with refused(RecipeError, "clock-field", name=name, value=repr(bad)):
         Clock(**{"examples": 10, "batch": 2, "total": 5, name: bad})
     for empty in [(0, 2), (10, 0)]:
-        with pytest.raises(RecipeError, match="1 or more"):
+        with refused(RecipeError, "clock-field", least=1):
             Clock(*empty)
 
 

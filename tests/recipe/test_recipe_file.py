@@ -8,6 +8,7 @@ import pytest
 import chipwise as cw
 import tasks
 from chipwise.recipe.recipe_file import write_recipe
+from refusals import refused
 
 
 def test_a_built_in_recipe_moved_and_loaded_again(tmp_path):
@@ -21,7 +22,7 @@ def test_a_built_in_recipe_moved_and_loaded_again(tmp_path):
     assert loaded.describe() == new.describe()
     assert loaded.validated.point.batch == 256
     assert cw.load(str(to), ["lr=0.01"]).optimizer.lr.init < 0.01  # settings go on top
-    with pytest.raises(cw.RecipeError, match="exists and is not overwritten"):
+    with refused(cw.RecipeError, "recipe-file-exists", path=str(to)):
         write_recipe(to, old=old, new=new, spec="mnist", title="Again.")
     assert to.read_text() == text and [p.name for p in tmp_path.iterdir() if p.suffix == ".py"] == ["big.py"]
 
@@ -51,22 +52,36 @@ def test_where_a_new_recipe_was_validated_itself(tmp_path):
     assert (loaded.validated.source, loaded.validated.forgetting) == ('a "sweep"', (0.1, 0.2))
     assert loaded.validated.point.optimizer == optimizer
     elsewhere = dataclasses.replace(new, batch=128)
-    with pytest.raises(cw.RecipeError, match="validated at other settings"):
+    with refused(cw.RecipeError, "validation-unwritable"):
         write_recipe(tmp_path / "other.py", old=old, new=elsewhere, spec="digits", title="Other.")
 
 
 @pytest.mark.parametrize(
-    "changes, name, expected",
+    "changes, name, code",
     [
-        ({}, "new.txt", "ends in .py"),
-        ({"optimizer": cw.adamw(lr=optax.cosine_decay_schedule(0.1, 9))}, "new.py", "number or a schedule"),
-        ({"optimizer": cw.sgd(lr=0.1)}, "new.py", "cannot be written"),
-        ({"task": tasks.task(eval=None)}, "new.py", "another task"),
+        ({}, "new.txt", "not-a-recipe-file"),
+        ({"optimizer": cw.adamw(lr=optax.cosine_decay_schedule(0.1, 9))}, "new.py", "setting-unwritable"),
+        ({"optimizer": cw.sgd(lr=0.1)}, "new.py", "optimizer-unwritable"),
+        ({"task": tasks.task(eval=None)}, "new.py", "task-unwritable"),
     ],
 )
-def test_what_cannot_be_written_is_said_and_not_written(tmp_path, changes, name, expected):
+def test_what_cannot_be_written_is_said_and_not_written(tmp_path, changes, name, code):
     old = tasks.recipe()
     new = tasks.recipe(**{"task": old.task, **changes})
-    with pytest.raises(cw.RecipeError, match=expected):
+    with refused(cw.RecipeError, code):
         write_recipe(tmp_path / name, old=old, new=new, spec="digits", title="No.")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_optimizer_of_optax_is_written_by_its_settings(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import optax\nimport chipwise as cw\nimport tasks\n\n\ndef recipe():\n"
+        "    return tasks.recipe(optimizer=cw.from_optax(optax.lion, learning_rate=cw.cosine(0.1)))\n"
+    )
+    spec = f"{tmp_path / 'mine.py'}:recipe"
+    old = cw.load(spec)
+    rate = cw.warmup(cw.cosine(0.01), "5%")
+    new = dataclasses.replace(old, optimizer=old.optimizer.replace(learning_rate=rate))
+    to = write_recipe(tmp_path / "new.py", old=old, new=new, spec=spec, title="New.")
+    assert "from chipwise import cosine, warmup\n" in to.read_text()
+    assert cw.load(str(to)).optimizer == new.optimizer

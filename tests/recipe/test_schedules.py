@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import math
 
 import jax
@@ -14,18 +15,20 @@ from hypothesis import strategies as st
 
 from chipwise.errors import RecipeError
 from chipwise.recipe.duration import Clock, Duration
+from chipwise.recipe.schedule import as_schedule, constant, function
 from chipwise.recipe.schedules import (
-    as_schedule,
-    constant,
+    as_typed,
     cosine,
     exponential,
-    function,
+    from_json,
+    held,
     linear,
     one_cycle,
     one_cycle_momentum,
     piecewise,
     warmup,
 )
+from refusals import refused
 
 CLOCK = Clock.for_run(50_000, 512, "24ep")  # 2,344 steps
 EXAMPLES = [
@@ -215,45 +218,63 @@ def test_durations_may_be_given_as_values():
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "code", "facts"),
     [
-        (lambda: one_cycle(0.4, warmup="0st"), "longer than zero"),
-        (lambda: one_cycle(0.4, warmup="5epochs"), "5ep"),
-        (lambda: one_cycle(0.4, warmup="5ep", shape="cosin"), "cosine"),
-        (lambda: one_cycle("0.4"), "finite number"),
-        (lambda: constant(math.nan), "finite number"),
-        (lambda: constant(True), "finite number"),
-        (lambda: one_cycle_momentum(0.85, 0.95), "low <= high"),
-        (lambda: one_cycle_momentum(1.0, 0.95), "low <= high"),
-        (lambda: piecewise({"10st": 0.1}), "0st"),
-        (lambda: piecewise({"0st": 0.1, "0ep": 0.2}), "same duration"),
-        (lambda: piecewise({"0st": 0.1, "1ep": 0.2, "1.0ep": 0.3}), "same duration"),
-        (lambda: piecewise({"0st": "0.1"}), "finite number"),
-        (lambda: piecewise({}), "dict"),
-        (lambda: piecewise(3), "dict"),
-        (lambda: exponential(0.1, 0.0, decay="5st"), "above 0"),
-        (lambda: exponential(0.1, 0.5, decay="0st"), "longer than zero"),
-        (lambda: warmup("0.1", "5st"), "warmup's schedule"),
-        (lambda: as_schedule("0.1", "lr"), "lr is '0.1'"),
-        (lambda: exponential(0.1, 2, decay="9st").with_peak(1), "no peak to set"),
-        (lambda: cosine(0.1).with_peak("1"), "finite number"),
-        (lambda: linear(0, 0).with_peak(1), "nowhere above 0"),
-        (lambda: function(math.sqrt).with_peak(1), "function"),
-        (lambda: as_schedule(None), "one_cycle"),
-        (lambda: linear(0, 1).table(Clock(10, 1)), "total"),
-        (lambda: linear(0, 1).table(Clock(10, 1), 0, 3), "total"),
-        (lambda: linear(0, 1).table(Clock(10, 1, 5), 3, 2), "start <= stop"),
-        (lambda: linear(0, 1).table(Clock(10, 1, 5), -1), "start <= stop"),
-        (lambda: piecewise({"0st": 1, "1st": 2, "0.1ep": 3}).table(Clock(10, 1, 5)), "step 1"),
-        (lambda: exponential(1, 1e30, decay="1st").table(Clock(10, 1, 99)), "inf at step 2"),
-        (lambda: as_schedule(lambda step: math.nan).table(Clock(10, 1, 5)), "nan at step 0"),
-        (lambda: as_schedule(lambda step: "a").table(Clock(10, 1, 5)), "one number"),
+        (lambda: one_cycle(0.4, warmup="0st"), "length-zero", {"name": "warmup"}),
+        (lambda: one_cycle(0.4, warmup="5epochs"), "duration-unreadable", {"near": "5ep"}),
+        (lambda: one_cycle(0.4, warmup="5ep", shape="cosin"), "shape-unknown", {"near": "cosine"}),
+        (lambda: one_cycle("0.4"), "schedule-number", {"name": "peak", "value": "'0.4'"}),
+        (lambda: constant(math.nan), "schedule-number", {"value": "nan"}),
+        (lambda: constant(True), "schedule-number", {"value": "True"}),
+        (lambda: one_cycle_momentum(0.85, 0.95), "momentum-range", {}),
+        (lambda: one_cycle_momentum(1.0, 0.95), "momentum-range", {}),
+        (lambda: piecewise({"10st": 0.1}), "first-piece-missing", {}),
+        (lambda: piecewise({"0st": 0.1, "0ep": 0.2}), "pieces-twice", {}),
+        (lambda: piecewise({"0st": 0.1, "1ep": 0.2, "1.0ep": 0.3}), "pieces-twice", {}),
+        (lambda: piecewise({"0st": "0.1"}), "schedule-number", {"name": "0st"}),
+        (lambda: piecewise({}), "pieces-expected", {}),
+        (lambda: piecewise(3), "pieces-expected", {"pieces": "3"}),
+        (lambda: exponential(0.1, 0.0, decay="5st"), "decay-rate-range", {}),
+        (lambda: exponential(0.1, 0.5, decay="0st"), "length-zero", {"name": "decay"}),
+        (lambda: warmup("0.1", "5st"), "not-a-schedule", {"name": "warmup's schedule"}),
+        (lambda: as_schedule("0.1", "lr"), "not-a-schedule", {"name": "lr", "value": "'0.1'"}),
+        (lambda: exponential(0.1, 2, decay="9st").with_peak(1), "schedule-without-peak", {}),
+        (lambda: cosine(0.1).with_peak("1"), "peak-not-a-number", {"peak": "'1'"}),
+        (lambda: linear(0, 0).with_peak(1), "schedule-never-above-zero", {}),
+        (lambda: function(math.sqrt).with_peak(1), "schedule-without-peak", {}),
+        (lambda: as_schedule(None), "not-a-schedule", {"name": "schedule", "value": "None"}),
+        (lambda: function(math.sqrt).scaled(2), "function-values", {"schedule": "function(math.sqrt)"}),
+        (lambda: function(math.sqrt).stretched(double), "function-lengths", {}),
+        (lambda: linear(0, 1).table(Clock(10, 1)), "schedule-needs-total", {}),
+        (lambda: linear(0, 1).table(Clock(10, 1), 0, 3), "schedule-needs-total", {}),
+        (lambda: linear(0, 1).table(Clock(10, 1, 5), 3, 2), "schedule-steps", {"start": 3, "stop": 2}),
+        (lambda: linear(0, 1).table(Clock(10, 1, 5), -1), "schedule-steps", {"start": -1}),
+        (
+            lambda: piecewise({"0st": 1, "1st": 2, "0.1ep": 3}).table(Clock(10, 1, 5)),
+            "pieces-on-one-step",
+            {"step": 1},
+        ),
+        (
+            lambda: exponential(1, 1e30, decay="1st").table(Clock(10, 1, 99)),
+            "schedule-not-finite",
+            {"value": math.inf, "step": 2},
+        ),
+        (
+            lambda: as_schedule(lambda step: math.nan).table(Clock(10, 1, 5)),
+            "schedule-not-finite",
+            {"step": 0},
+        ),
+        (lambda: as_schedule(lambda step: "a").table(Clock(10, 1, 5)), "function-value", {"value": "'a'"}),
     ],
 )
-def test_mistakes_are_named(make, says):
-    with pytest.raises(RecipeError) as caught:
+def test_mistakes_are_named(make, code, facts):
+    with refused(RecipeError, code, **facts):
         make()
-    assert says in str(caught.value)
+
+
+def double(length):
+    duration = Duration.parse(length)
+    return f"{duration.value * 2}{duration.unit}"
 
 
 @pytest.mark.parametrize(
@@ -266,8 +287,8 @@ def test_mistakes_are_named(make, says):
         (one_cycle_momentum(0.8, 0.4), one_cycle_momentum(0.1, 0.05)),
         (exponential(0.2, 0.5, decay="9st", floor=0.2), exponential(0.05, 0.5, decay="9st", floor=0.05)),
         (piecewise({"0st": 0.2, "9st": 0.4}), piecewise({"0st": 0.05, "9st": 0.1})),
-        (warmup(0.3, "5%"), warmup(constant(0.1), "5%")),
-        (warmup(cosine(0.3), "5%"), warmup(cosine(0.1), "5%")),
+        (warmup(0.3, "5%"), warmup(0.1, "5%")),
+        (warmup(cosine(0.3), "5%", start=0.03), warmup(cosine(0.1), "5%", start=0.01)),
     ],
     ids=repr,
 )
@@ -289,17 +310,78 @@ def test_a_constant_needs_no_total():
 
 
 @pytest.mark.parametrize(
-    ("schedule", "says"),
+    ("schedule", "code"),
     [
-        (one_cycle(0.4, warmup="48ep"), "never reaches its peak"),
-        (one_cycle(0.4, warmup="100%"), "never reaches its peak"),
-        (one_cycle_momentum(warmup="48ep"), "never reaches its low value"),
-        (warmup(cosine(0.1), "48ep"), "never reaches its inner"),
-        (warmup(one_cycle(0.4, warmup="48ep"), "1ep"), "never reaches its peak"),
-        (piecewise({"0st": 0.1, "2344st": 0.01}), "0.01 is never used"),
+        (one_cycle(0.4, warmup="48ep"), "peak-never-reached"),
+        (one_cycle(0.4, warmup="100%"), "peak-never-reached"),
+        (one_cycle_momentum(warmup="48ep"), "low-never-reached"),
+        (warmup(cosine(0.1), "48ep"), "warmup-never-ends"),
+        (warmup(one_cycle(0.4, warmup="48ep"), "1ep"), "peak-never-reached"),
+        (piecewise({"0st": 0.1, "2344st": 0.01}), "piece-never-used"),
     ],
 )
-def test_what_is_probably_not_meant_is_said(schedule, says):
-    (warning,) = schedule.warnings(CLOCK)
-    assert says in warning and "2344" in warning
+def test_what_is_probably_not_meant_is_said(schedule, code):
+    (warning,) = schedule.warnings(CLOCK, "lr")
+    assert (warning.code, warning["setting"], warning["total"]) == (code, "lr", 2344)
+    assert "2344" in str(warning) or "2,344" in str(warning)
     assert schedule.warnings(Clock(50_000, 512)) == []
+
+
+@by_name
+def test_a_stored_schedule_is_made_again_and_shown_as_typed(schedule):
+    stored = json.loads(json.dumps(schedule.json(), allow_nan=False))
+    assert stored["schedule"] == type(schedule).__name__ and as_typed(stored) == repr(schedule)
+    if isinstance(schedule, function):
+        with refused(RecipeError, "function-stored", name=stored["call"]):
+            from_json(stored)
+    else:
+        assert from_json(stored) == schedule
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "one_cycle(0.4)",
+        None,
+        True,
+        {},
+        {"schedule": "eval", "x": 1},
+        {"schedule": "cosine"},
+        {"schedule": []},
+    ],
+)
+def test_what_is_no_stored_schedule_is_refused(value):
+    with refused(RecipeError, "stored-schedule-expected", value=repr(value)):
+        from_json(value)
+    assert as_typed(value) == str(value)
+
+
+@by_name
+def test_a_stretched_schedule_has_the_same_values_in_a_longer_run(schedule):
+    if isinstance(schedule, function):
+        return
+    longer = Clock(50_000, 512, 2 * CLOCK.total)
+
+    def in_steps(length):
+        return f"{2 * CLOCK.steps(length)}st"
+
+    twice = schedule.stretched(in_steps)
+    np.testing.assert_allclose(twice.table(longer)[::2], schedule.table(CLOCK), rtol=1e-6, atol=1e-9)
+    assert len(twice.lengths()) == len(schedule.lengths())
+
+
+@by_name
+def test_a_scaled_schedule_has_scaled_values_and_the_highest_is_known(schedule):
+    table = schedule.table(CLOCK)
+    assert schedule.highest(CLOCK) == pytest.approx(float(table.max()), rel=0.01)
+    if not isinstance(schedule, function):
+        np.testing.assert_allclose(schedule.scaled(0.5).table(CLOCK), table / 2, rtol=1e-5)
+
+
+@by_name
+def test_a_schedule_may_be_held_after_its_run(schedule):
+    whole, longer = schedule.table(CLOCK), held(schedule, CLOCK).table(Clock(50_000, 512, 10**8), 0, 3000)
+    assert longer[:2344].tobytes() == whole.tobytes()
+    assert (longer[2344:] == whole[-1]).all()
+    late = held(schedule, CLOCK).table(Clock(50_000, 512, 10**8), 10**6, 10**6 + 3)
+    assert late.tolist() == [whole[-1]] * 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import shlex
@@ -45,7 +44,7 @@ def check(
     loaded = load(recipe, set_ or (), data)
     findings = look(loaded, on)
     if json_:
-        shown = [dataclasses.asdict(finding) for finding in findings]
+        shown = [finding.json() for finding in findings]
         print(json.dumps({"schema": "chipwise.check/1", "recipe": loaded.name, "on": on, "findings": shown}))
         return
     for finding in findings:

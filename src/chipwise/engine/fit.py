@@ -90,7 +90,7 @@ def fit(
     )
     abstract = abstract_state(recipe)
     reporter.say(start_line(machine, layout, recipe.precision))
-    for text in [*warnings, *recipe.warnings()]:
+    for text in [*warnings, *map(str, recipe.warnings())]:
         reporter.warn(text)
 
     task = recipe.task

@@ -53,7 +53,7 @@ class Stepper:
         layout, said = lay_out(
             machine, recipe.batch, recipe.replicas, asked=on.devices is not None, exact=on.exact
         )
-        for text in [*said, *recipe.warnings()]:
+        for text in [*said, *map(str, recipe.warnings())]:
             warnings.warn(text, stacklevel=2)
         readers(task.train, on.workers)
         resident = loader.resident(task.train, machine.devices[0], on.feed)

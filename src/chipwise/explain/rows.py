@@ -14,6 +14,7 @@ from ..chips.catalogue import find
 from ..chips.targets import Target, names, parse
 from ..errors import DataError, DeviceError
 from ..planner.plans import Range
+from ..recipe.schedules import as_typed
 from ..words.facts import Fact, fact
 from ..words.figures import known, one_line
 from .published import Published
@@ -180,11 +181,14 @@ def as_range(found: Any) -> Range | None:
 
 
 def flat(stored: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """`{"a": {"b": 1}}` as `{"a.b": 1}`."""
-    found: dict[str, Any] = {}
+    """`{"a": {"b": 1}}` as `{"a.b": 1}`; a stored schedule as the text that one types."""
+    flatter: dict[str, Any] = {}
     for key, value in stored.items():
-        found |= flat(value, f"{path}{key}.") if isinstance(value, Mapping) else {f"{path}{key}": value}
-    return found
+        if isinstance(value, Mapping) and "schedule" not in value:
+            flatter |= flat(value, f"{path}{key}.")
+        else:
+            flatter[f"{path}{key}"] = as_typed(value) if isinstance(value, Mapping) else value
+    return flatter
 
 
 def mapping(stored: Mapping[str, Any], name: str) -> Mapping[str, Any]:

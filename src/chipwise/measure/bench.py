@@ -102,7 +102,7 @@ def measure_train(
         machine, recipe.batch, recipe.replicas, asked=on.devices is not None, exact=on.exact
     )
     reporter.say(start_line(machine, layout, recipe.precision))
-    for text in [*said, *recipe.warnings()]:
+    for text in [*said, *map(str, recipe.warnings())]:
         reporter.warn(text)
     readers(task.train, on.workers)
     resident = loader.resident(task.train, machine.devices[0], on.feed)

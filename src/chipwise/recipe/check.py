@@ -2,44 +2,69 @@
 
 It starts from `recipe.warnings()`, which says what a recipe cannot do, and adds what rarely works. What is
 usual comes from the recipe's own `validated` point, moved to the given batch by the rules of
-`chipwise.transfer`, and where a recipe has none from bands that hold for most nets.
+`cw.transfer`, and where a recipe has none from bands that hold for most nets.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
 from ..chips.targets import Target, parse
-from ..engine.layout import exact_counts
 from ..errors import RecipeError
-from ..study.move.limits import HIGHEST_ADAM, LEAST_FOR_BATCH_NORM, has_batch_norm, starts_at_its_peak
-from ..study.move.rules import WANG, forgetting, rate_factor
-from ..study.move.values import peak, rounded
-from .duration import Clock
-from .optimizers import adam, adamw, sgd
+from ..words.facts import Fact, fact, say
+from .optimizers import HIGHEST_ADAM as HIGHEST_ADAM
 from .recipe import Recipe, Validated
-from .schedules import as_schedule, exponential, function, warmup
+from .schedule import Schedule, as_schedule, function, rounded
+from .schedules import warmup
 
+LEAST_FOR_BATCH_NORM = 16
+"""Examples below which batch norm's accuracy falls (Wu & He 2018, arXiv:1803.08494, figure 1: a ResNet-50's
+error is 23.6 % at 32 examples, 23.7 at 16, 24.8 at 8, 27.3 at 4)."""
 _FAR = 10.0  # times the rate that the rules give
-_USUAL_RATES = {"sgd": (1e-3, 3.0), "adam": (1e-6, HIGHEST_ADAM), "adamw": (1e-6, HIGHEST_ADAM)}
 _SUDDEN = 2.0  # SGD's rate over (1 - momentum) from which a run should not start with it
 _SUBLANES = 8  # a TPU pads the rows of an array to so many
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One doubt: what was `given`, what is `usual`, `why`, and what to `type`. `str()` is one line."""
+    """One doubt, a `fact` with four texts: what was `given`, what is `usual`, `why`, and what to `type`.
 
-    given: str
-    usual: str
-    why: str
-    type: str
+    `str()` is one line; `code` tells doubts apart.
+    """
+
+    fact: Fact
+
+    @property
+    def code(self) -> str:
+        return self.fact.code
+
+    @property
+    def given(self) -> str:
+        return say(self.fact)
+
+    @property
+    def usual(self) -> str:
+        return say(self.fact, "usual")
+
+    @property
+    def why(self) -> str:
+        return say(self.fact, "why")
+
+    @property
+    def type(self) -> str:
+        return say(self.fact, "type")
 
     def __str__(self) -> str:
-        return f"{self.given}; usual: {self.usual}, because {self.why}. Type {self.type}."
+        return say(fact("finding", given=self.given, usual=self.usual, why=self.why, type=self.type))
+
+    def json(self) -> dict[str, Any]:
+        """The fact's code and numbers, and the four texts."""
+        texts = {"given": self.given, "usual": self.usual, "why": self.why, "type": self.type}
+        return {"code": self.code, **texts, "numbers": dict(self.fact.numbers)}
 
 
 def check(recipe: Recipe, on: str | None = None) -> list[Finding]:
@@ -51,189 +76,137 @@ def check(recipe: Recipe, on: str | None = None) -> list[Finding]:
     Raises `RecipeError` when the replicas do not divide the batch, `DeviceError` for an unknown target.
     """
     target = None if on is None else parse(on)
-    if recipe.batch % recipe.replicas:
-        near = recipe.batch // recipe.replicas * recipe.replicas or recipe.replicas
-        raise RecipeError(
-            f"batch={recipe.batch} is not divisible by replicas={recipe.replicas}: try --set batch={near}."
-        )
-    found = [_sentence(text) for text in recipe.warnings()]
-    if not recipe.clock.total:
-        return found
-    found += _schedules(recipe)
-    found += _rates(recipe)
-    if recipe.validated is not None and recipe.validated.point is not None:
-        found += _band(recipe, recipe.validated, recipe.validated.point)
-    found += _replicas(recipe)
-    found += _device(recipe, target)
-    if recipe.task.eval is None:
-        why = "the training loss does not tell learning from memorising"
-        given = "the task has no evaluation examples"
-        found.append(Finding(given, "some held out", why, "eval=... in its cw.Task"))
-    return found
+    batch, replicas = recipe.batch, recipe.replicas
+    if batch % replicas:
+        near = [n for n in (batch - batch % replicas, batch - batch % replicas + replicas) if n]
+        raise RecipeError("batch-indivisible", batch=batch, replicas=replicas, near=near)
+    facts = recipe.warnings()
+    if recipe.clock.total:
+        facts += _schedules(recipe) + _rates(recipe)
+        if recipe.validated is not None and recipe.validated.point is not None:
+            facts += _band(recipe, recipe.validated, recipe.validated.point)
+        facts += _replicas(recipe) + _device(recipe, target)
+        if recipe.task.eval is None:
+            facts.append(fact("no-evaluation"))
+    return [Finding(one) for one in facts]
 
 
-def _sentence(text: str) -> Finding:
-    """A sentence of `recipe.warnings()`, which says what cannot happen in this run."""
-    given = text.rstrip(".")
-    if text.startswith("duration="):
-        return Finding(given, "at least one step", "nothing is trained", "--set duration=1ep")
-    if text.startswith("batch="):
-        why = "a step that holds an example twice counts it twice"
-        return Finding(given, "a batch below the training set", why, "a smaller --set batch=...")
-    why = "what a schedule does after the last step never happens"
-    return Finding(
-        given, "a schedule that fits the run", why, "a longer --set duration=..., or lengths in percent"
-    )
-
-
-def _schedules(recipe: Recipe) -> list[Finding]:
+def _schedules(recipe: Recipe) -> list[Fact]:
     """Rates that never peak or never end. Only schedules whose length is not the run's can do that."""
     name, clock = recipe.optimizer.lr_name, recipe.clock
     schedule = recipe.optimizer.hyper[name]
-    free = schedule
-    while isinstance(free, warmup):
-        free = as_schedule(free.schedule)
     table = schedule.table(clock).astype(np.float64)
     highest = float(table.max())
-    if not isinstance(free, function | exponential) or len(table) < 2 or highest <= 0:
+    if schedule.fits_any_run or len(table) < 2 or highest <= 0:
         return []
-    last, steps = float(table[-1]), len(table)
-    fix = 'a schedule of this library, which knows the run, such as one_cycle(0.4, warmup="5ep")'
-    shown = f"{name}={schedule!r}"
+    last, about = float(table[-1]), {"setting": name, "schedule": repr(schedule), "steps": len(table)}
     if last == highest and last > table[-2]:
-        given = f"{shown} still rises at the last of {steps} steps"
-        return [Finding(given, "a peak within the run", "its length is longer than the run's", fix)]
+        return [Fact("rate-still-rising", about)]
     if last >= highest / 2 and last != table[-2]:
-        given = f"{shown} ends at {last / highest:.0%} of its peak and still falling"
-        return [Finding(given, "an end below a tenth", "its length is longer than the run's", fix)]
-    idle = steps - 1 - int(np.flatnonzero(table > 1e-5 * highest)[-1])
-    if idle >= steps / 10:
-        given = f"{shown} is 0 for the last {idle} of {steps} steps"
-        return [
-            Finding(
-                given, "an end at the end", "its length is shorter than the run's, the rest is wasted", fix
-            )
-        ]
-    if isinstance(free, function) and "piecewise_interpolate" in repr(free) and table[0] == highest:
-        given = f"{shown} starts at its peak"
-        why = "optax's one-cycle drops a warm-up of less than a step without a word"
-        return [Finding(given, "a rise from a lower rate", why, fix)]
+        return [Fact("rate-ends-high", about | {"share": last / highest})]
+    idle = len(table) - 1 - int(np.flatnonzero(table > 1e-5 * highest)[-1])
+    if idle >= len(table) / 10:
+        return [Fact("rate-idle", about | {"idle": idle})]
+    if _interpolates(schedule) and table[0] == highest:
+        return [Fact("rate-starts-at-peak", about)]
     return []
 
 
-def _rates(recipe: Recipe) -> list[Finding]:
+def _interpolates(schedule: Schedule) -> bool:
+    """Whether it is one of optax's one-cycles, which drop a warm-up of less than a step."""
+    while isinstance(schedule, warmup):
+        schedule = as_schedule(schedule.schedule)
+    name = getattr(schedule.call, "__qualname__", "") if isinstance(schedule, function) else ""
+    return name.startswith("piecewise_interpolate_schedule.")
+
+
+def _rates(recipe: Recipe) -> list[Fact]:
     optimizer, clock = recipe.optimizer, recipe.clock
-    if not isinstance(optimizer, sgd | adam | adamw):
+    if optimizer.usual_rates is None:
         return []
-    kind, rate = type(optimizer).__name__, peak(optimizer.lr, clock)
-    low, high = _USUAL_RATES[kind]
-    found = []
+    rate, (low, high) = optimizer.hyper["lr"].highest(clock), optimizer.usual_rates
+    facts = []
     if recipe.validated is None and not low <= rate <= high:
-        why = "the rate multiplies a mean gradient here, never a sum over the batch"
-        found.append(
-            Finding(
-                f"{kind}'s peak lr={rate:g}",
-                f"{low:g} to {high:g}",
-                why,
-                f"--set lr={_clip(rate, low, high):g}",
-            )
-        )
-    if isinstance(optimizer, sgd) and starts_at_its_peak(optimizer.hyper["lr"], recipe):
-        sudden = rounded(rate / (1 - peak(optimizer.momentum, clock)))
+        kind, clipped = optimizer.describe()["optimizer"], min(max(rate, low), high)
+        facts.append(fact("rate-unusual", optimizer=kind, lr=rate, low=low, high=high, near=clipped))
+    if "momentum" in optimizer.settings and recipe.starts_at_its_peak:
+        momentum = as_schedule(optimizer.settings["momentum"]).highest(clock)
+        sudden = rounded(rate / (1 - momentum))
         if sudden > _SUDDEN:
-            given = f"lr={rate:g} from the first step, {sudden:.3g} with momentum"
-            why = "gradients are largest at the start (Goyal et al. 2017, arXiv:1706.02677, section 2.2)"
-            found.append(
-                Finding(given, f"a warm-up above {_SUDDEN:g}", why, 'lr=cw.warmup(..., "5%") in the recipe')
-            )
-    return found
+            facts.append(fact("rate-sudden", lr=rate, with_momentum=sudden, limit=_SUDDEN))
+    return facts
 
 
-def _band(recipe: Recipe, validated: Validated, point: Recipe) -> list[Finding]:
+def _band(recipe: Recipe, validated: Validated, point: Recipe) -> list[Fact]:
     """How far the settings are from where the recipe worked."""
-    found: list[Finding] = []
-    kinds = type(recipe.optimizer), type(point.optimizer)
-    if kinds[0] is not kinds[1] or not isinstance(recipe.optimizer, sgd | adam | adamw):
-        return found
-    assert isinstance(point.optimizer, sgd | adam | adamw)
-    rate = peak(recipe.optimizer.lr, recipe.clock)
-    factor = rate_factor(point.optimizer, Fraction(recipe.batch, point.batch))
-    expected = rounded(peak(point.optimizer.lr, point.clock) * float(factor), 3)
+    facts: list[Fact] = []
+    factor = point.optimizer.rate_factor(Fraction(recipe.batch, point.batch))
+    if factor is None or type(recipe.optimizer) is not type(point.optimizer):
+        return facts
+    rate = recipe.optimizer.hyper["lr"].highest(recipe.clock)
+    expected = rounded(point.optimizer.hyper["lr"].highest(point.clock) * float(factor), 3)
     if rate <= expected / _FAR or rate >= expected * _FAR:
-        given = f"peak lr={rate:g} at batch {recipe.batch}"
-        why = f"that is the rate it worked with at batch {point.batch}, moved here by the rule"
-        found.append(Finding(given, f"about {expected:g}", why, f"--set lr={expected:g}"))
-    now, then = forgetting(recipe), forgetting(point)
+        facts.append(
+            fact("rate-far", lr=rate, batch=recipe.batch, expected=expected, point_batch=point.batch)
+        )
+    now, then, source = recipe.forgetting, point.forgetting, validated.source
     if now is not None and then:
         low, high = validated.forgetting or (rounded(then / 2, 3), rounded(then * 2, 3))
         # Two figures are what a band has; half and twice the point itself belong to it.
         if not low * 0.98 <= now <= high * 1.02:
-            assert isinstance(recipe.optimizer, sgd | adamw)
-            decay = peak(recipe.optimizer.weight_decay, recipe.clock)
             steps = recipe.clock.examples / recipe.batch
-            given = f"peak lr {rate:g} × weight_decay {decay:g} × {steps:.4g} steps an epoch = {now:.3g}"
-            why = f"it sets how fast weights forget ({WANG}), and there the recipe worked: {validated.source}"
-            fix = f"--set weight_decay={rounded(then / (rate * steps), 3):g}" if rate else "--set lr=..."
-            found.append(Finding(given, f"{low:g} to {high:g}", why, fix))
-    epochs = [_epochs(r) for r in (recipe, point)]
-    if epochs[0] < epochs[1] / 2:
-        given = f"{epochs[0]:.3g} epochs"
-        why = f"there the recipe worked: {validated.source}"
-        found.append(
-            Finding(
-                given,
-                f"{epochs[1]:.3g}",
-                why,
-                f"--set duration={point.duration}, if it is not for trying out",
-            )
+            decay = as_schedule(recipe.optimizer.settings["weight_decay"]).highest(recipe.clock)
+            about: dict[str, Any] = {"lr": rate, "weight_decay": decay, "steps": steps, "product": now}
+            about |= {"low": low, "high": high, "source": source}
+            if rate:
+                near = rounded(then / (rate * steps), 3)
+                facts.append(Fact("forgetting-far", about | {"near": near}))
+            else:
+                facts.append(Fact("forgetting-zero", about))
+    epochs, usual = recipe.epochs, point.epochs
+    if epochs < usual / 2:
+        facts.append(
+            fact("epochs-few", epochs=epochs, usual=usual, source=source, duration=str(point.duration))
         )
-    return found
+    return facts
 
 
-def _replicas(recipe: Recipe) -> list[Finding]:
-    group = recipe.batch // recipe.replicas
+def _replicas(recipe: Recipe) -> list[Fact]:
+    batch, replicas = recipe.batch, recipe.replicas
     point = recipe.validated and recipe.validated.point
     least = min(LEAST_FOR_BATCH_NORM, point.batch // point.replicas) if point else LEAST_FOR_BATCH_NORM
-    if group >= least or not has_batch_norm(recipe.task):
+    group = batch // replicas
+    if group >= least or not recipe.task.has_batch_norm:
         return []
-    fewer = max(recipe.batch // least, 1)
-    while recipe.batch % fewer:
+    fewer = max(batch // least, 1)
+    while batch % fewer:
         fewer -= 1
-    given = (
-        f"batch norm over {group} example{'s' * (group != 1)} a replica ({recipe.batch} / {recipe.replicas})"
-    )
-    why = "statistics over few are noise (Wu & He 2018, arXiv:1803.08494, figure 1)"
-    return [Finding(given, f"{least} or more", why, f"--set replicas={fewer}")]
+    return [fact("batch-norm-few", group=group, batch=batch, replicas=replicas, least=least, near=fewer)]
 
 
-def _device(recipe: Recipe, target: Target | None) -> list[Finding]:
-    found = []
-    group, replicas = recipe.batch // recipe.replicas, recipe.replicas
+def _device(recipe: Recipe, target: Target | None) -> list[Fact]:
+    facts = []
+    batch, replicas = recipe.batch, recipe.replicas
+    group = batch // replicas
     if (target is None or target.chip.kind == "TPU") and group % _SUBLANES:
         full = -(-group // _SUBLANES) * _SUBLANES
-        given = f"{group} example{'s' * (group != 1)} a replica"
-        why = f"a TPU pads them to {full}, and {1 - group / full:.0%} of its work is on padding"
-        usual = "a multiple of 8, best of 128, on a TPU"
         below = full - _SUBLANES  # where there are not examples enough for more
         fits = full if full * replicas <= recipe.clock.examples or not below else below
-        found.append(Finding(given, usual, why, f"--set batch={fits * replicas}"))
-    if target is None or target.devices == 1:
-        return found
-    if replicas % target.devices:
-        works = max(n for n in exact_counts(replicas) if n <= target.devices)
-        given = f"replicas={replicas} on the {target.devices} devices of {target.name}"
-        why = f"devices share replicas evenly, and here {works} of {target.devices} would work"
-        usual = f"a multiple of {target.devices}"
-        fix = -(-replicas // target.devices) * target.devices
-        batch = "" if recipe.batch % fix == 0 else f" --set batch={-(-recipe.batch // fix) * fix}"
-        found.append(Finding(given, usual, why, f"--set replicas={fix}{batch}"))
-    return found
-
-
-def _epochs(recipe: Recipe) -> float:
-    clock: Clock = recipe.clock
-    return (clock.total or 0) * clock.batch / clock.examples
-
-
-def _clip(value: float, low: float, high: float) -> float:
-    return min(max(value, low), high)
+        facts.append(fact("padding", group=group, full=full, share=1 - group / full, near=fits * replicas))
+    if target is not None and target.devices > 1 and replicas % target.devices:
+        devices = target.devices
+        works = max(n for n in range(1, devices + 1) if replicas % n == 0)
+        new = -(-replicas // devices) * devices
+        new_batch = [] if batch % new == 0 else [f"batch={-(-batch // new) * new}"]
+        settings = [f"replicas={new}", *new_batch]
+        facts.append(
+            fact(
+                "devices-idle",
+                replicas=replicas,
+                devices=devices,
+                target=target.name,
+                works=works,
+                settings=settings,
+            )
+        )
+    return facts

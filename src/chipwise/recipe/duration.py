@@ -26,11 +26,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from chipwise.errors import RecipeError, nearest
+from ..errors import RecipeError, near
 
 UNITS = {"ep": "epochs", "st": "steps", "ex": "examples", "%": "percent of the run"}
-
-GRAMMAR = "a number and a unit: '24ep' (epochs), '9360st' (steps), '1.2e6ex' (examples) or '5%' (of the run)"
 
 # Bounded digit counts: an unbounded exponent such as 1e999999999 would be built digit by digit.
 _NUMBER = r"(?:[0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18})(?:[eE][+-]?[0-9]{1,2})?"
@@ -73,18 +71,17 @@ class Duration:
         if isinstance(text, Duration):
             return text
         if not isinstance(text, str):
-            hint = f" Did you mean '{text}ep' or '{text}st'?" if _is_int(text) else ""
-            raise RecipeError(f"cannot read {text!r} as a duration: expected {GRAMMAR}.{hint}")
+            if _is_int(text):
+                raise RecipeError("duration-without-unit", duration=repr(text), number=str(text))
+            raise RecipeError("duration-unreadable", duration=repr(text), near=None)
         stripped = text.strip()
         match = _DURATION.fullmatch(stripped)
         if match is None:
-            raise RecipeError(f"cannot read {text!r} as a duration: expected {GRAMMAR}.{_suggest(stripped)}")
+            raise _unreadable(text, stripped)
         value, unit = Fraction(match[1]), match[2]
         if unit in ("st", "ex") and value.denominator != 1:
-            raise RecipeError(
-                f"{text!r} is not a whole number of {UNITS[unit]}: type '{_half_up(value)}{unit}', "
-                "or use 'ep' or '%', which may be fractions"
-            )
+            whole = f"{_half_up(value)}{unit}"
+            raise RecipeError("duration-fraction", duration=stripped, unit=UNITS[unit], whole=whole)
         return cls(value, unit, stripped)
 
     def __str__(self) -> str:
@@ -101,10 +98,7 @@ class Duration:
         if not isinstance(other, Duration):
             return NotImplemented
         if self.unit != other.unit:
-            raise RecipeError(
-                f"'{self}' and '{other}' have different units and cannot be compared: "
-                "turn both into steps with Clock.steps"
-            )
+            raise RecipeError("durations-not-comparable", first=str(self), second=str(other))
         return self.value < other.value
 
 
@@ -128,9 +122,7 @@ class Clock:
                 continue
             least = 0 if name == "total" else 1
             if not _is_int(value) or value < least:
-                raise RecipeError(
-                    f"the clock's {name} is {value!r}: expected a whole number, {least} or more"
-                )
+                raise RecipeError("clock-field", name=name, value=repr(value), least=least)
             object.__setattr__(self, name, operator.index(value))
 
     @classmethod
@@ -171,9 +163,9 @@ class Clock:
         """
         length = self._exact(Duration.parse(every))
         if not length:
-            raise RecipeError(f"an interval of '{every}' never ends: expected at least '1st'")
+            raise RecipeError("interval-zero", every=str(every))
         if self.total is None:
-            raise RecipeError(f"marks every '{every}' need the run's total, which this clock does not have")
+            raise RecipeError("marks-need-total", every=str(every))
         return list(self._marks(length, self.total))
 
     def epoch(self, step: int) -> int:
@@ -199,10 +191,7 @@ class Clock:
         if duration.unit == "ep":
             return duration.value * self.examples / self.batch
         if self.total is None:
-            raise RecipeError(
-                f"'{duration}' is a share of the run, whose length is not known here: "
-                "use epochs ('24ep'), steps ('9360st') or examples ('1.2e6ex')"
-            )
+            raise RecipeError("share-of-unknown-run", duration=str(duration))
         return duration.value * self.total / 100
 
 
@@ -222,15 +211,13 @@ def _is_int(value: object) -> bool:
     return True
 
 
-def _suggest(text: str) -> str:
-    """`" Did you mean ...?"` for a duration that does not parse, or an empty string."""
+def _unreadable(given: str, text: str) -> RecipeError:
     match = _LOOKS_LIKE.fullmatch(text)
     if match is None:
-        return ""
+        return RecipeError("duration-unreadable", duration=repr(given), near=None)
     number, word = match[1], match[2].lower()
     if not word:
-        return f" Did you mean '{number}ep' or '{number}st'?"
+        return RecipeError("duration-without-unit", duration=repr(given), number=number)
     unit = _WORDS.get(word)
-    if unit is not None:
-        return f" Did you mean '{number}{unit}'?"
-    return nearest(number + word, [number + unit for unit in UNITS])
+    meant = f"{number}{unit}" if unit else near(number + word, [number + unit for unit in UNITS])
+    return RecipeError("duration-unreadable", duration=repr(given), near=meant)

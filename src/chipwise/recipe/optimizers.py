@@ -23,24 +23,35 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from fractions import Fraction
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from chipwise.errors import RecipeError, nearest
-from chipwise.recipe.duration import Clock
-from chipwise.recipe.schedules import Schedule, as_schedule, callable_name, constant
+from ..errors import RecipeError, near
+from ..words.facts import Fact
+from .duration import Clock
+from .schedule import Schedule, as_schedule, callable_name, constant, plain
+from .schedules import held
 
 Tree = Any
 Scalars = dict[str, Any]
 
+HIGHEST_ADAM = 0.03
+"""Adam's rate from which few nets train: every weight may move by so much a step. A rule of thumb."""
+
 
 class Optimizer(ABC):
     """What a recipe holds and the step calls. Subclasses are frozen dataclasses."""
+
+    usual_rates: ClassVar[tuple[float, float] | None] = None
+    """Between which peak rates most nets train, where that is known."""
+    rate_power: ClassVar[float | None] = None
+    """The power of the batch that the rate goes with, where that is known."""
 
     @property
     @abstractmethod
@@ -58,9 +69,46 @@ class Optimizer(ABC):
         """Whether each value of a parameter moves by its own gradient, state, answer of `decay`, and the
         scalars alone (`clip`'s global norm aside), so that parameters may be cut anywhere."""
 
+    @property
     @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """What can be set, by name, as it was given: numbers, schedules, words."""
+
+    @abstractmethod
+    def _with(self, settings: dict[str, Any]) -> Optimizer:
+        """This optimizer with some of its settings replaced."""
+
+    @abstractmethod
+    def _about(self) -> dict[str, Any]:
+        """What kind of optimizer this is, as JSON values, with its name as `optimizer`."""
+
+    def rate_factor(self, k: Fraction) -> Fraction | float | None:
+        """What the rate is multiplied by at `k` times the batch: `k` for `sgd` (Goyal et al., 2017), its root
+        for Adam's kind (Malladi et al., 2022); None where no rule is known."""
+        if self.rate_power is None:
+            return None
+        return k if self.rate_power == 1 else math.sqrt(k)
+
+    def replace(self, **settings: Any) -> Optimizer:
+        """This optimizer with other `settings`. Raises `RecipeError` for a name that it does not have."""
+        for name in settings:
+            if name not in self.settings:
+                kind, known = self._about()["optimizer"], list(self.settings)
+                raise RecipeError(
+                    "no-such-setting", optimizer=kind, name=name, known=known, near=near(name, known)
+                )
+        return self._with(settings)
+
+    def held(self, clock: Clock) -> Optimizer:
+        """This optimizer for a run that goes on after the end of `clock`: every schedule then holds its last
+        value, and is the same to the bit before."""
+        varying = {n: held(s, clock) for n, s in self.hyper.items() if not isinstance(s, constant)}
+        return self._with(varying)
+
     def describe(self) -> dict[str, Any]:
-        """Every setting as plain JSON values, for the run folder and for comparing two runs."""
+        """Every setting as JSON values, for the run folder and for comparing two runs; a schedule is what its
+        `json()` gives."""
+        return self._about() | {name: plain(value) for name, value in self.settings.items()}
 
     @abstractmethod
     def _transform(self, hyper: Scalars, params: Tree) -> optax.GradientTransformation:
@@ -93,20 +141,17 @@ class Optimizer(ABC):
         """`hyper` as tables: for each key, the values of steps `start` to `stop - 1`, float32."""
         return {name: schedule.table(clock, start, stop) for name, schedule in self.hyper.items()}
 
-    def warnings(self, clock: Clock) -> list[str]:
-        """What is probably not meant on this clock, each sentence with the name of its setting."""
-        return [
-            f"{name}: {text}" for name, schedule in self.hyper.items() for text in schedule.warnings(clock)
-        ]
+    def warnings(self, clock: Clock) -> list[Fact]:
+        """What is probably not meant on this clock, each with its `setting`."""
+        return [fact for name, schedule in self.hyper.items() for fact in schedule.warnings(clock, name)]
 
     def _scalars(self, hyper: Scalars, dtype: Any) -> Scalars:
         if set(hyper) != set(self.hyper):
-            given, expected = sorted(hyper), sorted(self.hyper)
-            raise RecipeError(f"update got the hyperparameters {given}: expected exactly {expected}")
+            raise RecipeError("hyperparameters-differ", given=sorted(hyper), expected=sorted(self.hyper))
         scalars = {name: jnp.asarray(value).astype(dtype) for name, value in hyper.items()}
         for name, value in scalars.items():
             if value.shape != ():
-                raise RecipeError(f"hyperparameter {name} has shape {value.shape}: expected one number, ()")
+                raise RecipeError("hyperparameter-shape", name=name, shape=list(value.shape))
         return scalars
 
 
@@ -118,10 +163,15 @@ class _Named(Optimizer):
     def elementwise(self) -> bool:
         return True
 
-    def describe(self) -> dict[str, Any]:
-        return {"optimizer": type(self).__name__} | {
-            f.name: _plain(getattr(self, f.name)) for f in fields(self)
-        }
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def _with(self, settings: dict[str, Any]) -> Optimizer:
+        return replace(self, **settings)
+
+    def _about(self) -> dict[str, Any]:
+        return {"optimizer": type(self).__name__}
 
 
 @dataclass(frozen=True)
@@ -149,10 +199,13 @@ class sgd(_Named):
     decay: Any = "all"
     clip: Any = None
 
+    usual_rates: ClassVar[tuple[float, float] | None] = (1e-3, 3.0)
+    rate_power: ClassVar[float | None] = 1.0
+
     def __post_init__(self) -> None:
         _check(self, at_least_zero=("lr", "weight_decay"), below_one=("momentum",))
         if self.nesterov and _is_zero(self.momentum):
-            raise RecipeError("sgd(nesterov=True) needs a momentum above 0, such as momentum=0.9")
+            raise RecipeError("nesterov-without-momentum")
 
     @property
     def hyper(self) -> dict[str, Schedule]:
@@ -179,6 +232,9 @@ class adam(_Named):
     b2: Any = 0.999
     eps: float = 1e-8
     clip: Any = None
+
+    usual_rates: ClassVar[tuple[float, float] | None] = (1e-6, HIGHEST_ADAM)
+    rate_power: ClassVar[float | None] = 0.5
 
     def __post_init__(self) -> None:
         _check(self, at_least_zero=("lr", "eps"), below_one=("b1", "b2"))
@@ -211,6 +267,9 @@ class adamw(_Named):
     decay: Any = "all"
     clip: Any = None
 
+    usual_rates: ClassVar[tuple[float, float] | None] = (1e-6, HIGHEST_ADAM)
+    rate_power: ClassVar[float | None] = 0.5
+
     def __post_init__(self) -> None:
         _check(self, at_least_zero=("lr", "eps", "weight_decay"), below_one=("b1", "b2"))
 
@@ -227,28 +286,35 @@ class adamw(_Named):
 @dataclass(frozen=True, repr=False)
 class _FromOptax(Optimizer):
     make: Callable[..., optax.GradientTransformation]
-    settings: tuple[tuple[str, Any], ...]
+    given: tuple[tuple[str, Any], ...]
     elementwise: bool = False  # type: ignore[misc]  # a field in the place of the property
 
     @property
     def hyper(self) -> dict[str, Schedule]:
-        return {name: as_schedule(value, name) for name, value in self.settings}
+        return {name: as_schedule(value, name) for name, value in self.given}
 
     @property
     def lr_name(self) -> str:
-        names = [name for name, _ in self.settings]
         for name in ("lr", "learning_rate"):
-            if name in names:
+            if name in self.settings:
                 return name
-        raise RecipeError(f"{self!r} has no lr or learning_rate among its hyperparameters {names}")
+        raise RecipeError("no-rate", optimizer=repr(self), names=list(self.settings))
 
-    def describe(self) -> dict[str, Any]:
-        given = {name: _plain(value) for name, value in self.settings}
-        return {"optimizer": "from_optax", "make": callable_name(self.make)} | given
+    @property
+    def settings(self) -> dict[str, Any]:
+        return dict(self.given)
+
+    def _with(self, settings: dict[str, Any]) -> Optimizer:
+        return replace(self, given=tuple((self.settings | settings).items()))
+
+    def _about(self) -> dict[str, Any]:
+        about: dict[str, Any] = {"optimizer": "from_optax", "make": callable_name(self.make)}
+        return about | ({"elementwise": True} if self.elementwise else {})
 
     def __repr__(self) -> str:
-        given = "".join(f", {name}={value!r}" for name, value in self.settings)
-        return f"from_optax({callable_name(self.make)}{given})"
+        given = "".join(f", {name}={value!r}" for name, value in self.given)
+        cut = ", elementwise=True" if self.elementwise else ""
+        return f"from_optax({callable_name(self.make)}{cut}{given})"
 
     def _transform(self, hyper: Scalars, params: Tree) -> optax.GradientTransformation:
         return self.make(**hyper)
@@ -272,16 +338,10 @@ def from_optax(
     Raises `RecipeError` for a value that is neither a number nor a schedule.
     """
     if not callable(make) or not hyper:
-        raise RecipeError(
-            f"from_optax({make!r}): expected a function that makes an optax transformation, and its "
-            "hyperparameters by name, such as from_optax(optax.lion, learning_rate=1e-4)"
-        )
+        raise RecipeError("optax-maker-expected", make=repr(make))
     for name, value in hyper.items():
         if isinstance(value, bool | str | None):
-            raise RecipeError(
-                f"from_optax got {name}={value!r}, which cannot vary with the step: "
-                f"use functools.partial({callable_name(make)}, {name}={value!r})"
-            )
+            raise RecipeError("optax-setting-fixed", make=callable_name(make), name=name, value=repr(value))
         as_schedule(value, name)
     return _FromOptax(make, tuple(hyper.items()), elementwise)
 
@@ -304,7 +364,8 @@ def decays(params: Tree, decay: str | Callable[[str, Any], bool]) -> Tree:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         answer = decay(name, leaf)  # type: ignore[operator]
         if not isinstance(answer, bool | np.bool_):
-            raise RecipeError(f"{callable_name(decay)}({name!r}, leaf) is {answer!r}: expected True or False")  # type: ignore[arg-type]
+            function = callable_name(decay)  # type: ignore[arg-type]
+            raise RecipeError("decay-answer", function=function, path=name, answer=repr(answer))
         return bool(answer)
 
     return jax.tree_util.tree_map_with_path(chosen, params)
@@ -369,10 +430,7 @@ def _widen(params: Tree) -> tuple[Tree, Any]:
     leaves = [jnp.asarray(leaf).dtype for leaf in jax.tree.leaves(params)]
     wrong = [str(dtype) for dtype in leaves if not jnp.issubdtype(dtype, jnp.floating)]
     if wrong:
-        raise RecipeError(
-            f"the parameters have leaves of {', '.join(sorted(set(wrong)))}, which have no gradient: "
-            "keep them in the task's state"
-        )
+        raise RecipeError("parameters-without-gradient", dtypes=sorted(set(wrong)))
     dtype = max([jnp.dtype(jnp.float32), *map(_at_least_float32, leaves)], key=lambda d: d.itemsize)
     return jax.tree.map(lambda p: jnp.asarray(p).astype(dtype), params), dtype
 
@@ -390,30 +448,18 @@ def _is_zero(value: Any) -> bool:
 
 def _check(optimizer: Any, at_least_zero: tuple[str, ...], below_one: tuple[str, ...]) -> None:
     """Raises `RecipeError` unless each setting is a schedule, or a number in its range."""
+    kind = type(optimizer).__name__
     for name in (*at_least_zero, *below_one):
-        value = getattr(optimizer, name)
-        schedule = as_schedule(value, f"{type(optimizer).__name__}'s {name}")
-        number = schedule.value if isinstance(schedule, constant) else 0.0
-        limit = 1.0 if name in below_one else math.inf
-        if not 0 <= number < limit:
-            raise RecipeError(
-                f"{type(optimizer).__name__}'s {name} is {number}: expected 0 <= {name} < {limit}"
-            )
+        schedule = as_schedule(getattr(optimizer, name), f"{kind}'s {name}")
+        value = schedule.value if isinstance(schedule, constant) else 0.0
+        if not 0 <= value < math.inf:
+            raise RecipeError("setting-below-zero", optimizer=kind, name=name, value=value)
+        if name in below_one and value >= 1:
+            raise RecipeError("average-range", optimizer=kind, name=name, value=value)
     if (clip := getattr(optimizer, "clip", None)) is not None:
-        schedule = as_schedule(clip, f"{type(optimizer).__name__}'s clip")
+        schedule = as_schedule(clip, f"{kind}'s clip")
         if isinstance(schedule, constant) and schedule.value <= 0:
-            raise RecipeError(f"clip is {clip!r}: expected a norm above 0, or None for no clipping")
+            raise RecipeError("clip-not-above-zero", clip=schedule.value)
     decay = getattr(optimizer, "decay", "all")
     if decay not in ("all", "kernels") and not callable(decay):
-        raise RecipeError(
-            f"decay is {decay!r}: expected 'all', 'kernels' or a function of (path, leaf)."
-            f"{nearest(str(decay), ('all', 'kernels'))}"
-        )
-
-
-def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, np.integer | np.floating):
-        return value.item()
-    return repr(value) if isinstance(value, Schedule) else callable_name(value)
+        raise RecipeError("decay-unknown", decay=repr(decay), near=near(str(decay), ("all", "kernels")))

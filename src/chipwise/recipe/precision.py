@@ -20,7 +20,7 @@ from contextvars import ContextVar
 import jax
 import jax.numpy as jnp
 
-from ..errors import RecipeError, nearest
+from ..errors import RecipeError, near
 
 _PRODUCTS = {"f32": "highest", "tf32": "tensorfloat32", "bf16": "default"}
 TPU_PASSES = {"f32": 6, "tf32": 3, "bf16": 1}
@@ -34,13 +34,10 @@ def check(precision: str) -> None:
     if precision in _PRODUCTS:
         return
     if precision in ("fp16", "f16", "float16"):
-        raise RecipeError(
-            f"precision={precision!r} overflows without loss scaling and TPUs do not have it: "
-            f'use precision="bf16".'
-        )
+        raise RecipeError("precision-fp16", precision=precision)
     aliases = {"float32": "f32", "fp32": "f32", "bfloat16": "bf16"}
-    hint = f" Did you mean '{aliases[precision]}'?" if precision in aliases else nearest(precision, _PRODUCTS)
-    raise RecipeError(f"precision={precision!r} is not one of {', '.join(_PRODUCTS)}.{hint}")
+    close = aliases.get(precision) or near(str(precision), _PRODUCTS)
+    raise RecipeError("precision-unknown", precision=repr(precision), known=list(_PRODUCTS), near=close)
 
 
 def products(precision: str):

@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..data.sources import spec_of
-from ..errors import DataError, RecipeError, nearest
+from ..errors import DataError, RecipeError, near
+from ..words.facts import Fact, fact
 from . import precision as precisions
 from .duration import Clock, Duration
 from .optimizers import Optimizer
+from .schedule import as_schedule
+from .schedules import as_typed
 from .task import Task
 
 
@@ -26,12 +29,10 @@ def _refuse_unknown(cls):
     def __init__(self, **given):
         for name in given:
             if name not in names:
-                raise RecipeError(
-                    f"Recipe has no field '{name}'.{nearest(name, names)} Fields: {', '.join(names)}."
-                )
+                raise RecipeError("no-such-field", name=name, known=names, near=near(name, names))
         missing = [name for name in needed if name not in given]
         if missing:
-            raise RecipeError(f"Recipe needs {', '.join(missing)}, for example {_EXAMPLES[missing[0]]}.")
+            raise RecipeError("fields-missing", names=missing, example=_EXAMPLES[missing[0]])
         init(self, **given)
 
     cls.__init__ = __init__
@@ -97,25 +98,20 @@ class Recipe:
 
     def __post_init__(self):
         if not isinstance(self.task, Task):
-            raise RecipeError(f"task must be a cw.Task, got {type(self.task).__name__}.")
+            raise RecipeError("task-expected", kind=type(self.task).__name__)
         if not isinstance(self.optimizer, Optimizer):
-            raise RecipeError(
-                f"optimizer must be cw.sgd(...), cw.adam(...), cw.adamw(...) or cw.from_optax(...), "
-                f"got {type(self.optimizer).__name__}."
-            )
+            raise RecipeError("optimizer-expected", kind=type(self.optimizer).__name__)
         for name in ("batch", "replicas", "seed"):
             value, least = getattr(self, name), 0 if name == "seed" else 1
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise RecipeError(f"{name}={value!r} must be a whole number of at least {least}.")
+                raise RecipeError("field-not-whole", name=name, value=repr(value), least=least)
         if self.seed >= 2**32:
-            raise RecipeError(f"seed={self.seed} must be below 2^32 = {2**32}.")
+            raise RecipeError("seed-too-large", seed=self.seed)
         if self.ema is not None and not 0 < self.ema < 1:
-            raise RecipeError(f"ema={self.ema!r} must lie between 0 and 1, for example ema=0.999.")
+            raise RecipeError("ema-range", ema=self.ema)
         precisions.check(self.precision)
         if Duration.parse(self.duration).unit == "%":
-            raise RecipeError(
-                f'duration="{self.duration}" is a share of itself; give "24ep", "9360st" or "1.2e6ex".'
-            )
+            raise RecipeError("duration-of-itself", duration=str(self.duration))
         if self.validated is not None and self.validated.point is None:
             point = dataclasses.replace(self, validated=None)
             object.__setattr__(self, "validated", dataclasses.replace(self.validated, point=point))
@@ -125,9 +121,31 @@ class Recipe:
         """Converts any duration to steps: knows the training set's size, the batch and the total."""
         examples = len(self.task.train)
         if not examples:
-            raise DataError("The training source is empty (len() is 0): there is nothing to train on.")
+            raise DataError("training-source-empty")
         clock = Clock(examples=examples, batch=self.batch, total=None)
         return dataclasses.replace(clock, total=clock.steps(self.duration))
+
+    @property
+    def epochs(self) -> float:
+        """How often the run takes every example."""
+        clock = self.clock
+        return (clock.total or 0) * clock.batch / clock.examples
+
+    @property
+    def forgetting(self) -> float | None:
+        """Peak rate x weight decay x steps an epoch, one over the epochs over which weights average their
+        updates (Wang & Aitchison 2024, arXiv:2405.13698); None for an optimizer without weight decay."""
+        optimizer, clock = self.optimizer, self.clock
+        if optimizer.rate_power is None or "weight_decay" not in optimizer.settings:
+            return None
+        decay = as_schedule(optimizer.settings["weight_decay"]).highest(clock)
+        return optimizer.hyper["lr"].highest(clock) * decay * clock.examples / self.batch
+
+    @property
+    def starts_at_its_peak(self) -> bool:
+        """Whether no step has a higher rate than the first, which is above 0."""
+        table = self.optimizer.hyper[self.optimizer.lr_name].table(self.clock)
+        return bool(table.size) and float(table[0]) == float(table.max()) > 0
 
     def transfer(
         self,
@@ -195,36 +213,30 @@ class Recipe:
         ]
         described = dict(self.optimizer.describe())
         rows.append(("optimizer", str(described.pop("optimizer"))))
-        rows += [(f"  {key}", str(value)) for key, value in described.items() if value is not None]
+        rows += [(f"  {key}", as_typed(value)) for key, value in described.items() if value is not None]
         rows += [("precision", self.precision), ("seed", str(self.seed))]
         if self.ema is not None:
             rows.append(("ema", str(self.ema)))
         return rows
 
-    def warnings(self) -> list[str]:
-        """What this recipe says but cannot do, one sentence each."""
+    def warnings(self) -> list[Fact]:
+        """What this recipe says but cannot do."""
         clock = self.clock
-        assert clock.total is not None
-        found = []
+        warnings = []
         if clock.total == 0:
-            found.append(f'duration="{self.duration}" is 0 steps: nothing will be trained.')
+            warnings.append(fact("duration-zero", duration=str(self.duration)))
         if self.batch > clock.examples:
-            found.append(
-                f"batch={self.batch} is larger than the {clock.examples} training examples: "
-                f"each step repeats some of them."
-            )
-        for name, schedule in self.optimizer.hyper.items():
-            found += [f"{name}: {text}" for text in schedule.warnings(clock)]
-        return found
+            warnings.append(fact("batch-above-examples", batch=self.batch, examples=clock.examples))
+        return warnings + self.optimizer.warnings(clock)
 
 
 def difference(stored: dict, given: dict, path: str = "") -> list[tuple[str, Any, Any]]:
     """What differs between two descriptions, as (setting, stored, given)."""
-    found: list[tuple[str, Any, Any]] = []
+    rows: list[tuple[str, Any, Any]] = []
     for key in sorted(set(stored) | set(given)):
         a, b = stored.get(key), given.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
-            found += difference(a, b, f"{path}{key}.")
+            rows += difference(a, b, f"{path}{key}.")
         elif a != b:
-            found.append((f"{path}{key}", a, b))
-    return found
+            rows.append((f"{path}{key}", a, b))
+    return rows

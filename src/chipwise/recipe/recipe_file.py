@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..atomic import replace_text
 from ..errors import RecipeError
-from . import schedules
 from .recipe import Recipe
-from .schedules import Schedule
+from .schedule import Schedule, function
 
-_SCHEDULES = sorted(
-    name
-    for name, value in vars(schedules).items()
-    if isinstance(value, type) and issubclass(value, Schedule) and value not in (Schedule, schedules.function)
-)
+_OTHERWISE = ("task", "optimizer", "validated")  # fields that are not written as they print
 
 
 def write_recipe(
@@ -41,22 +35,29 @@ def write_recipe(
     `DataError` when the folder cannot be written to.
     """
     to = new_file(path)
-    fields = _changes(old, new, ("task", "optimizer", "validated"))
+    fields = {
+        field.name: _text(field.name, getattr(new, field.name))
+        for field in dataclasses.fields(new)
+        if field.name not in _OTHERWISE and getattr(new, field.name) != getattr(old, field.name)
+    }
     if new.task is not old.task:
-        raise RecipeError(f"{new.name} has another task than {spec}: only settings can be written to a file.")
+        raise RecipeError("task-unwritable", name=new.name, recipe=spec)
+    used: list[str] = []
     lines = [f"    old = cw.load({_spec(spec, to)}, {_quoted(list(settings))}, data)"]
     if new.optimizer != old.optimizer:
-        if type(new.optimizer) is not type(old.optimizer) or hasattr(old.optimizer, "settings"):
-            raise RecipeError(f"{new.optimizer!r} cannot be written to a file: change it in {spec} itself.")
-        inner = _arguments(_changes(old.optimizer, new.optimizer, ()))
-        lines.append(f"    optimizer = dataclasses.replace(old.optimizer, {inner})")
+        before, after = old.optimizer.settings, new.optimizer.settings
+        if before.keys() != after.keys() or old.optimizer.replace(**after) != new.optimizer:
+            raise RecipeError("optimizer-unwritable", optimizer=repr(new.optimizer), recipe=spec)
+        changed = {name: value for name, value in after.items() if value != before[name]}
+        inner = _arguments({name: _text(name, value) for name, value in changed.items()})
+        lines.append(f"    optimizer = old.optimizer.replace({inner})")
+        used = sorted(set().union(*map(_names, changed.values())))
         fields["optimizer"] = "optimizer"
     if new.validated is not old.validated:
         lines.append(f"    validated = {_validated(new)}")
         fields["validated"] = "validated"
     lines.append(f"    return dataclasses.replace(old, {_arguments(fields)})" if fields else "    return old")
     body = "\n".join(lines)
-    used = [name for name in _SCHEDULES if re.search(rf"\b{name}\(", body)]
     here = "Path(__file__)" in body
     text = "\n".join(
         [
@@ -80,25 +81,29 @@ def new_file(path: str | os.PathLike) -> Path:
     """`path`, where a recipe file can be written. Raises `RecipeError` when it exists or is no `.py` file."""
     to = Path(path)
     if to.suffix != ".py":
-        raise RecipeError(f"{to} is not a recipe file: give --apply a name that ends in .py.")
+        raise RecipeError("not-a-recipe-file", path=str(to))
     if to.exists():
-        raise RecipeError(f"{to} exists and is not overwritten: give --apply another name, or remove it.")
+        raise RecipeError("recipe-file-exists", path=str(to))
     return to
 
 
-def _changes(old: Any, new: Any, skipped: tuple[str, ...]) -> dict[str, str]:
-    """Field to the text of its new value, for the fields that differ."""
-    found = {}
-    for field in dataclasses.fields(new):
-        value = getattr(new, field.name)
-        if field.name in skipped or value == getattr(old, field.name):
-            continue
-        if not isinstance(value, Schedule | int | float | str | None) or "function(" in repr(value):
-            raise RecipeError(
-                f"{field.name}={value!r} cannot be written to a file: give a number or a schedule."
-            )
-        found[field.name] = _quoted(value)
-    return found
+def _text(name: str, value: Any) -> str:
+    """A new value as Python text. Raises `RecipeError` for one that is code."""
+    if not isinstance(value, Schedule | int | float | str | None) or function.__name__ in _names(value):
+        raise RecipeError("setting-unwritable", name=name, value=repr(value))
+    return _quoted(value)
+
+
+def _names(value: Any) -> set[str]:
+    """The names of the schedules in a setting."""
+    if not isinstance(value, Schedule):
+        return set()
+    stored: Any = value.json()
+    names = set()
+    while isinstance(stored, dict):
+        names.add(stored["schedule"])
+        stored = stored.get("of")
+    return names
 
 
 def _validated(new: Recipe) -> str:
@@ -106,7 +111,7 @@ def _validated(new: Recipe) -> str:
     if new.validated is None:
         return "None"
     if new.validated.point != dataclasses.replace(new, validated=None):
-        raise RecipeError(f"{new.name} was validated at other settings, which cannot be written to a file.")
+        raise RecipeError("validation-unwritable", name=new.name)
     band = "" if new.validated.forgetting is None else f", forgetting={new.validated.forgetting!r}"
     return f"cw.Validated(source={_quoted(new.validated.source)}{band})"
 

@@ -1,4 +1,4 @@
-"""Schedules: small values that become a table of one number per step.
+"""The schedules to write in a recipe, each a small value that becomes a table of one number per step.
 
     lr=one_cycle(0.4, warmup="5ep")            lr=piecewise({"0st": 0.1, "40000st": 0.01})
     lr=warmup(cosine(1e-3), "5%")              lr=exponential(0.01, 1 / math.e, decay="2000st", floor=1e-4)
@@ -8,18 +8,9 @@ Every length is a duration (see `chipwise.recipe.duration`), turned into steps b
 recipe's own clock, so a schedule neither contains nor needs the user's
 arithmetic and stretches with the run. Wherever a schedule is accepted, a plain
 number means `constant`, and any function of the step, such as an optax
-schedule, is accepted too.
+schedule, is accepted too. Which step has which value: see `chipwise.recipe.schedule`.
 
-The convention, for a run of `total` steps numbered 0 to `total - 1`:
-
-* step 0 has the schedule's start value. A ramp from 0 therefore makes a first
-  step of rate 0, as in the DavidNet code and in optax;
-* after a warm-up of `w` steps, step `w` has the peak;
-* the end value belongs to step `total`, one after the last. The last step that
-  runs still moves, by one step of the slope.
-
-Tables are computed on the host in float64 and rounded to float32 once. Linear
-parts use only operations that IEEE 754 rounds exactly; cosines and powers go
+Linear parts use only operations that IEEE 754 rounds exactly; cosines and powers go
 through the C library one value at a time, because NumPy's vector versions
 differ between processors and between places in an array. That is why these are
 not optax's schedules, which agree to rounding but run on the chip.
@@ -27,101 +18,48 @@ not optax's schedules, which agree to rounding but run on the chip.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any, ClassVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from chipwise.errors import RecipeError, nearest
-from chipwise.recipe.duration import Clock, Duration
-
-
-class Schedule(ABC):
-    """One number for each step of a run. Subclasses are frozen dataclasses."""
-
-    @abstractmethod
-    def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
-        """The values at `steps`, (n,) float64 whole numbers, as (n,) float64."""
-
-    def table(self, clock: Clock, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """The values of steps `start` to `stop - 1`: (stop - start,) float32, on the host.
-
-        `stop` is the run's total when not given. A part of the table has the
-        same bits as that part of the whole. Past the end of the run a schedule
-        keeps its end value.
-
-        Raises `RecipeError` when the range is empty backwards, when the clock
-        lacks a total the schedule needs, and when a value is not finite.
-        """
-        if stop is None:
-            stop = _total(clock, self)
-        if not 0 <= start <= stop:
-            raise RecipeError(f"steps {start} to {stop} of {self!r}: expected 0 <= start <= stop")
-        with np.errstate(over="ignore"):  # an overflow is reported below, with its step
-            values = self._values(np.arange(start, stop, dtype=np.float64), clock).astype(np.float32)
-        finite = np.isfinite(values)
-        if not finite.all():
-            at = int(np.argmin(finite))
-            raise RecipeError(f"{self!r} is {values[at]} at step {start + at}: expected a finite float32")
-        return values
-
-    @abstractmethod
-    def with_peak(self, peak: float) -> Schedule:
-        """The same shape with its highest value at `peak`: every value is scaled by the same factor.
-
-        What `--set lr=0.2` does to a schedule. Raises `RecipeError` when the
-        schedule has no highest value of its own, or it is 0.
-        """
-
-    def warnings(self, clock: Clock) -> list[str]:
-        """What is probably not meant on this clock, one sentence each; usually empty."""
-        return []
+from ..errors import RecipeError, near
+from ..words.facts import Fact
+from .duration import Clock, Duration
+from .schedule import (
+    Change,
+    Curve,
+    Lengthen,
+    Schedule,
+    as_schedule,
+    changed,
+    check_numbers,
+    constant,
+    function,
+    is_number,
+    late,
+)
 
 
 @dataclass(frozen=True)
-class constant(Schedule):
-    """`value` at every step."""
-
-    value: float
-
-    def __post_init__(self) -> None:
-        _check_numbers(self, "value")
-
-    def with_peak(self, peak: float) -> Schedule:
-        return constant(peak)
-
-    def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
-        return np.full_like(steps, self.value)
-
-
-@dataclass(frozen=True)
-class linear(Schedule):
+class linear(Curve):
     """A straight line from `start` at step 0 to `end` at step `total`."""
 
     start: float
     end: float
 
-    def __post_init__(self) -> None:
-        _check_numbers(self, "start", "end")
-
-    def with_peak(self, peak: float) -> Schedule:
-        return _scaled(self, max(self.start, self.end), peak, "start", "end")
+    NUMBERS: ClassVar[tuple[str, ...]] = ("start", "end")
 
     def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
-        return _between(self.start, self.end, np.minimum(steps / max(_total(clock, self), 1), 1.0))
+        return _between(self.start, self.end, np.minimum(steps / max(self._total(clock), 1), 1.0))
 
 
 @dataclass(frozen=True)
-class cosine(Schedule):
+class cosine(Curve):
     """Half a cosine from `peak` at step 0 to `end` at step `total`.
 
     The decay of SGDR, without restarts (Loshchilov & Hutter, 2017,
@@ -131,19 +69,15 @@ class cosine(Schedule):
     peak: float
     end: float = 0.0
 
-    def __post_init__(self) -> None:
-        _check_numbers(self, "peak", "end")
-
-    def with_peak(self, peak: float) -> Schedule:
-        return _scaled(self, self.peak, peak, "peak", "end")
+    NUMBERS: ClassVar[tuple[str, ...]] = ("peak", "end")
 
     def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
-        t = np.minimum(steps / max(_total(clock, self), 1), 1.0)
+        t = np.minimum(steps / max(self._total(clock), 1), 1.0)
         return _between(self.peak, self.end, _half_cosine(t))
 
 
 @dataclass(frozen=True)
-class one_cycle(Schedule):
+class one_cycle(Curve):
     """From `start` up to `peak` over `warmup`, then down to `end` at step `total`.
 
     `shape` is "linear" (both halves; DavidNet's), "cosine" (both halves; the
@@ -163,18 +97,18 @@ class one_cycle(Schedule):
     end: float = 0.0
     shape: str = "linear"
 
+    NUMBERS: ClassVar[tuple[str, ...]] = ("peak", "start", "end")
+    RAMP: ClassVar[str] = "warmup"
+    LATE: ClassVar[str] = "peak-never-reached"
     SHAPES: ClassVar[tuple[str, ...]] = ("linear", "cosine", "linear-cosine")
 
     def __post_init__(self) -> None:
-        _check_numbers(self, "peak", "start", "end")
+        check_numbers(self, *self.NUMBERS)
         _check_shape(self)
-        _check_warmup(self, "warmup", "linear(peak, end) or cosine(peak, end) start at the peak")
-
-    def with_peak(self, peak: float) -> Schedule:
-        return _scaled(self, self.peak, peak, "peak", "start", "end")
+        _check_length(self, "warmup", "linear(peak, end)", "cosine(peak, end)")
 
     def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
-        total, ramp = _total(clock, self), clock.steps(self.warmup)
+        total, ramp = self._total(clock), clock.steps(self.warmup)
         up = np.minimum(steps / ramp, 1.0)
         down = np.clip((steps - ramp) / max(total - ramp, 1), 0.0, 1.0)
         if self.shape == "cosine":
@@ -184,12 +118,9 @@ class one_cycle(Schedule):
         rise, fall = _between(self.start, self.peak, up), _between(self.peak, self.end, down)
         return np.where(steps < ramp, rise, fall)
 
-    def warnings(self, clock: Clock) -> list[str]:
-        return _late_peak(self, self.warmup, clock)
-
 
 @dataclass(frozen=True)
-class one_cycle_momentum(Schedule):
+class one_cycle_momentum(Curve):
     """The mirrored half of one-cycle: `high` down to `low` over `warmup`, back to `high` at `total`.
 
     Give it the warm-up and shape of the learning rate: momentum is lowest where
@@ -202,24 +133,20 @@ class one_cycle_momentum(Schedule):
     warmup: str = "30%"
     shape: str = "linear"
 
-    SHAPES: ClassVar[tuple[str, ...]] = one_cycle.SHAPES
+    NUMBERS: ClassVar[tuple[str, ...]] = ("high", "low")
+    RAMP: ClassVar[str] = "warmup"
+    LATE: ClassVar[str] = "low-never-reached"
 
     def __post_init__(self) -> None:
-        _check_numbers(self, "high", "low")
+        check_numbers(self, *self.NUMBERS)
         if not 0 <= self.low <= self.high < 1:
-            raise RecipeError(f"{self!r}: expected 0 <= low <= high < 1, such as high=0.95, low=0.85")
+            raise RecipeError("momentum-range", schedule=repr(self))
         _check_shape(self)
-        _check_warmup(self, "warmup", "linear(low, high) starts at the low value")
-
-    def with_peak(self, peak: float) -> Schedule:
-        return _scaled(self, self.high, peak, "high", "low")
+        _check_length(self, "warmup", "linear(low, high)")
 
     def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
         cycle = one_cycle(self.low, self.warmup, self.high, self.high, self.shape)
         return cycle._values(steps, clock)
-
-    def warnings(self, clock: Clock) -> list[str]:
-        return _late_peak(self, self.warmup, clock, "low value")
 
 
 @dataclass(frozen=True)
@@ -237,19 +164,30 @@ class exponential(Schedule):
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_numbers(self, "init", "decay_rate", "floor")
+        check_numbers(self, "init", "decay_rate", "floor")
         if self.decay_rate <= 0:
-            raise RecipeError(f"{self!r}: decay_rate must be above 0, such as 0.96 or 1 / math.e")
-        _check_warmup(self, "decay", "constant(value) does not decay")
-
-    def with_peak(self, peak: float) -> Schedule:
-        if self.decay_rate > 1:
-            raise RecipeError(f"{self!r} grows with the run and has no peak to set: give its init instead")
-        return _scaled(self, self.floor + self.init, peak, "init", "floor")
+            raise RecipeError("decay-rate-range", schedule=repr(self))
+        _check_length(self, "decay", "constant(value)")
 
     def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
         power = functools.partial(_power, self.decay_rate)
         return self.floor + self.init * _each(power, steps / clock.steps(self.decay))
+
+    def _top(self) -> float | None:
+        return self.floor + self.init if self.decay_rate <= 1 else None
+
+    def _changed(self, number: Change, length: Lengthen) -> Schedule:
+        return changed(self, number, length, ("init", "floor"), "decay")
+
+    def lengths(self) -> list[tuple[str, str]]:
+        return [("decay", self.decay)]
+
+    def warnings(self, clock: Clock, setting: str = "schedule") -> list[Fact]:
+        return []
+
+    @property
+    def fits_any_run(self) -> bool:
+        return False
 
 
 @dataclass(frozen=True, repr=False)
@@ -270,47 +208,50 @@ class piecewise(Schedule):
         except (TypeError, ValueError):
             pairs = ()
         if not pairs:
-            raise RecipeError(
-                f"piecewise({self.pieces!r}): expected a dict of durations and values, "
-                'such as {"0st": 0.1, "40000st": 0.01}'
-            )
+            raise RecipeError("pieces-expected", pieces=repr(self.pieces))
         object.__setattr__(self, "pieces", pairs)
         keys = [Duration.parse(key) for key, _ in pairs]
         for key, value in pairs:
-            if not _is_number(value):
-                raise RecipeError(f"{self!r}: the value at '{key}' is {value!r}, expected a finite number")
+            if not is_number(value):
+                raise RecipeError("schedule-number", schedule=repr(self), name=key, value=repr(value))
         if all(keys):
-            raise RecipeError(f'{self!r} says nothing about the first step: add "0st"')
+            raise RecipeError("first-piece-missing", schedule=repr(self))
         if sum(not key for key in keys) > 1 or len(set(keys)) < len(keys):
-            raise RecipeError(f"{self!r}: two keys are the same duration")
+            raise RecipeError("pieces-twice", schedule=repr(self))
 
     def __repr__(self) -> str:
         return f"piecewise({dict(self.pieces)!r})"
 
-    def with_peak(self, peak: float) -> Schedule:
-        highest = max(value for _, value in self.pieces)
-        return piecewise({key: _scale(self, value, highest, peak) for key, value in self.pieces})
-
-    def _boundaries(self, clock: Clock) -> list[tuple[int, float]]:
-        found = sorted((clock.steps(key), value) for key, value in self.pieces)
-        for (step, _), (after, _) in itertools.pairwise(found):
-            if step == after:
-                raise RecipeError(f"{self!r}: two keys fall on step {step} of this run; move one or drop it")
-        return found
-
     def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
-        at, values = zip(*self._boundaries(clock), strict=True)
+        pieces = sorted((clock.steps(key), value) for key, value in self.pieces)
+        for (step, _), (after, _) in itertools.pairwise(pieces):
+            if step == after:
+                raise RecipeError("pieces-on-one-step", schedule=repr(self), step=step)
+        at, values = zip(*pieces, strict=True)
         return np.array(values, np.float64)[np.searchsorted(at, steps, side="right") - 1]
 
-    def warnings(self, clock: Clock) -> list[str]:
+    def _top(self) -> float | None:
+        return max(value for _, value in self.pieces)
+
+    def _changed(self, number: Change, length: Lengthen) -> Schedule:
+        return piecewise([(length(key), number(value)) for key, value in self.pieces])
+
+    def lengths(self) -> list[tuple[str, str]]:
+        return [("boundaries", ", ".join(key for key, _ in self.pieces if Duration.parse(key)))]
+
+    def warnings(self, clock: Clock, setting: str = "schedule") -> list[Fact]:
         if clock.total is None:
             return []
+        about = {"setting": setting, "schedule": repr(self), "total": clock.total}
         return [
-            f"{self!r}: '{key}' is step {clock.steps(key)}, but the run ends after {clock.total} steps, "
-            f"so {value} is never used"
+            Fact("piece-never-used", about | {"piece": key, "step": clock.steps(key), "value": value})
             for key, value in self.pieces
             if clock.steps(key) >= clock.total
         ]
+
+    @property
+    def fits_any_run(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True)
@@ -320,8 +261,7 @@ class warmup(Schedule):
     The inner schedule is NOT shifted: at step `s` of a ramp of `w` steps the
     value is `start + (inner(s) - start) * s / w`, which for `start=0` is the
     inner value times `s / w`, and from step `w` on it is the inner value. The
-    run's length and the inner boundaries keep their meaning; `with_peak` scales
-    the inner schedule and leaves `start`. A length below a
+    run's length and the inner boundaries keep their meaning. A length below a
     step is one step; zero is refused.
     """
 
@@ -330,119 +270,116 @@ class warmup(Schedule):
     start: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_numbers(self, "start")
-        as_schedule(self.schedule, "warmup's schedule")
-        _check_warmup(self, "length", "leave warmup(...) out for none")
+        check_numbers(self, "start")
+        _check_length(self, "length", repr(as_schedule(self.schedule, "warmup's schedule")))
 
-    def with_peak(self, peak: float) -> Schedule:
-        return dataclasses.replace(self, schedule=as_schedule(self.schedule).with_peak(peak))
+    @property
+    def _inner(self) -> Schedule:
+        return as_schedule(self.schedule)
 
     def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
         ramp = clock.steps(self.length)
-        inner = as_schedule(self.schedule)._values(steps, clock)
+        inner = self._inner._values(steps, clock)
         return np.where(steps < ramp, _between(self.start, inner, np.minimum(steps / ramp, 1.0)), inner)
 
-    def warnings(self, clock: Clock) -> list[str]:
-        late = _late_peak(self, self.length, clock, "inner schedule")
-        return late + as_schedule(self.schedule).warnings(clock)
+    def _top(self) -> float | None:
+        return self._inner._top()
+
+    def _changed(self, number: Change, length: Lengthen) -> Schedule:
+        inner = as_given(self.schedule, self._inner._changed(number, length))
+        return warmup(inner, length(self.length), number(self.start))
+
+    def lengths(self) -> list[tuple[str, str]]:
+        return [("warmup", self.length), *self._inner.lengths()]
+
+    def warnings(self, clock: Clock, setting: str = "schedule") -> list[Fact]:
+        inner = self._inner.warnings(clock, setting)
+        return late(self, "warmup-never-ends", self.length, clock, setting) + inner
+
+    @property
+    def fits_any_run(self) -> bool:
+        return self._inner.fits_any_run
 
 
-@dataclass(frozen=True, repr=False)
-class function(Schedule):
-    """Any `call(step) -> number`, such as an optax schedule. Usually made by `as_schedule`.
+@dataclass(frozen=True)
+class held(Schedule):
+    """`schedule` as it is on `clock`, whatever clock it is asked for, and after the end its last value."""
 
-    A function that answers with a JAX array is compiled for the host's CPU where
-    there is one and evaluated in blocks of 1,024 steps that start at multiples
-    of 1,024, so a part of the table has the bits of the whole; its values are
-    float32 and may differ between processors in the last place. Any other
-    function is called once a step with a Python int.
-    """
-
-    call: Callable[[Any], Any]
-
-    _BLOCK: ClassVar[int] = 1024
-
-    def __repr__(self) -> str:
-        return f"function({callable_name(self.call)})"
-
-    def with_peak(self, peak: float) -> Schedule:
-        raise RecipeError(f"{self!r} is a function, whose peak cannot be set: give another schedule")
+    schedule: Schedule
+    clock: Clock
 
     def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
-        if not steps.size:
-            return steps
-        first, stop = int(steps[0]), int(steps[-1]) + 1
-        # optax's one-cycle mixes float32 and bool, which strict promotion refuses.
-        with jax.default_device(_host()), jax.numpy_dtype_promotion("standard"):
-            if isinstance(self._one(first), jax.Array):
-                try:
-                    return self._blocks(first, stop)
-                except TypeError:  # JAX's errors for Python control flow over the step are TypeErrors
-                    pass
-            return np.array([float(self._one(step)) for step in range(first, stop)], np.float64)
+        last = max((self.clock.total or 0) - 1, 0)
+        own, places = np.unique(np.minimum(steps, last), return_inverse=True)
+        return self.schedule._values(own, self.clock)[places]
 
-    def _one(self, step: int) -> Any:
-        value = self.call(step)
-        if not (_is_number(value, finite=False) or (isinstance(value, jax.Array) and value.shape == ())):
-            raise RecipeError(f"{self!r} gave {value!r} at step {step}: expected one number")
-        return value
+    def _top(self) -> float | None:
+        return self.schedule._top()
 
-    def _blocks(self, first: int, stop: int) -> np.ndarray:
-        block = jax.jit(jax.vmap(self.call))
-        origin = first - first % self._BLOCK
-        parts = [
-            np.asarray(block(jnp.arange(at, at + self._BLOCK, dtype=jnp.int32)), np.float64)
-            for at in range(origin, stop, self._BLOCK)
-        ]
-        return np.concatenate(parts)[first - origin : stop - origin]
+    def _changed(self, number: Change, length: Lengthen) -> Schedule:
+        return held(self.schedule._changed(number, length), self.clock)
+
+    def lengths(self) -> list[tuple[str, str]]:
+        return self.schedule.lengths()
+
+    def warnings(self, clock: Clock, setting: str = "schedule") -> list[Fact]:
+        return []
+
+    @property
+    def fits_any_run(self) -> bool:
+        return True
 
 
-def as_schedule(value: Any, name: str = "schedule") -> Schedule:
-    """`value` as a schedule: itself, a `constant` for a number, a `function` for a callable.
-
-    Raises `RecipeError`, which calls the value `name`, for anything else.
-    """
-    if isinstance(value, Schedule):
-        return value
-    if _is_number(value):
-        return constant(float(value))
-    if callable(value) and not isinstance(value, type):
-        return function(value)
-    raise RecipeError(
-        f"{name} is {value!r}: expected a finite number, a schedule such as "
-        'one_cycle(0.4, warmup="5ep"), or a function of the step'
+SCHEDULES: dict[str, type[Schedule]] = {
+    kind.__name__: kind
+    for kind in (
+        constant, linear, cosine, one_cycle, one_cycle_momentum, exponential, piecewise, warmup
     )
+}  # fmt: skip
+"""What one can type, by name."""
 
 
-def callable_name(call: Callable) -> str:
-    """A name for `call` that is the same in every process: no memory address in it."""
-    if isinstance(call, functools.partial):
-        given = [repr(a) for a in call.args] + [f"{k}={v!r}" for k, v in call.keywords.items()]
-        return f"partial({', '.join([callable_name(call.func), *given])})"
-    named = call if hasattr(call, "__qualname__") else type(call)
-    return f"{named.__module__}.{named.__qualname__}"
+def from_json(value: Any) -> Schedule:
+    """The schedule that `value`, a number or what `Schedule.json` gave, describes. Nothing of it is executed.
+
+    Raises `RecipeError` for a function of the step, of which only the name is known, and for anything else.
+    """
+    if is_number(value):
+        return constant(float(value))
+    if not isinstance(value, Mapping) or "schedule" not in value:
+        raise RecipeError("stored-schedule-expected", value=repr(value))
+    name, settings = value["schedule"], {k: v for k, v in value.items() if k != "schedule"}
+    if name == function.__name__:
+        raise RecipeError("function-stored", name=str(settings.get("call")))
+    if "of" in settings:
+        inner = settings.pop("of")
+        settings["schedule"] = inner if is_number(inner) else from_json(inner)
+    try:
+        return SCHEDULES[name](**settings)
+    except (KeyError, TypeError):
+        raise RecipeError("stored-schedule-expected", value=repr(value)) from None
 
 
-def _scaled(schedule: Any, highest: float, peak: float, *names: str) -> Any:
-    """`schedule` with the fields `names` scaled so that `highest` becomes `peak`."""
-    changes = {name: _scale(schedule, getattr(schedule, name), highest, peak) for name in names}
-    return dataclasses.replace(schedule, **changes)
+def as_typed(value: Any) -> str:
+    """A stored setting as text: a schedule as it is typed, the rest as it prints."""
+    if not isinstance(value, Mapping) or "schedule" not in value:
+        return str(value)
+    settings = {("schedule" if k == "of" else k): v for k, v in value.items() if k != "schedule"}
+    texts = {k: as_typed(v) if isinstance(v, Mapping) else repr(v) for k, v in settings.items()}
+    if value["schedule"] == function.__name__:
+        shown = str(settings.get("call"))
+    elif value["schedule"] == piecewise.__name__:
+        shown = ", ".join(texts.values())
+    else:
+        shown = ", ".join(f"{k}={text}" for k, text in texts.items())
+    return f"{value['schedule']}({shown})"
 
 
-def _scale(schedule: Schedule, value: float, highest: float, peak: float) -> float:
-    if not _is_number(peak):
-        raise RecipeError(f"the new peak of {schedule!r} is {peak!r}, expected a finite number")
-    if highest <= 0:
-        raise RecipeError(f"{schedule!r} is nowhere above 0, so it has no peak to scale")
-    # In decimals as typed: half of 0.1 prints as 0.05 and not as 0.05000000000000001.
-    decimal = [Fraction(repr(float(x))) for x in (value, peak, highest)]
-    return float(decimal[0] * decimal[1] / decimal[2])
-
-
-def _total(clock: Clock, schedule: Schedule) -> int:
-    if clock.total is None:
-        raise RecipeError(f"{schedule!r} needs the run's total steps: give the clock a total")
-    return clock.total
+def as_given(value: Any, new: Schedule) -> Any:
+    """`new`, made from the setting `value`: a number where that was one."""
+    if isinstance(value, Schedule):
+        return new
+    return new.value if isinstance(new, constant) else value
 
 
 def _between(a: float, b: float | np.ndarray, t: np.ndarray) -> np.ndarray:
@@ -467,45 +404,14 @@ def _power(base: float, exponent: float) -> float:
         return math.inf
 
 
-@functools.cache
-def _host() -> Any:
-    """A CPU device for user functions, or None (JAX's default) where JAX was started without one."""
-    try:
-        return jax.local_devices(backend="cpu")[0]
-    except RuntimeError:
-        return None
+def _check_shape(schedule: one_cycle | one_cycle_momentum) -> None:
+    if schedule.shape not in one_cycle.SHAPES:
+        close = near(str(schedule.shape), one_cycle.SHAPES)
+        raise RecipeError("shape-unknown", shape=repr(schedule.shape), shapes=one_cycle.SHAPES, near=close)
 
 
-def _is_number(value: Any, finite: bool = True) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-        return False
-    return not finite or math.isfinite(value)
-
-
-def _check_numbers(schedule: Schedule, *names: str) -> None:
-    for name in names:
-        value = getattr(schedule, name)
-        if not _is_number(value):
-            raise RecipeError(f"{schedule!r}: {name} is {value!r}, expected a finite number")
-
-
-def _check_shape(schedule: Any) -> None:
-    if schedule.shape not in schedule.SHAPES:
-        hint = nearest(str(schedule.shape), schedule.SHAPES)
-        raise RecipeError(f"shape {schedule.shape!r}: expected one of {', '.join(schedule.SHAPES)}.{hint}")
-
-
-def _check_warmup(schedule: Schedule, name: str, instead: str) -> None:
+def _check_length(schedule: Schedule, name: str, *instead: str) -> None:
     duration = Duration.parse(getattr(schedule, name))
     if not duration:
-        raise RecipeError(f"{schedule!r}: {name} must be longer than zero ({instead})")
+        raise RecipeError("length-zero", schedule=repr(schedule), name=name, instead=list(instead))
     object.__setattr__(schedule, name, str(duration))
-
-
-def _late_peak(schedule: Schedule, ramp: str, clock: Clock, goal: str = "peak") -> list[str]:
-    if clock.total is None or (steps := clock.steps(ramp)) < clock.total:
-        return []
-    return [
-        f"{schedule!r} never reaches its {goal}: the warm-up '{ramp}' is {steps} "
-        f"step{'s' * (steps > 1)} and the run is {clock.total}"
-    ]

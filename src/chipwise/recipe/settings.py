@@ -97,7 +97,7 @@ def apply(recipe: Recipe, settings: dict[str, str], others: tuple[str, ...] = ()
                 value = old.with_peak(_typed(name, text, _RATE))
             else:
                 value = _typed(name, text, float(old) if type(old) is int else old)
-            recipe = dataclasses.replace(recipe, optimizer=_with(recipe.optimizer, name, value))
+            recipe = dataclasses.replace(recipe, optimizer=recipe.optimizer.replace(**{name: value}))
             inner = _of_optimizer(recipe.optimizer)
         else:
             known = [*own, *inner, *(o for o in others if o != "data")]
@@ -110,18 +110,7 @@ def apply(recipe: Recipe, settings: dict[str, str], others: tuple[str, ...] = ()
 
 def _of_optimizer(optimizer: Optimizer) -> dict[str, Any]:
     """Name to present value of what `--set` reaches in an optimizer."""
-    if hasattr(optimizer, "settings"):  # from_optax: whatever its hyperparameters are called
-        return dict(optimizer.settings)
-    if dataclasses.is_dataclass(optimizer):
-        return {f.name: getattr(optimizer, f.name) for f in dataclasses.fields(optimizer) if f.init}
-    return {}
-
-
-def _with(optimizer: Any, name: str, value: Any) -> Optimizer:
-    if hasattr(optimizer, "settings"):
-        changed = {**dict(optimizer.settings), name: value}
-        return dataclasses.replace(optimizer, settings=tuple(changed.items()))
-    return dataclasses.replace(optimizer, **{name: value})
+    return optimizer.settings
 
 
 def _find(spec: str) -> Recipe | Callable[..., Recipe]:

@@ -36,7 +36,7 @@ class Sum:
     def of(cls, values: jax.Array) -> Sum:
         """The sum of `values` `(batch, ...)` over examples, counting each example once."""
         if isinstance(values, Sum):
-            raise RecipeError("Sum.of was given a Sum, expected values (batch, ...): use the Sum as it is.")
+            raise RecipeError("sum-of-a-sum")
         return cls(jnp.sum(values, axis=0, dtype=jnp.float32), jnp.float32(values.shape[0]))
 
     @property
@@ -91,16 +91,27 @@ class Task:
     def __post_init__(self):
         for name in ("init", "loss", "augment", "mix"):
             given = getattr(self, name)
-            if given is None and name in ("augment", "mix"):
-                continue
-            if not callable(given):
-                raise RecipeError(f"Task.{name} must be a function, got {type(given).__name__}.")
+            if not callable(given) and (given is not None or name in ("init", "loss")):
+                raise RecipeError("task-function-expected", name=name, kind=type(given).__name__)
         for name in ("train", "eval"):
             given = getattr(self, name)
             if given is None and name == "eval":
                 continue
             if not (hasattr(given, "__len__") and hasattr(given, "__getitem__")):
-                raise RecipeError(
-                    f"Task.{name} needs len() and [i] -> dict of arrays, got {type(given).__name__}. "
-                    f"Arrays in memory: cw.Arrays(image=images, label=labels)."
-                )
+                raise RecipeError("task-source-expected", name=name, kind=type(given).__name__)
+
+    @property
+    def has_batch_norm(self) -> bool:
+        """Whether the state holds running statistics: a mean and a variance side by side, floats of one shape
+        (`mean` and `var`, as in Flax, or `running_mean` and `running_var`). Nothing is computed."""
+        _, state = jax.eval_shape(self.init, jax.eval_shape(lambda: jax.random.key(0)))
+        places: dict[str, dict[str, Any]] = {}
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+            *place, name = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
+            if jnp.issubdtype(leaf.dtype, jnp.floating):
+                short = name.removeprefix("running_").removeprefix("moving_")
+                places.setdefault("/".join(place), {})[short] = leaf.shape
+        return any(
+            "mean" in leaves and leaves["mean"] == leaves.get("var", leaves.get("variance"))
+            for leaves in places.values()
+        )

@@ -97,7 +97,7 @@ class BatchSearch:
                 str(n): dataclasses.asdict(speed) for n, speed in self.predicted.items()
             },
             "transfer": None if self.move is None else self.move.to_json(),
-            "findings": [dataclasses.asdict(finding) for finding in self.findings],
+            "findings": [finding.json() for finding in self.findings],
             "notes": list(self.notes),
         }
 

@@ -129,7 +129,7 @@ class LrSearch:
         """
         optimizer = self.old.optimizer
         changed: dict[str, Any] = {}
-        given = dict(optimizer.settings) if hasattr(optimizer, "settings") else vars(optimizer)
+        given = optimizer.settings
         for name, value in self.settings.items():
             if isinstance(given[name], int | float):
                 changed[name] = value

@@ -72,8 +72,8 @@ def hyperparameter(optimizer: Optimizer, name: str) -> Any:
 
     Raises `RecipeError` when it has none, or when it is the rate.
     """
-    given = dict(optimizer.settings) if hasattr(optimizer, "settings") else vars(optimizer)
-    known = [n for n in ("momentum", "weight_decay", "b1", "b2") if n in given]
+    given = optimizer.settings
+    known: list[str] = [n for n in ("momentum", "weight_decay", "b1", "b2") if n in given]
     known += [n for n in optimizer.hyper if n not in known and n != optimizer.lr_name]
     if name not in known:
         hint = " Adam's momentum is b1." if name == "momentum" and "b1" in known else nearest(name, known)
@@ -96,9 +96,7 @@ def _at(schedule: Schedule, recipe: Recipe, step: int) -> float:
 
 def with_hyper(optimizer: Optimizer, new: dict[str, Any]) -> Optimizer:
     """`optimizer` with some of its settings replaced, be it one of our own or of `from_optax`."""
-    if hasattr(optimizer, "settings"):
-        new = {"settings": tuple({**dict(optimizer.settings), **new}.items())}
-    return dataclasses.replace(optimizer, **new)  # type: ignore[type-var]
+    return optimizer.replace(**new)
 
 
 class Sweeps:

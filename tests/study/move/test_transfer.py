@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 import chipwise as cw
 import tasks
 from chipwise.recipe.settings import apply
-from chipwise.study.move.limits import has_batch_norm
 from chipwise.study.move.rules import forgetting
 from chipwise.study.move.values import lengths, peak
 
@@ -184,8 +183,8 @@ def test_the_limits_appear_where_they_hold_and_not_elsewhere():
 
 
 def test_batch_norm_is_told_by_its_statistics():
-    assert has_batch_norm(tasks.task())
-    assert not has_batch_norm(PLAIN)
+    assert tasks.task().has_batch_norm
+    assert not PLAIN.has_batch_norm
     for state, found in [
         ({"bn": {"running_mean": jnp.zeros(3), "running_var": jnp.ones(3)}}, True),
         ({"mean": jnp.zeros(3), "var": jnp.ones(4)}, False),
@@ -193,7 +192,7 @@ def test_batch_norm_is_told_by_its_statistics():
         ({"a": {"mean": jnp.zeros(3)}, "b": {"var": jnp.ones(3)}}, False),
         ({"mean": jnp.zeros(3, jnp.int32), "var": jnp.ones(3, jnp.int32)}, False),
     ]:
-        assert has_batch_norm(tasks.task(init=lambda key, state=state: ({}, state))) is found
+        assert tasks.task(init=lambda key, state=state: ({}, state)).has_batch_norm is found
 
 
 @pytest.mark.parametrize(

@@ -1,69 +1,31 @@
-"""A recipe's schedules, rebuilt from the text that a run stores, and its arithmetic.
-
-The text is read as data: a name out of this library's schedules, and literals. Nothing of it is executed.
-"""
+"""A recipe's schedules, rebuilt from what a run stores, and its arithmetic."""
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from ...engine.stored import number
 from ...errors import ChipwiseError
-from ...recipe import schedules
 from ...recipe.duration import Clock
 from ...recipe.recipe import Recipe
-from ...recipe.schedules import Schedule, constant
+from ...recipe.schedule import Schedule
+from ...recipe.schedules import as_typed, from_json
 from ...study.move.values import peak
 from .words import figure, plain
 
-_MADE = {
-    kind.__name__: kind
-    for kind in (
-        schedules.constant,
-        schedules.linear,
-        schedules.cosine,
-        schedules.one_cycle,
-        schedules.one_cycle_momentum,
-        schedules.exponential,
-        schedules.piecewise,
-        schedules.warmup,
-    )
-}
 _RATES = ("lr", "learning_rate")
 _POINTS = 240  # of a curve: enough for any screen
 
 
 def rebuilt(value: Any) -> Schedule | None:
-    """The schedule that `value`, a number or the text of one, describes; `None` for anything else, such as
-    a function of the step, of which a run stores the name alone."""
-    constant_value = number(value)
-    if constant_value is not None:
-        return constant(constant_value)
-    if not isinstance(value, str):
-        return None
+    """The schedule that `value`, a number or what `Schedule.json` gave, describes; `None` for anything else,
+    such as a function of the step, of which a run stores the name alone."""
     try:
-        return _schedule(ast.parse(value, mode="eval").body)
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError, ChipwiseError):
+        return from_json(value)
+    except (ChipwiseError, ValueError, TypeError):
         return None
-
-
-def _schedule(node: ast.expr) -> Schedule | None:
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in _MADE:
-        return None
-    positional = [ast.literal_eval(argument) for argument in node.args]
-    named: dict[str, Any] = {}
-    for keyword in node.keywords:
-        if keyword.arg is None:
-            return None
-        inner = _schedule(keyword.value) if isinstance(keyword.value, ast.Call) else None
-        if isinstance(keyword.value, ast.Call) and inner is None:
-            return None
-        named[keyword.arg] = ast.literal_eval(keyword.value) if inner is None else inner
-    return _MADE[node.func.id](*positional, **named)
 
 
 def curve(stored: Mapping[str, Any], clock: Clock | None, loaded: Recipe | None) -> dict[str, Any]:
@@ -77,7 +39,7 @@ def curve(stored: Mapping[str, Any], clock: Clock | None, loaded: Recipe | None)
     name = next((n for n in _RATES if n in optimizer), None)
     if name is None:
         return {"name": None, "note": "The optimizer has no setting that is called a learning rate."}
-    text = plain(optimizer[name])
+    text = plain(as_typed(optimizer[name]))
     schedule = loaded.optimizer.hyper.get(name) if loaded is not None else rebuilt(optimizer[name])
     made: dict[str, Any] = {"name": name, "text": text}
     if schedule is None:
@@ -124,7 +86,9 @@ def settings(stored: Mapping[str, Any], clock: Clock | None) -> list[list[str]]:
     optimizer = stored.get("optimizer") if isinstance(stored.get("optimizer"), dict) else {}
     described = dict(optimizer)  # type: ignore[arg-type]
     rows.append(["optimizer", plain(described.pop("optimizer", "unknown"))])
-    rows += [[f"  {plain(key)}", plain(value)] for key, value in described.items() if value is not None]
+    rows += [
+        [f"  {plain(key)}", plain(as_typed(value))] for key, value in described.items() if value is not None
+    ]
     forgets = _forgetting(described, clock)
     if forgets is not None:
         rows.append(["  peak rate × decay × steps an epoch", forgets])

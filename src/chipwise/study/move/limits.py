@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import jax
-import numpy as np
-
-from ...recipe.optimizers import adam, adamw, sgd
-from ...recipe.schedules import Schedule
-from ...recipe.task import Task
+from ...recipe.check import LEAST_FOR_BATCH_NORM
+from ...recipe.optimizers import HIGHEST_ADAM, adam, adamw, sgd
 from ...words.figures import counted
 from .rules import Move
 from .values import peak
@@ -17,35 +13,8 @@ from .values import peak
 if TYPE_CHECKING:
     from ...recipe.recipe import Recipe
 
-LEAST_FOR_BATCH_NORM = 16
-"""Examples below which batch norm's accuracy falls (Wu & He 2018, arXiv:1803.08494, figure 1: a ResNet-50's
-error is 23.6 % at 32 examples, 23.7 at 16, 24.8 at 8, 27.3 at 4)."""
-HIGHEST_ADAM = 0.03
-"""Adam's rate from which few nets train: every weight may move by so much a step. A rule of thumb."""
 _LARGEST_LINEAR = 8192  # Goyal et al. 2017, figure 1
 _FEWEST_STEPS, _FEWEST_AN_EPOCH = 200, 10
-
-
-def has_batch_norm(task: Task) -> bool:
-    """Whether the task's state holds running statistics: a mean and a variance side by side, floats of one
-    shape (`mean` and `var`, as in Flax, or `running_mean` and `running_var`). Nothing is computed."""
-    _, state = jax.eval_shape(task.init, jax.eval_shape(lambda: jax.random.key(0)))
-    found: dict[str, dict[str, Any]] = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-        *place, name = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
-        if np.issubdtype(leaf.dtype, np.floating):
-            short = name.removeprefix("running_").removeprefix("moving_")
-            found.setdefault("/".join(place), {})[short] = leaf.shape
-    return any(
-        "mean" in leaves and leaves["mean"] == leaves.get("var", leaves.get("variance"))
-        for leaves in found.values()
-    )
-
-
-def starts_at_its_peak(schedule: Schedule, recipe: Recipe) -> bool:
-    """Whether no step has a higher rate than the first, and some a lower one."""
-    table = schedule.table(recipe.clock)
-    return bool(table.size) and float(table[0]) == float(table.max()) > 0
 
 
 def limits(old: Recipe, new: Recipe, move: Move, by_hand: bool = False) -> list[str]:
@@ -68,7 +37,7 @@ def limits(old: Recipe, new: Recipe, move: Move, by_hand: bool = False) -> list[
                 f"batch={new.batch}: the linear rule lost accuracy above {_LARGEST_LINEAR} on ImageNet "
                 "(Goyal et al. 2017, figure 1)."
             )
-        if starts_at_its_peak(optimizer.hyper["lr"], new):
+        if new.starts_at_its_peak:
             found.append(
                 "The first step has the peak rate: at a larger batch the linear rule needs a warm-up "
                 '(Goyal et al. 2017, section 2.2): lr=warmup(..., "5%").'
@@ -102,7 +71,7 @@ def limits(old: Recipe, new: Recipe, move: Move, by_hand: bool = False) -> list[
             "(van Laarhoven 2017, arXiv:1706.05350)."
         )
     before, group = old.batch // old.replicas, new.batch // new.replicas
-    if has_batch_norm(new.task):
+    if new.task.has_batch_norm:
         return found + _batch_norm(new.batch, before, group, float(move.batch))
     if group < min(8, before):
         found.append(f"{counted(group, 'example')} a replica: few, since a TPU pads its arrays to 8.")

@@ -84,17 +84,7 @@ def forgetting(recipe: Recipe) -> float | None:
 
     Raises `DataError` when the training source is empty.
     """
-    optimizer = recipe.optimizer
-    if not isinstance(optimizer, sgd | adamw):
-        return None
-    clock = recipe.clock
-    decay = peak(optimizer.weight_decay, clock)
-    return peak(optimizer.lr, clock) * decay * clock.examples / recipe.batch
-
-
-def rate_factor(optimizer: Optimizer, k: Fraction) -> Fraction | float:
-    """What the rate is multiplied by at `k` times the batch: linear for `sgd`, the root for Adam's kind."""
-    return k if isinstance(optimizer, sgd) else math.sqrt(k)
+    return recipe.forgetting
 
 
 def optimizer_for(
@@ -117,7 +107,7 @@ def optimizer_for(
     changes = [change for name in new for change in _lengths(name, optimizer.hyper[name], new[name], move)]
     if not any(change.changed for change in changes):
         return optimizer, changes
-    return dataclasses.replace(optimizer, settings=tuple(new.items())), changes  # type: ignore[type-var]
+    return optimizer.replace(**new), changes
 
 
 def _known(
@@ -125,7 +115,8 @@ def _known(
 ) -> tuple[Optimizer, list[Change]]:
     k = move.batch
     linear = isinstance(optimizer, sgd)
-    old_lr, factor = peak(optimizer.lr, clock), rate_factor(optimizer, k)
+    old_lr, factor = peak(optimizer.lr, clock), optimizer.rate_factor(k)
+    assert factor is not None
     if lr is not None:
         if not isinstance(lr, int | float) or isinstance(lr, bool) or not 0 < lr < math.inf or not old_lr:
             raise RecipeError(
