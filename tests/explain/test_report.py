@@ -341,9 +341,8 @@ def test_what_is_no_schedule_is_not_run(stored):
 
 
 def test_a_schedule_that_is_code_says_how_to_draw_it(tmp_path):
-    rate = whole(
-        tmp_path, recipe={"optimizer": {"optimizer": "sgd", "lr": {"schedule": "function", "call": "mine"}}}
-    )["schedule"]
+    optimizer = {"optimizer": "sgd", "lr": {"schedule": "function", "call": "mine"}}
+    rate = whole(tmp_path, recipe={"optimizer": optimizer})["schedule"]
     assert "values" not in rate and "--recipe path.py:name" in rate["note"]
 
 

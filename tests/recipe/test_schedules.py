@@ -353,7 +353,7 @@ def test_a_stored_schedule_is_made_again_and_shown_as_typed(schedule):
 def test_what_is_no_stored_schedule_is_refused(value):
     with refused(RecipeError, "stored-schedule-expected", value=repr(value)):
         from_json(value)
-    assert as_typed(value) == str(value)
+    assert isinstance(as_typed(value), str)
 
 
 @by_name
