@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO
 
 from ..errors import DataError
-from ..words.figures import byte_size
+from ..words.facts import fact
 
 SHARE = 0.5  # of the free disk, with what the cache has already: the limit when none is given
 _PARTIAL = ".partial"
@@ -50,18 +50,19 @@ def published(name: str, url: str, files: Mapping[str, str]) -> list[Path]:
     import pooch
     import requests
 
-    pooch.get_logger().setLevel(logging.WARNING)  # its lines come after the fact
+    pooch.get_logger().setLevel(logging.WARNING)
     downloader = pooch.HTTPDownloader(timeout=30)
     paths = []
     for file, sha256 in files.items():
         if not (home() / file).exists():
-            print(f"Fetching {url}{file}", file=sys.stderr, flush=True)
+            print(fact("downloading", url=url + file), file=sys.stderr, flush=True)
         try:
             path = pooch.retrieve(url + file, f"sha256:{sha256}", file, home(), downloader=downloader)
         except (requests.RequestException, OSError, ValueError) as error:
             # ValueError is pooch's for a wrong checksum; of no connection requests writes a paragraph
-            broken = isinstance(error, requests.ConnectionError)
-            reason = "no connection" if broken else " ".join(str(error).split())[:200]
+            reason = fact("said", text=" ".join(str(error).split())[:200])
+            if isinstance(error, requests.ConnectionError):
+                reason = fact("no-connection")
             names = list(files)
             raise DataError(
                 "download-failed", data=name, url=url + file, reason=reason, files=names
@@ -97,34 +98,49 @@ class Cache:
             except ValueError:
                 limit_bytes = -1
             if not 0 <= limit_bytes < float("inf"):
-                raise DataError(f"CHIPWISE_CACHE_BYTES={text}: expected a number of bytes such as 200e9.")
+                raise DataError("cache-limit-unknown", value=text)
         self._limit = limit_bytes
 
-    def use(self, name: str) -> Path | None:
-        """The complete entry `name`, in use by this process from now on; `None` when there is none."""
-        with self._alone():
-            return self._use(self.home / name)
-
     def newest(self, prefix: str) -> Path | None:
-        """As `use`, of the entry last used among those whose names begin with `prefix`."""
+        """The entry last used among those whose names begin with `prefix`, in use from now on."""
         with self._alone():
-            found = [e for e in self.home.glob(f"{glob.escape(prefix)}*") if e.suffix != _PARTIAL]
-            return self._use(max(found, key=_last_used)) if found else None
+            entries = [e for e in self.home.glob(f"{glob.escape(prefix)}*") if e.suffix != _PARTIAL]
+            return _used(max(entries, key=_last_used)) if entries else None
 
     @contextlib.contextmanager
-    def filling(self, name: str, nbytes: int, what: str, say: Callable[[str], None]) -> Iterator[Path | None]:
-        """A context with the folder to put `nbytes` into, which becomes the entry `name` at its end.
+    def entry(self, name: str, nbytes: int, data: str, say: Callable[[str], None]) -> Iterator[Path | None]:
+        """A context after which the entry `name` is complete and in use by this process.
 
-        It holds what an interrupted fetch has left. When another process is at it, waits, and gives `None` if
-        that one completed the entry. After an error inside the folder stays, for the next to go on.
-
-        Raises `DataError` when there is no room and nothing to evict; `what` names the data in it.
+        It gives the folder to put `nbytes` into, which holds what an interrupted fetch has left, or `None`
+        when the entry is complete already. While another process fills it, waits. After an error the folder
+        stays, for the next to go on. Raises `DataError` when there is no room; `data` names the data in it.
         """
-        lock = self._claim(name, nbytes, what, say)
+        entry, partial, waited = self.home / name, self.home / (name + _PARTIAL), False
+        while True:
+            with self._alone():
+                if entry.is_dir():
+                    _used(entry)
+                    lock = None
+                    break
+                lock = _lock(partial, fcntl.LOCK_EX) if partial.is_dir() else None
+                if lock is not None or not partial.is_dir():
+                    try:
+                        self._make_room(partial, nbytes, data)
+                    except BaseException:
+                        if lock is not None:
+                            lock.close()
+                        raise
+                    partial.mkdir(exist_ok=True)
+                    lock = lock or _lock(partial, fcntl.LOCK_EX)
+                    (partial / ".entry.json").write_text(json.dumps({"data": data, "bytes": nbytes}))
+                    break
+            if not waited:
+                say(str(fact("fetched-elsewhere", data=data)))
+                waited = True
+            time.sleep(0.1)
         if lock is None:
             yield None
             return
-        partial, entry = self.home / (name + _PARTIAL), self.home / name
         try:
             yield partial
             with self._alone():
@@ -135,70 +151,26 @@ class Cache:
             lock.close()
             raise
 
-    def _claim(self, name: str, nbytes: int, what: str, say: Callable[[str], None]) -> IO[str] | None:
-        partial, told = self.home / (name + _PARTIAL), False
-        while True:
-            with self._alone():
-                if (self.home / name).is_dir():
-                    return None
-                lock = _lock(partial, fcntl.LOCK_EX) if partial.is_dir() else None
-                if lock is not None or not partial.is_dir():
-                    try:
-                        self._make_room(partial, nbytes, what)
-                        partial.mkdir(exist_ok=True)
-                        lock = lock or _lock(partial, fcntl.LOCK_EX)
-                        (partial / ".entry.json").write_text(json.dumps({"data": what, "bytes": nbytes}))
-                    except BaseException:
-                        if lock is not None:
-                            lock.close()
-                        raise
-                    return lock
-            if not told:
-                say(f"Another process is fetching {what}: waiting for it")
-                told = True
-            time.sleep(0.1)
-
-    def _make_room(self, own: Path, nbytes: int, what: str) -> None:
+    def _make_room(self, own: Path, nbytes: int, data: str) -> None:
         entries = {e: _planned(e) for e in self.home.iterdir() if e.is_dir() and e != own}
-        here = _on_disk(own)
-        free = shutil.disk_usage(self.home).free
+        here, free = _on_disk(own), shutil.disk_usage(self.home).free
         limit = self._limit
         if limit is None:
             limit = SHARE * (free + here + sum(map(_on_disk, entries)))
+        numbers = {"data": data, "bytes": nbytes, "limit": limit, "cache": self.home}
         if nbytes > limit:
-            raise DataError(
-                f"{what} has {byte_size(nbytes)}, more than the {byte_size(limit)} that the cache "
-                f"{self.home} may hold: set CHIPWISE_CACHE_BYTES={nbytes * 1.01:.3g}, or CHIPWISE_CACHE "
-                f"to a folder on a larger disk."
-            )
+            raise DataError("cache-too-small", **numbers, try_bytes=nbytes * 1.01)
         for entry in sorted(entries, key=_last_used):
             if sum(entries.values()) + nbytes <= limit and nbytes - here <= free:
                 return
             if _evict(entry):
                 del entries[entry]
                 free = shutil.disk_usage(self.home).free
-        if sum(entries.values()) + nbytes > limit:
-            raise DataError(
-                f"{what} has {byte_size(nbytes)}, the cache {self.home} may hold {byte_size(limit)}, and "
-                f"{byte_size(sum(entries.values()))} of it are in use by running processes: wait for them, "
-                f"or set CHIPWISE_CACHE_BYTES={(sum(entries.values()) + nbytes) * 1.01:.3g}."
-            )
+        used = sum(entries.values())
+        if used + nbytes > limit:
+            raise DataError("cache-in-use", **numbers, used=used, try_bytes=(used + nbytes) * 1.01)
         if nbytes - here > free:
-            raise DataError(
-                f"{what} needs {byte_size(nbytes - here)} and the disk of {self.home} has {byte_size(free)} "
-                f"free: make room, or set CHIPWISE_CACHE to a folder on a larger disk."
-            )
-
-    def _use(self, entry: Path) -> Path | None:
-        if not entry.is_dir():
-            return None
-        now = time.time_ns()  # the filesystem's own clock may stand still for milliseconds
-        os.utime(entry / ".entry.json", ns=(now, now))
-        if entry not in _HELD:
-            lock = _lock(entry, fcntl.LOCK_SH)
-            assert lock is not None  # an exclusive lock on an entry is only taken inside `_alone`
-            _HELD[entry] = lock
-        return entry
+            raise DataError("cache-disk-full", data=data, bytes=nbytes - here, free=free, cache=self.home)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -208,6 +180,17 @@ class Cache:
             yield
 
 
+def _used(entry: Path) -> Path:
+    """A complete entry, in use by this process from now on; inside `_alone`."""
+    now = time.time_ns()  # the filesystem's own clock may stand still for milliseconds
+    os.utime(entry / ".entry.json", ns=(now, now))
+    if entry not in _HELD:
+        lock = _lock(entry, fcntl.LOCK_SH)
+        assert lock is not None  # an exclusive lock on an entry is only taken inside `_alone`
+        _HELD[entry] = lock
+    return entry
+
+
 def _lock(entry: Path, kind: int) -> IO[str] | None:
     lock = open(entry / ".lock", "a")  # noqa: SIM115 (held by the caller)
     try:
@@ -215,9 +198,6 @@ def _lock(entry: Path, kind: int) -> IO[str] | None:
     except BlockingIOError:
         lock.close()
         return None
-    except BaseException:
-        lock.close()
-        raise
     return lock
 
 
@@ -249,8 +229,5 @@ def _planned(entry: Path) -> int:
 
 
 def _on_disk(entry: Path) -> int:
-    return sum(
-        os.lstat(os.path.join(folder, name)).st_blocks * 512
-        for folder, _, names in os.walk(entry)
-        for name in names
-    )
+    files = (os.path.join(folder, name) for folder, _, names in os.walk(entry) for name in names)
+    return sum(os.lstat(file).st_blocks * 512 for file in files)

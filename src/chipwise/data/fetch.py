@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from ..errors import DataError
-from ..words.figures import byte_size
+from ..words.facts import Fact, fact
 
 T = TypeVar("T")
 
@@ -44,66 +44,66 @@ class Place(Protocol):
     def fs(self) -> Any: ...
 
 
-def transfer(
-    place: Place, files: Sequence[File], to: Path, beside: Path, workers: int, say: Callable[[str], None]
-) -> None:
-    """Brings `files` to the folder `to`; those already there are left. What is not whole: `beside/.parts`.
+class Incomplete(EOFError):
+    """Another number of bytes came than was listed."""
 
-    Raises `DataError` naming the file that could not be had, and `OSError` of the disk.
+    def __init__(self, nbytes: int, expected: int):
+        super().__init__()
+        self.why = fact("bytes-came", bytes=nbytes, expected=expected)
+
+
+class Transfer:
+    """Brings `files` to the folder `to`; those already there are left. What is not whole: `parts`.
+
+    Raises `DataError` naming the file that could not be had, and `OSError` of the disk. What is known of a
+    file's contents is checked when it is whole; that files did not change meanwhile is for the caller.
     """
-    parts = beside / ".parts"
-    if parts.exists():
-        shutil.rmtree(parts)
-    parts.mkdir(parents=True)
-    _Transfer(place, files, to, parts, say).run(workers)
-    shutil.rmtree(parts)
 
-
-class _Transfer:
     def __init__(
         self, place: Place, files: Sequence[File], to: Path, parts: Path, say: Callable[[str], None]
     ):
         self.place, self.files, self.to, self.parts, self.say = place, files, to, parts, say
-        self.stop = threading.Event()
-        self.lock = threading.Lock()
+        self.stop, self.lock = threading.Event(), threading.Lock()
         self.done = {f for f in files if (to / f.name).is_file() and (to / f.name).stat().st_size == f.nbytes}
         self.bytes = sum(f.nbytes for f in self.done)
         self.total = sum(f.nbytes for f in files)
         self.left: dict[File, int] = {}  # parts of a file that have not come
 
     def run(self, workers: int) -> None:
+        shutil.rmtree(self.parts, ignore_errors=True)
+        self.parts.mkdir(parents=True)
         missing = [f for f in self.files if f not in self.done]
-        if not missing:
-            return
-        count = f"{len(missing)} file{'s' * (len(missing) > 1)}"
-        self.say(f"Fetching {self.place.shown}: {count}, {byte_size(self.total - self.bytes)}")
+        if missing:
+            left = self.total - self.bytes
+            self.say(str(fact("fetching", data=self.place.shown, files=len(missing), bytes=left)))
+            big = [f for f in missing if f.nbytes > PART_BYTES]
+            ranges = bool(big) and self._has_ranges(big[0])
+            with ThreadPoolExecutor(workers) as threads:
+                try:
+                    jobs = []
+                    for number, file in enumerate(missing):
+                        cut = ranges and file.nbytes > PART_BYTES
+                        starts = range(0, file.nbytes, PART_BYTES) if cut else (None,)
+                        self.left[file] = len(starts)
+                        jobs += [threads.submit(self._part, number, file, start) for start in starts]
+                    self._watch(jobs)
+                finally:  # also for Ctrl-C: what is under way ends, nothing new begins
+                    self.stop.set()
+                    threads.shutdown(wait=True, cancel_futures=True)
+        shutil.rmtree(self.parts)
+
+    def _watch(self, jobs: list[Any]) -> None:
+        """Waits for the jobs and says how far they are. Raises what the first to fail raised."""
         began, at_first = time.monotonic(), self.bytes
-        big = [f for f in missing if f.nbytes > PART_BYTES]
-        ranges = bool(big) and self._has_ranges(big[0])
-        with ThreadPoolExecutor(workers) as threads:
-            try:
-                jobs = []
-                for number, file in enumerate(missing):
-                    starts = (
-                        range(0, file.nbytes, PART_BYTES) if ranges and file.nbytes > PART_BYTES else (None,)
-                    )
-                    self.left[file] = len(starts)
-                    jobs += [threads.submit(self._part, number, file, start) for start in starts]
-                while True:
-                    ended, going = wait(jobs, timeout=SAY_SECONDS, return_when=FIRST_EXCEPTION)
-                    failed = [job for job in ended if job.exception() is not None]
-                    if failed:
-                        failed[0].result()
-                    if not going:
-                        return
-                    speed = (self.bytes - at_first) / (time.monotonic() - began)
-                    eta = f", {(self.total - self.bytes) / speed:.0f} s to go" if speed else ""
-                    self.say(
-                        f"{byte_size(self.bytes)} of {byte_size(self.total)}, {speed / 1e6:.1f} MB/s{eta}"
-                    )
-            finally:  # also for Ctrl-C: what is under way ends, nothing new begins
-                self.stop.set()
-                threads.shutdown(wait=True, cancel_futures=True)
+        while True:
+            ended, going = wait(jobs, timeout=SAY_SECONDS, return_when=FIRST_EXCEPTION)
+            for job in ended:
+                job.result()
+            if not going:
+                return
+            speed = (self.bytes - at_first) / (time.monotonic() - began)
+            left = (self.total - self.bytes) / max(speed, 1.0)
+            self.say(str(fact("fetched", bytes=self.bytes, total=self.total, speed=speed, left=left)))
 
     def _has_ranges(self, file: File) -> bool:
         """A web server may ignore what part was asked for and send all, 16 times over."""
@@ -151,7 +151,7 @@ class _Transfer:
             stop = min(start + PART_BYTES, file.nbytes)
             expected, data = stop - start, self.place.fs.cat_file(file.remote, start=start, end=stop)
         if len(data) != expected:
-            raise EOFError(f"{len(data):,} bytes came, expected {expected:,}")
+            raise Incomplete(len(data), expected)
         return data
 
     def _stream(self, file: File, path: Path) -> None:
@@ -169,7 +169,7 @@ class _Transfer:
         try:
             self.place.fs.get_file(file.remote, str(path), callback=Callback(hooks={"watch": watch}))
             if path.stat().st_size != file.nbytes:
-                raise EOFError(f"{path.stat().st_size:,} bytes came, expected {file.nbytes:,}")
+                raise Incomplete(path.stat().st_size, file.nbytes)
         except BaseException:
             self._came(-came)
             raise
@@ -182,12 +182,9 @@ class _Transfer:
     def _whole(self, file: File, path: Path) -> None:
         with open(path, "rb") as opened:
             os.fsync(opened)  # or a power cut could leave the name without the bytes
-            found = file.sha256 and hashlib.file_digest(opened, "sha256").hexdigest()
-        if found != file.sha256:
-            raise DataError(
-                f"{file.name} of {self.place.shown} is not what its manifest says (SHA-256): it is damaged, "
-                f"or was packed again just now; then the same command fetches the new one."
-            )
+            sha256 = file.sha256 and hashlib.file_digest(opened, "sha256").hexdigest()
+        if sha256 != file.sha256:
+            raise DataError("fetched-not-as-listed", data=self.place.shown, file=file.name)
         target = self.to / file.name
         target.parent.mkdir(parents=True, exist_ok=True)
         os.replace(path, target)
@@ -200,9 +197,9 @@ class _Transfer:
         except Exception as error:
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise
+            here = {"done": len(self.done), "files": len(self.files)}
             raise DataError(
-                f"Cannot fetch {file.name} of {self.place.shown}: {reason(error)}; {len(self.done)} of "
-                f"{len(self.files)} files are here, and the same command goes on from there."
+                "fetch-failed", data=self.place.shown, file=file.name, reason=reason(error), **here
             ) from error
 
 
@@ -233,21 +230,22 @@ def lasting(error: BaseException) -> bool:
     return isinstance(error, (TypeError, ValueError, AttributeError, NotImplementedError))
 
 
-def reason(error: BaseException) -> str:
+def reason(error: BaseException) -> Fact:
     """Why, in a few words: libraries' own texts are paragraphs of nested exceptions."""
-    status = status_of(error)
+    status, name = status_of(error), type(error).__name__
     if status is not None:
-        return f"the server answers {status}"
+        return fact("server-answers", status=status)
+    if isinstance(error, Incomplete):
+        return error.why
     if isinstance(error, TimeoutError):
-        return "no answer in time"
+        return fact("no-answer")
     if isinstance(error, FileNotFoundError):
-        return reason(error.__cause__) if error.__cause__ is not None else "not found"
-    name = type(error).__name__
+        return reason(error.__cause__) if error.__cause__ is not None else fact("not-found")
     if ("Connector" in name and "Certificate" not in name) or isinstance(error, ConnectionRefusedError):
-        return "no connection"
+        return fact("no-connection")
     if "Payload" in name or "Disconnected" in name or isinstance(error, ConnectionError):
-        return "the connection broke"
-    return " ".join(str(error).split())[:200] or name
+        return fact("connection-broke")
+    return fact("said", text=" ".join(str(error).split())[:200] or name)
 
 
 def status_of(error: BaseException) -> int | None:

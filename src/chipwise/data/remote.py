@@ -4,7 +4,8 @@
     local("https://host/flowers.tar")   a single file
 
 A plain web server need not list its folders when the folder is a packed one: manifests name every file.
-What was fetched is used again until the files at the URL change.
+What was fetched is used again until the files at the URL change. Files that change while they are fetched
+would leave a mixture of two versions; so files of no known checksum are listed again at the end.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,8 +25,9 @@ from typing import Any, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 from ..errors import DataError
+from ..words.facts import Fact, fact
 from .cache import Cache
-from .fetch import File, lasting, patiently, reason, status_of, transfer
+from .fetch import File, Transfer, lasting, patiently, reason, status_of
 from .manifest import FORMAT, MANIFEST
 
 T = TypeVar("T")
@@ -33,17 +36,8 @@ _SPLITS = ("train", "eval")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _SQUEEZED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")  # what pathlib makes of one
 # What filesystems call the mark of a file's contents: S3, HTTP, Google, Azure, Hugging Face, SFTP, memory
-_MARKS = (
-    "ETag",
-    "etag",
-    "md5Hash",
-    "blob_id",
-    "Last-Modified",
-    "LastModified",
-    "last_modified",
-    "mtime",
-    "created",
-)
+_MARKS = ("ETag", "etag", "md5Hash", "blob_id", "Last-Modified", "LastModified", "last_modified")
+_TIMES = ("mtime", "created")
 _PACKAGES = {
     **dict.fromkeys(("http", "https"), "aiohttp"),
     **dict.fromkeys(("s3", "s3a"), "s3fs"),
@@ -74,15 +68,16 @@ def local(
     - `workers`: parts of up to 8 MiB fetched at once.
     - `say`: told in lines what is fetched and how far it came; `None`: standard error.
 
-    A fetch that was interrupted goes on, by file. Without connection a copy fetched before is used, and said.
+    A fetch that was interrupted goes on, by file. Files that change meanwhile are fetched once more. Without
+    connection a copy fetched before is used, and said.
 
     Raises `DataError` for an unknown or unreachable URL, a missing library, data larger than the limit,
-    a full disk, and a transfer that fails again and again.
+    a full disk, a transfer that fails again and again, and files that change again and again.
     """
     text = os.fspath(path_or_url)
     if not _SCHEME.match(text):
         if isinstance(path_or_url, Path) and _SQUEEZED.match(text) and not path_or_url.exists():
-            raise DataError(f"{text} was a URL before it was made a Path: give it as a string.")
+            raise DataError("url-made-a-path", path=text)
         return Path(text).expanduser()
     if text.lower().startswith("file://"):
         return Path(unquote(urlsplit(text).path))
@@ -91,27 +86,46 @@ def local(
     try:
         cache = Cache(limit_bytes)
         prefix = f"{url.name}-{_digest(text.rstrip('/').encode())}-"
-        try:
-            listing = url.look()
-        except _Unreachable as error:
-            old = cache.newest(prefix)
-            if old is None:
-                raise DataError(f"Cannot reach {url.shown}: {error}.") from error
-            say(f"Cannot reach {url.shown} ({error}): using the copy of it that was fetched before")
-            return old / url.name
-        name = prefix + listing.version
-        while (entry := cache.use(name)) is None:
-            with cache.filling(name, listing.nbytes, url.shown, say) as folder:
-                if folder is not None:
-                    target = folder / url.name
-                    listing.save(target)
-                    transfer(url, listing.files, folder if listing.single else target, folder, workers, say)
-        return entry / url.name
+        for _ in range(2):
+            try:
+                return _fetched(url, cache, prefix, say) / url.name
+            except _Unreachable as error:
+                old = cache.newest(prefix)
+                if old is None:
+                    raise DataError("unreachable", url=url.shown, reason=error.why) from error
+                say(str(fact("old-copy-used", url=url.shown, reason=error.why)))
+                return old / url.name
+            except _Changed:
+                continue
+        raise DataError("changed-while-fetched", url=url.shown)
     except OSError as error:  # of the disk: the network's are handled where they come
-        raise DataError(
-            f"{url.shown} cannot be kept in {error.filename or 'the cache'} ({error.strerror or error}): "
-            f"make room, or set CHIPWISE_CACHE to another folder; the same command goes on from there."
-        ) from error
+        folder, why = str(error.filename or "the cache"), error.strerror or str(error)
+        raise DataError("cache-unwritable", data=url.shown, folder=folder, reason=why) from error
+
+
+def _fetched(url: _Url, cache: Cache, prefix: str, say: Callable[[str], None]) -> Path:
+    """The complete copy of what is at `url` now."""
+    listing = url.look()
+    name = prefix + listing.version
+    with cache.entry(name, listing.nbytes, url.shown, say) as folder:
+        if folder is not None:
+            target = folder / url.name
+            for file, content in listing.texts.items():
+                (target / file).parent.mkdir(parents=True, exist_ok=True)
+                (target / file).write_bytes(content)
+            to = folder if listing.single else target
+            failure = None
+            try:
+                Transfer(url, listing.files, to, folder / ".parts", say).run(url.workers)
+            except DataError as error:
+                failure = error
+            known = all(file.sha256 for file in listing.files)
+            if (failure or not known) and url.look().version != listing.version:
+                shutil.rmtree(folder)
+                raise _Changed
+            if failure:
+                raise failure
+    return cache.home / name
 
 
 @dataclass(frozen=True)
@@ -125,14 +139,17 @@ class _Listing:
     def nbytes(self) -> int:
         return sum(file.nbytes for file in self.files) + sum(map(len, self.texts.values()))
 
-    def save(self, folder: Path) -> None:
-        for name, text in self.texts.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(text)
+
+class _Changed(Exception):
+    """What is at the URL is not what was listed before the fetch."""
 
 
 class _Unreachable(Exception):
     """The network's fault, perhaps not there tomorrow."""
+
+    def __init__(self, why: Fact):
+        super().__init__()
+        self.why = why
 
 
 class _Url:
@@ -145,7 +162,7 @@ class _Url:
         place = urlsplit(text).path if self.http else text.partition("://")[2]
         name = unquote(place) if self.http else place
         self.name = re.sub(r"[^\w.+-]+", "_", name.rstrip("/").rsplit("/", 1)[-1]).lstrip(".") or "data"
-        self._text, self._workers = text, workers
+        self._text, self.workers = text, workers
         _, self.path = self._open()
         self.path = self.path.rstrip("/") if "?" not in text else self.path
 
@@ -170,12 +187,10 @@ class _Url:
         except ImportError as error:
             package = _PACKAGES.get(self.protocol)
             how = f"pip install {package}" if package else " ".join(str(error).split())
-            raise DataError(f"Reading {self.protocol}:// needs another library: {how}.") from error
+            raise DataError("library-missing", protocol=self.protocol, install=how) from error
         except ValueError as error:
-            raise DataError(
-                f"{self.shown}: {' '.join(str(error).split())}. Expected a folder on this machine, or a URL "
-                f"such as s3://bucket/folder, gs://bucket/folder or https://host/folder."
-            ) from error
+            why = " ".join(str(error).split())
+            raise DataError("protocol-unknown", url=self.shown, reason=why) from error
 
     def look(self) -> _Listing:
         """What there is to fetch. Raises `_Unreachable`, and `DataError` when that cannot be listed."""
@@ -187,22 +202,24 @@ class _Url:
             info = self._ask(self.path, lambda: self.fs.info(self.path))
             if info["type"] != "directory" and not (self.http and info.get("mimetype") == "text/html"):
                 return self._listing({self.name: info}, single=True)
-        found = self._walk()
-        if not found:
-            raise DataError(f"{self.shown} is empty, or does not list its files{self._advice}.")
-        return self._listing(found)
+        infos = self._walk()
+        if not infos:
+            raise DataError("url-empty-http" if self.http else "url-empty", url=self.shown)
+        return self._listing(infos)
 
     def _manifests(self) -> dict[str, bytes]:
-        found = {}
+        texts = {}
         for split in _SPLITS:
-            name = f"{split}/{MANIFEST}"
-            path = f"{self.path}/{name}"
+            path = f"{self.path}/{split}/{MANIFEST}"
             try:
-                found[name] = self._ask(path, functools.partial(self.fs.cat_file, path), missing=True)
+                text = self._ask(path, functools.partial(self.fs.cat_file, path), missing=True)
             except FileNotFoundError:
                 if split == _SPLITS[0]:
                     break
-        return {name: text for name, text in found.items() if _manifest(text)}
+                continue
+            if _manifest(text):
+                texts[f"{split}/{MANIFEST}"] = text
+        return texts
 
     def _packed(self, texts: dict[str, bytes]) -> _Listing:
         files = []
@@ -213,31 +230,23 @@ class _Url:
                     for file in shard["files"].values():
                         name = str(file["name"])
                         if PurePosixPath(name).name != name or name in (".", ".."):
-                            raise DataError(
-                                f"{self.shown}/{at} names a file outside its folder, {name!r}: refused."
-                            )
+                            raise DataError("file-outside", path=f"{self.shown}/{at}", name=name)
                         remote = f"{self.path}/{folder}/{quote(name) if self.http else name}"
-                        files.append(
-                            File(f"{folder}/{name}", remote, int(file["bytes"]), str(file["sha256"]))
-                        )
+                        size, sha256 = int(file["bytes"]), str(file["sha256"])
+                        files.append(File(f"{folder}/{name}", remote, size, sha256))
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise DataError(
-                    f"{self.shown}/{at} is damaged ({type(error).__name__}: {error}): pack the data again."
-                ) from error
+                why = f"{type(error).__name__}: {error}"
+                raise DataError("manifest-damaged", path=f"{self.shown}/{at}", reason=why) from error
         return _Listing(tuple(files), _digest(*texts.values()), texts=texts)
 
-    def _listing(self, found: dict[str, dict[str, Any]], single: bool = False) -> _Listing:
-        files = []
-        for name, info in sorted(found.items()):
+    def _listing(self, infos: dict[str, dict[str, Any]], single: bool = False) -> _Listing:
+        files, known = [], []
+        for name, info in sorted(infos.items()):
             if info.get("size") is None:
-                raise DataError(
-                    f"{self.shown}: the server does not say how large {name} is: fetch it yourself and give "
-                    f"its path."
-                )
+                raise DataError("size-untold", url=self.shown, file=name)
             files.append(File(name, info["name"], int(info["size"])))
-        marks = [[str(found[f.name].get(mark, "")) for mark in _MARKS] for f in files]
-        known = json.dumps([[f.name, f.nbytes, *m] for f, m in zip(files, marks, strict=True)])
-        return _Listing(tuple(files), _digest(known.encode()), single)
+            known.append([name, int(info["size"]), *(str(info.get(mark, "")) for mark in (*_MARKS, *_TIMES))])
+        return _Listing(tuple(files), _digest(json.dumps(known).encode()), single)
 
     def _walk(self) -> dict[str, dict[str, Any]]:
         """Every file below: name, with `/` on any system, to fsspec's information about it.
@@ -245,7 +254,7 @@ class _Url:
         Not fsspec's own `find`, which leaves out a folder that could not be read, and reads one at a time.
         """
         files: dict[str, dict[str, Any]] = {}
-        with ThreadPoolExecutor(self._workers) as threads:
+        with ThreadPoolExecutor(self.workers) as threads:
             folders = [("", self.path)]
             while folders:
                 below = []
@@ -254,9 +263,7 @@ class _Url:
                         name = info["name"].rstrip("/").rsplit("/", 1)[-1]
                         name = unquote(name) if self.http else name
                         if name in ("", ".", "..") or {*name} & {*"/\\\0"}:
-                            raise DataError(
-                                f"{self.shown} names a file outside its folder, {name!r}: refused."
-                            )
+                            raise DataError("file-outside", path=self.shown, name=name)
                         if info["type"] == "directory":
                             below.append((f"{prefix}{name}/", info["name"].rstrip("/")))
                         else:
@@ -297,13 +304,8 @@ class _Url:
             if missing and (absent or status_of(error) in (403, 410)):
                 raise FileNotFoundError(path) from error
             where = self.shown.rstrip("/") + path.removeprefix(self.path)
-            raise DataError(f"{where} cannot be read: {reason(error)}{self._advice}.") from error
-
-    @property
-    def _advice(self) -> str:
-        if self.http:
-            return ": check the address; a server that lists no files needs a tar or a packed folder"
-        return ": check the address and your right to read it"
+            code = "url-unreadable-http" if self.http else "url-unreadable"
+            raise DataError(code, url=where, reason=reason(error)) from error
 
 
 def _inside(link: str, folder: str) -> bool:
