@@ -47,10 +47,11 @@ class Chipwise:
             identity=hashlib.sha256(store.encode()).hexdigest(),
             name_bytes=6,
         )
-        label = np.int32(0)
-        for number, data in enumerate(records):
-            image = pixels[number] if shape else data
-            writer.add(f"{number}", {"image": image, "label": label}, None if shape else pixels[number])
+        for start in range(0, len(records), BATCH):
+            rows = slice(start, start + BATCH)
+            names = [str(number) for number in range(len(records))[rows]]
+            columns = {"image": pixels[rows] if shape else records[rows], "label": [0] * len(names)}
+            writer.add(names, columns, None if shape else pixels[rows])
         writer.finish({"fingerprint": "", "examples": len(records)})
 
     def open(self, root: Path, shape) -> None:
@@ -254,7 +255,7 @@ def against_memory(work: Path, side: int, n: int) -> str:
     writer = Writer(root / "train", store="raw", identity=f"{side}", name_bytes=1)
     for _ in range(n // 500):
         image = rng.integers(0, 256, (500, side, side, 3), dtype=np.uint8)
-        writer.add_batch([""] * 500, {"image": image})
+        writer.add([""] * 500, {"image": image})
     writer.finish({"fingerprint": "", "examples": n})
     memory = np.concatenate([image] * (n // 500))
     batch = 256

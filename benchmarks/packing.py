@@ -26,6 +26,7 @@ import PIL
 import simplejpeg
 from PIL import Image
 
+from chipwise.data.pack.examples import piece
 from chipwise.data.pack.job import Job, pack
 from chipwise.machine.limits import usable_cores
 
@@ -81,9 +82,9 @@ def _begin(src: Path, options: dict) -> None:
 
 def _piece(start: int, stop: int) -> tuple[list[str], object]:
     assert _job is not None
-    made = _job._piece(_job.listing.splits["train"], range(start, stop), None)
-    images = [entry.columns["image"] for entry in made]
-    return [entry.name for entry in made], np.stack(images) if _job.form.store == "raw" else images
+    records = piece(_job.listing.splits["train"], range(start, stop), None, _job.form)
+    images = [record.columns["image"] for record in records]
+    return [record.name for record in records], np.stack(images) if _job.form.store == "raw" else images
 
 
 def rates(src: Path, options: dict, limit: int, images_a_piece: int) -> dict[str, list[float]]:

@@ -1,5 +1,6 @@
 """`chipwise pack` and `chipwise inspect`: what people see, what programs get, and errors of one line."""
 
+import errno
 import json
 import os
 import shutil
@@ -12,8 +13,18 @@ import pytest
 from PIL import Image
 
 from chipwise.data import PackedFolder
+from chipwise.data.images import decode
 from chipwise.data.pack import job
+from chipwise.errors import DataError
+from chipwise.words.facts import fact
 from pictures import encoded, files, smooth, write
+
+
+def why_not(content):
+    """What is said of an image that cannot be decoded."""
+    with pytest.raises(DataError) as caught:
+        decode(content)
+    return str(caught.value)
 
 
 @pytest.fixture
@@ -29,12 +40,12 @@ def test_pack_predicts_packs_and_reports(chipwise, src, tmp_path):
     said = chipwise("pack", src, tmp_path / "out", "--size", 20)
     assert said.code == 0, said.err
     for text in (
-        "predicting size and time from a few of 21 examples", "raw, 20×20×3", "free on the disk",
-        "About 100% of the images are smaller than 20 and will be enlarged",
-        "Left out, as they are no images of a split: train/bee/notes.txt", "21 images in", "images/s",
-        "20 of them were smaller and have been enlarged", "1 skipped:\n  train/bee/003.jpeg: not an image",
+        fact("pack-predicting", src=src, dst=tmp_path / "out", total=21), "raw, 20×20×3",
+        fact("pack-will-enlarge", share=1.0, size=20), fact("pack-left-out", names=["train/bee/notes.txt"]),
+        fact("pack-enlarged", images=20), fact("pack-skipped", count=1),
+        fact("pack-skipped-entry", name="train/bee/003.jpeg", reason=why_not(b"broken")),
     ):  # fmt: skip
-        assert text in said.out
+        assert str(text) in said.out
     source = PackedFolder(tmp_path / "out", "eval")
     assert source.names == ("ant", "bee", "cat") and source[0]["image"].shape == (20, 20, 3)
 
@@ -70,9 +81,10 @@ def test_labels_split_shards_and_limits(chipwise, src, tmp_path):
     rest = ("--labels", "([a-z]+)/", "--split", "0.4", "--shards", 2, "--workers", 1)
     said = chipwise("pack", src / "train", out, *rest, "--max-skipped", 0)
     assert said.code == 3 and said.err.count("\n") == 1, said.err
-    assert "more than 0 entries cannot be packed, now bee/003.jpeg" in said.err
+    numbers = {"src": src / "train", "name": "bee/003.jpeg", "partial": tmp_path / ".out.partial"}
+    assert str(fact("pack-skipped-first", limit=0, reason=why_not(b"broken"), **numbers)) in said.err
     assert chipwise("pack", src / "train", out, *rest, "--strict").code == 3
-    assert chipwise("inspect", out).err.endswith("run the same `chipwise pack` again to go on.\n")
+    assert str(fact("pack-not-finished", path=out)) in chipwise("inspect", out).err
     said = chipwise("pack", src / "train", out, *rest)
     assert said.code == 0, said.err
     manifest = json.loads(chipwise("inspect", out, "--json").out)["splits"]
@@ -83,17 +95,21 @@ def test_labels_split_shards_and_limits(chipwise, src, tmp_path):
 @pytest.mark.parametrize(
     ("code", "expected", "arguments"),
     [
-        (2, "--keep-aspect scales to --size", ["--keep-aspect"]),
-        (2, "--store png: expected raw or jpeg", ["--store", "png"]),
-        (3, "labels.csv: No such file", ["--labels", "labels.csv"]),
-        (3, "there is a split already", ["--split", "0.1"]),
-        (2, "--split 1.5: expected the share", ["--split", "1.5"]),
-        (2, "--size 20000: expected 1 to 13,377 pixels", ["--size", "20000"]),
+        (2, fact("pack-keep-aspect"), ["--keep-aspect"]),
+        (2, fact("pack-store", store="png"), ["--store", "png"]),
+        (3, os.strerror(errno.ENOENT), ["--labels", "labels.csv"]),
+        (3, fact("split-twice-folders", share=0.1, splits=["train", "eval"]), ["--split", "0.1"]),
+        (2, fact("split-share", share=1.5), ["--split", "1.5"]),
+        (
+            2,
+            fact("pack-option-range", option="--size", value=20000, least=1, most=13377),
+            ["--size", "20000"],
+        ),
     ],
 )
 def test_errors_are_one_line(chipwise, src, tmp_path, code, expected, arguments):
     said = chipwise("pack", src, tmp_path / "out", *arguments)
-    assert said.code == code and expected in said.err and said.err.count("\n") == 1
+    assert said.code == code and str(expected) in said.err and said.err.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 
@@ -108,15 +124,18 @@ def test_inspect_shows_checks_and_draws(chipwise, src, tmp_path):
         "size 8, fit crop, store raw",
     ):
         assert text in said.out
-    assert "1 skipped of train:\n  bee/003.jpeg: not an image" in said.out
-    assert "verified: 20 records, every byte as it was packed" in said.out
+    skipped = fact("pack-skipped-entry", name="bee/003.jpeg", reason=why_not(b"broken"))
+    assert f"{fact('pack-split-skipped', count=1, split='train')}\n{skipped}" in said.out
+    assert str(fact("pack-verified", records=20)) in said.out
     with Image.open(tmp_path / "sheet.png") as sheet:
         assert sheet.width > 1000
     one = chipwise("inspect", tmp_path / "out" / "eval", "--json")
     assert list(json.loads(one.out)["splits"]) == ["eval"]
     for place in (tmp_path / "nowhere", src):
         said = chipwise("inspect", place)
-        assert said.code == 3 and "is no pack: expected a folder with train/manifest.json" in said.err
+        assert (
+            said.code == 3 and str(fact("pack-not-found", path=place, manifest="manifest.json")) in said.err
+        )
 
 
 @pytest.mark.parametrize("store", ["raw", "jpeg"])
@@ -143,7 +162,8 @@ def test_a_pack_of_many_sizes_and_classes(chipwise, tmp_path):
     assert chipwise("pack", tmp_path / "src", tmp_path / "out", "--store", "jpeg").code == 0
     said = chipwise("inspect", tmp_path / "out", "--sheet", tmp_path / "s.png")
     assert said.code == 0, said.err
-    assert "image uint8[sizes vary]" in said.out and "classes: 25, the 10 largest and smallest" in said.out
+    assert "image uint8[sizes vary]" in said.out
+    assert str(fact("pack-classes-some", classes=25, shown=10)) in said.out
 
 
 def test_names_that_are_no_text_and_look_like_markup(chipwise, tmp_path):
@@ -153,9 +173,9 @@ def test_names_that_are_no_text_and_look_like_markup(chipwise, tmp_path):
     with open(folder + b"/\xff.jpg", "wb"):
         pass
     said = chipwise("pack", tmp_path / "src", tmp_path / "out")
-    assert said.code == 0 and "train/b/?.jpg: an empty file" in said.out
+    assert said.code == 0 and f"train/b/?.jpg: {why_not(b'')}" in said.out
     said = chipwise("inspect", tmp_path / "out", "--verify")
-    assert said.code == 0 and "[red]" in said.out and "b/?.jpg: an empty file" in said.out
+    assert said.code == 0 and "[red]" in said.out and f"b/?.jpg: {why_not(b'')}" in said.out
 
 
 def test_control_characters_in_names_are_escaped(chipwise, tmp_path):
@@ -163,8 +183,8 @@ def test_control_characters_in_names_are_escaped(chipwise, tmp_path):
     for name in ("x\n\x1b[31m.jpg", "y\u202e.txt"):
         (tmp_path / "src" / "a" / name).write_bytes(b"?")
     said = chipwise("pack", tmp_path / "src", tmp_path / "out")
-    assert said.code == 0 and "train/a/x\\n\\x1b[31m.jpg: not an image" in said.out
-    assert "Left out, as they are no images of a split: a/y\\u202e.txt." in said.out
+    assert said.code == 0 and f"train/a/x\\n\\x1b[31m.jpg: {why_not(b'?')}" in said.out
+    assert str(fact("pack-left-out", names=["a/y\u202e.txt"])) in said.out
     assert "a/x\\n\\x1b[31m.jpg" in chipwise("inspect", tmp_path / "out").out
     said = chipwise("pack", tmp_path / "src", tmp_path / "other", "--strict")
     assert said.err.count("\n") == 1 and "\x1b" not in said.err
@@ -179,7 +199,7 @@ def test_a_signal_ends_with_one_line_and_the_same_command_goes_on(
         patch.setattr(job.Job, "_write", lambda *_: os.kill(os.getpid(), number))
         said = chipwise("pack", src, tmp_path / "out")
     assert said.code == code and said.err.count("\n") == 1, said.err
-    assert ".out.partial is kept, and the same command goes on from there" in said.err
+    assert str(fact("pack-interrupted", partial=tmp_path / ".out.partial")) in said.err
     assert signal.getsignal(signal.SIGTERM) == before
     assert chipwise("pack", src, tmp_path / "out").code == 0
 
@@ -195,7 +215,8 @@ def test_a_missing_split_and_damage_outside_the_records_are_told(chipwise, src, 
     shutil.rmtree(out / "eval")
     for options in ([], ["--verify"]):
         said = chipwise("inspect", out, *options)
-        assert said.code == 3 and f"{out}/eval is missing, though it was packed with train" in said.err
+        missing = fact("pack-split-missing", path=out / "eval", splits=["train"])
+        assert said.code == 3 and str(missing) in said.err
     assert chipwise("inspect", out / "train").code == 0
 
 
@@ -211,7 +232,7 @@ def test_urls_are_fetched(chipwise, tmp_path, monkeypatch):
     for name, data in files(tmp_path / "out").items():
         far.pipe(f"/urls/out/{name}", data)
     said = chipwise("inspect", "memory://urls/out", "--verify")
-    assert said.code == 0 and "verified: 12 records" in said.out, said.err
+    assert said.code == 0 and str(fact("pack-verified", records=12)) in said.out, said.err
     record = ("--out", tmp_path / "feed.json", "--seconds", 0.05, "--batch", 4)
     said = chipwise("bench-feed", "memory://urls/out", *record)
     assert said.code == 0 and (tmp_path / "feed.json").exists(), said.err

@@ -62,7 +62,7 @@ def photos(path, n=7, sizes=((16, 24),), split="train", **changes):
         smooth = np.linspace(0, 1, sizes[i % len(sizes)][1]) * rng.integers(0, 256, (3, 1))
         image = np.broadcast_to(smooth.T.astype(np.uint8), (*sizes[i % len(sizes)], 3))
         made.append(simplejpeg.encode_jpeg(np.ascontiguousarray(image), 95))
-        writer.add(f"cät/{i}.jpg", {"image": made[-1], "label": np.int32(i % 2)})
+        writer.add([f"cät/{i}.jpg"], {"image": [made[-1]], "label": [i % 2]})
     writer.finish({"fingerprint": "f", "examples": n})
     return made
 
@@ -130,30 +130,31 @@ def test_nothing_is_left_of_a_pack_that_failed(tmp_path):
 @pytest.mark.parametrize(
     "batches, changes, expected",
     [
-        ([], {}, "nothing to pack"),
-        ([columns(2), {"image": columns(2)["image"]}], {}, "after 2 examples"),
-        ([{**columns(2), "label": np.zeros(3, np.int32)}], {}, "of one length"),
+        ([], {}, "pack-nothing"),
+        ([columns(2), {"image": columns(2)["image"]}], {}, "pack-columns"),
+        ([{**columns(2), "label": np.zeros(3, np.int32)}], {}, "pack-column-length"),
         ([columns(9)], {"classes": 3}, "has label 3, expected 0 to 2"),
         (
             [{"token": np.full((2, 3), 9, np.uint16)}],
             {"classes": None, "below": {"token": 9}},
             "example 0 has token 9, expected 0 to 8",
         ),
-        ([columns(2)], {"below": {"token": 9}}, "token|expected"),
+        ([columns(2)], {"below": {"token": 9}}, "pack-columns"),
         ([{"x": np.array(["a"])}], {"classes": None}, "expected numbers"),
         ([{"x": np.array([2**40])}], {"classes": None}, "int32 cannot hold"),
     ],
 )
 def test_what_cannot_be_packed_is_refused(tmp_path, batches, changes, expected):
-    with pytest.raises(cw.DataError, match=expected) as error:
+    with pytest.raises(cw.DataError) as error:
         write_packed(tmp_path, batches, **{"classes": 4, **changes})
+    assert error.value.code == expected or expected in str(error.value)
     assert "\n" not in str(error.value)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_is_never_overwritten(tmp_path):
     pack(tmp_path)
-    with pytest.raises(cw.DataError, match="exists: remove it"):
+    with refused(cw.DataError, "pack-exists", folder=tmp_path / "train"):
         pack(tmp_path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..errors import DataError
+from ..words.facts import Fact, fact
 from ..words.figures import byte_size, printable
 from . import options
 
@@ -45,31 +47,38 @@ def inspect(
       chipwise inspect photos-224 --sheet photos.png
     """
     from ..data import remote
-    from ..data.pack.contact import write_sheet
+    from ..data.sheet import sheet as sheet_of
+    from ..data.sheet import write_picture
 
     folder = remote.local(path)
     splits = _splits(folder)
     console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120)
-    if not json_:
-        _print(splits, console)
-    if sheet is not None:
-        write_sheet(next(iter(splits.values())), sheet)
+
+    def line(text: object) -> None:
         if not json_:
-            console.print(f"written: {sheet}", markup=False, soft_wrap=True)
-    faults = _missing(folder, splits)
+            console.print(str(text), markup=False, soft_wrap=True)
+
+    if not json_:
+        console.print(_contents(splits))
+        if any(source.names for source in splits.values()):
+            console.print(*_classes(splits), sep="\n")
+    for note in _notes(splits):
+        line(note)
+    if sheet is not None:
+        line(f"written: {write_picture(sheet_of(next(iter(splits.values()))), sheet, '--sheet')}")
+    faults: list[DataError] = list(_missing(folder, splits))
     if verify:
         for source in splits.values():
             try:
                 source.verify()
             except DataError as error:
-                faults.append(str(error))
+                faults.append(error)
+    if len(faults) > 1:
+        raise DataError("pack-faults", faults=[str(fault) for fault in faults])
     if faults:
-        raise DataError(" ".join(faults))
-    if verify and not json_:
-        total = sum(map(len, splits.values()))
-        console.print(
-            f"verified: {total:,} records, every byte as it was packed", markup=False, soft_wrap=True
-        )
+        raise faults[0]
+    if verify:
+        line(fact("pack-verified", records=sum(map(len, splits.values()))))
     if json_:
         answer: dict[str, Any] = {"path": str(path), "verified": True if verify else None}
         print(json.dumps({**answer, "splits": {name: source.manifest for name, source in splits.items()}}))
@@ -82,29 +91,25 @@ def _splits(path: Path) -> dict[str, PackedFolder]:
 
     if (path / MANIFEST).is_file():
         return {path.name: PackedFolder(path, None, size=_size(path))}
-    found = sorted(
-        (p.parent.name for p in path.glob(f"*/{MANIFEST}")), key=lambda name: (name != "train", name)
+    names = sorted(
+        (manifest.parent.name for manifest in path.glob(f"*/{MANIFEST}")),
+        key=lambda name: (name != "train", name),
     )
-    if not found:
-        partial = path.parent / f".{path.name}.partial"
-        begun = " It was begun: run the same `chipwise pack` again to go on." if partial.is_dir() else ""
-        raise DataError(
-            f"{path} is no pack: expected a folder with train/{MANIFEST}, made by chipwise pack.{begun}"
-        )
-    return {name: PackedFolder(path, name, size=_size(path / name)) for name in found}
+    if not names and (path.parent / f".{path.name}.partial").is_dir():
+        raise DataError("pack-not-finished", path=path)
+    if not names:
+        raise DataError("pack-not-found", path=path, manifest=MANIFEST)
+    return {name: PackedFolder(path, name, size=_size(path / name)) for name in names}
 
 
-def _missing(path: Path, splits: dict[str, PackedFolder]) -> list[str]:
+def _missing(path: Path, splits: dict[str, PackedFolder]) -> Iterator[DataError]:
     """What is wrong where a pack lacks a split that it was packed with; one split alone may be looked at."""
     from ..data.manifest import MANIFEST
 
-    if (path / MANIFEST).is_file():
-        return []
-    told = {name for source in splits.values() for name in source.manifest.get("splits", ())}
-    return [
-        f"{path / name} is missing, though it was packed with {', '.join(splits)}: copy the folder again."
-        for name in sorted(told - set(splits))
-    ]
+    if not (path / MANIFEST).is_file():
+        packed = {name for source in splits.values() for name in source.manifest.get("splits", ())}
+        for name in sorted(packed - set(splits)):
+            yield DataError("pack-split-missing", path=path / name, splits=list(splits))
 
 
 def _size(split: Path) -> int | None:
@@ -115,7 +120,7 @@ def _size(split: Path) -> int | None:
     return 224 if columns.get("image", {}).get("shape", ()) is None else None
 
 
-def _print(splits: dict[str, PackedFolder], console: Console) -> None:
+def _contents(splits: dict[str, PackedFolder]) -> Table:
     table = Table()
     for heading in ("split", "examples", "stored as", "columns", "shards", "bytes", "mean", "std"):
         table.add_column(heading, justify="right" if heading in ("examples", "shards", "bytes") else "left")
@@ -128,26 +133,23 @@ def _print(splits: dict[str, PackedFolder], console: Console) -> None:
             name, f"{len(source):,}", manifest["store"], escape(columns), str(len(manifest["shards"])),
             byte_size(sum(file["bytes"] for file in files)), *moments,
         )  # fmt: skip
-    console.print(table)
-    if any(source.names for source in splits.values()):
-        _print_classes(splits, console)
+    return table
+
+
+def _notes(splits: dict[str, PackedFolder]) -> Iterator[Fact]:
     settings: dict[str, Any] = {}
     for source in splits.values():
         settings |= {key: value for key, value in source.manifest["settings"].items() if value is not None}
     if settings:
-        console.print(
-            f"packed with {', '.join(f'{key} {value}' for key, value in settings.items())}",
-            markup=False,
-            soft_wrap=True,
-        )
+        yield fact("pack-settings", settings=[f"{key} {value}" for key, value in settings.items()])
     for name, source in splits.items():
         skipped = source.manifest["source"].get("skipped", [])
         if skipped:
-            console.print(f"{len(skipped)} skipped of {name}:", markup=False, soft_wrap=True)
+            yield fact("pack-split-skipped", count=len(skipped), split=name)
         for entry in skipped[:_SKIPPED]:
-            console.print(f"  {printable(entry['name'])}: {entry['reason']}", markup=False, soft_wrap=True)
+            yield fact("pack-skipped-entry", name=entry["name"], reason=entry["reason"])
         if len(skipped) > _SKIPPED:
-            console.print(f"  and {len(skipped) - _SKIPPED} more: see --json", markup=False, soft_wrap=True)
+            yield fact("pack-skipped-more-json", count=len(skipped) - _SKIPPED)
 
 
 def _kind(column: dict[str, Any]) -> str:
@@ -155,18 +157,18 @@ def _kind(column: dict[str, Any]) -> str:
     return f"{column['dtype']}[{shape}]" + (f" below {column['below']}" if "below" in column else "")
 
 
-def _print_classes(splits: dict[str, PackedFolder], console: Console) -> None:
+def _classes(splits: dict[str, PackedFolder]) -> tuple[str, Table]:
     """Examples by class; of many classes the largest and the smallest, which is where trouble shows."""
     names = next(source.names for source in splits.values() if source.names)
     counts = {split: source.manifest["counts"] or [0] * len(names) for split, source in splits.items()}
     order = sorted(range(len(names)), key=lambda i: -sum(c[i] for c in counts.values()))
     many = len(order) > _CLASSES
     shown = order[: _CLASSES // 2] + order[-_CLASSES // 2 :] if many else list(range(len(names)))
-    console.print(f"classes: {len(names)}" + (f", the {_CLASSES // 2} largest and smallest" if many else ""))
     table = Table()
     table.add_column("class")
     for split in splits:
         table.add_column(split, justify="right")
     for i in shown:
         table.add_row(escape(printable(names[i])), *(f"{c[i]:,}" for c in counts.values()))
-    console.print(table)
+    some = fact("pack-classes-some", classes=len(names), shown=_CLASSES // 2)
+    return str(some if many else fact("pack-classes", classes=len(names))), table

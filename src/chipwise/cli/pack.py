@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -18,7 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ..errors import Stopped
-from ..words.figures import byte_size, few, printable
+from ..words.facts import Fact, fact
+from ..words.figures import byte_size, duration, printable
 from . import options
 
 if TYPE_CHECKING:
@@ -89,64 +90,95 @@ def pack(
     )  # fmt: skip
     free = check_disk(job.partial, 0)
     console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120)
+
+    def line(text: object) -> None:
+        if not json_:
+            console.print(str(text), markup=False, soft_wrap=True)
+
+    total = sum(map(len, job.listing.splits.values()))
+    line(fact("pack-predicting", src=job.src, dst=job.dst, total=total))
     if not json_:
-        names = f"{printable(job.src)} to {printable(str(job.dst))}"
-        console.print(names, markup=False, soft_wrap=True)
-        total = sum(map(len, job.listing.splits.values()))
-        console.print(f"predicting size and time from a few of {total:,} examples", soft_wrap=True)
         console.print(_predicted(job))
-        for line in _notes(job, free):
-            console.print(line, markup=False, soft_wrap=True)
-    predicted = {
-        "bytes": job.prediction.bytes,
-        "seconds": job.prediction.seconds,
-        "free_bytes": free,
-        "splits": {
-            name: {"examples": s.examples, "bytes": s.bytes} for name, s in job.prediction.splits.items()
-        },
-    }
+    for note in _notes(job, free):
+        line(note)
+    prediction = job.prediction
+    splits = {name: {"examples": s.examples, "bytes": s.bytes} for name, s in prediction.splits.items()}
+    answer: dict[str, Any] = {
+        "prediction": {
+            "bytes": prediction.bytes, "seconds": prediction.seconds, "free_bytes": free, "splits": splits,
+        }
+    }  # fmt: skip
     if dry_run:
         check_disk(job.partial, job.needed)
-        if json_:
-            print(json.dumps({"prediction": predicted}))
-        return
-    shown = _Shown(job, quiet=json_)
-    with _stoppable(job), shown.bar:
-        report = job.run(shown)
+    else:
+        shown = _Shown(job, quiet=json_)
+        with _stoppable(job), shown.bar:
+            report = job.run(shown)
+        skipped = [{"split": split, "name": name, "reason": reason} for split, name, reason in report.skipped]
+        answer |= {
+            "path": str(report.path), "splits": report.splits, "classes": list(report.names),
+            "images": report.images, "seconds": report.seconds, "enlarged": report.enlarged,
+            "skipped": skipped, "left_out": list(report.left_out),
+        }  # fmt: skip
+        line(printable(str(report.path)))
+        if not json_:
+            console.print(_packed(report))
+        for note in _results(report):
+            line(note)
     if json_:
-        print(json.dumps({"prediction": predicted, **_answer(report)}))
-        return
-    _print(report, console)
+        print(json.dumps(answer))
 
 
 def _predicted(job: Job) -> Table:
     predicted = job.prediction
-    about = "" if predicted.exact else "about "
-    table = Table()
-    for heading in ("split", "examples", "classes", "stored as", "bytes"):
-        table.add_column(heading, justify="left" if heading in ("split", "stored as") else "right")
     shape = "×".join(map(str, predicted.shape)) if predicted.shape else "sizes as they are"
-    stored = f"{job.form.store}, {shape}" if job.form.store == "raw" else f"jpeg, {_sized(job)}"
+    if job.form.store == "jpeg" and job.form.size is not None:
+        shape = f"{job.form.size}×{job.form.size}" if job.form.crop else f"shorter side {job.form.size}"
+    elif job.form.store == "jpeg":
+        shape = "sizes as they are"
+    table = _table("split", "examples", "classes", "stored as", "bytes")
     for name, share in predicted.splits.items():
+        size = ("" if predicted.exact else "about ") + byte_size(share.bytes)
         classes = str(len(job.listing.names) or "")
-        table.add_row(name, f"{share.examples:,}", classes, stored, about + byte_size(share.bytes))
+        table.add_row(name, f"{share.examples:,}", classes, f"{job.form.store}, {shape}", size)
     return table
 
 
-def _sized(job: Job) -> str:
-    if job.form.size is None:
-        return "sizes as they are"
-    return f"{job.form.size}×{job.form.size}" if job.form.crop else f"shorter side {job.form.size}"
+def _packed(report: Report) -> Table:
+    table = _table("split", "examples", "classes", "bytes", "files")
+    for name, split in report.splits.items():
+        classes = str(len(report.names) or "")
+        table.add_row(name, f"{split['examples']:,}", classes, byte_size(split["bytes"]), str(split["files"]))
+    return table
 
 
-def _notes(job: Job, free: int) -> Iterator[str]:
-    workers = f"{job.workers} worker{'s' * (job.workers > 1)}"
-    yield f"About {duration(job.prediction.seconds)} with {workers}; {byte_size(free)} free on the disk."
-    if job.prediction.enlarged:
-        share = f"{job.prediction.enlarged:.0%}"
-        yield f"About {share} of the images are smaller than {job.form.size} and will be enlarged."
+def _table(*headings: str) -> Table:
+    table = Table()
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in ("split", "stored as") else "right")
+    return table
+
+
+def _notes(job: Job, free: int) -> Iterator[Fact]:
+    prediction = job.prediction
+    yield fact("pack-predicted", seconds=prediction.seconds, workers=job.workers, free=free)
+    if prediction.enlarged:
+        yield fact("pack-will-enlarge", share=prediction.enlarged, size=job.form.size)
     if job.listing.left_out:
-        yield f"Left out, as they are no images of a split: {few(job.listing.left_out)}."
+        yield fact("pack-left-out", names=job.listing.left_out)
+
+
+def _results(report: Report) -> Iterator[Fact]:
+    rate = report.images / report.seconds
+    yield fact("pack-done", images=report.images, seconds=report.seconds, rate=rate)
+    if report.enlarged:
+        yield fact("pack-enlarged", images=report.enlarged)
+    if report.skipped:
+        yield fact("pack-skipped", count=len(report.skipped))
+    for split, name, reason in report.skipped[:_SHOWN]:
+        yield fact("pack-skipped-entry", name=f"{split}/{name}", reason=reason)
+    if len(report.skipped) > _SHOWN:
+        yield fact("pack-skipped-more", count=len(report.skipped) - _SHOWN)
 
 
 @contextmanager
@@ -162,9 +194,9 @@ def _stoppable(job: Job) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, _Terminated) as error:
         if job.dst.exists():  # all was done but the report
-            stopped = Stopped(f"interrupted, but {job.dst} is whole.")
+            stopped = Stopped("pack-interrupted-whole", dst=job.dst)
         else:
-            stopped = Stopped(f"interrupted: {job.partial} is kept, and the same command goes on from there.")
+            stopped = Stopped("pack-interrupted", partial=job.partial)
         if isinstance(error, KeyboardInterrupt):
             stopped.exit_code = 130  # the shell's code for Ctrl-C
         raise stopped from error
@@ -199,63 +231,14 @@ class _Shown:
         if self._begun is None:  # what an earlier command did is no speed of this one
             self._begun = (done, time_now)
             if done and not self._quiet:
-                self._console.print(f"going on after {done:,} of {self._total:,}")
+                self._console.print(str(fact("pack-going-on", done=done, total=self._total)))
         took = time_now - self._begun[1]
         rate = (done - self._begun[0]) / took if took > 0.5 else 0.0
-        told = f"{rate:,.0f} images/s" + (f", {now.skipped} skipped" if now.skipped else "")
-        self.bar.update(self._task, completed=done, description=now.split, speed=told)
+        speed = f"{rate:,.0f} images/s" + (f", {now.skipped} skipped" if now.skipped else "")
+        self.bar.update(self._task, completed=done, description=now.split, speed=speed)
         if self._quiet or self._console.is_terminal or not rate or time_now - self._printed < _LINE_SECONDS:
             return
         self._printed = time_now
         left = duration((self._total - done) / rate)
-        self._console.print(f"{now.split}: {done:,} of {self._total:,}, {told}, {left} left", soft_wrap=True)
-
-
-def _print(report: Report, console: Console) -> None:
-    console.print(printable(str(report.path)), markup=False, soft_wrap=True)
-    table = Table()
-    for heading in ("split", "examples", "classes", "bytes", "files"):
-        table.add_column(heading, justify="left" if heading == "split" else "right")
-    for name, made in report.splits.items():
-        classes = str(len(report.names) or "")
-        table.add_row(name, f"{made['examples']:,}", classes, byte_size(made["bytes"]), str(made["files"]))
-    console.print(table)
-    rate = f", {report.images / report.seconds:,.0f} images/s" if report.images else ""
-    console.print(
-        f"{report.images:,} images in {duration(report.seconds)}{rate}", markup=False, soft_wrap=True
-    )
-    if report.enlarged:
-        console.print(
-            f"{report.enlarged:,} of them were smaller and have been enlarged", markup=False, soft_wrap=True
-        )
-    if report.skipped:
-        console.print(f"{len(report.skipped)} skipped:", markup=False, soft_wrap=True)
-        for split, name, reason in report.skipped[:_SHOWN]:
-            console.print(f"  {printable(f'{split}/{name}')}: {reason}", markup=False, soft_wrap=True)
-        if len(report.skipped) > _SHOWN:
-            console.print(
-                f"  and {len(report.skipped) - _SHOWN} more, all named in the manifest",
-                markup=False,
-                soft_wrap=True,
-            )
-
-
-def _answer(report: Report) -> dict:
-    return {
-        "path": str(report.path),
-        "splits": report.splits,
-        "classes": list(report.names),
-        "images": report.images,
-        "seconds": report.seconds,
-        "enlarged": report.enlarged,
-        "skipped": [{"split": s, "name": n, "reason": r} for s, n, r in report.skipped],
-        "left_out": list(report.left_out),
-    }
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people: 2 h 05 min."""
-    if seconds < 90:
-        return f"{seconds:.3g} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02} min"
+        line = f"{now.split}: {done:,} of {self._total:,}, {speed}, {left} left"
+        self._console.print(line, soft_wrap=True)

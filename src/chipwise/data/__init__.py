@@ -4,7 +4,7 @@ from . import augment as augment
 from . import datasets as datasets
 from .columns import check_labels as check_labels
 from .folder import ImageFolder as ImageFolder
-from .pack.batches import write_packed as write_packed
+from .pack.writer import write_packed as write_packed
 from .packed import PackedFolder as PackedFolder
 from .sources import Arrays as Arrays
 from .sources import Lazy as Lazy

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
 from ...errors import DataError, RecipeError
-from ..sources import Columns
+from ..columns import Columns
 
 
 @dataclass(frozen=True)
@@ -64,14 +65,15 @@ class Listing:
     """Split to its entries; `names`, the classes; `below`, column to the number its values stay below.
 
     `left_out`: files that are no entries, because their names end like no image's, and other things the
-    user should know were not packed. `undivided`: what to do to have no splits, if that is easy.
+    user should know were not packed. `split_by`: what made the splits: the source as it is, its folders, or
+    the table at this path.
     """
 
     splits: Mapping[str, Split]
     names: tuple[str, ...] = ()
     below: Mapping[str, int] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
-    undivided: str = ""
+    split_by: Path | Literal["source", "folders"] = "source"
 
 
 def divided(listing: Listing, share: float) -> Listing:
@@ -82,14 +84,14 @@ def divided(listing: Listing, share: float) -> Listing:
     are one class.
     """
     if not isinstance(share, (int, float)) or not 0 < share < 1:
-        raise RecipeError(
-            f"--split {share}: expected the share that goes to eval, between 0 and 1, such as 0.1."
-        )
+        raise RecipeError("split-share", share=share)
     if set(listing.splits) != {"train"}:
-        raise DataError(
-            f"--split {share:g}, but there is a split already ({', '.join(listing.splits)}): leave --split "
-            f"out{f', or {listing.undivided}' if listing.undivided else ''}."
-        )
+        given = list(listing.splits)
+        if listing.split_by == "source":
+            raise DataError("split-twice", share=share, splits=given)
+        if listing.split_by == "folders":
+            raise DataError("split-twice-folders", share=share, splits=given)
+        raise DataError("split-twice-table", share=share, splits=given, table=listing.split_by)
     whole = listing.splits["train"]
     label = whole.labels.get("label")
     if label is None or label.ndim != 1 or label.dtype.kind not in "iu":
@@ -100,14 +102,7 @@ def divided(listing: Listing, share: float) -> Listing:
         rows = sorted(np.flatnonzero(label == value).tolist(), key=keys.__getitem__)
         held_out[rows[: int(len(rows) * share + 0.5)]] = True
     if held_out.all() or not held_out.any():
-        raise DataError(
-            f"--split {share:g} of {len(whole)} examples leaves {'train' if held_out.all() else 'eval'} "
-            f"empty: give another share, or leave --split out."
-        )
-    return replace(
-        listing,
-        splits={
-            "train": whole.only(np.flatnonzero(~held_out)),
-            "eval": whole.only(np.flatnonzero(held_out)),
-        },
-    )
+        empty = "train" if held_out.all() else "eval"
+        raise DataError("split-empty", share=share, examples=len(whole), empty=empty)
+    splits = {"train": whole.only(np.flatnonzero(~held_out)), "eval": whole.only(np.flatnonzero(held_out))}
+    return replace(listing, splits=splits)

@@ -15,17 +15,23 @@ import re
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...errors import DataError, RecipeError
-from ...words.figures import few
 from ..files import SUFFIXES, Files, read_file
 from .entries import Listing, Split
-from .tables import Table
+from .tables import EVAL, Table
 
-EVAL = ("eval", "val", "valid", "validation", "test")  # of several, the first is taken
+_ENDINGS = sorted(SUFFIXES)
+
+
+class _Rows(NamedTuple):
+    """The files of a split: `rows` in the list of all, and how many parts of their paths to `cut` off."""
+
+    rows: list[int]
+    cut: int
 
 
 def arrange(where: Path, files: Files, labels: str | Table = "folders", archive: bool = False) -> Listing:
@@ -35,76 +41,69 @@ def arrange(where: Path, files: Files, labels: str | Table = "folders", archive:
     class.
     """
     if not files.paths:
-        raise DataError(
-            f"{where} holds no images: expected {where}/<class>/<file>, with names ending in "
-            f"{', '.join(sorted(SUFFIXES))}."
-        )
+        raise DataError("folder-no-images", path=where, endings=_ENDINGS)
     by_folder = labels == "folders"
     above = _above(files.paths, 2) if by_folder else _above(files.paths, 1) if archive else 0
     if isinstance(labels, Table) and {"/".join(path) for path in files.paths} & set(labels.files):
         above = 0  # the table writes the names in full
     paths = [path[above:] for path in files.paths]
-    found, notes = _splits(paths, 3 if by_folder else 2)
+    splits, ignored = _splits(paths, 3 if by_folder else 2)
     if by_folder:
-        _check_folders(where, files, found, above)
-    names = {split: ["/".join(paths[i][cut:]) for i in rows] for split, (rows, cut) in found.items()}
-    for split, (rows, _) in found.items():
-        order = sorted(range(len(rows)), key=_order(names[split], by_folder))
-        names[split] = [names[split][k] for k in order]
-        found[split] = ([rows[k] for k in order], found[split][1])
+        _check_folders(where, files, splits, above)
+    names: dict[str, list[str]] = {}
+    for split, (rows, cut) in splits.items():
+        # By class, then file; "a-b/1" sorts before "a/1" as text, but its class comes after
+        def order(row: int, cut: int = cut) -> Any:
+            return (paths[row][cut], "/".join(paths[row][cut + 1 :])) if by_folder else _name(paths[row], cut)
+
+        rows.sort(key=order)
+        names[split] = [_name(paths[row], cut) for row in rows]
+    in_full = {split: [_name(paths[row]) for row in rows] for split, (rows, _) in splits.items()}
     if isinstance(labels, Table):
-        if labels.splits is not None and len(found) > 1:
-            raise DataError(
-                f"{labels.path} has a column split, but {where} is split by its folders already: remove the "
-                f"column, or give one of the folders as SRC."
-            )
-        whole = {split: ["/".join(paths[i]) for i in rows] for split, (rows, _) in found.items()}
-        columns, classes, below = _by_table(where, whole, labels)
+        if labels.splits is not None and len(splits) > 1:
+            raise DataError("table-splits-twice", table=labels.path, path=where)
+        columns, classes, below = _by_table(where, in_full, labels)
     else:
-        pattern = None if by_folder else _pattern(labels)
-        columns, classes, below = _by_class(where, names, pattern)
-    splits = {
+        columns, classes, below = _by_class(where, names, None if by_folder else _pattern(labels))
+    entries = {
         split: Split(
             names=names[split],
-            sizes=np.asarray([files.sizes[i] for i in rows], np.int64),
+            sizes=np.asarray([files.sizes[row] for row in rows], np.int64),
             labels={"label": columns[split]},
-            read=_reader(files.read, [files.keys[i] for i in rows]),
+            read=_reader(files.read, [files.keys[row] for row in rows]),
         )
-        for split, (rows, _) in found.items()
+        for split, (rows, _) in splits.items()
     }
-    undivided = "give one of its folders as SRC"
-    if isinstance(labels, Table) and labels.splits is not None:
-        of = dict(zip(labels.files, labels.splits, strict=True))
-        splits = _sent(splits["train"], [of[name] for name in whole["train"]])
-        undivided = _without(labels)
-    return Listing(splits, classes, below, (*notes, *files.left_out), undivided)
+    listing = Listing(entries, classes, below, (*ignored, *files.left_out), "folders")
+    if not isinstance(labels, Table) or labels.splits is None:
+        return listing
+    split_of = dict(zip(labels.files, labels.splits, strict=True))
+    sent = _sent(entries["train"], [split_of[name] for name in in_full["train"]])
+    return Listing(sent, classes, below, listing.left_out, labels.path)
 
 
-def rows_of(table: Table) -> Listing:
+def listed_by(table: Table) -> Listing:
     """The files that a table names, beside it, in its order."""
     root = table.path.parent
-    sizes = []
+    sizes, absent = [], []
     for name in table.files:
         try:
             status = os.stat(root / name)
-            if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for without end
-                raise DataError(f"{table.path} names {name}, which is no regular file: remove the row.")
-            sizes.append(status.st_size)
         except FileNotFoundError:
-            sizes.append(-1)
+            absent.append(name)
+            continue
         except OSError as error:
-            raise DataError(f"Cannot read {root / name}: {error.strerror or error}.") from error
-    absent = [name for name, size in zip(table.files, sizes, strict=True) if size < 0]
+            raise DataError("unreadable", path=root / name, reason=error.strerror) from error
+        if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for without end
+            raise DataError("table-irregular-file", table=table.path, name=name)
+        sizes.append(status.st_size)
     if absent:
-        raise DataError(
-            f"{table.path} names {len(absent):,} files that are not there ({few(absent)}): remove the rows, "
-            f"or give the files' paths from {root}."
-        )
+        raise DataError("table-files-absent", table=table.path, count=len(absent), names=absent, root=root)
     keys = [str(root / name) for name in table.files]
     whole = Split(table.files, np.asarray(sizes, np.int64), {"label": table.labels}, _reader(read_file, keys))
     if table.splits is None:
         return Listing({"train": whole}, table.classes, table.below)
-    return Listing(_sent(whole, table.splits), table.classes, table.below, (), _without(table))
+    return Listing(_sent(whole, table.splits), table.classes, table.below, (), table.path)
 
 
 def _sent(whole: Split, splits: Sequence[str]) -> dict[str, Split]:
@@ -113,17 +112,12 @@ def _sent(whole: Split, splits: Sequence[str]) -> dict[str, Split]:
     return {split: whole.only(np.flatnonzero(of == split)) for split in sorted(set(splits))[::-1]}
 
 
-def _without(table: Table) -> str:
-    return f"remove the column split of {table.path}"
-
-
 def _reader(read: Callable[[Any], bytes], keys: list[Any]) -> Callable[[int], Mapping[str, Any]]:
     return lambda i: {"image": read(keys[i])}
 
 
-def _order(names: list[str], by_folder: bool) -> Callable[[int], Any]:
-    """By class, then file; "a-b/1" sorts before "a/1" as text, but its class comes after."""
-    return lambda k: names[k].split("/", 1) if by_folder else names[k]
+def _name(path: tuple[str, ...], cut: int = 0) -> str:
+    return "/".join(path[cut:])
 
 
 def _above(paths: Sequence[tuple[str, ...]], keep: int) -> int:
@@ -134,94 +128,82 @@ def _above(paths: Sequence[tuple[str, ...]], keep: int) -> int:
     return above
 
 
-def _splits(paths: list[tuple[str, ...]], depth: int) -> tuple[dict[str, tuple[list[int], int]], list[str]]:
-    """Split to (rows, parts to cut off), and folders left out: by `train` beside one of `EVAL`."""
+def _splits(paths: list[tuple[str, ...]], depth: int) -> tuple[dict[str, _Rows], list[str]]:
+    """The splits, by `train` beside one of `EVAL`, and the folders left out."""
     tops: dict[str, list[int]] = {}
     for row, path in enumerate(paths):
         tops.setdefault(path[0] if len(path) > 1 else "", []).append(row)
     other = [name for name in EVAL if name in tops]
     # Classes may be called train and test, too: then nothing lies deeper
     if "" in tops or not other or not any(len(paths[row]) >= depth for row in tops.get("train", ())):
-        return {"train": (list(range(len(paths))), 0)}, []
-    notes = [f"{name}/" for name in sorted(tops) if name not in ("train", other[0])]
-    return {"train": (tops["train"], 1), "eval": (tops[other[0]], 1)}, notes
+        return {"train": _Rows(list(range(len(paths))), 0)}, []
+    ignored = [f"{name}/" for name in sorted(tops) if name not in ("train", other[0])]
+    return {"train": _Rows(tops["train"], 1), "eval": _Rows(tops[other[0]], 1)}, ignored
 
 
-def _check_folders(where: Path, files: Files, found: Mapping[str, tuple[list[int], int]], above: int) -> None:
+def _check_folders(where: Path, files: Files, splits: Mapping[str, _Rows], above: int) -> None:
     """Every image lies in a class's folder, and every class's folder holds an image."""
-    for rows, cut in found.values():
+    for rows, cut in splits.values():
         start = above + cut
-        outside = ["/".join(files.paths[i]) for i in rows if len(files.paths[i]) < start + 2]
+        outside = [_name(files.paths[row]) for row in rows if len(files.paths[row]) < start + 2]
         if outside:
-            raise DataError(
-                f"{where} has images outside any class's folder ({few(outside)}): expected <class>/<file>. "
-                f"For labels from a table give --labels labels.csv, from the files' names --labels REGEX."
-            )
+            raise DataError("folder-images-outside", path=where, names=outside)
         root = files.paths[rows[0]][:start]
-        classes = {files.paths[i][start] for i in rows}
+        classes = {files.paths[row][start] for row in rows}
         for folder in files.folders:
             if len(folder) == start + 1 and folder[:start] == root and folder[start] not in classes:
-                raise DataError(
-                    f"The class folder '{'/'.join(folder)}' of {where} holds no images: remove it, or add "
-                    f"files ending in {', '.join(sorted(SUFFIXES))}."
-                )
+                raise DataError("class-folder-empty", folder=_name(folder), path=where, endings=_ENDINGS)
 
 
 def _pattern(text: str) -> re.Pattern:
     try:
         pattern = re.compile(text)
     except re.error as error:
-        raise RecipeError(
-            f"--labels {text}: expected folders, a .csv file or a regular expression ({error})."
-        ) from error
+        raise RecipeError("labels-no-pattern", labels=text, reason=str(error)) from error
     if not pattern.groups:
-        raise RecipeError(
-            f"--labels {text} has no group: put the part that is the class in brackets, such as '^([a-z]+)_'."
-        )
+        raise RecipeError("labels-no-group", labels=text)
     return pattern
 
 
 def _by_class(where: Path, names: Mapping[str, list[str]], pattern: re.Pattern | None):
     """Labels by folder, or by `pattern`; classes are those of `train`, sorted."""
-    found: dict[str, list[str]] = {}
+    values: dict[str, list[str]] = {}
     for split, listed in names.items():
         if pattern is None:
-            found[split] = [name.split("/", 1)[0] for name in listed]
+            values[split] = [name.split("/", 1)[0] for name in listed]
             continue
-        hits = [pattern.search(name) for name in listed]
         group = "label" if "label" in pattern.groupindex else 1
-        given = [hit.group(group) if hit else None for hit in hits]
-        lost = [name for name, value in zip(listed, given, strict=True) if value is None]
-        if lost:
+        matches = [pattern.search(name) for name in listed]
+        matched = [match.group(group) if match else None for match in matches]
+        unmatched = [name for name, value in zip(listed, matched, strict=True) if value is None]
+        if unmatched:
             raise DataError(
-                f"--labels {pattern.pattern} matches nothing in {len(lost):,} of {where}: {few(lost)}."
+                "labels-unmatched", labels=pattern.pattern, path=where, count=len(unmatched), names=unmatched
             )
-        found[split] = [value for value in given if value is not None]
-    classes = tuple(sorted(set(found["train"])))
+        values[split] = [value for value in matched if value is not None]
+    classes = tuple(sorted(set(values["train"])))
     numbers = {name: number for number, name in enumerate(classes)}
-    for split, values in found.items():
-        unknown = sorted(set(values) - set(numbers))
+    for split, given in values.items():
+        unknown = sorted(set(given) - set(numbers))
         if unknown:
-            raise DataError(
-                f"{where} has classes in {split} that train lacks: {few(unknown)}; train has {few(classes)}."
-            )
-    columns = {split: np.asarray([numbers[v] for v in values], np.int32) for split, values in found.items()}
+            raise DataError("classes-not-in-train", path=where, split=split, classes=unknown, train=classes)
+    columns = {split: np.asarray([numbers[v] for v in given], np.int32) for split, given in values.items()}
     return columns, classes, {"label": len(classes)}
 
 
 def _by_table(where: Path, names: Mapping[str, list[str]], table: Table):
     rows = {name: row for row, name in enumerate(table.files)}
-    lost = [name for listed in names.values() for name in listed if name not in rows]
-    there = {name for listed in names.values() for name in listed}
-    absent = [name for name in table.files if name not in there]
-    if lost:
+    images = {name for listed in names.values() for name in listed}
+    unlisted = [name for listed in names.values() for name in listed if name not in rows]
+    absent = [name for name in table.files if name not in images]
+    if unlisted:
         raise DataError(
-            f"{table.path} has no row for {len(lost):,} images of {where} ({few(lost)}): add rows, or "
-            f"remove the images; its rows begin {few(table.files)}."
-        )
+            "table-rows-absent",
+            table=table.path, path=where, count=len(unlisted), names=unlisted, rows=table.files,
+        )  # fmt: skip
     if absent:
         raise DataError(
-            f"{table.path} names {len(absent):,} files that {where} lacks ({few(absent)}): remove the rows."
+            "table-files-not-in-source", table=table.path, path=where, count=len(absent), names=absent
         )
     columns = {split: table.labels[[rows[name] for name in listed]] for split, listed in names.items()}
     return columns, table.classes, table.below

@@ -1,23 +1,23 @@
 """From a source to a pack: list, predict, then decode on every core and write in order.
 
-Workers are threads, since both decoders release Python's lock; `benchmarks/packing.md` has the figures beside
-processes. Work in flight is bounded, and results are written in the order of the listing, so that neither
-workers nor kills change a byte.
+Neither the number of workers nor kills change a byte: records are written in the order of the listing, and a
+shard that was not complete is written again.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import os
 import shutil
 import time
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,12 +28,11 @@ from PIL import Image
 
 from ...errors import DataError, RecipeError
 from ...machine.limits import usable_cores
-from ...words.figures import few, printable
 from ..images import MAX_PIXELS
 from ..manifest import MANIFEST
-from .entries import Listing, Split, divided
-from .images import Form, SizesDiffer, make
-from .predict import SAMPLE_SECONDS, Prediction, Sampled, check_disk, sampled
+from .entries import divided
+from .examples import Form, Record, records
+from .predict import SAMPLE_SECONDS, Prediction, check_disk, predict
 from .sources import listing_of
 from .writer import SHARD_BYTES, Writer
 
@@ -67,100 +66,99 @@ class Report:
     seconds: float = 0.0
 
 
-class _Entry(NamedTuple):
-    name: str
-    columns: Mapping[str, Any]
-    pixels: np.ndarray | None
-    enlarged: bool
-    reason: str = ""  # why it cannot be packed
+@dataclass(frozen=True)
+class Options:
+    """The arguments of `pack`, checked."""
+
+    size: int | None = None
+    fit: str = "crop"
+    store: str = "raw"
+    quality: int = 90
+    labels: str | Path = "folders"
+    split: float | None = None
+    shards: int | str = "auto"
+    strict: bool = False
+    max_skipped: int | None = None
+    workers: int | None = None
+    names: Sequence[str] = ()
+
+    def __post_init__(self):
+        if self.store not in ("raw", "jpeg"):
+            raise RecipeError("pack-store", store=self.store)
+        if self.fit not in ("crop", "keep-aspect"):
+            raise RecipeError("pack-fit", fit=self.fit)
+        limits: dict[str, tuple[int, int | None]] = {"size": (1, math.isqrt(MAX_PIXELS)), "quality": (1, 100)}
+        for name in ("size", "quality", "max_skipped", "workers"):
+            value, option = getattr(self, name), f"--{name.replace('_', '-')}"
+            least, most = limits.get(name, (int(name != "max_skipped"), None))
+            if value is None:
+                continue
+            if not isinstance(value, int):
+                raise RecipeError("pack-option-no-integer", option=option, value=value)
+            if most is None and value < least:
+                raise RecipeError("pack-option-least", option=option, value=value, least=least)
+            if most is not None and not least <= value <= most:
+                raise RecipeError("pack-option-range", option=option, value=value, least=least, most=most)
+        if self.fit == "keep-aspect" and (self.size is None or self.store == "raw"):
+            raise RecipeError("pack-keep-aspect")
+        if self.shards != "auto" and (not str(self.shards).isdecimal() or int(self.shards) < 1):
+            raise RecipeError("pack-shards", shards=self.shards)
 
 
 class Job:
     """A pack to be made; see `pack` for the arguments. Making it lists the source and writes nothing.
 
-    *Attributes:* `listing`; `form`, how images are stored; `dst`; `partial`, where the pack is while it is
-    made; `prediction`, from a few examples that are read when it is first asked for.
+    *Attributes:* `src`, its name; `dst`; `partial`, where the pack is while it is made; `options`; `form`,
+    how images are stored; `listing`; `workers`; `max_skipped`.
     """
 
-    def __init__(
-        self,
-        src: Any,
-        dst: str | Path,
-        *,
-        size: int | None = None,
-        fit: str = "crop",
-        store: str = "raw",
-        quality: int = 90,
-        labels: str | Path = "folders",
-        split: float | None = None,
-        shards: int | str = "auto",
-        strict: bool = False,
-        max_skipped: int | None = None,
-        workers: int | None = None,
-        names: Sequence[str] = (),
-    ):
-        _check(size, fit, store, quality, shards, max_skipped, workers)
+    def __init__(self, src: Any, dst: str | Path, **options: Any):
+        self.options = Options(**options)
         if "://" in str(dst):
-            raise RecipeError(
-                f"{dst} is a URL: expected a folder on this machine, to be copied there afterwards."
-            )
+            raise RecipeError("pack-to-url", dst=dst)
         self.dst = Path(dst).expanduser()
         self.partial = self.dst.parent / f".{self.dst.name}.partial"
         if self.dst.exists():
-            raise DataError(f"{self.dst} exists: remove it, or pack to another folder.")
+            raise DataError("pack-exists", folder=self.dst)
         self.src = type(src).__name__
         if isinstance(src, (str, os.PathLike)):
             self.src = str(src if Path(src).name not in ("", "..") else Path(src).resolve())
             if Path(src).expanduser().resolve() in self.dst.resolve().parents:
-                raise DataError(f"{self.dst} lies inside {src}: pack to a folder beside it.")
-        self.form = Form(size, fit == "crop", store, quality)
-        self.listing: Listing = listing_of(src, labels, names)
-        if split is not None:
-            self.listing = divided(self.listing, split)
-        for name, entries in self.listing.splits.items():
-            if not len(entries):
-                raise DataError(f"{self.src} has no examples in {name}: expected at least one.")
+                raise DataError("pack-inside-source", dst=self.dst, src=src)
+        wanted = self.options
+        self.form = Form(wanted.size, wanted.fit == "crop", wanted.store, wanted.quality)
+        self.listing = listing_of(src, wanted.labels, wanted.names)
+        if wanted.split is not None:
+            self.listing = divided(self.listing, wanted.split)
+        for name, split in self.listing.splits.items():
+            if not len(split):
+                raise DataError("pack-split-no-examples", src=self.src, split=name)
         if "train" not in self.listing.splits:
-            raise DataError(
-                f"{self.src} has examples in {', '.join(self.listing.splits)} alone, so there is nothing to "
-                f"train on: send some to train."
-            )
+            raise DataError("pack-no-train", src=self.src, splits=list(self.listing.splits))
         total = sum(map(len, self.listing.splits.values()))
-        self.max_skipped = (
-            max(_SKIPPED_LEAST, int(total * _SKIPPED_SHARE)) if max_skipped is None else max_skipped
-        )
-        self.strict = strict
-        self.workers = workers or usable_cores()
-        self.shards = shards
-        self._prediction: Prediction | None = None
+        default = max(_SKIPPED_LEAST, int(total * _SKIPPED_SHARE))
+        self.max_skipped = default if wanted.max_skipped is None else wanted.max_skipped
+        self.workers = wanted.workers or usable_cores()
+        self._first: Record | None = None  # with whose size the others are compared
         self._name_bytes = {
-            name: max(len(os.fsencode(n)) for n in entries.names)
-            for name, entries in self.listing.splits.items()
+            name: max(len(os.fsencode(n)) for n in split.names) for name, split in self.listing.splits.items()
         }
 
-    @property
+    @cached_property
     def prediction(self) -> Prediction:
-        """Sizes and time; raises `DataError` when the sampled examples cannot be packed."""
-        if self._prediction is None:
+        """Sizes and time, from a few examples that are read when it is first asked for.
 
-            def one(split: Split, row: int, example: Mapping[str, Any] | None) -> Sampled:
-                columns, pixels, enlarged = self._made(
-                    split, row, split.read(row) if example is None else example
-                )
-                values = columns.values()
-                count = sum(len(v) if isinstance(v, bytes) else np.asarray(v).nbytes for v in values)
-                return Sampled(count, enlarged, None if pixels is None else pixels.shape)
-
-            # Shards by number are cut where the prediction says: what was sampled must not depend on time
-            timed = self.shards == "auto" or self.form.store == "raw"
-            self._first: tuple[str, tuple[int, ...]] | None = None
-            with warnings.catch_warnings():  # `Encoded` has a limit of its own
-                warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-                self._prediction = sampled(
-                    self.listing, self.form, one, self._check_sizes, self._name_bytes, self.workers,
-                    SAMPLE_SECONDS if timed else None,
-                )  # fmt: skip
-        return self._prediction
+        Raises `DataError` when the sampled examples cannot be packed.
+        """
+        # Shards by number are cut where the prediction says: what was sampled must not depend on time
+        timed = self.options.shards == "auto" or self.form.store == "raw"
+        self._first = None
+        with warnings.catch_warnings():  # `Encoded` has a limit of its own
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            return predict(
+                self.listing, self.form, self.workers, self._name_bytes, self._check_size,
+                SAMPLE_SECONDS if timed else None,
+            )  # fmt: skip
 
     @property
     def needed(self) -> int:
@@ -170,20 +168,24 @@ class Job:
 
     def settings(self, split: str) -> dict[str, Any]:
         """What decides a split's bytes, beside its source: for the manifest."""
-        sized = self.form.size is not None
+        shard_bytes = SHARD_BYTES
+        if self.options.shards != "auto":
+            share = self.prediction.splits[split]
+            examples = math.ceil(share.examples / int(self.options.shards))
+            shard_bytes = max(1, math.ceil(examples * share.record_bytes))
         return {
             "size": self.form.size,
-            "fit": ("crop" if self.form.crop else "keep-aspect") if sized else None,
+            "fit": None if self.form.size is None else self.options.fit,
             "store": self.form.store,
             "quality": self.form.quality if self.form.store == "jpeg" else None,
-            "shard_bytes": self._shard_bytes(split),
+            "shard_bytes": shard_bytes,
             "decoders": f"simplejpeg {simplejpeg.__version__}, Pillow {PIL.__version__}",
         }
 
     def run(self, progress: Callable[[Progress], None] = lambda _: None) -> Report:
         """Makes the pack, or goes on with one that was begun; it appears at `dst` when it is whole.
 
-        `progress` is called after each piece of work. Raises `DataError`; what was written is kept.
+        `progress` is called after each piece of work. Raises `DataError`; complete shards are kept.
         """
         began = time.perf_counter()
         report = Report(self.dst, names=self.listing.names, left_out=self.listing.left_out)
@@ -191,188 +193,123 @@ class Job:
         try:
             self.partial.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise DataError(f"Cannot write {self.partial}: {error.strerror or error}.") from error
+            raise DataError(
+                "pack-unwritable", path=self.partial, reason=error.strerror or str(error)
+            ) from error
         self._first = None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             try:
                 for name in self.listing.splits:
                     self._split(name, report, progress)
-            except SizesDiffer:
-                shutil.rmtree(self.partial)  # or it would stand in the way of the settings that are needed
+            except DataError as error:
+                if error.code == "pack-image-sizes":  # what was begun cannot be gone on with
+                    shutil.rmtree(self.partial)
                 raise
         self._appear()
         for name in self.listing.splits:
             files = list((self.dst / name).iterdir())
             examples = json.loads((self.dst / name / MANIFEST).read_text())["examples"]
-            report.splits[name] = {
-                "examples": examples,
-                "bytes": sum(path.stat().st_size for path in files),
-                "files": len(files),
-            }
+            nbytes = sum(path.stat().st_size for path in files)
+            report.splits[name] = {"examples": examples, "bytes": nbytes, "files": len(files)}
         report.seconds = time.perf_counter() - began
         return report
 
     def _appear(self) -> None:
         strange = {path.name for path in self.partial.iterdir()} - set(self.listing.splits)
         if strange:
-            raise DataError(
-                f"{self.partial} holds {few(sorted(strange))} from another pack: remove it (rm -r) first."
-            )
+            raise DataError("pack-partial-strange", folder=self.partial, names=sorted(strange))
         try:
             os.rename(self.partial, self.dst)
         except OSError as error:
             raise DataError(
-                f"{self.partial} is whole, but cannot become {self.dst}: {error.strerror}."
+                "pack-rename", folder=self.partial, dst=self.dst, reason=error.strerror
             ) from error
 
     def _split(self, name: str, report: Report, progress: Callable[[Progress], None]) -> None:
         split = self.listing.splits[name]
         source = {"fingerprint": split.fingerprint(), "examples": len(split)}
         settings = self.settings(name)
-        known = [source, settings, self.listing.names, dict(self.listing.below), [*self.listing.splits]]
-        told = json.dumps(known, sort_keys=True)
+        decides = [source, settings, self.listing.names, dict(self.listing.below), [*self.listing.splits]]
+        identity = json.dumps(decides, sort_keys=True).encode("utf-8", "surrogateescape")
         writer = Writer(
             self.partial / name,
             store=self.form.store,
             names=self.listing.names,
             below=self.listing.below,
             settings=settings,
-            identity=hashlib.sha256(told.encode("utf-8", "surrogateescape")).hexdigest(),
+            identity=hashlib.sha256(identity).hexdigest(),
             name_bytes=self._name_bytes[name],
             shard_bytes=settings["shard_bytes"],
             total=len(split),
             splits=tuple(self.listing.splits),
         )
-        try:
-            if self.strict and writer.skipped:  # by an earlier call, which was not
-                raise self._stopped(self._refused(writer.skipped[0]["name"], writer.skipped[0]["reason"]))
+        with closing(writer):
+            if self.options.strict and writer.skipped:  # by an earlier call, which was not
+                raise self._refused(**writer.skipped[0])
             begun = writer.consumed
-            progress(Progress(name, begun, len(split), len(report.skipped) + len(writer.skipped)))
+
+            def tell() -> None:
+                skipped = len(report.skipped) + len(writer.skipped)
+                progress(Progress(name, writer.consumed, len(split), skipped))
+
+            tell()
             if not writer.complete:
-                for entries in self._in_order(split, begun):
-                    self._write(writer, entries, len(report.skipped))
-                    report.enlarged += sum(entry.enlarged for entry in entries)
-                    progress(
-                        Progress(name, writer.consumed, len(split), len(report.skipped) + len(writer.skipped))
-                    )
+                pieces = _pieces(split.sizes, begun)
+                for piece in records(split, pieces, self.form, self.workers):
+                    self._write(writer, piece, len(report.skipped))
+                    report.enlarged += sum(record.enlarged for record in piece)
+                    tell()
                 writer.finish(source)
             report.images += writer.consumed - begun
             report.skipped += [(name, s["name"], s["reason"]) for s in writer.skipped]
-        finally:
-            writer.close()
 
-    def _write(self, writer: Writer, entries: Sequence[_Entry], skipped: int) -> None:
+    def _write(self, writer: Writer, piece: Sequence[Record], skipped: int) -> None:
         """Hands over a piece of work in order: runs of records at once, and between them what is skipped."""
-        run: list[_Entry] = []
-
-        def flush() -> None:
-            if run and self.form.store == "raw":
-                _check_alike(run)
-                columns = {name: np.stack([e.columns[name] for e in run]) for name in run[0].columns}
-                writer.add_batch([e.name for e in run], columns)
-            else:
-                for entry in run:
-                    writer.add(entry.name, entry.columns, entry.pixels)
-            run.clear()
-
-        for entry in entries:
-            if entry.reason:
-                flush()
-                self._skip(writer, entry, skipped)
+        for failed, group in itertools.groupby(piece, key=lambda record: record.error is not None):
+            run = list(group)
+            if failed:
+                for record in run:
+                    self._skip(writer, record, skipped)
                 continue
-            self._check_sizes(entry.name, None if entry.pixels is None else entry.pixels.shape)
-            run.append(entry)
-        flush()
+            for record in run:
+                self._check_size(record)
+            _check_alike(run)
+            columns: dict[str, Any] = {}
+            for column in run[0].columns:
+                values = [record.columns[column] for record in run]
+                columns[column] = values if isinstance(values[0], bytes) else np.stack(values)
+            pixels = [record.pixels for record in run if record.pixels is not None]
+            writer.add([record.name for record in run], columns, pixels or None)
 
-    def _skip(self, writer: Writer, entry: _Entry, skipped: int) -> None:
-        fault = None
-        if self.strict:
-            fault = self._refused(entry.name, entry.reason)
-        elif skipped + len(writer.skipped) >= self.max_skipped:
-            others = few([s["name"] for s in writer.skipped[::-1]])
-            before = f"; before it {others}" if others else ""
-            fault = (
-                f"{self.src}: more than {self.max_skipped} entries cannot be packed, now "
-                f"{printable(entry.name)}: {entry.reason}{before}: allow more with --max-skipped N"
-            )
-        if fault is not None:
-            writer.commit()
-            raise self._stopped(fault)
-        writer.skip(entry.name, entry.reason)
+    def _skip(self, writer: Writer, record: Record, skipped: int) -> None:
+        reason = str(record.error)
+        if self.options.strict:
+            raise self._refused(record.name, reason)
+        if skipped + len(writer.skipped) >= self.max_skipped:
+            before = [entry["name"] for entry in writer.skipped[::-1]]
+            numbers = {"src": self.src, "name": record.name, "reason": reason, "partial": self.partial}
+            if not before:
+                raise DataError("pack-skipped-first", limit=self.max_skipped, **numbers)
+            raise DataError("pack-skipped-many", limit=self.max_skipped, before=before, **numbers)
+        writer.skip(record.name, reason)
 
-    def _refused(self, name: str, reason: str) -> str:
-        return f"{self.src}: {printable(name)}: {reason}: leave out --strict"
+    def _refused(self, name: str, reason: str) -> DataError:
+        return DataError("pack-strict", src=self.src, name=name, reason=reason, partial=self.partial)
 
-    def _stopped(self, fault: str) -> DataError:
-        return DataError(
-            f"{fault} to go on from there, or repair or remove what is damaged and begin anew "
-            f"(rm -r {self.partial})."
-        )
-
-    def _check_sizes(self, name: str, shape: tuple[int, ...] | None) -> None:
+    def _check_size(self, record: Record) -> None:
         """Raw packs hold images of one size."""
-        if self.form.store != "raw" or shape is None:
+        if self.form.store != "raw" or record.pixels is None:
             return
-        self._first = self._first or (name, shape)
-        if shape != self._first[1]:
-            raise SizesDiffer(
-                f"Images differ in size: {self._first[0]} is {_told(self._first[1])}, {name} "
-                f"{_told(shape)} (height×width): give --size {min(self._first[1][:2])}, or "
-                f"--store jpeg to keep sizes as they are."
-            )
-
-    def _in_order(self, split: Split, start: int) -> Iterator[list[_Entry]]:
-        """The entries from `start` on, made by threads, in pieces and in order."""
-        waiting: deque[Future[list[_Entry]]] = deque()
-        with ThreadPoolExecutor(self.workers, "chipwise-pack") as pool:
-            try:
-                for rows in _pieces(split.sizes, start):
-                    # A stranger's [i] may not be safe in threads: then this one reads
-                    examples = None if split.threads else [_read(split, row) for row in rows]
-                    waiting.append(pool.submit(self._piece, split, rows, examples))
-                    if len(waiting) > self.workers + 2:
-                        yield waiting.popleft().result()
-                while waiting:
-                    yield waiting.popleft().result()
-            finally:
-                for future in waiting:
-                    future.cancel()
-
-    def _piece(self, split: Split, rows: range, examples: list | None) -> list[_Entry]:
-        made = []
-        for at, row in enumerate(rows):
-            name = split.names[row]
-            try:
-                example = split.read(row) if examples is None else examples[at]
-                if isinstance(example, Exception):
-                    raise example
-                columns, pixels, enlarged = self._made(split, row, example)
-                made.append(_Entry(name, columns, pixels, enlarged))
-            except DataError as error:
-                made.append(_Entry(name, {}, None, False, str(error)))
-            except OSError as error:
-                made.append(_Entry(name, {}, None, False, f"cannot be read ({error.strerror or error})"))
-        return made
-
-    def _made(self, split: Split, row: int, example: Mapping[str, Any]):
-        """(columns as they are stored, pixels, enlarged) of one example."""
-        columns = {name: column[row] for name, column in split.labels.items()}
-        columns |= {name: value if name == "image" else np.asarray(value) for name, value in example.items()}
-        if "image" not in columns:
-            if self.form.store == "jpeg" or self.form.size is not None:
-                raise DataError(
-                    f"no column 'image' ({', '.join(columns)}): leave out --size and --store jpeg"
-                )
-            return columns, None, False
-        made = make(columns.pop("image"), self.form)
-        return {"image": made.stored, **columns}, made.pixels, made.enlarged
-
-    def _shard_bytes(self, split: str) -> int:
-        if self.shards == "auto":
-            return SHARD_BYTES
-        share = self.prediction.splits[split]
-        return max(1, math.ceil(math.ceil(share.examples / int(self.shards)) * share.record_bytes))
+        self._first = self._first or record
+        assert self._first.pixels is not None
+        first, shape = self._first.pixels.shape, record.pixels.shape
+        if shape != first:
+            raise DataError(
+                "pack-image-sizes",
+                first=self._first.name, first_height=first[0], first_width=first[1],
+                name=record.name, height=shape[0], width=shape[1], size=min(first[:2]),
+            )  # fmt: skip
 
 
 def pack(
@@ -413,47 +350,15 @@ def pack(
     - `workers`: threads, by default one a core; `names`: classes of objects that do not say.
     - `progress`: called with `Progress` after each piece of work.
 
-    A call that was killed is gone on with by the same call again; the pack is the same, byte for byte. Raises
-    `RecipeError` for settings that cannot be, `DataError` for data that cannot be packed and for a full disk.
+    After a kill the same call goes on behind the last complete shard; the pack is the same, byte for byte.
+    Raises `RecipeError` for settings that cannot be, `DataError` for data that cannot be packed and for a
+    full disk.
     """
     job = Job(
         src, dst, size=size, fit=fit, store=store, quality=quality, labels=labels, split=split, shards=shards,
         strict=strict, max_skipped=max_skipped, workers=workers, names=names,
     )  # fmt: skip
     return job.run(progress or (lambda _: None)).path
-
-
-def _check(size, fit, store, quality, shards, max_skipped, workers) -> None:
-    if store not in ("raw", "jpeg"):
-        raise RecipeError(f"--store {store}: expected raw or jpeg.")
-    if fit not in ("crop", "keep-aspect"):
-        raise RecipeError(f"fit={fit!r}: expected 'crop' or 'keep-aspect'.")
-    for option, value in (
-        ("--size", size),
-        ("--quality", quality),
-        ("--max-skipped", max_skipped),
-        ("--workers", workers),
-    ):
-        if value is not None and not isinstance(value, int):
-            raise RecipeError(f"{option} {value!r}: expected a whole number, an int.")
-    if size is not None and not 1 <= size <= math.isqrt(MAX_PIXELS):
-        raise RecipeError(
-            f"--size {size}: expected 1 to {math.isqrt(MAX_PIXELS):,} pixels: images of more than "
-            f"{MAX_PIXELS:,} are refused."
-        )
-    if fit == "keep-aspect" and (size is None or store == "raw"):
-        raise RecipeError(
-            "--keep-aspect scales to --size and leaves images of many sizes, which raw packs cannot hold: "
-            "give --size N and --store jpeg, or --crop."
-        )
-    if not 1 <= quality <= 100:
-        raise RecipeError(f"--quality {quality}: expected 1 to 100.")
-    if shards != "auto" and (not str(shards).isdecimal() or int(shards) < 1):
-        raise RecipeError(f"--shards {shards}: expected auto or a number of at least 1.")
-    if max_skipped is not None and max_skipped < 0:
-        raise RecipeError(f"--max-skipped {max_skipped}: expected at least 0.")
-    if workers is not None and workers < 1:
-        raise RecipeError(f"--workers {workers}: expected at least 1.")
 
 
 def _pieces(sizes: np.ndarray, start: int) -> Iterator[range]:
@@ -468,29 +373,17 @@ def _pieces(sizes: np.ndarray, start: int) -> Iterator[range]:
         yield range(first, len(sizes))
 
 
-def _read(split: Split, row: int) -> Mapping[str, Any] | Exception:
-    """An example, or why there is none, to be raised where it counts as skipped."""
-    try:
-        return split.read(row)
-    except (DataError, OSError) as error:
-        return error
+def _check_alike(run: Sequence[Record]) -> None:
+    """Records of a piece have the same columns, each of one shape."""
 
+    def shapes(record: Record) -> Mapping[str, tuple[int, ...]]:
+        return {c: () if isinstance(v, bytes) else np.shape(v) for c, v in record.columns.items()}
 
-def _check_alike(run: Sequence[_Entry]) -> None:
-    """Records of a raw pack have the same columns, each of one shape."""
-    shapes = {name: np.shape(value) for name, value in run[0].columns.items()}
-    for entry in run:
-        found = {name: np.shape(value) for name, value in entry.columns.items()}
-        if found != shapes:
+    expected = shapes(run[0])
+    for record in run:
+        if shapes(record) != expected:
             raise DataError(
-                f"Examples must be alike: {printable(run[0].name)} has {_listed(shapes)}, "
-                f"{printable(entry.name)} {_listed(found)}: give all the same columns."
-            )
-
-
-def _listed(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    return ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
-
-
-def _told(shape: tuple[int, ...]) -> str:
-    return "×".join(map(str, shape[:2]))
+                "examples-differ",
+                first=run[0].name, expected=[f"{c} {list(s)}" for c, s in expected.items()],
+                name=record.name, columns=[f"{c} {list(s)}" for c, s in shapes(record).items()],
+            )  # fmt: skip

@@ -1,22 +1,29 @@
-"""What SRC is: a folder, a table, an archive, a published data set's files, or an object."""
+"""What SRC is: a folder, a table, an archive, the files of a published data set, or an object in Python."""
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ...errors import DataError
-from .. import remote
+from .. import datasets, originals, remote
+from ..columns import Columns, check_labels
 from ..files import list_tar, walk
-from .arrays import cifar_classes, from_cifar, from_idx, from_objects, idx_files
-from .entries import Listing
-from .folders import arrange, rows_of
+from ..originals import read_idx, unpickle
+from .entries import Listing, Split
+from .folders import arrange, listed_by
 from .tables import Table, read_table
 
 _TARS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2")
 _TABLES = (".csv",)
+_IDX = re.compile(r"(.*)images[-.]idx3-ubyte(\.gz)?$")
+_RENAMED = {"img": "image", "images": "image", "labels": "label"}  # in Hugging Face data sets
 
 
 def listing_of(src: Any, labels: str | Path = "folders", names: Sequence[str] = ()) -> Listing:
@@ -34,7 +41,7 @@ def listing_of(src: Any, labels: str | Path = "folders", names: Sequence[str] = 
         by = read_table(remote.local(labels))
     try:
         if not path.exists():
-            raise DataError(f"{path} does not exist: expected {_EXPECTED}.")
+            raise DataError("pack-source-missing", path=path)
         if path.is_dir():
             classes = cifar_classes(path)
             if classes is not None:
@@ -44,21 +51,192 @@ def listing_of(src: Any, labels: str | Path = "folders", names: Sequence[str] = 
                     return from_idx(files)
             return arrange(path, walk(path), by)
     except OSError as error:
-        raise DataError(f"Cannot read {path}: {error.strerror or error}.") from error
+        raise DataError("unreadable", path=path, reason=error.strerror or str(error)) from error
     if path.name.lower().endswith(_TABLES):
         if labels != "folders":
-            raise DataError(
-                f"{path} is a table and has the labels: leave --labels out, or give the images' folder."
-            )
-        return rows_of(read_table(path))
+            raise DataError("table-with-labels", path=path)
+        return listed_by(read_table(path))
     if path.name.lower().endswith(_TARS):
         classes = cifar_classes(path)
-        return (
-            from_cifar(path, classes)
-            if classes is not None
-            else arrange(path, list_tar(path), by, archive=True)
+        if classes is not None:
+            return from_cifar(path, classes)
+        return arrange(path, list_tar(path), by, archive=True)
+    raise DataError("pack-source-unknown", path=path)
+
+
+# ---- MNIST and CIFAR as published
+
+
+def idx_files(folder: Path) -> dict[str, tuple[Path, Path]]:
+    """Split to its image and label files, where `folder` holds files named like MNIST's; else empty."""
+    splits: dict[str, tuple[Path, Path]] = {}
+    for path in sorted(folder.iterdir()):
+        match = _IDX.match(path.name)
+        if match is None:
+            continue
+        expected = folder / path.name.replace("images", "labels").replace("idx3", "idx1")
+        candidates = (expected, expected.with_suffix("") if match[2] else Path(f"{expected}.gz"))
+        labels = next((file for file in candidates if file.is_file()), None)
+        if labels is None:
+            raise DataError("idx-labels-missing", path=path, expected=expected.name)
+        splits.setdefault("train" if "train" in match[1] else "eval", (path, labels))
+    return splits
+
+
+def from_idx(files: Mapping[str, tuple[Path, Path]]) -> Listing:
+    """The arrays in IDX files; labels are classes from 0 to the largest."""
+    splits = {}
+    for split in ("train", "eval"):
+        if split in files:
+            image, label = (read_idx(path) for path in files[split])
+            if len(image) != len(label):
+                image_file, label_file = files[split]
+                raise DataError(
+                    "idx-lengths", path=image_file, images=len(image), other=label_file, labels=len(label)
+                )
+            splits[split] = {"image": image, "label": label.astype(np.int32)}
+    classes = 1 + max(int(columns["label"].max(initial=0)) for columns in splits.values())
+    return _of_arrays(splits, tuple(map(str, range(classes))))
+
+
+def cifar_classes(path: Path) -> int | None:
+    """10 or 100 where `path` is CIFAR's folder or archive as published, else `None`."""
+    for classes in (10, 100):
+        if path.name in originals.ARCHIVES[classes] and path.is_file():
+            return classes
+        places = (path, *(path / name for name in originals.FOLDERS[classes]))
+        first = "data_batch_1" if classes == 10 else "train"
+        if any((place / f"{first}{end}").is_file() for place in places for end in ("", ".bin")):
+            return classes
+    return None
+
+
+def from_cifar(path: Path, classes: int) -> Listing:
+    """CIFAR-10 or CIFAR-100, both halves."""
+    halves = originals.read_cifar(path, classes=classes)
+    return _of_arrays({"train": halves["train"], "eval": halves["test"]}, _cifar_names(path, classes))
+
+
+def _cifar_names(path: Path, classes: int) -> tuple[str, ...]:
+    """The classes' names; those of CIFAR-100 are in a file beside the batches, where there is one."""
+    if classes == 10:
+        return datasets.cifar10(path).class_names
+    for folder in (path, *(path / name for name in originals.FOLDERS[classes])):
+        if (folder / "meta").is_file():
+            meta = unpickle((folder / "meta").read_bytes(), str(folder / "meta"))
+            names = meta.get("fine_label_names") or meta.get(b"fine_label_names") or ()
+            return tuple(name.decode() if isinstance(name, bytes) else str(name) for name in names)
+        if (folder / "fine_label_names.txt").is_file():
+            return tuple((folder / "fine_label_names.txt").read_text().split())
+    return tuple(map(str, range(classes)))
+
+
+def _of_arrays(splits: Mapping[str, Columns], names: tuple[str, ...]) -> Listing:
+    def split(image: np.ndarray, label: np.ndarray) -> Split:
+        return Split(
+            names=_numbered(len(image)),
+            sizes=np.full(len(image), image[:1].nbytes, np.int64),
+            labels={"label": label},
+            read=lambda i: {"image": image[i]},
+            content=hashlib.sha256(np.ascontiguousarray(image).data).hexdigest(),
         )
-    raise DataError(f"{path} is a file of another kind: expected {_EXPECTED}.")
+
+    entries = {name: split(columns["image"], columns["label"]) for name, columns in splits.items()}
+    return Listing(entries, names, {"label": len(names)})
 
 
-_EXPECTED = "a folder of images, a .csv with file names and labels, or a .tar, .tar.gz or .tar.xz of a folder"
+def _numbered(n: int) -> list[str]:
+    width = len(str(max(n - 1, 0)))
+    return [f"{i:0{width}}" for i in range(n)]
+
+
+# ---- objects
+
+
+def from_objects(sources: Any, names: Sequence[str] = ()) -> Listing:
+    """Any object with `len` and `[i]`, or a dict of them by split (`train`, and `test` or the like).
+
+    An example is a dict of columns or a pair (image, label). `names`: the classes, for objects that do not
+    say (by `features`, `classes` or `names`).
+    """
+    by_split = {"train": sources}
+    if isinstance(sources, Mapping):
+        others = [name for name in sources if name != "train"]
+        if "train" not in sources or len(others) > 1:
+            raise DataError("objects-by-split", splits=list(sources))
+        by_split = {"train": sources["train"], **({"eval": sources[others[0]]} if others else {})}
+    splits, classes = {}, tuple(names)
+    for split, source in by_split.items():
+        own_classes, labels = _labels(source)
+        classes = classes or own_classes
+        splits[split] = _of_object(_encoded(source), labels)
+    below = {"label": len(classes)} if classes else {}
+    for split, entries in splits.items():
+        check_labels(entries.labels, below.get("label"), f"{split}:")
+    return Listing(splits, classes, below)
+
+
+def _labels(source: Any) -> tuple[tuple[str, ...], Columns]:
+    """Classes, and labels, as far as they can be had without reading an example."""
+    features = getattr(source, "features", None)
+    if isinstance(features, Mapping):  # Hugging Face
+        for column in ("label", "labels"):
+            names = getattr(features.get(column), "names", None)
+            if names:
+                return tuple(names), {"label": np.asarray(source[column], np.int32)}
+        return (), {}
+    classes = getattr(source, "names", None) or getattr(source, "classes", None)
+    if isinstance(classes, int):
+        classes = tuple(map(str, range(classes)))
+    if not (isinstance(classes, (list, tuple)) and all(isinstance(name, str) for name in classes)):
+        classes = ()
+    for attribute in ("labels", "targets"):  # chipwise's ImageFolder, torchvision's data sets
+        values = getattr(source, attribute, None)
+        one_each = values is not None and np.shape(values) == (len(source),)
+        if one_each and np.asarray(values).dtype.kind in "iu":
+            return tuple(classes), {"label": np.asarray(values, np.int32)}
+    return tuple(classes), {}
+
+
+def _encoded(source: Any) -> Any:
+    """A Hugging Face data set with its images as the bytes it holds: JPEGs can be kept as they are."""
+    features = getattr(source, "features", None)
+    if not isinstance(features, Mapping) or not hasattr(source, "cast_column"):
+        return source
+    from datasets import Image
+
+    for name, feature in features.items():
+        if isinstance(feature, Image):
+            source = source.cast_column(name, Image(decode=False))
+    return source
+
+
+def _of_object(source: Any, labels: Columns) -> Split:
+    kind = type(source).__name__
+    if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
+        raise DataError("object-no-source", kind=kind)
+    n = len(source)
+
+    def read(index: int) -> dict[str, Any]:
+        example = source[index]
+        if isinstance(example, (tuple, list)) and len(example) == 2:
+            example = dict(zip(("image", "label"), example, strict=True))
+        if not isinstance(example, Mapping) or not example:
+            raise DataError("object-example", index=index, source=kind, kind=type(example).__name__)
+        columns = {str(_RENAMED.get(name, name)): value for name, value in example.items()}
+        image = columns.get("image")
+        if isinstance(image, Mapping):  # how Hugging Face keeps encoded images
+            columns["image"] = image["bytes"] if image.get("bytes") else Path(image["path"]).read_bytes()
+        return columns
+
+    # Content is only sampled: who changes an object between a kill and the next try is not found out
+    digest = hashlib.sha256(f"{kind} {getattr(source, '_fingerprint', '')}".encode())
+    for index in sorted({0, n // 2, n - 1}) if n else ():
+        try:
+            example = read(index)
+        except OSError:  # it is skipped, with its reason, when its turn comes
+            continue
+        for name, value in sorted(example.items()):
+            content = value if isinstance(value, bytes) else np.asarray(value).tobytes()
+            digest.update(name.encode() + content)
+    return Split(_numbered(n), np.zeros(n, np.int64), labels, read, digest.hexdigest(), threads=False)

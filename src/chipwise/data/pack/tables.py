@@ -19,7 +19,7 @@ import numpy as np
 from ...errors import DataError
 from ..files import refuse_duplicates
 
-_EVAL = ("eval", "val", "valid", "validation", "test")
+EVAL = ("eval", "val", "valid", "validation", "test")  # of several folders, the first is taken
 _FILE = ("file", "filename", "file_name", "path", "image", "name", "image_id", "id")
 
 
@@ -36,89 +36,93 @@ class Table:
     splits: list[str] | None
 
 
+@dataclass(frozen=True)
+class _Row:
+    """A row, and where it is, for errors."""
+
+    table: Path
+    line: int
+    cells: list[str]
+
+
 def read_table(path: Path) -> Table:
     """Reads a table. Raises `DataError` for one that cannot be understood, with the line."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as stream:
             reader = csv.reader(stream)
-            numbered = [
-                (reader.line_num, [cell.strip() for cell in row])
-                for row in reader
-                if any(cell.strip() for cell in row)
-            ]
+            stripped = (_Row(path, reader.line_num, [cell.strip() for cell in row]) for row in reader)
+            heading, *rows = [row for row in stripped if any(row.cells)] or [_Row(path, 0, [])]
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path} is not UTF-8 text ({error.reason} at byte {error.start}): save it as UTF-8."
-        ) from error
+        raise DataError("table-no-text", path=path, reason=error.reason, byte=error.start) from error
     except csv.Error as error:
-        raise DataError(f"{path} is not a CSV file: {error}.") from error
+        raise DataError("table-no-csv", path=path, reason=str(error)) from error
     except OSError as error:
-        raise DataError(f"Cannot read {path}: {error.strerror or error}.") from error
-    lines, rows = [line for line, _ in numbered], [row for _, row in numbered]
-    if len(rows) < 2 or len(rows[0]) < 2:
-        raise DataError(f"{path} has no labels: expected a line 'file,label' and a row an image.")
-    header, rows, lines = rows[0], rows[1:], lines[1:]
-    for line, row in zip(lines, rows, strict=True):
-        if len(row) != len(header):
+        raise DataError("unreadable", path=path, reason=error.strerror or str(error)) from error
+    header = heading.cells
+    if not rows or len(header) < 2:
+        raise DataError("table-empty", path=path)
+    for row in rows:
+        if len(row.cells) != len(header):
             raise DataError(
-                f"{path}, line {line}: {len(row)} cells, expected {len(header)} ({', '.join(header)})."
-            )
+                "table-cells", path=path, line=row.line, cells=len(row.cells), expected=len(header),
+                header=header,
+            )  # fmt: skip
     lower = [name.lower() for name in header]
-    at = next((lower.index(name) for name in _FILE if name in lower), 0)
+    file_at = next((lower.index(name) for name in _FILE if name in lower), 0)
     split_at = lower.index("split") if "split" in lower else None
-    files = [row[at].replace("\\", "/").removeprefix("./") for row in rows]
-    if any(name.startswith("/") or ".." in name.split("/") or not name for name in files):
-        bad = next(n for n in files if n.startswith("/") or ".." in n.split("/") or not n)
-        raise DataError(f"{path} names {bad!r}: expected files inside its folder, such as images/1.jpg.")
+    files = [row.cells[file_at].replace("\\", "/").removeprefix("./") for row in rows]
+    for name in files:
+        if name.startswith("/") or ".." in name.split("/") or not name:
+            raise DataError("table-file-outside", path=path, name=name)
     refuse_duplicates(files, path)
-    rest = [i for i in range(len(header)) if i not in (at, split_at)]
-    if not rest:
-        raise DataError(f"{path} has no column of labels: expected 'file,label', got {', '.join(header)}.")
-    where = [f"{path}, line {line} ({name})" for line, name in zip(lines, files, strict=True)]
-    labels, classes, below = _labels(
-        where, [header[i] for i in rest], [[row[i] for i in rest] for row in rows]
-    )
-    splits = None
-    if split_at is not None:
-        splits = [_split(row[split_at], place) for row, place in zip(rows, where, strict=True)]
-    return Table(path, files, labels, classes, below, splits)
+    label_at = [i for i in range(len(header)) if i not in (file_at, split_at)]
+    if not label_at:
+        raise DataError("table-no-labels", path=path, header=header)
+    splits = None if split_at is None else [_split(row, split_at) for row in rows]
+    return Table(path, files, *_labels(rows, header, label_at), splits)
 
 
-def _split(text: str, where: str) -> str:
-    if text.lower() in ("train", *_EVAL):
-        return "train" if text.lower() == "train" else "eval"
-    raise DataError(f"{where}: split {text!r}, expected train or eval.")
+def _split(row: _Row, column: int) -> str:
+    split = row.cells[column].lower()
+    if split not in ("train", *EVAL):
+        raise DataError("table-split", path=row.table, line=row.line, split=row.cells[column])
+    return "train" if split == "train" else "eval"
 
 
-def _labels(where: list[str], header: list[str], rows: list[list[str]]):
-    numbers = _numbers(rows)
-    if len(header) > 1:
-        if numbers is None:
-            row, cell = next((n, c) for n, row in enumerate(rows) for c in row if not _is_number(c))
+def _labels(
+    rows: list[_Row], header: list[str], label_at: list[int]
+) -> tuple[np.ndarray, tuple[str, ...], dict[str, int]]:
+    """The labels, the classes, and below what whole numbers they stay."""
+    names = [header[i] for i in label_at]
+    cells = [[row.cells[i] for i in label_at] for row in rows]
+    numeric = all(_is_number(cell) for row in cells for cell in row)
+    numbers = np.asarray([[float(cell) for cell in row] for row in cells] if numeric else [], np.float64)
+    if len(names) > 1:
+        if not numeric:
+            at, cell = next((i, cell) for i, row in enumerate(cells) for cell in row if not _is_number(cell))
             raise DataError(
-                f"{where[row]}: {cell!r} is no number; expected one column of labels, or several of "
-                f"numbers ({', '.join(header)})."
+                "table-no-number", path=rows[at].table, line=rows[at].line, cell=cell, columns=names
             )
         if ((numbers == 0) | (numbers == 1)).all():
-            return numbers.astype(np.uint8), tuple(header), {}
+            return numbers.astype(np.uint8), tuple(names), {}
         return numbers.astype(np.float32), (), {}
-    values = [row[0] for row in rows]
-    if numbers is not None and any("." in value or "e" in value.lower() for value in values):
+    values = [row[0] for row in cells]
+    if numeric and any("." in value or "e" in value.lower() for value in values):
         return numbers[:, 0].astype(np.float32), (), {}
     separator = next((s for s in "|;" if any(s in value for value in values)), None)
     if separator is not None:
         sets = [{part.strip() for part in value.split(separator)} - {""} for value in values]
         classes = tuple(sorted(set().union(*sets)))
-        at = {name: number for number, name in enumerate(classes)}
+        number = {name: i for i, name in enumerate(classes)}
         hot = np.zeros((len(values), len(classes)), np.uint8)
         for row, parts in enumerate(sets):
-            hot[row, [at[part] for part in parts]] = 1
+            hot[row, [number[part] for part in parts]] = 1
         return hot, classes, {}
     if "" in values:
-        raise DataError(f"{where[values.index('')]}: the label is empty: expected a class or a number.")
-    classes = tuple(sorted(set(values), key=(lambda v: (float(v), v)) if numbers is not None else None))
-    at = {name: number for number, name in enumerate(classes)}
-    return np.asarray([at[value] for value in values], np.int32), classes, {"label": len(classes)}
+        raise DataError("table-label-empty", path=rows[0].table, line=rows[values.index("")].line)
+    classes = tuple(sorted(set(values), key=(lambda v: (float(v), v)) if numeric else None))
+    number = {name: i for i, name in enumerate(classes)}
+    return np.asarray([number[value] for value in values], np.int32), classes, {"label": len(classes)}
 
 
 def _is_number(text: str) -> bool:
@@ -126,10 +130,3 @@ def _is_number(text: str) -> bool:
         return bool(np.isfinite(float(text)))
     except ValueError:
         return False
-
-
-def _numbers(rows: list[list[str]]) -> np.ndarray | None:
-    """All cells as numbers `(n, k)`, or `None` when one is none."""
-    if not all(_is_number(cell) for row in rows for cell in row):
-        return None
-    return np.asarray([[float(cell) for cell in row] for row in rows], np.float64)

@@ -1,0 +1,186 @@
+"""An example as it came to a record as it is stored: images as pixels or JPEG bytes, made by threads.
+
+Workers are threads, since both decoders release Python's lock; `benchmarks/packing.md` has the figures beside
+processes. Work in flight is bounded, and results come in the order of the listing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import simplejpeg
+from PIL import Image
+
+from ...errors import DataError
+from ..images import Encoded, fitted, from_pillow
+from .entries import Split
+
+# Chroma at half the resolution, as cameras store it. Photographs at 224×224 and quality 90: 15.9 kB that
+# decode in 0.23 ms, where 4:4:4 takes 21.3 kB and 0.44 ms for 2.8 dB more (simplejpeg 1.9 on one AMD EPYC
+# core).
+_CHROMA = "420"
+_JPEG_SIDE = 65_500  # libjpeg's limit
+
+
+@dataclass(frozen=True)
+class Form:
+    """How images are stored: `size` in pixels or `None` for as they are; `crop` to `size` × `size`, or scaled
+    until the shorter side has `size`; `store`, "raw" or "jpeg"; `quality` of JPEGs that must be encoded."""
+
+    size: int | None = None
+    crop: bool = True
+    store: str = "raw"
+    quality: int = 90
+
+
+class StoredImage(NamedTuple):
+    """`data`: what is written, pixels or JPEG bytes; `pixels`: what a reader will see; `enlarged`: whether
+    the image was smaller than the size it was given."""
+
+    data: np.ndarray | bytes
+    pixels: np.ndarray
+    enlarged: bool
+
+
+class Record(NamedTuple):
+    """An entry as it is stored, or `error`, why it cannot be.
+
+    *Fields:* `name`; `columns`, `image` first; `pixels` of its image, if it has one; `enlarged`.
+    """
+
+    name: str
+    columns: Mapping[str, Any]
+    pixels: np.ndarray | None = None
+    enlarged: bool = False
+    error: DataError | None = None
+
+    @property
+    def nbytes(self) -> int:
+        columns = self.columns.values()
+        return sum(len(c) if isinstance(c, bytes) else np.asarray(c).nbytes for c in columns)
+
+
+def records(
+    split: Split, pieces: Iterable[Sequence[int]], form: Form, workers: int
+) -> Iterator[list[Record]]:
+    """The records of each of `pieces`, rows of `split`, in order, made by `workers` threads."""
+    waiting: deque[Future[list[Record]]] = deque()
+    with ThreadPoolExecutor(workers, "chipwise-pack") as pool:
+        try:
+            for rows in pieces:
+                # A stranger's [i] may not be safe in threads: then this one reads
+                examples = None if split.threads else [_read(split, row) for row in rows]
+                waiting.append(pool.submit(piece, split, rows, examples, form))
+                if len(waiting) > workers + 2:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _read(split: Split, row: int) -> Mapping[str, Any] | DataError:
+    """An example, or why there is none."""
+    try:
+        return split.read(row)
+    except DataError as error:
+        return error
+    except OSError as error:
+        return DataError("entry-unreadable", reason=error.strerror or str(error))
+
+
+def piece(split: Split, rows: Sequence[int], examples: list | None, form: Form) -> list[Record]:
+    """The records of `rows`, from `examples`, or read here when that is `None`."""
+    done = []
+    for at, row in enumerate(rows):
+        example = _read(split, row) if examples is None else examples[at]
+        try:
+            if isinstance(example, DataError):
+                raise example
+            labels = {name: column[row] for name, column in split.labels.items()}
+            done.append(_record(split.names[row], labels, example, form))
+        except DataError as error:
+            done.append(Record(split.names[row], {}, error=error))
+        except OSError as error:  # Pillow reads some files when their pixels are asked for
+            unreadable = DataError("entry-unreadable", reason=error.strerror or str(error))
+            done.append(Record(split.names[row], {}, error=unreadable))
+    return done
+
+
+def _record(name: str, labels: Mapping[str, Any], example: Mapping[str, Any], form: Form) -> Record:
+    columns = {**labels, **example}
+    if "image" not in columns:
+        if form.store == "jpeg" or form.size is not None:
+            raise DataError("no-image-column", columns=list(columns))
+        return Record(name, {column: np.asarray(value) for column, value in columns.items()})
+    image = stored_image(columns.pop("image"), form)
+    others = {column: np.asarray(value) for column, value in columns.items()}
+    return Record(name, {"image": image.data, **others}, image.pixels, image.enlarged)
+
+
+def stored_image(value: Any, form: Form) -> StoredImage:
+    """`value` in its stored form.
+
+    `value`: encoded bytes, a Pillow image, or an array or tensor: `(h, w)`, `(h, w, 1 or 3)`, and for tensors
+    `(1 or 3, h, w)`, of uint8, or of floats from 0 to 1, which become 0 to 255. A JPEG that needs no change
+    is stored byte for byte; arrays without `size` are stored raw as they are.
+
+    Raises `DataError`, for the caller to add the name, for what cannot be stored.
+    """
+    size = None if form.size is None else (form.size, form.size)
+    if isinstance(value, bytes):
+        encoded = Encoded(value)
+        shape = (encoded.height, encoded.width)
+        pixels = encoded.pixels(size, form.crop)
+        if form.store == "jpeg" and encoded.plain and pixels.shape[:2] == shape:
+            return StoredImage(value, pixels, False)
+    elif isinstance(value, Image.Image):
+        pixels = _loaded(value, size, form.crop)
+        shape = (value.height, value.width)
+    else:
+        array = _array(value)
+        shape = array.shape[:2]
+        pixels = array if size is None or shape == size else _resized(array, size, form.crop)
+    enlarged = form.size is not None and min(shape) < form.size
+    if form.store == "raw":
+        return StoredImage(pixels, pixels, enlarged)
+    height, width = pixels.shape[:2]
+    if max(height, width) > _JPEG_SIDE:
+        raise DataError("image-jpeg-side", height=height, width=width, limit=_JPEG_SIDE)
+    color = np.broadcast_to(pixels.reshape(height, width, -1), (height, width, 3))
+    data = simplejpeg.encode_jpeg(np.ascontiguousarray(color), form.quality, "RGB", _CHROMA)
+    return StoredImage(data, simplejpeg.decode_jpeg(data, "RGB"), enlarged)
+
+
+def _loaded(image: Image.Image, size: tuple[int, int] | None, crop: bool) -> np.ndarray:
+    try:
+        return from_pillow(image, size, crop)  # Pillow reads a file when its pixels are asked for
+    except (DataError, MemoryError, OSError):
+        raise
+    except Exception as error:  # decoders raise what they like on damaged files
+        raise DataError("image-pillow-damaged", kind=type(error).__name__) from error
+
+
+def _array(value: Any) -> np.ndarray:
+    array = np.asarray(value)
+    if hasattr(value, "detach") and array.ndim == 3 and array.shape[0] in (1, 3):  # PyTorch's order of axes
+        array = np.ascontiguousarray(array.transpose(1, 2, 0))
+    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3)) or not array.size:
+        raise DataError("image-array-shape", shape=array.shape)
+    if array.dtype == np.uint8:
+        return array
+    low, high = array.min().item(), array.max().item()
+    if array.dtype.kind == "f" and low >= 0 and high <= 1:
+        return np.rint(array * 255).astype(np.uint8)
+    raise DataError("image-array-values", dtype=array.dtype.name, low=low, high=high)
+
+
+def _resized(array: np.ndarray, size: tuple[int, int], crop: bool) -> np.ndarray:
+    grey = array.ndim == 3 and array.shape[2] == 1
+    pixels = fitted(Image.fromarray(array[..., 0] if grey else array), size, crop)
+    return pixels[..., None] if grey else pixels
