@@ -69,7 +69,7 @@ def grid(columns: Sequence[Sequence[Tile]], titles: Sequence[str] = ()) -> Image
 
 
 def picture_of(pixels: np.ndarray, low: float = 0.0, high: float = 1.0) -> Image.Image:
-    """An image array as a picture of at least `SIDE` pixels; floats are black at `low` and white at `high`."""
+    """An array as a picture of at least `SIDE` pixels; floats are black at `low` and white at `high`."""
     if pixels.dtype != np.uint8:
         levels = np.rint((pixels.astype(np.float32) - low) / max(high - low, 1e-9) * 255)
         pixels = np.clip(np.nan_to_num(levels), 0, 255).astype(np.uint8)
