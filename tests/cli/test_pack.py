@@ -211,7 +211,7 @@ def test_a_missing_split_and_damage_outside_the_records_are_told(chipwise, src, 
     path = out / "train" / "label-00000.npy"
     path.write_bytes(b"?" + path.read_bytes()[1:])
     said = chipwise("inspect", out, "--verify")
-    assert "every record's data is whole; a header or a name is damaged in label-00000.npy" in said.err
+    assert str(fact("pack-headers-damaged", path=out / "train", files=["label-00000.npy"])) in said.err
     shutil.rmtree(out / "eval")
     for options in ([], ["--verify"]):
         said = chipwise("inspect", out, *options)

@@ -11,7 +11,6 @@ from PIL import Image
 from chipwise.data import Arrays
 from chipwise.data.pack.job import pack
 from chipwise.data.pack.sources import listing_of
-from chipwise.data.pack.writer import narrow
 from chipwise.data.packed import PackedFolder
 from chipwise.errors import DataError
 from chipwise.words.facts import fact
@@ -176,16 +175,9 @@ def test_an_object_whose_examples_cannot_be_read(tmp_path):
         (iter([]), "object-no-source", {"kind": "list_iterator"}),
         ([3, 4], "object-example", {"index": 0, "source": "list", "kind": "int"}),
         ([], "pack-split-no-examples", {"split": "train"}),
+        ([{"image": smooth(), "caption": "a cat"}], "column-not-numbers", {"column": "caption"}),
     ],
 )
 def test_objects_that_cannot_be_packed(tmp_path, source, code, facts):
     with refused(DataError, code, **facts):
         pack(source, tmp_path / "out")
-
-
-def test_columns_of_text_cannot_be_packed(tmp_path):
-    with pytest.raises(DataError) as expected:
-        narrow("caption", ["a cat"])
-    with pytest.raises(DataError) as caught:
-        pack([{"image": smooth(), "label": 0, "caption": "a cat"}], tmp_path / "out")
-    assert str(caught.value) == str(expected.value)

@@ -5,7 +5,6 @@ import tarfile
 import numpy as np
 import pytest
 
-from chipwise.data.files import refuse_duplicates
 from chipwise.data.pack.entries import divided
 from chipwise.data.pack.job import Job
 from chipwise.data.pack.sources import listing_of
@@ -75,11 +74,8 @@ def test_tables_that_cannot_be_understood(tmp_path, text, code, facts):
 
 
 def test_a_name_given_twice(tmp_path):
-    with pytest.raises(DataError) as expected:
-        refuse_duplicates(["a.jpg", "a.jpg"], tmp_path / "labels.csv")
-    with pytest.raises(DataError) as caught:
+    with refused(DataError, "duplicate-name", path=tmp_path / "labels.csv", name="a.jpg"):
         read_table(table(tmp_path, "file,label\na.jpg,x\na.jpg,y\n"))
-    assert str(caught.value) == str(expected.value)
 
 
 def test_bytes_that_are_no_text(tmp_path):

@@ -23,10 +23,10 @@ from zlib import crc32
 import numpy as np
 
 from ...errors import DataError
+from ..columns import Columns, narrow
 from ..images import decode
 from ..manifest import FORMAT, MANIFEST, RECORD, VERSION, record_dtype, render
 from ..packed import check_below
-from ..columns import Columns, narrow
 from .shards import Moments, NpyFile, replace_text, sync
 
 SHARD_BYTES = 1 << 30  # ImageNet at 256×256 is 252 GB: hundreds of files, not thousands
