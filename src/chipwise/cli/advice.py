@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ..words.facts import fact
 from . import options
+from .options import option
 from .terminal import console, lines, table
 
 if TYPE_CHECKING:
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
 def check(
     recipe: options.Recipe,
     on: Annotated[
-        str | None,
-        typer.Option(metavar="TARGET", help="Also doubts about that device, such as v3-8 or a100:8."),
+        str | None, option("Also doubts about that device, such as v3-8 or a100:8.", "TARGET")
     ] = None,
     data: options.Data = None,
     set_: options.Set = None,
@@ -55,18 +53,16 @@ def check(
 
 def transfer(
     recipe: options.Recipe,
-    batch: Annotated[int | None, typer.Option(metavar="N", help="The new global batch.")] = None,
-    replicas: Annotated[int | None, typer.Option(metavar="N", help="The new number of replicas.")] = None,
-    duration: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="The new length, such as 48ep.")
-    ] = None,
+    batch: Annotated[int | None, option("The new global batch.", "N")] = None,
+    replicas: Annotated[int | None, option("The new number of replicas.", "N")] = None,
+    duration: Annotated[str | None, option("The new length, such as 48ep.", "DURATION")] = None,
     lr: Annotated[
-        float | None, typer.Option(help="A peak rate instead of the rule's; the decay makes up for it.")
+        float | None, option("A peak rate instead of the rule's; the decay makes up for it.")
     ] = None,
     data: options.Data = None,
     set_: options.Set = None,
     apply: Annotated[
-        Path | None, typer.Option(metavar="FILE.py", help="Write the new recipe; FILE.py:recipe is then it.")
+        Path | None, option("Write the new recipe; FILE.py:recipe is then it.", "FILE.py")
     ] = None,
     json_: options.Json = False,
 ) -> None:
@@ -122,8 +118,8 @@ def apply_lines(
     """
     to = Path(re.sub(r"\W+", "_", f"{new.name}_{new.batch}") + ".py")
     words = ["chipwise", "transfer", spec]
-    for option, value in given.items():
-        words += [] if value is None else [option, f"{value:g}" if isinstance(value, float) else str(value)]
+    for name, value in given.items():
+        words += [] if value is None else [name, f"{value:g}" if isinstance(value, float) else str(value)]
     words += [word for text in settings for word in ("--set", text)]
     words += [] if data is None else ["--data", data]
     return f"{shlex.join([*words, '--apply', str(to)])}\n      {options.train_line(to, data)}"

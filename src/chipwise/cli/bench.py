@@ -19,6 +19,7 @@ from ..errors import DataError, RecipeError, Stopped
 from ..words.facts import fact
 from ..words.figures import byte_size, counted, digits, sparkline
 from . import options
+from .options import option
 from .terminal import console, grid, lines, table
 
 if TYPE_CHECKING:
@@ -32,18 +33,14 @@ def bench(
     recipe: options.Recipe,
     data: Annotated[
         str | None,
-        typer.Option(
-            metavar="real|synthetic|DIR",
-            help="real: looked for, else downloaded; synthetic: made up; or a folder or URL. [real]",
+        option(
+            "real: looked for, else downloaded; synthetic: made up; or a folder or URL. [real]",
+            "real|synthetic|DIR",
         ),
     ] = None,
     synthetic: options.Synthetic = False,
-    steps: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Timed steps. [about 10 seconds of them]")
-    ] = None,
-    warmup: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Steps before the clock, whose losses are kept.")
-    ] = 50,
+    steps: Annotated[int | None, option("Timed steps. [about 10 seconds of them]", "N", min=1)] = None,
+    warmup: Annotated[int, option("Steps before the clock, whose losses are kept.", "N", min=1)] = 50,
     set_: options.Set = None,
     devices: options.Devices = None,
     simulate: options.Simulate = None,
@@ -51,12 +48,9 @@ def bench(
     feed: options.Feed = "auto",
     workers: options.Workers = None,
     profile: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Then trace some steps, and say which operations take the time."),
+        Path | None, option("Then trace some steps, and say which operations take the time.", "DIR")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE.json", help="The record. [bench-NAME-MACHINE.json]")
-    ] = None,
+    out: Annotated[Path | None, option("The record. [bench-NAME-MACHINE.json]", "FILE.json")] = None,
     json_: options.Json = False,
 ) -> None:
     """Measure how fast a recipe trains here, and save a record to compare with others.
@@ -217,20 +211,16 @@ def bench_feed(
     data: options.Data = None,
     set_: options.Set = None,
     size: Annotated[
-        int | None, typer.Option(min=1, help="Of a pack of encoded images: decode to so many pixels square.")
+        int | None, option("Of a pack of encoded images: decode to so many pixels square.", min=1)
     ] = None,
     batch: Annotated[
-        int | None,
-        typer.Option(min=1, help=f"Examples read at once. [the recipe's; {PACK_BATCH} for a pack]"),
+        int | None, option(f"Examples read at once. [the recipe's; {PACK_BATCH} for a pack]", min=1)
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0.01, help="How long to measure, in all.")] = 10.0,
+    seconds: Annotated[float, option("How long to measure, in all.", min=0.01)] = 10.0,
     workers: Annotated[
-        str | None,
-        typer.Option(metavar="N|threads:N|processes:N", help="Compare one worker with so many. [cores]"),
+        str | None, option("Compare one worker with so many. [cores]", "N|threads:N|processes:N")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE.json", help="The record. [feed-NAME-MACHINE.json]")
-    ] = None,
+    out: Annotated[Path | None, option("The record. [feed-NAME-MACHINE.json]", "FILE.json")] = None,
     devices: options.Devices = None,
     json_: options.Json = False,
 ) -> None:

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from ..words.facts import fact
 from . import options
+from .options import option
 from .terminal import console, grid, lines
 
 if TYPE_CHECKING:
@@ -25,9 +26,7 @@ STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 def devices(
     json_: options.Json = False,
     simulate: options.Simulate = None,
-    path: Annotated[
-        Path, typer.Option(metavar="DIR", help="Where runs would be written; its disk is reported.")
-    ] = Path("."),
+    path: Annotated[Path, option("Where runs would be written; its disk is reported.", "DIR")] = Path("."),
 ) -> None:
     """Show where this runs, on which devices, and what would go wrong. Exit code 4 if something would.
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -17,6 +16,7 @@ from ..words.facts import Fact, fact
 from ..words.figures import byte_size, sparkline
 from . import options
 from .advice import apply_lines
+from .options import option
 from .terminal import console, lines, table
 
 if TYPE_CHECKING:
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 def find_lr(
     recipe: options.Recipe,
-    low: Annotated[float, typer.Option(help="The first rate of the sweep.")] = 1e-5,
-    high: Annotated[float, typer.Option(help="The last one.")] = 10.0,
-    steps: Annotated[int, typer.Option(metavar="N", help="Steps of the sweep, one rate each.")] = 100,
+    low: Annotated[float, option("The first rate of the sweep.")] = 1e-5,
+    high: Annotated[float, option("The last one.")] = 10.0,
+    steps: Annotated[int, option("Steps of the sweep, one rate each.", "N")] = 100,
     second: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME[=V,...]",
-            help="Sweep once for each of several values: momentum=0.8,0.9,0.95 (Adam's is b1), weight_decay.",
+        option(
+            "Sweep once for each of several values: momentum=0.8,0.9,0.95 (Adam's is b1), weight_decay.",
+            "NAME[=V,...]",
         ),
     ] = None,
     devices: options.Devices = None,
@@ -44,13 +44,10 @@ def find_lr(
     synthetic: options.Synthetic = False,
     workers: options.Workers = None,
     set_: options.Set = None,
-    picture: Annotated[
-        Path | None, typer.Option(metavar="FILE.svg", help="Draw the curves; .png works too.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write what --json prints.")] = None,
+    picture: Annotated[Path | None, option("Draw the curves; .png works too.", "FILE.svg")] = None,
+    out: Annotated[Path | None, option("Write what --json prints.", "FILE.json")] = None,
     apply: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.py", help="Write the recipe with the found rate; FILE.py:recipe is it."),
+        Path | None, option("Write the recipe with the found rate; FILE.py:recipe is it.", "FILE.py")
     ] = None,
     json_: options.Json = False,
 ) -> None:
@@ -173,13 +170,8 @@ def _bars(smoothed: np.ndarray) -> str:
 
 def find_batch(
     recipe: options.Recipe,
-    on: Annotated[
-        str | None,
-        typer.Option(metavar="TARGETS", help="Absent devices, such as v5e-8,t4. [this machine's]"),
-    ] = None,
-    at_most: Annotated[
-        int | None, typer.Option(metavar="N", help="Search no further than this batch.")
-    ] = None,
+    on: Annotated[str | None, option("Absent devices, such as v5e-8,t4. [this machine's]", "TARGETS")] = None,
+    at_most: Annotated[int | None, option("Search no further than this batch.", "N")] = None,
     devices: options.Devices = None,
     simulate: options.Simulate = None,
     exact: options.Exact = True,

@@ -13,60 +13,47 @@ from ..errors import DeviceError
 if TYPE_CHECKING:
     from ..engine.on import On
 
+
+def option(
+    help: str, metavar: str | None = None, *, name: str | None = None, min: float | None = None
+) -> Any:
+    """An option, to be named in `Annotated`; `name` where it is not that of the parameter."""
+    return typer.Option(*([name] if name else []), metavar=metavar, help=help, min=min)
+
+
 Recipe = Annotated[str, typer.Argument(help="A built-in recipe (digits, mnist, ...) or path.py:name.")]
 Devices = Annotated[
-    str | None,
-    typer.Option(metavar="N|cpu", help="Use N of the devices found; 'cpu' leaves an accelerator alone."),
+    str | None, option("Use N of the devices found; 'cpu' leaves an accelerator alone.", "N|cpu")
 ]
-Simulate = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Make N CPU devices, on any machine, and use them.")
-]
+Simulate = Annotated[int | None, option("Make N CPU devices, on any machine, and use them.", "N", min=1)]
 Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the recipe; may be repeated."),
+    list[str] | None, option("Change a setting of the recipe; may be repeated.", "KEY=VALUE", name="--set")
 ]
-Data = Annotated[
-    str | None, typer.Option(metavar="DIR", help="Folder or URL with the data set; default: download.")
-]
+Data = Annotated[str | None, option("Folder or URL with the data set; default: download.", "DIR")]
 Synthetic = Annotated[
-    bool, typer.Option("--synthetic", help="Made-up examples of the data set's shapes: speed without data.")
+    bool, option("Made-up examples of the data set's shapes: speed without data.", name="--synthetic")
 ]
 Workers = Annotated[
-    str | None,
-    typer.Option(metavar="N", help="Who reads streamed data: 4, threads:4 or processes:4. [by trial]"),
+    str | None, option("Who reads streamed data: 4, threads:4 or processes:4. [by trial]", "N")
 ]
 Exact = Annotated[
-    bool,
-    typer.Option("--exact/--no-exact", help="Add in a fixed order: the same bits on any number of devices."),
+    bool, option("Add in a fixed order: the same bits on any number of devices.", name="--exact/--no-exact")
 ]
-EvalEvery = Annotated[str, typer.Option(metavar="DURATION", help="Such as 1ep, 500st, 10%, or 'end'.")]
+EvalEvery = Annotated[str, option("Such as 1ep, 500st, 10%, or 'end'.", "DURATION")]
 LogEvery = Annotated[
-    str | None,
-    typer.Option(metavar="DURATION", help="Between lines of metrics. [4% of the run, at most 200st]"),
+    str | None, option("Between lines of metrics. [4% of the run, at most 200st]", "DURATION")
 ]
-CheckpointEvery = Annotated[
-    str | None, typer.Option(metavar="DURATION", help="[5% of the run, at least 30 seconds apart]")
-]
-Feed = Annotated[
-    str,
-    typer.Option(metavar="auto|device|host", help="Keep the training data on the device, or stream it."),
-]
-StepsPerCall = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="With --no-exact, one device and data on it. [by trial]"),
-]
+CheckpointEvery = Annotated[str | None, option("[5% of the run, at least 30 seconds apart]", "DURATION")]
+Feed = Annotated[str, option("Keep the training data on the device, or stream it.", "auto|device|host")]
+StepsPerCall = Annotated[int | None, option("With --no-exact, one device and data on it. [by trial]", "N")]
 AtOnce = Annotated[
-    int,
-    typer.Option(metavar="N", help="Runs side by side, each in a process of its own, on the CPU: same bits."),
+    int, option("Runs side by side, each in a process of its own, on the CPU: same bits.", "N")
 ]
 Metric = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="What to compare. [eval/accuracy, else eval/loss, else train/loss]"),
+    str | None, option("What to compare. [eval/accuracy, else eval/loss, else train/loss]", "NAME")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only warnings and the result.")]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object, and nothing else, on standard output.")
-]
+Quiet = Annotated[bool, option("No progress, only warnings and the result.", name="--quiet")]
+Json = Annotated[bool, option("Print one JSON object, and nothing else, on standard output.", name="--json")]
 
 
 def on(devices: str | None, simulate: int | None, **rest: Any) -> On:

@@ -13,6 +13,7 @@ import typer
 from ..errors import DivergedError, RecipeError, RunError, Stopped
 from ..words.facts import fact
 from . import options
+from .options import option
 from .terminal import console, grid, lines
 
 
@@ -20,8 +21,7 @@ def train(
     context: typer.Context,
     recipe: options.Recipe,
     run: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="Run folder; one that holds a run is resumed. [runs/NAME-TIME]"),
+        str | None, option("Run folder; one that holds a run is resumed. [runs/NAME-TIME]", "DIR")
     ] = None,
     data: options.Data = None,
     synthetic: options.Synthetic = False,
@@ -33,21 +33,20 @@ def train(
     log_every: options.LogEvery = None,
     checkpoint_every: options.CheckpointEvery = None,
     stop_after: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Stop there, saved, with the schedules unchanged.")
+        str | None, option("Stop there, saved, with the schedules unchanged.", "DURATION")
     ] = None,
     feed: options.Feed = "auto",
     workers: options.Workers = None,
     steps_per_call: options.StepsPerCall = None,
     seeds: Annotated[
         str | None,
-        typer.Option(
-            metavar="N|LIST",
-            help="A run a seed, and their spread: 5 being the seeds 0 to 4, or a list such as 0,3,7.",
+        option(
+            "A run a seed, and their spread: 5 being the seeds 0 to 4, or a list such as 0,3,7.", "N|LIST"
         ),
     ] = None,
     at_once: options.AtOnce = 1,
     metric: options.Metric = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Discard a run found in the folder.")] = False,
+    fresh: Annotated[bool, option("Discard a run found in the folder.", name="--fresh")] = False,
     json_: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -78,20 +77,15 @@ def sweep(
     recipe: options.Recipe,
     set_: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE,VALUE",
-            help="Values of a setting; may be repeated, every combination is trained.",
+        option(
+            "Values of a setting; may be repeated, every combination is trained.",
+            "KEY=VALUE,VALUE",
+            name="--set",
         ),
     ] = None,
-    seeds: Annotated[
-        str, typer.Option(metavar="N|LIST", help="Their number, 3 being 0 to 2, or a list such as 0,3,7.")
-    ] = "3",
+    seeds: Annotated[str, option("Their number, 3 being 0 to 2, or a list such as 0,3,7.", "N|LIST")] = "3",
     run: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR", help="The study's folder; what it holds is not repeated. [runs/NAME-TIME]"
-        ),
+        str | None, option("The study's folder; what it holds is not repeated. [runs/NAME-TIME]", "DIR")
     ] = None,
     at_once: options.AtOnce = 1,
     metric: options.Metric = None,
@@ -131,7 +125,7 @@ def sweep(
 def evaluate_run(
     run: Annotated[str, typer.Argument(help="A run folder.")],
     batch: Annotated[
-        int | None, typer.Option(min=1, help="Global batch; by default chosen from the memory needed.")
+        int | None, option("Global batch; by default chosen from the memory needed.", min=1)
     ] = None,
     data: options.Data = None,
     devices: options.Devices = None,
