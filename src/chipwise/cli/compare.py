@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from . import options
 from .chips import PriceFile
+from .terminal import console, lines
 
 
 def compare(
@@ -65,7 +64,7 @@ def compare(
     if json_:
         print(json.dumps(comparison))
         return
-    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120)
-    show(comparison, console)
+    here = console()
+    show(comparison, here)
     if html is not None:
-        console.print(f"\nwritten: {html}", markup=False, soft_wrap=True)
+        lines(here, f"\nwritten: {html}")
