@@ -62,10 +62,10 @@ def log_steps(low: float, high: float, most: int) -> list[float]:
     """Powers of ten within an interval above 0, with 2 and 5 between where there is room, or every few."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for digits in ((1, 2, 5), (1, 3), (1,)):
-        found = [d * 10.0**p for p in powers for d in digits if low <= d * 10.0**p <= high]
-        if len(found) <= most:
-            return found
-    return found[:: math.ceil(len(found) / most)]
+        values = [d * 10.0**p for p in powers for d in digits if low <= d * 10.0**p <= high]
+        if len(values) <= most:
+            return values
+    return values[:: math.ceil(len(values) / most)]
 
 
 class Axis:

@@ -169,11 +169,11 @@ def divergence(stored: Any) -> Fact | None:
     return fact("diverged-as-told", words=one_line(stored, _LONGEST)) if stored else None
 
 
-def as_range(found: Any) -> Range | None:
+def as_range(stored: Any) -> Range | None:
     """A range of a plan document above 0; an unknown end is its value. `None` where it is none."""
-    if not isinstance(found, Mapping) or not known(value := found.get("value")) or value <= 0:
+    if not isinstance(stored, Mapping) or not known(value := stored.get("value")) or value <= 0:
         return None
-    low, high = (end if known(end) else value for end in (found.get("low"), found.get("high")))
+    low, high = (end if known(end) else value for end in (stored.get("low"), stored.get("high")))
     return Range(value, low, high) if 0 < low <= value <= high else None
 
 
@@ -182,13 +182,13 @@ def as_range(found: Any) -> Range | None:
 
 def flat(stored: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     """`{"a": {"b": 1}}` as `{"a.b": 1}`; a stored schedule as the text that one types."""
-    flatter: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for key, value in stored.items():
         if isinstance(value, Mapping) and "schedule" not in value:
-            flatter |= flat(value, f"{path}{key}.")
+            leaves |= flat(value, f"{path}{key}.")
         else:
-            flatter[f"{path}{key}"] = as_typed(value) if isinstance(value, Mapping) else value
-    return flatter
+            leaves[f"{path}{key}"] = as_typed(value) if isinstance(value, Mapping) else value
+    return leaves
 
 
 def mapping(stored: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -149,14 +149,14 @@ def _repeat(
     metrics: dict[str, float] = {}
     before = 0
     for row in rows:
-        step, found = row["step"], metrics_of(row)
-        metrics |= found
+        step, metrics_here = row["step"], metrics_of(row)
+        metrics |= metrics_here
         if known(speed := row.get("examples_per_second")) and speed > 0:
             speeds.append((step, speed))
-        if "train/loss" in found and step > before:
-            losses.append(Window(before + 1, step, found["train/loss"]))
+        if "train/loss" in metrics_here and step > before:
+            losses.append(Window(before + 1, step, metrics_here["train/loss"]))
             before = step
-        if scores := {k: v for k, v in found.items() if k.startswith("eval/")}:
+        if scores := {k: v for k, v in metrics_here.items() if k.startswith("eval/")}:
             seconds = {"seconds": s} if known(s := row.get("seconds")) and s else {}
             evaluations.append({"step": step, **scores, **seconds})
     # The first interval of a process is warm-up. Its summary says how many came after, so where a run was

@@ -257,18 +257,18 @@ def _published(recipe: str | None, words: str) -> list[Row]:
 
     Raises `RecipeError` when `words` leave none, and when they leave several recipes.
     """
-    found = rows_for(recipe, words)
-    recipes = list(dict.fromkeys(row.recipe for row in found))
+    rows = rows_for(recipe, words)
+    recipes = list(dict.fromkeys(row.recipe for row in rows))
     if len(recipes) > 1:
         raise RecipeError("published-of-which-recipe", recipes=recipes, first=recipes[0])
     there = rows_for(recipe) if recipe else ()
-    if words and not found and there:
+    if words and not rows and there:
         # one that a shell takes without quotes
         typed = next((row.target for row in there if row.target), "")
         raise RecipeError("published-no-match", recipe=recipe, words=words, rows=len(there), target=typed)
-    if words and not found:
+    if words and not rows:
         raise RecipeError("published-none", words=words, recipes=_recipes())
-    return [_published_row(row) for row in found]
+    return [_published_row(row) for row in rows]
 
 
 def _recipes() -> list[str]:

@@ -54,12 +54,12 @@ def rows(study: Study, metric: str | None = None) -> list[Row]:
         facts = {"metric": metric, "near": near(metric, names), "metrics": names}
         raise RecipeError("study-no-metric", folder=study.folder, **facts)
     values = [_values(point, metric) for point in study.points]
-    found: list[Row] = []
+    study_rows: list[Row] = []
     for point, own in zip(study.points, values, strict=True):
         speeds = [run.examples_per_second for run in point.runs.values() if run.examples_per_second]
-        shared = [seed for seed in own if seed in values[0]] if found else []
+        shared = [seed for seed in own if seed in values[0]] if study_rows else []
         pairs = [own[seed] for seed in shared], [values[0][seed] for seed in shared]
-        found.append(
+        study_rows.append(
             Row(
                 name=point.name,
                 values=own,
@@ -69,13 +69,13 @@ def rows(study: Study, metric: str | None = None) -> list[Row]:
                 difference=paired(*pairs) if shared else None,
             )
         )
-    return found
+    return study_rows
 
 
 def render(study: Study, metric: str | None = None) -> Table:
     """`rows` to be printed by rich."""
     metric = metric or main_metric(study)
-    found = rows(study, metric)
+    points = rows(study, metric)
     table = Table(box=None, pad_edge=False)
     table.add_column("setting", overflow="fold")
     table.add_column("n", justify="right")
@@ -83,9 +83,9 @@ def render(study: Study, metric: str | None = None) -> Table:
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("each seed", overflow="fold")
     table.add_column("examples/s", justify="right", no_wrap=True)
-    if len(found) > 1:
+    if len(points) > 1:
         table.add_column("against the first, by pairs", overflow="fold")
-    for i, (point, row) in enumerate(zip(study.points, found, strict=True)):
+    for i, (point, row) in enumerate(zip(study.points, points, strict=True)):
         s, speed = row.spread, row.examples_per_second
         cells = [
             row.name,
@@ -95,7 +95,7 @@ def render(study: Study, metric: str | None = None) -> Table:
             f"{s.deviation:.2g}" if s and s.deviation is not None else "-",
             ", ".join(_each(row, seed) for seed in point.runs),
             f"{speed:,.0f}" if speed else "-",
-            *([_against(row.difference) if i else ""] if len(found) > 1 else []),
+            *([_against(row.difference) if i else ""] if len(points) > 1 else []),
         ]
         table.add_row(*(Text(printable(cell)) for cell in cells))  # text of the recipe's is not markup
     return table
@@ -103,18 +103,18 @@ def render(study: Study, metric: str | None = None) -> Table:
 
 def notes(study: Study, metric: str | None = None) -> list[Fact]:
     """What must be said beside the table."""
-    found = rows(study, metric)
-    said = [
+    points = rows(study, metric)
+    beside = [
         fact("seed-diverged", point=row.name, seed=seed, when=str(when))
-        for row in found
+        for row in points
         for seed, when in row.diverged.items()
     ]
-    if 0 < min((len(row.values) for row in found if row.values), default=0) < _FEW:
-        said.append(fact("few-seeds", enough=_FEW))
-    compared = sum(row.difference is not None and row.difference.low is not None for row in found)
+    if 0 < min((len(row.values) for row in points if row.values), default=0) < _FEW:
+        beside.append(fact("few-seeds", enough=_FEW))
+    compared = sum(row.difference is not None and row.difference.low is not None for row in points)
     if compared >= _MANY:
-        said.append(fact("many-comparisons", n=compared, chance=1 - CONFIDENCE**compared))
-    return said
+        beside.append(fact("many-comparisons", n=compared, chance=1 - CONFIDENCE**compared))
+    return beside
 
 
 def _metrics(study: Study) -> list[str]:
@@ -124,8 +124,8 @@ def _metrics(study: Study) -> list[str]:
 
 
 def _values(point: Point, metric: str | None) -> dict[int, float]:
-    found = {seed: run.metrics.get(metric or "") for seed, run in point.runs.items() if run.done}
-    return {seed: value for seed, value in found.items() if known(value)}
+    values = {seed: run.metrics.get(metric or "") for seed, run in point.runs.items() if run.done}
+    return {seed: value for seed, value in values.items() if known(value)}
 
 
 def _each(row: Row, seed: int) -> str:

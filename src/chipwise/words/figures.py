@@ -84,26 +84,28 @@ def dollars(usd: float) -> str:
     return f"${usd:,.2f}" if usd >= 0.01 or usd == 0 else f"${usd:.2g}"
 
 
-def interval(found: Mapping[str, Any] | None, form: Callable[[float], str] = digits) -> str:
+def interval(
+    span: Mapping[str, Any] | None, form: Callable[[float], str] = digits, between: str = " to "
+) -> str:
     """`1.9 to 2.3`, of `low` and `high`; empty where one is not known."""
-    if not found or not known(found.get("low")) or not known(found.get("high")):
+    if not span or not known(span.get("low")) or not known(span.get("high")):
         return ""
-    return f"{form(found['low'])} to {form(found['high'])}"
+    return f"{form(span['low'])}{between}{form(span['high'])}"
 
 
-def pair(found: Mapping[str, Any] | None, form: Callable[[float], str] = digits) -> str:
+def pair(span: Mapping[str, Any] | None, form: Callable[[float], str] = digits) -> str:
     """`6.0 and 16.0`, of exactly two `values`, which are too few for an interval; else nothing."""
-    if not found or found.get("n") != 2 or interval(found):
+    if not span or span.get("n") != 2 or interval(span):
         return ""
-    return " and ".join(form(v) for v in sorted(found["values"]))
+    return " and ".join(form(v) for v in sorted(span["values"]))
 
 
-def spread(found: Mapping[str, Any], form: Callable[[float], str] = digits) -> str:
+def spread(span: Mapping[str, Any], form: Callable[[float], str] = digits) -> str:
     """`5.1 (4.9 to 5.3)`: a value with its interval; of two values both; alone where no more is known."""
-    within = interval(found, form)
-    if two := pair(found, form):
+    within = interval(span, form)
+    if two := pair(span, form):
         within = f"{two}; 2 runs are too few for an interval"
-    return form(found["value"]) + (f" ({within})" if within else "")
+    return form(span["value"]) + (f" ({within})" if within else "")
 
 
 def price(cost: Mapping[str, Any]) -> str:

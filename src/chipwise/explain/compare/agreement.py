@@ -1,4 +1,5 @@
-"""Do two rows compute the same thing? Their first losses, before anyone looks at speeds.
+"""Do rows compute the same thing? Their recipe, then what differs in it, then their first losses; all before
+anyone looks at speeds.
 
 Two devices, or two ways of adding up, round differently: their losses differ in the last bits, and training
 amplifies that, by ten times a step where the rate is high and the net still wild. (JAX against PyTorch,
@@ -18,14 +19,100 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...errors import RecipeError
 from ...words.facts import Fact, fact
 from ..rows import MEASURED, Row, Window
-from .differences import changed_settings, computes_otherwise
 
+_COMMON = ("batch", "replicas", "precision", "exact", "data", "framework", "machine", "where")
+_WORDS = {"batch": "batch (global)", "where": "device"}
 SAME_BITS, AGREE, PART, UNKNOWN = "equal to the bit", "agree", "part", "not known"
 KNOWN = 4  # steps: every part of an update has reached the loss by then, momentum too
 # by precision, relative: what rounding may do to the first two losses, and what is still the same loss later
 ALLOWED = {"f32": (1e-5, 1e-3), "tf32": (5e-4, 5e-3), "bf16": (5e-3, 2e-2)}
+
+
+# ---- the recipe
+
+
+@dataclass(frozen=True)
+class Differing:
+    """A setting that is not the same in all rows that state it: `values` by label, `None` not set."""
+
+    setting: str
+    values: dict[str, Any]
+
+
+def check_recipe(rows: Sequence[Row]) -> None:
+    """Raises `RecipeError` for rows of two recipes: of another name, model size or shape of the data."""
+    for row in rows[1:]:
+        # whoever states it first is who the row is held against
+        named = rows[0]
+        sized = next((r for r in rows if r.parameters is not None), named)
+        shaped = next((r for r in rows if r.columns), named)
+        if row.recipe != named.recipe:
+            _refuse("another-recipe", row, named, row.recipe, named.recipe)
+        if row.parameters is not None and row.parameters != sized.parameters:
+            _refuse("another-size", row, sized, row.parameters, sized.parameters)
+        if row.columns and row.columns != shaped.columns:
+            has, other = ([f"{k} {v}" for k, v in r.columns.items()] for r in (row, shaped))
+            _refuse("another-shape", row, shaped, has, other)
+
+
+def _refuse(code: str, row: Row, other: Row, has: Any, was: Any) -> None:
+    raise RecipeError(code, row=_called(row), has=has, other=_called(other), other_has=was)
+
+
+def _called(row: Row) -> str:
+    """Its label; of runs that a label of settings stands for, a folder too."""
+    return f"{row.label} ({row.repeats[0].name})" if row.form == "study" else row.label
+
+
+def same_device(row: Row, other: Row) -> bool:
+    """Whether two measured rows are known to have run on as many devices of one kind; of CPUs, which all
+    have one name, on one kind of machine."""
+    if row.device is None or row.kind != MEASURED or other.kind != MEASURED or row.where != other.where:
+        return False
+    cpu = row.simulated or row.device.lower().startswith("cpu")
+    return not cpu or (row.machine is not None and row.machine == other.machine)
+
+
+def differing(rows: Sequence[Row]) -> list[Differing]:
+    """What differs, the weightiest first. Settings of the recipe only among rows that store it."""
+    settings = []
+    for name in _COMMON:
+        stating = [row for row in rows if name != "where" or row.device is not None]
+        values = {row.label: v for row in stating if (v := getattr(row, name)) is not None}
+        settings.append(Differing(_WORDS.get(name, name), values))
+    stored = [row for row in rows if row.settings]  # a setting that one of them lacks differs too
+    for name in dict.fromkeys(key for row in stored for key in row.settings):
+        settings.append(Differing(name, {row.label: row.settings.get(name) for row in stored}))
+    for name in dict.fromkeys(key for row in rows for key in row.versions):
+        values = {row.label: v for row in rows if (v := row.versions.get(name)) is not None}
+        settings.append(Differing(f"version of {name}", values))
+    return [d for d in settings if len({str(v) for v in d.values.values()}) > 1]
+
+
+def _computes_otherwise(row: Row, other: Row) -> list[Fact]:
+    """Why the losses of two rows cannot be expected to be the same; nothing, they should be."""
+    why = []
+    for name in ("batch", "replicas", "precision", "data", "framework"):
+        a, b = getattr(row, name), getattr(other, name)
+        if a is not None and b is not None and a != b:
+            why.append(fact("another-value", name=name, a=a, b=b))
+    if changed := _changed_settings(row, other):
+        why.append(fact("other-settings", settings=changed))
+    return why
+
+
+def _changed_settings(row: Row, other: Row) -> list[str]:
+    """Names of the recipe's settings that are not the same, where both rows store them."""
+    if not row.settings or not other.settings:
+        return []
+    names = sorted(row.settings.keys() | other.settings.keys())
+    return [k for k in names if str(row.settings.get(k)) != str(other.settings.get(k))]
+
+
+# ---- the losses
 
 
 @dataclass(frozen=True)
@@ -53,8 +140,8 @@ def agreement(row: Row, other: Row) -> Agreement:
     rows = {"label": row.label, "against": other.label}
 
     def unknown(why: Fact) -> Agreement:
-        said = fact("losses-unknown", **rows, why=[why])
-        return Agreement(row.label, other.label, UNKNOWN, False, 0, None, None, None, said)
+        sentence = fact("losses-unknown", **rows, why=[why])
+        return Agreement(row.label, other.label, UNKNOWN, False, 0, None, None, None, sentence)
 
     if other_kind := next((r.kind for r in (row, other) if r.kind != MEASURED), None):
         return unknown(fact("kind-without-losses", kind=other_kind))
@@ -66,7 +153,7 @@ def agreement(row: Row, other: Row) -> Agreement:
     met = meet(a.losses, b.losses)
     if not met:
         return unknown(fact("no-step-in-common"))
-    why = computes_otherwise(row, other)
+    why = _computes_otherwise(row, other)
     if a.seed is not None and b.seed is not None and a.seed != b.seed:
         why.append(fact("another-value", name="seed", a=a.seed, b=b.seed))
     bits = next((m.step for m in met if m.direct and m.a != m.b), None)
@@ -97,7 +184,7 @@ def agreement(row: Row, other: Row) -> Agreement:
     # With a warm-up from 0 the first losses do not depend on the rate; and few steps show little
     but += [fact("too-few-steps", least=KNOWN)] if alike and steps < KNOWN else []
     facts |= {"but": but} if alike else {}
-    same = alike and steps >= KNOWN and not changed_settings(row, other)
+    same = alike and steps >= KNOWN and not _changed_settings(row, other)
     return Agreement(
         row.label, other.label, status, same, steps, bits, parts, within, fact(code, **rows, **facts)
     )
@@ -118,7 +205,7 @@ def meet(a: Sequence[Window], b: Sequence[Window]) -> list[Met]:
 
     A run that logged every tenth step meets a record of every step by the record's mean over ten.
     """
-    found: dict[int, Met] = {}
+    meetings: dict[int, Met] = {}
     for wide, fine, turned in ((a, b, False), (b, a, True)):
         by_first = {w.first: w for w in fine}
         for window in wide:
@@ -132,8 +219,8 @@ def meet(a: Sequence[Window], b: Sequence[Window]) -> list[Met]:
             if len(parts) > 1:
                 mean = math.fsum(p.loss * (p.last - p.first + 1) for p in parts) / (at - window.first)
             pair = (mean, window.loss) if turned else (window.loss, mean)
-            found[window.last] = Met(window.last, *pair, direct=len(parts) == 1)
-    return [found[step] for step in sorted(found)]
+            meetings[window.last] = Met(window.last, *pair, direct=len(parts) == 1)
+    return [meetings[step] for step in sorted(meetings)]
 
 
 def parting(met: Sequence[Met], allowed: tuple[float, float]) -> tuple[int | None, float | None]:

@@ -27,7 +27,7 @@ def conclusions(document: Document) -> dict[str, list[Fact]]:
         "target": _target(document),
         "money": _money(rows),
         "metric": _metric(document),
-        "published": [said for group in document["relative"] for said in _relative(group)],
+        "published": [one for group in document["relative"] for one in _relative(group)],
     }
 
 
@@ -71,15 +71,14 @@ def _one(document: Document, a: Document, b: Document, ratio: Document, other: D
     whose = [fact("interval-of-one", label=alone)] if alone else []
     if ratio["verdict"] == NO_DIFFERENCE:
         return [fact("no-difference-shown", **names, **ends), *whose, kinds, *doubt]
-    found = []
-    if other["same_device"]:
-        device = a["machine"] if a["machine"] and a["machine"] == b["machine"] else a["device"]
-        if other["same_steps"]:
-            speeds = {"a_speed": _speed_of(a), "b_speed": _speed_of(b)}
-            return [fact("same-device-and-steps", device=device, **names, **speeds), kinds, *doubt]
-        found = [_same_device(document, a, b, device)]
     faster = fact("faster" if within else "faster-without-interval", **names, **ends)
-    return [*found, faster, *whose, kinds, *doubt]
+    if not other["same_device"]:
+        return [faster, *whose, kinds, *doubt]
+    device = a["machine"] if a["machine"] and a["machine"] == b["machine"] else a["device"]
+    if other["same_steps"]:
+        speeds = {"a_speed": _speed_of(a), "b_speed": _speed_of(b)}
+        return [fact("same-device-and-steps", device=device, **names, **speeds), kinds, *doubt]
+    return [_same_device(document, a, b, device), faster, *whose, kinds, *doubt]
 
 
 def _same_device(document: Document, a: Document, b: Document, device: str) -> Fact:
@@ -98,56 +97,56 @@ def _same_device(document: Document, a: Document, b: Document, device: str) -> F
 
 
 def _speed(document: Document, rows: list[Document]) -> list[Fact]:
-    found = []
+    facts = []
     measured = [row for row in rows if row["kind"] == MEASURED]
     top = max(rows, key=_speed_of, default=None)
     based = any(row["label"] == document["baseline"] for row in measured)
     if based and len(measured) > 1 and top is not None and top["kind"] != MEASURED:
-        found.append(fact("of-those-measured", what=_faster(document, measured)))
+        facts.append(fact("of-those-measured", what=_faster(document, measured)))
     batches = sorted({row["batch"] for row in rows if row["batch"] is not None})
     if len(batches) > 1:
-        found.append(fact("batches-differ", batches=batches))
+        facts.append(fact("batches-differ", batches=batches))
     if single := [row["label"] for row in rows if row["within_one_run"]]:
-        found.append(fact("interval-within-one-run", labels=single))
+        facts.append(fact("interval-within-one-run", labels=single))
     if doubtful := [row["label"] for row in rows if row["same_computation"] is False]:
-        found.append(fact("rows-not-known-to-be-the-same", labels=doubtful))
+        facts.append(fact("rows-not-known-to-be-the-same", labels=doubtful))
     for row in document["rows"]:
         if some := row["diverged"]:
             code = "row-diverged" if some["runs"] == some["of"] else "some-diverged"
-            found.append(fact(code, label=row["label"], **_divergence(some)))
-    found += [
+            facts.append(fact(code, label=row["label"], **_divergence(some)))
+    facts += [
         fact("row-similar", label=row["label"], how=row["similar"])
         for row in document["rows"]
         if row["similar"]
     ]
-    return found
+    return facts
 
 
 def _wall(rows: list[Document]) -> list[Fact]:
-    found = []
+    facts = []
     timed = [row for row in rows if row["wall_seconds"]]
     for row in timed:
         parts = {name: s for name, s in row["seconds"].items() if name != "total" and s}
         more = [*_against(row["wall_ratio"]), *([fact("wall-parts", parts=parts)] if parts else [])]
-        facts = {"label": row["label"], "kind": row["kind"], "wall": row["wall_seconds"]}
-        found.append(fact("wall-time", **facts, more=more))
+        of = {"label": row["label"], "kind": row["kind"], "wall": row["wall_seconds"]}
+        facts.append(fact("wall-time", **of, more=more))
     if len({(row["steps"] or 0) * (row["batch"] or 0) for row in timed}) > 1:
-        found.append(fact("other-lengths"))
+        facts.append(fact("other-lengths"))
     for row in rows:
         if not row["wall_seconds"] and row["seconds"]:
             parts = {name: s for name, s in row["seconds"].items() if s}
-            found.append(fact("benchmark-time", label=row["label"], kind=row["kind"], parts=parts))
-    return found
+            facts.append(fact("benchmark-time", label=row["label"], kind=row["kind"], parts=parts))
+    return facts
 
 
 def _target(document: Document) -> list[Fact]:
     if document["target"] is None:
         return []
-    found = []
+    facts = []
     for row in document["rows"]:
         time = row["target"]
         if not time["training"] and not time["wall"]:
-            found.append(fact("target-unreached", label=row["label"], why=time["how"]["text"]))
+            facts.append(fact("target-unreached", label=row["label"], why=time["how"]["text"]))
             continue
         times = []
         if time["training"]:
@@ -155,11 +154,11 @@ def _target(document: Document) -> list[Fact]:
             times.append(fact("training-time", seconds=time["training"], more=against))
         if time["wall"]:
             times.append(fact("wall-time-to-target", seconds=time["wall"]))
-        said = {"label": row["label"], "target": document["target"]["words"], "kind": time["kind"]}
-        found.append(fact("time-to-target", **said, times=times, how=time["how"]["text"]))
+        of = {"label": row["label"], "target": document["target"]["words"], "kind": time["kind"]}
+        facts.append(fact("time-to-target", **of, times=times, how=time["how"]["text"]))
     if any(row["target"]["wall"] for row in document["rows"]):
-        found.append(fact("wall-time-means"))
-    return found
+        facts.append(fact("wall-time-means"))
+    return facts
 
 
 def _money(rows: list[Document]) -> list[Fact]:
@@ -176,7 +175,7 @@ def _money(rows: list[Document]) -> list[Fact]:
 
 
 def _metric(document: Document) -> list[Fact]:
-    found = []
+    facts = []
     for row in document["rows"]:
         if not (final := row["metric"]):
             continue
@@ -192,15 +191,15 @@ def _metric(document: Document) -> list[Fact]:
             code = "final-apart-by-pairs" if final["by_pairs"] else "final-apart"
             more.append(fact(code, value=apart["value"], verdict=apart["verdict"]))
         of = {"label": row["label"], "kind": row["kind"], "metric": document["metric"], "mean": final["mean"]}
-        found.append(fact("final", **of, runs=runs, more=more))
-    return found
+        facts.append(fact("final", **of, runs=runs, more=more))
+    return facts
 
 
 def _relative(group: Document) -> list[Fact]:
     """Ratios of one source, the fastest first, and what they cost at its own prices."""
     rows, anchor = group["rows"], group["anchor"]
     times = [fact("times", label=r["label"], span=r["span"]) for r in rows if r["label"] != anchor]
-    found = [fact("published-relative", anchor=anchor, times=times)]
+    facts = [fact("published-relative", anchor=anchor, times=times)]
     priced = [(_work_a_dollar(row), row) for row in rows if row["usd_per_hour"]]
     if len(priced) > 1:
         least, dear = min(priced, key=lambda p: p[0])
@@ -210,8 +209,8 @@ def _relative(group: Document) -> list[Fact]:
             for name, row in (("cheap", cheap), ("dear", dear))
             for k in ("label", "usd_per_hour", "price_note")
         }
-        found.append(fact("published-prices", **prices, most=most, least=least, less=1 - least / most))
-    return [*found, fact("published-scale")]
+        facts.append(fact("published-prices", **prices, most=most, least=least, less=1 - least / most))
+    return [*facts, fact("published-scale")]
 
 
 def _work_a_dollar(row: Document) -> float:

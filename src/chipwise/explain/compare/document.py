@@ -20,9 +20,8 @@ from ...errors import RecipeError, near
 from ...study.stats import Spread, difference, paired
 from ...words.facts import Fact
 from ..rows import KINDS, MEASURED, Repeat, Row, mapping, numbers
-from .agreement import SAME_BITS, Agreement, agreement
+from .agreement import SAME_BITS, Agreement, agreement, check_recipe, differing, same_device
 from .conclusions import conclusions
-from .differences import check_recipe, differing, same_device
 from .figures import FEW, Figure, Target, TimeTo, costs, examples_per_second, ratio, times_to, wall_seconds
 
 SCHEMA = "chipwise.comparison/2"
@@ -72,7 +71,7 @@ def document(
     agreements = {row.label: agreement(row, first) for row in measured if first and row is not first}
     metric = _metric(rows)
     recipe = next((r for r in rows if r.settings), base.row)
-    made = plain(
+    comparison = plain(
         {
             "schema": SCHEMA,
             "chipwise": __version__,
@@ -99,7 +98,7 @@ def document(
             "relative": _relative(rows),
         }
     )
-    return made | {"sentences": plain(conclusions(made))}
+    return comparison | {"sentences": plain(conclusions(comparison))}
 
 
 def plain(value: Any) -> Any:
@@ -177,11 +176,11 @@ def _baseline(timed: Sequence[_Timed], label: str | None) -> _Timed:
         return (able or timed)[0]
     given = [t for t in timed if label in t.row.given]
     named = [t for t in timed if label in (t.row.label, *(r.name for r in t.row.repeats))]
-    found = next(iter(given if len(given) == 1 else named), None)
-    if found is not None and found.speed is None:
+    chosen = next(iter(given if len(given) == 1 else named), None)
+    if chosen is not None and chosen.speed is None:
         raise RecipeError("baseline-no-speed", label=label, rows=[t.row.label for t in able] or ["none"])
-    if found is not None:
-        return found
+    if chosen is not None:
+        return chosen
     if given:
         raise RecipeError("baseline-several", label=label, n=len(given), rows=[t.row.label for t in given])
     labels = [t.row.label for t in timed]
@@ -219,7 +218,7 @@ def _final(row: Row, base: Row, metric: str | None) -> dict[str, Any] | None:
         low, high = max(low, 0.0), min(high, 1.0)  # nothing is beyond
     apart = by_pairs = None
     if other and row is not base:
-        seeds, others = ({s: v for s, v in found if s is not None} for found in (mine, other))
+        seeds, others = ({s: v for s, v in finals if s is not None} for finals in (mine, other))
         by_pairs = len(mine) > 1 and seeds.keys() == others.keys() and len(seeds) == len(mine) == len(other)
         if by_pairs:
             apart = paired([seeds[s] for s in sorted(seeds)], [others[s] for s in sorted(seeds)])
@@ -246,9 +245,9 @@ def _sections(row: Row) -> dict[str, float]:
     if row.plan is not None:
         return numbers(mapping(row.plan, "seconds"))
     names = dict.fromkeys(name for r in row.sound for name in r.seconds)
-    found = {name: [r.seconds[name] for r in row.sound if name in r.seconds] for name in names}
+    seconds = {name: [r.seconds[name] for r in row.sound if name in r.seconds] for name in names}
     middle = {True: statistics.geometric_mean, False: statistics.fmean}
-    return {name: middle[min(values) > 0](values) for name, values in found.items()}
+    return {name: middle[min(values) > 0](values) for name, values in seconds.items()}
 
 
 def _repeat(repeat: Repeat) -> dict[str, Any]:
@@ -284,6 +283,6 @@ def _relative(rows: Sequence[Row]) -> list[dict[str, Any]]:
             {"label": row.label, "source": row.source, "span": span, "low": low, "high": high, **stated}
         )
     return [
-        {"anchor": anchor, "source": found[0]["source"], "rows": sorted(found, key=lambda r: -r["high"])}
-        for anchor, found in groups.items()
+        {"anchor": anchor, "source": group[0]["source"], "rows": sorted(group, key=lambda r: -r["high"])}
+        for anchor, group in groups.items()
     ]

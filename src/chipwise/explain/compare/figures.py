@@ -14,6 +14,7 @@ import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -83,10 +84,8 @@ def wall_seconds(row: Row) -> Figure | None:
     return repeated(values) if values else None
 
 
-def _predicted(found: Range | None) -> Figure | None:
-    if found is None:
-        return None
-    return Figure(found.value, found.low, found.high, 0, fact("predicted-interval"))
+def _predicted(span: Range | None) -> Figure | None:
+    return None if span is None else Figure(span.value, span.low, span.high, 0, fact("predicted-interval"))
 
 
 def repeated(values: Sequence[float]) -> Figure:
@@ -187,24 +186,19 @@ def _time(row: Row, runs: Sequence[Row], target: Target) -> TimeTo:
     values = [e[target.metric] for r in row.sound for e in r.evaluations if target.metric in e]
     if not values:
         return _reckoned(row, runs, target)
-    found = [(e, r) for r in row.sound if (e := _first(r, target)) is not None]
-    if not found:
+    reached = [(e, r) for r in row.sound if (e := _first(r, target)) is not None]
+    if not reached:
         best = (min if target.downwards else max)(values)
         tried = sum(any(target.metric in e for e in r.evaluations) for r in row.sound)
         return _never(fact("target-missed", best=best), MEASURED, tried)
-    middle = _steps(row, target)[(len(found) - 1) // 2]
-    trained = [e["step"] * row.batch / v for e, r in found if row.batch and (v := r.examples_per_second)]
-    walls = [e["seconds"] for e, _ in found if e.get("seconds") is not None]
-    code = "own-steps" if len(found) == len(row.repeats) else "own-steps-of-some"
-    return TimeTo(
-        repeated(trained) if len(trained) == len(found) else None,
-        repeated(walls) if len(walls) == len(found) else None,
-        middle,
-        MEASURED,
-        len(found),
-        len(row.repeats),
-        fact(code, steps=middle, reached=len(found), runs=len(row.repeats)),
-    )
+    middle = _steps(row, target)[(len(reached) - 1) // 2]
+    trained = [e["step"] * row.batch / v for e, r in reached if row.batch and (v := r.examples_per_second)]
+    walls = [e["seconds"] for e, _ in reached if "seconds" in e]
+    training, wall = (repeated(t) if len(t) == len(reached) else None for t in (trained, walls))
+    some = len(reached) < len(row.repeats)
+    facts = {"steps": middle, "reached": len(reached), "runs": len(row.repeats)}
+    how = fact("own-steps-of-some" if some else "own-steps", **facts)
+    return TimeTo(training, wall, middle, MEASURED, len(reached), len(row.repeats), how)
 
 
 def _reckoned(row: Row, runs: Sequence[Row], target: Target) -> TimeTo:
@@ -219,8 +213,8 @@ def _reckoned(row: Row, runs: Sequence[Row], target: Target) -> TimeTo:
     if not same:
         code = "no-run-at-batch" if runs else "no-run-reached"
         return _never(fact(code, batch=row.batch, replicas=row.replicas))
-    found = _steps(same[0], target)
-    steps = found[(len(found) - 1) // 2]
+    counts = _steps(same[0], target)
+    steps = counts[(len(counts) - 1) // 2]
     speed = examples_per_second(row)
     if speed is None or row.batch is None:
         return _never(fact("no-speed"))
@@ -258,43 +252,15 @@ def _steps(row: Row, target: Target) -> list[int]:
 # ---- dollars, at dated prices
 
 
-@dataclass(frozen=True)
-class Money:
-    """Dollars of a row at one price. Each is with its interval where the time has one, `None` where the time
-    is not known."""
-
-    spot: bool
-    usd_per_hour: float
-    per_million_examples: Range | None
-    run: Range | None
-    target: Range | None  # to the named accuracy
-    target_basis: str  # "wall time", as `run`, or "training alone" where no more is known; "" without target
-    cloud: str
-    instance: str
-    region: str
-    includes: str
-    date: str
-    source: str
-    note: str
-
-
 def costs(
     row: Row, table: Sequence[Price], speed: Figure | None, wall: Figure | None, target: TimeTo | None
-) -> tuple[list[Money], Fact | None]:
-    """The cheapest on-demand and spot price of the row's chips, a published row's own price first; and why
-    there is none."""
+) -> tuple[list[dict[str, Any]], Fact | None]:
+    """Dollars at the cheapest on-demand and spot price of the row's chips, or at a published row's own price;
+    and why there are none.
 
-    def money(price: Price, spot: bool) -> Money:
-        hourly = (price.spot_usd_per_hour if spot else price.usd_per_hour) or 0.0
-        paid = None if target is None else target.paid
-        million = None if speed is None else speed.range.inverse(1e6 * hourly / 3600)
-        run, to_target = (None if t is None else t.range.times(hourly / 3600) for t in (wall, paid))
-        return Money(
-            spot, hourly, million, run, to_target,
-            target.basis if target else "", price.cloud, price.instance,
-            price.spot_region if spot else price.region, price.includes, price.date, price.source, price.note,
-        )  # fmt: skip
-
+    Of a million examples, the run and to the target, each with its interval and `None` where the time is not
+    known; `target_basis` is "wall time", as of the run, "training alone" where no more is known, or "".
+    """
     own, on = row.published, row.rented
     if own is not None and own.usd_per_hour is not None:
         price = Price(
@@ -302,11 +268,29 @@ def costs(
             spot_usd_per_hour=None, spot_region="", includes=own.price_note, source=own.source, date=own.date,
             note=str(fact("price-of-its-source")),
         )  # fmt: skip
-        return [money(price, False)], None
+        return [_money(price, False, speed, wall, target)], None
     if (row.device or "").lower().startswith("cpu") or (on is not None and on.chip.kind == "CPU"):
         return [], fact("no-price-of-a-cpu")
     if on is None:
         return [], fact("device-not-priced", device=row.where)
-    kinds = [(cheapest(prices_for(on, table), spot), spot) for spot in (False, True)]
-    found = [money(price, spot) for price, spot in kinds if price is not None]
-    return found, None if found else fact("no-price-of", target=on.name)
+    prices = prices_for(on, table)
+    cheap = [(one, spot) for spot in (False, True) if (one := cheapest(prices, spot)) is not None]
+    money = [_money(one, spot, speed, wall, target) for one, spot in cheap]
+    return money, None if money else fact("no-price-of", target=on.name)
+
+
+def _money(
+    price: Price, spot: bool, speed: Figure | None, wall: Figure | None, target: TimeTo | None
+) -> dict[str, Any]:
+    hourly = (price.spot_usd_per_hour if spot else price.usd_per_hour) or 0.0
+    paid = None if target is None else target.paid
+    run, to_target = (None if t is None else t.range.times(hourly / 3600) for t in (wall, paid))
+    return {
+        "spot": spot,
+        "usd_per_hour": hourly,
+        "per_million_examples": None if speed is None else speed.range.inverse(1e6 * hourly / 3600),
+        "run": run,
+        "target": to_target,
+        "target_basis": "" if target is None else target.basis,
+        "region": price.spot_region if spot else price.region,
+    } | {name: getattr(price, name) for name in ("cloud", "instance", "includes", "date", "source", "note")}

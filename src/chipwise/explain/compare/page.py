@@ -96,10 +96,10 @@ def _beside(document: Document, rows: Sequence[Document]) -> str:
     at = f"Batch {stated(top['batch'])}, replicas {stated(top['replicas'])}, {top['device']}."
     if not others:
         return f"{times(top['ratio'])} {document['baseline']}. {at}" if top["ratio"] else at
-    found = [(_ratio(top, row), row, _same_device(document, top, row)) for row in others]
-    any_shown, all_here = any(_shown(f) for f, *_ in found), all(here for *_, here in found)
+    beside = [(_ratio(top, row), row, _same_device(document, top, row)) for row in others]
+    any_shown, all_here = any(_shown(f) for f, *_ in beside), all(here for *_, here in beside)
     parts = []
-    for f, row, here in found[:_BESIDE]:
+    for f, row, here in beside[:_BESIDE]:
         words = ["same device"] if here and not all_here else []
         words += [f.verdict] if any_shown and not _shown(f) else []
         parts.append(
@@ -108,7 +108,7 @@ def _beside(document: Document, rows: Sequence[Document]) -> str:
     left = len(others) - _BESIDE
     more = f" and {counted(left, 'other')}" if left > 0 else ""
     # of rows that were published without intervals, nothing is known either way
-    doubt = "" if any_shown else f"; {' or '.join(dict.fromkeys(f.verdict for f, *_ in found))}"
+    doubt = "" if any_shown else f"; {' or '.join(dict.fromkeys(f.verdict for f, *_ in beside))}"
     return f"{', '.join(parts)}{more}{', on the same device' if all_here else ''}{doubt}. {at}"
 
 
@@ -117,8 +117,8 @@ def _ratio(row: Document, other: Document) -> Difference:
     return ratio(a, b)
 
 
-def _shown(found: Difference) -> bool:
-    return found.verdict not in (NO_DIFFERENCE, NO_INTERVAL)
+def _shown(apart: Difference) -> bool:
+    return apart.verdict not in (NO_DIFFERENCE, NO_INTERVAL)
 
 
 def _same_device(document: Document, row: Document, other: Document) -> bool:

@@ -27,9 +27,9 @@ def show(document: Document, console: Console) -> None:
         for line in lines:
             _line(console, f"  {line}")
 
-    said = {subject: texts(facts) for subject, facts in document["sentences"].items()}
-    _line(console, " ".join(said["headline"]), style="bold")
-    for line in (" ".join(said["kinds"]), *texts(document["notes"])):
+    sentences = {subject: texts(facts) for subject, facts in document["sentences"].items()}
+    _line(console, " ".join(sentences["headline"]), style="bold")
+    for line in (" ".join(sentences["kinds"]), *texts(document["notes"])):
         _line(console, line)
     part("What differs", [f"{d['setting']}: {values(d['values'])}" for d in document["differing"]])
     part("The same computation?", [a["fact"]["text"] for a in document["agreement"]])
@@ -38,18 +38,18 @@ def show(document: Document, console: Console) -> None:
     for group in document["relative"]:
         console.print()
         console.print(relative(group))
-    for line in said["speed"] + said["published"]:
+    for line in sentences["speed"] + sentences["published"]:
         _line(console, f"  {line}")
-    part("Time to the target", said["target"])
-    part("Wall time", said["wall"])
+    part("Time to the target", sentences["target"])
+    part("Wall time", sentences["wall"])
     if any(row["costs"] and row["examples_per_second"] for row in document["rows"]):
-        part("Money", said["money"])
+        part("Money", sentences["money"])
         console.print(costs(document))
         for line in prices_used(document):
             _line(console, f"  {line}")
     else:
         part("Money", prices_used(document))
-    part("Result", said["metric"])
+    part("Result", sentences["metric"])
     part("Where the figures come from", sources(document))
 
 
@@ -149,12 +149,12 @@ def stated(value: Any) -> str:
     return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
-def values(found: Document) -> str:
+def values(by_label: Document) -> str:
     """`a: 128; b: 256`; of many rows by value: `128 (a, c); 256 (b)`."""
-    if len(found) <= _MANY:
-        return "; ".join(f"{label}: {stated(value)}" for label, value in found.items())
+    if len(by_label) <= _MANY:
+        return "; ".join(f"{label}: {stated(value)}" for label, value in by_label.items())
     by_value: dict[str, list[str]] = {}
-    for label, value in found.items():
+    for label, value in by_label.items():
         by_value.setdefault(stated(value), []).append(label)
     return "; ".join(f"{value} ({', '.join(labels)})" for value, labels in by_value.items())
 
@@ -182,11 +182,11 @@ def prices_used(document: Document, amounts: bool = False) -> list[str]:
 
 def sources(document: Document) -> list[str]:
     """Where the figures of each row come from, rows of one source together, and what to know of them."""
-    found: dict[tuple[str, str], list[Document]] = {}
+    by_source: dict[tuple[str, str], list[Document]] = {}
     for row in document["rows"]:
-        found.setdefault((row["kind"], row["source"]["text"]), []).append(row)
+        by_source.setdefault((row["kind"], row["source"]["text"]), []).append(row)
     lines = []
-    for (kind, source), rows in found.items():
+    for (kind, source), rows in by_source.items():
         own = [(row["label"], "; ".join(texts(row["notes"]))) for row in rows if row["notes"]]
         notes = [notes if len(rows) == 1 else f"{label}: {notes}" for label, notes in own]
         extra = f" ({'; '.join(notes)})" if notes else ""
@@ -194,11 +194,10 @@ def sources(document: Document) -> list[str]:
     return lines
 
 
-def _within(found: Document) -> str:
+def _within(figure: Document) -> str:
     """` (67-106)`; of two values ` (67 and 106)`."""
-    if two := pair(found):
-        return f" ({two})"
-    return f" ({'-'.join(interval(found).split(' to '))})" if interval(found) else ""
+    within = pair(figure) or interval(figure, between="-")
+    return f" ({within})" if within else ""
 
 
 def _count(value: Any) -> str:
