@@ -34,7 +34,7 @@ def report(
 
     jax.config.update("jax_platforms", "cpu")  # nothing here needs, or should hold, an accelerator
     from ..explain.report import page, text
-    from ..explain.report.document import report as tell
+    from ..explain.report.story import report as tell
 
     document = tell(run, recipe)
     if html is not None:

@@ -97,7 +97,10 @@ def _changes(rows: Any) -> str:
 
 FORMATS: dict[str, Callable[[Any], str]] = {
     "bytes": figures.byte_size,  # 1.81 GB
-    "seconds": figures.duration,  # 3.1 min
+    "seconds": figures.or_unknown(figures.duration),  # 3.1 min
+    "figure": figures.or_unknown(figures.figure),  # 0.9694, four digits
+    "share": figures.or_unknown(figures.share),  # 21 %
+    "whole": figures.or_unknown("{:,.0f}".format),  # 12,345
     "dollars": figures.dollars,  # $12.30
     "digits": figures.digits,  # 0.0123, 1,235
     "and": lambda words: figures.listed([str(word) for word in words]),  # a, b and c

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import socket
 import struct
 from collections.abc import Mapping
@@ -17,10 +18,9 @@ from ...engine.stored import read_result, read_rows
 from ...errors import RecipeError, RunError
 from ...recipe.duration import Clock
 from ...study.document import FILE
-from ...words.figures import listed
-from .words import command, plain
+from ...words.facts import Fact, fact
+from ...words.figures import one_line
 
-_NAMED = 6  # runs in a folder of them
 _MOST = 2**53  # examples or steps, beyond which a file is damaged
 _SHORT = 1 << 16  # bytes of an event file that hold its first two events
 
@@ -40,7 +40,7 @@ class RunFiles:
 
     *Fields:* `rows`, the log's, by step; `damaged`, numbers of unreadable lines of metrics.jsonl (the last
     line of a killed process is none); `result`, of result.json, `None` before the run is complete;
-    `problems`, one sentence each for a file that cannot be read; `checkpoints`, their steps; `starts`, the
+    `problems`, a fact each for a file that cannot be read; `checkpoints`, their steps; `starts`, the
     processes as the event files tell; `holder`, who trains in the folder now, `None` when nobody does.
     """
 
@@ -49,7 +49,7 @@ class RunFiles:
     rows: list[dict[str, Any]]
     damaged: list[int]
     result: Mapping[str, Any] | None
-    problems: list[str]
+    problems: list[Fact]
     checkpoints: list[int]
     starts: list[Start]
     holder: str | None
@@ -61,11 +61,10 @@ class RunFiles:
         try:
             recipe = stored_recipe(path)
         except RecursionError:
-            raise RunError(f"{path / 'recipe.json'} is damaged (nested too deep): put a copy back.") from None
+            raise RunError("recipe-json-too-deep", file=str(path / "recipe.json")) from None
         rows, damaged = read_rows(path)
         result, wrong = read_result(path)
-        told = "what follows is from the log's rows alone."
-        problems = [f"result.json cannot be read ({plain(wrong)}): {told}"] if wrong else []
+        problems = [fact("result-unreadable", reason=one_line(wrong))] if wrong else []
         checkpoints = path / "checkpoints"
         return cls(
             path=path,
@@ -112,17 +111,22 @@ class RunFiles:
         return found if sound and isinstance(found.get("data"), str | None) else None
 
 
+def command(*words: str) -> str:
+    """Words as one line for a shell, quoted where they must be."""
+    return shlex.join(one_line(word) for word in words)
+
+
 def _refuse_a_folder_of_runs(path: Path) -> None:
     """Raises `RunError` that names the runs in `path`, where it is none but holds some."""
     if (path / "recipe.json").exists():
         return
     runs = sorted(file.parent for name in ("recipe.json", FILE) for file in path.glob(f"*/{name}"))
     if runs:
-        names = [plain(run.name) for run in runs[:_NAMED]]
-        more = [f"{len(runs) - _NAMED:,} more"] if len(runs) > _NAMED else []
         raise RunError(
-            f"{path} is not a run folder, but holds {listed([*names, *more])}: "
-            f"type {command('chipwise', 'report', str(runs[0]))}."
+            "folder-of-runs",
+            folder=str(path),
+            runs=[run.name for run in runs],
+            command=command("chipwise", "report", str(runs[0])),
         )
 
 
@@ -179,7 +183,7 @@ def holder(lock: Path) -> str | None:
     Without Linux's list of locks the process named in the file is looked for, which is less sure.
     """
     try:
-        there, named = lock.stat(), plain(lock.read_text(errors="replace"))
+        there, named = lock.stat(), one_line(lock.read_text(errors="replace"))
     except OSError:
         return None
     named = named or "another process"

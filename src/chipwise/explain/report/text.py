@@ -1,133 +1,230 @@
-"""A report in the terminal: the page's story, compact."""
+"""A report in the terminal: the page's story, compact. Text of a run is never markup."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ...engine.stored import number
-from . import study
-from .pictures import bar, spark
-from .words import beside, figure, metric, seconds, share
+from ...words.figures import counted, figure, known, share, sparkline
+from ...words.figures import duration as seconds
+from ..charts import LOG_FROM, Part, spread_out, stack
+from .time import PARTS
 
 _CELLS = 40  # of the bar of time
+_SPARKS = 24  # of a curve
 
 
 def parts(document: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """What to print, in order. Text of the run is never markup."""
-    if document["kind"] == "study":
-        yield from study.text(document)
-        return
+    """What to print, in order."""
+    yield from _study(document) if document["kind"] == "study" else _run(document)
+
+
+def _run(document: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield _title(f"{document['name']}: the run")
-    yield " · ".join(document["about"])
+    yield " · ".join(_texts(document["about"]))
     yield document["run"]
-    for note in document["notes"]:
-        yield Text(f"note: {note}", style="yellow")
-    yield document["status"]["sentence"]
+    yield from _notes(document)
+    yield " ".join(_texts(document["status"]["said"]))
     yield ""
     yield table(_metrics(document) + _figures(document))
     yield _title("\nSettings")
     yield table([(name, value) for name, value in document["settings"]])
-    if document["schedule"].get("note"):
-        yield Text(document["schedule"]["note"], style="dim")
+    if "note" in document["schedule"]:
+        yield Text(document["schedule"]["note"]["text"], style="dim")
     yield ""
-    yield table([(f"to {c['what']}", c["command"]) for c in document["commands"]])
+    yield table([(told["text"], told["how"]) for told in document["commands"]])
     if document["curves"]:
         yield _title("\nCurves")
         yield _curves(document)
     yield _title("\nWhere the time went")
-    if document["seconds"] is not None:
-        yield _time(document["seconds"])
-    else:
-        yield "Nothing was timed."
+    yield _time(document["seconds"]) if document["seconds"] is not None else "Nothing was timed."
     if document["warm_up"] is not None:
-        yield document["warm_up"]["sentence"]
+        yield document["warm_up"]["text"]
     yield _title("\nWhat stood out, and what to try")
-    yield from advice(document)
-    yield _title("\nWhere the figures come from")
-    yield table([(what, f"{how}.") for what, how in document["sources"]], "dim")
+    yield from _advice(document)
+    yield from _sources(document)
 
 
-def advice(document: Mapping[str, Any]) -> Iterator[RenderableType]:
-    for a in document["advice"]:
-        yield Text(f"- {a['what']}", style="bold")
-        yield f"  {a['evidence']}"
-        for text in a["try"]:
-            yield Text(f"  try: {text}", style="green")
-    if not document["advice"]:
-        yield "Nothing stood out: no rule of this report found a figure past its threshold."
-    if document["unasked"]:
-        yield Text(f"The settings were not checked (chipwise check): {document['unasked']}.", style="dim")
-
-
-def table(rows: Sequence[tuple[str, str]], style: str = "") -> Table:
-    made = Table(show_header=False, box=None, pad_edge=False)
-    made.add_column(style="bold", no_wrap=True)
-    made.add_column(style=style, overflow="fold")
-    for name, value in rows:
-        made.add_row(Text(name), Text(value))
-    return made
+def _study(document: Mapping[str, Any]) -> Iterator[RenderableType]:
+    yield _title(f"{document['name']}: {study_title(document)}")
+    yield document["run"]
+    yield ""
+    yield _title(document["metric"] or "No run is done yet")
+    yield _points(document)
+    yield from _notes(document)
+    yield _title("\nThe runs")
+    for point in document["points"]:
+        for run in point["runs"]:
+            yield f"{run['state']:<11} {run['command']}"
+    yield from _sources(document)
 
 
 def _title(text: str) -> Text:
     return Text(text, style="bold underline" if text.startswith("\n") else "bold")
 
 
+def _texts(facts: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [told["text"] for told in facts]
+
+
+def _notes(document: Mapping[str, Any]) -> Iterator[RenderableType]:
+    for text in _texts(document["notes"]):
+        yield Text(f"note: {text}", style="yellow")
+
+
+def _sources(document: Mapping[str, Any]) -> Iterator[RenderableType]:
+    yield _title("\nWhere the figures come from")
+    yield table([(told["about"], told["text"]) for told in document["sources"]], "dim")
+
+
+def _advice(document: Mapping[str, Any]) -> Iterator[RenderableType]:
+    for finding in document["advice"]:
+        yield Text(f"- {finding['text']}", style="bold")
+        yield f"  {finding['evidence']}"
+        for text in _texts(finding["try"]):
+            yield Text(f"  try: {text}", style="green")
+    if not document["advice"]:
+        yield "Nothing stood out: no rule of this report found a figure past its threshold."
+    if document["unasked"]:
+        yield Text(document["unasked"]["text"], style="dim")
+
+
+def table(rows: Sequence[tuple[str, str]], style: str = "") -> Table:
+    """Names in bold, and their values."""
+    rich = Table(show_header=False, box=None, pad_edge=False)
+    rich.add_column(style="bold", no_wrap=True)
+    rich.add_column(style=style, overflow="fold")
+    for name, value in rows:
+        rich.add_row(Text(name), Text(value))
+    return rich
+
+
+def metric(value: float | None) -> str:
+    """A metric of a report, which is `None` where it is not finite: JSON has no NaN."""
+    return "NaN" if value is None else figure(value)
+
+
+def beside(batch: Any, replicas: Any) -> str:
+    """What stands beside every speed: `batch 512, 8 replicas`, global."""
+    of = counted(replicas, "replica") if type(replicas) is int else "replicas unknown"
+    return f"batch {batch if type(batch) is int else 'unknown'}, {of}"
+
+
 def _metrics(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    made, steps = [], document["metric_steps"]
+    rows, steps = [], document["metric_steps"]
     for name, value in document["metrics"].items():
         step = steps.get(name.partition("/")[0])
-        made.append((name, metric(value) + (f" at step {step:,}" if step is not None else "")))
-    return made
+        rows.append((name, metric(value) + (f" at step {step:,}" if step is not None else "")))
+    return rows
 
 
 def _figures(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    made = []
+    rows = []
     fast, time = document["speed"], document["seconds"]
     if fast is not None:
         text = f"{fast['examples_per_second']:,.0f} examples/s"
         if fast["quartiles"]:
             text += f" ({fast['quartiles'][0]:,.0f} to {fast['quartiles'][1]:,.0f})"
         text += f" at {beside(fast['batch'], fast['replicas'])}"
-        if number(fast["share_of_peak"]) is not None:
+        if known(fast["share_of_peak"]):
             text += f", {share(fast['share_of_peak'])} of peak"
-        made.append(("speed", text))
+        rows.append(("speed", text))
     if time is not None:
-        made.append(("time", f"{seconds(time['total'])}, {time['covers']}"))
+        rows.append(("time", f"{seconds(time['total'])}, {time['covers']['text']}"))
     if document["fingerprint"]:
-        made.append(("fingerprint", document["fingerprint"]))
-    return made
+        rows.append(("fingerprint", document["fingerprint"]))
+    return rows
 
 
 def _curves(document: Mapping[str, Any]) -> Table:
-    made = Table(box=None, pad_edge=False, header_style="bold")
-    made.add_column("metric", overflow="fold", max_width=40)
+    rich = Table(box=None, pad_edge=False, header_style="bold")
+    rich.add_column("metric", overflow="fold", max_width=40)
     for name in ("first", "lowest", "highest", "last"):
-        made.add_column(name, justify="right", no_wrap=True)
-    made.add_column("over the steps", no_wrap=True)
-    for name, points in document["curves"].items():
-        values = [p[3] for p in points]
-        shown = [figure(v) for v in (values[0], min(values), max(values), values[-1])]
-        made.add_row(Text(name), *shown, spark(values))
-    speeds = [i["speed"] for i in document["intervals"]]
-    if speeds:
-        shown = [f"{v:,.0f}" for v in (speeds[0], min(speeds), max(speeds), speeds[-1])]
-        made.add_row("examples/s", *shown, spark(speeds))
+        rich.add_column(name, justify="right", no_wrap=True)
+    rich.add_column("over the steps", no_wrap=True)
+    rows: list[tuple[str, Callable[[float], str], list[float]]] = [
+        (name, figure, [p[3] for p in points]) for name, points in document["curves"].items()
+    ]
+    rows.append(("examples/s", "{:,.0f}".format, [i["speed"] for i in document["intervals"]]))
     waits = [i["waited"] for i in document["intervals"] if i["waited"] is not None]
-    if any(waits):
-        shown = [share(v) for v in (waits[0], min(waits), max(waits), waits[-1])]
-        made.add_row("waiting for data", *shown, spark(waits))
-    return made
+    rows.append(("waiting for data", share, waits if any(waits) else []))
+    for name, form, values in rows:
+        if values:
+            shown = (form(v) for v in (values[0], min(values), max(values), values[-1]))
+            rich.add_row(Text(name), *shown, spark(values))
+    return rich
+
+
+def spark(values: Sequence[float]) -> str:
+    """A curve as one line of text, lowest to highest: `█▆▄▂▁`; on logarithms where the values span much."""
+    if spread_out(values, LOG_FROM):
+        values = [math.log(v) for v in values]
+    size = max(len(values) / _SPARKS, 1.0)
+    ends = [(int(k * size), int((k + 1) * size)) for k in range(int(len(values) / size))]
+    cells = [values[begin : max(end, begin + 1)] for begin, end in ends]
+    return sparkline([sum(cell) / len(cell) for cell in cells if cell])
 
 
 def _time(time: Mapping[str, Any]) -> Table:
-    made = Table(show_header=False, box=None, pad_edge=False)
+    rich = Table(show_header=False, box=None, pad_edge=False)
     for justify in ("left", "right", "right", "left"):
-        made.add_column(justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    for part in bar(time):
-        made.add_row(part.words, seconds(part.seconds), share(part.share), "█" * round(_CELLS * part.share))
-    return made
+        rich.add_column(justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for part in time_bar(time):
+        cells = "█" * round(_CELLS * part.share)
+        rich.add_row(part.words, seconds(part.value), share(part.share), cells)
+    return rich
+
+
+def time_bar(time: Mapping[str, Any]) -> list[Part]:
+    """The parts of a report's `seconds`, one after another."""
+    return stack((name, words, time["parts"].get(name)) for name, words in PARTS.items())
+
+
+# ---- studies
+
+
+def _points(document: Mapping[str, Any]) -> Table:
+    rich = Table(box=None, pad_edge=False, header_style="bold")
+    rich.add_column("setting", overflow="fold")
+    for name in ("mean", "95 % interval"):
+        rich.add_column(name, justify="right", no_wrap=True)
+    for name in ("each seed", "speed", "against the first"):
+        rich.add_column(name, overflow="fold")
+    for point in document["points"]:
+        spread, difference = point["spread"] or {}, point["difference"]
+        interval = "-"
+        if known(spread.get("low")):
+            interval = f"{figure(spread['low'])} to {figure(spread['high'])}"
+        cells = [
+            point["name"],
+            figure(spread["mean"]) if spread else "-",
+            interval,
+            ", ".join(f"{seed}: {figure(value)}" for seed, value in point["values"].items()),
+            _speed(point) if point["examples_per_second"] else "-",
+            " ".join(against(difference)) if difference is not None else "",
+        ]
+        rich.add_row(*(Text(cell) for cell in cells))
+    return rich
+
+
+def _speed(point: Mapping[str, Any]) -> str:
+    return f"{point['examples_per_second']:,.0f} examples/s at {beside(point['batch'], point['replicas'])}"
+
+
+def study_title(document: Mapping[str, Any]) -> str:
+    """`2 settings, 3 seeds each`."""
+    many = {len(point["runs"]) for point in document["points"]} or {0}
+    seeds = counted(max(many), "seed") if len(many) == 1 else f"{min(many)} to {max(many)} seeds"
+    return f"{counted(len(document['points']), 'setting')}, {seeds}{' each' * (len(document['points']) > 1)}"
+
+
+def against(difference: Mapping[str, Any]) -> tuple[str, str]:
+    """`+0.003 (-0.001 to +0.007)` and `no difference shown`."""
+    value, low, high = (difference[name] for name in ("value", "low", "high"))
+    interval = f" ({low:+.2g} to {high:+.2g})" if low is not None else ""
+    return f"{value:+.2g}{interval}", difference["verdict"]

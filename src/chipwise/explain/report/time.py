@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ...engine.stored import number
+from ...words.facts import Fact, fact
 from .folder import RunFiles
-from .words import seconds
 
 PARTS = {
     "start": "starting",
@@ -40,12 +40,43 @@ class Interval:
     warmup: bool
 
 
-def intervals(files: RunFiles) -> list[Interval]:
+@dataclass(frozen=True)
+class Speed:
+    """Median and quartiles in examples/s (global), `of` result.json or the rows; `batch` is global."""
+
+    examples_per_second: float
+    quartiles: list[float] | None
+    intervals: int | None
+    share_of_peak: float | None
+    of: str
+    batch: Any
+    replicas: Any
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Seconds by part, which add up to `total`, and what they `cover`, `of` result.json or the rows.
+
+    `processes` is how many trained the run, `all_seconds` the wall time of all of them where rows have it.
+    """
+
+    parts: dict[str, float]
+    total: float
+    covers: Fact
+    of: str
+    processes: int
+    all_seconds: float | None
+
+    def json(self) -> dict[str, Any]:
+        return {**vars(self), "covers": self.covers.json()}
+
+
+def intervals(run: RunFiles) -> list[Interval]:
     """One for each row that has a speed."""
-    begins = sorted({0, *(start.step for start in files.starts)})
-    made: list[Interval] = []
+    begins = sorted({0, *(start.step for start in run.starts)})
+    found: list[Interval] = []
     logged, began = 0, -1
-    for row in files.rows:
+    for row in run.rows:
         rate, examples = number(row.get("steps_per_second")), number(row.get("examples_per_second"))
         if rate is None or rate <= 0 or examples is None or row["step"] <= logged:
             continue
@@ -54,78 +85,57 @@ def intervals(files: RunFiles) -> list[Interval]:
         fresh, began = begin != began, begin
         logged = max(logged, begin)
         waited = number(row.get("wait_data_share"))
-        made.append(Interval(logged + 1, step, (step - logged) / rate, examples, waited, fresh))
+        found.append(Interval(logged + 1, step, (step - logged) / rate, examples, waited, fresh))
         logged = step
-    return made
+    return found
 
 
-def speed(files: RunFiles, found: Sequence[Interval]) -> dict[str, Any] | None:
-    """Median and quartiles in examples/s (global), of result.json or else of the rows, warm-up left out
-    where there is more. `None` when nothing was timed."""
-    batch, replicas = files.recipe.get("batch"), files.recipe.get("replicas")
-    beside = {"batch": batch, "replicas": replicas}
-    stored = (files.result or {}).get("speed")
-    if isinstance(stored, dict) and (number(stored.get("examples_per_second")) or 0.0) > 0:
+def speed(run: RunFiles, found: Sequence[Interval]) -> Speed | None:
+    """Of result.json or else of the rows, warm-up left out where there is more. `None` when nothing was
+    timed."""
+    beside = {"batch": run.recipe.get("batch"), "replicas": run.recipe.get("replicas")}
+    stored = (run.result or {}).get("speed")
+    if isinstance(stored, dict) and (median := number(stored.get("examples_per_second")) or 0.0) > 0:
         quartiles = stored.get("examples_per_second_quartiles")
-        sound = isinstance(quartiles, list) and [number(q) for q in quartiles]
-        return {
-            "examples_per_second": stored["examples_per_second"],
-            "quartiles": sound if sound and len(sound) == 2 and None not in sound else None,
-            "intervals": stored.get("intervals"),
-            "share_of_peak": number(stored.get("share_of_peak")),
-            "of": "result.json",
-            **beside,
-        }
+        sound = isinstance(quartiles, list) and len(quartiles) == 2 and None not in map(number, quartiles)
+        many, share = number(stored.get("intervals")), number(stored.get("share_of_peak"))
+        known = None if many is None else int(many)
+        return Speed(median, quartiles if sound else None, known, share, "result.json", **beside)
     steady = [i.speed for i in found if not i.warmup] or [i.speed for i in found]
     if not steady:
         return None
     low, median, high = (float(q) for q in np.percentile(steady, [25, 50, 75]))
-    return {
-        "examples_per_second": median,
-        "quartiles": [low, high],
-        "intervals": len(steady),
-        "share_of_peak": None,
-        "of": "metrics.jsonl",
-        **beside,
-    }
+    return Speed(median, [low, high], len(steady), None, "metrics.jsonl", **beside)
 
 
-def spent(files: RunFiles, found: Sequence[Interval]) -> dict[str, Any] | None:
-    """Seconds by part, which add up to `total`, and `covers`: what of. `None` when nothing was timed.
-
-    `processes` is how many trained the run, `all_seconds` the wall time of all of them where rows have it.
-    """
-    stored = (files.result or {}).get("seconds")
-    told = [number(row.get("seconds")) for row in files.rows]
-    wall = [t for t in told if t is not None]
-    everything = max(wall) if wall and len(wall) == len(told) else None
-    processes = max(len(files.starts), 1)
+def spent(run: RunFiles, found: Sequence[Interval]) -> Spent | None:
+    """Of result.json or else of the rows. `None` when nothing was timed."""
+    stored = (run.result or {}).get("seconds")
+    clocks = [number(row.get("seconds")) for row in run.rows]
+    wall = [t for t in clocks if t is not None]
+    everything = max(wall) if wall and len(wall) == len(clocks) else None
+    train, wait = sum(i.seconds for i in found), sum(i.seconds * (i.waited or 0.0) for i in found)
+    parts, of = {"train": train - wait, "wait_data": wait}, "metrics.jsonl"
     if isinstance(stored, dict) and number(stored.get("total")):
         parts, total = _complete(stored)
-        last = files.resumes[-1].step if files.resumes else 0
-        # a process that was stopped before its first row is in no list of them, and in the rows' clock
-        resumed = last > 0 or (everything is not None and everything > 1.5 * total)
-        who = f"the process that finished it (from step {last + 1:,})" if last else "the last process"
-        covers = f"the wall time of {who if resumed else 'the run'}, from the start of fit to its result"
+        of = "result.json"
+        last = run.resumes[-1].step if run.resumes else 0
+        if last:
+            covers = fact("covers-finishing-process", step=last + 1)
+        elif everything is not None and everything > 1.5 * total:
+            # a process that was stopped before its first row is in no list of them, and in the rows' clock
+            covers = fact("covers-last-process")
+        else:
+            covers = fact("covers-run")
     elif everything is not None:
-        total = everything
-        train, wait = _by_rows(found)
-        parts = {"train": train - wait, "wait_data": wait, "rest": max(total - train, 0.0)}
-        covers = "the wall time from the start of fit to the last row, of all its processes"
+        total, covers = everything, fact("covers-rows")
+        parts["rest"] = max(total - train, 0.0)
     elif found:
-        train, wait = _by_rows(found)
-        total, parts = train, {"train": train - wait, "wait_data": wait}
-        covers = "training alone: these rows have no wall clock, and the run no result"
+        total, covers = train, fact("covers-training")
     else:
         return None
-    return {
-        "parts": {name: round(value, 4) for name, value in parts.items() if value > 0},
-        "total": round(total, 4),
-        "covers": covers,
-        "of": "result.json" if isinstance(stored, dict) and number(stored.get("total")) else "metrics.jsonl",
-        "processes": processes,
-        "all_seconds": everything,
-    }
+    parts = {name: round(value, 4) for name, value in parts.items() if value > 0}
+    return Spent(parts, round(total, 4), covers, of, max(len(run.starts), 1), everything)
 
 
 def _complete(stored: Mapping[str, Any]) -> tuple[dict[str, float], float]:
@@ -138,40 +148,29 @@ def _complete(stored: Mapping[str, Any]) -> tuple[dict[str, float], float]:
     return parts, max(total, sections)
 
 
-def _by_rows(found: Sequence[Interval]) -> tuple[float, float]:
-    return sum(i.seconds for i in found), sum(i.seconds * (i.waited or 0.0) for i in found)
-
-
-def warm_up(found: Sequence[Interval]) -> dict[str, Any] | None:
+def warm_up(found: Sequence[Interval]) -> Fact | None:
     """The run's first interval beside the others; `None` when it is the only one."""
     steady = [i.speed for i in found if not i.warmup]
     if not found or not steady:
         return None
-    first, median = found[0], statistics.median(steady)
-    return {
-        "first": first.first,
-        "last": first.last,
-        "seconds": first.seconds,
-        "examples_per_second": first.speed,
-        "sentence": f"The first interval (steps {first.first:,} to {first.last:,}, {seconds(first.seconds)}) "
-        f"ran at {first.speed:,.0f} examples/s and the median of the others at {median:,.0f}; it is warm-up, "
-        f"and no speed here counts it.",
-    }
+    first = found[0]
+    return fact(
+        "warm-up", first=first.first, last=first.last, seconds=first.seconds,
+        examples_per_second=first.speed, median=statistics.median(steady),
+    )  # fmt: skip
 
 
-def clocks(files: RunFiles, found: Sequence[Interval]) -> tuple[list[float | None], str]:
+def clocks(run: RunFiles, found: Sequence[Interval]) -> tuple[list[float | None], Fact]:
     """For each row the seconds at which it was written, and what these are: wall time where every row has it,
     else training alone, worked out from the speeds."""
-    told = [number(row.get("seconds")) for row in files.rows]
-    if told and all(t is not None for t in told):
-        return told, "wall time, start and compilation included"
-    at, total = [0], 0.0
-    sums = [0.0]
+    wall = [number(row.get("seconds")) for row in run.rows]
+    if wall and all(t is not None for t in wall):
+        return wall, fact("clock-wall")
+    at, sums = [0], [0.0]
     for i in found:
-        total += i.seconds
         at.append(i.last)
-        sums.append(total)
+        sums.append(sums[-1] + i.seconds)
     if len(at) == 1:
-        return [None] * len(files.rows), "not known"
-    worked = np.interp([row["step"] for row in files.rows], at, sums)
-    return [float(t) for t in worked], "training alone: these rows have no wall clock"
+        return [None] * len(run.rows), fact("clock-unknown")
+    worked = np.interp([row["step"] for row in run.rows], at, sums)
+    return [float(t) for t in worked], fact("clock-training")

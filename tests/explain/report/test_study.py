@@ -9,7 +9,7 @@ import pytest
 import chipwise as cw
 import run_folders as runs
 from chipwise.explain.report import page
-from chipwise.explain.report.document import report
+from chipwise.explain.report.story import report
 from pages import browse, framed, needs_browser
 
 
@@ -61,7 +61,7 @@ def test_its_page(study):
                   "250 examples/s", "batch 50, 5 replicas", "Spread over seeds", "one run each",
                   "<code>lr=0.4/seed-2</code>", 'data-label="95 % interval"'):  # fmt: skip
         assert words in made, words
-    assert made.count('class="line seed0"') >= 3 * 2  # three seeds in both sizes
+    assert made.count('class="line s0 dash0') >= 3 * 2  # three seeds in both sizes
 
 
 MEASURE = """

@@ -1,0 +1,357 @@
+"""What stood out in a run, and what to try: rules, each with the figures that it rests on.
+
+A rule speaks when its figure passes a threshold, which stands here; where no rule speaks nothing stood out.
+A sign is no proof, and what a rule advises is a command or a setting to try, not a promise. An accuracy
+counts as lower only where chance over the held-out examples does not explain it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...data.stages import NAMES
+from ...data.watch import FED
+from ...engine.stored import number
+from ...errors import RecipeError
+from ...recipe.duration import Duration
+from ...words.facts import Fact, fact, say, texts
+from ...words.figures import one_line
+from .folder import RunFiles
+from .time import Interval, Speed, Spent
+
+WORSE = 1.1  # evaluation loss at the end over its lowest
+GAP = 0.05  # accuracy on training examples less that on held-out ones
+FALLING = 0.9  # training loss of the last fifth over that of the fifth before
+IDLE = 0.10  # share of a run without any rate
+SHORT = 60.0  # seconds of a run below which shares of its wall time say little
+LARGE = 0.10  # share of the wall time from which work beside training is worth a change
+SMALL = 0.05  # and the share to bring it to
+UNEVEN = 0.25  # distance of the quartiles of the speed, over its median
+SLOW = 0.5  # of the median speed: below it an interval is slow
+ENOUGH = 6  # intervals, from which a spread can be told
+NOTABLE = 0.01  # share of the training time that slow intervals must have cost
+LOW_PEAK = 0.2  # share of the chip's peak
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that stood out: a fact with its numbers, what there is to say `also`, and what to try.
+    `about` is "time", "learning" or "settings"."""
+
+    about: str
+    fact: Fact
+    also: Sequence[Fact] = ()
+    tries: Sequence[Fact] = ()
+
+    def json(self) -> dict[str, Any]:
+        """The fact, its `evidence` as text, `also` as facts, and `try`, facts too."""
+        evidence = [say(self.fact, "evidence")] if "evidence" in texts(self.fact.code) else []
+        return {
+            "about": self.about,
+            **self.fact.json(),
+            "evidence": " ".join([*evidence, *map(str, self.also)]),
+            "also": [told.json() for told in self.also],
+            "try": [told.json() for told in self.tries],
+        }
+
+
+def typed_text(command: str) -> Fact:
+    """What one types: a command, or a part of one."""
+    return fact("try-command", command=command)
+
+
+# ---- what was learned
+
+
+def learned(
+    run: RunFiles, finished: bool, rate: Mapping[str, Any], lower: str | None, recipe: str
+) -> list[Finding]:
+    """About what was learned. *Arguments:* `rate`: as `settings.curve` gives it; `lower`: a lower rate to
+    try, such as `lr=0.1`, if one is known; `recipe`: as one types it."""
+    calmer = (
+        fact("try-lower-rate") if lower is None else typed_text(f"--set {lower}"),
+        typed_text("--set clip=1.0"),
+        typed_text(f"chipwise find-lr {recipe}"),
+    )
+    if (diverged := divergence(run)) is not None:
+        step, told = diverged
+        good = [saved for saved in run.checkpoints if saved < step]
+        before = fact("checkpoint-before", step=good[-1]) if good else fact("checkpoint-none-before")
+        return [Finding("learning", fact("run-diverged"), (told, before), calmer)]
+    found = _unlearned(run, calmer, recipe)
+    if not found and finished:
+        found = [*_earlier_best(run), *_gap(run), *_still_falling(run)]
+    return found + _idle(rate)
+
+
+def divergence(run: RunFiles) -> tuple[int, Fact] | None:
+    """The step of the row that says that the run diverged, and how it did; without one that of the first row
+    with a loss that is not finite; `None` where there is none."""
+    for row in run.rows:
+        told = row.get("diverged")
+        if isinstance(told, dict) and {"first", "last", "value"} <= set(told):
+            parameter = told.get("code") == "parameter-not-finite"
+            value, first, last = one_line(told["value"]), told["first"], told["last"]
+            if parameter:
+                return row["step"], fact("diverged-parameter", first=first, last=last)
+            return row["step"], fact("diverged-loss", value=value, first=first, last=last)
+        if told is not None:  # as older versions wrote it
+            return row["step"], fact("diverged-as-told", words=one_line(told).rstrip("."))
+    for row in run.rows:
+        losses = [row[name] for name in ("train/loss", "eval/loss") if name in row]
+        if any(x is None or (isinstance(x, float) and not math.isfinite(x)) for x in losses):
+            first = max((r["step"] for r in run.rows if r["step"] < row["step"]), default=0) + 1
+            return row["step"], fact("diverged-some-loss", first=first, last=row["step"])
+    return None
+
+
+def _series(run: RunFiles, name: str) -> list[tuple[int, float]]:
+    return [(row["step"], value) for row in run.rows if (value := number(row.get(name))) is not None]
+
+
+def _unlearned(run: RunFiles, calmer: tuple[Fact, ...], recipe: str) -> list[Finding]:
+    losses = _series(run, "train/loss")
+    if len(losses) < 3:
+        return []
+    (first, start), (last, end) = losses[0], losses[-1]
+    lowest = start
+    for step, value in losses[1:]:
+        if value > 3 * abs(lowest) and value > start:
+            return [
+                Finding("learning", fact("loss-jumped", lowest=lowest, value=value, step=step), (), calmer)
+            ]
+        lowest = min(lowest, value)
+    if end >= 0.98 * start > 0:
+        tries = typed_text(f"chipwise find-lr {recipe}"), typed_text(f"chipwise check {recipe}")
+        flat = fact("loss-did-not-fall", start=start, first=first, end=end, last=last)
+        return [Finding("learning", flat, (), tries)]
+    return []
+
+
+def _held_out(run: RunFiles) -> int | None:
+    task = run.recipe.get("task")
+    data = task.get("eval") if isinstance(task, dict) else None
+    examples = data.get("examples") if isinstance(data, dict) else None
+    return examples if isinstance(examples, int) and examples > 0 else None
+
+
+def _chance(value: float, examples: int | None) -> float:
+    """The standard error of an accuracy over so many examples."""
+    return math.sqrt(max(value * (1 - value), 0.0) / examples) if examples and 0 <= value <= 1 else math.inf
+
+
+def _earlier_best(run: RunFiles) -> list[Finding]:
+    found = []
+    losses = _series(run, "eval/loss")
+    if len(losses) >= 5:
+        (best_at, best), (last_at, last) = min(losses, key=lambda pair: pair[1]), losses[-1]
+        if sum(step > best_at for step, _ in losses) >= 3 and last > WORSE * best > 0:
+            lower = fact("loss-lowest-before-the-end", best=best, step=best_at, end=last, last=last_at)
+            tries = fact("try-decay-or-augmentation"), typed_text(f"--set duration={_until(run, best_at)}")
+            found.append(Finding("learning", lower, (), tries))
+    accuracies = _series(run, "eval/accuracy")
+    if len(accuracies) >= 5:
+        (best_at, best), (last_at, last) = max(accuracies, key=lambda pair: pair[1]), accuracies[-1]
+        error = _chance(best, _held_out(run))
+        if best - last > 2 * error * math.sqrt(2):
+            higher = fact(
+                "accuracy-highest-before-the-end", best=best, step=best_at, end=last, last=last_at,
+                examples=_held_out(run), error_points=100 * error,
+            )  # fmt: skip
+            found.append(
+                Finding("learning", higher, (), (typed_text(f"--set duration={_until(run, best_at)}"),))
+            )
+    return found
+
+
+def _until(run: RunFiles, step: int) -> str:
+    epoch = next((number(row.get("epoch")) for row in run.rows if row["step"] == step), None)
+    return f"{epoch:.3g}ep" if epoch else f"{step}st"
+
+
+def _gap(run: RunFiles) -> list[Finding]:
+    train, held_out = _series(run, "train/accuracy"), _series(run, "eval/accuracy")
+    if not train or not held_out:
+        return []
+    a, b = train[-1][1], held_out[-1][1]
+    if a - b < GAP or a - b < 2 * _chance(b, _held_out(run)):
+        return []
+    tries = fact("try-decay-or-augmentation"), fact("try-more-examples")
+    return [Finding("learning", fact("accuracy-gap", train=a, eval=b), (), tries)]
+
+
+def _still_falling(run: RunFiles) -> list[Finding]:
+    losses, held_out = _series(run, "train/loss"), _series(run, "eval/loss")
+    fifth = len(losses) // 5
+    if fifth < 2 or (held_out and held_out[-1][1] > min(value for _, value in held_out)):
+        return []
+    before = statistics.fmean(value for _, value in losses[-2 * fifth : -fifth])
+    last = statistics.fmean(value for _, value in losses[-fifth:])
+    if not 0 < last < FALLING * before:
+        return []
+    falling = fact("loss-still-falling", last=last, before=before, rows=fifth)
+    also = (fact("eval-loss-lowest-at-the-end"),) if held_out else ()
+    tries = []
+    with contextlib.suppress(RecipeError):
+        duration = Duration.parse(run.recipe.get("duration"))  # type: ignore[arg-type]
+        longer = f"{2 * float(duration.value):g}{duration.unit}"
+        tries.append(typed_text(f"--set duration={longer} --run another-folder"))
+    return [Finding("learning", falling, also, tries)]
+
+
+def _idle(rate: Mapping[str, Any]) -> list[Finding]:
+    values, steps = rate.get("values"), rate.get("steps")
+    if not values or not steps or len(values) < 20 or max(values) <= 0:
+        return []
+    last = max(k for k, value in enumerate(values) if value > 1e-5 * max(values))
+    idle = 1 - (steps[last] + 1) / (steps[-1] + 1)
+    if idle < IDLE:
+        return []
+    told = fact("schedule-ends-early", name=rate["name"], step=steps[last] + 1, share=idle)
+    return [Finding("settings", told, (), (fact("try-lengths-in-percent"),))]
+
+
+# ---- what was slow
+
+
+def slow(
+    run: RunFiles, found: Sequence[Interval], spent: Spent | None, speed: Speed | None, recipe: str
+) -> list[Finding]:
+    """About time, the largest cost first. *Arguments:* `recipe`: as it is typed after a command."""
+    return [
+        *_input(run, found, recipe),
+        *_sections(run, spent),
+        *_spread(speed, recipe),
+        *_intervals(found),
+        *_peak(run, speed, recipe),
+    ]
+
+
+def _input(run: RunFiles, found: Sequence[Interval], recipe: str) -> list[Finding]:
+    tries = [typed_text(f"chipwise bench-feed {recipe}")]
+    result = run.result or {}
+    feed, sections = (result.get(name) if isinstance(result.get(name), dict) else {} for name in ("feed", "seconds"))
+    if (share := number(feed.get("waited_share"))) is not None:
+        if share < FED:
+            return []
+        told = fact(
+            "waited-for-data", waited=number(feed.get("waited_seconds")), seconds=number(sections.get("train")),
+            share=share,
+        )  # fmt: skip
+        also = [fact("feed-verdict", verdict=one_line(v)) for v in [feed.get("verdict")] if isinstance(v, str)]
+        advice = feed.get("advice")
+        if isinstance(advice, dict) and isinstance(advice.get("text"), str):
+            tries.insert(0, fact("try-as-told", words=one_line(advice["text"])))
+        return [Finding("time", told, also, tries)]
+    train = sum(i.seconds for i in found)
+    waited = sum(i.seconds * (i.waited or 0.0) for i in found)
+    if not train or waited / train < FED:
+        return []
+    busy: dict[str, float] = {}
+    for row in run.rows:
+        for stage in NAMES:
+            busy[stage] = busy.get(stage, 0.0) + (number(row.get(f"feed/{stage}_cores")) or 0.0)
+    also = (fact("busiest-stage", stage=max(busy, key=lambda s: busy[s])),) if any(busy.values()) else ()
+    told = fact("waited-for-data", waited=waited, seconds=train, share=waited / train)
+    return [Finding("time", told, also, tries)]
+
+
+def _sections(run: RunFiles, spent: Spent | None) -> list[Finding]:
+    """Work beside training that took a large share of the wall time. Only result.json tells it apart."""
+    if spent is None or spent.of != "result.json":
+        return []
+    total, parts = spent.total, spent.parts
+    first = parts.get("start", 0.0) + parts.get("compile", 0.0)
+    if total < SHORT:
+        short = fact("run-short", seconds=first, total=total, share=first / total if total else 0.0)
+        return [] if first < total / 2 else [Finding("time", short, (), (fact("try-speeds"),))]
+    feed = (run.result or {}).get("feed")
+    resident = isinstance(feed, dict) and feed.get("data") == "on the device"
+    evaluations = [row for row in run.rows if any(name.startswith("eval/") for name in row)]
+
+    findings = {
+        # All of the data is read before the first step where it is to live on the device
+        "start": ("starting-large", {}, [typed_text("--feed host")] if resident else []),
+        "compile": ("compiling-large", {}, [typed_text("export JAX_COMPILATION_CACHE_DIR=~/.cache/jax")]),
+        "evaluate": (
+            "evaluating-large",
+            {"times": len(evaluations)},
+            [typed_text(_rarer(evaluations, parts.get("evaluate", 0.0) / total))],
+        ),
+        "checkpoint": (
+            "saving-large",
+            {},
+            [typed_text("--checkpoint-every 25%"), fact("try-faster-disk")],
+        ),
+    }
+    return [
+        Finding(
+            "time", Fact(code, {"seconds": part, "total": total, "share": part / total, **more}), (), tries
+        )
+        for name, (code, more, tries) in findings.items()
+        if (part := parts.get(name, 0.0)) / total >= LARGE
+    ]
+
+
+def _rarer(evaluations: Sequence[Mapping[str, Any]], share: float) -> str:
+    epochs = [e for row in evaluations if (e := number(row.get("epoch"))) is not None]
+    every = statistics.median(b - a for a, b in itertools.pairwise(epochs)) if len(epochs) > 1 else 0.0
+    if every <= 0:
+        return "--eval-every end"
+    return f"--eval-every {max(every * math.ceil(share / SMALL), 0.001):.3g}ep"
+
+
+def _spread(speed: Speed | None, recipe: str) -> list[Finding]:
+    if speed is None or not speed.quartiles or (speed.intervals or 0) < ENOUGH:
+        return []
+    (low, high), median = speed.quartiles, speed.examples_per_second
+    if (high - low) / median < UNEVEN:
+        return []
+    uneven = fact(
+        "speed-varied", intervals=speed.intervals, low=low, high=high, median=median,
+        share=(high - low) / median,
+    )  # fmt: skip
+    return [Finding("time", uneven, (), (fact("try-other-work"), typed_text(f"chipwise bench {recipe}")))]
+
+
+def _intervals(found: Sequence[Interval]) -> list[Finding]:
+    steady = [i for i in found if not i.warmup]
+    if len(steady) < ENOUGH:
+        return []
+    median = statistics.median(i.speed for i in steady)
+    slow = [i for i in steady if i.speed < SLOW * median]
+    lost = sum(i.seconds * (1 - i.speed / median) for i in slow)
+    total = sum(i.seconds for i in found)
+    if not slow or lost < NOTABLE * total:
+        return []
+    worst = sorted(sorted(slow, key=lambda i: i.speed)[:5], key=lambda i: i.first)
+    steps = [f"{i.first:,}-{i.last:,} ({i.speed:,.0f})" for i in worst]
+    told = fact(
+        "intervals-slow", count=len(slow), median=median, lost=lost, total=total, steps=steps,
+        worst=[[i.first, i.last, i.speed] for i in worst],
+    )  # fmt: skip
+    waited = sum(i.seconds * (i.waited or 0.0) for i in slow)
+    if waited >= lost / 2:
+        cause = fact("slow-by-waiting", waited=waited)
+    elif any(i.waited is not None for i in slow):
+        cause = fact("slow-without-waiting")
+    else:
+        cause = fact("slow-waiting-unknown")
+    return [Finding("time", told, (cause,), (fact("try-what-else-ran"),))]
+
+
+def _peak(run: RunFiles, speed: Speed | None, recipe: str) -> list[Finding]:
+    if speed is None or not speed.share_of_peak or speed.share_of_peak >= LOW_PEAK:
+        return []
+    precision = run.recipe.get("precision")
+    commands = [f"chipwise find-batch {recipe}", f"chipwise bench {recipe} --profile"]
+    if precision == "f32":
+        commands.insert(0, "--set precision=bf16")
+    told = fact("chip-little-used", share=speed.share_of_peak, precision=one_line(precision))
+    return [Finding("time", told, (), tuple(map(typed_text, commands)))]

@@ -1,0 +1,163 @@
+"""A recipe as a run stores it: its settings with their arithmetic, its rate over the steps, how it is typed.
+
+Stored text is data: nothing of it is executed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ...engine.stored import number
+from ...errors import ChipwiseError
+from ...recipe.duration import Clock
+from ...recipe.recipe import Recipe
+from ...recipe.schedule import Schedule
+from ...recipe.schedules import as_typed, from_json
+from ...words.facts import Fact, fact
+from ...words.figures import figure, one_line
+from .folder import RunFiles, command
+
+_RATES = ("lr", "learning_rate")
+_POINTS = 240  # of a curve: enough for any screen
+
+
+def settings(stored: Mapping[str, Any], clock: Clock | None) -> list[list[str]]:
+    """The recipe as run, with the arithmetic done: (setting, value)."""
+    task, optimizer = _object(stored, "task"), dict(_object(stored, "optimizer"))
+    rows = [["recipe", one_line(stored.get("name"))]]
+    for part, words in (("train", "training examples"), ("eval", "evaluation examples")):
+        data = task.get(part)
+        if isinstance(data, dict):
+            columns = ", ".join(f"{k} {v}" for k, v in data.items() if k != "examples")
+            many = data.get("examples")
+            shown = f"{many:,}" if isinstance(many, int) else many
+            rows.append([words, one_line(f"{shown} ({columns})")])
+        else:
+            rows.append([words, "none"])
+    rows += [[part, one_line(task[part])] for part in ("augment", "mix") if task.get(part)]
+    batch, replicas = stored.get("batch"), stored.get("replicas")
+    if isinstance(batch, int) and isinstance(replicas, int) and replicas > 0:
+        rows.append(
+            ["batch", f"{batch:,} = {replicas} replica{'s' * (replicas != 1)} × {batch / replicas:g}"]
+        )
+    duration = one_line(stored.get("duration"))
+    if clock is not None:
+        duration += f" = {clock.total:,} steps ({clock.examples / clock.batch:.4g} an epoch)"
+    rows.append(["duration", duration])
+    rows.append(["optimizer", one_line(optimizer.pop("optimizer", "unknown"))])
+    described = {key: as_typed(value) for key, value in optimizer.items() if value is not None}
+    rows += [[f"  {one_line(key)}", one_line(value)] for key, value in described.items()]
+    forgets = _forgetting(optimizer, clock)
+    if forgets is not None:
+        rows.append(["  peak rate × decay × steps an epoch", forgets])
+    rows += [[k, one_line(stored[k])] for k in ("precision", "seed", "ema") if stored.get(k) is not None]
+    return rows
+
+
+def rebuilt(value: Any) -> Schedule | None:
+    """The schedule that `value`, a number or what `Schedule.json` gave, describes; `None` for anything else:
+    a function of the step, of which a run stores the name alone, or text, as older versions wrote it."""
+    try:
+        return from_json(value)
+    except (ChipwiseError, ValueError, TypeError, RecursionError):
+        return None
+
+
+def _object(stored: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = stored.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _forgetting(optimizer: Mapping[str, Any], clock: Clock | None) -> str | None:
+    """The product that sets how fast weights forget (see docs/transfer.md)."""
+    rate = rebuilt(next((optimizer[n] for n in _RATES if n in optimizer), None))
+    decay = rebuilt(optimizer.get("weight_decay"))
+    if clock is None or not clock.total or rate is None or decay is None:
+        return None
+    try:
+        a, b, c = rate.highest(clock), decay.highest(clock), clock.examples / clock.batch
+    except (ChipwiseError, ArithmeticError, ValueError):
+        return None
+    return f"{figure(a)} × {figure(b)} × {figure(c)} = {a * b * c:.3g}" if b else None
+
+
+def curve(stored: Mapping[str, Any], clock: Clock | None, loaded: Recipe | None) -> dict[str, Any]:
+    """The learning rate over the steps: `name`, `steps`, `values`, `peak`; `note`, a fact, where it cannot be
+    drawn.
+
+    *Arguments:* `stored`, the recipe as the run describes it; `loaded`, the recipe itself, if at hand.
+    """
+    optimizer = _object(stored, "optimizer")
+    name = next((n for n in _RATES if n in optimizer), None)
+    if name is None:
+        return {"name": None, "note": fact("rate-unknown")}
+    text = one_line(as_typed(optimizer[name]))
+    schedule = loaded.optimizer.hyper.get(name) if loaded is not None else rebuilt(optimizer[name])
+    rate: dict[str, Any] = {"name": name, "text": text}
+    if schedule is None:
+        return rate | {"note": fact("rate-is-code", name=name, value=text)}
+    if clock is None or not clock.total:
+        return rate | {"note": fact("length-unknown")}
+    try:
+        steps = np.unique(np.linspace(0, clock.total - 1, _POINTS).round().astype(np.int64))
+        values = [float(schedule.table(clock, int(step), int(step) + 1)[0]) for step in steps]
+        return rate | {"steps": steps.tolist(), "values": values, "peak": schedule.highest(clock)}
+    except (ChipwiseError, ArithmeticError, ValueError) as error:
+        return rate | {"note": fact("rate-not-drawn", name=name, value=text, reason=one_line(error))}
+
+
+# ---- what to type next
+
+
+def typed(run: RunFiles, setting: str | None = None) -> str | None:
+    """The recipe as one types it after a command, with its settings and data; `None` for a run of a Python
+    program. *Arguments:* `setting`: one to add, or to change, such as `lr=0.1`."""
+    source = run.source
+    if source is None:
+        return None
+    given = source["set"]
+    if setting is not None:
+        name = setting.partition("=")[0]
+        given = [*(text for text in given if text.partition("=")[0].strip() != name), setting]
+    words = [source["recipe"]]
+    for text in given:
+        words += ["--set", text]
+    if source.get("data"):
+        words += ["--data", source["data"]]
+    if source.get("synthetic") is True:
+        words.append("--synthetic")
+    return command(*words)
+
+
+def next_commands(run: RunFiles, state: str, devices: Mapping[str, Any], lower: str | None) -> list[Fact]:
+    """What to type next, in order. A run that diverged would do so again: it is tried with a `lower` rate,
+    such as `lr=0.1`, if one is known."""
+    path, again = command(str(run.path)), command(f"{run.path}-again")
+    recipe = typed(run)
+    if recipe is None:
+        if state == "diverged":
+            tried = fact("next-try-again-in-program")
+            return [tried if lower is None else fact("next-try-again-with-in-program", setting=lower)]
+        resume = [fact("next-resume-in-program", run=one_line(run.path))]
+        return [*(resume if state in ("unfinished", "empty") else []), fact("next-repeat-in-program")]
+    more = ""
+    if devices.get("simulated") is True and number(devices.get("count")):
+        more += f" --simulate {devices['count']:g}"
+    if devices.get("exact") is False:
+        more += " --no-exact"
+    facts = []
+    if state == "diverged":
+        lowered = f"chipwise train {typed(run, lower)}{more} --run {again}"
+        facts.append(
+            fact("next-try-again", command=f"chipwise find-lr {recipe}" if lower is None else lowered)
+        )
+    else:
+        if state in ("unfinished", "empty"):
+            facts.append(fact("next-resume", command=f"chipwise train {recipe}{more} --run {path}"))
+        facts.append(fact("next-repeat", command=f"chipwise train {recipe}{more} --run {again}"))
+    if run.checkpoints:
+        facts.append(fact("next-evaluate", command=f"chipwise eval {path}"))
+    return facts

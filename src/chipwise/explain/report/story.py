@@ -1,0 +1,290 @@
+"""One run's story as a plain document: what came out, with what settings, where the time went, what to try.
+
+Everything is read from the run folder, and every figure says what it is of; what the folder does not tell
+stays `None`. Nothing is written there and no lock is taken, so a run may be reported while it goes on. The
+document's schema is `SCHEMA`: a field may be added under the same number, one that changes its meaning or
+goes raises it. docs/report.md describes every field.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ... import __version__
+from ...engine.run_folder import disagreement
+from ...engine.stored import metrics_of, number
+from ...errors import ChipwiseError, RunError
+from ...machine.fingerprint import stated
+from ...recipe.check import check
+from ...recipe.recipe import Recipe
+from ...recipe.settings import load
+from ...recipes import BUILT_IN
+from ...study.document import FILE
+from ...words.facts import Fact, fact, say
+from ...words.figures import one_line
+from .findings import Finding, divergence, learned, slow, typed_text
+from .folder import RunFiles
+from .settings import curve, next_commands, settings, typed
+from .study import SCHEMA, study
+from .time import Speed, Spent, clocks, intervals, speed, spent, warm_up
+
+
+def report(path: str | os.PathLike, recipe: str | None = None) -> dict[str, Any]:
+    """The story of the run folder `path`, or of a study folder's runs (`study.study`), as JSON values.
+
+    *Arguments:* `recipe`: a built-in name or `path.py:name`, whose file is then run. Without it a built-in
+    recipe is loaded by the name that the run stores, a recipe file never.
+
+    Raises `RunError` where `path` holds neither, or cannot be read; what loading `recipe` raises.
+    """
+    folder = Path(path)
+    if (folder / FILE).exists():
+        return study(folder)
+    run = RunFiles.read(folder)
+    return story(run, *_load(run, recipe))
+
+
+def story(run: RunFiles, loaded: Recipe | None = None, unloaded: Fact | None = None) -> dict[str, Any]:
+    """The document of one run. *Arguments:* `loaded`: its recipe, if it may be had; `unloaded`: why not."""
+    clock = run.clock
+    total = clock.total if clock is not None else None
+    found = intervals(run)
+    time, fast = spent(run, found), speed(run, found)
+    rate = curve(run.recipe, clock, loaded)
+    status = _status(run, total)
+    doubts = _doubts(loaded)
+    lower = _lower_rate(rate, doubts)
+    recipe = typed(run) or "RECIPE"
+    findings = [
+        *learned(run, status["state"] == "finished", rate, lower, recipe),
+        *slow(run, found, time, fast, recipe),
+        *doubts,
+    ]
+    at, of_clock = clocks(run, found)
+    metrics, steps = _metrics(run)
+    devices = _devices(run)
+    first = warm_up(found)
+    return {
+        "schema": SCHEMA,
+        "chipwise": __version__,
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "kind": "run",
+        "run": one_line(run.path),
+        "name": one_line(run.recipe.get("name") or run.path.name),
+        "about": [told.json() for told in _about(run, devices, total)],
+        "status": status,
+        "metrics": metrics,
+        "metric_steps": steps,
+        "speed": fast and vars(fast),
+        "fingerprint": _text((run.result or {}).get("fingerprint")),
+        "devices": devices,
+        "settings": settings(run.recipe, clock),
+        "schedule": rate | {"note": rate["note"].json()} if "note" in rate else rate,
+        "commands": [
+            told.json() | {"how": say(told, "how")}
+            for told in next_commands(run, status["state"], devices or {}, lower)
+        ],
+        "curves": _curves(run, at),
+        "clock": of_clock.json(),
+        "intervals": [vars(i) for i in found],
+        "resumes": [vars(start) for start in run.resumes],
+        "seconds": time and time.json(),
+        "warm_up": first and first.json(),
+        "advice": [finding.json() for finding in findings],
+        "unasked": unloaded and unloaded.json(),
+        "sources": [told.json() | {"about": say(told, "about")} for told in _sources(run, time, fast)],
+        "notes": [told.json() for told in _notes(run, total)],
+    }
+
+
+def _about(run: RunFiles, devices: Mapping[str, Any] | None, total: int | None) -> list[Fact]:
+    """What was trained, on what."""
+    facts, clock = [], run.clock
+    if (many := number((devices or {}).get("parameters"))) is not None:
+        facts.append(fact("about-parameters", parameters=many))
+    if clock is not None and total is not None:
+        facts.append(fact("about-examples", examples=clock.examples))
+        facts.append(fact("about-steps", steps=total, batch=clock.batch))
+    if run.recipe.get("precision"):
+        facts.append(fact("about-precision", precision=one_line(run.recipe["precision"])))
+    return facts
+
+
+def _status(run: RunFiles, total: int | None) -> dict[str, Any]:
+    """`state` is "finished", "running", "diverged", "unfinished" or "empty"; `steps` those that are known to
+    be done; `said`, facts."""
+    last = max((row["step"] for row in run.rows), default=0)
+    saved = run.checkpoints[-1] if run.checkpoints else None
+    steps = max(last, saved or 0)
+    result = number((run.result or {}).get("steps"))
+    kept = fact("checkpoint-newest", step=saved) if saved is not None else fact("checkpoint-none")
+    bad = divergence(run)
+    if run.holder is not None:
+        state, facts = "running", [fact("run-going-on", holder=run.holder, step=steps, total=total)]
+    elif run.result is not None and result is not None and bad is None:
+        state, steps = "finished", int(result)
+        facts = [fact("run-finished", steps=steps)]
+    elif bad is not None:
+        state, facts = "diverged", [fact("run-diverged"), bad[1], fact("run-length", total=total), kept]
+    elif not run.rows and saved is None:
+        state, facts = "empty", [fact("run-empty")]
+    else:
+        state = "unfinished"
+        facts = [fact("run-not-finished", step=steps, total=total), kept, fact("run-end-unknown")]
+    return {
+        "state": state,
+        "steps": steps,
+        "total": total,
+        "checkpoint": saved,
+        "said": [told.json() for told in facts],
+    }
+
+
+def _metrics(run: RunFiles) -> tuple[dict[str, float | None], dict[str, int]]:
+    """The metrics of result.json; else those of the last row of training and of the last evaluation, with
+    their steps, "train" and "eval". A number that is not finite is `None`."""
+    stored = (run.result or {}).get("metrics")
+    if isinstance(stored, dict):
+        return _values(stored), {}
+    metrics: dict[str, float | None] = {}
+    steps: dict[str, int] = {}
+    for part in ("train", "eval"):
+        rows = [(row["step"], own) for row in run.rows if (own := _values(row, f"{part}/"))]
+        if rows:
+            steps[part], last = rows[-1]
+            metrics |= last
+    return metrics, steps
+
+
+def _values(row: Mapping[str, Any], begin: str = "") -> dict[str, float | None]:
+    return {
+        one_line(name): number(value)
+        for name, value in row.items()
+        if name.startswith(begin) and (value is None or type(value) in (int, float))
+    }
+
+
+def _devices(run: RunFiles) -> dict[str, Any] | None:
+    stored = (run.result or {}).get("devices")
+    if not isinstance(stored, dict):
+        return None
+    return {
+        one_line(k): one_line(v) if isinstance(v, str) else v
+        for k, v in stored.items()
+        if not isinstance(v, dict | list)
+    }
+
+
+def _curves(run: RunFiles, at: Sequence[float | None]) -> dict[str, list[list[float | None]]]:
+    """For each metric its points: [step, epoch, seconds, value]."""
+    curves: dict[str, list[list[float | None]]] = {}
+    for row, seconds in zip(run.rows, at, strict=True):
+        clock = None if seconds is None else round(seconds, 4)
+        for name, value in metrics_of(row).items():
+            point = [row["step"], number(row.get("epoch")), clock, value]
+            curves.setdefault(one_line(name), []).append(point)
+    return curves
+
+
+# ---- the recipe itself
+
+
+def _load(run: RunFiles, recipe: str | None) -> tuple[Recipe | None, Fact | None]:
+    """The run's recipe where it may be loaded, or why it was not."""
+    source = run.source
+    if recipe is None:
+        if source is None:
+            return None, fact("recipe-unnamed")
+        if source["recipe"] not in BUILT_IN:
+            return None, fact("recipe-is-code", recipe=one_line(source["recipe"]))
+        if "://" in (source.get("data") or ""):
+            return None, fact("recipe-data-elsewhere")
+    spec = recipe if recipe is not None else source["recipe"]  # type: ignore[index]
+    given, data = (source["set"], source.get("data")) if source is not None else ((), None)
+    try:
+        loaded = load(spec, given, data, bool(source and source.get("synthetic") is True))
+        changed = disagreement(dict(run.recipe), loaded.describe())
+    except ChipwiseError as error:
+        if recipe is not None:
+            raise
+        return None, fact("recipe-not-loaded", reason=one_line(error))
+    if changed and recipe is not None:
+        raise RunError("recipe-of-another-run", recipe=recipe, run=str(run.path), differs=one_line(changed))
+    if changed:
+        return None, fact("recipe-changed", recipe=one_line(spec), differs=one_line(changed))
+    return loaded, None
+
+
+def _doubts(loaded: Recipe | None) -> list[Finding]:
+    """What `chipwise check` says of the recipe."""
+    if loaded is None:
+        return []
+    return [
+        Finding("settings", fact("doubt", given=f.given, usual=f.usual, why=f.why), (), (typed_text(f.type),))
+        for f in check(loaded)
+    ]
+
+
+def _lower_rate(rate: Mapping[str, Any], doubts: Sequence[Finding]) -> str | None:
+    """A setting to try where the rate was too high, such as `lr=0.1`: what `chipwise check` names, where that
+    is lower, else a third of the peak. `None` where that is not known."""
+    highest = number(rate.get("peak"))
+    if not highest:
+        return None
+    begin = f"--set {rate['name']}="
+    named = [str(t).removeprefix(begin) for f in doubts for t in f.tries if str(t).startswith(begin)]
+    usual = next((text for text in named if _below(text, highest)), None)
+    return f"{rate['name']}={usual or f'{highest / 3:.2g}'}"
+
+
+def _below(text: str, highest: float) -> bool:
+    try:
+        return float(text) < highest
+    except ValueError:  # prose
+        return False
+
+
+# ---- where it comes from
+
+
+def _sources(run: RunFiles, time: Spent | None, fast: Speed | None) -> list[Fact]:
+    """Where each figure comes from."""
+    facts = [fact("source-settings")]
+    if run.rows:
+        facts.append(fact("source-curves", rows=len(run.rows)))
+    if fast is not None:
+        facts.append(fact("source-speed", of=fast.of, intervals=fast.intervals or 0))
+    if time is not None:
+        facts.append(fact("source-seconds", of=time.of, covers=str(time.covers)))
+    devices = _devices(run)
+    title, versions = stated((run.result or {}).get("machine"))
+    if devices is None:
+        facts.append(fact("source-machine-unknown"))
+    else:
+        code = "source-machine-simulated" if devices.get("simulated") is True else "source-machine"
+        numbers = {name: devices.get(name) for name in ("count", "kind", "platform")}
+        facts.append(Fact(code, {"machine": one_line(title or "not named"), **numbers}))
+    pairs = [f"{one_line(name)} {one_line(version)}" for name, version in versions.items()]
+    facts.append(fact("source-versions", versions=pairs) if pairs else fact("source-versions-unknown"))
+    if run.starts:
+        starts = [f"{s.when} at step {s.step + 1:,}" for s in run.starts]
+        facts.append(fact("source-processes", processes=len(starts), starts=starts))
+    return facts
+
+
+def _notes(run: RunFiles, total: int | None) -> list[Fact]:
+    """What in the folder was not as expected."""
+    facts = list(run.problems)
+    if run.damaged:
+        facts.append(fact("lines-damaged", lines=run.damaged[:5], count=len(run.damaged)))
+    if total is None:
+        facts.append(fact("length-unknown"))
+    return facts
+
+
+def _text(value: Any) -> str | None:
+    return one_line(value) if isinstance(value, str) else None

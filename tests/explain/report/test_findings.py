@@ -1,0 +1,128 @@
+"""What stands out in a run, and what does not: each rule at its threshold."""
+
+import pytest
+
+import chipwise as cw
+import run_folders as runs
+from chipwise.explain.report.story import report
+from explain.report.stories import codes, found, typed, whole
+
+# ---- what was slow
+
+
+def test_waiting_for_data_is_quoted_from_the_feed(tmp_path):
+    verdict, words = "input-bound: decoding needs 5 cores, you have 2", "pack with --store raw (1 GB)"
+    feed = {
+        "data": "streamed", "waited_share": 0.6, "waited_seconds": 48.0, "code": "input-bound",
+        "verdict": verdict, "advice": {"code": "feed-try-raw", "text": words},
+    }  # fmt: skip
+    one = found(whole(tmp_path, feed=feed), "waited-for-data")
+    assert (one["waited"], one["seconds"], one["share"]) == (48.0, 80.0, 0.6)
+    assert [told["verdict"] for told in one["also"]] == [verdict] and verdict in one["evidence"]
+    assert [told["text"] for told in one["try"]] == [words, "chipwise bench-feed RECIPE"]
+    quiet = whole(tmp_path / "b", feed={**feed, "waited_share": 0.019})
+    assert found(quiet, "waited-for-data") is None
+
+
+@pytest.mark.parametrize(("waited", "says"), [(0.019, False), (0.021, True)])
+def test_waiting_by_the_rows_of_an_unfinished_run(tmp_path, waited, says):
+    rows = [
+        row | {"feed/decode_cores": 1.5, "feed/read_cores": 0.1} for row in runs.usual(120, waited=waited)
+    ]
+    one = found(report(runs.write(tmp_path / "run", rows)), "waited-for-data")
+    assert (one is not None) is says
+    if one is not None:
+        assert one["share"] == pytest.approx(waited) and one["also"][0]["stage"] == "decode"
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [("compile", "compiling-large"), ("evaluate", "evaluating-large"), ("checkpoint", "saving-large")],
+)
+@pytest.mark.parametrize(("share", "says"), [(9.9, False), (10.1, True)])
+def test_large_shares(tmp_path, name, code, share, says):
+    seconds = runs.SECONDS | {"start": 1.0, "train": 50.0, name: share}
+    one = found(whole(tmp_path, seconds=seconds), code)
+    assert (one is not None) is says
+    if one is not None and name == "evaluate":
+        # every 2 epochs now: thrice as rarely brings it below a twentieth
+        assert typed(one) == ["--eval-every 6ep"] and one["times"] == 5
+
+
+def test_shares_of_a_short_run_are_not_held_against_it(tmp_path):
+    seconds = {k: v / 2 for k, v in runs.SECONDS.items()} | {"start": 30.0, "train": 10.0}
+    (only,) = whole(tmp_path, seconds=seconds)["advice"]
+    assert only["code"] == "run-short" and only["share"] == pytest.approx(0.65)
+
+
+def test_slow_intervals_are_named_and_warm_up_is_none(tmp_path):
+    rows = runs.usual(first_speed=0.5, speeds={90: 1.0, 100: 2.4, 110: 2.6})
+    one = found(whole(tmp_path, rows), "intervals-slow")
+    assert one["count"] == 2 and one["worst"] == [[81, 90, 50.0], [91, 100, 120.0]]
+    assert codes(one["also"]) == ["slow-without-waiting"]
+
+
+@pytest.mark.parametrize(("high", "says"), [(306.0, False), (308.0, True)])
+def test_an_uneven_speed(tmp_path, high, says):
+    speed = runs.finished(runs.usual())["speed"] | {"examples_per_second_quartiles": [245.0, high]}
+    assert (found(whole(tmp_path, speed=speed), "speed-varied") is not None) is says
+
+
+def test_a_chip_little_used(tmp_path):
+    speed = runs.finished(runs.usual())["speed"] | {"share_of_peak": 0.07}
+    one = found(whole(tmp_path, speed=speed), "chip-little-used")
+    assert one["share"] == 0.07 and typed(one)[0] == "--set precision=bf16"
+
+
+# ---- what was learned
+
+
+def evaluated(losses, accuracies):
+    return [
+        runs.row(40 * k, eval_loss=loss, eval_accuracy=accuracy, train_loss=1 / k, train_accuracy=0.99)
+        for k, (loss, accuracy) in enumerate(zip(losses, accuracies, strict=True), 1)
+    ]
+
+
+@pytest.mark.parametrize(("last", "says"), [(0.549, False), (0.56, True)])
+def test_an_evaluation_loss_that_rises_again(tmp_path, last, says):
+    rows = evaluated([1.0, 0.5, 0.51, 0.52, last], [0.9] * 5)
+    one = found(whole(tmp_path, rows), "loss-lowest-before-the-end")
+    assert (one is not None) is says
+    if one is not None:
+        assert (one["best"], one["step"], one["end"], one["last"]) == (0.5, 80, 0.56, 200)
+        assert typed(one) == ["--set duration=4ep"]
+
+
+@pytest.mark.parametrize(("last", "says"), [(0.86, False), (0.80, True)])
+def test_a_lower_accuracy_must_be_more_than_chance(tmp_path, last, says):
+    # over 400 examples 0.90 has a standard error of 0.015, a difference of two such one of 0.021
+    rows = evaluated([0.5] * 5, [0.7, 0.9, 0.89, 0.88, last])
+    one = found(whole(tmp_path, rows), "accuracy-highest-before-the-end")
+    assert (one is not None) is says
+    assert one is None or (one["examples"] == 400 and one["error_points"] == pytest.approx(1.5))
+
+
+def test_a_gap_between_training_and_held_out(tmp_path):
+    one = found(whole(tmp_path, evaluated([0.5] * 4, [0.8] * 4)), "accuracy-gap")
+    assert (one["train"], one["eval"]) == (0.99, 0.8)
+
+
+def test_a_loss_that_still_falls(tmp_path):
+    rows = [runs.timed(at, train_loss=3 * 0.99**at) for at in range(10, 201, 10)]
+    one = found(whole(tmp_path, rows), "loss-still-falling")
+    assert typed(one) == ["--set duration=20ep --run another-folder"] and one["also"] == []
+
+
+def test_a_loss_that_does_not_fall_and_one_that_jumps(tmp_path):
+    flat = [runs.timed(at, train_loss=2.303) for at in range(10, 201, 10)]
+    assert found(whole(tmp_path / "a", flat), "loss-did-not-fall")
+    jump = [runs.timed(at, train_loss=9.0 if at == 50 else 2.0) for at in range(10, 201, 10)]
+    one = found(whole(tmp_path / "b", jump), "loss-jumped")
+    assert (one["value"], one["step"]) == (9.0, 50) and "--set lr=0.13" in typed(one)
+
+
+def test_a_schedule_that_ends_early(tmp_path):
+    optimizer = {"optimizer": "sgd", "lr": cw.piecewise({"0st": 0.1, "150st": 0.0}).json()}
+    one = found(whole(tmp_path, recipe={"optimizer": optimizer}), "schedule-ends-early")
+    assert (one["name"], one["step"]) == ("lr", 150) and one["share"] == pytest.approx(0.25, abs=0.005)
