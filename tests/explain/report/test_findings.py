@@ -52,7 +52,7 @@ def test_large_shares(tmp_path, name, code, share, says):
 def test_shares_of_a_short_run_are_not_held_against_it(tmp_path):
     seconds = {k: v / 2 for k, v in runs.SECONDS.items()} | {"start": 30.0, "train": 10.0}
     (only,) = whole(tmp_path, seconds=seconds)["advice"]
-    assert only["code"] == "run-short" and only["share"] == pytest.approx(0.65)
+    assert only["code"] == "story-run-short" and only["share"] == pytest.approx(0.65)
 
 
 def test_slow_intervals_are_named_and_warm_up_is_none(tmp_path):

@@ -73,7 +73,7 @@ def test_a_run_in_progress(tmp_path):
         document = report(path)
         assert document["status"]["state"] == "running"
         (told,) = document["status"]["said"]
-        assert (told["code"], told["step"], told["total"]) == ("run-going-on", 120, 200)
+        assert (told["code"], told["step"], told["total"]) == ("story-run-going-on", 120, 200)
         assert "next-resume-in-program" not in codes(document["commands"])
     finally:
         lock.close()
@@ -88,7 +88,7 @@ def test_an_unfinished_run_tells_what_its_rows_tell(tmp_path):
     source = {"recipe": "digits", "set": ["lr=0.4"], "data": "/a folder"}
     document = report(runs.write(tmp_path / "run", runs.usual(120), checkpoints=[100], source=source))
     told, kept, _ = document["status"]["said"]
-    assert (told["code"], told["step"], told["total"]) == ("run-not-finished", 120, 200)
+    assert (told["code"], told["step"], told["total"]) == ("story-run-not-finished", 120, 200)
     assert (kept["code"], kept["step"]) == ("checkpoint-newest", 100)
     time = document["seconds"]
     assert time["parts"]["train"] == pytest.approx(4 + 110 / 5)
@@ -116,19 +116,24 @@ DIVERGED = {"code": "loss-not-finite", "first": 121, "last": 130, "value": "nan"
 @pytest.mark.parametrize(
     ("last", "code"),
     [
-        (runs.row(130, diverged=DIVERGED), "diverged-loss"),
-        (runs.row(130, diverged={**DIVERGED, "code": "parameter-not-finite"}), "diverged-parameter"),
-        (runs.row(130, eval_loss=math.nan), "diverged-some-loss"),
+        (runs.row(130, diverged=DIVERGED), "story-diverged-loss"),
+        (runs.row(130, diverged={**DIVERGED, "code": "parameter-not-finite"}), "story-diverged-parameter"),
+        (runs.row(130, eval_loss=math.nan), "story-diverged-some-loss"),
     ],
 )
 def test_a_diverged_run(tmp_path, last, code):
     document = report(runs.write(tmp_path / "run", [*runs.usual(120), last], checkpoints=[80, 100]))
     assert document["status"]["state"] == "diverged"
-    one = found(document, "run-diverged")
+    one = found(document, "story-run-diverged")
     told, before = one["also"]
     assert (told["code"], told["first"], told["last"]) == (code, 121, 130)
     assert (before["code"], before["step"]) == ("checkpoint-before", 100)
-    assert codes(document["status"]["said"]) == ["run-diverged", code, "run-length", "checkpoint-newest"]
+    assert codes(document["status"]["said"]) == [
+        "story-run-diverged",
+        code,
+        "story-run-length",
+        "checkpoint-newest",
+    ]
     assert {"--set lr=0.13", "--set clip=1.0"} < set(typed(one))
     json.dumps(document, allow_nan=False)
 
@@ -139,8 +144,13 @@ def test_a_diverged_run_is_told_once_and_with_the_values_of_one_step(tmp_path, s
     words = "The training loss became nan between steps 81 and 90"  # as older versions wrote it
     document = report(runs.write(tmp_path / "run", [*rows, runs.row(90, diverged=words)]))
     said = document["status"]["said"]
-    assert codes(said) == ["run-diverged", "diverged-as-told", "run-length", "checkpoint-none"]
-    assert said[1]["words"] == words and found(document, "run-diverged")["also"][0]["words"] == words
+    assert codes(said) == [
+        "story-run-diverged",
+        "story-diverged-as-told",
+        "story-run-length",
+        "checkpoint-none",
+    ]
+    assert said[1]["words"] == words and found(document, "story-run-diverged")["also"][0]["words"] == words
     assert document["metrics"]["eval/accuracy"] == 0 and document["metrics"]["eval/loss"] is None
     assert document["metric_steps"] == {"train": 80, "eval": 84}
 
@@ -244,7 +254,7 @@ def test_a_recipe_file_is_run_only_when_asked(tmp_path):
     path = runs.write(tmp_path / "run", **described)
     document = report(path)
     assert not marker.exists()
-    assert (document["unasked"]["code"], document["unasked"]["recipe"]) == ("recipe-is-code", spec)
+    assert (document["unasked"]["code"], document["unasked"]["recipe"]) == ("unchecked-code", spec)
     document = report(path, spec)
     assert marker.exists() and document["unasked"] is None
     assert any(finding["about"] == "settings" for finding in document["advice"])
@@ -264,7 +274,10 @@ def test_a_built_in_recipe_is_checked(tmp_path):
     assert document["unasked"] is None
     assert any(a["about"] == "settings" and "--set lr=0.003" in typed(a) for a in document["advice"])
     changed = report(runs.write(tmp_path / "other", **described | {"batch": 32}, source=source))
-    assert (changed["unasked"]["code"], changed["unasked"]["recipe"]) == ("recipe-changed", "digits")
+    assert (changed["unasked"]["code"], changed["unasked"]["recipe"]) == (
+        "unchecked-recipe-changed",
+        "digits",
+    )
 
 
 # ---- damage
@@ -301,7 +314,7 @@ def test_a_damaged_result_is_said_and_the_rows_are_told(tmp_path):
     for text in ('{"steps": 200', "[1]", "[" * 100_000):
         (path / "result.json").write_text(text)
         document = report(path)
-        assert document["notes"][0]["code"] == "result-unreadable"
+        assert document["notes"][0]["code"] == "story-result-unreadable"
         assert document["status"]["state"] == "unfinished" and document["metrics"]["eval/loss"] < 1
 
 
@@ -323,7 +336,7 @@ def test_other_damaged_lines_are_counted(tmp_path):
     lines[1:3] = ['{"step": 20, "tr', '{"step": "20"}', "", "[1, 2]"]
     (path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     (note,) = report(path)["notes"]
-    assert (note["code"], note["count"], note["lines"]) == ("lines-damaged", 3, [2, 3, 5])
+    assert (note["code"], note["count"], note["lines"]) == ("story-lines-damaged", 3, [2, 3, 5])
 
 
 def test_a_recipe_that_lacks_what_a_clock_takes(tmp_path):
@@ -380,7 +393,7 @@ def test_a_real_run_resumed(tmp_path):
     covers = document["seconds"]["covers"]
     assert (covers["code"], covers["step"]) == ("covers-finishing-process", 13)
     assert len(document["schedule"]["values"]) == 30 and document["schedule"]["peak"] == 0.02
-    assert document["unasked"]["code"] == "recipe-unnamed"
+    assert document["unasked"]["code"] == "unchecked-unnamed"
     wall = [point[2] for point in document["curves"]["train/loss"]]
     assert wall == sorted(wall) and document["clock"]["code"] == "clock-wall"
 
@@ -392,7 +405,7 @@ def test_a_real_run_that_diverges(tmp_path):
                checkpoint_every="5st", progress="none")  # fmt: skip
     document = report(tmp_path / "run")
     assert document["status"]["state"] == "diverged"
-    before = found(document, "run-diverged")["also"][-1]
+    before = found(document, "story-run-diverged")["also"][-1]
     assert (before["code"], before["step"]) == ("checkpoint-before", 15)
 
 

@@ -83,7 +83,7 @@ def learned(
         step, told = diverged
         good = [saved for saved in run.checkpoints if saved < step]
         before = fact("checkpoint-before", step=good[-1]) if good else fact("checkpoint-none-before")
-        return [Finding("learning", fact("run-diverged"), (told, before), calmer)]
+        return [Finding("learning", fact("story-run-diverged"), (told, before), calmer)]
     found = _unlearned(run, calmer, recipe)
     if not found and finished:
         found = [*_earlier_best(run), *_gap(run), *_still_falling(run)]
@@ -99,15 +99,15 @@ def divergence(run: RunFiles) -> tuple[int, Fact] | None:
             parameter = told.get("code") == "parameter-not-finite"
             value, first, last = one_line(told["value"]), told["first"], told["last"]
             if parameter:
-                return row["step"], fact("diverged-parameter", first=first, last=last)
-            return row["step"], fact("diverged-loss", value=value, first=first, last=last)
+                return row["step"], fact("story-diverged-parameter", first=first, last=last)
+            return row["step"], fact("story-diverged-loss", value=value, first=first, last=last)
         if told is not None:  # as older versions wrote it
-            return row["step"], fact("diverged-as-told", words=one_line(told).rstrip("."))
+            return row["step"], fact("story-diverged-as-told", words=one_line(told).rstrip("."))
     for row in run.rows:
         losses = [row[name] for name in ("train/loss", "eval/loss") if name in row]
         if any(x is None or (isinstance(x, float) and not math.isfinite(x)) for x in losses):
             first = max((r["step"] for r in run.rows if r["step"] < row["step"]), default=0) + 1
-            return row["step"], fact("diverged-some-loss", first=first, last=row["step"])
+            return row["step"], fact("story-diverged-some-loss", first=first, last=row["step"])
     return None
 
 
@@ -233,32 +233,37 @@ def slow(
     ]
 
 
+def stored(run: RunFiles, part: str) -> Mapping[str, Any]:
+    """An object of result.json; an empty one where there is none."""
+    value = (run.result or {}).get(part)
+    return value if isinstance(value, dict) else {}
+
+
 def _input(run: RunFiles, found: Sequence[Interval], recipe: str) -> list[Finding]:
     tries = [typed_text(f"chipwise bench-feed {recipe}")]
-    result = run.result or {}
-    feed, sections = (result.get(name) if isinstance(result.get(name), dict) else {} for name in ("feed", "seconds"))
+    feed, sections = stored(run, "feed"), stored(run, "seconds")
     if (share := number(feed.get("waited_share"))) is not None:
         if share < FED:
             return []
-        told = fact(
-            "waited-for-data", waited=number(feed.get("waited_seconds")), seconds=number(sections.get("train")),
-            share=share,
-        )  # fmt: skip
-        also = [fact("feed-verdict", verdict=one_line(v)) for v in [feed.get("verdict")] if isinstance(v, str)]
+        waited, train = number(feed.get("waited_seconds")), number(sections.get("train"))
+        told = fact("waited-for-data", waited=waited, seconds=train, share=share)
+        also = [
+            fact("feed-verdict", verdict=one_line(v)) for v in [feed.get("verdict")] if isinstance(v, str)
+        ]
         advice = feed.get("advice")
         if isinstance(advice, dict) and isinstance(advice.get("text"), str):
             tries.insert(0, fact("try-as-told", words=one_line(advice["text"])))
         return [Finding("time", told, also, tries)]
-    train = sum(i.seconds for i in found)
-    waited = sum(i.seconds * (i.waited or 0.0) for i in found)
-    if not train or waited / train < FED:
+    total = sum(i.seconds for i in found)
+    lost = sum(i.seconds * (i.waited or 0.0) for i in found)
+    if not total or lost / total < FED:
         return []
     busy: dict[str, float] = {}
     for row in run.rows:
         for stage in NAMES:
             busy[stage] = busy.get(stage, 0.0) + (number(row.get(f"feed/{stage}_cores")) or 0.0)
-    also = (fact("busiest-stage", stage=max(busy, key=lambda s: busy[s])),) if any(busy.values()) else ()
-    told = fact("waited-for-data", waited=waited, seconds=train, share=waited / train)
+    also = [fact("busiest-stage", stage=max(busy, key=lambda s: busy[s]))] if any(busy.values()) else []
+    told = fact("waited-for-data", waited=lost, seconds=total, share=lost / total)
     return [Finding("time", told, also, tries)]
 
 
@@ -269,10 +274,9 @@ def _sections(run: RunFiles, spent: Spent | None) -> list[Finding]:
     total, parts = spent.total, spent.parts
     first = parts.get("start", 0.0) + parts.get("compile", 0.0)
     if total < SHORT:
-        short = fact("run-short", seconds=first, total=total, share=first / total if total else 0.0)
+        short = fact("story-run-short", seconds=first, total=total, share=first / total if total else 0.0)
         return [] if first < total / 2 else [Finding("time", short, (), (fact("try-speeds"),))]
-    feed = (run.result or {}).get("feed")
-    resident = isinstance(feed, dict) and feed.get("data") == "on the device"
+    resident = stored(run, "feed").get("data") == "on the device"
     evaluations = [row for row in run.rows if any(name.startswith("eval/") for name in row)]
 
     findings = {

@@ -64,7 +64,7 @@ class RunFiles:
             raise RunError("recipe-json-too-deep", file=str(path / "recipe.json")) from None
         rows, damaged = read_rows(path)
         result, wrong = read_result(path)
-        problems = [fact("result-unreadable", reason=one_line(wrong))] if wrong else []
+        problems = [fact("story-result-unreadable", reason=one_line(wrong))] if wrong else []
         checkpoints = path / "checkpoints"
         return cls(
             path=path,

@@ -124,17 +124,20 @@ def _status(run: RunFiles, total: int | None) -> dict[str, Any]:
     kept = fact("checkpoint-newest", step=saved) if saved is not None else fact("checkpoint-none")
     bad = divergence(run)
     if run.holder is not None:
-        state, facts = "running", [fact("run-going-on", holder=run.holder, step=steps, total=total)]
+        state, facts = "running", [fact("story-run-going-on", holder=run.holder, step=steps, total=total)]
     elif run.result is not None and result is not None and bad is None:
         state, steps = "finished", int(result)
-        facts = [fact("run-finished", steps=steps)]
+        facts = [fact("story-run-finished", steps=steps)]
     elif bad is not None:
-        state, facts = "diverged", [fact("run-diverged"), bad[1], fact("run-length", total=total), kept]
+        state, facts = (
+            "diverged",
+            [fact("story-run-diverged"), bad[1], fact("story-run-length", total=total), kept],
+        )
     elif not run.rows and saved is None:
-        state, facts = "empty", [fact("run-empty")]
+        state, facts = "empty", [fact("story-run-empty")]
     else:
         state = "unfinished"
-        facts = [fact("run-not-finished", step=steps, total=total), kept, fact("run-end-unknown")]
+        facts = [fact("story-run-not-finished", step=steps, total=total), kept, fact("story-run-end-unknown")]
     return {
         "state": state,
         "steps": steps,
@@ -198,11 +201,11 @@ def _load(run: RunFiles, recipe: str | None) -> tuple[Recipe | None, Fact | None
     source = run.source
     if recipe is None:
         if source is None:
-            return None, fact("recipe-unnamed")
+            return None, fact("unchecked-unnamed")
         if source["recipe"] not in BUILT_IN:
-            return None, fact("recipe-is-code", recipe=one_line(source["recipe"]))
+            return None, fact("unchecked-code", recipe=one_line(source["recipe"]))
         if "://" in (source.get("data") or ""):
-            return None, fact("recipe-data-elsewhere")
+            return None, fact("unchecked-data-elsewhere")
     spec = recipe if recipe is not None else source["recipe"]  # type: ignore[index]
     given, data = (source["set"], source.get("data")) if source is not None else ((), None)
     try:
@@ -211,11 +214,11 @@ def _load(run: RunFiles, recipe: str | None) -> tuple[Recipe | None, Fact | None
     except ChipwiseError as error:
         if recipe is not None:
             raise
-        return None, fact("recipe-not-loaded", reason=one_line(error))
+        return None, fact("unchecked-not-loaded", reason=one_line(error))
     if changed and recipe is not None:
         raise RunError("recipe-of-another-run", recipe=recipe, run=str(run.path), differs=one_line(changed))
     if changed:
-        return None, fact("recipe-changed", recipe=one_line(spec), differs=one_line(changed))
+        return None, fact("unchecked-recipe-changed", recipe=one_line(spec), differs=one_line(changed))
     return loaded, None
 
 
@@ -280,7 +283,7 @@ def _notes(run: RunFiles, total: int | None) -> list[Fact]:
     """What in the folder was not as expected."""
     facts = list(run.problems)
     if run.damaged:
-        facts.append(fact("lines-damaged", lines=run.damaged[:5], count=len(run.damaged)))
+        facts.append(fact("story-lines-damaged", lines=run.damaged[:5], count=len(run.damaged)))
     if total is None:
         facts.append(fact("length-unknown"))
     return facts
