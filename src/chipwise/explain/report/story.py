@@ -227,9 +227,13 @@ def _doubts(loaded: Recipe | None) -> list[Finding]:
     if loaded is None:
         return []
     return [
-        Finding("settings", fact("doubt", given=f.given, usual=f.usual, why=f.why), (), (typed_text(f.type),))
+        Finding("settings", f.fact, (fact("usual", usual=f.usual, why=f.why),), (typed_text(f.type),))
         for f in check(loaded)
     ]
+
+
+_NAMED_RATES = {"rate-unusual": "near", "rate-far": "expected"}
+"""Doubts of `chipwise check` that name a rate, and which of their numbers it is."""
 
 
 def _lower_rate(rate: Mapping[str, Any], doubts: Sequence[Finding]) -> str | None:
@@ -238,17 +242,8 @@ def _lower_rate(rate: Mapping[str, Any], doubts: Sequence[Finding]) -> str | Non
     highest = number(rate.get("peak"))
     if not highest:
         return None
-    begin = f"--set {rate['name']}="
-    named = [str(t).removeprefix(begin) for f in doubts for t in f.tries if str(t).startswith(begin)]
-    usual = next((text for text in named if _below(text, highest)), None)
-    return f"{rate['name']}={usual or f'{highest / 3:.2g}'}"
-
-
-def _below(text: str, highest: float) -> bool:
-    try:
-        return float(text) < highest
-    except ValueError:  # prose
-        return False
+    named = [f.fact[name] for f in doubts if (name := _NAMED_RATES.get(f.fact.code))]
+    return f"{rate['name']}={next((f'{lr:g}' for lr in named if lr < highest), f'{highest / 3:.2g}')}"
 
 
 # ---- where it comes from
