@@ -7,7 +7,8 @@ from chipwise.words.facts import fact
 def test_a_table_what_it_changes_and_the_line_to_type(chipwise, mine, monkeypatch):
     monkeypatch.setattr(trial, "ROUNDS", 2)
     said = chipwise("find-batch", f"{mine}:recipe", "--devices", 1, "--at-most", 48, "--set", "rate=0.3")
-    assert said.code == 0 and "trying batch 48, round 2" in said.err
+    assert said.code == 0 and str(fact("trying-batch", batch=48, number=2)) in said.err
+    assert str(fact("bound-asked", limit=48)) in said.out
     assert str(fact("batch-tried", batch=48)) in said.out and str(fact("largest-is-not-best")) in said.out
     assert "examples/s at batch 48 (" in said.out and "examples/s of 24 (" in said.out
     assert f"chipwise transfer {mine}:recipe --batch 48 --set rate=0.3 --apply mine_48.py\n" in said.out
@@ -27,7 +28,7 @@ def test_absent_chips_as_json(chipwise, mine):
 
 def test_targets_of_one_batch_share_the_move(chipwise, mine):
     said = chipwise("find-batch", f"{mine}:recipe", "--on", "t4,v100", "--at-most", 48)
-    assert said.code == 0 and "v100: planning batch 48" in said.err
+    assert said.code == 0 and str(fact("planning-batch", target="v100", batch=48)) in said.err
     assert said.out.count("\nlr ") == 1
     assert str(fact("at-batch", batch=48, targets=["t4", "v100"])) in said.out
     assert said.out.count("Next: ") == 1

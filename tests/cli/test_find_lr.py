@@ -3,6 +3,7 @@ import json
 import pytest
 
 import chipwise as cw
+from chipwise.words.facts import fact
 
 
 def test_a_table_a_picture_json_and_a_recipe_that_trains(chipwise, mine, tmp_path):
@@ -50,9 +51,12 @@ def test_a_second_axis_and_json_alone_on_standard_output(chipwise, mine):
     "arguments, said",
     [
         (("--second", "momentum=a"), "expected a name and numbers"),
-        (("--second", "decay"), "no second setting 'decay'"),
-        (("--low", "1", "--high", "0.1"), "low=1 is not below high=0.1"),
-        (("--steps", "3"), "expected 10 to 2000"),
+        (("--second", "decay"), "has no second setting 'decay'"),
+        (
+            ("--low", "1", "--high", "0.1"),
+            str(fact("rates-out-of-order", low=1.0, high=0.1, usual_low=1e-5, usual_high=10.0)),
+        ),
+        (("--steps", "3"), str(fact("range-test-steps", steps=3, fewest=10, most=2000, usual=100))),
         (("--picture", "rates.gif"), "ends in .svg or .png"),
         (("--apply", "rates.txt"), "ends in .py"),
     ],

@@ -15,9 +15,11 @@ from chipwise.engine.on import On
 from chipwise.machine.detect import detect
 from chipwise.planner import memory
 from chipwise.study import find_batch as batches
-from chipwise.study import need, trial
+from chipwise.study import trial
 from chipwise.study.find_batch import find_batch
 from chipwise.study.trial import LONGEST_SECONDS, Trial, rounds, timed_steps, try_batch
+from chipwise.words.facts import fact
+from refusals import refused
 
 
 def recipe(**changes):
@@ -38,10 +40,12 @@ def stepped(monkeypatch):
     return tried
 
 
+ALL_EXAMPLES = fact("bound-examples", examples=101)
+
+
 @pytest.mark.parametrize("at_most, batch, bound", [
-    (None, 100, "the training set of 101 examples"), (102, 100, "the training set of 101 examples"),
-    (101, 100, "the training set of 101 examples"), (12, 12, "at most 12 asked for"),
-    (11, 8, "at most 11 asked for"), (4, 4, "at most 4 asked for"),
+    (None, 100, ALL_EXAMPLES), (102, 100, ALL_EXAMPLES), (101, 100, ALL_EXAMPLES),
+    *((limit, batch, fact("bound-asked", limit=limit)) for limit, batch in ((12, 12), (11, 8), (4, 4))),
 ])  # fmt: skip
 def test_a_multiple_of_the_replicas_capped_by_the_data_and_by_request(stepped, at_most, batch, bound):
     found = find_batch(recipe(), on=On(devices=1), at_most=at_most)
@@ -58,7 +62,7 @@ def test_a_real_step_and_what_moving_there_does(monkeypatch):
     assert all(len(speeds) == 2 and min(speeds) > 0 for speeds in found.examples_per_second.values())
     assert found.move.recipe.describe() == recipe().transfer(batch=100).describe()
     assert [str(f) for f in found.findings] == [str(f) for f in cw.check(found.move.recipe, "cpu")]
-    assert any("host's memory" in text for text in found.notes)
+    assert fact("host-memory-filled") in found.notes
     told = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert len(told["examples_per_second"]["100"]) == 2 and told["speedup"]["verdict"]
     assert told["memory_bytes_per_device"]["fits"] and told["transfer"]["recipe"]["batch"] == 100
@@ -69,7 +73,7 @@ def test_the_need_is_the_compilers_and_grows_with_the_batch():
     sizes = []
     for n in (8, 40, 80):
         tried = recipe(batch=n)
-        memory = need.needed(tried, machine, Layout(n, 4, 1))
+        memory = trial.needed(tried, machine, Layout(n, 4, 1))
         params, _ = tasks.init(jax.random.key(0))
         assert memory.parameters == sum(np.asarray(x).nbytes for x in params.values())
         assert memory.data >= sum(c.nbytes for c in tried.task.train.columns.values())
@@ -82,8 +86,8 @@ def memory_for(monkeypatch):
     """`memory_for(batch)`: pretends that a device has what this batch needs and no more."""
 
     def limit(n):
-        made = need.needed(recipe(batch=n), detect(1), Layout(n, 4, 1))
-        monkeypatch.setattr(need, "available", lambda machine, devices: (made.needed, "pretended"))
+        made = trial.needed(recipe(batch=n), detect(1), Layout(n, 4, 1))
+        monkeypatch.setattr(trial, "available", lambda machine, devices: (made.needed, "pretended"))
         return made.needed
 
     return limit
@@ -92,18 +96,18 @@ def memory_for(monkeypatch):
 def test_memory_binds(memory_for, stepped):
     limit = memory_for(60)
     found = find_batch(recipe(batch=56), on=On(devices=1))
-    assert found.bound == "memory" and found.batch == 60
+    assert found.bound.code == "bound-memory" and found.batch == 60
     assert found.memory.needed <= limit
     # So much of the host's memory is not risked on a CPU.
     assert not found.confirmed and set(stepped) == {56} and found.speedup is None
-    assert any("No step was tried" in text and "kills" in text for text in found.notes)
+    assert fact("batch-risky", batch=60, share=batches.SAFE_SHARE) in found.notes
 
 
 def test_where_nothing_fits_no_batch_is_named(monkeypatch, stepped):
-    monkeypatch.setattr(need, "available", lambda machine, devices: (100, "pretended"))
+    monkeypatch.setattr(trial, "available", lambda machine, devices: (100, "pretended"))
     found = find_batch(recipe(), on=On(devices=1))
     assert found.batch is None and found.batch_per_device is None and stepped == []
-    assert "not even one example a replica" in found.bound and found.memory.needed > 100
+    assert found.bound.code == "bound-nothing-fits" and found.memory.needed > 100
     json.dumps(found.to_json(), allow_nan=False)
 
 
@@ -113,17 +117,17 @@ def test_a_batch_that_the_device_refuses_is_stepped_down(monkeypatch):
         lambda r, on: Trial(500.0) if r.batch <= 85 else Trial(None, "RESOURCE_EXHAUSTED: out of it"),
     )  # fmt: skip
     found = find_batch(recipe(), on=On(devices=1))
-    assert found.batch == 76 and found.confirmed and found.bound == "memory: the device refused more"
-    refused = [text for text in found.notes if "refused it: RESOURCE_EXHAUSTED" in text]
-    assert [text.split()[1] for text in refused] == ["100", "88"]
-    assert found.memory.needed < need.needed(recipe(batch=100), detect(1), Layout(100, 4, 1)).needed
+    assert found.batch == 76 and found.confirmed and found.bound.code == "bound-refused"
+    reason = "RESOURCE_EXHAUSTED: out of it"
+    assert found.notes[:2] == tuple(fact("batch-refused", batch=n, reason=reason) for n in (100, 88))
+    assert found.memory.needed < trial.needed(recipe(batch=100), detect(1), Layout(100, 4, 1)).needed
 
 
 def test_a_step_that_would_take_minutes_on_a_cpu_is_not_made(monkeypatch):
     monkeypatch.setattr(batches, "try_batch", lambda r, on: Trial(1.0))
     found = find_batch(recipe(), on=On(devices=1))
     assert found.batch == 100 and not found.confirmed
-    assert any("it would take 300 s" in text for text in found.notes)
+    assert fact("batch-slow", batch=100, own=8, seconds=300.0) in found.notes
 
 
 def times(monkeypatch, speeds, seconds=0.0):
@@ -160,7 +164,8 @@ def test_long_steps_are_timed_in_fewer_rounds(monkeypatch):
 def test_a_batch_that_is_refused_later_says_so(monkeypatch):
     found, order = times(monkeypatch, {8: [100] * 5, 16: [100, None]})
     assert order == [8, 16, 8, 16] and found.batch == 16 and found.confirmed
-    assert any("Batch 16 ran in 1 round, then was refused: RESOURCE" in text for text in found.notes)
+    about = {"batch": 16, "rounds": 1, "reason": "RESOURCE_EXHAUSTED: later"}
+    assert fact("batch-refused-later", **about) in found.notes
 
 
 def test_how_much_is_timed():
@@ -186,7 +191,7 @@ def test_an_absent_chip_is_asked_of_the_planner():
     found = find_batch(recipe(), target="t4")
     (planned,) = cw.plan(recipe(batch=100), ["t4"])
     assert (found.target, found.batch, found.memory) == ("t4", 100, planned.memory)
-    assert not found.confirmed and found.examples_per_second == {} and "modelled" in found.notes[0]
+    assert not found.confirmed and found.examples_per_second == {} and found.notes[0]["method"] == "modelled"
     (own,) = cw.plan(recipe(), ["t4"])
     assert found.predicted == {8: own.examples_per_second, 100: planned.examples_per_second}
     assert found.to_json()["predicted_examples_per_second"]["8"]["value"] == own.examples_per_second.value
@@ -196,7 +201,7 @@ def test_an_absent_chip_with_too_little_memory(monkeypatch):
     (small,) = cw.plan(recipe(batch=60), ["t4"])
     monkeypatch.setattr(memory, "available", lambda target: (small.memory.needed, "pretended"))
     found = find_batch(recipe(batch=56), target="t4")
-    assert found.bound == "memory" and found.batch == 60 and found.memory.fits
+    assert found.bound.code == "bound-memory" and found.batch == 60 and found.memory.fits
     monkeypatch.setattr(memory, "available", lambda target: (10, "pretended"))
     none = find_batch(recipe(), target="t4")
     assert none.batch is None and none.memory.needed > 10
@@ -206,12 +211,12 @@ def test_an_optimizer_without_a_rule_is_said_to_have_none(stepped):
     lion = recipe(optimizer=cw.from_optax(optax.lion, learning_rate=1e-3))
     found = find_batch(lion, on=On(devices=1), at_most=16)
     assert found.batch == 16 and found.move is None
-    assert any("has no rule for another batch" in text for text in found.notes)
+    assert "no-rule-for-optimizer" in [note.code for note in found.notes]
 
 
 def test_what_cannot_be_searched_is_an_error(stepped):
     for wrong in (3, 0, -1, True):
-        with pytest.raises(cw.RecipeError, match="at least one example for each of 4 replicas"):
+        with refused(cw.RecipeError, "at-most-below-replicas", replicas=4):
             find_batch(recipe(), on=On(devices=1), at_most=wrong)
     with pytest.raises(cw.DeviceError, match="v9"):
         find_batch(recipe(), target="v9-8")
@@ -220,5 +225,5 @@ def test_what_cannot_be_searched_is_an_error(stepped):
     few = dataclasses.replace(
         recipe(), task=tasks.task(train=tasks.data(3), loss=tasks.plain_loss, augment=None)
     )
-    with pytest.raises(cw.DataError, match="3 training examples are too few"):
+    with refused(cw.DataError, "examples-below-replicas", examples=3):
         find_batch(few, on=On(devices=1))

@@ -14,9 +14,10 @@ import chipwise as cw
 import tasks
 from chipwise.engine.on import On
 from chipwise.explain.find_picture import draw
-from chipwise.study import lr_sweep as sweep
-from chipwise.study.curve import read
-from chipwise.study.find_lr import Sweep, axis, choose, find_lr
+from chipwise.study import lr_sweep
+from chipwise.study.find_lr import RangeTest, axis, choose, find_lr
+from chipwise.study.range_test import read
+from chipwise.words.facts import fact
 from refusals import refused
 
 STEPS = 30  # as many as `tasks.recipe` has: the tests of the step then share their compiled programs
@@ -46,20 +47,20 @@ def poisoned(after):
 
 def test_the_curve_is_that_of_the_step(found):
     """Step by step, with a wait at each: the losses that training itself reports."""
-    recipe = sweep.swept(tasks.recipe(), 1e-5, 10.0, STEPS)
+    recipe = lr_sweep.tested(tasks.recipe(), 1e-5, 10.0, STEPS)
     expected = []
     with cw.Stepper(recipe, on=cw.On(devices=1)) as stepper:
-        for _ in range(len(found.losses)):
+        for _ in range(len(found.curve.losses)):
             stepper.step()
             expected.append(stepper.metrics()["loss"])
-    assert found.losses.tolist() == expected
-    assert found.rates[0] == pytest.approx(1e-5) and len(found.rates) == len(found.losses)
-    ratios = found.rates[1:] / found.rates[:-1]
+    assert found.curve.losses.tolist() == expected
+    assert found.curve.rates[0] == pytest.approx(1e-5) and len(found.curve.rates) == len(found.curve.losses)
+    ratios = found.curve.rates[1:] / found.curve.rates[:-1]
     np.testing.assert_allclose(ratios, 1e6 ** (1 / (STEPS - 1)), rtol=1e-5)
 
 
 def test_neither_feed_nor_delay_changes_a_bit(found, monkeypatch):
-    monkeypatch.setattr(sweep, "BEHIND", 2)
+    monkeypatch.setattr(lr_sweep, "BEHIND", 2)
     again = find_lr(tasks.recipe(), steps=STEPS, on=On(devices=1, feed="host"))
     assert again.to_json() == found.to_json()
 
@@ -67,7 +68,7 @@ def test_neither_feed_nor_delay_changes_a_bit(found, monkeypatch):
 def test_one_and_eight_devices_give_the_same_bits(found):
     eight = find_lr(tasks.recipe(), steps=STEPS, on=On(devices=8))
     assert eight.devices["count"] == 8 and found.devices["count"] == 1
-    assert eight.losses.tobytes() == found.losses.tobytes()
+    assert eight.curve.losses.tobytes() == found.curve.losses.tobytes()
     assert (eight.suggestion, eight.valley, eight.steep) == (found.suggestion, found.valley, found.steep)
 
 
@@ -91,11 +92,11 @@ def test_the_found_rate_becomes_the_peak_of_the_same_schedule(found):
 
 def test_check_measures_from_the_found_rate_where_a_sweep_says_anything(found):
     old = tasks.recipe(validated=cw.Validated(source="elsewhere"))
-    curve = dataclasses.replace(found.sweep.curve, suggestion=0.9, fell=True)
+    curve = dataclasses.replace(found.curve, suggestion=0.9, fell=True)
 
     def searched(fell):
-        sweep = dataclasses.replace(found.sweep, curve=dataclasses.replace(curve, fell=fell))
-        return dataclasses.replace(found, old=old, sweeps=(sweep,)).recipe
+        test = dataclasses.replace(found.test, curve=dataclasses.replace(curve, fell=fell))
+        return dataclasses.replace(found, old=old, tests=(test,)).recipe
 
     def rates(recipe):
         return [f.given for f in cw.check(recipe) if f.given.startswith("peak lr=")]
@@ -109,7 +110,8 @@ def test_progress_is_on_standard_error_and_can_be_left_out(capfd):
     recipe = plain(cw.sgd(lr=0.1))
     find_lr(recipe, steps=10, on=On(devices=1), second="momentum", values=[0.5, 0.9])
     said = capfd.readouterr()
-    assert said.out == "" and "sweep 2 of 2: momentum=0.9" in said.err and "step 10/10" in said.err
+    second = str(fact("range-test-of-several", number=2, count=2, name="momentum=0.9"))
+    assert said.out == "" and second in said.err and "step 10/10" in said.err
     find_lr(recipe, steps=10, on=On(devices=1), progress="none")
     assert capfd.readouterr() == ("", "")
 
@@ -119,25 +121,27 @@ def test_json_holds_finite_numbers_only(found):
     assert told["schema"] == "chipwise.find_lr/1" and told["recipe"]["batch"] == 24
     (one,) = told["sweeps"]
     assert one["suggestion"] == told["suggestion"] == found.suggestion
-    assert len(one["rates"]) == len(one["losses"]) == len(one["smoothed"]) == len(found.losses)
+    assert len(one["rates"]) == len(one["losses"]) == len(one["smoothed"]) == len(found.curve.losses)
 
 
 def test_a_loss_that_becomes_nan_midway_ends_the_sweep_there():
     found = find_lr(poisoned(after=11), steps=30, on=On(devices=1))
-    assert len(found.losses) == 11
-    assert "no longer finite at step 12 of 30, rate" in found.stopped
-    assert math.isfinite(found.suggestion) and found.rates[0] <= found.suggestion <= found.rates[10]
-    assert not any("highest rate" in text for text in found.doubts)
+    assert len(found.curve.losses) == 11
+    assert found.stopped == fact("range-test-not-finite", step=12, steps=30, lr=found.stopped["lr"])
+    assert (
+        math.isfinite(found.suggestion) and found.curve.rates[0] <= found.suggestion <= found.curve.rates[10]
+    )
+    assert "loss-held-to-the-end" not in [doubt.code for doubt in found.curve.doubts]
 
 
 def test_a_loss_that_is_nan_at_once_is_no_matter_of_rates():
-    with pytest.raises(cw.DivergedError, match="before any rate acts, so no rate can help"):
+    with refused(cw.DivergedError, "loss-not-finite-at-once"):
         find_lr(poisoned(after=0), steps=STEPS, on=On(devices=1))
 
 
 def test_a_loss_that_is_nan_after_one_step_gives_the_lowest_rate():
     found = find_lr(poisoned(after=1), steps=STEPS, on=On(devices=1))
-    assert found.suggestion == found.rates[0] and found.doubts and "step 2 of 30" in found.stopped
+    assert found.suggestion == found.curve.rates[0] and found.curve.doubts and found.stopped["step"] == 2
 
 
 def test_all_sweeps_of_a_second_axis_share_one_compilation(caplog):
@@ -151,15 +155,15 @@ def test_all_sweeps_of_a_second_axis_share_one_compilation(caplog):
         jax.config.update("jax_log_compiles", False)
     said = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Finished XLA compilation")]
     assert [sum(f"({name})" in text for text in said) for name in ("replica", "update")] == [1, 1], said
-    assert [s.held["weight_decay"] for s in three.sweeps] == [0, 1e-4, 1e-3]
-    assert three.sweeps[1].curve.losses.tolist() == one.losses.tolist()
-    assert three.sweeps[2].curve.losses.tolist() != one.losses.tolist()
+    assert [s.held["weight_decay"] for s in three.tests] == [0, 1e-4, 1e-3]
+    assert three.tests[1].curve.losses.tolist() == one.curve.losses.tolist()
+    assert three.tests[2].curve.losses.tolist() != one.curve.losses.tolist()
 
 
 def test_a_momentum_of_zero_is_plain_descent():
     found = find_lr(plain(cw.sgd(lr=0.1)), steps=12, on=On(devices=1), second="momentum", values=[0, 0.9])
     without = find_lr(plain(cw.sgd(lr=0.1, momentum=0)), steps=12, on=On(devices=1))
-    assert found.sweeps[0].curve.losses.tolist() == without.losses.tolist()
+    assert found.tests[0].curve.losses.tolist() == without.curve.losses.tolist()
 
 
 @pytest.mark.parametrize(
@@ -180,24 +184,27 @@ def test_a_pair_for_an_optimizer_of_optax():
     recipe = plain(cw.from_optax(optax.lion, learning_rate=cw.cosine(1e-3), b1=0.8))
     found = find_lr(recipe, steps=10, on=On(devices=1), second="b1", values=[0.5, 0.7])
     new = found.recipe.optimizer.hyper
-    assert found.sweep.held["b1"] in (0.5, 0.7) and new["b1"] == cw.constant(found.sweep.held["b1"])
-    assert new["learning_rate"] == cw.cosine(float(f"{found.suggestion:.2g}")) and "b1=" in found.why
+    assert found.test.held["b1"] in (0.5, 0.7) and new["b1"] == cw.constant(found.test.held["b1"])
+    assert new["learning_rate"] == cw.cosine(float(f"{found.suggestion:.2g}")) and found.why[
+        "name"
+    ].startswith("b1=")
 
 
-def sweep_of(value, lowest, breaks):
-    """A made-up sweep that falls from 2 to `lowest` at 1e-2 and leaves it at the rate `breaks`."""
+def made_up(value, lowest, breaks):
+    """A made-up test that falls from 2 to `lowest` at 1e-2 and leaves it at the rate `breaks`."""
     rates = np.geomspace(1e-5, 10.0, 100)
     points = [-5.0, -3.0, -2.0, math.log10(breaks), 1.0]
     losses = np.interp(np.log10(rates), points, [2.0, 2.0, lowest, lowest, 9.0])
-    return Sweep({"momentum": value}, read(rates, losses), None)
+    return RangeTest({"momentum": value}, read(rates, losses), None)
 
 
 def test_the_lowest_sweep_wins_and_of_as_low_ones_the_most_stable():
-    one, two, three = sweep_of(0.8, 0.5, 0.3), sweep_of(0.9, 0.52, 1.0), sweep_of(0.95, 1.0, 3.0)
+    one, two, three = made_up(0.8, 0.5, 0.3), made_up(0.9, 0.52, 1.0), made_up(0.95, 1.0, 3.0)
     chosen, why = choose([one, two, three])
-    assert chosen == 1 and "comes as low as momentum=0.8" in why and "stable" in why
+    assert chosen == 1 and (why.code, why["others"]) == ("as-low-and-stable", ["momentum=0.8"]) and str(why)
     chosen, why = choose([one, three])
-    assert chosen == 0 and why.startswith("momentum=0.8 reaches the lowest loss, 0.5")
+    assert chosen == 0 and (why.code, why["name"]) == ("lowest-loss", "momentum=0.8")
+    assert why["loss"] == pytest.approx(0.5, abs=0.05) and choose([one])[1].code == "one-range-test"
 
 
 def test_a_scheduled_setting_is_held_where_the_rate_is_highest_and_set_there():
@@ -205,7 +212,7 @@ def test_a_scheduled_setting_is_held_where_the_rate_is_highest_and_set_there():
         lr=cw.one_cycle(0.1, warmup="20%"), momentum=cw.one_cycle_momentum(0.95, 0.85, warmup="20%")
     )
     recipe = plain(optimizer)
-    held = sweep.swept(recipe, 1e-4, 1.0, 10).optimizer.hyper["momentum"]
+    held = lr_sweep.tested(recipe, 1e-4, 1.0, 10).optimizer.hyper["momentum"]
     assert held.value == pytest.approx(0.85)
     found = find_lr(recipe, steps=10, on=On(devices=1), second="momentum", values=[0.425])
     assert found.recipe.optimizer.momentum == cw.one_cycle_momentum(0.475, 0.425, warmup="20%")
@@ -214,28 +221,27 @@ def test_a_scheduled_setting_is_held_where_the_rate_is_highest_and_set_there():
 
 
 @pytest.mark.parametrize(
-    "changes, said",
+    "changes, code, facts",
     [
-        ({"low": 0.0}, "low=0.0: expected a rate above 0"),
-        ({"high": math.nan}, "high=nan"),
-        ({"low": 1.0, "high": 1.0}, "low=1 is not below high=1"),
-        ({"steps": 9}, "steps=9: expected 10 to 2000"),
-        ({"values": [1.0]}, "second='momentum'"),
-        ({"second": "momentun"}, "Did you mean 'momentum'"),
-        ({"second": "lr"}, "no second setting 'lr'"),
-        ({"second": "momentum", "values": [1.0]}, "momentum=1.0: expected numbers from 0 to below 1"),
-        ({"second": "weight_decay", "values": []}, "no values of weight_decay"),
+        ({"low": 0.0}, "no-rate", {"name": "low", "value": 0.0}),
+        ({"high": math.nan}, "no-rate", {"name": "high"}),
+        ({"low": 1.0, "high": 1.0}, "rates-out-of-order", {"low": 1.0, "high": 1.0}),
+        ({"steps": 9}, "range-test-steps", {"fewest": 10, "most": 2000}),
+        ({"values": [1.0]}, "values-of-nothing", {}),
+        ({"second": "momentun"}, "no-second-setting", {"hint": "momentum"}),
+        ({"second": "lr"}, "no-second-setting", {"name": "lr"}),
+        ({"second": "momentum", "values": [1.0]}, "second-no-average", {"value": 1.0}),
+        ({"second": "weight_decay", "values": [-1.0]}, "second-no-number", {"value": -1.0}),
+        ({"second": "weight_decay", "values": []}, "second-without-values", {}),
     ],
 )
-def test_what_cannot_be_swept_is_said_before_any_step(changes, said):
-    with pytest.raises(cw.RecipeError, match=said):
-        find_lr(plain(cw.sgd(lr=0.1)), on=On(devices=1), **changes)
+def test_what_cannot_be_tested_is_said_before_any_step(changes, code, facts):
+    with refused(cw.RecipeError, code, **facts):
+        find_lr(plain(cw.sgd(lr=0.1)), on=cw.On(devices=1), **changes)
 
 
 def test_adam_is_asked_for_its_momentum_by_name():
-    with pytest.raises(
-        cw.RecipeError, match=r"adam has no second setting 'momentum'\. Adam's momentum is b1"
-    ):
+    with refused(cw.RecipeError, "no-second-setting", optimizer="adam", hint="b1"):
         find_lr(plain(cw.adam(lr=0.1)), second="momentum")
 
 
@@ -263,5 +269,5 @@ def test_pictures_are_written_whole_and_alike(found, tmp_path):
 def test_a_second_axis_whose_schedule_is_zero_at_the_peak_is_refused_before_the_sweep():
     decay = cw.piecewise({"0st": 0.0, "20st": 1e-3})
     recipe = tasks.recipe(optimizer=cw.sgd(lr=cw.one_cycle(0.1, warmup="20%"), weight_decay=decay))
-    with pytest.raises(cw.RecipeError, match="weight_decay follows a schedule that is 0 where the rate is"):
+    with refused(cw.RecipeError, "second-is-zero-at-peak", name="weight_decay"):
         find_lr(recipe, second="weight_decay", values=[1e-3], steps=10)

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 def find_lr(
     recipe: options.Recipe,
-    low: Annotated[float, option("The first rate of the sweep.")] = 1e-5,
+    low: Annotated[float, option("The first rate.")] = 1e-5,
     high: Annotated[float, option("The last one.")] = 10.0,
-    steps: Annotated[int, option("Steps of the sweep, one rate each.", "N")] = 100,
+    steps: Annotated[int, option("Steps, one rate each.", "N")] = 100,
     second: Annotated[
         str | None,
         option(
-            "Sweep once for each of several values: momentum=0.8,0.9,0.95 (Adam's is b1), weight_decay.",
+            "One test for each of several values: momentum=0.8,0.9,0.95 (Adam's is b1), weight_decay.",
             "NAME[=V,...]",
         ),
     ] = None,
@@ -139,7 +139,7 @@ def _write(
 
 
 def _print(search: LrSearch) -> None:
-    to, recipe, rates, curve = console(), search.old, search.rates, search.smoothed
+    to, recipe, rates, curve = console(), search.old, search.curve.rates, search.curve.smoothed
     lines(
         to,
         fact(
@@ -147,17 +147,17 @@ def _print(search: LrSearch) -> None:
         ),
         f"{_bars(curve)}  {fact('lr-losses', first=curve[0], lowest=curve.min())}\n",
     )
-    rows = table([*search.sweep.held, "suggestion", "valley", "steep", "last stable", "lowest loss"])
-    for sweep in search.sweeps:
-        c = sweep.curve
-        cells = [*sweep.held.values(), c.suggestion, c.valley, c.steep, c.last_stable, c.smoothed.min()]
-        style = "bold" if sweep is search.sweep and len(search.sweeps) > 1 else None
+    rows = table([*search.test.held, "suggestion", "valley", "steep", "last stable", "lowest loss"])
+    for test in search.tests:
+        c = test.curve
+        cells = [*test.held.values(), c.suggestion, c.valley, c.steep, c.last_stable, c.smoothed.min()]
+        style = "bold" if test is search.test and len(search.tests) > 1 else None
         rows.add_row(*(f"{cell:.3g}" for cell in cells), style=style)
     to.print(rows)
     suggested = ", ".join(f"{name}={value:g}" for name, value in search.settings.items())
-    lines(to, "", fact("lr-suggested", settings=suggested), f"Why: {search.why}.")
+    lines(to, "", fact("lr-suggested", settings=suggested), f"Why: {search.why}")
     lines(to, fact("lr-own-peak", peak=search.own_peak))
-    lines(to, *(text for text in (*search.notes, search.stopped, *search.doubts) if text))
+    lines(to, *(text for text in (*search.notes, search.stopped, *search.curve.doubts) if text))
 
 
 def _bars(smoothed: np.ndarray) -> str:

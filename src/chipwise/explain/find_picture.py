@@ -11,8 +11,8 @@ import numpy as np
 
 from ..atomic import replace_bytes
 from ..errors import RecipeError
-from ..study.curve import Curve
-from ..study.find_lr import LrSearch, said
+from ..study.find_lr import LrSearch
+from ..study.range_test import RangeCurve
 
 INK, GRID = "#808a94", "#808a9440"  # grey, which can be read on a white page and on a dark one
 CURVES = ("#2f7ed8", "#e08214", "#1b9e77", "#b65fcf", "#c9a100", "#d9527a")
@@ -35,10 +35,10 @@ def draw(search: LrSearch, path: str | os.PathLike) -> Path:
     figure.patch.set_alpha(0)
     axes = figure.add_subplot()
     _axes(axes, search)
-    colours = [CURVES[i % len(CURVES)] for i in range(len(search.sweeps))]
-    for sweep, colour in zip(search.sweeps, colours, strict=True):
-        _curve(axes, sweep.curve, colour, said(sweep.held))
-    _marks(axes, search.sweep.curve, colours[search.chosen])
+    colours = [CURVES[i % len(CURVES)] for i in range(len(search.tests))]
+    for test, colour in zip(search.tests, colours, strict=True):
+        _curve(axes, test.curve, colour, test.name)
+    _marks(axes, search.curve, colours[search.chosen])
     axes.axvline(search.own_peak, color=INK, ls=":", lw=1.2, label=f"recipe's own peak {search.own_peak:.3g}")
     axes.legend(fontsize=8, frameon=False, labelcolor=INK)
     buffer = io.BytesIO()
@@ -66,17 +66,17 @@ def _axes(axes: Any, search: LrSearch) -> None:
     axes.grid(color=GRID, lw=0.6)
     for side in axes.spines.values():
         side.set_color(INK)
-    first, lowest = search.smoothed[0], min(sweep.curve.smoothed.min() for sweep in search.sweeps)
+    first, lowest = search.curve.smoothed[0], min(test.curve.smoothed.min() for test in search.tests)
     fall = max(float(first - lowest), 1e-9 * max(abs(float(first)), 1e-300))
     axes.set_ylim(lowest - 0.15 * fall, first + 0.6 * fall)  # a divergence leaves the picture upwards
 
 
-def _curve(axes: Any, curve: Curve, colour: str, name: str) -> None:
+def _curve(axes: Any, curve: RangeCurve, colour: str, name: str) -> None:
     axes.plot(curve.rates, curve.losses, color=colour, alpha=0.35, lw=0.8, label="_")
     axes.plot(curve.rates, curve.smoothed, color=colour, lw=2.0, label=name or "smoothed loss")
 
 
-def _marks(axes: Any, curve: Curve, colour: str) -> None:
+def _marks(axes: Any, curve: RangeCurve, colour: str) -> None:
     for mark, shape in SHAPES.items():
         rate = getattr(curve, mark)
         height = np.interp(np.log(rate), np.log(curve.rates), curve.smoothed)

@@ -23,12 +23,11 @@ from ..planner.planner import plan
 from ..planner.plans import Memory, Plan, Range
 from ..recipe.check import Finding, check
 from ..recipe.recipe import Recipe
-from ..words.figures import counted
+from ..words.facts import Fact, fact
 from .at_once import one_compilation
 from .move.transfer import Transfer, transfer
-from .need import needed
 from .stats import Difference, ratio
-from .trial import LEAST_STEPS, LONGEST_SECONDS, rounds, try_batch
+from .trial import LEAST_STEPS, LONGEST_SECONDS, needed, rounds, try_batch
 
 SCHEMA = "chipwise.find_batch/1"
 SAFE_SHARE = 0.5
@@ -45,7 +44,7 @@ class BatchSearch:
     batch, or at the smallest when none fits; None when unknown; `bound`, what keeps the batch from being
     larger; `confirmed`, whether a real step was made with it; `examples_per_second`, measured, by global
     batch, one value a round; `predicted`, examples/s of an absent target by global batch; `move`, the recipe
-    moved there, or None; `findings`, what `cw.check` says of it there; `notes`, sentences.
+    moved there, or None; `findings`, what `cw.check` says of it there; `notes`, what else is to be said.
     """
 
     old: Recipe
@@ -53,13 +52,13 @@ class BatchSearch:
     devices: int
     batch: int | None
     memory: Memory | None
-    bound: str
+    bound: Fact
     confirmed: bool = False
     examples_per_second: dict[int, tuple[float, ...]] = field(default_factory=dict)
     predicted: dict[int, Range] = field(default_factory=dict)
     move: Transfer | None = None
     findings: tuple[Finding, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[Any, ...] = ()
 
     @property
     def batch_per_replica(self) -> int | None:
@@ -89,7 +88,7 @@ class BatchSearch:
             "batch_per_replica": self.batch_per_replica,
             "batch_per_device": self.batch_per_device,
             "memory_bytes_per_device": held,
-            "bound": self.bound,
+            "bound": self.bound.json(),
             "confirmed": self.confirmed,
             "examples_per_second": {str(n): list(speeds) for n, speeds in self.examples_per_second.items()},
             "speedup": None if speedup is None else dataclasses.asdict(speedup),
@@ -98,7 +97,7 @@ class BatchSearch:
             },
             "transfer": None if self.move is None else self.move.to_json(),
             "findings": [finding.json() for finding in self.findings],
-            "notes": list(self.notes),
+            "notes": [note.json() if isinstance(note, Fact) else note for note in self.notes],
         }
 
 
@@ -127,15 +126,9 @@ def find_batch(
     """
     examples = recipe.clock.examples
     if at_most is not None and (isinstance(at_most, bool) or at_most < recipe.replicas):
-        raise RecipeError(
-            f"at most {at_most}: a batch holds at least one example for each of {recipe.replicas} replicas; "
-            f"give --at-most {recipe.replicas} or more, or fewer --set replicas=..."
-        )
+        raise RecipeError("at-most-below-replicas", at_most=at_most, replicas=recipe.replicas)
     if examples < recipe.replicas:
-        raise DataError(
-            f"{examples} training examples are too few for a batch with one for each of {recipe.replicas} "
-            f"replicas: give --set replicas={examples} or fewer."
-        )
+        raise DataError("examples-below-replicas", examples=examples, replicas=recipe.replicas)
     limit = examples if at_most is None else min(examples, at_most)
     reporter = Reporter(progress)
     if target is not None:
@@ -149,11 +142,12 @@ def _here(
     recipe: Recipe, machine: Machine, asked: bool, limit: int, exact: bool, reporter: Reporter
 ) -> BatchSearch:
     layout, said = lay_out(machine, recipe.batch, recipe.replicas, asked=asked, exact=exact)
-    notes, known = list(said), dict[int, Memory]()
+    notes: list[Any] = list(said)
+    known: dict[int, Memory] = {}
 
     def fits(tried: Recipe) -> tuple[bool, float]:
         if tried.batch not in known:
-            reporter.say(f"compiling batch {tried.batch:,}, for what memory it needs")
+            reporter.say(str(fact("compiling-batch", batch=tried.batch)))
             known[tried.batch] = needed(tried, machine, dataclasses.replace(layout, batch=tried.batch))
         memory = known[tried.batch]
         return memory.fits, memory.needed / max(memory.available, 1)
@@ -162,18 +156,16 @@ def _here(
     found = largest_batch(recipe, fits, limit)
     if found is None:
         fits(least := dataclasses.replace(recipe, batch=recipe.replicas))
-        memory, bound = known[least.batch], "memory: not even one example a replica fits"
+        memory, bound = known[least.batch], fact("bound-nothing-fits")
         return BatchSearch(recipe, target, layout.devices, None, memory, bound, notes=tuple(notes))
     for batch in (recipe.batch, found):
         fits(dataclasses.replace(recipe, batch=batch))
     with one_compilation():  # of each batch, for all its visits
         batch, speeds = _confirmed(recipe, found, known, machine, layout, notes, reporter)
     if machine.platform == "cpu":
-        notes.append(
-            "This is the host's memory, and nothing is gained by filling it: look at the examples/s."
-        )
+        notes.append(fact("host-memory-filled"))
     fits(dataclasses.replace(recipe, batch=batch))
-    bound = _bound(recipe, batch, limit) if batch == found else "memory: the device refused more"
+    bound = _bound(recipe, batch, limit) if batch == found else fact("bound-refused")
     answer = BatchSearch(
         recipe,
         target,
@@ -194,7 +186,7 @@ def _confirmed(
     known: dict[int, Memory],
     machine: Machine,
     layout: Layout,
-    notes: list[str],
+    notes: list[Any],
     reporter: Reporter,
 ) -> tuple[int, dict[int, list[float]]]:
     """The batch that real steps ran with, or `found` where none was dared, and examples/s by batch: of the
@@ -204,7 +196,7 @@ def _confirmed(
 
     def refused(batch: int, number: int = 1) -> str:
         nonlocal spent
-        reporter.say(f"trying batch {batch:,}, round {number}")
+        reporter.say(str(fact("trying-batch", batch=batch, number=number)))
         on = On(layout.devices, machine.platform, layout.exact)
         trial = try_batch(dataclasses.replace(recipe, batch=batch), on)
         spent += trial.seconds
@@ -217,52 +209,51 @@ def _confirmed(
     batch = found
     while batch not in speeds:
         if machine.platform == "cpu" and (doubt := _dared(batch, known.get(batch), recipe.batch, speeds)):
-            notes.append(f"No step was tried at batch {batch}: {doubt}.")
+            notes.append(doubt)
             break
         if why := refused(batch):
             smaller = batch * 9 // 10 // recipe.replicas * recipe.replicas
-            notes.append(f"Batch {batch} should fit, but the device refused it: {why}")
+            notes.append(fact("batch-refused", batch=batch, reason=why))
             if not smaller:
                 break
             batch = smaller
     for number in range(2, rounds(spent) + 1):
         for n in list(speeds):
             if why := refused(n, number):
-                notes.append(f"Batch {n} ran in {counted(len(speeds[n]), 'round')}, then was refused: {why}")
+                notes.append(fact("batch-refused-later", batch=n, rounds=len(speeds[n]), reason=why))
                 return batch, speeds
     return batch, speeds
 
 
-def _dared(batch: int, memory: Memory | None, own: int, speeds: dict[int, list[float]]) -> str:
-    """Why the CPU should not try this batch, or nothing."""
+def _dared(batch: int, memory: Memory | None, own: int, speeds: dict[int, list[float]]) -> Fact | None:
+    """Why the CPU should not try this batch, or None."""
     if memory is not None and memory.needed > SAFE_SHARE * memory.available:
-        return f"it needs more than {SAFE_SHARE:.0%} of the host's free memory, and running out of it kills"
+        return fact("batch-risky", batch=batch, share=SAFE_SHARE)
     if own in speeds and (seconds := LEAST_STEPS * batch / speeds[own][0]) > LONGEST_SECONDS:
-        return f"at the speed of batch {own} it would take {seconds:.0f} s"
-    return ""
+        return fact("batch-slow", batch=batch, own=own, seconds=seconds)
+    return None
 
 
 def _planned(recipe: Recipe, on: str, limit: int, exact: bool, reporter: Reporter) -> BatchSearch:
     unit = recipe.replicas
 
     def at(batch: int) -> Plan:
-        reporter.say(f"{on}: planning batch {batch:,}")
+        reporter.say(str(fact("planning-batch", target=on, batch=batch)))
         return plan(dataclasses.replace(recipe, batch=batch), [on], exact=exact)[0]
 
     made = at(limit // unit * unit)
     batch: int | None = limit // unit * unit
     if made.memory is None or not made.memory.fits:
         if made.memory is not None:
-            reporter.say(f"{on}: that does not fit; searching for the largest that does")
+            reporter.say(str(fact("searching-largest", target=on)))
         asked = plan(recipe, [on], exact=exact, find_largest_batch=made.memory is not None)[0]
         batch = min(asked.largest_batch, limit // unit * unit) if asked.largest_batch else None
         made = at(batch or unit)
-    notes = [f"{made.target} is {made.method}, not tried: a step there may still be refused."]
+    notes = [fact("plan-not-tried", target=made.target, method=made.method)]
     if made.problem is not None:
-        notes.append(f"{made.target}: {made.problem}.")
+        notes.append(fact("plan-problem", target=made.target, problem=str(made.problem)))
     if batch is None:
-        unknown = made.memory is None
-        bound = "unknown: so is its memory" if unknown else "memory: not even one example a replica fits"
+        bound = fact("bound-unknown" if made.memory is None else "bound-nothing-fits")
         return BatchSearch(recipe, made.target, made.devices, None, made.memory, bound, notes=tuple(notes))
     answer = BatchSearch(
         recipe,
@@ -281,11 +272,13 @@ def _planned(recipe: Recipe, on: str, limit: int, exact: bool, reporter: Reporte
     return _moved(answer, on)
 
 
-def _bound(recipe: Recipe, batch: int, limit: int) -> str:
+def _bound(recipe: Recipe, batch: int, limit: int) -> Fact:
     if batch + recipe.replicas <= limit:
-        return "memory"
+        return fact("bound-memory")
     examples = recipe.clock.examples
-    return f"the training set of {examples:,} examples" if limit == examples else f"at most {limit} asked for"
+    return (
+        fact("bound-examples", examples=examples) if limit == examples else fact("bound-asked", limit=limit)
+    )
 
 
 def _moved(found: BatchSearch, on: str | None) -> BatchSearch:
@@ -298,5 +291,5 @@ def _moved(found: BatchSearch, on: str | None) -> BatchSearch:
             move = transfer(recipe, batch=found.batch)
             there = move.recipe
         except RecipeError as error:  # an optimizer that no rule covers
-            notes.append(str(error))
+            notes.append(Fact(error.code, error.facts))
     return dataclasses.replace(found, move=move, findings=tuple(check(there, on)), notes=tuple(notes))

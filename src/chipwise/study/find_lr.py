@@ -16,97 +16,91 @@ from ..engine.progress import Reporter
 from ..errors import DivergedError, RecipeError
 from ..recipe.recipe import Recipe, Validated
 from ..recipe.schedules import as_schedule
-from .curve import FEWEST, NOT_FINITE, TOO_HIGH, Curve, Watch, read
-from .lr_sweep import Sweeps, hyperparameter, swept, value_of, with_hyper
+from ..words.facts import Fact, fact
+from .lr_sweep import RangeTests, hyperparameter, tested, value_of, with_hyper
 from .move.values import peak, rounded
+from .range_test import FEWEST, NOT_FINITE, TOO_HIGH, Losses, RangeCurve, read
 
 LOW, HIGH, STEPS = 1e-5, 10.0, 100
 """Six decades hold the rates of every optimizer here, and 100 steps are as many as fastai's finder makes."""
 
 MOST = 2000
-"""Steps of a sweep: more read no better, and reading takes the square of their number."""
+"""Steps of a test: more read no better, and reading takes the square of their number."""
 
 SCHEMA = "chipwise.find_lr/1"
 MARKS = ("suggestion", "valley", "steep", "last_stable")
 
 
 @dataclass(frozen=True)
-class Sweep:
-    """One sweep: `held`, what was held at which value besides the recipe's own, such as
+class RangeTest:
+    """One test: `held`, what was held at which value besides the recipe's own, such as
     `{"momentum": 0.9}`; its `curve`; `stopped`, why it ended before its last step, or None."""
 
     held: dict[str, float]
-    curve: Curve
-    stopped: str | None
+    curve: RangeCurve
+    stopped: Fact | None
+
+    @property
+    def name(self) -> str:
+        """`momentum=0.9`, or nothing."""
+        return ", ".join(f"{name}={value:g}" for name, value in self.held.items())
 
     def to_json(self) -> dict[str, Any]:
-        marks = {name: getattr(self.curve, name) for name in MARKS}
-        columns = {name: getattr(self.curve, name).tolist() for name in ("rates", "losses", "smoothed")}
         return {
-            "held": self.held, **marks, "stopped": self.stopped, "doubts": list(self.curve.doubts), **columns
-        }  # fmt: skip
+            "held": self.held,
+            **{name: getattr(self.curve, name) for name in MARKS},
+            "stopped": self.stopped and self.stopped.json(),
+            "doubts": [doubt.json() for doubt in self.curve.doubts],
+            **{name: getattr(self.curve, name).tolist() for name in ("rates", "losses", "smoothed")},
+        }
 
 
 @dataclass(frozen=True)
 class LrSearch:
     """What `find_lr` found.
 
-    *Fields:* `old`, the recipe it was asked about; `sweeps`, one, or one for each value of the second axis;
-    `chosen`, the place among them of the one that the suggestion is from; `why`, in words; `devices`, what it
-    ran on, and `notes` about that. `rates`, `losses` and `smoothed`, `(n,)` float64, and the marks are those
-    of the chosen sweep.
+    *Fields:* `old`, the recipe it was asked about; `tests`, one, or one for each value of the second axis;
+    `chosen`, the place among them of the one that the suggestion is from, and `why`; `devices`, what it ran
+    on, and `notes` about that. `curve` and the marks are those of the chosen test.
     """
 
     old: Recipe
-    sweeps: tuple[Sweep, ...]
+    tests: tuple[RangeTest, ...]
     chosen: int
-    why: str
+    why: Fact
     devices: dict[str, Any]
-    notes: tuple[str, ...] = ()
+    notes: tuple[Any, ...] = ()
 
     @property
-    def sweep(self) -> Sweep:
+    def test(self) -> RangeTest:
         """The chosen one."""
-        return self.sweeps[self.chosen]
+        return self.tests[self.chosen]
 
     @property
-    def rates(self) -> np.ndarray:
-        return self.sweep.curve.rates
-
-    @property
-    def losses(self) -> np.ndarray:
-        return self.sweep.curve.losses
-
-    @property
-    def smoothed(self) -> np.ndarray:
-        return self.sweep.curve.smoothed
+    def curve(self) -> RangeCurve:
+        return self.test.curve
 
     @property
     def suggestion(self) -> float:
-        """The peak rate to use, see `curve`."""
-        return self.sweep.curve.suggestion
+        """The peak rate to use, see `range_test`."""
+        return self.curve.suggestion
 
     @property
     def valley(self) -> float:
-        return self.sweep.curve.valley
+        return self.curve.valley
 
     @property
     def steep(self) -> float:
-        return self.sweep.curve.steep
+        return self.curve.steep
 
     @property
     def last_stable(self) -> float:
-        return self.sweep.curve.last_stable
+        return self.curve.last_stable
 
     @property
-    def stopped(self) -> str | None:
-        """Why the sweep ended before its last step, or None."""
-        return self.sweep.stopped
-
-    @property
-    def doubts(self) -> tuple[str, ...]:
-        """What makes the marks doubtful, one sentence each."""
-        return self.sweep.curve.doubts
+    def stopped(self) -> Fact | None:
+        """Why the test ended before its last step, or None."""
+        return self.test.stopped
 
     @property
     def own_peak(self) -> float:
@@ -117,14 +111,14 @@ class LrSearch:
     @property
     def settings(self) -> dict[str, float]:
         """What to type: the suggested rate, to the two digits that a curve can tell, and the second axis."""
-        held = {name: value for name, value in self.sweep.held.items() if value != value_of(self.old, name)}
+        held = {name: value for name, value in self.test.held.items() if value != value_of(self.old, name)}
         return {self.old.optimizer.lr_name: rounded(self.suggestion, 2), **held}
 
     @property
     def recipe(self) -> Recipe:
         """The recipe with `settings`: the rate becomes its schedule's peak, whose shape stays.
 
-        It is `validated` by the sweep, where that says anything, so that `cw.check` measures from here.
+        It is `validated` by the test, where that says anything, so that `cw.check` measures from here.
         Raises `RecipeError` for a schedule that is a function of the step, whose peak cannot be set.
         """
         optimizer = self.old.optimizer
@@ -140,10 +134,10 @@ class LrSearch:
                 highest = value * peak(schedule, self.old.clock) / value_of(self.old, name)
             changed[name] = schedule.with_peak(rounded(highest))
         new = dataclasses.replace(self.old, optimizer=with_hyper(optimizer, changed))
-        if not self.sweep.curve.fell:
+        if not self.curve.fell:
             return new
-        sweep = f"a sweep of {len(self.rates)} steps at batch {new.batch}, not a whole run"
-        return dataclasses.replace(new, validated=Validated(source=f"chipwise find-lr: {sweep}"))
+        source = str(fact("validated-by-find-lr", steps=len(self.curve.rates), batch=new.batch))
+        return dataclasses.replace(new, validated=Validated(source=source))
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; every number is finite."""
@@ -151,13 +145,13 @@ class LrSearch:
             "schema": SCHEMA,
             "recipe": self.old.describe(),
             "devices": self.devices,
-            "notes": list(self.notes),
+            "notes": list(map(str, self.notes)),
             "own_peak": self.own_peak,
             "suggestion": self.suggestion,
             "settings": self.settings,
-            "why": self.why,
+            "why": self.why.json(),
             "chosen": self.chosen,
-            "sweeps": [sweep.to_json() for sweep in self.sweeps],
+            "sweeps": [test.to_json() for test in self.tests],
         }
 
 
@@ -181,30 +175,31 @@ def find_lr(
     *Arguments:*
 
     - `low`, `high`: the first and the last rate. `steps`: one rate each, from 10 to 2,000.
-    - `second`: sweep once for each of several values of `"momentum"` (Adam's is `"b1"`), `"weight_decay"` or
+    - `second`: one test for each of several values of `"momentum"` (Adam's is `"b1"`), `"weight_decay"` or
       another number of the optimizer, and suggest a pair, after Smith (2018, arXiv:1803.09820, sections 4.3
       and 4.4).
     - `values`: those; by default some around the recipe's own. Where it follows a schedule, the value is
       that at the highest rate.
-    - `on`, `progress`: as in `fit`; the sweep is always exact.
+    - `on`, `progress`: as in `fit`; a test is always exact.
 
-    Raises `RecipeError` for what cannot be swept, `DataError` and `DeviceError` as `fit` does, and
+    Raises `RecipeError` for what cannot be tested, `DataError` and `DeviceError` as `fit` does, and
     `DivergedError` when the loss is not finite before any rate could act.
     """
     _check(low, high, steps)
     if second is None and values is not None:
-        raise RecipeError(f"values={list(values)} of what? Give second='momentum' or second='weight_decay'.")
+        raise RecipeError("values-of-nothing", values=list(values))
     cases: list[dict[str, float]] = [{}]
     if second is not None:
         cases = [{second: value} for value in axis(recipe, second, values)]
-    recipes = [swept(recipe, low, high, steps, held) for held in cases]
-    sweeps = []
+    recipes = [tested(recipe, low, high, steps, held) for held in cases]
+    tests = []
     reporter = Reporter(progress)
-    runs = Sweeps(recipes[0], on)
-    reporter.say(f"{recipe.name}: rates {low:g} to {high:g}, one a step; the step is compiled first")
+    driver = RangeTests(recipes[0], on)
+    reporter.say(str(fact("range-test-begins", recipe=recipe.name, low=low, high=high)))
     for number, (held, one) in enumerate(zip(cases, recipes, strict=True), 1):
         if held:
-            reporter.say(f"sweep {number} of {len(cases)}: {said(held)}")
+            name = ", ".join(f"{name}={value:g}" for name, value in held.items())
+            reporter.say(str(fact("range-test-of-several", number=number, count=len(cases), name=name)))
         with contextlib.ExitStack() as closing:
             closing.callback(reporter.stop)
 
@@ -213,17 +208,13 @@ def find_lr(
                     reporter.start(step, steps)
                 reporter.update({"step": step, "train/loss": loss})
 
-            watch = runs.run(one, seen)
+            losses = driver.run(one, seen)
         rates = one.optimizer.hyper[one.optimizer.lr_name].table(one.clock).astype(np.float64)
-        if not watch.losses:
-            raise DivergedError(
-                f"The loss of '{recipe.name}' is not finite at the first step, before any rate acts, so no "
-                f"rate can help: look at the data and at Task.init and Task.loss, for example with "
-                f"JAX_DEBUG_NANS=1."
-            )
-        sweeps.append(Sweep(held, read(rates, np.asarray(watch.losses)), _stopped(watch, rates)))
-    chosen, why = choose(sweeps)
-    return LrSearch(recipe, tuple(sweeps), chosen, why, runs.devices, runs.notes)
+        if not losses.finite:
+            raise DivergedError("loss-not-finite-at-once", recipe=recipe.name)
+        tests.append(RangeTest(held, read(rates, np.asarray(losses.finite)), _stopped(losses, rates)))
+    chosen, why = choose(tests)
+    return LrSearch(recipe, tuple(tests), chosen, why, driver.devices, driver.notes)
 
 
 def check_peak(recipe: Recipe) -> None:
@@ -232,52 +223,44 @@ def check_peak(recipe: Recipe) -> None:
     as_schedule(optimizer.hyper[optimizer.lr_name]).with_peak(1.0)
 
 
-def choose(sweeps: Sequence[Sweep]) -> tuple[int, str]:
-    """The place of the sweep to follow, and the reason in words.
+def choose(tests: Sequence[RangeTest]) -> tuple[int, Fact]:
+    """The place of the test to follow, and the reason.
 
-    Smith (2018, sections 4.3 and 4.4): the value whose sweep reaches the lowest loss, and where several come
+    Smith (2018, sections 4.3 and 4.4): the value whose test reaches the lowest loss, and where several come
     as low, the one that stays stable up to the highest rate.
     """
-    if len(sweeps) == 1:
-        return 0, "the middle of the bottom of the curve, up to the last stable rate"
-    lowest = [float(sweep.curve.smoothed.min()) for sweep in sweeps]
+    if len(tests) == 1:
+        return 0, fact("one-range-test")
+    lowest = [float(test.curve.smoothed.min()) for test in tests]
     best = int(np.argmin(lowest))
-    near = lowest[best] + 0.1 * max(float(sweeps[best].curve.smoothed[0]) - lowest[best], 0.0)
+    near = lowest[best] + 0.1 * max(float(tests[best].curve.smoothed[0]) - lowest[best], 0.0)
     as_low = [i for i, loss in enumerate(lowest) if loss <= near]
-    chosen = max(as_low, key=lambda i: (sweeps[i].curve.last_stable, -lowest[i]))
-    names = [said(sweep.held) for sweep in sweeps]
+    chosen = max(as_low, key=lambda i: (tests[i].curve.last_stable, -lowest[i]))
+    about = {"name": tests[chosen].name, "loss": lowest[chosen]}
     if chosen == best:
-        return chosen, f"{names[chosen]} reaches the lowest loss, {lowest[chosen]:.3g}"
-    others = ", ".join(names[i] for i in as_low if i != chosen)
-    return chosen, (
-        f"{names[chosen]} comes as low as {others} ({lowest[chosen]:.3g}, within a tenth of the fall) "
-        f"and stays stable to a higher rate, {sweeps[chosen].curve.last_stable:.3g}"
-    )
+        return chosen, fact("lowest-loss", **about)
+    others = [tests[i].name for i in as_low if i != chosen]
+    return chosen, fact("as-low-and-stable", **about, others=others, lr=tests[chosen].curve.last_stable)
 
 
-def said(held: dict[str, float]) -> str:
-    """`momentum=0.9`, or nothing."""
-    return ", ".join(f"{name}={value:g}" for name, value in held.items())
-
-
-def _stopped(watch: Watch, rates: np.ndarray) -> str | None:
-    if not watch.ended:
+def _stopped(losses: Losses, rates: np.ndarray) -> Fact | None:
+    if not losses.ended:
         return None
-    n = len(watch.losses) + (watch.ended == NOT_FINITE)
-    where = f"at step {n} of {len(rates)}, rate {rates[n - 1]:.3g}"
-    if watch.ended == NOT_FINITE:
-        return f"The loss was no longer finite {where}."
-    return f"The average loss rose above {TOO_HIGH:g} x its lowest {where}."
+    step = len(losses.finite) + (losses.ended == NOT_FINITE)
+    about = {"step": step, "steps": len(rates), "lr": float(rates[step - 1])}
+    if losses.ended == NOT_FINITE:
+        return fact("range-test-not-finite", **about)
+    return fact("range-test-diverged", **about, times=TOO_HIGH)
 
 
 def _check(low: float, high: float, steps: int) -> None:
     for name, value in (("low", low), ("high", high)):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-30 < value < 1e30:
-            raise RecipeError(f"{name}={value!r}: expected a rate above 0, such as 1e-5.")
+            raise RecipeError("no-rate", name=name, value=value)
     if not low < high:
-        raise RecipeError(f"low={low:g} is not below high={high:g}: try low={LOW:g}, high={HIGH:g}.")
+        raise RecipeError("rates-out-of-order", low=low, high=high, usual_low=LOW, usual_high=HIGH)
     if isinstance(steps, bool) or not isinstance(steps, int) or not FEWEST <= steps <= MOST:
-        raise RecipeError(f"steps={steps!r}: expected {FEWEST} to {MOST}, such as {STEPS}.")
+        raise RecipeError("range-test-steps", steps=steps, fewest=FEWEST, most=MOST, usual=STEPS)
 
 
 def axis(recipe: Recipe, second: str, values: Sequence[float] | None = None) -> list[float]:
@@ -288,10 +271,7 @@ def axis(recipe: Recipe, second: str, values: Sequence[float] | None = None) -> 
     own = value_of(recipe, second)
     schedule = as_schedule(hyperparameter(recipe.optimizer, second), second)
     if own == 0 and peak(schedule, recipe.clock) > 0:
-        raise RecipeError(
-            f"{second} follows a schedule that is 0 where the rate is highest, so it cannot be scaled to "
-            f"another value there: sweep another setting, or give {second} as a number."
-        )
+        raise RecipeError("second-is-zero-at-peak", name=second)
     averages = second in ("momentum", "b1", "b2")
     if values is None:
         if averages:  # Smith's 0.8, 0.9, 0.95: averages half and twice as long
@@ -302,8 +282,9 @@ def axis(recipe: Recipe, second: str, values: Sequence[float] | None = None) -> 
     for value in values:
         number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if not number or value < 0 or (averages and value >= 1):
-            high = "from 0 to below 1" if averages else "of at least 0"
-            raise RecipeError(f"{second}={value!r}: expected numbers {high}.")
+            raise RecipeError(
+                "second-no-average" if averages else "second-no-number", name=second, value=value
+            )
     if not values:
-        raise RecipeError(f"no values of {second} to sweep: give some, such as {second}={own:g},{own / 2:g}.")
+        raise RecipeError("second-without-values", name=second, own=own, half=own / 2)
     return sorted({float(value) for value in values})

@@ -21,20 +21,20 @@ from ..engine.on import ALL, On
 from ..engine.placement import describe, lay_out
 from ..engine.program import Program
 from ..engine.step import first_state
-from ..errors import RecipeError, nearest
+from ..errors import RecipeError, near
 from ..machine.detect import detect
 from ..recipe.optimizers import Optimizer
 from ..recipe.recipe import Recipe
 from ..recipe.schedules import Schedule, as_schedule, constant, exponential, piecewise
-from .curve import NOT_FINITE, Watch
 from .move.values import rounded
+from .range_test import NOT_FINITE, Losses
 
 BEHIND = 8
 """Steps by which the host reads losses late, so that the device never waits to be asked. What is swept after
 a divergence, until it is read of, is thrown away: the number changes no curve."""
 
 
-def swept(
+def tested(
     recipe: Recipe, low: float, high: float, steps: int, held: dict[str, float] | None = None
 ) -> Recipe:
     """`recipe` for `steps` steps with rates from `low` to `high`, evenly spaced on a logarithmic axis.
@@ -76,11 +76,9 @@ def hyperparameter(optimizer: Optimizer, name: str) -> Any:
     known: list[str] = [n for n in ("momentum", "weight_decay", "b1", "b2") if n in given]
     known += [n for n in optimizer.hyper if n not in known and n != optimizer.lr_name]
     if name not in known:
-        hint = " Adam's momentum is b1." if name == "momentum" and "b1" in known else nearest(name, known)
         kind = optimizer.describe()["optimizer"]
-        raise RecipeError(
-            f"{kind} has no second setting '{name}'.{hint} It has {', '.join(known) or 'none'}."
-        )
+        hint = "b1" if name == "momentum" and "b1" in known else near(name, known)  # Adam's momentum
+        raise RecipeError("no-second-setting", optimizer=kind, name=name, hint=hint, known=known)
     return given[name]
 
 
@@ -99,13 +97,13 @@ def with_hyper(optimizer: Optimizer, new: dict[str, Any]) -> Optimizer:
     return optimizer.replace(**new)
 
 
-class Sweeps:
+class RangeTests:
     """Runs sweeps of recipes that differ in hyperparameters alone, on the devices at hand.
 
-        watch = Sweeps(one).run(one)
+        losses = RangeTests(one).run(one)
 
-    *Arguments:* as of `fit`; `recipe` is one of `swept`. *Fields:* `devices`, what they run on; `notes`, what
-    is to be said of that.
+    *Arguments:* as of `fit`; `recipe` is one of `tested`. *Fields:* `devices`, what they run on;
+    `notes` about that.
     """
 
     def __init__(
@@ -126,17 +124,17 @@ class Sweeps:
         self._workers, self._compiled = on.workers, False
         self.devices, self.notes = describe(machine, layout), tuple(said)
 
-    def run(self, recipe: Recipe, seen: Callable[[int, float], None] = lambda step, loss: None) -> Watch:
+    def run(self, recipe: Recipe, seen: Callable[[int, float], None] = lambda step, loss: None) -> Losses:
         """What a fresh run of `recipe` comes to, up to its end or to where it diverges.
 
         *Arguments:* `seen` is called with the number of each step whose loss was read, from 1, and that loss.
         """
-        program, watch = self._program, Watch()
+        program, losses = self._program, Losses()
 
         def taken() -> bool:
             loss = _loss(waiting.popleft())
-            going = watch.take(loss)
-            seen(len(watch.losses) + (watch.ended == NOT_FINITE), loss)
+            going = losses.take(loss)
+            seen(len(losses.finite) + (losses.ended == NOT_FINITE), loss)
             return going
 
         with contextlib.ExitStack() as closing, jax.default_device(program.devices[0]):
@@ -165,7 +163,7 @@ class Sweeps:
             else:
                 while waiting and taken():
                     pass
-        return watch
+        return losses
 
 
 def _loss(s: Any) -> float:

@@ -198,7 +198,7 @@ def test_batch_norm_is_told_by_its_statistics():
 @pytest.mark.parametrize(
     "optimizer, given, expected",
     [
-        (OPTIMIZERS[0], {}, "nothing to change"),
+        (OPTIMIZERS[0], {}, "no batch, replicas or duration"),
         (OPTIMIZERS[0], {"batch": 63}, "not divisible by replicas=8"),
         (OPTIMIZERS[0], {"batch": 0}, "batch=0"),
         (OPTIMIZERS[0], {"duration": "5%"}, "share of itself"),
@@ -206,7 +206,7 @@ def test_batch_norm_is_told_by_its_statistics():
         (
             cw.from_optax(optax.lion, learning_rate=1e-4, b1=0.9),
             {"batch": 32},
-            "--set learning_rate=... --set b1",
+            "no rule for another batch",
         ),
         (cw.sgd(lr=optax.cosine_decay_schedule(0.1, 100)), {"batch": 32}, "is a function of the step"),
         (cw.adam(lr=0.1, b1=cw.exponential(0.5, 0.5, "9st")), {"batch": 32}, "decay of an average"),

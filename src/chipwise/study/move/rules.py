@@ -98,11 +98,7 @@ def optimizer_for(
     if isinstance(optimizer, sgd | adam | adamw):
         return _known(optimizer, move, clock, lr)
     if move.batch != 1 or lr is not None:
-        names = " ".join(f"--set {name}=..." for name in optimizer.hyper)
-        raise RecipeError(
-            f"{optimizer!r} has no rule for another batch, only sgd, adam and adamw have: leave batch out "
-            f"and set its numbers yourself, --set batch=... {names}"
-        )
+        raise RecipeError("no-rule-for-optimizer", optimizer=repr(optimizer), names=list(optimizer.hyper))
     new = {name: stretched(schedule, move.length) for name, schedule in optimizer.hyper.items()}
     changes = [change for name in new for change in _lengths(name, optimizer.hyper[name], new[name], move)]
     if not any(change.changed for change in changes):
@@ -119,9 +115,7 @@ def _known(
     assert factor is not None
     if lr is not None:
         if not isinstance(lr, int | float) or isinstance(lr, bool) or not 0 < lr < math.inf or not old_lr:
-            raise RecipeError(
-                f"lr={lr!r} cannot replace the peak rate {old_lr:g}: expected a number above 0."
-            )
+            raise RecipeError("lr-not-above-zero", lr=lr, peak=old_lr)
         factor = Fraction(repr(float(lr))) / Fraction(repr(old_lr))
     new: dict[str, Any] = {"lr": optimizer.lr if factor == 1 else scaled(optimizer.lr, factor)}
     new_lr = peak(new["lr"], clock)

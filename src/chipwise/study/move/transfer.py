@@ -79,7 +79,7 @@ def transfer(
     optimizer or schedule that no rule covers.
     """
     if batch is None and replicas is None and duration is None and lr is None:
-        raise RecipeError("transfer was given nothing to change: expected batch=, replicas= or duration=.")
+        raise RecipeError("transfer-nothing")
     old_clock = recipe.clock
     assert old_clock.total is not None
     given: dict[str, Any] = {"batch": batch, "replicas": replicas, "duration": duration}

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from chipwise.study.curve import DIVERGED, NOT_FINITE, Watch, read, smooth
+from chipwise.study.range_test import DIVERGED, NOT_FINITE, Losses, read, smooth
+from chipwise.words.facts import fact
 
 RATES = np.geomspace(1e-5, 10.0, 100)
 MARKS = ("suggestion", "valley", "steep", "last_stable")
@@ -20,6 +21,10 @@ def hill(rates=RATES):
     return np.interp(decades, [-5, -3, -2, 0, 1], [2.0, 2.0, 0.5, 0.5, 50.0])
 
 
+def codes(curve):
+    return [doubt.code for doubt in curve.doubts if str(doubt)]
+
+
 def test_the_marks_of_a_plain_curve():
     curve = read(RATES, hill())
     assert 5e-4 < curve.valley < 1e-2 and 1e-3 < curve.steep < 1e-2
@@ -30,7 +35,7 @@ def test_the_marks_of_a_plain_curve():
 
 def test_a_curve_that_never_breaks_says_so():
     curve = read(RATES, np.minimum(hill(), 2.0 - 1.5 * (RATES > 1e-2)))
-    assert curve.last_stable == RATES[-1] and "highest rate" in curve.doubts[0]
+    assert curve.last_stable == RATES[-1] and curve.doubts == (fact("loss-held-to-the-end", lr=10.0),)
     assert curve.suggestion < curve.last_stable
 
 
@@ -44,12 +49,14 @@ def test_a_sweep_that_was_stopped_is_not_asked_to_go_further(bad):
 @pytest.mark.parametrize("losses", [np.full(100, 2.3), np.linspace(2.0, 9.0, 100), [1.0], [1.0, 2.0]])
 def test_a_curve_that_never_falls_is_doubtful(losses):
     curve = read(RATES, np.asarray(losses))
-    assert "did not fall" in curve.doubts[0] and not curve.fell and RATES[0] <= curve.suggestion <= RATES[-1]
+    assert (
+        codes(curve) == ["loss-never-fell"] and not curve.fell and RATES[0] <= curve.suggestion <= RATES[-1]
+    )
 
 
 def test_a_curve_that_falls_at_once_is_doubtful():
     rates = RATES[RATES > 2e-3]
-    assert any("lowest rate" in text for text in read(rates, hill(rates)).doubts)
+    assert "loss-fell-at-once" in codes(read(rates, hill(rates)))
 
 
 @settings(max_examples=200)
@@ -105,7 +112,7 @@ def test_an_explosion_at_the_end_does_not_reach_back():
 
 
 def watched(losses):
-    watch = Watch()
+    watch = Losses()
     taken = next((i for i, loss in enumerate(losses) if not watch.take(loss)), len(losses))
     return watch, taken
 
@@ -113,7 +120,7 @@ def watched(losses):
 def test_a_sweep_ends_where_the_loss_is_not_finite():
     for bad in (math.nan, math.inf, -math.inf):
         watch, taken = watched([2.0, 1.0, bad, 1.0])
-        assert (watch.ended, taken, watch.losses) == (NOT_FINITE, 2, [2.0, 1.0])
+        assert (watch.ended, taken, watch.finite) == (NOT_FINITE, 2, [2.0, 1.0])
 
 
 def test_a_sweep_ends_at_four_times_its_best():

@@ -1,15 +1,15 @@
-"""What a curve of losses over growing rates says: where it falls, where it holds, where it breaks.
+"""The learning-rate range test: a fresh run whose rate grows with every step, and what its losses say.
 
-The idea is Smith's range test (2015, arXiv:1506.01186, section 3.3; 2018, arXiv:1803.09820, section 4.1):
-train while the rate grows, and look. Looking is made a rule here, in which neither the unit of the loss nor
-that of the rate has a part: a curve shifted or stretched reads the same.
+The idea is Smith's (2015, arXiv:1506.01186, section 3.3; 2018, arXiv:1803.09820, section 4.1): train while
+the rate grows, and look where the loss falls, holds and breaks. Looking is made a rule here, in which neither
+the unit of the loss nor that of the rate has a part: a curve shifted or stretched reads the same.
 
 - `valley`: the middle of the longest falling stretch, fastai's default (`callback/schedule.py`). Safe, low;
 - `steep`: where the loss falls fastest against the logarithm of the rate, fastai's other one;
 - `last_stable`: the highest rate up to which the loss keeps nine tenths of what it has fallen;
 - `suggestion`: the middle, in the logarithm, of the bottom of the curve: from where nine tenths of the fall
   are done, the knee, to `last_stable`. Smith takes a highest rate from where the curve stops falling, by
-  eye; the middle is as far as can be from both ends, which a longer run meets earlier than a sweep.
+  eye; the middle is as far as can be from both ends, which a longer run meets earlier than a test.
 
 Everything works on smoothed losses. A causal mean lags: it would move all marks towards higher rates.
 This one weighs neighbours on both sides alike, by `exp(-distance / width)`, over those that there are, so
@@ -23,29 +23,32 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..words.facts import Fact, fact
+
 FEWEST = 10  # losses from which a curve can be read at all
-NOT_FINITE, DIVERGED = "not finite", "diverged"
-TOO_HIGH = 4.0  # times the best loss so far, on average, ends a sweep
-_MEMORY = 0.8  # of the average that watches a sweep: about 5 steps
+NOT_FINITE, DIVERGED = "not-finite", "diverged"
+TOO_HIGH = 4.0  # times the best loss so far, on average, ends a test
+_MEMORY = 0.8  # of the average that watches a test: about 5 steps
 _WIDTH = 1 / 8  # of a decade: how far the smoothing of a finished curve reaches
 _KEPT = 0.9  # of the fall of the loss, which a stable rate keeps
 
 
 @dataclass
-class Watch:
-    """Losses of a sweep as they come in, one a step.
+class Losses:
+    """The losses of a test as they come in, one a step.
 
-    *Fields:* `losses`, the finite ones; `ended`, why no more are wanted: "", `DIVERGED` or `NOT_FINITE`.
+    *Fields:* `finite`, those before the first that is not; `ended`, why no more are asked for: "", `DIVERGED`
+    or `NOT_FINITE`.
     """
 
-    losses: list[float] = field(default_factory=list)
+    finite: list[float] = field(default_factory=list)
     ended: str = ""
     _sum: float = 0.0
     _weight: float = 0.0
     _best: float = math.inf
 
     def take(self, loss: float) -> bool:
-        """Notes the next step's loss; whether the sweep should go on.
+        """Notes the next step's loss; whether the test should go on.
 
         It ends at the first loss that is not finite, and where the average of the last steps, an
         exponential one without the bias of its start, is above 4 times the best that it was and above the
@@ -54,12 +57,12 @@ class Watch:
         if not math.isfinite(loss):
             self.ended = NOT_FINITE
             return False
-        self.losses.append(loss)
+        self.finite.append(loss)
         self._sum = _MEMORY * self._sum + (1 - _MEMORY) * loss
         self._weight = _MEMORY * self._weight + (1 - _MEMORY)
         average = self._sum / self._weight
         self._best = min(self._best, average)
-        if average > max(_limit(self._best), self.losses[0]):
+        if average > max(_limit(self._best), self.finite[0]):
             self.ended = DIVERGED
         return not self.ended
 
@@ -70,10 +73,10 @@ def _limit(best: float) -> float:
 
 
 @dataclass(frozen=True)
-class Curve:
-    """A finished sweep. *Fields:* `rates`, `losses` and `smoothed`, `(n,)` float64, all finite, n at least 1;
+class RangeCurve:
+    """A finished test. *Fields:* `rates`, `losses` and `smoothed`, `(n,)` float64, all finite, n at least 1;
     the marks, rates within `rates`; `fell`, whether the loss fell clearly at any rate, without which the
-    marks mean little; `doubts`, what makes them doubtful, one sentence each."""
+    marks mean little; `doubts`, what makes them doubtful."""
 
     rates: np.ndarray
     losses: np.ndarray
@@ -83,13 +86,13 @@ class Curve:
     steep: float
     last_stable: float
     fell: bool
-    doubts: tuple[str, ...] = ()
+    doubts: tuple[Fact, ...] = ()
 
 
-def read(rates: np.ndarray, losses: np.ndarray) -> Curve:
+def read(rates: np.ndarray, losses: np.ndarray) -> RangeCurve:
     """The curve through `rates`, (n,) ascending and above 0, and `losses`, (m,) with m at most n.
 
-    Of the losses those before the first that is not finite count. Fewer of them than rates are a sweep that
+    Of the losses those before the first that is not finite count. Fewer of them than rates are a test that
     was stopped. Raises `ValueError` when there is none.
     """
     finite = np.isfinite(losses)
@@ -104,16 +107,13 @@ def read(rates: np.ndarray, losses: np.ndarray) -> Curve:
     noise = float(np.std((losses - smoothed)[: best + 1]))
     fall = float(smoothed[0] - smoothed[best])
     fell = n >= FEWEST and fall > 2 * noise
-    doubts = [
-        f"The loss did not fall clearly at any rate ({fall:.3g}, its noise is {noise:.3g}): the marks mean "
-        "little. Sweep with more steps, or look at the task."
-    ]
+    doubts = [fact("loss-never-fell", fall=fall, noise=noise)]
     if fell:
         doubts = _doubts(rates, smoothed, best, held=last_stable == n - 1 and not stopped)
     # Nothing is looked for beyond the best: what falls there falls from where it should not be.
     valley = float(rates[_valley(smoothed[: best + 1])])
     steep = float(rates[_steep(np.log(rates[: best + 1]), smoothed[: best + 1])])
-    return Curve(
+    return RangeCurve(
         rates=rates,
         losses=losses,
         smoothed=smoothed,
@@ -130,7 +130,7 @@ def read(rates: np.ndarray, losses: np.ndarray) -> Curve:
 def smooth(rates: np.ndarray, losses: np.ndarray) -> np.ndarray:
     """Weighted means of `losses`, `(n,)`, by their distance in decades of `rates`, `(n,)`.
 
-    A loss above what ends a sweep counts as that much: the last one may be any number.
+    A loss above what ends a test counts as that much: the last one may be any number.
     """
     best = float(np.min(losses))
     capped = np.minimum(losses, max(_limit(best), float(losses[0])))
@@ -169,17 +169,9 @@ def _bottom(smoothed: np.ndarray, best: int) -> tuple[int, int]:
     )
 
 
-def _doubts(rates: np.ndarray, smoothed: np.ndarray, best: int, held: bool) -> list[str]:
-    """Of a loss that fell. `held`: it still did at the last rate of a whole sweep."""
-    found = []
-    if held:
-        found.append(
-            f"The loss still held at the highest rate, {rates[-1]:.3g}: the last stable rate may be higher. "
-            "Sweep further to see it."
-        )
+def _doubts(rates: np.ndarray, smoothed: np.ndarray, best: int, held: bool) -> list[Fact]:
+    """Of a loss that fell. `held`: it still did at the last rate of a whole test."""
+    doubts = [fact("loss-held-to-the-end", lr=float(rates[-1]))] if held else []
     if smoothed[0] - smoothed[min(3, best)] > (1 - _KEPT) * (smoothed[0] - smoothed[best]):
-        found.append(
-            f"The loss fell from the lowest rate on, {rates[0]:.3g}: sweep from a lower one to see where it "
-            "begins."
-        )
-    return found
+        doubts.append(fact("loss-fell-at-once", lr=float(rates[0])))
+    return doubts
