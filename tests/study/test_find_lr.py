@@ -223,8 +223,8 @@ def test_a_scheduled_setting_is_held_where_the_rate_is_highest_and_set_there():
 @pytest.mark.parametrize(
     "changes, code, facts",
     [
-        ({"low": 0.0}, "no-rate", {"name": "low", "value": 0.0}),
-        ({"high": math.nan}, "no-rate", {"name": "high"}),
+        ({"low": 0.0}, "rate-not-above-zero", {"name": "low", "value": 0.0}),
+        ({"high": math.nan}, "rate-not-above-zero", {"name": "high"}),
         ({"low": 1.0, "high": 1.0}, "rates-out-of-order", {"low": 1.0, "high": 1.0}),
         ({"steps": 9}, "range-test-steps", {"fewest": 10, "most": 2000}),
         ({"values": [1.0]}, "values-of-nothing", {}),

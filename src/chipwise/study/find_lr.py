@@ -256,7 +256,7 @@ def _stopped(losses: Losses, rates: np.ndarray) -> Fact | None:
 def _check(low: float, high: float, steps: int) -> None:
     for name, value in (("low", low), ("high", high)):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-30 < value < 1e30:
-            raise RecipeError("no-rate", name=name, value=value)
+            raise RecipeError("rate-not-above-zero", name=name, value=value)
     if not low < high:
         raise RecipeError("rates-out-of-order", low=low, high=high, usual_low=LOW, usual_high=HIGH)
     if isinstance(steps, bool) or not isinstance(steps, int) or not FEWEST <= steps <= MOST:
