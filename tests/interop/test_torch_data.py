@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from chipwise.data import Arrays, ImageFolder, spec_of, take
-from chipwise.data.columns import as_columns
 from chipwise.errors import DataError
+from chipwise.recipe.source import as_columns
 from refusals import refused
 
 torch = pytest.importorskip("torch")

@@ -15,7 +15,6 @@ import tasks
 from chipwise.data.synthetic import like
 from chipwise.measure import bench as train
 from chipwise.measure.bench import INTERVAL_SECONDS, INTERVALS, intervals, measure_train
-from chipwise.measure.endless import endless
 from chipwise.measure.record import read
 
 
@@ -93,7 +92,7 @@ def test_a_recipe_that_ends_first_goes_on(record):
 def test_schedules_hold_their_last_value(start, stop):
     recipe = tasks.recipe()
     own = recipe.optimizer.tables(recipe.clock)
-    longer = endless(recipe)
+    longer = recipe.endless()
     found = longer.optimizer.tables(longer.clock, start, stop)
     for name, values in own.items():
         expected = [values[min(step, 29)] for step in range(start, stop)]

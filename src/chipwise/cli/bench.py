@@ -24,7 +24,7 @@ from .terminal import console, grid, lines, table
 
 if TYPE_CHECKING:
     from ..measure.record import Record
-    from ..recipe.task import Source
+    from ..recipe.source import Source
 
 PACK_BATCH = 256  # of a pack alone, which knows of no batch
 

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from ..errors import DataError
-from ..recipe.task import Source
+from ..recipe.source import Source
 from . import cache, originals
 from .columns import Columns, Spec, described
 from .folder import ImageFolder

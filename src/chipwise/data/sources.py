@@ -10,10 +10,8 @@ exactly the shapes and types of `spec`. A source with `fill` is read by several 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
-import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -23,9 +21,9 @@ import numpy as np
 
 from ..errors import DataError
 from ..machine.limits import usable_cores
-from ..recipe.task import Source
+from ..recipe.source import Source, narrow, read_example
+from ..recipe.source import spec_of as spec_of
 from .columns import (
-    NARROW,
     Columns,
     Spec,
     check_labels,
@@ -33,13 +31,9 @@ from .columns import (
     described,
     empty,
     example_bytes,
-    narrow,
-    read_example,
 )
 from .stages import stage
 
-# What example 0 of a source without a spec was like: it may take seconds to read, and is asked for often
-_SPECS: weakref.WeakKeyDictionary[Any, Spec] = weakref.WeakKeyDictionary()
 _PIECE = 2048  # examples that one thread reads at a time when all are read
 
 
@@ -185,31 +179,6 @@ class Mapped:
         example = self.source[index]
         with stage("transform"):
             return self.function(example)
-
-
-def spec_of(source: Any) -> Spec:
-    """Column to the shape and type of one example.
-
-    Reads example 0 when the source has no `spec`; raises `DataError` when there is none.
-    """
-    spec = getattr(source, "spec", None)
-    if spec is not None:
-        for name, s in spec.items():
-            narrower = NARROW.get(np.dtype(s.dtype).name)
-            if narrower is not None:
-                kind = type(source).__name__
-                raise DataError(
-                    "spec-64-bit", source=kind, column=name, dtype=str(s.dtype), expected=narrower
-                )
-        return dict(spec)
-    with contextlib.suppress(TypeError, KeyError):  # lists, and what has no hash, cannot be remembered
-        return dict(_SPECS[source])
-    if not len(source):
-        raise DataError("source-empty")
-    known = {n: jax.ShapeDtypeStruct(a.shape, a.dtype) for n, a in read_example(source[0], 0).items()}
-    with contextlib.suppress(TypeError):
-        _SPECS[source] = known
-    return dict(known)
 
 
 def nbytes(source: Any) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..recipe.task import Source
+from ..recipe.source import Source
 from .buffers import Pool
 from .columns import Columns, example_bytes
 from .sources import has

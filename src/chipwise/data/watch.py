@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from ..machine.limits import usable_cores
-from ..recipe.task import Source
+from ..recipe.source import Source
 from ..words.facts import Fact, fact
 from .columns import example_bytes
 from .sources import Arrays, Lazy, has, nbytes, spec_of

@@ -30,8 +30,9 @@ import numpy as np
 
 from ..errors import DataError, RecipeError
 from ..machine.limits import usable_cores
+from ..recipe.source import one_line
 from .buffers import Buffer, Layout, columns, mapped
-from .columns import Columns, example_bytes, one_line
+from .columns import Columns, example_bytes
 from .sources import fill, has, spec_of
 from .stages import Stages
 

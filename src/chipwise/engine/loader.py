@@ -18,7 +18,7 @@ from ..data.sources import Spec, check_labels, materialize, nbytes
 from ..data.stream import Stream
 from ..errors import DataError, RecipeError
 from ..machine.limits import memory
-from ..recipe.task import Source
+from ..recipe.source import Source
 
 _WINDOW_INDICES = 1 << 20  # 4 MB of int32: small beside any data set, thousands of steps of a small one
 _WINDOW_STEPS = 1024

@@ -39,7 +39,6 @@ from ..machine.fingerprint import this_machine
 from ..planner.hlo_proto import program_bytes
 from ..recipe.recipe import Recipe
 from ..words.figures import counted
-from .endless import endless
 from .memory import by_category, host_peak_bytes
 from .profile import capture, explain, make_folder
 from .record import Record, Series
@@ -107,7 +106,7 @@ def measure_train(
     readers(task.train, on.workers)
     resident = loader.resident(task.train, machine.devices[0], on.feed)
     columns = loader.read(task.train, task.classes, "training") if resident else None
-    longer = endless(recipe)
+    longer = recipe.endless()
     program = Program(longer, layout, machine.devices[: layout.devices], resident=resident)
     spent: dict[str, float] = {}
     with contextlib.ExitStack() as closing:

@@ -13,7 +13,7 @@ from ..data.sources import empty, fill, spec_of
 from ..errors import DataError
 from ..measure import record as records
 from ..recipe.recipe import Recipe
-from ..recipe.task import Source
+from ..recipe.source import Source
 from ..words.facts import Fact, fact
 from .plans import Feeding
 from .programs import nbytes

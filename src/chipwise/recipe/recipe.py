@@ -7,7 +7,6 @@ import functools
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..data.sources import spec_of
 from ..errors import DataError, RecipeError, near
 from ..words.facts import Fact, fact
 from . import precision as precisions
@@ -15,6 +14,7 @@ from .duration import Clock, Duration
 from .optimizers import Optimizer
 from .schedule import as_schedule
 from .schedules import as_typed
+from .source import spec_of
 from .task import Task
 
 
@@ -45,6 +45,9 @@ _EXAMPLES = {
     "duration": 'duration="24ep"',
     "optimizer": "optimizer=cw.sgd(lr=0.1)",
 }
+
+
+_FOR_EVER = f"{10**8}st"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +165,11 @@ class Recipe:
         from ..study.move.transfer import transfer
 
         return transfer(self, batch=batch, replicas=replicas, duration=duration, lr=lr).recipe
+
+    def endless(self) -> Recipe:
+        """This recipe, going on after its last step: the order of the examples continues into further epochs,
+        and every hyperparameter holds its last value. Up to there it is the same to the bit."""
+        return dataclasses.replace(self, duration=_FOR_EVER, optimizer=self.optimizer.held(self.clock))
 
     def describe(self) -> dict[str, Any]:
         """The recipe as plain JSON values: what is stored with a run and compared on resuming."""

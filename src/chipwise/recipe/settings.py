@@ -9,16 +9,13 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..data.synthetic import like
-from ..errors import ChipwiseError, RecipeError, nearest
-from ..recipes import BUILT_IN
-from .optimizers import Optimizer
+from ..errors import ChipwiseError, RecipeError, near
 from .recipe import Recipe
-from .schedules import Schedule
+from .schedule import Schedule
 
 RECIPE_MODULE = "chipwise_recipe_"  # how modules are called that came from recipe files
 _STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -38,43 +35,48 @@ def load(spec: str, settings: Sequence[str] = (), data: str | None = None, synth
     Raises `RecipeError` for unknown names (with the nearest), wrong types and broken recipe files.
     """
     if synthetic and data is not None:
-        raise RecipeError(f"--synthetic makes the data up: leave out --data {data}, or --synthetic.")
-    made = _find(spec)
+        raise RecipeError("synthetic-and-data", data=data)
+    source = _find(spec)
     pairs = dict(_parse(text) for text in settings)
-    if isinstance(made, Recipe):
+    parameters: Mapping[str, inspect.Parameter] = {}
+    if isinstance(source, Recipe):
         if data is not None:
-            raise RecipeError(f"{spec} is a finished Recipe and takes no --data: make it a function of data.")
-        recipe = made
+            raise RecipeError("recipe-finished", recipe=spec)
+        recipe = source
     else:
-        parameters = inspect.signature(made).parameters
-        given: dict[str, Any] = {}
-        if data is not None:
-            if "data" not in parameters:
-                raise RecipeError(f"{spec} has no parameter 'data', so --data cannot be used with it.")
-            given["data"] = data
-        for name in [n for n in pairs if n in parameters and n != "data"]:
-            given[name] = _typed(name, pairs.pop(name), _default(parameters[name]))
-        for name, parameter in parameters.items():
-            optional = parameter.default is not parameter.empty or parameter.kind in _STARRED
-            if name not in given and not optional:
-                how = "--data DIR" if name == "data" else f"--set {name}=..."
-                raise RecipeError(f"{spec} needs a value for its parameter '{name}': give {how}.")
-        recipe = _called(spec, made, given)
-        if not isinstance(recipe, Recipe):
-            raise RecipeError(f"{spec} returned {type(recipe).__name__}, expected a cw.Recipe.")
+        parameters = inspect.signature(source).parameters
+        recipe = _called(spec, source, _arguments(spec, parameters, pairs, data))
     if synthetic:
         recipe = _made_up(recipe)
-    return apply(recipe, pairs, () if isinstance(made, Recipe) else tuple(inspect.signature(made).parameters))
+    return apply(recipe, pairs, tuple(parameters))
+
+
+def _arguments(
+    spec: str, parameters: Mapping[str, inspect.Parameter], pairs: dict[str, str], data: str | None
+) -> dict[str, Any]:
+    """What to call a recipe's function with; takes the settings that are parameters of it out of `pairs`."""
+    given: dict[str, Any] = {}
+    if data is not None:
+        if "data" not in parameters:
+            raise RecipeError("recipe-without-data", recipe=spec)
+        given["data"] = data
+    for name in [n for n in pairs if n in parameters and n != "data"]:
+        given[name] = _typed(name, pairs.pop(name), _default(parameters[name]))
+    for name, parameter in parameters.items():
+        optional = parameter.default is not parameter.empty or parameter.kind in _STARRED
+        if name not in given and not optional:
+            option = "--data DIR" if name == "data" else f"--set {name}=..."
+            raise RecipeError("parameter-missing", recipe=spec, name=name, option=option)
+    return given
 
 
 def _made_up(recipe: Recipe) -> Recipe:
     """`recipe` on made-up examples, with a name that no result can be mistaken by."""
+    from ..data.synthetic import like  # to the right of this package: for the one option that asks for it
+
     task = recipe.task
-    task = dataclasses.replace(
-        task,
-        train=like(task.train, task.classes),
-        eval=None if task.eval is None else like(task.eval, task.classes, seed=1),
-    )
+    held_out = None if task.eval is None else like(task.eval, task.classes, seed=1)
+    task = dataclasses.replace(task, train=like(task.train, task.classes), eval=held_out)
     return dataclasses.replace(recipe, task=task, name=f"{recipe.name}-synthetic")
 
 
@@ -84,7 +86,7 @@ def apply(recipe: Recipe, settings: dict[str, str], others: tuple[str, ...] = ()
     A number for a schedule scales it to that peak, so `lr=0.2` keeps a one-cycle's shape.
     """
     own = [f.name for f in dataclasses.fields(recipe) if f.name not in _FIXED]
-    inner = _of_optimizer(recipe.optimizer)
+    inner = recipe.optimizer.settings
     for name, text in settings.items():
         if name == "ema":
             value = _typed(name, text, None if text.lower() == "none" else 0.999)
@@ -98,49 +100,38 @@ def apply(recipe: Recipe, settings: dict[str, str], others: tuple[str, ...] = ()
             else:
                 value = _typed(name, text, float(old) if type(old) is int else old)
             recipe = dataclasses.replace(recipe, optimizer=recipe.optimizer.replace(**{name: value}))
-            inner = _of_optimizer(recipe.optimizer)
+            inner = recipe.optimizer.settings
         else:
-            known = [*own, *inner, *(o for o in others if o != "data")]
+            known = list(dict.fromkeys([*own, *inner, *(o for o in others if o != "data")]))
             raise RecipeError(
-                f"Recipe '{recipe.name}' has no setting '{name}'.{nearest(name, known)} "
-                f"Settings: {', '.join(dict.fromkeys(known))}."
+                "recipe-setting-unknown", recipe=recipe.name, name=name, known=known, near=near(name, known)
             )
     return recipe
 
 
-def _of_optimizer(optimizer: Optimizer) -> dict[str, Any]:
-    """Name to present value of what `--set` reaches in an optimizer."""
-    return optimizer.settings
-
-
 def _find(spec: str) -> Recipe | Callable[..., Recipe]:
     if ":" not in spec and not spec.endswith(".py"):
+        from ..recipes import BUILT_IN  # to the right of this package: the recipes by name
+
         if spec not in BUILT_IN:
-            raise RecipeError(
-                f"Unknown recipe '{spec}'.{nearest(spec, BUILT_IN)} Built in: {', '.join(BUILT_IN)}; "
-                f"your own: path.py:name."
-            )
+            raise RecipeError("recipe-unknown", name=spec, known=list(BUILT_IN), near=near(spec, BUILT_IN))
         return importlib.import_module(f"chipwise.recipes.{BUILT_IN[spec]}").recipe
     path, _, name = spec.partition(":")
     file = Path(path)
     if not file.is_file():
-        raise RecipeError(
-            f"There is no recipe file {path}: expected path.py:name, for example my_task.py:recipe."
-        )
+        raise RecipeError("recipe-file-missing", path=path)
     try:
         module = import_file(f"{RECIPE_MODULE}{file.stem}", path)
     except ChipwiseError:
         raise
     except Exception as error:
-        raise RecipeError(f"{path} does not run: {_blame(error, file)}.") from error
+        raise RecipeError("recipe-file-fails", path=path, **_blame(error, file)) from error
     name = name or "recipe"
-    made = getattr(module, name, None)
-    if not isinstance(made, Recipe) and not callable(made):
+    source = getattr(module, name, None)
+    if not isinstance(source, Recipe) and not callable(source):
         own = [n for n, v in vars(module).items() if isinstance(v, Recipe) or _defined_in(module, v)]
-        raise RecipeError(
-            f"{path} has no recipe '{name}'.{nearest(name, own)} Found: {', '.join(own) or 'none'}."
-        )
-    return made
+        raise RecipeError("recipe-not-in-file", path=path, name=name, known=own, near=near(name, own))
+    return source
 
 
 def import_file(name: str, path: str) -> Any:
@@ -148,7 +139,7 @@ def import_file(name: str, path: str) -> Any:
     file = Path(path)
     module_spec = importlib.util.spec_from_file_location(name, file)
     if module_spec is None or module_spec.loader is None:
-        raise RecipeError(f"{path} is not a Python file: expected path.py:name.")
+        raise RecipeError("not-a-python-file", path=path)
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[name] = module
     home = str(file.resolve().parent)
@@ -162,29 +153,33 @@ def _defined_in(module: Any, value: Any) -> bool:
     return inspect.isfunction(value) and value.__module__ == module.__name__
 
 
-def _called(spec: str, made: Callable[..., Recipe], given: dict[str, Any]) -> Any:
+def _called(spec: str, source: Callable[..., Recipe], given: dict[str, Any]) -> Recipe:
     try:
-        return made(**given)
+        recipe = source(**given)
     except ChipwiseError:
         raise
     except Exception as error:
-        code = inspect.unwrap(made).__code__ if inspect.isfunction(made) else None
-        raise RecipeError(f"{spec} failed: {_blame(error, code and Path(code.co_filename))}.") from error
+        code = inspect.unwrap(source).__code__ if inspect.isfunction(source) else None
+        blame = _blame(error, code and Path(code.co_filename))
+        raise RecipeError("recipe-function-fails", recipe=spec, **blame) from error
+    if not isinstance(recipe, Recipe):
+        raise RecipeError("not-a-recipe", recipe=spec, kind=type(recipe).__name__)
+    return recipe
 
 
-def _blame(error: Exception, file: Path | None) -> str:
-    """The error on one line, after the innermost line of `file` that it passed through."""
+def _blame(error: Exception, file: Path | None) -> dict[str, Any]:
+    """The `error`, its `reason` on one line, and the innermost `line` of `file` that it passed through."""
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if file and Path(f.filename) == file]
     if isinstance(error, SyntaxError):
         lines = [error.lineno]
-    where = f"line {lines[-1]}: " if lines else ""
-    return f"{where}{type(error).__name__}: {' '.join(str(error).split())}"
+    line = lines[-1] if lines else None
+    return {"error": type(error).__name__, "reason": " ".join(str(error).split()), "line": line}
 
 
 def _parse(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name.strip() or not value.strip():
-        raise RecipeError(f"--set {text} is not key=value, for example --set lr=0.2.")
+        raise RecipeError("set-not-a-pair", given=text)
     return name.strip(), value.strip()
 
 
@@ -208,17 +203,17 @@ def _typed(name: str, text: str, old: Any) -> Any:
     if isinstance(old, bool):
         if text.lower() in ("true", "false"):
             return text.lower() == "true"
-        expected = "true or false"
+        code = "set-not-a-bool"
     elif isinstance(old, int):
         if number and float(value).is_integer():
             return int(value)
-        expected = "a whole number"
+        code = "set-not-whole"
     elif isinstance(old, float):
         if number:
             return float(value)
-        expected = "a number"
+        code = "set-not-a-number"
     elif isinstance(old, str):
         return text
     else:  # None or no default: whatever literal it is
         return None if text.lower() == "none" else value
-    raise RecipeError(f"--set {name}={text}: expected {expected}, as in {name}={old}.")
+    raise RecipeError(code, name=name, given=text, old=str(old))

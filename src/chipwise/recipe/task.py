@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ..errors import RecipeError
+from .source import Source
 
 Tree = Any  # a pytree of arrays
 
@@ -51,13 +52,6 @@ class Loss(Protocol):
     def __call__(
         self, params: Tree, state: Tree, batch: dict[str, jax.Array], key: jax.Array, train: bool
     ) -> tuple[Mapping[str, Sum], Tree]: ...
-
-
-class Source(Protocol):
-    """Examples by index: a list, a chipwise source, or a PyTorch-style map dataset."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: int, /) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,8 @@ from ..recipe.metrics import perplexity
 from ..recipe.optimizers import adamw
 from ..recipe.recipe import Recipe, Validated
 from ..recipe.schedules import cosine, warmup
-from ..recipe.task import Source, Sum, Task
+from ..recipe.source import Source
+from ..recipe.task import Sum, Task
 
 _BATCH, _STEPS = 512, 19_560
 _EVAL = 10_240  # sequences, 10.5 million tokens

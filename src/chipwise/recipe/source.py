@@ -1,0 +1,139 @@
+"""What a recipe asks of data: `len()`, `[i] -> dict of arrays`, and to know what one example is like.
+
+The contract is the one of a list or of a PyTorch map dataset. Examples are dicts or (image, label), of
+whatever holds numbers; torch tensors and PIL pictures are told by what they can do, so neither library is
+imported here. 64-bit columns become 32-bit, after a check that no value is lost, and byte order becomes the
+machine's. What makes a source fast stands in `chipwise.data.sources`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from ..errors import DataError
+
+Spec = dict[str, jax.ShapeDtypeStruct]  # column to the shape and type of one example
+Columns = dict[str, np.ndarray]  # column to (n, ...)
+
+# JAX has no 64-bit types by default and would cut them silently, label 2**32 + 1 to label 1.
+NARROW = {"float64": "float32", "int64": "int32", "uint64": "uint32", "complex128": "complex64"}
+_PAIR = ("image", "label")
+# What example 0 of a source without a spec was like: it may take seconds to read, and is asked for often
+_SPECS: weakref.WeakKeyDictionary[Any, Spec] = weakref.WeakKeyDictionary()
+
+
+class Source(Protocol):
+    """Examples by index: a list, a chipwise source, or a PyTorch-style map dataset."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Mapping[str, Any]: ...
+
+
+def spec_of(source: Any) -> Spec:
+    """Column to the shape and type of one example.
+
+    Reads example 0 when the source has no `spec`; raises `DataError` when there is none.
+    """
+    spec = getattr(source, "spec", None)
+    if spec is not None:
+        for name, s in spec.items():
+            narrower = NARROW.get(np.dtype(s.dtype).name)
+            if narrower is not None:
+                kind = type(source).__name__
+                raise DataError(
+                    "spec-64-bit", source=kind, column=name, dtype=str(s.dtype), expected=narrower
+                )
+        return dict(spec)
+    with contextlib.suppress(TypeError, KeyError):  # lists, and what has no hash, cannot be remembered
+        return dict(_SPECS[source])
+    if not len(source):
+        raise DataError("source-empty")
+    known = {n: jax.ShapeDtypeStruct(a.shape, a.dtype) for n, a in read_example(source[0], 0).items()}
+    with contextlib.suppress(TypeError):
+        _SPECS[source] = known
+    return dict(known)
+
+
+def read_example(example: Any, index: int) -> Columns:
+    """Example `index` of any source as arrays of types that JAX has; see `as_columns` and `narrow`."""
+    return {name: narrow(name, value) for name, value in as_columns(example, index).items()}
+
+
+def as_columns(example: Any, index: int) -> dict[str, Any]:
+    """Example `index` of a map data set, such as PyTorch's, as column to something NumPy takes as an array.
+
+    A dict keeps its names; a pair becomes `image` and `label`, and a tuple of one becomes `image`. Torch
+    tensors, on any device, and PIL pictures become arrays: a picture `(h, w)` or `(h, w, channels)`, one with
+    a palette its colours (3 channels, 4 with transparency), bfloat16 float32. The rest stays as it is.
+
+    Raises `DataError` for an example of another kind, and for a picture that cannot be decoded.
+    """
+    kind = type(example).__name__
+    if isinstance(example, (tuple, list)) and 1 <= len(example) <= len(_PAIR):
+        example = dict(zip(_PAIR, example, strict=False))
+    if isinstance(example, (tuple, list)) or (isinstance(example, Mapping) and not example):
+        raise DataError("example-length", example=index, kind=kind, length=len(example))
+    if not isinstance(example, Mapping):
+        raise DataError("example-kind", example=index, kind=kind)
+    columns = {}
+    for name, value in example.items():
+        try:
+            columns[str(name)] = _array(value)
+        except (OSError, RuntimeError, TypeError, ValueError) as error:  # whatever Pillow and torch raise
+            raise DataError(
+                "example-unreadable", example=index, column=str(name), reason=one_line(error)
+            ) from error
+    return columns
+
+
+def _array(value: Any) -> Any:
+    if hasattr(value, "detach") and hasattr(value, "numpy"):  # torch
+        value = value.detach().cpu()
+        # NumPy has no bfloat16
+        return (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy(force=True)
+    if hasattr(value, "getbands") and hasattr(value, "convert"):  # PIL
+        if value.mode in ("P", "PA"):  # its numbers are places in a list of colours
+            transparent = value.mode == "PA" or "transparency" in value.info
+            value = value.convert("RGBA" if transparent else "RGB")
+        return np.asarray(value)
+    return value
+
+
+def narrow(name: str, values: Any) -> np.ndarray:
+    """`values` as an array of a type JAX has by default and of native byte order; copies only if it must.
+
+    Raises `DataError` for text and objects, and for values that the 32-bit type cannot hold.
+    """
+    try:
+        # asarray also drops numpy.memmap, whose slices cost more than those of a plain array
+        array = np.asarray(values)
+    except (ValueError, TypeError) as error:
+        raise DataError("column-not-array", column=name, reason=one_line(error)) from error
+    if not (array.dtype == np.bool_ or jax.dtypes.issubdtype(array.dtype, np.number)):
+        raise DataError("column-not-numbers", column=name, dtype=str(array.dtype))
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    target = NARROW.get(array.dtype.name)
+    if target is None:
+        return array
+    with np.errstate(over="ignore"):
+        small = array.astype(target)
+    lost = small != array if array.dtype.kind in "iu" else np.isinf(small) & np.isfinite(array)
+    if lost.any():
+        place = np.unravel_index(int(np.argmax(lost)), lost.shape)
+        value = array[place].item()
+        if not place:
+            raise DataError("value-overflows", column=name, value=value, dtype=target)
+        raise DataError("column-overflows", column=name, value=value, row=int(place[0]), dtype=target)
+    return small
+
+
+def one_line(error: BaseException) -> str:
+    """What an exception says, on one line."""
+    return " ".join(str(error).split())
