@@ -23,7 +23,8 @@ from zlib import crc32
 import numpy as np
 
 from ...errors import DataError
-from ..columns import Columns, narrow
+from ...recipe.source import narrow
+from ..columns import Columns
 from ..images import decode
 from ..manifest import FORMAT, MANIFEST, RECORD, VERSION, record_dtype, render
 from ..packed import check_below
