@@ -5,15 +5,18 @@ import typer
 from typer.testing import CliRunner
 
 from chipwise.chips import CHIPS
-from chipwise.cli.chips import FIGURES, chips
+from chipwise.cli.chips import FIGURES, chips, prices
 from chipwise.errors import DataError, DeviceError
+from chipwise.words.facts import fact
+from refusals import refused
 
 app = typer.Typer(rich_markup_mode=None)
 app.command("chips")(chips)
+app.command("prices")(prices)
 
 
-def run(*arguments):
-    return CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+def run(*arguments, command="chips"):
+    return CliRunner().invoke(app, [command, *arguments], catch_exceptions=False)
 
 
 def test_the_catalogue_is_one_line_a_chip():
@@ -36,17 +39,20 @@ def test_one_chip_shows_every_figure_it_has(chip):
 
 
 def test_prices_have_dates_and_past_ones_are_apart():
-    now, past = run("v2").stdout.split("no longer in force")
+    now, past = run("v2").stdout.split(str(fact("prices-past")))
     assert "4.50" in now and "2026-02-26" in now and "6.50" not in now
     assert "6.50" in past and "2018-04-19" in past
-    assert "no price is known" in run("tpu7x").stdout
+    assert str(fact("prices-none")) in run("tpu7x").stdout
     assert "v3-64" in run("v3").stdout
 
 
 def test_a_target_says_what_is_in_it():
     out = run("v3-8").stdout
-    assert "4 x TPU v3, 8 JAX devices, 1 host, topology v3:2x2" in out and "8.00" in out
-    assert "half a chip" in run("v2-1").stdout
+    title = fact(
+        "target-title-topology", target="v3-8", chips=4, chip="TPU v3", devices=8, hosts=1, topology="v3:2x2"
+    )
+    assert out.startswith(f"{title}\n") and "8.00" in out
+    assert str(fact("target-one-core", rented_as="v2-8")) in run("v2-1").stdout
     assert "2 hosts" in run("h100:16").stdout
 
 
@@ -66,12 +72,32 @@ def test_your_own_prices(tmp_path):
     file.write_text("chip,chips,usd_per_hour,includes,source,date\nt4,1,0.123,whole VM,me,2026-09-01\n")
     out = run("t4", "--prices", str(file)).stdout
     assert "0.1230" in out and "0.526" not in out
-    with pytest.raises(DataError, match="no such file"):
+    with refused(DataError, "prices-missing", path="nowhere.csv"):
         run("t4", "--prices", "nowhere.csv")
 
 
 def test_a_wrong_name_says_the_nearest():
-    with pytest.raises(DeviceError, match=r"a1000: no such chip\. Did you mean 'a100'"):
+    with refused(DeviceError, "chip-unknown", name="a1000", hint="a100"):
         run("a1000")
-    with pytest.raises(DeviceError, match="Nearest: v3-8"):
+    with refused(DeviceError, "slice-unknown", near=["v3-8"]):
         run("v3-4")
+
+
+# ---- chipwise prices
+
+
+def test_prices_in_force_with_date_and_source():
+    out = run(command="prices").stdout
+    assert "H100-SXM5-80GB" in out and "2026-07-30" in out and "Cyclenerd" in out
+    assert "2018" not in out
+    listed = json.loads(run("--json", command="prices").stdout)
+    assert listed["schema"] == 1 and len(listed["prices"]) > 70
+
+
+def test_a_file_of_prices_is_checked(tmp_path):
+    file = tmp_path / "mine.csv"
+    file.write_text("chip,chips,usd_per_hour,includes,source,date\nt4,1,0.123,whole VM,me,2026-09-01\n")
+    assert "0.1230" in run("--prices", str(file), command="prices").stdout
+    file.write_text("chip,chips\n")
+    with refused(DataError, "price-column-missing", column="source"):
+        run("--prices", str(file), command="prices")

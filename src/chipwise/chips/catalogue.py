@@ -115,13 +115,13 @@ def find(device_kind: str) -> Chip | None:
     Nothing looser: `A10` begins `A100`, `L4` begins `L40S`, `TPU v5` begins `TPU v5 lite`, a
     `4090 Laptop GPU` is another chip and a `MIG 1g.5gb` is a seventh of one. Unknown is better than wrong.
     """
-    wanted = _normal(device_kind)
+    name = _normal(device_kind)
     known = {_normal(kind): chip for chip in CHIPS for kind in chip.device_kinds}
-    if wanted in known:
-        return known[wanted]
+    if name in known:
+        return known[name]
     for kind in sorted(known, key=len, reverse=True):
-        rest = wanted.removeprefix(kind + " ")
-        if rest != wanted and all(_HARMLESS.fullmatch(word) for word in rest.split()):
+        rest = name.removeprefix(kind + " ")
+        if rest != name and all(_HARMLESS.fullmatch(word) for word in rest.split()):
             return known[kind]
     return None
 
@@ -165,5 +165,5 @@ def peak_flops_per_device(chip: Chip, precision: str) -> float | None:
     elif precision == "f32":
         tflops = chip.fp32_tflops
     else:
-        raise RecipeError(f"precision={precision!r} is not one of bf16, tf32, f32.")
+        raise RecipeError("chip-precision-unknown", precision=precision, choices=("bf16", "tf32", "f32"))
     return None if tflops is None else tflops * 1e12 / chip.jax_devices_per_chip

@@ -31,9 +31,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
-from ..errors import DataError, nearest
-from ..words.facts import Fact
+from ..errors import DataError, near
+from ..words.facts import Fact, fact
 from .catalogue import CHIPS, named
 from .targets import Target, parse
 
@@ -64,10 +65,13 @@ class Price:
     @property
     def day(self) -> datetime.date:
         """The first day its date names; the first of the month where it names only that."""
-        found = _DATE.search(self.date)
-        if found is None:
-            raise DataError(f"the price of {self.instance or self.chip} has no date such as 2026-07-30.")
-        return datetime.date(int(found[1]), int(found[2]), int(found[3] or 1))
+        day = _DATE.search(self.date)
+        if day is None:
+            raise DataError("price-undated", instance=self.instance or self.chip)
+        return datetime.date(int(day[1]), int(day[2]), int(day[3] or 1))
+
+    def json(self) -> dict[str, Any]:
+        return {**vars(self), "reckoned": [how.json() for how in self.reckoned]}
 
     @property
     def has_host(self) -> bool:
@@ -92,9 +96,9 @@ def load(path: str | Path | None = None) -> tuple[Price, ...]:
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise DataError(f"{path}: there is no such file of prices.") from None
+        raise DataError("prices-missing", path=str(path)) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read as a UTF-8 text file ({error}).") from None
+        raise DataError("prices-unreadable", path=str(path), error=str(error)) from None
     return read(text, str(path))
 
 
@@ -102,119 +106,124 @@ def read(text: str, name: str) -> tuple[Price, ...]:
     """The prices of a CSV file's text; `name` is what errors call it. Raises as `load`."""
     rows = csv.DictReader(io.StringIO(text, newline=""), restval="")
     header = [column.strip() for column in rows.fieldnames or ()]
+    first = {"file": name, "line": 1}
     for column in header:
         if column not in COLUMNS + OWNED:
+            hint = near(column, COLUMNS + OWNED)
             raise DataError(
-                f"{name}, line 1: no column is called {column}.{nearest(column, COLUMNS + OWNED)} "
-                f"Columns: {', '.join(COLUMNS)}; for owned hardware {', '.join(OWNED)}."
+                "price-column-unknown", **first, column=column, hint=hint, columns=COLUMNS, owned=OWNED
             )
     owned = "purchase_usd" in header
     for column in ("chip", "chips", "source", "date", "purchase_usd" if owned else "usd_per_hour"):
         if column not in header:
-            raise DataError(f"{name}, line 1: the column {column} is missing.")
+            raise DataError("price-column-missing", **first, column=column)
     rows.fieldnames = header
-    found = []
+    prices = []
     for row in rows:
-        where = f"{name}, line {rows.line_num}"
+        line = _Line(name, rows.line_num, {k: (v or "").strip() for k, v in row.items() if k is not None})
         if None in row:
-            raise DataError(f"{where}: more cells than columns; quote a cell that holds a comma.")
-        found.append(_price({k: (v or "").strip() for k, v in row.items()}, where))
-    return tuple(found)
+            raise line.error("price-cells")
+        prices.append(line.price())
+    return tuple(prices)
 
 
-def _price(row: Mapping[str, str], where: str) -> Price:
-    chip = named(row["chip"]) if row["chip"] else None
-    if chip is None:
-        near = nearest(row["chip"], [name for chip in CHIPS for name in chip.names])
-        raise DataError(f"{where}: no chip is named '{row['chip']}'.{near} `chipwise chips` lists them.")
-    if not re.fullmatch(r"[0-9]+", row["chips"]) or int(row["chips"]) < 1:
-        raise DataError(f"{where}: chips is '{row['chips']}': expected a whole number of at least 1.")
-    if not row["source"]:
-        raise DataError(f"{where}: source is empty: say where the price was read.")
-    if not _DATE.search(row["date"]):
-        raise DataError(f"{where}: date is '{row['date']}': expected a day such as 2026-07-30.")
-    usd = _number(row, "usd_per_hour", where)
-    spot = _number(row, "spot_usd_per_hour", where)
-    includes, note = row.get("includes", ""), row.get("note", "")
-    if row.get("purchase_usd"):
-        if usd is not None or spot is not None:
-            raise DataError(f"{where}: give purchase_usd or a price per hour, not both.")
-        usd, arithmetic = _owned(row, where)
-        includes = "owned: purchase and power" if row.get("power_watts") else "owned: purchase alone"
-        note = "; ".join(part for part in (note, arithmetic) if part)
-    else:
-        if usd is None and spot is None:
-            raise DataError(f"{where}: neither usd_per_hour nor spot_usd_per_hour is given.")
-        if includes not in INCLUDES:
-            raise DataError(f"{where}: includes is '{includes}': expected one of {', '.join(INCLUDES)}.")
-    made = Price(
-        chip=chip.name,
-        chips=int(row["chips"]),
-        cloud=row.get("cloud") or ("owned" if row.get("purchase_usd") else ""),
-        instance=row.get("instance", ""),
-        region=row.get("region", ""),
-        usd_per_hour=usd,
-        spot_usd_per_hour=spot,
-        spot_region=row.get("spot_region", ""),
-        includes=includes,
-        source=row["source"],
-        date=row["date"],
-        note=note,
-    )
-    try:
-        _ = made.day
-    except ValueError:
-        raise DataError(f"{where}: date is '{row['date']}': there is no such day.") from None
-    return made
+@dataclass(frozen=True)
+class _Line:
+    """A row of a price file, and where it stands."""
 
+    file: str
+    number: int
+    cells: Mapping[str, str]
 
-def _number(row: Mapping[str, str], column: str, where: str, *, zero: bool = False) -> float | None:
-    text = row.get(column, "")
-    if not text:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
-        least = "at least 0" if zero else "more than 0"
-        raise DataError(f"{where}: {column} is '{text}': expected a number {least}, or nothing if unknown.")
-    return value
+    def error(self, code: str, **facts: Any) -> DataError:
+        return DataError(code, file=self.file, line=self.number, **facts)
 
+    def cell(self, column: str) -> str:
+        return self.cells.get(column, "")
 
-def _owned(row: Mapping[str, str], where: str) -> tuple[float, str]:
-    """USD for one hour of use of owned hardware, and how it was reckoned."""
-    purchase, years = _number(row, "purchase_usd", where), _number(row, "years", where)
-    watts = _number(row, "power_watts", where, zero=True)
-    energy = _number(row, "usd_per_kWh", where, zero=True)
-    used = _number(row, "utilisation", where)
-    assert purchase is not None
-    if years is None:
-        raise DataError(f"{where}: purchase_usd needs years, over which it is written off.")
-    if (watts is None) != (energy is None):
-        raise DataError(f"{where}: power_watts and usd_per_kWh go together; one of them is empty.")
-    if used is not None and used > 1:
-        raise DataError(f"{where}: utilisation is {used:g}: expected a share of the hours, at most 1.")
-    used = 1.0 if used is None else used
-    hourly = purchase / (years * HOURS_A_YEAR * used)
-    said = f"{purchase:g} USD / ({years:g} years x {HOURS_A_YEAR:g} h x {used:g} in use) = {hourly:.4g}"
-    if watts is None or energy is None:
-        return hourly, f"{said} USD/h, without power"
-    power = watts / 1000 * energy
-    return hourly + power, (
-        f"{said} + {watts / 1000:g} kW x {energy:g} USD/kWh = {power:.4g}: {hourly + power:.4g} USD/h"
-    )
+    def amount(self, column: str, *, zero: bool = False) -> float | None:
+        """A number, `None` where the cell is empty."""
+        text = self.cell(column)
+        if not text:
+            return None
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
+            raise self.error(
+                "price-not-an-amount" if zero else "price-not-a-price", column=column, value=text
+            )
+        return value
 
+    def price(self) -> Price:
+        chip, chips, includes = self.cell("chip"), self.cell("chips"), self.cell("includes")
+        kind = named(chip) if chip else None
+        if kind is None:
+            hint = near(chip, [name for chip in CHIPS for name in chip.names])
+            raise self.error("price-chip-unknown", chip=chip, hint=hint)
+        if not re.fullmatch(r"[0-9]+", chips) or int(chips) < 1:
+            raise self.error("price-chips", chips=chips)
+        if not self.cell("source"):
+            raise self.error("price-without-source")
+        if not _DATE.search(self.cell("date")):
+            raise self.error("price-without-day", date=self.cell("date"))
+        usd, spot = self.amount("usd_per_hour"), self.amount("spot_usd_per_hour")
+        reckoned: tuple[Fact, ...] = ()
+        owned = bool(self.cell("purchase_usd"))
+        if owned:
+            if usd is not None or spot is not None:
+                raise self.error("price-bought-and-rented")
+            usd, how = self._owned()
+            reckoned = (how,)
+            includes = "owned: purchase and power" if self.cell("power_watts") else "owned: purchase alone"
+        elif usd is None and spot is None:
+            raise self.error("price-without-price")
+        elif includes not in INCLUDES:
+            raise self.error("price-includes", includes=includes, choices=INCLUDES)
+        price = Price(
+            chip=kind.name,
+            chips=int(chips),
+            cloud=self.cell("cloud") or ("owned" if owned else ""),
+            instance=self.cell("instance"),
+            region=self.cell("region"),
+            usd_per_hour=usd,
+            spot_usd_per_hour=spot,
+            spot_region=self.cell("spot_region"),
+            includes=includes,
+            source=self.cell("source"),
+            date=self.cell("date"),
+            note=self.cell("note"),
+            reckoned=reckoned,
+        )
+        try:
+            price.day  # noqa: B018 - so that a day that is none is an error here, with its line
+        except ValueError:
+            raise self.error("price-no-such-day", date=price.date) from None
+        return price
 
-def write(prices: Iterable[Price]) -> str:
-    """The text of a CSV file that `read` reads back to the same prices (owned ones become hourly rates)."""
-    text = io.StringIO(newline="")
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(COLUMNS)
-    for price in prices:
-        cells = [getattr(price, name) for name in COLUMNS]
-        rows.writerow("" if cell is None else cell for cell in cells)
-    return text.getvalue()
+    def _owned(self) -> tuple[float, Fact]:
+        """USD for one hour of use of owned hardware, and how it was reckoned."""
+        purchase, years = self.amount("purchase_usd"), self.amount("years")
+        watts, energy = self.amount("power_watts", zero=True), self.amount("usd_per_kWh", zero=True)
+        used = self.amount("utilisation")
+        assert purchase is not None
+        if years is None:
+            raise self.error("price-without-years")
+        if (watts is None) != (energy is None):
+            raise self.error("price-power-half")
+        if used is not None and used > 1:
+            raise self.error("price-utilisation", utilisation=used)
+        used = 1.0 if used is None else used
+        hourly = purchase / (years * HOURS_A_YEAR * used)
+        sums = {"purchase": purchase, "years": years, "hours": HOURS_A_YEAR, "used": used, "hourly": hourly}
+        if watts is None or energy is None:
+            return hourly, fact("price-owned", **sums)
+        power = watts / 1000 * energy
+        total = hourly + power
+        return total, fact(
+            "price-owned-powered", **sums, kW=watts / 1000, usd_per_kWh=energy, power=power, total=total
+        )
 
 
 def current(table: Sequence[Price], on: datetime.date | None = None) -> list[Price]:
@@ -239,7 +248,7 @@ def prices_for(target: Target, table: Sequence[Price], on: datetime.date | None 
     """The prices of a target, cheapest first, after them estimates and unknown on-demand prices.
 
     Prices of exactly its chips where a cloud lists them. Otherwise, per cloud, one reckoned from its nearest
-    row, which its `note` says:
+    row, which `reckoned` says:
 
     - a TPU slice in proportion to the chips: that is how slices are sold, but for v2 and v3, where more
       than one board costs more a chip, so the row nearest in size counts;
@@ -250,8 +259,8 @@ def prices_for(target: Target, table: Sequence[Price], on: datetime.date | None 
     """
     if target.rented_as:
         whole = parse(target.rented_as)
-        said = f"the price of {whole.name}: {target.name} cannot be rented alone"
-        return [_noted(price, said) for price in prices_for(whole, table, on)]
+        how = fact("price-of-the-whole", whole=whole.name, target=target.name)
+        return [_reckoned(price, how) for price in prices_for(whole, table, on)]
     rows = [price for price in current(table, on) if price.chip == target.chip.name]
     found = []
     for cloud in dict.fromkeys(price.cloud for price in rows):
@@ -266,7 +275,12 @@ def _scaled(target: Target, listed: Sequence[Price]) -> list[Price]:
     if target.chip.kind == "TPU":
         by_size = sorted(listed, key=lambda price: (abs(math.log(price.chips / target.chips)), price.chips))
         return [
-            _times(price, target.chips / price.chips, target.name, f"in proportion from {price.instance}")
+            _times(
+                price,
+                target.chips / price.chips,
+                target.name,
+                fact("price-in-proportion", instance=price.instance),
+            )
             for price in by_size[:1]
         ]
     parts = [price for price in listed if target.chips % price.chips == 0 and target.chip.kind == "GPU"]
@@ -274,7 +288,7 @@ def _scaled(target: Target, listed: Sequence[Price]) -> list[Price]:
     count = target.chips // largest
     return [
         replace(
-            _times(price, count, f"{count} x {price.instance}", f"{count} separate machines: an estimate"),
+            _times(price, count, f"{count} x {price.instance}", fact("price-of-machines", machines=count)),
             machines=count,
         )
         for price in parts
@@ -282,10 +296,10 @@ def _scaled(target: Target, listed: Sequence[Price]) -> list[Price]:
     ]
 
 
-def _times(price: Price, factor: float, instance: str, said: str) -> Price:
+def _times(price: Price, factor: float, instance: str, how: Fact) -> Price:
     usd, spot = price.usd_per_hour, price.spot_usd_per_hour
     return replace(
-        _noted(price, said),
+        _reckoned(price, how),
         chips=round(price.chips * factor),
         instance=instance,
         usd_per_hour=None if usd is None else usd * factor,
@@ -293,8 +307,8 @@ def _times(price: Price, factor: float, instance: str, said: str) -> Price:
     )
 
 
-def _noted(price: Price, said: str) -> Price:
-    return replace(price, note="; ".join(part for part in (said, price.note) if part))
+def _reckoned(price: Price, how: Fact) -> Price:
+    return replace(price, reckoned=(how, *price.reckoned))
 
 
 def cheapest(prices: Iterable[Price], spot: bool = False) -> Price | None:

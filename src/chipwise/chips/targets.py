@@ -28,7 +28,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import DeviceError, nearest
+from ..errors import DeviceError, near
 from ..words.facts import Fact, fact
 from .catalogue import CHIPS, Chip, named, spelled
 
@@ -91,7 +91,7 @@ def parse(text: str) -> Target:
     """
     word = spelled(text)
     if not word:
-        raise DeviceError(f"an empty target: expected a name such as {_EXAMPLES}.")
+        raise DeviceError("target-empty", examples=EXAMPLES)
     if ":" in word:
         return _gpus(text, *(part.strip("- ") for part in word.split(":", 1)))
     core = re.fullmatch(r"(.+)-core", word)
@@ -103,13 +103,13 @@ def parse(text: str) -> Target:
         if chip is not None:
             return _counted_by_dash(text, chip, dashed[2])
     if chip is None:
-        raise DeviceError(f"{text}: no such target.{nearest(word, names())} Type one such as {_EXAMPLES}.")
+        raise DeviceError("target-unknown", target=text, hint=near(word, names()), examples=EXAMPLES)
     if chip.kind == "TPU":
-        raise DeviceError(f"{text}: which slice? {_sizes(chip)}. Type {chip.names[0]}-8, for example.")
+        raise DeviceError("target-without-size", target=text, **_sizes(chip))
     return Target(chip.names[0], chip, 1, 1, None)
 
 
-_EXAMPLES = "v5e-8, v3-8, a100:8, t4 or cpu"
+EXAMPLES = ("v5e-8", "v3-8", "a100:8", "t4", "cpu")
 
 
 def names() -> tuple[str, ...]:
@@ -128,25 +128,23 @@ def _gpus(text: str, name: str, count: str) -> Target:
     chip = named(name)
     if chip is None:
         known = [c.names[0] for c in CHIPS if c.kind == "GPU"]
-        raise DeviceError(f"{text}: no chip is named {name}.{nearest(name, known)} GPUs: {', '.join(known)}.")
-    short = chip.names[0]
+        raise DeviceError("gpu-unknown", target=text, name=name, hint=near(name, known), gpus=known)
+    short, most = chip.names[0], chip.chips_per_host
     if chip.kind == "TPU":
-        raise DeviceError(f"{text}: TPU slices are named with a dash, not a colon. {_sizes(chip)}.")
+        raise DeviceError("tpu-with-colon", target=text, **_sizes(chip))
     if not re.fullmatch(r"[0-9]+", count) or int(count) < 1:
-        raise DeviceError(f"{text}: expected a whole number of GPUs after the colon, such as {short}:8.")
-    wanted, most = int(count), chip.chips_per_host
+        raise DeviceError("gpu-count", target=text, chip=short)
+    wanted = int(count)
     if chip.kind == "CPU":
         if wanted > 1:
-            raise DeviceError(f"{text}: the CPU is one device, however many cores it has. Type cpu.")
+            raise DeviceError("cpu-is-one", target=text)
         return Target(short, chip, 1, 1, None)
     if wanted > MOST_CHIPS:
-        raise DeviceError(f"{text}: at most {MOST_CHIPS} GPUs, such as {short}:{MOST_CHIPS}.")
+        raise DeviceError("gpus-too-many", target=text, chip=short, most=MOST_CHIPS)
     if wanted > most and wanted % most:
         below = wanted // most * most
-        raise DeviceError(
-            f"{text}: a host holds {most} of them, so beyond that they come in multiples of {most}: "
-            f"{short}:{below} or {short}:{below + most}."
-        )
+        near_ones = [f"{short}:{below}", f"{short}:{below + most}"]
+        raise DeviceError("gpus-not-whole-hosts", target=text, most=most, near=near_ones)
     name = short if wanted == 1 else f"{short}:{wanted}"
     return Target(name, chip, wanted, wanted, None, hosts=max(1, wanted // most))
 
@@ -154,19 +152,17 @@ def _gpus(text: str, name: str, count: str) -> Target:
 def _counted_by_dash(text: str, chip: Chip, size: str) -> Target:
     short, size = chip.names[0], str(int(size))
     if chip.kind == "CPU":
-        raise DeviceError(f"{text}: the CPU is one device, however many cores it has. Type cpu.")
+        raise DeviceError("cpu-is-one", target=text)
     if chip.kind == "GPU":
-        raise DeviceError(f"{text}: GPUs are counted after a colon. Type {short}:{size}.")
+        raise DeviceError("gpu-with-dash", target=text, near=f"{short}:{size}")
     if size == "1" and short in _CORE_IS_A_DEVICE:
         return _one_core(short, chip)
     if size not in SLICES[short]:
         smaller = [other for other in SLICES[short] if int(other) < int(size)]
         larger = [other for other in SLICES[short] if int(other) > int(size)]
-        reason = f" One core is no device here: a {short} chip is one." if size == "1" else ""
-        raise DeviceError(
-            f"{text}: there is no such slice.{reason} {_sizes(chip)}. "
-            f"Nearest: {' or '.join(f'{short}-{other}' for other in smaller[-1:] + larger[:1])}."
-        )
+        nearest = [f"{short}-{other}" for other in smaller[-1:] + larger[:1]]
+        code = "core-is-no-device" if size == "1" else "slice-unknown"
+        raise DeviceError(code, target=text, **_sizes(chip), near=nearest)
     shape = SLICES[short][size]
     chips = int(size) if short in _COUNTS_CHIPS else int(size) // 2
     host = _host(short, chips)
@@ -204,8 +200,9 @@ def _one_core(short: str, chip: Chip) -> Target:
     )
 
 
-def _sizes(chip: Chip) -> str:
+def _sizes(chip: Chip) -> dict[str, Any]:
+    """The facts of an error about a slice's size."""
     short = chip.names[0]
-    counted = "chips" if short in _COUNTS_CHIPS else "TensorCores, two a chip"
-    one = f", or {short}-1 to plan one core" if short in _CORE_IS_A_DEVICE else ""
-    return f"{short} is counted in {counted}, and comes as {short}-{', -'.join(SLICES[short])}{one}"
+    core = ["1"] if short in _CORE_IS_A_DEVICE else []
+    sizes = [f"{short}-{size}" for size in [*core, *SLICES[short]]]
+    return {"chip": short, "counted": "chips" if short in _COUNTS_CHIPS else "TensorCores", "sizes": sizes}

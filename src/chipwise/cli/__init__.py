@@ -30,14 +30,13 @@ def app() -> typer.Typer:
     """The command line as a Typer application."""
     from .advice import check, transfer
     from .bench import bench, bench_feed
-    from .chips import chips
+    from .chips import chips, prices
     from .compare import compare
     from .devices import devices
     from .find import find_batch, find_lr
     from .inspect import inspect
     from .pack import pack
     from .plan import plan
-    from .prices import prices
     from .report import report
     from .show import show
     from .train import evaluate_run, sweep, train

@@ -1,9 +1,8 @@
-"""`chipwise chips [NAME]`."""
+"""`chipwise chips [NAME]` and `chipwise prices`."""
 
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -14,11 +13,16 @@ from rich.table import Table
 from ..chips.catalogue import CHIPS, Chip, named
 from ..chips.prices import Price, current, load, prices_for
 from ..chips.targets import SLICES, Target, parse
-from ..errors import DeviceError, nearest
+from ..errors import DeviceError, near
+from ..words.facts import Fact, fact
 from . import options
+from .terminal import console, lines, table
 
 SCHEMA = 1
 """Grows when a key of the JSON changes its meaning or goes; new keys do not change it."""
+
+WIDE = 170
+"""Columns of a table of prices, where standard output is no terminal."""
 
 PriceFile = Annotated[
     str | None, typer.Option("--prices", metavar="FILE", help="Your own prices instead of the bundled ones.")
@@ -55,36 +59,57 @@ def chips(
     chipwise chips v3-8
     chipwise chips h100:8 --prices mine.csv --json
     """
-    table = load(prices)
-    console = wide_console()
+    rows = load(prices)
+    to = console(width=WIDE)
     if name is None:
         if json_:
             print(json.dumps({"schema": SCHEMA, "chips": [asdict(chip) for chip in CHIPS]}))
         else:
-            console.print(_all())
-            console.print("Per chip, dense; - is unknown. `chipwise chips NAME` says where each was read.")
+            to.print(_all())
+            lines(to, fact("chips-legend"))
         return
     chip, target = _which(name)
     if target is None:
-        listed = sorted((p for p in current(table) if p.chip == chip.name), key=lambda p: p.chips)
-        past = [p for p in table if p.chip == chip.name and p not in listed]
+        listed = sorted((p for p in current(rows) if p.chip == chip.name), key=lambda p: p.chips)
+        past = [p for p in rows if p.chip == chip.name and p not in listed]
     else:
-        listed, past = prices_for(target, table), []
+        listed, past = prices_for(target, rows), []
     if json_:
         print(json.dumps(_json(chip, target, listed, past)))
         return
-    console.print(f"{target.name}: {_told(target)}" if target else f"{chip.name}, {chip.vendor}, {chip.year}")
-    console.print(_one(chip))
-    for title, text in (("notes", chip.notes), ("checked", chip.verified), ("source", chip.source)):
-        console.print(f"{title}: {text}", soft_wrap=True, markup=False)
+    lines(to, *_titles(chip, target))
+    to.print(_one(chip))
+    for code, text in (
+        ("chip-notes", chip.notes),
+        ("chip-checked", chip.verified),
+        ("chip-source", chip.source),
+    ):
+        lines(to, fact(code, text=text))
     if chip.kind == "TPU":
-        console.print(f"slices: {', '.join(f'{chip.names[0]}-{size}' for size in SLICES[chip.names[0]])}")
-    for heading, some in (("prices", listed), ("no longer in force", past)):
+        lines(to, fact("chip-slices", sizes=[f"{chip.names[0]}-{size}" for size in SLICES[chip.names[0]]]))
+    for code, some in (("prices-in-force", listed), ("prices-past", past)):
         if some:
-            console.print(f"\n{heading}:")
-            show_prices(console, some)
+            lines(to, "", fact(code))
+            _show_prices(to, some)
     if not listed:
-        console.print("\nno price is known: `--prices FILE` takes your own")
+        lines(to, "", fact("prices-none"))
+
+
+def prices(file: PriceFile = None, json_: options.Json = False) -> None:
+    """List the prices in force with their dates and sources, or check a file of your own.
+
+    \b
+    chipwise prices
+    chipwise prices --prices mine.csv
+    chipwise plan davidnet --on v5e-8 --prices mine.csv
+    """
+    listed = sorted(current(load(file)), key=lambda price: (price.chip, price.chips))
+    if json_:
+        print(json.dumps({"schema": SCHEMA, "prices": [price.json() for price in listed]}))
+        return
+    to = console(width=WIDE)
+    _show_prices(to, listed, notes=False)
+    lines(to, fact("prices-legend"))
 
 
 def _which(name: str) -> tuple[Chip, Target | None]:
@@ -94,24 +119,20 @@ def _which(name: str) -> tuple[Chip, Target | None]:
     try:
         target = parse(name)
     except DeviceError as error:
-        if "no such target" not in str(error):
+        if error.code != "target-unknown":
             raise
         known = [short for chip in CHIPS for short in chip.names]
-        raise DeviceError(
-            f"{name}: no such chip.{nearest(name, known)} `chipwise chips` lists them."
-        ) from None
+        raise DeviceError("chip-unknown", name=name, hint=near(name, known)) from None
     return target.chip, target
 
 
-def _told(target: Target) -> str:
-    counts = [
-        f"{target.chips} x {target.chip.name}",
-        f"{target.devices} JAX device{'s' * (target.devices > 1)}",
-        f"{target.hosts} host{'s' * (target.hosts > 1)}",
-    ]
-    if target.topology:
-        counts.append(f"topology {target.topology}")
-    return ", ".join(counts) + (f" ({target.note})" if target.note else "")
+def _titles(chip: Chip, target: Target | None) -> list[Fact]:
+    if target is None:
+        return [fact("chip-title", chip=chip.name, vendor=chip.vendor, year=chip.year)]
+    counts = {"chips": target.chips, "devices": target.devices, "hosts": target.hosts}
+    code = "target-title-topology" if target.topology else "target-title"
+    title = fact(code, target=target.name, chip=chip.name, topology=target.topology, **counts)
+    return [title] if target.note is None else [title, target.note]
 
 
 def _figure(value: float | int | None) -> str:
@@ -119,44 +140,36 @@ def _figure(value: float | int | None) -> str:
 
 
 def _all() -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title, column in (("name", "left"), ("chip", "left"), ("year", "right"), ("bf16 TFLOP/s", "right"),
-                          ("fp32 TFLOP/s", "right"), ("GB", "right"), ("GB/s", "right"),
-                          ("links GB/s", "right"), ("JAX devices", "right")):  # fmt: skip
-        table.add_column(title, justify="right" if column == "right" else "left")
+    words = ("name", "chip")
+    columns = (*words, "year", "bf16 TFLOP/s", "fp32 TFLOP/s", "GB", "GB/s", "links GB/s", "JAX devices")
+    rows = table(columns, left=words, fold=columns, header_style="bold")
     for chip in CHIPS:
         figures = (chip.year, chip.bf16_dense_tflops, chip.fp32_tflops, chip.memory_GB, chip.memory_GBps,
                    chip.interconnect_GBps_both_ways, chip.jax_devices_per_chip)  # fmt: skip
-        table.add_row(chip.names[0], chip.name, *map(_figure, figures))
-    return table
+        rows.add_row(chip.names[0], chip.name, *map(_figure, figures))
+    return rows
 
 
 def _one(chip: Chip) -> Table:
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(justify="right")
-    table.add_column()
-    table.add_column()
+    rows = table(("figure", "unit", "what"), left=("unit", "what"), fold=("what",), show_header=False)
     for field, (unit, what) in FIGURES.items():
         value = getattr(chip, field)
         if value is not None:
-            table.add_row(_figure(value), unit, f"{what}, per {chip.scope}")
+            rows.add_row(_figure(value), unit, f"{what}, per {chip.scope}")
     if chip.interconnect_kind:
-        table.add_row("", "", f"links: {chip.interconnect_kind}")
-    table.add_row("", "", f"JAX calls it: {', '.join(chip.device_kinds)}")
-    return table
+        rows.add_row("", "", f"links: {chip.interconnect_kind}")
+    rows.add_row("", "", f"JAX calls it: {', '.join(chip.device_kinds)}")
+    return rows
 
 
-def show_prices(console: Console, listed: list[Price], notes: bool = True) -> None:
+def _show_prices(to: Console, listed: list[Price], notes: bool = True) -> None:
     """Prints prices as lines, each with its date, then their sources by number, then their notes."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("chip", no_wrap=True)
-    for title in ("chips", "USD/h", "spot USD/h"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for title in ("cloud", "instance", "region", "includes", "date", "source"):
-        table.add_column(title, overflow="fold")
+    numbers = ("chips", "USD/h", "spot USD/h")
+    words = ("cloud", "instance", "region", "includes", "date", "source")
+    rows = table(("chip", *numbers, *words), left=("chip", *words), fold=words, header_style="bold")
     sources = list(dict.fromkeys(price.source for price in listed))
     for price in listed:
-        table.add_row(
+        rows.add_row(
             price.chip,
             str(price.chips),
             _usd(price.usd_per_hour),
@@ -168,18 +181,14 @@ def show_prices(console: Console, listed: list[Price], notes: bool = True) -> No
             price.day.isoformat(),
             str(sources.index(price.source) + 1),
         )
-    console.print(table)
-    for number, source in enumerate(sources, 1):
-        console.print(f"source {number}: {source}", soft_wrap=True, markup=False)
+    to.print(rows)
+    lines(to, *(fact("price-source", number=n, source=source) for n, source in enumerate(sources, 1)))
     for price in listed if notes else ():
-        dated = "" if price.date == price.day.isoformat() else f"dated {price.date}"
-        if said := "; ".join(part for part in (price.note, dated) if part):
-            console.print(f"{price.instance or price.cloud}: {said}", soft_wrap=True, markup=False)
-
-
-def wide_console() -> Console:
-    """Standard output; when it is no terminal, wide enough for a table of prices."""
-    return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 170)
+        remarks = [*price.reckoned, price.note]
+        if price.date != price.day.isoformat():
+            remarks.append(fact("price-dated", date=price.date))
+        if remark := "; ".join(text for text in map(str, remarks) if text):
+            lines(to, fact("price-remark", instance=price.instance or price.cloud, remark=remark))
 
 
 def _usd(value: float | None) -> str:
@@ -203,6 +212,6 @@ def _json(chip: Chip, target: Target | None, listed: list[Price], past: list[Pri
             "rented_as": target.rented_as or target.name,
             "note": target.note and target.note.json(),
         },
-        "prices": [asdict(price) for price in listed],
-        "past_prices": [asdict(price) for price in past],
+        "prices": [price.json() for price in listed],
+        "past_prices": [price.json() for price in past],
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,14 +10,16 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from ..words.facts import fact
 from . import options
 from .chips import PriceFile
+from .terminal import console, lines
 
 EVERYTHING = "v2-8,v3-8,v4-8,v5e-8,v5p-8,v6e-8,tpu7x-8,t4,v100,a100,h100"
 
 
 def plan(
-    recipe: Annotated[str, typer.Argument(help="A built-in recipe (digits, mnist, ...) or path.py:name.")],
+    recipe: options.Recipe,
     on: Annotated[
         str, typer.Option(metavar="TARGETS", help="Such as v5e-8,v3-8,a100,h100:8,t4,cpu.")
     ] = EVERYTHING,
@@ -47,9 +48,7 @@ def plan(
       chipwise plan cifar10-davidnet --set batch=1024 --on v2-8,t4 --html plan.html
       chipwise plan my_task.py:recipe --on v5e-1 --largest-batch --json
     """
-    import jax
-
-    jax.config.update("jax_platforms", "cpu")  # nothing here needs, or should hold, an accelerator
+    options.only_look()
     from ..explain.plan import page
     from ..explain.plan.text import document, parts
     from ..planner.planner import plan as make
@@ -83,8 +82,8 @@ def plan(
     if json_:
         print(json.dumps(answer))
         return
-    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120)
+    to = console()
     for part in parts(plans):
-        console.print(part, markup=False)
+        to.print(part, markup=False)
     if html is not None:
-        console.print(f"\nwritten: {html}", markup=False)
+        lines(to, "", fact("written", path=html))

@@ -1,4 +1,7 @@
-"""Prices of today from SkyPilot's catalogue of clouds, where the package `skypilot` is installed.
+"""Writes today's prices of the chips in our catalogue into a price file, from SkyPilot's catalogue of clouds.
+
+    pip install skypilot
+    python tools/skypilot_prices.py prices.csv        # then: chipwise plan ... --prices prices.csv
 
 SkyPilot keeps one table a cloud (https://github.com/skypilot-org/skypilot-catalog), one row a machine,
 region and zone, and downloads it when its copy is older than asked for. What must not be taken from it as
@@ -16,17 +19,21 @@ it stands, found by comparing it with the clouds' own prices:
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import csv
 import datetime
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from ..errors import DataError, DeviceError
-from .catalogue import Chip, named
-from .prices import Price
-from .targets import parse
+from chipwise.chips.catalogue import Chip, named
+from chipwise.chips.prices import COLUMNS, Price
+from chipwise.chips.targets import parse
+from chipwise.errors import DeviceError
 
 CLOUDS = ("aws", "azure", "gcp", "lambda", "nebius", "paperspace", "runpod", "shadeform", "vast", "verda")
 PLACEHOLDER = 700.0
@@ -45,12 +52,12 @@ def fetch(clouds: Sequence[str] = CLOUDS, warn: Callable[[str], None] = lambda m
     """Today's prices of every chip in our catalogue, dated today.
 
     A cloud that cannot be read is a `warn`ing. Where SkyPilot cannot download a table but has an older
-    copy, it uses that and says so on standard error, where all it prints goes. Raises `DataError` where
-    `skypilot` is not installed, or no cloud could be read.
+    copy, it uses that and says so on standard error, where all it prints goes. Raises `ImportError` where
+    `skypilot` is not installed, `ValueError` where no cloud could be read.
     """
     tables = _catalogue()
     today = datetime.date.today().isoformat()
-    found: list[Price] = []
+    prices: list[Price] = []
     for cloud in clouds:
         try:
             with contextlib.redirect_stdout(sys.stderr):
@@ -59,25 +66,17 @@ def fetch(clouds: Sequence[str] = CLOUDS, warn: Callable[[str], None] = lambda m
             why = (str(error).splitlines() or [type(error).__name__])[0][:100]
             warn(f"{cloud}: left out, SkyPilot's table could not be read ({why}).")
             continue
-        found += clean(cloud, rows, today)
-    if not found:
-        raise DataError("SkyPilot listed no price: check the network, then run chipwise prices update again.")
-    return found
+        prices += clean(cloud, rows, today)
+    if not prices:
+        raise ValueError("SkyPilot listed no price: check the network, then run this again.")
+    return prices
 
 
 def _catalogue() -> Callable[[str], Any]:
     try:
-        from sky.catalog import common  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:
-        try:  # before 0.10
-            from sky.clouds.service_catalog import (  # type: ignore[import-not-found, unused-ignore]
-                common,
-            )
-        except ImportError:
-            raise DataError(
-                "prices come from SkyPilot's catalogue, which is not installed here. "
-                "Type: pip install skypilot"
-            ) from None
+        from sky.catalog import common
+    except ImportError:  # before 0.10
+        from sky.clouds.service_catalog import common
     return lambda name: common.read_catalog(name, pull_frequency_hours=STALE_HOURS)
 
 
@@ -177,3 +176,33 @@ def _without_other_offers(
         for offer in listed
         if offer[1] is not None and offer[1] >= OTHER_OFFER * highest[offer[0].split("-")[0]]
     ]
+
+
+def write(prices: Iterable[Price], path: Path) -> None:
+    """A CSV file that `chipwise.chips.prices.load` reads back to the same prices."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(COLUMNS)
+        for price in prices:
+            rows.writerow("" if (cell := getattr(price, name)) is None else cell for name in COLUMNS)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", type=Path, help="where to write")
+    file = parser.parse_args(arguments).file
+    try:
+        prices = fetch(warn=lambda message: print(f"warning: {message}", file=sys.stderr))
+        write(prices, file)
+    except ImportError:
+        sys.exit("SkyPilot's catalogue is not installed here: pip install skypilot")
+    except (OSError, ValueError) as error:
+        sys.exit(str(error))
+    clouds = ", ".join(f"{cloud} {count}" for cloud, count in Counter(p.cloud for p in prices).items())
+    print(f"{len(prices)} prices ({clouds}) written to {file}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,15 +1,20 @@
 """SkyPilot's catalogue as a frame of its columns, and its package as a module that hands it out."""
 
 import datetime
+import importlib.util
 import math
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
-from chipwise.chips import skypilot
-from chipwise.chips.prices import read, write
-from chipwise.errors import DataError
+from chipwise.chips.prices import load
+
+TOOL = Path(__file__).parents[2] / "tools" / "skypilot_prices.py"
+spec = importlib.util.spec_from_file_location("skypilot_prices", TOOL)
+skypilot = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(skypilot)
 
 NONE = math.nan
 
@@ -121,16 +126,33 @@ def test_fetch_dates_every_price_and_leaves_out_clouds_it_cannot_read(sky, capsy
     assert ("gcp/vms.csv", skypilot.STALE_HOURS) in sky
     said = capsys.readouterr()
     assert not said.out and "Updating gcp/vms.csv" in said.err  # standard output may be JSON
-    assert list(read(write(found), "update.csv")) == found
+
+
+def test_the_file_is_one_that_plans_take(sky, tmp_path, capsys):
+    file = tmp_path / "prices.csv"
+    skypilot.main([str(file)])
+    prices = load(file)
+    assert prices == tuple(skypilot.fetch())
+    assert capsys.readouterr().out.startswith(f"{len(prices)} prices (aws ")
+
+
+def test_what_is_written_reads_back(tmp_path):
+    skypilot.write(load(), tmp_path / "again.csv")
+    assert load(tmp_path / "again.csv") == load()
+
+
+def test_where_it_cannot_write_it_says_so(sky, tmp_path):
+    with pytest.raises(SystemExit, match=r"prices\.csv"):
+        skypilot.main([str(tmp_path / "none" / "prices.csv")])
 
 
 def test_nothing_read_is_an_error(sky):
-    with pytest.raises(DataError, match="check the network"):
+    with pytest.raises(ValueError, match="check the network"):
         skypilot.fetch(clouds=("lambda",))
 
 
-def test_without_skypilot_the_error_says_what_to_type(monkeypatch):
+def test_without_skypilot_the_error_says_what_to_type(monkeypatch, tmp_path):
     for name in ("sky", "sky.catalog", "sky.clouds", "sky.clouds.service_catalog"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(DataError, match="pip install skypilot"):
-        skypilot.fetch()
+    with pytest.raises(SystemExit, match="pip install skypilot"):
+        skypilot.main([str(tmp_path / "prices.csv")])
