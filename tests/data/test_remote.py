@@ -470,7 +470,7 @@ def test_a_full_disk(memory, monkeypatch, place):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
-        patched.setattr(transfer.os, "pwrite", full)
+        patched.setattr(transfer.os, "fsync", full)
         with refused(DataError, "cache-unwritable", data="memory://d", reason=os.strerror(errno.ENOSPC)):
             fetch("memory://d")
     assert (fetch("memory://d") / "a").read_bytes() == b"a"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from ..errors import DataError
 from ..words.facts import Fact, fact
@@ -34,16 +34,6 @@ class File:
     sha256: str | None = None
 
 
-class Place(Protocol):
-    """Where files come from: `fs` is its fsspec filesystem for the thread that asks."""
-
-    shown: str
-    http: bool
-
-    @property
-    def fs(self) -> Any: ...
-
-
 class Incomplete(EOFError):
     """Another number of bytes came than was listed."""
 
@@ -55,13 +45,12 @@ class Incomplete(EOFError):
 class Transfer:
     """Brings `files` to the folder `to`; those already there are left. What is not whole: `parts`.
 
-    Raises `DataError` naming the file that could not be had, and `OSError` of the disk. What is known of a
+    `place` is where files come from: `place.fs`, its fsspec filesystem for the thread that asks, `place.http`,
+    and `place.shown` for messages. Raises `DataError` naming the file that could not be had, and `OSError` of the disk. What is known of a
     file's contents is checked when it is whole; that files did not change meanwhile is for the caller.
     """
 
-    def __init__(
-        self, place: Place, files: Sequence[File], to: Path, parts: Path, say: Callable[[str], None]
-    ):
+    def __init__(self, place: Any, files: Sequence[File], to: Path, parts: Path, say: Callable[[str], None]):
         self.place, self.files, self.to, self.parts, self.say = place, files, to, parts, say
         self.stop, self.lock = threading.Event(), threading.Lock()
         self.done = {f for f in files if (to / f.name).is_file() and (to / f.name).stat().st_size == f.nbytes}
@@ -125,18 +114,13 @@ class Transfer:
         if self.stop.is_set():
             return
         path = self.parts / str(number)
-        if start is None and file.nbytes > PART_BYTES:  # straight to disk
+        if start is None and file.nbytes > PART_BYTES:
             self._had(file, lambda: self._stream(file, path))
         else:
             data = self._had(file, lambda: self._bytes(file, start))
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
-            try:
-                rest, at = memoryview(data), start or 0
-                while rest:
-                    written = os.pwrite(handle, rest, at)
-                    rest, at = rest[written:], at + written
-            finally:
-                os.close(handle)
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644), "wb") as opened:
+                opened.seek(start or 0)
+                opened.write(data)
             self._came(len(data))
         with self.lock:
             self.left[file] -= 1
@@ -145,16 +129,15 @@ class Transfer:
             self._whole(file, path)
 
     def _bytes(self, file: File, start: int | None) -> bytes:
-        if start is None:
-            expected, data = file.nbytes, self.place.fs.cat_file(file.remote)
-        else:
-            stop = min(start + PART_BYTES, file.nbytes)
-            expected, data = stop - start, self.place.fs.cat_file(file.remote, start=start, end=stop)
+        stop = None if start is None else min(start + PART_BYTES, file.nbytes)
+        data = self.place.fs.cat_file(file.remote, start=start, end=stop)
+        expected = (stop or file.nbytes) - (start or 0)
         if len(data) != expected:
             raise Incomplete(len(data), expected)
         return data
 
     def _stream(self, file: File, path: Path) -> None:
+        """All of a big file straight to disk."""
         from fsspec.callbacks import Callback
 
         came = 0
@@ -173,7 +156,6 @@ class Transfer:
         except BaseException:
             self._came(-came)
             raise
-        self._came(file.nbytes - came)
 
     def _came(self, nbytes: int) -> None:
         with self.lock:

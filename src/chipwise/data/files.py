@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, Self
 
 import psutil
 
@@ -114,14 +114,12 @@ def list_tar(path: Path, of: Callable[[tuple[str, ...]], bool] = lambda parts: T
             head = file.read(6)
         unzip = next((opener for magic, opener in _COMPRESSED.items() if head.startswith(magic)), None)
         files = Files(read=_Places(path) if unzip is None else bytes)
-        opened: Any = open(path, "rb") if unzip is None else _Stream(unzip(path, "rb"))  # noqa: SIM115
-        with opened as file, tarfile.open(fileobj=file, mode="r:" if unzip is None else "r|") as archive:
+        mode = "r:" if unzip is None else "r|"
+        with (
+            open(path, "rb") if unzip is None else unzip(path, "rb") as file,
+            tarfile.open(fileobj=file, mode=mode, tarinfo=_Member) as archive,  # type: ignore[call-overload]
+        ):
             _list_members(path, archive, files, of, in_place=unzip is None)
-            end = archive.offset  # type: ignore[attr-defined]
-            file.seek(end)
-            # tarfile takes a cut and a damaged header, too, for the end
-            if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-                raise tarfile.ReadError(f"neither a member nor the end at byte {end:,}")
             while unzip is not None and file.read(1 << 20):
                 pass  # at its end the decompressor checks the sum
     except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
@@ -163,28 +161,17 @@ def _list_members(
                 files.add(parts, member.size, stream.read())
 
 
-class _Stream:
-    """A decompressor that may step back a little: what was read last is kept."""
+class _Member(tarfile.TarInfo):
+    """A member whose header is whole: tarfile takes a cut, and a damaged header, for the archive's end."""
 
-    def __init__(self, file: IO[bytes]):
-        self._file, self._kept, self._back = file, b"", 0
-
-    def __enter__(self) -> _Stream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def seek(self, place: int) -> None:
-        self._back = self._file.tell() - place
-        assert 0 <= self._back <= len(self._kept)
-
-    def read(self, size: int) -> bytes:
-        old = self._kept[len(self._kept) - self._back :][:size]
-        self._back -= len(old)
-        new = self._file.read(size - len(old)) if len(old) < size else b""
-        self._kept = (self._kept + new)[-2 * tarfile.RECORDSIZE :]
-        return old + new
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
+        try:
+            return super().fromtarfile(archive)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
+            raise
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(f"neither a member nor the end: {error}") from error
 
 
 class _Places:

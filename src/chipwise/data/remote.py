@@ -255,35 +255,31 @@ class _Url:
         """
         files: dict[str, dict[str, Any]] = {}
         with ThreadPoolExecutor(self.workers) as threads:
-            folders = [("", self.path)]
+            folders = {"": self.path}
             while folders:
-                below = []
-                for (prefix, _), infos in zip(folders, threads.map(self._ls, folders), strict=True):
+                below = {}
+                for prefix, infos in zip(folders, threads.map(self._ls, folders.values()), strict=True):
                     for info in infos:
                         name = info["name"].rstrip("/").rsplit("/", 1)[-1]
                         name = unquote(name) if self.http else name
                         if name in ("", ".", "..") or {*name} & {*"/\\\0"}:
                             raise DataError("file-outside", path=self.shown, name=name)
                         if info["type"] == "directory":
-                            below.append((f"{prefix}{name}/", info["name"].rstrip("/")))
+                            below[f"{prefix}{name}/"] = info["name"].rstrip("/")
                         else:
                             files[prefix + name] = info
                 folders = below
             if self.http:  # its lists have names only
-                full = threads.map(
-                    lambda i: self._ask(i["name"], lambda: self.fs.info(i["name"])), files.values()
-                )
-                files = dict(zip(files, full, strict=True))
+                places = [info["name"] for info in files.values()]
+                infos = threads.map(lambda p: self._ask(p, lambda: self.fs.info(p)), places)
+                files = dict(zip(files, infos, strict=True))
         return files
 
-    def _ls(self, folder: tuple[str, str]) -> list[dict[str, Any]]:
-        path = folder[1]
-
+    def _ls(self, path: str) -> list[dict[str, Any]]:
         def ask() -> list[dict[str, Any]]:
-            fs = self.fs
-            fs.invalidate_cache(path)  # some filesystems remember their folders
+            self.fs.invalidate_cache(path)  # some filesystems remember their folders
             # A web page's links are relative to its folder, which ends in a slash
-            return fs.ls(f"{path}/" if self.http else path, detail=True)
+            return self.fs.ls(f"{path}/" if self.http else path, detail=True)
 
         infos = self._ask(path, ask)
         if self.http:
