@@ -45,9 +45,10 @@ class Incomplete(EOFError):
 class Transfer:
     """Brings `files` to the folder `to`; those already there are left. What is not whole: `parts`.
 
-    `place` is where files come from: `place.fs`, its fsspec filesystem for the thread that asks, `place.http`,
-    and `place.shown` for messages. Raises `DataError` naming the file that could not be had, and `OSError` of the disk. What is known of a
-    file's contents is checked when it is whole; that files did not change meanwhile is for the caller.
+    `place` is where files come from: `place.fs`, its fsspec filesystem for the thread that asks,
+    `place.http`, and `place.shown` for messages. Raises `DataError` naming the file that could not be had,
+    and `OSError` of the disk. What is known of a file's contents is checked when it is whole; that files did
+    not change meanwhile is for the caller.
     """
 
     def __init__(self, place: Any, files: Sequence[File], to: Path, parts: Path, say: Callable[[str], None]):

@@ -271,8 +271,8 @@ class _Url:
                 folders = below
             if self.http:  # its lists have names only
                 places = [info["name"] for info in files.values()]
-                infos = threads.map(lambda p: self._ask(p, lambda: self.fs.info(p)), places)
-                files = dict(zip(files, infos, strict=True))
+                full = threads.map(lambda p: self._ask(p, lambda: self.fs.info(p)), places)
+                files = dict(zip(files, full, strict=True))
         return files
 
     def _ls(self, path: str) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Handwritten digits that come with scikit-learn: the recipe for trying things out.
+"""Handwritten digits that come with chipwise: the recipe for trying things out.
 
     chipwise train digits
 
