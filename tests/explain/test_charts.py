@@ -154,7 +154,7 @@ def test_marks_levels_and_a_second_axis():
         level_words="median",
     )
     plot = made.sizes[0][1]
-    assert (made.second, made.mark_words, made.level_words) == ("epoch", "resumed", "median")
+    assert (made.second, made.mark_words, made.level_words) == (("epoch", 0.1), "resumed", "median")
     assert plot.marks == pytest.approx([(plot.left + plot.right) / 2])
     assert plot.top < plot.level < plot.bottom and [t.label for t in plot.second] == [
         "0",

@@ -7,8 +7,9 @@ a figure's width, so that they fit any.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..words.figures import dollars, known, short
 
@@ -168,7 +169,6 @@ class Plot:
     x_ticks: list[Tick]
     y_ticks: list[Tick]
     second: list[Tick]
-    x_log: bool
     y_log: bool
     lines: list[Line]
     marks: list[float]
@@ -177,97 +177,99 @@ class Plot:
 
 @dataclass(frozen=True)
 class Panel:
-    """A picture of curves in its sizes, with all that stands around it. `key`: name to style."""
+    """A picture of curves, with all that stands around it; arguments as of `panel`."""
 
     title: str
-    caption: str
-    x: str  # what the axis says
-    second: str
-    words: str  # for those who do not see it
-    key: Mapping[str, str]
-    mark_words: str
-    level_words: str
-    sizes: list[tuple[str, Plot]]
+    curves: Sequence[Curve]
+    x: str = "step"
+    y: str = ""
+    caption: str = ""
+    x_unit: str = ""
+    y_unit: str = ""
+    x_log: bool = False
+    y_log: bool = False
+    zero: bool = False
+    second: tuple[str, float] | None = None
+    marks: Sequence[float] = ()
+    mark_words: str = ""
+    level: float | None = None
+    level_words: str = ""
 
     @property
-    def lines(self) -> list[Line]:
-        return self.sizes[0][1].lines
+    def below(self) -> str:
+        """What the axes say."""
+        up = f"; upwards {self.y}{' (logarithmic)' * self.y_log}" if self.y else ""
+        return f"{self.x}{' (logarithmic)' * self.x_log}{up}{'; logarithmic' * (self.y_log and not self.y)}"
 
+    @property
+    def words(self) -> str:
+        """For those who do not see it."""
+        ends = [(c.name or self.title, short(c.points[0][1]), short(c.points[-1][1])) for c in self.curves]
+        return f"{self.title}. {'; '.join(f'{name}: {a} to {b}' for name, a, b in ends[:8])}."
 
-def series(k: int) -> str:
-    """The style of the k-th of many rows."""
-    return f"s{k % SERIES} dash{k // SERIES % 3}"
+    @property
+    def key(self) -> dict[str, str]:
+        """Names to styles."""
+        return {c.name: c.style for c in self.curves if c.name}
+
+    @property
+    def sizes(self) -> list[tuple[str, Plot]]:
+        return [("wide", self._plot(*WIDE)), ("narrow", self._plot(*NARROW))]
+
+    def _plot(self, width: int, height: int) -> Plot:
+        left, top, right, bottom = 58.0, 12.0, width - 14.0, height - (60.0 if self.second else 44.0)
+        xs, ys = _values(self.curves, self.level)
+        low = min(xs) if self.x_log else min(*xs, 0.0)
+        across = Axis(low, max(xs) if max(xs) > low else low + 1, left, right, self.x_log, self.x_unit)
+        up = Axis.around(ys, bottom, top, zero=self.zero, log=self.y_log, unit=self.y_unit)
+        many, each = max(width // 95, 3), self.second[1] if self.second else 0.0
+        return Plot(
+            width, height, left, top, right, bottom, across.ticks(many), up.ticks(6),
+            Axis(low * each, across.high * each, left, right).ticks(many) if each else [], self.y_log,
+            [_line(c, across, up, len(self.curves) > 4) for c in self.curves],
+            [across(m) for m in self.marks], None if self.level is None else up(self.level),
+        )  # fmt: skip
 
 
 def panel(
     title: str,
     curves: Sequence[Curve],
     *,
-    x: str = "step",
-    y: str = "",
-    caption: str = "",
-    x_unit: str = "",
-    y_unit: str = "",
     x_log: bool = False,
     y_log: bool = False,
-    zero: bool = False,
-    second: tuple[str, float] | None = None,
+    level: float | None = None,
     marks: Sequence[float] = (),
     mark_words: str = "",
-    level: float | None = None,
-    level_words: str = "",
+    **how: Any,
 ) -> Panel | None:
     """Curves in both sizes; `None` where there is no point to draw.
 
-    *Arguments:* `x_log` and `y_log`: an axis may be logarithmic, where values span more than `LOG_FROM`;
-    `zero`: the upward axis begins at 0 where it is linear; `second`: the name of another unit of x, and how
-    many of it one of x is; `marks`: values of x with an upright line; `level`: a value of y with a line.
+    *Arguments:* `x` and `y`, what the axes say, `x_unit` and `y_unit` as of `Axis`; `x_log` and `y_log`: an
+    axis may be logarithmic, where values span more than `LOG_FROM`; `zero`: the upward axis begins at 0 where
+    it is linear; `second`: the name of another unit of x, and how many of it one of x is; `marks`: values of
+    x with an upright line; `level`: a value of y with a line; the last two with their `_words`; `caption`.
     """
     curves = [Curve(c.name, c.style, thinned(c.points), c.aside) for c in curves]
     curves = [c for c in curves if c.points]
-    counted = [c for c in curves if not c.aside] or curves
-    xs = [p[0] for c in counted for p in c.points]
-    ys = [p[1] for c in counted for p in c.points] + ([] if level is None else [level])
-    if not xs:
+    if not curves:
         return None
-    x_log, y_log = x_log and spread_out(xs, LOG_FROM), y_log and spread_out(ys, LOG_FROM)
-    sizes = []
-    for size, (width, height) in (("wide", WIDE), ("narrow", NARROW)):
-        left, top, right, bottom = 58.0, 12.0, width - 14.0, height - (60.0 if second else 44.0)
-        low = min(xs) if x_log else min(*xs, 0.0)
-        across = Axis(low, max(xs) if max(xs) > low else low + 1, left, right, x_log, x_unit)
-        up = Axis.around(ys, bottom, top, zero=zero, log=y_log, unit=y_unit)
-        many, below = max(width // 95, 3), []
-        if second:
-            other = Axis(low * second[1], across.high * second[1], left, right)
-            below = other.ticks(many)
-        at = None if level is None else up(level)
-        lines = [_line(c, across, up, len(curves) > 4) for c in curves]
-        upright = [across(m) for m in marks if across.low <= m <= across.high]
-        sizes.append(
-            (
-                size,
-                Plot(
-                    width, height, left, top, right, bottom, across.ticks(many), up.ticks(6), below, x_log,
-                    y_log, lines, upright, at,
-                ),
-            )
-        )  # fmt: skip
-    logs = " and ".join(
-        word for word, log in (("x logarithmic", x_log), (f"{y or 'y'} logarithmic", y_log)) if log
-    )
-    ends = [f"{c.name or title}: {short(c.points[0][1])} to {short(c.points[-1][1])}" for c in curves[:8]]
+    xs, ys = _values(curves, level)
+    marks = [m for m in marks if min(*xs, 0.0) <= m <= max(xs)]
     return Panel(
-        title,
-        caption,
-        f"{x}{f'; upwards {y}' if y else ''}{f' ({logs})' if logs else ''}",
-        second[0] if second else "",
-        f"{title}. {'; '.join(ends)}.",
-        {c.name: c.style for c in curves if c.name},
-        mark_words if sizes[0][1].marks else "",
-        level_words if level is not None else "",
-        sizes,
-    )
+        title, curves, x_log=x_log and spread_out(xs, LOG_FROM), y_log=y_log and spread_out(ys, LOG_FROM),
+        level=level, marks=marks, mark_words=mark_words * bool(marks), **how,
+    )  # fmt: skip
+
+
+def _values(curves: Sequence[Curve], level: float | None) -> tuple[list[float], list[float]]:
+    """Of x and y, what the axes mind."""
+    points = [p for c in [c for c in curves if not c.aside] or curves for p in c.points]
+    return [p[0] for p in points], [p[1] for p in points] + ([] if level is None else [level])
+
+
+def series(k: int) -> str:
+    """The style of the k-th of many rows."""
+    return f"s{k % SERIES} dash{k // SERIES % 3}"
 
 
 def _line(curve: Curve, across: Axis, up: Axis, crowded: bool) -> Line:

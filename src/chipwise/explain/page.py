@@ -16,34 +16,22 @@ from typing import Any
 import jinja2
 
 from ..atomic import replace_text
-from ..words.figures import (
-    UNKNOWN,
-    byte_size,
-    count,
-    digits,
-    dollars,
-    duration,
-    figure,
-    or_unknown,
-    price,
-    share,
-    short,
-)
+from ..words import figures
+from ..words.figures import UNKNOWN, or_unknown
 
 FILTERS: dict[str, Callable[..., Any]] = {
     "digest": lambda script: _digest(script),
     "px": lambda pixels: f"{pixels:.1f}",
-    "digits": or_unknown(digits),
-    "figure": or_unknown(figure),
-    "short": or_unknown(short),
+    "price": figures.price,
+    "digits": or_unknown(figures.digits),
+    "figure": or_unknown(figures.figure),
     "whole": or_unknown(lambda value: f"{value:,.0f}"),
-    "count": or_unknown(count),
-    "share": or_unknown(share),
-    "ms": or_unknown(lambda seconds: digits(seconds * 1e3)),
-    "bytes": or_unknown(byte_size),
-    "dollars": or_unknown(dollars),
-    "duration": or_unknown(lambda seconds: duration(max(seconds, 0.0))),
-    "price": price,
+    "count": or_unknown(figures.count),
+    "share": or_unknown(figures.share),
+    "ms": or_unknown(lambda seconds: figures.digits(seconds * 1e3)),
+    "bytes": or_unknown(figures.byte_size),
+    "dollars": or_unknown(figures.dollars),
+    "duration": or_unknown(lambda seconds: figures.duration(max(seconds, 0.0))),
 }
 """What every template may apply to a number, beside what its page brings."""
 
