@@ -98,6 +98,7 @@ def _changes(rows: Any) -> str:
 FORMATS: dict[str, Callable[[Any], str]] = {
     "bytes": figures.byte_size,  # 1.81 GB
     "seconds": figures.or_unknown(figures.duration),  # 3.1 min
+    "ms": figures.or_unknown(lambda seconds: f"{figures.digits(1e3 * seconds)} ms"),  # 0.222 ms
     "figure": figures.or_unknown(figures.figure),  # 0.9694, four digits
     "share": figures.or_unknown(figures.share),  # 21 %
     "whole": figures.or_unknown("{:,.0f}".format),  # 12,345

@@ -87,7 +87,8 @@ def table(plans: Sequence[Plan]) -> Table:
     columns wide."""
     made = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
     for name in ("target", "GB", "ms a step", "examples/s", "peak", "bound by", "wall", "$", "$ spot"):
-        made.add_column(name, justify="left" if name in ("target", "bound by") else "right", no_wrap=True)
+        justify = "left" if name in ("target", "bound by") else "right"
+        made.add_column(name, justify=justify, no_wrap=not name.startswith("$"))  # type: ignore[arg-type]
     for p in plans:
         memory = _memory(p.memory)
         if not p.runs:
