@@ -29,7 +29,7 @@ NOT_YET = {
         atomic.py cli/again.py data/augment/compose.py data/augment/flip.py data/pack/job.py
         data/pack/writer.py engine/finish.py engine/hold.py engine/keys.py explain/page/template.py
         explain/report/advice.py models/digits.py models/dtype.py models/mnist.py planner/hlo.py
-        recipe/metrics/language.py recipe/optimizers.py recipe/schedules.py recipes/digits.py
+        recipe/optimizers.py recipe/schedules.py recipes/digits.py
     """,
 }
 """What does not hold yet. These lists only shrink."""

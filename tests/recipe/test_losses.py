@@ -19,6 +19,7 @@ from chipwise.recipe.losses import (
     weighted_softmax_cross_entropy,
 )
 from chipwise.recipe.task import Sum
+from refusals import refused
 
 rng = np.random.default_rng(0)
 LOGITS = rng.normal(size=(7, 10)).astype(np.float32) * 3
@@ -89,7 +90,7 @@ def test_equal_weights_are_no_weights():
     made = weighted_softmax_cross_entropy(LOGITS, LABELS, np.full(10, 3, np.float32), 0.1)
     plain = softmax_cross_entropy(LOGITS, LABELS, 0.1).mean()
     assert made.count == 21 and float(made.value) == pytest.approx(float(plain), rel=1e-6)
-    with pytest.raises(RecipeError, match="use the Sum as it is"):
+    with refused(RecipeError, "sum-of-a-sum"):
         Sum.of(made)
 
 
@@ -241,29 +242,48 @@ def test_constant_and_nan_logits_score_nothing():
 
 
 @pytest.mark.parametrize(
-    ("call", "says"),
+    ("call", "code", "facts"),
     [
-        (lambda: softmax_cross_entropy(LOGITS, LABELS[:, None]), "(7, 1)"),
-        (lambda: softmax_cross_entropy(LOGITS, LABELS[:1]), "(1,)"),
-        (lambda: softmax_cross_entropy(LOGITS, LABELS.astype(np.float32)), "float32"),
-        (lambda: softmax_cross_entropy(LOGITS[0], LABELS), "(10,)"),
-        (lambda: softmax_cross_entropy(LOGITS.astype(np.int32), LABELS), "int32"),
-        (lambda: softmax_cross_entropy(LOGITS, LABELS, 1.0), "smoothing"),
-        (lambda: weighted_softmax_cross_entropy(LOGITS, LABELS, np.ones(9)), "(10,)"),
-        (lambda: weighted_softmax_cross_entropy(LOGITS, LABELS, np.ones(10), 1.0), "smoothing"),
-        (lambda: weighted_softmax_cross_entropy(LOGITS, LABELS[1:], np.ones(10)), "(6,)"),
-        (lambda: sigmoid_cross_entropy(LOGITS, LABELS), "(7, 10)"),
-        (lambda: sigmoid_cross_entropy(LOGITS, LOGITS > 0, -0.1), "smoothing"),
-        (lambda: sigmoid_cross_entropy(LOGITS, LOGITS > 0, 0.0, 2.0), "(10,)"),
-        (lambda: huber(LOGITS, LOGITS, 0.0), "delta=0.0"),
-        (lambda: absolute_error(LOGITS[:, :1], LOGITS[:, 0]), "(7, 1)"),
-        (lambda: squared_error(LOGITS[:, :1], LOGITS[:, 0]), "(7, 1)"),
-        (lambda: squared_error(np.float32(1), np.float32(1)), "(batch, ...)"),
-        (lambda: correct(LOGITS, LABELS, k=0), "k=0"),
-        (lambda: correct(LOGITS, LABELS, k=11), "k=11"),
+        (lambda: softmax_cross_entropy(LOGITS, LABELS[:, None]), "labels-shape", {"shape": (7, 1)}),
+        (
+            lambda: softmax_cross_entropy(LOGITS, LABELS[:1]),
+            "labels-shape",
+            {"shape": (1,), "expected": (7,)},
+        ),
+        (
+            lambda: softmax_cross_entropy(LOGITS, LABELS.astype(np.float32)),
+            "labels-shape",
+            {"dtype": "float32"},
+        ),
+        (lambda: softmax_cross_entropy(LOGITS[0], LABELS), "axes-differ", {"shape": (10,)}),
+        (lambda: softmax_cross_entropy(LOGITS.astype(np.int32), LABELS), "not-floats", {"dtype": "int32"}),
+        (lambda: softmax_cross_entropy(LOGITS, LABELS, 1.0), "smoothing-range", {"smoothing": 1.0}),
+        (
+            lambda: weighted_softmax_cross_entropy(LOGITS, LABELS, np.ones(9)),
+            "weights-shape",
+            {"shape": (9,), "expected": (10,)},
+        ),
+        (lambda: weighted_softmax_cross_entropy(LOGITS, LABELS, np.ones(10), 1.0), "smoothing-range", {}),
+        (
+            lambda: weighted_softmax_cross_entropy(LOGITS, LABELS[1:], np.ones(10)),
+            "labels-shape",
+            {"shape": (6,)},
+        ),
+        (lambda: sigmoid_cross_entropy(LOGITS, LABELS), "shapes-differ", {"expected": (7, 10)}),
+        (lambda: sigmoid_cross_entropy(LOGITS, LOGITS > 0, -0.1), "smoothing-range", {"smoothing": -0.1}),
+        (
+            lambda: sigmoid_cross_entropy(LOGITS, LOGITS > 0, 0.0, 2.0),
+            "weights-shape",
+            {"name": "positive_weights", "expected": (10,)},
+        ),
+        (lambda: huber(LOGITS, LOGITS, 0.0), "delta-not-above-zero", {"delta": 0.0}),
+        (lambda: absolute_error(LOGITS[:, :1], LOGITS[:, 0]), "shapes-differ", {"expected": (7, 1)}),
+        (lambda: squared_error(LOGITS[:, :1], LOGITS[:, 0]), "shapes-differ", {"expected": (7, 1)}),
+        (lambda: squared_error(np.float32(1), np.float32(1)), "axes-differ", {"expected": "(batch, ...)"}),
+        (lambda: correct(LOGITS, LABELS, k=0), "k-range", {"k": 0, "classes": 10}),
+        (lambda: correct(LOGITS, LABELS, k=11), "k-range", {"k": 11}),
     ],
 )
-def test_mistakes_are_named(call, says):
-    with pytest.raises(RecipeError) as caught:
+def test_mistakes_are_named(call, code, facts):
+    with refused(RecipeError, code, **facts):
         call()
-    assert says in str(caught.value)

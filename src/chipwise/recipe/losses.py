@@ -29,9 +29,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from chipwise.errors import RecipeError
-from chipwise.recipe.arguments import class_labels, floats, same_shape
-from chipwise.recipe.task import Sum
+from ..errors import RecipeError
+from .task import Sum
 
 
 def softmax_cross_entropy(logits: Any, labels: Any, smoothing: float = 0.0) -> jax.Array:
@@ -85,7 +84,7 @@ def weighted_softmax_cross_entropy(logits: Any, labels: Any, weights: Any, smoot
     _share(smoothing)
     examples, classes = logits.shape
     if weights.shape != (classes,):
-        raise RecipeError(f"weights have shape {weights.shape}: expected ({classes},), one for each class")
+        raise RecipeError("weights-shape", name="weights", shape=weights.shape, expected=(classes,))
     weights = jnp.where(weights >= 0, weights.astype(jnp.float32), jnp.nan)
     if labels.shape == logits.shape and jnp.issubdtype(labels.dtype, jnp.floating):
         targets = optax.smooth_labels(labels.astype(jnp.float32), smoothing)
@@ -133,8 +132,9 @@ def sigmoid_cross_entropy(
     else:
         weights = jnp.asarray(positive_weights)
         if weights.shape != logits.shape[1:]:
+            expected = logits.shape[1:]
             raise RecipeError(
-                f"positive_weights have shape {weights.shape}: expected {logits.shape[1:]}, one a column"
+                "weights-shape", name="positive_weights", shape=weights.shape, expected=expected
             )
         yes, no = -jax.nn.log_sigmoid(logits), -jax.nn.log_sigmoid(-logits)
         losses = weights.astype(jnp.float32)[None] * targets * yes + (1.0 - targets) * no
@@ -172,7 +172,7 @@ def huber(predictions: Any, targets: Any, delta: float = 1.0) -> jax.Array:
     Arguments: `delta` above 0, in the targets' unit; the others and the errors as in `squared_error`.
     """
     if not delta > 0:
-        raise RecipeError(f"huber(delta={delta!r}): expected delta > 0, such as 1.0")
+        raise RecipeError("delta-not-above-zero", delta=delta)
     predictions = floats(predictions, "predictions")
     targets = same_shape(targets, "targets", predictions, "predictions")
     errors = jnp.abs(predictions - targets)
@@ -196,7 +196,7 @@ def correct(logits: Any, labels: Any, k: int = 1) -> jax.Array:
     labels = jnp.asarray(labels)
     classes = logits.shape[1]
     if not 1 <= k <= classes:
-        raise RecipeError(f"correct(k={k!r}) with {classes} classes: expected 1 <= k <= {classes}")
+        raise RecipeError("k-range", k=k, classes=classes)
     if labels.shape == logits.shape and jnp.issubdtype(labels.dtype, jnp.floating):
         labels = jnp.argmax(labels, axis=1)
     labels = class_labels(labels, logits)
@@ -211,4 +211,38 @@ def correct(logits: Any, labels: Any, k: int = 1) -> jax.Array:
 
 def _share(smoothing: float) -> None:
     if not 0.0 <= smoothing < 1.0:
-        raise RecipeError(f"smoothing is {smoothing!r}: expected 0 <= smoothing < 1, such as 0.1")
+        raise RecipeError("smoothing-range", smoothing=smoothing)
+
+
+def floats(values: Any, name: str, ndim: int | None = None) -> jax.Array:
+    """`values` as float32, of `ndim` axes if that is given and of at least one.
+
+    Shapes are known while the loss is traced, so a mistake costs one line and no step.
+    Raises `RecipeError` for integers and for other shapes.
+    """
+    values = jnp.asarray(values)
+    if not jnp.issubdtype(values.dtype, jnp.floating):
+        raise RecipeError("not-floats", name=name, dtype=str(values.dtype))
+    if values.ndim == 0 or (ndim is not None and values.ndim != ndim):
+        expected = "(batch, classes)" if ndim == 2 else "(batch, ...)"
+        raise RecipeError("axes-differ", name=name, shape=values.shape, expected=expected)
+    return values.astype(jnp.float32)
+
+
+def class_labels(labels: jax.Array, logits: jax.Array) -> jax.Array:
+    """(b,) int32 labels that fit `logits` (b, k); a uint32 too large to fit turns negative, hence NaN.
+
+    Raises `RecipeError` for other dtypes and shapes.
+    """
+    if not jnp.issubdtype(labels.dtype, jnp.integer) or labels.shape != logits.shape[:1]:
+        about = {"dtype": str(labels.dtype), "shape": labels.shape}
+        raise RecipeError("labels-shape", **about, expected=logits.shape[:1], logits=logits.shape)
+    return labels.astype(jnp.int32)
+
+
+def same_shape(values: Any, name: str, like: jax.Array, like_name: str) -> jax.Array:
+    """`values` as float32. Raises `RecipeError` unless they have exactly the shape of `like`."""
+    values = jnp.asarray(values)
+    if values.shape != like.shape:
+        raise RecipeError("shapes-differ", name=name, shape=values.shape, like=like_name, expected=like.shape)
+    return values.astype(jnp.float32)

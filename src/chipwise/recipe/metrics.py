@@ -1,6 +1,11 @@
-"""Of classes: accuracy, precision, recall, F1 and the confusion matrix, for one label an example or several.
+"""Metrics from sums: of the whole set, whatever the batch and the number of devices.
 
-The shape of the labels says which of the two it is:
+Each function takes what a loss has at hand, one replica's batch or a single example, and returns a
+`cw.Sum`. The library adds those over examples, replicas, devices and batches, and only then divides,
+or calls the sum's `finish`. So F1 is that of the set and not the mean of F1s of batches, which is
+another number. `docs/metrics.md` has them in a table, with their sums and how to write one's own.
+
+Of classes, the shape of the labels says whether an example has one or several:
 
     (batch,)            whole numbers: one class an example, predicted is the highest logit
     (batch, classes)    0 and 1: several labels an example, predicted are those with a probability
@@ -13,6 +18,8 @@ logits predicts nothing, so it counts as a miss. Of equal logits the lower class
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +27,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...errors import RecipeError, nearest
-from .. import losses
-from ..arguments import class_labels, floats, same_shape
-from ..task import Sum
+from ..errors import RecipeError, near
+from ..words.facts import fact
+from . import losses
+from .losses import class_labels, floats, same_shape
+from .task import Sum
 
 _AVERAGES = ("micro", "macro", "weighted")
+_FAR = 1e3  # (mean - center)² in variances: up to there 1 - R2 is good to 2e-4, as docs/metrics.md measures
 
 
 def accuracy(logits: Any, labels: Any, k: int = 1) -> Sum:
@@ -117,19 +126,15 @@ def _counts(total, count):
 
 def _score(ratio: str, logits: Any, labels: Any, average: str | None, threshold: float | None) -> Sum:
     if average is not None and average not in _AVERAGES:
-        raise RecipeError(
-            f"{ratio}(average={average!r}): expected None or one of {', '.join(_AVERAGES)}."
-            f"{nearest(str(average), _AVERAGES)}"
-        )
+        close = near(str(average), _AVERAGES)
+        raise RecipeError("average-unknown", metric=ratio, average=average, known=_AVERAGES, near=close)
     logits, labels = floats(logits, "logits", ndim=2), jnp.asarray(labels)
     several = labels.ndim == 2
     if several:
         predicted, actual = _several_labels(logits, labels, 0.5 if threshold is None else threshold)
     elif threshold is not None:
-        raise RecipeError(
-            f"{ratio}(threshold={threshold!r}) with labels of shape {labels.shape}: expected labels "
-            f"{logits.shape}, several an example; the highest logit needs no threshold"
-        )
+        about = {"threshold": threshold, "shape": labels.shape, "expected": logits.shape}
+        raise RecipeError("threshold-of-one-label", metric=ratio, **about)
     else:
         predicted, actual = _one_label(logits, labels)
     sums = jnp.stack([jnp.sum(x, axis=0) for x in (predicted * actual, predicted, actual)])
@@ -148,7 +153,7 @@ def _one_label(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Arr
 def _several_labels(logits: Any, labels: Any, threshold: float) -> tuple[jax.Array, jax.Array]:
     """Predicted and actual, `(batch, classes)` of 0 and 1."""
     if not 0 < threshold < 1:
-        raise RecipeError(f"threshold={threshold!r}: expected a probability between 0 and 1, such as 0.5")
+        raise RecipeError("threshold-range", threshold=threshold)
     actual = same_shape(labels, "labels", logits, "logits")
     # The logit of the threshold, so that no probability is rounded to the other side of it.
     predicted = logits > math.log(threshold / (1 - threshold))
@@ -161,3 +166,98 @@ def _right(logits: Any, labels: Any, threshold: float) -> jax.Array:
     predicted, actual = _several_labels(logits, labels, threshold)
     right = (predicted == actual) & ~jnp.isnan(logits)
     return jnp.where(jnp.isnan(actual), jnp.nan, right.astype(jnp.float32))
+
+
+def perplexity(loss: Sum) -> Sum:
+    """`exp` of the mean loss, 1 at best, the number of words for a guess among all (Jelinek et al., 1977).
+
+    *Arguments:* `loss`, in nats: a total `()` over tokens and their number. Not the mean of the batches'
+    perplexities, which is larger.
+    """
+    return Sum(loss.total, loss.count, _exponential)
+
+
+def _exponential(total, count):
+    return np.exp(total / count)
+
+
+def mse(predictions: Any, targets: Any) -> Sum:
+    """Mean squared error, over examples and all their values: see `losses.squared_error`."""
+    return Sum.of(losses.squared_error(predictions, targets))
+
+
+def mae(predictions: Any, targets: Any) -> Sum:
+    """Mean absolute error, over examples and all their values, in the targets' unit."""
+    return Sum.of(losses.absolute_error(predictions, targets))
+
+
+def rmse(predictions: Any, targets: Any) -> Sum:
+    """Root of the mean squared error, in the targets' unit: one root for each of an example's `m` values,
+    then their mean, as scikit-learn's `root_mean_squared_error`.
+
+    *Arguments:* `predictions` and `targets` `(batch, ...)`, of exactly the same shape.
+    Raises `RecipeError` for shapes or dtypes that do not fit.
+    """
+    p, t = _columns(predictions, targets)
+    return Sum(jnp.sum((p - t) ** 2, axis=0), jnp.float32(len(p)), _mean_root)
+
+
+def r2(predictions: Any, targets: Any, center: float | Sequence[float] = 0.0) -> Sum:
+    """The share of the targets' variance that the predictions explain (coefficient of determination): 1 at
+    best, 0 for the mean, below 0 for worse; for several values an example, the mean of their R2.
+
+    `1 - Σ(t - p)² / Σ(t - mean)²`. The mean is not known before the end, so what is added up is
+    `Σ(t - center)` and `Σ(t - center)²`, from which the variance about the mean follows for any `center`;
+    for one near the mean without cancellation (Chan, Golub and LeVeque, 1983). Constant targets give 1
+    when predicted exactly, else 0; a single example NaN: scikit-learn's `r2_score`.
+
+    *Arguments:* `predictions` and `targets` `(batch, ...)`, of exactly the same shape; `center`, a number
+    within some deviations of the targets' mean, or one for each of an example's values: 0 is right for
+    standardised targets, else the mean of the training targets. Beyond 30 deviations float32 sums lose
+    the variance: the value is NaN, and a warning names a better center.
+
+    Raises `RecipeError` for shapes or dtypes that do not fit.
+    """
+    p, t = _columns(predictions, targets)
+    middle = np.asarray(center, np.float32).reshape(-1)
+    if middle.size not in (1, t.shape[1]):
+        raise RecipeError("center-values", values=middle.size, expected=t.shape[1])
+    away = t - jnp.broadcast_to(middle[None], t.shape)
+    sums = jnp.stack([jnp.sum(x, axis=0) for x in ((t - p) ** 2, away, away**2)])
+    return Sum(sums, jnp.float32(len(t)), _Explained(tuple(middle.tolist())))
+
+
+@dataclass(frozen=True)
+class _Explained:
+    """R2 from `Σ(t - p)²`, `Σ(t - center)` and `Σ(t - center)²`, `(3, m)`."""
+
+    center: tuple[float, ...]
+
+    def __call__(self, total, count):
+        if count < 2:
+            return np.nan
+        left, first, second = total
+        mean = first / count
+        spread = np.maximum(second - first * mean, 0)
+        far = mean**2 * count > _FAR * spread
+        if np.any(far):
+            worst = int(np.argmax(far))
+            center = self.center[worst % len(self.center)]
+            away, deviation = float(abs(mean[worst])), float(np.sqrt(spread[worst] / count))
+            better = center + float(mean[worst])
+            told = fact("r2-center-far", center=center, away=away, deviation=deviation, better=better)
+            warnings.warn(str(told), RuntimeWarning, stacklevel=2)
+        constant = np.where(left == 0, 1.0, 0.0)
+        shares = np.where(spread == 0, constant, 1 - left / spread)
+        return np.mean(np.where(far, np.nan, shares))
+
+
+def _mean_root(total, count):
+    return np.mean(np.sqrt(total / count))
+
+
+def _columns(predictions: Any, targets: Any) -> tuple[jax.Array, jax.Array]:
+    """Both as `(batch, m)` float32."""
+    predictions = floats(predictions, "predictions")
+    targets = same_shape(targets, "targets", predictions, "predictions")
+    return predictions.reshape(len(predictions), -1), targets.reshape(len(targets), -1)
