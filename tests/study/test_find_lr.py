@@ -259,7 +259,7 @@ def test_pictures_are_written_whole_and_alike(found, tmp_path):
     for shown in ("learning rate", "last stable", "suggestion", "valley", "own peak"):
         assert shown in text, shown
     assert draw(found, tmp_path / "b.svg").read_text() == text
-    with pytest.raises(cw.RecipeError, match="no name of a picture"):
+    with refused(cw.RecipeError, "picture-not-svg-or-png"):
         draw(found, tmp_path / "a.gif")
     with pytest.raises(cw.DataError, match="--picture another place"):
         draw(found, svg / "inside.svg")
