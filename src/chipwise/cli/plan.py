@@ -84,6 +84,6 @@ def plan(
         return
     to = console()
     for part in parts(plans):
-        to.print(part, markup=False)
+        to.print(part, markup=False, soft_wrap=True)
     if html is not None:
         lines(to, "", fact("written", path=html))
