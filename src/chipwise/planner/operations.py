@@ -19,35 +19,48 @@ from .fusion import Fusion, Kernel
 
 
 @dataclass(frozen=True)
+class Product:
+    """`groups` products `(m, k) @ (k, n)`. `channels` are the two dimensions that must be multiples of a few
+    elements for matrix units."""
+
+    kind: str  # "matmul", "convolution" or "depthwise"
+    m: int
+    n: int
+    k: int
+    groups: int
+    channels: tuple[int, int]
+
+    @property
+    def flops(self) -> float:
+        """Two for each multiply-add."""
+        return 2.0 * self.groups * self.m * self.n * self.k
+
+
+@dataclass(frozen=True)
 class Operation:
     """One kernel, `count` times.
 
-    `kind`: "matmul", "convolution", "depthwise", "elementwise", "reduce", "pool", "gather", "scatter",
-    "sort" or "other". `flops` are two for each multiply-add of a product, and 0 for the other kinds, whose
-    arithmetic is in `work`. `dtype` is that of the multiplied operands, or of the largest array. `groups`
-    products of `(m, k)` by `(k, n)`; 0 for other kinds. `channels`: the two dimensions that matrix units
-    want in multiples. `window`: pixels that an output of a convolution reads. `score_bytes`: the part of the
-    bytes that is attention weights, which a fused attention kernel keeps to itself; `masked`: that a mask is
-    laid over them, of which such a kernel computes only the half that counts. Everything but `count` is of
-    one execution.
+    `kind`: that of its product, or "elementwise", "reduce", "pool", "gather", "scatter", "sort", "other".
+    `dtype` is that of the multiplied operands, or of the largest array. `work`: arithmetic beside a product.
+    `score_bytes`: the part of the bytes that is attention weights, which a fused attention kernel keeps to
+    itself; `masked`: a mask is laid over them, and such a kernel computes only the half that counts.
+    Everything but `count` is of one execution.
     """
 
-    name: str
     kind: str
-    flops: float
     bytes_read: float
     bytes_written: float
     dtype: str
-    m: int = 0
-    n: int = 0
-    k: int = 0
-    groups: int = 0
+    product: Product | None = None
     count: float = 1.0
     work: float = 0.0
-    channels: tuple[int, int] = (0, 0)
-    window: int = 0
     score_bytes: float = 0.0
     masked: bool = False
+
+    @property
+    def flops(self) -> float:
+        """Of its product."""
+        return self.product.flops if self.product is not None else 0.0
 
 
 @dataclass(frozen=True)
@@ -59,20 +72,14 @@ class Traced:
     """
 
     operations: tuple[Operation, ...]
-    argument_bytes: float
-    output_bytes: float
-    peak_temp_bytes: float
+    peak_temp_bytes: float = 0.0
     notes: tuple[Fact, ...] = ()
     dtypes: frozenset[str] = frozenset()  # of every array, named as NumPy does
 
     @property
     def flops(self) -> float:
-        """Of products: two for each multiply-add."""
+        """Of products."""
         return sum(op.flops * op.count for op in self.operations)
-
-    @property
-    def bytes_accessed(self) -> float:
-        return sum((op.bytes_read + op.bytes_written) * op.count for op in self.operations)
 
 
 def trace(function: Callable[..., Any], *specs: Any, platform: str = "cuda") -> Traced:
@@ -85,14 +92,7 @@ def trace(function: Callable[..., Any], *specs: Any, platform: str = "cuda") -> 
     """
     graph = flatten(function, specs, platform)
     operations, temp = _operations(graph)
-    return Traced(
-        operations=tuple(operations),
-        argument_bytes=sum(graph.values[v].nbytes for v in graph.inputs),
-        output_bytes=sum(graph.values[v].nbytes for v in graph.outputs),
-        peak_temp_bytes=temp,
-        notes=tuple(graph.notes),
-        dtypes=frozenset(_dtypes(graph)),
-    )
+    return Traced(tuple(operations), temp, tuple(graph.notes), frozenset(_dtypes(graph)))
 
 
 def _dtypes(graph: Graph) -> set[str]:
@@ -117,30 +117,23 @@ def _operations(graph: Graph) -> tuple[list[Operation], float]:
 
 
 def _operation(graph: Graph, kernel: Kernel, scores: set[int], masked: bool) -> Operation:
-    product: Product | None = product_of(graph, kernel.node) if kernel.kind == "product" else None
+    product = product_of(graph, kernel.node) if kernel.kind == "product" else None
     score = sum(b for v, b in (*kernel.reads.items(), *kernel.writes.items()) if v in scores)
-    large = max((*kernel.reads, *kernel.writes), key=lambda v: graph.values[v].nbytes, default=None)
-    facts: dict[str, Any] = {
-        "name": kernel.node.primitive,
-        "kind": kernel.kind,
-        "flops": 0.0,
-        "bytes_read": kernel.bytes_read,
-        "bytes_written": kernel.bytes_written,
-        "dtype": graph.values[large].dtype if large is not None else "float32",
-        "work": kernel.work,
-        "score_bytes": score,
-        "masked": masked and score > 0,
-    }
-    if product is not None:
-        wide = max((graph.values[v].dtype for v in kernel.node.inputs[:2]), key=_bits)
-        facts |= {
-            "kind": product.kind,
-            "flops": product.flops,
-            "dtype": wide,
-            "work": 0.0,
-            **{f: getattr(product, f) for f in ("m", "n", "k", "groups", "channels", "window")},
-        }
-    return Operation(**facts)
+    arrays = kernel.node.inputs[:2] if product is not None else (*kernel.reads, *kernel.writes)
+    size = (
+        (lambda v: _bits(graph.values[v].dtype)) if product is not None else lambda v: graph.values[v].nbytes
+    )
+    largest = max(arrays, key=size, default=None)
+    return Operation(
+        kind=kernel.kind if product is None else product.kind,
+        bytes_read=kernel.bytes_read,
+        bytes_written=kernel.bytes_written,
+        dtype=graph.values[largest].dtype if largest is not None else "float32",
+        product=product,
+        work=kernel.work if product is None else 0.0,
+        score_bytes=score,
+        masked=masked and score > 0,
+    )
 
 
 def _bits(dtype: str) -> int:
@@ -171,24 +164,6 @@ def _scores(graph: Graph, fusion: Fusion) -> tuple[set[int], bool]:
 
 
 # ---- products and convolutions as what the chip multiplies
-
-
-@dataclass(frozen=True)
-class Product:
-    """`groups` products `(m, k) @ (k, n)`. `channels` are the two dimensions that must be multiples of a few
-    elements for matrix units; `window` the pixels that one output reads, 1 for a matrix product."""
-
-    kind: str
-    m: int
-    n: int
-    k: int
-    groups: int
-    channels: tuple[int, int]
-    window: int = 1
-
-    @property
-    def flops(self) -> float:
-        return 2.0 * self.groups * self.m * self.n * self.k
 
 
 def product_of(graph: Graph, node: Node) -> Product | None:
@@ -238,6 +213,5 @@ def _convolution(graph: Graph, node: Node) -> Product:
     # In a kernel's gradient the "window" is the output image and the output image the kernel's window.
     gradient = window > pixels and left[numbers.lhs_spec[1]] == inner * params["feature_group_count"]
     channels = (batch, n) if gradient else (inner, n)
-    few = min(channels) < 8 if params["batch_group_count"] > 1 or params["feature_group_count"] > 1 else False
-    kind = "depthwise" if groups > 1 and few else "convolution"
-    return Product(kind, m, n, k, groups, channels, pixels if gradient else window)
+    kind = "depthwise" if groups > 1 and min(channels) < 8 else "convolution"
+    return Product(kind, m, n, k, groups, channels)

@@ -35,7 +35,7 @@ import numpy as np
 from ..chips.catalogue import Chip, named
 from ..errors import DeviceError
 from ..words.facts import Fact, fact
-from .operations import Operation, Traced
+from .operations import Product, Traced
 from .plans import unique
 
 SOFTWARE = ("compiled", "eager", "tuned")
@@ -59,16 +59,14 @@ _SIXTEEN = ("bfloat16", "float16")
 class Timed:
     """Seconds of one execution on one device, and the interval that holds nine of ten measurements.
 
-    `bound`: "compute", "memory" or "launch", whichever takes most of the time. `by_kind`: seconds by kind
-    of operation. `flops`: of products. `notes`: what the chip lacks, and what was not counted.
+    `bound`: "compute", "memory" or "launch", whichever takes most of the time. `notes`: what the chip lacks,
+    and what was not counted.
     """
 
     seconds: float
     low: float
     high: float
     bound: str
-    by_kind: dict[str, float]
-    flops: float
     notes: tuple[Fact, ...] = ()
 
 
@@ -88,10 +86,8 @@ class Ideal:
     count: np.ndarray
     arithmetic_class: list[str]
     memory_class: list[str]
-    kinds: list[str]
     balance: float  # of the chip, against that of `_REFERENCE_BALANCE`
     sustained: float  # share of the 16-bit peak that the chip's power allows
-    flops: float
     notes: tuple[Fact, ...]
 
 
@@ -110,15 +106,16 @@ def time_on(
     ideal = ideal_times(traced, chip, precision, fused_attention=fused_attention)
     arithmetic, memory, launch = split(ideal, fitted["values"], software)
     seconds = float(np.sum(np.maximum(arithmetic, memory) + launch))
-    by_kind: dict[str, float] = {}
-    bounds = {"compute": 0.0, "memory": 0.0, "launch": float(np.sum(launch))}
-    for kind, a, m, start in zip(ideal.kinds, arithmetic, memory, launch, strict=True):
-        by_kind[kind] = by_kind.get(kind, 0.0) + float(max(a, m) + start)
-        bounds["compute" if a >= m else "memory"] += float(max(a, m))
+    computing = arithmetic >= memory
+    bounds = {
+        "compute": float(np.sum(arithmetic[computing])),
+        "memory": float(np.sum(memory[~computing])),
+        "launch": float(np.sum(launch)),
+    }
     bound = max(bounds, key=lambda name: bounds[name])
     factor = _interval(fitted, chip, bounds["launch"] / max(seconds, 1e-12))
     notes = (*traced.notes, *ideal.notes)
-    return Timed(seconds, seconds / factor, seconds * factor, bound, by_kind, ideal.flops, notes)
+    return Timed(seconds, seconds / factor, seconds * factor, bound, notes)
 
 
 def _interval(fitted: dict[str, Any], chip: Chip, launches: float) -> float:
@@ -142,17 +139,17 @@ def ideal_times(traced: Traced, chip: Chip, precision: str, *, fused_attention: 
     for op in traced.operations:
         nbytes = op.bytes_read + op.bytes_written - (op.score_bytes if fused_attention else 0.0)
         memory = nbytes / (chip.memory_GBps * 1e9)
-        if op.flops:
+        if (product := op.product) is not None and product.flops:
             peak, unit = _peak(chip, op.dtype, precision, notes)
             if op.kind == "depthwise":
                 peak, unit = chip.fp32_tflops * 1e12, "vector"
-            n, k = _padded(op, unit)
-            work = 2.0 * op.groups * op.m * n * k
+            n, k = _padded(product, op.dtype, unit)
+            work = 2.0 * product.groups * product.m * n * k
             if fused_attention and op.masked:
                 work /= 2
             if chip.kind == "GPU" and op.kind != "depthwise":
                 tiles = "vector" if unit == "vector" else "tensor"
-                work /= share_of_peak(op.m, n, k, op.groups, sm, tiles)
+                work /= share_of_peak(product.m, n, k, product.groups, sm, tiles)
             arithmetic = work / peak
             name = "vector" if unit == "vector" else f"{op.kind}_{unit}"
             passes = "depthwise_memory" if op.kind == "depthwise" else "memory"
@@ -162,7 +159,7 @@ def ideal_times(traced: Traced, chip: Chip, precision: str, *, fused_attention: 
             arithmetic, name = (0.0 if hidden else op.work) / (chip.fp32_tflops * 1e12), "elementwise"
             passes = "passes"
         rows.append((arithmetic, memory, op.count))
-        classes.append((name, passes, op.kind))
+        classes.append((name, passes))
     table = np.array(rows, dtype=float).reshape(-1, 3)
     return Ideal(
         arithmetic=table[:, 0],
@@ -170,10 +167,8 @@ def ideal_times(traced: Traced, chip: Chip, precision: str, *, fused_attention: 
         count=table[:, 2],
         arithmetic_class=[c[0] for c in classes],
         memory_class=[c[1] for c in classes],
-        kinds=[c[2] for c in classes],
         balance=_balance(chip),
         sustained=SUSTAINED_TFLOPS.get(chip.name, math.inf) / (chip.fp16_dense_tflops or 1.0),
-        flops=traced.flops,
         notes=unique(notes),
     )
 
@@ -244,13 +239,13 @@ def _peak(chip: Chip, dtype: str, precision: str, notes: list[Fact]) -> tuple[fl
     return vector
 
 
-def _padded(op: Operation, unit: str) -> tuple[int, int]:
+def _padded(product: Product, dtype: str, unit: str) -> tuple[int, int]:
     """`n` and `k` with channels in multiples of what tensor cores take: eight, or four for TF32."""
-    if unit == "vector" or not all(op.channels):
-        return op.n, op.k
-    step = 8 if op.dtype in _SIXTEEN else 4
-    inner, outer = (math.ceil(c / step) * step / c for c in op.channels)
-    return round(op.n * outer), round(op.k * inner)
+    if unit == "vector" or not all(product.channels):
+        return product.n, product.k
+    step = 8 if dtype in _SIXTEEN else 4
+    inner, outer = (math.ceil(c / step) * step / c for c in product.channels)
+    return round(product.n * outer), round(product.k * inner)
 
 
 # ---- how much of a GPU a product can occupy: whole tiles on whole waves of multiprocessors
