@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from chipwise.data.augment import affine, rotate, shear, shift, zoom
-from chipwise.data.augment.affine import lookup
-from chipwise.data.augment.resample import positions, resample
+from chipwise.data.augment.affine import lookup, positions, resample
 from chipwise.errors import DataError
+from refusals import refused
 
 KEY = jax.random.key(0)
 
@@ -137,20 +137,19 @@ def test_a_zoom_anywhere_stays_inside_and_goes_everywhere():
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("call", "code"),
     [
-        (lambda: affine(rotate=-1), "finite amount of at least 0"),
-        (lambda: affine(rotate=math.nan), "finite amount"),
-        (lambda: affine(shift=(0.2, 0.1)), "from low to high"),
-        (lambda: zoom((0.0, 1.0)), "zooms above 0"),
-        (lambda: zoom((-1.0, 1.0)), "no factor below 0"),
-        (lambda: shear(90), "below 90 degrees"),
-        (lambda: rotate(10, p=2), "p must lie between 0 and 1"),
-        (lambda: rotate(10, edge="wrap"), 'edge "reflect"'),
-        (lambda: done(rotate(10, edge=(1, 2)), np.zeros((4, 4, 3), np.uint8)), "one, or one a channel"),
+        (lambda: affine(rotate=-1), "augment-amount"),
+        (lambda: affine(rotate=math.nan), "augment-amount"),
+        (lambda: affine(shift=(0.2, 0.1)), "augment-range"),
+        (lambda: zoom((0.0, 1.0)), "affine-range"),
+        (lambda: zoom((-1.0, 1.0)), "augment-range"),
+        (lambda: shear(90), "affine-range"),
+        (lambda: rotate(10, p=2), "augment-probability"),
+        (lambda: rotate(10, edge="wrap"), "affine-edge"),
+        (lambda: done(rotate(10, edge=(1, 2)), np.zeros((4, 4, 3), np.uint8)), "augment-values"),
     ],
 )
-def test_what_is_refused(call, message):
-    with pytest.raises(DataError, match=message) as error:
+def test_what_is_refused(call, code):
+    with refused(DataError, code):
         call()
-    assert "\n" not in str(error.value)

@@ -10,6 +10,7 @@ from PIL import Image, ImageEnhance
 
 from chipwise.data.augment import brightness, color_jitter, contrast, hue, lighting, saturation, sharpness
 from chipwise.errors import DataError
+from refusals import refused
 
 KEY = jax.random.key(0)
 
@@ -104,16 +105,16 @@ def test_lighting_keeps_black_and_white_and_acts_on_odds():
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("call", "code"),
     [
-        (lambda: brightness(-0.1), "finite amount"),
-        (lambda: contrast((-0.1, 1.0)), "no factor below 0"),
-        (lambda: hue(0.6), "between -0.5 and 0.5"),
-        (lambda: saturation(0.1, p=-1), "p must lie"),
-        (lambda: lighting(1.0), "below 1"),
-        (lambda: done(saturation(0.1), np.zeros((4, 4, 2), np.uint8)), "1, 3 or 4 channels"),
+        (lambda: brightness(-0.1), "augment-amount"),
+        (lambda: contrast((-0.1, 1.0)), "augment-range"),
+        (lambda: hue(0.6), "hue-range"),
+        (lambda: saturation(0.1, p=-1), "augment-probability"),
+        (lambda: lighting(1.0), "lighting-amount"),
+        (lambda: done(saturation(0.1), np.zeros((4, 4, 2), np.uint8)), "augment-channels"),
     ],
 )
-def test_what_is_refused(call, message):
-    with pytest.raises(DataError, match=message):
+def test_what_is_refused(call, code):
+    with refused(DataError, code):
         call()

@@ -7,15 +7,14 @@ Several in one call are one pass with one rounding at the end, clipped after eac
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ...errors import DataError
-from .drawn import where_drawn
-from .image import Augment, Example, between, chance, grid, image_of, span, stored, white
+from .image import Augment, Example, between, chance, grid, image_of, span, stored, where_drawn, white
 
 Amount = float | tuple[float, float]
 _Change = Callable[[jax.Array, jax.Array, float], jax.Array]  # colours, how much, white
@@ -42,7 +41,7 @@ def color_jitter(
     factors = [span(amount, call, 1) for amount in (brightness, contrast, saturation)]
     turns = span(hue, call, 0)
     if not -0.5 <= turns[0] <= turns[1] <= 0.5:
-        raise DataError(f"{call}: expected a hue between -0.5 and 0.5.")
+        raise DataError("hue-range", call=call)
     changes: list[tuple[_Change, tuple[float, float]]] = [
         (change, f) for change, f in zip(_FACTORS, factors, strict=True) if f != (1.0, 1.0)
     ]
@@ -121,7 +120,7 @@ def lighting(amount: float = 0.2, p: float = 0.75) -> Augment:
     call = f"lighting(amount={amount}, p={p})"
     chance(p, call)
     if not 0 <= amount < 1:
-        raise DataError(f"{call}: expected an amount of at least 0 and below 1.")
+        raise DataError("lighting-amount", call=call)
 
     def augment(example: Example, key: jax.Array) -> Example:
         image = image_of(example, "lighting", colors=True)
@@ -145,6 +144,32 @@ def lighting(amount: float = 0.2, p: float = 0.75) -> Augment:
             some = (drawn[2] < p) | (drawn[3] < p)
             return {**example, "image": where_drawn(_looked_up, some, image, table)}
         return {**example, "image": of_colors(image, light)}
+
+    return augment
+
+
+def normalise(mean: float | Sequence[float], std: float | Sequence[float]) -> Augment:
+    """`(image - mean) / std` in float32; one value, or one a channel, in the units of the stored image.
+
+    The last stage: the others work on pixels. `mean=0, std=1` only makes them floats. A task that
+    normalises in its loss, as the built-in recipes do, evaluates the same way and needs no stage for it.
+
+    Raises `DataError` for a `std` not above 0, and values that are neither one nor one a channel.
+    """
+    call = f"normalise(mean={mean}, std={std})"
+    middle, scale = np.asarray(mean, np.float32), np.asarray(std, np.float32)
+    if not (scale > 0).all() or not np.isfinite(middle).all() or max(middle.ndim, scale.ndim) > 1:
+        raise DataError("normalise-values", call=call)
+
+    def augment(example: Example, key: jax.Array) -> Example:
+        image = image_of(example, "normalise")
+        channels = image.shape[2:]
+        for values in (middle, scale):
+            if values.size != 1 and values.shape != channels:
+                raise DataError("augment-values", call=call, values=values.size, shape=image.shape)
+        shape = (1,) * (image.ndim - 1) + (-1,)
+        made = (image.astype(jnp.float32) - middle.reshape(shape)) / scale.reshape(shape)
+        return {**example, "image": made}
 
     return augment
 

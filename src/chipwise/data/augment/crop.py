@@ -1,4 +1,4 @@
-"""Cutting a part out of the image: random places in training, the centre in evaluation.
+"""Mirroring, and cutting a part out of the image: random places in training, the centre in evaluation.
 
 Images are stored somewhat larger than the net's input, say 256×256 for 224×224: training cuts a
 random part and scales it, evaluation takes the centre.
@@ -15,6 +15,28 @@ from ...errors import DataError
 from .image import Augment, Example, chance, grid, image_of, stored
 
 
+def flip(p: float = 0.5) -> Augment:
+    """Mirrors left and right with probability `p`."""
+    chance(p, f"flip(p={p})")
+
+    def augment(example: Example, key: jax.Array) -> Example:
+        image = image_of(example, "flip")
+        return {**example, "image": jnp.where(jax.random.bernoulli(key, p), image[:, ::-1], image)}
+
+    return augment
+
+
+def flip_up_down(p: float = 0.5) -> Augment:
+    """Mirrors top and bottom with probability `p`."""
+    chance(p, f"flip_up_down(p={p})")
+
+    def augment(example: Example, key: jax.Array) -> Example:
+        image = image_of(example, "flip_up_down")
+        return {**example, "image": jnp.where(jax.random.bernoulli(key, p), image[::-1], image)}
+
+    return augment
+
+
 def reflect_crop(pad: int = 4, flip: float = 0.0) -> Augment:
     """Mirrors `pad` pixels at each edge, then cuts the original size out at a random place.
 
@@ -24,15 +46,13 @@ def reflect_crop(pad: int = 4, flip: float = 0.0) -> Augment:
     """
     chance(flip, f"reflect_crop(pad={pad}, flip={flip})")
     if pad < 0:
-        raise DataError(f"reflect_crop(pad={pad}): pad must be at least 0 pixels.")
+        raise DataError("crop-pad", pad=pad)
 
     def augment(example: Example, key: jax.Array) -> Example:
         image = image_of(example, "reflect_crop")
         height, width = image.shape[:2]
         if pad >= min(height, width):
-            raise DataError(
-                f"reflect_crop(pad={pad}) needs images larger than {pad} pixels, got {image.shape}."
-            )
+            raise DataError("crop-pad-large", pad=pad, shape=image.shape)
         if not pad and not flip:
             return example
         # Rows are gathered, then columns, by mirrored indices: nothing is padded, and every type keeps its
@@ -63,10 +83,7 @@ def resized_crop(
     Raises `DataError` for sizes and ranges that are none.
     """
     if size < 1 or not 0 < area[0] <= area[1] <= 1 or not 0 < ratio[0] <= ratio[1]:
-        raise DataError(
-            f"resized_crop(size={size}, area={area}, ratio={ratio}): expected size >= 1, "
-            f"0 < area <= 1 and ratio > 0, each from low to high."
-        )
+        raise DataError("resized-crop-range", call=f"resized_crop(size={size}, area={area}, ratio={ratio})")
 
     def augment(example: Example, key: jax.Array) -> Example:
         image = image_of(example, "resized_crop")
@@ -85,7 +102,7 @@ def resized_crop(
 def centre_crop(size: int) -> Augment:
     """The middle `size` × `size` pixels of one image. Raises `DataError` when it is smaller."""
     if size < 1:
-        raise DataError(f"centre_crop(size={size}): size must be at least 1 pixel.")
+        raise DataError("centre-size", size=size)
 
     def augment(example: Example, key: jax.Array) -> Example:
         return {**example, "image": centre(image_of(example, "centre_crop")[None], size)[0]}
@@ -100,9 +117,7 @@ def centre(images: jax.Array, size: int) -> jax.Array:
     """
     height, width = images.shape[1:3]
     if min(height, width) < size:
-        raise DataError(
-            f"Images of {height}×{width} pixels cannot be cut to {size}×{size}: store larger ones."
-        )
+        raise DataError("centre-large", height=height, width=width, size=size)
     top, left = (height - size) // 2, (width - size) // 2
     return images[:, top : top + size, left : left + size]
 

@@ -23,13 +23,13 @@ def cutout(size: int = 8, fill: float | Sequence[float] = 0.0) -> Augment:
     the square stick out of the image, which takes less away near its edges.
     """
     if size < 0:
-        raise DataError(f"cutout(size={size}): size must be at least 0 pixels.")
+        raise DataError("cutout-size", size=size)
 
     def augment(example: Example, key: jax.Array) -> Example:
         image = image_of(example, "cutout")
         height, width = image.shape[:2]
         if size > min(height, width):
-            raise DataError(f"cutout(size={size}) does not fit in images of {image.shape}.")
+            raise DataError("cutout-large", size=size, shape=image.shape)
         if not size:
             return example
         color = pixel(fill, image, f"cutout(fill={fill})")
@@ -62,9 +62,9 @@ def random_erasing(
     call = f"random_erasing(p={p}, area={area}, ratio={ratio})"
     chance(p, call)
     if not 0 < area[0] <= area[1] <= 1 or not 0 < ratio[0] <= ratio[1]:
-        raise DataError(f"{call}: expected 0 < area <= 1 and ratio > 0, each from low to high.")
+        raise DataError("erasing-range", call=call)
     if isinstance(fill, str) and fill not in ("color", "noise"):
-        raise DataError(f'random_erasing(fill={fill!r}): expected values, "color" or "noise".')
+        raise DataError("erasing-fill", fill=fill)
 
     def augment(example: Example, key: jax.Array) -> Example:
         image = image_of(example, "random_erasing")

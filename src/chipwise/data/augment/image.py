@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,19 +30,17 @@ def image_of(example: Example, stage: str, colors: bool = False) -> jax.Array:
     `colors`, when its channels are not 1, 3 or 4."""
     image = example.get("image")
     if image is None or jnp.ndim(image) not in (2, 3):
-        found = ", ".join(f"{name} {jnp.shape(value)}" for name, value in example.items())
-        raise DataError(
-            f"{stage} needs a column 'image' (height, width) or (height, width, channels), got {found}."
-        )
+        columns = [f"{name} {jnp.shape(value)}" for name, value in example.items()]
+        raise DataError("augment-no-image", stage=stage, columns=columns)
     if colors and jnp.ndim(image) == 3 and image.shape[2] not in (1, 3, 4):
-        raise DataError(f"{stage} needs images of 1, 3 or 4 channels, got {image.shape}.")
+        raise DataError("augment-channels", stage=stage, shape=image.shape)
     return jnp.asarray(image)
 
 
 def chance(p: float, call: str) -> float:
     """`p`, a probability. Raises `DataError` for one that is none."""
     if not 0 <= p <= 1:
-        raise DataError(f"{call}: p must lie between 0 and 1.")
+        raise DataError("augment-probability", call=call, p=p)
     return p
 
 
@@ -75,12 +74,12 @@ def span(given: float | tuple[float, float], call: str, around: float | None = N
     """
     if isinstance(given, (int, float)):
         if around is None or not 0 <= given < math.inf:
-            raise DataError(f"{call}: expected a finite amount of at least 0, or a range (low, high).")
+            raise DataError("augment-amount", call=call)
         low, high = around - given, around + given
         return (max(low, 0.0) if around == 1 else low), high
     low, high = given
     if not -math.inf < low <= high < math.inf or (around == 1 and low < 0):
-        raise DataError(f"{call}: expected a finite range from low to high, and no factor below 0.")
+        raise DataError("augment-range", call=call)
     return float(low), float(high)
 
 
@@ -93,11 +92,17 @@ def pixel(fill: float | Sequence[float], image: jax.Array, call: str) -> np.ndar
     channels = image.shape[2:]
     # One value is a scalar or a list of one: a gray data set's mean has one entry
     if values.ndim > 1 or (values.size != 1 and values.shape != channels):
-        raise DataError(f"{call} has {values.size} values, the image {image.shape}: one, or one a channel.")
+        raise DataError("augment-values", call=call, values=values.size, shape=image.shape)
     if jnp.issubdtype(image.dtype, jnp.integer):
         values, limits = np.rint(values), jnp.iinfo(image.dtype)
         if not ((values >= limits.min) & (values <= limits.max)).all():
-            raise DataError(f"{call} does not fit {image.dtype}: {limits.min} to {limits.max}.")
+            raise DataError(
+                "augment-fill-range",
+                call=call,
+                dtype=image.dtype.name,
+                low=int(limits.min),
+                high=int(limits.max),
+            )
     made = np.broadcast_to(values.reshape(channels if values.size != 1 else ()), channels)
     return made.astype(image.dtype)
 
@@ -123,3 +128,38 @@ def within(length: int, extent: Extent) -> jax.Array:
     """Which of `length` places lie in `extent`: `(length,)` bool."""
     at = jnp.arange(length, dtype=jnp.int32) - extent[0]
     return (at >= 0) & (at < extent[1])
+
+
+def where_drawn(
+    change: Callable[..., jax.Array], drawn: jax.Array, image: jax.Array, *settings: Any
+) -> jax.Array:
+    """`change(image, *settings)`, of the image's shape and type, where `drawn` `()` bool, else `image`.
+
+    Mapped over a batch it is left out when no image drew it. A branch is also where a compiler stops
+    fusing: what is looked up many times, an image or a table, is computed once, before it. (On CPUs XLA
+    drops `optimization_barrier`, and worked out a table of 256 entries again for every pixel.)
+    """
+
+    def one(drawn, image, *settings):
+        return jax.lax.cond(drawn, change, lambda image, *_: image, image, *settings)
+
+    one = jax.custom_batching.custom_vmap(one)
+
+    @one.def_vmap
+    def batch(size: int, batched: list, drawn: jax.Array, image: jax.Array, *settings: jax.Array):
+        if not batched[0]:
+            drawn = jnp.broadcast_to(drawn, (size,))
+        if not batched[1]:
+            image = jnp.broadcast_to(image, (size, *image.shape))
+        axes = (0, *(0 if given else None for given in batched[2:]))
+
+        def some(drawn, images, *settings):
+            made = jax.vmap(change, in_axes=axes)(images, *settings)
+            return jnp.where(drawn.reshape((-1,) + (1,) * (images.ndim - 1)), made, images)
+
+        made = jax.lax.cond(
+            jnp.any(drawn), some, lambda drawn, images, *settings: images, drawn, image, *settings
+        )
+        return made, True
+
+    return one(drawn, image, *settings)

@@ -86,10 +86,7 @@ def mix_choice(*mixes: Mix, p: Sequence[float] | None = None) -> Mix:
     """
     weights = np.full(len(mixes), 1 / max(len(mixes), 1)) if p is None else np.asarray(p, np.float64)
     if not mixes or weights.shape != (len(mixes),) or (weights < 0).any() or abs(weights.sum() - 1) > 1e-6:
-        raise DataError(
-            f"mix_choice of {len(mixes)} with p={p}: expected one or more, and as many probabilities, "
-            f"that add to 1."
-        )
+        raise DataError("mix-choice", mixes=len(mixes), p=p)
     ends = jnp.asarray(np.cumsum(weights)[:-1], jnp.float32)
 
     def mix(batch: Batch, key: jax.Array) -> Batch:
@@ -102,21 +99,25 @@ def mix_choice(*mixes: Mix, p: Sequence[float] | None = None) -> Mix:
 
 def _check(call: str, classes: int, alpha: float) -> None:
     if not (isinstance(classes, int) and classes > 0 and 0 <= alpha < float("inf")):
-        raise DataError(f"{call}: expected a number of classes above 0, and an alpha of at least 0.")
+        raise DataError("mix-settings", call=call)
 
 
 def _columns(batch: Batch, classes: int, call: str) -> tuple[jax.Array, jax.Array]:
     """Images, and labels as probabilities; one outside of the classes becomes NaN, and so does its loss."""
     if "image" not in batch or "label" not in batch or jnp.ndim(batch["image"]) not in (3, 4):
-        found = ", ".join(f"{name} {jnp.shape(value)}" for name, value in batch.items())
-        raise DataError(f"{call} needs columns 'image' (n, height, width, ...) and 'label', got {found}.")
+        columns = [f"{name} {jnp.shape(value)}" for name, value in batch.items()]
+        raise DataError("mix-columns", call=call, columns=columns)
     images, labels = jnp.asarray(batch["image"]), jnp.asarray(batch["label"])
     if jnp.issubdtype(labels.dtype, jnp.floating) and labels.shape == (len(images), classes):
         return images, labels.astype(jnp.float32)
     if not jnp.issubdtype(labels.dtype, jnp.integer) or labels.shape != (len(images),):
         raise DataError(
-            f"{call} got labels {labels.dtype} {labels.shape}: expected whole numbers ({len(images)},), or "
-            f"float probabilities ({len(images)}, {classes})."
+            "mix-labels",
+            call=call,
+            dtype=labels.dtype.name,
+            shape=labels.shape,
+            examples=len(images),
+            classes=classes,
         )
     known = (labels >= 0) & (labels < classes)
     return images, jnp.where(known[:, None], jax.nn.one_hot(labels, classes, dtype=jnp.float32), jnp.nan)

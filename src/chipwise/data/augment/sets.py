@@ -1,17 +1,28 @@
-"""What well-known recipes do to an image, by name."""
+"""Several changes as one, and what well-known recipes do to an image, by name."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import jax
+
 from ...errors import DataError
 from .affine import affine
 from .color import color_jitter, lighting
-from .compose import compose
-from .crop import reflect_crop, resized_crop
+from .crop import flip, flip_up_down, reflect_crop, resized_crop
 from .erase import cutout
-from .flip import flip, flip_up_down
-from .image import Augment
+from .image import Augment, Example
+
+
+def compose(*stages: Augment) -> Augment:
+    """One change after another; stage `i` draws from the key folded with `i`."""
+
+    def augment(example: Example, key: jax.Array) -> Example:
+        for number, stage in enumerate(stages):
+            example = stage(example, jax.random.fold_in(key, number))
+        return example
+
+    return augment
 
 
 def cifar(mean: float | Sequence[float]) -> Augment:
@@ -57,7 +68,7 @@ def fastai(
     Source: Howard and Gugger, fastai 2, `aug_transforms`. Raises `DataError` unless `max_zoom` is at least 1.
     """
     if max_zoom < 1:
-        raise DataError(f"fastai(max_zoom={max_zoom}): expected at least 1, such as 1.1.")
+        raise DataError("fastai-zoom", max_zoom=max_zoom)
     upright = (flip_up_down(),) if flip_vert else ()
     moved = affine(rotate=max_rotate, zoom=(1.0, max_zoom), p=p_affine, anywhere=True)
     return compose(flip(), *upright, moved, lighting(max_lighting, p_lighting))

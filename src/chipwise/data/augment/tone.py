@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from ...errors import DataError
-from .drawn import where_drawn
-from .image import Augment, Example, chance, image_of
+from .image import Augment, Example, chance, image_of, where_drawn
 
 Table = jax.Array  # (256, channels) float32, whole numbers from 0 to 255
 
@@ -21,14 +20,14 @@ Table = jax.Array  # (256, channels) float32, whole numbers from 0 to 255
 def posterize(bits: int = 4, p: float = 1.0) -> Augment:
     """Keeps the `bits` highest of 8 bits, with probability `p`. 8 changes nothing."""
     if not 0 <= bits <= 8:
-        raise DataError(f"posterize(bits={bits}): expected 0 to 8 bits.")
+        raise DataError("posterize-bits", bits=bits)
     return _by_table("posterize", p, lambda colors, wanted: kept_bits(identity(colors), jnp.float32(bits)))
 
 
 def solarize(threshold: int = 128, p: float = 1.0) -> Augment:
     """Inverts what is not below `threshold`, with probability `p`. 256 changes nothing."""
     if not 0 <= threshold <= 256:
-        raise DataError(f"solarize(threshold={threshold}): expected 0 to 256.")
+        raise DataError("solarize-threshold", threshold=threshold)
     limit = jnp.float32(threshold)
     return _by_table("solarize", p, lambda colors, wanted: solarized(identity(colors), limit))
 
@@ -65,7 +64,7 @@ def eight_bit(example: Example, stage: str) -> tuple[jax.Array, jax.Array]:
     """The image, and its colours as `(height, width, 1 or 3)`. Raises `DataError` for other than uint8."""
     image = image_of(example, stage, colors=True)
     if image.dtype != jnp.uint8:
-        raise DataError(f"{stage} needs uint8 images, got {image.dtype}: put it before what makes floats.")
+        raise DataError("augment-not-uint8", stage=stage, dtype=image.dtype.name)
     return image, image[..., None] if image.ndim == 2 else image[..., :3]
 
 
