@@ -72,7 +72,7 @@ heavy = set("jax numpy flax optax orbax scipy sklearn matplotlib absl tensorboar
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 assert os.environ["NPROC"]
 import importlib, types
-for name in "planner.planner recipe.check study.move.transfer study.sweep data.pack recipe.recipe".split():
+for name in "planner.planner recipe.check study.transfer study.sweep data.pack recipe.recipe".split():
     importlib.import_module(f"chipwise.{name}")
 for name in "plan check transfer sweep pack fit find_lr evaluate detect simulate load".split():
     assert isinstance(getattr(cw, name), types.FunctionType), name

@@ -70,9 +70,9 @@ if _TYPE_CHECKING:
     from .study.find_batch import find_batch as find_batch
     from .study.find_lr import LrSearch as LrSearch
     from .study.find_lr import find_lr as find_lr
-    from .study.move.transfer import Transfer as Transfer
-    from .study.move.transfer import transfer as transfer
     from .study.sweep import sweep as sweep
+    from .study.transfer import Transfer as Transfer
+    from .study.transfer import transfer as transfer
 
 __version__ = "0.1.0"
 
@@ -105,7 +105,7 @@ _NAMES = {
     ".study.document": "Study",
     ".study.find_batch": "BatchSearch find_batch",
     ".study.find_lr": "LrSearch find_lr",
-    ".study.move.transfer": "Transfer transfer",
+    ".study.transfer": "Transfer transfer",
     ".study.sweep": "sweep",
 }
 """The public names by the module that has them. A name that this module lacks is a module in it."""

@@ -6,7 +6,6 @@ import pytest
 
 import chipwise as cw
 from chipwise.recipe.duration import Clock
-from chipwise.study.move.rules import forgetting
 from chipwise.words.facts import fact
 from refusals import refused
 
@@ -36,7 +35,7 @@ def test_fenwicks_runs_of_davidnet_become_the_recipe_that_really_ran():
     )  # fmt: skip
     assert read.settings == ["batch=512", "replicas=8", "lr=0.4", "weight_decay=0.001", "duration=2328st"]
     recipe = cw.load("cifar10-davidnet", read.settings)
-    assert forgetting(recipe) == pytest.approx(0.039, rel=0.01)
+    assert recipe.forgetting == pytest.approx(0.039, rel=0.01)
     assert cw.check(recipe) == []
     notes = {note.code: note for note in read.notes}
     assert (notes["read-decay-each-core"]["means"], notes["read-decay-each-core"]["cores"]) == (1e-3, 8)

@@ -77,8 +77,8 @@ def transfer(
     options.only_look()
     from ..recipe.recipe_file import write_recipe
     from ..recipe.settings import load
-    from ..study.move.transfer import UNAFFECTED
-    from ..study.move.transfer import transfer as move
+    from ..study.transfer import UNAFFECTED
+    from ..study.transfer import transfer as move
 
     settings = set_ or []
     old = load(recipe, settings, data)

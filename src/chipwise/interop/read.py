@@ -20,8 +20,8 @@ from fractions import Fraction
 from typing import Any
 
 from ..errors import RecipeError
+from ..recipe.schedule import rounded
 from ..recipe.schedules import Schedule, exponential, linear, one_cycle
-from ..study.move.values import rounded
 from ..words.facts import Fact, fact
 
 

@@ -162,7 +162,7 @@ class Recipe:
 
         `cw.transfer` takes the same arguments and also gives the reasons, the sources and the limits.
         """
-        from ..study.move.transfer import transfer
+        from ..study.transfer import transfer
 
         return transfer(self, batch=batch, replicas=replicas, duration=duration, lr=lr).recipe
 

@@ -25,8 +25,8 @@ from ..recipe.check import Finding, check
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
 from .at_once import one_compilation
-from .move.transfer import Transfer, transfer
 from .stats import Difference, ratio
+from .transfer import Transfer, transfer
 from .trial import LEAST_STEPS, LONGEST_SECONDS, needed, rounds, try_batch
 
 SCHEMA = "chipwise.find_batch/1"

@@ -15,10 +15,10 @@ from ..engine.on import ALL, On
 from ..engine.progress import Reporter
 from ..errors import DivergedError, RecipeError
 from ..recipe.recipe import Recipe, Validated
+from ..recipe.schedule import rounded
 from ..recipe.schedules import as_schedule
 from ..words.facts import Fact, fact
-from .lr_sweep import RangeTests, hyperparameter, tested, value_of, with_hyper
-from .move.values import peak, rounded
+from .lr_sweep import RangeTests, hyperparameter, tested, value_of
 from .range_test import FEWEST, NOT_FINITE, TOO_HIGH, Losses, RangeCurve, read
 
 LOW, HIGH, STEPS = 1e-5, 10.0, 100
@@ -106,7 +106,7 @@ class LrSearch:
     def own_peak(self) -> float:
         """The highest rate of the recipe as it was."""
         optimizer = self.old.optimizer
-        return peak(optimizer.hyper[optimizer.lr_name], self.old.clock)
+        return optimizer.hyper[optimizer.lr_name].highest(self.old.clock)
 
     @property
     def settings(self) -> dict[str, float]:
@@ -123,17 +123,14 @@ class LrSearch:
         """
         optimizer = self.old.optimizer
         changed: dict[str, Any] = {}
-        given = optimizer.settings
         for name, value in self.settings.items():
-            if isinstance(given[name], int | float):
-                changed[name] = value
-                continue
-            schedule = as_schedule(given[name], name)
-            highest = value
+            given, highest = optimizer.settings[name], value
+            schedule = as_schedule(given, name)
             if name != optimizer.lr_name:  # held at its value where the rate is highest
-                highest = value * peak(schedule, self.old.clock) / value_of(self.old, name)
-            changed[name] = schedule.with_peak(rounded(highest))
-        new = dataclasses.replace(self.old, optimizer=with_hyper(optimizer, changed))
+                highest = value * schedule.highest(self.old.clock) / (value_of(self.old, name) or 1.0)
+            number = isinstance(given, int | float)
+            changed[name] = value if number else schedule.with_peak(rounded(highest))
+        new = dataclasses.replace(self.old, optimizer=optimizer.replace(**changed))
         if not self.curve.fell:
             return new
         source = str(fact("validated-by-find-lr", steps=len(self.curve.rates), batch=new.batch))
@@ -270,7 +267,7 @@ def axis(recipe: Recipe, second: str, values: Sequence[float] | None = None) -> 
     """
     own = value_of(recipe, second)
     schedule = as_schedule(hyperparameter(recipe.optimizer, second), second)
-    if own == 0 and peak(schedule, recipe.clock) > 0:
+    if own == 0 and schedule.highest(recipe.clock) > 0:
         raise RecipeError("second-is-zero-at-peak", name=second)
     averages = second in ("momentum", "b1", "b2")
     if values is None:

@@ -25,8 +25,8 @@ from ..errors import RecipeError, near
 from ..machine.detect import detect
 from ..recipe.optimizers import Optimizer
 from ..recipe.recipe import Recipe
+from ..recipe.schedule import rounded
 from ..recipe.schedules import Schedule, as_schedule, constant, exponential, piecewise
-from .move.values import rounded
 from .range_test import NOT_FINITE, Losses
 
 BEHIND = 8
@@ -54,7 +54,7 @@ def tested(
     }
     new[optimizer.lr_name] = exponential(low, high / low, decay=f"{max(steps - 1, 1)}st")
     return dataclasses.replace(
-        recipe, optimizer=with_hyper(optimizer, new), duration=f"{steps}st", validated=None
+        recipe, optimizer=optimizer.replace(**new), duration=f"{steps}st", validated=None
     )
 
 
@@ -90,11 +90,6 @@ def _peak_step(recipe: Recipe) -> int:
 
 def _at(schedule: Schedule, recipe: Recipe, step: int) -> float:
     return float(schedule.table(recipe.clock, step, step + 1)[0])
-
-
-def with_hyper(optimizer: Optimizer, new: dict[str, Any]) -> Optimizer:
-    """`optimizer` with some of its settings replaced, be it one of our own or of `from_optax`."""
-    return optimizer.replace(**new)
 
 
 class RangeTests:

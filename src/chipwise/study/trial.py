@@ -26,7 +26,6 @@ from ..planner.programs import Traceable, step_programs, tracing
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
 from .lr_sweep import tested
-from .move.values import peak
 
 ROUNDS = 5
 """Visits of each batch, while there is time."""
@@ -57,7 +56,7 @@ def try_batch(recipe: Recipe, on: On = ALL) -> Trial:
     Running out of memory is an answer here; every other error is raised.
     """
     optimizer = recipe.optimizer
-    rate = peak(optimizer.hyper[optimizer.lr_name], recipe.clock) or 1e-3
+    rate = optimizer.hyper[optimizer.lr_name].highest(recipe.clock) or 1e-3
     held = tested(recipe, rate, rate, _ENDLESS)  # no schedule has anything to say about so short a run
     try:
         with Stepper(held, on) as stepper:

@@ -1,1 +1,0 @@
-"""The same training at another batch, number of replicas or length; and settings written elsewhere."""
