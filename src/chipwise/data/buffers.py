@@ -115,13 +115,13 @@ Layout = dict[str, tuple[tuple[int, ...], np.dtype, int]]  # column to shape, ty
 
 def layout(spec: Spec, examples: int) -> tuple[Layout, int]:
     """Where each column of a batch lies, one after another, and the bytes of all."""
-    made, offset = {}, 0
+    columns, offset = {}, 0
     for name, s in spec.items():
         shape, dtype = (examples, *s.shape), np.dtype(s.dtype)
-        made[name] = (shape, dtype, offset)
+        columns[name] = (shape, dtype, offset)
         size = math.prod(shape) * dtype.itemsize
         offset += -(-size // ALIGNMENT) * ALIGNMENT
-    return made, offset
+    return columns, offset
 
 
 def columns(memory: np.ndarray, start: int, layout: Layout) -> Columns:

@@ -38,14 +38,6 @@ _SQUEEZED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")  # what pathlib makes o
 # What filesystems call the mark of a file's contents: S3, HTTP, Google, Azure, Hugging Face, SFTP, memory
 _MARKS = ("ETag", "etag", "md5Hash", "blob_id", "Last-Modified", "LastModified", "last_modified")
 _TIMES = ("mtime", "created")
-_PACKAGES = {
-    **dict.fromkeys(("http", "https"), "aiohttp"),
-    **dict.fromkeys(("s3", "s3a"), "s3fs"),
-    **dict.fromkeys(("gs", "gcs"), "gcsfs"),
-    **dict.fromkeys(("az", "abfs", "abfss", "adl"), "adlfs"),
-    **dict.fromkeys(("sftp", "ssh"), "paramiko"),
-    "hf": "huggingface_hub",
-}
 
 
 def local(
@@ -185,9 +177,9 @@ class _Url:
                 options = {"simple_links": False, "client_kwargs": client}
             return fsspec.core.url_to_fs(self._text, **options)  # kept by fsspec, not made each time
         except ImportError as error:
-            package = _PACKAGES.get(self.protocol)
-            how = f"pip install {package}" if package else " ".join(str(error).split())
-            raise DataError("library-missing", protocol=self.protocol, install=how) from error
+            # fsspec's names what to install, and of the web two where one is enough
+            why = "pip install aiohttp" if self.http else " ".join(str(error).split())
+            raise DataError("library-missing", protocol=self.protocol, reason=why) from error
         except ValueError as error:
             why = " ".join(str(error).split())
             raise DataError("protocol-unknown", url=self.shown, reason=why) from error

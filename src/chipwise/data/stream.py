@@ -37,11 +37,11 @@ def batches_in_memory(batch_bytes: int, limit_bytes: int = LIMIT_BYTES) -> int:
 
 
 class Stream:
-    """The batches of `source` that hold the examples `wanted`, in order, as `place` puts them on devices.
+    """The batches of `source` that hold the examples `order`, in order, as `place` puts them on devices.
 
     *Arguments:*
 
-    - `wanted`: arrays of indices `(n,)`, `n` at most `examples`.
+    - `order`: arrays of indices `(n,)`, `n` at most `examples`.
     - `place`: columns `(n, ...)` and their indices to what `next` gives, such as arrays on devices.
     - `workers`: see `feed.workers.Workers`; or such an object, which the caller then closes.
     - `limit_bytes`: of all batches in memory at once; at least five are.
@@ -56,7 +56,7 @@ class Stream:
     def __init__(
         self,
         source: Source,
-        wanted: Iterable[np.ndarray],
+        order: Iterable[np.ndarray],
         examples: int,
         place: Callable[[Columns, np.ndarray], Any],
         workers: Workers | int | str | None = None,
@@ -75,7 +75,7 @@ class Stream:
         self._closed = threading.Event()
         self._over: BaseException | None = None  # why there is no next batch
         self._thread = threading.Thread(
-            target=self._run, args=(iter(wanted),), name="chipwise-feed", daemon=True
+            target=self._run, args=(iter(order),), name="chipwise-feed", daemon=True
         )
         self._thread.start()
 
@@ -110,11 +110,11 @@ class Stream:
             self.workers.close()
         self._thread.join()
 
-    def _run(self, wanted: Iterator[np.ndarray]) -> None:
+    def _run(self, order: Iterator[np.ndarray]) -> None:
         pool = Pool(self.batches, lambda: self.workers.buffer(self._examples))
         filling: deque[Batch] = deque()
         try:
-            for indices in self._announced(wanted):
+            for indices in self._announced(order):
                 buffer = pool.get(self._closed)
                 if buffer is None:
                     return
@@ -130,19 +130,19 @@ class Stream:
         finally:
             pool.close()
 
-    def _announced(self, wanted: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
-        """`wanted`, each two batches after the source was told to fetch it from the disk, if it can be."""
+    def _announced(self, order: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+        """`order`, each two batches after the source was told to fetch it from the disk, if it can be."""
         small = example_bytes(self.workers.spec) < _ANNOUNCED_BYTES
         if small or not has(self.workers.source, "prefetch"):
-            yield from wanted
+            yield from order
             return
-        told: deque[np.ndarray] = deque()
-        for indices in wanted:
+        announced: deque[np.ndarray] = deque()
+        for indices in order:
             self.workers.source.prefetch(indices)
-            told.append(indices)
-            if len(told) > _FILLING:
-                yield told.popleft()
-        yield from told
+            announced.append(indices)
+            if len(announced) > _FILLING:
+                yield announced.popleft()
+        yield from announced
 
     def _deliver(self, batch: Batch) -> bool:
         while not batch.ready(_LOOK_SECONDS):
