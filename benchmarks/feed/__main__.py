@@ -33,13 +33,13 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from x import page
-from x.contenders import CASES, LIMIT_BYTES, Case, Contender
-from x.data import prepare
-
 from chipwise.machine.facts import installed
 from chipwise.machine.fingerprint import this_machine
 from chipwise.measure.record import Record, Series, read
+
+from . import page
+from .contenders import CASES, LIMIT_BYTES, Case, Contender
+from .data import prepare
 
 RESULTS = Path(__file__).parent / "results.json"
 ROOT = Path(__file__).parents[2]

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 import psutil
-from x.contenders import CASES, Contender
-from x.data import Images, sets
+
+from .contenders import CASES, Contender
+from .data import Images, sets
 
 DRAINED = 8  # batches that were ready before a turn began, at most; not timed
 WARM_SECONDS = 1.0

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from x.data import Images, decode_pillow
+
+from .data import Images, decode_pillow
 
 WORKERS = 2
 LIMIT_BYTES = 256 << 20  # of chipwise's batches in memory

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from x.contenders import CASES, WORKERS, Case
-from x.data import LARGE, SMALL
-
 from chipwise.measure.record import Record, Series
+
+from .contenders import CASES, WORKERS, Case
+from .data import LARGE, SMALL
 
 _BYTES = {"small": SMALL * SMALL * 3 + 4, "large": LARGE * LARGE * 3 + 4}
 _NOTES = {

@@ -14,9 +14,9 @@ import argparse
 import json
 from pathlib import Path
 
-from x import page
-from x.compare import Prediction, gpu, is_tpu, summary, tpu
-from x.rows import Row, rows
+from . import page
+from .compare import Prediction, gpu, is_tpu, summary, tpu
+from .rows import Row, rows
 
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER / "results.json"

@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from x.rows import Row, chip_of
-
 from chipwise.chips.catalogue import peak_flops_per_device
 from chipwise.chips.targets import parse
 from chipwise.planner.operations import trace
 from chipwise.planner.roofline import efficiencies, time_on
 from chipwise.planner.timing import TPU_FACTORS, all_reduce_seconds
+
+from .rows import Row, chip_of
 
 ONE_DEVICE = {
     "v2": "v2-1", "v3": "v3-1", "v4": "v4-8", "v5e": "v5e-1", "v5p": "v5p-8", "v6e": "v6e-1",

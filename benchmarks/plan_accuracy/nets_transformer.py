@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from x.flash import flash_attention, kernel_flops, stand_in
-from x.programs import Program, Reader, Spec, cross_entropy, shapes
+
+from .flash import flash_attention, kernel_flops, stand_in
+from .programs import Program, Reader, Spec, cross_entropy, shapes
 
 WIDE = jnp.float32
 

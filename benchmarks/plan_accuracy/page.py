@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from x.compare import Prediction, is_tpu, summary
-from x.rows import Row
+
+from .compare import Prediction, is_tpu, summary
+from .rows import Row
 
 INTRODUCTION = """# What `plan` predicts, against what was published
 

@@ -23,15 +23,16 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-from x import programs
-from x.nets_convolutional import NETS
-from x.nets_transformer import GPT, bert, mixer, vit
-from x.programs import DTYPES, Program, Spec
 
 from chipwise.chips.catalogue import Chip, named
 from chipwise.interop.nnx import functional
 from chipwise.models.davidnet import DavidNet
 from chipwise.models.mnist import MnistNet
+
+from . import programs
+from .nets_convolutional import NETS
+from .nets_transformer import GPT, bert, mixer, vit
+from .programs import DTYPES, Program, Spec
 
 PUBLISHED = Path(__file__).with_name("published.csv")
 
