@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from chipwise.errors import ChipwiseError, RecipeError
-from chipwise.words.facts import catalogue, fact, say, texts
+from chipwise.words.facts import FORMATS, catalogue, fact, say, texts
 
 SOURCE = Path(__file__).parents[2] / "src" / "chipwise"
 
@@ -59,3 +59,10 @@ def test_a_fact_is_text_only_where_it_is_shown():
 def test_a_code_without_words_is_an_error_of_ours():
     with pytest.raises(KeyError):
         say(fact("no-such-code"))
+
+
+def test_what_a_sentence_goes_on_with():
+    for form, said in (("tails", "; x; b"), ("brackets", " (x, b)"), ("sentences", "x b")):
+        assert FORMATS[form](["x", "b"]) == said and FORMATS[form]([]) == ""
+    assert FORMATS["semicolons"](["x", "b"]) == "x; b"
+    assert FORMATS["sections"]({"start": 5.0, "train": 90.0}) == "start 5 s, train 1.5 min"

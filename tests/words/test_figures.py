@@ -8,14 +8,25 @@ from hypothesis import strategies as st
 
 from chipwise.words.figures import (
     byte_size,
+    count,
     counted,
     digits,
     dollars,
     duration,
     few,
+    figure,
+    interval,
+    known,
     listed,
+    one_line,
+    or_unknown,
+    pair,
+    price,
     printable,
+    share,
+    short,
     sparkline,
+    spread,
 )
 
 
@@ -95,3 +106,50 @@ def test_what_is_printed_stays_on_its_line():
 
 def test_the_first_few_and_how_many_more():
     assert few(["a", "b\n"]) == "a, b\\n" and few("abcde") == "a, b, c and 2 more"
+
+
+def test_what_is_known():
+    assert [known(x) for x in (0, 1.5, True, None, "1", math.nan, math.inf, 10**400)] == [True] * 2 + [
+        False
+    ] * 6
+    assert [or_unknown(digits)(x) for x in (1.5, None, math.nan)] == ["1.50", "unknown", "unknown"]
+
+
+@pytest.mark.parametrize(
+    ("form", "texts"),
+    [
+        (figure, {0: "0", 0.96942: "0.9694", 38_790.4: "38,790", 1.2e-5: "1.2e-05", 1e12: "1e+12"}),
+        (short, {0.1 + 0.2: "0.3", 350: "350", 3000: "3,000", 12_000: "12k", 1.5e6: "1.5M", 2e9: "2G"}),
+        (count, {12_345: "12,345", 124e6: "124 M", 1.3e9: "1.30 B"}),
+        (share, {0: "0 %", 5e-4: "< 0.1 %", 0.034: "3.4 %", 0.21: "21 %", 1: "100 %"}),
+    ],
+)
+def test_figures_counts_and_shares(form, texts):
+    assert {value: form(value) for value in texts} == texts
+
+
+def test_intervals():
+    span = {"value": 5.1, "low": 4.9, "high": 5.3, "n": 3, "values": [5, 5.1, 5.2]}
+    two = {"value": 8.0, "low": None, "high": None, "n": 2, "values": [16.0, 4.0]}
+    assert interval(span) == "4.90 to 5.30" and interval(two) == interval(None) == ""
+    assert pair(two) == "4.00 and 16.0" and pair(span) == pair(None) == ""
+    assert spread(span, duration) == "5.1 s (4.9 s to 5.3 s)" and "4.00 and 16.0" in spread(two)
+    assert spread({**two, "n": 1, "values": [8.0]}) == "8.00"
+
+
+def test_a_price_says_all_that_is_known_of_it():
+    cost = {
+        "usd_per_hour": 3.6,
+        "spot": True,
+        "cloud": "there",
+        "instance": "one",
+        "region": "",
+        "date": "2026-01-02",
+    }
+    assert price(cost) == "$3.60 an hour spot, there one, 2026-01-02, source unknown"
+    assert price({}) == "on demand, date unknown, source unknown"
+
+
+def test_foreign_text_is_one_line_of_some_length():
+    assert one_line("a\n\tb \x1b[31m") == "a b \\x1b[31m"
+    assert len(one_line(500 * "x")) == 400 and one_line(500 * "x").endswith("…") and one_line(1.5) == "1.5"

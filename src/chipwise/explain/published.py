@@ -48,8 +48,8 @@ class Published:
 
     def matches(self, words: str) -> bool:
         """Whether every one of some `words` stands in what describes it; letter case does not count."""
-        said = [getattr(self, name) for name in ("recipe", "label", "target", "device", "framework")]
-        text = " ".join((*said, self.precision, self.date)).lower()
+        names = ("recipe", "label", "target", "device", "framework", "precision", "date")
+        text = " ".join(getattr(self, name) for name in names).lower()
         return all(word in text for word in words.lower().split())
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -149,15 +149,27 @@ def _record(stored: record.Record, path: Path) -> Row:
     )
 
 
-_TEXT, _FLAG, _OBJECT = "text", "true or false", "an object"
-_WHOLE, _COUNT, _NUMBER = "a whole number from 0 on", "a whole number from 1 on", "a number"
-_LOSSES = "a list of numbers"
-_FIELDS = {  # of what a record measured, those that a comparison uses
-    "framework": _TEXT, "recipe": _OBJECT, "data": _TEXT, "data_note": _TEXT, "batch": _COUNT,
-    "replicas": _COUNT, "precision": _TEXT, "exact": _FLAG, "devices": _OBJECT, "parameters": _WHOLE,
-    "warmup_steps": _WHOLE, "timed_steps": _WHOLE, "steps_per_interval": _COUNT, "seconds": _OBJECT,
-    "first_losses": _LOSSES, "wait_data_share": _NUMBER, "share_of_peak": _NUMBER,
-}  # fmt: skip
+_TYPES: dict[str, Callable[[Any], bool]] = {
+    "text": lambda value: isinstance(value, str),
+    "true or false": lambda value: isinstance(value, bool),
+    "an object": lambda value: isinstance(value, dict),
+    "a number": known,
+    "a whole number from 0 on": lambda value: type(value) is int and value >= 0,
+    "a whole number from 1 on": lambda value: type(value) is int and value >= 1,
+    # null, and the NaN that Python writes, are losses that were not finite
+    "a list of numbers": lambda value: (
+        isinstance(value, list) and all(x is None or type(x) in (int, float) for x in value)
+    ),
+}
+_FIELDS = {  # of what a record measured, those that a comparison uses, by type
+    "text": "framework data data_note precision",
+    "true or false": "exact",
+    "an object": "recipe devices seconds",
+    "a number": "wait_data_share share_of_peak",
+    "a whole number from 0 on": "parameters warmup_steps timed_steps",
+    "a whole number from 1 on": "batch replicas steps_per_interval",
+    "a list of numbers": "first_losses",
+}
 
 
 def checked(measured: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -165,22 +177,12 @@ def checked(measured: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
     Raises `DataError` for one that is of another type than docs/bench.md says.
     """
-    for name, expected in _FIELDS.items():
-        value = measured.get(name)
-        if value is not None and not _is(value, expected):
-            facts = {"path": path, "field": f"measured.{name}", "value": json.dumps(value)[:60]}
-            raise DataError("record-measured-type", **facts, expected=expected)
+    for expected, names in _FIELDS.items():
+        for name in names.split():
+            if (value := measured.get(name)) is not None and not _TYPES[expected](value):
+                facts = {"path": path, "field": f"measured.{name}", "value": json.dumps(value)[:60]}
+                raise DataError("record-measured-type", **facts, expected=expected)
     return {name: value for name, value in measured.items() if value is not None}
-
-
-def _is(value: Any, expected: str) -> bool:
-    if expected in (_WHOLE, _COUNT):
-        return type(value) is int and value >= (expected == _COUNT)
-    if expected == _NUMBER:
-        return known(value)
-    if expected == _LOSSES:  # null, and the NaN that Python writes, are losses that were not finite
-        return isinstance(value, list) and all(x is None or type(x) in (int, float) for x in value)
-    return isinstance(value, {_TEXT: str, _FLAG: bool, _OBJECT: dict}[expected])
 
 
 _SHARED = ["recipe", "batch", "replicas", "precision", "exact", "data", "framework", "machine", "where"]

@@ -12,6 +12,7 @@ from ...words.figures import known
 from ..rows import KINDS, MEASURED
 
 Document = Mapping[str, Any]
+_KINDS = dict(zip(KINDS, ("rows-measured", "rows-predicted", "rows-published"), strict=True))
 
 
 def conclusions(document: Document) -> dict[str, list[Fact]]:
@@ -21,7 +22,7 @@ def conclusions(document: Document) -> dict[str, list[Fact]]:
     labels = document["labels"]
     return {
         "headline": _headline(document, rows),
-        "kinds": [fact(f"rows-{kind}", labels=labels[kind]) for kind in KINDS if labels[kind]],
+        "kinds": [fact(code, labels=labels[kind]) for kind, code in _KINDS.items() if labels[kind]],
         "speed": _speed(document, rows),
         "wall": _wall(document["rows"]),
         "target": _target(document),
@@ -34,7 +35,7 @@ def conclusions(document: Document) -> dict[str, list[Fact]]:
 def _headline(document: Document, rows: list[Document]) -> list[Fact]:
     if len(rows) > 1:
         return _faster(document, rows)
-    alone = [fact("speed-alone", label=row["label"], kind=row["kind"], speed=_speed_of(row)) for row in rows]
+    alone = [fact("speed-alone", **_of(row), speed=_speed_of(row)) for row in rows]
     if groups := document["relative"]:
         return [_relative(groups[0])[0], *([fact("on-another-scale"), *alone] if alone else [])]
     return [fact("nothing-to-compare"), *(alone or [fact("no-row-has-a-speed")])]
@@ -128,14 +129,13 @@ def _wall(rows: list[Document]) -> list[Fact]:
     for row in timed:
         parts = {name: s for name, s in row["seconds"].items() if name != "total" and s}
         more = [*_against(row["wall_ratio"]), *([fact("wall-parts", parts=parts)] if parts else [])]
-        of = {"label": row["label"], "kind": row["kind"], "wall": row["wall_seconds"]}
-        facts.append(fact("wall-time", **of, more=more))
+        facts.append(fact("wall-time", **_of(row), wall=row["wall_seconds"], more=more))
     if len({(row["steps"] or 0) * (row["batch"] or 0) for row in timed}) > 1:
         facts.append(fact("other-lengths"))
     for row in rows:
         if not row["wall_seconds"] and row["seconds"]:
             parts = {name: s for name, s in row["seconds"].items() if s}
-            facts.append(fact("benchmark-time", label=row["label"], kind=row["kind"], parts=parts))
+            facts.append(fact("benchmark-time", **_of(row), parts=parts))
     return facts
 
 
@@ -150,8 +150,7 @@ def _target(document: Document) -> list[Fact]:
             continue
         times = []
         if time["training"]:
-            against = _against(row["target_ratio"])
-            times.append(fact("training-time", seconds=time["training"], more=against))
+            times.append(fact("training-time", seconds=time["training"], more=_against(row["target_ratio"])))
         if time["wall"]:
             times.append(fact("wall-time-to-target", seconds=time["wall"]))
         of = {"label": row["label"], "target": document["target"]["words"], "kind": time["kind"]}
@@ -170,8 +169,8 @@ def _money(rows: list[Document]) -> list[Fact]:
     if len(priced) < 2:
         return []
     (least, row), (more, other) = sorted(priced, key=lambda p: p[0])[:2]
-    of = {"label": row["label"], "kind": row["kind"], "other": other["label"], "other_kind": other["kind"]}
-    return [fact("cheapest-on-demand", **of, usd=least, other_usd=more)]
+    next_ = {"other": other["label"], "other_kind": other["kind"], "other_usd": more}
+    return [fact("cheapest-on-demand", **_of(row), usd=least, **next_)]
 
 
 def _metric(document: Document) -> list[Fact]:
@@ -190,8 +189,8 @@ def _metric(document: Document) -> list[Fact]:
         if apart := final["difference"]:
             code = "final-apart-by-pairs" if final["by_pairs"] else "final-apart"
             more.append(fact(code, value=apart["value"], verdict=apart["verdict"]))
-        of = {"label": row["label"], "kind": row["kind"], "metric": document["metric"], "mean": final["mean"]}
-        facts.append(fact("final", **of, runs=runs, more=more))
+        of = {"metric": document["metric"], "mean": final["mean"]}
+        facts.append(fact("final", **_of(row), **of, runs=runs, more=more))
     return facts
 
 
@@ -223,6 +222,10 @@ def _against(ratio: Document | None) -> list[Fact]:
         return []
     doubt = [] if ratio["verdict"] in (HIGHER, LOWER) else [ratio["verdict"]]
     return [fact("times-the-baseline", value=ratio["value"], doubt=doubt)]
+
+
+def _of(row: Document) -> dict[str, Any]:
+    return {"label": row["label"], "kind": row["kind"]}
 
 
 def _divergence(stated: Document) -> dict[str, Any]:

@@ -224,14 +224,7 @@ def _final(row: Row, base: Row, metric: str | None) -> dict[str, Any] | None:
             apart = paired([seeds[s] for s in sorted(seeds)], [others[s] for s in sorted(seeds)])
         else:
             apart = difference(values, [v for _, v in other])
-    return {
-        "values": values,
-        **asdict(s),
-        "low": low,
-        "high": high,
-        "difference": apart,
-        "by_pairs": by_pairs,
-    }
+    return asdict(s) | {"values": values, "low": low, "high": high, "difference": apart, "by_pairs": by_pairs}
 
 
 def _finals(row: Row, metric: str | None) -> list[tuple[int | None, float]]:

@@ -61,11 +61,15 @@ def texts(facts: Sequence[Document]) -> list[str]:
 # ---- tables
 
 
-def _table(rows: Sequence[Sequence[str]], *columns: tuple[str, str]) -> Table:
-    """Columns of (title, justification); text of files is not markup, and moves no cursor."""
+def _table(
+    rows: Sequence[Sequence[str]], words: Sequence[str], *figures: str, last: Sequence[str] = ()
+) -> Table:
+    """Columns of words, of figures and of words again; text of files is not markup, and moves no cursor."""
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
-    for name, justify in columns:
-        table.add_column(Text(printable(name)), justify=justify, overflow="fold", no_wrap=justify == "right")  # type: ignore[arg-type]
+    for names, justify in ((words, "left"), (figures, "right"), (last, "left")):
+        for name in names:
+            figure = justify == "right"
+            table.add_column(Text(printable(name)), justify=justify, overflow="fold", no_wrap=figure)  # type: ignore[arg-type]
     for row in rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
     return table
@@ -75,7 +79,7 @@ def speeds(document: Document) -> Table:
     """A row each that has, or could have, a speed of its own: ratios alone have a table of theirs."""
     elsewhere = {row["label"] for group in document["relative"] for row in group["rows"]}
     rows = [row for row in document["rows"] if row["label"] not in elsewhere]
-    per_step = [("steps/s", "right")] * any(row["steps_per_second"] for row in rows)
+    per_step = ["steps/s"] * any(row["steps_per_second"] for row in rows)
     cells = []
     for row in rows:
         speed, ratio = row["examples_per_second"], row["ratio"]
@@ -90,15 +94,8 @@ def speeds(document: Document) -> Table:
                 "baseline" if base else verdict(row),
             ]
         )  # fmt: skip
-    left = [("", "left"), ("figures", "left"), ("on", "left")]
-    right = [
-        ("batch", "right"),
-        ("replicas", "right"),
-        ("examples/s", "right"),
-        *per_step,
-        ("× baseline", "right"),
-    ]
-    return _table(cells, *left, *right, ("says", "left"))
+    figures = ("batch", "replicas", "examples/s", *per_step, "× baseline")
+    return _table(cells, ("", "figures", "on"), *figures, last=("says",))
 
 
 def costs(document: Document) -> Table:
@@ -110,8 +107,7 @@ def costs(document: Document) -> Table:
             usd = [dollars(a["value"]) if a else "-" for a in amounts]
             usd[-1] += f", {cost['target_basis']}" if cost["target"] else ""
             cells.append([row["label"], f"{'spot' if cost['spot'] else 'on demand'}, {cost['date']}", *usd])
-    right = [(name, "right") for name in ("a million examples", "the run", "to the target")]
-    return _table(cells, ("", "left"), ("price", "left"), *right)
+    return _table(cells, ("", "price"), "a million examples", "the run", "to the target")
 
 
 def relative(group: Document) -> Table:
@@ -120,8 +116,7 @@ def relative(group: Document) -> Table:
         [row["label"], row["span"], dollars(row["usd_per_hour"]) if row["usd_per_hour"] else "-"]
         for row in group["rows"]
     ]
-    title = f"published, relative to its own {group['anchor']}"
-    return _table(cells, (title, "left"), ("×", "right"), ("$/hour then", "right"))
+    return _table(cells, (f"published, relative to its own {group['anchor']}",), "×", "$/hour then")
 
 
 # ---- cells and lines, on the page too
