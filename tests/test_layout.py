@@ -22,12 +22,12 @@ NOT_YET = {
     """,
     "private": "",
     "functions": """
-        cli/bench.py:bench cli/bench_feed.py:bench_feed cli/find_lr.py:find_lr cli/pack.py:pack
+        cli/bench.py:bench cli/bench_feed.py:bench_feed cli/find_lr.py:find_lr
         cli/train.py:train engine/fit.py:fit measure/bench.py:measure_train measure/feed.py:measure_feed
     """,
     "lines": """
-        atomic.py cli/again.py data/pack/job.py
-        data/pack/writer.py engine/finish.py engine/hold.py engine/keys.py explain/page/template.py
+        atomic.py cli/again.py
+        engine/finish.py engine/hold.py engine/keys.py explain/page/template.py
         explain/report/advice.py models/digits.py models/dtype.py models/mnist.py planner/hlo.py
         recipe/optimizers.py recipe/schedules.py recipes/digits.py
     """,

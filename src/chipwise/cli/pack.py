@@ -30,47 +30,54 @@ _LINE_SECONDS = 5.0  # between lines where there is no terminal
 _SHOWN = 20  # skipped files in the report; the manifest has all
 
 
+Src = Annotated[
+    str,
+    typer.Argument(
+        help="A folder of images by class, or of train/ and test/; a .tar, .tar.gz or .tar.xz of one; "
+        "a .csv of files and labels; a folder with MNIST's or CIFAR's files; or the URL of one."
+    ),
+]
+Dst = Annotated[str, typer.Argument(help="The folder to make; it appears when it is complete.")]
+Size = Annotated[int | None, typer.Option(metavar="PIXELS", help="Height and width. [as they are]")]
+KeepAspect = Annotated[
+    bool,
+    typer.Option(
+        "--keep-aspect/--crop",
+        help="--crop cuts size × size around the centre; --keep-aspect gives the shorter side the size.",
+    ),
+]
+Store = Annotated[str, typer.Option(metavar="jpeg|raw", help="jpeg is smaller, raw is faster.")]
+Quality = Annotated[int, typer.Option(metavar="1-100", help="Of JPEGs that must be encoded.")]
+Labels = Annotated[
+    str,
+    typer.Option(
+        metavar="folders|FILE.csv|REGEX", help="REGEX: its first group in a file's path is the class."
+    ),
+]
+Split = Annotated[float | None, typer.Option(metavar="SHARE", help="Of each class to eval, such as 0.1.")]
+Shards = Annotated[str, typer.Option(metavar="auto|N", help="Files a column. [1 GiB each]")]
+Strict = Annotated[bool, typer.Option("--strict", help="Stop at the first file that cannot be packed.")]
+MaxSkipped = Annotated[
+    int | None, typer.Option(metavar="N", help="Stop beyond so many of them. [1 %, at least 10]")
+]
+Workers = Annotated[int | None, typer.Option(metavar="N", help="Threads. [one a core]")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Predict size and time, and write nothing.")]
+
+
 def pack(
-    src: Annotated[
-        str,
-        typer.Argument(
-            help="A folder of images by class, or of train/ and test/; a .tar, .tar.gz or .tar.xz of one; "
-            "a .csv of files and labels; a folder with MNIST's or CIFAR's files; or the URL of one."
-        ),
-    ],
-    dst: Annotated[str, typer.Argument(help="The folder to make; it appears when it is complete.")],
-    size: Annotated[
-        int | None, typer.Option(metavar="PIXELS", help="Height and width. [as they are]")
-    ] = None,
-    keep_aspect: Annotated[
-        bool,
-        typer.Option(
-            "--keep-aspect/--crop",
-            help="--crop cuts size × size around the centre; --keep-aspect gives the shorter side the size.",
-        ),
-    ] = False,
-    store: Annotated[str, typer.Option(metavar="jpeg|raw", help="jpeg is smaller, raw is faster.")] = "raw",
-    quality: Annotated[int, typer.Option(metavar="1-100", help="Of JPEGs that must be encoded.")] = 90,
-    labels: Annotated[
-        str,
-        typer.Option(
-            metavar="folders|FILE.csv|REGEX", help="REGEX: its first group in a file's path is the class."
-        ),
-    ] = "folders",
-    split: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="Of each class to eval, such as 0.1.")
-    ] = None,
-    shards: Annotated[str, typer.Option(metavar="auto|N", help="Files a column. [1 GiB each]")] = "auto",
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Stop at the first file that cannot be packed.")
-    ] = False,
-    max_skipped: Annotated[
-        int | None, typer.Option(metavar="N", help="Stop beyond so many of them. [1 %, at least 10]")
-    ] = None,
-    workers: Annotated[int | None, typer.Option(metavar="N", help="Threads. [one a core]")] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Predict size and time, and write nothing.")
-    ] = False,
+    src: Src,
+    dst: Dst,
+    size: Size = None,
+    keep_aspect: KeepAspect = False,
+    store: Store = "raw",
+    quality: Quality = 90,
+    labels: Labels = "folders",
+    split: Split = None,
+    shards: Shards = "auto",
+    strict: Strict = False,
+    max_skipped: MaxSkipped = None,
+    workers: Workers = None,
+    dry_run: DryRun = False,
     json_: options.Json = False,
 ) -> None:
     """Resize once and pack into a few large files; the same command goes on after a kill.
@@ -82,12 +89,18 @@ def pack(
       chipwise pack labels.csv scans --size 512 --keep-aspect --store jpeg --dry-run
     """
     from ..data.pack.job import Job
-    from ..data.pack.predict import check_disk
 
     job = Job(
         src, dst, size=size, fit="keep-aspect" if keep_aspect else "crop", store=store, quality=quality,
         labels=labels, split=split, shards=shards, strict=strict, max_skipped=max_skipped, workers=workers,
     )  # fmt: skip
+    _run(job, dry_run, json_)
+
+
+def _run(job: Job, dry_run: bool, json_: bool) -> None:
+    """Predicts, packs and reports."""
+    from ..data.pack.predict import check_disk
+
     free = check_disk(job.partial, 0)
     console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120)
 

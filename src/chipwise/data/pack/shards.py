@@ -1,15 +1,20 @@
-"""What a shard is made of: `.npy` files written from their beginning, and exact sums over their pixels."""
+"""What a shard is made of: `.npy` files, lines of the record table, and exact sums over pixels."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
+from ...errors import DataError
+from ..columns import Columns
 from ..manifest import header, sha256
 
 _PIXELS, _ROWS = 1024, 64  # a block of squares stays in the cache, and its sums in 32 bits
@@ -46,6 +51,29 @@ def _write(handle: int, data) -> None:
     view = memoryview(data)
     while view:  # a write may take less than all, before the disk is full or beyond 2 GiB
         view = view[os.write(handle, view) :]
+
+
+def record_lines(dtype: np.dtype, names: Sequence[str], rows: Columns, ends: np.ndarray | None) -> np.ndarray:
+    """The lines of the record table, `(n,)` of `dtype`, all but where images end in their shard.
+
+    `rows`: column to `(n, ...)`; with `ends` `(n,)`, `image` to the encoded images' bytes, which end there.
+    """
+    lines = np.zeros(len(names), dtype)
+    encoded = [name.encode("utf-8", "surrogateescape") for name in names]
+    width = dtype["name"].itemsize
+    if max(map(len, encoded)) > width:
+        raise DataError("pack-name-long", name=max(names, key=len)[:200], width=width)
+    lines["name"] = encoded
+    sums = [0] * len(names)
+    for column, values in rows.items():
+        data, each = values.reshape(-1).view(np.uint8).data, values[:1].nbytes
+        cuts = np.arange(len(names) + 1) * each
+        if ends is not None and column == "image":
+            cuts[1:] = ends
+        for row, (begin, end) in enumerate(itertools.pairwise(cuts.tolist())):
+            sums[row] = crc32(data[begin:end], sums[row])
+    lines["crc32"] = sums
+    return lines
 
 
 @dataclass

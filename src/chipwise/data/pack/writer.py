@@ -18,7 +18,6 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 
@@ -28,7 +27,7 @@ from ..columns import Columns
 from ..images import decode
 from ..manifest import FORMAT, MANIFEST, RECORD, VERSION, record_dtype, render
 from ..packed import check_below
-from .shards import Moments, NpyFile, replace_text, sync
+from .shards import Moments, NpyFile, record_lines, replace_text, sync
 
 SHARD_BYTES = 1 << 30  # ImageNet at 256×256 is 252 GB: hundreds of files, not thousands
 PROGRESS = "progress.json"
@@ -143,7 +142,7 @@ class Writer:
         self._check(rows, len(names), shapes)
         if not len(names):
             return
-        lines = self._lines(names, rows, ends)
+        lines = record_lines(self._line, names, rows, ends)
         fixed = sum(values[:1].nbytes for name, values in rows.items() if ends is None or name != "image")
         upto = np.arange(1, len(lines) + 1) * fixed + (0 if ends is None else ends)
         start = before = 0
@@ -258,24 +257,6 @@ class Writer:
                 )  # fmt: skip
         check_below(rows, self.below, "Packing:", np.arange(self.written, self.written + n))
         self._progress.columns = columns
-
-    def _lines(self, names: Sequence[str], rows: Columns, ends: np.ndarray | None) -> np.ndarray:
-        """The records' lines of the record table, all but where images end in their shard."""
-        lines = np.zeros(len(names), self._line)
-        encoded = [name.encode("utf-8", "surrogateescape") for name in names]
-        width = self._line["name"].itemsize
-        if max(map(len, encoded)) > width:
-            raise DataError("pack-name-long", name=max(names, key=len)[:200], width=width)
-        lines["name"] = encoded
-        sums = [0] * len(names)
-        for column, values in rows.items():
-            data, each = values.reshape(-1).view(np.uint8).data, values[:1].nbytes
-            cuts = [0, *ends.tolist()] if ends is not None and column == "image" else None
-            for row, before in enumerate(sums):
-                begin, end = (cuts[row], cuts[row + 1]) if cuts else (row * each, row * each + each)
-                sums[row] = crc32(data[begin:end], before)
-        lines["crc32"] = sums
-        return lines
 
     def _count(self, rows: Columns, pixels: Sequence[np.ndarray]) -> None:
         """Adds records to the examples of each class and to the sums over pixels."""
