@@ -5,8 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
+from chipwise.chips import prices
+from chipwise.explain.compare.document import document
+from chipwise.explain.sources import read
 from chipwise.machine.fingerprint import Machine
 from chipwise.measure.record import Record, Series
+from chipwise.words.facts import fact
 
 MACHINE = Machine(
     cpu="Some CPU", cores=2, memory_bytes=8 << 30, os="Linux 6.1 x86_64", python="3.12.1",
@@ -142,3 +146,30 @@ def plan(
     stated = {"name": name, "batch": 256, "parameters": 250_698}
     path.write_text(json.dumps({"schema": schema, "created": "2026-01-15", "recipe": stated, "plans": plans}))
     return path
+
+
+# ---- comparisons of them
+
+WHEN = {"code": "loss-not-finite", "first": 301, "last": 350, "value": "nan"}
+BETWEEN = fact("diverged-between", first=301, last=350).json()
+
+
+def compared(*sources, **options):
+    return document(read([str(s) for s in sources]), prices=prices.load(), **options)
+
+
+def told(found, subject, code):
+    """The facts of a code that a comparison states of a subject."""
+    return [stated for stated in found["sentences"][subject] if stated["code"] == code]
+
+
+def headline(found):
+    return [stated["code"] for stated in found["sentences"]["headline"]]
+
+
+def codes(facts):
+    return [stated["code"] for stated in facts]
+
+
+def by_label(found):
+    return {row["label"]: row for row in found["rows"]}

@@ -1,0 +1,244 @@
+"""What a comparison says, and when it says nothing: headlines, one device, divergences, few values."""
+
+import json
+
+import pytest
+
+from chipwise.errors import DataError, RecipeError
+from chipwise.explain.compare import agreement as agree
+from chipwise.explain.compare.document import document
+from chipwise.explain.compare.figures import parse
+from chipwise.explain.compare.table import verdict
+from chipwise.explain.sources import read
+from chipwise.study.stats import HIGHER, LOWER, NO_DIFFERENCE
+from chipwise.words.facts import fact
+from explain import comparisons
+from explain.comparisons import (
+    BETWEEN,
+    LOSSES,
+    WHEN,
+    by_label,
+    compared,
+    headline,
+    plan,
+    record,
+    run,
+    study,
+    told,
+)
+from refusals import refused
+
+
+def test_the_same_machine_twice_shows_no_difference(tmp_path):
+    a = record(tmp_path / "a.json", 1000, 0.05, seed=1)
+    b = record(tmp_path / "b.json", 1000, 0.05, seed=2)
+    found = compared(a, b)
+    assert found["rows"][1]["ratio"]["verdict"] == NO_DIFFERENCE
+    assert headline(found) == ["no-difference-shown", "kind-of-both"]
+    assert found["agreement"][0]["status"] == agree.SAME_BITS
+
+
+def test_a_faster_one_is_faster_by_its_interval(tmp_path):
+    found = compared(
+        record(tmp_path / "slow.json", 1000),
+        record(tmp_path / "fast.json", 2000, seed=1, kind="NVIDIA H100 80GB HBM3"),
+    )
+    verdict = found["rows"][1]["ratio"]
+    assert verdict["verdict"] == HIGHER and verdict["low"] < 2 < verdict["high"]
+    (faster,) = told(found, "headline", "faster")
+    assert (faster["a"], faster["b"]) == ("fast", "slow") and faster["low"] < 2 < faster["high"]
+    assert headline(found) == ["faster", "kind-of-both"]
+    turned = compared(tmp_path / "slow.json", tmp_path / "fast.json", baseline="fast")
+    assert turned["rows"][0]["ratio"]["verdict"] == LOWER
+    (again,) = told(turned, "headline", "faster")
+    assert (again["a"], again["b"]) == ("fast", "slow")
+    assert again["value"] == pytest.approx(faster["value"])
+
+
+def test_a_folder_of_records_is_one_row_with_repeats(tmp_path):
+    for k in range(3):
+        record(tmp_path / "mine" / f"{k}.json", 1000 * (1 + 0.01 * k), seed=k)
+    found = compared(tmp_path / "mine", record(tmp_path / "b.json", 2000))
+    mine, other = found["rows"]
+    assert mine["examples_per_second"]["n"] == 3 and not mine["within_one_run"] and other["within_one_run"]
+    assert other["ratio"]["verdict"] == HIGHER
+    record(tmp_path / "mine" / "other.json", batch=64)
+    with refused(DataError, "records-differ", what="batch", a=256, b=64):
+        read([str(tmp_path / "mine")])
+
+
+def test_other_batches_are_compared_by_examples_alone(tmp_path):
+    b = record(tmp_path / "b.json", 3000, batch=1024, losses=[1.1 * x for x in LOSSES[:20]])
+    found = compared(record(tmp_path / "a.json", 1000), b)
+    assert all(row["steps_per_second"] is None for row in found["rows"])
+    assert found["rows"][1]["ratio"]["value"] == pytest.approx(3, rel=0.05)
+    assert told(found, "speed", "batches-differ")[0]["batches"] == [256, 1024]
+    assert found["rows"][1]["same_computation"] is False
+    (why,) = found["agreement"][0]["fact"]["why"]
+    assert (why["name"], why["a"], why["b"]) == ("batch", 1024, 256)
+    equal = compared(tmp_path / "a.json", record(tmp_path / "c.json"))
+    assert all(row["steps_per_second"] for row in equal["rows"])
+
+
+def test_one_device_crowns_no_chip(tmp_path):
+    a = record(tmp_path / "a.json", 1000)
+    equal = compared(a, record(tmp_path / "b.json", 3680, seed=1))
+    assert headline(equal) == ["same-device-and-steps", "kind-of-both"]
+    assert equal["sentences"]["headline"][0]["device"] == "Some CPU, 2 cores"
+    for changes, code, settings in (
+        ({"framework": "PyTorch"}, "same-device-other-framework", None),
+        (
+            {"described": comparisons.recipe(duration="1ep"), "losses": [3.0] * 9},
+            "same-device-other-settings",
+            ["duration"],
+        ),
+    ):
+        other = compared(a, record(tmp_path / "b.json", 3680, seed=1, **changes))
+        assert headline(other)[:2] == [code, "faster"]
+        assert other["sentences"]["headline"][0].get("settings") == settings
+        assert told(other, "headline", "faster")[0]["a"] == "b"
+    # what the chip is called does not tell one machine's CPU from another's, of accelerators it does
+    for kind, count in (("cpu", 1), ("TPU v2", 8)):
+        record(tmp_path / "a.json", 1000, kind=kind, count=count)
+        record(tmp_path / "b.json", 3000, kind="TPU v2")
+        other = compared(a, tmp_path / "b.json")
+        assert headline(other)[0] == "faster" and other["sentences"]["headline"][0]["a"] == "b"
+    moved = json.loads(record(tmp_path / "b.json", 3000).read_text())
+    moved["machine"]["cpu"] = "Another CPU"
+    (tmp_path / "b.json").write_text(json.dumps(moved))
+    assert compared(record(tmp_path / "a.json"), tmp_path / "b.json")["rows"][1]["same_device"] is False
+
+
+def test_a_run_that_diverged_counts_nowhere(tmp_path):
+    runs = tmp_path / "runs"
+    for seed in range(4):
+        lost = {"accuracies": (0.0, 0.0, 0.0), "speed": 9e6, "diverged": WHEN} if seed == 3 else {}
+        run(runs / f"seed-{seed}", seed=seed, **lost)
+    found = compared(runs, run(tmp_path / "b"), target=parse("0.95"))
+    row = found["rows"][0]
+    assert row["metric"]["values"] == [0.97] * 3 and row["examples_per_second"]["n"] == 3
+    assert row["target"]["runs"] == 4 and row["diverged"] == {"runs": 1, "of": 4, "when": [BETWEEN]}
+    (beside,) = told(found, "metric", "final")[0]["more"]
+    assert (beside["code"], beside["runs"], beside["of"]) == ("diverged-beside", 1, 4)
+    assert [(n["run"], n["note"]["code"]) for n in row["notes"] if n["code"] == "note-of-run"] == [
+        ("seed-3", "run-diverged-when")
+    ]
+
+
+def test_a_row_that_diverged_ranks_nowhere(tmp_path):
+    lost = run(tmp_path / "lost", (0.0,), speed=9e6, diverged=WHEN)
+    found = compared(lost, run(tmp_path / "a"), run(tmp_path / "b", seed=1))
+    row = by_label(found)["lost"]
+    assert row["examples_per_second"] is row["metric"] is row["ratio"] is None and verdict(row) == "diverged"
+    assert found["baseline"] == "a" and "lost" not in str(found["sentences"]["headline"])
+    (lost,) = told(found, "speed", "row-diverged")
+    assert (lost["label"], lost["runs"], lost["of"]) == ("lost", 1, 1)
+
+
+def test_a_study_says_what_diverged_before_any_row(tmp_path):
+    made = study(tmp_path / "study")
+    (made / "lr=0.1" / "seed-2" / "metrics.jsonl").write_text("")
+    stored = json.loads((made / "study.json").read_text())
+    stored["points"][0]["runs"][2] |= {"done": False, "diverged": "The training loss became nan"}
+    (made / "study.json").write_text(json.dumps(stored))
+    low = compared(made)["rows"][0]
+    assert (low["diverged"]["runs"], low["diverged"]["of"], low["metric"]["n"]) == (1, 3, 2)
+
+
+def test_two_runs_are_both_shown_and_make_no_interval(tmp_path):
+    found = compared(study(tmp_path / "study", seeds=(0, 1)), target=parse("0.95"))
+    low = found["rows"][0]
+    for figure in (low["wall_seconds"], low["target"]["wall"], low["examples_per_second"], low["metric"]):
+        assert figure["n"] == 2 and figure["low"] is None and len(figure["values"]) == 2
+    assert "2 runs are too few for an interval" in found["sentences"]["wall"][0]["text"]
+    final = told(found, "metric", "final")[0]["runs"]
+    assert (final["code"], final["low"], final["high"]) == ("final-of-two", 0.97, 0.971)
+
+
+def test_a_share_stays_between_0_and_1(tmp_path):
+    for seed, accuracy in enumerate((1.0, 0.4, 1.0)):
+        run(tmp_path / "runs" / f"{seed}", (accuracy,), seed=seed)
+    metric = compared(tmp_path / "runs", run(tmp_path / "b"))["rows"][0]["metric"]
+    assert 0 <= metric["low"] < 0.8 < metric["high"] == 1
+
+
+def test_an_unfinished_run_says_what_is_missing(tmp_path):
+    found = compared(run(tmp_path / "whole"), run(tmp_path / "part", done=False))
+    part = by_label(found)["part"]
+    assert part["wall_seconds"] is None and part["device"] == "device unknown"
+    assert part["notes"] == [fact("run-unfinished", steps=300).json()]
+
+
+def test_what_is_no_number_is_left_out(tmp_path):
+    rows = '{"step": 1, "train/loss": NaN, "examples_per_second": Infinity}\n'
+    rows += '{"step": 2, "examples_per_second": 5, "wait_data_seconds": 1' + 400 * "0" + "}\nnot"
+    found = compared(run(tmp_path / "a", rows=rows), record(tmp_path / "b.json", losses=[2.0, None, 1.0]))
+    assert by_label(found)["a"]["examples_per_second"]["value"] == 5
+    assert by_label(found)["b"]["notes"][0] == fact("loss-not-finite-at", step=2).json()
+    json.dumps(found, allow_nan=False)
+
+
+def test_a_study_is_a_row_a_point(tmp_path):
+    found = compared(study(tmp_path / "study"), target=parse("0.96"))
+    low, high = found["rows"]
+    assert (low["label"], high["label"]) == ("lr=0.1", "lr=0.2") and low["metric"]["n"] == 3
+    assert high["metric"]["by_pairs"] and high["metric"]["difference"]["value"] == pytest.approx(0.01)
+    assert low["wall_seconds"]["n"] == 3 and high["wall_ratio"]["verdict"] == NO_DIFFERENCE
+    assert low["target"]["kind"] == "measured" and low["target"]["wall"]["n"] == 3
+    assert {d["setting"] for d in found["differing"]} == {"optimizer.lr"}
+
+
+def test_plans_are_predictions_and_say_what_cannot_run(tmp_path):
+    found = compared(record(tmp_path / "cpu.json"), plan(tmp_path / "plan.json"))
+    rows = by_label(found)
+    assert [rows[k]["kind"] for k in ("cpu", "v5e-8", "t4")] == ["measured", "predicted", "predicted"]
+    assert rows["k80"]["examples_per_second"] is None
+    assert rows["k80"]["notes"] == [fact("cannot-run", problem="too small a memory").json()]
+    assert rows["v5e-8"]["ratio"]["low"] < 250 / 1.5 * 1.1 and rows["v5e-8"]["wall_seconds"]["low"] == 50
+    (kinds,) = told(found, "headline", "kinds-of-both")
+    assert (kinds["a"], kinds["a_kind"], kinds["b_kind"]) == ("v5e-8", "predicted", "measured")
+    assert rows["v5e-8"]["same_computation"] is None
+
+
+def test_a_baseline_that_became_several_rows(tmp_path):
+    made = study(tmp_path / "study")
+    for arguments, label in (([made], str(made)), ([f"S={made}"], "S")):
+        with refused(RecipeError, "baseline-several", n=2):
+            compared(*arguments, baseline=label)
+    a = record(tmp_path / "a.json")
+    assert compared(f"mine={a}", made, baseline=str(a))["baseline"] == "mine"
+
+
+def test_published_figures_alone_are_of_one_recipe():
+    assert len(read(["published:mnist"])) == 2
+    with refused(RecipeError, "published-of-which-recipe"):
+        read(["published"])
+    found = document(read(["published:resnet32"]), prices=())
+    (relative,) = found["sentences"]["headline"]
+    assert relative["code"] == "published-relative"
+    assert (relative["times"][-1]["label"], relative["times"][-1]["span"]) == ("K80 (2018)", "8 to 9")
+
+
+def test_the_wall_time_of_a_resumed_run_is_of_all_its_processes(tmp_path):
+    made = run(tmp_path / "run")
+    result = json.loads((made / "result.json").read_text())
+    result["seconds"] = {"start": 2.0, "train": 90.0, "total": 95.0}  # the last process
+    (made / "result.json").write_text(json.dumps(result))
+    (row, _) = compared(made, run(tmp_path / "other"))["rows"]
+    assert row["wall_seconds"]["value"] == pytest.approx(300.0) and "train" not in row["seconds"]
+
+
+def test_a_run_that_is_not_over_has_no_final_metric_and_no_predicted_time(tmp_path):
+    rows = json.dumps({"step": 100, "train/loss": 1.0, "examples_per_second": 900.0, "seconds": 0.0}) + "\n"
+    early = run(tmp_path / "early", done=False, rows=rows)
+    found = compared(run(tmp_path / "whole"), early, target=parse("0.95"))
+    row = found["rows"][1]
+    assert row["metric"] is None and row["target"]["training"] is None
+
+
+def test_no_escape_sequence_reaches_the_terminal(tmp_path, capsys):
+    from chipwise.cli import main
+
+    a = record(tmp_path / "a.json", framework="\x1b[31mred")
+    assert main(["compare", str(a), str(record(tmp_path / "b.json"))]) == 0
+    assert "\x1b" not in capsys.readouterr().out

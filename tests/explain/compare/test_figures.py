@@ -1,0 +1,107 @@
+"""Ratios that say when they show nothing; time to a target, and dollars."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chipwise.chips import prices
+from chipwise.errors import RecipeError
+from chipwise.explain.compare.document import document
+from chipwise.explain.compare.figures import NO_INTERVAL, Figure, parse, ratio, repeated
+from chipwise.explain.sources import read
+from chipwise.study.stats import NO_DIFFERENCE
+from chipwise.words.facts import fact
+from explain.comparisons import by_label, compared, plan, record, run, study
+from refusals import refused
+
+SPEEDS = st.floats(1e-3, 1e9)
+HOW = fact("one-run")
+
+
+@given(st.lists(SPEEDS, min_size=2, max_size=5), st.lists(SPEEDS, min_size=2, max_size=5))
+def test_a_ratio_and_its_inverse(a, b):
+    for x, y in (
+        (repeated(a), repeated(b)),
+        (Figure(a[0], a[0] / 2, a[0] * 2, 0, HOW), Figure(b[0], b[0], b[0], 0, HOW)),
+    ):
+        there, back = ratio(x, y), ratio(y, x)
+        assert there.value == pytest.approx(1 / back.value) and there.low <= there.value * (1 + 1e-9)
+        assert there.low == pytest.approx(1 / back.high, rel=1e-6)
+        assert (there.verdict == NO_DIFFERENCE) == (back.verdict == NO_DIFFERENCE)
+
+
+@given(SPEEDS, SPEEDS, st.floats(1, 3), st.floats(1, 3))
+def test_intervals_that_overlap_show_no_difference(x, y, wide, wider):
+    a, b = Figure(x, x / wide, x * wide, 1, HOW, (x,)), Figure(y, y / wider, y * wider, 1, HOW, (y,))
+    overlap = a.low <= b.high and b.low <= a.high
+    near = math.isclose(a.low, b.high, rel_tol=1e-9) or math.isclose(b.low, a.high, rel_tol=1e-9)
+    assert near or (ratio(a, b).verdict == NO_DIFFERENCE) == overlap
+
+
+def test_two_figures_without_intervals():
+    assert ratio(Figure(2, None, None, 0, HOW), Figure(1, None, None, 0, HOW)).verdict == NO_INTERVAL
+
+
+def test_time_to_a_target_is_measured_or_reckoned(tmp_path):
+    sources = (run(tmp_path / "run"), record(tmp_path / "fast.json", 2560.0, 0), plan(tmp_path / "plan.json"))
+    rows = by_label(compared(*sources, target=parse("0.95")))
+    one = {"low": None, "high": None, "n": 1, "how": fact("one-run").json()}
+    speed = rows["run"]["examples_per_second"]["value"]
+    trained = 200 * 256 / speed
+    assert rows["run"]["target"] | {"how": ""} == {
+        "training": {"value": trained, **one, "values": [trained]},
+        "wall": {"value": 200.0, **one, "values": [200.0]},
+        "steps": 200, "kind": "measured", "reached": 1, "runs": 1, "how": "",
+    }  # fmt: skip
+    fast = rows["fast"]["target"]
+    assert fast["kind"] == "predicted"
+    assert fast["how"] == fact("steps-of-another", label="run", steps=200).json()
+    assert fast["training"]["value"] == pytest.approx(200 * 256 / 2560) and fast["wall"] is None
+    assert rows["fast"]["target_ratio"]["value"] == pytest.approx(speed / 2560)  # the same kind of time
+    # a plan knows what comes around training: 5 s of start, 3 of compilation, 4 of evaluation in 5,625 steps
+    t4 = rows["t4"]["target"]
+    assert t4["wall"]["value"] == pytest.approx(t4["training"]["value"] + 8 + 4 * 200 / 5625)
+    cost = rows["t4"]["costs"][0]
+    assert cost["target"]["value"] == pytest.approx(t4["wall"]["value"] * cost["usd_per_hour"] / 3600)
+    assert cost["target_basis"] == "wall time" and rows["k80"]["target"]["training"] is None
+    never = by_label(compared(*sources, target=parse("0.999")))
+    assert never["run"]["target"]["how"] == fact("target-missed", best=0.97).json()
+    assert never["fast"]["target"]["training"] is None
+    down = by_label(compared(*sources, target=parse("eval/accuracy=.9")))
+    assert down["run"]["target"]["steps"] == 100
+
+
+def test_a_run_of_before_knows_its_steps_and_not_its_seconds(tmp_path):
+    found = by_label(compared(run(tmp_path / "a", timed=False), run(tmp_path / "b"), target=parse("0.95")))
+    assert found["a"]["target"]["wall"] is None and found["a"]["target"]["training"]
+    assert found["a"]["target"]["how"]["code"] == "own-steps" and found["a"]["target"]["steps"] == 200
+
+
+def test_one_run_against_several_to_a_target(tmp_path):
+    found = by_label(compared(study(tmp_path / "study", ("0.1",)), run(tmp_path / "b"), target=parse("0.95")))
+    assert found["b"]["target_ratio"]["verdict"] == NO_DIFFERENCE
+
+
+def test_targets_nobody_measured(tmp_path):
+    with refused(RecipeError, "target-not-measured", metric="eval/f1", seen=["eval/accuracy"]):
+        compared(run(tmp_path / "a"), run(tmp_path / "b"), target=parse("f1=0.5"))
+    for text in ("", "high", "eval/loss=", "=1", "nan"):
+        with refused(RecipeError, "target-unreadable", given=text):
+            parse(text)
+
+
+def test_dollars_by_dated_prices(tmp_path):
+    table = prices.read(
+        "chip,chips,cloud,instance,region,usd_per_hour,spot_usd_per_hour,spot_region,includes,source,date,note\n"
+        "t4,1,there,one,us,3.6,1.8,eu,whole VM,a list,2026-01-02,\n", "mine.csv",
+    )  # fmt: skip
+    sources = (record(tmp_path / "cpu.json"), record(tmp_path / "gpu.json", 1000.0, 0, kind="Tesla T4"))
+    cpu, gpu = document(read([str(s) for s in sources]), prices=table)["rows"]
+    assert cpu["costs"] == [] and cpu["no_price"]["code"] == "no-price-of-a-cpu" and gpu["no_price"] is None
+    assert [(c["spot"], c["date"], c["source"]) for c in gpu["costs"]] == [
+        (False, "2026-01-02", "a list"), (True, "2026-01-02", "a list"),
+    ]  # fmt: skip
+    # 1,000 examples/s: a million in 1,000 s, at $3.60 and $1.80 an hour
+    assert [c["per_million_examples"]["value"] for c in gpu["costs"]] == pytest.approx([1.0, 0.5])

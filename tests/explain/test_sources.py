@@ -1,0 +1,184 @@
+"""What arguments name, as rows: records, runs, studies, plans and published figures."""
+
+import json
+
+import pytest
+
+from chipwise.errors import DataError, RecipeError, RunError
+from chipwise.explain.compare.document import document
+from chipwise.explain.rows import as_range, divergence
+from chipwise.explain.sources import read, unpublished
+from chipwise.planner.plans import SCHEMA as PLAN
+from explain.comparisons import (
+    BETWEEN,
+    WHEN,
+    compared,
+    plan,
+    record,
+    run,
+    study,
+)
+from refusals import refused
+
+
+def test_warm_up_counts_nowhere(tmp_path):
+    """Of a run that was resumed to its end, neither the first interval nor the first after the resumption."""
+    speeds = (1.0, 100.0, 101.0, 2.0, 102.0, 103.0)
+    rows = [{"step": 10 * (k + 1), "train/loss": 1.0, "examples_per_second": v} for k, v in enumerate(speeds)]
+    made = run(tmp_path / "a", rows="".join(json.dumps(row) + "\n" for row in rows))
+    result = json.loads((made / "result.json").read_text())
+    (made / "result.json").write_text(json.dumps({**result, "speed": {"intervals": 2}}))
+    (row,) = read([str(made)])
+    assert [v for _, v in row.repeats[0].speeds] == [100.0, 101.0, 102.0, 103.0]
+    (row,) = read([str(run(tmp_path / "b", rows=json.dumps(rows[0])))])
+    assert row.repeats[0].warming_up and row.repeats[0].examples_per_second == 1
+
+
+def test_when_a_run_diverged():
+    assert divergence(WHEN).json() == BETWEEN and divergence(None) is divergence("") is None
+    older = divergence("The training loss\nbecame nan " + 300 * "x")
+    assert older.code == "diverged-as-told" and "\n" not in older["words"] and len(older["words"]) == 160
+
+
+def test_bad_files_are_one_line(tmp_path):
+    good = record(tmp_path / "a.json")
+    stored = json.loads(good.read_text())
+    cases = {
+        "newer.json": ({**stored, "schema": "chipwise.record/9"}, "record-newer"),
+        "feed.json": ({**stored, "kind": "feed"}, "record-kind"),
+        "nothing.json": ({}, "record-other-schema"),
+        "speedless.json": ({**stored, "figures": {}}, "record-no-speed"),
+        "batchless.json": ({**stored, "measured": {}}, "recipe-unnamed"),
+        "plan.json": ({"schema": "chipwise.plan/99"}, "plan-other-schema"),
+        "find.json": ({"schema": "chipwise.find_lr/1"}, "record-other-schema"),
+        "damaged.json": ({"schema": PLAN, "plans": 3}, "plan-damaged"),
+    }
+    for name, (document_, code) in cases.items():
+        (tmp_path / name).write_text(json.dumps(document_))
+        with refused(DataError, code):
+            read([str(good), str(tmp_path / name)])
+    (tmp_path / "short.json").write_text(good.read_text()[:200])
+    with refused(DataError, "record-not-json"):
+        read([str(tmp_path / "short.json")])
+    with refused(DataError, "source-missing", path=tmp_path / "absent.json"):
+        read([str(tmp_path / "absent.json")])
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("first_losses", "x", "a list of numbers"),
+        ("first_losses", ["x"], "a list of numbers"),
+        ("batch", True, "a whole number from 1 on"),
+        ("steps_per_interval", 0, "a whole number from 1 on"),
+        ("seconds", [1], "an object"),
+        ("share_of_peak", "unknown", "a number"),
+        ("exact", 1, "true or false"),
+        ("framework", 3, "text"),
+    ],
+)
+def test_a_field_of_another_type_is_named(tmp_path, field, value, expected):
+    facts = {"field": f"measured.{field}", "value": json.dumps(value), "expected": expected}
+    with refused(DataError, "record-measured-type", **facts):
+        read([str(record(tmp_path / "a.json", **{field: value}))])
+
+
+def test_a_folder_of_runs_of_several_recipes(tmp_path):
+    run(tmp_path / "runs" / "a"), run(tmp_path / "runs" / "b", name="digits", batch=64)
+    with refused(RecipeError, "runs-of-several-recipes") as error:
+        read([str(tmp_path / "runs")])
+    assert {(f["run"], f["recipe"]) for f in error.value.facts["runs"]} == {("a", "mnist"), ("b", "digits")}
+    changed = {f"setting_of_a_long_name_{k}": k for k in range(9)}
+    run(tmp_path / "many" / "a"), run(tmp_path / "many" / "b", **changed)
+    assert [r.label for r in read([str(tmp_path / "many")])] == ["a", "b"]
+
+
+def test_folders_that_hold_nothing(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with refused(RunError, "folder-holds-nothing"):
+        read([str(tmp_path / "empty")])
+    with refused(RunError, "run-no-metrics"):
+        read([str(run(tmp_path / "young", rows=""))])
+    with refused(RecipeError, "compare-alone", labels=["a"]):
+        compared(record(tmp_path / "a.json"))
+
+
+def test_a_study_with_runs_to_come(tmp_path):
+    made = study(tmp_path / "study")
+    (made / "lr=0.1" / "seed-2" / "metrics.jsonl").unlink()
+    low, high = read([str(made)])
+    assert (len(low.repeats), len(high.repeats)) == (2, 3)
+    assert [note.code for note in low.notes] == ["run-left-out"]
+
+
+def test_a_folder_of_runs_is_a_row_a_setting(tmp_path):
+    for seed in range(3):
+        run(tmp_path / "runs" / f"a{seed}", seed=seed)
+        run(tmp_path / "runs" / f"b{seed}", seed=seed, replicas=1)
+    assert [(r.label, len(r.repeats)) for r in read([str(tmp_path / "runs")])] == [
+        ("replicas=8", 3),
+        ("replicas=1", 3),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "target"),
+    [
+        ("TPU v5 lite", 8, "v5e-8"), ("TPU v2", 8, "v2-8"), ("NVIDIA H100 80GB HBM3", 2, "h100:2"),
+        ("TPU v5 lite", 3, None), ("NVIDIA H100 80GB HBM3", 9, None), ("Abacus", 1, None), ("cpu", 8, None),
+    ],
+)  # fmt: skip
+def test_what_one_rents_for_devices(tmp_path, kind, count, target):
+    (row,) = read([str(record(tmp_path / "a.json", kind=kind, count=count))])
+    assert (row.rented and row.rented.name) == target
+
+
+def test_published_without_figures_is_left_out(tmp_path):
+    sources = [str(record(tmp_path / f"{k}.json", name="digits")) for k in "ab"] + ["published"]
+    rows = read(sources)
+    (note,) = unpublished(sources, rows)
+    assert [r.kind for r in rows] == ["measured"] * 2
+    assert (note.code, note["recipe"]) == ("nobody-published", "digits")
+    assert document(rows, prices=(), notes=[note])["notes"] == [note.json()]
+    with refused(RecipeError, "compare-alone-unpublished", labels=["a"]):
+        document(rows[:1], prices=(), notes=[note])
+    with refused(RecipeError, "published-none", words="v100"):
+        read([sources[0], "published:v100"])
+    assert unpublished(["published"], read(["published:mnist"])) == []
+
+
+def test_labels(tmp_path):
+    a, b = record(tmp_path / "a.json"), record(tmp_path / "lr=0.2" / "a.json")
+    assert [r.label for r in read([str(a), str(b)])] == ["a", "a (2)"]
+    assert [r.label for r in read([f"mine={a}", f"x={plan(tmp_path / 'p.json')}"])] == [
+        "mine",
+        "x v5e-8",
+        "x t4",
+        "x k80",
+    ]
+    with refused(RecipeError, "baseline-unknown", label="abb", near="abba"):
+        compared(f"abba={a}", b, baseline="abb")
+    assert [r.kind for r in read([str(a), "published:t4"])] == ["measured", "published"]
+    with refused(RecipeError, "published-no-match", recipe="mnist", words="abacus", rows=2, target="t4"):
+        read([str(a), "published:abacus"])
+
+
+def test_labels_are_never_twice(tmp_path):
+    paths = ["bench.json", "bench (2).json", "x/bench.json"]
+    labels = [row["label"] for row in compared(*(record(tmp_path / p) for p in paths))["rows"]]
+    assert len(set(labels)) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [("{", "study-damaged"), ('{"schema": "chipwise.study/9"}', "study-schema"), ("[]", "study-damaged")],
+)
+def test_damaged_studies(tmp_path, text, code):
+    (tmp_path / "study.json").write_text(text)
+    with refused(RunError, code):
+        read([str(tmp_path)])
+
+
+@pytest.mark.parametrize("low", [0.0, -1.0, 1e9])
+def test_a_range_that_cannot_be_is_none(low):
+    assert as_range({"value": 10.0, "low": low, "high": 20.0}) is None
