@@ -122,11 +122,10 @@ def test_processes_end_with_their_parent(tmp_path):
     code = """
 import os, signal, sys
 from chipwise.data.workers import Workers
-from refusals import refused
 from slow_source import Numbers
 if __name__ == "__main__":
     workers = Workers(Numbers(), "processes:2")
-    print(*workers._pool._processes, flush=True)
+    print(*workers._readers.pool._processes, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
     (tmp_path / "main.py").write_text(code)

@@ -12,17 +12,11 @@ memory that is shared, so a batch is never copied from one process to another.
 from __future__ import annotations
 
 import itertools
-import multiprocessing
-import os
-import pickle
 import queue
-import signal
-import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
@@ -30,10 +24,12 @@ import numpy as np
 
 from ..errors import DataError, RecipeError
 from ..machine.limits import usable_cores
-from ..recipe.source import one_line
-from .buffers import Buffer, Layout, columns, mapped
+from ..recipe.source import spec_of
+from ..words.figures import counted
+from .buffers import Buffer
 from .columns import Columns, example_bytes
-from .sources import fill, has, spec_of
+from .processes import Processes
+from .sources import fill, has
 from .stages import Stages
 
 # Below that, handing out the work costs as much as the work: 300 images of 32×32 pixels, 6 of 224×224
@@ -50,68 +46,49 @@ class Workers:
     *Arguments:* `workers`: `None`; a number; `"threads:N"` or `"processes:N"`. A number alone means threads
     for a source with `spec` and `fill`, else processes.
 
-    *Attributes:* `kind`, `"threads"` or `"processes"`; `count`; `stages`, their seconds by stage.
+    *Attributes:* `count`; `stages`, their seconds by stage.
 
     Raises `RecipeError` for anything else, `DataError` for a source that cannot be sent to processes.
     """
 
     def __init__(self, source: Any, workers: int | str | None = None):
         self.source = source
-        self.kind, self.count = chosen(source, workers)
+        kind, self.count = chosen(source, workers)
         self.stages = Stages()
         self.spec = spec_of(source)
-        self._closed = threading.Event()
-        self._pool: Threads | ProcessPoolExecutor
-        if self.kind == "threads":
-            self._pool = Threads(self.count, "chipwise-read")
-            if workers is None and self.count > 1 and not self._threads_help():
-                self._pool.close(1.0)
-                self.count, self._pool = 1, Threads(1, "chipwise-read")
-        else:
-            self._pool = _processes(source, self.count)
+        self._readers: Threads | Processes
+        if kind == "processes":
+            self._readers = Processes(source, self.count)
+            return
+        self._readers = Threads(source, self.count, self.stages)
+        if workers is None and self.count > 1 and not self._threads_help():
+            self._readers.close(1.0)
+            self.count, self._readers = 1, Threads(source, 1, self.stages)
 
     def __str__(self) -> str:
-        many = self.count > 1
-        if self.kind == "threads":
-            return f"{self.count} thread{'s' * many}"
-        return f"{self.count} process{'es' * many}"
+        return str(self._readers)
 
     def buffer(self, examples: int) -> Buffer:
         """Memory for a batch that these workers can write to."""
-        return Buffer(self.spec, examples, shared=self.kind == "processes")
+        return Buffer(self.spec, examples, shared=self._readers.shared)
 
     def submit(self, indices: np.ndarray, buffer: Buffer) -> Batch:
         """Begins to write the examples at `indices` `(n,)` to the first `n` rows of `buffer`."""
         out = {name: column[: len(indices)] for name, column in buffer.columns().items()}
-        pieces = 1
-        if self.count > 1:
-            size = len(indices) * example_bytes(self.spec)
-            pieces = max(1, min(_PIECES * self.count, len(indices), size // _SMALLEST_PIECE_BYTES))
-        if self.kind == "processes":  # dear examples, or nobody would have asked for processes
-            pieces = min(_PIECES * self.count, len(indices))
+        pieces = self._readers.pieces(len(indices), len(indices) * example_bytes(self.spec))
         cuts = np.linspace(0, len(indices), pieces + 1).astype(int).tolist()
-        futures: list[Future] = []
-        for start, stop in itertools.pairwise(cuts):
-            rows = indices[start:stop]
-            if self.kind == "threads":
-                part = {name: column[start:stop] for name, column in out.items()}
-                futures.append(self._pool.submit(self._fill, rows, part))
-            else:
-                assert buffer.path is not None  # made by `buffer`
-                place = (buffer.number, buffer.path, buffer.start, buffer.layout, start)
-                futures.append(self._pool.submit(_fill_shared, *place, rows))
+        futures = [
+            self._readers.read(
+                indices[start:stop], start, buffer, {name: c[start:stop] for name, c in out.items()}
+            )
+            for start, stop in itertools.pairwise(cuts)
+        ]
         return Batch(indices, out, futures, self.stages)
 
     def close(self) -> None:
         """Ends the workers. What they are reading is given up: at once by processes, by threads after the
         example they are at, or left to itself when that hangs."""
-        self._closed.set()
-        if isinstance(self._pool, Threads):
-            self._pool.close(_HANGING_SECONDS)
-            return
-        for process in list((self._pool._processes or {}).values()):
-            process.terminate()  # no public way before Python 3.14, and a hanging one would never end
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._readers.close()
 
     def _threads_help(self) -> bool:
         """Whether all threads read faster than one, tried on examples from all over the source."""
@@ -129,20 +106,15 @@ class Workers:
         for _ in range(3):  # in turns: the first to come also waits for the disk
             began = time.perf_counter()
             for buffer in buffers:
-                self._fill(tried, buffer.columns())
+                fill(self.source, tried, buffer.columns())
             one = min(one, time.perf_counter() - began)
             began = time.perf_counter()
-            for batch in [
-                self.submit(tried, buffer) for buffer in buffers
-            ]:  # two at a time, as a stream does
+            # Two at a time, as a stream does
+            for batch in [self.submit(tried, buffer) for buffer in buffers]:
                 batch.result()
             several = min(several, time.perf_counter() - began)
         self.stages.clear()
         return several < one
-
-    def _fill(self, indices: np.ndarray, out: Columns) -> None:
-        with self.stages.watch():
-            fill(self.source, indices, out, self._closed.is_set)
 
 
 class Batch:
@@ -177,23 +149,37 @@ class Threads:
     """`count` daemon threads. Python's own pool waits for its threads when the interpreter ends, even for one
     that hangs in a read."""
 
-    def __init__(self, count: int, name: str):
+    shared = False
+
+    def __init__(self, source: Any, count: int, stages: Stages):
+        self.source, self.count, self.stages = source, count, stages
+        self._closed = threading.Event()
         self._tasks: queue.SimpleQueue = queue.SimpleQueue()
         self._threads = [
-            threading.Thread(target=_work, args=(self._tasks,), name=f"{name}-{i}", daemon=True)
+            threading.Thread(target=_work, args=(self._tasks,), name=f"chipwise-read-{i}", daemon=True)
             for i in range(count)
         ]
         self._end = weakref.finalize(self, _dismiss, self._tasks, count)  # also of a pool that nobody closed
         for thread in self._threads:
             thread.start()
 
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future:
+    def __str__(self) -> str:
+        return counted(self.count, "thread")
+
+    def pieces(self, examples: int, nbytes: int) -> int:
+        """Into how many a batch is cut."""
+        return max(1, min(_PIECES * self.count, examples, nbytes // _SMALLEST_PIECE_BYTES) * (self.count > 1))
+
+    def read(self, indices: np.ndarray, start: int, buffer: Buffer, out: Columns) -> Future:
+        """Begins to write the examples at `indices` to `out`."""
         future: Future = Future()
-        self._tasks.put((future, function, arguments))
+        arguments = (self.source, self.stages, self._closed, indices, out)
+        self._tasks.put((future, _fill, arguments))
         return future
 
-    def close(self, seconds: float) -> None:
-        """Ends the threads, waiting so long for what they are doing; what has not begun is cancelled."""
+    def close(self, seconds: float | None = None) -> None:
+        """Waits so long for what the threads are doing; what has not begun is cancelled."""
+        self._closed.set()
         while True:
             try:
                 self._tasks.get_nowait()[0].cancel()
@@ -201,7 +187,12 @@ class Threads:
                 break
         self._end()
         for thread in self._threads:
-            thread.join(seconds)
+            thread.join(_HANGING_SECONDS if seconds is None else seconds)
+
+
+def _fill(source: Any, stages: Stages, closed: threading.Event, indices: np.ndarray, out: Columns) -> None:
+    with stages.watch():
+        fill(source, indices, out, closed.is_set)
 
 
 def _work(tasks: queue.SimpleQueue) -> None:
@@ -231,97 +222,3 @@ def chosen(source: Any, workers: int | str | None) -> tuple[str, int]:
     if kind not in ("threads", "processes") or not number.isdigit() or not 1 <= int(number) <= 1024:
         raise RecipeError("workers-unknown", workers=str(workers))
     return kind, int(number)
-
-
-def _processes(source: Any, count: int) -> ProcessPoolExecutor:
-    """Fresh processes: forking one that runs JAX can hang, since its threads' locks are copied, locked."""
-    try:
-        sent = pickle.dumps(source)
-    except Exception as error:  # pickle raises what the object's own methods raise
-        code = (
-            "source-unsendable-ours"
-            if type(source).__module__.startswith("chipwise.")
-            else "source-unsendable"
-        )
-        raise DataError(code, source=type(source).__name__, reason=_line(error)) from error
-    pool = ProcessPoolExecutor(
-        count, multiprocessing.get_context("spawn"), initializer=_start, initargs=(_recipe_files(), sent)
-    )
-    try:
-        problem = pool.submit(_problem).result()
-    except BrokenProcessPool as error:
-        raise DataError("readers-not-started") from error
-    if problem is not None:
-        pool.shutdown()
-        raise DataError("source-unmakeable", source=type(source).__name__, reason=problem)
-    return pool
-
-
-def _recipe_files() -> dict[str, str]:
-    """Modules that were loaded from recipe files, which another process would not find by name."""
-    from ..recipe.settings import RECIPE_MODULE  # which imports the recipes, and they the feed
-
-    return {
-        name: os.path.abspath(module.__file__)
-        for name, module in list(sys.modules.items())
-        if name.startswith(RECIPE_MODULE) and module.__file__
-    }
-
-
-_source: Any = None
-_trouble: str | None = None  # why there is no source
-_maps: dict[int, np.ndarray] = {}  # by the buffer's number
-
-
-def _start(recipe_files: dict[str, str], sent: bytes) -> None:
-    """In a new process: gets the source."""
-    global _source, _trouble
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the parent, which saves first
-    threading.Thread(target=_end_with_parent, name="chipwise-parent", daemon=True).start()
-    os.environ["JAX_PLATFORMS"] = "cpu"  # should the source use JAX, it must not take the accelerator
-    from ..recipe.settings import import_file
-
-    try:
-        for name, file in recipe_files.items():
-            import_file(name, file)
-        _source = pickle.loads(sent)  # what our own parent process made a moment ago
-    except Exception as error:  # told to the parent: raised here it would only break the pool
-        _trouble = f"{type(error).__name__}: {_line(error)}"
-
-
-def _problem() -> str | None:
-    """In another process: why it cannot read, if it cannot."""
-    return _trouble
-
-
-def _end_with_parent() -> None:
-    """A pool's processes wait for work, for ever if their parent was killed."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-def _fill_shared(
-    number: int, path: str, start: int, layout: Layout, first: int, indices: np.ndarray
-) -> dict[str, float]:
-    """In another process: fills rows `first` and on of the buffer at `path`. *Returns* seconds by stage."""
-    if number not in _maps:
-        with open(path, "r+b") as file:
-            _maps[number] = mapped(file.fileno())
-    batch = columns(_maps[number], start, layout)
-    stages = Stages()
-    try:
-        with stages.watch():
-            fill(_source, indices, {name: c[first : first + len(indices)] for name, c in batch.items()})
-    except Exception as error:
-        try:
-            pickle.loads(pickle.dumps(error))
-        except Exception:  # one that cannot travel would break the pool
-            raise DataError("reader-failed", kind=type(error).__name__, reason=_line(error)) from None
-        raise
-    return stages.seconds
-
-
-def _line(error: BaseException) -> str:
-    return one_line(error)[:200]
