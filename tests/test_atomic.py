@@ -1,7 +1,6 @@
-import pytest
-
 from chipwise.atomic import replace_text
 from chipwise.errors import DataError
+from refusals import refused
 
 
 def test_a_file_is_replaced_whole_in_folders_made_for_it(tmp_path):
@@ -13,6 +12,6 @@ def test_a_file_is_replaced_whole_in_folders_made_for_it(tmp_path):
 
 def test_what_cannot_be_written_says_where_to_write_instead(tmp_path):
     (tmp_path / "file").write_text("old")
-    with pytest.raises(DataError, match=r"file.x: the page cannot be written there .*Give --html\."):
+    with refused(DataError, "file-unwritable", path=tmp_path / "file" / "x", option="--html"):
         replace_text(tmp_path / "file" / "x", "new", "the page", "--html")
     assert (tmp_path / "file").read_text() == "old" and len(list(tmp_path.iterdir())) == 1

@@ -17,10 +17,14 @@ def replace_text(path: str | os.PathLike, text: str, what: str, option: str) -> 
 def replace_bytes(path: str | os.PathLike, content: bytes, what: str, option: str) -> Path:
     """Writes `content` to `path` under a temporary name and renames it, making parent folders.
 
-    Raises `DataError` where it cannot be written, saying `what` it was and which `option` chooses another
-    place. What stood there before is then untouched.
+    *Arguments:*
+    - `what`: what is written, such as "the page", for the error.
+    - `option`: what chooses another place, such as "--html".
+
+    Returns the path. Raises `DataError` where it cannot be written; what stood there before is then untouched.
     """
-    to, temporary = Path(path), None
+    to = Path(path)
+    temporary = None
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=to.parent, prefix=f".{to.name}.")
@@ -32,5 +36,5 @@ def replace_bytes(path: str | os.PathLike, content: bytes, what: str, option: st
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
         reason = error.strerror or error
-        raise DataError(f"{to}: {what} cannot be written there ({reason}). Give {option}.") from None
+        raise DataError("file-unwritable", path=to, what=what, reason=reason, option=option) from None
     return to
