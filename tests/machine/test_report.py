@@ -128,7 +128,7 @@ BROKEN = (DeviceLine(0, "cpu", "cpu", error="XlaRuntimeError: INTERNAL: bad"),)
             {"packages": ["tensorflow"]},
         ),
         (SLURM, {}, "warning", "hosts-apart", {"hosts": 4}),
-        (SLURM, {"processes": 4}, "error", "several-processes", {"processes": 4}),
+        (SLURM, {"processes": 4}, "error", "processes-apart", {"processes": 4}),
         (
             OLD,
             {"devices": kinds("Tesla T4")},

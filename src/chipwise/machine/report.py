@@ -251,7 +251,7 @@ def _settings(s: Situation) -> Iterator[tuple[str, Fact]]:
     if s.float64:
         yield "warning", fact("float64-enabled")
     if s.processes > 1:
-        yield "error", fact("several-processes", processes=s.processes)
+        yield "error", fact("processes-apart", processes=s.processes)
     elif s.place.hosts > 1:
         yield "warning", fact("hosts-apart", hosts=s.place.hosts)
 
