@@ -21,7 +21,7 @@ def replace_bytes(path: str | os.PathLike, content: bytes, what: str, option: st
     - `what`: what is written, such as "the page", for the error.
     - `option`: what chooses another place, such as "--html".
 
-    Returns the path. Raises `DataError` where it cannot be written; what stood there before is then untouched.
+    Returns the path. Raises `DataError` where it cannot be written; what stood there is then untouched.
     """
     to = Path(path)
     temporary = None
