@@ -18,19 +18,12 @@ DOORS = {
 """Imports to the right that stand inside a function: a convenience of the object that one has in hand."""
 
 NOT_YET = {
-    "arrows": """
-        interop/read.py>study planner/feeding.py>measure
-    """,
+    "arrows": "interop/read.py>study planner/feeding.py>measure",
     "private": "",
-    "functions": """
-        cli/bench.py:bench cli/bench_feed.py:bench_feed cli/find_lr.py:find_lr cli/pack.py:pack
-        cli/train.py:train engine/fit.py:fit measure/bench.py:measure_train measure/feed.py:measure_feed
-    """,
+    "functions": "cli/pack.py:pack engine/fit.py:fit measure/bench.py:measure_train measure/feed.py:measure_feed",
     "lines": """
-        data/pack/job.py
-        data/pack/writer.py engine/finish.py engine/hold.py engine/keys.py explain/page/template.py
-        explain/report/advice.py models/digits.py models/dtype.py models/mnist.py planner/hlo.py
-        recipe/optimizers.py recipe/schedules.py recipes/digits.py
+        data/pack/writer.py engine/finish.py engine/hold.py engine/keys.py models/digits.py models/dtype.py
+        models/mnist.py recipe/optimizers.py recipe/schedules.py recipes/digits.py
     """,
 }
 """What does not hold yet. These lists only shrink."""

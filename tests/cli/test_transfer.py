@@ -15,7 +15,7 @@ def test_a_table_and_a_file_that_trains_the_same(chipwise, mine, tmp_path):
     assert said.out.endswith(f"written: {to}\nNext: chipwise train {to}:recipe\n")
     assert (moved.batch, moved.duration, moved.optimizer.lr.peak) == (8, "36st", 0.1)
     again = chipwise("transfer", f"{mine}:recipe", "--batch", 8, "--apply", to)
-    assert again.code == 2 and again.err.startswith("error: ") and "not overwritten" in again.err
+    assert again.refused(2, "recipe-file-exists")
 
 
 def test_without_apply_it_ends_with_what_to_type(chipwise, mine, tmp_path, monkeypatch):
