@@ -104,7 +104,7 @@ def test_examples_of_two_shapes(refused):
 
 def test_labels_that_are_not_integers(refused):
     source = "def recipe(): return made([{'x': np.zeros(12, np.uint8), 'label': np.float32(1)}] * 30)"
-    refused(2, "labels-unfit", source=source)
+    refused(2, "labels-shape", source=source)
 
 
 def test_images_of_two_shapes(refused, tmp_path):
