@@ -160,6 +160,12 @@ def identity(described: Any, path: object) -> dict[str, Any]:
     }
 
 
+def ran_on(devices: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a `Row` from the devices that a run or a record states."""
+    simulated = devices.get("simulated") is True
+    return {"device": text(devices, "kind"), "devices": whole(devices, "count"), "simulated": simulated}
+
+
 def divergence(stored: Any) -> Fact | None:
     """When a run diverged, as its last row or its study says; `None` where it did not."""
     if isinstance(stored, Mapping):

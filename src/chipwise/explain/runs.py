@@ -17,7 +17,19 @@ from ..study.document import Study
 from ..study.document import read as read_study
 from ..words.facts import Fact, fact
 from ..words.figures import known
-from .rows import MEASURED, Repeat, Row, Window, divergence, identity, mapping, numbers, several, text, whole
+from .rows import (
+    MEASURED,
+    Repeat,
+    Row,
+    Window,
+    divergence,
+    identity,
+    mapping,
+    numbers,
+    ran_on,
+    several,
+    whole,
+)
 
 _ROUNDING = 0.01  # seconds
 _LONG = 60  # characters: a label of more settings is no name
@@ -51,23 +63,13 @@ def run_row(folder: Path, diverged: Any = None) -> Row:
         fields["recipe"] = fields["recipe"].removesuffix("-synthetic")
     title, versions = machine_of(result.get("machine"))
     return Row(
-        label=folder.name or str(folder),
-        kind=MEASURED,
-        form="run",
-        source=fact("source-run", folder=str(folder)),
-        framework="chipwise",
+        label=folder.name or str(folder), kind=MEASURED, form="run", framework="chipwise",
+        source=fact("source-run", folder=str(folder)), machine=title, versions=versions,
         data=("synthetic" if synthetic else "real") if isinstance(source, Mapping) else None,
         exact=devices["exact"] if isinstance(devices.get("exact"), bool) else None,
-        parameters=whole(devices, "parameters"),
-        device=text(devices, "kind"),
-        devices=whole(devices, "count"),
-        simulated=devices.get("simulated") is True,
-        machine=title,
-        versions=versions,
-        repeats=(_repeat(folder, stored, rows, result, when),),
-        notes=tuple(notes),
-        **fields,
-    )
+        parameters=whole(devices, "parameters"), notes=tuple(notes),
+        repeats=(_repeat(folder, stored, rows, result, when),), **ran_on(devices), **fields,
+    )  # fmt: skip
 
 
 def study_rows(folder: Path) -> list[Row]:
@@ -169,15 +171,7 @@ def _repeat(
     if logged > sections.get("total", 0.0) + _ROUNDING:  # resumed: these are of its last process alone
         sections = {"total": logged} if result else {}
     return Repeat(
-        name=str(folder),
-        seed=whole(stored, "seed"),
-        steps=rows[-1]["step"] if rows else None,
-        speeds=tuple(steady or speeds),
-        losses=tuple(losses),
-        evaluations=tuple(evaluations),
-        metrics=metrics,
-        seconds=sections,
-        complete=bool(result),
-        diverged=diverged,
-        warming_up=not steady,
-    )
+        name=str(folder), seed=whole(stored, "seed"), steps=rows[-1]["step"] if rows else None,
+        speeds=tuple(steady or speeds), losses=tuple(losses), evaluations=tuple(evaluations), metrics=metrics,
+        seconds=sections, complete=bool(result), diverged=diverged, warming_up=not steady,
+    )  # fmt: skip

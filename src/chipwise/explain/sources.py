@@ -23,7 +23,20 @@ from ..planner.plans import SCHEMA as PLAN
 from ..words.facts import Fact, fact
 from ..words.figures import known
 from .published import Published, rows_for
-from .rows import MEASURED, PREDICTED, PUBLISHED, Repeat, Row, Window, identity, mapping, numbers, text, whole
+from .rows import (
+    MEASURED,
+    PREDICTED,
+    PUBLISHED,
+    Repeat,
+    Row,
+    Window,
+    identity,
+    mapping,
+    numbers,
+    ran_on,
+    text,
+    whole,
+)
 from .runs import folder_of_runs, run_row, study_rows
 
 _PUBLISHED = re.compile(r"published(?::(.*))?", re.DOTALL)
@@ -129,24 +142,13 @@ def _record(stored: record.Record, path: Path) -> Row:
     )
     versions = {"python": stored.machine.python, **stored.machine.versions}
     return Row(
-        label=path.stem,
-        kind=MEASURED,
-        form="record",
+        label=path.stem, kind=MEASURED, form="record", created=stored.created,
         source=fact("source-record", path=str(path), day=stored.created[:10]),
-        created=stored.created,
-        parameters=measured.get("parameters"),
-        exact=measured.get("exact"),
-        data=measured.get("data") or None,
-        framework=measured.get("framework") or None,
-        device=text(devices, "kind"),
-        devices=whole(devices, "count"),
-        simulated=devices.get("simulated") is True,
-        machine=stored.machine.title,
-        versions={k: v for k, v in versions.items() if v},
-        repeats=(repeat,),
-        notes=tuple(notes),
-        **identity({**recipe, **own, "name": stored.name}, path),
-    )
+        parameters=measured.get("parameters"), exact=measured.get("exact"), data=measured.get("data") or None,
+        framework=measured.get("framework") or None, machine=stored.machine.title,
+        versions={k: v for k, v in versions.items() if v}, repeats=(repeat,), notes=tuple(notes),
+        **ran_on(devices), **identity({**recipe, **own, "name": stored.name}, path),
+    )  # fmt: skip
 
 
 _TYPES: dict[str, Callable[[Any], bool]] = {
@@ -223,26 +225,17 @@ def _plans(document: Mapping[str, Any], path: Path) -> list[Row]:
     rows = []
     for p in plans:
         chip = find(p["chip"]) if isinstance(p.get("chip"), str) else None
+        method = text(p, "method") or "method unknown"
         rows.append(
             Row(
-                label=p["target"],
-                kind=PREDICTED,
-                form="plan",
-                source=fact("source-plan", **facts, method=text(p, "method") or "method unknown"),
-                created=text(document, "created"),
-                recipe=name,
-                parameters=whole(recipe, "parameters"),
-                batch=whole(p, "batch") or batch,
-                replicas=whole(p, "replicas"),
-                precision=text(p, "precision"),
-                framework="chipwise",
-                device=chip.name if chip else text(p, "chip"),
-                devices=whole(p, "devices"),
-                target=p["target"],
-                plan=p,
+                label=p["target"], kind=PREDICTED, form="plan", created=text(document, "created"),
+                source=fact("source-plan", **facts, method=method), recipe=name, framework="chipwise",
+                parameters=whole(recipe, "parameters"), batch=whole(p, "batch") or batch,
+                replicas=whole(p, "replicas"), precision=text(p, "precision"), target=p["target"], plan=p,
+                device=chip.name if chip else text(p, "chip"), devices=whole(p, "devices"),
                 notes=() if p.get("problem") is None else (fact("cannot-run", problem=_problem(p)),),
             )
-        )
+        )  # fmt: skip
     return rows
 
 
@@ -279,20 +272,9 @@ def _recipes() -> list[str]:
 
 def _published_row(row: Published) -> Row:
     notes = [fact("similar", how=row.similar)] if row.similar else []
+    notes += [fact("source-note", words=row.note)] if row.note else []
+    own = ("label", "recipe", "batch", "replicas", "precision", "framework", "device", "target")
     return Row(
-        label=row.label,
-        kind=PUBLISHED,
-        form="published",
-        source=fact("source-published", source=row.source, date=row.date),
-        created=row.date,
-        recipe=row.recipe,
-        batch=row.batch,
-        replicas=row.replicas,
-        precision=row.precision,
-        framework=row.framework,
-        device=row.device,
-        devices=1,
-        target=row.target,
-        published=row,
-        notes=(*notes, *([fact("source-note", words=row.note)] if row.note else [])),
-    )
+        kind=PUBLISHED, form="published", source=fact("source-published", source=row.source, date=row.date),
+        created=row.date, devices=1, published=row, notes=tuple(notes), **{k: getattr(row, k) for k in own},
+    )  # fmt: skip
