@@ -262,12 +262,12 @@ def prices_for(target: Target, table: Sequence[Price], on: datetime.date | None 
         how = fact("price-of-the-whole", whole=whole.name, target=target.name)
         return [_reckoned(price, how) for price in prices_for(whole, table, on)]
     rows = [price for price in current(table, on) if price.chip == target.chip.name]
-    found = []
+    prices = []
     for cloud in dict.fromkeys(price.cloud for price in rows):
         listed = [price for price in rows if price.cloud == cloud]
         exact = [price for price in listed if price.chips == target.chips]
-        found += exact or _scaled(target, listed)
-    return sorted(found, key=lambda price: (price.machines, _or_last(price.usd_per_hour)))
+        prices += exact or _scaled(target, listed)
+    return sorted(prices, key=lambda price: (price.machines, _or_last(price.usd_per_hour)))
 
 
 def _scaled(target: Target, listed: Sequence[Price]) -> list[Price]:

@@ -114,14 +114,14 @@ EXAMPLES = ("v5e-8", "v3-8", "a100:8", "t4", "cpu")
 
 def names() -> tuple[str, ...]:
     """Every canonical name: TPU slices by size, GPUs one and a whole host, `cpu`."""
-    found: list[str] = []
+    listed: list[str] = []
     for chip in CHIPS:
         short = chip.names[0]
         if chip.kind == "TPU":
-            found += [f"{short}-{size}" for size in SLICES[short]]
+            listed += [f"{short}-{size}" for size in SLICES[short]]
         else:
-            found += [short] + [f"{short}:{chip.chips_per_host}"] * (chip.kind == "GPU")
-    return tuple(found)
+            listed += [short] + [f"{short}:{chip.chips_per_host}"] * (chip.kind == "GPU")
+    return tuple(listed)
 
 
 def _gpus(text: str, name: str, count: str) -> Target:
@@ -134,19 +134,19 @@ def _gpus(text: str, name: str, count: str) -> Target:
         raise DeviceError("tpu-with-colon", target=text, **_sizes(chip))
     if not re.fullmatch(r"[0-9]+", count) or int(count) < 1:
         raise DeviceError("gpu-count", target=text, chip=short)
-    wanted = int(count)
+    gpus = int(count)
     if chip.kind == "CPU":
-        if wanted > 1:
+        if gpus > 1:
             raise DeviceError("cpu-is-one", target=text)
         return Target(short, chip, 1, 1, None)
-    if wanted > MOST_CHIPS:
+    if gpus > MOST_CHIPS:
         raise DeviceError("gpus-too-many", target=text, chip=short, most=MOST_CHIPS)
-    if wanted > most and wanted % most:
-        below = wanted // most * most
+    if gpus > most and gpus % most:
+        below = gpus // most * most
         near_ones = [f"{short}:{below}", f"{short}:{below + most}"]
         raise DeviceError("gpus-not-whole-hosts", target=text, most=most, near=near_ones)
-    name = short if wanted == 1 else f"{short}:{wanted}"
-    return Target(name, chip, wanted, wanted, None, hosts=max(1, wanted // most))
+    name = short if gpus == 1 else f"{short}:{gpus}"
+    return Target(name, chip, gpus, gpus, None, hosts=max(1, gpus // most))
 
 
 def _counted_by_dash(text: str, chip: Chip, size: str) -> Target:

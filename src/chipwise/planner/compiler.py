@@ -127,14 +127,14 @@ class Compiled:
 def refusal(name: str, message: str, seconds: float = 0.0) -> Compiled:
     """The compiler's refusal as a code, with the bytes where it was for memory, and its own first lines."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    said = {"program": name, "message": " ".join(lines[:2])[:400]}
-    match = next((found for pattern in _MEMORY if (found := pattern.search(message))), None)
+    facts = {"program": name, "message": " ".join(lines[:2])[:400]}
+    match = next(filter(None, (pattern.search(message) for pattern in _MEMORY)), None)
     if match and "RESOURCE_EXHAUSTED" in message:
         needed, available = (int(float(match[i]) * _UNIT[match[i + 1]]) for i in (1, 3))
-        problem = fact("refused-for-memory", needed=needed, available=available, **said)
+        problem = fact("refused-for-memory", needed=needed, available=available, **facts)
     else:
-        code = next((code for sign, code in _REFUSALS if sign in message.lower()), "refused")
-        problem = fact(code, **said)
+        code = next((c for sign, c in _REFUSALS if re.search(rf"\b{sign}\b", message.lower())), "refused")
+        problem = fact(code, **facts)
     return Compiled(name, problem, compile_seconds=seconds)
 
 
@@ -207,19 +207,18 @@ def compile_all(
     folder = cache_dir if cache_dir is not None else default_cache()
     folder.mkdir(parents=True, exist_ok=True)
     keys = [r.key(versions) for r in requests]
-    known = {key: found for key in set(keys) if (found := _load(folder / f"{key}.json")) is not None}
-    wanted = {key: r for key, r in zip(keys, requests, strict=True) if key not in known}
-    if wanted:
-        total = len(wanted)
+    known = {key: answer for key in set(keys) if (answer := _load(folder / f"{key}.json")) is not None}
+    missing = {key: r for key, r in zip(keys, requests, strict=True) if key not in known}
+    if missing:
         with _alone(folder):
-            for done, (key, answer) in enumerate(_ask(wanted), 1):
+            for done, (key, answer) in enumerate(_ask(missing), 1):
                 known[key] = answer
                 if not answer.died or (answer.problem and answer.problem.numbers.get("signal") == "SIGSEGV"):
                     # killed from outside it may answer next time; a crash says the same again
                     text = json.dumps(answer.json())
                     replace_text(folder / f"{key}.json", text, "the plan's cache", "another cache folder")
                 if progress is not None:
-                    progress(done, total, answer.name)
+                    progress(done, len(missing), answer.name)
     return [_named(known[key], r.name) for key, r in zip(keys, requests, strict=True)]
 
 
@@ -306,10 +305,10 @@ def child_environment() -> dict[str, str]:
     }
 
 
-def _ask(wanted: dict[str, Request]) -> Iterator[tuple[str, Compiled]]:
+def _ask(requests: dict[str, Request]) -> Iterator[tuple[str, Compiled]]:
     """Each key with its answer as it comes. Where a child dies, the program it was at is answered with that
     and the rest go on in a new child; with several under way, each is tried alone to find which."""
-    left, suspects = dict(wanted), list[str]()
+    left, suspects = dict(requests), list[str]()
     while left:
         batch = {key: left[key] for key in suspects[:1]} or dict(left)
         under_way: set[str] = set()

@@ -116,23 +116,23 @@ def _inline(
                 )
                 graph.notes.append(fact("trace-branch-on-data"))
             branch = params["branches"][which]
-            made = _inline(graph, branch.jaxpr, branch.consts, taken[1:], platform)
+            outputs = _inline(graph, branch.jaxpr, branch.consts, taken[1:], platform)
         elif name == "scan":
-            made = _scan(graph, eqn, taken, platform)
+            outputs = _scan(graph, eqn, taken, platform)
         elif name == "while":
-            made = _while(graph, eqn, taken, platform)
+            outputs = _while(graph, eqn, taken, platform)
         elif len(inner) == 1 and _is_call(inner[0], eqn):
-            made = _inline(graph, inner[0].jaxpr, inner[0].consts, taken, platform)
+            outputs = _inline(graph, inner[0].jaxpr, inner[0].consts, taken, platform)
         else:
-            made = [graph.add(_value(v.aval, graph)) for v in eqn.outvars]
+            outputs = [graph.add(_value(v.aval, graph)) for v in eqn.outvars]
             effects = bool(eqn.effects)
             if "callback" in name or name in ("infeed", "outfeed", "debug_print"):
                 graph.notes.append(fact("trace-host-callback", primitive=name))
                 effects = True
             elif inner and not name.startswith(("scatter", "reduce", "select_and", "sort", "custom_lin")):
                 graph.notes.append(fact("trace-kernel", primitive=name))
-            graph.nodes.append(Node(name, params, taken, made, has_effects=effects))
-        env.update(zip(eqn.outvars, made, strict=True))
+            graph.nodes.append(Node(name, params, taken, outputs, has_effects=effects))
+        env.update(zip(eqn.outvars, outputs, strict=True))
     return [read(a) for a in jaxpr.outvars]
 
 
@@ -143,14 +143,14 @@ class _Closed:
 
 
 def _inner(params: dict[str, Any]) -> list[_Closed]:
-    found = []
+    closed = []
     for value in params.values():
         for one in value if isinstance(value, tuple | list) else (value,):
             if hasattr(one, "jaxpr") and hasattr(one, "consts"):
-                found.append(_Closed(one.jaxpr, one.consts))
+                closed.append(_Closed(one.jaxpr, one.consts))
             elif hasattr(one, "eqns") and hasattr(one, "invars"):
-                found.append(_Closed(one, ()))
-    return found
+                closed.append(_Closed(one, ()))
+    return closed
 
 
 def _is_call(inner: _Closed, eqn: Any) -> bool:
@@ -164,9 +164,9 @@ def _is_call(inner: _Closed, eqn: Any) -> bool:
 
 def _branch(platforms: Sequence[Any], platform: str) -> int:
     """Which entry of `platforms`, tuples of names or `None` for the rest, `platform` takes."""
-    wanted = _SAME.get(platform, (platform,))
+    accepted = _SAME.get(platform, (platform,))
     for i, names in enumerate(platforms):
-        if names is not None and any(name in names for name in wanted):
+        if names is not None and any(name in names for name in accepted):
             return i
     return next((i for i, names in enumerate(platforms) if names is None), len(platforms) - 1)
 
@@ -202,18 +202,18 @@ def _body(graph: Graph, jaxpr: Any, consts: Sequence[Any], platform: str) -> Gra
 def _scan(graph: Graph, eqn: Any, taken: list[int], platform: str) -> list[int]:
     closed = eqn.params["jaxpr"]
     body = _body(graph, closed.jaxpr, closed.consts, platform)
-    made = [graph.add(_value(v.aval, graph)) for v in eqn.outvars]
-    graph.nodes.append(Node("scan", eqn.params, taken, made, body, float(eqn.params["length"])))
-    return made
+    outputs = [graph.add(_value(v.aval, graph)) for v in eqn.outvars]
+    graph.nodes.append(Node("scan", eqn.params, taken, outputs, body, float(eqn.params["length"])))
+    return outputs
 
 
 def _while(graph: Graph, eqn: Any, taken: list[int], platform: str) -> list[int]:
     skip, closed = eqn.params["cond_nconsts"], eqn.params["body_jaxpr"]
     body = _body(graph, closed.jaxpr, closed.consts, platform)
-    made = [graph.add(_value(v.aval, graph)) for v in eqn.outvars]
+    outputs = [graph.add(_value(v.aval, graph)) for v in eqn.outvars]
     graph.notes.append(fact("trace-loop-on-data"))
-    graph.nodes.append(Node("while", eqn.params, taken[skip:], made, body))
-    return made
+    graph.nodes.append(Node("while", eqn.params, taken[skip:], outputs, body))
+    return outputs
 
 
 def _live(graph: Graph, outputs: Sequence[int]) -> tuple[list[Node], set[int]]:

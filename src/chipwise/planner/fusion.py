@@ -115,12 +115,12 @@ class Fusion:
         self.kinds = [kind_of(node) for node in graph.nodes]
         for i, node in enumerate(graph.nodes):
             if node.primitive in SAME and len(node.inputs) >= len(node.outputs):
-                for taken, made in zip(node.inputs, node.outputs, strict=False):
-                    self.stand_for[made] = self.stand_for[taken]
+                for taken, output in zip(node.inputs, node.outputs, strict=False):
+                    self.stand_for[output] = self.stand_for[taken]
                 self.kinds[i] = "same"
             else:
-                for made in node.outputs:
-                    self.maker[made] = i
+                for output in node.outputs:
+                    self.maker[output] = i
         self.outputs = {self.stand_for[v] for v in graph.outputs}
         self.users: dict[int, list[int]] = {}
         for i, node in enumerate(graph.nodes):
@@ -155,18 +155,18 @@ class Fusion:
         return values[node.inputs[0]].nbytes <= values[node.outputs[0]].nbytes
 
     def _must_be_in_memory(self) -> set[int]:
-        found = {self.stand_for[v] for v in self.graph.inputs} | self.graph.constants | self.outputs
+        values = {self.stand_for[v] for v in self.graph.inputs} | self.graph.constants | self.outputs
         for i, node in enumerate(self.graph.nodes):
             kind = self.kinds[i]
             if kind in ("same", "elementwise"):
                 continue
             if not self._is_row(i):
-                found.update(node.outputs)
+                values.update(node.outputs)
             if kind == "gather":  # its indices may be computed inside
-                found.add(self._taken(node)[0])
+                values.add(self._taken(node)[0])
             elif kind != "reduce":
-                found.update(self._taken(node))
-        return found
+                values.update(self._taken(node))
+        return values
 
     def _sources(self, in_memory: set[int], v: int, memo: _Memo):
         """What a kernel reads to compute `v` (bytes by value in memory), and its arithmetic per element."""
@@ -174,11 +174,11 @@ class Fusion:
             return memo[v]
         values = self.graph.values
         if v in in_memory or v not in self.maker:
-            made = ({v: values[v].nbytes}, 0.0)
+            source = ({v: values[v].nbytes}, 0.0)
         else:
-            made = self._reads_of(in_memory, self.maker[v], memo)
-        memo[v] = made
-        return made
+            source = self._reads_of(in_memory, self.maker[v], memo)
+        memo[v] = source
+        return source
 
     def _reads_of(self, in_memory: set[int], i: int, memo: _Memo) -> tuple[dict[int, float], float]:
         node, values = self.graph.nodes[i], self.graph.values
@@ -211,11 +211,11 @@ class Fusion:
             for v in self.graph.nodes[i].outputs:
                 readers: set[int] = set()
                 for user in self.users.get(v, ()):
-                    made = self.graph.nodes[user].outputs
-                    if any(o in self.in_memory for o in made) or not made:
+                    outputs = self.graph.nodes[user].outputs
+                    if any(o in self.in_memory for o in outputs) or not outputs:
                         readers.add(user)
                     else:
-                        for o in made:
+                        for o in outputs:
                             readers |= roots.get(o, set())
                 roots[v] = readers
                 if v in self.in_memory:
@@ -281,16 +281,16 @@ class Fusion:
         return reads, float(elements), elements
 
     def _siblings(self, kernels: list[Kernel]) -> list[Kernel]:
-        made: dict[tuple, Kernel] = {}
+        hosts: dict[tuple, Kernel] = {}
         kept = []
         for kernel in kernels:
             if kernel.kind in ("elementwise", "reduce") and kernel.reads:
                 big = max(kernel.reads, key=lambda v: (kernel.reads[v], v))
                 key = (kernel.level, kernel.elements, big)
-                if key in made:
-                    _merge(made[key], kernel)
+                if key in hosts:
+                    _merge(hosts[key], kernel)
                     continue
-                made[key] = kernel
+                hosts[key] = kernel
             kept.append(kernel)
         return kept
 
@@ -345,16 +345,16 @@ class Fusion:
                 dying.setdefault(t, []).append(v)
         live = peak = 0.0
         for t, kernel in enumerate(order):
-            made = [v for v in kernel.writes if v not in kept]
+            written = [v for v in kernel.writes if v not in kept]
             free = [v for v in dying.get(t, ()) if v not in kernel.writes]
             reused = 0.0
             if kernel.kind == "elementwise":  # may overwrite what it reads last
                 sizes = [values[v].nbytes for v in free]
-                for v in made:
+                for v in written:
                     if values[v].nbytes in sizes:
                         sizes.remove(values[v].nbytes)
                         reused += values[v].nbytes
-            live += sum(values[v].nbytes for v in made)
+            live += sum(values[v].nbytes for v in written)
             peak = max(peak, live - reused + inner.get(kernel.at, 0.0))
             live -= sum(values[v].nbytes for v in dying.get(t, ()))
         return peak

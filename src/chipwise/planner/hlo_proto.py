@@ -211,10 +211,10 @@ class Instruction:
     def config(self) -> dict[str, Any]:
         """What the back end notes beside an operation."""
         try:
-            found = json.loads(self.proto.text(43) or "{}")
+            config = json.loads(self.proto.text(43) or "{}")
         except ValueError:  # a custom call's own
             return {}
-        return found if isinstance(found, dict) else {}
+        return config if isinstance(config, dict) else {}
 
     @property
     def group_size(self) -> int:
@@ -227,8 +227,7 @@ class Instruction:
 class Computation:
     def __init__(self, proto: Message, module: Module):
         self.module, self.id = module, proto.number(5)
-        made = [Instruction(part, self) for part in proto.messages(2)]
-        self.instructions = {instruction.id: instruction for instruction in made}
+        self.instructions = {i.id: i for i in (Instruction(part, self) for part in proto.messages(2))}
         self.root = self.instructions[proto.number(6)]
 
     @cached_property

@@ -146,7 +146,7 @@ def _scores(graph: Graph, fusion: Fusion) -> tuple[set[int], bool]:
     They begin as `(..., t, s)` made by a product with batch dimensions whose summed axis, the head's, is
     shorter than both.
     """
-    made: set[int] = set()
+    scores: set[int] = set()
     masked = False
     for i, node in enumerate(graph.nodes):
         if node.primitive == "dot_general":
@@ -154,13 +154,13 @@ def _scores(graph: Graph, fusion: Fusion) -> tuple[set[int], bool]:
             assert product is not None
             ranks = len(graph.values[out].shape)
             if product.groups > 1 and ranks > 3 and product.k < min(product.m, product.n):
-                made.add(out)
+                scores.add(out)
         elif fusion.kinds[i] in ("elementwise", "same"):
-            sizes = [graph.values[v].size for v in node.inputs if v in made]
+            sizes = [graph.values[v].size for v in node.inputs if v in scores]
             if sizes:
-                made |= {o for o in node.outputs if graph.values[o].size == max(sizes)}
+                scores |= {o for o in node.outputs if graph.values[o].size == max(sizes)}
                 masked = masked or node.primitive == "select_n"
-    return {fusion.stand_for[v] for v in made}, masked
+    return {fusion.stand_for[v] for v in scores}, masked
 
 
 # ---- products and convolutions as what the chip multiplies

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..chips.catalogue import peak_flops_per_device
 from ..chips.prices import Price, prices_for
@@ -26,7 +27,7 @@ from .advice import advice, lacks
 from .compiler import libtpu_available
 from .feeding import HostSpeed, feeding, measured, recorded
 from .memory import available, largest_batch
-from .plans import Cost, Memory, Plan, Range
+from .plans import Cost, Feeding, Memory, Plan, Range
 from .programs import StepPrograms, step_programs
 from .timing import StepTime, at_least, run_time
 
@@ -145,7 +146,18 @@ def _assemble(
     host_cores: int | None,
 ) -> Plan:
     layout = programs.layout
-    made = Plan(
+    problem = lacks(target, step) or step.problem
+    if problem is None and step.memory is not None and not step.memory.fits:
+        problem = does_not_fit(step.memory, largest, layout, recipe.clock.examples)
+    if problem is None and step.seconds is None:
+        problem = fact("step-time-unknown")
+    run: dict[str, Any] = {}
+    if problem is None:
+        assert step.seconds is not None
+        speed = recipe.batch / step.seconds.value
+        fed = feeding(recipe, speed, resident=programs.resident, host=host, cores=host_cores)
+        run = _run(recipe, target, step, fed, prices)
+    one = Plan(
         target=target.name,
         chip=target.chip.name,
         chips=target.chips,
@@ -157,47 +169,46 @@ def _assemble(
         replicas_per_device=layout.replicas_per_device,
         precision=recipe.precision,
         parameters=programs.parameters,
+        problem=problem,
         memory=step.memory,
         largest_batch=largest,
         flops_per_step_per_device=step.flops,
         wire_bytes_per_step_per_device=step.wire_bytes,
         steps=recipe.clock.total,
-        notes=(*step.notes, *([target.note] if target.note is not None else [])),
+        notes=step.notes if target.note is None else (*step.notes, target.note),
+        **run,
     )
-    problem = lacks(target, step) or step.problem
-    if problem is None and step.memory is not None and not step.memory.fits:
-        problem = does_not_fit(step.memory, largest, layout, recipe.clock.examples)
-    if problem is not None or step.seconds is None:
-        made = dataclasses.replace(made, problem=problem or fact("step-time-unknown"))
-        return dataclasses.replace(made, advice=advice(recipe, target, programs, made, step))
-    seconds, peak = step.seconds, peak_flops_per_device(target.chip, recipe.precision)
-    speed = seconds.inverse(recipe.batch)
-    fed = feeding(recipe, speed.value, resident=programs.resident, host=host, cores=host_cores)
-    bound = step.bound
+    return dataclasses.replace(one, advice=advice(recipe, target, programs, one, step))
+
+
+def _run(
+    recipe: Recipe, target: Target, step: StepTime, fed: Feeding, prices: Sequence[Price]
+) -> dict[str, Any]:
+    """What is known of a plan because the recipe runs there."""
+    seconds, bound = step.seconds, step.bound
+    assert seconds is not None
     if fed.input_bound and fed.examples_per_second_per_core is not None:
         bound = "input"
         seconds = at_least(seconds, recipe.batch / (fed.examples_per_second_per_core * fed.cores))
-        speed = seconds.inverse(recipe.batch)
-    # The CPU is this host, measured: what another host of so many cores costs is no price of it.
+    peak = peak_flops_per_device(target.chip, recipe.precision)
+    run = run_time(recipe, target, seconds, step.compile_seconds)
     known = prices_for(target, prices)
+    # The CPU is this host, measured: what another host of so many cores costs is no price of it.
     if target.chip.kind == "CPU" and not any(p.cloud == "owned" for p in known):
         known = []
-    run = run_time(recipe, target, seconds, step.compile_seconds)
-    made = dataclasses.replace(
-        made,
-        step_seconds=seconds,
-        step_parts=step.parts,
-        bound=bound,
-        examples_per_second=speed,
-        share_of_peak=None if peak is None else step.flops / seconds.value / peak,
-        seconds=run.parts,
-        overhead_seconds=(run.overhead.low, run.overhead.high),
-        ranked_by=run.ranked_by,
-        wall_seconds=run.total,
-        feeding=fed,
-        costs=tuple(_costs(known, run.total)),
-    )
-    return dataclasses.replace(made, advice=advice(recipe, target, programs, made, step))
+    return {
+        "step_seconds": seconds,
+        "step_parts": step.parts,
+        "bound": bound,
+        "examples_per_second": seconds.inverse(recipe.batch),
+        "share_of_peak": None if peak is None else step.flops / seconds.value / peak,
+        "seconds": run.parts,
+        "overhead_seconds": (run.overhead.low, run.overhead.high),
+        "ranked_by": run.ranked_by,
+        "wall_seconds": run.total,
+        "feeding": fed,
+        "costs": tuple(cost for price in known for cost in _costs(price, run.total)),
+    }
 
 
 def does_not_fit(memory: Memory, largest: int | None, layout: Layout, examples: int) -> Fact:
@@ -208,28 +219,14 @@ def does_not_fit(memory: Memory, largest: int | None, layout: Layout, examples: 
     return fact(code, **numbers, largest=largest)
 
 
-def _costs(prices: Sequence[Price], total: Range) -> list[Cost]:
-    costs = []
-    for price in prices:
-        for rate, spot, region in (
-            (price.usd_per_hour, False, price.region),
-            (price.spot_usd_per_hour, True, price.spot_region or price.region),
-        ):
-            if rate is not None:
-                costs.append(
-                    Cost(
-                        cloud=price.cloud,
-                        instance=price.instance,
-                        region=region,
-                        usd_per_hour=rate,
-                        usd=total.times(rate / 3600),
-                        spot=spot,
-                        includes=price.includes,
-                        date=price.date,
-                        source=price.source,
-                        note=price.note,
-                        reckoned=price.reckoned,
-                        machines=price.machines,
-                    )
-                )
-    return costs
+def _costs(price: Price, total: Range) -> Iterator[Cost]:
+    """Of the run on demand and spot, as far as these are known."""
+    same = ("cloud", "instance", "includes", "date", "source", "note", "reckoned", "machines")
+    shared = {name: getattr(price, name) for name in same}
+    for rate, spot, region in (
+        (price.usd_per_hour, False, price.region),
+        (price.spot_usd_per_hour, True, price.spot_region or price.region),
+    ):
+        if rate is not None:
+            usd = total.times(rate / 3600)
+            yield Cost(usd_per_hour=rate, usd=usd, spot=spot, region=region, **shared)
