@@ -102,13 +102,12 @@ def compiled(request: dict[str, Any], folder: Path, devices: list) -> Compiled:
 
 
 def _lower(request: dict[str, Any], folder: Path, devices: list):
-    if "reduce" in request:
-        reduce = request["reduce"]
+    if reduce := request["program"].get("reduce"):
         mesh = Mesh(np.asarray(devices[: reduce["devices"]]), (AXIS,))
         shape = (reduce["devices"], reduce["size"])
         spec = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, P(AXIS)))
         return jax.jit(reducer(mesh, reduce["exact"])).lower([spec] * reduce["local"])
-    exported = export.deserialize(bytearray((folder / request["file"]).read_bytes()))
+    exported = export.deserialize(bytearray((folder / request["program"]["file"]).read_bytes()))
     here = SingleDeviceSharding(devices[0])
     specs = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=here) for a in exported.in_avals]
     return jax.jit(exported.call, donate_argnums=tuple(request["donate"]), keep_unused=True).lower(*specs)

@@ -55,19 +55,28 @@ class Exported:
     body: bytes
     key: str
 
+    def entry(self, folder: Path, name: str) -> dict[str, Any]:
+        """How `compile_child` is told of it."""
+        (folder / name).write_bytes(self.body)
+        return {"file": name}
+
 
 @dataclass(frozen=True)
 class ReduceRequest:
-    """The sum over replicas of `train.reduce`: `local` vectors of `size` float32 on each of `devices`."""
+    """The sum over replicas of `engine.reduce`: `local` vectors of `size` float32 on each of `devices`."""
 
     devices: int
     local: int
     size: int
     exact: bool
 
-    def text(self) -> str:
+    @property
+    def key(self) -> str:
         """Names the program: its sizes, and the code that makes it."""
         return f"{asdict(self)} {inspect.getsource(reduce)} {inspect.getsource(replicas)}"
+
+    def entry(self, folder: Path, name: str) -> dict[str, Any]:
+        return {"reduce": asdict(self)}
 
 
 @dataclass(frozen=True)
@@ -87,8 +96,7 @@ class Request:
 
     def key(self, versions: str) -> str:
         """Names the answer in the cache."""
-        program = self.program.key if isinstance(self.program, Exported) else self.program.text()
-        parts = [SCHEMA, VERSION, versions, self.topology, program, self.donate, self.clock_GHz]
+        parts = [SCHEMA, VERSION, versions, self.topology, self.program.key, self.donate, self.clock_GHz]
         text = json.dumps([*parts, self.memory_GBps], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -354,12 +362,8 @@ def _child(batch: dict[str, Request]) -> Iterator[_Event]:
     with tempfile.TemporaryDirectory(prefix="chipwise-plan-") as place:
         folder, requests = Path(place), []
         for i, (key, request) in enumerate(batch.items()):
-            entry = {k: v for k, v in vars(request).items() if k != "program"} | {"key": key}
-            if isinstance(request.program, Exported):
-                (folder / f"{i}.bin").write_bytes(request.program.body)
-                requests.append({**entry, "file": f"{i}.bin"})
-            else:
-                requests.append({**entry, "reduce": asdict(request.program)})
+            program = request.program.entry(folder, f"{i}.bin")
+            requests.append({**vars(request), "program": program, "key": key})
         (folder / "requests.json").write_text(json.dumps(requests), encoding="utf-8")
         with open(folder / "log", "w+", encoding="utf-8", errors="replace") as log:
             child = subprocess.Popen(
