@@ -43,7 +43,7 @@ def jax_step(net: str, plain: bool):
         layers.conv = jax.lax.conv_general_dilated
     from chipwise.interop.nnx import functional
     from chipwise.models.davidnet import DavidNet
-    from chipwise.models.mnist import MnistNet
+    from chipwise.models.small import MnistNet
 
     model = {"mnist": MnistNet, "davidnet": DavidNet}[net]
     init, apply = functional(lambda rngs: model(rngs=rngs))

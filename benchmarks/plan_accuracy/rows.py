@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from chipwise.chips.catalogue import Chip, named
 from chipwise.interop.nnx import functional
 from chipwise.models.davidnet import DavidNet
-from chipwise.models.mnist import MnistNet
+from chipwise.models.small import MnistNet
 
 from . import programs
 from .nets_convolutional import NETS

@@ -9,10 +9,9 @@ import pytest
 
 from chipwise.interop.nnx import functional
 from chipwise.models.davidnet import DavidNet
-from chipwise.models.digits import DigitsNet
 from chipwise.models.layers import BatchNorm
-from chipwise.models.mnist import MnistNet
 from chipwise.models.resnet32 import ResNet32
+from chipwise.models.small import DigitsNet, MnistNet
 
 NETS = {
     MnistNet: (250_698, (28, 28, 1)),

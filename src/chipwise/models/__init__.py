@@ -1,1 +1,11 @@
-"""The built-in models, one file each: Flax NNX modules."""
+"""The built-in models, Flax NNX modules, and the layers that they share."""
+
+import jax.numpy as jnp
+
+
+def wide(dtype) -> jnp.dtype:
+    """The dtype to add up in: float32 for half-precision floats, `dtype` itself for float32 and float64.
+
+    Not `jnp.promote_types(dtype, float32)`, which strict dtype promotion refuses.
+    """
+    return jnp.dtype(jnp.float32) if jnp.finfo(dtype).bits < 32 else jnp.dtype(dtype)

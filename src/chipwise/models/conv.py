@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from chipwise.models import conv_cpu
+from . import conv_cpu
 
 NHWC = ("NHWC", "HWIO", "NHWC")
 

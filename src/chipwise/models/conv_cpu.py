@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from chipwise.models.dtype import wide
+from . import wide
 
 NHWC = ("NHWC", "HWIO", "NHWC")
 

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from chipwise.models.layers import Classifier, ConvBN, pytorch_uniform
-from chipwise.models.pool import max_pool_2x2
+from .layers import Classifier, ConvBN, pytorch_uniform
+from .pool import max_pool_2x2
 
 
 class Block(nnx.Module):

@@ -10,8 +10,8 @@ from functools import partial
 import jax
 from flax import nnx
 
-from chipwise.models.tied import embed
-from chipwise.models.transformer import Block, Blocks, LayerNorm
+from .tied import embed
+from .transformer import Block, Blocks, LayerNorm
 
 
 class GPT2(nnx.Module):

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from chipwise.models.conv import conv
-from chipwise.models.dtype import wide
+from . import wide
+from .conv import conv
 
 #: PyTorch's default for convolutions and dense layers: uniform within ±1/sqrt(fan_in).
 pytorch_uniform = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")

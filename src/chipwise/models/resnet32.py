@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from chipwise.models.dtype import wide
-from chipwise.models.layers import BatchNorm, conv_layer
+from . import wide
+from .layers import BatchNorm, conv_layer
 
 # Normal with variance 2 / (kernel area x output channels), as in the source; not truncated.
 _he_normal = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")

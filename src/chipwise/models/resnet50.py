@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from chipwise.models.conv import conv
-from chipwise.models.dtype import wide
-from chipwise.models.layers import BatchNorm
+from . import wide
+from .conv import conv
+from .layers import BatchNorm
 
 # Normal with variance 2 / (kernel area x output channels), not truncated.
 _he_normal = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from chipwise.models.dtype import wide
+from . import wide
 
 Initializer = Callable
 # What a block keeps for its gradient: the products with its kernels. Norms, GELU and the t × t weights of

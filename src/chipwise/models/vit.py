@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from chipwise.models.conv import conv
-from chipwise.models.transformer import Block, Blocks, LayerNorm
+from .conv import conv
+from .transformer import Block, Blocks, LayerNorm
 
 
 class ViT(nnx.Module):

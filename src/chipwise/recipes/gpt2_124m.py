@@ -54,10 +54,7 @@ def recipe(
     """*Arguments:* `context`: tokens predicted in a sequence; `vocabulary`: their kinds; `depth`:
     blocks; `width`: entries of a token's state; `heads`: of attention, a divisor of `width`."""
     if width % heads or not 1 <= vocabulary <= 65_536:
-        raise RecipeError(
-            f"width={width}, heads={heads}, vocabulary={vocabulary}: expected heads that divide the width "
-            f"and tokens that fit uint16."
-        )
+        raise RecipeError("gpt2-sizes", width=width, heads=heads, vocabulary=vocabulary)
     init, apply = functional(
         lambda rngs: GPT2(
             vocabulary=vocabulary, context=context, depth=depth, width=width, heads=heads, rngs=rngs
@@ -96,12 +93,13 @@ def _tokens(data: str | Path | None, context: int, vocabulary: int) -> tuple[Sou
     packed = PackedFolder(data, "train"), PackedFolder(data, "eval")
     for source in packed:
         if source.spec != spec or source.below.get("token", 65_537) > vocabulary:
-            found = ", ".join(
-                f"{name} {s.dtype}{list(s.shape)} below {source.below.get(name)}"
-                for name, s in source.spec.items()
-            )
+            columns = [f"{name} {c.dtype}{list(c.shape)}" for name, c in source.spec.items()]
+            about = {"columns": columns, "below": source.below.get("token")}
             raise DataError(
-                f"{source.path} has {found}: expected token uint16[{context + 1}] below {vocabulary}; set "
-                f"context= and vocabulary= to match, or pack it anew."
+                "tokens-differ",
+                path=str(source.path),
+                **about,
+                expected=f"token uint16[{context + 1}]",
+                vocabulary=vocabulary,
             )
     return packed

@@ -41,7 +41,7 @@ def recipe(
     """*Arguments:* `image`: pixels on a side of the net's input; `width`: channels of the first layer;
     `blocks`: bottlenecks in each stage, `3,4,23,3` for ResNet-101; `smoothing`: label smoothing."""
     if not isinstance(blocks, tuple) or not all(isinstance(n, int) and n > 0 for n in blocks):
-        raise RecipeError(f"blocks={blocks!r}: expected whole numbers above 0, such as blocks=3,4,6,3.")
+        raise RecipeError("blocks-not-whole", blocks=repr(blocks))
     images = imagenet(data, image)
     normalise = by_channel(images.mean, images.std)
     net = functional(lambda rngs: ResNet50(blocks=blocks, width=width, classes=images.classes, rngs=rngs))

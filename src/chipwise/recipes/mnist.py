@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from ..data.datasets import mnist
 from ..interop.nnx import functional
-from ..models.mnist import MnistNet
+from ..models.small import MnistNet
 from ..recipe.optimizers import adam
 from ..recipe.recipe import Recipe, Validated
 from ..recipe.schedules import exponential

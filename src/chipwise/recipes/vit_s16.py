@@ -45,10 +45,7 @@ def recipe(
     blocks; `width`: entries of a token; `heads`: of attention, a divisor of `width`; `magnitude`: of
     RandAugment, 0 for none; `mixup`: its alpha, 0 for none."""
     if image % patch or width % heads:
-        raise RecipeError(
-            f"image={image}, patch={patch}, width={width}, heads={heads}: expected a patch that divides the "
-            f"image and heads that divide the width."
-        )
+        raise RecipeError("vit-sizes", image=image, patch=patch, width=width, heads=heads)
     images = imagenet(data, image)
     normalise = by_channel([127.5], [127.5])  # to -1 to 1, as the source
 
