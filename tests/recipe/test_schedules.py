@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 
 from chipwise.errors import RecipeError
 from chipwise.recipe.duration import Clock, Duration
-from chipwise.recipe.schedule import as_schedule, constant, function
+from chipwise.recipe.schedule import as_schedule, constant, function, held
 from chipwise.recipe.schedules import (
     as_typed,
     cosine,
     exponential,
     from_json,
-    held,
     linear,
     one_cycle,
     one_cycle_momentum,

@@ -35,8 +35,7 @@ import optax
 from ..errors import RecipeError, near
 from ..words.facts import Fact
 from .duration import Clock
-from .schedule import Schedule, as_schedule, callable_name, constant, plain
-from .schedules import held
+from .schedule import Schedule, as_schedule, callable_name, constant, held, plain
 
 Tree = Any
 Scalars = dict[str, Any]

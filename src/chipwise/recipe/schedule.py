@@ -254,6 +254,35 @@ class function(Schedule):
         return np.concatenate(parts)[first - origin : stop - origin]
 
 
+@dataclass(frozen=True)
+class held(Schedule):
+    """`schedule` as it is on `clock`, whatever clock it is asked for, and after the end its last value."""
+
+    schedule: Schedule
+    clock: Clock
+
+    def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
+        last = max((self.clock.total or 0) - 1, 0)
+        own, places = np.unique(np.minimum(steps, last), return_inverse=True)
+        return self.schedule._values(own, self.clock)[places]
+
+    def _top(self) -> float | None:
+        return self.schedule._top()
+
+    def _changed(self, number: Change, length: Lengthen) -> Schedule:
+        return held(self.schedule._changed(number, length), self.clock)
+
+    def lengths(self) -> list[tuple[str, str]]:
+        return self.schedule.lengths()
+
+    def warnings(self, clock: Clock, setting: str = "schedule") -> list[Fact]:
+        return []
+
+    @property
+    def fits_any_run(self) -> bool:
+        return True
+
+
 def as_schedule(value: Any, name: str = "schedule") -> Schedule:
     """`value` as a schedule: itself, a `constant` for a number, a `function` for a callable.
 
@@ -266,6 +295,13 @@ def as_schedule(value: Any, name: str = "schedule") -> Schedule:
     if callable(value) and not isinstance(value, type):
         return function(value)
     raise RecipeError("not-a-schedule", name=name, value=repr(value))
+
+
+def as_given(value: Any, new: Schedule) -> Any:
+    """`new`, made from the setting `value`: a number where that was one."""
+    if isinstance(value, Schedule):
+        return new
+    return new.value if isinstance(new, constant) else value
 
 
 def plain(value: Any) -> Any:

@@ -35,6 +35,7 @@ from .schedule import (
     Curve,
     Lengthen,
     Schedule,
+    as_given,
     as_schedule,
     changed,
     check_numbers,
@@ -301,35 +302,6 @@ class warmup(Schedule):
         return self._inner.fits_any_run
 
 
-@dataclass(frozen=True)
-class held(Schedule):
-    """`schedule` as it is on `clock`, whatever clock it is asked for, and after the end its last value."""
-
-    schedule: Schedule
-    clock: Clock
-
-    def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
-        last = max((self.clock.total or 0) - 1, 0)
-        own, places = np.unique(np.minimum(steps, last), return_inverse=True)
-        return self.schedule._values(own, self.clock)[places]
-
-    def _top(self) -> float | None:
-        return self.schedule._top()
-
-    def _changed(self, number: Change, length: Lengthen) -> Schedule:
-        return held(self.schedule._changed(number, length), self.clock)
-
-    def lengths(self) -> list[tuple[str, str]]:
-        return self.schedule.lengths()
-
-    def warnings(self, clock: Clock, setting: str = "schedule") -> list[Fact]:
-        return []
-
-    @property
-    def fits_any_run(self) -> bool:
-        return True
-
-
 SCHEDULES: dict[str, type[Schedule]] = {
     kind.__name__: kind
     for kind in (
@@ -373,13 +345,6 @@ def as_typed(value: Any) -> str:
     else:
         shown = ", ".join(f"{k}={text}" for k, text in texts.items())
     return f"{value['schedule']}({shown})"
-
-
-def as_given(value: Any, new: Schedule) -> Any:
-    """`new`, made from the setting `value`: a number where that was one."""
-    if isinstance(value, Schedule):
-        return new
-    return new.value if isinstance(new, constant) else value
 
 
 def _between(a: float, b: float | np.ndarray, t: np.ndarray) -> np.ndarray:
