@@ -24,9 +24,8 @@ def render(document: Mapping[str, Any]) -> str:
     kind = document.get("kind") if isinstance(document, Mapping) else None
     if kind not in ("run", "study"):
         raise DataError("report-document-none")
-    pictures = _run(document) if kind == "run" else _study(document)
-    filters = {"metric": metric}
-    return page.render("report", filters, document=document, study=kind == "study", beside=beside, **pictures)
+    name, pictures = ("report", _run(document)) if kind == "run" else ("study", _study(document))
+    return page.render(name, {"metric": metric}, document=document, beside=beside, **pictures)
 
 
 def write(document: Mapping[str, Any], path: str | os.PathLike) -> Path:
