@@ -191,11 +191,11 @@ def resample(
     exact = not jnp.issubdtype(image.dtype, jnp.integer)
     upper = _mixed(at(y0, x0), at(y0, x1), right, exact)
     lower = _mixed(at(y1, x0), at(y1, x1), right, exact)
-    made = stored(_mixed(upper, lower, down, exact), image.dtype)
+    pixels = stored(_mixed(upper, lower, down, exact), image.dtype)
     if edge is None:
-        return made
+        return pixels
     inside = _within(x, width) & _within(y, height)
-    return jnp.where(inside[spread], made, jnp.broadcast_to(jnp.asarray(edge), made.shape))
+    return jnp.where(inside[spread], pixels, jnp.broadcast_to(jnp.asarray(edge), pixels.shape))
 
 
 def _steps(entry: jax.Array, length: int) -> jax.Array:
@@ -225,8 +225,8 @@ def _between(position: jax.Array, length: int, folds: int) -> tuple[jax.Array, j
 
 def _mixed(first: jax.Array, second: jax.Array, share: jax.Array, exact: bool) -> jax.Array:
     """`exact`: so that an infinity or a NaN beside a pixel that is met exactly stays out of it."""
-    made = first + share * (second - first)
-    return jnp.where(share == 0, first, jnp.where(share == 1, second, made)) if exact else made
+    mixed = first + share * (second - first)
+    return jnp.where(share == 0, first, jnp.where(share == 1, second, mixed)) if exact else mixed
 
 
 def _within(position: jax.Array, length: int) -> jax.Array:

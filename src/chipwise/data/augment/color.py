@@ -55,12 +55,12 @@ def color_jitter(
         top = white(image.dtype)
 
         def change(colors: jax.Array) -> jax.Array:
-            for number, (one, limits) in enumerate(changes):
-                colors = jnp.clip(one(colors, between(drawn[number], *limits), top), 0.0, top)
+            for number, (change_one, limits) in enumerate(changes):
+                colors = jnp.clip(change_one(colors, between(drawn[number], *limits), top), 0.0, top)
             return colors
 
-        made = of_colors(image, change)
-        return {**example, "image": made if p == 1 else jnp.where(drawn[-1] < p, made, image)}
+        changed = of_colors(image, change)
+        return {**example, "image": changed if p == 1 else jnp.where(drawn[-1] < p, changed, image)}
 
     return augment
 
@@ -168,8 +168,8 @@ def normalise(mean: float | Sequence[float], std: float | Sequence[float]) -> Au
             if values.size != 1 and values.shape != channels:
                 raise DataError("augment-values", call=call, values=values.size, shape=image.shape)
         shape = (1,) * (image.ndim - 1) + (-1,)
-        made = (image.astype(jnp.float32) - middle.reshape(shape)) / scale.reshape(shape)
-        return {**example, "image": made}
+        normalised = (image.astype(jnp.float32) - middle.reshape(shape)) / scale.reshape(shape)
+        return {**example, "image": normalised}
 
     return augment
 
@@ -177,15 +177,15 @@ def normalise(mean: float | Sequence[float], std: float | Sequence[float]) -> Au
 def of_colors(image: jax.Array, change: Callable[[jax.Array], jax.Array]) -> jax.Array:
     """`change` made to an image's colours in float32, and stored; opacity stays."""
     colors = image[..., :3] if image.ndim == 3 else image
-    made = stored(change(colors.astype(jnp.float32)), image.dtype)
-    return made if made.shape == image.shape else jnp.concatenate([made, image[..., 3:]], axis=2)
+    changed = stored(change(colors.astype(jnp.float32)), image.dtype)
+    return changed if changed.shape == image.shape else jnp.concatenate([changed, image[..., 3:]], axis=2)
 
 
 def _looked_up(image: jax.Array, table: jax.Array) -> jax.Array:
     """The entry of `table` `(256,)` uint8 for each colour of `image`."""
     colors = image[..., :3] if image.ndim == 3 else image
-    made = table.at[colors.astype(jnp.int32)].get(mode="promise_in_bounds")
-    return made if made.shape == image.shape else jnp.concatenate([made, image[..., 3:]], axis=2)
+    entries = table.at[colors.astype(jnp.int32)].get(mode="promise_in_bounds")
+    return entries if entries.shape == image.shape else jnp.concatenate([entries, image[..., 3:]], axis=2)
 
 
 def gray(colors: jax.Array, top: float) -> jax.Array:
@@ -194,17 +194,17 @@ def gray(colors: jax.Array, top: float) -> jax.Array:
         return colors
     # Pillow's weights, in 65,536ths: 8-bit sums of them are exact
     weights = np.array([19595, 38470, 7471], np.float32) / 65536
-    made = sum(weights[c] * colors[..., c : c + 1] for c in range(3))
-    return made if top == 1 else jnp.floor(made + np.float32(0.5))  # type: ignore[operator,return-value]
+    luma = sum(weights[c] * colors[..., c : c + 1] for c in range(3))
+    return luma if top == 1 else jnp.floor(luma + np.float32(0.5))  # type: ignore[operator,return-value]
 
 
 def mean_gray(colors: jax.Array, top: float) -> jax.Array:
     """The mean of `gray`, `()`, whole where pixels are."""
-    made = gray(colors, top)
+    luma = gray(colors, top)
     if top == 1:
-        return jnp.mean(made)
+        return jnp.mean(luma)
     # Rows are added exactly, and so few of them that their sum is too
-    return jnp.floor(jnp.sum(jnp.sum(made.astype(jnp.int32), axis=1)).astype(jnp.float32) / made.size + 0.5)
+    return jnp.floor(jnp.sum(jnp.sum(luma.astype(jnp.int32), axis=1)).astype(jnp.float32) / luma.size + 0.5)
 
 
 def blend(other: jax.Array, colors: jax.Array, factor: jax.Array) -> jax.Array:
@@ -238,8 +238,8 @@ def sharpen(colors: jax.Array, factor: jax.Array, top: float) -> jax.Array:
     rows = lines[:-2] + lines[1:-1] + lines[2:]
     total = rows[:, : -2 * channels] + rows[:, channels:-channels] + rows[:, 2 * channels :] + 4 * inner
     smooth = total / 13 if top == 1 else jnp.floor(total * np.float32(1 / 13) + np.float32(0.5))
-    made = jnp.clip(blend(smooth, inner, factor), 0.0, top)
-    return jax.lax.dynamic_update_slice(lines, made, (1, channels)).reshape(colors.shape)
+    sharp = jnp.clip(blend(smooth, inner, factor), 0.0, top)
+    return jax.lax.dynamic_update_slice(lines, sharp, (1, channels)).reshape(colors.shape)
 
 
 def shift_hue(colors: jax.Array, turn: jax.Array, top: float) -> jax.Array:

@@ -93,8 +93,8 @@ def resized_crop(
         aspect = jnp.exp(math.log(ratio[0]) + log_ratio * (math.log(ratio[1]) - math.log(ratio[0])))
         tall = jnp.minimum(jnp.sqrt(share * (height * width) / aspect), height)
         wide = jnp.minimum(jnp.sqrt(share * (height * width) * aspect), width)
-        made = scaled(image, (down * (height - tall), tall), (right * (width - wide), wide), size)
-        return {**example, "image": made}
+        crop = scaled(image, (down * (height - tall), tall), (right * (width - wide), wide), size)
+        return {**example, "image": crop}
 
     return augment
 
@@ -166,18 +166,18 @@ def scaled(image: jax.Array, rows: Part, columns: Part, size: int) -> jax.Array:
         taps = jnp.clip(taps, 0, length - 1)
         others = [i for i in range(pixels.ndim) if i != axis]
 
-        def add(k, made):
+        def add(k, total):
             near = pixels.at[(slice(None),) * axis + (taps[:, k],)].get(mode="promise_in_bounds")
-            return made + near * jnp.expand_dims(weights[:, k], others)
+            return total + near * jnp.expand_dims(weights[:, k], others)
 
         # A loop, and not its three sums written out: XLA would work out the weights again for every pixel
         shape = (*pixels.shape[:axis], size, *pixels.shape[axis + 1 :])
         return jax.lax.fori_loop(0, taps.shape[1], add, jnp.zeros(shape, jnp.float32))
 
-    made = jax.lax.platform_dependent(
+    pixels = jax.lax.platform_dependent(
         image.astype(jnp.float32), _tracks(*rows, size), _tracks(*columns, size), cpu=sums, default=products
     )
-    return stored(made, image.dtype)
+    return stored(pixels, image.dtype)
 
 
 def _tracks(start: jax.Array, extent: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:

@@ -103,8 +103,8 @@ def pixel(fill: float | Sequence[float], image: jax.Array, call: str) -> np.ndar
                 low=int(limits.min),
                 high=int(limits.max),
             )
-    made = np.broadcast_to(values.reshape(channels if values.size != 1 else ()), channels)
-    return made.astype(image.dtype)
+    color = np.broadcast_to(values.reshape(channels if values.size != 1 else ()), channels)
+    return color.astype(image.dtype)
 
 
 Extent = tuple[jax.Array, jax.Array | int]  # the first of some rows or columns, and how many
@@ -140,12 +140,12 @@ def where_drawn(
     drops `optimization_barrier`, and worked out a table of 256 entries again for every pixel.)
     """
 
-    def one(drawn, image, *settings):
+    def choose(drawn, image, *settings):
         return jax.lax.cond(drawn, change, lambda image, *_: image, image, *settings)
 
-    one = jax.custom_batching.custom_vmap(one)
+    choose = jax.custom_batching.custom_vmap(choose)
 
-    @one.def_vmap
+    @choose.def_vmap
     def batch(size: int, batched: list, drawn: jax.Array, image: jax.Array, *settings: jax.Array):
         if not batched[0]:
             drawn = jnp.broadcast_to(drawn, (size,))
@@ -154,12 +154,12 @@ def where_drawn(
         axes = (0, *(0 if given else None for given in batched[2:]))
 
         def some(drawn, images, *settings):
-            made = jax.vmap(change, in_axes=axes)(images, *settings)
-            return jnp.where(drawn.reshape((-1,) + (1,) * (images.ndim - 1)), made, images)
+            changed = jax.vmap(change, in_axes=axes)(images, *settings)
+            return jnp.where(drawn.reshape((-1,) + (1,) * (images.ndim - 1)), changed, images)
 
-        made = jax.lax.cond(
+        changed = jax.lax.cond(
             jnp.any(drawn), some, lambda drawn, images, *settings: images, drawn, image, *settings
         )
-        return made, True
+        return changed, True
 
-    return one(drawn, image, *settings)
+    return choose(drawn, image, *settings)

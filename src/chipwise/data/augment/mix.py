@@ -72,8 +72,8 @@ def cutmix(classes: int, alpha: float = 1.0, *, each: bool = True) -> Mix:
         pixels = jnp.sum(rows, axis=1) * jnp.sum(columns, axis=1)
         share = 1 - pixels.astype(jnp.float32) / np.float32(images.shape[1] * images.shape[2])
         other = other.reshape(other.shape + (1,) * (images.ndim - 3))
-        made = jnp.where(other, _before(images), images)
-        return {**batch, "image": made, "label": _shared(labels, share)}
+        mixed = jnp.where(other, _before(images), images)
+        return {**batch, "image": mixed, "label": _shared(labels, share)}
 
     return mix
 

@@ -31,7 +31,7 @@ from .image import Augment, Example, grid, paint, pixel, where_drawn
 
 BINS = 31  # magnitudes 0 to 30
 _MOVES = ("shear_x", "shear_y", "shift_x", "shift_y", "rotate")
-Drawn = dict[str, jax.Array]  # the strength of each change, () float32
+Strengths = dict[str, jax.Array]  # the strength of each change, () float32
 
 
 def rand_augment(
@@ -74,27 +74,27 @@ def _policy(
             return example
         levels = SPACES[space](*image.shape[:2])
         u = jax.random.uniform(key, (layers, 5), jnp.float32)
-        drawn = [_draw(levels, magnitude, u[layer]) for layer in range(layers)]
+        strengths = [_draw(levels, magnitude, u[layer]) for layer in range(layers)]
 
         def some(*changes: str) -> jax.Array:
-            return jnp.any(jnp.stack([one[c] != levels[c].neutral for one in drawn for c in changes]))
+            return jnp.any(jnp.stack([layer[c] != levels[c].neutral for layer in strengths for c in changes]))
 
         def factor(name: str) -> jax.Array:
-            return grid(jnp.prod(jnp.stack([one[name] for one in drawn])))
+            return grid(jnp.prod(jnp.stack([layer[name] for layer in strengths])))
 
         def move(image: jax.Array, *where: jax.Array) -> jax.Array:
             return resample(image, where, outside)  # type: ignore[arg-type]
 
-        where = positions(_matrix(drawn), *image.shape[:2])
+        where = positions(_matrix(strengths), *image.shape[:2])
         image = where_drawn(move, some(*_MOVES), image, *where)
         for name, change in (("sharpness", color.sharpen), ("saturation", color.saturate)):
             image = where_drawn(_blended(change), some(name), image, factor(name))
         colors = image[..., None] if image.ndim == 2 else image[..., :3]
         tones = [name for name in levels if name not in (*_MOVES, "sharpness", "saturation", "identity")]
-        image = where_drawn(tone.applied, some(*tones), image, _table(colors, drawn))
+        image = where_drawn(tone.applied, some(*tones), image, _table(colors, strengths))
         if "cutout" in levels:
-            for one, places in zip(drawn, u[:, 3:], strict=True):
-                image = _cut(image, one["cutout"], places, outside)
+            for layer, places in zip(strengths, u[:, 3:], strict=True):
+                image = _cut(image, layer["cutout"], places, outside)
         return {**example, "image": image}
 
     return augment
@@ -104,7 +104,7 @@ def _blended(change: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     return lambda image, factor: color.of_colors(image, lambda colors: change(colors, factor, 255.0))
 
 
-def _draw(levels: Mapping[str, Levels], magnitude: int | None, u: jax.Array) -> Drawn:
+def _draw(levels: Mapping[str, Levels], magnitude: int | None, u: jax.Array) -> Strengths:
     """One change: its strength, and what is neutral for all others."""
     names = list(levels)
     values = np.stack([levels[name].values for name in names]).astype(np.float32)
@@ -122,29 +122,29 @@ def _draw(levels: Mapping[str, Levels], magnitude: int | None, u: jax.Array) -> 
     return {name: strength[i] for i, name in enumerate(names)}
 
 
-def _matrix(drawn: Sequence[Drawn]) -> jax.Array:
+def _matrix(strengths: Sequence[Strengths]) -> jax.Array:
     """The look-up of all moves, `(2, 3)`: through the last one first."""
-    made = jnp.asarray([[1, 0, 0], [0, 1, 0]], jnp.float32)
-    for one in drawn:
-        angle = one["rotate"] * jnp.float32(math.pi / 180)
+    matrix = jnp.asarray([[1, 0, 0], [0, 1, 0]], jnp.float32)
+    for layer in strengths:
+        angle = layer["rotate"] * jnp.float32(math.pi / 180)
         cos, sin = jnp.cos(angle), jnp.sin(angle)
         # At most one of them is not neutral
-        linear = jnp.stack([cos, one["shear_x"] - sin, one["shear_y"] + sin, cos])
-        made = _after(made, undo_shift(linear, one["shift_x"], one["shift_y"]))
-    return made
+        linear = jnp.stack([cos, layer["shear_x"] - sin, layer["shear_y"] + sin, cos])
+        matrix = _after(matrix, undo_shift(linear, layer["shift_x"], layer["shift_y"]))
+    return matrix
 
 
 def _after(first: jax.Array, last: jax.Array) -> jax.Array:
     """`first @ last` of affine maps, without a matrix product: some devices would round to bfloat16 in it."""
-    made = first[:, 0, None] * last[0, None, :] + first[:, 1, None] * last[1, None, :]
-    return made.at[:, 2].add(first[:, 2])
+    product = first[:, 0, None] * last[0, None, :] + first[:, 1, None] * last[1, None, :]
+    return product.at[:, 2].add(first[:, 2])
 
 
-def _table(colors: jax.Array, drawn: Sequence[Drawn]) -> tone.Table:
+def _table(colors: jax.Array, strengths: Sequence[Strengths]) -> tone.Table:
     """All changes of tone as one table, from the statistics of `colors` `(height, width, 1 or 3)`."""
 
     def every(name: str) -> jax.Array:
-        return jnp.stack([one[name] for one in drawn])
+        return jnp.stack([layer[name] for layer in strengths])
 
     even, stretch = jnp.any(every("equalize") > 0), jnp.any(every("autocontrast") > 0)
     counts = tone.counts(colors, even)
@@ -164,11 +164,11 @@ def _table(colors: jax.Array, drawn: Sequence[Drawn]) -> tone.Table:
 
     table = clip(color.blend(middle[None, :], table, grid(jnp.prod(every("contrast")))))
     table = clip(color.brighten(table, grid(jnp.prod(every("brightness"))), 255.0))
-    if "solarize_add" in drawn[0]:
+    if "solarize_add" in strengths[0]:
         table = jnp.where(table < 128, clip(table + jnp.sum(every("solarize_add"))), table)
     table = tone.kept_bits(table, jnp.min(every("posterize")))
     table = tone.solarized(table, jnp.min(every("solarize")))
-    if "invert" in drawn[0]:
+    if "invert" in strengths[0]:
         table = jnp.where(jnp.sum(every("invert")) % 2 == 1, 255 - table, table)
     return table
 

@@ -21,7 +21,7 @@ def posterize(bits: int = 4, p: float = 1.0) -> Augment:
     """Keeps the `bits` highest of 8 bits, with probability `p`. 8 changes nothing."""
     if not 0 <= bits <= 8:
         raise DataError("posterize-bits", bits=bits)
-    return _by_table("posterize", p, lambda colors, wanted: kept_bits(identity(colors), jnp.float32(bits)))
+    return _by_table("posterize", p, lambda colors, needed: kept_bits(identity(colors), jnp.float32(bits)))
 
 
 def solarize(threshold: int = 128, p: float = 1.0) -> Augment:
@@ -29,22 +29,22 @@ def solarize(threshold: int = 128, p: float = 1.0) -> Augment:
     if not 0 <= threshold <= 256:
         raise DataError("solarize-threshold", threshold=threshold)
     limit = jnp.float32(threshold)
-    return _by_table("solarize", p, lambda colors, wanted: solarized(identity(colors), limit))
+    return _by_table("solarize", p, lambda colors, needed: solarized(identity(colors), limit))
 
 
 def invert(p: float = 1.0) -> Augment:
     """Turns light into dark, with probability `p`."""
-    return _by_table("invert", p, lambda colors, wanted: 255 - identity(colors))
+    return _by_table("invert", p, lambda colors, needed: 255 - identity(colors))
 
 
 def autocontrast(p: float = 1.0) -> Augment:
     """Spreads each channel from its darkest and lightest pixel to black and white, with probability `p`."""
-    return _by_table("autocontrast", p, lambda colors, wanted: stretched(*extremes(colors)))
+    return _by_table("autocontrast", p, lambda colors, needed: stretched(*extremes(colors)))
 
 
 def equalize(p: float = 1.0) -> Augment:
     """Spreads each channel so that all its values are as frequent, with probability `p`."""
-    return _by_table("equalize", p, lambda colors, wanted: equalized(counts(colors, wanted)))
+    return _by_table("equalize", p, lambda colors, needed: equalized(counts(colors, needed)))
 
 
 def _by_table(stage: str, p: float, table: Callable[[jax.Array, jax.Array], Table]) -> Augment:
@@ -54,8 +54,8 @@ def _by_table(stage: str, p: float, table: Callable[[jax.Array, jax.Array], Tabl
         image, colors = eight_bit(example, stage)
         if not p:
             return example
-        wanted = jax.random.bernoulli(key, p)
-        return {**example, "image": where_drawn(applied, wanted, image, table(colors, wanted))}
+        drawn = jax.random.bernoulli(key, p)
+        return {**example, "image": where_drawn(applied, drawn, image, table(colors, drawn))}
 
     return augment
 
@@ -73,11 +73,11 @@ def applied(image: jax.Array, table: Table) -> jax.Array:
     colors = image[..., None] if image.ndim == 2 else image[..., :3]
     channels = jnp.arange(colors.shape[2], dtype=jnp.int32)[None, None, :]
     entries = jnp.rint(table).astype(jnp.uint8)
-    made = entries.at[colors.astype(jnp.int32), channels].get(mode="promise_in_bounds")
+    changed = entries.at[colors.astype(jnp.int32), channels].get(mode="promise_in_bounds")
     return (
-        jnp.concatenate([made, image[..., 3:]], axis=2)
-        if made.size < image.size
-        else made.reshape(image.shape)
+        jnp.concatenate([changed, image[..., 3:]], axis=2)
+        if changed.size < image.size
+        else changed.reshape(image.shape)
     )
 
 
@@ -106,8 +106,8 @@ def stretched(low: jax.Array, high: jax.Array) -> Table:
     """The table that takes `low` to black and `high` to white; of one value only it changes nothing."""
     values = jnp.arange(256, dtype=jnp.float32)[:, None]
     span = (high - low)[None, :]
-    made = jnp.clip(jnp.floor((values - low[None, :]) * 255 / jnp.maximum(span, 1.0)), 0, 255)
-    return jnp.where(span > 0, made, values)
+    table = jnp.clip(jnp.floor((values - low[None, :]) * 255 / jnp.maximum(span, 1.0)), 0, 255)
+    return jnp.where(span > 0, table, values)
 
 
 def equalized(counts: jax.Array) -> Table:
@@ -118,27 +118,27 @@ def equalized(counts: jax.Array) -> Table:
     highest = jnp.max(jnp.where(counts > 0, values, 0), axis=0)
     step = (total - jnp.sum(jnp.where(values == highest[None, :], counts, 0), axis=0)) // 255
     below = jnp.cumsum(counts, axis=0) - counts
-    made = jnp.minimum((below + (step // 2)[None, :]) // jnp.maximum(step, 1)[None, :], 255)
-    return jnp.where(step[None, :] > 0, made, values).astype(jnp.float32)
+    table = jnp.minimum((below + (step // 2)[None, :]) // jnp.maximum(step, 1)[None, :], 255)
+    return jnp.where(step[None, :] > 0, table, values).astype(jnp.float32)
 
 
 @jax.custom_batching.custom_vmap
-def counts(colors: jax.Array, wanted: jax.Array) -> jax.Array:
-    """How often each value comes in each channel: `(256, channels)` int32; zeros where not `wanted`.
+def counts(colors: jax.Array, needed: jax.Array) -> jax.Array:
+    """How often each value comes in each channel: `(256, channels)` int32; zeros where not `needed`.
 
     Counting costs more than all else that a policy does to an image, and few images draw a change
     that needs it. Mapped over a batch it is therefore a loop, whose turn is empty for the others.
     """
-    return jax.lax.cond(wanted, _counted, lambda c: jnp.zeros((256, c.shape[2]), jnp.int32), colors)
+    return jax.lax.cond(needed, _counted, lambda c: jnp.zeros((256, c.shape[2]), jnp.int32), colors)
 
 
 @counts.def_vmap
-def _counts_of_a_batch(size: int, batched: list[bool], colors: jax.Array, wanted: jax.Array):
-    every = [
+def _counts_of_a_batch(size: int, batched: list[bool], colors: jax.Array, needed: jax.Array):
+    mapped = [
         x if given else jnp.broadcast_to(x, (size, *x.shape))
-        for x, given in zip((colors, wanted), batched, strict=True)
+        for x, given in zip((colors, needed), batched, strict=True)
     ]
-    return jax.lax.map(lambda one: counts(*one), tuple(every)), True
+    return jax.lax.map(lambda example: counts(*example), tuple(mapped)), True
 
 
 def _counted(colors: jax.Array) -> jax.Array:
@@ -152,7 +152,7 @@ def _counted(colors: jax.Array) -> jax.Array:
         """By the high and the low half of the value: what a unit for matrix products does at once."""
         pixels = colors.reshape(-1, colors.shape[2]).T.astype(jnp.int32)
         high, low = (jax.nn.one_hot(half, 16, dtype=jnp.bfloat16) for half in (pixels >> 4, pixels & 15))
-        made = jnp.einsum("cpi,cpj->ijc", high, low, preferred_element_type=jnp.float32)
-        return made.reshape(256, -1).astype(jnp.int32)
+        pairs = jnp.einsum("cpi,cpj->ijc", high, low, preferred_element_type=jnp.float32)
+        return pairs.reshape(256, -1).astype(jnp.int32)
 
     return jax.lax.platform_dependent(colors, cpu=added, default=multiplied)

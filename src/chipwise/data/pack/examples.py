@@ -60,6 +60,11 @@ class Record(NamedTuple):
     error: DataError | None = None
 
     @property
+    def shape(self) -> tuple[int, ...] | None:
+        """Of its image, as a reader will see it."""
+        return None if self.pixels is None else self.pixels.shape
+
+    @property
     def nbytes(self) -> int:
         columns = self.columns.values()
         return sum(len(c) if isinstance(c, bytes) else np.asarray(c).nbytes for c in columns)

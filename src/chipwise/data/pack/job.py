@@ -125,11 +125,11 @@ class Job:
             self.src = str(src if Path(src).name not in ("", "..") else Path(src).resolve())
             if Path(src).expanduser().resolve() in self.dst.resolve().parents:
                 raise DataError("pack-inside-source", dst=self.dst, src=src)
-        wanted = self.options
-        self.form = Form(wanted.size, wanted.fit == "crop", wanted.store, wanted.quality)
-        self.listing = listing_of(src, wanted.labels, wanted.names)
-        if wanted.split is not None:
-            self.listing = divided(self.listing, wanted.split)
+        given = self.options
+        self.form = Form(given.size, given.fit == "crop", given.store, given.quality)
+        self.listing = listing_of(src, given.labels, given.names)
+        if given.split is not None:
+            self.listing = divided(self.listing, given.split)
         for name, split in self.listing.splits.items():
             if not len(split):
                 raise DataError("pack-split-no-examples", src=self.src, split=name)
@@ -137,9 +137,9 @@ class Job:
             raise DataError("pack-no-train", src=self.src, splits=list(self.listing.splits))
         total = sum(map(len, self.listing.splits.values()))
         default = max(_SKIPPED_LEAST, int(total * _SKIPPED_SHARE))
-        self.max_skipped = default if wanted.max_skipped is None else wanted.max_skipped
-        self.workers = wanted.workers or usable_cores()
-        self._first: Record | None = None  # with whose size the others are compared
+        self.max_skipped = default if given.max_skipped is None else given.max_skipped
+        self.workers = given.workers or usable_cores()
+        self._first: tuple[str, tuple[int, ...]] | None = None  # image, with whose size others are compared
         self._name_bytes = {
             name: max(len(os.fsencode(n)) for n in split.names) for name, split in self.listing.splits.items()
         }
@@ -273,7 +273,7 @@ class Job:
                     self._skip(writer, record, skipped)
                 continue
             for record in run:
-                self._check_size(record)
+                self._check_size(record.name, record.shape)
             _check_alike(run)
             columns: dict[str, Any] = {}
             for column in run[0].columns:
@@ -297,18 +297,17 @@ class Job:
     def _refused(self, name: str, reason: str) -> DataError:
         return DataError("pack-strict", src=self.src, name=name, reason=reason, partial=self.partial)
 
-    def _check_size(self, record: Record) -> None:
+    def _check_size(self, name: str, shape: tuple[int, ...] | None) -> None:
         """Raw packs hold images of one size."""
-        if self.form.store != "raw" or record.pixels is None:
+        if self.form.store != "raw" or shape is None:
             return
-        self._first = self._first or record
-        assert self._first.pixels is not None
-        first, shape = self._first.pixels.shape, record.pixels.shape
+        self._first = self._first or (name, shape)
+        first_name, first = self._first
         if shape != first:
             raise DataError(
                 "pack-image-sizes",
-                first=self._first.name, first_height=first[0], first_width=first[1],
-                name=record.name, height=shape[0], width=shape[1], size=min(first[:2]),
+                first=first_name, first_height=first[0], first_width=first[1],
+                name=name, height=shape[0], width=shape[1], size=min(first[:2]),
             )  # fmt: skip
 
 

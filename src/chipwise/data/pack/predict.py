@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -51,39 +52,51 @@ def predict(
     form: Form,
     workers: int,
     name_bytes: Mapping[str, int],
-    check: Callable[[Record], None],
+    check: Callable[[str, tuple[int, ...] | None], None],
     seconds: float | None = None,
 ) -> Prediction:
     """Predicts from up to `SAMPLE` examples of each split, spread evenly, each actually made.
 
-    *Arguments:* `name_bytes`: of the longest name, by split; `check`: called with each record, in the order
-    of the listing, to refuse it; `seconds`: when to stop before `SAMPLE` examples, for all splits.
+    *Arguments:* `name_bytes`: of the longest name, by split; `check`: called with each name and shape, in the
+    order of the listing, to refuse it; `seconds`: when to stop before `SAMPLE` examples, for all splits.
 
     Raises `DataError` when none of a split can be packed.
     """
     splits, total, enlarged, shapes = {}, 0.0, [], set()
     for name, split in listing.splits.items():
         began = time.perf_counter()
-        sampled: list[int] = []
-        pieces = _spread(split, sampled, None if seconds is None else seconds / len(listing.splits))
-        made = [record for piece in records(split, pieces, form, workers) for record in piece]
-        total += len(split) * ((time.perf_counter() - began) / len(made) + _RECORD_SECONDS)
-        in_order = [record for _, record in sorted(zip(sampled, made, strict=True), key=lambda pair: pair[0])]
-        packed = [record for record in in_order if record.error is None]
+        rows: list[int] = []
+        pieces = _spread(split, rows, None if seconds is None else seconds / len(listing.splits))
+        sample = [_Sampled.of(record) for [record] in records(split, pieces, form, workers)]
+        total += len(split) * ((time.perf_counter() - began) / len(sample) + _RECORD_SECONDS)
+        in_order = [one for _, one in sorted(zip(rows, sample, strict=True), key=lambda pair: pair[0])]
+        packed = [one for one in in_order if one.error is None]
         if not packed:
-            first = in_order[0]
-            raise DataError(
-                "pack-none-sampled", sampled=len(made), split=name, name=first.name, reason=str(first.error)
-            )
-        for record in packed:
-            check(record)
-            enlarged.append(record.enlarged)
-            shapes.add(record.pixels.shape if form.store == "raw" and record.pixels is not None else None)
-        nbytes = float(np.mean([record.nbytes for record in packed]))
+            first, reason = in_order[0].name, str(in_order[0].error)
+            raise DataError("pack-none-sampled", sampled=len(sample), split=name, name=first, reason=reason)
+        for one in packed:
+            check(one.name, one.shape)
+            enlarged.append(one.enlarged)
+            shapes.add(one.shape if form.store == "raw" else None)
+        nbytes = float(np.mean([one.nbytes for one in packed]))
         line = record_dtype(form.store, name_bytes[name]).itemsize
         splits[name] = Share(len(split), round(len(split) * (nbytes + line)), nbytes)
     shape = shapes.pop() if len(shapes) == 1 else None
     return Prediction(splits, total, form.store == "raw", shape, float(np.mean(enlarged)))
+
+
+class _Sampled(NamedTuple):
+    """What is kept of a record: the sample's pixels together might not fit in memory."""
+
+    name: str
+    nbytes: int
+    shape: tuple[int, ...] | None
+    enlarged: bool
+    error: DataError | None
+
+    @classmethod
+    def of(cls, record: Record) -> _Sampled:
+        return cls(record.name, record.nbytes, record.shape, record.enlarged, record.error)
 
 
 def _spread(split: Split, sampled: list[int], seconds: float | None) -> Iterator[list[int]]:
