@@ -43,7 +43,7 @@ class Stream:
 
     - `order`: arrays of indices `(n,)`, `n` at most `examples`.
     - `place`: columns `(n, ...)` and their indices to what `next` gives, such as arrays on devices.
-    - `workers`: see `feed.workers.Workers`; or such an object, which the caller then closes.
+    - `workers`: see `workers.Workers`; or such an object, which the caller then closes.
     - `limit_bytes`: of all batches in memory at once; at least five are.
 
     *Attributes:* `waited`, seconds for which the device had nothing to do because its batch was not there;

@@ -84,7 +84,7 @@ class Watch:
         if needed is None:
             verdict = fact("data-unjudged")
         elif share < FED:
-            verdict = fact("fed", share=share, workers=str(stream.workers), speeds=possible / needed)
+            verdict = fact("fed", share=share, workers=stream.workers.count, speeds=possible / needed)
         else:
             stage, here = max(NAMES, key=spent.__getitem__), usable_cores()
             advice = self._advice(stage, here)
