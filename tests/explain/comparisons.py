@@ -8,11 +8,11 @@ import numpy as np
 from chipwise.chips import prices
 from chipwise.explain.compare.document import document
 from chipwise.explain.sources import read
-from chipwise.machine.fingerprint import Machine
+from chipwise.machine.fingerprint import Fingerprint
 from chipwise.measure.record import Record, Series
 from chipwise.words.facts import fact
 
-MACHINE = Machine(
+MACHINE = Fingerprint(
     cpu="Some CPU", cores=2, memory_bytes=8 << 30, os="Linux 6.1 x86_64", python="3.12.1",
     versions={"jax": "0.10.2"}, accelerator=None, accelerators=0, commit=None, dirty=None,
 )  # fmt: skip

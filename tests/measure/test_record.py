@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chipwise.errors import DataError
-from chipwise.machine.fingerprint import PACKAGES, Machine, this_machine
+from chipwise.machine.fingerprint import PACKAGES, Fingerprint, this_machine
 from chipwise.measure.record import COMMANDS, SCHEMA, Record, Series, read
 from refusals import refused
 
@@ -20,7 +20,7 @@ JSON = st.recursive(
     max_leaves=6,
 )
 MACHINES = st.builds(
-    Machine,
+    Fingerprint,
     cpu=TEXT,
     cores=st.integers(1, 512) | st.floats(0.5, 64),
     memory_bytes=st.integers(0, 1 << 50),
@@ -46,7 +46,9 @@ RECORDS = st.builds(
 
 
 def a_record(**changes):
-    machine = Machine("A CPU", 2.0, 8 << 30, "Linux 6 x86_64", "3.12.1", {"jax": "1"}, None, 0, "abc", False)
+    machine = Fingerprint(
+        "A CPU", 2.0, 8 << 30, "Linux 6 x86_64", "3.12.1", {"jax": "1"}, None, 0, "abc", False
+    )
     figures = {"examples_per_second.1": Series("examples/s", (3.0, 1.0, 2.0, 10.0))}
     return dataclasses.replace(
         Record("feed", "mine", "2026-01-15T12:00:00+00:00", {"examples": 7}, figures, machine), **changes

@@ -21,7 +21,7 @@ class Result:
     the parameters' bytes; `steps` done; `examples_per_second` (global, median) and `speed` (with
     quartiles and the batch); `seconds` by section; `feed`: how the data came, whether the device waited
     for it and what would help (empty when no step was made); `devices`; `machine`, as
-    `devices.fingerprint.Machine` tells it; `params`, `state` as NumPy arrays
+    `machine.fingerprint.Fingerprint` tells it; `params`, `state` as NumPy arrays
     (`params` are the averaged ones when the recipe has an EMA, `fingerprint` is of the trained ones);
     `history`, every logged row.
     """

@@ -20,7 +20,7 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
-class Machine:
+class Fingerprint:
     """The machine and the software of a measurement. Sizes are bytes; `None` is unknown or not there."""
 
     cpu: str  # the model, as the system names it
@@ -61,12 +61,12 @@ class Machine:
         return {"hash": self.hash, "title": self.title, **asdict(self)}
 
 
-def this_machine(devices: Sequence[Any] = ()) -> Machine:
+def this_machine(devices: Sequence[Any] = ()) -> Fingerprint:
     """This machine now. `devices`: JAX's, all of one kind; the CPU's are no accelerators."""
     chips = [d for d in devices if d.platform != "cpu"]
     commit = _git("rev-parse", "HEAD") if _git("ls-files", "--error-unmatch", "errors.py") else None
     changes = None if commit is None else _git("status", "--porcelain")
-    return Machine(
+    return Fingerprint(
         cpu=_cpu(),
         cores=cores().usable,
         memory_bytes=memory().total_bytes,

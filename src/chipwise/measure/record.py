@@ -27,7 +27,7 @@ import numpy as np
 from ..atomic import replace_text
 from ..engine.stored import number
 from ..errors import DataError
-from ..machine.fingerprint import Machine
+from ..machine.fingerprint import Fingerprint
 
 FORMAT, VERSION = "chipwise.record", 1
 SCHEMA = f"{FORMAT}/{VERSION}"
@@ -78,7 +78,7 @@ class Record:
     created: str  # ISO 8601, UTC
     measured: Mapping[str, Any]
     figures: Mapping[str, Series]
-    machine: Machine
+    machine: Fingerprint
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, as they are written."""
@@ -205,13 +205,13 @@ def _series(body: _Fields) -> Series:
     return Series(body.take("unit", str), body.runs())
 
 
-def _machine(body: _Fields) -> Machine:
+def _machine(body: _Fields) -> Fingerprint:
     values = {}
-    for name, hint in get_type_hints(Machine).items():
+    for name, hint in get_type_hints(Fingerprint).items():
         values[name] = body.take(name, *(get_origin(kind) or kind for kind in _alternatives(hint)))
     versions = _Fields(values["versions"], body.source, body.commands, "machine.versions")
     values["versions"] = {name: versions.take(name, str, type(None)) for name in versions.stored}
-    return Machine(**values)
+    return Fingerprint(**values)
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:
