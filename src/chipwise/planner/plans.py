@@ -6,12 +6,11 @@ of a step are *per device*; batch, examples/s and dollars are of the whole targe
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..words.facts import Fact
+from ..words.facts import Fact, plain
 
 SCHEMA = "chipwise.plan/2"
 
@@ -76,7 +75,7 @@ class Memory:
         return self.needed <= self.available
 
     def json(self) -> dict[str, Any]:
-        return _json(self) | {"needed": self.needed, "fits": self.fits}
+        return plain(self) | {"needed": self.needed, "fits": self.fits}
 
 
 @dataclass(frozen=True)
@@ -167,20 +166,10 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; the derived ones (`fits`, `needed`, cheapest prices) are included."""
-        plan = _json(self)
+        plan = plain(self)
         if self.memory is not None:
             plan["memory"] = self.memory.json()
         if self.feeding is not None:
             plan["feeding"]["input_bound"] = self.feeding.input_bound
-        plan["cheapest"], plan["cheapest_spot"] = _json(self.cheapest()), _json(self.cheapest(spot=True))
+        plan["cheapest"], plan["cheapest_spot"] = plain(self.cheapest()), plain(self.cheapest(spot=True))
         return plan
-
-
-def _json(value: Any) -> Any:
-    if isinstance(value, Fact):
-        return value.json()
-    if dataclasses.is_dataclass(value):
-        return {f.name: _json(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, tuple | list):
-        return [_json(one) for one in value]
-    return dict(value) if isinstance(value, dict) else value

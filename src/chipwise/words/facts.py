@@ -15,7 +15,7 @@ import functools
 import string
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from importlib.resources import files
 from typing import Any
 
@@ -40,13 +40,18 @@ class Fact:
 
     def json(self) -> dict[str, Any]:
         """`code`, `text`, and the numbers, facts among them in the same way."""
-        return {"code": self.code, "text": str(self), **{k: _plain(v) for k, v in self.numbers.items()}}
+        return {"code": self.code, "text": str(self), **plain(self.numbers)}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A value as JSON has it: facts with their sentences, dataclasses as objects."""
     if isinstance(value, Fact):
         return value.json()
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def fact(code: str, /, **numbers: Any) -> Fact:

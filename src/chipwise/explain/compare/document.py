@@ -6,11 +6,10 @@ meaning or goes raises it.
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ from ... import __version__
 from ...chips.prices import Price
 from ...errors import RecipeError, near
 from ...study.stats import Spread, difference, paired
-from ...words.facts import Fact
+from ...words.facts import Fact, plain
 from ..rows import KINDS, MEASURED, Repeat, Row, mapping, numbers
 from .agreement import SAME_BITS, Agreement, agreement, check_recipe, differing, same_device
 from .conclusions import conclusions
@@ -99,17 +98,6 @@ def document(
         }
     )
     return comparison | {"sentences": plain(conclusions(comparison))}
-
-
-def plain(value: Any) -> Any:
-    """A value as plain JSON ones: facts with their sentences, dataclasses as objects."""
-    if isinstance(value, Fact):
-        return {"code": value.code, "text": str(value), **plain(value.numbers)}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
-    return [plain(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def _stated(row: Row) -> dict[str, Any]:
