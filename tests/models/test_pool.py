@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from chipwise.models.pool import _pool, max_pool_2x2
+from chipwise.models.layers import _pool, max_pool_2x2
 
 
 @pytest.mark.parametrize("shape", [(1, 2, 2, 1), (3, 8, 8, 5), (2, 7, 9, 4), (2, 5, 4, 3)])

@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from .layers import Classifier, ConvBN, pytorch_uniform
-from .pool import max_pool_2x2
+from .layers import Classifier, ConvBN, max_pool_2x2, pytorch_uniform
 
 
 class Block(nnx.Module):

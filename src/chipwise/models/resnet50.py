@@ -61,13 +61,13 @@ class ResNet50(nnx.Module):
         rngs: nnx.Rngs,
     ):
         self.stem, self.norm = _conv(3, width, 7, 2, rngs), _norm(width)
-        made, channels = [], width
+        bottlenecks, channels = [], width
         for stage, count in enumerate(blocks):
             for block in range(count):
                 stride = 2 if stage > 0 and block == 0 else 1
-                made.append(Bottleneck(channels, width << stage, stride=stride, rngs=rngs))
+                bottlenecks.append(Bottleneck(channels, width << stage, stride=stride, rngs=rngs))
                 channels = 4 * (width << stage)
-        self.blocks = nnx.List(made)
+        self.blocks = nnx.List(bottlenecks)
         normal = nnx.initializers.normal(0.01)
         self.classifier = nnx.Linear(channels, classes, kernel_init=normal, rngs=rngs)
 

@@ -245,8 +245,8 @@ class _Explained:
             center = self.center[worst % len(self.center)]
             away, deviation = float(abs(mean[worst])), float(np.sqrt(spread[worst] / count))
             better = center + float(mean[worst])
-            told = fact("r2-center-far", center=center, away=away, deviation=deviation, better=better)
-            warnings.warn(str(told), RuntimeWarning, stacklevel=2)
+            note = fact("r2-center-far", center=center, away=away, deviation=deviation, better=better)
+            warnings.warn(str(note), RuntimeWarning, stacklevel=2)
         constant = np.where(left == 0, 1.0, 0.0)
         shares = np.where(spread == 0, constant, 1 - left / spread)
         return np.mean(np.where(far, np.nan, shares))
