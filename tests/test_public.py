@@ -72,6 +72,9 @@ heavy = set("jax numpy flax optax orbax scipy sklearn matplotlib absl tensorboar
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 assert os.environ["NPROC"]
 import importlib, types
+from chipwise.cli import app
+app()
+assert "jax" not in sys.modules  # help and mistakes take no second
 for name in "planner.planner recipe.check study.transfer study.sweep data.pack recipe.recipe".split():
     importlib.import_module(f"chipwise.{name}")
 for name in "plan check transfer sweep pack fit find_lr evaluate detect simulate load".split():

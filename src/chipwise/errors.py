@@ -89,12 +89,6 @@ class Stopped(ChipwiseError):
     exit_code = 75
 
 
-def nearest(word: str, choices: Iterable[Any]) -> str:
-    """`" Did you mean 'x'?"` for the closest of `choices`, or an empty string."""
-    close = near(word, choices)
-    return f" Did you mean '{close}'?" if close else ""
-
-
 def near(word: str, choices: Iterable[Any]) -> str | None:
     """The closest of `choices`, if any is close: a fact to show with `{near:near}`."""
     return next(iter(difflib.get_close_matches(word, [str(c) for c in choices], n=1, cutoff=0.5)), None)
