@@ -118,8 +118,8 @@ def kernel_seconds(row: Row) -> float:
 
 def _from_facts(row: Row, facts) -> Prediction:
     for part, fact in zip(row.parts, facts, strict=True):
-        if fact.problem is not None or fact.seconds is None:
-            reason = str(fact.problem or "time unknown")
+        if fact.problem is not None:
+            reason = str(fact.problem)
             return Prediction(row.line, row.measured, None, problem=f"{part.name}: {reason}")
     parts = step_seconds(row, [fact.seconds for fact in facts])
     parts["attention at peak"] = kernel_seconds(row)

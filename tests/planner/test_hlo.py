@@ -41,11 +41,6 @@ def test_a_product_and_what_is_fetched_for_it():
     assert found.notes == []
 
 
-def test_without_a_clock_there_are_no_seconds():
-    found = read("product_v5e")
-    assert found.seconds is None and found.seconds_by_kind == {}
-
-
 def test_nested_loops_are_multiplied_out():
     found = read("loops_v5e")
     assert found.cycles == 5 * (3 * (10453 + 80) + 4140)

@@ -88,13 +88,14 @@ def compiled(request: dict[str, Any], folder: Path, devices: list) -> Compiled:
         return refusal(request["name"], str(error), time.perf_counter() - start)
     seconds = time.perf_counter() - start
     memory = program.memory_analysis()
-    reading = read(program_bytes(program), request["clock_GHz"], request["memory_GBps"])
+    speeds = {name: request[name] for name in ("clock_GHz", "memory_GBps") if request[name] is not None}
+    reading = read(program_bytes(program), **speeds)
     return Compiled(
         name=request["name"],
         temp_bytes=memory.temp_size_in_bytes,
         code_bytes=memory.generated_code_size_in_bytes,
         seconds=reading.seconds,
-        seconds_by_kind=reading.seconds_by_kind,
+        seconds_by_kind=dict(reading.seconds_by_kind),
         wire_bytes=reading.wire_bytes,
         compile_seconds=seconds,
         notes=reading.notes,

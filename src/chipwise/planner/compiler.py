@@ -103,7 +103,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What compiling a program said, for one execution on one device: see `hlo.Reading`.
+    """What compiling a program said, for one execution on one device: see `hlo.Reading`. Without the chip's
+    clock, `seconds` mean nothing.
 
     `problem`: why there are no figures: what the compiler refused (`refusal`), or how its process died.
     """
@@ -112,7 +113,7 @@ class Compiled:
     problem: Fact | None = None
     temp_bytes: int = 0
     code_bytes: int = 0
-    seconds: float | None = None
+    seconds: float = 0.0
     seconds_by_kind: dict[str, float] = field(default_factory=dict)
     wire_bytes: float = 0.0
     compile_seconds: float = 0.0

@@ -46,7 +46,7 @@ from .hlo_operations import (
 )
 from .hlo_proto import Computation, Instruction, parse
 
-VERSION = 3
+VERSION = 4
 """Of what `read` makes of a program: raised whenever it would make something else of the same one."""
 
 _NOTICEABLE = 0.1  # of the products' work, lost to padding
@@ -54,77 +54,63 @@ _NOTICEABLE = 0.1  # of the products' work, lost to padding
 
 @dataclass
 class Reading:
-    """What one execution of a program costs a device. Loops are multiplied out.
+    """What one execution of a program, or a part of one, costs a device. Loops are multiplied out.
 
-    `cycles` is `None` where the compiler named none. `bytes_accessed` is HBM traffic, `wire_bytes` what goes
-    to other devices, `product_flops` 2 for each multiply and add of matrix products and convolutions.
-    `seconds` is `None` without a clock, and leaves `wire_bytes` out.
+    Bytes are HBM traffic; `wire_bytes` goes to other devices. `product_flops` are 2 for each multiply and add
+    of matrix products and convolutions, `padded_flops` the same with their padding. Seconds are on the given
+    clock, and leave `wire_bytes` out.
     """
 
-    cycles: float | None = None
-    cycles_by_kind: dict[str, float] = field(default_factory=dict)
-    bytes_accessed: float = 0.0
-    bytes_by_kind: dict[str, float] = field(default_factory=dict)
+    cycles_by_kind: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    bytes_by_kind: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    seconds_by_kind: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     wire_bytes: float = 0.0
     product_flops: float = 0.0
-    seconds: float | None = None
-    seconds_by_kind: dict[str, float] = field(default_factory=dict)
+    padded_flops: float = 0.0
     notes: list[Fact] = field(default_factory=list)
 
-
-@dataclass
-class _Sums:
-    """Running totals of a computation: `seconds` are on the given clock, or cycles without one."""
-
-    cycles: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    nbytes: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    wire: float = 0.0
-    flops: float = 0.0
-    padded: float = 0.0  # flops of the products with their padding
-
-    def add(self, other: _Sums, times: float = 1.0) -> None:
+    def add(self, other: Reading, times: float = 1.0) -> None:
         for mine, theirs in (
-            (self.cycles, other.cycles),
-            (self.nbytes, other.nbytes),
-            (self.seconds, other.seconds),
+            (self.cycles_by_kind, other.cycles_by_kind),
+            (self.bytes_by_kind, other.bytes_by_kind),
+            (self.seconds_by_kind, other.seconds_by_kind),
         ):
             for kind, value in theirs.items():
                 mine[kind] += times * value
-        self.wire += times * other.wire
-        self.flops += times * other.flops
-        self.padded += times * other.padded
+        self.wire_bytes += times * other.wire_bytes
+        self.product_flops += times * other.product_flops
+        self.padded_flops += times * other.padded_flops
 
     @property
-    def time(self) -> float:
-        return sum(self.seconds.values())
+    def cycles(self) -> float | None:
+        """`None` where the compiler named none."""
+        return sum(self.cycles_by_kind.values()) if self.cycles_by_kind else None
+
+    @property
+    def bytes_accessed(self) -> float:
+        return sum(self.bytes_by_kind.values())
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.seconds_by_kind.values())
 
 
-def read(program: bytes, clock_GHz: float | None = None, memory_GBps: float | None = None) -> Reading:
+def read(program: bytes, clock_GHz: float = 1.0, memory_GBps: float = math.inf) -> Reading:
     """The cost of a compiled program, given as `hlo_proto.program_bytes` takes it from the executable.
 
     *Arguments:* `clock_GHz` of the device's core, and `memory_GBps`, the HBM bandwidth of one *device* (half
-    the chip's on v2, v3 and 7x), 1e9 bytes/s; without a clock there are no `seconds`.
+    the chip's on v2, v3 and 7x), 1e9 bytes/s.
 
     Raises `ValueError` if the bytes are no program.
     """
     reader = _Reader(clock_GHz, memory_GBps)
-    sums = reader.computation(parse(program).entry)
-    reading = Reading(
-        cycles=float(sum(sums.cycles.values())) if sums.cycles else None,
-        cycles_by_kind=dict(sums.cycles),
-        bytes_accessed=float(sum(sums.nbytes.values())),
-        bytes_by_kind=dict(sums.nbytes),
-        wire_bytes=sums.wire,
-        product_flops=sums.flops,
-    )
-    if clock_GHz is not None:
-        reading.seconds, reading.seconds_by_kind = sums.time, dict(sums.seconds)
-        if memory_GBps is not None and reading.bytes_accessed / memory_GBps / 1e9 > sums.time:
-            waiting = reading.bytes_accessed / memory_GBps / 1e9 - sums.time
-            reading.seconds = sums.time + waiting
-            reading.seconds_by_kind["copy"] = reading.seconds_by_kind.get("copy", 0.0) + waiting
-    if sums.flops and (share := 1 - sums.flops / sums.padded) >= _NOTICEABLE:
+    reading = Reading()
+    reading.add(reader.computation(parse(program).entry))
+    waiting = reading.bytes_accessed / memory_GBps / 1e9 - reading.seconds
+    if waiting > 0:
+        reading.seconds_by_kind["copy"] += waiting
+    flops, padded = reading.product_flops, reading.padded_flops
+    if flops and (share := 1 - flops / padded) >= _NOTICEABLE:
         shape = max(reader.losses, key=lambda name: reader.losses[name])
         reader.note("program-padding", share=share, shape=shape)
     reading.notes = reader.notes
@@ -132,34 +118,32 @@ def read(program: bytes, clock_GHz: float | None = None, memory_GBps: float | No
 
 
 class _Reader:
-    def __init__(self, clock_GHz: float | None, memory_GBps: float | None):
-        self.clock, self.bandwidth = clock_GHz or 1.0, memory_GBps or math.inf
+    def __init__(self, clock_GHz: float, memory_GBps: float):
+        self.clock, self.bandwidth = clock_GHz, memory_GBps
         self.notes: list[Fact] = []  # each once
         self.losses: dict[str, float] = defaultdict(float)
-        self.costs: dict[int, _Sums] = {}
+        self.costs: dict[int, Reading] = {}
 
     def note(self, code: str, **numbers: object) -> None:
         if (note := fact(code, **numbers)) not in self.notes:
             self.notes.append(note)
 
-    def computation(self, inside: Computation) -> _Sums:
+    def computation(self, inside: Computation) -> Reading:
         if inside.id not in self.costs:
-            sums = _Sums()
+            sums = Reading()
             for op in inside.instructions.values():
                 sums.add(self.operation(op))
             self.costs[inside.id] = sums
         return self.costs[inside.id]
 
-    def operation(self, op: Instruction) -> _Sums:
-        sums, code = _Sums(), op.opcode
+    def operation(self, op: Instruction) -> Reading:
+        sums, code = Reading(), op.opcode
         if code in FREE or code.endswith(("-done", "-update")):
             return sums
         if code == "while":
             return self.loop(op)
         if code == "conditional":
-            branches = [self.computation(branch) for branch in op.called]
-            sums.add(max(branches, key=lambda b: (b.time, sum(b.nbytes.values()))))
-            return sums
+            return max(map(self.computation, op.called), key=lambda b: (b.seconds, b.bytes_accessed))
         if code.removesuffix("-start") in ("call", "async"):
             for inside in op.called:
                 sums.add(self.computation(inside))
@@ -168,24 +152,24 @@ class _Reader:
         for part in parts(op):
             self.product_or_collective(part, sums)
         kind, bytes_moved = kind_of(op), moved(op)
-        sums.nbytes[kind] += bytes_moved
+        sums.bytes_by_kind[kind] += bytes_moved
         if code.endswith("-start"):
             return sums  # beside other operations; collectives have their wire bytes
         cycles = estimated_cycles(op)
         if cycles is not None:
-            sums.cycles[kind] += cycles
+            sums.cycles_by_kind[kind] += cycles
         time = max((cycles or 0.0) / self.clock, bytes_moved / self.bandwidth) / 1e9
         if time:
-            sums.seconds[kind] += time
+            sums.seconds_by_kind[kind] += time
         return sums
 
-    def loop(self, op: Instruction) -> _Sums:
+    def loop(self, op: Instruction) -> Reading:
         body, condition = op.called
         runs = trips(op)
         if runs is None:
             self.note("program-loop-on-data", source=op.source or op.name)
             runs = 1
-        sums = _Sums()
+        sums = Reading()
         sums.add(self.computation(body), runs)
         sums.add(self.computation(condition), runs + 1)
         return sums
@@ -207,17 +191,17 @@ class _Reader:
                 if shape.dynamic:
                     self.note("program-dynamic-shape", shape=str(shape))
 
-    def product_or_collective(self, op: Instruction, sums: _Sums) -> None:
+    def product_or_collective(self, op: Instruction, sums: Reading) -> None:
         code = op.opcode.removesuffix("-start")
         if code == "convolution":
             flops = convolution_flops(op)
             ratio = min((s.elements / s.padded_elements for s in tiled(op) if s.elements), default=1.0)
-            sums.flops += flops
-            sums.padded += flops / ratio
+            sums.product_flops += flops
+            sums.padded_flops += flops / ratio
             self.losses[str(op.shapes[0])] += flops / ratio - flops
         elif code in COLLECTIVES:
             devices = op.group_size
             whole = sum(s.nbytes for s in op.operand_shapes) or sum(s.nbytes for s in op.shapes)
             if code == "all-gather":
                 whole *= devices
-            sums.wire += COLLECTIVES[code](devices) * whole
+            sums.wire_bytes += COLLECTIVES[code](devices) * whole

@@ -127,7 +127,7 @@ def timed_by_compiler(target: Target, programs: StepPrograms, answers: Answers) 
     problem = next((a.problem for a in present if a.problem is not None), None)
     if problem is not None:  # for memory, `memory` says it
         return step if problem.code == "refused-for-memory" else dataclasses.replace(step, problem=problem)
-    if any(a.seconds is None for a in present):
+    if target.chip.clock_GHz is None:
         return dataclasses.replace(step, problem=fact("chip-without-clock", chip=target.chip.name))
 
     def products(name: str) -> float:
@@ -135,9 +135,7 @@ def timed_by_compiler(target: Target, programs: StepPrograms, answers: Answers) 
         return sum(answers[name].seconds_by_kind.get(kind, 0.0) for kind in _PRODUCTS)
 
     def seconds(name: str) -> float:
-        if name not in answers:
-            return 0.0
-        return (answers[name].seconds or 0.0) + (passes - 1) * products(name)
+        return answers[name].seconds + (passes - 1) * products(name) if name in answers else 0.0
 
     wire = all_reduce_seconds(4.0 * programs.size, programs.layout.devices, target.chip)
     parts = {
