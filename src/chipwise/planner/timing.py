@@ -18,13 +18,14 @@ CALL_SECONDS, ARGUMENT_SECONDS = 5e-6, 0.3e-6
 """Of the host's time to start a program on a device, and for each array it is given: measured with
 `benchmarks/dispatch.py`."""
 
-START_SECONDS = {"TPU": Range(10.0, 3.0, 30.0), "GPU": Range(5.0, 2.0, 15.0), "CPU": Range(2.0, 1.0, 6.0)}
-"""Before the first compilation: imports, devices, data. The TPU's value is what the archived notebooks of
-2019 show for a restart; the other values are allowances. Nobody measured how far they go: the ends are a
-third and three times, but never less than importing JAX takes, some seconds."""
-
 ALLOWANCE = 3.0
-"""Up and down, of compilation seconds that are an allowance and not measured."""
+"""Up and down, of seconds that are an allowance and not measured."""
+
+START_SECONDS = {
+    kind: Range.around(seconds, ALLOWANCE) for kind, seconds in {"TPU": 10.0, "GPU": 5.0, "CPU": 2.0}.items()
+}
+"""Before the first compilation: imports, devices, data. The TPU's value is what the archived notebooks of
+2019 show for a restart; the others are allowances. How far they go nobody measured."""
 
 OTHER_HOST = 2.0
 """Up and down, of compilation seconds that were measured, but on this host and not on the target's."""
