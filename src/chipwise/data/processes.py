@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError
-from ..recipe.source import one_line
+from ..words.figures import one_line
 from .buffers import Buffer, Layout, columns, mapped
 from .columns import Columns
 from .sources import fill

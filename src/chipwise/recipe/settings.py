@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ChipwiseError, RecipeError, near
+from ..words.figures import one_line
 from .recipe import Recipe
 from .schedule import Schedule
 
@@ -173,7 +174,7 @@ def _blame(error: Exception, file: Path | None) -> dict[str, Any]:
     if isinstance(error, SyntaxError):
         lines = [error.lineno]
     line = lines[-1] if lines else None
-    return {"error": type(error).__name__, "reason": " ".join(str(error).split()), "line": line}
+    return {"error": type(error).__name__, "reason": one_line(error), "line": line}
 
 
 def _parse(text: str) -> tuple[str, str]:

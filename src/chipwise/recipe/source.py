@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from ..errors import DataError
+from ..words.figures import one_line
 
 Spec = dict[str, jax.ShapeDtypeStruct]  # column to the shape and type of one example
 Columns = dict[str, np.ndarray]  # column to (n, ...)
@@ -132,8 +133,3 @@ def narrow(name: str, values: Any) -> np.ndarray:
             raise DataError("value-overflows", column=name, value=value, dtype=target)
         raise DataError("column-overflows", column=name, value=value, row=int(place[0]), dtype=target)
     return small
-
-
-def one_line(error: BaseException) -> str:
-    """What an exception says, on one line."""
-    return " ".join(str(error).split())
