@@ -69,6 +69,14 @@ def test_folders(tmp_path, make, suffix, where):
     assert read_cifar(tmp_path / "data", splits=("test",)).keys() == {"test"}
 
 
+def test_binary_batches_are_read_where_pickles_stand_beside_them(tmp_path):
+    folder = write(tmp_path / "cifar-10-batches-py")
+    write(tmp_path / "cifar-10-batches-bin", binary, ".bin")
+    for name in NAMES:
+        (folder / name).write_bytes(b"not read")
+    check(read_cifar(tmp_path))
+
+
 @pytest.mark.parametrize(("make", "suffix"), [(pickled, ""), (binary, ".bin")])
 def test_archives_are_read_in_place(tmp_path, make, suffix):
     folder = write(tmp_path / "cifar-10-batches", make, suffix)
@@ -133,6 +141,7 @@ def test_a_malicious_batch_executes_nothing(tmp_path):
     [
         ([1], "cifar-not-dict", {"kind": "list"}),
         ({"labels": [1]}, "cifar-no-pixels", {"pixels": 3072}),
+        ({"a\nb\x1b[31m": [1]}, "cifar-no-pixels", {"keys": ["a\nb\x1b[31m"]}),
         ({"data": np.zeros((2, 3072), np.int32), "labels": [0, 0]}, "pickle-refused", {}),
         ({"data": np.zeros((2, 3071), np.uint8), "labels": [0, 0]}, "cifar-no-pixels", {"pixels": 3072}),
         ({"data": np.zeros((2, 3072), np.uint8)}, "cifar-no-labels", {"column": "labels", "examples": 2}),
