@@ -8,7 +8,7 @@ import pytest
 
 import chipwise as cw
 import tasks
-from chipwise.chips.prices import cheapest, load, prices_for
+from chipwise.chips.prices import cheapest, load, prices_for, read
 from chipwise.chips.targets import parse
 from chipwise.machine.fingerprint import this_machine
 from chipwise.measure.record import Record, Series
@@ -69,6 +69,12 @@ def test_a_run_shorter_than_its_allowances_is_ranked_by_its_step(plans):
     assert t4.ranked_by == "step"
     (longer,) = cw.plan(recipe(duration="2000ep"), on=["t4"])
     assert longer.ranked_by == "run" and longer.overhead_seconds == t4.overhead_seconds
+
+
+def test_a_host_of_ones_own_has_the_price_that_its_owner_states():
+    row = "chip,chips,cloud,source,date,purchase_usd,years\ncpu,1,mine,receipt,2026-01-15,1000,4\n"
+    (p,) = cw.plan(recipe(), on=["cpu"], prices=read(row, "mine.csv"))
+    assert [cost.cloud for cost in p.costs] == ["mine"] and p.costs[0].reckoned[0].code == "price-owned"
 
 
 def test_replicas_lie_as_training_lays_them(plans):

@@ -78,6 +78,11 @@ class Price:
         """Whether nothing else must be paid to use it."""
         return self.includes != "accelerator alone"
 
+    @property
+    def owned(self) -> bool:
+        """Whether it is what one's own hardware costs."""
+        return self.includes not in INCLUDES
+
 
 _DATE = re.compile(r"(\d{4})-(0[1-9]|1[0-2])(?:-(0[1-9]|[12]\d|3[01]))?")
 COLUMNS = tuple(f.name for f in fields(Price) if f.name not in ("machines", "reckoned"))
@@ -271,37 +276,30 @@ def prices_for(target: Target, table: Sequence[Price], on: datetime.date | None 
 
 
 def _scaled(target: Target, listed: Sequence[Price]) -> list[Price]:
-    listed = [price for price in listed if not price.includes.startswith("owned")]
+    listed = [price for price in listed if not price.owned]
     if target.chip.kind == "TPU":
         by_size = sorted(listed, key=lambda price: (abs(math.log(price.chips / target.chips)), price.chips))
-        return [
-            _times(
-                price,
-                target.chips / price.chips,
-                target.name,
-                fact("price-in-proportion", instance=price.instance),
-            )
-            for price in by_size[:1]
-        ]
+        return [_in_proportion(price, target) for price in by_size[:1]]
     parts = [price for price in listed if target.chips % price.chips == 0 and target.chip.kind == "GPU"]
     largest = max((price.chips for price in parts), default=1)
-    count = target.chips // largest
-    return [
-        replace(
-            _times(price, count, f"{count} x {price.instance}", fact("price-of-machines", machines=count)),
-            machines=count,
-        )
-        for price in parts
-        if price.chips == largest
-    ]
+    return [_machines(price, target.chips // largest) for price in parts if price.chips == largest]
 
 
-def _times(price: Price, factor: float, instance: str, how: Fact) -> Price:
+def _in_proportion(price: Price, target: Target) -> Price:
+    how = fact("price-in-proportion", instance=price.instance)
+    return replace(_times(price, target.chips / price.chips, how), instance=target.name)
+
+
+def _machines(price: Price, count: int) -> Price:
+    how = fact("price-of-machines", machines=count)
+    return replace(_times(price, count, how), instance=f"{count} x {price.instance}", machines=count)
+
+
+def _times(price: Price, factor: float, how: Fact) -> Price:
     usd, spot = price.usd_per_hour, price.spot_usd_per_hour
     return replace(
         _reckoned(price, how),
         chips=round(price.chips * factor),
-        instance=instance,
         usd_per_hour=None if usd is None else usd * factor,
         spot_usd_per_hour=None if spot is None else spot * factor,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -118,9 +119,11 @@ def _inline(
             branch = params["branches"][which]
             outputs = _inline(graph, branch.jaxpr, branch.consts, taken[1:], platform)
         elif name == "scan":
-            outputs = _scan(graph, eqn, taken, platform)
+            outputs = _loop(graph, eqn, taken, params["jaxpr"], float(params["length"]), platform)
         elif name == "while":
-            outputs = _while(graph, eqn, taken, platform)
+            graph.notes.append(fact("trace-loop-on-data"))
+            taken = taken[params["cond_nconsts"] :]
+            outputs = _loop(graph, eqn, taken, params["body_jaxpr"], 1.0, platform)
         elif len(inner) == 1 and _is_call(inner[0], eqn):
             outputs = _inline(graph, inner[0].jaxpr, inner[0].consts, taken, platform)
         else:
@@ -136,24 +139,19 @@ def _inline(
     return [read(a) for a in jaxpr.outvars]
 
 
-@dataclass(frozen=True)
-class _Closed:
-    jaxpr: Any
-    consts: Sequence[Any]
-
-
-def _inner(params: dict[str, Any]) -> list[_Closed]:
+def _inner(params: dict[str, Any]) -> list[Any]:
+    """The closed jaxprs among an equation's parameters."""
     closed = []
     for value in params.values():
         for one in value if isinstance(value, tuple | list) else (value,):
             if hasattr(one, "jaxpr") and hasattr(one, "consts"):
-                closed.append(_Closed(one.jaxpr, one.consts))
+                closed.append(one)
             elif hasattr(one, "eqns") and hasattr(one, "invars"):
-                closed.append(_Closed(one, ()))
+                closed.append(SimpleNamespace(jaxpr=one, consts=()))
     return closed
 
 
-def _is_call(inner: _Closed, eqn: Any) -> bool:
+def _is_call(inner: Any, eqn: Any) -> bool:
     def shapes(atoms):
         return [getattr(a.aval, "shape", None) for a in atoms]
 
@@ -191,39 +189,23 @@ def _weight(jaxpr: Any) -> float:
     return total
 
 
-def _body(graph: Graph, jaxpr: Any, consts: Sequence[Any], platform: str) -> Graph:
+def _loop(graph: Graph, eqn: Any, taken: list[int], closed: Any, trips: float, platform: str) -> list[int]:
     body = Graph()
-    body.inputs = [body.add(_value(v.aval, body)) for v in jaxpr.invars]
-    body.outputs = _inline(body, jaxpr, consts, body.inputs, platform)
+    body.inputs = [body.add(_value(v.aval, body)) for v in closed.jaxpr.invars]
+    body.outputs = _inline(body, closed.jaxpr, closed.consts, body.inputs, platform)
     graph.notes += body.notes
-    return body
-
-
-def _scan(graph: Graph, eqn: Any, taken: list[int], platform: str) -> list[int]:
-    closed = eqn.params["jaxpr"]
-    body = _body(graph, closed.jaxpr, closed.consts, platform)
     outputs = [graph.add(_value(v.aval, graph)) for v in eqn.outvars]
-    graph.nodes.append(Node("scan", eqn.params, taken, outputs, body, float(eqn.params["length"])))
+    graph.nodes.append(Node(eqn.primitive.name, eqn.params, taken, outputs, body, trips))
     return outputs
 
 
-def _while(graph: Graph, eqn: Any, taken: list[int], platform: str) -> list[int]:
-    skip, closed = eqn.params["cond_nconsts"], eqn.params["body_jaxpr"]
-    body = _body(graph, closed.jaxpr, closed.consts, platform)
-    outputs = [graph.add(_value(v.aval, graph)) for v in eqn.outvars]
-    graph.notes.append(fact("trace-loop-on-data"))
-    graph.nodes.append(Node("while", eqn.params, taken[skip:], outputs, body))
-    return outputs
-
-
-def _live(graph: Graph, outputs: Sequence[int]) -> tuple[list[Node], set[int]]:
-    """The nodes that `outputs` need, in order, and every value that is read."""
-    read, kept = set(outputs), []
+def _read(graph: Graph, outputs: Sequence[int]) -> set[int]:
+    """Every value that is read on the way to `outputs`."""
+    read = set(outputs)
     for node in reversed(graph.nodes):
         if node.has_effects or any(v in read for v in node.outputs):
             read.update(node.inputs)
-            kept.append(node)
-    return kept[::-1], read
+    return read
 
 
 def _prune(graph: Graph) -> None:
@@ -247,7 +229,7 @@ def _prune_loop(node: Node, body: Graph, needed: set[int]) -> None:
         keep = [True] * carries
     while True:  # a carry that a kept output reads is itself kept
         outputs = [v for v, k in zip(body.outputs, keep, strict=True) if k]
-        read = _live(body, outputs)[1]
+        read = _read(body, outputs)
         more = [k or (i < carries and body.inputs[consts + i] in read) for i, k in enumerate(keep)]
         if more == keep:
             break

@@ -194,7 +194,7 @@ def _run(
     run = run_time(recipe, target, seconds, step.compile_seconds)
     known = prices_for(target, prices)
     # The CPU is this host, measured: what another host of so many cores costs is no price of it.
-    if target.chip.kind == "CPU" and not any(p.cloud == "owned" for p in known):
+    if target.chip.kind == "CPU" and not any(p.owned for p in known):
         known = []
     return {
         "step_seconds": seconds,
