@@ -1,4 +1,4 @@
-"""Brightness, contrast, saturation and hue, sharpness, and fastai's lighting.
+"""Brightness, contrast, saturation and hue, sharpness, fastai's lighting, and normalisation.
 
 The enhancements are Pillow's `ImageEnhance`: a blend of the image with black, its mean gray, its own
 gray or a blurred copy, past the image for factors above 1. Pillow drops the fraction where these round.
@@ -14,7 +14,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...errors import DataError
-from .image import Augment, Example, between, chance, grid, image_of, span, stored, where_drawn, white
+from .image import (
+    Augment,
+    Example,
+    between,
+    chance,
+    colors_of,
+    grid,
+    image_of,
+    span,
+    stored,
+    where_drawn,
+    white,
+    with_opacity,
+)
 
 Amount = float | tuple[float, float]
 _Change = Callable[[jax.Array, jax.Array, float], jax.Array]  # colours, how much, white
@@ -176,16 +189,13 @@ def normalise(mean: float | Sequence[float], std: float | Sequence[float]) -> Au
 
 def of_colors(image: jax.Array, change: Callable[[jax.Array], jax.Array]) -> jax.Array:
     """`change` made to an image's colours in float32, and stored; opacity stays."""
-    colors = image[..., :3] if image.ndim == 3 else image
-    changed = stored(change(colors.astype(jnp.float32)), image.dtype)
-    return changed if changed.shape == image.shape else jnp.concatenate([changed, image[..., 3:]], axis=2)
+    return with_opacity(stored(change(colors_of(image).astype(jnp.float32)), image.dtype), image)
 
 
 def _looked_up(image: jax.Array, table: jax.Array) -> jax.Array:
     """The entry of `table` `(256,)` uint8 for each colour of `image`."""
-    colors = image[..., :3] if image.ndim == 3 else image
-    entries = table.at[colors.astype(jnp.int32)].get(mode="promise_in_bounds")
-    return entries if entries.shape == image.shape else jnp.concatenate([entries, image[..., 3:]], axis=2)
+    places = colors_of(image).astype(jnp.int32)
+    return with_opacity(table.at[places].get(mode="promise_in_bounds"), image)
 
 
 def gray(colors: jax.Array, top: float) -> jax.Array:

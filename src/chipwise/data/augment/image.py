@@ -37,6 +37,16 @@ def image_of(example: Example, stage: str, colors: bool = False) -> jax.Array:
     return jnp.asarray(image)
 
 
+def colors_of(image: jax.Array) -> jax.Array:
+    """An image without its opacity."""
+    return image[..., :3] if image.ndim == 3 else image
+
+
+def with_opacity(colors: jax.Array, image: jax.Array) -> jax.Array:
+    """`colors` with the opacity of `image`, if it has any."""
+    return colors if colors.shape == image.shape else jnp.concatenate([colors, image[..., 3:]], axis=2)
+
+
 def chance(p: float, call: str) -> float:
     """`p`, a probability. Raises `DataError` for one that is none."""
     if not 0 <= p <= 1:

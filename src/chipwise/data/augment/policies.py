@@ -89,7 +89,7 @@ def _policy(
         image = where_drawn(move, some(*_MOVES), image, *where)
         for name, change in (("sharpness", color.sharpen), ("saturation", color.saturate)):
             image = where_drawn(_blended(change), some(name), image, factor(name))
-        colors = image[..., None] if image.ndim == 2 else image[..., :3]
+        colors = tone.channels_of(image)
         tones = [name for name in levels if name not in (*_MOVES, "sharpness", "saturation", "identity")]
         image = where_drawn(tone.applied, some(*tones), image, _table(colors, strengths))
         if "cutout" in levels:
@@ -194,6 +194,8 @@ class Levels(NamedTuple):
     signed: bool
 
 
+_NOTHING = Levels(np.zeros(BINS), 0.0, False)
+_ONCE = Levels(np.ones(BINS), 0.0, False)
 Space = Callable[[int, int], Mapping[str, Levels]]
 
 
@@ -209,7 +211,7 @@ def standard(height: int, width: int) -> dict[str, Levels]:
             enhance=0.9 * m,
         ),
         **_tones(posterize=8 - np.rint(4 * m), solarize=255 * (1 - m)),
-        "identity": _none(m),
+        "identity": _NOTHING,
     }
 
 
@@ -219,7 +221,7 @@ def wide(height: int, width: int) -> dict[str, Levels]:
     return {
         **_common(shear=0.99 * m, right=32 * m, down=32 * m, turn=135 * m, enhance=0.99 * m),
         **_tones(posterize=8 - np.rint(6 * m), solarize=255 * (1 - m)),
-        "identity": _none(m),
+        "identity": _NOTHING,
     }
 
 
@@ -232,17 +234,13 @@ def original(height: int, width: int) -> dict[str, Levels]:
         **_common(shear=0.3 * m, right=100 * m, down=100 * m, turn=30 * m, enhance=m),
         **dict.fromkeys(("saturation", "contrast", "brightness", "sharpness"), factor),
         **_tones(posterize=np.minimum(np.floor(4 * m), 8), solarize=np.floor(256 * m)),
-        "invert": Levels(np.ones(BINS), 0.0, False),
+        "invert": _ONCE,
         "solarize_add": Levels(np.floor(110 * m), 0.0, False),
         "cutout": Levels(np.floor(40 * m), 0.0, False),
     }
 
 
 SPACES: dict[str, Space] = {"standard": standard, "wide": wide, "original": original}
-
-
-def _none(m: np.ndarray) -> Levels:
-    return Levels(np.zeros_like(m), 0.0, False)
 
 
 def _common(
@@ -261,10 +259,9 @@ def _common(
 
 
 def _tones(posterize: np.ndarray, solarize: np.ndarray) -> dict[str, Levels]:
-    once = Levels(np.ones(BINS), 0.0, False)
     return {
         "posterize": Levels(posterize, 8.0, False),
         "solarize": Levels(solarize, 256.0, False),
-        "autocontrast": once,
-        "equalize": once,
+        "autocontrast": _ONCE,
+        "equalize": _ONCE,
     }

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from ...errors import DataError
-from .image import Augment, Example, chance, image_of, where_drawn
+from .image import Augment, Example, chance, image_of, where_drawn, with_opacity
 
 Table = jax.Array  # (256, channels) float32, whole numbers from 0 to 255
 
@@ -61,24 +61,25 @@ def _by_table(stage: str, p: float, table: Callable[[jax.Array, jax.Array], Tabl
 
 
 def eight_bit(example: Example, stage: str) -> tuple[jax.Array, jax.Array]:
-    """The image, and its colours as `(height, width, 1 or 3)`. Raises `DataError` for other than uint8."""
+    """The image, and its `channels_of`. Raises `DataError` for other than uint8."""
     image = image_of(example, stage, colors=True)
     if image.dtype != jnp.uint8:
         raise DataError("augment-not-uint8", stage=stage, dtype=image.dtype.name)
-    return image, image[..., None] if image.ndim == 2 else image[..., :3]
+    return image, channels_of(image)
+
+
+def channels_of(image: jax.Array) -> jax.Array:
+    """An image's colours as `(height, width, 1 or 3)`."""
+    return image[..., None] if image.ndim == 2 else image[..., :3]
 
 
 def applied(image: jax.Array, table: Table) -> jax.Array:
     """The colours of `image` looked up in `table`, rounded."""
-    colors = image[..., None] if image.ndim == 2 else image[..., :3]
+    colors = channels_of(image)
     channels = jnp.arange(colors.shape[2], dtype=jnp.int32)[None, None, :]
     entries = jnp.rint(table).astype(jnp.uint8)
     changed = entries.at[colors.astype(jnp.int32), channels].get(mode="promise_in_bounds")
-    return (
-        jnp.concatenate([changed, image[..., 3:]], axis=2)
-        if changed.size < image.size
-        else changed.reshape(image.shape)
-    )
+    return with_opacity(changed[..., 0] if image.ndim == 2 else changed, image)
 
 
 def identity(colors: jax.Array) -> Table:
