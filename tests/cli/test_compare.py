@@ -2,8 +2,8 @@
 
 import json
 
-import pytest
-
+from chipwise.explain.compare.document import SCHEMA
+from chipwise.words.facts import fact
 from explain.comparisons import plan, record, run
 
 
@@ -14,7 +14,9 @@ def test_who_is_faster_comes_first_and_what_was_measured_next(chipwise, tmp_path
     )
     assert said.code == 0, said.err
     lines = said.out.splitlines()
-    assert "as fast as a" in lines[0] and lines[1].startswith("Measured: a and b. Predicted: v5e-8, t4")
+    assert "as fast as a" in lines[0]
+    kinds = fact("rows-measured", labels=["a", "b"]), fact("rows-predicted", labels=["v5e-8", "t4", "k80"])
+    assert lines[1].startswith(" ".join(map(str, kinds)))
     at = [said.out.index(title) for title in ("What differs", "The same computation?", "Speed", "Money")]
     assert at == sorted(at)
     assert (tmp_path / "page.html").read_text().startswith("<!DOCTYPE html>")
@@ -24,7 +26,7 @@ def test_json_is_one_object(chipwise, tmp_path):
     a, b = record(tmp_path / "a.json"), run(tmp_path / "run")
     said = chipwise("compare", f"mine={a}", b, "--baseline", "run", "--target", "0.95", "--json")
     found = json.loads(said.out)
-    assert found["schema"] == "chipwise.comparison/1" and found["baseline"] == "run"
+    assert found["schema"] == SCHEMA and found["baseline"] == "run"
     assert [row["label"] for row in found["rows"]] == ["mine", "run"] and found["target"]["value"] == 0.95
 
 
@@ -34,23 +36,24 @@ def test_markup_in_names_is_text(chipwise, tmp_path):
     assert said.code == 0 and "[bold]x" in said.out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (["a.json", "absent.json"], 3, "does not exist"),
-        (["a.json"], 2, "alone"),
-        (["a.json", "other.json"], 2, "say nothing about each other"),
-        (["a.json", "b.json", "--target", "0.9"], 2, "no row has eval/accuracy"),
-        (["a.json", "b.json", "--baseline", "c"], 2, "no such row"),
-        (["a.json", "folder"], 5, "holds no run"),
-        (["a.json", "published:abacus"], 2, "matches 'abacus': published lists all 2, published:t4 fewer."),
-        (["other.json", "published"], 2, "Nobody published figures of digits"),
-        (["a.json", "b.json", "--prices", "absent.csv"], 3, "no such file of prices"),
-    ],
-)
-def test_errors_are_one_line(chipwise, tmp_path, monkeypatch, arguments, code, words):
+def test_errors_are_one_line(chipwise, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     record(tmp_path / "a.json"), record(tmp_path / "b.json"), record(tmp_path / "other.json", name="digits")
     (tmp_path / "folder").mkdir()
-    said = chipwise("compare", *arguments)
-    assert said.code == code and words in said.err and said.err.count("\n") == 1 and not said.out
+    two, other = ["a.json", "b.json"], {"row": "other", "has": "digits", "other": "a", "other_has": "mnist"}
+    abacus = {"recipe": "mnist", "words": "abacus", "rows": 2, "target": "t4"}
+    unseen = {"metric": "eval/accuracy", "value": 0.9, "seen": []}
+    for arguments, exit_code, refusal in (
+        (["a.json", "absent.json"], 3, fact("source-missing", path="absent.json")),
+        (["a.json"], 2, fact("compare-alone", labels=["a"])),
+        (["a.json", "other.json"], 2, fact("another-recipe", **other)),
+        ([*two, "--target", "0.9"], 2, fact("target-not-measured", **unseen)),
+        ([*two, "--baseline", "c"], 2, fact("baseline-unknown", label="c", near=None, rows=["a", "b"])),
+        (["a.json", "folder"], 5, fact("folder-holds-nothing", folder="folder")),
+        (["a.json", "published:abacus"], 2, fact("published-no-match", **abacus)),
+        (["other.json", "published"], 2, fact("compare-alone-unpublished", labels=["other"])),
+        ([*two, "--prices", "absent.csv"], 3, "absent.csv"),
+    ):
+        said = chipwise("compare", *arguments)
+        assert said.code == exit_code and str(refusal) in said.err, said.err
+        assert said.err.count("\n") == 1 and not said.out

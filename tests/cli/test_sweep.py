@@ -11,6 +11,7 @@ import time
 import pytest
 
 from chipwise.engine.run_folder import RunFolder
+from chipwise.words.facts import fact
 
 FAST = ("--eval-every", "end", "--devices", "1", "--quiet", "--set", "duration=5st")
 TASKS = os.path.dirname(os.path.dirname(__file__))
@@ -73,7 +74,7 @@ def test_people_see_a_table_its_warnings_and_the_folder(swept, chipwise, mine):
     assert said.code == 0
     assert "mean train/loss" in said.out
     assert "against the first, by pairs" in said.out
-    assert "take --seeds 3 or more" in said.out
+    assert str(fact("few-seeds", enough=3)) in said.out
     assert f"run  {swept[1]}" in said.out
     wrong = chipwise("sweep", f"{mine}:recipe", "--set", "rate=0.1", "--run", swept[1], "--seeds", 1,
                      "--metric", "train/los", *FAST)  # fmt: skip
