@@ -59,8 +59,8 @@ class Verdict:
     def to_json(self) -> dict[str, Any]:
         return {
             **vars(self),
-            "fastest": [told.json() for told in self.fastest],
-            "cheapest": [told.json() for told in self.cheapest],
+            "fastest": [one.json() for one in self.fastest],
+            "cheapest": [one.json() for one in self.cheapest],
             "break_even": [pair.fact.json() for pair in self.break_even],
         }
 

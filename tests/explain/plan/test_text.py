@@ -7,7 +7,7 @@ import json
 from rich.console import Console
 
 import tasks
-from chipwise.explain.plan.text import document, parts, said, table
+from chipwise.explain.plan.text import document, parts, statements, table
 from chipwise.words.facts import fact
 from planner import documents
 
@@ -30,8 +30,8 @@ def test_the_document_is_json_and_the_table_has_a_row_each():
 
 def test_problems_come_first_and_notes_reach_the_terminal():
     plans = documents.plans()
-    assert [told["target"] for told in said(plans) if told.code == "plan-cannot"] == ["t4", "v2-8"]
-    assert said(plans)[0].code == "plan-cannot"
+    assert [told["target"] for told in statements(plans) if told.code == "plan-cannot"] == ["t4", "v2-8"]
+    assert statements(plans)[0].code == "plan-cannot"
     out = printed(plans)
     for plan in plans:
         for note in plan.notes:
@@ -44,9 +44,9 @@ def test_the_star_says_what_the_others_were():
     able = [p for p in documents.plans() if p.runs]
     modelled = [p for p in able if p.method == "modelled"]
     compiled = [p for p in able if p.method == "compiled"]
-    assert said(able)[-1].code == "plan-some-modelled"
-    assert said(modelled)[-1].code == "plan-all-modelled"
-    assert not any(told.code.endswith("modelled") for told in said(compiled))
+    assert statements(able)[-1].code == "plan-some-modelled"
+    assert statements(modelled)[-1].code == "plan-all-modelled"
+    assert not any(told.code.endswith("modelled") for told in statements(compiled))
 
 
 def test_the_cloud_stands_beside_each_price():
@@ -60,5 +60,5 @@ def test_the_cloud_stands_beside_each_price():
 
 def test_what_is_said_of_several_targets_is_said_once():
     plans = [dataclasses.replace(p, advice=(fact("advice-interconnect"),)) for p in documents.plans()]
-    (told,) = [told for told in said(plans) if told.code == "plan-says"]
+    (told,) = [told for told in statements(plans) if told.code == "plan-says"]
     assert told["targets"] == [p.target for p in plans]

@@ -72,7 +72,7 @@ def test_a_run_in_progress(tmp_path):
     try:
         document = report(path)
         assert document["status"]["state"] == "running"
-        (told,) = document["status"]["said"]
+        (told,) = document["status"]["facts"]
         assert (told["code"], told["step"], told["total"]) == ("story-run-going-on", 120, 200)
         assert "next-resume-in-program" not in codes(document["commands"])
     finally:
@@ -87,7 +87,7 @@ def test_a_run_in_progress(tmp_path):
 def test_an_unfinished_run_tells_what_its_rows_tell(tmp_path):
     source = {"recipe": "digits", "set": ["lr=0.4"], "data": "/a folder"}
     document = report(runs.write(tmp_path / "run", runs.usual(120), checkpoints=[100], source=source))
-    told, kept, _ = document["status"]["said"]
+    told, kept, _ = document["status"]["facts"]
     assert (told["code"], told["step"], told["total"]) == ("story-run-not-finished", 120, 200)
     assert (kept["code"], kept["step"]) == ("checkpoint-newest", 100)
     time = document["seconds"]
@@ -128,7 +128,7 @@ def test_a_diverged_run(tmp_path, last, code):
     told, before = one["also"]
     assert (told["code"], told["first"], told["last"]) == (code, 121, 130)
     assert (before["code"], before["step"]) == ("checkpoint-before", 100)
-    assert codes(document["status"]["said"]) == [
+    assert codes(document["status"]["facts"]) == [
         "story-run-diverged",
         code,
         "story-run-length",
@@ -143,7 +143,7 @@ def test_a_diverged_run_is_told_once_and_with_the_values_of_one_step(tmp_path, s
     rows = [*runs.usual(80), runs.row(84, eval_accuracy=0.0, eval_loss=stored)]
     words = "The training loss became nan between steps 81 and 90"  # as older versions wrote it
     document = report(runs.write(tmp_path / "run", [*rows, runs.row(90, diverged=words)]))
-    said = document["status"]["said"]
+    said = document["status"]["facts"]
     assert codes(said) == [
         "story-run-diverged",
         "story-diverged-as-told",
@@ -230,10 +230,13 @@ def test_what_is_no_schedule_is_not_run(stored):
     assert rebuilt(stored) is None
 
 
-def test_a_schedule_that_is_code_says_how_to_draw_it(tmp_path):
-    optimizer = {"optimizer": "sgd", "lr": {"schedule": "function", "call": "mine"}}
-    rate = whole(tmp_path, recipe={"optimizer": optimizer})["schedule"]
-    assert "values" not in rate and rate["note"]["code"] == "rate-is-code"
+@pytest.mark.parametrize(
+    ("stored", "code"),
+    [({"schedule": "function", "call": "mine"}, "rate-is-code"), ("cosine(peak=0.1)", "rate-is-text")],
+)
+def test_a_schedule_that_is_code_or_text_says_how_to_draw_it(tmp_path, stored, code):
+    rate = whole(tmp_path, recipe={"optimizer": {"optimizer": "sgd", "lr": stored}})["schedule"]
+    assert "values" not in rate and rate["note"]["code"] == code
 
 
 # ---- whose recipe is loaded

@@ -162,9 +162,9 @@ def _needed(memory: Mapping[str, Any]) -> float:
 # ---- figures that may be missing
 
 
-def text(told: Any) -> Any:
+def text(fact: Any) -> Any:
     """What a fact in a document says."""
-    return told.get("text") if isinstance(told, Mapping) else told
+    return fact.get("text") if isinstance(fact, Mapping) else fact
 
 
 def _positive(value: Any) -> bool:

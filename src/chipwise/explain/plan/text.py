@@ -26,7 +26,7 @@ from ...words.figures import dollars, duration
 
 def document(recipe: Recipe, plans: Sequence[Plan]) -> dict[str, Any]:
     """The whole answer as plain JSON values."""
-    made = {
+    answer = {
         "schema": SCHEMA,
         "chipwise": __version__,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -44,7 +44,7 @@ def document(recipe: Recipe, plans: Sequence[Plan]) -> dict[str, Any]:
         "plans": [p.to_json() for p in plans],
         "verdict": judge(plans).to_json(),
     }
-    return json.loads(json.dumps(made))  # tuples as lists
+    return json.loads(json.dumps(answer))  # tuples as lists
 
 
 def parts(plans: Sequence[Plan]) -> Iterator[RenderableType]:
@@ -52,8 +52,8 @@ def parts(plans: Sequence[Plan]) -> Iterator[RenderableType]:
     from."""
     yield table(plans)
     yield ""
-    for told in said(plans):
-        yield Text(str(told))
+    for statement in statements(plans):
+        yield Text(str(statement))
     notes = list(_shared((p.target, p.notes) for p in plans))
     if notes:
         yield ""
@@ -61,7 +61,7 @@ def parts(plans: Sequence[Plan]) -> Iterator[RenderableType]:
         yield Text(str(note), style="dim")
 
 
-def said(plans: Sequence[Plan]) -> list[Fact]:
+def statements(plans: Sequence[Plan]) -> list[Fact]:
     """Everything that stands below the table, but for the notes."""
     facts = [fact("plan-cannot", target=p.target, problem=str(p.problem)) for p in plans if not p.runs]
     facts += judge(plans).facts
@@ -74,28 +74,28 @@ def said(plans: Sequence[Plan]) -> list[Fact]:
 
 def _shared(texts: Iterable[tuple[str, Iterable[Fact]]]) -> Iterator[Fact]:
     """What is said of targets, once for all of whom it is said."""
-    told: dict[str, list[str]] = {}
+    of: dict[str, list[str]] = {}
     for target, own in texts:
         for text in own:
-            told.setdefault(str(text), []).append(target)
-    return (fact("plan-says", targets=targets, text=text) for text, targets in told.items())
+            of.setdefault(str(text), []).append(target)
+    return (fact("plan-says", targets=targets, words=text) for text, targets in of.items())
 
 
 def table(plans: Sequence[Plan]) -> Table:
     """One row a target: memory needed and available on a device, a step with its interval, examples/s of the
     whole target, the share of its peak, wall time, and dollars of the run with whose price it is. Some 100
     columns wide."""
-    made = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
+    rich = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
     for name in ("target", "GB", "ms a step", "examples/s", "peak", "bound by", "wall", "$", "$ spot"):
         justify = "left" if name in ("target", "bound by") else "right"
-        made.add_column(name, justify=justify, no_wrap=not name.startswith("$"))  # type: ignore[arg-type]
+        rich.add_column(name, justify=justify, no_wrap=not name.startswith("$"))  # type: ignore[arg-type]
     for p in plans:
         memory = _memory(p.memory)
         if not p.runs:
-            made.add_row(p.target, memory, "[red]-[/red]", "-", "-", "-", "-", "-", "-")
+            rich.add_row(p.target, memory, "[red]-[/red]", "-", "-", "-", "-", "-", "-")
             continue
         assert p.step_seconds is not None and p.examples_per_second is not None and p.wall_seconds is not None
-        made.add_row(
+        rich.add_row(
             p.target + ("" if p.method == "compiled" else " *"),
             memory,
             _range(p.step_seconds.times(1e3)),
@@ -106,7 +106,7 @@ def table(plans: Sequence[Plan]) -> Table:
             _price(p, False),
             _price(p, True),
         )
-    return made
+    return rich
 
 
 def _memory(memory: Memory | None) -> str:

@@ -56,8 +56,8 @@ class Finding:
             "about": self.about,
             **self.fact.json(),
             "evidence": " ".join([*evidence, *map(str, self.also)]),
-            "also": [told.json() for told in self.also],
-            "try": [told.json() for told in self.tries],
+            "also": [one.json() for one in self.also],
+            "try": [one.json() for one in self.tries],
         }
 
 
@@ -80,29 +80,29 @@ def learned(
         typed_text(f"chipwise find-lr {recipe}"),
     )
     if (diverged := divergence(run)) is not None:
-        step, told = diverged
+        step, how = diverged
         good = [saved for saved in run.checkpoints if saved < step]
         before = fact("checkpoint-before", step=good[-1]) if good else fact("checkpoint-none-before")
-        return [Finding("learning", fact("story-run-diverged"), (told, before), calmer)]
-    found = _unlearned(run, calmer, recipe)
-    if not found and finished:
-        found = [*_earlier_best(run), *_gap(run), *_still_falling(run)]
-    return found + _idle(rate)
+        return [Finding("learning", fact("story-run-diverged"), (how, before), calmer)]
+    findings = _unlearned(run, calmer, recipe)
+    if not findings and finished:
+        findings = [*_earlier_best(run), *_gap(run), *_still_falling(run)]
+    return findings + _idle(rate)
 
 
 def divergence(run: RunFiles) -> tuple[int, Fact] | None:
     """The step of the row that says that the run diverged, and how it did; without one that of the first row
     with a loss that is not finite; `None` where there is none."""
     for row in run.rows:
-        told = row.get("diverged")
-        if isinstance(told, dict) and {"first", "last", "value"} <= set(told):
-            parameter = told.get("code") == "parameter-not-finite"
-            value, first, last = one_line(told["value"]), told["first"], told["last"]
+        stated = row.get("diverged")
+        if isinstance(stated, dict) and {"first", "last", "value"} <= set(stated):
+            parameter = stated.get("code") == "parameter-not-finite"
+            value, first, last = one_line(stated["value"]), stated["first"], stated["last"]
             if parameter:
                 return row["step"], fact("story-diverged-parameter", first=first, last=last)
             return row["step"], fact("story-diverged-loss", value=value, first=first, last=last)
-        if told is not None:  # as older versions wrote it
-            return row["step"], fact("story-diverged-as-told", words=one_line(told).rstrip("."))
+        if stated is not None:  # as older versions wrote it
+            return row["step"], fact("story-diverged-as-told", words=one_line(stated).rstrip("."))
     for row in run.rows:
         losses = [row[name] for name in ("train/loss", "eval/loss") if name in row]
         if any(x is None or (isinstance(x, float) and not math.isfinite(x)) for x in losses):
@@ -147,14 +147,14 @@ def _chance(value: float, examples: int | None) -> float:
 
 
 def _earlier_best(run: RunFiles) -> list[Finding]:
-    found = []
+    findings = []
     losses = _series(run, "eval/loss")
     if len(losses) >= 5:
         (best_at, best), (last_at, last) = min(losses, key=lambda pair: pair[1]), losses[-1]
         if sum(step > best_at for step, _ in losses) >= 3 and last > WORSE * best > 0:
             lower = fact("loss-lowest-before-the-end", best=best, step=best_at, end=last, last=last_at)
             tries = fact("try-decay-or-augmentation"), typed_text(f"--set duration={_until(run, best_at)}")
-            found.append(Finding("learning", lower, (), tries))
+            findings.append(Finding("learning", lower, (), tries))
     accuracies = _series(run, "eval/accuracy")
     if len(accuracies) >= 5:
         (best_at, best), (last_at, last) = max(accuracies, key=lambda pair: pair[1]), accuracies[-1]
@@ -164,10 +164,10 @@ def _earlier_best(run: RunFiles) -> list[Finding]:
                 "accuracy-highest-before-the-end", best=best, step=best_at, end=last, last=last_at,
                 examples=_held_out(run), error_points=100 * error,
             )  # fmt: skip
-            found.append(
+            findings.append(
                 Finding("learning", higher, (), (typed_text(f"--set duration={_until(run, best_at)}"),))
             )
-    return found
+    return findings
 
 
 def _until(run: RunFiles, step: int) -> str:
@@ -213,22 +213,22 @@ def _idle(rate: Mapping[str, Any]) -> list[Finding]:
     idle = 1 - (steps[last] + 1) / (steps[-1] + 1)
     if idle < IDLE:
         return []
-    told = fact("schedule-ends-early", name=rate["name"], step=steps[last] + 1, share=idle)
-    return [Finding("settings", told, (), (fact("try-lengths-in-percent"),))]
+    what = fact("schedule-ends-early", name=rate["name"], step=steps[last] + 1, share=idle)
+    return [Finding("settings", what, (), (fact("try-lengths-in-percent"),))]
 
 
 # ---- what was slow
 
 
 def slow(
-    run: RunFiles, found: Sequence[Interval], spent: Spent | None, speed: Speed | None, recipe: str
+    run: RunFiles, timed: Sequence[Interval], spent: Spent | None, speed: Speed | None, recipe: str
 ) -> list[Finding]:
     """About time, the largest cost first. *Arguments:* `recipe`: as it is typed after a command."""
     return [
-        *_input(run, found, recipe),
+        *_input(run, timed, recipe),
         *_sections(run, spent),
         *_spread(speed, recipe),
-        *_intervals(found),
+        *_intervals(timed),
         *_peak(run, speed, recipe),
     ]
 
@@ -239,23 +239,23 @@ def stored(run: RunFiles, part: str) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _input(run: RunFiles, found: Sequence[Interval], recipe: str) -> list[Finding]:
+def _input(run: RunFiles, timed: Sequence[Interval], recipe: str) -> list[Finding]:
     tries = [typed_text(f"chipwise bench-feed {recipe}")]
     feed, sections = stored(run, "feed"), stored(run, "seconds")
     if (share := number(feed.get("waited_share"))) is not None:
         if share < FED:
             return []
         waited, train = number(feed.get("waited_seconds")), number(sections.get("train"))
-        told = fact("waited-for-data", waited=waited, seconds=train, share=share)
+        what = fact("waited-for-data", waited=waited, seconds=train, share=share)
         also = [
             fact("feed-verdict", verdict=one_line(v)) for v in [feed.get("verdict")] if isinstance(v, str)
         ]
         advice = feed.get("advice")
         if isinstance(advice, dict) and isinstance(advice.get("text"), str):
             tries.insert(0, fact("try-as-told", words=one_line(advice["text"])))
-        return [Finding("time", told, also, tries)]
-    total = sum(i.seconds for i in found)
-    lost = sum(i.seconds * (i.waited or 0.0) for i in found)
+        return [Finding("time", what, also, tries)]
+    total = sum(i.seconds for i in timed)
+    lost = sum(i.seconds * (i.waited or 0.0) for i in timed)
     if not total or lost / total < FED:
         return []
     busy: dict[str, float] = {}
@@ -263,8 +263,8 @@ def _input(run: RunFiles, found: Sequence[Interval], recipe: str) -> list[Findin
         for stage in NAMES:
             busy[stage] = busy.get(stage, 0.0) + (number(row.get(f"feed/{stage}_cores")) or 0.0)
     also = [fact("busiest-stage", stage=max(busy, key=lambda s: busy[s]))] if any(busy.values()) else []
-    told = fact("waited-for-data", waited=lost, seconds=total, share=lost / total)
-    return [Finding("time", told, also, tries)]
+    what = fact("waited-for-data", waited=lost, seconds=total, share=lost / total)
+    return [Finding("time", what, also, tries)]
 
 
 def _sections(run: RunFiles, spent: Spent | None) -> list[Finding]:
@@ -324,19 +324,19 @@ def _spread(speed: Speed | None, recipe: str) -> list[Finding]:
     return [Finding("time", uneven, (), (fact("try-other-work"), typed_text(f"chipwise bench {recipe}")))]
 
 
-def _intervals(found: Sequence[Interval]) -> list[Finding]:
-    steady = [i for i in found if not i.warmup]
+def _intervals(timed: Sequence[Interval]) -> list[Finding]:
+    steady = [i for i in timed if not i.warmup]
     if len(steady) < ENOUGH:
         return []
     median = statistics.median(i.speed for i in steady)
     slow = [i for i in steady if i.speed < SLOW * median]
     lost = sum(i.seconds * (1 - i.speed / median) for i in slow)
-    total = sum(i.seconds for i in found)
+    total = sum(i.seconds for i in timed)
     if not slow or lost < NOTABLE * total:
         return []
     worst = sorted(sorted(slow, key=lambda i: i.speed)[:5], key=lambda i: i.first)
     steps = [f"{i.first:,}-{i.last:,} ({i.speed:,.0f})" for i in worst]
-    told = fact(
+    what = fact(
         "intervals-slow", count=len(slow), median=median, lost=lost, total=total, steps=steps,
         worst=[[i.first, i.last, i.speed] for i in worst],
     )  # fmt: skip
@@ -347,7 +347,7 @@ def _intervals(found: Sequence[Interval]) -> list[Finding]:
         cause = fact("slow-without-waiting")
     else:
         cause = fact("slow-waiting-unknown")
-    return [Finding("time", told, (cause,), (fact("try-what-else-ran"),))]
+    return [Finding("time", what, (cause,), (fact("try-what-else-ran"),))]
 
 
 def _peak(run: RunFiles, speed: Speed | None, recipe: str) -> list[Finding]:
@@ -357,5 +357,5 @@ def _peak(run: RunFiles, speed: Speed | None, recipe: str) -> list[Finding]:
     commands = [f"chipwise find-batch {recipe}", f"chipwise bench {recipe} --profile"]
     if precision == "f32":
         commands.insert(0, "--set precision=bf16")
-    told = fact("chip-little-used", share=speed.share_of_peak, precision=one_line(precision))
-    return [Finding("time", told, (), tuple(map(typed_text, commands)))]
+    what = fact("chip-little-used", share=speed.share_of_peak, precision=one_line(precision))
+    return [Finding("time", what, (), tuple(map(typed_text, commands)))]

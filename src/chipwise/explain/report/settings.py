@@ -97,6 +97,8 @@ def curve(stored: Mapping[str, Any], clock: Clock | None, loaded: Recipe | None)
     text = one_line(as_typed(optimizer[name]))
     schedule = loaded.optimizer.hyper.get(name) if loaded is not None else rebuilt(optimizer[name])
     rate: dict[str, Any] = {"name": name, "text": text}
+    if schedule is None and isinstance(optimizer[name], str):
+        return rate | {"note": fact("rate-is-text", name=name, value=text)}
     if schedule is None:
         return rate | {"note": fact("rate-is-code", name=name, value=text)}
     if clock is None or not clock.total:

@@ -52,8 +52,8 @@ def story(run: RunFiles, loaded: Recipe | None = None, unloaded: Fact | None = N
     """The document of one run. *Arguments:* `loaded`: its recipe, if it may be had; `unloaded`: why not."""
     clock = run.clock
     total = clock.total if clock is not None else None
-    found = intervals(run)
-    time, fast = spent(run, found), speed(run, found)
+    timed = intervals(run)
+    time, fast = spent(run, timed), speed(run, timed)
     rate = curve(run.recipe, clock, loaded)
     status = _status(run, total)
     doubts = _doubts(loaded)
@@ -61,13 +61,13 @@ def story(run: RunFiles, loaded: Recipe | None = None, unloaded: Fact | None = N
     recipe = typed(run) or "RECIPE"
     findings = [
         *learned(run, status["state"] == "finished", rate, lower, recipe),
-        *slow(run, found, time, fast, recipe),
+        *slow(run, timed, time, fast, recipe),
         *doubts,
     ]
-    at, of_clock = clocks(run, found)
+    at, of_clock = clocks(run, timed)
     metrics, steps = _metrics(run)
     devices = _devices(run)
-    first = warm_up(found)
+    first = warm_up(timed)
     return {
         "schema": SCHEMA,
         "chipwise": __version__,
@@ -75,7 +75,7 @@ def story(run: RunFiles, loaded: Recipe | None = None, unloaded: Fact | None = N
         "kind": "run",
         "run": one_line(run.path),
         "name": one_line(run.recipe.get("name") or run.path.name),
-        "about": [told.json() for told in _about(run, devices, total)],
+        "about": [one.json() for one in _about(run, devices, total)],
         "status": status,
         "metrics": metrics,
         "metric_steps": steps,
@@ -85,19 +85,19 @@ def story(run: RunFiles, loaded: Recipe | None = None, unloaded: Fact | None = N
         "settings": settings(run.recipe, clock),
         "schedule": rate | {"note": rate["note"].json()} if "note" in rate else rate,
         "commands": [
-            told.json() | {"how": say(told, "how")}
-            for told in next_commands(run, status["state"], devices or {}, lower)
+            one.json() | {"how": say(one, "how")}
+            for one in next_commands(run, status["state"], devices or {}, lower)
         ],
         "curves": _curves(run, at),
         "clock": of_clock.json(),
-        "intervals": [vars(i) for i in found],
+        "intervals": [vars(i) for i in timed],
         "resumes": [vars(start) for start in run.resumes],
         "seconds": time and time.json(),
         "warm_up": first and first.json(),
         "advice": [finding.json() for finding in findings],
         "unasked": unloaded and unloaded.json(),
-        "sources": [told.json() | {"about": say(told, "about")} for told in _sources(run, time, fast)],
-        "notes": [told.json() for told in _notes(run, total)],
+        "sources": [one.json() | {"about": say(one, "about")} for one in _sources(run, time, fast)],
+        "notes": [one.json() for one in _notes(run, total)],
     }
 
 
@@ -116,7 +116,7 @@ def _about(run: RunFiles, devices: Mapping[str, Any] | None, total: int | None) 
 
 def _status(run: RunFiles, total: int | None) -> dict[str, Any]:
     """`state` is "finished", "running", "diverged", "unfinished" or "empty"; `steps` those that are known to
-    be done; `said`, facts."""
+    be done; `facts` that say so."""
     last = max((row["step"] for row in run.rows), default=0)
     saved = run.checkpoints[-1] if run.checkpoints else None
     steps = max(last, saved or 0)
@@ -143,7 +143,7 @@ def _status(run: RunFiles, total: int | None) -> dict[str, Any]:
         "steps": steps,
         "total": total,
         "checkpoint": saved,
-        "said": [told.json() for told in facts],
+        "facts": [one.json() for one in facts],
     }
 
 

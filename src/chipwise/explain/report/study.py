@@ -11,7 +11,7 @@ from ... import __version__
 from ...engine.stored import metrics_of, number
 from ...errors import RunError
 from ...study.document import FILE, Point, read
-from ...words.facts import Fact, fact, say
+from ...words.facts import fact, say
 from ...words.figures import one_line
 from .. import study_table as table
 from .folder import RunFiles, command
@@ -23,14 +23,14 @@ SOURCES = ("source-study-table", "source-study-differences", "source-study-curve
 
 def study(folder: Path) -> dict[str, Any]:
     """The document of the study in `folder`. Raises `RunError` for a damaged study.json, or none."""
-    found = read(folder)
-    if found is None:
+    stored = read(folder)
+    if stored is None:
         raise RunError("study-expected", folder=str(folder), file=FILE)
-    metric = table.main_metric(found)
-    stories = [_runs(folder, point) for point in found.points]
+    metric = table.main_metric(stored)
+    stories = [_runs(folder, point) for point in stored.points]
     first = next((files for story in stories for _, files in story if files is not None), None)
     points = []
-    for point, row, story in zip(found.points, table.rows(found), stories, strict=True):
+    for point, row, story in zip(stored.points, table.rows(stored), stories, strict=True):
         of = next((files for _, files in story if files is not None), None)
         points.append(
             {
@@ -44,30 +44,26 @@ def study(folder: Path) -> dict[str, Any]:
                 "runs": [run for run, _ in story],
             }
         )
-    made = {
+    document = {
         "schema": SCHEMA,
         "chipwise": __version__,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "kind": "study",
         "run": one_line(folder),
-        "name": one_line(found.recipe),
+        "name": one_line(stored.recipe),
         "metric": metric and one_line(metric),
         "points": points,
         "settings": settings(first.recipe, first.clock) if first is not None else [],
         "curves": _curves(stories),
-        "notes": [_note(note).json() for note in table.notes(found)],
-        "sources": [told.json() | {"about": say(told, "about")} for told in map(fact, SOURCES)],
+        "notes": [note.json() | {"text": one_line(note)} for note in table.notes(stored)],
+        "sources": [one.json() | {"about": say(one, "about")} for one in map(fact, SOURCES)],
     }
-    return json.loads(json.dumps(made))  # tuples as lists
-
-
-def _note(note: Fact | str) -> Fact:
-    return note if isinstance(note, Fact) else fact("study-note", words=one_line(note))
+    return json.loads(json.dumps(document))  # tuples as lists
 
 
 def _runs(folder: Path, point: Point) -> list[tuple[dict[str, Any], RunFiles | None]]:
     """Each run of a point: what study.json says of it, and its folder where that can be read."""
-    made: list[tuple[dict[str, Any], RunFiles | None]] = []
+    runs: list[tuple[dict[str, Any], RunFiles | None]] = []
     for seed, run in point.runs.items():
         try:
             files = RunFiles.read(folder / run.run)
@@ -77,7 +73,7 @@ def _runs(folder: Path, point: Point) -> list[tuple[dict[str, Any], RunFiles | N
         state = (
             "diverged" if run.diverged else "finished" if run.done else "running" if running else "unfinished"
         )
-        told = {
+        about = {
             "seed": seed,
             "run": one_line(run.run),
             "state": state if files is not None or run.ended else "not begun",
@@ -86,13 +82,13 @@ def _runs(folder: Path, point: Point) -> list[tuple[dict[str, Any], RunFiles | N
             "fingerprint": run.fingerprint and one_line(run.fingerprint),
             "command": command("chipwise", "report", str(folder / run.run)),
         }
-        made.append((told, files))
-    return made
+        runs.append((about, files))
+    return runs
 
 
 def _curves(stories: list) -> dict[str, list[dict[str, Any]]]:
     """Metric to its lines: `point` (its place in the table), `seed`, and [step, value] pairs."""
-    made: dict[str, list[dict[str, Any]]] = {}
+    curves: dict[str, list[dict[str, Any]]] = {}
     for place, story in enumerate(stories):
         for run, files in story:
             own: dict[str, list[list[float]]] = {}
@@ -100,5 +96,5 @@ def _curves(stories: list) -> dict[str, list[dict[str, Any]]]:
                 for name, value in metrics_of(row).items():
                     own.setdefault(one_line(name), []).append([row["step"], value])
             for name, line in own.items():
-                made.setdefault(name, []).append({"point": place, "seed": run["seed"], "points": line})
-    return made
+                curves.setdefault(name, []).append({"point": place, "seed": run["seed"], "points": line})
+    return curves

@@ -29,7 +29,7 @@ def _run(document: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield " · ".join(_texts(document["about"]))
     yield document["run"]
     yield from _notes(document)
-    yield " ".join(_texts(document["status"]["said"]))
+    yield " ".join(_texts(document["status"]["facts"]))
     yield ""
     yield table(_metrics(document) + _figures(document))
     yield _title("\nSettings")
@@ -37,7 +37,7 @@ def _run(document: Mapping[str, Any]) -> Iterator[RenderableType]:
     if "note" in document["schedule"]:
         yield Text(document["schedule"]["note"]["text"], style="dim")
     yield ""
-    yield table([(told["text"], told["how"]) for told in document["commands"]])
+    yield table([(one["text"], one["how"]) for one in document["commands"]])
     if document["curves"]:
         yield _title("\nCurves")
         yield _curves(document)
@@ -69,7 +69,7 @@ def _title(text: str) -> Text:
 
 
 def _texts(facts: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [told["text"] for told in facts]
+    return [one["text"] for one in facts]
 
 
 def _notes(document: Mapping[str, Any]) -> Iterator[RenderableType]:
@@ -79,7 +79,7 @@ def _notes(document: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 def _sources(document: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield _title("\nWhere the figures come from")
-    yield table([(told["about"], told["text"]) for told in document["sources"]], "dim")
+    yield table([(one["about"], one["text"]) for one in document["sources"]], "dim")
 
 
 def _advice(document: Mapping[str, Any]) -> Iterator[RenderableType]:

@@ -74,7 +74,7 @@ class Spent:
 def intervals(run: RunFiles) -> list[Interval]:
     """One for each row that has a speed."""
     begins = sorted({0, *(start.step for start in run.starts)})
-    found: list[Interval] = []
+    timed: list[Interval] = []
     logged, began = 0, -1
     for row in run.rows:
         rate, examples = number(row.get("steps_per_second")), number(row.get("examples_per_second"))
@@ -85,12 +85,12 @@ def intervals(run: RunFiles) -> list[Interval]:
         fresh, began = begin != began, begin
         logged = max(logged, begin)
         waited = number(row.get("wait_data_share"))
-        found.append(Interval(logged + 1, step, (step - logged) / rate, examples, waited, fresh))
+        timed.append(Interval(logged + 1, step, (step - logged) / rate, examples, waited, fresh))
         logged = step
-    return found
+    return timed
 
 
-def speed(run: RunFiles, found: Sequence[Interval]) -> Speed | None:
+def speed(run: RunFiles, timed: Sequence[Interval]) -> Speed | None:
     """Of result.json or else of the rows, warm-up left out where there is more. `None` when nothing was
     timed."""
     beside = {"batch": run.recipe.get("batch"), "replicas": run.recipe.get("replicas")}
@@ -101,25 +101,25 @@ def speed(run: RunFiles, found: Sequence[Interval]) -> Speed | None:
         many, share = number(stored.get("intervals")), number(stored.get("share_of_peak"))
         known = None if many is None else int(many)
         return Speed(median, quartiles if sound else None, known, share, "result.json", **beside)
-    steady = [i.speed for i in found if not i.warmup] or [i.speed for i in found]
+    steady = [i.speed for i in timed if not i.warmup] or [i.speed for i in timed]
     if not steady:
         return None
     low, median, high = (float(q) for q in np.percentile(steady, [25, 50, 75]))
     return Speed(median, [low, high], len(steady), None, "metrics.jsonl", **beside)
 
 
-def spent(run: RunFiles, found: Sequence[Interval]) -> Spent | None:
+def spent(run: RunFiles, timed: Sequence[Interval]) -> Spent | None:
     """Of result.json or else of the rows. `None` when nothing was timed."""
     stored = (run.result or {}).get("seconds")
     clocks = [number(row.get("seconds")) for row in run.rows]
     wall = [t for t in clocks if t is not None]
     everything = max(wall) if wall and len(wall) == len(clocks) else None
-    train, wait = sum(i.seconds for i in found), sum(i.seconds * (i.waited or 0.0) for i in found)
+    train, wait = sum(i.seconds for i in timed), sum(i.seconds * (i.waited or 0.0) for i in timed)
     parts, of = {"train": train - wait, "wait_data": wait}, "metrics.jsonl"
     if isinstance(stored, dict) and number(stored.get("total")):
         parts, total = _complete(stored)
         of = "result.json"
-        last = run.resumes[-1].step if run.resumes else 0
+        last = run.starts[-1].step if run.starts else 0
         if last:
             covers = fact("covers-finishing-process", step=last + 1)
         elif everything is not None and everything > 1.5 * total:
@@ -130,7 +130,7 @@ def spent(run: RunFiles, found: Sequence[Interval]) -> Spent | None:
     elif everything is not None:
         total, covers = everything, fact("covers-rows")
         parts["rest"] = max(total - train, 0.0)
-    elif found:
+    elif timed:
         total, covers = train, fact("covers-training")
     else:
         return None
@@ -148,26 +148,26 @@ def _complete(stored: Mapping[str, Any]) -> tuple[dict[str, float], float]:
     return parts, max(total, sections)
 
 
-def warm_up(found: Sequence[Interval]) -> Fact | None:
+def warm_up(timed: Sequence[Interval]) -> Fact | None:
     """The run's first interval beside the others; `None` when it is the only one."""
-    steady = [i.speed for i in found if not i.warmup]
-    if not found or not steady:
+    steady = [i.speed for i in timed if not i.warmup]
+    if not timed or not steady:
         return None
-    first = found[0]
+    first = timed[0]
     return fact(
         "warm-up", first=first.first, last=first.last, seconds=first.seconds,
         examples_per_second=first.speed, median=statistics.median(steady),
     )  # fmt: skip
 
 
-def clocks(run: RunFiles, found: Sequence[Interval]) -> tuple[list[float | None], Fact]:
+def clocks(run: RunFiles, timed: Sequence[Interval]) -> tuple[list[float | None], Fact]:
     """For each row the seconds at which it was written, and what these are: wall time where every row has it,
     else training alone, worked out from the speeds."""
     wall = [number(row.get("seconds")) for row in run.rows]
     if wall and all(t is not None for t in wall):
         return wall, fact("clock-wall")
     at, sums = [0], [0.0]
-    for i in found:
+    for i in timed:
         at.append(i.last)
         sums.append(sums[-1] + i.seconds)
     if len(at) == 1:
