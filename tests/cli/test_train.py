@@ -54,19 +54,11 @@ def test_the_folder_knows_how_it_was_made(whole, mine):
     assert stored["optimizer"]["momentum"] == 0.5
 
 
-def test_simulated_devices_give_one_fingerprint(subprocess_chipwise, tmp_path):
+def test_simulated_devices_give_one_fingerprint(subprocess_chipwise, mine, tmp_path):
     said = {}
     for count in (1, 8):
         ended = subprocess_chipwise(
-            "train",
-            "digits",
-            "--simulate",
-            count,
-            "--set",
-            "duration=20st",
-            "--run",
-            tmp_path / str(count),
-            *FAST,
+            "train", f"{mine}:recipe", "--simulate", count, "--run", tmp_path / str(count), *FAST
         )
         assert ended.returncode == 0, ended.stderr
         assert ended.stderr == ""
@@ -75,7 +67,6 @@ def test_simulated_devices_give_one_fingerprint(subprocess_chipwise, tmp_path):
         assert said[count]["devices"]["replicas_per_device"] == 8 // count
     assert said[1]["fingerprint"] == said[8]["fingerprint"]
     assert said[1]["metrics"] == pytest.approx(said[8]["metrics"], rel=1e-6)
-    assert said[1]["metrics"]["eval/accuracy"] == said[8]["metrics"]["eval/accuracy"]
 
 
 def test_stop_after_and_resuming_on_other_devices_give_the_same_fingerprint(chipwise, mine, whole, tmp_path):
@@ -106,11 +97,10 @@ def test_settings_reach_the_run_and_fresh_discards_one(chipwise, mine, tmp_path)
     assert chipwise("train", f"{mine}:recipe", *settings, *run).code == 0
     stored = json.loads((tmp_path / "recipe.json").read_text())
     assert (stored["seed"], stored["duration"], stored["optimizer"]["momentum"]) == (5, "2st", 0.0)
-    assert "peak=0.2" in stored["optimizer"]["lr"]
+    assert stored["optimizer"]["lr"]["peak"] == 0.2
 
     again = chipwise("train", f"{mine}:lion", "--set", "duration=1st", *run)
-    assert again.code == 5
-    assert "--fresh" in again.err
+    assert again.refused(5, "run-of-another-recipe")
     assert chipwise("train", f"{mine}:lion", "--set", "duration=1st", "--fresh", *run).code == 0
     assert json.loads((tmp_path / "recipe.json").read_text())["name"] == "lion"
 
