@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import hashlib
 import logging
 import os
-import sys
+import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,11 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from ..errors import CheckpointError, ChipwiseError, RunError
+from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
-from .run_folder import last_good
+from ..words.facts import Fact, fact
+from .state import TrainState, abstract_state, parameters
+from .stored import newest_checkpoint
 
 KEEP = 3  # enough to fall back twice
 _FULL = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)]
@@ -58,7 +61,6 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, read_only: bool = False):
-        _quiet_abandoned_work()
         self.folder = Path(folder).absolute()
         self.read_only = read_only
         options = ocp.CheckpointManagerOptions(
@@ -71,7 +73,8 @@ class Checkpoints:
         try:
             self._manager = ocp.CheckpointManager(self.folder, options=options)
         except OSError as error:
-            raise RunError(f"Cannot make checkpoints in {folder}: {error.strerror or error}.") from error
+            reason = error.strerror or str(error)
+            raise RunError("checkpoints-unmakeable", path=str(folder), reason=reason) from error
 
     def steps(self) -> list[int]:
         """The steps that have a complete checkpoint, ascending."""
@@ -106,7 +109,7 @@ class Checkpoints:
         restored = self._manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))
         return restored["about"]
 
-    def restore(self, template: Tree, say: Callable[[str], None]) -> tuple[Tree, dict[str, Any]] | None:
+    def restore(self, template: Tree, say: Callable[[Fact], None]) -> tuple[Tree, dict[str, Any]] | None:
         """The newest readable checkpoint as NumPy arrays in the structure of `template`, and its JSON.
 
         A damaged one is reported through `say`, moved out of the way, and the one before it is taken.
@@ -119,7 +122,7 @@ class Checkpoints:
                 flat, about = self._read(step)
             except Exception as error:  # damaged bytes make Orbax raise anything
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
-                say(f"The checkpoint of step {step} is damaged ({reason}); trying the one before it.")
+                say(fact("checkpoint-damaged", step=step, reason=reason))
                 damaged.append(step)
                 continue
             tree = _fill(template, flat, step)
@@ -127,10 +130,7 @@ class Checkpoints:
                 self._set_aside(damaged)
             return tree, about
         if steps:
-            raise CheckpointError(
-                f"None of the checkpoints in {self.folder} can be read (steps {', '.join(map(str, steps))}): "
-                f"start anew with --fresh or another --run folder."
-            )
+            raise CheckpointError("checkpoints-unreadable", path=str(self.folder), steps=steps)
         return None
 
     def _read(self, step: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -164,41 +164,50 @@ class Checkpoints:
                 or getattr(error, "strerror", None)
                 or (str(error).splitlines() or [repr(error)])[0][:200]
             )
-            raise RunError(
-                f"Cannot write a checkpoint in {self.folder}: {reason}. {last_good(self.folder)}"
-                f"Make space, then resume with --run {self.folder.parent} and the same settings."
-            ) from error
-
-
-@functools.cache  # once a process
-def _quiet_abandoned_work() -> None:
-    """Keeps tensorstore's threads from printing tracebacks of their own.
-
-    Orbax reads and writes arrays side by side in an event loop. When one fails, and its error goes up as
-    it should, the loop is closed while others are on their way, and each of them then reports that.
-    """
-    before = sys.unraisablehook
-
-    def hook(event):
-        if isinstance(event.exc_value, RuntimeError) and str(event.exc_value) == "Event loop is closed":
-            return
-        before(event)
-
-    sys.unraisablehook = hook
+            run = self.folder.parent
+            facts = {"path": str(self.folder), "run": str(run), "checkpoint": newest_checkpoint(run)}
+            raise RunError("checkpoint-unwritable", **facts, reason=reason) from error
 
 
 def _fill(template: Tree, flat: dict[str, np.ndarray], step: int) -> Tree:
     wanted = flatten(template)
     odd = sorted(set(wanted) ^ set(flat))
-    different = f"it holds other arrays ({', '.join(odd[:3])})" if odd else ""
-    for name in () if odd else wanted:
+    if odd:
+        raise CheckpointError("checkpoint-of-other-arrays", step=step, arrays=odd[:3])
+    for name in wanted:
         there, here = flat[name], wanted[name]
         if tuple(here.shape) != there.shape or here.dtype != there.dtype:
-            different = f"{name} is {there.dtype}{there.shape} there, {here.dtype}{tuple(here.shape)} now"
-            break
-    if different:
-        raise CheckpointError(
-            f"The checkpoint of step {step} is of another model: {different}. Go back to the code it was "
-            f"trained with, or start anew with --fresh or another --run folder."
-        )
+            old, new = f"{there.dtype}{list(there.shape)}", f"{here.dtype}{list(here.shape)}"
+            raise CheckpointError("checkpoint-of-other-shapes", step=step, array=name, old=old, new=new)
     return jax.tree.unflatten(jax.tree.structure(template), [flat[name] for name in wanted])
+
+
+@dataclass(frozen=True)
+class Restored:
+    """*Fields:* `params` (the averaged ones when the recipe has an EMA) and `state` as NumPy arrays;
+    `steps` done."""
+
+    params: Tree
+    state: Tree
+    steps: int
+
+
+def _warn(damage: Fact) -> None:
+    warnings.warn(str(damage), stacklevel=4)
+
+
+def restore_run(recipe: Recipe, run: str | Path, say: Callable[[Fact], None] | None = None) -> Restored:
+    """The newest readable checkpoint of the run folder `run`, made with `recipe`.
+
+    *Arguments:* `say` is given what is damaged; by default it is a Python warning.
+    Raises `CheckpointError` when there is none.
+    """
+    folder = Path(run) / "checkpoints"
+    if not folder.is_dir():
+        raise CheckpointError("run-without-checkpoints", run=str(run))
+    with contextlib.closing(Checkpoints(folder, read_only=True)) as checkpoints:
+        found = checkpoints.restore(abstract_state(recipe), say or _warn)
+    if found is None:
+        raise CheckpointError("run-without-checkpoints", run=str(run))
+    state: TrainState = found[0]
+    return Restored(parameters(recipe, state, averaged=True), state.state, int(state.step))

@@ -22,7 +22,6 @@ import numpy as np
 from jax import lax
 
 STEPS = 16
-MANY = 5000  # steps of a run from which a trial, which compiles a second program, can pay
 _LONG_SECONDS = 0.003  # a step that takes so long does not feel its start
 _LARGE_BYTES = 64 << 20  # of state, whose steps are long enough too: not copied for a trial
 _GAIN = 1.1  # that a loop must bring: the clock must not decide between equals
@@ -31,10 +30,10 @@ Call = Callable[..., tuple[Any, jax.Array]]
 
 
 def looped(step: Call) -> Call:
-    """`steps` times `step`: (state, window, data, place, steps) to the state after them and a token."""
+    """`steps` times `step`: (state, frozen, window, data, place, steps) to the state after and a token."""
 
-    def run(state, window, data, place, steps):
-        after = lax.fori_loop(0, steps, lambda _, s: step(s, window, data, place)[0], state)
+    def run(state, frozen, window, data, place, steps):
+        after = lax.fori_loop(0, steps, lambda _, s: step(s, frozen, window, data, place)[0], state)
         return after, after.step
 
     return run

@@ -13,8 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import psutil
-from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from ..data.sources import check_labels, spec_of
@@ -23,10 +21,9 @@ from ..data.workers import Workers
 from ..errors import DataError, DeviceError, RecipeError
 from ..recipe import precision
 from ..recipe.recipe import Recipe
-from ..recipe.task import Sum, Tree
-from . import keys, loader
-from .finish import finished
-from .reduce import AXIS
+from ..recipe.task import Sum, Tree, finished
+from . import feed, keys
+from .placement import GROUP, Placement
 from .replica import checked
 
 FIRST_BATCH_PER_DEVICE = 1024  # past this size a larger batch no longer speeds up any chip we know of
@@ -47,28 +44,25 @@ class Evaluator:
     def __init__(
         self,
         recipe: Recipe,
-        mesh: Mesh,
+        placement: Placement,
         batch: int | None = None,
         limit_bytes: int | None = None,
         workers: int | str | None = None,
     ):
         source = recipe.task.eval
         if source is None:
-            raise DataError("The task has no evaluation data: give Task(eval=source).")
+            raise DataError("no-evaluation-data")
         if not len(source):
-            raise DataError("The evaluation source is empty (len() is 0).")
+            raise DataError("evaluation-data-empty")
         if batch is not None and batch < 1:
-            raise RecipeError(f"The evaluation batch is {batch}; it must be at least 1, or left out.")
-        self.recipe, self.mesh, self.source = recipe, mesh, source
+            raise RecipeError("evaluation-batch-below-one", batch=batch)
+        self.recipe, self.placement, self.source = recipe, placement, source
         self.examples = len(source)
-        self.devices = mesh.devices.size
-        device = mesh.devices.flat[0]
-        stats = device.memory_stats() or {}
-        self.resident = loader.fits(source, stats.get("bytes_limit"))
+        self.devices = placement.groups
+        self.resident = placement.agree(feed.fits(source, placement.memory_bytes))
         self.data = None
         if self.resident:
-            columns = loader.flat(loader.read(source, recipe.task.classes, "evaluation"))
-            self.data = jax.device_put(columns, NamedSharding(mesh, P()))
+            self.data = placement.spread(feed.flat(feed.read(source, recipe.task.classes, "evaluation")))
         self._spec = spec_of(source)
         # A loss that cannot evaluate says so now, not when the training is over.
         made = jax.eval_shape(lambda: recipe.task.init(keys.init_key(recipe.seed)))
@@ -99,10 +93,8 @@ class Evaluator:
                 if "RESOURCE_EXHAUSTED" not in str(error):
                     raise
                 if self.device_batch == 1:
-                    raise DeviceError(
-                        f"Evaluating a single example a device does not fit in memory: "
-                        f"{str(error).splitlines()[0]}"
-                    ) from error
+                    reason = str(error).splitlines()[0]
+                    raise DeviceError("evaluation-above-memory", reason=reason) from error
                 self.device_batch //= 2
                 self._compiled = None
 
@@ -119,32 +111,27 @@ class Evaluator:
             self.device_batch = max(1, min(self.device_batch // 2, self.device_batch * limit // needed))
 
     def _lower(self, params, state):
-        replicated, cut = NamedSharding(self.mesh, P()), NamedSharding(self.mesh, P(AXIS))
-        rows = self.batch
-        shape = lambda tree: jax.tree.map(  # noqa: E731
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated), tree
-        )
+        rows, whole = self.batch, self.placement.shapes
         if self.resident:
-            data: Any = shape(self.data)
+            data: Any = whole(self.data)
         else:
-            data = {
-                k: jax.ShapeDtypeStruct((rows, *s.shape), s.dtype, sharding=cut)
-                for k, s in self._spec.items()
-            }
-        indices = jax.ShapeDtypeStruct((rows,), jnp.int32, sharding=cut)
-        mask = jax.ShapeDtypeStruct((rows,), jnp.bool_, sharding=cut)
+            batch = {k: jax.ShapeDtypeStruct((rows, *s.shape), s.dtype) for k, s in self._spec.items()}
+            data = whole(batch, rows=True)
+        indices, mask = whole(
+            (jax.ShapeDtypeStruct((rows,), jnp.int32), jax.ShapeDtypeStruct((rows,), jnp.bool_)), rows=True
+        )
         body = jax.shard_map(
             self._device_eval,
-            mesh=self.mesh,
-            in_specs=(P(), P(), P() if self.resident else P(AXIS), P(AXIS), P(AXIS)),
-            out_specs=P(AXIS),
+            mesh=self.placement.mesh,
+            in_specs=(P(), P(), P() if self.resident else P(GROUP), P(GROUP), P(GROUP)),
+            out_specs=P(GROUP),
             check_vma=False,
         )
-        return jax.jit(body).lower(shape(params), shape(state), data, indices, mask)
+        return jax.jit(body).lower(whole(params), whole(state), data, indices, mask)
 
     def _device_eval(self, params, state, data, indices, mask):
         recipe = self.recipe
-        batch = loader.pick(data, indices, self._spec) if self.resident else data
+        batch = feed.pick(data, indices, self._spec) if self.resident else data
         params = precision.cast(params, recipe.precision)
 
         def total(x):
@@ -161,11 +148,10 @@ class Evaluator:
         recipe = self.recipe
         alone = precision.cast_batch({k: v[None] for k, v in example.items()}, recipe.precision)
         with precision.products(recipe.precision):
-            made = recipe.task.loss(params, state, alone, keys.eval_key(recipe.seed), False)
-        return checked(made, state)[0]
+            returned = recipe.task.loss(params, state, alone, keys.eval_key(recipe.seed), False)
+        return checked(returned, state)[0]
 
     def _run(self, params, state) -> dict[str, Any]:
-        cut = NamedSharding(self.mesh, P(AXIS))
         starts = range(0, self.examples, self.batch)
         parts: list[Any] = []
         if self.data is None and self._workers is None:
@@ -176,7 +162,8 @@ class Evaluator:
                 closing.callback(stream.close)
             for start in starts:
                 rows = self._rows(start)
-                placed = jax.device_put((rows, np.arange(start, start + self.batch) < self.examples), cut)
+                mask = np.arange(start, start + self.batch) < self.examples
+                placed = self.placement.spread((rows, mask), rows=True)
                 data = stream.next() if self.data is None else self.data
                 parts.append(self._compiled(params, state, data, *placed))
                 del data  # its memory may be used for another batch
@@ -207,11 +194,10 @@ class Evaluator:
 
     def _place(self, columns: dict[str, np.ndarray], indices: np.ndarray) -> Any:
         check_labels(columns, self.recipe.task.classes, "evaluation", indices)
-        return jax.device_put(columns, NamedSharding(self.mesh, P(AXIS)))
+        return self.placement.spread(columns, rows=True)
 
     def _free(self) -> int:
-        device = self.mesh.devices.flat[0]
-        stats = device.memory_stats() or {}
-        if "bytes_limit" in stats:
-            return (stats["bytes_limit"] - stats.get("bytes_in_use", 0)) * 4 // 5
-        return min(CPU_LIMIT_BYTES, psutil.virtual_memory().available // 4) // self.devices
+        free = self.placement.free_bytes()
+        if self.placement.memory_bytes is not None:
+            return free * 4 // 5
+        return min(CPU_LIMIT_BYTES // self.devices, free // 4)

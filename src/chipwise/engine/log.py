@@ -11,11 +11,12 @@ import numpy as np
 from ..data.watch import Watch
 from ..errors import DivergedError, RunError
 from ..recipe.recipe import Recipe
-from .checkpoint import Checkpoints
-from .finish import finished
+from ..recipe.task import finished
 from .meter import Meter
 from .progress import Reporter
 from .run_folder import RunFolder
+from .saver import Saver
+from .session import Session
 
 
 class Log:
@@ -34,25 +35,22 @@ class Log:
         meter: Meter,
         reporter: Reporter,
         folder: RunFolder | None,
-        saved: Checkpoints | None,
+        saver: Saver,
         begin: int,
-        history: list[dict[str, Any]],
-        seconds: float = 0.0,
     ):
         self.recipe, self.meter, self.reporter = recipe, meter, reporter
-        self.folder, self.saved = folder, saved
-        self.examples = recipe.clock.examples
-        self.history, self.logged = history, begin
+        self.folder, self.saver = folder, saver
+        self.history = folder.rewind(begin) if folder is not None else []
+        self.logged = begin
         self.final: dict[str, Any] = {}
-        for row in history:
+        for row in self.history:
             self.final |= {k: v for k, v in row.items() if k.startswith(("train/", "eval/"))}
-        self._before = seconds
         self._pending: tuple[int, dict] | None = None
 
     @property
     def seconds(self) -> float:
-        """The run's wall time so far, `seconds` of its processes before this one included."""
-        return round(self._before + self.meter.total(), 3)
+        """The run's wall time so far, that of its processes before this one included."""
+        return round(self.saver.seconds + self.meter.total(), 3)
 
     def take(self, step: int, sums: dict) -> None:
         """Keeps the device's metric sums of the steps up to `step`, to be read by `collect`."""
@@ -72,53 +70,45 @@ class Log:
         speed = self.meter.mark(step)
         loss = values.get("train/loss", float("nan"))
         if not np.isfinite(loss):
-            raise self.diverged(f"The training loss became {loss}", step)
+            raise self.diverged("loss-not-finite", step, float(loss))
         row = self._row(step, values)
         if speed is not None:
             row |= {"steps_per_second": speed, "examples_per_second": speed * self.recipe.batch}
             row |= watch.row((step - self.logged) / speed)
         self.logged = step
-        self.final |= values
-        self.reporter.update(row)
-        self._keep(row)
+        self._keep(row, values)
 
-    def evaluated(self, step: int, metrics: dict[str, Any]) -> None:
-        """Notes what an evaluation found after `step` steps."""
+    def evaluate(self, session: Session) -> None:
+        """Evaluates the session's state and notes what came out. Waits."""
+        with self.meter.section("evaluate"):
+            metrics = session.evaluate()
         values = {f"eval/{name}": value for name, value in metrics.items()}
-        if any(old["step"] == step and not old.keys().isdisjoint(values) for old in self.history):
-            self.final = values | self.final  # a finished run, looked at again: what it said stays
-            return
-        self.final |= values
-        row = self._row(step, values)
-        self.reporter.update(row)
-        self._keep(row)
+        if any(old["step"] == session.step and not old.keys().isdisjoint(values) for old in self.history):
+            self.final = values | self.final  # a finished run, looked at again: its first answer stays
+        else:
+            self._keep(self._row(session.step, values), values)
 
-    def diverged(self, what: str, step: int) -> DivergedError:
+    def diverged(self, code: str, step: int, value: float) -> DivergedError:
         """The error that ends a run, with its window of steps and the last good checkpoint.
 
         The run folder gets a row that says so in `"diverged"`, which a resumed run drops again.
         """
-        first = self.logged + 1
-        where = f"{what} in step {step}" if first == step else f"{what} between steps {first} and {step}"
+        facts = {"first": self.logged + 1, "last": step, "value": str(value)}
         if self.folder is not None:
             # A full disk must not hide why the run ends
             with contextlib.suppress(RunError):
-                self.folder.log({**self._row(step, {}), "diverged": where})
-        good = ""
-        if self.folder is not None and self.saved is not None:
-            self.saved.wait()  # one may still be on its way to the disk
-            if steps := self.saved.steps():
-                good = f" The last good checkpoint is of step {steps[-1]} in {self.folder.path}."
-        return DivergedError(
-            f"{where}.{good} "
-            f"Try a lower rate (--set lr=...), gradient clipping (--set clip=1.0) or precision f32."
-        )
+                self.folder.log({**self._row(step, {}), "diverged": {"code": code, **facts}})
+        run = str(self.folder.path) if self.folder is not None else None
+        where = (facts["first"], facts["last"])
+        return DivergedError(code, **facts, steps=where, checkpoint=self.saver.newest(), run=run)
 
     def _row(self, step: int, values: dict[str, Any]) -> dict[str, Any]:
-        epoch = round(step * self.recipe.batch / self.examples, 6)
+        epoch = round(step * self.recipe.batch / self.recipe.clock.examples, 6)
         return {"step": step, "epoch": epoch, "seconds": self.seconds, **values}
 
-    def _keep(self, row: dict[str, Any]) -> None:
+    def _keep(self, row: dict[str, Any], values: dict[str, Any]) -> None:
+        self.final |= values
+        self.reporter.update(row)
         self.history.append(row)
         if self.folder is not None:
             self.folder.log({k: v for k, v in row.items() if not isinstance(v, np.ndarray)})

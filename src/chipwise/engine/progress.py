@@ -9,7 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-_LINES_SECONDS = 5.0  # between plain lines, so that a log file stays readable
+from ..words.facts import Fact
+
+SECONDS_BETWEEN_LINES = 5.0  # between plain lines, so that a log file stays readable
 
 
 class Reporter:
@@ -30,12 +32,12 @@ class Reporter:
         self._unsaid: dict[str, Any] = {}
         self._began = time.perf_counter()
 
-    def say(self, text: str, style: str | None = None) -> None:
+    def say(self, text: str | Fact, style: str | None = None) -> None:
         """One line, above the bar if there is one."""
         if self.kind != "none":
-            self.console.print(text, style=style, markup=False)
+            self.console.print(str(text), style=style, markup=False)
 
-    def warn(self, text: str) -> None:
+    def warn(self, text: str | Fact) -> None:
         """One line, whatever the kind: who wants no progress still wants to know what went wrong."""
         self.console.print(f"warning: {text}", style="yellow", markup=False)
 
@@ -67,7 +69,7 @@ class Reporter:
             now = time.perf_counter()
             last = row["step"] >= self._total
             evaluated = any(name.startswith("eval/") for name in row)
-            if last or evaluated or now - self._last >= _LINES_SECONDS:
+            if last or evaluated or now - self._last >= SECONDS_BETWEEN_LINES:
                 self._last, self._unsaid = now, {}
                 self.say(f"step {row['step']}/{self._total}  {text}{self._eta(row['step'], now)}")
 

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from .layout import tree_sum
 
-AXIS = "data"  # the name of the one mesh axis
+AXIS = "group"  # the mesh axis over which replicas are shared out
 _LANES, _TILE = 128, 1024  # float32 values in a row and in a tile of a TPU's memory
 _LARGE = 16 * _TILE  # from here on padding to tiles adds at most a sixteenth to what is sent
 

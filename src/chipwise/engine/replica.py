@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -13,35 +12,41 @@ from ..recipe import precision
 from ..recipe.recipe import Recipe
 from ..recipe.task import Sum, Tree
 from . import keys
+from .freeze import whole_params
+from .layout import tree_sum
 
 
 def contribution(
-    recipe: Recipe, params: Tree, state: Tree, step, batch: dict, indices, epochs, number, seed
+    recipe: Recipe, read: tuple[Tree, Tree, Tree, Any], batch: dict, indices, epochs, number, seed
 ) -> dict[str, Any]:
     """Augments `batch`, differentiates the loss's total, and returns what is to be summed. Traced.
 
-    *Arguments:* `params`, `state` and `step` `()` int32, before the step; `batch`, columns
-    `(replica_batch, ...)` as stored; `indices` and `epochs` `(replica_batch,)` int32, which example in
-    which epoch each is; `number` `()` int32, the replica. With one more axis in front of these four they
-    are several replicas, mapped over, and what is returned is already their sum. `seed` `()` uint32: an
-    input, so that runs which differ in nothing else share a program.
+    *Arguments:* `read`: trained parameters, frozen ones, task state and step `()` int32, as before the step;
+    `batch`, columns `(replica_batch, ...)` as stored; `indices` and `epochs` `(replica_batch,)` int32, which
+    example in which epoch each is; `number` `()` int32, the replica. With one more axis in front of these
+    four they are several replicas, mapped over, and what is returned is already their sum. `seed` `()`
+    uint32: an input, so that runs which differ in nothing else share a program.
 
-    *Returns* `grads` like `params`, `sums`, a dict of `Sum`, and `state`, the leaves of the task's new
-    state as float32 arrays that may be summed over replicas (see `summable`).
+    *Returns* `grads`, float32 like the trained parameters; `sums`, a dict of `Sum`; and `state`, the leaves
+    of the task's new state as float32 arrays that may be summed over replicas (see `summable`).
     """
+    params, frozen, state, step = read
 
     def objective(params):
-        one = functools.partial(_forward, recipe, params, state, step, seed)
+        def one(batch, indices, epochs, number):
+            whole = whole_params(params, frozen)
+            return _forward(recipe, whole, state, step, seed, batch, indices, epochs, number)
+
         if jnp.ndim(number) == 0:
             return one(batch, indices, epochs, number)
         # The gradient is taken outside the map, so that a kernel's gradient is one product over all the
         # replicas' examples and not one for each replica, added later.
-        totals, made = jax.vmap(one)(batch, indices, epochs, number)
-        return jnp.sum(totals), jax.tree.map(lambda x: jnp.sum(x, axis=0), made)
+        totals, aside = jax.vmap(one)(batch, indices, epochs, number)
+        return jnp.sum(totals), jax.tree.map(lambda x: jnp.sum(x, axis=0), aside)
 
     with precision.products(recipe.precision):
-        grads, made = jax.grad(objective, has_aux=True)(params)
-    return {"grads": jax.tree.map(lambda g: g.astype(jnp.float32), grads), **made}
+        grads, aside = jax.grad(objective, has_aux=True)(params)
+    return {"grads": jax.tree.map(lambda g: g.astype(jnp.float32), grads), **aside}
 
 
 def _forward(recipe: Recipe, params, state, step, seed, batch, indices, epochs, number):
@@ -55,9 +60,22 @@ def _forward(recipe: Recipe, params, state, step, seed, batch, indices, epochs, 
         batch = task.mix(batch, mix_key)
     batch = precision.cast_batch(batch, recipe.precision)
     with precision.products(recipe.precision):
-        made = task.loss(precision.cast(params, recipe.precision), state, batch, key, True)
-    sums, new_state = checked(made, state)
-    return sums["loss"].total, {"sums": sums, "state": summable(new_state, number)}
+        returned = task.loss(precision.cast(params, recipe.precision), state, batch, key, True)
+    sums, new_state = checked(returned, state)
+    return sums["loss"].total, {"sums": sums, "state": summable(new_state, number, recipe.replicas)}
+
+
+def shapes_of(recipe: Recipe, read: tuple[Tree, Tree, Tree, Any], example: dict) -> dict[str, Any]:
+    """The shapes of `contribution`. *Arguments:* `read` as there, arrays or shapes; `example`, column to
+    `ShapeDtypeStruct`, one unbatched example."""
+
+    def traced(*read):
+        n = recipe.batch // recipe.replicas
+        batch = {name: jnp.zeros((n, *spec.shape), spec.dtype) for name, spec in example.items()}
+        zeros = jnp.zeros(n, jnp.int32)
+        return contribution(recipe, read, batch, zeros, zeros, jnp.int32(0), jnp.uint32(0))
+
+    return jax.eval_shape(traced, *read)
 
 
 def checked(made: Any, state: Tree) -> tuple[dict[str, Sum], Tree]:
@@ -100,35 +118,46 @@ def checked(made: Any, state: Tree) -> tuple[dict[str, Sum], Tree]:
     return sums, new_state
 
 
-def summable(state: Tree, number) -> list[jax.Array]:
+def summable(state: Tree, number, replicas: int) -> list[jax.Array]:
     """The leaves of a replica's state as float32 arrays whose sum over replicas gives the step's state.
 
-    Floating leaves are averaged, so they go in as they are. Others (counters) are replica 0's: they go
-    in as two halves of 16 bits, which float32 holds exactly, and as zeros from every other replica.
+    Floating leaves are averaged, so they go in as they are. A sum of `replicas` equal values, divided, is
+    that value only where their number is a power of two: otherwise replica 0's values go in once more, with
+    zeros from every other replica, and `from_sums` takes them where all are equal. Leaves of other types
+    (counters) are replica 0's: two halves of 16 bits, which float32 holds exactly.
     """
     leaves = []
     for leaf in jax.tree.leaves(state):
+        first = jnp.equal(number, 0)
         if jnp.issubdtype(leaf.dtype, jnp.floating):
-            leaves.append(leaf.astype(jnp.float32))
+            value = leaf.astype(jnp.float32)
+            leaves.append(value)
+            if _inexact(replicas):
+                leaves.append(jnp.where(first, value, jnp.zeros_like(value)))
         else:
-            mine = jnp.where(jnp.equal(number, 0), leaf.astype(jnp.int32), 0)
+            mine = jnp.where(first, leaf.astype(jnp.int32), 0)
             leaves.append(jnp.stack([mine >> 16, mine & 0xFFFF]).astype(jnp.float32))
     return leaves
 
 
-def summable_shapes(state: Tree) -> list[jax.ShapeDtypeStruct]:
-    """The shapes of `summable(state, number)`."""
-    return jax.eval_shape(lambda s: summable(s, jnp.int32(0)), state)
-
-
 def from_sums(old: Tree, summed: list[jax.Array], replicas: int) -> Tree:
     """The inverse of `summable` after the sum: a state like `old`."""
-    leaves, shape = jax.tree.flatten(old)
-    new = []
-    for leaf, total in zip(leaves, summed, strict=True):
-        if jnp.issubdtype(leaf.dtype, jnp.floating):
-            new.append((total / jnp.float32(replicas)).astype(leaf.dtype))
-        else:
+    leaves, structure = jax.tree.flatten(old)
+    parts, new = iter(summed), []
+    for leaf in leaves:
+        total = next(parts)
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
             high, low = total.astype(jnp.int32)
             new.append(((high << 16) | low).astype(leaf.dtype))
-    return jax.tree.unflatten(shape, new)
+            continue
+        mean = total / jnp.float32(replicas)
+        if _inexact(replicas):
+            first = next(parts)
+            mean = jnp.where(total == tree_sum([first] * replicas, jnp.add), first, mean)
+        new.append(mean.astype(leaf.dtype))
+    return jax.tree.unflatten(structure, new)
+
+
+def _inexact(replicas: int) -> bool:
+    """Whether so many equal values, added and divided, may come to another value."""
+    return replicas & (replicas - 1) != 0

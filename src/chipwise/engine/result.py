@@ -10,7 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from ..machine.fingerprint import this_machine
 from ..recipe.task import Tree
+from .log import Log
+from .meter import Meter, share_of_peak
+from .run_folder import RunFolder
+from .session import Session
+from .state import fingerprint, parameters
 
 
 @dataclass(frozen=True)
@@ -41,17 +47,39 @@ class Result:
     state: Tree = field(repr=False)
     history: list[dict[str, Any]] = field(repr=False)
 
+    @classmethod
+    def of(cls, session: Session, log: Log, meter: Meter, begin: int, folder: RunFolder | None) -> Result:
+        """Of a session whose steps from `begin` on are done. Waits."""
+        recipe, state = session.recipe, session.snapshot()
+        speed, feed = meter.summary(), {}
+        flops, kind = session.programs.flops_per_step_per_device, session.machine.kind
+        speed["share_of_peak"] = share_of_peak(flops, speed["steps_per_second"], kind, recipe.precision)
+        if session.step > begin:
+            feed = session.watch.report(session.step - begin, recipe.batch, meter.seconds["train"])
+        seconds = {**meter.seconds, "total": meter.total()}
+        return cls(
+            recipe=recipe.name,
+            steps=session.step,
+            metrics=log.final,
+            fingerprint=fingerprint(parameters(recipe, state)),
+            devices=session.describe(),
+            machine=this_machine(session.placement.devices).to_json(),
+            examples_per_second=speed["examples_per_second"],
+            speed=speed,
+            seconds={name: round(value, 4) for name, value in seconds.items() if math.isfinite(value)},
+            feed=feed,
+            run=str(folder.path) if folder is not None else None,
+            params=parameters(recipe, state, averaged=True),
+            state=state.state,
+            history=log.history,
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Everything but the arrays and the history, as JSON values (NaN, which JSON lacks, as null)."""
         skipped = ("params", "state", "history")
-        made = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in skipped}
-        return json.loads(json.dumps(made, default=_plain), parse_constant=lambda _: None)
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in skipped}
+        return json.loads(json.dumps(values, default=_plain), parse_constant=lambda _: None)
 
 
 def _plain(value):
     return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else str(value)
-
-
-def rounded(seconds: dict[str, float]) -> dict[str, float]:
-    """Seconds to a tenth of a millisecond."""
-    return {name: round(value, 4) for name, value in seconds.items() if math.isfinite(value)}

@@ -1,21 +1,28 @@
-"""The run folder: who holds it, the recipe as run, metrics as lines and as TensorBoard events."""
+"""The run folder as a training process writes it. `stored` reads it."""
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import errno
-import importlib
+import fcntl
 import json
 import math
 import os
 import shutil
+import socket
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ..errors import RunError
-from ..recipe.recipe import difference
-from .hold import hold
-from .stored import parsed_row, read_result
+import psutil
+
+from ..errors import ChipwiseError, DivergedError, RunError, Stopped
+from ..machine.fingerprint import this_machine
+from .stored import disagreement, newest_checkpoint, parsed_row, read_result, stored_recipe
+
+if TYPE_CHECKING:
+    from .session import Session
 
 
 class RunFolder:
@@ -23,6 +30,7 @@ class RunFolder:
 
         recipe.json      the recipe as run
         metrics.jsonl    one object a log step: step, epoch, train/..., eval/..., speeds
+        processes.jsonl  one object when a process starts (or resumes) and one when it ends
         tensorboard/     the same as event files, but for what is not finite
         checkpoints/     Orbax, the newest three
         result.json      written when the run is complete
@@ -38,18 +46,13 @@ class RunFolder:
         self.path = Path(path).absolute()
         place = next(p for p in (self.path, *self.path.parents) if p.exists())
         if not place.is_dir():
-            raise RunError(f"{place} is a file, not a folder: name another folder with --run.")
+            raise RunError("run-is-a-file", path=str(place))
         existed = place == self.path
         if not os.access(place, os.W_OK | os.X_OK):
-            raise RunError(
-                f"Cannot write to {path}: no permission in {place}. Name another folder with --run."
-            )
+            raise RunError("run-unwritable", path=str(path), folder=str(place))
         free = shutil.disk_usage(place).free
         if free < needed_bytes:
-            raise RunError(
-                f"{path} has {free / 1e6:,.1f} MB free and the run needs about {needed_bytes / 1e6:,.1f} MB "
-                f"for its checkpoints: make space or name another folder with --run."
-            )
+            raise RunError("run-without-space", path=str(path), free=free, needed=needed_bytes)
         self._lock: Any = None
         self._events: Any = None
         try:
@@ -86,7 +89,8 @@ class RunFolder:
         except OSError as error:
             raise self._error(error) from error
         self._purge = step + 1 if kept else None
-        importlib.import_module("tensorboardX")  # takes a second, which training should not wait for
+        import tensorboardX  # noqa: F401 (takes a second, for which training should not wait)
+
         return kept
 
     _purge: int | None = None
@@ -103,6 +107,38 @@ class RunFolder:
             for name, value in row.items():
                 if isinstance(value, (int, float)) and math.isfinite(value) and name not in ("step",):
                     self._events.add_scalar(name, value, row["step"])
+        except OSError as error:
+            raise self._error(error) from error
+
+    @contextlib.contextmanager
+    def process(self, session: Session) -> Iterator[None]:
+        """Notes in processes.jsonl that this process starts at the session's step, and how it ends.
+
+        `how` is "done", "stopped", "diverged" or "failed"; `code` that of the error. A process without an end
+        was killed, or still runs: `stored.StoredRun.running` tells.
+        """
+        here = psutil.Process()
+        start = {"pid": here.pid, "started": here.create_time(), "host": socket.gethostname()}
+        machine = this_machine(session.placement.devices).to_json()
+        self._note("start", step=session.step, **start, devices=session.describe(), machine=machine)
+        how, code = "failed", None
+        try:
+            yield
+            how = "done"
+        except BaseException as error:
+            how = "stopped" if isinstance(error, Stopped) else how
+            how = "diverged" if isinstance(error, DivergedError) else how
+            code = error.code if isinstance(error, ChipwiseError) else type(error).__name__
+            raise
+        finally:
+            with contextlib.suppress(RunError):  # a full disk must not hide why the run ends
+                self._note("end", step=session.step, how=how, code=code)
+
+    def _note(self, event: str, **facts: Any) -> None:
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        try:
+            with open(self.path / "processes.jsonl", "a") as file:
+                file.write(_json({"event": event, "time": now, **facts}) + "\n")
         except OSError as error:
             raise self._error(error) from error
 
@@ -140,11 +176,8 @@ class RunFolder:
         if not (self.path / "recipe.json").exists():
             others = sorted(p.name for p in self.path.iterdir() if p.name != "lock")
             if others:
-                raise RunError(
-                    f"{self.path} holds no run that --fresh could discard, but {', '.join(others[:3])}: "
-                    f"name another folder with --run."
-                )
-        for name in ("recipe.json", "metrics.jsonl", "result.json"):
+                raise RunError("run-fresh-elsewhere", path=str(self.path), files=others[:3])
+        for name in ("recipe.json", "metrics.jsonl", "processes.jsonl", "result.json"):
             (self.path / name).unlink(missing_ok=True)
         for name in ("checkpoints", "tensorboard"):
             shutil.rmtree(self.path / name, ignore_errors=True)
@@ -153,12 +186,9 @@ class RunFolder:
         file = self.path / "recipe.json"
         given = json.loads(json.dumps(recipe))
         if file.exists():
-            rows = disagreement(stored_recipe(self.path), given)
-            if rows:
-                raise RunError(
-                    f"{self.path} holds a run of another recipe ({rows}). Resume with the same settings, "
-                    f"name another folder with --run, or discard that run with --fresh."
-                )
+            changes = disagreement(stored_recipe(self.path), given)
+            if changes:
+                raise RunError("run-of-another-recipe", path=str(self.path), changes=changes)
         else:
             self._replace(file, json.dumps(given, indent=2) + "\n")
 
@@ -168,52 +198,31 @@ class RunFolder:
         os.replace(temporary, file)
 
     def _error(self, error: OSError) -> RunError:
-        good = last_good(self.checkpoints)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            return RunError(
-                f"No space left in {self.path} ({error.strerror}). {good}"
-                f"Make space, then resume with --run {self.path} and the same settings."
-            )
-        reason = error.strerror or error
-        return RunError(f"Cannot use {self.path} as a run folder: {reason}. {good}Name another with --run.")
+        facts = {"path": str(self.path), "checkpoint": newest_checkpoint(self.path)}
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        return RunError(
+            "run-disk-full" if full else "run-unusable", **facts, reason=error.strerror or str(error)
+        )
 
 
-def stored_recipe(run: Path) -> dict[str, Any]:
-    """What `recipe.json` of the run folder `run` says.
+def hold(folder: Path) -> BinaryIO:
+    """The open lock file of `folder`, which is held until it is closed or the process ends.
 
-    Raises `RunError` when there is none, or when it is damaged.
+    Raises `RunError` while another process holds it.
     """
-    file = run / "recipe.json"
+    lock = open(folder / "lock", "a+b", buffering=0)  # noqa: SIM115 (held for the run's life)
     try:
-        stored = json.loads(file.read_bytes())
-        if not isinstance(stored, dict):
-            raise ValueError(f"it holds a {type(stored).__name__}")
-    except (FileNotFoundError, NotADirectoryError):
-        raise RunError(
-            f"{run} is not a run folder (no recipe.json): expected what chipwise train --run made."
-        ) from None
-    except OSError as error:
-        raise RunError(f"Cannot read {file}: {error.strerror or error}.") from error
-    except ValueError as error:
-        raise RunError(
-            f"{file} is damaged ({error}): put a copy back, or delete it and train on with --run {run} "
-            f"and the settings it was trained with."
-        ) from error
-    return stored
-
-
-def disagreement(stored: dict[str, Any], given: dict[str, Any]) -> str:
-    """What two descriptions of a recipe differ in, on one line; empty when in nothing. Where a recipe
-    came from (`source`) does not count."""
-    a, b = ({k: v for k, v in d.items() if k != "source"} for d in (stored, json.loads(json.dumps(given))))
-    return "; ".join(f"{name}: {old!r} there, {new!r} now" for name, old, new in difference(a, b))
-
-
-def last_good(checkpoints: Path) -> str:
-    """A sentence that names the newest checkpoint in the folder `checkpoints`, or says there is none."""
-    # A checkpoint gets its final name, the step, only when it is complete.
-    steps = [int(p.name) for p in checkpoints.glob("*") if p.name.isdigit()]
-    return f"The last good checkpoint is of step {max(steps)}. " if steps else "There is no checkpoint yet. "
+        # The kernel releases it when the process ends, however it ends: no stale locks.
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        holder = lock.read().decode(errors="replace").strip() or "another process"
+        lock.close()
+        raise RunError("folder-in-use", path=str(folder), holder=holder) from None
+    with contextlib.suppress(OSError):  # a full disk, of which the folder's own files will speak
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
+    return lock
 
 
 def _json(value: dict[str, Any], indent: int | None = None) -> str:

@@ -1,33 +1,138 @@
-"""Everything a training run carries from one step to the next, and its fingerprint."""
+"""The training state: its parts and their roles, how it begins, and the fingerprint of its parameters."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from ..data.sources import Spec, spec_of
+from ..errors import RecipeError
+from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
+from . import keys
+from .flat import Flat
+from .freeze import freeze, whole_params
+from .replica import shapes_of
+
+
+@dataclass(frozen=True)
+class Role:
+    """What happens to a part of the state.
+
+    *Fields:* `differentiated`: the loss's gradient is taken by it; `summed`: what the replicas make of it is
+    added over all of them; `donated`: the update overwrites it; `saved`: a checkpoint holds it.
+    """
+
+    differentiated: bool = False
+    summed: bool = False
+    donated: bool = True
+    saved: bool = True
+
+
+ROLES = {
+    "step": Role(),
+    "params": Role(differentiated=True, summed=True),
+    "frozen": Role(donated=False),
+    "state": Role(summed=True),
+    "optimizer": Role(),
+    "ema": Role(),
+    "sums": Role(summed=True),
+}
+"""The role of each part of `TrainState`."""
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """What a checkpoint holds.
+    """Everything that a run carries from one step to the next.
 
-    *Fields:* `step` `()` int32, the steps done, which is also the position in the data;
-    `params` and `optimizer` float32; `state` as the task made it; `ema` like `params`, or `None`;
-    `sums`, a dict of `Sum`: the training metrics since they were last logged.
+    *Fields:* `step` `()` int32, the steps done, which is also the position in the data; `params`, the trained
+    parameters, and `frozen`, the others, two trees that `whole_params` joins; `state`, as the task made it;
+    `optimizer`, over the flat vector of `params` (`Flat`) or, for optimizers that look at whole leaves, over
+    the tree; `ema`, `(size,)` the average of that vector, or `None`; `sums`, a dict of `Sum`: the training
+    metrics since they were last logged.
     """
 
     step: jax.Array
     params: Tree
+    frozen: Tree
     state: Tree
     optimizer: Tree
     ema: Tree
     sums: dict[str, Any]
+
+    def without(self, trait: str) -> TrainState:
+        """The state with the parts whose role lacks `trait` left out (`None`)."""
+        gone: dict[str, Any] = {name: None for name, role in ROLES.items() if not getattr(role, trait)}
+        return dataclasses.replace(self, **gone)
+
+
+def first_state(recipe: Recipe) -> TrainState:
+    """`init_state` on the default device. Recipes that differ in the seed alone share its program."""
+    make = jax.jit(lambda seed: init_state(recipe, spec_of(recipe.task.train), seed))
+    return make(np.uint32(recipe.seed))
+
+
+def abstract_state(recipe: Recipe) -> TrainState:
+    """The training state of `recipe` as shapes and types only."""
+    return jax.eval_shape(lambda: init_state(recipe, spec_of(recipe.task.train)))
+
+
+def init_state(recipe: Recipe, example: Spec, seed: jax.Array | None = None) -> TrainState:
+    """The state before the first step. Traced or not.
+
+    *Arguments:* `example`, column to `ShapeDtypeStruct`, one unbatched example; `seed` `()` uint32, an
+    input instead of the recipe's own.
+    Raises `RecipeError` if `init` or `loss` does not keep the contract of `Task`, or all is frozen.
+    """
+    pair = recipe.task.init(keys.init_key(recipe.seed if seed is None else seed))
+    if not (isinstance(pair, tuple) and len(pair) == 2):
+        raise RecipeError("init-returns", got=type(pair).__name__)
+    params, frozen = freeze(jax.tree.map(jnp.asarray, pair[0]), recipe.frozen)
+    state = jax.tree.map(jnp.asarray, pair[1])
+    flat = flat_of(recipe, params)
+    first = TrainState(
+        step=jnp.int32(0),
+        params=params,
+        frozen=frozen,
+        state=state,
+        optimizer=recipe.optimizer.init(flat.pack(params) if recipe.optimizer.elementwise else params),
+        ema=flat.pack(params) if recipe.ema is not None else None,
+        sums={},
+    )
+    shapes = shapes_of(recipe, read(first), example)["sums"]
+    return dataclasses.replace(first, sums=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
+
+
+def read(state: TrainState) -> tuple[Tree, Tree, Tree, jax.Array]:
+    """What a replica reads of the training state. Each argument of a call costs the host time."""
+    return state.params, state.frozen, state.state, state.step
+
+
+def flat_of(recipe: Recipe, params: Tree) -> Flat:
+    """How the trained parameters lie in the vector that the update works on: `replicas` chunks, float32 or
+    as wide as the widest parameter. Raises `RecipeError` for a parameter that is no floating number."""
+    dtypes = [jnp.dtype(leaf.dtype) for leaf in jax.tree.leaves(params)]
+    wrong = sorted({str(dtype) for dtype in dtypes if not jnp.issubdtype(dtype, jnp.floating)})
+    if wrong:
+        raise RecipeError("parameter-without-gradient", dtypes=wrong)
+    widest = max([jnp.dtype(jnp.float32), *dtypes], key=lambda dtype: dtype.itemsize)
+    return Flat(params, recipe.replicas, widest)
+
+
+def parameters(recipe: Recipe, state: TrainState, *, averaged: bool = False) -> Tree:
+    """All parameters of a state of NumPy arrays, as the task made them; with `averaged` their average, if the
+    recipe keeps one."""
+    params = state.params
+    if averaged and recipe.ema is not None:
+        params = flat_of(recipe, params).widened().unpack(state.ema)
+    return whole_params(params, state.frozen)
 
 
 def fingerprint(params: Tree) -> str:

@@ -6,11 +6,109 @@ A folder may come from anywhere, and from a process that was killed: every part 
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from ..errors import RunError
+from ..recipe.recipe import difference
+from ..words.facts import Fact, fact
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run folder.
+
+    *Fields:* `recipe`, as run; `rows` of metrics by step; `result`, `None` before the run is complete;
+    `processes`, the events of processes.jsonl in their order; `problems`, what is damaged.
+    """
+
+    path: Path
+    recipe: dict[str, Any]
+    rows: list[dict[str, Any]]
+    result: dict[str, Any] | None
+    processes: list[dict[str, Any]]
+    problems: list[Fact]
+
+    @property
+    def starts(self) -> list[dict[str, Any]]:
+        """When processes started: the first, and those that resumed."""
+        return [event for event in self.processes if event["event"] == "start"]
+
+    @property
+    def running(self) -> bool:
+        """Whether a process of this host is training here now, by its number and when it started."""
+        if not self.processes or self.processes[-1]["event"] != "start":
+            return False
+        last = self.processes[-1]
+        if last.get("host") != socket.gethostname() or number(last.get("started")) is None:
+            return False
+        try:
+            return abs(psutil.Process(last["pid"]).create_time() - last["started"]) < 1
+        except (psutil.Error, KeyError, TypeError, ValueError, OverflowError):
+            return False
+
+
+def read_run(path: str | Path) -> StoredRun:
+    """The run folder `path`. Raises `RunError` when it holds no run, or one that cannot be read."""
+    path = Path(path)
+    recipe, (rows, damaged), (result, wrong) = stored_recipe(path), read_rows(path), read_result(path)
+    problems = []
+    if damaged:
+        problems.append(fact("metrics-damaged", lines=damaged, count=len(damaged)))
+    if wrong:
+        problems.append(fact("result-damaged", reason=wrong))
+    return StoredRun(path, recipe, rows, result, read_processes(path), problems)
+
+
+def read_processes(path: Path) -> list[dict[str, Any]]:
+    """The events of processes.jsonl; damaged lines are left out, a missing file has none."""
+    try:
+        lines = (path / "processes.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    events = []
+    for line in lines:
+        event = parsed_row(line)
+        if event is not None and event.get("event") in ("start", "end"):
+            events.append(event)
+    return events
+
+
+def stored_recipe(run: Path) -> dict[str, Any]:
+    """What `recipe.json` of the run folder `run` says.
+
+    Raises `RunError` when there is none, or when it is damaged.
+    """
+    file = run / "recipe.json"
+    try:
+        stored = json.loads(file.read_bytes())
+        if not isinstance(stored, dict):
+            raise ValueError(f"it holds a {type(stored).__name__}")
+    except (FileNotFoundError, NotADirectoryError):
+        raise RunError("not-a-run", path=str(run)) from None
+    except OSError as error:
+        raise RunError("file-unreadable", path=str(file), reason=error.strerror or str(error)) from error
+    except (ValueError, RecursionError) as error:
+        raise RunError("recipe-json-damaged", path=str(file), run=str(run), reason=str(error)) from error
+    return stored
+
+
+def disagreement(stored: dict[str, Any], given: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    """What two descriptions of a recipe differ in: (setting, stored, given). Where a recipe came from
+    (`source`) does not count."""
+    a, b = ({k: v for k, v in d.items() if k != "source"} for d in (stored, json.loads(json.dumps(given))))
+    return difference(a, b)
+
+
+def newest_checkpoint(run: Path) -> int | None:
+    """The step of the newest checkpoint of a run; `None` without one."""
+    # A checkpoint gets its final name, the step, only when it is complete.
+    return max((int(p.name) for p in (run / "checkpoints").glob("*") if p.name.isdigit()), default=None)
 
 
 def read_rows(run: Path) -> tuple[list[dict[str, Any]], list[int]]:
@@ -25,7 +123,7 @@ def read_rows(run: Path) -> tuple[list[dict[str, Any]], list[int]]:
     except FileNotFoundError:
         return [], []
     except OSError as error:
-        raise RunError(f"Cannot read {file}: {error.strerror or error}.") from error
+        raise RunError("file-unreadable", path=str(file), reason=error.strerror or str(error)) from error
     found, damaged = [], []
     *lines, rest = text.split("\n")
     for at, line in enumerate([*lines, rest], 1):
@@ -41,14 +139,14 @@ def read_rows(run: Path) -> tuple[list[dict[str, Any]], list[int]]:
 def read_result(run: Path) -> tuple[dict[str, Any] | None, str]:
     """What result.json says, `None` before the run is complete; and what is wrong with the file, or ""."""
     try:
-        made = json.loads((run / "result.json").read_bytes())
-        if not isinstance(made, dict):
-            raise ValueError(f"it holds a {type(made).__name__}")
+        result = json.loads((run / "result.json").read_bytes())
+        if not isinstance(result, dict):
+            raise ValueError(f"it holds a {type(result).__name__}")
     except (FileNotFoundError, NotADirectoryError):
         return None, ""
     except (OSError, ValueError, RecursionError) as error:
         return None, " ".join(str(getattr(error, "strerror", None) or error).split())[:120]
-    return made, ""
+    return result, ""
 
 
 def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:

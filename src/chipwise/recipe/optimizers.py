@@ -110,29 +110,52 @@ class Optimizer(ABC):
         return self._about() | {name: plain(value) for name, value in self.settings.items()}
 
     @abstractmethod
-    def _transform(self, hyper: Scalars, params: Tree) -> optax.GradientTransformation:
-        """The optax chain with `hyper`'s scalars in place; its state's structure never depends on them."""
+    def _transform(self, hyper: Scalars, decaying: Tree, norm: Any) -> optax.GradientTransformation:
+        """The optax chain with `hyper`'s scalars in place; its state's structure never depends on them.
+
+        `decaying`: which values decay, a tree like the parameters or a prefix of it, of bools or arrays of
+        them; `norm`, the gradient's global norm, for clipping."""
+
+    def decaying(self, params: Tree) -> Tree:
+        """Which leaves of `params` decay, as a tree of bools."""
+        return decays(params, getattr(self, "decay", "all"))
 
     def init(self, params: Tree) -> Tree:
         """The state before the first step: arrays only, float32 where `params` are narrower."""
         wide, _ = _widen(params)
         hyper = {name: _placeholder(schedule) for name, schedule in self.hyper.items()}
         with _optax_dtypes():
-            return self._transform(hyper, wide).init(wide)
+            return self._transform(hyper, True, None).init(wide)
 
-    def update(self, grads: Tree, opt_state: Tree, params: Tree, hyper: Scalars) -> tuple[Tree, Tree]:
+    def update(
+        self,
+        grads: Tree,
+        opt_state: Tree,
+        params: Tree,
+        hyper: Scalars,
+        *,
+        decaying: Tree | None = None,
+        norm: Any = None,
+    ) -> tuple[Tree, Tree]:
         """One step: `(new_params, new_opt_state)`, with the structure, shapes and dtypes of the old.
 
         Arguments: `grads`, the mean gradient, a tree like `params`; `hyper`, a ()
-        array or number for each key of `self.hyper`.
+        array or number for each key of `self.hyper`. An elementwise optimizer may
+        be given a vector or a part of one in place of the tree; then `decaying`,
+        bools of its shape, says which values decay, and `norm` `()` is the global
+        norm of the whole gradient.
 
         Raises `RecipeError` when `hyper` has other keys or a value is not a scalar.
         """
         wide, dtype = _widen(params)
         grads = jax.tree.map(lambda g: jnp.asarray(g).astype(dtype), grads)
         scalars = self._scalars(hyper, dtype)
+        if decaying is None:
+            decaying = self.decaying(params)
+        if norm is None and "clip" in scalars:
+            norm = optax.global_norm(grads)
         with _optax_dtypes():
-            updates, opt_state = self._transform(scalars, wide).update(grads, opt_state, wide)
+            updates, opt_state = self._transform(scalars, decaying, norm).update(grads, opt_state, wide)
             moved = optax.apply_updates(wide, updates)
         return jax.tree.map(lambda new, old: new.astype(jnp.asarray(old).dtype), moved, params), opt_state
 
@@ -210,8 +233,8 @@ class sgd(_Named):
     def hyper(self) -> dict[str, Schedule]:
         return _schedules(self, "lr", optional=("momentum", "weight_decay", "clip"))
 
-    def _transform(self, hyper: Scalars, params: Tree) -> optax.GradientTransformation:
-        parts = _clipped(hyper) + _decayed(hyper, params, self.decay)
+    def _transform(self, hyper: Scalars, decaying: Tree, norm: Any) -> optax.GradientTransformation:
+        parts = _clipped(hyper, norm) + _decayed(hyper, decaying)
         if "momentum" in hyper:
             parts.append(optax.trace(hyper["momentum"], nesterov=self.nesterov))
         return optax.chain(*parts, optax.scale_by_learning_rate(hyper["lr"]))
@@ -242,9 +265,9 @@ class adam(_Named):
     def hyper(self) -> dict[str, Schedule]:
         return _schedules(self, "lr", "b1", "b2", optional=("clip",))
 
-    def _transform(self, hyper: Scalars, params: Tree) -> optax.GradientTransformation:
+    def _transform(self, hyper: Scalars, decaying: Tree, norm: Any) -> optax.GradientTransformation:
         moments = optax.scale_by_adam(hyper["b1"], hyper["b2"], self.eps)
-        return optax.chain(*_clipped(hyper), moments, optax.scale_by_learning_rate(hyper["lr"]))
+        return optax.chain(*_clipped(hyper, norm), moments, optax.scale_by_learning_rate(hyper["lr"]))
 
 
 @dataclass(frozen=True)
@@ -276,10 +299,10 @@ class adamw(_Named):
     def hyper(self) -> dict[str, Schedule]:
         return _schedules(self, "lr", "b1", "b2", optional=("weight_decay", "clip"))
 
-    def _transform(self, hyper: Scalars, params: Tree) -> optax.GradientTransformation:
+    def _transform(self, hyper: Scalars, decaying: Tree, norm: Any) -> optax.GradientTransformation:
         moments = optax.scale_by_adam(hyper["b1"], hyper["b2"], self.eps)
-        decay = _decayed(hyper, params, self.decay)
-        return optax.chain(*_clipped(hyper), moments, *decay, optax.scale_by_learning_rate(hyper["lr"]))
+        decay = _decayed(hyper, decaying)
+        return optax.chain(*_clipped(hyper, norm), moments, *decay, optax.scale_by_learning_rate(hyper["lr"]))
 
 
 @dataclass(frozen=True, repr=False)
@@ -315,7 +338,7 @@ class _FromOptax(Optimizer):
         cut = ", elementwise=True" if self.elementwise else ""
         return f"from_optax({callable_name(self.make)}{cut}{given})"
 
-    def _transform(self, hyper: Scalars, params: Tree) -> optax.GradientTransformation:
+    def _transform(self, hyper: Scalars, decaying: Tree, norm: Any) -> optax.GradientTransformation:
         return self.make(**hyper)
 
 
@@ -398,14 +421,32 @@ def ema_update(ema: Tree, params: Tree, decay: Any) -> Tree:
     return jax.tree.map(mix, ema, params)
 
 
-def _clipped(hyper: Scalars) -> list[optax.GradientTransformation]:
-    return [optax.clip_by_global_norm(hyper["clip"])] if "clip" in hyper else []
+def _clipped(hyper: Scalars, norm: Any) -> list[optax.GradientTransformation]:
+    """Scales the gradient down to a global norm of `clip`, as `torch.nn.utils.clip_grad_norm_`."""
+    if "clip" not in hyper:
+        return []
+
+    def clip(gradients: Tree, _: Tree) -> Tree:
+        factor = jnp.where(norm < hyper["clip"], 1.0, hyper["clip"] / norm)
+        return jax.tree.map(lambda g: g * factor.astype(g.dtype), gradients)
+
+    return [optax.stateless(clip)]
 
 
-def _decayed(hyper: Scalars, params: Tree, decay: Any) -> list[optax.GradientTransformation]:
+def _decayed(hyper: Scalars, decaying: Tree) -> list[optax.GradientTransformation]:
+    """Adds `weight_decay` times the parameter where it decays."""
     if "weight_decay" not in hyper:
         return []
-    return [optax.add_decayed_weights(hyper["weight_decay"], mask=decays(params, decay))]
+
+    def decay(updates: Tree, params: Tree) -> Tree:
+        def one(does: Any, update: Any, param: Any) -> Any:
+            if isinstance(does, bool):
+                return update + hyper["weight_decay"] * param if does else update
+            return jnp.where(does, update + hyper["weight_decay"] * param, update)
+
+        return jax.tree.map(one, decaying, updates, params)
+
+    return [optax.stateless(decay)]
 
 
 def _schedules(optimizer: Any, *names: str, optional: tuple[str, ...]) -> dict[str, Schedule]:

@@ -81,6 +81,8 @@ class Recipe:
     - `seed`: fixes initial parameters, data order, dropout and augmentation.
     - `ema`: decay a step of an exponential moving average of the parameters, which evaluation then
       uses; `None` for none.
+    - `frozen`: patterns of parameters that stay as they are, such as `("backbone/*",)`: paths as of
+      `fnmatch`. They are inputs of the step, with no gradient and no place in the optimizer.
     - `name`: for people.
     - `validated`: where these settings are known to work; see `Validated`. It stays what it was when
       settings are replaced, so that `cw.check` can tell how far they have moved.
@@ -96,6 +98,7 @@ class Recipe:
     precision: str = "f32"
     seed: int = 0
     ema: float | None = None
+    frozen: tuple[str, ...] = ()
     name: str = "recipe"
     validated: Validated | None = None
 
@@ -112,6 +115,9 @@ class Recipe:
             raise RecipeError("seed-too-large", seed=self.seed)
         if self.ema is not None and not 0 < self.ema < 1:
             raise RecipeError("ema-range", ema=self.ema)
+        if isinstance(self.frozen, str) or not all(isinstance(pattern, str) for pattern in self.frozen):
+            raise RecipeError("frozen-not-patterns", frozen=repr(self.frozen))
+        object.__setattr__(self, "frozen", tuple(self.frozen))
         precisions.check(self.precision)
         if Duration.parse(self.duration).unit == "%":
             raise RecipeError("duration-of-itself", duration=str(self.duration))
@@ -205,6 +211,7 @@ class Recipe:
             "precision": self.precision,
             "seed": self.seed,
             "ema": self.ema,
+            **({"frozen": list(self.frozen)} if self.frozen else {}),
         }
 
     def rows(self) -> list[tuple[str, str]]:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ..errors import RecipeError
 from .source import Source
@@ -109,3 +110,32 @@ class Task:
             "mean" in leaves and leaves["mean"] == leaves.get("var", leaves.get("variance"))
             for leaves in places.values()
         )
+
+
+def finished(sums: Mapping[str, Sum]) -> dict[str, float | np.ndarray]:
+    """What sums come to, divided or finished otherwise, once, on the host: metric name to a float, or a
+    float64 array. A division by zero gives NaN or an infinity.
+
+    *Arguments:* `sums` of everything that is to be counted, as arrays on the host. The arithmetic is
+    float64: float32 would round a ratio that the sums still know exactly.
+
+    Raises `RecipeError` when a task's own `finish` fails, or returns anything but numbers.
+    """
+    values: dict[str, float | np.ndarray] = {}
+    for name, s in sums.items():
+        total, count = np.asarray(s.total, np.float64), np.asarray(s.count, np.float64)
+        try:
+            with np.errstate(all="ignore"):
+                value = np.asarray(Sum(total, count, s.finish).value, np.float64)
+        except Exception as error:
+            what = " ".join(str(error).split())
+            raise RecipeError(
+                "finish-failed",
+                metric=name,
+                total=list(total.shape),
+                count=list(count.shape),
+                error=type(error).__name__,
+                reason=what,
+            ) from error
+        values[name] = float(value) if value.ndim == 0 else value
+    return values

@@ -100,6 +100,15 @@ def _changes(rows: Any) -> str:
     return "; ".join(f"{name}: {old!r} there, {new!r} now" for name, old, new in rows)
 
 
+def _steps(steps: tuple[int, int]) -> str:
+    first, last = steps
+    return f"in step {last}" if first == last else f"between steps {first} and {last}"
+
+
+def _checkpoint(step: int | None) -> str:
+    return "There is no checkpoint yet." if step is None else f"The last good checkpoint is of step {step}."
+
+
 FORMATS: dict[str, Callable[[Any], str]] = {
     "bytes": figures.byte_size,  # 1.81 GB
     "seconds": figures.or_unknown(figures.duration),  # 3.1 min
@@ -128,6 +137,8 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "brackets": lambda facts: f" ({', '.join(map(str, facts))})" if facts else "",
     "sections": lambda parts: ", ".join(f"{name} {figures.duration(s)}" for name, s in parts.items()),
     "span-seconds": lambda found: figures.spread(found, figures.duration),  # 5.0 min (4.8 min to 5.1 min)
+    "steps": _steps,  # in step 8, between steps 5 and 8
+    "checkpoint": _checkpoint,  # The last good checkpoint is of step 40.
     "plain": lambda text: figures.printable(str(text)),  # foreign text, safe on one line
 }
 """What may stand behind the colon of `{number:...}`, beside Python's own formats and `{n:count step}`."""

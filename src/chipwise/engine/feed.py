@@ -16,9 +16,11 @@ import numpy as np
 from ..data import order
 from ..data.sources import Spec, check_labels, materialize, nbytes
 from ..data.stream import Stream
-from ..errors import DataError, RecipeError
+from ..errors import DataError
 from ..machine.limits import memory
 from ..recipe.source import Source
+from ..words.facts import Fact, fact
+from .placement import Placement
 
 _WINDOW_INDICES = 1 << 20  # 4 MB of int32: small beside any data set, thousands of steps of a small one
 _WINDOW_STEPS = 1024
@@ -27,12 +29,12 @@ _WINDOW_STEPS = 1024
 class Windows:
     """The steps' indices, epochs and hyperparameters, some hundred steps at a time.
 
-    `at(step)` gives the placed window that holds `step`; the next one is made in the background. `length` is
-    `window_length(recipe)`, unless the program was compiled for another.
+    `at(step)` gives the window that holds `step`, as each local group has it; the next one is made in the
+    background. `length` is `window_length(recipe)`, unless the program was compiled for another.
     """
 
-    def __init__(self, recipe, put: Callable[[dict], Any], start: int, length: int | None = None):
-        self.recipe, self._put = recipe, put
+    def __init__(self, recipe, placement: Placement, start: int, length: int | None = None):
+        self.recipe, self._placement = recipe, placement
         self.clock = recipe.clock
         self.length = length or window_length(recipe)
         self._maker = ThreadPoolExecutor(1, "chipwise-window")
@@ -54,7 +56,14 @@ class Windows:
         return first + self.length - step
 
     def _make(self, start: int) -> Any:
-        return self._put(host_window(self.recipe, start, self.length))
+        window = host_window(self.recipe, start, self.length)
+        rows = window["rows"]
+        whole = self._placement.put({"hyper": window["hyper"], "rows": {**rows, "indices": None}})
+        own = self._placement.cut(rows["indices"], axis=1)
+        return [
+            {"hyper": shared["hyper"], "rows": {**shared["rows"], "indices": indices}}
+            for shared, indices in zip(whole, own, strict=True)
+        ]
 
     def close(self) -> None:
         self._maker.shutdown(wait=True, cancel_futures=True)
@@ -142,20 +151,14 @@ def fits(source: Source, device_bytes: int | None) -> bool:
     return nbytes(source) <= min(limit, memory().available_bytes // 2)
 
 
-def resident(source: Source, device: jax.Device, feed: str = "auto") -> bool:
-    """Whether a source is kept in the memory of each `device`: as `feed` says, or when it `fits`.
+def resident(source: Source, limit: int | None, feed: str = "auto") -> bool:
+    """Whether a source is kept in the memory of each device: as `feed` (see `On`) says, or when it `fits`.
 
-    Raises `RecipeError` for another word than auto, device and host; `DataError` when it must be on the
-    device and is larger than its memory.
+    *Arguments:* `limit`, bytes of that memory, `None` if unknown.
+    Raises `DataError` when it must be on the device and is larger than its memory.
     """
-    limit = (device.memory_stats() or {}).get("bytes_limit")
-    if feed not in ("auto", "device", "host"):
-        raise RecipeError(f"feed={feed}: expected auto, device or host.")
     if feed == "device" and limit is not None and nbytes(source) > limit:
-        raise DataError(
-            f"The training data takes {nbytes(source) / 1e9:.1f} GB, each device has {limit / 1e9:.1f} GB: "
-            f"stream it with --feed host."
-        )
+        raise DataError("data-above-memory", size=nbytes(source), memory=limit)
     return fits(source, limit) if feed == "auto" else feed == "device"
 
 
@@ -175,11 +178,15 @@ class Resident:
     def __init__(self, placed: Any):
         self.placed = placed
 
-    def said(self, source: Source) -> str:
-        return f"data: {nbytes(source) / 1e6:,.1f} MB, kept on each device"
+    def described(self, source: Source) -> Fact:
+        return fact("data-resident", size=nbytes(source))
 
     def at(self, step: int, idle: Callable[[], bool], stopped: Callable[[], bool] = lambda: False) -> Any:
         return self.placed
+
+    def held(self, devices: int) -> Any:
+        """What a device holds of the training data, as arrays or shapes."""
+        return self.placed[0]
 
     def close(self) -> None:
         pass
@@ -188,10 +195,10 @@ class Resident:
 class Streamed:
     """The training batches of steps `start` and on, read and transferred in the background.
 
-    *Arguments:* `put`: columns `(batch, ...)` to what the step takes; `workers`: see `feed.workers`.
+    *Arguments:* `workers`: see `data.workers`.
     """
 
-    def __init__(self, recipe, put: Callable[[dict], Any], start: int, workers: int | str | None = None):
+    def __init__(self, recipe, placement: Placement, start: int, workers: int | str | None = None):
         task, clock = recipe.task, recipe.clock
 
         def wanted():
@@ -202,7 +209,7 @@ class Streamed:
 
         def place(columns, indices):
             check_labels(columns, task.classes, "training", indices)
-            return put(columns)
+            return placement.cut(columns)
 
         self.stream = Stream(task.train, wanted(), recipe.batch, place, workers)
         self._step = start
@@ -211,11 +218,14 @@ class Streamed:
     def in_use(self) -> int:
         return self.stream.in_use
 
-    def said(self, source: Source) -> str:
-        held = self.stream.batches * self.stream.batch_bytes
-        return (
-            f"data: {nbytes(source) / 1e6:,.1f} MB, streamed by {self.stream.workers}, at most "
-            f"{self.stream.batches} batches ({held / 1e6:,.1f} MB) in memory"
+    def described(self, source: Source) -> Fact:
+        stream = self.stream
+        return fact(
+            "data-streamed",
+            size=nbytes(source),
+            workers=str(stream.workers),
+            batches=stream.batches,
+            held=stream.batches * stream.batch_bytes,
         )
 
     def at(self, step: int, idle: Callable[[], bool], stopped: Callable[[], bool] = lambda: False) -> Any:
@@ -224,6 +234,10 @@ class Streamed:
         assert step == self._step, f"the feed is at step {self._step}, the loop at {step}"
         self._step += 1
         return batch
+
+    def held(self, devices: int) -> Any:
+        each = math.ceil(self.stream.batch_bytes / devices)
+        return jax.ShapeDtypeStruct((self.stream.batches * each,), np.uint8)
 
     def close(self) -> None:
         self.stream.close()

@@ -1,0 +1,220 @@
+"""The compiled step: its programs for every local device, and how one step runs through them.
+
+Nothing here waits for a device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..errors import RecipeError
+from ..recipe.recipe import Recipe
+from ..words.facts import Fact, fact
+from . import dispatch
+from .layout import Layout, merges
+from .placement import Placement
+from .reduce import reducer
+from .state import TrainState, read
+from .step import Step, compiler_options
+
+MEET_AT_ONCE = 8  # local replicas' vectors handed to `reduce` together; more are added as they come
+MEET_BYTES = 1 << 30
+
+
+def meet_at_once(calls: int, size: int) -> bool:
+    """Whether a device keeps its `calls` vectors of `size` float32 until `reduce`, or adds as they come."""
+    return calls <= MEET_AT_ONCE and 4 * size * calls <= MEET_BYTES
+
+
+class Programs:
+    """The step of `recipe` in `layout`, on the devices of `placement`.
+
+    A `carry` is the training state as the devices hold it: a list with one `TrainState` a local group, all
+    equal. Windows and data are lists with one entry a group too.
+
+    *Arguments:* `resident`: whether data holds every example on each device, to be indexed there; otherwise
+    it is the step's own batch, each device its rows.
+
+    *Fields:* `steps_at_once`, that one call of `step` may make; `flops_per_step_per_device`.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        layout: Layout,
+        placement: Placement,
+        *,
+        resident: bool,
+        state: TrainState | None = None,
+    ):
+        self.layout, self.placement = layout, placement
+        self.of = Step(recipe, layout, resident=resident, state=state)
+        self.steps_at_once = 1
+        self.flops_per_step_per_device: float | None = None
+        self.compiled = False
+
+    def data_shapes(self) -> list:
+        """What `step` takes as data, as shapes, when it is streamed: to compile before the first batch."""
+        n = self.layout.device_batch
+        batch = {name: jax.ShapeDtypeStruct((n, *s.shape), s.dtype) for name, s in self.of.spec.items()}
+        return [_on(batch, device) for device in self.placement.devices]
+
+    def compile(self, carry: list, window: list, data: list, steps_at_once: int | None = 1) -> Fact | None:
+        """Compiles every program of the step; must be called before `step`.
+
+        *Arguments:* `steps_at_once`: see `fit`. *Returns* what was decided about it, if anything was.
+        """
+        layout, each = self.layout, self.layout.replicas_per_device
+        options = compiler_options(self.placement.lead.platform, layout.exact)
+        starts = range(0, each, self.of.together)
+        self._places = [  # of each call: the number of its first replica, globally and on the device
+            [jax.device_put(np.asarray([g.index * each + i, i], np.int32), g.device) for i in starts]
+            for g in self.placement.local
+        ]
+        self.compiled = True
+        if self.of.fused:
+            fused = jax.jit(self.of.replica_and_update, donate_argnums=0, compiler_options=options)
+            arguments = (*_apart(carry[0]), window[0], data[0], self._places[0][0])
+            self._fused = fused.lower(*arguments).compile()
+            self.flops_per_step_per_device = _flops(self._fused)
+            return self._choose_loop(arguments, options, steps_at_once) if self.of.resident else None
+
+        # One compilation a device, of the same program: side by side, since XLA lets go of the GIL.
+        devices = self.placement.devices
+        with ThreadPoolExecutor(max(1, min(len(devices), os.cpu_count() or 1))) as pool:
+            place = range(len(devices))
+            one = functools.partial(self._compile_for, carry, window, data, options)
+            self._replicas, self._updates, self._squares = zip(*pool.map(one, place), strict=True)
+        self._chunks = [
+            [jax.device_put(np.int32(i), device) for i in range(len(self.of.updates.squares))]
+            for device in devices
+        ]
+        self._at_once = meet_at_once(len(starts), self.of.updates.size)
+        self._pops = merges(len(starts))
+        self._add = jax.jit(jnp.add, donate_argnums=0)
+        self._reduce = reducer(self.placement.mesh, layout.exact)
+        self.flops_per_step_per_device = _flops(self._replicas[0]) * len(starts) + _flops(self._updates[0])
+        return None
+
+    @property
+    def executables(self) -> list[Any]:
+        """What `compile` made for the first device, as JAX's compiled objects: the replica's program and the
+        update's, or the one that is both."""
+        if not self.of.fused:
+            return [self._replicas[0], self._updates[0]]
+        return [self._fused if self.steps_at_once == 1 else self._several]
+
+    def step(self, carry: list, window: list, data: list, steps: int = 1) -> tuple[list, jax.Array]:
+        """`steps` steps, at most `steps_at_once`, of one window. Uses up `carry`.
+
+        *Returns* the new carry and a token, `()` int32, to wait for.
+        """
+        if self.of.fused:
+            state, frozen = _apart(carry[0])
+            arguments = (state, frozen, window[0], data[0], self._places[0][0])
+            if steps == 1:
+                after, token = self._fused(*arguments)
+            else:
+                after, token = self._several(*arguments, self._count(steps))
+            return [dataclasses.replace(after, frozen=frozen)], token
+        vectors = [self._vectors(d, carry[d], window[d], data[d]) for d in range(len(carry))]
+        if self.placement.groups == 1:
+            totals = [self._reduce(vectors[0])]
+        else:
+            joined = [self.placement.join(parts) for parts in zip(*vectors, strict=True)]
+            totals = self.placement.split(self._reduce(joined))
+        after, token = [], None
+        for d, (held, total) in enumerate(zip(carry, totals, strict=True)):
+            squares = [self._squares[d](total, chunk) for chunk in self._chunks[d]]
+            state, frozen = _apart(held)
+            state, done = self._updates[d](state, total, window[d]["hyper"], squares)
+            after.append(dataclasses.replace(state, frozen=frozen))
+            token = done if token is None else token
+        assert token is not None
+        return after, token
+
+    def drain(self, carry: list) -> tuple[dict, list]:
+        """The metric sums since the last call, and the carry with them at zero. Uses up `carry`."""
+        fresh = [dataclasses.replace(state, sums=_zeros(state.sums)) for state in carry]
+        return carry[0].sums, fresh
+
+    def _compile_for(self, carry, window, data, options, d: int) -> tuple[Any, Any, Any]:
+        """The replica's program, the update's, and the one for a chunk's squares or `None`, for a device."""
+        of, device = self.of, self.placement.devices[d]
+        total = _on(jax.ShapeDtypeStruct((of.updates.size,), jnp.float32), device)
+        squares = _on(of.updates.squares, device)
+        jit = functools.partial(jax.jit, compiler_options=options)
+        state, _ = _apart(carry[d])
+        update = jit(of.update, donate_argnums=0).lower(state, total, window[d]["hyper"], squares).compile()
+        square = None
+        if squares:
+            square = jit(of.square).lower(total, _on(jax.ShapeDtypeStruct((), jnp.int32), device)).compile()
+        arguments = (*read(carry[d]), window[d]["rows"], data[d], self._places[d][0])
+        return jit(of.replica).lower(*arguments).compile(), update, square
+
+    def _choose_loop(self, arguments: tuple, options: dict | None, wanted: int | None) -> Fact | None:
+        """Decides how many steps a call makes, by trial unless `wanted`."""
+        if wanted == 1 or (wanted is None and not dispatch.worth_a_trial(self._fused, arguments)):
+            return None
+        self._several = dispatch.compile_loop(self.of.replica_and_update, arguments, options)
+        if wanted is not None:
+            self.steps_at_once = wanted
+            return fact("steps-per-call", steps=wanted)
+        ratio = dispatch.gain(self._fused, self._several, arguments)
+        self.steps_at_once = dispatch.STEPS if dispatch.is_worth_it(ratio) else 1
+        return fact("steps-per-call-tried", steps=self.steps_at_once, tried=dispatch.STEPS, ratio=ratio)
+
+    @functools.cache  # noqa: B019 (a run has one Programs, and few counts)
+    def _count(self, steps: int) -> jax.Array:
+        return jax.device_put(np.int32(steps), self.placement.lead)
+
+    def _vectors(self, d: int, state: TrainState, window: dict, data: dict) -> list[jax.Array]:
+        """The vectors of one device's replicas, `(1, n)` each, or their sum in tree order."""
+        run, of, at = self._replicas[d], read(state), window["rows"]
+        if self._at_once:
+            return [run(*of, at, data, place) for place in self._places[d]]
+        stack: list[jax.Array] = []
+        for place, pops in zip(self._places[d], self._pops, strict=True):
+            stack.append(run(*of, at, data, place))
+            for _ in range(pops):
+                right = stack.pop()
+                stack[-1] = self._add(stack[-1], right)
+        return stack
+
+
+def check_steps_per_call(steps: int, layout: Layout, resident: bool) -> None:
+    """Raises `RecipeError` unless `steps` steps can be made in one call."""
+    if steps < 1:
+        raise RecipeError("steps-per-call-below-one", steps=steps)
+    if layout.exact or layout.devices > 1 or not resident:
+        feed = "device" if resident else "host"
+        raise RecipeError(
+            "steps-per-call-impossible", steps=steps, exact=layout.exact, devices=layout.devices, feed=feed
+        )
+
+
+def _apart(state: TrainState) -> tuple[TrainState, Any]:
+    """What the update overwrites, and the frozen part, which it does not."""
+    return state.without("donated"), state.frozen
+
+
+def _on(shapes: Any, device: jax.Device) -> Any:
+    here = jax.sharding.SingleDeviceSharding(device)
+    return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=here), shapes)
+
+
+@functools.partial(jax.jit, keep_unused=True)  # the unread sums say on which device the zeros belong
+def _zeros(sums):
+    return jax.tree.map(jnp.zeros_like, sums)
+
+
+def _flops(compiled) -> float:
+    return (compiled.cost_analysis() or {}).get("flops", 0.0)

@@ -1,0 +1,241 @@
+"""The driver of the step: detect, lay out, feed, state, compile, step, evaluate.
+
+`fit`, `Stepper`, the finders, `bench` and studies are small programs over it:
+
+    with Session(recipe, on) as session:
+        session.begin()
+        while session.step < session.total:
+            session.advance()
+        print(session.evaluate())
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..data.watch import Watch
+from ..data.workers import chosen
+from ..recipe.recipe import Recipe
+from ..recipe.task import Tree
+from ..words.facts import Fact
+from . import feed
+from .evaluate import Evaluator
+from .freeze import whole_params
+from .on import ALL, On
+from .placement import Placement, describe, lay_out, start_fact
+from .programs import Programs, check_steps_per_call
+from .state import TrainState, abstract_state, first_state, flat_of
+
+QUEUED_STEPS = 32  # how far the host may run ahead of the device: a stop is answered within these
+
+
+class Session:
+    """Training `recipe` on the machine's devices, step by step.
+
+    Making one detects the machine, lays the recipe out and checks what can be checked; nothing is read or
+    compiled. `begin` places a state, `advance` begins steps, which `compile`s first where nobody did.
+
+    *Arguments:* `steps_per_call`: as in `fit`; `window`: steps of a window, where a program for another
+    recipe is to be shared.
+
+    *Fields:* `warnings` and `start`, facts to show; `machine`, `layout`, `placement`; `abstract`, the
+    state as shapes; `resident`, whether data is kept on the devices; `step`, the steps begun; `total`, of the recipe;
+    `watch`, what the device waited for; `programs`.
+
+    Raises `RecipeError`, `DataError` or `DeviceError`.
+    """
+
+    def __init__(
+        self, recipe: Recipe, on: On = ALL, *, steps_per_call: int | None = 1, window: int | None = None
+    ):
+        self.recipe, self.on = recipe, on
+        self.total, self.step = recipe.clock.total or 0, 0
+        self.machine, self.layout, warnings = lay_out(recipe, on)
+        self.placement = Placement(self.machine, self.layout.devices)
+        self.abstract = abstract_state(recipe)
+        self.warnings: list[Any] = [*warnings, *recipe.warnings()]
+        chosen(recipe.task.train, on.workers)
+        memory = self.placement.memory_bytes
+        self.resident = self.placement.agree(feed.resident(recipe.task.train, memory, on.feed))
+        if steps_per_call not in (None, 1):
+            check_steps_per_call(steps_per_call, self.layout, self.resident)
+        self.programs = Programs(
+            recipe, self.layout, self.placement, resident=self.resident, state=self.abstract
+        )
+        self._steps_per_call, self._window = steps_per_call, window
+        self._columns: dict[str, np.ndarray] | None = None
+        self._placed: list | None = None
+        self._evaluator: Evaluator | None = None
+        self._open = contextlib.ExitStack()
+        self._queued: deque[Any] = deque()
+
+    @property
+    def start(self) -> Fact:
+        """The machine, the layout and the precision."""
+        return start_fact(self.machine, self.layout, self.recipe.precision)
+
+    def describe(self) -> dict[str, Any]:
+        """The machine, the layout, the precision and the parameters' number as plain JSON values."""
+        update = "flat" if self.recipe.optimizer.elementwise else "whole"
+        return {
+            **describe(self.machine, self.layout),
+            "precision": self.recipe.precision,
+            "parameters": sum(x.size for x in jax.tree.leaves((self.abstract.params, self.abstract.frozen))),
+            "update": update,
+        }
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the state."""
+        return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(self.abstract))
+
+    # ---- data and state
+
+    def read(self) -> None:
+        """Reads training data that is to live on the devices. Raises `DataError`."""
+        task = self.recipe.task
+        if self.resident and self._columns is None and self._placed is None:
+            self._columns = feed.read(task.train, task.classes, "training")
+
+    def begin(self, state: TrainState | None = None, recipe: Recipe | None = None) -> None:
+        """Goes to `state`, of NumPy arrays, or to the recipe's first one, and opens the feed there.
+
+        *Arguments:* `recipe`: another one from here on, with the same programs: of other schedules, another
+        seed or duration.
+        """
+        self._open.close()
+        if recipe is not None:
+            self.recipe, self.total = recipe, recipe.clock.total or 0
+        self.read()
+        if state is None:
+            with jax.default_device(self.placement.lead):
+                state = first_state(self.recipe)
+        self.step = int(state.step)
+        self._carry = self.placement.put(state)
+        self._queued.clear()
+        if self.step >= self.total:
+            return
+        if self._columns is not None:
+            self._placed = self.placement.put(feed.flat(self._columns))
+            self._columns = None  # the host's copy may go
+        self._data: Any
+        if self._placed is not None:
+            self._data = feed.Resident(self._placed)
+        else:
+            self._data = feed.Streamed(self.recipe, self.placement, self.step, self.on.workers)
+        self._open.callback(self._data.close)
+        self._windows = feed.Windows(self.recipe, self.placement, self.step, self._window)
+        self._open.callback(self._windows.close)
+        self.watch = Watch(self.recipe.task.train, self._data.stream)
+
+    @property
+    def data(self) -> Fact:
+        """Where the data is."""
+        return self._data.described(self.recipe.task.train)
+
+    def compile(self, *, trial: bool = False) -> Fact | None:
+        """Compiles the step, unless it is. *Returns* how many steps a call makes, where that was decided.
+
+        *Arguments:* `trial`: whether several steps a call are worth one, where `steps_per_call` is None.
+        """
+        if self.programs.compiled:
+            return None
+        window = self._windows.at(self.step)
+        data = self._placed if self._placed is not None else self.programs.data_shapes()
+        at_once = 1 if self._steps_per_call is None and not trial else self._steps_per_call
+        return self.programs.compile(self._carry, window, data, at_once)
+
+    # ---- steps
+
+    @property
+    def steps_at_once(self) -> int:
+        """The most steps that one call begins."""
+        return self.programs.steps_at_once
+
+    def advance(self, steps: int = 1, stopped: Callable[[], bool] = lambda: False) -> bool:
+        """Begins `steps` steps. Waits only for data, and when some tens of steps are queued.
+
+        *Returns* whether they were begun; false once `stopped()`.
+        """
+        self.compile()
+        last = self.step + steps
+        while self.step < last:
+            batch = self._data.at(self.step, lambda: not self._queued or self._queued[-1].is_ready(), stopped)
+            if batch is None:
+                return False
+            now = min(self.steps_at_once, last - self.step, self._windows.left(self.step))
+            self._carry, token = self.programs.step(self._carry, self._windows.at(self.step), batch, now)
+            self.step += now
+            self._queued.append(token)
+            if len(self._queued) > self.ahead:
+                self._queued.popleft().block_until_ready()
+        return True
+
+    @property
+    def ahead(self) -> float:
+        """How many calls the host may run ahead of the device."""
+        return min(QUEUED_STEPS // self.steps_at_once, self._data.in_use - 1)
+
+    def drain(self) -> dict[str, Any]:
+        """The metric sums of the steps since the last call, on the device."""
+        sums, self._carry = self.programs.drain(self._carry)
+        return sums
+
+    def wait(self) -> None:
+        """Until every step begun is done."""
+        jax.block_until_ready(self._carry)
+        self._queued.clear()
+
+    # ---- what came of it
+
+    def snapshot(self) -> TrainState:
+        """The state as NumPy arrays of one's own. Waits."""
+        # Copied: on the CPU an array taken from the device is its memory, which the next step reuses.
+        return jax.tree.map(np.array, jax.device_get(self._carry[0]))
+
+    def held(self) -> tuple[TrainState, Any, Any]:
+        """What the first device holds: state, window, and the data or its shapes."""
+        window = self._windows.at(max(0, self.step - 1))[0]
+        return self._carry[0], window, self._data.held(self.layout.devices)
+
+    def open_evaluation(self) -> None:
+        """Reads evaluation data, checks that the loss can evaluate. Raises `DataError` without data."""
+        if self._evaluator is None:
+            self._evaluator = Evaluator(self.recipe, self.placement, workers=self.on.workers)
+
+    def evaluate(self) -> dict[str, Any]:
+        """Metric name to value over the task's `eval` source, with the averaged parameters if any. Waits."""
+        self.open_evaluation()
+        assert self._evaluator is not None
+        state = self.placement.gather([dataclasses.replace(s, optimizer=None, sums={}) for s in self._carry])
+        params = state.params if state.ema is None else self._unpack_average(state.ema)
+        return self._evaluator(whole_params(params, state.frozen), state.state)
+
+    def forget_optimizer(self) -> None:
+        """Gives up the optimizer's state, when no step follows: an evaluation may have its memory."""
+        self._carry = [dataclasses.replace(state, optimizer=None) for state in self._carry]
+
+    @functools.cached_property
+    def _unpack_average(self) -> Callable[[jax.Array], Tree]:
+        return jax.jit(flat_of(self.recipe, self.abstract.params).widened().unpack)
+
+    def close(self) -> None:
+        """Ends the threads that bring data. The state stays readable."""
+        self._open.close()
+        if self._evaluator is not None:
+            self._evaluator.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
