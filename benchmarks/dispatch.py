@@ -22,11 +22,10 @@ import jax
 import jax.numpy as jnp
 
 import chipwise as cw
-from chipwise.engine import dispatch, loader
-from chipwise.engine.placement import lay_out
-from chipwise.engine.program import Program
-from chipwise.engine.step import first_state
-from chipwise.machine.detect import detect
+from chipwise.engine import dispatch, feed
+from chipwise.engine.placement import Placement, lay_out
+from chipwise.engine.programs import Programs
+from chipwise.engine.state import first_state
 
 RUNS, CALLS = 5, 2000
 
@@ -47,20 +46,20 @@ def microseconds(arguments: int) -> list[float]:
 
 def steps_in_a_call(recipe: cw.Recipe) -> tuple[float, float, list[float]]:
     """Microseconds of a step by itself and of one of 16 in a call, and their ratio, by run."""
-    machine = detect(1)
-    layout, _ = lay_out(machine, recipe.batch, recipe.replicas, asked=False, exact=False)
-    program = Program(recipe, layout, machine.devices[:1], resident=True)
-    carry = program.put_all(first_state(recipe))
-    data = program.put_all(loader.flat(loader.read(recipe.task.train, recipe.task.classes, "training")))
-    windows = loader.Windows(recipe, program.put_window, 0)
+    machine, layout, _ = lay_out(recipe, cw.On(devices=1, exact=False))
+    placement = Placement(machine, 1)
+    programs = Programs(recipe, layout, placement, resident=True)
+    carry = placement.put(first_state(recipe))
+    data = placement.put(feed.flat(feed.read(recipe.task.train, recipe.task.classes, "training")))
+    windows = feed.Windows(recipe, placement, 0)
     window = windows.at(0)
-    program.compile(carry, window, data, dispatch.STEPS)
+    programs.compile(carry, window, data, dispatch.STEPS)
 
     def timed(steps: int) -> float:
         nonlocal carry
         before = time.perf_counter()
         for _ in range(0, dispatch.STEPS, steps):
-            carry, token = program.step(carry, window, data, steps)
+            carry, token = programs.step(carry, window, data, steps)
         jax.block_until_ready((carry, token))
         return (time.perf_counter() - before) / dispatch.STEPS * 1e6
 

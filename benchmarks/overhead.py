@@ -20,10 +20,10 @@ from pathlib import Path
 import jax
 
 import chipwise as cw
-from chipwise.engine import loader
-from chipwise.engine.layout import Layout
-from chipwise.engine.program import Program
-from chipwise.engine.step import first_state
+from chipwise.engine import feed
+from chipwise.engine.placement import Placement, lay_out
+from chipwise.engine.programs import Programs
+from chipwise.engine.state import first_state
 
 RUNS = 5
 
@@ -32,25 +32,24 @@ class Bare:
     """The step of a recipe, compiled once, driven by the plainest loop."""
 
     def __init__(self, recipe: cw.Recipe, exact: bool):
-        layout = Layout(recipe.batch, recipe.replicas, 1, exact)
-        self.recipe = recipe
-        self.program = Program(recipe, layout, jax.devices()[:1], resident=True)
-        self.data = self.program.put_all(loader.flat(loader.read(recipe.task.train, None, "training")))
-        self.program.compile(self._state(), self._window(), self.data)
+        machine, layout, _ = lay_out(recipe, cw.On(devices=1, exact=exact))
+        self.recipe, self.placement = recipe, Placement(machine, 1)
+        self.programs = Programs(recipe, layout, self.placement, resident=True)
+        self.data = self.placement.put(feed.flat(feed.read(recipe.task.train, None, "training")))
+        windows = feed.Windows(recipe, self.placement, 0, recipe.clock.total)
+        self.window = windows.at(0)
+        windows.close()
+        self.programs.compile(self._state(), self.window, self.data)
 
     def _state(self):
-        recipe = self.recipe
-        return self.program.put_all(first_state(recipe))
-
-    def _window(self):
-        return self.program.put_window(loader.host_window(self.recipe, 0, self.recipe.clock.total))
+        return self.placement.put(first_state(self.recipe))
 
     def examples_per_second(self) -> float:
-        carry, window, total = self._state(), self._window(), self.recipe.clock.total
-        jax.block_until_ready((carry, window))
+        carry, total = self._state(), self.recipe.clock.total
+        jax.block_until_ready(carry)
         before = time.perf_counter()
         for _ in range(total):
-            carry, _ = self.program.step(carry, window, self.data)
+            carry, _ = self.programs.step(carry, self.window, self.data)
         jax.block_until_ready(carry)
         return total * self.recipe.batch / (time.perf_counter() - before)
 

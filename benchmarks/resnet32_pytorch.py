@@ -29,7 +29,7 @@ from torch import nn
 
 import chipwise as cw
 from chipwise.engine import keys, loader
-from chipwise.engine.step import first_state
+from chipwise.engine.state import first_state
 from chipwise.errors import DivergedError
 from chipwise.machine.fingerprint import this_machine
 from chipwise.measure.bench import intervals

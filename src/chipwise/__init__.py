@@ -24,10 +24,10 @@ if _TYPE_CHECKING:
     from .data.packed import PackedFolder as PackedFolder
     from .data.sources import Arrays as Arrays
     from .data.sources import Lazy as Lazy
+    from .engine.checkpoint import restore_run as restore_run
     from .engine.fit import evaluate as evaluate
     from .engine.fit import fit as fit
     from .engine.on import On as On
-    from .engine.restore import restore_run as restore_run
     from .engine.result import Result as Result
     from .engine.stepper import Stepper as Stepper
     from .errors import CheckpointError as CheckpointError
@@ -82,9 +82,9 @@ _NAMES = {
     ".data.pack.job": "pack",
     ".data.packed": "PackedFolder",
     ".data.sources": "Arrays Lazy",
+    ".engine.checkpoint": "restore_run",
     ".engine.fit": "evaluate fit",
     ".engine.on": "On",
-    ".engine.restore": "restore_run",
     ".engine.result": "Result",
     ".engine.stepper": "Stepper",
     ".errors": "CheckpointError ChipwiseError DataError DeviceError DivergedError RecipeError RunError "

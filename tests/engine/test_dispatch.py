@@ -8,6 +8,7 @@ import pytest
 import chipwise as cw
 import tasks
 from chipwise.engine import dispatch
+from refusals import refused
 
 FREE = cw.On(devices=1, exact=False)
 LOOSE = {"on": FREE, "progress": "none"}
@@ -25,7 +26,7 @@ def single(tmp_path_factory):
 
 @pytest.mark.parametrize("steps", [7, 64])
 def test_everything_happens_at_its_step(single, tmp_path, monkeypatch, steps):
-    monkeypatch.setattr("chipwise.engine.loader._WINDOW_STEPS", 9)  # windows end where no call may cross
+    monkeypatch.setattr("chipwise.engine.feed._WINDOW_STEPS", 9)  # windows end where no call may cross
     one, folder = single
     result = cw.fit(
         tasks.recipe(), tmp_path, log_every="7st", eval_every="11st", steps_per_call=steps, **LOOSE
@@ -66,6 +67,7 @@ def test_a_trial_decides_and_harms_nothing(single, monkeypatch, capsys):
     ],
 )
 def test_where_it_cannot_be_is_said_before_anything_is_made(tmp_path, given):
-    with pytest.raises(cw.RecipeError, match=r"steps_per_call=.*(needs exact=False|expected at least 1)"):
+    code = "steps-per-call-below-one" if given.get("steps_per_call", 4) < 1 else "steps-per-call-impossible"
+    with refused(cw.RecipeError, code):
         cw.fit(tasks.recipe(), tmp_path / "run", **{**LOOSE, "steps_per_call": 4, **given})
     assert not (tmp_path / "run").exists()

@@ -6,6 +6,8 @@ import pytest
 
 import chipwise as cw
 import tasks
+from chipwise.engine.stored import read_run
+from refusals import refused
 
 QUIET = {"progress": "none"}
 
@@ -99,13 +101,13 @@ def test_a_finished_run_is_not_trained_again(whole, capsys):
 def test_another_recipe_is_refused_with_what_differs(whole):
     _, folder = whole
     before = (folder / "result.json").read_bytes()
-    with pytest.raises(cw.RunError, match=r"seed: 3 there, 4 now.*--fresh"):
+    with refused(cw.RunError, "run-of-another-recipe", changes=[("seed", 3, 4)]):
         cw.fit(tasks.recipe(seed=4), folder, **QUIET)
     assert (folder / "result.json").read_bytes() == before
 
 
 def test_data_may_be_streamed_to_the_same_bits(whole, monkeypatch):
-    monkeypatch.setattr("chipwise.engine.loader.fits", lambda source, limit: False)
+    monkeypatch.setattr("chipwise.engine.feed.fits", lambda source, limit: False)
     result, _ = whole
     assert cw.fit(tasks.recipe(), on=cw.On(devices=2), **QUIET).fingerprint == result.fingerprint
 
@@ -127,7 +129,7 @@ def test_an_error_in_a_streamed_source_reaches_the_caller(monkeypatch):
                 raise cw.DataError("photo 50 cannot be read")
             return super().__getitem__(i)
 
-    monkeypatch.setattr("chipwise.engine.loader.fits", lambda source, limit: False)
+    monkeypatch.setattr("chipwise.engine.feed.fits", lambda source, limit: False)
     columns = tasks.data().columns
     examples = Broken({name: column[i] for name, column in columns.items()} for i in range(101))
     with pytest.raises(cw.DataError, match="photo 50"):
@@ -157,9 +159,13 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpo
 
     recipe = tasks.recipe(task=tasks.task(loss=loss))
     every = {"log_every": "5st", "checkpoint_every": "5st", "eval_every": None}
-    with pytest.raises(cw.DivergedError, match=r"nan between steps 21 and 25.*step 20 in"):
+    with refused(cw.DivergedError, "loss-not-finite", first=21, last=25, value="nan", checkpoint=20):
         cw.fit(recipe, tmp_path, on=cw.On(devices=1), **every, **QUIET)
     assert cw.restore_run(recipe, tmp_path).steps == 20
+    stored = read_run(tmp_path)
+    assert stored.rows[-1]["diverged"] == {"code": "loss-not-finite", "first": 21, "last": 25, "value": "nan"}
+    assert [event["event"] for event in stored.processes] == ["start", "end"] and not stored.running
+    assert (stored.processes[-1]["how"], stored.processes[-1]["code"]) == ("diverged", "loss-not-finite")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 from fractions import Fraction
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,7 +59,7 @@ def test_six_replicas_allow_one_two_and_six_devices():
     assert usable(6, 8) == 6
     assert usable(6, 5) == 2
     assert usable(6, 5, exact=False) == 3
-    with pytest.raises(DeviceError, match=r"same bits: 1, 2, 6 .*--no-exact"):
+    with refused(DeviceError, "devices-inexact", counts=[1, 2, 6]):
         Layout(batch=12, replicas=6, devices=3)
     assert Layout(batch=12, replicas=6, devices=3, exact=False).replicas_per_device == 2
 
@@ -68,11 +67,11 @@ def test_six_replicas_allow_one_two_and_six_devices():
 def test_errors_name_what_would_work():
     with refused(RecipeError, "batch-indivisible", batch=100, replicas=8, near=[96, 104]):
         Layout(batch=100, replicas=8, devices=1)
-    with pytest.raises(RecipeError, match=r"Try batch=8\."):
+    with refused(RecipeError, "batch-indivisible", near=[8]):
         Layout(batch=7, replicas=8, devices=1)
-    with pytest.raises(DeviceError, match=r"8 replicas .* 3 devices.* 1, 2, 4, 8"):
+    with refused(DeviceError, "devices-uneven", devices=3, replicas=8, counts=[1, 2, 4, 8]):
         Layout(batch=64, replicas=8, devices=3)
-    with pytest.raises(RecipeError, match="at least 1"):
+    with refused(RecipeError, "batch-below-one"):
         Layout(batch=0, replicas=1, devices=1)
 
 

@@ -7,7 +7,9 @@ import sys
 import pytest
 
 import chipwise as cw
-from chipwise.engine.run_folder import RunFolder, disagreement, last_good, stored_recipe
+from chipwise.engine.run_folder import RunFolder
+from chipwise.engine.stored import disagreement, newest_checkpoint, stored_recipe
+from refusals import refused
 
 RECIPE = {"name": "r", "seed": 0, "optimizer": {"lr": 0.1}, "source": {"recipe": "r"}}
 
@@ -24,10 +26,9 @@ def test_one_process_at_a_time(tmp_path):
     command = [sys.executable, "-c", code, str(tmp_path / "run")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(
-            cw.RunError, match=rf"in use by process {other.pid} on .*: wait for it, or name another"
-        ):
+        with refused(cw.RunError, "folder-in-use") as caught:
             opened(tmp_path / "run", {})
+        assert caught.value.facts["holder"].startswith(f"process {other.pid} on ")
         other.kill()  # however it ends, it holds nothing any more
     opened(tmp_path / "run", {}).close()
 
@@ -94,7 +95,7 @@ def test_another_recipe_is_refused_and_where_it_came_from_does_not_count(tmp_pat
     opened(tmp_path).close()
     opened(tmp_path, {**RECIPE, "source": {"recipe": "elsewhere"}}).close()
     before = (tmp_path / "recipe.json").read_bytes()
-    with pytest.raises(cw.RunError, match=r"optimizer.lr: 0.1 there, 0.2 now; seed: 0 there, 1 now"):
+    with refused(cw.RunError, "run-of-another-recipe", changes=[("optimizer.lr", 0.1, 0.2), ("seed", 0, 1)]):
         opened(tmp_path, {**RECIPE, "seed": 1, "optimizer": {"lr": 0.2}})
     assert (tmp_path / "recipe.json").read_bytes() == before
     opened(tmp_path).close()  # the refused one holds nothing
@@ -111,7 +112,7 @@ def test_fresh_discards_a_run_and_nothing_else(tmp_path):
 
 def test_fresh_in_a_folder_that_holds_no_run_is_refused(tmp_path):
     (tmp_path / "checkpoints").mkdir()
-    with pytest.raises(cw.RunError, match="holds no run that --fresh could discard, but checkpoints"):
+    with refused(cw.RunError, "run-fresh-elsewhere", files=["checkpoints"]):
         opened(tmp_path, fresh=True)
     assert (tmp_path / "checkpoints").is_dir()
     (tmp_path / "checkpoints").rmdir()
@@ -123,7 +124,7 @@ def test_a_folder_that_cannot_be_finished_is_not_left_behind(tmp_path, monkeypat
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(RunFolder, "_replace", full)
-    with pytest.raises(cw.RunError, match=r"No space left in .* There is no checkpoint yet"):
+    with refused(cw.RunError, "run-disk-full", checkpoint=None):
         opened(tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
 
@@ -132,15 +133,13 @@ def test_a_full_disk_names_the_last_good_checkpoint(tmp_path):
     folder = opened(tmp_path)
     for name in ("8", "12", "16.orbax-checkpoint-tmp"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
-    assert last_good(tmp_path / "checkpoints") == "The last good checkpoint is of step 12. "
+    assert newest_checkpoint(tmp_path) == 12
     os.symlink("/dev/full", tmp_path / "metrics.jsonl")
-    with pytest.raises(
-        cw.RunError, match=rf"No space left in .* step 12. Make space, then resume with --run {tmp_path}"
-    ):
+    with refused(cw.RunError, "run-disk-full", checkpoint=12, path=str(tmp_path)):
         folder.log({"step": 13})
     folder.close()
 
 
 def test_where_recipes_disagree():
-    assert disagreement({"a": 1, "source": 1}, {"a": 1, "source": 2}) == ""
-    assert disagreement({"a": {"b": None}}, {"a": {"b": (1,)}}) == "a.b: None there, [1] now"
+    assert disagreement({"a": 1, "source": 1}, {"a": 1, "source": 2}) == []
+    assert disagreement({"a": {"b": None}}, {"a": {"b": (1,)}}) == [("a.b", None, [1])]

@@ -13,8 +13,10 @@ import pytest
 import chipwise as cw
 import tasks
 from chipwise.cli import main
+from chipwise.engine.programs import Programs
 from chipwise.engine.run_folder import RunFolder
 from chipwise.engine.signals import StopRequest
+from refusals import refused
 
 TESTS = Path(__file__).parents[1]
 FILE = """
@@ -56,7 +58,7 @@ def test_a_stopped_run_is_saved_and_resumes_to_the_same_bits_on_other_devices(wh
 
     monkeypatch.setattr(RunFolder, "log", log_and_stop)
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(cw.Stopped, match=rf"SIGTERM at step \d+ of 30; saved; resume with --run {tmp_path}"):
+    with refused(cw.Stopped, "stopped", signal="SIGTERM", total=30, run=str(tmp_path)):
         cw.fit(plain(), tmp_path, **QUIET)
     assert signal.getsignal(signal.SIGTERM) is before
     assert not (tmp_path / "result.json").exists()
@@ -68,28 +70,28 @@ def test_a_stopped_run_is_saved_and_resumes_to_the_same_bits_on_other_devices(wh
 
 
 def test_a_signal_while_compiling_stops_before_the_first_step(whole, tmp_path, monkeypatch):
-    compile = cw.train.program.Program.compile
+    compile = Programs.compile
 
     def compile_and_stop(self, *arguments):
         os.kill(os.getpid(), signal.SIGTERM)
         compile(self, *arguments)
 
-    monkeypatch.setattr(cw.train.program.Program, "compile", compile_and_stop)
-    with pytest.raises(cw.Stopped, match="at step 0 of 30"):
+    monkeypatch.setattr(Programs, "compile", compile_and_stop)
+    with refused(cw.Stopped, "stopped", step=0, total=30):
         cw.fit(plain(), tmp_path, **QUIET)
     monkeypatch.undo()
     assert cw.fit(plain(), tmp_path, **QUIET).fingerprint == whole.fingerprint
 
 
 def test_without_a_folder_it_says_that_nothing_is_saved(monkeypatch):
-    step = cw.train.program.Program.step
+    step = Programs.step
 
     def step_and_stop(self, *arguments):
         os.kill(os.getpid(), signal.SIGTERM)
         return step(self, *arguments)
 
-    monkeypatch.setattr(cw.train.program.Program, "step", step_and_stop)
-    with pytest.raises(cw.Stopped, match="nothing is saved: name a folder with --run"):
+    monkeypatch.setattr(Programs, "step", step_and_stop)
+    with refused(cw.Stopped, "stopped-unsaved"):
         cw.fit(plain(), **QUIET)
 
 
@@ -97,7 +99,7 @@ def test_ctrl_c_before_training_leaves_at_once_and_writes_nothing(tmp_path, monk
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("chipwise.engine.loader.read", interrupted)
+    monkeypatch.setattr("chipwise.engine.feed.read", interrupted)
     assert main(["train", "digits", "--run", str(tmp_path / "run"), "--devices", "1", "--quiet"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
     assert not (tmp_path / "run").exists()

@@ -8,25 +8,21 @@ import pytest
 import chipwise as cw
 import tasks
 from chipwise.data.sources import spec_of
-from chipwise.engine import keys, loader
-from chipwise.engine import step as steps
+from chipwise.engine import keys
 from chipwise.engine.layout import Layout
-from chipwise.engine.program import Program
-from chipwise.engine.state import fingerprint
+from chipwise.engine.on import On
+from chipwise.engine.session import Session
+from chipwise.engine.state import fingerprint, init_state, read
+from chipwise.engine.step import Step
+from refusals import refused
 
 
 def run(recipe, devices, exact=True):
     """(params, state, optimizer, metric sums) after the whole run, as NumPy arrays."""
-    layout = Layout(recipe.batch, recipe.replicas, devices, exact)
-    program = Program(recipe, layout, jax.devices()[:devices], resident=True)
-    carry = program.put_all(steps.first_state(recipe))
-    data = program.put_all(loader.flat(loader.read(recipe.task.train, None, "training")))
-    windows = loader.Windows(recipe, program.put_window, 0)
-    program.compile(carry, windows.at(0), data)
-    for i in range(recipe.clock.total):
-        carry, _ = program.step(carry, windows.at(i), data)
-    windows.close()
-    return jax.device_get(program.whole(carry))
+    with Session(recipe, On(devices=devices, exact=exact)) as session:
+        session.begin()
+        session.advance(session.total)
+        return session.snapshot()
 
 
 def bits(state):
@@ -108,24 +104,24 @@ def test_a_step_compiles_once_whatever_the_rate():
     run(tasks.recipe(task=task, optimizer=cw.sgd(lr=cw.cosine(0.1)), duration="50st"), 2)
     few = len(traced)
     run(tasks.recipe(task=task, optimizer=cw.sgd(lr=cw.cosine(0.1)), duration="3st"), 2)
-    assert len(traced) == 2 * few
+    assert few <= 4 and len(traced) <= 2 * few  # and not one more for 50 steps than for 3
 
 
 @pytest.mark.parametrize(
     "made,expected",
     [
-        (lambda s: (({"loss": 3.0}), s), "cw.Sum"),
-        (lambda s: (({"accuracy": cw.Sum(1.0, 1.0)}), s), '"loss", got accuracy'),
-        (lambda s: {"loss": cw.Sum(1.0, 1.0)}, "must return"),
-        (lambda s: ({"loss": cw.Sum(np.ones(3, np.float32), 3.0)}, s), "one number"),
-        (lambda s: ({"loss": cw.Sum(1.0, 1.0)}, {}), "same structure"),
+        (lambda s: (({"loss": 3.0}), s), "metric-is-no-sum"),
+        (lambda s: (({"accuracy": cw.Sum(1.0, 1.0)}), s), "loss-without-loss"),
+        (lambda s: {"loss": cw.Sum(1.0, 1.0)}, "loss-returns"),
+        (lambda s: ({"loss": cw.Sum(np.ones(3, np.float32), 3.0)}, s), "loss-is-no-number"),
+        (lambda s: ({"loss": cw.Sum(1.0, 1.0)}, {}), "state-of-another-structure"),
     ],
 )
 def test_a_loss_that_breaks_the_contract_is_told_how(made, expected):
     task = tasks.task(loss=lambda params, state, batch, key, train: made(state))
     recipe = tasks.recipe(task=task)
-    with pytest.raises(cw.RecipeError, match=expected):
-        jax.eval_shape(lambda: steps.init_state(recipe, spec_of(recipe.task.train)))
+    with refused(cw.RecipeError, expected):
+        jax.eval_shape(lambda: init_state(recipe, spec_of(recipe.task.train)))
 
 
 def test_in_bf16_what_is_to_be_learned_keeps_its_digits():
@@ -150,14 +146,15 @@ def test_seeds_and_rates_are_inputs():
 
     def lowered(**changes):
         recipe = tasks.recipe(**changes)
-        step = steps.Step(recipe, Layout(recipe.batch, recipe.replicas, 2, exact=True), resident=True)
+        step = Step(recipe, Layout(recipe.batch, recipe.replicas, 2, exact=True), resident=True)
         specs = step.specs()
-        arguments = (*steps.read(specs["state"]), specs["window"]["rows"], specs["data"], specs["place"])
-        update = (specs["state"], jax.ShapeDtypeStruct(specs["vector"].shape[1:], jnp.float32))
+        arguments = (*read(specs["state"]), specs["window"]["rows"], specs["data"], specs["place"])
+        total = jax.ShapeDtypeStruct(specs["vector"].shape[1:], jnp.float32)
+        update = (specs["state"].without("donated"), total, specs["window"]["hyper"], specs["squares"])
         return [
             jax.jit(step.replica).lower(*arguments).as_text(),
-            jax.jit(step.update).lower(*update, specs["window"]["hyper"]).as_text(),
-            jax.jit(lambda seed: steps.init_state(recipe, step.spec, seed)).lower(np.uint32(0)).as_text(),
+            jax.jit(step.update).lower(*update).as_text(),
+            jax.jit(lambda seed: init_state(recipe, step.spec, seed)).lower(np.uint32(0)).as_text(),
         ]
 
     same = lowered(seed=7, optimizer=cw.adamw(lr=cw.one_cycle(0.3, warmup="20%"), weight_decay=0.02))

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chipwise import metrics
-from chipwise.engine.finish import finished
 from chipwise.errors import RecipeError
+from chipwise.recipe.task import finished
 from refusals import refused
 
 AVERAGES = ["micro", "macro", "weighted", None]

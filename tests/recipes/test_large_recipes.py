@@ -9,6 +9,7 @@ import pytest
 
 import chipwise as cw
 from chipwise.data import write_packed
+<<<<<<< HEAD
 from chipwise.engine import loader
 from chipwise.engine import step as steps
 from chipwise.engine.layout import Layout
@@ -16,6 +17,10 @@ from chipwise.engine.program import Program
 from chipwise.engine.restore import abstract_state
 from chipwise.engine.state import count, fingerprint
 from refusals import refused
+=======
+from chipwise.engine.session import Session
+from chipwise.engine.state import abstract_state, count, fingerprint
+>>>>>>> 46106db (Engine: tests assert codes and numbers)
 
 SMALL = {
     "imagenet-resnet50": ["image=16", "width=8", "blocks=1,"],
@@ -48,20 +53,14 @@ def small(name, data, *more):
 
 def trained(recipe, devices):
     """The final state's bits, and the loss of each step."""
-    program = Program(
-        recipe, Layout(recipe.batch, recipe.replicas, devices), jax.devices()[:devices], resident=True
-    )
-    carry = program.put_all(steps.first_state(recipe))
-    data = program.put_all(loader.flat(loader.read(recipe.task.train, recipe.task.classes, "training")))
-    windows = loader.Windows(recipe, program.put_window, 0)
-    program.compile(carry, windows.at(0), data)
     losses = []
-    for i in range(recipe.clock.total):
-        carry, _ = program.step(carry, windows.at(i), data)
-        sums, carry = program.drain(carry)
-        losses.append(float(sums["loss"].total / sums["loss"].count))
-    windows.close()
-    return fingerprint(jax.device_get(program.whole(carry)).params), losses
+    with Session(recipe, cw.On(devices=devices, feed="device")) as session:
+        session.begin()
+        while session.step < session.total:
+            session.advance()
+            loss = session.drain()["loss"]
+            losses.append(float(loss.total / loss.count))
+        return fingerprint(session.snapshot().params), losses
 
 
 @functools.cache

@@ -1,8 +1,7 @@
 import pytest
 
 import chipwise as cw
-from chipwise.engine.restore import abstract_state
-from chipwise.engine.state import count
+from chipwise.engine.state import abstract_state, count
 from chipwise.recipes import BUILT_IN
 
 PARAMETERS = {

@@ -11,8 +11,7 @@ import pytest
 import chipwise as cw
 import tasks
 from chipwise.engine.fit import _Training
-from chipwise.engine.hold import hold
-from chipwise.engine.run_folder import RunFolder
+from chipwise.engine.run_folder import RunFolder, hold
 from chipwise.recipe.settings import apply
 from chipwise.study import document, runs
 from chipwise.study.at_once import one_compilation

@@ -140,9 +140,9 @@ def evaluate_run(
       chipwise eval runs/mnist-1 --batch 7 --simulate 8 --json
     """
     on = options.on(devices, simulate)
+    from ..engine.checkpoint import restore_run
     from ..engine.fit import evaluate
-    from ..engine.restore import restore_run
-    from ..engine.run_folder import disagreement, stored_recipe
+    from ..engine.stored import disagreement, stored_recipe
     from ..recipe.settings import load
 
     def warn(warning: object) -> None:

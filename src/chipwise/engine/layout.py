@@ -66,24 +66,16 @@ class Layout:
 
     def __post_init__(self):
         if self.batch < 1 or self.replicas < 1:
-            raise RecipeError(f"batch={self.batch} and replicas={self.replicas} must both be at least 1.")
+            raise RecipeError("batch-below-one", batch=self.batch, replicas=self.replicas)
         if self.batch % self.replicas:
             lower = self.batch // self.replicas * self.replicas
             near = [n for n in (lower, lower + self.replicas) if n]
             raise RecipeError("batch-indivisible", batch=self.batch, replicas=self.replicas, near=near)
+        counts, facts = exact_counts(self.replicas), {"devices": self.devices, "replicas": self.replicas}
         if self.replicas % self.devices:
-            raise DeviceError(
-                f"{self.replicas} replicas cannot be shared evenly by {self.devices} devices. "
-                f"Device counts that work: {_list(exact_counts(self.replicas))}; "
-                f"choose one with --devices N."
-            )
-        if self.exact and self.devices not in exact_counts(self.replicas):
-            raise DeviceError(
-                f"{self.devices} devices would add the sums of {self.replicas} replicas in another order, "
-                f"so the bits would differ. Device counts that give the same bits: "
-                f"{_list(exact_counts(self.replicas))} (--devices N); or give up the same bits "
-                f"with --no-exact (exact=False)."
-            )
+            raise DeviceError("devices-uneven", **facts, counts=counts)
+        if self.exact and self.devices not in counts:
+            raise DeviceError("devices-inexact", **facts, counts=counts)
 
     @property
     def replicas_per_device(self) -> int:
@@ -102,7 +94,3 @@ def usable(replicas: int, available: int, exact: bool = True) -> int:
     """The largest device count up to `available` that this many replicas can use."""
     counts = exact_counts(replicas) if exact else even_counts(replicas)
     return max(n for n in counts if n <= available)
-
-
-def _list(numbers: list[int]) -> str:
-    return ", ".join(map(str, numbers))

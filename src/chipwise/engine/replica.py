@@ -78,43 +78,28 @@ def shapes_of(recipe: Recipe, read: tuple[Tree, Tree, Tree, Any], example: dict)
     return jax.eval_shape(traced, *read)
 
 
-def checked(made: Any, state: Tree) -> tuple[dict[str, Sum], Tree]:
+def checked(returned: Any, state: Tree) -> tuple[dict[str, Sum], Tree]:
     """What a loss returned, as float32 sums, after saying clearly what does not fit the contract."""
-    if not (isinstance(made, tuple) and len(made) == 2 and hasattr(made[0], "items")):
-        raise RecipeError('Task.loss must return ({"loss": cw.Sum(total, count), ...}, state).')
-    metrics, new_state = made
+    if not (isinstance(returned, tuple) and len(returned) == 2 and hasattr(returned[0], "items")):
+        raise RecipeError("loss-returns", got=type(returned).__name__)
+    metrics, new_state = returned
     if "loss" not in metrics:
-        raise RecipeError(f'Task.loss must return a metric "loss", got {", ".join(metrics) or "none"}.')
+        raise RecipeError("loss-without-loss", metrics=sorted(metrics))
     sums = {}
     for name, value in sorted(metrics.items()):
         if not isinstance(value, Sum):
-            raise RecipeError(
-                f'Task.loss must return a cw.Sum(total, count) for "{name}", got {type(value).__name__}; '
-                f"from per-example values: cw.Sum.of(values)."
-            )
+            raise RecipeError("metric-is-no-sum", metric=name, got=type(value).__name__)
         if value.finish is not None and not callable(value.finish):
-            raise RecipeError(
-                f'The finish of "{name}" must be a function (total, count) -> value, '
-                f"got {type(value.finish).__name__}."
-            )
+            raise RecipeError("finish-is-no-function", metric=name, got=type(value.finish).__name__)
         total, count = (jnp.asarray(part).astype(jnp.float32) for part in (value.total, value.count))
         sums[name] = Sum(total, count, value.finish)
-    if sums["loss"].finish is not None:
-        raise RecipeError(
-            'The "loss" is minimised as total / count and takes no finish: show what finish makes of it '
-            "under another name."
-        )
-    if sums["loss"].total.shape != () or sums["loss"].count.shape != ():
-        raise RecipeError(
-            f'The total and count of "loss" must be one number each, got shapes {sums["loss"].total.shape} '
-            f"and {sums['loss'].count.shape}: sum over the examples, for instance with cw.Sum.of(values)."
-        )
-    made_by_init, returned = str(jax.tree.structure(state)), str(jax.tree.structure(new_state))
-    if returned != made_by_init:
-        raise RecipeError(
-            f"Task.loss must return a state of the same structure as Task.init made: "
-            f"{made_by_init}, got {returned}."
-        )
+    loss = sums["loss"]
+    if loss.finish is not None:
+        raise RecipeError("loss-with-finish")
+    if loss.total.shape != () or loss.count.shape != ():
+        raise RecipeError("loss-is-no-number", total=list(loss.total.shape), count=list(loss.count.shape))
+    if (made := str(jax.tree.structure(state))) != (got := str(jax.tree.structure(new_state))):
+        raise RecipeError("state-of-another-structure", made=made, got=got)
     return sums, new_state
 
 

@@ -47,9 +47,9 @@ class Session:
     *Arguments:* `steps_per_call`: as in `fit`; `window`: steps of a window, where a program for another
     recipe is to be shared.
 
-    *Fields:* `warnings` and `start`, facts to show; `machine`, `layout`, `placement`; `abstract`, the
-    state as shapes; `resident`, whether data is kept on the devices; `step`, the steps begun; `total`, of the recipe;
-    `watch`, what the device waited for; `programs`.
+    *Fields:* `warnings` (`layout_warnings` are those of the machine) and `start`, facts to show; `machine`,
+    `layout`, `placement`; `abstract`, the state as shapes; `resident`, whether data is kept on the devices;
+    `step`, the steps begun, of `total`; `watch`, what the device waited for; `programs`.
 
     Raises `RecipeError`, `DataError` or `DeviceError`.
     """
@@ -62,6 +62,7 @@ class Session:
         self.machine, self.layout, warnings = lay_out(recipe, on)
         self.placement = Placement(self.machine, self.layout.devices)
         self.abstract = abstract_state(recipe)
+        self.layout_warnings = warnings
         self.warnings: list[Any] = [*warnings, *recipe.warnings()]
         chosen(recipe.task.train, on.workers)
         memory = self.placement.memory_bytes

@@ -49,7 +49,7 @@ class Update:
         return jnp.concatenate([self._gradient.pack(contribution["grads"]), self.aside.pack(aside)])
 
     def square(self, total: jax.Array, chunk: jax.Array) -> jax.Array:
-        """`()` float32: the sum of squares of chunk number `chunk` `()` of the gradient in `total` `(size,)`."""
+        """`()` float32: the sum of squares of chunk `chunk` `()` of the gradient in `total` `(size,)`."""
         width = self.flat.chunk
         part = lax.optimization_barrier(lax.dynamic_slice(total, (chunk * width,), (width,)))
         return jnp.sum(part * part)

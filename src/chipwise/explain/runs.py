@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..engine.run_folder import stored_recipe
-from ..engine.stored import metrics_of, read_result, read_rows
+from ..engine.stored import metrics_of, read_result, read_rows, stored_recipe
 from ..errors import DataError, RecipeError, RunError
 from ..machine.fingerprint import stated as machine_of
 from ..study.document import Study

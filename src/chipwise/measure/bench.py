@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import math
 import time
-from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,22 +22,18 @@ import numpy as np
 
 from ..data.synthetic import Synthetic
 from ..data.watch import Watch
-from ..data.workers import chosen as readers
-from ..engine import loader
-from ..engine.dispatch import MANY
-from ..engine.finish import finished
+from ..engine import feed
+from ..engine.agenda import MANY
 from ..engine.meter import share_of_peak
 from ..engine.on import ALL, On
-from ..engine.placement import describe, lay_out, start_line
-from ..engine.program import QUEUED_STEPS, Program
+from ..engine.placement import describe
 from ..engine.progress import Reporter
-from ..engine.state import count
-from ..engine.step import first_state
+from ..engine.session import Session
 from ..errors import DivergedError, RecipeError
-from ..machine.detect import detect
 from ..machine.fingerprint import this_machine
 from ..planner.hlo_proto import program_bytes
 from ..recipe.recipe import Recipe
+from ..recipe.task import finished
 from ..words.figures import counted
 from .memory import by_category, host_peak_bytes
 from .profile import capture, explain, make_folder
@@ -96,80 +92,68 @@ def measure_train(
     if profile is not None:
         make_folder(profile)
     reporter, task = Reporter(progress), recipe.task
-    machine = detect(on.devices, on.platform)
-    layout, said = lay_out(
-        machine, recipe.batch, recipe.replicas, asked=on.devices is not None, exact=on.exact
-    )
-    reporter.say(start_line(machine, layout, recipe.precision))
-    for text in [*said, *map(str, recipe.warnings())]:
-        reporter.warn(text)
-    readers(task.train, on.workers)
-    resident = loader.resident(task.train, machine.devices[0], on.feed)
-    columns = loader.read(task.train, task.classes, "training") if resident else None
     longer = recipe.endless()
-    program = Program(longer, layout, machine.devices[: layout.devices], resident=resident)
     spent: dict[str, float] = {}
+    # Windows as long as those of `fit`, so that the program is the same, for compilation caches too
+    at_once = 1 if recipe.clock.total < MANY else None  # as `fit` does
     with contextlib.ExitStack() as closing:
         closing.callback(reporter.stop)
-        with jax.default_device(machine.devices[0]):
-            carry = program.put_all(first_state(longer))
-        if columns is not None:
-            data: Any = loader.Resident(program.put_all(loader.flat(columns)))
-            columns = None  # the host's copy may go
-        else:
-            data = loader.Streamed(longer, program.put_cut, 0, on.workers)
-        closing.callback(data.close)
-        reporter.say(data.said(task.train))
-        # As long as those of `fit`, so that the program is the same, for compilation caches too
-        windows = loader.Windows(longer, program.put_window, 0, loader.window_length(recipe))
-        closing.callback(windows.close)
-        window = windows.at(0)
-        jax.block_until_ready((carry, window))
+        session = closing.enter_context(
+            Session(longer, on, steps_per_call=at_once, window=feed.window_length(recipe))
+        )
+        machine, layout, program = session.machine, session.layout, session.programs
+        reporter.say(session.start)
+        for warning in [*session.layout_warnings, *recipe.warnings()]:
+            reporter.warn(str(warning))
+        session.begin()
+        reporter.say(session.data)
+        session.wait()
         spent["start"] = time.perf_counter() - began
 
         began = time.perf_counter()
-        wanted = 1 if recipe.clock.total < MANY else None  # as `fit` does
-        how = program.compile(carry, window, data.placed if resident else program.data_shapes(), wanted)
-        if how:
-            reporter.say(how)
+        decided = session.compile(trial=at_once is None)
+        if decided is not None:
+            reporter.say(decided)
         spent["compile"] = time.perf_counter() - began
 
-        run = _Run(program, carry, data, windows)
         began = time.perf_counter()
-        losses = run.first_losses(warmup)
-        each = run.seconds_a_step()
+        losses = _first_losses(session, warmup)
+        each = _seconds_a_step(session)
         spent["warmup"] = time.perf_counter() - began
-        warm = run.step
+        warm = session.step
 
         counts = intervals(each, steps, seconds)
         reporter.say(
             f"{counted(warmup, 'step')} of warm-up and {warm - warmup} of calibration done; "
             f"{counted(sum(counts), 'timed step')} follow{'s' * (sum(counts) == 1)}, {counts[0]} at a time"
         )
-        watch = Watch(task.train, None if data.stream is None else _Since(data.stream))  # type: ignore[arg-type]
+        stream = session.watch.stream
+        watch = Watch(task.train, None if stream is None else _Since(stream))  # type: ignore[arg-type]
         reporter.start(0, sum(counts))
         timed, waits = [], []
         for steps_now in counts:
             waited, now = watch.waited, time.perf_counter()
-            run.advance(steps_now)
-            run.wait()
+            session.advance(steps_now)
+            session.wait()
             timed.append(time.perf_counter() - now)
             waits.append(min(1.0, (watch.waited - waited) / timed[-1]))
-            loss = run.loss(f"between steps {run.step - steps_now + 1} and {run.step}")
-            done = {"step": run.step - warm, "train/loss": loss}
+            loss = _loss(session, f"between steps {session.step - steps_now + 1} and {session.step}")
+            done = {"step": session.step - warm, "train/loss": loss}
             reporter.update(done | {"examples_per_second": steps_now * recipe.batch / timed[-1]})
         reporter.stop()
         spent["timed"] = sum(timed)
         fed = watch.report(sum(counts), recipe.batch, spent["timed"])
-        memory = by_category(program, run.carry[0], windows.at(run.step - 1)[0], _held(data, layout.devices))
+        memory = by_category(program, *session.held())
         peak = host_peak_bytes()
 
         profiled = None
         if profile is not None:
-            at_once = program.steps_at_once
-            shown = traced_calls(at_once * spent["timed"] / sum(counts))
-            trace = capture(profile, shown, lambda: run.advance(at_once), run.wait)
-            profiled = explain(trace, [program_bytes(made) for made in program.executables], shown * at_once)
+            each_call = session.steps_at_once
+            shown = traced_calls(each_call * spent["timed"] / sum(counts))
+            trace = capture(profile, shown, functools.partial(session.advance, each_call), session.wait)
+            profiled = explain(
+                trace, [program_bytes(made) for made in program.executables], shown * each_call
+            )
 
     speeds = [n / taken for n, taken in zip(counts, timed, strict=True)]
     flops = program.flops_per_step_per_device or None
@@ -179,7 +163,7 @@ def measure_train(
         "steps_per_second": Series("steps/s", tuple(speeds)),
         "examples_per_second": Series("examples/s", tuple(speed * recipe.batch for speed in speeds)),
     }
-    if data.stream is not None:
+    if stream is not None:
         figures["wait_data_share"] = Series("1", tuple(waits))
     return Record(
         kind="train",
@@ -197,7 +181,7 @@ def measure_train(
             "precision": recipe.precision,
             "exact": layout.exact,
             "devices": describe(machine, layout),
-            "parameters": count(run.carry[0].params),
+            "parameters": session.describe()["parameters"],
             "warmup_steps": warm,
             "calibration_steps": warm - warmup,
             "timed_steps": sum(counts),
@@ -215,7 +199,7 @@ def measure_train(
             "profile": profiled,
         },
         figures=figures,
-        machine=this_machine(machine.devices[: layout.devices]),
+        machine=this_machine(session.placement.devices),
     )
 
 
@@ -240,61 +224,35 @@ def traced_calls(seconds_a_call: float) -> int:
     return max(3, min(20, round(0.5 / seconds_a_call)))
 
 
-class _Run:
-    """A training under way: the state on the devices, the step that it has reached, and who brings data."""
+def _first_losses(session: Session, steps: int) -> list[float]:
+    """The mean loss of each of the next `steps`, read when all are done."""
+    sums = []
+    for _ in range(steps):
+        session.advance()
+        sums.append(session.drain()["loss"])
+    return [_finite(s, f"in step {number}") for number, s in enumerate(jax.device_get(sums), start=1)]
 
-    def __init__(self, program: Program, carry: list, data: Any, windows: loader.Windows):
-        self.program, self.carry, self.step = program, carry, 0
-        self._data, self._windows = data, windows
-        self._queued: deque[Any] = deque()
 
-    def advance(self, steps: int) -> None:
-        """Begins so many steps, as `fit` does. Waits only when some tens are queued."""
-        program, queued, last = self.program, self._queued, self.step + steps
-        ahead = min(QUEUED_STEPS // program.steps_at_once, self._data.in_use - 1)
-        while self.step < last:
-            batch = self._data.at(self.step, lambda: not queued or queued[-1].is_ready())
-            n = min(program.steps_at_once, last - self.step, self._windows.left(self.step))
-            self.carry, token = program.step(self.carry, self._windows.at(self.step), batch, n)
-            self.step += n
-            queued.append(token)
-            if len(queued) > ahead:
-                queued.popleft().block_until_ready()
+def _loss(session: Session, when: str) -> float:
+    """The mean loss since the last call. Waits."""
+    return _finite(jax.device_get(session.drain()["loss"]), when)
 
-    def wait(self) -> None:
-        """Until every step begun is done."""
-        jax.block_until_ready(self.carry)
-        self._queued.clear()
 
-    def first_losses(self, steps: int) -> list[float]:
-        """The mean loss of each of the next `steps`, read when all are done."""
-        sums = []
-        for _ in range(steps):
-            self.advance(1)
-            taken, self.carry = self.program.drain(self.carry)
-            sums.append(taken["loss"])
-        return [_finite(s, f"in step {number}") for number, s in enumerate(jax.device_get(sums), start=1)]
-
-    def loss(self, when: str) -> float:
-        """The mean loss since the last call. Waits."""
-        taken, self.carry = self.program.drain(self.carry)
-        return _finite(jax.device_get(taken["loss"]), when)
-
-    def seconds_a_step(self) -> float:
-        """Measured over as many steps as take a while, and few more."""
-        steps = 1
-        self.advance(steps)  # not timed: the first call after a wait, and that of several steps at once
-        self.wait()
-        while True:
-            began = time.perf_counter()
-            self.advance(steps)
-            self.wait()
-            taken = time.perf_counter() - began
-            if taken >= _CALIBRATION_SECONDS:
-                self.loss(f"up to step {self.step}")
-                return taken / steps
-            # The first stretches are too short to tell by how much
-            steps = min(4 * steps, math.ceil(1.2 * steps * _CALIBRATION_SECONDS / taken))
+def _seconds_a_step(session: Session) -> float:
+    """Measured over as many steps as take a while, and few more."""
+    steps = 1
+    session.advance(steps)  # not timed: the first call after a wait, and that of several steps at once
+    session.wait()
+    while True:
+        began = time.perf_counter()
+        session.advance(steps)
+        session.wait()
+        taken = time.perf_counter() - began
+        if taken >= _CALIBRATION_SECONDS:
+            _loss(session, f"up to step {session.step}")
+            return taken / steps
+        # The first stretches are too short to tell by how much
+        steps = min(4 * steps, math.ceil(1.2 * steps * _CALIBRATION_SECONDS / taken))
 
 
 class _Since:
@@ -320,14 +278,6 @@ class _Since:
     def stages(self) -> SimpleNamespace:
         now = self._stream.stages.seconds
         return SimpleNamespace(seconds={name: now[name] - before for name, before in self._seconds.items()})
-
-
-def _held(data: Any, devices: int) -> Any:
-    """What a device holds of the training data, as arrays or shapes."""
-    if data.stream is None:
-        return data.placed[0]
-    each = math.ceil(data.stream.batch_bytes / devices)
-    return jax.ShapeDtypeStruct((data.stream.batches * each,), np.uint8)
 
 
 def _finite(loss: Any, when: str) -> float:

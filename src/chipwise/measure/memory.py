@@ -6,12 +6,12 @@ import math
 import sys
 from typing import Any
 
-from ..engine.program import Program, meet_at_once
+from ..engine.programs import Programs, meet_at_once
 from ..engine.state import TrainState
 from ..planner.programs import nbytes
 
 
-def by_category(program: Program, state: TrainState, window: Any, data: Any) -> dict[str, int | None]:
+def by_category(program: Programs, state: TrainState, window: Any, data: Any) -> dict[str, int | None]:
     """Bytes of one device, all of a kind: `state`, `window` and `data` are what it holds.
 
     *Returns* `parameters` (with their average), `optimizer`, `state`, `data` (examples, and the windows of
@@ -21,7 +21,7 @@ def by_category(program: Program, state: TrainState, window: Any, data: Any) -> 
     """
     analyses = [made.memory_analysis() for made in program.executables]
     known = [a for a in analyses if a is not None]
-    stats = program.devices[0].memory_stats() or {}
+    stats = program.placement.lead.memory_stats() or {}
     temporaries = max((a.temp_size_in_bytes for a in known), default=None)
     if temporaries is not None and not program.of.fused:
         temporaries += _replica_sums(known[0].output_size_in_bytes, program.of.calls)

@@ -76,7 +76,7 @@ def make_folder(folder: str | Path) -> None:
         raise DataError("trace-unwritable", folder=folder, reason=reason) from None
 
 
-def capture(folder: str | Path, steps: int, step: Callable[[], None], wait: Callable[[], None]) -> Path:
+def capture(folder: str | Path, steps: int, step: Callable[[], Any], wait: Callable[[], Any]) -> Path:
     """Traces `steps` calls of `step`, between two calls of `wait`. *Returns* the file below `folder`."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # every Python call costs time, and there are many in a step

@@ -16,7 +16,7 @@ from ..chips.catalogue import peak_flops_per_device
 from ..chips.prices import Price, prices_for
 from ..chips.prices import load as load_prices
 from ..chips.targets import Target, parse
-from ..engine import loader
+from ..engine import feed
 from ..engine.layout import Layout, usable
 from ..errors import DeviceError
 from ..machine.detect import leave_compiler_alone
@@ -132,7 +132,7 @@ def _programs(recipe: Recipe, target: Target, exact: bool) -> StepPrograms:
 def _resident(recipe: Recipe, target: Target) -> bool:
     """As `fit` decides: JAX knows of no limit on the CPU."""
     limit = None if target.chip.kind == "CPU" else available(target)[0]
-    return loader.fits(recipe.task.train, limit)
+    return feed.fits(recipe.task.train, limit)
 
 
 def _assemble(

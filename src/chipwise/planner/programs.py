@@ -15,8 +15,9 @@ import jax
 
 from ..data.stream import batches_in_memory
 from ..engine.layout import Layout
-from ..engine.program import meet_at_once
-from ..engine.step import Step, read
+from ..engine.programs import meet_at_once
+from ..engine.state import read
+from ..engine.step import Step
 from ..errors import ChipwiseError, RecipeError
 from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
@@ -69,7 +70,7 @@ def step_programs(recipe: Recipe, layout: Layout, *, resident: bool) -> StepProg
     with tracing(recipe.name):
         specs = step.specs()
     state, window, data = specs["state"], specs["window"], specs["data"]
-    size = specs["vector"].shape[1]
+    size, moving = specs["vector"].shape[1], state.without("donated")
     total = jax.ShapeDtypeStruct((size,), specs["vector"].dtype)
     held = step.calls if meet_at_once(step.calls, size) else 1 + math.ceil(math.log2(step.calls))
     ahead = 1 if resident else batches_in_memory(layout.devices * nbytes(data))
@@ -78,11 +79,11 @@ def step_programs(recipe: Recipe, layout: Layout, *, resident: bool) -> StepProg
         layout=layout,
         resident=resident,
         replica=Traceable("replica", step.traced, (*read(state), window["rows"], data, specs["place"])),
-        update=Traceable("update", step.update, (state, total, window["hyper"]), (0,)),
+        update=Traceable("update", step.update, (moving, total, window["hyper"], specs["squares"]), (0,)),
         calls=step.calls,
         size=size,
-        parameters=sum(math.prod(x.shape) for x in jax.tree.leaves(state.params)),
-        parameter_bytes=nbytes(state.params) + nbytes(state.ema),
+        parameters=sum(math.prod(x.shape) for x in jax.tree.leaves((state.params, state.frozen))),
+        parameter_bytes=nbytes(state.params) + nbytes(state.frozen) + nbytes(state.ema),
         optimizer_bytes=nbytes(state.optimizer),
         state_bytes=nbytes(state.state) + nbytes(state.sums),
         data_bytes=ahead * nbytes(data) + 2 * nbytes(window),

@@ -17,7 +17,7 @@ from ..engine.on import ALL, On
 from ..engine.placement import lay_out
 from ..engine.progress import Reporter
 from ..errors import DataError, RecipeError
-from ..machine.detect import Machine, detect
+from ..machine.detect import Machine
 from ..planner.memory import largest_batch
 from ..planner.planner import plan
 from ..planner.plans import Memory, Plan, Range
@@ -134,15 +134,12 @@ def find_batch(
     if target is not None:
         parse(target)
         return _planned(recipe, target, limit, on.exact, reporter)
-    machine = detect(on.devices, on.platform)
-    return _here(recipe, machine, on.devices is not None, limit, on.exact, reporter)
+    return _here(recipe, on, limit, reporter)
 
 
-def _here(
-    recipe: Recipe, machine: Machine, asked: bool, limit: int, exact: bool, reporter: Reporter
-) -> BatchSearch:
-    layout, said = lay_out(machine, recipe.batch, recipe.replicas, asked=asked, exact=exact)
-    notes: list[Any] = list(said)
+def _here(recipe: Recipe, on: On, limit: int, reporter: Reporter) -> BatchSearch:
+    machine, layout, warnings = lay_out(recipe, on)
+    notes: list[Any] = list(warnings)
     known: dict[int, Memory] = {}
 
     def fits(tried: Recipe) -> tuple[bool, float]:

@@ -15,14 +15,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..data.workers import chosen as readers
-from ..engine import loader
 from ..engine.on import ALL, On
-from ..engine.placement import describe, lay_out
-from ..engine.program import Program
-from ..engine.step import first_state
+from ..engine.placement import describe
+from ..engine.session import Session
 from ..errors import RecipeError, near
-from ..machine.detect import detect
 from ..recipe.optimizers import Optimizer
 from ..recipe.recipe import Recipe
 from ..recipe.schedule import rounded
@@ -101,30 +97,18 @@ class RangeTests:
     `notes` about that.
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        on: On = ALL,
-    ):
-        task = recipe.task
-        machine = detect(on.devices, on.platform)
-        layout, said = lay_out(
-            machine, recipe.batch, recipe.replicas, asked=on.devices is not None, exact=True
-        )
-        readers(task.train, on.workers)
-        self._resident = loader.resident(task.train, machine.devices[0], on.feed)
-        columns = loader.read(task.train, task.classes, "training") if self._resident else None
-        self._program = Program(recipe, layout, machine.devices[: layout.devices], resident=self._resident)
-        self._placed = None if columns is None else self._program.put_all(loader.flat(columns))
-        self._workers, self._compiled = on.workers, False
-        self.devices, self.notes = describe(machine, layout), tuple(said)
+    def __init__(self, recipe: Recipe, on: On = ALL):
+        self._session = Session(recipe, dataclasses.replace(on, exact=True))
+        self.devices = describe(self._session.machine, self._session.layout)
+        self.notes = tuple(self._session.layout_warnings)
 
     def run(self, recipe: Recipe, seen: Callable[[int, float], None] = lambda step, loss: None) -> Losses:
         """What a fresh run of `recipe` comes to, up to its end or to where it diverges.
 
         *Arguments:* `seen` is called with the number of each step whose loss was read, from 1, and that loss.
         """
-        program, losses = self._program, Losses()
+        session, losses = self._session, Losses()
+        waiting: deque[Any] = deque()
 
         def taken() -> bool:
             loss = _loss(waiting.popleft())
@@ -132,32 +116,15 @@ class RangeTests:
             seen(len(losses.finite) + (losses.ended == NOT_FINITE), loss)
             return going
 
-        with contextlib.ExitStack() as closing, jax.default_device(program.devices[0]):
-            carry = program.put_all(first_state(recipe))
-            data: Any = (
-                loader.Resident(self._placed)
-                if self._resident
-                else loader.Streamed(recipe, program.put_cut, 0, self._workers)
-            )
-            closing.callback(data.close)
-            windows = loader.Windows(recipe, program.put_window, 0)
-            closing.callback(windows.close)
-            if not self._compiled:
-                program.compile(
-                    carry, windows.at(0), data.placed if self._resident else program.data_shapes()
-                )
-                self._compiled = True
-            waiting: deque[Any] = deque()
-            for step in range(recipe.clock.total or 0):
-                batch = data.at(step, lambda: not waiting or waiting[-1].total.is_ready())
-                carry, _ = program.step(carry, windows.at(step), batch)
-                sums, carry = program.drain(carry)
-                waiting.append(sums["loss"])
-                if len(waiting) > min(BEHIND, data.in_use - 1) and not taken():
-                    break
-            else:
-                while waiting and taken():
-                    pass
+        with contextlib.closing(session):
+            session.begin(recipe=recipe)
+            while session.step < session.total:
+                session.advance()
+                waiting.append(session.drain()["loss"])
+                if len(waiting) > BEHIND and not taken():
+                    return losses
+            while waiting and taken():
+                pass
         return losses
 
 

@@ -9,16 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..data.workers import chosen as readers
-from ..engine import loader
-from ..engine.fit import Agenda, fit
-from ..engine.placement import lay_out
-from ..engine.program import check_steps_per_call
-from ..engine.restore import abstract_state
-from ..engine.run_folder import disagreement, stored_recipe
-from ..engine.stored import number, read_result, read_rows
+from ..engine.agenda import Agenda
+from ..engine.fit import fit
+from ..engine.session import Session
+from ..engine.stored import disagreement, number, read_result, read_rows, stored_recipe
 from ..errors import DivergedError, RecipeError, RunError
-from ..machine.detect import detect
 from ..recipe.recipe import Recipe
 from ..recipe.settings import apply, load
 from . import grid
@@ -130,14 +125,7 @@ def check(recipe: Recipe, options: dict[str, Any]) -> None:
     Agenda.of(clock, options["eval_every"], options["log_every"], options["checkpoint_every"], None)
     for schedule in recipe.optimizer.hyper.values():
         schedule.table(clock, 0, min(1, clock.total or 0))
-    machine = detect(on.devices, on.platform)
-    asked = on.devices is not None
-    layout, _ = lay_out(machine, recipe.batch, recipe.replicas, asked=asked, exact=on.exact)
-    readers(recipe.task.train, on.workers)
-    resident = loader.resident(recipe.task.train, machine.devices[0], on.feed)
-    if options["steps_per_call"] not in (None, 1):
-        check_steps_per_call(options["steps_per_call"], layout, resident)
-    abstract_state(recipe)
+    Session(recipe, on, steps_per_call=options["steps_per_call"])
 
 
 def agree(folder: Path, recipe: dict[str, Any]) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..engine.hold import hold
 from ..engine.progress import Reporter
+from ..engine.run_folder import hold
 from ..engine.signals import StopRequest
 from ..errors import RunError, Stopped
 from ..recipe.recipe import Recipe, difference

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from ..data.sources import nbytes
-from ..engine import loader
+from ..engine import feed
 from ..engine.layout import Layout
 from ..engine.on import ALL, On
 from ..engine.step import compiler_options
@@ -118,12 +118,12 @@ def needed(recipe: Recipe, machine: Machine, layout: Layout) -> Memory:
     """
     device, task = machine.devices[0], recipe.task
     limit = (device.memory_stats() or {}).get("bytes_limit")
-    programs = step_programs(recipe, layout, resident=loader.fits(task.train, limit))
+    programs = step_programs(recipe, layout, resident=feed.fits(task.train, limit))
     free, source = available(machine, layout.devices)
     with tracing(recipe.name):
         made = [_compiled(program, device, layout) for program in (programs.replica, programs.update)]
     known = [analysis for analysis in (one.memory_analysis() for one in made) if analysis is not None]
-    evaluation = nbytes(task.eval) if task.eval is not None and loader.fits(task.eval, limit) else 0
+    evaluation = nbytes(task.eval) if task.eval is not None and feed.fits(task.eval, limit) else 0
     return Memory(
         parameters=programs.parameter_bytes,
         optimizer=programs.optimizer_bytes,

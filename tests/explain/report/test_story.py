@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import chipwise as cw
 import run_folders as runs
 import tasks
-from chipwise.engine.hold import hold
+from chipwise.engine.run_folder import hold
 from chipwise.explain.report.folder import RunFiles, holder
 from chipwise.explain.report.settings import rebuilt
 from chipwise.explain.report.story import report

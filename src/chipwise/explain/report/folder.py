@@ -13,8 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ...engine.run_folder import stored_recipe
-from ...engine.stored import read_result, read_rows
+from ...engine.stored import read_result, read_rows, stored_recipe
 from ...errors import RecipeError, RunError
 from ...recipe.duration import Clock
 from ...study.document import FILE

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import __version__
-from ...engine.run_folder import disagreement
-from ...engine.stored import metrics_of, number
+from ...engine.stored import disagreement, metrics_of, number
 from ...errors import ChipwiseError, RunError
 from ...machine.fingerprint import stated
 from ...recipe.check import check
