@@ -178,7 +178,7 @@ def test_an_option_that_fit_has_not_is_a_type_error(tmp_path):
 
 def test_folders_of_something_else_are_refused(tmp_path):
     sweep(plain(), seeds=1, run=tmp_path / "s", **FAST)
-    with refused(cw.RunError, "run-of-another-recipe", folder=tmp_path / "s/seed-0"):
+    with refused(cw.RunError, "study-run-of-another-recipe", folder=tmp_path / "s/seed-0"):
         sweep(plain(batch=12), seeds=2, run=tmp_path / "s", **FAST)
     with refused(cw.RunError, "study-of-another-recipe", differences=[("recipe", "recipe", "b")]):
         sweep(plain(name="b"), seeds=2, run=tmp_path / "s", **FAST)

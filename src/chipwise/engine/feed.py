@@ -179,7 +179,7 @@ class Resident:
         self.placed = placed
 
     def described(self, source: Source) -> Fact:
-        return fact("data-resident", size=nbytes(source))
+        return fact("data-on-device", size=nbytes(source))
 
     def at(self, step: int, idle: Callable[[], bool], stopped: Callable[[], bool] = lambda: False) -> Any:
         return self.placed
@@ -221,7 +221,7 @@ class Streamed:
     def described(self, source: Source) -> Fact:
         stream = self.stream
         return fact(
-            "data-streamed",
+            "data-from-host",
             size=nbytes(source),
             workers=str(stream.workers),
             batches=stream.batches,

@@ -48,7 +48,7 @@ class Placement:
 
     def __init__(self, machine: Machine, groups: int | None = None):
         if jax.process_count() > 1:
-            raise DeviceError("several-processes", processes=jax.process_count())
+            raise DeviceError("run-of-several-processes", processes=jax.process_count())
         devices = machine.devices[:groups]
         self.machine, self.groups = machine, len(devices)
         self.mesh = Mesh(np.asarray(devices).reshape(len(devices), 1), (GROUP, SHARD))

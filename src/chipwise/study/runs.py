@@ -131,7 +131,7 @@ def check(recipe: Recipe, options: dict[str, Any]) -> None:
 def agree(folder: Path, recipe: dict[str, Any]) -> None:
     """Raises `RunError` when `folder` holds a run of another recipe than described."""
     if (folder / "recipe.json").exists() and (rows := disagreement(stored_recipe(folder), recipe)):
-        raise RunError("run-of-another-recipe", folder=folder, differences=rows)
+        raise RunError("study-run-of-another-recipe", folder=folder, differences=rows)
 
 
 def when(diverged: str) -> str:
