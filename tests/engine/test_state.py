@@ -1,0 +1,188 @@
+"""The parts of the state: what is frozen, what is equal, and how the vector of the update is cut."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import chipwise as cw
+import tasks
+from chipwise.engine.flat import Flat
+from chipwise.engine.freeze import freeze, whole_params
+from chipwise.engine.on import On
+from chipwise.engine.replica import from_sums, summable
+from chipwise.engine.session import Session
+from chipwise.engine.state import ROLES, TrainState, fingerprint
+from refusals import refused
+
+
+def test_every_part_has_a_role():
+    assert set(ROLES) == set(TrainState.__dataclass_fields__)
+    assert [name for name, role in ROLES.items() if role.differentiated] == ["params"]
+    assert [name for name, role in ROLES.items() if not role.donated] == ["frozen"]
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 5, 6, 8, 12, 24])
+def test_equal_state_stays_equal_and_other_state_is_averaged(replicas):
+    rng = np.random.default_rng(replicas)
+    equal = (rng.standard_normal(2000) * 10.0 ** rng.integers(-30, 30, 2000)).astype(np.float32)
+    each = rng.standard_normal((replicas, 7)).astype(np.float32)
+    old = {"calls": jnp.int32(0), "equal": jnp.asarray(equal), "mean": jnp.zeros(7)}
+    parts = [
+        summable({"calls": jnp.int32(70_000), "equal": jnp.asarray(equal), "mean": each[r]}, r, replicas)
+        for r in range(replicas)
+    ]
+    summed = [sum(leaves[1:], start=leaves[0]) for leaves in zip(*parts, strict=True)]
+    # In the order of the tree, which is what `from_sums` knows
+    tree = [_tree(list(leaves)) for leaves in zip(*parts, strict=True)]
+    assert len(summed) == len(tree)
+    new = from_sums(old, tree, replicas)
+    np.testing.assert_array_equal(np.asarray(new["equal"]), equal)
+    np.testing.assert_allclose(new["mean"], each.mean(axis=0), rtol=2e-6, atol=2e-7)
+    assert new["calls"] == 70_000
+
+
+def _tree(parts):
+    if len(parts) == 1:
+        return parts[0]
+    middle = (len(parts) + 1) // 2
+    return _tree(parts[:middle]) + _tree(parts[middle:])
+
+
+@given(st.lists(st.integers(0, 9), min_size=0, max_size=5), st.integers(1, 9))
+def test_a_tree_and_its_vector(sizes, chunks):
+    tree = {str(i): np.arange(n, dtype=np.float32) + 10 * i for i, n in enumerate(sizes)}
+    flat = Flat(tree, chunks)
+    vector = np.asarray(flat.pack(tree))
+    assert flat.used == sum(sizes) and vector.shape == (flat.size,) == (flat.chunk * chunks,)
+    assert flat.size - flat.used < max(chunks, 1) and not vector[flat.used :].any()
+    for name, leaf in flat.unpack(vector).items():
+        np.testing.assert_array_equal(leaf, tree[name])
+
+
+def test_narrow_leaves_keep_their_type_and_are_wide_in_the_vector():
+    tree = {"a": jnp.ones(3, jnp.bfloat16), "b": jnp.ones((2, 2))}
+    flat = Flat(tree, 2)
+    assert flat.rounds and flat.pack(tree).dtype == jnp.float32
+    assert [leaf.dtype for leaf in jax.tree.leaves(flat.unpack(flat.pack(tree)))] == [
+        jnp.bfloat16,
+        jnp.float32,
+    ]
+    assert not flat.widened().rounds
+
+
+def test_frozen_and_trained_are_two_halves_of_one_tree():
+    params = {"backbone": {"w": 1, "b": 2}, "head": {"w": 3}}
+    trained, frozen = freeze(params, ("backbone/*",))
+    assert jax.tree.leaves(trained) == [3] and jax.tree.leaves(frozen) == [2, 1]
+    assert whole_params(trained, frozen) == params
+    assert freeze(params, ()) == (params, None)
+    with refused(cw.RecipeError, "frozen-matches-nothing", pattern="backbon/*", near="backbone/b"):
+        freeze(params, ("backbon/*",))
+    with refused(cw.RecipeError, "all-frozen", count=3):
+        freeze(params, ("*",))
+    with refused(cw.RecipeError, "frozen-not-patterns"):
+        tasks.recipe(frozen="backbone/*")
+
+
+LARGE = 250_000  # beside 304 values that are trained
+
+
+def _headed(steps):
+    def init(key):
+        backbone = jax.random.normal(key, (100, LARGE // 100))
+        return {"backbone": {"w": backbone}, "head": {"w": jnp.zeros((100, 3)), "b": jnp.zeros(4)}}, {}
+
+    def loss(params, state, batch, key, train):
+        features = batch["x"] @ params["backbone"]["w"][:, :100]
+        logits = features @ params["head"]["w"] + params["head"]["b"][:3]
+        values = cw.losses.cross_entropy(logits, batch["label"])
+        return {"loss": cw.Sum.of(values)}, state
+
+    rng = np.random.default_rng(0)
+    data = cw.Arrays(
+        x=rng.standard_normal((64, 100)).astype(np.float32), label=rng.integers(0, 3, 64).astype(np.int32)
+    )
+    task = cw.Task(init=init, loss=loss, train=data)
+    return cw.Recipe(
+        task=task, batch=16, duration=f"{steps}st", optimizer=cw.adamw(lr=0.01), frozen=("backbone/*",)
+    )
+
+
+@pytest.mark.parametrize("steps", [20, pytest.param(1000, marks=pytest.mark.slow)])
+def test_a_frozen_part_is_not_summed_not_moved_and_not_in_the_optimizer(steps):
+    recipe = _headed(steps)
+    prints = set()
+    for devices in (1, 8) if steps < 100 else (2,):
+        with Session(recipe, On(devices=devices)) as session:
+            session.begin()
+            before = session.snapshot()
+            session.advance(session.total)
+            after = session.snapshot()
+            assert session.programs.of.updates.size < 400  # values that each replica hands to the sum
+        assert before.frozen["backbone"]["w"].size == LARGE
+        np.testing.assert_array_equal(before.frozen["backbone"]["w"], after.frozen["backbone"]["w"])
+        assert sum(x.size for x in jax.tree.leaves(after.optimizer)) < 1000
+        assert fingerprint(before.params) != fingerprint(after.params)
+        prints.add(fingerprint(after.params))
+    assert len(prints) == 1
+
+
+def test_frozen_parameters_come_back_and_are_saved(tmp_path):
+    recipe = _headed(6)
+    result = cw.fit(recipe, tmp_path, on=cw.On(devices=1), progress="none", eval_every=None)
+    assert set(result.params) == {"backbone", "head"} and result.devices["parameters"] == LARGE + 304
+    restored = cw.restore_run(recipe, tmp_path)
+    np.testing.assert_array_equal(restored.params["backbone"]["w"], result.params["backbone"]["w"])
+    assert fingerprint(restored.params) == result.fingerprint
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        cw.sgd(lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-2),
+        cw.adamw(lr=0.01, weight_decay=0.1),
+        cw.adamw(lr=0.01, weight_decay=0.1, clip=0.5),
+    ],
+)
+@pytest.mark.parametrize("pieces", [2, 4, 7, 100])
+def test_where_the_vector_is_cut_changes_no_bit(optimizer, pieces):
+    rng = np.random.default_rng(pieces)
+    n = 7001
+    params, grads = (rng.standard_normal(n).astype(np.float32) for _ in range(2))
+    decaying = rng.random(n) < 0.5
+    scalars = {name: np.float32(schedule.value) for name, schedule in optimizer.hyper.items()}
+
+    @jax.jit
+    def update(part, grad, state, mask, norm):
+        return optimizer.update(grad, state, part, scalars, decaying=mask, norm=norm)
+
+    def steps(part, grad, mask):
+        state = optimizer.init(part)
+        for i in range(3):
+            part, state = update(part, grad * np.float32(i + 1), state, mask, np.float32(2.0))
+        return np.asarray(part)
+
+    whole = steps(params, grads, decaying)
+    cut = [
+        steps(*piece)
+        for piece in zip(*(np.array_split(x, pieces) for x in (params, grads, decaying)), strict=True)
+    ]
+    np.testing.assert_array_equal(np.concatenate(cut), whole)
+
+
+def test_an_optimizer_that_looks_at_whole_leaves_gets_the_tree_and_says_so():
+    import optax
+
+    recipe = tasks.recipe(optimizer=cw.from_optax(optax.lamb, learning_rate=0.01), duration="4st")
+    prints = set()
+    for devices in (1, 4):
+        with Session(recipe, On(devices=devices)) as session:
+            assert session.describe()["update"] == "whole"
+            session.begin()
+            session.advance(session.total)
+            prints.add(fingerprint(session.snapshot().params))
+    assert len(prints) == 1
+    assert Session(tasks.recipe(), On(devices=1)).describe()["update"] == "flat"
