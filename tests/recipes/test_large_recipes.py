@@ -9,18 +9,9 @@ import pytest
 
 import chipwise as cw
 from chipwise.data import write_packed
-<<<<<<< HEAD
-from chipwise.engine import loader
-from chipwise.engine import step as steps
-from chipwise.engine.layout import Layout
-from chipwise.engine.program import Program
-from chipwise.engine.restore import abstract_state
-from chipwise.engine.state import count, fingerprint
-from refusals import refused
-=======
 from chipwise.engine.session import Session
 from chipwise.engine.state import abstract_state, count, fingerprint
->>>>>>> 46106db (Engine: tests assert codes and numbers)
+from refusals import refused
 
 SMALL = {
     "imagenet-resnet50": ["image=16", "width=8", "blocks=1,"],
