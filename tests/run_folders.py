@@ -1,7 +1,10 @@
 """Run folders made by hand: what a run of some recipe leaves, without training."""
 
 import json
+import socket
 from pathlib import Path
+
+import psutil
 
 from chipwise.recipe.schedules import one_cycle
 
@@ -97,13 +100,27 @@ def finished(rows, **changes):
     }  # fmt: skip
 
 
-def write(path, rows=(), result=None, checkpoints=(), **recipe):
+def started(step=0, **more):
+    """A line of processes.jsonl: this process began, at `step`."""
+    here = psutil.Process()
+    process = {"pid": here.pid, "started": here.create_time(), "host": socket.gethostname()}
+    return {"event": "start", "time": "2026-01-15T12:00:00+00:00", "step": step, **process, **more}
+
+
+def ended(step, how="done", code=None):
+    """A line of processes.jsonl."""
+    return {"event": "end", "time": "2026-01-15T13:00:00+00:00", "step": step, "how": how, "code": code}
+
+
+def write(path, rows=(), result=None, checkpoints=(), processes=(), **recipe):
     """A run folder at `path`, with `recipe` on top of `RECIPE`."""
     path = Path(path)
     path.mkdir(parents=True)
     (path / "recipe.json").write_text(json.dumps(RECIPE | recipe, indent=2))
     if rows:
         (path / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    if processes:
+        (path / "processes.jsonl").write_text("".join(json.dumps(one) + "\n" for one in processes))
     if result is not None:
         (path / "result.json").write_text(json.dumps(result))
     for step in checkpoints:

@@ -14,9 +14,12 @@ from typing import Any
 
 import psutil
 
-from ..errors import RunError
+from ..errors import RecipeError, RunError
+from ..recipe.duration import Clock
 from ..recipe.recipe import difference
 from ..words.facts import Fact, fact
+
+_DIGITS = 15  # of a step or a number of examples; a file that says more is damaged
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,37 @@ class StoredRun:
     def starts(self) -> list[dict[str, Any]]:
         """When processes started: the first, and those that resumed."""
         return [event for event in self.processes if event["event"] == "start"]
+
+    @property
+    def checkpoints(self) -> list[int]:
+        """The steps of its checkpoints. One gets its final name, the step, only when it is complete."""
+        names = (p.name for p in (self.path / "checkpoints").glob("*"))
+        return sorted(int(name) for name in names if name.isdecimal() and len(name) < _DIGITS)
+
+    @property
+    def clock(self) -> Clock | None:
+        """The run's clock, from the recipe as stored; `None` when that lacks what it takes."""
+        task = self.recipe.get("task")
+        train = task.get("train") if isinstance(task, dict) else None
+        examples = train.get("examples") if isinstance(train, dict) else None
+        batch, duration = self.recipe.get("batch"), self.recipe.get("duration")
+        if type(examples) is not int or type(batch) is not int or not isinstance(duration, str):
+            return None
+        try:
+            clock = Clock.for_run(examples, batch, duration)
+        except RecipeError:
+            return None
+        return clock if max(examples, clock.total or 0) < 10**_DIGITS else None
+
+    @property
+    def source(self) -> dict[str, Any] | None:
+        """How the command line made the recipe; `None` for a run of a Python program."""
+        source = self.recipe.get("source")
+        if not isinstance(source, dict) or not isinstance(source.get("recipe"), str):
+            return None
+        settings = source.get("set")
+        sound = isinstance(settings, list) and all(isinstance(text, str) for text in settings)
+        return source if sound and isinstance(source.get("data"), str | None) else None
 
     @property
     def running(self) -> bool:

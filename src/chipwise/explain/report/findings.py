@@ -17,12 +17,11 @@ from typing import Any
 
 from ...data.stages import NAMES
 from ...data.watch import FED
-from ...engine.stored import number
+from ...engine.stored import StoredRun, number
 from ...errors import RecipeError
 from ...recipe.duration import Duration
 from ...words.facts import Fact, fact, say, texts
 from ...words.figures import one_line
-from .folder import RunFiles
 from .time import Interval, Speed, Spent
 
 WORSE = 1.1  # evaluation loss at the end over its lowest
@@ -70,7 +69,7 @@ def typed_text(command: str) -> Fact:
 
 
 def learned(
-    run: RunFiles, finished: bool, rate: Mapping[str, Any], lower: str | None, recipe: str
+    run: StoredRun, finished: bool, rate: Mapping[str, Any], lower: str | None, recipe: str
 ) -> list[Finding]:
     """About what was learned. *Arguments:* `rate`: as `settings.curve` gives it; `lower`: a lower rate to
     try, such as `lr=0.1`, if one is known; `recipe`: as one types it."""
@@ -90,7 +89,7 @@ def learned(
     return findings + _idle(rate)
 
 
-def divergence(run: RunFiles) -> tuple[int, Fact] | None:
+def divergence(run: StoredRun) -> tuple[int, Fact] | None:
     """The step of the row that says that the run diverged, and how it did; without one that of the first row
     with a loss that is not finite; `None` where there is none."""
     for row in run.rows:
@@ -111,11 +110,11 @@ def divergence(run: RunFiles) -> tuple[int, Fact] | None:
     return None
 
 
-def _series(run: RunFiles, name: str) -> list[tuple[int, float]]:
+def _series(run: StoredRun, name: str) -> list[tuple[int, float]]:
     return [(row["step"], value) for row in run.rows if (value := number(row.get(name))) is not None]
 
 
-def _unlearned(run: RunFiles, calmer: tuple[Fact, ...], recipe: str) -> list[Finding]:
+def _unlearned(run: StoredRun, calmer: tuple[Fact, ...], recipe: str) -> list[Finding]:
     losses = _series(run, "train/loss")
     if len(losses) < 3:
         return []
@@ -134,7 +133,7 @@ def _unlearned(run: RunFiles, calmer: tuple[Fact, ...], recipe: str) -> list[Fin
     return []
 
 
-def _held_out(run: RunFiles) -> int | None:
+def _held_out(run: StoredRun) -> int | None:
     task = run.recipe.get("task")
     data = task.get("eval") if isinstance(task, dict) else None
     examples = data.get("examples") if isinstance(data, dict) else None
@@ -146,7 +145,7 @@ def _chance(value: float, examples: int | None) -> float:
     return math.sqrt(max(value * (1 - value), 0.0) / examples) if examples and 0 <= value <= 1 else math.inf
 
 
-def _earlier_best(run: RunFiles) -> list[Finding]:
+def _earlier_best(run: StoredRun) -> list[Finding]:
     findings = []
     losses = _series(run, "eval/loss")
     if len(losses) >= 5:
@@ -170,12 +169,12 @@ def _earlier_best(run: RunFiles) -> list[Finding]:
     return findings
 
 
-def _until(run: RunFiles, step: int) -> str:
+def _until(run: StoredRun, step: int) -> str:
     epoch = next((number(row.get("epoch")) for row in run.rows if row["step"] == step), None)
     return f"{epoch:.3g}ep" if epoch else f"{step}st"
 
 
-def _gap(run: RunFiles) -> list[Finding]:
+def _gap(run: StoredRun) -> list[Finding]:
     train, held_out = _series(run, "train/accuracy"), _series(run, "eval/accuracy")
     if not train or not held_out:
         return []
@@ -186,7 +185,7 @@ def _gap(run: RunFiles) -> list[Finding]:
     return [Finding("learning", fact("accuracy-gap", train=a, eval=b), (), tries)]
 
 
-def _still_falling(run: RunFiles) -> list[Finding]:
+def _still_falling(run: StoredRun) -> list[Finding]:
     losses, held_out = _series(run, "train/loss"), _series(run, "eval/loss")
     fifth = len(losses) // 5
     if fifth < 2 or (held_out and held_out[-1][1] > min(value for _, value in held_out)):
@@ -221,7 +220,7 @@ def _idle(rate: Mapping[str, Any]) -> list[Finding]:
 
 
 def slow(
-    run: RunFiles, timed: Sequence[Interval], spent: Spent | None, speed: Speed | None, recipe: str
+    run: StoredRun, timed: Sequence[Interval], spent: Spent | None, speed: Speed | None, recipe: str
 ) -> list[Finding]:
     """About time, the largest cost first. *Arguments:* `recipe`: as it is typed after a command."""
     return [
@@ -233,13 +232,13 @@ def slow(
     ]
 
 
-def stored(run: RunFiles, part: str) -> Mapping[str, Any]:
+def stored(run: StoredRun, part: str) -> Mapping[str, Any]:
     """An object of result.json; an empty one where there is none."""
     value = (run.result or {}).get(part)
     return value if isinstance(value, dict) else {}
 
 
-def _input(run: RunFiles, timed: Sequence[Interval], recipe: str) -> list[Finding]:
+def _input(run: StoredRun, timed: Sequence[Interval], recipe: str) -> list[Finding]:
     tries = [typed_text(f"chipwise bench-feed {recipe}")]
     feed, sections = stored(run, "feed"), stored(run, "seconds")
     if (share := number(feed.get("waited_share"))) is not None:
@@ -267,7 +266,7 @@ def _input(run: RunFiles, timed: Sequence[Interval], recipe: str) -> list[Findin
     return [Finding("time", what, also, tries)]
 
 
-def _sections(run: RunFiles, spent: Spent | None) -> list[Finding]:
+def _sections(run: StoredRun, spent: Spent | None) -> list[Finding]:
     """Work beside training that took a large share of the wall time. Only result.json tells it apart."""
     if spent is None or spent.of != "result.json":
         return []
@@ -350,7 +349,7 @@ def _intervals(timed: Sequence[Interval]) -> list[Finding]:
     return [Finding("time", what, (cause,), (fact("try-what-else-ran"),))]
 
 
-def _peak(run: RunFiles, speed: Speed | None, recipe: str) -> list[Finding]:
+def _peak(run: StoredRun, speed: Speed | None, recipe: str) -> list[Finding]:
     if speed is None or not speed.share_of_peak or speed.share_of_peak >= LOW_PEAK:
         return []
     precision = run.recipe.get("precision")

@@ -5,12 +5,13 @@ Stored text is data: nothing of it is executed.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from ...engine.stored import number
+from ...engine.stored import StoredRun, number
 from ...errors import ChipwiseError
 from ...recipe.duration import Clock
 from ...recipe.recipe import Recipe
@@ -18,7 +19,6 @@ from ...recipe.schedule import Schedule
 from ...recipe.schedules import as_typed, from_json
 from ...words.facts import Fact, fact
 from ...words.figures import figure, one_line
-from .folder import RunFiles, command
 
 _RATES = ("lr", "learning_rate")
 _POINTS = 240  # of a curve: enough for any screen
@@ -114,7 +114,12 @@ def curve(stored: Mapping[str, Any], clock: Clock | None, loaded: Recipe | None)
 # ---- what to type next
 
 
-def typed(run: RunFiles, setting: str | None = None) -> str | None:
+def command(*words: str) -> str:
+    """Words as one line for a shell, quoted where they must be."""
+    return shlex.join(one_line(word) for word in words)
+
+
+def typed(run: StoredRun, setting: str | None = None) -> str | None:
     """The recipe as one types it after a command, with its settings and data; `None` for a run of a Python
     program. *Arguments:* `setting`: one to add, or to change, such as `lr=0.1`."""
     source = run.source
@@ -134,7 +139,7 @@ def typed(run: RunFiles, setting: str | None = None) -> str | None:
     return command(*words)
 
 
-def next_commands(run: RunFiles, state: str, devices: Mapping[str, Any], lower: str | None) -> list[Fact]:
+def next_commands(run: StoredRun, state: str, devices: Mapping[str, Any], lower: str | None) -> list[Fact]:
     """What to type next, in order. A run that diverged would do so again: it is tried with a `lower` rate,
     such as `lr=0.1`, if one is known."""
     path, again = command(str(run.path)), command(f"{run.path}-again")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import __version__
-from ...engine.stored import disagreement, metrics_of, number
+from ...engine.stored import StoredRun, disagreement, metrics_of, number, read_run
 from ...errors import ChipwiseError, RunError
 from ...machine.fingerprint import stated
 from ...recipe.check import check
@@ -26,8 +26,7 @@ from ...study.document import FILE
 from ...words.facts import Fact, fact, say
 from ...words.figures import one_line
 from .findings import Finding, divergence, learned, slow, typed_text
-from .folder import RunFiles
-from .settings import curve, next_commands, settings, typed
+from .settings import command, curve, next_commands, settings, typed
 from .study import SCHEMA, study
 from .time import Speed, Spent, clocks, intervals, speed, spent, warm_up
 
@@ -43,11 +42,22 @@ def report(path: str | os.PathLike, recipe: str | None = None) -> dict[str, Any]
     folder = Path(path)
     if (folder / FILE).exists():
         return study(folder)
-    run = RunFiles.read(folder)
+    _refuse_a_folder_of_runs(folder)
+    run = read_run(folder)
     return story(run, *_load(run, recipe))
 
 
-def story(run: RunFiles, loaded: Recipe | None = None, unloaded: Fact | None = None) -> dict[str, Any]:
+def _refuse_a_folder_of_runs(path: Path) -> None:
+    """Raises `RunError` that names the runs in `path`, where it is none but holds some."""
+    if (path / "recipe.json").exists():
+        return
+    runs = sorted(file.parent for name in ("recipe.json", FILE) for file in path.glob(f"*/{name}"))
+    if runs:
+        first = command("chipwise", "report", str(runs[0]))
+        raise RunError("folder-of-runs", folder=str(path), runs=[run.name for run in runs], command=first)
+
+
+def story(run: StoredRun, loaded: Recipe | None = None, unloaded: Fact | None = None) -> dict[str, Any]:
     """The document of one run. *Arguments:* `loaded`: its recipe, if it may be had; `unloaded`: why not."""
     clock = run.clock
     total = clock.total if clock is not None else None
@@ -90,7 +100,9 @@ def story(run: RunFiles, loaded: Recipe | None = None, unloaded: Fact | None = N
         "curves": _curves(run, at),
         "clock": of_clock.json(),
         "intervals": [vars(i) for i in timed],
-        "resumes": [vars(start) for start in run.resumes],
+        "resumes": [
+            {"when": one_line(s.get("time")), "step": s["step"]} for s in run.starts if s["step"] > 0
+        ],
         "seconds": time and time.json(),
         "warm_up": first and first.json(),
         "advice": [finding.json() for finding in findings],
@@ -100,7 +112,7 @@ def story(run: RunFiles, loaded: Recipe | None = None, unloaded: Fact | None = N
     }
 
 
-def _about(run: RunFiles, devices: Mapping[str, Any] | None, total: int | None) -> list[Fact]:
+def _about(run: StoredRun, devices: Mapping[str, Any] | None, total: int | None) -> list[Fact]:
     """What was trained, on what."""
     facts, clock = [], run.clock
     if (many := number((devices or {}).get("parameters"))) is not None:
@@ -113,7 +125,7 @@ def _about(run: RunFiles, devices: Mapping[str, Any] | None, total: int | None) 
     return facts
 
 
-def _status(run: RunFiles, total: int | None) -> dict[str, Any]:
+def _status(run: StoredRun, total: int | None) -> dict[str, Any]:
     """`state` is "finished", "running", "diverged", "unfinished" or "empty"; `steps` those that are known to
     be done; `facts` that say so."""
     last = max((row["step"] for row in run.rows), default=0)
@@ -122,8 +134,9 @@ def _status(run: RunFiles, total: int | None) -> dict[str, Any]:
     result = number((run.result or {}).get("steps"))
     kept = fact("checkpoint-newest", step=saved) if saved is not None else fact("checkpoint-none")
     bad = divergence(run)
-    if run.holder is not None:
-        state, facts = "running", [fact("story-run-going-on", holder=run.holder, step=steps, total=total)]
+    if run.running:
+        host, pid = one_line(run.starts[-1].get("host")), run.starts[-1].get("pid")
+        state, facts = "running", [fact("story-run-going-on", host=host, pid=pid, step=steps, total=total)]
     elif run.result is not None and result is not None and bad is None:
         state, steps = "finished", int(result)
         facts = [fact("story-run-finished", steps=steps)]
@@ -136,7 +149,7 @@ def _status(run: RunFiles, total: int | None) -> dict[str, Any]:
         state, facts = "empty", [fact("story-run-empty")]
     else:
         state = "unfinished"
-        facts = [fact("story-run-not-finished", step=steps, total=total), kept, fact("story-run-end-unknown")]
+        facts = [fact("story-run-not-finished", step=steps, total=total), kept, _end(run)]
     return {
         "state": state,
         "steps": steps,
@@ -146,7 +159,24 @@ def _status(run: RunFiles, total: int | None) -> dict[str, Any]:
     }
 
 
-def _metrics(run: RunFiles) -> tuple[dict[str, float | None], dict[str, int]]:
+def _end(run: StoredRun) -> Fact:
+    """What ended an unfinished run."""
+    last = run.processes[-1] if run.processes else {}
+    if last.get("event") == "start":
+        return fact("story-end-unsaid", host=one_line(last.get("host")), step=last["step"])
+    numbers = {
+        "time": one_line(last.get("time")),
+        "step": last.get("step"),
+        "error": one_line(last.get("code")),
+    }
+    if last.get("how") == "stopped":
+        return Fact("story-end-stopped", numbers)
+    if last.get("how") == "failed":
+        return Fact("story-end-failed", numbers)
+    return fact("story-run-end-unknown")
+
+
+def _metrics(run: StoredRun) -> tuple[dict[str, float | None], dict[str, int]]:
     """The metrics of result.json; else those of the last row of training and of the last evaluation, with
     their steps, "train" and "eval". A number that is not finite is `None`."""
     stored = (run.result or {}).get("metrics")
@@ -170,8 +200,9 @@ def _values(row: Mapping[str, Any], begin: str = "") -> dict[str, float | None]:
     }
 
 
-def _devices(run: RunFiles) -> dict[str, Any] | None:
-    stored = (run.result or {}).get("devices")
+def _devices(run: StoredRun) -> dict[str, Any] | None:
+    """The devices of the process that finished the run, or of the last that began to."""
+    stored = _of_the_machine(run, "devices")
     if not isinstance(stored, dict):
         return None
     return {
@@ -181,7 +212,11 @@ def _devices(run: RunFiles) -> dict[str, Any] | None:
     }
 
 
-def _curves(run: RunFiles, at: Sequence[float | None]) -> dict[str, list[list[float | None]]]:
+def _of_the_machine(run: StoredRun, name: str) -> Any:
+    return (run.result or (run.starts[-1] if run.starts else {})).get(name)
+
+
+def _curves(run: StoredRun, at: Sequence[float | None]) -> dict[str, list[list[float | None]]]:
     """For each metric its points: [step, epoch, seconds, value]."""
     curves: dict[str, list[list[float | None]]] = {}
     for row, seconds in zip(run.rows, at, strict=True):
@@ -195,7 +230,7 @@ def _curves(run: RunFiles, at: Sequence[float | None]) -> dict[str, list[list[fl
 # ---- the recipe itself
 
 
-def _load(run: RunFiles, recipe: str | None) -> tuple[Recipe | None, Fact | None]:
+def _load(run: StoredRun, recipe: str | None) -> tuple[Recipe | None, Fact | None]:
     """The run's recipe where it may be loaded, or why it was not."""
     source = run.source
     if recipe is None:
@@ -215,9 +250,9 @@ def _load(run: RunFiles, recipe: str | None) -> tuple[Recipe | None, Fact | None
             raise
         return None, fact("unchecked-not-loaded", reason=one_line(error))
     if changed and recipe is not None:
-        raise RunError("recipe-of-another-run", recipe=recipe, run=str(run.path), differs=one_line(changed))
+        raise RunError("recipe-of-another-run", recipe=recipe, run=str(run.path), changes=changed)
     if changed:
-        return None, fact("unchecked-recipe-changed", recipe=one_line(spec), differs=one_line(changed))
+        return None, fact("unchecked-recipe-changed", recipe=one_line(spec), changes=changed)
     return loaded, None
 
 
@@ -248,7 +283,7 @@ def _lower_rate(rate: Mapping[str, Any], doubts: Sequence[Finding]) -> str | Non
 # ---- where it comes from
 
 
-def _sources(run: RunFiles, time: Spent | None, fast: Speed | None) -> list[Fact]:
+def _sources(run: StoredRun, time: Spent | None, fast: Speed | None) -> list[Fact]:
     """Where each figure comes from."""
     facts = [fact("source-settings")]
     if run.rows:
@@ -258,7 +293,7 @@ def _sources(run: RunFiles, time: Spent | None, fast: Speed | None) -> list[Fact
     if time is not None:
         facts.append(fact("source-seconds", of=time.of, covers=str(time.covers)))
     devices = _devices(run)
-    title, versions = stated((run.result or {}).get("machine"))
+    title, versions = stated(_of_the_machine(run, "machine"))
     if devices is None:
         facts.append(fact("source-machine-unknown"))
     else:
@@ -268,16 +303,14 @@ def _sources(run: RunFiles, time: Spent | None, fast: Speed | None) -> list[Fact
     pairs = [f"{one_line(name)} {one_line(version)}" for name, version in versions.items()]
     facts.append(fact("source-versions", versions=pairs) if pairs else fact("source-versions-unknown"))
     if run.starts:
-        starts = [f"{s.when} at step {s.step + 1:,}" for s in run.starts]
+        starts = [f"{one_line(s.get('time'))} at step {s['step'] + 1:,}" for s in run.starts]
         facts.append(fact("source-processes", processes=len(starts), starts=starts))
     return facts
 
 
-def _notes(run: RunFiles, total: int | None) -> list[Fact]:
+def _notes(run: StoredRun, total: int | None) -> list[Fact]:
     """What in the folder was not as expected."""
     facts = list(run.problems)
-    if run.damaged:
-        facts.append(fact("story-lines-damaged", lines=run.damaged[:5], count=len(run.damaged)))
     if total is None:
         facts.append(fact("length-unknown"))
     return facts

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ... import __version__
-from ...engine.stored import metrics_of, number
+from ...engine.stored import StoredRun, metrics_of, number, read_run
 from ...errors import RunError
 from ...study.document import FILE, Point, read
 from ...words.facts import fact, say
 from ...words.figures import one_line
 from .. import study_table as table
-from .folder import RunFiles, command
-from .settings import settings
+from .settings import command, settings
 
 SCHEMA = "chipwise.report/2"
 SOURCES = ("source-study-table", "source-study-differences", "source-study-curves", "source-study-settings")
@@ -61,15 +60,15 @@ def study(folder: Path) -> dict[str, Any]:
     return json.loads(json.dumps(document))  # tuples as lists
 
 
-def _runs(folder: Path, point: Point) -> list[tuple[dict[str, Any], RunFiles | None]]:
+def _runs(folder: Path, point: Point) -> list[tuple[dict[str, Any], StoredRun | None]]:
     """Each run of a point: what study.json says of it, and its folder where that can be read."""
-    runs: list[tuple[dict[str, Any], RunFiles | None]] = []
+    runs: list[tuple[dict[str, Any], StoredRun | None]] = []
     for seed, run in point.runs.items():
         try:
-            files = RunFiles.read(folder / run.run)
+            files = read_run(folder / run.run)
         except RunError:  # not begun yet, or gone; the table has what was noted of it
             files = None
-        running = files is not None and files.holder is not None
+        running = files is not None and files.running
         state = (
             "diverged" if run.diverged else "finished" if run.done else "running" if running else "unfinished"
         )

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ...engine.stored import number
+from ...engine.stored import StoredRun, number
 from ...words.facts import Fact, fact
-from .folder import RunFiles
 
 PARTS = {
     "start": "starting",
@@ -71,9 +70,9 @@ class Spent:
         return {**vars(self), "covers": self.covers.json()}
 
 
-def intervals(run: RunFiles) -> list[Interval]:
+def intervals(run: StoredRun) -> list[Interval]:
     """One for each row that has a speed."""
-    begins = sorted({0, *(start.step for start in run.starts)})
+    begins = sorted({0, *(start["step"] for start in run.starts)})
     timed: list[Interval] = []
     logged, began = 0, -1
     for row in run.rows:
@@ -90,7 +89,7 @@ def intervals(run: RunFiles) -> list[Interval]:
     return timed
 
 
-def speed(run: RunFiles, timed: Sequence[Interval]) -> Speed | None:
+def speed(run: StoredRun, timed: Sequence[Interval]) -> Speed | None:
     """Of result.json or else of the rows, warm-up left out where there is more. `None` when nothing was
     timed."""
     beside = {"batch": run.recipe.get("batch"), "replicas": run.recipe.get("replicas")}
@@ -108,7 +107,7 @@ def speed(run: RunFiles, timed: Sequence[Interval]) -> Speed | None:
     return Speed(median, [low, high], len(steady), None, "metrics.jsonl", **beside)
 
 
-def spent(run: RunFiles, timed: Sequence[Interval]) -> Spent | None:
+def spent(run: StoredRun, timed: Sequence[Interval]) -> Spent | None:
     """Of result.json or else of the rows. `None` when nothing was timed."""
     stored = (run.result or {}).get("seconds")
     clocks = [number(row.get("seconds")) for row in run.rows]
@@ -119,11 +118,11 @@ def spent(run: RunFiles, timed: Sequence[Interval]) -> Spent | None:
     if isinstance(stored, dict) and number(stored.get("total")):
         parts, total = _complete(stored)
         of = "result.json"
-        last = run.starts[-1].step if run.starts else 0
+        last = run.starts[-1]["step"] if run.starts else 0
         if last:
             covers = fact("covers-finishing-process", step=last + 1)
         elif everything is not None and everything > 1.5 * total:
-            # a process that was stopped before its first row is in no list of them, and in the rows' clock
+            # older versions did not note their processes, but their rows' clock goes on
             covers = fact("covers-last-process")
         else:
             covers = fact("covers-run")
@@ -160,7 +159,7 @@ def warm_up(timed: Sequence[Interval]) -> Fact | None:
     )  # fmt: skip
 
 
-def clocks(run: RunFiles, timed: Sequence[Interval]) -> tuple[list[float | None], Fact]:
+def clocks(run: StoredRun, timed: Sequence[Interval]) -> tuple[list[float | None], Fact]:
     """For each row the seconds at which it was written, and what these are: wall time where every row has it,
     else training alone, worked out from the speeds."""
     wall = [number(row.get("seconds")) for row in run.rows]
