@@ -6,6 +6,7 @@ from rich.console import Console
 import chipwise as cw
 from chipwise.explain import study_table as table
 from chipwise.study.document import Point, Run, Study
+from chipwise.words.facts import fact
 from refusals import refused
 
 
@@ -19,7 +20,9 @@ def study(*points, metric="eval/accuracy", folder="runs/s"):
             )
             if v is not None
             else Run(
-                seed, f"{name}/seed-{seed}", diverged="The training loss became nan between steps 3 and 4"
+                seed,
+                f"{name}/seed-{seed}",
+                diverged={"code": "loss-not-finite", "first": 3, "last": 4, "value": "nan"},
             )
             for seed, v in enumerate(values)
         }
@@ -75,7 +78,7 @@ def test_the_notes_warn_of_few_seeds_of_many_comparisons_and_name_the_diverged()
     )
     [diverged] = table.notes(study(("9", [None, 1.0, 1.0, 1.0])))
     assert (diverged.code, diverged["point"], diverged["seed"]) == ("seed-diverged", "lr=9", 0)
-    assert diverged["when"] == "The training loss became nan between steps 3 and 4"
+    assert diverged["when"] == str(fact("diverged-between", first=3, last=4))
 
 
 def test_the_main_metric_is_the_first_there_is_and_another_can_be_named():

@@ -9,7 +9,7 @@ from jaxlib._hlo import hlo_module_from_text
 import tasks
 from chipwise.engine.on import On
 from chipwise.measure.bench import measure_train
-from chipwise.measure.profile import Run, capture, explain, operations, own_time, read
+from chipwise.measure.profile import Spent, capture, explain, operations, own_time, read
 from chipwise.planner.hlo_proto import program_bytes
 
 
@@ -126,8 +126,8 @@ ENTRY %main (a: f32[8,8]) -> f32[8,8] {
     assert (product.category, product.source, product.count) == ("matrix product", "jvp(Net)/dot_general", 1)
     assert (copy.category, copy.source, copy.count) == ("data movement", "", 0.5)
 
-    (alone,) = operations([Run("", "copy.4", "fusion", 1, 1.0)], [program], 1)
-    (unclear,) = operations([Run("", "copy.4", "sort", 1, 1.0)], [program, program], 1)
+    (alone,) = operations([Spent("", "copy.4", "fusion", 1, 1.0)], [program], 1)
+    (unclear,) = operations([Spent("", "copy.4", "sort", 1, 1.0)], [program, program], 1)
     assert (alone.category, unclear.category) == ("data movement", "sort")
 
 
@@ -150,7 +150,7 @@ def test_a_trace_without_operations_is_no_error(tmp_path):
     ],
 )
 def test_without_the_program_the_name_must_do(name, category):
-    (found,) = operations([Run("", name, "", 1, 1.0)], [], 1)
+    (found,) = operations([Spent("", name, "", 1, 1.0)], [], 1)
     assert found.category == category and found.share == 1
 
 

@@ -20,7 +20,9 @@ def study(*points, metric="eval/accuracy", folder="runs/s"):
             )
             if v is not None
             else Run(
-                seed, f"{name}/seed-{seed}", diverged="The training loss became nan between steps 3 and 4"
+                seed,
+                f"{name}/seed-{seed}",
+                diverged={"code": "loss-not-finite", "first": 3, "last": 4, "value": "nan"},
             )
             for seed, v in enumerate(values)
         }

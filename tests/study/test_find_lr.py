@@ -14,7 +14,7 @@ import chipwise as cw
 import tasks
 from chipwise.engine.on import On
 from chipwise.explain.find_picture import draw
-from chipwise.study import lr_sweep
+from chipwise.study import range_test
 from chipwise.study.find_lr import RangeTest, axis, choose, find_lr
 from chipwise.study.range_test import read
 from chipwise.words.facts import fact
@@ -47,7 +47,7 @@ def poisoned(after):
 
 def test_the_curve_is_that_of_the_step(found):
     """Step by step, with a wait at each: the losses that training itself reports."""
-    recipe = lr_sweep.tested(tasks.recipe(), 1e-5, 10.0, STEPS)
+    recipe = range_test.tested(tasks.recipe(), 1e-5, 10.0, STEPS)
     expected = []
     with cw.Stepper(recipe, on=cw.On(devices=1)) as stepper:
         for _ in range(len(found.curve.losses)):
@@ -60,7 +60,7 @@ def test_the_curve_is_that_of_the_step(found):
 
 
 def test_neither_feed_nor_delay_changes_a_bit(found, monkeypatch):
-    monkeypatch.setattr(lr_sweep, "BEHIND", 2)
+    monkeypatch.setattr(range_test, "BEHIND", 2)
     again = find_lr(tasks.recipe(), steps=STEPS, on=On(devices=1, feed="host"))
     assert again.to_json() == found.to_json()
 
@@ -212,7 +212,7 @@ def test_a_scheduled_setting_is_held_where_the_rate_is_highest_and_set_there():
         lr=cw.one_cycle(0.1, warmup="20%"), momentum=cw.one_cycle_momentum(0.95, 0.85, warmup="20%")
     )
     recipe = plain(optimizer)
-    held = lr_sweep.tested(recipe, 1e-4, 1.0, 10).optimizer.hyper["momentum"]
+    held = range_test.tested(recipe, 1e-4, 1.0, 10).optimizer.hyper["momentum"]
     assert held.value == pytest.approx(0.85)
     found = find_lr(recipe, steps=10, on=On(devices=1), second="momentum", values=[0.425])
     assert found.recipe.optimizer.momentum == cw.one_cycle_momentum(0.475, 0.425, warmup="20%")

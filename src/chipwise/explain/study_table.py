@@ -14,6 +14,7 @@ from ..study.document import Point, Study
 from ..study.stats import CONFIDENCE, Difference, Spread, paired
 from ..words.facts import Fact, fact
 from ..words.figures import known, printable
+from .rows import divergence
 
 MAIN = ("eval/accuracy", "eval/loss", "train/loss")  # the first of these that a study has
 _FEW = 3  # seeds, from which on an interval says something: of 2 it is 12.7 deviations of the mean wide
@@ -105,7 +106,7 @@ def notes(study: Study, metric: str | None = None) -> list[Fact]:
     """What must be said beside the table."""
     points = rows(study, metric)
     beside = [
-        fact("seed-diverged", point=row.name, seed=seed, when=str(when))
+        fact("seed-diverged", point=row.name, seed=seed, when=str(divergence(when)))
         for row in points
         for seed, when in row.diverged.items()
     ]

@@ -13,6 +13,7 @@ import functools
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +35,7 @@ from ..machine.fingerprint import this_machine
 from ..planner.hlo_proto import program_bytes
 from ..recipe.recipe import Recipe
 from ..recipe.task import finished
-from ..words.figures import counted
+from ..words.facts import fact
 from .memory import by_category, host_peak_bytes
 from .profile import capture, explain, make_folder
 from .record import Record, Series
@@ -81,126 +82,165 @@ def measure_train(
     """
     began = time.perf_counter() if began is None else began
     if warmup < 1 or (steps is not None and steps < 1) or not 0 < seconds < math.inf:
-        raise RecipeError(
-            f"steps={steps}, seconds={seconds:g}, warmup={warmup}: expected at least one step of each and "
-            f"more than 0 seconds."
-        )
+        raise RecipeError("bench-nothing-to-time", steps=steps, seconds=seconds, warmup=warmup)
     if not recipe.clock.total:
-        raise RecipeError(
-            f'Recipe {recipe.name} lasts "{recipe.duration}", no step at all: give it a longer duration.'
-        )
+        raise RecipeError("recipe-without-steps", recipe=recipe.name, duration=recipe.duration)
     if profile is not None:
         make_folder(profile)
-    reporter, task = Reporter(progress), recipe.task
-    longer = recipe.endless()
     spent: dict[str, float] = {}
-    # Windows as long as those of `fit`, so that the program is the same, for compilation caches too
-    at_once = 1 if recipe.clock.total < MANY else None  # as `fit` does
     with contextlib.ExitStack() as closing:
+        reporter = Reporter(progress)
         closing.callback(reporter.stop)
-        session = closing.enter_context(
-            Session(longer, on, steps_per_call=at_once, window=feed.window_length(recipe))
-        )
-        machine, layout, program = session.machine, session.layout, session.programs
-        reporter.say(session.start)
-        for warning in [*session.layout_warnings, *recipe.warnings()]:
-            reporter.warn(str(warning))
-        session.begin()
-        reporter.say(session.data)
-        session.wait()
+        session = closing.enter_context(_session(recipe, on))
+        _begin(session, recipe, reporter)
         spent["start"] = time.perf_counter() - began
 
         began = time.perf_counter()
-        decided = session.compile(trial=at_once is None)
-        if decided is not None:
+        if (decided := session.compile(trial=recipe.clock.total >= MANY)) is not None:  # as `fit` does
             reporter.say(decided)
         spent["compile"] = time.perf_counter() - began
 
         began = time.perf_counter()
-        losses = _first_losses(session, warmup)
-        each = _seconds_a_step(session)
+        losses = first_losses(session, warmup)
+        each = seconds_a_step(session)
         spent["warmup"] = time.perf_counter() - began
         warm = session.step
 
         counts = intervals(each, steps, seconds)
-        reporter.say(
-            f"{counted(warmup, 'step')} of warm-up and {warm - warmup} of calibration done; "
-            f"{counted(sum(counts), 'timed step')} follow{'s' * (sum(counts) == 1)}, {counts[0]} at a time"
-        )
-        stream = session.watch.stream
-        watch = Watch(task.train, None if stream is None else _Since(stream))  # type: ignore[arg-type]
-        reporter.start(0, sum(counts))
-        timed, waits = [], []
-        for steps_now in counts:
-            waited, now = watch.waited, time.perf_counter()
-            session.advance(steps_now)
-            session.wait()
-            timed.append(time.perf_counter() - now)
-            waits.append(min(1.0, (watch.waited - waited) / timed[-1]))
-            loss = _loss(session, f"between steps {session.step - steps_now + 1} and {session.step}")
-            done = {"step": session.step - warm, "train/loss": loss}
-            reporter.update(done | {"examples_per_second": steps_now * recipe.batch / timed[-1]})
-        reporter.stop()
-        spent["timed"] = sum(timed)
-        fed = watch.report(sum(counts), recipe.batch, spent["timed"])
-        memory = by_category(program, *session.held())
-        peak = host_peak_bytes()
-
-        profiled = None
-        if profile is not None:
-            each_call = session.steps_at_once
-            shown = traced_calls(each_call * spent["timed"] / sum(counts))
-            trace = capture(profile, shown, functools.partial(session.advance, each_call), session.wait)
-            profiled = explain(
-                trace, [program_bytes(made) for made in program.executables], shown * each_call
-            )
-
-    speeds = [n / taken for n, taken in zip(counts, timed, strict=True)]
-    flops = program.flops_per_step_per_device or None
-    share = share_of_peak(flops, float(np.median(speeds)), machine.kind, recipe.precision)
-    synthetic = isinstance(task.train, Synthetic)
-    figures = {
-        "steps_per_second": Series("steps/s", tuple(speeds)),
-        "examples_per_second": Series("examples/s", tuple(speed * recipe.batch for speed in speeds)),
-    }
-    if stream is not None:
-        figures["wait_data_share"] = Series("1", tuple(waits))
-    return Record(
-        kind="train",
-        name=recipe.name.removesuffix("-synthetic") if synthetic else recipe.name,
-        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        measured={
-            "framework": "chipwise",
-            "recipe": recipe.describe(),
-            "set": [],
-            "data": "synthetic" if synthetic else "real",
-            "data_note": "",
-            **(described or {}),
-            "batch": recipe.batch,
-            "replicas": recipe.replicas,
-            "precision": recipe.precision,
-            "exact": layout.exact,
-            "devices": describe(machine, layout),
-            "parameters": session.describe()["parameters"],
+        about = {"warmup": warmup, "calibration": warm - warmup, "timed": sum(counts)}
+        reporter.say(fact("bench-begins", **about, each=counts[0]))
+        timed = _timed(session, counts, reporter)
+        spent["timed"] = sum(timed.seconds)
+        measured = {
+            **_described(recipe, session, described),
+            **timed.json(),
             "warmup_steps": warm,
             "calibration_steps": warm - warmup,
-            "timed_steps": sum(counts),
-            "steps_per_interval": counts[0],
-            "steps_per_call": program.steps_at_once,
             "seconds": {name: round(value, 6) for name, value in spent.items()},
-            "compilation_cache": bool(getattr(jax.config, "jax_compilation_cache_dir", None)),
             "first_losses": losses,
-            "wait_data_share": sum(w * t for w, t in zip(waits, timed, strict=True)) / spent["timed"],
-            "feed": fed,
-            "memory_bytes_per_device": memory,
-            "host_peak_bytes": peak,
-            "flops_per_step_per_device": flops,
-            "share_of_peak": None if isinstance(share, str) else share,
-            "profile": profiled,
-        },
-        figures=figures,
+            **_held(recipe, session, timed),
+            "profile": None if profile is None else _profiled(session, profile, spent["timed"] / sum(counts)),
+        }
+    return Record(
+        kind="train",
+        name=recipe.name.removesuffix("-synthetic") if measured["data"] == "synthetic" else recipe.name,
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        measured=measured,
+        figures=timed.figures(recipe.batch),
         machine=this_machine(session.placement.devices),
     )
+
+
+def _session(recipe: Recipe, on: On) -> Session:
+    """Of the recipe without an end. Its windows are as long as those of `fit`, so that the program is the
+    same, for compilation caches too."""
+    at_once = 1 if (recipe.clock.total or 0) < MANY else None
+    window = feed.window_length(recipe)
+    return Session(recipe.endless(), on, steps_per_call=at_once, window=window)
+
+
+def _begin(session: Session, recipe: Recipe, reporter: Reporter) -> None:
+    """Places data and state, and says where. Waits."""
+    reporter.say(session.start)
+    for warning in [*session.layout_warnings, *recipe.warnings()]:
+        reporter.warn(warning)
+    session.begin()
+    reporter.say(session.data)
+    session.wait()
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """What the clock saw: the steps of each interval and the seconds that they took, the share of these that
+    the device waited for data (`streamed` data alone can make it wait), and the feed's account."""
+
+    counts: list[int]
+    seconds: list[float]
+    waits: list[float]
+    streamed: bool
+    feed: dict[str, Any]
+
+    @property
+    def speeds(self) -> tuple[float, ...]:
+        """Steps/s of each interval."""
+        return tuple(n / taken for n, taken in zip(self.counts, self.seconds, strict=True))
+
+    def figures(self, batch: int) -> dict[str, Series]:
+        figures = {
+            "steps_per_second": Series("steps/s", self.speeds),
+            "examples_per_second": Series("examples/s", tuple(speed * batch for speed in self.speeds)),
+        }
+        return figures | ({"wait_data_share": Series("1", tuple(self.waits))} if self.streamed else {})
+
+    def json(self) -> dict[str, Any]:
+        waited = sum(w * t for w, t in zip(self.waits, self.seconds, strict=True))
+        return {
+            "timed_steps": sum(self.counts),
+            "steps_per_interval": self.counts[0],
+            "wait_data_share": waited / sum(self.seconds),
+            "feed": self.feed,
+        }
+
+
+def _timed(session: Session, counts: list[int], reporter: Reporter) -> _Timed:
+    """The intervals of so many steps, with a wait and a look at the loss after each."""
+    stream, batch, warm = session.watch.stream, session.recipe.batch, session.step
+    source = session.recipe.task.train
+    watch = Watch(source, None if stream is None else _Since(stream))  # type: ignore[arg-type]
+    reporter.start(0, sum(counts))
+    seconds, waits = [], []
+    for steps in counts:
+        waited, began = watch.waited, time.perf_counter()
+        session.advance(steps)
+        session.wait()
+        seconds.append(time.perf_counter() - began)
+        waits.append(min(1.0, (watch.waited - waited) / seconds[-1]))
+        row = {"step": session.step - warm, "train/loss": mean_loss(session, session.step - steps + 1)}
+        reporter.update({**row, "examples_per_second": steps * batch / seconds[-1]})
+    reporter.stop()
+    return _Timed(counts, seconds, waits, stream is not None, watch.report(sum(counts), batch, sum(seconds)))
+
+
+def _described(recipe: Recipe, session: Session, more: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What was measured and where, as plain JSON values."""
+    synthetic = isinstance(recipe.task.train, Synthetic)
+    return {
+        "framework": "chipwise",
+        "recipe": recipe.describe(),
+        "set": [],
+        "data": "synthetic" if synthetic else "real",
+        "data_note": "",
+        **(more or {}),
+        "batch": recipe.batch,
+        "replicas": recipe.replicas,
+        "precision": recipe.precision,
+        "exact": session.layout.exact,
+        "devices": describe(session.machine, session.layout),
+        "parameters": session.describe()["parameters"],
+        "steps_per_call": session.steps_at_once,
+        "compilation_cache": bool(getattr(jax.config, "jax_compilation_cache_dir", None)),
+    }
+
+
+def _held(recipe: Recipe, session: Session, timed: _Timed) -> dict[str, Any]:
+    """Memory, and the arithmetic of a step beside the chip's peak, as plain JSON values."""
+    flops = session.programs.flops_per_step_per_device or None
+    share = share_of_peak(flops, float(np.median(timed.speeds)), session.machine.kind, recipe.precision)
+    return {
+        "memory_bytes_per_device": by_category(session.programs, *session.held()),
+        "host_peak_bytes": host_peak_bytes(),
+        "flops_per_step_per_device": flops,
+        "share_of_peak": None if isinstance(share, str) else share,
+    }
+
+
+def _profiled(session: Session, folder: str | Path, seconds_a_step: float) -> dict[str, Any]:
+    """A trace of some further steps, explained."""
+    at_once = session.steps_at_once
+    calls = traced_calls(at_once * seconds_a_step)
+    trace = capture(folder, calls, functools.partial(session.advance, at_once), session.wait)
+    programs = [program_bytes(executable) for executable in session.programs.executables]
+    return explain(trace, programs, calls * at_once)
 
 
 def intervals(seconds_a_step: float, steps: int | None = None, seconds: float = SECONDS) -> list[int]:
@@ -224,23 +264,23 @@ def traced_calls(seconds_a_call: float) -> int:
     return max(3, min(20, round(0.5 / seconds_a_call)))
 
 
-def _first_losses(session: Session, steps: int) -> list[float]:
+def first_losses(session: Session, steps: int) -> list[float]:
     """The mean loss of each of the next `steps`, read when all are done."""
     sums = []
     for _ in range(steps):
         session.advance()
         sums.append(session.drain()["loss"])
-    return [_finite(s, f"in step {number}") for number, s in enumerate(jax.device_get(sums), start=1)]
+    return [_finite(s, number, number) for number, s in enumerate(jax.device_get(sums), start=1)]
 
 
-def _loss(session: Session, when: str) -> float:
-    """The mean loss since the last call. Waits."""
-    return _finite(jax.device_get(session.drain()["loss"]), when)
+def mean_loss(session: Session, first: int) -> float:
+    """The mean loss since step `first`, since which it was not asked for. Waits."""
+    return _finite(jax.device_get(session.drain()["loss"]), first, session.step)
 
 
-def _seconds_a_step(session: Session) -> float:
+def seconds_a_step(session: Session) -> float:
     """Measured over as many steps as take a while, and few more."""
-    steps = 1
+    steps, first = 1, session.step + 1
     session.advance(steps)  # not timed: the first call after a wait, and that of several steps at once
     session.wait()
     while True:
@@ -249,7 +289,7 @@ def _seconds_a_step(session: Session) -> float:
         session.wait()
         taken = time.perf_counter() - began
         if taken >= _CALIBRATION_SECONDS:
-            _loss(session, f"up to step {session.step}")
+            mean_loss(session, first)
             return taken / steps
         # The first stretches are too short to tell by how much
         steps = min(4 * steps, math.ceil(1.2 * steps * _CALIBRATION_SECONDS / taken))
@@ -280,11 +320,10 @@ class _Since:
         return SimpleNamespace(seconds={name: now[name] - before for name, before in self._seconds.items()})
 
 
-def _finite(loss: Any, when: str) -> float:
-    value = finished({"loss": loss})["loss"]
-    if not np.isfinite(value):
+def _finite(loss: Any, first: int, last: int) -> float:
+    value = float(finished({"loss": loss})["loss"])
+    if not math.isfinite(value):
         raise DivergedError(
-            f"The training loss became {value} {when}: no record is written. Try a lower rate "
-            f"(--set lr=...), gradient clipping (--set clip=1.0) or precision f32."
+            "bench-loss-not-finite", value=str(value), first=first, last=last, steps=(first, last)
         )
-    return float(value)
+    return value

@@ -78,7 +78,7 @@ def measure_feed(
     chips = [d for d in devices if d.platform != "cpu"]
     spec = spec_of(source)
     turn = seconds / rounds / (2 * len(counts) + bool(chips))
-    made: dict[str, list[float]] = {}
+    runs: dict[str, list[float]] = {}
     readers: list[_Reader] = []
     try:
         for n in counts:
@@ -87,13 +87,13 @@ def measure_feed(
         for _ in range(rounds):
             for n, reader in zip(counts, readers, strict=True):
                 rate, stages = reader.rate(turn)
-                made.setdefault(f"examples_per_second.{n}", []).append(rate)
+                runs.setdefault(f"examples_per_second.{n}", []).append(rate)
                 if n == 1:
-                    for stage in STAGES:
-                        made.setdefault(f"seconds_per_example.{stage}", []).append(stages[stage])
-                made.setdefault(f"copy_bytes_per_second.{n}", []).append(copy.rate(n, turn))
+                    for s in STAGES:
+                        runs.setdefault(f"seconds_per_example.{s}", []).append(stages[s])
+                runs.setdefault(f"copy_bytes_per_second.{n}", []).append(copy.rate(n, turn))
             if chips:
-                made.setdefault("transfer_bytes_per_second", []).append(readers[-1].transfer(chips[0], turn))
+                runs.setdefault("transfer_bytes_per_second", []).append(readers[-1].transfer(chips[0], turn))
     finally:
         for reader in readers:
             reader.close()
@@ -107,8 +107,7 @@ def measure_feed(
             "examples": len(source),
             "bytes_per_example": example_bytes(spec),
             "columns": {
-                column: {"dtype": np.dtype(s.dtype).name, "shape": list(s.shape)}
-                for column, s in spec.items()
+                n: {"dtype": np.dtype(s.dtype).name, "shape": list(s.shape)} for n, s in spec.items()
             },
             "batch": batch,
             "examples_a_read": [reader.rows for reader in readers],
@@ -117,9 +116,7 @@ def measure_feed(
             "seconds": seconds,
             "rounds": rounds,
         },
-        figures={
-            figure: Series(_UNITS[figure.partition("_")[0]], tuple(runs)) for figure, runs in made.items()
-        },
+        figures={name: Series(_UNITS[name.partition("_")[0]], tuple(each)) for name, each in runs.items()},
         machine=this_machine(devices),
     )
 

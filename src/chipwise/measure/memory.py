@@ -19,8 +19,7 @@ def by_category(program: Programs, state: TrainState, window: Any, data: Any) ->
     sums, `program` code; and what the device itself says: the most that was ever `peak_measured` in use, and
     `available` in all. `None` is unknown: a CPU keeps no such account.
     """
-    analyses = [made.memory_analysis() for made in program.executables]
-    known = [a for a in analyses if a is not None]
+    known = [a for a in (one.memory_analysis() for one in program.executables) if a is not None]
     stats = program.placement.lead.memory_stats() or {}
     temporaries = max((a.temp_size_in_bytes for a in known), default=None)
     if temporaries is not None and not program.of.fused:

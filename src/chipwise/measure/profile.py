@@ -57,7 +57,7 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Run:
+class Spent:
     """What a trace says of one operation of one program, summed over its events."""
 
     module: str  # the program's name, "" if the trace does not say
@@ -87,8 +87,8 @@ def capture(folder: str | Path, steps: int, step: Callable[[], Any], wait: Calla
             with jax.profiler.StepTraceAnnotation("train", step_num=number):
                 step()
         wait()
-    made = _traces(folder)
-    new = sorted(made.keys() - before.keys()) or sorted(made, key=made.__getitem__)
+    after = _traces(folder)
+    new = sorted(after.keys() - before.keys()) or sorted(after, key=after.__getitem__)
     if not new:
         raise DataError("trace-missing", folder=folder)
     return new[-1]
@@ -108,42 +108,42 @@ def explain(trace: Path, programs: Sequence[bytes], steps: int) -> dict[str, Any
     the `operations` that take most of it (`Operation`), most first.
     """
     runs, devices = read(trace)
-    found = operations(runs, programs, steps * devices)
+    listed = operations(runs, programs, steps * devices)
     shares: dict[str, float] = defaultdict(float)
-    for operation in found:
+    for operation in listed:
         shares[operation.category] += operation.share
     return {
         "folder": str(trace.parents[3]),
         "steps": steps,
-        "milliseconds_per_step": sum(operation.milliseconds for operation in found),
+        "milliseconds_per_step": sum(operation.milliseconds for operation in listed),
         "share": dict(sorted(shares.items(), key=lambda item: -item[1])),
-        "operations": [asdict(operation) for operation in found[:SHOWN]],
+        "operations": [asdict(operation) for operation in listed[:SHOWN]],
     }
 
 
-def read(trace: str | Path) -> tuple[list[Run], int]:
+def read(trace: str | Path) -> tuple[list[Spent], int]:
     """The operations in a trace's file, and how many devices' planes they were taken from."""
     from jax.profiler import ProfileData
 
     planes = list(ProfileData.from_file(str(trace)).planes)
     chips = [plane for plane in planes if _CHIP.fullmatch(plane.name)]
-    found = [events for plane in chips if (events := _of_plane(plane))]
-    number = len(found)
-    if not found:
-        found, number = [_of_plane(p) for p in planes if p.name.startswith("/host:")], 1
+    measured = [events for plane in chips if (events := _of_plane(plane))]
+    number = len(measured)
+    if not measured:
+        measured, number = [_of_plane(p) for p in planes if p.name.startswith("/host:")], 1
     sums: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0, 0.0])
-    for events in found:
+    for events in measured:
         for key, nanoseconds in events:
             sums[key][0] += 1
             sums[key][1] += nanoseconds
-    return [Run(*key, int(count), spent) for key, (count, spent) in sums.items()], number
+    return [Spent(*key, int(count), spent) for key, (count, spent) in sums.items()], number
 
 
 def _of_plane(plane: Any) -> list[tuple[tuple[str, str, str], float]]:
     """((module, name, category), own nanoseconds) of every run of an operation."""
     lines = list(plane.lines)
     chosen = [line for line in lines if line.name == _OPS_LINE]
-    made = []
+    own = []
     for line in chosen or lines:
         events = []
         for event in line.events:
@@ -152,8 +152,8 @@ def _of_plane(plane: Any) -> list[tuple[tuple[str, str, str], float]]:
                 key = (stats.get("hlo_module", ""), stats.get("hlo_op") or _named(event.name))
                 named = (*map(str, key), str(stats.get("hlo_category", "")))
                 events.append((event.start_ns, event.start_ns + event.duration_ns, named))
-        made += own_time(events)
-    return made
+        own += own_time(events)
+    return own
 
 
 _STATS = ("hlo_op", "hlo_module", "hlo_category")
@@ -161,33 +161,33 @@ _STATS = ("hlo_op", "hlo_module", "hlo_category")
 
 def _named(text: str) -> str:
     """The name in `%fusion.3 = f32[8]{0} fusion(...)`, as a TPU's events are called."""
-    found = re.match(r"%?([\w.\-]+)( = |$)", text)
-    return found[1] if found else text
+    match = re.match(r"%?([\w.\-]+)( = |$)", text)
+    return match[1] if match else text
 
 
 def own_time(events: Iterable[tuple[float, float, Any]]) -> list[tuple[Any, float]]:
     """(what, its time without that of events inside it) of events (begin, end, what) on one line."""
-    made: list[list[Any]] = []
-    open_: list[tuple[float, int]] = []  # (end, position in `made`)
+    spent: list[list[Any]] = []
+    open_: list[tuple[float, int]] = []  # (end, position in `spent`)
     for begin, end, what in sorted(events, key=lambda event: (event[0], -event[1])):
         while open_ and open_[-1][0] <= begin:
             open_.pop()
         if open_:
             outer_end, outer = open_[-1]
-            made[outer][1] -= min(end, outer_end) - begin
-        open_.append((end, len(made)))
-        made.append([what, end - begin])
-    return [(what, spent) for what, spent in made]
+            spent[outer][1] -= min(end, outer_end) - begin
+        open_.append((end, len(spent)))
+        spent.append([what, end - begin])
+    return [(what, seconds) for what, seconds in spent]
 
 
-def operations(runs: Sequence[Run], programs: Sequence[bytes], steps: int) -> list[Operation]:
+def operations(runs: Sequence[Spent], programs: Sequence[bytes], steps: int) -> list[Operation]:
     """`runs` as operations a step, those that take most first; equal ones of several programs apart."""
     total = sum(run.nanoseconds for run in runs)
     meanings = _meanings(programs)
-    made = []
+    listed = []
     for run in runs:
         category, source = meanings.get((run.module, run.name)) or (_category(run.category or run.name), "")
-        made.append(
+        listed.append(
             Operation(
                 name=run.name,
                 category=category,
@@ -197,13 +197,13 @@ def operations(runs: Sequence[Run], programs: Sequence[bytes], steps: int) -> li
                 share=run.nanoseconds / total if total else 0.0,
             )
         )
-    return sorted(made, key=lambda operation: (-operation.milliseconds, operation.name))
+    return sorted(listed, key=lambda operation: (-operation.milliseconds, operation.name))
 
 
 def _meanings(programs: Sequence[bytes]) -> dict[tuple[str, str], tuple[str, str]]:
     """(program, operation) to its category and what JAX called it. Under the program "" are those whose name
     only one program has, for traces that do not say which one ran."""
-    made: dict[tuple[str, str], tuple[str, str]] = {}
+    meanings: dict[tuple[str, str], tuple[str, str]] = {}
     several: set[str] = set()
     for module in map(parse, programs):
         own = {
@@ -211,10 +211,10 @@ def _meanings(programs: Sequence[bytes]) -> dict[tuple[str, str], tuple[str, str
             for computation in module.computations.values()
             for instruction in computation.instructions.values()
         }
-        several |= {name for name in own if ("", name) in made}
+        several |= {name for name in own if ("", name) in meanings}
         for name, meaning in own.items():
-            made["", name] = made[module.name, name] = meaning
-    return {key: meaning for key, meaning in made.items() if key[0] or key[1] not in several}
+            meanings["", name] = meanings[module.name, name] = meaning
+    return {key: meaning for key, meaning in meanings.items() if key[0] or key[1] not in several}
 
 
 def _meaning(instruction: Instruction) -> tuple[str, str]:
@@ -228,11 +228,11 @@ def _meaning(instruction: Instruction) -> tuple[str, str]:
 def _parts(instruction: Instruction) -> list[Instruction]:
     if instruction.opcode != "fusion":
         return [instruction]
-    found = []
+    parts = []
     for computation in instruction.called:
         for part in computation.instructions.values():
-            found += [] if part.opcode in _STRUCTURE else _parts(part)
-    return found
+            parts += [] if part.opcode in _STRUCTURE else _parts(part)
+    return parts
 
 
 def _kind(instruction: Instruction) -> str:

@@ -97,8 +97,8 @@ def train(
     environment: dict[str, str],
     stop: StopRequest,
     reporter: Reporter,
-) -> Generator[tuple[Job, str | None]]:
-    """Trains `jobs`, at most `n` side by side, and yields each as it ends, with when it diverged or `None`.
+) -> Generator[tuple[Job, dict[str, Any] | None]]:
+    """Trains `jobs`, at most `n` side by side, and yields each as it ends, with how it diverged or `None`.
 
     *Arguments:* `environment`: variables for the processes. Ends early after a request to stop, with all
     saved. Raises the error of a run that failed, once the others are saved.
@@ -127,7 +127,7 @@ def train(
                 if error is None:
                     yield job, diverged
                 elif not (asked and isinstance(error, Stopped)):
-                    reporter.say(str(fact("run-failed", run=job.name)))
+                    reporter.warn(fact("run-failed", run=job.name))
                     raise error
 
 
@@ -159,8 +159,8 @@ class _Worker:
         self._job = job
         self._tell({"settings": job.settings, "seed": job.seed, "folder": str(job.folder)})
 
-    def ended(self) -> tuple[Job, str | None, ChipwiseError | None]:
-        """The run that was begun, when it diverged and the error that ended it. Waits for its end."""
+    def ended(self) -> tuple[Job, dict[str, Any] | None, ChipwiseError | None]:
+        """The run that was begun, how it diverged and the error that ended it. Waits for its end."""
         line, job = self.answers.readline(), self._job
         assert job is not None
         self._job = None
@@ -211,7 +211,7 @@ def work() -> None:
     with one_compilation():
         for line in lines:
             job = json.loads(line)
-            answer: dict[str, str | None] = {"diverged": None, "error": None}
+            answer: dict[str, Any] = {"diverged": None, "error": None}
             try:
                 run = Job(job["settings"], job["seed"], Path(job["folder"]))
                 answer["diverged"] = run.train(origin, options, "none")

@@ -31,13 +31,14 @@ class Run:
 
     *Fields:* `run`: its folder, from the study's; `done`: whether it trained to its end; `metrics`,
     `fingerprint` and `examples_per_second` (global, median) as in its result; `seconds`: wall time over all
-    processes that worked on it; `diverged`: when, if it did.
+    processes that worked on it; `diverged`: how, if it did, as in its
+    metrics.jsonl: `code`, between which steps (`first`, `last`) and `value`; text in old studies.
     """
 
     seed: int
     run: str
     done: bool = False
-    diverged: str | None = None
+    diverged: Mapping[str, Any] | str | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
     steps: int | None = None
     seconds: float | None = None
@@ -52,7 +53,7 @@ class Run:
             "seed": lambda v: type(v) is int,
             "run": lambda v: isinstance(v, str),
             "done": lambda v: isinstance(v, bool),
-            "diverged": lambda v: isinstance(v, str | None),
+            "diverged": lambda v: isinstance(v, dict | str | None),
             "metrics": lambda v: isinstance(v, dict),
             "steps": lambda v: v is None or type(v) is int,
             "seconds": lambda v: v is None or number(v) is not None,

@@ -144,25 +144,25 @@ def _here(recipe: Recipe, on: On, limit: int, reporter: Reporter) -> BatchSearch
 
     def fits(tried: Recipe) -> tuple[bool, float]:
         if tried.batch not in known:
-            reporter.say(str(fact("compiling-batch", batch=tried.batch)))
+            reporter.say(fact("compiling-batch", batch=tried.batch))
             known[tried.batch] = needed(tried, machine, dataclasses.replace(layout, batch=tried.batch))
         memory = known[tried.batch]
         return memory.fits, memory.needed / max(memory.available, 1)
 
     target = f"this machine, {layout.devices} × {machine.kind}"
-    found = largest_batch(recipe, fits, limit)
-    if found is None:
+    largest = largest_batch(recipe, fits, limit)
+    if largest is None:
         fits(least := dataclasses.replace(recipe, batch=recipe.replicas))
         memory, bound = known[least.batch], fact("bound-nothing-fits")
         return BatchSearch(recipe, target, layout.devices, None, memory, bound, notes=tuple(notes))
-    for batch in (recipe.batch, found):
+    for batch in (recipe.batch, largest):
         fits(dataclasses.replace(recipe, batch=batch))
     with one_compilation():  # of each batch, for all its visits
-        batch, speeds = _confirmed(recipe, found, known, machine, layout, notes, reporter)
+        batch, speeds = _confirmed(recipe, largest, known, machine, layout, notes, reporter)
     if machine.platform == "cpu":
         notes.append(fact("host-memory-filled"))
     fits(dataclasses.replace(recipe, batch=batch))
-    bound = _bound(recipe, batch, limit) if batch == found else fact("bound-refused")
+    bound = _bound(recipe, batch, limit) if batch == largest else fact("bound-refused")
     answer = BatchSearch(
         recipe,
         target,
@@ -179,21 +179,21 @@ def _here(recipe: Recipe, on: On, limit: int, reporter: Reporter) -> BatchSearch
 
 def _confirmed(
     recipe: Recipe,
-    found: int,
+    largest: int,
     known: dict[int, Memory],
     machine: Machine,
     layout: Layout,
     notes: list[Any],
     reporter: Reporter,
 ) -> tuple[int, dict[int, list[float]]]:
-    """The batch that real steps ran with, or `found` where none was dared, and examples/s by batch: of the
+    """The batch that real steps ran with, or `largest` where none was dared, and examples/s by batch: of the
     recipe's own and of that one, as many rounds as there is time for."""
     speeds: dict[int, list[float]] = {}
     spent = 0.0
 
     def refused(batch: int, number: int = 1) -> str:
         nonlocal spent
-        reporter.say(str(fact("trying-batch", batch=batch, number=number)))
+        reporter.say(fact("trying-batch", batch=batch, number=number))
         on = On(layout.devices, machine.platform, layout.exact)
         trial = try_batch(dataclasses.replace(recipe, batch=batch), on)
         spent += trial.seconds
@@ -203,7 +203,7 @@ def _confirmed(
 
     if known[recipe.batch].fits and recipe.batch <= recipe.clock.examples:
         refused(recipe.batch)
-    batch = found
+    batch = largest
     while batch not in speeds:
         if machine.platform == "cpu" and (doubt := _dared(batch, known.get(batch), recipe.batch, speeds)):
             notes.append(doubt)
@@ -235,34 +235,36 @@ def _planned(recipe: Recipe, on: str, limit: int, exact: bool, reporter: Reporte
     unit = recipe.replicas
 
     def at(batch: int) -> Plan:
-        reporter.say(str(fact("planning-batch", target=on, batch=batch)))
+        reporter.say(fact("planning-batch", target=on, batch=batch))
         return plan(dataclasses.replace(recipe, batch=batch), [on], exact=exact)[0]
 
-    made = at(limit // unit * unit)
+    planned = at(limit // unit * unit)
     batch: int | None = limit // unit * unit
-    if made.memory is None or not made.memory.fits:
-        if made.memory is not None:
-            reporter.say(str(fact("searching-largest", target=on)))
-        asked = plan(recipe, [on], exact=exact, find_largest_batch=made.memory is not None)[0]
+    if planned.memory is None or not planned.memory.fits:
+        if planned.memory is not None:
+            reporter.say(fact("searching-largest", target=on))
+        asked = plan(recipe, [on], exact=exact, find_largest_batch=planned.memory is not None)[0]
         batch = min(asked.largest_batch, limit // unit * unit) if asked.largest_batch else None
-        made = at(batch or unit)
-    notes = [fact("plan-not-tried", target=made.target, method=made.method)]
-    if made.problem is not None:
-        notes.append(fact("plan-problem", target=made.target, problem=str(made.problem)))
+        planned = at(batch or unit)
+    notes = [fact("plan-not-tried", target=planned.target, method=planned.method)]
+    if planned.problem is not None:
+        notes.append(fact("plan-problem", target=planned.target, problem=str(planned.problem)))
     if batch is None:
-        bound = fact("bound-unknown" if made.memory is None else "bound-nothing-fits")
-        return BatchSearch(recipe, made.target, made.devices, None, made.memory, bound, notes=tuple(notes))
+        bound = fact("bound-unknown" if planned.memory is None else "bound-nothing-fits")
+        return BatchSearch(
+            recipe, planned.target, planned.devices, None, planned.memory, bound, notes=tuple(notes)
+        )
     answer = BatchSearch(
         recipe,
-        made.target,
-        made.devices,
+        planned.target,
+        planned.devices,
         batch,
-        made.memory,
+        planned.memory,
         _bound(recipe, batch, limit),
         predicted={
-            planned.batch: planned.examples_per_second
-            for planned in ([made] if batch == recipe.batch else [at(recipe.batch), made])
-            if planned.examples_per_second is not None and (planned.memory is None or planned.memory.fits)
+            one.batch: one.examples_per_second
+            for one in ([planned] if batch == recipe.batch else [at(recipe.batch), planned])
+            if one.examples_per_second is not None and (one.memory is None or one.memory.fits)
         },
         notes=tuple(notes),
     )
@@ -278,15 +280,15 @@ def _bound(recipe: Recipe, batch: int, limit: int) -> Fact:
     )
 
 
-def _moved(found: BatchSearch, on: str | None) -> BatchSearch:
-    """`found` with what moving to its batch does."""
-    recipe, move, notes = found.old, None, list(found.notes)
-    assert found.batch is not None
-    there = dataclasses.replace(recipe, batch=found.batch)
-    if found.batch != recipe.batch:
+def _moved(search: BatchSearch, on: str | None) -> BatchSearch:
+    """`search` with what moving to its batch does."""
+    recipe, move, notes = search.old, None, list(search.notes)
+    assert search.batch is not None
+    there = dataclasses.replace(recipe, batch=search.batch)
+    if search.batch != recipe.batch:
         try:
-            move = transfer(recipe, batch=found.batch)
+            move = transfer(recipe, batch=search.batch)
             there = move.recipe
         except RecipeError as error:  # an optimizer that no rule covers
             notes.append(Fact(error.code, error.facts))
-    return dataclasses.replace(found, move=move, findings=tuple(check(there, on)), notes=tuple(notes))
+    return dataclasses.replace(search, move=move, findings=tuple(check(there, on)), notes=tuple(notes))

@@ -12,14 +12,26 @@ from typing import Any
 import numpy as np
 
 from ..engine.on import ALL, On
+from ..engine.placement import describe
 from ..engine.progress import Reporter
+from ..engine.session import Session
 from ..errors import DivergedError, RecipeError
 from ..recipe.recipe import Recipe, Validated
 from ..recipe.schedule import rounded
 from ..recipe.schedules import as_schedule
 from ..words.facts import Fact, fact
-from .lr_sweep import RangeTests, hyperparameter, tested, value_of
-from .range_test import FEWEST, NOT_FINITE, TOO_HIGH, Losses, RangeCurve, read
+from .range_test import (
+    FEWEST,
+    NOT_FINITE,
+    TOO_HIGH,
+    Losses,
+    RangeCurve,
+    hyperparameter,
+    read,
+    run,
+    tested,
+    value_of,
+)
 
 LOW, HIGH, STEPS = 1e-5, 10.0, 100
 """Six decades hold the rates of every optimizer here, and 100 steps are as many as fastai's finder makes."""
@@ -69,7 +81,7 @@ class LrSearch:
     chosen: int
     why: Fact
     devices: dict[str, Any]
-    notes: tuple[Any, ...] = ()
+    notes: tuple[Fact, ...] = ()
 
     @property
     def test(self) -> RangeTest:
@@ -142,7 +154,7 @@ class LrSearch:
             "schema": SCHEMA,
             "recipe": self.old.describe(),
             "devices": self.devices,
-            "notes": list(map(str, self.notes)),
+            "notes": [note.json() for note in self.notes],
             "own_peak": self.own_peak,
             "suggestion": self.suggestion,
             "settings": self.settings,
@@ -190,28 +202,30 @@ def find_lr(
         cases = [{second: value} for value in axis(recipe, second, values)]
     recipes = [tested(recipe, low, high, steps, held) for held in cases]
     tests = []
-    reporter = Reporter(progress)
-    driver = RangeTests(recipes[0], on)
-    reporter.say(str(fact("range-test-begins", recipe=recipe.name, low=low, high=high)))
-    for number, (held, one) in enumerate(zip(cases, recipes, strict=True), 1):
-        if held:
-            name = ", ".join(f"{name}={value:g}" for name, value in held.items())
-            reporter.say(str(fact("range-test-of-several", number=number, count=len(cases), name=name)))
-        with contextlib.ExitStack() as closing:
-            closing.callback(reporter.stop)
+    with contextlib.ExitStack() as closing:
+        reporter = Reporter(progress)
+        session = closing.enter_context(Session(recipes[0], dataclasses.replace(on, exact=True)))
+        closing.callback(reporter.stop)
+        reporter.say(fact("range-test-begins", recipe=recipe.name, low=low, high=high))
+        for number, (held, one) in enumerate(zip(cases, recipes, strict=True), 1):
+            if held:
+                name = ", ".join(f"{name}={value:g}" for name, value in held.items())
+                reporter.say(fact("range-test-of-several", number=number, count=len(cases), name=name))
 
             def seen(step: int, loss: float) -> None:
                 if step == 1:  # of which compilation is a part, but not of the others
                     reporter.start(step, steps)
                 reporter.update({"step": step, "train/loss": loss})
 
-            losses = driver.run(one, seen)
-        rates = one.optimizer.hyper[one.optimizer.lr_name].table(one.clock).astype(np.float64)
-        if not losses.finite:
-            raise DivergedError("loss-not-finite-at-once", recipe=recipe.name)
-        tests.append(RangeTest(held, read(rates, np.asarray(losses.finite)), _stopped(losses, rates)))
-    chosen, why = choose(tests)
-    return LrSearch(recipe, tuple(tests), chosen, why, driver.devices, driver.notes)
+            losses = run(session, one, seen)
+            reporter.stop()
+            if not losses.finite:
+                raise DivergedError("loss-not-finite-at-once", recipe=recipe.name)
+            rates = one.optimizer.hyper[one.optimizer.lr_name].table(one.clock).astype(np.float64)
+            tests.append(RangeTest(held, read(rates, np.asarray(losses.finite)), _stopped(losses, rates)))
+        chosen, why = choose(tests)
+        devices = describe(session.machine, session.layout)
+        return LrSearch(recipe, tuple(tests), chosen, why, devices, tuple(session.warnings))
 
 
 def check_peak(recipe: Recipe) -> None:

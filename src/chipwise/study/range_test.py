@@ -18,11 +18,22 @@ its ends are unbiased too.
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
+import jax
 import numpy as np
 
+from ..engine.session import Session
+from ..errors import RecipeError, near
+from ..recipe.optimizers import Optimizer
+from ..recipe.recipe import Recipe
+from ..recipe.schedule import Schedule, as_schedule, constant, rounded
+from ..recipe.schedules import exponential, piecewise
 from ..words.facts import Fact, fact
 
 FEWEST = 10  # losses from which a curve can be read at all
@@ -31,6 +42,74 @@ TOO_HIGH = 4.0  # times the best loss so far, on average, ends a test
 _MEMORY = 0.8  # of the average that watches a test: about 5 steps
 _WIDTH = 1 / 8  # of a decade: how far the smoothing of a finished curve reaches
 _KEPT = 0.9  # of the fall of the loss, which a stable rate keeps
+
+BEHIND = 8
+"""Steps by which the host reads losses late, so that the device never waits to be asked. What is done after
+a divergence, until it is read of, is thrown away: the number changes no curve."""
+
+
+# ---- the recipe of a test
+
+
+def tested(
+    recipe: Recipe, low: float, high: float, steps: int, held: dict[str, float] | None = None
+) -> Recipe:
+    """`recipe` for `steps` steps with rates from `low` to `high`, evenly spaced on a logarithmic axis.
+
+    Its other hyperparameters keep the value that they have where the recipe's rate is highest, or that of
+    `held`. Each is an input of the step even where it is 0, so that all tests share the same programs.
+
+    Raises `RecipeError` when `held` names what is no number of the optimizer.
+    """
+    optimizer, at = recipe.optimizer, _peak_step(recipe)
+    for name in held or {}:
+        hyperparameter(optimizer, name)
+    values = {name: _at(schedule, recipe, at) for name, schedule in optimizer.hyper.items()} | (held or {})
+    # A constant momentum or decay of exactly 0 would be left out of the program.
+    new: dict[str, Schedule] = {
+        name: constant(value) if value else piecewise({"0st": 0.0}) for name, value in values.items()
+    }
+    new[optimizer.lr_name] = exponential(low, high / low, decay=f"{max(steps - 1, 1)}st")
+    return dataclasses.replace(
+        recipe, optimizer=optimizer.replace(**new), duration=f"{steps}st", validated=None
+    )
+
+
+def value_of(recipe: Recipe, name: str) -> float:
+    """A hyperparameter where the recipe's rate is highest, to the seven digits of float32.
+
+    Raises `RecipeError` as `hyperparameter` does.
+    """
+    schedule = as_schedule(hyperparameter(recipe.optimizer, name), name)
+    return rounded(_at(schedule, recipe, _peak_step(recipe)), 7)
+
+
+def hyperparameter(optimizer: Optimizer, name: str) -> Any:
+    """The setting `name` of an optimizer, a number or schedule, which a test may hold at other values.
+
+    Raises `RecipeError` when it has none, or when it is the rate.
+    """
+    given = optimizer.settings
+    known: list[str] = [n for n in ("momentum", "weight_decay", "b1", "b2") if n in given]
+    known += [n for n in optimizer.hyper if n not in known and n != optimizer.lr_name]
+    if name not in known:
+        kind = optimizer.describe()["optimizer"]
+        hint = "b1" if name == "momentum" and "b1" in known else near(name, known)  # Adam's momentum
+        raise RecipeError("no-second-setting", optimizer=kind, name=name, hint=hint, known=known)
+    return given[name]
+
+
+def _peak_step(recipe: Recipe) -> int:
+    """The first step at which the recipe's rate is highest."""
+    table = recipe.optimizer.hyper[recipe.optimizer.lr_name].table(recipe.clock)
+    return int(np.argmax(table)) if table.size else 0
+
+
+def _at(schedule: Schedule, recipe: Recipe, step: int) -> float:
+    return float(schedule.table(recipe.clock, step, step + 1)[0])
+
+
+# ---- its run
 
 
 @dataclass
@@ -65,6 +144,45 @@ class Losses:
         if average > max(_limit(self._best), self.finite[0]):
             self.ended = DIVERGED
         return not self.ended
+
+
+def run(
+    session: Session, recipe: Recipe, seen: Callable[[int, float], None] = lambda step, loss: None
+) -> Losses:
+    """What a fresh run of `recipe` comes to, up to its end or to where it diverges.
+
+    *Arguments:* `session` is of `recipe`, or of one that differs from it in hyperparameters alone, whose
+    programs it then shares; `seen` is called with the number of each step whose loss was read, from 1, and
+    that loss.
+    """
+    losses = Losses()
+    waiting: deque[Any] = deque()
+
+    def taken() -> bool:
+        loss = _mean(waiting.popleft())
+        going = losses.take(loss)
+        seen(len(losses.finite) + (losses.ended == NOT_FINITE), loss)
+        return going
+
+    session.begin(recipe=recipe)
+    while session.step < session.total:
+        session.advance()
+        waiting.append(session.drain()["loss"])
+        if len(waiting) > min(BEHIND, session.ahead) and not taken():
+            return losses
+    while waiting and taken():
+        pass
+    return losses
+
+
+def _mean(loss: Any) -> float:
+    """The mean over one step's examples. Waits for that step."""
+    total, count = jax.device_get((loss.total, loss.count))
+    with np.errstate(all="ignore"):
+        return float(np.float64(total) / np.float64(count))
+
+
+# ---- what its losses say
 
 
 def _limit(best: float) -> float:

@@ -85,14 +85,14 @@ class Job:
     def name(self) -> str:
         return f"{grid.name(self.settings)}, seed {self.seed}" if self.settings else f"seed {self.seed}"
 
-    def train(self, origin: Origin, options: dict[str, Any], progress: str) -> str | None:
-        """Trains the run, or the rest of it, as `fit` does. *Returns* when it diverged, or `None`."""
+    def train(self, origin: Origin, options: dict[str, Any], progress: str) -> dict[str, Any] | None:
+        """Trains the run, or the rest of it, as `fit` does. *Returns* how it diverged, or `None`."""
         recipe = origin.make(self.settings, self.seed)
         source = origin.source(self.settings, self.seed)
         try:
             fit(recipe, self.folder, progress=progress, source=source, **options)
         except DivergedError as error:
-            return when(str(error))
+            return {"code": error.code, **{name: error.facts[name] for name in ("first", "last", "value")}}
         return None
 
     def finished(self, run: str) -> Run | None:
@@ -132,8 +132,3 @@ def agree(folder: Path, recipe: dict[str, Any]) -> None:
     """Raises `RunError` when `folder` holds a run of another recipe than described."""
     if (folder / "recipe.json").exists() and (rows := disagreement(stored_recipe(folder), recipe)):
         raise RunError("study-run-of-another-recipe", folder=folder, differences=rows)
-
-
-def when(diverged: str) -> str:
-    """Of what a `DivergedError` says, its first sentence: what became infinite, and between which steps."""
-    return diverged.partition(". ")[0]

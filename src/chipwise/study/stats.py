@@ -95,9 +95,9 @@ def ratio(a: Sequence[float], b: Sequence[float]) -> Difference:
     """
     if any(not (math.isfinite(x) and x > 0) for x in (*a, *b)):
         raise ValueError(f"values {list(a)[:4]} and {list(b)[:4]}: expected finite numbers above 0")
-    found = difference([math.log(x) for x in a], [math.log(x) for x in b])
-    low, high = (None if x is None else math.exp(x) for x in (found.low, found.high))
-    return Difference(math.exp(found.value), low, high, found.verdict)
+    logs = difference([math.log(x) for x in a], [math.log(x) for x in b])
+    low, high = (None if x is None else math.exp(x) for x in (logs.low, logs.high))
+    return Difference(math.exp(logs.value), low, high, logs.verdict)
 
 
 def _judged(value: float, half: float) -> Difference:

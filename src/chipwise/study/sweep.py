@@ -12,7 +12,7 @@ from ..engine.run_folder import hold
 from ..engine.signals import StopRequest
 from ..errors import RunError, Stopped
 from ..recipe.recipe import Recipe, difference
-from ..words.facts import fact
+from ..words.facts import Fact, fact
 from . import at_once as side_by_side
 from . import document, grid, runs
 from .document import Point, Run, Study
@@ -77,7 +77,7 @@ def sweep(
         total = len(points) * len(numbers)
         done = total - len(jobs)
         if done:
-            reporter.say(str(fact("runs-done", done=done, total=total, folder=study.folder)))
+            reporter.say(fact("runs-done", done=done, total=total, folder=study.folder))
         stop = StopRequest()
         try:
             # Closed here, whatever ends the loop: workers save their runs while the study is still held
@@ -86,9 +86,8 @@ def sweep(
                     _note(study.point(job.settings), job, diverged)
                     study.write()
                     done += 1
-                    about = {"done": done, "total": total, "run": job.name}
-                    code = "run-diverged" if diverged else "run-done"
-                    reporter.say(str(fact(code, **about, when=diverged)))
+                    about = {"done": done, "total": total, "run": job.name, **(diverged or {})}
+                    reporter.say(Fact("run-diverged" if diverged else "run-done", about))
                     if after_round and all(job.seed in p.runs and p.runs[job.seed].ended for p in points):
                         after_round(study)
         except Stopped:
@@ -151,8 +150,8 @@ def _trained(
     options: dict[str, Any],
     stop: StopRequest,
     reporter: Reporter,
-) -> Generator[tuple[Job, str | None]]:
-    """Each job as it ends, with when it diverged or `None`. Ends early after a request to stop."""
+) -> Generator[tuple[Job, dict[str, Any] | None]]:
+    """Each job as it ends, with how it diverged or `None`. Ends early after a request to stop."""
     with side_by_side.one_compilation() as environment:
         if at_once > 1:
             yield from side_by_side.train(jobs, at_once, origin, options, environment, stop, reporter)
@@ -160,11 +159,11 @@ def _trained(
         for job in jobs:
             if stop:
                 return
-            reporter.say(str(fact("run-begins", run=job.name)), style="bold")
+            reporter.say(fact("run-begins", run=job.name), style="bold")
             yield job, job.train(origin, options, reporter.kind)
 
 
-def _note(point: Point, job: Job, diverged: str | None) -> None:
+def _note(point: Point, job: Job, diverged: dict[str, Any] | None) -> None:
     run = grid.folder(point.settings, job.seed)
     ended = Run(job.seed, run, diverged=diverged) if diverged else job.finished(run)
     if ended is None:

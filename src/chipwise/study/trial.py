@@ -17,15 +17,15 @@ from ..data.sources import nbytes
 from ..engine import feed
 from ..engine.layout import Layout
 from ..engine.on import ALL, On
+from ..engine.session import Session
 from ..engine.step import compiler_options
-from ..engine.stepper import Stepper
 from ..machine.detect import Machine
 from ..machine.limits import memory as host_memory
 from ..planner.plans import Memory
 from ..planner.programs import Traceable, step_programs, tracing
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
-from .lr_sweep import tested
+from .range_test import tested
 
 ROUNDS = 5
 """Visits of each batch, while there is time."""
@@ -51,7 +51,7 @@ class Trial:
 
 
 def try_batch(recipe: Recipe, on: On = ALL) -> Trial:
-    """Some steps of `recipe` on fresh parameters. *Arguments:* `on` as of `Stepper`.
+    """Some steps of `recipe` on fresh parameters. *Arguments:* `on` as in `fit`.
 
     Running out of memory is an answer here; every other error is raised.
     """
@@ -59,14 +59,15 @@ def try_batch(recipe: Recipe, on: On = ALL) -> Trial:
     rate = optimizer.hyper[optimizer.lr_name].highest(recipe.clock) or 1e-3
     held = tested(recipe, rate, rate, _ENDLESS)  # no schedule has anything to say about so short a run
     try:
-        with Stepper(held, on) as stepper:
+        with Session(held, on) as session:
+            session.begin()
             began = time.perf_counter()
-            _seconds(stepper, 1)
-            each = _seconds(stepper, 1)
+            _seconds(session, 1)
+            each = _seconds(session, 1)
             if more := min(_WARM_UP, int(_WARM_UP_SECONDS / each)):
-                each = _seconds(stepper, more) / more
+                each = _seconds(session, more) / more
             steps = timed_steps(each)
-            taken = _seconds(stepper, steps)
+            taken = _seconds(session, steps)
             return Trial(steps * recipe.batch / taken, seconds=time.perf_counter() - began)
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
@@ -84,11 +85,10 @@ def rounds(first: float) -> int:
     return max(1, min(ROUNDS, int(LONGEST_SECONDS / first))) if first else ROUNDS
 
 
-def _seconds(stepper: Stepper, steps: int) -> float:
+def _seconds(session: Session, steps: int) -> float:
     began = time.perf_counter()
-    for _ in range(steps):
-        stepper.step()
-    stepper.metrics()  # waits
+    session.advance(steps)
+    session.wait()
     return time.perf_counter() - began
 
 
@@ -121,8 +121,8 @@ def needed(recipe: Recipe, machine: Machine, layout: Layout) -> Memory:
     programs = step_programs(recipe, layout, resident=feed.fits(task.train, limit))
     free, source = available(machine, layout.devices)
     with tracing(recipe.name):
-        made = [_compiled(program, device, layout) for program in (programs.replica, programs.update)]
-    known = [analysis for analysis in (one.memory_analysis() for one in made) if analysis is not None]
+        compiled = [_compiled(program, device, layout) for program in (programs.replica, programs.update)]
+    known = [analysis for analysis in (one.memory_analysis() for one in compiled) if analysis is not None]
     evaluation = nbytes(task.eval) if task.eval is not None and feed.fits(task.eval, limit) else 0
     return Memory(
         parameters=programs.parameter_bytes,

@@ -14,6 +14,7 @@ from ...study.document import FILE, Point, read
 from ...words.facts import fact, say
 from ...words.figures import one_line
 from .. import study_table as table
+from ..rows import divergence
 from .settings import command, settings
 
 SCHEMA = "chipwise.report/2"
@@ -35,7 +36,7 @@ def study(folder: Path) -> dict[str, Any]:
             {
                 **row.to_json(),
                 "name": one_line(row.name),
-                "diverged": {str(seed): one_line(when) for seed, when in row.diverged.items()},
+                "diverged": {str(seed): str(divergence(when)) for seed, when in row.diverged.items()},
                 "values": {str(seed): value for seed, value in row.values.items()},
                 "set": {one_line(k): one_line(v) for k, v in point.settings.items()},
                 "batch": of and of.recipe.get("batch"),
