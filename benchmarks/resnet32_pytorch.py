@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import chipwise as cw
-from chipwise.engine import keys, loader
+from chipwise.engine import feed, keys
 from chipwise.engine.state import first_state
 from chipwise.errors import DivergedError
 from chipwise.machine.fingerprint import this_machine
@@ -114,13 +114,13 @@ def carry_over(model: nn.Module, params: dict) -> None:
 
 def made_batches(recipe: cw.Recipe, steps: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """The images and labels of the first `steps` steps, as the recipe's own step would change them."""
-    columns = loader.read(recipe.task.train, recipe.task.classes, "training")
+    columns = feed.read(recipe.task.train, recipe.task.classes, "training")
     augment = jax.jit(
         lambda batch, epochs, indices: jax.vmap(recipe.task.augment)(
             batch, keys.augment_keys(recipe.seed, epochs, indices)
         )
     )
-    window = loader.host_window(recipe, 0, steps)["rows"]
+    window = feed.host_window(recipe, 0, steps)["rows"]
     made = []
     for indices, epoch, cut in zip(window["indices"], window["epoch"], window["cut"], strict=True):
         epochs = epoch + (np.arange(recipe.batch) >= cut).astype(np.int32)
