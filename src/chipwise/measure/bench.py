@@ -35,7 +35,7 @@ from ..machine.fingerprint import this_machine
 from ..planner.hlo_proto import program_bytes
 from ..recipe.recipe import Recipe
 from ..recipe.task import finished
-from ..words.facts import fact
+from ..words.facts import Fact
 from .memory import by_category, host_peak_bytes
 from .profile import capture, explain, make_folder
 from .record import Record, Series
@@ -105,10 +105,8 @@ def measure_train(
         each = seconds_a_step(session)
         spent["warmup"] = time.perf_counter() - began
         warm = session.step
-
         counts = intervals(each, steps, seconds)
-        about = {"warmup": warmup, "calibration": warm - warmup, "timed": sum(counts)}
-        reporter.say(fact("bench-begins", **about, each=counts[0]))
+        _tell(reporter, warmup, warm, counts)
         timed = _timed(session, counts, reporter)
         spent["timed"] = sum(timed.seconds)
         measured = {
@@ -147,6 +145,11 @@ def _begin(session: Session, recipe: Recipe, reporter: Reporter) -> None:
     session.begin()
     reporter.say(session.data)
     session.wait()
+
+
+def _tell(reporter: Reporter, warmup: int, warm: int, counts: list[int]) -> None:
+    about = {"warmup": warmup, "calibration": warm - warmup, "timed": sum(counts), "each": counts[0]}
+    reporter.say(Fact("bench-begins", about))
 
 
 @dataclass(frozen=True)

@@ -66,8 +66,7 @@ def measure_feed(
     - `seconds_per_example.read`, `.decode` and `.transform`, of one worker;
     - `transfer_bytes_per_second`, with an accelerator.
 
-    Raises `DataError` for an empty source and for what reading raises, `RecipeError` for arguments that
-    cannot be.
+    Raises `DataError` for an empty source and what reading raises, `RecipeError` for impossible arguments.
     """
     if batch < 1 or rounds < 1 or not 0 < seconds < float("inf"):
         raise RecipeError("feed-nothing-to-time", batch=batch, seconds=seconds, rounds=rounds)
@@ -89,8 +88,8 @@ def measure_feed(
                 rate, stages = reader.rate(turn)
                 runs.setdefault(f"examples_per_second.{n}", []).append(rate)
                 if n == 1:
-                    for s in STAGES:
-                        runs.setdefault(f"seconds_per_example.{s}", []).append(stages[s])
+                    for stage in STAGES:
+                        runs.setdefault(f"seconds_per_example.{stage}", []).append(stages[stage])
                 runs.setdefault(f"copy_bytes_per_second.{n}", []).append(copy.rate(n, turn))
             if chips:
                 runs.setdefault("transfer_bytes_per_second", []).append(readers[-1].transfer(chips[0], turn))
@@ -106,9 +105,7 @@ def measure_feed(
             **(described or {}),
             "examples": len(source),
             "bytes_per_example": example_bytes(spec),
-            "columns": {
-                n: {"dtype": np.dtype(s.dtype).name, "shape": list(s.shape)} for n, s in spec.items()
-            },
+            "columns": {n: _column(one) for n, one in spec.items()},
             "batch": batch,
             "examples_a_read": [reader.rows for reader in readers],
             "workers": counts,
@@ -119,6 +116,10 @@ def measure_feed(
         figures={name: Series(_UNITS[name.partition("_")[0]], tuple(each)) for name, each in runs.items()},
         machine=this_machine(devices),
     )
+
+
+def _column(spec: Any) -> dict[str, Any]:
+    return {"dtype": np.dtype(spec.dtype).name, "shape": list(spec.shape)}
 
 
 class Copy:
