@@ -169,16 +169,18 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpo
 
 
 @pytest.mark.parametrize(
-    "changes,expected",
+    "changes",
     [
-        ({"duration": "0st"}, "0 steps"),
-        ({"batch": 800, "duration": "1st"}, "larger than the 101 training examples"),
-        ({"duration": "2st", "optimizer": cw.sgd(lr=cw.one_cycle(0.1, warmup="5ep"))}, "lr: "),
+        {"duration": "0st"},
+        {"batch": 800, "duration": "1st"},
+        {"duration": "2st", "optimizer": cw.sgd(lr=cw.one_cycle(0.1, warmup="5ep"))},
     ],
 )
-def test_a_recipe_that_cannot_do_what_it_says_is_warned_about(changes, expected, capsys):
-    cw.fit(tasks.recipe(**changes), on=cw.On(devices=1), progress="lines")
-    assert expected in capsys.readouterr().err
+def test_a_recipe_that_cannot_do_what_it_says_is_warned_about(changes, capsys):
+    recipe = tasks.recipe(**changes)
+    cw.fit(recipe, on=cw.On(devices=1), progress="lines")
+    shown = capsys.readouterr().err
+    assert recipe.warnings() and all(f"warning: {warning}" in shown for warning in recipe.warnings())
 
 
 def test_the_average_is_evaluated_and_the_trained_parameters_are_fingerprinted(whole):

@@ -79,7 +79,7 @@ def test_frozen_and_trained_are_two_halves_of_one_tree():
     assert jax.tree.leaves(trained) == [3] and jax.tree.leaves(frozen) == [2, 1]
     assert whole_params(trained, frozen) == params
     assert freeze(params, ()) == (params, None)
-    with refused(cw.RecipeError, "frozen-matches-nothing", pattern="backbon/*", near="backbone/b"):
+    with refused(cw.RecipeError, "frozen-matches-nothing", pattern="backbon/*", near="backbone/w"):
         freeze(params, ("backbon/*",))
     with refused(cw.RecipeError, "all-frozen", count=3):
         freeze(params, ("*",))
@@ -97,8 +97,8 @@ def _headed(steps):
 
     def loss(params, state, batch, key, train):
         features = batch["x"] @ params["backbone"]["w"][:, :100]
-        logits = features @ params["head"]["w"] + params["head"]["b"][:3]
-        values = cw.losses.cross_entropy(logits, batch["label"])
+        logits = features @ params["head"]["w"] + params["head"]["b"][None, :3]
+        values = cw.losses.softmax_cross_entropy(logits, batch["label"])
         return {"loss": cw.Sum.of(values)}, state
 
     rng = np.random.default_rng(0)

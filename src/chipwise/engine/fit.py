@@ -90,7 +90,7 @@ def fit(
         if folder is not None:
             closing.enter_context(folder.process(session))
 
-        # ---- train: the host only starts steps; it waits one after a log step
+        # ---- train
         reporter.start(begin, agenda.total)
         if begin < agenda.last:
             reporter.say(session.data)
@@ -99,36 +99,41 @@ def fit(
                 decided = session.compile(trial=agenda.last - begin >= MANY)
             if decided is not None:
                 reporter.say(decided)
-            session.wait()
-            meter.mark(begin, first=True)
-            while session.step < agenda.last and not session.placement.agree(bool(stop)):
-                steps = min(session.steps_at_once, agenda.until_next(session.step))
-                if not session.advance(steps, stopped=lambda: bool(stop)):
-                    break
-                log.collect(session.watch)
-                if session.step in agenda.log:
-                    log.take(session.step, session.drain())
-                if session.step in agenda.evaluate:
-                    log.collect(session.watch)
-                    log.evaluate(session)
-                if saver.due(session):
-                    log.collect(session.watch)
-                    saver.save(session, log)
-            log.collect(session.watch)
+            _train(session, agenda, log, saver, stop)
         saver.save_last(session, log)
         if stop:
             raise _stopped(stop, session, folder)
 
         # ---- the end: optimizer state is no longer needed, the evaluation may have its memory
         session.forget_optimizer()
-        if recipe.task.eval is not None:
-            log.evaluate(session)
+        log.evaluate(session)
         reporter.stop()
         result = Result.of(session, log, meter, begin, folder)
         complete = session.step == agenda.total
         if folder is not None and complete and (begin < agenda.total or folder.result() is None):
             folder.finish(result.to_json())
         return result
+
+
+def _train(session: Session, agenda: Agenda, log: Log, saver: Saver, stop: StopRequest) -> None:
+    """Steps until `agenda.last` or a stop. The host only starts steps; it waits one after a log step."""
+    session.wait()
+    log.meter.mark(session.step, first=True)
+    while session.step < agenda.last and not session.placement.agree(bool(stop)):
+        steps = min(session.steps_at_once, agenda.until_next(session.step))
+        if not session.advance(steps, stopped=lambda: bool(stop)):
+            break
+        log.collect(session.watch)
+        if session.step in agenda.log:
+            log.take(session.step, session.drain())
+        if session.step in agenda.evaluate:
+            log.collect(session.watch)
+            log.evaluate(session)
+        if saver.due(session):
+            log.collect(session.watch)
+            saver.save(session, log)
+    log.collect(session.watch)
+    log.meter.seconds["wait_data"] = session.watch.waited
 
 
 def evaluate(

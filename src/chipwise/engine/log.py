@@ -79,7 +79,9 @@ class Log:
         self._keep(row, values)
 
     def evaluate(self, session: Session) -> None:
-        """Evaluates the session's state and notes what came out. Waits."""
+        """Evaluates the session's state, if there is data for that, and notes what came out. Waits."""
+        if self.recipe.task.eval is None:
+            return
         with self.meter.section("evaluate"):
             metrics = session.evaluate()
         values = {f"eval/{name}": value for name, value in metrics.items()}
