@@ -13,8 +13,9 @@ import errno
 import hashlib
 import logging
 import os
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,8 @@ class Checkpoints:
     def __init__(self, folder: Path, read_only: bool = False):
         self.folder = Path(folder).absolute()
         self.read_only = read_only
+        self._quiet = contextlib.ExitStack()
+        self._quiet.enter_context(_quiet_abandoned_work())
         options = ocp.CheckpointManagerOptions(
             max_to_keep=KEEP,
             create=not read_only,
@@ -103,6 +106,7 @@ class Checkpoints:
         # Who needs the last one on disk has called `wait`; here an error is already on its way up.
         with contextlib.suppress(Exception):
             self._manager.close()
+        self._quiet.close()
 
     def about(self, step: int) -> dict[str, Any]:
         """The JSON object of one checkpoint, without its arrays."""
@@ -167,6 +171,27 @@ class Checkpoints:
             run = self.folder.parent
             facts = {"path": str(self.folder), "run": str(run), "checkpoint": newest_checkpoint(run)}
             raise RunError("checkpoint-unwritable", **facts, reason=reason) from error
+
+
+@contextlib.contextmanager
+def _quiet_abandoned_work() -> Iterator[None]:
+    """Keeps tensorstore's threads from printing tracebacks of their own while checkpoints are open.
+
+    Orbax reads and writes arrays side by side in an event loop. When one fails, and its error goes up as
+    it should, the loop is closed while others are on their way, and each of them then reports that.
+    """
+    before = sys.unraisablehook
+
+    def hook(event: Any) -> None:
+        if not (isinstance(event.exc_value, RuntimeError) and str(event.exc_value) == "Event loop is closed"):
+            before(event)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        if sys.unraisablehook is hook:
+            sys.unraisablehook = before
 
 
 def _fill(template: Tree, flat: dict[str, np.ndarray], step: int) -> Tree:
