@@ -6,7 +6,6 @@ import hashlib
 import http.server
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -38,12 +37,10 @@ class Server(http.server.ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.files: dict[str, bytes] = {}
         self.lists: bool | str = True  # "by hand": only `links`
-        self.ranges = True
         self.sizes: bool | str = True  # "only to HEAD"
         self.fails = Counter()  # path to how many answers are 500
         self.drops = Counter()  # path to how many answers break off in the middle
         self.asked: list[tuple[str, str]] = []  # (method, path)
-        self.parts: list[str] = []  # ranges asked for
         self.meet: threading.Barrier | None = None  # answers to GET of a file wait for each other
         self.endless = False  # answers to GET of a file do not end
         self.links = ""  # on every folder's page
@@ -72,7 +69,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.send_error(500)
         if path in server.files:
             self.send_file(path, server.files[path])
-            if self.command == "GET" and server.changes[path] and self.headers.get("Range") != "bytes=1-1":
+            if self.command == "GET" and server.changes[path]:
                 server.files[path] = server.changes[path].pop(0)
                 server.files.update(server.with_it)
             return None
@@ -90,12 +87,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def send_file(self, path: str, data: bytes):
         server = self.server
         headers = {"ETag": hashlib.md5(data).hexdigest()}
-        status, wanted = 200, self.headers.get("Range")
-        if self.command == "GET" and wanted and server.ranges:
-            server.parts.append(wanted)
-            first, last = map(int, re.fullmatch(r"bytes=(\d+)-(\d+)", wanted).groups())
-            headers["Content-Range"] = f"bytes {first}-{min(last, len(data) - 1)}/{len(data)}"
-            status, data = 206, data[first : last + 1]
         if self.command == "GET" and server.hang == path:
             threading.Event().wait(60)
         if self.command == "GET" and server.meet is not None and "manifest" not in path:
@@ -104,7 +95,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.command == "GET" and server.drops[path] > 0:
             server.drops[path] -= 1
             cut //= 2
-        self.send(status, data, headers, cut)
+        self.send(200, data, headers, cut)
 
     def send(self, status, data, headers, cut=None):
         self.send_response(status)
@@ -360,25 +351,7 @@ def test_a_data_set_at_a_url(memory):
         mnist(url)
 
 
-# Parts, errors, resuming
-
-
-def test_big_files_come_in_parts_at_once(server, monkeypatch):
-    monkeypatch.setattr(transfer, "PART_BYTES", 1000)
-    data = os.urandom(4001)
-    url = serve(server, "p", pack({"x.npy": data}))
-
-    class Once(threading.Barrier):
-        """The look whether the server sends parts comes alone, before."""
-
-        def wait(self, timeout=None):
-            return super().wait(timeout) if len(server.parts) > 1 else 0
-
-    server.meet = Once(5)  # four parts of 1,000 bytes and one of 1, all asked for at a time
-    assert (fetch(url) / "train/x.npy").read_bytes() == data
-    assert Counter(server.parts[1:]) == Counter(
-        ["bytes=0-999", "bytes=1000-1999", "bytes=2000-2999", "bytes=3000-3999", "bytes=4000-4000"]
-    )
+# Errors, resuming
 
 
 def test_several_files_come_at_once(server):
@@ -387,20 +360,15 @@ def test_several_files_come_at_once(server):
     assert content(local(serve(server, "p", files), say=quiet, workers=8)) == files
 
 
-@pytest.mark.parametrize("size", [999, 1000, 1001])
-@pytest.mark.parametrize("ranges", [True, False])
-def test_files_around_the_size_of_a_part(server, monkeypatch, size, ranges):
-    monkeypatch.setattr(transfer, "PART_BYTES", 1000)
-    server.ranges = ranges
+@pytest.mark.parametrize("size", [0, 1, 6_000_000])
+def test_files_of_any_size(server, size):
     server.files["/x.tar"] = os.urandom(size)
     assert fetch(f"{server.url}/x.tar").read_bytes() == server.files["/x.tar"]
-    assert len(server.parts) == (3 if ranges and size == 1001 else 0)
 
 
 @pytest.mark.parametrize("wrong", ["fails", "drops"])
 @pytest.mark.parametrize("path", ["/p/train/manifest.json", "/p/train/x.npy", "/p/train/small.npy"])
-def test_what_passes_is_tried_again(server, monkeypatch, wrong, path):
-    monkeypatch.setattr(transfer, "PART_BYTES", 1000)
+def test_what_passes_is_tried_again(server, wrong, path):
     files = pack({"x.npy": os.urandom(5000), "small.npy": b"small"})
     getattr(server, wrong)[path] = 2
     assert content(fetch(serve(server, "p", files))) == files
@@ -485,10 +453,9 @@ def test_a_cache_that_cannot_be_written(memory, tmp_path):
 
 
 def test_ctrl_c_ends_a_big_file_too(server, monkeypatch):
-    monkeypatch.setattr(transfer, "PART_BYTES", 1000)
     monkeypatch.setattr(transfer, "SAY_SECONDS", 0.01)
     server.files["/x.tar"] = bytes(10_000)
-    server.ranges, server.sizes, server.endless = False, "only to HEAD", True
+    server.sizes, server.endless = "only to HEAD", True
 
     def say(line):
         if " of " in line and not line.startswith("0 bytes"):
@@ -501,10 +468,7 @@ def test_ctrl_c_ends_a_big_file_too(server, monkeypatch):
 # Files that change meanwhile
 
 
-@pytest.mark.parametrize("ranges", [True, False])
-def test_a_file_that_changes_between_its_parts_is_fetched_again(server, monkeypatch, place, ranges):
-    monkeypatch.setattr(transfer, "PART_BYTES", 1000)
-    server.ranges = ranges
+def test_a_file_that_changes_meanwhile_is_fetched_again(server, place):
     server.files["/x.tar"] = b"a" * 4000
     server.changes["/x.tar"] = [b"b" * 4000]
     path = fetch(f"{server.url}/x.tar", workers=1)
@@ -513,15 +477,13 @@ def test_a_file_that_changes_between_its_parts_is_fetched_again(server, monkeypa
 
 
 @pytest.mark.parametrize("size", [3999, 4001])
-def test_a_file_that_changes_its_size_is_fetched_again(server, monkeypatch, size):
-    monkeypatch.setattr(transfer, "PART_BYTES", 1000)
+def test_a_file_that_changes_its_size_is_fetched_again(server, size):
     server.files["/x.tar"] = b"a" * 4000
     server.changes["/x.tar"] = [b"b" * size]
     assert fetch(f"{server.url}/x.tar", workers=1).read_bytes() == b"b" * size
 
 
-def test_a_file_that_changes_again_and_again_leaves_nothing(server, monkeypatch, place):
-    monkeypatch.setattr(transfer, "PART_BYTES", 1000)
+def test_a_file_that_changes_again_and_again_leaves_nothing(server, place):
     server.files["/x.tar"] = b"a" * 4000
     server.changes["/x.tar"] = [bytes([i]) * 4000 for i in range(99)]
     with refused(DataError, "changed-while-fetched", url=f"{server.url}/x.tar"):

@@ -97,9 +97,12 @@ def test_errors_of_threads_are_raised_and_others_go_on():
     workers.close()
 
 
-def test_the_faster_of_one_thread_and_all_is_taken(monkeypatch):
+def test_small_quick_examples_are_read_by_one_thread(monkeypatch):
     monkeypatch.setattr("chipwise.data.workers.usable_cores", lambda: 4)
-    assert str(Workers(ARRAYS)) in ("1 thread", "4 threads")
+    monkeypatch.setattr("chipwise.data.workers._DEAR_SECONDS", 1e9)
+    assert str(Workers(ARRAYS)) == "1 thread"
+    large = cw.Arrays(x=np.zeros((3, 1 << 14), np.uint8))
+    assert str(Workers(large)) == "4 threads"
     monkeypatch.setattr("chipwise.data.workers._DEAR_SECONDS", 0.0)  # each example is worth a thread
     workers = Workers(ARRAYS)
     assert str(workers) == "4 threads"

@@ -57,7 +57,7 @@ def local(
 
     - `limit_bytes`: of all fetched data together; `None`: CHIPWISE_CACHE_BYTES, else half of the free disk.
       The cache is CHIPWISE_CACHE, else the user's cache folder.
-    - `workers`: parts of up to 8 MiB fetched at once.
+    - `workers`: files fetched at once.
     - `say`: told in lines what is fetched and how far it came; `None`: standard error.
 
     A fetch that was interrupted goes on, by file. Files that change meanwhile are fetched once more. Without

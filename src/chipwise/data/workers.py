@@ -1,22 +1,27 @@
 """Who reads the examples: threads, or processes for sources that hold on to Python's lock.
 
 Sources with a `fill` are read by as many threads as there are cores: copying, decoding JPEG and reading
-files let go of Python's lock, and threads write straight into the batch. Where an example is so small that
-threads would mostly hand that lock to each other, one is faster: a few hundred examples, read both ways,
-decide (32×32 JPEGs on two cores: 29,000 a second by one thread, 19,000 by two). A stranger's `[i]` need
-not be safe in threads, and Python code would only take turns in them: it is called by one thread, or by
-processes when asked (`workers="processes:4"`), each with its own copy of the source. They write into
-memory that is shared, so a batch is never copied from one process to another.
+files let go of Python's lock, and threads write straight into the batch. Where examples are so small and
+quick that threads would mostly hand that lock to each other, one is faster (32×32 JPEGs on two cores: 29,000
+a second by one thread, 19,000 by two). A stranger's `[i]` need not be safe in threads, and Python code would
+only take turns in them: it is called by one thread, or by processes when asked (`workers="processes:4"`),
+each with its own copy of the source. They write into memory that is shared, so a batch is never copied
+from one process to another.
 """
 
 from __future__ import annotations
 
 import itertools
+import multiprocessing
+import os
+import pickle
 import queue
+import signal
+import sys
 import threading
 import time
 import weakref
-from concurrent.futures import Future
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
@@ -25,18 +30,17 @@ import numpy as np
 from ..errors import DataError, RecipeError
 from ..machine.limits import usable_cores
 from ..recipe.source import spec_of
-from ..words.figures import counted
-from .buffers import Buffer
+from ..words.figures import counted, one_line
+from .buffers import Buffer, Layout, columns, mapped
 from .columns import Columns, example_bytes
-from .processes import Processes
 from .sources import fill, has
 from .stages import Stages
 
 # Below that, handing out the work costs as much as the work: 300 images of 32×32 pixels, 6 of 224×224
 _SMALLEST_PIECE_BYTES = 1 << 20
 _HANGING_SECONDS = 5.0  # that a thread may take to end: longer, and its read hangs
-_TRIED = 256  # examples
-_DEAR_SECONDS = 0.001  # an example that takes so long is worth a thread of its own
+_TRIED = 9  # examples
+_LARGE_BYTES, _DEAR_SECONDS = 1 << 14, 2e-4  # an example that is so large or slow is worth threads
 _PIECES = 2  # a worker and batch, so that one slow image does not hold up all
 
 
@@ -61,7 +65,7 @@ class Workers:
             self._readers = Processes(source, self.count)
             return
         self._readers = Threads(source, self.count, self.stages)
-        if workers is None and self.count > 1 and not self._threads_help():
+        if workers is None and self.count > 1 and not self._worth_threads():
             self._readers.close(1.0)
             self.count, self._readers = 1, Threads(source, 1, self.stages)
 
@@ -90,31 +94,18 @@ class Workers:
         example they are at, or left to itself when that hangs."""
         self._readers.close()
 
-    def _threads_help(self) -> bool:
-        """Whether all threads read faster than one, tried on examples from all over the source."""
-        size = example_bytes(self.spec)
-        if size >= _SMALLEST_PIECE_BYTES:
+    def _worth_threads(self) -> bool:
+        """Whether an example is large, or takes long to read, as a few from all over the source tell."""
+        if example_bytes(self.spec) >= _LARGE_BYTES:
             return True
-        many = min(len(self.source), _TRIED)
-        tried = np.linspace(0, len(self.source) - 1, many).astype(np.int32)
-        buffers = [self.buffer(len(tried)) for _ in range(2)]
-        began = time.perf_counter()
-        fill(self.source, tried[:1], {name: column[:1] for name, column in buffers[0].columns().items()})
-        if time.perf_counter() - began > _DEAR_SECONDS:
-            return True
-        one = several = np.inf
-        for _ in range(3):  # in turns: the first to come also waits for the disk
+        tried = np.linspace(0, len(self.source) - 1, _TRIED).astype(np.int32)
+        seconds = []
+        for row in range(_TRIED):
+            out = {name: column[:1] for name, column in self.buffer(1).columns().items()}
             began = time.perf_counter()
-            for buffer in buffers:
-                fill(self.source, tried, buffer.columns())
-            one = min(one, time.perf_counter() - began)
-            began = time.perf_counter()
-            # Two at a time, as a stream does
-            for batch in [self.submit(tried, buffer) for buffer in buffers]:
-                batch.result()
-            several = min(several, time.perf_counter() - began)
-        self.stages.clear()
-        return several < one
+            fill(self.source, tried[row : row + 1], out)
+            seconds.append(time.perf_counter() - began)
+        return sorted(seconds)[_TRIED // 2] > _DEAR_SECONDS
 
 
 class Batch:
@@ -210,6 +201,122 @@ def _work(tasks: queue.SimpleQueue) -> None:
 def _dismiss(tasks: queue.SimpleQueue, count: int) -> None:
     for _ in range(count):
         tasks.put(None)
+
+
+class Processes:
+    """`count` processes that read. Fresh ones: forking one that runs JAX can hang, since its threads' locks
+    are copied, locked.
+
+    Raises `DataError` for a source that cannot be sent to them, or be made there.
+    """
+
+    shared = True  # they write to buffers that other processes can map
+
+    def __init__(self, source: Any, count: int):
+        self.count = count
+        kind = type(source)
+        try:
+            sent = pickle.dumps(source)
+        except Exception as error:  # pickle raises what the object's own methods raise
+            ours = kind.__module__.startswith("chipwise.")
+            code = "source-unsendable-ours" if ours else "source-unsendable"
+            raise DataError(code, source=kind.__name__, reason=one_line(error)[:200]) from error
+        self.pool = ProcessPoolExecutor(
+            count, multiprocessing.get_context("spawn"), initializer=_start, initargs=(_recipe_files(), sent)
+        )
+        try:
+            problem = self.pool.submit(_problem).result()
+        except BrokenProcessPool as error:
+            raise DataError("readers-not-started") from error
+        if problem is not None:
+            self.pool.shutdown()
+            raise DataError("source-unmakeable", source=kind.__name__, reason=problem)
+
+    def __str__(self) -> str:
+        return f"{self.count} process{'es' * (self.count > 1)}"
+
+    def pieces(self, examples: int, nbytes: int) -> int:
+        """Into how many a batch is cut: these examples are dear, or nobody would have asked for processes."""
+        return min(_PIECES * self.count, examples)
+
+    def read(self, indices: np.ndarray, start: int, buffer: Buffer, out: Columns) -> Future:
+        """Begins to write the examples at `indices` to rows `start` and on of `buffer`."""
+        place = (buffer.number, buffer.path, buffer.start, buffer.layout, start)
+        return self.pool.submit(_fill_shared, *place, indices)
+
+    def close(self) -> None:
+        for process in list((self.pool._processes or {}).values()):
+            process.terminate()  # no public way before Python 3.14, and a hanging one would never end
+        self.pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _recipe_files() -> dict[str, str]:
+    """Modules that were loaded from recipe files, which another process would not find by name."""
+    from ..recipe.settings import RECIPE_MODULE  # which imports the recipes, and they the feed
+
+    return {
+        name: os.path.abspath(module.__file__)
+        for name, module in list(sys.modules.items())
+        if name.startswith(RECIPE_MODULE) and module.__file__
+    }
+
+
+_source: Any = None
+_trouble: str | None = None  # why there is no source
+_maps: dict[int, np.ndarray] = {}  # by the buffer's number
+
+
+def _start(recipe_files: dict[str, str], sent: bytes) -> None:
+    """In a new process: gets the source."""
+    global _source, _trouble
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the parent, which saves first
+    threading.Thread(target=_end_with_parent, name="chipwise-parent", daemon=True).start()
+    os.environ["JAX_PLATFORMS"] = "cpu"  # should the source use JAX, it must not take the accelerator
+    from ..recipe.settings import import_file
+
+    try:
+        for name, file in recipe_files.items():
+            import_file(name, file)
+        _source = pickle.loads(sent)  # what our own parent process made a moment ago
+    except Exception as error:  # told to the parent: raised here it would only break the pool
+        _trouble = f"{type(error).__name__}: {one_line(error)[:200]}"
+
+
+def _problem() -> str | None:
+    """In another process: why it cannot read, if it cannot."""
+    return _trouble
+
+
+def _end_with_parent() -> None:
+    """A pool's processes wait for work, for ever if their parent was killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _fill_shared(
+    number: int, path: str | None, start: int, layout: Layout, first: int, indices: np.ndarray
+) -> dict[str, float]:
+    """In another process: fills rows `first` and on of the buffer at `path`. *Returns* seconds by stage."""
+    if number not in _maps:
+        assert path is not None  # of a shared buffer
+        with open(path, "r+b") as file:
+            _maps[number] = mapped(file.fileno())
+    batch = columns(_maps[number], start, layout)
+    stages = Stages()
+    try:
+        with stages.watch():
+            fill(_source, indices, {name: c[first : first + len(indices)] for name, c in batch.items()})
+    except Exception as error:
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:  # one that cannot travel would break the pool
+            raise DataError(
+                "reader-failed", kind=type(error).__name__, reason=one_line(error)[:200]
+            ) from None
+        raise
+    return stages.seconds
 
 
 def chosen(source: Any, workers: int | str | None) -> tuple[str, int]:
