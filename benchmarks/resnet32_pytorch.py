@@ -32,8 +32,7 @@ from chipwise.engine import feed, keys
 from chipwise.engine.state import first_state
 from chipwise.errors import DivergedError
 from chipwise.machine.fingerprint import this_machine
-from chipwise.measure.bench import intervals
-from chipwise.measure.memory import host_peak_bytes
+from chipwise.measure.bench import host_peak_bytes, intervals
 from chipwise.measure.record import Record, Series
 
 NAME = "cifar10-resnet32"

@@ -41,7 +41,7 @@ if _TYPE_CHECKING:
     from .interop import read as read
     from .interop.nnx import functional as functional
     from .machine.detect import detect as detect
-    from .machine.simulate import simulate as simulate
+    from .machine.detect import simulate as simulate
     from .planner.planner import plan as plan
     from .planner.plans import Plan as Plan
     from .recipe import losses as losses
@@ -91,8 +91,7 @@ _NAMES = {
     "Stopped",
     ".interop": "read",
     ".interop.nnx": "functional",
-    ".machine.detect": "detect",
-    ".machine.simulate": "simulate",
+    ".machine.detect": "detect simulate",
     ".planner.planner": "plan",
     ".planner.plans": "Plan",
     ".recipe": "losses metrics",

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 from chipwise.errors import DeviceError
-from chipwise.machine.simulate import simulate
+from chipwise.machine.detect import simulate
 from refusals import refused
 
 
@@ -28,7 +28,7 @@ def test_devices_are_made_again_and_again_but_not_changed(clean_environment):
         """
         import jax
         from chipwise.machine.detect import detect
-        from chipwise.machine.simulate import simulate, started
+        from chipwise.machine.detect import simulate, started
         from chipwise.errors import DeviceError
         simulate(3)
         simulate(5)  # still free to change
@@ -52,7 +52,7 @@ def test_the_users_own_flags_stay_and_another_count_in_them_gives_way(clean_envi
     said = python(
         """
         import os, jax
-        from chipwise.machine.simulate import simulate
+        from chipwise.machine.detect import simulate
         simulate(4)
         print(len(jax.devices()), os.environ["XLA_FLAGS"])
         """,

@@ -3,7 +3,7 @@
 import pytest
 
 import chipwise as cw
-from chipwise.planner.memory import largest_batch
+from chipwise.planner.programs import largest_batch
 
 
 @pytest.mark.parametrize(

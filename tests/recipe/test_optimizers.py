@@ -12,7 +12,7 @@ import pytest
 
 from chipwise.errors import RecipeError
 from chipwise.recipe.duration import Clock
-from chipwise.recipe.optimizers import adam, adamw, decays, ema_init, ema_update, from_optax, sgd
+from chipwise.recipe.optimizers import adam, adamw, decays, from_optax, sgd
 from chipwise.recipe.schedules import constant, cosine, one_cycle, one_cycle_momentum, warmup
 from refusals import refused
 
@@ -327,20 +327,6 @@ def test_an_optimizer_held_after_its_run_has_the_same_program_and_state(optimize
     for name, table in before.items():
         assert after[name][:20].tobytes() == table.tobytes() and (after[name][20:] == table[-1]).all()
     jax.tree.map(np.testing.assert_array_equal, held.init(PARAMS), optimizer.init(PARAMS))
-
-
-def test_ema_follows_and_stays():
-    params = {"w": jnp.ones(3, "bfloat16"), "n": jnp.int32(1)}
-    ema = ema_init(params)
-    assert ema["w"].dtype == jnp.float32 and ema["w"] is not params["w"]
-    for _ in range(100):
-        ema = jax.jit(ema_update)(ema, params, jnp.float32(0.999))
-    assert ema["w"].tolist() == [1, 1, 1]  # exactly
-    moved = {"w": jnp.full(3, 2.0), "n": jnp.int32(5)}
-    ema = ema_update(ema, moved, 0.75)
-    assert ema["w"].tolist() == [1.25] * 3 and ema["n"] == 5
-    jax.tree.map(np.testing.assert_array_equal, ema_update(ema, moved, 0.0), moved)
-    jax.tree.map(np.testing.assert_array_equal, ema_update(moved, ema, 1.0)["w"], moved["w"])
 
 
 def test_which_optimizers_move_each_value_by_itself():

@@ -7,7 +7,7 @@ import pytest
 
 import chipwise as cw
 import tasks
-from chipwise.recipe.recipe_file import write_recipe
+from chipwise.recipe.settings import write_recipe
 from refusals import refused
 
 

@@ -75,8 +75,7 @@ def transfer(
       chipwise transfer my_task.py:recipe --batch 64 --set lr=0.2 --json
     """
     options.only_look()
-    from ..recipe.recipe_file import write_recipe
-    from ..recipe.settings import load
+    from ..recipe.settings import load, write_recipe
     from ..study.transfer import UNAFFECTED
     from ..study.transfer import transfer as move
 

@@ -38,7 +38,7 @@ def devices(
     # Only looking: do not reserve three quarters of a GPU that somebody may be training on.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     if simulate is not None:
-        from ..machine.simulate import simulate as make
+        from ..machine.detect import simulate as make
 
         make(simulate)
     from ..machine.report import look

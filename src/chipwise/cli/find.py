@@ -62,8 +62,7 @@ def find_lr(
     """
     on = options.on(devices, simulate, workers=workers)
     from ..explain.find_picture import kind_of
-    from ..recipe.recipe_file import new_file
-    from ..recipe.settings import load
+    from ..recipe.settings import load, new_file
     from ..study.find_lr import check_peak
     from ..study.find_lr import find_lr as find
 
@@ -120,7 +119,7 @@ def _write(
     """Writes the files that were asked for."""
     from ..atomic import replace_text
     from ..explain.find_picture import draw
-    from ..recipe.recipe_file import write_recipe
+    from ..recipe.settings import write_recipe
 
     written = []
     if out is not None:

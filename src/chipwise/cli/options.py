@@ -67,7 +67,7 @@ def on(devices: str | None, simulate: int | None, **rest: Any) -> On:
         else:
             raise DeviceError("devices-option", devices=devices)
     if simulate is not None:
-        from ..machine.simulate import simulate as make
+        from ..machine.detect import simulate as make
 
         make(simulate)
         platform = "cpu"

@@ -18,11 +18,10 @@ import numpy as np
 from .. import chips
 from ..words.facts import Fact, fact, say
 from . import guard
-from .detect import jax_errors
+from .detect import jax_errors, setting
 from .facts import HostFacts, gather, installed
 from .hosts import Place, place
 from .limits import Cores, Disk, Memory, cores, disk, memory
-from .simulate import setting
 
 SCHEMA = 1
 """Grows when a key of `Report.to_json` changes its meaning or goes; new keys do not change it."""

@@ -11,6 +11,7 @@ import contextlib
 import datetime
 import functools
 import math
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,15 +29,17 @@ from ..engine.agenda import MANY
 from ..engine.meter import share_of_peak
 from ..engine.on import ALL, On
 from ..engine.placement import describe
+from ..engine.programs import Programs
 from ..engine.progress import Reporter
 from ..engine.session import Session
+from ..engine.state import TrainState
 from ..errors import DivergedError, RecipeError
 from ..machine.fingerprint import this_machine
 from ..planner.hlo_proto import program_bytes
+from ..planner.programs import nbytes, replica_sum_bytes
 from ..recipe.recipe import Recipe
 from ..recipe.task import finished
 from ..words.facts import Fact
-from .memory import by_category, host_peak_bytes
 from .profile import capture, explain, make_folder
 from .record import Record, Series
 
@@ -330,3 +333,38 @@ def _finite(loss: Any, first: int, last: int) -> float:
             "bench-loss-not-finite", value=str(value), first=first, last=last, steps=(first, last)
         )
     return value
+
+
+def by_category(program: Programs, state: TrainState, window: Any, data: Any) -> dict[str, int | None]:
+    """Bytes of one device, all of a kind: `state`, `window` and `data` are what it holds.
+
+    *Returns* `parameters` (with their average), `optimizer`, `state`, `data` (examples, and the windows of
+    indices and rates, of which there are two), `temporaries` of the hungriest program with the replicas'
+    sums, `program` code; and what the device itself says: the most that was ever `peak_measured` in use, and
+    `available` in all. `None` is unknown: a CPU keeps no such account.
+    """
+    known = [a for a in (one.memory_analysis() for one in program.executables) if a is not None]
+    stats = program.placement.lead.memory_stats() or {}
+    temporaries = max((a.temp_size_in_bytes for a in known), default=None)
+    if temporaries is not None and not program.of.fused:
+        temporaries += replica_sum_bytes(program.of.calls, known[0].output_size_in_bytes // 4)
+    return {
+        "parameters": nbytes(state.params) + nbytes(state.ema),
+        "optimizer": nbytes(state.optimizer),
+        "state": nbytes((state.state, state.sums)),
+        "data": nbytes(data) + 2 * nbytes(window),
+        "temporaries": temporaries,
+        "program": sum(a.generated_code_size_in_bytes for a in known) or None,  # the CPU says 0
+        "peak_measured": stats.get("peak_bytes_in_use"),
+        "available": stats.get("bytes_limit"),
+    }
+
+
+def host_peak_bytes() -> int | None:
+    """The most memory that this process ever held on the host; `None` where the system does not say."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -26,9 +26,8 @@ from . import steps
 from .advice import advice, lacks
 from .compiler import libtpu_available
 from .feeding import HostSpeed, feeding, measured, recorded
-from .memory import available, largest_batch
 from .plans import Cost, Feeding, Memory, Plan, Range
-from .programs import StepPrograms, step_programs
+from .programs import StepPrograms, available, largest_batch, step_programs
 from .timing import StepTime, at_least, run_time
 
 Progress = Callable[[int, int, str], None]

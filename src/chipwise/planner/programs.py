@@ -1,4 +1,4 @@
-"""The programs of a recipe's step for a device that need not be there, and what they keep in its memory.
+"""The programs of a recipe's step for a device that need not be there, and what they keep of its memory.
 
 They are the ones that `fit` runs (`engine.step.Step`), with shapes in place of arrays.
 """
@@ -6,13 +6,16 @@ They are the ones that `fit` runs (`engine.step.Step`), with shapes in place of 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import psutil
 
+from ..chips.targets import Target
 from ..data.stream import batches_in_memory
 from ..engine.layout import Layout
 from ..engine.programs import meet_at_once
@@ -21,7 +24,9 @@ from ..engine.step import Step
 from ..errors import ChipwiseError, RecipeError
 from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
+from ..words.facts import Fact, fact
 from .operations import Traced, trace
+from .plans import Memory
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,6 @@ def step_programs(recipe: Recipe, layout: Layout, *, resident: bool) -> StepProg
     state, window, data = specs["state"], specs["window"], specs["data"]
     size, moving = specs["vector"].shape[1], state.without("donated")
     total = jax.ShapeDtypeStruct((size,), specs["vector"].dtype)
-    held = step.calls if meet_at_once(step.calls, size) else 1 + math.ceil(math.log2(step.calls))
     ahead = 1 if resident else batches_in_memory(layout.devices * nbytes(data))
     return StepPrograms(
         recipe=recipe,
@@ -87,9 +91,15 @@ def step_programs(recipe: Recipe, layout: Layout, *, resident: bool) -> StepProg
         optimizer_bytes=nbytes(state.optimizer),
         state_bytes=nbytes(state.state) + nbytes(state.sums),
         data_bytes=ahead * nbytes(data) + 2 * nbytes(window),
-        replica_sum_bytes=4 * size * (held + 1),  # and their total
+        replica_sum_bytes=replica_sum_bytes(step.calls, size),
         fused=step.fused,
     )
+
+
+def replica_sum_bytes(calls: int, size: int) -> int:
+    """Of the vectors of `size` float32 that `calls` of the replica program leave, and of their total."""
+    held = calls if meet_at_once(calls, size) else 1 + math.ceil(math.log2(calls))
+    return 4 * size * (held + 1)
 
 
 def traced_program(program: Traceable, platform: str) -> Traced:
@@ -123,3 +133,86 @@ def nbytes(tree: Tree) -> int:
             leaf = jax.eval_shape(jax.random.key_data, leaf)
         total += math.prod(leaf.shape) * leaf.dtype.itemsize
     return total
+
+
+JAX_SHARE_OF_GPU = 0.75
+"""Of a GPU's memory, which JAX takes unless `XLA_PYTHON_CLIENT_MEM_FRACTION` says otherwise
+(https://docs.jax.dev/en/latest/gpu_memory_allocation.html)."""
+
+TPU_GIB = {"TPU v2": 7.48, "TPU v5e": 15.75, "TPU v6e (Trillium)": 31.25}
+"""Of one device, what the compiler says is available when it refuses a program (libtpu 0.0.42)."""
+
+TPU_SHARE = 7.48 / 8
+"""Of the others' memory in GiB, whose compiler was not heard: the least of those above."""
+
+
+def available(target: Target) -> tuple[int | None, Fact]:
+    """Bytes of one JAX device of `target` for a program, and where the figure comes from."""
+    chip = target.chip
+    if chip.kind == "CPU":
+        return psutil.virtual_memory().total, fact("memory-of-this-host")
+    if chip.memory_GB is None:
+        return None, fact("memory-unknown", chip=chip.name)
+    if chip.kind == "TPU":
+        each = TPU_GIB.get(chip.name, chip.memory_GB / chip.jax_devices_per_chip * TPU_SHARE)
+        return int(each * 2**30), fact("memory-of-tpu", gib=chip.memory_GB)
+    share = fact("memory-of-gpu", gb=chip.memory_GB, share=JAX_SHARE_OF_GPU)
+    return int(chip.memory_GB * 1e9 * JAX_SHARE_OF_GPU), share
+
+
+def held(programs: StepPrograms, target: Target, activations: float, program: float) -> Memory | None:
+    """What a step of `programs` holds on a device of `target`; `None` when its memory is unknown.
+
+    *Arguments:* `activations`: temporary bytes of its hungriest program; `program`: bytes of code.
+    """
+    limit, source = available(target)
+    if limit is None:
+        return None
+    return Memory(
+        parameters=programs.parameter_bytes,
+        optimizer=programs.optimizer_bytes,
+        state=programs.state_bytes,
+        replica_sums=programs.replica_sum_bytes,
+        activations=int(activations),
+        data=programs.data_bytes,
+        program=int(program),
+        available=limit,
+        available_source=source,
+    )
+
+
+def largest_batch(recipe: Recipe, fits: Callable[[Recipe], tuple[bool, float]], limit: int) -> int | None:
+    """The largest global batch, a multiple of the replicas and at most `limit`, for which `fits`.
+
+    *Arguments:* `fits` returns whether a recipe's step fits, and the share of the memory that it needs.
+    Memory grows almost linearly with the batch, so each try aims at where the share should be 1; eight
+    tries suffice to within a fortieth, and all of them are remembered by the compiler's cache.
+
+    *Returns* `None` when not even one example a replica fits.
+    """
+    unit = recipe.replicas
+    most = limit // unit
+    known: dict[int, tuple[bool, float]] = {}
+
+    def ask(n: int) -> bool:
+        if n not in known:
+            known[n] = fits(dataclasses.replace(recipe, batch=n * unit))
+        return known[n][0]
+
+    good, bad = 0, most + 1
+    guess = min(most, recipe.batch // unit)
+    while bad - good > max(1, good // 40):
+        if ask(guess):
+            good = max(good, guess)
+        else:
+            bad = min(bad, guess)
+        share = known[guess][1]
+        aim = int(guess / share * 0.98) if share > 0 else 2 * guess
+        guess = min(max(aim, good + 1), bad - 1)
+        if len(known) > 8:
+            guess = (good + bad) // 2
+        if guess in known or guess <= good:
+            guess = (good + bad) // 2
+        if guess <= good:
+            break
+    return good * unit or None

@@ -24,9 +24,8 @@ from .compiler import (
     flat_positions,
     refusal,
 )
-from .memory import held
 from .plans import Memory, Range, unique
-from .programs import StepPrograms, Traceable, traced_program
+from .programs import StepPrograms, Traceable, held, traced_program
 from .roofline import FRAMEWORK_BYTES, device_chip, time_on
 from .timing import (
     ALLOWANCE,

@@ -39,6 +39,12 @@ from .schedule import Schedule, as_schedule, callable_name, constant, held, plai
 
 Tree = Any
 Scalars = dict[str, Any]
+_Parts = list[optax.GradientTransformation]
+
+_INPUTS = ("lr", "b1", "b2")
+_AVERAGES = ("momentum", "b1", "b2")
+_OPTIONAL = ("momentum", "weight_decay", "clip")
+"""Settings that are inputs of the step, these only where they are not None or exactly 0."""
 
 HIGHEST_ADAM = 0.03
 """Adam's rate from which few nets train: every weight may move by so much a step. A rule of thumb."""
@@ -153,7 +159,7 @@ class Optimizer(ABC):
         if decaying is None:
             decaying = self.decaying(params)
         if norm is None and "clip" in scalars:
-            norm = optax.global_norm(grads)
+            norm = optax.tree.norm(grads)
         with _optax_dtypes():
             updates, opt_state = self._transform(scalars, decaying, norm).update(grads, opt_state, wide)
             moved = optax.apply_updates(wide, updates)
@@ -177,9 +183,11 @@ class Optimizer(ABC):
         return scalars
 
 
-@dataclass(frozen=True)
 class _Named(Optimizer):
-    """The optimizers whose settings are the fields of a dataclass."""
+    """The optimizers whose settings are the fields of a dataclass: clip, move, and take a step of `lr`."""
+
+    def __post_init__(self) -> None:
+        _check(self, self.settings)
 
     @property
     def elementwise(self) -> bool:
@@ -187,13 +195,28 @@ class _Named(Optimizer):
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+
+    @property
+    def hyper(self) -> dict[str, Schedule]:
+        given = self.settings
+        used = [name for name in _INPUTS if name in given]
+        used += [name for name in _OPTIONAL if not _is_zero(given.get(name))]
+        return {name: as_schedule(given[name], name) for name in used}
 
     def _with(self, settings: dict[str, Any]) -> Optimizer:
-        return replace(self, **settings)
+        return replace(self, **settings)  # type: ignore[type-var]
 
     def _about(self) -> dict[str, Any]:
         return {"optimizer": type(self).__name__}
+
+    def _transform(self, hyper: Scalars, decaying: Tree, norm: Any) -> optax.GradientTransformation:
+        moving = self._moving(hyper, _decayed(hyper, decaying))
+        return optax.chain(*_clipped(hyper, norm), *moving, optax.scale_by_learning_rate(hyper["lr"]))
+
+    @abstractmethod
+    def _moving(self, hyper: Scalars, decay: _Parts) -> _Parts:
+        """What becomes of the clipped gradient, with `decay` where it belongs."""
 
 
 @dataclass(frozen=True)
@@ -224,24 +247,26 @@ class sgd(_Named):
     usual_rates: ClassVar[tuple[float, float] | None] = (1e-3, 3.0)
     rate_power: ClassVar[float | None] = 1.0
 
-    def __post_init__(self) -> None:
-        _check(self, at_least_zero=("lr", "weight_decay"), below_one=("momentum",))
-        if self.nesterov and _is_zero(self.momentum):
-            raise RecipeError("nesterov-without-momentum")
+    def _moving(self, hyper: Scalars, decay: _Parts) -> _Parts:
+        if "momentum" not in hyper:
+            return decay
+        return [*decay, optax.trace(hyper["momentum"], nesterov=self.nesterov)]
 
-    @property
-    def hyper(self) -> dict[str, Schedule]:
-        return _schedules(self, "lr", optional=("momentum", "weight_decay", "clip"))
 
-    def _transform(self, hyper: Scalars, decaying: Tree, norm: Any) -> optax.GradientTransformation:
-        parts = _clipped(hyper, norm) + _decayed(hyper, decaying)
-        if "momentum" in hyper:
-            parts.append(optax.trace(hyper["momentum"], nesterov=self.nesterov))
-        return optax.chain(*parts, optax.scale_by_learning_rate(hyper["lr"]))
+class _Adam(_Named):
+    """Adam's moments, and the decay outside of them."""
+
+    eps: float
+
+    usual_rates: ClassVar[tuple[float, float] | None] = (1e-6, HIGHEST_ADAM)
+    rate_power: ClassVar[float | None] = 0.5
+
+    def _moving(self, hyper: Scalars, decay: _Parts) -> _Parts:
+        return [optax.scale_by_adam(hyper["b1"], hyper["b2"], self.eps), *decay]
 
 
 @dataclass(frozen=True)
-class adam(_Named):
+class adam(_Adam):
     """Adam, as `torch.optim.Adam` (Kingma & Ba, 2015, https://arxiv.org/abs/1412.6980).
 
     Arguments: `lr`, `b1` and `b2`, each a number or a schedule; `eps`, a number,
@@ -255,23 +280,9 @@ class adam(_Named):
     eps: float = 1e-8
     clip: Any = None
 
-    usual_rates: ClassVar[tuple[float, float] | None] = (1e-6, HIGHEST_ADAM)
-    rate_power: ClassVar[float | None] = 0.5
-
-    def __post_init__(self) -> None:
-        _check(self, at_least_zero=("lr", "eps"), below_one=("b1", "b2"))
-
-    @property
-    def hyper(self) -> dict[str, Schedule]:
-        return _schedules(self, "lr", "b1", "b2", optional=("clip",))
-
-    def _transform(self, hyper: Scalars, decaying: Tree, norm: Any) -> optax.GradientTransformation:
-        moments = optax.scale_by_adam(hyper["b1"], hyper["b2"], self.eps)
-        return optax.chain(*_clipped(hyper, norm), moments, optax.scale_by_learning_rate(hyper["lr"]))
-
 
 @dataclass(frozen=True)
-class adamw(_Named):
+class adamw(_Adam):
     """Adam with decoupled weight decay, as `torch.optim.AdamW`.
 
     Each decaying parameter also shrinks by `lr * weight_decay` of itself a step,
@@ -288,21 +299,6 @@ class adamw(_Named):
     weight_decay: Any = 0.01
     decay: Any = "all"
     clip: Any = None
-
-    usual_rates: ClassVar[tuple[float, float] | None] = (1e-6, HIGHEST_ADAM)
-    rate_power: ClassVar[float | None] = 0.5
-
-    def __post_init__(self) -> None:
-        _check(self, at_least_zero=("lr", "eps", "weight_decay"), below_one=("b1", "b2"))
-
-    @property
-    def hyper(self) -> dict[str, Schedule]:
-        return _schedules(self, "lr", "b1", "b2", optional=("weight_decay", "clip"))
-
-    def _transform(self, hyper: Scalars, decaying: Tree, norm: Any) -> optax.GradientTransformation:
-        moments = optax.scale_by_adam(hyper["b1"], hyper["b2"], self.eps)
-        decay = _decayed(hyper, decaying)
-        return optax.chain(*_clipped(hyper, norm), moments, *decay, optax.scale_by_learning_rate(hyper["lr"]))
 
 
 @dataclass(frozen=True, repr=False)
@@ -393,35 +389,7 @@ def decays(params: Tree, decay: str | Callable[[str, Any], bool]) -> Tree:
     return jax.tree_util.tree_map_with_path(chosen, params)
 
 
-def ema_init(params: Tree) -> Tree:
-    """The moving average before the first step: a copy of `params`, float32 where they are narrower.
-
-    A copy, so that a step may donate both; float32, because in bfloat16 an
-    average with a decay of 0.999 never moves.
-    """
-    return jax.tree.map(lambda p: jnp.array(p, _at_least_float32(jnp.asarray(p).dtype), copy=True), params)
-
-
-def ema_update(ema: Tree, params: Tree, decay: Any) -> Tree:
-    """The exponential moving average after a step: `ema + (1 - decay) * (params - ema)`.
-
-    Arguments: two trees of one structure; `decay`, a () array or number in
-    [0, 1]. Keeps `ema`'s dtypes, and a parameter that does not change stays
-    exactly itself. Leaves that are not floats are taken from `params`.
-    """
-
-    def mix(old: Any, new: Any) -> jax.Array:
-        old, new = jnp.asarray(old), jnp.asarray(new)
-        if not jnp.issubdtype(old.dtype, jnp.floating):
-            return new.astype(old.dtype)
-        dtype = _at_least_float32(old.dtype)
-        step = 1 - jnp.asarray(decay).astype(dtype)
-        return (old.astype(dtype) + step * (new.astype(dtype) - old.astype(dtype))).astype(old.dtype)
-
-    return jax.tree.map(mix, ema, params)
-
-
-def _clipped(hyper: Scalars, norm: Any) -> list[optax.GradientTransformation]:
+def _clipped(hyper: Scalars, norm: Any) -> _Parts:
     """Scales the gradient down to a global norm of `clip`, as `torch.nn.utils.clip_grad_norm_`."""
     if "clip" not in hyper:
         return []
@@ -433,7 +401,7 @@ def _clipped(hyper: Scalars, norm: Any) -> list[optax.GradientTransformation]:
     return [optax.stateless(clip)]
 
 
-def _decayed(hyper: Scalars, decaying: Tree) -> list[optax.GradientTransformation]:
+def _decayed(hyper: Scalars, decaying: Tree) -> _Parts:
     """Adds `weight_decay` times the parameter where it decays."""
     if "weight_decay" not in hyper:
         return []
@@ -447,12 +415,6 @@ def _decayed(hyper: Scalars, decaying: Tree) -> list[optax.GradientTransformatio
         return jax.tree.map(one, decaying, updates, params)
 
     return [optax.stateless(decay)]
-
-
-def _schedules(optimizer: Any, *names: str, optional: tuple[str, ...]) -> dict[str, Schedule]:
-    """The fields as schedules; an optional one that is None or exactly 0 is left out of the program."""
-    used = [name for name in optional if not _is_zero(getattr(optimizer, name))]
-    return {name: as_schedule(getattr(optimizer, name), name) for name in [*names, *used]}
 
 
 def _optax_dtypes() -> Any:
@@ -486,20 +448,22 @@ def _is_zero(value: Any) -> bool:
     return value is None or (isinstance(value, int | float) and value == 0)
 
 
-def _check(optimizer: Any, at_least_zero: tuple[str, ...], below_one: tuple[str, ...]) -> None:
+def _check(optimizer: Optimizer, given: dict[str, Any]) -> None:
     """Raises `RecipeError` unless each setting is a schedule, or a number in its range."""
     kind = type(optimizer).__name__
-    for name in (*at_least_zero, *below_one):
-        schedule = as_schedule(getattr(optimizer, name), f"{kind}'s {name}")
+    for name in ("lr", "eps", "weight_decay", *_AVERAGES):
+        schedule = as_schedule(given.get(name, 0), f"{kind}'s {name}")
         value = schedule.value if isinstance(schedule, constant) else 0.0
-        if not 0 <= value < math.inf:
+        if value < 0:
             raise RecipeError("setting-below-zero", optimizer=kind, name=name, value=value)
-        if name in below_one and value >= 1:
+        if name in _AVERAGES and value >= 1:
             raise RecipeError("average-range", optimizer=kind, name=name, value=value)
-    if (clip := getattr(optimizer, "clip", None)) is not None:
-        schedule = as_schedule(clip, f"{kind}'s clip")
+    if given.get("nesterov") and _is_zero(given["momentum"]):
+        raise RecipeError("nesterov-without-momentum")
+    if given["clip"] is not None:
+        schedule = as_schedule(given["clip"], f"{kind}'s clip")
         if isinstance(schedule, constant) and schedule.value <= 0:
             raise RecipeError("clip-not-above-zero", clip=schedule.value)
-    decay = getattr(optimizer, "decay", "all")
+    decay = given.get("decay", "all")
     if decay not in ("all", "kernels") and not callable(decay):
         raise RecipeError("decay-unknown", decay=repr(decay), near=near(str(decay), ("all", "kernels")))

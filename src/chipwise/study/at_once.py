@@ -38,8 +38,7 @@ from ..engine.on import On
 from ..engine.progress import Reporter
 from ..engine.signals import StopRequest
 from ..errors import ChipwiseError, DeviceError, RecipeError, RunError, Stopped
-from ..machine.detect import detect
-from ..machine.simulate import setting
+from ..machine.detect import detect, setting
 from ..words.facts import fact
 from .runs import Job, Origin
 

@@ -18,9 +18,9 @@ from ..engine.placement import lay_out
 from ..engine.progress import Reporter
 from ..errors import DataError, RecipeError
 from ..machine.detect import Machine
-from ..planner.memory import largest_batch
 from ..planner.planner import plan
 from ..planner.plans import Memory, Plan, Range
+from ..planner.programs import largest_batch
 from ..recipe.check import Finding, check
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
