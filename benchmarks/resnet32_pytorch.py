@@ -32,8 +32,8 @@ from chipwise.engine import feed, keys
 from chipwise.engine.state import first_state
 from chipwise.errors import DivergedError
 from chipwise.machine.fingerprint import this_machine
+from chipwise.machine.record import Record, Series
 from chipwise.measure.bench import host_peak_bytes, intervals
-from chipwise.measure.record import Record, Series
 
 NAME = "cifar10-resnet32"
 BATCHES = 100  # made in advance: 39 MB

@@ -35,7 +35,7 @@ from typing import Any
 
 from chipwise.machine.facts import installed
 from chipwise.machine.fingerprint import this_machine
-from chipwise.measure.record import Record, Series, read
+from chipwise.machine.record import Record, Series, read
 
 from . import page
 from .contenders import CASES, LIMIT_BYTES, Case, Contender

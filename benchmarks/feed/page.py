@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from chipwise.measure.record import Record, Series
+from chipwise.machine.record import Record, Series
 
 from .contenders import CASES, WORKERS, Case
 from .data import LARGE, SMALL

@@ -17,7 +17,7 @@ from benchmarks.feed.contenders import CASES, LIMIT_BYTES, Contender, chipwise, 
 from benchmarks.feed.data import prepare, sets
 
 from chipwise.machine.fingerprint import this_machine
-from chipwise.measure.record import Record, Series
+from chipwise.machine.record import Record, Series
 
 
 def answers(rate, grown=1 << 20):

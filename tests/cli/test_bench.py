@@ -5,7 +5,7 @@ import json
 import pytest
 
 from chipwise.cli import main
-from chipwise.measure.record import read
+from chipwise.machine.record import read
 from chipwise.words.facts import fact
 
 QUICK = ["--steps", "10", "--warmup", "3", "--devices", "1"]

@@ -9,7 +9,7 @@ from chipwise.chips import prices
 from chipwise.explain.compare.document import document
 from chipwise.explain.sources import read
 from chipwise.machine.fingerprint import Fingerprint
-from chipwise.measure.record import Record, Series
+from chipwise.machine.record import Record, Series
 from chipwise.words.facts import fact
 
 MACHINE = Fingerprint(

@@ -44,7 +44,7 @@ def test_bad_files_are_one_line(tmp_path):
     good = record(tmp_path / "a.json")
     stored = json.loads(good.read_text())
     cases = {
-        "newer.json": ({**stored, "schema": "chipwise.record/9"}, "record-newer"),
+        "newer.json": ({**stored, "schema": "chipwise.record/9"}, "record-other-schema"),
         "feed.json": ({**stored, "kind": "feed"}, "record-kind"),
         "nothing.json": ({}, "record-other-schema"),
         "speedless.json": ({**stored, "figures": {}}, "record-no-speed"),

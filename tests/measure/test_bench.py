@@ -15,9 +15,9 @@ import chipwise as cw
 import tasks
 from chipwise.data.synthetic import like
 from chipwise.engine.session import Session
+from chipwise.machine.record import read
 from chipwise.measure import bench
 from chipwise.measure.bench import INTERVAL_SECONDS, INTERVALS, intervals, measure_train
-from chipwise.measure.record import read
 from refusals import refused
 
 

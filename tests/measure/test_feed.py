@@ -13,9 +13,9 @@ from chipwise.cli import main
 from chipwise.data import write_packed
 from chipwise.data.pack import pack
 from chipwise.data.stages import stage
+from chipwise.machine.record import Record, Series
 from chipwise.measure import feed
 from chipwise.measure.feed import measure_feed, verdict
-from chipwise.measure.record import Record, Series
 from chipwise.words.facts import fact
 from refusals import refused
 

@@ -11,7 +11,7 @@ import tasks
 from chipwise.chips.prices import cheapest, load, prices_for, read
 from chipwise.chips.targets import parse
 from chipwise.machine.fingerprint import this_machine
-from chipwise.measure.record import Record, Series
+from chipwise.machine.record import Record, Series
 from chipwise.planner import compiler, planner
 from chipwise.planner.compiler import PIP, libtpu_available
 from chipwise.words.facts import fact

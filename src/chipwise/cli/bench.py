@@ -23,7 +23,7 @@ from .options import option
 from .terminal import console, grid, lines, table
 
 if TYPE_CHECKING:
-    from ..measure.record import Record
+    from ..machine.record import Record
     from ..recipe.source import Source
 
 PACK_BATCH = 256  # of a pack alone, which knows of no batch

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..chips.catalogue import find
 from ..errors import DataError, RecipeError, RunError
-from ..measure import record
+from ..machine import record
 from ..planner.plans import SCHEMA as PLAN
 from ..words.facts import Fact, fact
 from ..words.figures import known

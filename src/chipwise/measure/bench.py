@@ -35,13 +35,13 @@ from ..engine.session import Session
 from ..engine.state import TrainState
 from ..errors import DivergedError, RecipeError
 from ..machine.fingerprint import this_machine
+from ..machine.record import Record, Series
 from ..planner.hlo_proto import program_bytes
 from ..planner.programs import nbytes, replica_sum_bytes
 from ..recipe.recipe import Recipe
 from ..recipe.task import finished
 from ..words.facts import Fact
 from .profile import capture, explain, make_folder
-from .record import Record, Series
 
 WARMUP = 50  # steps before the clock, whose losses are kept
 SECONDS = 10.0  # of all timed intervals

@@ -25,8 +25,8 @@ from ..data.workers import Workers, chosen
 from ..errors import DataError, RecipeError
 from ..machine.fingerprint import this_machine
 from ..machine.limits import memory
+from ..machine.record import Record, Series
 from ..words.facts import Fact, fact
-from .record import Record, Series
 
 ROUNDS = 5
 NEAR_COPY = 0.5  # share of a plain copy beyond which there is little left to win on the host

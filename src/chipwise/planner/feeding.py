@@ -11,7 +11,7 @@ import numpy as np
 
 from ..data.sources import empty, fill, spec_of
 from ..errors import DataError
-from ..measure import record as records
+from ..machine import record as records
 from ..recipe.recipe import Recipe
 from ..recipe.source import Source
 from ..words.facts import Fact, fact

@@ -15,22 +15,19 @@ from __future__ import annotations
 
 import json
 import os
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
-from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from ..atomic import replace_text
-from ..engine.stored import number
 from ..errors import DataError
-from ..machine.fingerprint import Fingerprint
+from ..words.figures import known
+from .fingerprint import Fingerprint
 
-FORMAT, VERSION = "chipwise.record", 1
-SCHEMA = f"{FORMAT}/{VERSION}"
+SCHEMA = "chipwise.record/1"
 COMMANDS = {
     "feed": "chipwise bench-feed RECIPE --out FILE.json",
     "train": "chipwise bench RECIPE --out FILE.json",
@@ -48,7 +45,7 @@ class Series:
     runs: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if not self.runs or not all(_is_number(run) for run in self.runs):
+        if not self.runs or not all(known(run) for run in self.runs):
             raise ValueError(f"runs {list(self.runs)[:4]}: expected finite numbers, at least one")
 
     @property
@@ -99,22 +96,16 @@ class Record:
         Raises `DataError` for another schema or version, another `kind` than the one given, and for
         fields that are missing or of another type, naming the first.
         """
-        remedy = _commands(kind)
-        _check_schema(stored, source, remedy)
-        body = _Fields(stored, source, remedy)
-        figures = body.take("figures", dict)
-        record = cls(
-            kind=body.take("kind", str),
-            name=body.take("name", str),
-            created=body.take("created", str),
-            measured=body.take("measured", dict),
-            figures={
-                name: _series(_Fields(figures[name], source, remedy, f"figures.{name}")) for name in figures
-            },
-            machine=_machine(_Fields(body.take("machine", dict), source, remedy, "machine")),
-        )
+        schema = stored.get("schema") if isinstance(stored, dict) else None
+        facts = {"source": source, "commands": _commands(kind)}
+        if schema != SCHEMA:
+            raise DataError("record-other-schema", **facts, schema=str(schema)[:60], expected=SCHEMA)
+        try:
+            record = typed(cls, stored)
+        except Misfit as error:
+            raise DataError(f"record-{error.code}", **facts, **error.facts) from None
         if kind is not None and record.kind != kind:
-            raise DataError("record-kind", source=source, kind=record.kind, expected=kind, commands=remedy)
+            raise DataError("record-kind", **facts, kind=record.kind, expected=kind)
         return record
 
     def write(self, path: str | os.PathLike, option: str = "--out FILE.json") -> Path:
@@ -141,82 +132,59 @@ def read(path: str | os.PathLike, kind: str | None = None) -> Record:
     return Record.from_json(stored, str(path), kind)
 
 
-def _check_schema(stored: Any, source: str, commands: list[str]) -> None:
-    schema = stored.get("schema") if isinstance(stored, dict) else None
-    match = re.fullmatch(rf"{re.escape(FORMAT)}/([0-9]{{1,9}})", schema) if isinstance(schema, str) else None
-    facts = {"source": source, "schema": str(schema)[:60], "expected": SCHEMA}
-    if match is None:
-        raise DataError("record-other-schema", **facts, commands=commands)
-    if int(match[1]) > VERSION:
-        raise DataError("record-newer", **facts)
-    if int(match[1]) < VERSION:
-        raise DataError("record-older", **facts, commands=commands)
-
-
 def _commands(kind: str | None = None) -> list[str]:
     """What to type for a record of a kind; of any, for `None` and for kinds that have no command."""
     return [COMMANDS[kind]] if kind in COMMANDS else list(COMMANDS.values())
 
 
-@dataclass(frozen=True)
-class _Fields:
-    """The fields of one JSON object, taken by name and type. `path` is where it stands in the record."""
+# ---- JSON values of known types
 
-    stored: Any
-    source: str
-    commands: list[str]
-    path: str = ""
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.stored, dict):
-            raise self._wrong(self.path, self.stored, "object")
+class Misfit(ValueError):
+    """A JSON value is not of its type.
 
-    def take(self, name: str, *types: type) -> Any:
-        """The value of `name`, of one of `types`; `float` is any finite number, `NoneType` JSON's null."""
-        path = f"{self.path}.{name}".removeprefix(".")
-        if name not in self.stored:
-            raise DataError("record-field-missing", source=self.source, field=path, commands=self.commands)
-        value = self.stored[name]
-        # bool is an int to Python, and not to JSON
-        sound = float in types if _is_number(value) else False
-        if not (sound or (type(value) in types and type(value) is not float)):
-            raise self._wrong(path, value, *(_JSON[kind] for kind in types))
+    *Attributes:* `code`: "field-missing", "field-type" or "runs"; `facts`: the `field`, and but for a missing
+    one its `value` and the types `expected`.
+    """
+
+    def __init__(self, code: str, field: str, value: Any = None, expected: Sequence[str] = ()):
+        self.code, self.facts = code, {"field": field}
+        if code != "field-missing":
+            self.facts |= {"value": json.dumps(value)[:60], "expected": list(expected)}
+        super().__init__(" ".join(map(str, (code, *self.facts.values()))))
+
+
+def typed(kind: Any, value: Any, field: str = "") -> Any:
+    """The JSON value `value` as a `kind`: a dataclass, of whose fields those with a default may be missing, a
+    mapping, a tuple of numbers, or a scalar. `float` is any finite number. Raises `Misfit`."""
+    inside = get_args(kind)
+    if is_dataclass(kind):
+        given, hints = typed(dict, value, field), get_type_hints(kind)
+        values = {}
+        for one in fields(kind):
+            path = f"{field}.{one.name}".removeprefix(".")
+            if one.name in given:
+                values[one.name] = typed(hints[one.name], given[one.name], path)
+            elif one.default is MISSING and one.default_factory is MISSING:
+                raise Misfit("field-missing", path)
+        return kind(**values)
+    if get_origin(kind) in (dict, Mapping):
+        return {n: typed(inside[1], item, f"{field}.{n}") for n, item in typed(dict, value, field).items()}
+    if get_origin(kind) is tuple:
+        if not typed(list, value, field) or not all(map(known, value)):
+            raise Misfit("runs", field, value)
+        return tuple(value)
+    kinds = [get_origin(one) or one for one in inside or (kind,)]
+    kinds = [dict if one is Mapping else one for one in kinds]
+    # bool is an int to Python, and not to JSON
+    if (
+        kind is Any
+        or (float in kinds and known(value))
+        or (type(value) in kinds and type(value) is not float)
+    ):
         return value
-
-    def runs(self) -> tuple[float, ...]:
-        """The values of a series."""
-        runs = self.take("runs", list)
-        if not runs or not all(_is_number(run) for run in runs):
-            field, value = f"{self.path}.runs", json.dumps(runs)[:60]
-            facts = {"source": self.source, "field": field, "value": value, "commands": self.commands}
-            raise DataError("record-runs", **facts)
-        return tuple(runs)
-
-    def _wrong(self, path: str, value: Any, *expected: str) -> DataError:
-        facts = {"field": path, "value": json.dumps(value)[:60], "expected": list(expected)}
-        return DataError("record-field-type", source=self.source, **facts, commands=self.commands)
+    raise Misfit("field-type", field, value, [_JSON[one] for one in kinds])
 
 
 _JSON = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object", list: "array"}
 _JSON[type(None)] = "null"
-
-
-def _series(body: _Fields) -> Series:
-    return Series(body.take("unit", str), body.runs())
-
-
-def _machine(body: _Fields) -> Fingerprint:
-    values = {}
-    for name, hint in get_type_hints(Fingerprint).items():
-        values[name] = body.take(name, *(get_origin(kind) or kind for kind in _alternatives(hint)))
-    versions = _Fields(values["versions"], body.source, body.commands, "machine.versions")
-    values["versions"] = {name: versions.take(name, str, type(None)) for name in versions.stored}
-    return Fingerprint(**values)
-
-
-def _alternatives(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if isinstance(hint, UnionType) else (hint,)
-
-
-def _is_number(value: Any) -> bool:
-    return number(value) is not None

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from chipwise.errors import DataError
 from chipwise.machine.fingerprint import PACKAGES, Fingerprint, this_machine
-from chipwise.measure.record import COMMANDS, SCHEMA, Record, Series, read
+from chipwise.machine.record import COMMANDS, SCHEMA, Record, Series, read
 from refusals import refused
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
@@ -102,8 +102,8 @@ def test_a_series_tells_its_median_and_quartiles():
 @pytest.mark.parametrize(
     "changes, code, facts",
     [
-        ({"schema": "chipwise.record/2"}, "record-newer", {"expected": SCHEMA}),
-        ({"schema": "chipwise.record/0"}, "record-older", {"commands": [COMMANDS["feed"]]}),
+        ({"schema": "chipwise.record/2"}, "record-other-schema", {"expected": SCHEMA}),
+        ({"schema": "chipwise.record/0"}, "record-other-schema", {"commands": [COMMANDS["feed"]]}),
         ({"schema": "chipwise.plan/2"}, "record-other-schema", {"schema": "chipwise.plan/2"}),
         ({"schema": ["chipwise.record/1"]}, "record-other-schema", {}),
         ({"schema": ...}, "record-other-schema", {"schema": "None"}),
