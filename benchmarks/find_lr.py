@@ -151,7 +151,7 @@ def main() -> None:
         "",
     ]
     text = "\n".join([*head, *(line for _, lines in made for line in lines)])
-    replace_text(HERE / "find_lr.md", text, "the page", "another folder")
+    replace_text(HERE / "find_lr.md", text, "page-unwritable")
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ import chipwise as cw
 from chipwise.data.datasets import cifar10
 from chipwise.machine.fingerprint import this_machine
 from chipwise.study.stats import HIGHER, LOWER, Spread, paired
+from chipwise.words.facts import fact
 
 HERE = Path(__file__).parent
 GROUP = 32  # examples a replica
@@ -133,7 +134,7 @@ def write(found: dict[str, dict[str, list[dict]]], arguments: argparse.Namespace
             away = ""
             if title != ORIGINAL:
                 gap = paired(values, base[: len(values)])
-                away = f"{gap.value:+.2f}, {VERDICTS.get(gap.verdict, gap.verdict)}"
+                away = f"{gap.value:+.2f}, {VERDICTS.get(gap.verdict) or fact(gap.verdict)}"
             lines.append(
                 f"| {title} | {results[0]['batch']} | {results[0]['steps']} | {len(values)} | "
                 f"{spread.mean:.2f} % | {low:.2f} to {high:.2f} % | {spread.deviation:.2f} | {away} | "

@@ -19,9 +19,9 @@ DOORS = {
 """Imports to the right that stand inside a function: a convenience of the object that one has in hand."""
 
 NOT_YET = {
-    "arrows": "interop/read.py>study planner/feeding.py>measure",
+    "arrows": "",
     "private": "",
-    "page": "engine/session.py engine/update.py",
+    "page": "",
     "functions": """
         cli/pack.py:pack engine/fit.py:fit measure/bench.py:measure_train measure/feed.py:measure_feed
     """,

@@ -46,7 +46,7 @@ def test_a_row_has_the_spread_and_the_difference_by_pairs():
     assert first.difference is None
     # Apart the two overlap widely; every pair differs by the same.
     assert (second.difference.value, second.difference.verdict) == (0.5, "higher")
-    assert third.difference.verdict == "no difference shown"
+    assert third.difference.verdict == "difference-not-shown"
     assert first.examples_per_second == 101.0
 
 
@@ -64,7 +64,7 @@ def test_pairs_are_those_of_seeds_that_both_finished():
 def test_of_one_seed_no_interval_is_made_up():
     made = study(("0.1", [1.0]), ("0.2", [2.0]))
     row = table.rows(made)[1]
-    assert (row.spread.low, row.spread.deviation, row.difference.verdict) == (None, None, "one run each")
+    assert (row.spread.low, row.spread.deviation, row.difference.verdict) == (None, None, "one-run-each")
     assert [note.code for note in table.notes(made)] == ["few-seeds"]
     assert json.loads(json.dumps(row.to_json()))["difference"]["value"] == 1.0
 

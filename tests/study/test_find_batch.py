@@ -151,14 +151,14 @@ def test_batches_are_timed_in_turn_and_the_ratio_is_theirs(monkeypatch):
 
 def test_speeds_that_overlap_show_no_difference(monkeypatch):
     found, _ = times(monkeypatch, {8: [100, 300, 100, 300, 100], 16: [300, 100, 300, 100, 300]})
-    assert found.speedup.verdict == "no difference shown"
+    assert found.speedup.verdict == "difference-not-shown"
 
 
 def test_long_steps_are_timed_in_fewer_rounds(monkeypatch):
     found, order = times(monkeypatch, {8: [100] * 5, 16: [100] * 5}, seconds=10.0)
     assert order == [8, 16] * 3
     found, order = times(monkeypatch, {8: [100] * 5, 16: [100] * 5}, seconds=40.0)
-    assert order == [8, 16] and found.speedup.verdict == "one run each"
+    assert order == [8, 16] and found.speedup.verdict == "one-run-each"
 
 
 def test_a_batch_that_is_refused_later_says_so(monkeypatch):

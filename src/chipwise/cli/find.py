@@ -123,9 +123,7 @@ def _write(
 
     written = []
     if out is not None:
-        written.append(
-            replace_text(out, json.dumps(search.to_json()) + "\n", "the curve", "--out another place")
-        )
+        written.append(replace_text(out, json.dumps(search.to_json()) + "\n", "curve-unwritable"))
     if picture is not None:
         written.append(draw(search, picture))
     if apply is not None:

@@ -117,7 +117,7 @@ def write_picture(page: Image.Image, path: str | Path, option: str) -> Path:
     path = Path(path).expanduser()
     buffer = io.BytesIO()
     page.save(buffer, picture_format(path, option))
-    return replace_bytes(path, buffer.getvalue(), "the picture", f"{option} FILE.png")
+    return replace_bytes(path, buffer.getvalue(), "picture-unwritable", option=option)
 
 
 def _clipped(text: str, width: int, font) -> str:

@@ -50,7 +50,7 @@ def draw(search: LrSearch, path: str | os.PathLike) -> Path:
         _curves(axes, search)
         axes.legend()
         figure.savefig(buffer, format=kind, dpi=144, metadata={"Date": None} if kind == "svg" else None)
-    return replace_bytes(to, buffer.getvalue(), "the picture", "--picture another place")
+    return replace_bytes(to, buffer.getvalue(), "picture-unwritable", option="--picture")
 
 
 def kind_of(path: str | os.PathLike) -> str:

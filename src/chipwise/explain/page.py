@@ -51,7 +51,7 @@ def render(name: str, filters: Mapping[str, Callable[..., Any]], /, **values: An
 
 def write(text: str, path: str | os.PathLike) -> Path:
     """Writes a page whole or not at all. Raises `DataError` where it cannot be written."""
-    return replace_text(path, text, "the page", "another --html")
+    return replace_text(path, text, "page-unwritable")
 
 
 def _digest(script: str) -> str:

@@ -137,6 +137,7 @@ def _each(row: Row, seed: int) -> str:
 def _against(difference: Difference | None) -> str:
     if difference is None:
         return "no seed in common"
+    verdict = fact(difference.verdict)
     if difference.low is None or difference.high is None:
-        return f"{difference.value:+.2g} ({difference.verdict})"
-    return f"{difference.value:+.2g} ({difference.low:+.2g} to {difference.high:+.2g}): {difference.verdict}"
+        return f"{difference.value:+.2g} ({verdict})"
+    return f"{difference.value:+.2g} ({difference.low:+.2g} to {difference.high:+.2g}): {verdict}"

@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 import numpy as np
 
-from ..atomic import replace_text
+from ..atomic import Misfit, replace_text, typed
 from ..errors import DataError
 from ..words.figures import known
 from .fingerprint import Fingerprint
@@ -108,10 +108,10 @@ class Record:
             raise DataError("record-kind", **facts, kind=record.kind, expected=kind)
         return record
 
-    def write(self, path: str | os.PathLike, option: str = "--out FILE.json") -> Path:
+    def write(self, path: str | os.PathLike, option: str = "--out") -> Path:
         """Writes the record as JSON, whole or not at all. Raises `DataError`, naming `option`."""
         text = json.dumps(self.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        return replace_text(path, text, "the record", option)
+        return replace_text(path, text, "record-unwritable", option=option)
 
 
 def read(path: str | os.PathLike, kind: str | None = None) -> Record:
@@ -135,56 +135,3 @@ def read(path: str | os.PathLike, kind: str | None = None) -> Record:
 def _commands(kind: str | None = None) -> list[str]:
     """What to type for a record of a kind; of any, for `None` and for kinds that have no command."""
     return [COMMANDS[kind]] if kind in COMMANDS else list(COMMANDS.values())
-
-
-# ---- JSON values of known types
-
-
-class Misfit(ValueError):
-    """A JSON value is not of its type.
-
-    *Attributes:* `code`: "field-missing", "field-type" or "runs"; `facts`: the `field`, and but for a missing
-    one its `value` and the types `expected`.
-    """
-
-    def __init__(self, code: str, field: str, value: Any = None, expected: Sequence[str] = ()):
-        self.code, self.facts = code, {"field": field}
-        if code != "field-missing":
-            self.facts |= {"value": json.dumps(value)[:60], "expected": list(expected)}
-        super().__init__(" ".join(map(str, (code, *self.facts.values()))))
-
-
-def typed(kind: Any, value: Any, field: str = "") -> Any:
-    """The JSON value `value` as a `kind`: a dataclass, of whose fields those with a default may be missing, a
-    mapping, a tuple of numbers, or a scalar. `float` is any finite number. Raises `Misfit`."""
-    inside = get_args(kind)
-    if is_dataclass(kind):
-        given, hints = typed(dict, value, field), get_type_hints(kind)
-        values = {}
-        for one in fields(kind):
-            path = f"{field}.{one.name}".removeprefix(".")
-            if one.name in given:
-                values[one.name] = typed(hints[one.name], given[one.name], path)
-            elif one.default is MISSING and one.default_factory is MISSING:
-                raise Misfit("field-missing", path)
-        return kind(**values)
-    if get_origin(kind) in (dict, Mapping):
-        return {n: typed(inside[1], item, f"{field}.{n}") for n, item in typed(dict, value, field).items()}
-    if get_origin(kind) is tuple:
-        if not typed(list, value, field) or not all(map(known, value)):
-            raise Misfit("runs", field, value)
-        return tuple(value)
-    kinds = [get_origin(one) or one for one in inside or (kind,)]
-    kinds = [dict if one is Mapping else one for one in kinds]
-    # bool is an int to Python, and not to JSON
-    if (
-        kind is Any
-        or (float in kinds and known(value))
-        or (type(value) in kinds and type(value) is not float)
-    ):
-        return value
-    raise Misfit("field-type", field, value, [_JSON[one] for one in kinds])
-
-
-_JSON = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object", list: "array"}
-_JSON[type(None)] = "null"

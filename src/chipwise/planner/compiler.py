@@ -225,7 +225,7 @@ def compile_all(
                 if not answer.died or (answer.problem and answer.problem.numbers.get("signal") == "SIGSEGV"):
                     # killed from outside it may answer next time; a crash says the same again
                     text = json.dumps(answer.json())
-                    replace_text(folder / f"{key}.json", text, "the plan's cache", "another cache folder")
+                    replace_text(folder / f"{key}.json", text, "plan-cache-unwritable")
                 if progress is not None:
                     progress(done, len(missing), answer.name)
     return [_named(known[key], r.name) for key, r in zip(keys, requests, strict=True)]

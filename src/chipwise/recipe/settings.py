@@ -283,7 +283,7 @@ def write_recipe(
             "",
         ]
     )
-    return replace_text(to, text, "the recipe file", "--apply another place")
+    return replace_text(to, text, "recipe-file-unwritable")
 
 
 def new_file(path: str | os.PathLike) -> Path:

@@ -11,13 +11,12 @@ The run folders are the truth: a finished run is read from its `result.json` aga
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..atomic import replace_text
-from ..engine.stored import number
+from ..atomic import replace_text, typed
 from ..errors import DataError, RunError
 from . import grid
 
@@ -44,26 +43,6 @@ class Run:
     seconds: float | None = None
     examples_per_second: float | None = None
     fingerprint: str | None = None
-
-    @classmethod
-    def checked(cls, given: Mapping[str, Any]) -> Run:
-        """A run of a file's fields; others are left out. Raises `KeyError` or `ValueError`, naming the first
-        that is missing or of another type."""
-        types: dict[str, Callable[[Any], bool]] = {
-            "seed": lambda v: type(v) is int,
-            "run": lambda v: isinstance(v, str),
-            "done": lambda v: isinstance(v, bool),
-            "diverged": lambda v: isinstance(v, dict | str | None),
-            "metrics": lambda v: isinstance(v, dict),
-            "steps": lambda v: v is None or type(v) is int,
-            "seconds": lambda v: v is None or number(v) is not None,
-            "examples_per_second": lambda v: v is None or number(v) is not None,
-            "fingerprint": lambda v: isinstance(v, str | None),
-        }
-        for name, sound in types.items():
-            if name in given and not sound(given[name]):
-                raise ValueError(f"{name}={str(given[name])[:40]!r} of seed {str(given['seed'])[:20]}")
-        return cls(**{name: given[name] for name in types if name in given})
 
     @property
     def ended(self) -> bool:
@@ -135,9 +114,9 @@ class Study:
         """Raises `RunError` when it cannot be written; the old file is then whole."""
         text = json.dumps(self.to_json(), indent=1) + "\n"
         try:
-            replace_text(self.folder / FILE, text, "the study", "another folder with --run")
+            replace_text(self.folder / FILE, text, "study-document-unwritable")
         except DataError as error:
-            raise RunError(str(error)) from None
+            raise RunError(error.code, **error.facts) from None
 
 
 def read(folder: str | Path) -> Study | None:
@@ -172,5 +151,5 @@ def _runs(settings: grid.Settings, stored: Sequence[Mapping[str, Any]]) -> dict[
     runs = {}
     for given in stored:
         seed = given["seed"]
-        runs[seed] = Run.checked({**given, "run": grid.folder(settings, seed)})
+        runs[seed] = typed(Run, {**given, "run": grid.folder(settings, seed)})
     return runs

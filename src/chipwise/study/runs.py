@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..atomic import typed
 from ..engine.agenda import Agenda
 from ..engine.fit import fit
 from ..engine.session import Session
@@ -105,7 +106,7 @@ class Job:
         seconds = next((s for row in reversed(rows) if (s := number(row.get("seconds"))) is not None), None)
         try:
             total = result["seconds"]["total"] if seconds is None else seconds
-            return Run.checked({**result, "seed": self.seed, "run": run, "done": True, "seconds": total})
+            return typed(Run, {**result, "seed": self.seed, "run": run, "done": True, "seconds": total})
         except (KeyError, TypeError, ValueError):
             return None
 

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 CONFIDENCE = 0.95
-NO_DIFFERENCE, HIGHER, LOWER, UNKNOWN = "no difference shown", "higher", "lower", "one run each"
+NO_DIFFERENCE, HIGHER, LOWER, UNKNOWN = "difference-not-shown", "higher", "lower", "one-run-each"
+"""Codes of what may be said."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,11 @@ class Spread:
 
 @dataclass(frozen=True)
 class Difference:
-    """`value` with its interval, and what may be said: `NO_DIFFERENCE` where that holds the neutral value
-    (0 of a difference, 1 of a ratio), else `HIGHER` or `LOWER`; `UNKNOWN` where an interval is not known."""
+    """`value` with its interval, and a code for what may be said.
+
+    *Fields:* `verdict`: `NO_DIFFERENCE` where the interval holds the neutral value (0 of a difference, 1 of a
+    ratio), else `HIGHER` or `LOWER`; `UNKNOWN` where there is no interval.
+    """
 
     value: float
     low: float | None

@@ -188,7 +188,7 @@ def _metric(document: Document) -> list[Fact]:
             more.append(fact("diverged-beside", **_divergence(row["diverged"])))
         if apart := final["difference"]:
             code = "final-apart-by-pairs" if final["by_pairs"] else "final-apart"
-            more.append(fact(code, value=apart["value"], verdict=apart["verdict"]))
+            more.append(fact(code, value=apart["value"], verdict=fact(apart["verdict"])))
         of = {"metric": document["metric"], "mean": final["mean"]}
         facts.append(fact("final", **_of(row), **of, runs=runs, more=more))
     return facts
@@ -220,7 +220,7 @@ def _work_a_dollar(row: Document) -> float:
 def _against(ratio: Document | None) -> list[Fact]:
     if not ratio:
         return []
-    doubt = [] if ratio["verdict"] in (HIGHER, LOWER) else [ratio["verdict"]]
+    doubt = [] if ratio["verdict"] in (HIGHER, LOWER) else [fact(ratio["verdict"])]
     return [fact("times-the-baseline", value=ratio["value"], doubt=doubt)]
 
 

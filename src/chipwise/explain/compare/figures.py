@@ -26,7 +26,7 @@ from ...study.stats import ratio as spread_ratio
 from ...words.facts import Fact, fact
 from ..rows import MEASURED, PREDICTED, PUBLISHED, Repeat, Row, as_range, mapping, numbers
 
-NO_INTERVAL = "no interval known"
+NO_INTERVAL = "no-interval-known"
 FEW = 3  # independent values: of two, the interval of 95 % is 13 deviations wide
 _QUANTILES = (0.025, 0.975)
 _LOWER = ("loss", "perplexity", "error")  # metrics that training makes smaller

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...errors import DataError
 from ...study.stats import NO_DIFFERENCE, Difference
+from ...words.facts import fact
 from ...words.figures import counted, interval, pair, spread
 from .. import page
 from ..charts import Curve, Marks, Measure, Panel, bars, panel, series, strips
@@ -101,14 +102,14 @@ def _beside(document: Document, rows: Sequence[Document]) -> str:
     parts = []
     for f, row, here in beside[:_BESIDE]:
         words = ["same device"] if here and not all_here else []
-        words += [f.verdict] if any_shown and not _shown(f) else []
+        words += [str(fact(f.verdict))] if any_shown and not _shown(f) else []
         parts.append(
             f"{times({'value': f.value})} {row['label']}" + (f" ({', '.join(words)})" if words else "")
         )
     left = len(others) - _BESIDE
     more = f" and {counted(left, 'other')}" if left > 0 else ""
     # of rows that were published without intervals, nothing is known either way
-    doubt = "" if any_shown else f"; {' or '.join(dict.fromkeys(f.verdict for f, *_ in beside))}"
+    doubt = "" if any_shown else f"; {' or '.join(dict.fromkeys(str(fact(f.verdict)) for f, *_ in beside))}"
     return f"{', '.join(parts)}{more}{', on the same device' if all_here else ''}{doubt}. {at}"
 
 

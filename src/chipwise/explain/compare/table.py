@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...study.stats import HIGHER, LOWER, NO_DIFFERENCE
+from ...words.facts import fact
 from ...words.figures import digits, dollars, interval, pair, price, printable
 
 Document = Mapping[str, Any]
@@ -133,7 +134,8 @@ def verdict(row: Document) -> str:
         return "diverged"
     if not row["ratio"]:
         return "-"
-    words = _VERDICTS.get(row["ratio"]["verdict"], row["ratio"]["verdict"])
+    code = row["ratio"]["verdict"]
+    words = _VERDICTS.get(code) or str(fact(code))
     return f"{words} †" if row["same_computation"] is False else words
 
 

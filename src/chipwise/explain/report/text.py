@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ...words.facts import fact
 from ...words.figures import counted, figure, known, share, sparkline
 from ...words.figures import duration as seconds
 from ..charts import LOG_FROM, Part, spread_out, stack
@@ -227,4 +228,4 @@ def against(difference: Mapping[str, Any]) -> tuple[str, str]:
     """`+0.003 (-0.001 to +0.007)` and `no difference shown`."""
     value, low, high = (difference[name] for name in ("value", "low", "high"))
     interval = f" ({low:+.2g} to {high:+.2g})" if low is not None else ""
-    return f"{value:+.2g}{interval}", difference["verdict"]
+    return f"{value:+.2g}{interval}", str(fact(difference["verdict"]))
