@@ -16,6 +16,7 @@ from chipwise.engine.replica import from_sums, summable
 from chipwise.engine.session import Session
 from chipwise.engine.state import ROLES, TrainState, fingerprint
 from refusals import refused
+from traffic import compiled, sent_bytes
 
 
 def test_every_part_has_a_role():
@@ -90,9 +91,9 @@ def test_frozen_and_trained_are_two_halves_of_one_tree():
 LARGE = 250_000  # beside 304 values that are trained
 
 
-def _headed(steps):
+def _headed(steps, large=LARGE):
     def init(key):
-        backbone = jax.random.normal(key, (100, LARGE // 100))
+        backbone = jax.random.normal(key, (100, large // 100))
         return {"backbone": {"w": backbone}, "head": {"w": jnp.zeros((100, 3)), "b": jnp.zeros(4)}}, {}
 
     def loss(params, state, batch, key, train):
@@ -111,22 +112,28 @@ def _headed(steps):
     )
 
 
-@pytest.mark.parametrize("steps", [20, pytest.param(1000, marks=pytest.mark.slow)])
-def test_a_frozen_part_is_not_summed_not_moved_and_not_in_the_optimizer(steps):
-    recipe = _headed(steps)
+@pytest.mark.parametrize(
+    "steps,large,counts",
+    [(20, LARGE, (1, 8)), pytest.param(1000, 25_000_000, (2,), marks=pytest.mark.slow)],
+)
+def test_a_frozen_part_is_not_summed_not_moved_and_not_in_the_optimizer(steps, large, counts):
+    recipe = _headed(steps, large)
     prints = set()
-    for devices in (1, 8) if steps < 100 else (2,):
+    for devices in counts:
         with Session(recipe, On(devices=devices)) as session:
             session.begin()
             before = session.snapshot()
             session.advance(session.total)
             after = session.snapshot()
-            assert session.programs.of.updates.size < 400  # values that each replica hands to the sum
-        assert before.frozen["backbone"]["w"].size == LARGE
+            size = session.programs.of.updates.size  # values that each replica hands to the sum
+        assert before.frozen["backbone"]["w"].size == large
         np.testing.assert_array_equal(before.frozen["backbone"]["w"], after.frozen["backbone"]["w"])
         assert sum(x.size for x in jax.tree.leaves(after.optimizer)) < 1000
         assert fingerprint(before.params) != fingerprint(after.params)
         prints.add(fingerprint(after.params))
+        if devices > 1:
+            _, reduce = compiled(devices, 8 // devices, size)
+            assert 0 < sent_bytes(reduce.as_text(), devices) < 4 * 2 * 400
     assert len(prints) == 1
 
 
