@@ -87,7 +87,7 @@ def fit(
         session.begin(saver.restore(session.abstract, reporter))
         begin = session.step
         log = Log(recipe, meter, reporter, folder, saver, begin)
-        if folder is not None:
+        if folder is not None and begin < agenda.last:
             closing.enter_context(folder.process(session))
 
         # ---- train

@@ -1,6 +1,8 @@
 """Random keys that know the seed, the step, the replica and the example; never the machine.
 
-A seed is a number below 2^32, or the same as a `()` uint32 array: equal keys.
+So dropout, mixing and augmentation do not depend on how many devices there are, and a resumed run goes on
+with the keys that it would have had. A seed is a number below 2^32, or the same as a `()` uint32 array: equal
+keys.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where replicas run: the only code that knows devices and hosts.
+"""Where replicas run: which device holds what, and what every host decides alike.
 
 A mesh has two axes: `group`, over which replicas are shared out, and `shard`, over which one replica's
 parameters would lie. Today a group is one device, and one process drives them all.
@@ -22,8 +22,9 @@ from ..recipe.task import Tree
 from ..words.facts import Fact, fact
 from .layout import Layout, usable
 from .on import On
+from .reduce import AXIS as GROUP
 
-GROUP, SHARD = "group", "shard"  # the mesh's axes
+SHARD = "shard"  # the other axis of the mesh
 T = TypeVar("T")
 
 

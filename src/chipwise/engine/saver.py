@@ -1,4 +1,4 @@
-"""When and what a run saves, and where it begins: from its newest checkpoint, or anew."""
+"""Whether a checkpoint is due, what it holds, and where a run begins: from its newest one, or anew."""
 
 from __future__ import annotations
 

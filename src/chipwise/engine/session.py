@@ -64,7 +64,7 @@ class Session:
         self.abstract = abstract_state(recipe)
         self.layout_warnings = warnings
         self.warnings: list[Any] = [*warnings, *recipe.warnings()]
-        chosen(recipe.task.train, on.workers)
+        chosen(recipe.task.train, on.workers)  # raises if they cannot be
         memory = self.placement.memory_bytes
         self.resident = self.placement.agree(feed.resident(recipe.task.train, memory, on.feed))
         if steps_per_call not in (None, 1):

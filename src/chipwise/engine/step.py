@@ -107,13 +107,13 @@ class Step:
             "squares": self.updates.squares,
         }
 
-    def _vector(self, read, at, data, place) -> jax.Array:
-        take = functools.partial(rows, self.layout, self.resident, self.spec, read[-1], at, data)
+    def _vector(self, inputs, at, data, place) -> jax.Array:
+        take = functools.partial(rows, self.layout, self.resident, self.spec, inputs[-1], at, data)
         if self.together > 1:
             place = place[None] + jnp.arange(self.together, dtype=jnp.int32)[:, None]
             take = jax.vmap(take)
         batch, indices, epochs, number = take(place)
-        contributed = contribution(self.recipe, read, batch, indices, epochs, number, at["seed"])
+        contributed = contribution(self.recipe, inputs, batch, indices, epochs, number, at["seed"])
         return self.updates.vector(contributed)
 
 

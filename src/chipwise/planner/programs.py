@@ -71,8 +71,8 @@ def step_programs(recipe: Recipe, layout: Layout, *, resident: bool) -> StepProg
 
     Raises `RecipeError` when the recipe's own functions raise while they are traced.
     """
-    step = Step(recipe, layout, resident=resident)
     with tracing(recipe.name):
+        step = Step(recipe, layout, resident=resident)
         specs = step.specs()
     state, window, data = specs["state"], specs["window"], specs["data"]
     size, moving = specs["vector"].shape[1], state.without("donated")

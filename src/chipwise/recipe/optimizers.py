@@ -159,7 +159,8 @@ class Optimizer(ABC):
         if decaying is None:
             decaying = self.decaying(params)
         if norm is None and "clip" in scalars:
-            norm = optax.tree.norm(grads)
+            squares = [jnp.sum(g * g) for g in jax.tree.leaves(grads)]
+            norm = jnp.sqrt(sum(squares[1:], start=squares[0]))
         with _optax_dtypes():
             updates, opt_state = self._transform(scalars, decaying, norm).update(grads, opt_state, wide)
             moved = optax.apply_updates(wide, updates)
