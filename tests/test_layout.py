@@ -22,13 +22,8 @@ NOT_YET = {
     "arrows": "",
     "private": "",
     "page": "",
-    "functions": """
-        cli/pack.py:pack engine/fit.py:fit measure/bench.py:measure_train measure/feed.py:measure_feed
-    """,
-    "lines": """
-        engine/finish.py engine/hold.py engine/keys.py
-        recipe/optimizers.py
-    """,
+    "functions": "engine/fit.py:fit",
+    "lines": "engine/keys.py",
 }
 """What does not hold yet. These lists only shrink."""
 

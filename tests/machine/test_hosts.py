@@ -1,7 +1,7 @@
 import pytest
 
 from chipwise.machine.facts import HostFacts
-from chipwise.machine.hosts import place
+from chipwise.machine.report import place
 
 CHIPS = {"pci_tpu_chips": 8}
 KAGGLE = {"KAGGLE_KERNEL_RUN_TYPE": "Interactive"}

@@ -6,9 +6,8 @@ import json
 import pytest
 
 from chipwise.machine.facts import HostFacts, gather
-from chipwise.machine.hosts import place
 from chipwise.machine.limits import Cores, Disk, Memory
-from chipwise.machine.report import DeviceLine, GiB, Problem, Situation, look, problems
+from chipwise.machine.report import DeviceLine, GiB, Problem, Situation, look, place, problems
 from chipwise.words.facts import fact
 
 JAX = {"jax": "0.10.2", "jaxlib": "0.10.2"}

@@ -13,7 +13,7 @@ from chipwise.models.gpt2 import GPT2
 from chipwise.models.resnet50 import Bottleneck, ResNet50
 from chipwise.models.transformer import kernels
 from chipwise.models.vit import ViT
-from chipwise.recipe.optimizers import decays
+from chipwise.recipe.optimizer import decays
 
 TINY_GPT = partial(GPT2, vocabulary=11, context=6, depth=2, width=8, heads=2)
 TINY_VIT = partial(ViT, image=8, patch=4, depth=2, width=8, heads=2, classes=5)

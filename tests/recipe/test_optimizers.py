@@ -12,7 +12,8 @@ import pytest
 
 from chipwise.errors import RecipeError
 from chipwise.recipe.duration import Clock
-from chipwise.recipe.optimizers import adam, adamw, decays, from_optax, sgd
+from chipwise.recipe.optimizer import decays
+from chipwise.recipe.optimizers import adam, adamw, from_optax, sgd
 from chipwise.recipe.schedules import constant, cosine, one_cycle, one_cycle_momentum, warmup
 from refusals import refused
 
@@ -231,7 +232,7 @@ def test_what_is_described():
         "momentum": 0.9,
         "nesterov": False,
         "weight_decay": 0.5,
-        "decay": "chipwise.recipe.optimizers.decays",
+        "decay": "chipwise.recipe.optimizer.decays",
         "clip": None,
     }
 

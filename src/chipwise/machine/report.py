@@ -7,6 +7,7 @@ everything in a `Situation`, so that a test can describe any machine.
 from __future__ import annotations
 
 import platform as python_platform
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,7 +21,6 @@ from ..words.facts import Fact, fact, say
 from . import guard
 from .detect import jax_errors, setting
 from .facts import HostFacts, gather, installed
-from .hosts import Place, place
 from .limits import Cores, Disk, Memory, cores, disk, memory
 
 SCHEMA = 1
@@ -267,3 +267,73 @@ def _host(s: Situation) -> Iterator[tuple[str, Fact]]:
         yield "warning", fact("disk-low", gib=s.disk.free_bytes / GiB, path=s.disk.path)
     if s.memory.available_bytes < LOW_MEMORY_BYTES:
         yield "warning", fact("memory-low", gib=s.memory.available_bytes / GiB)
+
+
+NAMES = {
+    "kaggle": "Kaggle notebook",
+    "colab": "Google Colab",
+    "slurm": "SLURM job",
+    "cloud-tpu-vm": "Cloud TPU VM",
+    "local": "local machine",
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where we run: `name` is a key of `NAMES`, `all` every one that holds, in order.
+
+    `hosts` is how many hosts (or SLURM tasks) the environment declares to be working together, at least 1.
+    """
+
+    name: str
+    all: tuple[str, ...]
+    hosts: int
+
+    @property
+    def title(self) -> str:
+        return NAMES[self.name]
+
+
+def place(facts: HostFacts) -> Place:
+    """The place that a host's facts describe."""
+    environment, holds = facts.environment, []
+    if any(
+        environment.get(k) for k in ("KAGGLE_KERNEL_RUN_TYPE", "KAGGLE_DATA_PROXY_TOKEN", "KAGGLE_URL_BASE")
+    ) or {
+        "/kaggle/working",
+        "/kaggle/input",
+    } <= set(facts.paths):
+        holds.append("kaggle")
+    elif any(
+        environment.get(k)
+        for k in ("COLAB_RELEASE_TAG", "COLAB_BACKEND_VERSION", "COLAB_GPU", "COLAB_TPU_ADDR")
+    ):
+        holds.append("colab")
+    if environment.get("SLURM_JOB_ID"):
+        holds.append("slurm")
+    if any(a.platform == "tpu" and a.evidence != ("COLAB_TPU_ADDR",) for a in guard.accelerators(facts)):
+        holds.append("cloud-tpu-vm")
+    holds = holds or ["local"]
+    return Place(holds[0], tuple(holds), _hosts(holds, facts))
+
+
+def _hosts(holds: list[str], facts: HostFacts) -> int:
+    """How many hosts are declared. One on Kaggle and Colab whatever the variables say: Kaggle sets
+    `TPU_PROCESS_ADDRESSES` and other marks of a pod for its single v5e-8 host, and a program that believes
+    them waits for hosts that do not exist."""
+    if "kaggle" in holds or "colab" in holds:
+        return 1
+    environment = facts.environment
+    declared = [1]
+    if "slurm" in holds:
+        # SLURM_STEP_* exist inside srun only: a bare sbatch script runs once, whatever it may start.
+        declared.append(_number(environment.get("SLURM_STEP_NUM_TASKS")))
+    declared.append(_number(environment.get("JAX_NUM_PROCESSES")))
+    for name in ("TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES"):
+        names = re.split(r"[,\s]+", environment.get(name, "").strip())
+        declared.append(len({n for n in names if n and n not in ("local", "localhost", "127.0.0.1")}))
+    return max(declared)
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and text.isdigit() else 1

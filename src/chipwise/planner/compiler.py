@@ -3,7 +3,7 @@
 The compiler, libtpu, is loaded in a process of its own (`compile_child`), never in this one: so a plan
 cannot disturb a TPU that this machine does have, and a compiler that dies takes nothing with it. Programs
 reach it as exported modules, so it does not run the user's code. One such process at a time, by a lock in
-the cache folder that says who holds it.
+the cache folder.
 """
 
 from __future__ import annotations
@@ -14,13 +14,10 @@ import inspect
 import json
 import os
 import re
-import shlex
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
@@ -43,7 +40,6 @@ SCHEMA = 2
 
 PIP = "pip install 'chipwise[plan]'"
 DIED = ("compiler-killed", "compiler-crashed", "compiler-ended")
-_LOCK_SECONDS = 1800.0
 # Where in the source an operation came from, which changes without the program changing.
 _LOCATION = re.compile(r"(?m)^#loc.*\n?|\s*\bloc\((?:[^()]|\([^()]*\))*\)")
 
@@ -207,7 +203,7 @@ def compile_all(
 
     *Arguments:* `progress` is called with (done, total, name) of what had to be compiled.
 
-    Raises `DeviceError` when libtpu is not installed or stays in use by another plan.
+    Waits while another plan uses the compiler. Raises `DeviceError` when libtpu is not installed.
     """
     version = libtpu_available()
     if version is None:
@@ -246,44 +242,17 @@ def _load(path: Path) -> Compiled | None:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Holds the lock, waiting for another plan at most `_LOCK_SECONDS`. It is the operating system's, so it
-    goes with its holder, however that ends."""
+    """Holds the lock, after another plan. It is the operating system's, so it goes with its holder, however
+    that ends."""
     import fcntl  # not on Windows, and neither is libtpu
 
-    path = folder / "compiler.lock"
-    with open(path, "a+", encoding="utf-8") as file:
-        start, warned = time.monotonic(), False
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                holder = _holder(path)
-                if time.monotonic() - start > _LOCK_SECONDS:
-                    raise DeviceError("compiler-in-use", **holder) from None
-                if not warned:
-                    print(fact("compiler-waited-for", **holder), file=sys.stderr)
-                    warned = True
-                time.sleep(0.2)
-        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])[:100]
-        me = (os.getpid(), socket.gethostname(), time.strftime("%H:%M:%S"), command)
-        file.truncate(0)
-        file.write(json.dumps(dict(zip(_HOLDER, me, strict=True))))
-        file.flush()
+    with open(folder / "compiler.lock", "a", encoding="utf-8") as file:
         try:
-            yield
-        finally:
-            file.truncate(0)
-
-
-_HOLDER = ("pid", "host", "since", "command")
-
-
-def _holder(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:  # it has not written yet
-        return dict.fromkeys(_HOLDER, "unknown")
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(fact("compiler-waited-for"), file=sys.stderr)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 _FOREIGN = ("TPU_", "MEGASCALE_", "CLOUD_TPU_", "LIBTPU_", "PJRT_", "JAX_", "XLA_")
@@ -317,27 +286,27 @@ def child_environment() -> dict[str, str]:
 def _ask(requests: dict[str, Request]) -> Iterator[tuple[str, Compiled]]:
     """Each key with its answer as it comes. Where a child dies, the program it was at is answered with that
     and the rest go on in a new child; with several under way, each is tried alone to find which."""
-    left, suspects = dict(requests), list[str]()
-    while left:
-        batch = {key: left[key] for key in suspects[:1]} or dict(left)
-        under_way: set[str] = set()
-        death = 0, ""
-        for event in _child(batch):
-            if event.answer is not None:
-                under_way.discard(event.key)
-                del left[event.key]
-                yield event.key, event.answer
-            elif event.key:
-                under_way.add(event.key)
+    batches = [dict(requests)]
+    while batches:
+        left, under_way, end = batches.pop(0), set[str](), dict[str, Any]()
+        for event in _child(left):
+            if "exit_code" in event:
+                end = event
+            elif event["answer"] is None:
+                under_way.add(event["key"])
             else:
-                death = event.exit_code, event.log
-        suspects = [key for key in suspects[1:] if key in left]
-        if len(under_way) > 1:
-            suspects = [key for key in left if key in under_way]
-        for key in under_way if len(under_way) == 1 else ():
-            yield key, Compiled(name := left.pop(key).name, _died(name, *death))
-        if not under_way and not left.keys().isdisjoint(batch):
-            raise ChipwiseError("compiler-not-started", exit_code=death[0], log=death[1])
+                under_way.discard(event["key"])
+                del left[event["key"]]
+                yield event["key"], Compiled.from_json(event["answer"])
+        if left and not under_way:
+            raise ChipwiseError("compiler-not-started", **end)
+        alone = {key: left.pop(key) for key in under_way}
+        if len(alone) == 1:
+            for key, request in alone.items():
+                yield key, Compiled(request.name, _died(request.name, **end))
+        else:
+            batches += [{key: request} for key, request in alone.items()]
+        batches += [left] if left else []
 
 
 def _died(name: str, exit_code: int, log: str) -> Fact:
@@ -348,18 +317,12 @@ def _died(name: str, exit_code: int, log: str) -> Fact:
     return fact(code, program=name, signal=signal.Signals(-exit_code).name)
 
 
-@dataclass(frozen=True)
-class _Event:
-    """A child begins the program of `key`, has its `answer`, or, without a key, has died."""
+def _child(batch: dict[str, Request]) -> Iterator[dict[str, Any]]:
+    """Runs a child over `batch`, and gives what it says.
 
-    key: str = ""
-    answer: Compiled | None = None
-    exit_code: int = 0
-    log: str = ""  # its last line
-
-
-def _child(batch: dict[str, Request]) -> Iterator[_Event]:
-    """Runs a child over `batch`."""
+    A `key` with its `answer`, `None` as it begins that program; at last its `exit_code`, with the last line
+    of its `log`.
+    """
     with tempfile.TemporaryDirectory(prefix="chipwise-plan-") as place:
         folder, requests = Path(place), []
         for i, (key, request) in enumerate(batch.items()):
@@ -376,18 +339,13 @@ def _child(batch: dict[str, Request]) -> Iterator[_Event]:
                 env=child_environment(),
                 cwd=place,
             )
-            try:
-                assert child.stdout is not None
-                for line in child.stdout:
-                    event = json.loads(line)
-                    yield _Event(event["key"], event["answer"] and Compiled.from_json(event["answer"]))
-                if code := child.wait():
+            with child:
+                try:
+                    assert child.stdout is not None
+                    yield from map(json.loads, child.stdout)
+                    exit_code = child.wait()
                     log.seek(0)
                     last = [line.strip() for line in log.read().splitlines() if line.strip()][-1:]
-                    yield _Event(exit_code=code, log="".join(last))
-            finally:  # also on Ctrl-C
-                child.kill()
-                child.wait()
-                for pipe in (child.stdin, child.stdout):
-                    if pipe is not None:
-                        pipe.close()
+                    yield {"exit_code": exit_code, "log": "".join(last)}
+                finally:  # also on Ctrl-C
+                    child.kill()

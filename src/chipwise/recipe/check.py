@@ -16,7 +16,6 @@ import numpy as np
 from ..chips.targets import Target, parse
 from ..errors import RecipeError
 from ..words.facts import Fact, fact, say
-from .optimizers import HIGHEST_ADAM as HIGHEST_ADAM
 from .recipe import Recipe, Validated
 from .schedule import Schedule, as_schedule, function, rounded
 from .schedules import warmup

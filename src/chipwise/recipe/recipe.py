@@ -11,7 +11,7 @@ from ..errors import DataError, RecipeError, near
 from ..words.facts import Fact, fact
 from . import precision as precisions
 from .duration import Clock, Duration
-from .optimizers import Optimizer
+from .optimizer import Optimizer
 from .schedule import as_schedule
 from .schedules import as_typed
 from .source import spec_of

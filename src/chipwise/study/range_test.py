@@ -30,7 +30,7 @@ import numpy as np
 
 from ..engine.session import Session
 from ..errors import RecipeError, near
-from ..recipe.optimizers import Optimizer
+from ..recipe.optimizer import Optimizer
 from ..recipe.recipe import Recipe
 from ..recipe.schedule import Schedule, as_schedule, constant, rounded
 from ..recipe.schedules import exponential, piecewise

@@ -27,7 +27,8 @@ from ..engine.layout import Layout
 from ..errors import RecipeError
 from ..recipe.check import LEAST_FOR_BATCH_NORM
 from ..recipe.duration import Clock, Duration
-from ..recipe.optimizers import HIGHEST_ADAM, Optimizer
+from ..recipe.optimizer import Optimizer
+from ..recipe.optimizers import HIGHEST_ADAM
 from ..recipe.recipe import Recipe
 from ..recipe.schedule import Schedule, as_schedule, rounded
 from ..recipe.schedules import as_given, exponential
