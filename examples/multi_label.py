@@ -3,7 +3,7 @@
     chipwise train examples/multi_label.py:recipe --simulate 8 --set lr=0.005
     python examples/multi_label.py
 
-Is it even, a prime, round (0, 6, 8 or 9), a seven? The rare seven weighs more. F1 is of the whole test set.
+Is it even, a prime, round (0, 6, 8 or 9), a seven? The rare seven has more weight. F1 is of the whole set.
 Measured on 2 CPU cores: 8 s of processor time, F1 micro 0.979, macro 0.971; the seven alone 0.941.
 """
 
