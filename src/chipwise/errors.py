@@ -61,6 +61,11 @@ class DataError(ChipwiseError):
     exit_code = 3
 
 
+def unreadable(path: Any, error: OSError) -> DataError:
+    """What to raise for a file or folder that the system cannot read."""
+    return DataError("unreadable", path=path, reason=error.strerror or str(error))
+
+
 class DeviceError(ChipwiseError):
     """The devices asked for are not there, or do not fit the recipe's replicas."""
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from chipwise.data.folder import ImageFolder, decode
+from chipwise.data.folder import ImageFolder
+from chipwise.data.images import decode
 from chipwise.data.sources import materialize, nbytes, take
 from chipwise.errors import DataError
 from refusals import refused

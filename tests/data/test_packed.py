@@ -18,11 +18,10 @@ from hypothesis import strategies as st
 
 import chipwise as cw
 from chipwise.data import PackedFolder, materialize, packed, take, write_packed
-from chipwise.data.columns import empty
 from chipwise.data.images import decode
 from chipwise.data.manifest import header, render
 from chipwise.data.pack import Writer
-from chipwise.data.sources import spec_of
+from chipwise.data.sources import empty, spec_of
 from chipwise.data.stages import Stages
 from refusals import refused
 

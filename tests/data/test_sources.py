@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chipwise.data.columns import check_labels
-from chipwise.data.sources import Arrays, Lazy, fill, materialize, nbytes, spec_of, take
+from chipwise.data.sources import Arrays, Lazy, check_labels, fill, materialize, nbytes, spec_of, take
 from chipwise.errors import DataError
 from refusals import refused
 

@@ -5,7 +5,7 @@ import tarfile
 
 import pytest
 
-from chipwise.data import files
+from chipwise.data import folder
 from chipwise.data.pack.sources import listing_of
 from chipwise.errors import DataError
 from pictures import write
@@ -86,7 +86,7 @@ def test_damage_is_said_in_one_line(tmp_path, suffix):
 
 def test_what_memory_cannot_hold_is_refused_with_the_way_out(tmp_path, monkeypatch):
     root = write(tmp_path / "data")
-    monkeypatch.setattr(files, "MAX_BYTES", 1000)
+    monkeypatch.setattr(folder, "MAX_BYTES", 1000)
     with refused(DataError, "archive-too-large", path=tmp_path / "x.tar.xz", limit_bytes=1000):
         listing_of(archive(tmp_path / "x.tar.xz", root))
     assert len(listing_of(archive(tmp_path / "x.tar", root)).splits["train"]) == 9  # read in place: no limit

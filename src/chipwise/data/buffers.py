@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .columns import Columns, Spec
+from .sources import Columns, Spec
 
 ALIGNMENT = 64  # of every column, in bytes: JAX's CPU client then takes the memory without a copy
 _POLL_SECONDS = 0.001

@@ -21,12 +21,11 @@ import numpy as np
 from ..errors import DataError
 from ..recipe.source import Source
 from . import cache, originals
-from .columns import Columns, Spec, described
 from .folder import ImageFolder
 from .manifest import MANIFEST
 from .packed import PackedFolder
 from .remote import local
-from .sources import Lazy, materialize
+from .sources import Columns, Lazy, Spec, described, materialize
 from .synthetic import Absent
 
 _MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"

@@ -17,9 +17,8 @@ from zlib import crc32
 
 import numpy as np
 
-from ..errors import DataError
+from ..errors import DataError, unreadable
 from ..words.figures import printable
-from .files import unreadable
 
 FORMAT, VERSION = "chipwise-packed", 2
 MANIFEST = "manifest.json"

@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DataError
-from .columns import Columns, check_labels
+from ..errors import DataError, unreadable
+from .sources import Columns, check_labels
 
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _CHUNK = 1 << 20
@@ -69,7 +69,7 @@ def read_idx(path: str | Path, sha256: str | None = None) -> np.ndarray:
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError("file-damaged", path=path, reason=str(error)) from error
     except OSError as error:
-        raise DataError("unreadable", path=path, reason=error.strerror or str(error)) from error
+        raise unreadable(path, error) from error
 
 
 def _read_idx(stream: io.BufferedIOBase, path: Path, sha256: str | None) -> np.ndarray:
@@ -127,7 +127,7 @@ def read_cifar(path: str | Path, splits: tuple[str, ...] = ("train", "test"), cl
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise DataError("file-damaged", path=path, reason=str(error)) from error
     except OSError as error:
-        raise DataError("unreadable", path=path, reason=error.strerror or str(error)) from error
+        raise unreadable(path, error) from error
     missing = [name for name in names if name not in batches]
     if missing:
         folder, archive = FOLDERS[classes][0], ARCHIVES[classes][0]

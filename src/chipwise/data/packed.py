@@ -22,10 +22,10 @@ import numpy as np
 from ..errors import DataError
 from ..words.facts import fact
 from . import remote
-from .columns import Columns, Spec, empty, first_outside
 from .images import checked_size, decode_into
 from .manifest import MANIFEST, RECORD, read_manifest, record_text
 from .manifest import verify as verify_files
+from .sources import Columns, Spec, empty, first_outside
 from .stages import stage
 
 _LARGE = 1 << 13  # bytes of a row from which copying rows one by one beats copying a block twice

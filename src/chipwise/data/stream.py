@@ -18,8 +18,7 @@ import numpy as np
 
 from ..recipe.source import Source
 from .buffers import Pool
-from .columns import Columns, example_bytes
-from .sources import has
+from .sources import Columns, example_bytes, has
 from .stages import stage
 from .workers import Batch, Workers
 

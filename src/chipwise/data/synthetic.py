@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError
-from .columns import Columns, Spec
-from .sources import spec_of
+from .sources import Columns, Spec, spec_of
 
 _NOISE_BYTES = 1 << 20  # how far apart two examples' windows on the noise may begin
 _LARGE = 1 << 12  # bytes of a column from which an example is a window on the noise, not drawn itself

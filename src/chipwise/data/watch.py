@@ -9,8 +9,7 @@ from typing import Any
 from ..machine.limits import usable_cores
 from ..recipe.source import Source
 from ..words.facts import Fact, fact
-from .columns import example_bytes
-from .sources import Arrays, Lazy, has, nbytes, spec_of
+from .sources import Arrays, Lazy, example_bytes, has, nbytes, spec_of
 from .stages import NAMES
 from .stream import Stream
 

@@ -32,8 +32,7 @@ from ..machine.limits import usable_cores
 from ..recipe.source import spec_of
 from ..words.figures import counted, one_line
 from .buffers import Buffer, Layout, columns, mapped
-from .columns import Columns, example_bytes
-from .sources import fill, has
+from .sources import Columns, example_bytes, fill, has
 from .stages import Stages
 
 # Below that, handing out the work costs as much as the work: 300 images of 32×32 pixels, 6 of 224×224

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chipwise.data.pack.entries import Listing, Split, divided
+from chipwise.data.pack.folders import Listing, Split, divided
 from chipwise.data.pack.sources import listing_of
 from chipwise.errors import DataError, RecipeError
 from pictures import write

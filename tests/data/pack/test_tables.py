@@ -5,7 +5,7 @@ import tarfile
 import numpy as np
 import pytest
 
-from chipwise.data.pack.entries import divided
+from chipwise.data.pack.folders import divided
 from chipwise.data.pack.job import Job
 from chipwise.data.pack.sources import listing_of
 from chipwise.data.pack.tables import read_table

@@ -18,7 +18,7 @@ from PIL import Image
 
 from ...errors import DataError
 from ..images import Encoded, fitted, from_pillow
-from .entries import Split
+from .folders import Split
 
 # Chroma at half the resolution, as cameras store it. Photographs at 224×224 and quality 90: 15.9 kB that
 # decode in 0.23 ms, where 4:4:4 takes 21.3 kB and 0.44 ms for 2.8 dB more (simplejpeg 1.9 on one AMD EPYC

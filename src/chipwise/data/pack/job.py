@@ -30,8 +30,8 @@ from ...errors import DataError, RecipeError
 from ...machine.limits import usable_cores
 from ..images import MAX_PIXELS
 from ..manifest import MANIFEST
-from .entries import divided
 from .examples import Form, Record, records
+from .folders import divided
 from .predict import SAMPLE_SECONDS, Prediction, check_disk, predict
 from .sources import listing_of
 from .writer import SHARD_BYTES, Writer

@@ -13,8 +13,8 @@ import numpy as np
 
 from ...errors import DataError
 from ..manifest import record_dtype
-from .entries import Listing, Split
 from .examples import Form, Record, records
+from .folders import Listing, Split
 
 SAMPLE = 64  # examples that are read, decoded and encoded to predict the rest, at most
 SAMPLE_SECONDS, _SAMPLE_LEAST = 2.0, 4  # when to stop before that: large photographs take 0.3 s each

@@ -14,8 +14,8 @@ from zlib import crc32
 import numpy as np
 
 from ...errors import DataError
-from ..columns import Columns
 from ..manifest import header, sha256
+from ..sources import Columns
 
 _PIXELS, _ROWS = 1024, 64  # a block of squares stays in the cache, and its sums in 32 bits
 

@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import DataError
+from ...errors import DataError, unreadable
 from .. import datasets, originals, remote
-from ..columns import Columns, check_labels
-from ..files import list_tar, walk
+from ..folder import list_tar, walk
 from ..originals import read_idx, unpickle
-from .entries import Listing, Split
-from .folders import arrange, listed_by
+from ..sources import Columns, check_labels
+from .folders import Listing, Split, arrange, listed_by
 from .tables import Table, read_table
 
 _TARS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2")
@@ -51,7 +50,7 @@ def listing_of(src: Any, labels: str | Path = "folders", names: Sequence[str] = 
                     return from_idx(files)
             return arrange(path, walk(path), by)
     except OSError as error:
-        raise DataError("unreadable", path=path, reason=error.strerror or str(error)) from error
+        raise unreadable(path, error) from error
     if path.name.lower().endswith(_TABLES):
         if labels != "folders":
             raise DataError("table-with-labels", path=path)

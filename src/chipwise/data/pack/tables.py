@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ...errors import DataError
-from ..files import refuse_duplicates
+from ...errors import DataError, unreadable
+from ..folder import refuse_duplicates
 
 EVAL = ("eval", "val", "valid", "validation", "test")  # of several folders, the first is taken
 _FILE = ("file", "filename", "file_name", "path", "image", "name", "image_id", "id")
@@ -57,7 +57,7 @@ def read_table(path: Path) -> Table:
     except csv.Error as error:
         raise DataError("table-no-csv", path=path, reason=str(error)) from error
     except OSError as error:
-        raise DataError("unreadable", path=path, reason=error.strerror or str(error)) from error
+        raise unreadable(path, error) from error
     header = heading.cells
     if not rows or len(header) < 2:
         raise DataError("table-empty", path=path)

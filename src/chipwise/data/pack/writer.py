@@ -23,10 +23,10 @@ import numpy as np
 
 from ...errors import DataError
 from ...recipe.source import narrow
-from ..columns import Columns
 from ..images import decode
 from ..manifest import FORMAT, MANIFEST, RECORD, VERSION, record_dtype, render
 from ..packed import check_below
+from ..sources import Columns
 from .shards import Moments, NpyFile, record_lines, replace_text, sync
 
 SHARD_BYTES = 1 << 30  # ImageNet at 256×256 is 252 GB: hundreds of files, not thousands
