@@ -99,7 +99,7 @@ def test_a_label_out_of_range(refused):
 
 def test_examples_of_two_shapes(refused):
     odd = "rows(30) + rows(1, x=np.zeros(13, np.uint8))"
-    refused(3, "examples-unlike", source=f"def recipe(): return made({odd})", example=30, first=0)
+    refused(3, "example-unlike", source=f"def recipe(): return made({odd})", example=30)
 
 
 def test_labels_that_are_not_integers(refused):

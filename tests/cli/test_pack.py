@@ -98,7 +98,7 @@ def test_labels_split_shards_and_limits(chipwise, src, tmp_path):
         (2, fact("pack-keep-aspect"), ["--keep-aspect"]),
         (2, fact("pack-store", store="png"), ["--store", "png"]),
         (3, os.strerror(errno.ENOENT), ["--labels", "labels.csv"]),
-        (3, fact("split-twice-folders", share=0.1, splits=["train", "eval"]), ["--split", "0.1"]),
+        (3, fact("split-twice", share=0.1, splits=["train", "eval"]), ["--split", "0.1"]),
         (2, fact("split-share", share=1.5), ["--split", "1.5"]),
         (
             2,

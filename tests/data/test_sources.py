@@ -171,12 +171,12 @@ def test_lazy_checks_what_was_promised_and_tries_again():
 
 def test_examples_that_differ_are_named():
     plain = [{"x": np.zeros((2, 2))}, {"x": np.zeros((2, 2))}, {"x": np.zeros((3, 2))}]
-    unlike = {"first": 0, "expected": ["x float32[2, 2]"], "example": 2, "columns": ["x float32[3, 2]"]}
-    with refused(DataError, "examples-unlike", **unlike):
+    unlike = {"expected": ["x float32[2, 2]"], "example": 2, "columns": ["x float32[3, 2]"]}
+    with refused(DataError, "example-unlike", **unlike):
         materialize(plain)
-    with refused(DataError, "examples-unlike", expected=["x int32[]"], columns=["x float32[]"]):
+    with refused(DataError, "example-unlike", expected=["x int32[]"], columns=["x float32[]"]):
         materialize([{"x": 1}, {"x": 1.5}])
-    with refused(DataError, "examples-unlike", columns=["y int32[]"]):
+    with refused(DataError, "example-unlike", columns=["y int32[]"]):
         materialize([{"x": 1}, {"y": 1}])
 
 

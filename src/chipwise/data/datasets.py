@@ -287,12 +287,9 @@ def _find_cifar10(root: Path) -> tuple[str, Path] | None:
         if (folder / "train" / MANIFEST).is_file():
             return "packed", folder
     for folder in folders:
-        for place in (folder, *(folder / name for name in originals.FOLDERS[10])):
-            if any((place / name).is_file() for name in ("data_batch_1", "data_batch_1.bin")):
-                return "original", place
-        for name in originals.ARCHIVES[10]:
-            if (folder / name).is_file():
-                return "original", folder / name
+        for place in (folder, *(folder / name for name in originals.ARCHIVES[10])):
+            if (batches := originals.batches_at(place, 10)) is not None:
+                return "original", batches
     for folder in folders:
         if all((folder / split / "airplane").is_dir() for split in ("train", "test")):
             return "jpeg", folder

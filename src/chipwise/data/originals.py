@@ -47,6 +47,17 @@ ARCHIVES = {
 }
 
 
+def batches_at(path: Path, classes: int) -> Path | None:
+    """CIFAR's batches as published: the folder of their files, `path` or one below it, or the archive."""
+    if path.is_file():
+        return path if path.name in ARCHIVES[classes] else None
+    first = _BATCHES[classes, "train"][0]
+    for place in (path, *(path / name for name in FOLDERS[classes])):
+        if any((place / f"{first}{end}").is_file() for end in ("", ".bin")):
+            return place
+    return None
+
+
 def read_idx(path: str | Path, sha256: str | None = None) -> np.ndarray:
     """The array in an IDX file, plain or gzip-compressed, in native byte order.
 

@@ -141,12 +141,7 @@ class PackedFolder:
         return self._ends[-1]
 
     def __getitem__(self, index: int) -> Columns:
-        if self.store == "jpeg":
-            return {name: column[0] for name, column in self.take(np.asarray([index])).items()}
-        shard, at = self._place(index)
-        rows = {name: column[at : at + 1].copy() for name, column in shard.columns.items()}
-        check_below(rows, self.below, str(self.path), np.asarray([index]))
-        return {name: column[0] for name, column in rows.items()}
+        return {name: column[0] for name, column in self.take(np.asarray([index])).items()}
 
     def take(self, indices: np.ndarray) -> Columns:
         """The examples at `indices` `(n,)`: column to `(n, ...)`. `IndexError` outside `len()`."""
@@ -213,7 +208,7 @@ class PackedFolder:
         if not 0 <= index < ends[-1]:
             raise IndexError(f"{self.path} has {len(self)} examples, asked for {index}")
         number = bisect_right(ends, index)
-        return self._maps[number] or self._shard(number), index - self._begins[number]
+        return self._shard(number), index - self._begins[number]
 
     def _places(self, indices: np.ndarray) -> list[tuple[int, np.ndarray | None, np.ndarray]]:
         """For each shard needed: its number, the positions in `indices` (`None`: all), its rows."""

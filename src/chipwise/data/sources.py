@@ -216,8 +216,8 @@ class Mapped:
     @functools.cached_property
     def spec(self) -> Spec:
         """Column to the shape and type of one example, from example 0, read once."""
-        columns = take(self, np.zeros(1, np.int32))
-        return {name: jax.ShapeDtypeStruct(c.shape[1:], c.dtype) for name, c in columns.items()}
+        example = read_example(self[0], 0)
+        return {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in example.items()}
 
     def __len__(self) -> int:
         return len(self.source)
@@ -250,34 +250,16 @@ def take(source: Any, indices: Any) -> Columns:
     """The examples at `indices` `(n,)` of any source: column to `(n, ...)`.
 
     Uses the source's own `take` or `fill` when it has one, else stacks `source[i]`, one after another: a
-    stranger's `[i]` may not be safe in threads. Raises `DataError` when examples are not alike,
-    naming two of them.
+    stranger's `[i]` may not be safe in threads. Raises `DataError` for an example that is not
+    like the others.
     """
     indices = np.asarray(indices)
     if indices.ndim != 1 or indices.dtype.kind not in "iu":
         raise DataError("indices-not-integers", dtype=str(indices.dtype), shape=indices.shape)
     if has(source, "take"):
         return _taken(source, indices)
-    if has(source, "fill"):
-        out = empty(spec_of(source), len(indices))
-        source.fill(indices, out)
-        return out
-    if not len(indices):
-        return empty(spec_of(source), 0)
-    number = int(indices[0])
-    first = read_example(source[number], number)
-    out = {name: np.empty((len(indices), *a.shape), a.dtype) for name, a in first.items()}
-    for name, value in first.items():
-        out[name][0] = value
-    for row, index in enumerate(indices[1:].tolist(), 1):
-        example = read_example(source[index], index)
-        if _kinds(example) != _kinds(first):
-            columns, expected = described(example), described(first)
-            raise DataError(
-                "examples-unlike", example=index, columns=columns, first=number, expected=expected
-            )
-        for name, value in example.items():
-            out[name][row] = value
+    out = empty(spec_of(source), len(indices))
+    fill(source, indices, out)
     return out
 
 

@@ -131,7 +131,7 @@ def test_the_splits_of_a_table_hold_for_a_folder_and_its_archive(tmp_path, sourc
     assert {k: v.names for k, v in found.splits.items()} == {"train": ["1.jpg", "2.jpg"], "eval": ["3.jpg"]}
     assert [v.labels["label"].tolist() for v in found.splits.values()] == [[0, 1], [0]]
     assert found.splits["eval"].read(0) == {"image": b"x"}
-    with refused(DataError, "split-twice-table", table=labels):
+    with refused(DataError, "split-twice", splits=["train", "eval"]):
         divided(found, 0.5)
 
 

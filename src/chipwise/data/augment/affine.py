@@ -24,12 +24,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...errors import DataError
-from .image import Augment, Example, between, chance, grid, image_of, pixel, span, stored, where_drawn
+from .image import Augment, between, chance, grid, of_image, pixel, span, stored, where_drawn
 
 _BITS = 12  # of a position, after the point
 _ONE = 1 << _BITS
 
 Range = float | tuple[float, float]
+Edge = str | float | Sequence[float]
 Positions = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
 
@@ -41,7 +42,7 @@ def affine(
     *,
     p: float = 1.0,
     anywhere: bool = False,
-    edge: str | float | Sequence[float] = "reflect",
+    edge: Edge = "reflect",
 ) -> Augment:
     """Zooms, shears, rotates and shifts the image by random amounts, in this order, around its centre.
 
@@ -70,11 +71,10 @@ def affine(
         raise DataError("affine-edge", call=call)
     still = not p or (turns == shears == shifts == (0.0, 0.0) and zooms == (1.0, 1.0))
 
-    def augment(example: Example, key: jax.Array) -> Example:
-        image = image_of(example, "affine")
+    def moved(image: jax.Array, key: jax.Array) -> jax.Array:
         outside = None if isinstance(edge, str) else pixel(edge, image, call)
         if still:
-            return example
+            return image
         height, width = image.shape[:2]
         u = jax.random.uniform(key, (11,), jnp.float32)
         chosen = u[7:] < p
@@ -104,32 +104,29 @@ def affine(
             return resample(image, where, outside, lengths)  # type: ignore[arg-type]
 
         where = positions(matrix, height, width)
-        return {**example, "image": where_drawn(move, jnp.any(chosen), image, *where)}
+        return where_drawn(move, jnp.any(chosen), image, *where)
 
-    return augment
+    return of_image("affine", moved)
 
 
-def rotate(degrees: Range = 10.0, p: float = 1.0, edge: str | float | Sequence[float] = "reflect") -> Augment:
+def rotate(degrees: Range = 10.0, p: float = 1.0, edge: Edge = "reflect") -> Augment:
     """Turns the image by up to `degrees` either way; as `affine`."""
     return affine(rotate=degrees, p=p, edge=edge)
 
 
 def zoom(
-    amount: Range = (1.0, 1.1),
-    p: float = 1.0,
-    anywhere: bool = False,
-    edge: str | float | Sequence[float] = "reflect",
+    amount: Range = (1.0, 1.1), p: float = 1.0, anywhere: bool = False, edge: Edge = "reflect"
 ) -> Augment:
     """Magnifies the image; as `affine`."""
     return affine(zoom=amount, p=p, anywhere=anywhere, edge=edge)
 
 
-def shear(degrees: Range = 10.0, p: float = 1.0, edge: str | float | Sequence[float] = "reflect") -> Augment:
+def shear(degrees: Range = 10.0, p: float = 1.0, edge: Edge = "reflect") -> Augment:
     """Leans the image by up to `degrees` either way; as `affine`."""
     return affine(shear=degrees, p=p, edge=edge)
 
 
-def shift(share: Range = 0.1, p: float = 1.0, edge: str | float | Sequence[float] = "reflect") -> Augment:
+def shift(share: Range = 0.1, p: float = 1.0, edge: Edge = "reflect") -> Augment:
     """Moves the image by up to `share` of its sides; as `affine`."""
     return affine(shift=share, p=p, edge=edge)
 

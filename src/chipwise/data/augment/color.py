@@ -16,12 +16,11 @@ import numpy as np
 from ...errors import DataError
 from .image import (
     Augment,
-    Example,
     between,
     chance,
     colors_of,
     grid,
-    image_of,
+    of_image,
     span,
     stored,
     where_drawn,
@@ -60,10 +59,9 @@ def color_jitter(
     ]
     changes += [(shift_hue, turns)] if turns != (0.0, 0.0) else []
 
-    def augment(example: Example, key: jax.Array) -> Example:
-        image = image_of(example, "color_jitter", colors=True)
+    def jitter(image: jax.Array, key: jax.Array) -> jax.Array:
         if not changes or not p:
-            return example
+            return image
         drawn = jax.random.uniform(key, (len(changes) + 1,), jnp.float32)
         top = white(image.dtype)
 
@@ -73,9 +71,9 @@ def color_jitter(
             return colors
 
         changed = of_colors(image, change)
-        return {**example, "image": changed if p == 1 else jnp.where(drawn[-1] < p, changed, image)}
+        return changed if p == 1 else jnp.where(drawn[-1] < p, changed, image)
 
-    return augment
+    return of_image("color_jitter", jitter, colors=True)
 
 
 def brightness(amount: Amount = 0.2, p: float = 1.0) -> Augment:
@@ -103,10 +101,9 @@ def sharpness(amount: Amount = 0.2, p: float = 1.0) -> Augment:
     call = f"sharpness(amount={amount}, p={p})"
     limits, _ = span(amount, call, 1), chance(p, call)
 
-    def augment(example: Example, key: jax.Array) -> Example:
-        image = image_of(example, "sharpness", colors=True)
+    def sharper(image: jax.Array, key: jax.Array) -> jax.Array:
         if limits == (1.0, 1.0) or not p:
-            return example
+            return image
         drawn = jax.random.uniform(key, (2,), jnp.float32)
         top = white(image.dtype)
         factor = between(drawn[0], *limits)
@@ -114,9 +111,9 @@ def sharpness(amount: Amount = 0.2, p: float = 1.0) -> Augment:
         def change(image: jax.Array, factor: jax.Array) -> jax.Array:
             return of_colors(image, lambda colors: sharpen(colors, factor, top))
 
-        return {**example, "image": where_drawn(change, drawn[1] < p, image, factor)}
+        return where_drawn(change, drawn[1] < p, image, factor)
 
-    return augment
+    return of_image("sharpness", sharper, colors=True)
 
 
 def lighting(amount: float = 0.2, p: float = 0.75) -> Augment:
@@ -135,10 +132,9 @@ def lighting(amount: float = 0.2, p: float = 0.75) -> Augment:
     if not 0 <= amount < 1:
         raise DataError("lighting-amount", call=call)
 
-    def augment(example: Example, key: jax.Array) -> Example:
-        image = image_of(example, "lighting", colors=True)
+    def lit(image: jax.Array, key: jax.Array) -> jax.Array:
         if not amount or not p:
-            return example
+            return image
         drawn = jax.random.uniform(key, (4,), jnp.float32)
         share = jnp.where(drawn[2] < p, between(drawn[0], (1 - amount) / 2, (1 + amount) / 2), 0.5)
         power = jnp.exp((2 * drawn[1] - 1) * np.float32(-np.log1p(-amount)))
@@ -155,10 +151,10 @@ def lighting(amount: float = 0.2, p: float = 0.75) -> Augment:
         if image.dtype == jnp.uint8:
             table = stored(light(jnp.arange(256, dtype=jnp.float32)), image.dtype)
             some = (drawn[2] < p) | (drawn[3] < p)
-            return {**example, "image": where_drawn(_looked_up, some, image, table)}
-        return {**example, "image": of_colors(image, light)}
+            return where_drawn(_looked_up, some, image, table)
+        return of_colors(image, light)
 
-    return augment
+    return of_image("lighting", lit, colors=True)
 
 
 def normalise(mean: float | Sequence[float], std: float | Sequence[float]) -> Augment:
@@ -174,17 +170,15 @@ def normalise(mean: float | Sequence[float], std: float | Sequence[float]) -> Au
     if not (scale > 0).all() or not np.isfinite(middle).all() or max(middle.ndim, scale.ndim) > 1:
         raise DataError("normalise-values", call=call)
 
-    def augment(example: Example, key: jax.Array) -> Example:
-        image = image_of(example, "normalise")
+    def normalised(image: jax.Array, key: jax.Array) -> jax.Array:
         channels = image.shape[2:]
         for values in (middle, scale):
             if values.size != 1 and values.shape != channels:
                 raise DataError("augment-values", call=call, values=values.size, shape=image.shape)
         shape = (1,) * (image.ndim - 1) + (-1,)
-        normalised = (image.astype(jnp.float32) - middle.reshape(shape)) / scale.reshape(shape)
-        return {**example, "image": normalised}
+        return (image.astype(jnp.float32) - middle.reshape(shape)) / scale.reshape(shape)
 
-    return augment
+    return of_image("normalise", normalised)
 
 
 def of_colors(image: jax.Array, change: Callable[[jax.Array], jax.Array]) -> jax.Array:

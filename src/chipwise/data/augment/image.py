@@ -23,18 +23,25 @@ from ...errors import DataError
 
 Example = dict[str, jax.Array]
 Augment = Callable[[Example, jax.Array], Example]
+ImageChange = Callable[[jax.Array, jax.Array], jax.Array]  # of an image and a key
 
 
-def image_of(example: Example, stage: str, colors: bool = False) -> jax.Array:
-    """The column `image` of an unbatched example. Raises `DataError` when there is none, or, with
-    `colors`, when its channels are not 1, 3 or 4."""
-    image = example.get("image")
-    if image is None or jnp.ndim(image) not in (2, 3):
-        columns = [f"{name} {jnp.shape(value)}" for name, value in example.items()]
-        raise DataError("augment-no-image", stage=stage, columns=columns)
-    if colors and jnp.ndim(image) == 3 and image.shape[2] not in (1, 3, 4):
-        raise DataError("augment-channels", stage=stage, shape=image.shape)
-    return jnp.asarray(image)
+def of_image(stage: str, change: ImageChange, colors: bool = False) -> Augment:
+    """The augmentation that makes `change(image, key)` to the column `image` of an unbatched example.
+
+    It raises `DataError` when there is none, or, with `colors`, when its channels are not 1, 3 or 4.
+    """
+
+    def augment(example: Example, key: jax.Array) -> Example:
+        image = example.get("image")
+        if image is None or jnp.ndim(image) not in (2, 3):
+            columns = [f"{name} {jnp.shape(value)}" for name, value in example.items()]
+            raise DataError("augment-no-image", stage=stage, columns=columns)
+        if colors and jnp.ndim(image) == 3 and image.shape[2] not in (1, 3, 4):
+            raise DataError("augment-channels", stage=stage, shape=image.shape)
+        return {**example, "image": change(jnp.asarray(image), key)}
+
+    return augment
 
 
 def colors_of(image: jax.Array) -> jax.Array:

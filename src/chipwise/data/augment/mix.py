@@ -30,20 +30,15 @@ def mixup(classes: int, alpha: float = 0.2, *, each: bool = True) -> Mix:
     Source: Zhang et al. (2018, arXiv:1710.09412). Raises `DataError` for an alpha or classes that are none,
     and for a batch without the columns `image` and `label`.
     """
-    call = f"mixup(classes={classes}, alpha={alpha})"
-    _check(call, classes, alpha)
 
-    def mix(batch: Batch, key: jax.Array) -> Batch:
-        images, labels = _columns(batch, classes, call)
-        if not alpha:
-            return {**batch, "label": labels}
+    def mix(images: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         share = grid(_shares(key, alpha, len(images), each))
         share = jnp.maximum(share, 1 - share)
         own = share.reshape((-1,) + (1,) * (images.ndim - 1))
         pixels = own * images.astype(jnp.float32) + (1 - own) * _before(images).astype(jnp.float32)
-        return {**batch, "image": stored(pixels, images.dtype), "label": _shared(labels, share)}
+        return stored(pixels, images.dtype), share
 
-    return mix
+    return _mixing(f"mixup(classes={classes}, alpha={alpha})", classes, alpha, mix)
 
 
 def cutmix(classes: int, alpha: float = 1.0, *, each: bool = True) -> Mix:
@@ -55,13 +50,8 @@ def cutmix(classes: int, alpha: float = 1.0, *, each: bool = True) -> Mix:
 
     Source: Yun et al. (2019, arXiv:1905.04899). Raises `DataError` as `mixup`.
     """
-    call = f"cutmix(classes={classes}, alpha={alpha})"
-    _check(call, classes, alpha)
 
-    def mix(batch: Batch, key: jax.Array) -> Batch:
-        images, labels = _columns(batch, classes, call)
-        if not alpha:
-            return {**batch, "label": labels}
+    def mix(images: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         n = len(images) if each else 1
         shares, places = jax.random.split(key)
         side = jnp.sqrt(1 - _shares(shares, alpha, len(images), each))
@@ -72,10 +62,9 @@ def cutmix(classes: int, alpha: float = 1.0, *, each: bool = True) -> Mix:
         pixels = jnp.sum(rows, axis=1) * jnp.sum(columns, axis=1)
         share = 1 - pixels.astype(jnp.float32) / np.float32(images.shape[1] * images.shape[2])
         other = other.reshape(other.shape + (1,) * (images.ndim - 3))
-        mixed = jnp.where(other, _before(images), images)
-        return {**batch, "image": mixed, "label": _shared(labels, share)}
+        return jnp.where(other, _before(images), images), share
 
-    return mix
+    return _mixing(f"cutmix(classes={classes}, alpha={alpha})", classes, alpha, mix)
 
 
 def mix_choice(*mixes: Mix, p: Sequence[float] | None = None) -> Mix:
@@ -97,9 +86,20 @@ def mix_choice(*mixes: Mix, p: Sequence[float] | None = None) -> Mix:
     return mix
 
 
-def _check(call: str, classes: int, alpha: float) -> None:
+def _mixing(call: str, classes: int, alpha: float, change: Callable[..., tuple[jax.Array, jax.Array]]) -> Mix:
+    """The mix whose images, and own share of each, `change(images, key)` gives."""
     if not (isinstance(classes, int) and classes > 0 and 0 <= alpha < float("inf")):
         raise DataError("mix-settings", call=call)
+
+    def mix(batch: Batch, key: jax.Array) -> Batch:
+        images, labels = _columns(batch, classes, call)
+        if not alpha:
+            return {**batch, "label": labels}
+        pixels, share = change(images, key)
+        label = share[:, None] * labels + (1 - share)[:, None] * _before(labels)
+        return {**batch, "image": pixels, "label": label}
+
+    return mix
 
 
 def _columns(batch: Batch, classes: int, call: str) -> tuple[jax.Array, jax.Array]:
@@ -132,10 +132,6 @@ def _shares(key: jax.Array, alpha: float, n: int, each: bool) -> jax.Array:
     if alpha == 1:  # Beta draws by rejection, in loops
         return jax.random.uniform(key, shape, jnp.float32)
     return jax.random.beta(key, alpha, alpha, shape, jnp.float32)
-
-
-def _shared(labels: jax.Array, share: jax.Array) -> jax.Array:
-    return share[:, None] * labels + (1 - share)[:, None] * _before(labels)
 
 
 def _covered(length: int, centre: jax.Array, side: jax.Array) -> jax.Array:

@@ -30,7 +30,7 @@ from . import color, tone
 from .affine import affine, positions, resample, undo_shift
 from .color import color_jitter, lighting
 from .crop import cutout, flip, flip_up_down, reflect_crop, resized_crop
-from .image import Augment, Example, grid, paint, pixel, where_drawn
+from .image import Augment, Example, grid, of_image, paint, pixel, where_drawn
 
 BINS = 31  # magnitudes 0 to 30
 _MOVES = ("shear_x", "shear_y", "shift_x", "shift_y", "rotate")
@@ -70,11 +70,11 @@ def _policy(
     if space not in SPACES:
         raise DataError("policy-space", call=call, spaces=list(SPACES), near=near(space, SPACES))
 
-    def augment(example: Example, key: jax.Array) -> Example:
-        image, colors = tone.eight_bit(example, call)
+    def change(image: jax.Array, key: jax.Array) -> jax.Array:
+        colors = tone.eight_bit(image, call)
         outside = pixel(fill, image, f"{call}, fill={fill}")
         if not layers:
-            return example
+            return image
         levels = SPACES[space](*image.shape[:2])
         u = jax.random.uniform(key, (layers, 5), jnp.float32)
         strengths = [_draw(levels, magnitude, u[layer]) for layer in range(layers)]
@@ -98,9 +98,9 @@ def _policy(
         if "cutout" in levels:
             for layer, places in zip(strengths, u[:, 3:], strict=True):
                 image = _cut(image, layer["cutout"], places, outside)
-        return {**example, "image": image}
+        return image
 
-    return augment
+    return of_image(call, change, colors=True)
 
 
 def _blended(change: Callable[..., jax.Array]) -> Callable[..., jax.Array]:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from ...errors import DataError
-from .image import Augment, Example, chance, image_of, where_drawn, with_opacity
+from .image import Augment, chance, of_image, where_drawn, with_opacity
 
 Table = jax.Array  # (256, channels) float32, whole numbers from 0 to 255
 
@@ -50,22 +50,21 @@ def equalize(p: float = 1.0) -> Augment:
 def _by_table(stage: str, p: float, table: Callable[[jax.Array, jax.Array], Table]) -> Augment:
     chance(p, f"{stage}(p={p})")
 
-    def augment(example: Example, key: jax.Array) -> Example:
-        image, colors = eight_bit(example, stage)
+    def change(image: jax.Array, key: jax.Array) -> jax.Array:
+        colors = eight_bit(image, stage)
         if not p:
-            return example
+            return image
         drawn = jax.random.bernoulli(key, p)
-        return {**example, "image": where_drawn(applied, drawn, image, table(colors, drawn))}
+        return where_drawn(applied, drawn, image, table(colors, drawn))
 
-    return augment
+    return of_image(stage, change, colors=True)
 
 
-def eight_bit(example: Example, stage: str) -> tuple[jax.Array, jax.Array]:
-    """The image, and its `channels_of`. Raises `DataError` for other than uint8."""
-    image = image_of(example, stage, colors=True)
+def eight_bit(image: jax.Array, stage: str) -> jax.Array:
+    """The `channels_of` an image. Raises `DataError` for other than uint8."""
     if image.dtype != jnp.uint8:
         raise DataError("augment-not-uint8", stage=stage, dtype=image.dtype.name)
-    return image, channels_of(image)
+    return channels_of(image)
 
 
 def channels_of(image: jax.Array) -> jax.Array:

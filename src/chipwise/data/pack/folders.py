@@ -19,7 +19,7 @@ import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -80,15 +80,13 @@ class Listing:
     """Split to its entries; `names`, the classes; `below`, column to the number its values stay below.
 
     `left_out`: files that are no entries, because their names end like no image's, and other things the
-    user should know were not packed. `split_by`: what made the splits: the source as it is, its folders, or
-    the table at this path.
+    user should know were not packed.
     """
 
     splits: Mapping[str, Split]
     names: tuple[str, ...] = ()
     below: Mapping[str, int] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
-    split_by: Path | Literal["source", "folders"] = "source"
 
 
 def divided(listing: Listing, share: float) -> Listing:
@@ -101,12 +99,7 @@ def divided(listing: Listing, share: float) -> Listing:
     if not isinstance(share, (int, float)) or not 0 < share < 1:
         raise RecipeError("split-share", share=share)
     if set(listing.splits) != {"train"}:
-        given = list(listing.splits)
-        if listing.split_by == "source":
-            raise DataError("split-twice", share=share, splits=given)
-        if listing.split_by == "folders":
-            raise DataError("split-twice-folders", share=share, splits=given)
-        raise DataError("split-twice-table", share=share, splits=given, table=listing.split_by)
+        raise DataError("split-twice", share=share, splits=list(listing.splits))
     whole = listing.splits["train"]
     label = whole.labels.get("label")
     if label is None or label.ndim != 1 or label.dtype.kind not in "iu":
@@ -173,12 +166,12 @@ def arrange(where: Path, files: Files, labels: str | Table = "folders", archive:
         )
         for split, (rows, _) in splits.items()
     }
-    listing = Listing(entries, classes, below, (*ignored, *files.left_out), "folders")
+    listing = Listing(entries, classes, below, (*ignored, *files.left_out))
     if not isinstance(labels, Table) or labels.splits is None:
         return listing
     split_of = dict(zip(labels.files, labels.splits, strict=True))
     sent = _sent(entries["train"], [split_of[name] for name in in_full["train"]])
-    return Listing(sent, classes, below, listing.left_out, labels.path)
+    return Listing(sent, classes, below, listing.left_out)
 
 
 def listed_by(table: Table) -> Listing:
@@ -202,7 +195,7 @@ def listed_by(table: Table) -> Listing:
     whole = Split(table.files, np.asarray(sizes, np.int64), {"label": table.labels}, _reader(read_file, keys))
     if table.splits is None:
         return Listing({"train": whole}, table.classes, table.below)
-    return Listing(_sent(whole, table.splits), table.classes, table.below, (), table.path)
+    return Listing(_sent(whole, table.splits), table.classes, table.below)
 
 
 def _sent(whole: Split, splits: Sequence[str]) -> dict[str, Split]:

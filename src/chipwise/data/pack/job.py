@@ -87,10 +87,12 @@ class Options:
             raise RecipeError("pack-store", store=self.store)
         if self.fit not in ("crop", "keep-aspect"):
             raise RecipeError("pack-fit", fit=self.fit)
-        limits: dict[str, tuple[int, int | None]] = {"size": (1, math.isqrt(MAX_PIXELS)), "quality": (1, 100)}
-        for name in ("size", "quality", "max_skipped", "workers"):
-            value, option = getattr(self, name), f"--{name.replace('_', '-')}"
-            least, most = limits.get(name, (int(name != "max_skipped"), None))
+        for option, value, least, most in (
+            ("--size", self.size, 1, math.isqrt(MAX_PIXELS)),
+            ("--quality", self.quality, 1, 100),
+            ("--max-skipped", self.max_skipped, 0, None),
+            ("--workers", self.workers, 1, None),
+        ):
             if value is None:
                 continue
             if not isinstance(value, int):

@@ -41,10 +41,10 @@ def listing_of(src: Any, labels: str | Path = "folders", names: Sequence[str] = 
     try:
         if not path.exists():
             raise DataError("pack-source-missing", path=path)
-        if path.is_dir():
-            classes = cifar_classes(path)
-            if classes is not None:
+        for classes in (10, 100):
+            if originals.batches_at(path, classes) is not None:
                 return from_cifar(path, classes)
+        if path.is_dir():
             for folder in (path, path / "mnist", path / "MNIST" / "raw"):
                 if folder.is_dir() and (files := idx_files(folder)):
                     return from_idx(files)
@@ -56,9 +56,6 @@ def listing_of(src: Any, labels: str | Path = "folders", names: Sequence[str] = 
             raise DataError("table-with-labels", path=path)
         return listed_by(read_table(path))
     if path.name.lower().endswith(_TARS):
-        classes = cifar_classes(path)
-        if classes is not None:
-            return from_cifar(path, classes)
         return arrange(path, list_tar(path), by, archive=True)
     raise DataError("pack-source-unknown", path=path)
 
@@ -96,18 +93,6 @@ def from_idx(files: Mapping[str, tuple[Path, Path]]) -> Listing:
             splits[split] = {"image": image, "label": label.astype(np.int32)}
     classes = 1 + max(int(columns["label"].max(initial=0)) for columns in splits.values())
     return _of_arrays(splits, tuple(map(str, range(classes))))
-
-
-def cifar_classes(path: Path) -> int | None:
-    """10 or 100 where `path` is CIFAR's folder or archive as published, else `None`."""
-    for classes in (10, 100):
-        if path.name in originals.ARCHIVES[classes] and path.is_file():
-            return classes
-        places = (path, *(path / name for name in originals.FOLDERS[classes]))
-        first = "data_batch_1" if classes == 10 else "train"
-        if any((place / f"{first}{end}").is_file() for place in places for end in ("", ".bin")):
-            return classes
-    return None
 
 
 def from_cifar(path: Path, classes: int) -> Listing:
