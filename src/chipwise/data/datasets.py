@@ -94,15 +94,8 @@ def digits() -> Dataset:
         rows = (np.arange(1797) % 5 == 0) == held_out
         return {name: column[rows] for name, column in read().items()}
 
-    return Dataset(
-        train=_lazy(1437, (8, 8), lambda: part(False)),
-        eval=_lazy(360, (8, 8), lambda: part(True)),
-        classes=10,
-        mean=(4.883,),
-        std=(6.021,),
-        name="digits",
-        class_names=tuple("0123456789"),
-    )
+    train, held_out = _lazy(1437, (8, 8), lambda: part(False)), _lazy(360, (8, 8), lambda: part(True))
+    return Dataset(train, held_out, 10, (4.883,), (6.021,), "digits", tuple("0123456789"))
 
 
 def mnist(data: str | Path | None = None) -> Dataset:
@@ -127,15 +120,8 @@ def mnist(data: str | Path | None = None) -> Dataset:
 
         return load
 
-    return Dataset(
-        train=_lazy(60_000, (28, 28), read("train")),
-        eval=_lazy(10_000, (28, 28), read("t10k")),
-        classes=10,
-        mean=(33.318,),
-        std=(78.567,),
-        name="mnist",
-        class_names=tuple("0123456789"),
-    )
+    train, held_out = _lazy(60_000, (28, 28), read("train")), _lazy(10_000, (28, 28), read("t10k"))
+    return Dataset(train, held_out, 10, (33.318,), (78.567,), "mnist", tuple("0123456789"))
 
 
 def cifar10(data: str | Path | None = None) -> Dataset:
@@ -174,16 +160,8 @@ def cifar10(data: str | Path | None = None) -> Dataset:
 
 
 def _cifar10(train: Source, held_out: Source, note: str) -> Dataset:
-    return Dataset(
-        train=train,
-        eval=held_out,
-        classes=10,
-        mean=(125.31, 122.95, 113.87),
-        std=(62.99, 62.09, 66.70),
-        name="cifar10",
-        class_names=_CIFAR10_CLASSES,
-        note=note,
-    )
+    mean, std = (125.31, 122.95, 113.87), (62.99, 62.09, 66.70)
+    return Dataset(train, held_out, 10, mean, std, "cifar10", _CIFAR10_CLASSES, note)
 
 
 def _packed_cifar10(path: Path) -> Dataset:

@@ -7,13 +7,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from ...errors import DataError
 from ..manifest import record_dtype
-from .examples import Form, Record, records
+from .examples import Form, records
 from .folders import Listing, Split
 
 SAMPLE = 64  # examples that are read, decoded and encoded to predict the rest, at most
@@ -62,41 +61,33 @@ def predict(
 
     Raises `DataError` when none of a split can be packed.
     """
-    splits, total, enlarged, shapes = {}, 0.0, [], set()
+    splits, total = {}, 0.0
+    enlarged: list[bool] = []
+    shapes: set[tuple[int, ...] | None] = set()
     for name, split in listing.splits.items():
         began = time.perf_counter()
         rows: list[int] = []
         pieces = _spread(split, rows, None if seconds is None else seconds / len(listing.splits))
-        sample = [_Sampled.of(record) for [record] in records(split, pieces, form, workers)]
-        total += len(split) * ((time.perf_counter() - began) / len(sample) + _RECORD_SECONDS)
-        in_order = [one for _, one in sorted(zip(rows, sample, strict=True), key=lambda pair: pair[0])]
-        packed = [one for one in in_order if one.error is None]
-        if not packed:
-            first, reason = in_order[0].name, str(in_order[0].error)
-            raise DataError("pack-none-sampled", sampled=len(sample), split=name, name=first, reason=reason)
-        for one in packed:
-            check(one.name, one.shape)
-            enlarged.append(one.enlarged)
-            shapes.add(one.shape if form.store == "raw" else None)
-        nbytes = float(np.mean([one.nbytes for one in packed]))
+        sizes: list[int] = []
+        seen, failed = {}, {}  # row to record's name and shape, or reason: pixels might not fit in memory
+        for number, [record] in enumerate(records(split, pieces, form, workers)):
+            if record.error is not None:
+                failed[rows[number]] = {"name": record.name, "reason": str(record.error)}
+                continue
+            seen[rows[number]] = record.name, record.shape
+            sizes.append(record.nbytes)
+            enlarged.append(record.enlarged)
+        total += len(split) * ((time.perf_counter() - began) / len(rows) + _RECORD_SECONDS)
+        if not seen:
+            raise DataError("pack-none-sampled", sampled=len(rows), split=name, **failed[min(failed)])
+        for row in sorted(seen):
+            check(*seen[row])
+        shapes |= {shape if form.store == "raw" else None for _, shape in seen.values()}
+        nbytes = float(np.mean(sizes))
         line = record_dtype(form.store, name_bytes[name]).itemsize
         splits[name] = Share(len(split), round(len(split) * (nbytes + line)), nbytes)
     shape = shapes.pop() if len(shapes) == 1 else None
     return Prediction(splits, total, form.store == "raw", shape, float(np.mean(enlarged)))
-
-
-class _Sampled(NamedTuple):
-    """What is kept of a record: the sample's pixels together might not fit in memory."""
-
-    name: str
-    nbytes: int
-    shape: tuple[int, ...] | None
-    enlarged: bool
-    error: DataError | None
-
-    @classmethod
-    def of(cls, record: Record) -> _Sampled:
-        return cls(record.name, record.nbytes, record.shape, record.enlarged, record.error)
 
 
 def _spread(split: Split, sampled: list[int], seconds: float | None) -> Iterator[list[int]]:
