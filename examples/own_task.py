@@ -4,7 +4,7 @@
     chipwise train examples/own_task.py:recipe --simulate 8 --set lr=0.02
     python examples/own_task.py
 
-About 5 seconds on a laptop, evaluation accuracy 0.99 (measured: 2 CPU cores).
+About 5 seconds on a laptop, evaluation accuracy 1.000 (measured: 2 CPU cores).
 """
 
 import jax
