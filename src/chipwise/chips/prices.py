@@ -265,7 +265,7 @@ def prices_for(target: Target, table: Sequence[Price], on: datetime.date | None 
     if target.rented_as:
         whole = parse(target.rented_as)
         how = fact("price-of-the-whole", whole=whole.name, target=target.name)
-        return [_reckoned(price, how) for price in prices_for(whole, table, on)]
+        return [replace(p, reckoned=(how, *p.reckoned)) for p in prices_for(whole, table, on)]
     rows = [price for price in current(table, on) if price.chip == target.chip.name]
     prices = []
     for cloud in dict.fromkeys(price.cloud for price in rows):
@@ -279,34 +279,33 @@ def _scaled(target: Target, listed: Sequence[Price]) -> list[Price]:
     listed = [price for price in listed if not price.owned]
     if target.chip.kind == "TPU":
         by_size = sorted(listed, key=lambda price: (abs(math.log(price.chips / target.chips)), price.chips))
-        return [_in_proportion(price, target) for price in by_size[:1]]
+        return [
+            _times(
+                price,
+                target.chips / price.chips,
+                fact("price-in-proportion", instance=price.instance),
+                target.name,
+            )
+            for price in by_size[:1]
+        ]
     parts = [price for price in listed if target.chips % price.chips == 0 and target.chip.kind == "GPU"]
     largest = max((price.chips for price in parts), default=1)
-    return [_machines(price, target.chips // largest) for price in parts if price.chips == largest]
+    n = target.chips // largest
+    how = fact("price-of-machines", machines=n)
+    return [_times(p, n, how, f"{n} x {p.instance}", n) for p in parts if p.chips == largest]
 
 
-def _in_proportion(price: Price, target: Target) -> Price:
-    how = fact("price-in-proportion", instance=price.instance)
-    return replace(_times(price, target.chips / price.chips, how), instance=target.name)
-
-
-def _machines(price: Price, count: int) -> Price:
-    how = fact("price-of-machines", machines=count)
-    return replace(_times(price, count, how), instance=f"{count} x {price.instance}", machines=count)
-
-
-def _times(price: Price, factor: float, how: Fact) -> Price:
+def _times(price: Price, factor: float, how: Fact, instance: str, machines: int = 1) -> Price:
     usd, spot = price.usd_per_hour, price.spot_usd_per_hour
     return replace(
-        _reckoned(price, how),
+        price,
         chips=round(price.chips * factor),
+        instance=instance,
+        machines=machines,
         usd_per_hour=None if usd is None else usd * factor,
         spot_usd_per_hour=None if spot is None else spot * factor,
+        reckoned=(how, *price.reckoned),
     )
-
-
-def _reckoned(price: Price, how: Fact) -> Price:
-    return replace(price, reckoned=(how, *price.reckoned))
 
 
 def cheapest(prices: Iterable[Price], spot: bool = False) -> Price | None:

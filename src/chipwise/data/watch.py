@@ -18,19 +18,27 @@ _MOST = 0.9995  # share of the time waited from which nobody can tell how fast t
 
 
 class Watch:
-    """Keeps account of a run's feed.
+    """Keeps account of a feed from now on.
 
     *Arguments:* `source`, the training data; `stream`, how it comes; `None` when it lives on the device.
     """
 
     def __init__(self, source: Source, stream: Stream | None):
         self.source, self.stream = source, stream
+        self._began = (0.0, 0, dict.fromkeys(NAMES, 0.0))
+        if stream is not None:
+            self._began = (stream.waited, stream.delivered, dict(stream.stages.seconds))
         self._waited, self._seconds, self._at = 0.0, dict.fromkeys(NAMES, 0.0), time.perf_counter()
 
     @property
     def waited(self) -> float:
         """Seconds for which the device had nothing to do but wait for data."""
-        return self.stream.waited if self.stream is not None else 0.0
+        return self.stream.waited - self._began[0] if self.stream is not None else 0.0
+
+    def _busy(self, stream: Stream) -> dict[str, float]:
+        """Core-seconds by stage."""
+        now = stream.stages.seconds
+        return {name: now[name] - before for name, before in self._began[2].items()}
 
     def row(self, seconds: float) -> dict[str, float]:
         """What a line of metrics says of the last `seconds` of training.
@@ -40,7 +48,7 @@ class Watch:
         """
         if self.stream is None:
             return {"wait_data_seconds": 0.0, "wait_data_share": 0.0}
-        waited, busy = self.stream.waited, self.stream.stages.seconds
+        waited, busy = self.waited, self._busy(self.stream)
         now = time.perf_counter()
         row = {"wait_data_seconds": waited, "wait_data_share": min(1.0, (waited - self._waited) / seconds)}
         row |= {f"feed/{n}_cores": (busy[n] - self._seconds[n]) / (now - self._at) for n in NAMES}
@@ -59,9 +67,9 @@ class Watch:
             verdict = fact("data-resident")
             account: dict[str, Any] = {"data": "on the device", "waited_share": 0.0, "waited_seconds": 0.0}
             return {**account, "code": verdict.code, "verdict": str(verdict)}
-        stream, spent = self.stream, self.stream.stages.seconds
-        delivered, total = max(1, stream.delivered), max(sum(spent.values()), 1e-9)
-        waited = min(stream.waited, train_seconds)
+        stream, spent = self.stream, self._busy(self.stream)
+        delivered, total = max(1, stream.delivered - self._began[1]), max(sum(spent.values()), 1e-9)
+        waited = min(self.waited, train_seconds)
         share = waited / train_seconds if train_seconds > 0 else 0.0
         needed = steps * batch / max(train_seconds - waited, 1e-9) if steps else None
         each = {name: seconds / delivered for name, seconds in spent.items()}  # core-seconds an example

@@ -16,7 +16,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -191,8 +190,7 @@ class _Timed:
 def _timed(session: Session, counts: list[int], reporter: Reporter) -> _Timed:
     """The intervals of so many steps, with a wait and a look at the loss after each."""
     stream, batch, warm = session.watch.stream, session.recipe.batch, session.step
-    source = session.recipe.task.train
-    watch = Watch(source, None if stream is None else _Since(stream))  # type: ignore[arg-type]
+    watch = Watch(session.recipe.task.train, stream)  # what was waited for before the clock is not its part
     reporter.start(0, sum(counts))
     seconds, waits = [], []
     for steps in counts:
@@ -299,31 +297,6 @@ def seconds_a_step(session: Session) -> float:
             return taken / steps
         # The first stretches are too short to tell by how much
         steps = min(4 * steps, math.ceil(1.2 * steps * _CALIBRATION_SECONDS / taken))
-
-
-class _Since:
-    """The account of a stream from now on: what was waited for before the clock started is not its part."""
-
-    def __init__(self, stream: Any):
-        self._stream = stream
-        self._waited, self._delivered = stream.waited, stream.delivered
-        self._seconds = dict(stream.stages.seconds)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    @property
-    def waited(self) -> float:
-        return self._stream.waited - self._waited
-
-    @property
-    def delivered(self) -> int:
-        return self._stream.delivered - self._delivered
-
-    @property
-    def stages(self) -> SimpleNamespace:
-        now = self._stream.stages.seconds
-        return SimpleNamespace(seconds={name: now[name] - before for name, before in self._seconds.items()})
 
 
 def _finite(loss: Any, first: int, last: int) -> float:

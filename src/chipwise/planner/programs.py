@@ -65,6 +65,20 @@ class StepPrograms:
         """How many vectors of a device meet in `reduce`; more are added as they come."""
         return self.calls if meet_at_once(self.calls, self.size) else 1
 
+    def memory(self, activations: int, program: int, available: int, source: Fact) -> Memory:
+        """What a device holds in a step, in bytes, with the temporary memory and the code given."""
+        return Memory(
+            parameters=self.parameter_bytes,
+            optimizer=self.optimizer_bytes,
+            state=self.state_bytes,
+            replica_sums=self.replica_sum_bytes,
+            activations=activations,
+            data=self.data_bytes,
+            program=program,
+            available=available,
+            available_source=source,
+        )
+
 
 def step_programs(recipe: Recipe, layout: Layout, *, resident: bool) -> StepPrograms:
     """The programs of `recipe` on one device of `layout`. Reads no data and runs nothing.
@@ -166,19 +180,7 @@ def held(programs: StepPrograms, target: Target, activations: float, program: fl
     *Arguments:* `activations`: temporary bytes of its hungriest program; `program`: bytes of code.
     """
     limit, source = available(target)
-    if limit is None:
-        return None
-    return Memory(
-        parameters=programs.parameter_bytes,
-        optimizer=programs.optimizer_bytes,
-        state=programs.state_bytes,
-        replica_sums=programs.replica_sum_bytes,
-        activations=int(activations),
-        data=programs.data_bytes,
-        program=int(program),
-        available=limit,
-        available_source=source,
-    )
+    return None if limit is None else programs.memory(int(activations), int(program), limit, source)
 
 
 def largest_batch(recipe: Recipe, fits: Callable[[Recipe], tuple[bool, float]], limit: int) -> int | None:

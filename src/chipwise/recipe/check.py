@@ -96,7 +96,10 @@ def _schedules(recipe: Recipe) -> list[Fact]:
     schedule = recipe.optimizer.hyper[name]
     table = schedule.table(clock).astype(np.float64)
     highest = float(table.max())
-    if schedule.fits_any_run or len(table) < 2 or highest <= 0:
+    inner = schedule
+    while isinstance(inner, warmup):
+        inner = as_schedule(inner.schedule)
+    if inner.fits_any_run or len(table) < 2 or highest <= 0:
         return []
     last, about = float(table[-1]), {"setting": name, "schedule": repr(schedule), "steps": len(table)}
     if last == highest and last > table[-2]:
@@ -106,15 +109,13 @@ def _schedules(recipe: Recipe) -> list[Fact]:
     idle = len(table) - 1 - int(np.flatnonzero(table > 1e-5 * highest)[-1])
     if idle >= len(table) / 10:
         return [Fact("rate-idle", about | {"idle": idle})]
-    if _interpolates(schedule) and table[0] == highest:
+    if _interpolates(inner) and table[0] == highest:
         return [Fact("rate-starts-at-peak", about)]
     return []
 
 
 def _interpolates(schedule: Schedule) -> bool:
     """Whether it is one of optax's one-cycles, which drop a warm-up of less than a step."""
-    while isinstance(schedule, warmup):
-        schedule = as_schedule(schedule.schedule)
     name = getattr(schedule.call, "__qualname__", "") if isinstance(schedule, function) else ""
     return name.startswith("piecewise_interpolate_schedule.")
 

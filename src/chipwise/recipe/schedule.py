@@ -36,6 +36,9 @@ Lengthen = Callable[[str], str]
 class Schedule(ABC):
     """One number for each step of a run. Subclasses are frozen dataclasses."""
 
+    fits_any_run: ClassVar[bool] = True
+    """Whether it ends where the run ends, however long that is."""
+
     @abstractmethod
     def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
         """The values at `steps`, (n,) float64 whole numbers, as (n,) float64."""
@@ -55,11 +58,6 @@ class Schedule(ABC):
     @abstractmethod
     def warnings(self, clock: Clock, setting: str = "schedule") -> list[Fact]:
         """What is probably not meant on this clock, of the schedule that is called `setting`."""
-
-    @property
-    @abstractmethod
-    def fits_any_run(self) -> bool:
-        """Whether it ends where the run ends, however long that is."""
 
     def table(self, clock: Clock, start: int = 0, stop: int | None = None) -> np.ndarray:
         """The values of steps `start` to `stop - 1`: (stop - start,) float32, on the host.
@@ -170,10 +168,6 @@ class Curve(Schedule):
     def warnings(self, clock: Clock, setting: str = "schedule") -> list[Fact]:
         return late(self, self.LATE, getattr(self, self.RAMP), clock, setting) if self.RAMP else []
 
-    @property
-    def fits_any_run(self) -> bool:
-        return True
-
 
 @dataclass(frozen=True)
 class constant(Curve):
@@ -200,6 +194,7 @@ class function(Schedule):
 
     call: Callable[[Any], Any]
 
+    fits_any_run: ClassVar[bool] = False
     _BLOCK: ClassVar[int] = 1024
 
     def __repr__(self) -> str:
@@ -220,10 +215,6 @@ class function(Schedule):
 
     def warnings(self, clock: Clock, setting: str = "schedule") -> list[Fact]:
         return []
-
-    @property
-    def fits_any_run(self) -> bool:
-        return False
 
     def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
         if not steps.size:
@@ -277,10 +268,6 @@ class held(Schedule):
 
     def warnings(self, clock: Clock, setting: str = "schedule") -> list[Fact]:
         return []
-
-    @property
-    def fits_any_run(self) -> bool:
-        return True
 
 
 def as_schedule(value: Any, name: str = "schedule") -> Schedule:

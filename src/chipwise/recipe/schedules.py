@@ -164,6 +164,8 @@ class exponential(Schedule):
     decay: str
     floor: float = 0.0
 
+    fits_any_run: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
         check_numbers(self, "init", "decay_rate", "floor")
         if self.decay_rate <= 0:
@@ -185,10 +187,6 @@ class exponential(Schedule):
 
     def warnings(self, clock: Clock, setting: str = "schedule") -> list[Fact]:
         return []
-
-    @property
-    def fits_any_run(self) -> bool:
-        return False
 
 
 @dataclass(frozen=True, repr=False)
@@ -250,10 +248,6 @@ class piecewise(Schedule):
             if clock.steps(key) >= clock.total
         ]
 
-    @property
-    def fits_any_run(self) -> bool:
-        return True
-
 
 @dataclass(frozen=True)
 class warmup(Schedule):
@@ -296,10 +290,6 @@ class warmup(Schedule):
     def warnings(self, clock: Clock, setting: str = "schedule") -> list[Fact]:
         inner = self._inner.warnings(clock, setting)
         return late(self, "warmup-never-ends", self.length, clock, setting) + inner
-
-    @property
-    def fits_any_run(self) -> bool:
-        return self._inner.fits_any_run
 
 
 SCHEDULES: dict[str, type[Schedule]] = {

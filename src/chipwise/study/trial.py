@@ -8,7 +8,7 @@ in turn: what slows the machine for a while slows both.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -124,17 +124,9 @@ def needed(recipe: Recipe, machine: Machine, layout: Layout) -> Memory:
         compiled = [_compiled(program, device, layout) for program in (programs.replica, programs.update)]
     known = [analysis for analysis in (one.memory_analysis() for one in compiled) if analysis is not None]
     evaluation = nbytes(task.eval) if task.eval is not None and feed.fits(task.eval, limit) else 0
-    return Memory(
-        parameters=programs.parameter_bytes,
-        optimizer=programs.optimizer_bytes,
-        state=programs.state_bytes,
-        replica_sums=programs.replica_sum_bytes,
-        activations=max((analysis.temp_size_in_bytes for analysis in known), default=0),
-        data=programs.data_bytes + evaluation,
-        program=sum(analysis.generated_code_size_in_bytes for analysis in known),
-        available=free,
-        available_source=source,
-    )
+    temporary = max((analysis.temp_size_in_bytes for analysis in known), default=0)
+    memory = programs.memory(temporary, sum(a.generated_code_size_in_bytes for a in known), free, source)
+    return replace(memory, data=memory.data + evaluation)
 
 
 def _compiled(program: Traceable, device: jax.Device, layout: Layout) -> Any:
