@@ -13,7 +13,7 @@ import tasks
 from chipwise.engine.layout import Layout
 from chipwise.engine.on import On
 from chipwise.machine.detect import detect
-from chipwise.planner import memory
+from chipwise.planner import programs
 from chipwise.study import find_batch as batches
 from chipwise.study import trial
 from chipwise.study.find_batch import find_batch
@@ -199,10 +199,10 @@ def test_an_absent_chip_is_asked_of_the_planner():
 
 def test_an_absent_chip_with_too_little_memory(monkeypatch):
     (small,) = cw.plan(recipe(batch=60), ["t4"])
-    monkeypatch.setattr(memory, "available", lambda target: (small.memory.needed, "pretended"))
+    monkeypatch.setattr(programs, "available", lambda target: (small.memory.needed, "pretended"))
     found = find_batch(recipe(batch=56), target="t4")
     assert found.bound.code == "bound-memory" and found.batch == 60 and found.memory.fits
-    monkeypatch.setattr(memory, "available", lambda target: (10, "pretended"))
+    monkeypatch.setattr(programs, "available", lambda target: (10, "pretended"))
     none = find_batch(recipe(), target="t4")
     assert none.batch is None and none.memory.needed > 10
 

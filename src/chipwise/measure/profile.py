@@ -17,6 +17,7 @@ from typing import Any
 import jax
 
 from ..errors import DataError
+from ..planner.hlo_operations import parts as inside
 from ..planner.hlo_proto import Instruction, parse
 
 SHOWN = 10
@@ -219,20 +220,11 @@ def _meanings(programs: Sequence[bytes]) -> dict[tuple[str, str], tuple[str, str
 
 def _meaning(instruction: Instruction) -> tuple[str, str]:
     """The category and source of an instruction: of a fusion those of the most telling part of it."""
-    parts = [(_kind(part), part.source) for part in _parts(instruction)]
+    working = [part for part in inside(instruction) if part.opcode not in _STRUCTURE or part is instruction]
+    parts = [(_kind(part), part.source) for part in working]
     category = next((c for c in _TELLING if any(c == found for found, _ in parts)), MOVEMENT)
-    inside = next((source for found, source in parts if found == category and source), "")
-    return category, instruction.source or inside
-
-
-def _parts(instruction: Instruction) -> list[Instruction]:
-    if instruction.opcode != "fusion":
-        return [instruction]
-    parts = []
-    for computation in instruction.called:
-        for part in computation.instructions.values():
-            parts += [] if part.opcode in _STRUCTURE else _parts(part)
-    return parts
+    fused = next((source for found, source in parts if found == category and source), "")
+    return category, instruction.source or fused
 
 
 def _kind(instruction: Instruction) -> str:

@@ -20,6 +20,7 @@ from ..engine import feed
 from ..engine.layout import Layout, exact_counts, usable
 from ..errors import DeviceError
 from ..machine.detect import leave_compiler_alone
+from ..recipe.check import SUBLANES
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
 from . import steps
@@ -228,9 +229,6 @@ def _costs(price: Price, total: Range) -> Iterator[Cost]:
         if rate is not None:
             usd = total.times(rate / 3600)
             yield Cost(usd_per_hour=rate, usd=usd, spot=spot, region=region, **shared)
-
-
-SUBLANES = 8  # rows of a TPU's vector registers: batches are padded to multiples of it
 
 
 def advice(

@@ -78,6 +78,11 @@ class _Ranked:
     def target(self) -> str:
         return self.plan.target
 
+    @property
+    def usd_per_hour(self) -> float:
+        assert self.cost is not None
+        return self.cost.usd_per_hour
+
 
 def judge(plans: Sequence[Plan]) -> Verdict:
     """The verdict over plans of one recipe."""
@@ -186,17 +191,8 @@ def about_price(cost: Cost) -> list[Fact]:
 
 
 def _break_even(a: _Ranked, b: _Ranked) -> BreakEven:
-    dear, cheap = sorted((a, b), key=lambda one: -_rate(one))
+    dear, cheap = sorted((a, b), key=lambda one: -one.usd_per_hour)
+    rates = dear.usd_per_hour, cheap.usd_per_hour
     return BreakEven(
-        dear.target,
-        cheap.target,
-        _rate(dear),
-        _rate(cheap),
-        break_even(_rate(dear), _rate(cheap)),
-        cheap.seconds.value / dear.seconds.value,
+        dear.target, cheap.target, *rates, break_even(*rates), cheap.seconds.value / dear.seconds.value
     )
-
-
-def _rate(one: _Ranked) -> float:
-    assert one.cost is not None
-    return one.cost.usd_per_hour

@@ -25,7 +25,7 @@ LEAST_FOR_BATCH_NORM = 16
 error is 23.6 % at 32 examples, 23.7 at 16, 24.8 at 8, 27.3 at 4)."""
 _FAR = 10.0  # times the rate that the rules give
 _SUDDEN = 2.0  # SGD's rate over (1 - momentum) from which a run should not start with it
-_SUBLANES = 8  # a TPU pads the rows of an array to so many
+SUBLANES = 8  # a TPU pads the rows of an array to so many
 
 
 @dataclass(frozen=True)
@@ -188,9 +188,9 @@ def _device(recipe: Recipe, target: Target | None) -> list[Fact]:
     facts = []
     batch, replicas = recipe.batch, recipe.replicas
     group = batch // replicas
-    if (target is None or target.chip.kind == "TPU") and group % _SUBLANES:
-        full = -(-group // _SUBLANES) * _SUBLANES
-        below = full - _SUBLANES  # where there are not examples enough for more
+    if (target is None or target.chip.kind == "TPU") and group % SUBLANES:
+        full = -(-group // SUBLANES) * SUBLANES
+        below = full - SUBLANES  # where there are not examples enough for more
         fits = full if full * replicas <= recipe.clock.examples or not below else below
         facts.append(fact("padding", group=group, full=full, share=1 - group / full, near=fits * replicas))
     if target is not None and target.devices > 1 and replicas % target.devices:

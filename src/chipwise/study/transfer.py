@@ -25,7 +25,7 @@ from typing import Any
 
 from ..engine.layout import Layout
 from ..errors import RecipeError
-from ..recipe.check import LEAST_FOR_BATCH_NORM
+from ..recipe.check import LEAST_FOR_BATCH_NORM, SUBLANES
 from ..recipe.duration import Clock, Duration
 from ..recipe.optimizer import Optimizer
 from ..recipe.optimizers import HIGHEST_ADAM
@@ -272,7 +272,6 @@ def _examples(duration: str, clock: Clock) -> Fraction:
 
 _LARGEST_LINEAR = 8192  # Goyal et al. 2017, figure 1
 _FEWEST_STEPS, _FEWEST_AN_EPOCH = 200, 10
-_SUBLANES = 8  # a TPU pads its arrays to so many rows
 
 
 def limits(old: Recipe, new: Recipe, k: Fraction, run: Fraction, by_hand: bool = False) -> list[Fact]:
@@ -296,7 +295,7 @@ def limits(old: Recipe, new: Recipe, k: Fraction, run: Fraction, by_hand: bool =
     before, group = old.batch // old.replicas, new.batch // new.replicas
     if new.task.has_batch_norm:
         facts += _of_batch_norm(new.batch, before, group, float(k))
-    elif group < min(_SUBLANES, before):
+    elif group < min(SUBLANES, before):
         facts.append(fact("limit-padding", group=group))
     return facts
 
