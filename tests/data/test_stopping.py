@@ -59,5 +59,5 @@ def test_a_signal_to_the_whole_group_saves(tmp_path, workers, hang, number):
     os.killpg(process.pid, number)  # as a terminal, systemd and scancel do
     _, said = process.communicate(timeout=60)
     assert process.returncode == 75, said
-    assert "saved; resume with --run" in said
+    assert "; saved. Resume with --run " in said
     assert any(p.name.isdigit() for p in (tmp_path / "run" / "checkpoints").iterdir())

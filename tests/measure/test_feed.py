@@ -217,7 +217,7 @@ def test_the_command_measures_a_recipe_as_one_json_object(tmp_path, capsys):
         ([".", "--data", "."], 2, "leave out --data"),
         (["digits", "--size", "8"], 2, "--size is for packed folders"),
         (["digits", "--workers", "0"], 2, "workers=0"),
-        (["digits", "--seconds", "0.05", "--out", "file/x.json"], 3, "Give --out FILE.json."),
+        (["digits", "--seconds", "0.05", "--out", "file/x.json"], 3, "Give --out another place."),
     ],
 )
 def test_wrong_arguments_are_one_line(tmp_path, monkeypatch, capsys, arguments, code, words):
