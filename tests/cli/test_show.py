@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import chipwise as cw
-from chipwise.cli.show import epoch, gallery
+from chipwise.cli.look import epoch, gallery
 from chipwise.engine import replica
 from chipwise.words.facts import fact
 

@@ -1,4 +1,4 @@
-"""Charts: round numbers along an axis; curves, bars and strips within their frames; names beside points."""
+"""Charts: round numbers along an axis; curves, bars and strips within their frames."""
 
 import itertools
 import math
@@ -23,7 +23,6 @@ from chipwise.explain.charts import (
     steps,
     strips,
 )
-from chipwise.explain.scatter import Dot, scatter
 
 POSITIVE = st.floats(1e-6, 1e12)
 NUMBERS = st.floats(-1e30, 1e30, allow_subnormal=False)
@@ -182,18 +181,20 @@ def test_a_key_has_a_name_once():
 def test_bars_stay_within_and_keep_their_order(values, linear):
     made = bars([Measure(str(k), "measured", v, v / 2, v * 1.5) for k, v in enumerate(values)], linear=linear)
     for row in made.rows:
-        assert 0 <= row.low <= row.at <= row.high <= 100 + 1e-9
-    order = np.argsort(values, kind="stable")
-    assert all(made.rows[a].at <= made.rows[b].at for a, b in itertools.pairwise(order))
-    assert made.log == (not linear and max(values) / min(values) > charts.BARS)
-    if not made.log:
-        assert made.rows[0].at / 100 == pytest.approx(values[0] / (max(values) * 1.5 * 1.03))
+        assert 0 <= made.axis(row.low) <= made.axis(row.value) <= made.axis(row.high) <= 100 + 1e-9
+    at = [made.axis(row.value) for row in made.rows]
+    assert all(at[a] <= at[b] for a, b in itertools.pairwise(np.argsort(values, kind="stable")))
+    assert made.axis.log == (not linear and max(values) / min(values) > charts.BARS)
+    if not made.axis.log:
+        assert at[0] / 100 == pytest.approx(values[0] / (max(values) * 1.5 * 1.03))
 
 
 @pytest.mark.parametrize("values", [[], [0.5], [0.5, 0.5]])
 def test_strips_of_few_values(values):
     made = strips([Measure("a", "measured", v, points=(v,)) for v in values])
-    assert (made is None) == (not values) and all(0 < m.at < 100 for m in (made.rows if made else ()))
+    assert (made is None) == (not values) and all(
+        0 < made.axis(m.value) < 100 for m in (made.rows if made else ())
+    )
 
 
 def test_stacks_add_up_and_stop_at_the_edge():
@@ -203,36 +204,3 @@ def test_stacks_add_up_and_stop_at_the_edge():
     assert [p.width for p in stack(parts, full=8.0)] == [12.5, 37.5]
     assert [p.width for p in stack(parts, full=2.0)] == [50, 50]
     assert stack([("a", "", None)]) == []
-
-
-# ---- a scatter
-
-
-def _dots():
-    made = []
-    for k, name in enumerate(["a", "bb", "a name beyond twenty-two letters", "d"]):
-        made += [Dot(name, (60.0 * 3**k, 50.0 * 3**k, 70.0 * 3**k), (9.0 / 2**k,) * 3, "best")]
-        made += [Dot(name, (60.0 * 3**k, 50.0 * 3**k, 70.0 * 3**k), (4.0 / 2**k,) * 3, "hollow")]
-    return made
-
-
-@pytest.mark.parametrize("size", [(660, 430), (328, 360)])
-def test_labels_overlap_neither_each_other_nor_points(size):
-    dots = _dots()
-    s = scatter(dots, size, front=[d for d in dots if d.style == "best"], x_unit="s", y_unit="$")
-    boxes = [(lab.x, lab.y - 12, lab.x + 7.8 * len(lab.text), lab.y + 3) for lab in s.labels]
-    assert len(boxes) == len(s.links) == 4 and s.front.count("H") == 3
-    for box in boxes:
-        assert box[0] >= 0 and box[2] <= s.width
-        for p in s.spots:
-            assert s.left <= p.x1 <= p.x <= p.x2 <= s.right and s.top <= p.y <= s.bottom
-            assert not (box[0] < p.x < box[2] and box[1] < p.y < box[3])
-    for a, b in itertools.combinations(boxes, 2):
-        assert not (a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3])
-
-
-def test_a_scatter_is_logarithmic_at_any_scale():
-    assert scatter([], (660, 430)) is None
-    for seconds in (1e-3, 7.0, 90.0, 4e4, 3e7, 1e10):
-        s = scatter([Dot("a", (seconds,) * 3, (seconds / 100,) * 3)], (328, 360), x_unit="s", y_unit="$")
-        assert s.x_ticks and s.y_ticks and all(math.isfinite(t.at) for t in s.x_ticks + s.y_ticks)

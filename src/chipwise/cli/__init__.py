@@ -6,7 +6,6 @@ Each command loads what it works with when it is called, so that help and mistak
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 
 import typer
 
@@ -31,14 +30,12 @@ def app() -> typer.Typer:
     from .advice import check, transfer
     from .bench import bench, bench_feed
     from .chips import chips, prices
-    from .compare import compare
     from .devices import devices
     from .find import find_batch, find_lr
-    from .inspect import inspect
+    from .look import inspect, show
     from .pack import pack
     from .plan import plan
-    from .report import report
-    from .show import show
+    from .report import compare, report
     from .train import evaluate_run, sweep, train
 
     commands = typer.Typer(
@@ -50,27 +47,11 @@ def app() -> typer.Typer:
     def chipwise() -> None:
         pass
 
-    named: dict[str, Callable[..., None]] = {
-        "train": train,
-        "eval": evaluate_run,
-        "devices": devices,
-        "plan": plan,
-        "sweep": sweep,
-        "find-lr": find_lr,
-        "find-batch": find_batch,
-        "transfer": transfer,
-        "check": check,
-        "pack": pack,
-        "inspect": inspect,
-        "bench": bench,
-        "compare": compare,
-        "report": report,
-        "bench-feed": bench_feed,
-        "show": show,
-        "chips": chips,
-        "prices": prices,
-    }
-    for name, command in named.items():
+    for command in (
+        train, evaluate_run, devices, plan, sweep, find_lr, find_batch, transfer, check, pack, inspect, bench,
+        compare, report, bench_feed, show, chips, prices,
+    ):  # fmt: skip
+        name = "eval" if command is evaluate_run else command.__name__.replace("_", "-")
         commands.command(name, epilog=codes)(command)
     return commands
 

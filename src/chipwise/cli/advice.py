@@ -5,26 +5,25 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from ..explain.terminal import console, lines, table
 from ..words.facts import fact
 from . import options
 from .options import option
-from .terminal import console, lines, table
 
 if TYPE_CHECKING:
     from ..recipe.recipe import Recipe
 
 
+@options.taking
 def check(
-    recipe: options.Recipe,
+    recipe: options.Given,
     on: Annotated[
         str | None, option("Also doubts about that device, such as v3-8 or a100:8.", "TARGET")
     ] = None,
-    data: options.Data = None,
-    set_: options.Set = None,
     json_: options.Json = False,
 ) -> None:
     """Warn about settings that are probably not meant, one line each. Exit code 0 also with warnings.
@@ -37,9 +36,8 @@ def check(
     """
     options.only_look()
     from ..recipe.check import check as look
-    from ..recipe.settings import load
 
-    loaded = load(recipe, set_ or (), data)
+    loaded = recipe.load()
     findings = look(loaded, on)
     if json_:
         shown = [finding.json() for finding in findings]
@@ -51,16 +49,15 @@ def check(
         print(fact("no-findings", recipe=loaded.name))
 
 
+@options.taking
 def transfer(
-    recipe: options.Recipe,
+    recipe: options.Given,
     batch: Annotated[int | None, option("The new global batch.", "N")] = None,
     replicas: Annotated[int | None, option("The new number of replicas.", "N")] = None,
     duration: Annotated[str | None, option("The new length, such as 48ep.", "DURATION")] = None,
     lr: Annotated[
         float | None, option("A peak rate instead of the rule's; the decay makes up for it.")
     ] = None,
-    data: options.Data = None,
-    set_: options.Set = None,
     apply: Annotated[
         Path | None, option("Write the new recipe; FILE.py:recipe is then it.", "FILE.py")
     ] = None,
@@ -75,16 +72,14 @@ def transfer(
       chipwise transfer my_task.py:recipe --batch 64 --set lr=0.2 --json
     """
     options.only_look()
-    from ..recipe.settings import load, write_recipe
     from ..study.transfer import UNAFFECTED
     from ..study.transfer import transfer as move
 
-    settings = set_ or []
-    old = load(recipe, settings, data)
+    old = recipe.load()
     moved = move(old, batch=batch, replicas=replicas, duration=duration, lr=lr)
     if apply is not None:
         title = f"{old.name}, moved from batch {old.batch} to {moved.recipe.batch} by `chipwise transfer`."
-        write_recipe(apply, old=old, new=moved.recipe, spec=recipe, settings=settings, title=title)
+        recipe.write(apply, old, moved.recipe, title)
     if json_:
         print(json.dumps(moved.to_json()))
         return
@@ -102,23 +97,20 @@ def transfer(
     if moved.limits:
         lines(to, "", fact("may-fail"), *(f"- {limit}" for limit in moved.limits))
     if apply is not None:
-        lines(to, "", fact("written", path=apply), fact("next", command=options.train_line(apply, data)))
+        lines(to, "", fact("written", path=apply), fact("next", command=recipe.train_line(file=apply)))
         return
     given = {"--batch": batch, "--replicas": replicas, "--duration": duration, "--lr": lr}
-    lines(to, "", fact("next", command=apply_lines(recipe, moved.recipe, given, settings, data)))
+    lines(to, "", fact("next", command=apply_lines(recipe, moved.recipe, given)))
 
 
-def apply_lines(
-    spec: str, new: Recipe, given: Mapping[str, object], settings: Sequence[str], data: str | None
-) -> str:
+def apply_lines(given: options.Given, new: Recipe, changed: Mapping[str, object]) -> str:
     """What to type to write the transferred recipe `new` to a file, and to train that: two lines.
 
-    *Arguments:* `given`: options of `chipwise transfer` and their values, or None for those left out.
+    *Arguments:* `changed`: options of `chipwise transfer` and their values, or None for those left out.
     """
     to = Path(re.sub(r"\W+", "_", f"{new.name}_{new.batch}") + ".py")
-    words = ["chipwise", "transfer", spec]
-    for name, value in given.items():
+    words = ["chipwise", "transfer", given.recipe]
+    for name, value in changed.items():
         words += [] if value is None else [name, f"{value:g}" if isinstance(value, float) else str(value)]
-    words += [word for text in settings for word in ("--set", text)]
-    words += [] if data is None else ["--data", data]
-    return f"{shlex.join([*words, '--apply', str(to)])}\n      {options.train_line(to, data)}"
+    words += [*given.words(), "--apply", str(to)]
+    return f"{shlex.join(words)}\n      {given.train_line(file=to)}"

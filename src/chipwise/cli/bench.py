@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from ..errors import DataError, RecipeError, Stopped
+from ..explain.terminal import console, grid, lines, table
 from ..words.facts import fact
 from ..words.figures import byte_size, counted, digits, sparkline
 from . import options
 from .options import option
-from .terminal import console, grid, lines, table
 
 if TYPE_CHECKING:
     from ..machine.record import Record
@@ -29,8 +28,10 @@ if TYPE_CHECKING:
 PACK_BATCH = 256  # of a pack alone, which knows of no batch
 
 
+@options.taking
 def bench(
     recipe: options.Recipe,
+    how: options.Machine,
     data: Annotated[
         str | None,
         option(
@@ -42,11 +43,6 @@ def bench(
     steps: Annotated[int | None, option("Timed steps. [about 10 seconds of them]", "N", min=1)] = None,
     warmup: Annotated[int, option("Steps before the clock, whose losses are kept.", "N", min=1)] = 50,
     set_: options.Set = None,
-    devices: options.Devices = None,
-    simulate: options.Simulate = None,
-    exact: options.Exact = True,
-    feed: options.Feed = "auto",
-    workers: options.Workers = None,
     profile: Annotated[
         Path | None, option("Then trace some steps, and say which operations take the time.", "DIR")
     ] = None,
@@ -67,7 +63,7 @@ def bench(
     """
     began = _process_began()
     _check_writable(out)
-    on = options.on(devices, simulate, exact=exact, feed=feed, workers=workers)
+    on = how.on(**how.how)
     from ..measure.bench import measure_train
     from ..recipe.settings import load
 
@@ -77,9 +73,9 @@ def bench(
     loaded = load(recipe, set_ or (), data, synthetic)
     described = {"set": list(set_ or ()), "data_note": "" if synthetic else _note(recipe, data)}
     progress = "none" if json_ else "auto"
-    how: dict[str, Any] = dict(steps=steps, warmup=warmup, on=on, profile=profile, progress=progress)
+    arguments: dict[str, Any] = dict(steps=steps, warmup=warmup, profile=profile, progress=progress)
     try:
-        record = measure_train(loaded, **how, began=began, described=described)
+        record = measure_train(loaded, on=on, **arguments, began=began, described=described)
     except KeyboardInterrupt as error:
         stopped = Stopped("bench-interrupted")
         stopped.exit_code = 130  # the shell's code for Ctrl-C
@@ -161,14 +157,14 @@ def _memory(sizes: dict[str, int | None], host: int | None) -> str:
 def _profile(to: Console, profile: dict[str, Any]) -> None:
     if profile["operations"]:
         columns = ("operation", "category", "share", "count a step", "ms a step", "in the model")
-        rows = table(
-            columns, left=(*columns[:2], columns[-1]), fold=columns[-1:], header_style="bold", padding=(0, 2)
-        )
-        rows.columns[0].overflow, rows.columns[0].max_width = "ellipsis", 44
+        cells = []
         for one in profile["operations"]:
             source = "/".join(one["source"].split("/")[-2:])
             figures = f"{one['share']:.1%}", f"{one['count']:.3g}", f"{one['milliseconds']:.3g}"
-            rows.add_row(Text(one["name"]), one["category"], *figures, Text(source))
+            cells.append([one["name"], one["category"], *figures, source])
+        words = (*columns[:2], columns[-1])
+        rows = table(columns, cells, left=words, fold=columns[-1:], padding=(0, 2))
+        rows.columns[0].overflow, rows.columns[0].max_width = "ellipsis", 44
         to.print(rows)
         shares = [f"{name} {share:.0%}" for name, share in profile["share"].items() if share >= 0.005]
         lines(to, fact("profile-sum", milliseconds=profile["milliseconds_per_step"], shares=shares))
@@ -236,7 +232,7 @@ def bench_feed(
       chipwise bench-feed packed/flowers --batch 512 --seconds 30
     """
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the device only receives some batches
-    on = options.on(devices, None)
+    on = options.Here(devices).on()
     from ..machine.detect import detect
     from ..measure.feed import measure_feed, verdict
 
@@ -292,7 +288,7 @@ def _feed_table(record: Record) -> Table:
     from ..measure.feed import STAGES
 
     columns = ("", "examples/s", "quartiles", "GB/s", "of a copy", "ms an example")
-    rows = table(columns, left=("",), header_style="bold", padding=(0, 2))
+    rows = table(columns, left=("",), padding=(0, 2))
     size, figures = record.measured["bytes_per_example"], record.figures
 
     def rate(series: Any, unit: float = 1.0) -> tuple[str, str, str]:

@@ -14,9 +14,9 @@ from ..chips.catalogue import CHIPS, Chip, named
 from ..chips.prices import Price, current, load, prices_for
 from ..chips.targets import SLICES, Target, parse
 from ..errors import DeviceError, near
+from ..explain.terminal import console, lines, table
 from ..words.facts import Fact, fact
 from . import options
-from .terminal import console, lines, table
 
 SCHEMA = 1
 """Grows when a key of the JSON changes its meaning or goes; new keys do not change it."""
@@ -24,9 +24,6 @@ SCHEMA = 1
 WIDE = 170
 """Columns of a table of prices, where standard output is no terminal."""
 
-PriceFile = Annotated[
-    str | None, typer.Option("--prices", metavar="FILE", help="Your own prices instead of the bundled ones.")
-]
 # What each figure of a row counts: its unit, and of what.
 FIGURES = {
     "bf16_dense_tflops": ("TFLOP/s", "bfloat16 products, dense"),
@@ -48,7 +45,7 @@ def chips(
     name: Annotated[
         str | None, typer.Argument(help="A chip such as h100 or v5e, or a target such as v3-8 or a100:8.")
     ] = None,
-    prices: PriceFile = None,
+    prices: options.Prices = None,
     json_: options.Json = False,
 ) -> None:
     """Show the catalogue of chips, or every figure of one with its unit, source and prices.
@@ -95,7 +92,7 @@ def chips(
         lines(to, "", fact("prices-none"))
 
 
-def prices(file: PriceFile = None, json_: options.Json = False) -> None:
+def prices(file: options.Prices = None, json_: options.Json = False) -> None:
     """List the prices in force with their dates and sources, or check a file of your own.
 
     \b
@@ -140,48 +137,47 @@ def _figure(value: float | int | None) -> str:
 
 
 def _all() -> Table:
-    words = ("name", "chip")
-    columns = (*words, "year", "bf16 TFLOP/s", "fp32 TFLOP/s", "GB", "GB/s", "links GB/s", "JAX devices")
-    rows = table(columns, left=words, fold=columns, header_style="bold")
-    for chip in CHIPS:
-        figures = (chip.year, chip.bf16_dense_tflops, chip.fp32_tflops, chip.memory_GB, chip.memory_GBps,
-                   chip.interconnect_GBps_both_ways, chip.jax_devices_per_chip)  # fmt: skip
-        rows.add_row(chip.names[0], chip.name, *map(_figure, figures))
-    return rows
+    columns = (
+        "name",
+        "chip",
+        "year",
+        "bf16 TFLOP/s",
+        "fp32 TFLOP/s",
+        "GB",
+        "GB/s",
+        "links GB/s",
+        "JAX devices",
+    )
+    fields = ("year", "bf16_dense_tflops", "fp32_tflops", "memory_GB", "memory_GBps",
+              "interconnect_GBps_both_ways", "jax_devices_per_chip")  # fmt: skip
+    cells = [[c.names[0], c.name, *(_figure(getattr(c, field)) for field in fields)] for c in CHIPS]
+    return table(columns, cells, left=columns[:2], fold=columns)
 
 
 def _one(chip: Chip) -> Table:
-    rows = table(("figure", "unit", "what"), left=("unit", "what"), fold=("what",), show_header=False)
-    for field, (unit, what) in FIGURES.items():
-        value = getattr(chip, field)
-        if value is not None:
-            rows.add_row(_figure(value), unit, f"{what}, per {chip.scope}")
+    stated = {field: getattr(chip, field) for field in FIGURES}
+    cells = [
+        (_figure(stated[field]), unit, f"{what}, per {chip.scope}")
+        for field, (unit, what) in FIGURES.items()
+        if stated[field] is not None
+    ]
     if chip.interconnect_kind:
-        rows.add_row("", "", f"links: {chip.interconnect_kind}")
-    rows.add_row("", "", f"JAX calls it: {', '.join(chip.device_kinds)}")
-    return rows
+        cells.append(("", "", f"links: {chip.interconnect_kind}"))
+    cells.append(("", "", f"JAX calls it: {', '.join(chip.device_kinds)}"))
+    return table(("figure", "unit", "what"), cells, left=("unit", "what"), fold=("what",), show_header=False)
 
 
 def _show_prices(to: Console, listed: list[Price], notes: bool = True) -> None:
     """Prints prices as lines, each with its date, then their sources by number, then their notes."""
     numbers = ("chips", "USD/h", "spot USD/h")
     words = ("cloud", "instance", "region", "includes", "date", "source")
-    rows = table(("chip", *numbers, *words), left=("chip", *words), fold=words, header_style="bold")
     sources = list(dict.fromkeys(price.source for price in listed))
-    for price in listed:
-        rows.add_row(
-            price.chip,
-            str(price.chips),
-            _usd(price.usd_per_hour),
-            _usd(price.spot_usd_per_hour),
-            price.cloud,
-            price.instance,
-            price.region,
-            price.includes,
-            price.day.isoformat(),
-            str(sources.index(price.source) + 1),
-        )
-    to.print(rows)
+    cells = [
+        (p.chip, p.chips, _usd(p.usd_per_hour), _usd(p.spot_usd_per_hour), p.cloud, p.instance, p.region,
+         p.includes, p.day.isoformat(), sources.index(p.source) + 1)
+        for p in listed
+    ]  # fmt: skip
+    to.print(table(("chip", *numbers, *words), cells, left=("chip", *words), fold=words))
     lines(to, *(fact("price-source", number=n, source=source) for n, source in enumerate(sources, 1)))
     for price in listed if notes else ():
         remarks = [*price.reckoned, price.note]

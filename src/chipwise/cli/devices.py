@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..explain.terminal import console, grid, lines, table
 from ..words.facts import fact
 from . import options
 from .options import option
-from .terminal import console, grid, lines
 
 if TYPE_CHECKING:
     from ..machine.report import DeviceLine, Report, Situation
@@ -37,10 +37,7 @@ def devices(
     """
     # Only looking: do not reserve three quarters of a GPU that somebody may be training on.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    if simulate is not None:
-        from ..machine.detect import simulate as make
-
-        make(simulate)
+    options.Here(simulate=simulate).on()
     from ..machine.report import look
 
     report = look(path)
@@ -82,19 +79,16 @@ def _host(here: Situation) -> list[tuple[str, str]]:
 
 
 def _devices(here: Situation) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("devices", "platform", "kind", "memory each", "catalogue"):
-        table.add_column(title, overflow="fold")
+    cells = []
     groups: dict[tuple, list[DeviceLine]] = {}
     for line in here.devices:
         groups.setdefault((line.platform, line.kind, line.memory_bytes, line.chip), []).append(line)
     for (platform, kind, size, chip), equal in groups.items():
         count = f"{len(equal)}{' simulated' if here.simulated else ''}"
         memory = _gib(size) if size else "shares the host's" if platform == "cpu" else "unknown"
-        table.add_row(count, platform, Text(kind), memory, chip or "not in it")
-    if not groups:
-        table.add_row("none", "", "", "", "")
-    return table
+        cells.append((count, platform, kind, memory, chip or "not in it"))
+    columns = ("devices", "platform", "kind", "memory each", "catalogue")
+    return table(columns, cells or [("none", "", "", "", "")], left=columns, fold=columns)
 
 
 def _gib(size: int) -> str:

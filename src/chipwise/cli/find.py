@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import DeviceError, RecipeError
+from ..explain.terminal import console, lines, table
 from ..words.facts import Fact, fact
 from ..words.figures import byte_size, sparkline
 from . import options
 from .advice import apply_lines
 from .options import option
-from .terminal import console, lines, table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from ..study.find_lr import LrSearch
 
 
+@options.taking
 def find_lr(
-    recipe: options.Recipe,
+    recipe: options.Given,
+    here: options.Here,
     low: Annotated[float, option("The first rate.")] = 1e-5,
     high: Annotated[float, option("The last one.")] = 10.0,
     steps: Annotated[int, option("Steps, one rate each.", "N")] = 100,
@@ -38,12 +40,7 @@ def find_lr(
             "NAME[=V,...]",
         ),
     ] = None,
-    devices: options.Devices = None,
-    simulate: options.Simulate = None,
-    data: options.Data = None,
-    synthetic: options.Synthetic = False,
     workers: options.Workers = None,
-    set_: options.Set = None,
     picture: Annotated[Path | None, option("Draw the curves; .png works too.", "FILE.svg")] = None,
     out: Annotated[Path | None, option("Write what --json prints.", "FILE.json")] = None,
     apply: Annotated[
@@ -60,9 +57,9 @@ def find_lr(
       chipwise find-lr mnist --second b1
       chipwise find-lr my_task.py:recipe --apply my_found.py
     """
-    on = options.on(devices, simulate, workers=workers)
+    on = here.on(workers=workers)
     from ..explain.find_picture import kind_of
-    from ..recipe.settings import load, new_file
+    from ..recipe.settings import new_file
     from ..study.find_lr import check_peak
     from ..study.find_lr import find_lr as find
 
@@ -71,8 +68,7 @@ def find_lr(
         kind_of(picture)
     if apply is not None:
         new_file(apply)
-    settings = set_ or []
-    loaded = load(recipe, settings, data, synthetic)
+    loaded = recipe.load()
     if apply is not None:
         check_peak(loaded)
     progress = "none" if json_ else "auto"
@@ -83,18 +79,13 @@ def find_lr(
         print(json.dumps(search.to_json()))
     else:
         _print(search)
-    written = _write(search, recipe, settings, picture, out, apply)
+    written = _write(search, recipe, picture, out, apply)
     if json_:
         return
     for path in written:
         print(fact("written", path=path))
-    chosen = [*settings, *(f"{key}={value:g}" for key, value in search.settings.items())]
-    command = (
-        options.train_line(apply, data, synthetic)
-        if apply is not None
-        else options.train_line(recipe, data, synthetic, chosen)
-    )
-    print(fact("next", command=command))
+    found = [f"{key}={value:g}" for key, value in search.settings.items()]
+    print(fact("next", command=recipe.train_line(found) if apply is None else recipe.train_line(file=apply)))
 
 
 def _axis(text: str | None) -> tuple[str | None, list[float] | None]:
@@ -109,17 +100,11 @@ def _axis(text: str | None) -> tuple[str | None, list[float] | None]:
 
 
 def _write(
-    search: LrSearch,
-    spec: str,
-    settings: list[str],
-    picture: Path | None,
-    out: Path | None,
-    apply: Path | None,
+    search: LrSearch, given: options.Given, picture: Path | None, out: Path | None, apply: Path | None
 ) -> list[Path]:
     """Writes the files that were asked for."""
     from ..atomic import replace_text
     from ..explain.find_picture import draw
-    from ..recipe.settings import write_recipe
 
     written = []
     if out is not None:
@@ -129,9 +114,7 @@ def _write(
     if apply is not None:
         old = search.old
         title = f"{old.name} with the rate that `chipwise find-lr` suggests at batch {old.batch}."
-        written.append(
-            write_recipe(apply, old=old, new=search.recipe, spec=spec, settings=settings, title=title)
-        )
+        written.append(given.write(apply, old, search.recipe, title))
     return written
 
 
@@ -165,16 +148,13 @@ def _bars(smoothed: np.ndarray) -> str:
     return sparkline(share[::step], 0.0, 1.0)
 
 
+@options.taking
 def find_batch(
-    recipe: options.Recipe,
+    recipe: options.Given,
+    here: options.Here,
     on: Annotated[str | None, option("Absent devices, such as v5e-8,t4. [this machine's]", "TARGETS")] = None,
     at_most: Annotated[int | None, option("Search no further than this batch.", "N")] = None,
-    devices: options.Devices = None,
-    simulate: options.Simulate = None,
     exact: options.Exact = True,
-    data: options.Data = None,
-    synthetic: options.Synthetic = False,
-    set_: options.Set = None,
     json_: options.Json = False,
 ) -> None:
     """Find the largest batch that fits in memory, and say what training there would change.
@@ -187,19 +167,17 @@ def find_batch(
     """
     targets: list[str | None] = [name.strip() for name in (on or "").split(",") if name.strip()] or [None]
     if on is not None:
-        if devices is not None or simulate is not None:
+        if here != options.Here():
             raise DeviceError("absent-and-here", targets=on)
         options.only_look()
-    where = options.on(devices, simulate, exact=exact)
+    where = here.on(exact=exact)
     from ..chips.targets import parse
-    from ..recipe.settings import load
     from ..study.find_batch import SCHEMA
     from ..study.find_batch import find_batch as find
 
     for name in filter(None, targets):
         parse(name)  # a target that cannot be is said before the work on those before it
-    settings = set_ or []
-    loaded = load(recipe, settings, data, synthetic)
+    loaded = recipe.load()
     progress = "none" if json_ else "auto"
     searches = [
         find(loaded, target=target, on=where, at_most=at_most, progress=progress) for target in targets
@@ -212,21 +190,20 @@ def find_batch(
     for one in searches:
         lines(to, f"\n{one.target}", *(f"- {told}" for told in _tell(one)), *(f"- {n}" for n in one.notes))
     for batch in dict.fromkeys(one.batch for one in searches if one.batch is not None):
-        _move(to, [one for one in searches if one.batch == batch], recipe, settings, data)
+        _move(to, [one for one in searches if one.batch == batch], recipe)
     lines(to, "", fact("largest-is-not-best"))
 
 
 def _batches(searches: list[BatchSearch]) -> Table:
-    words = ("target", "bound by")
-    columns = ("target", "batch", "a replica", "a device", "needs", "has", "bound by")
-    rows = table(columns, left=words, fold=columns)
+    cells = []
     for one in searches:
         counts = (one.batch, one.batch_per_replica, one.batch_per_device)
         sizes = ("-", "-")
         if one.memory is not None:
             sizes = (byte_size(one.memory.needed), byte_size(one.memory.available))
-        rows.add_row(one.target, *("-" if n is None else f"{n:,}" for n in counts), *sizes, str(one.bound))
-    return rows
+        cells.append([one.target, *("-" if n is None else f"{n:,}" for n in counts), *sizes, one.bound])
+    columns = ("target", "batch", "a replica", "a device", "needs", "has", "bound by")
+    return table(columns, cells, left=("target", "bound by"), fold=columns)
 
 
 def _tell(one: BatchSearch) -> Iterator[Fact]:
@@ -252,7 +229,7 @@ def _tell(one: BatchSearch) -> Iterator[Fact]:
         yield fact(code, batch=one.batch, gain=gain.value, own=own, low=gain.low, high=gain.high)
 
 
-def _move(to: Console, same: list[BatchSearch], spec: str, settings: list[str], data: str | None) -> None:
+def _move(to: Console, same: list[BatchSearch], given: options.Given) -> None:
     """What it means to train at a batch, once for all targets that it was found for."""
     one = same[0]
     if one.move is not None:
@@ -261,5 +238,5 @@ def _move(to: Console, same: list[BatchSearch], spec: str, settings: list[str], 
     for text in dict.fromkeys(str(finding) for each in same for finding in each.findings):
         lines(to, f"\nwarning: {text}")
     if one.move is not None:
-        command = apply_lines(spec, one.move.recipe, {"--batch": one.batch}, settings, data)
+        command = apply_lines(given, one.move.recipe, {"--batch": one.batch})
         lines(to, "", fact("next", command=command))

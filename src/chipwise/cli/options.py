@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -12,6 +16,7 @@ from ..errors import DeviceError
 
 if TYPE_CHECKING:
     from ..engine.on import On
+    from ..recipe import recipe as recipes
 
 
 def option(
@@ -52,28 +57,137 @@ AtOnce = Annotated[
 Metric = Annotated[
     str | None, option("What to compare. [eval/accuracy, else eval/loss, else train/loss]", "NAME")
 ]
+Prices = Annotated[
+    str | None, option("Your own prices instead of the bundled ones.", "FILE", name="--prices")
+]
+Html = Annotated[Path | None, option("Write one self-contained page.", "FILE")]
 Quiet = Annotated[bool, option("No progress, only warnings and the result.", name="--quiet")]
 Json = Annotated[bool, option("Print one JSON object, and nothing else, on standard output.", name="--json")]
 
 
-def on(devices: str | None, simulate: int | None, **rest: Any) -> On:
-    """The machine's side of a call; `--simulate` takes effect on JAX here."""
-    count, platform = None, None
-    if devices is not None:
-        if devices.lower() == "cpu":
+# ---- options that go together: a command names the group, `taking` makes options of its fields
+
+
+@dataclass(frozen=True)
+class Given:
+    """A recipe, its data and its settings."""
+
+    recipe: Recipe
+    data: Data = None
+    synthetic: Synthetic = False
+    set_: Set = None
+
+    @property
+    def settings(self) -> list[str]:
+        return self.set_ or []
+
+    def load(self) -> recipes.Recipe:
+        from ..recipe.settings import load
+
+        return load(self.recipe, self.settings, self.data, self.synthetic)
+
+    def write(self, file: Path, old: recipes.Recipe, new: recipes.Recipe, title: str) -> Path:
+        """A recipe file of `new`, which was made of this one, `old`."""
+        from ..recipe.settings import write_recipe
+
+        return write_recipe(file, old=old, new=new, spec=self.recipe, settings=self.settings, title=title)
+
+    def words(self, settings: Sequence[str] | None = None) -> list[str]:
+        """What one types after a recipe: its settings, or others, and where its data is."""
+        own = self.settings if settings is None else settings
+        words = [word for text in own for word in ("--set", text)]
+        return words + (["--data", self.data] if self.data else []) + ["--synthetic"] * self.synthetic
+
+    def train_line(self, changed: Sequence[str] = (), file: Path | None = None) -> str:
+        """What to type to train it with settings `changed`; or a file written, which has all."""
+        spec, settings = (f"{file}:recipe", []) if file else (self.recipe, [*self.settings, *changed])
+        return shlex.join(["chipwise", "train", spec, *self.words(settings)])
+
+
+@dataclass(frozen=True)
+class Here:
+    """Devices of this machine."""
+
+    devices: Devices = None
+    simulate: Simulate = None
+
+    def on(self, **how: Any) -> On:
+        """The machine's side of a call; `--simulate` takes effect on JAX here."""
+        count, platform = None, None
+        if self.devices is not None:
+            if self.devices.lower() == "cpu":
+                platform = "cpu"
+            elif self.devices.isdigit() and int(self.devices) > 0:
+                count = int(self.devices)
+            else:
+                raise DeviceError("devices-option", devices=self.devices)
+        if self.simulate is not None:
+            from ..machine.detect import simulate
+
+            simulate(self.simulate)
             platform = "cpu"
-        elif devices.isdigit() and int(devices) > 0:
-            count = int(devices)
+        from ..engine.on import On
+
+        return On(count, platform, **how)
+
+
+@dataclass(frozen=True)
+class Machine(Here):
+    """Devices of this machine, and how it adds and feeds."""
+
+    exact: Exact = True
+    feed: Feed = "auto"
+    workers: Workers = None
+
+    @property
+    def how(self) -> dict[str, Any]:
+        return {"exact": self.exact, "feed": self.feed, "workers": self.workers}
+
+
+@dataclass(frozen=True)
+class Training(Machine):
+    """Of a run: its folder's rhythm too."""
+
+    eval_every: EvalEvery = "1ep"
+    log_every: LogEvery = None
+    checkpoint_every: CheckpointEvery = None
+    steps_per_call: StepsPerCall = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Of `fit` and `sweep`."""
+        return {
+            "on": self.on(**self.how),
+            "eval_every": None if self.eval_every == "end" else self.eval_every,
+            "log_every": self.log_every,
+            "checkpoint_every": self.checkpoint_every,
+            "steps_per_call": self.steps_per_call,
+        }
+
+
+def taking(command: Callable[..., None]) -> Callable[..., None]:
+    """`command`, whose parameters that are a group are options of the group's fields instead."""
+    types = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in types.items() if is_dataclass(kind)}
+    members = {name: [field.name for field in fields(kind)] for name, kind in groups.items()}
+    parameters = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name in groups:
+            inner, of = inspect.signature(groups[name]), get_type_hints(groups[name], include_extras=True)
+            parameters += [p.replace(annotation=of[p.name]) for p in inner.parameters.values()]
         else:
-            raise DeviceError("devices-option", devices=devices)
-    if simulate is not None:
-        from ..machine.detect import simulate as make
+            parameters.append(parameter.replace(annotation=types[name]))
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
 
-        make(simulate)
-        platform = "cpu"
-    from ..engine.on import On
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        grouped = {name: kind(**{m: given.pop(m) for m in members[name]}) for name, kind in groups.items()}
+        command(**grouped, **given)
 
-    return On(count, platform, **rest)
+    del run.__wrapped__  # type: ignore[attr-defined]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run
 
 
 def only_look() -> None:
@@ -102,10 +216,3 @@ def again(context: typer.Context, **changed: str) -> str:
             for one in value if isinstance(value, (list, tuple)) else [value]:
                 words += [parameter.opts[0], str(one)]
     return shlex.join(words)
-
-
-def train_line(recipe: str | Path, data: str | None, synthetic: bool = False, settings: Any = ()) -> str:
-    """What to type to train a recipe: a built-in one, or a file that was written."""
-    spec = f"{recipe}:recipe" if isinstance(recipe, Path) else recipe
-    words = ["chipwise", "train", spec, *(word for text in settings for word in ("--set", text))]
-    return shlex.join([*words, *(["--data", data] if data else []), *(["--synthetic"] if synthetic else [])])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,9 +17,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ..errors import Stopped
+from ..explain.terminal import console, lines, table
 from ..words.facts import Fact, fact
 from ..words.figures import byte_size, duration, printable
 from . import options
+from .options import option
 
 if TYPE_CHECKING:
     from ..data.pack.job import Job, Report
@@ -30,54 +31,37 @@ _LINE_SECONDS = 5.0  # between lines where there is no terminal
 _SHOWN = 20  # skipped files in the report; the manifest has all
 
 
-Src = Annotated[
-    str,
-    typer.Argument(
-        help="A folder of images by class, or of train/ and test/; a .tar, .tar.gz or .tar.xz of one; "
-        "a .csv of files and labels; a folder with MNIST's or CIFAR's files; or the URL of one."
-    ),
-]
-Dst = Annotated[str, typer.Argument(help="The folder to make; it appears when it is complete.")]
-Size = Annotated[int | None, typer.Option(metavar="PIXELS", help="Height and width. [as they are]")]
-KeepAspect = Annotated[
-    bool,
-    typer.Option(
-        "--keep-aspect/--crop",
-        help="--crop cuts size × size around the centre; --keep-aspect gives the shorter side the size.",
-    ),
-]
-Store = Annotated[str, typer.Option(metavar="jpeg|raw", help="jpeg is smaller, raw is faster.")]
-Quality = Annotated[int, typer.Option(metavar="1-100", help="Of JPEGs that must be encoded.")]
-Labels = Annotated[
-    str,
-    typer.Option(
-        metavar="folders|FILE.csv|REGEX", help="REGEX: its first group in a file's path is the class."
-    ),
-]
-Split = Annotated[float | None, typer.Option(metavar="SHARE", help="Of each class to eval, such as 0.1.")]
-Shards = Annotated[str, typer.Option(metavar="auto|N", help="Files a column. [1 GiB each]")]
-Strict = Annotated[bool, typer.Option("--strict", help="Stop at the first file that cannot be packed.")]
-MaxSkipped = Annotated[
-    int | None, typer.Option(metavar="N", help="Stop beyond so many of them. [1 %, at least 10]")
-]
-Workers = Annotated[int | None, typer.Option(metavar="N", help="Threads. [one a core]")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Predict size and time, and write nothing.")]
-
-
 def pack(
-    src: Src,
-    dst: Dst,
-    size: Size = None,
-    keep_aspect: KeepAspect = False,
-    store: Store = "raw",
-    quality: Quality = 90,
-    labels: Labels = "folders",
-    split: Split = None,
-    shards: Shards = "auto",
-    strict: Strict = False,
-    max_skipped: MaxSkipped = None,
-    workers: Workers = None,
-    dry_run: DryRun = False,
+    src: Annotated[
+        str,
+        typer.Argument(
+            help="A folder of images by class, or of train/ and test/; a .tar, .tar.gz or .tar.xz of one; "
+            "a .csv of files and labels; a folder with MNIST's or CIFAR's files; or the URL of one."
+        ),
+    ],
+    dst: Annotated[str, typer.Argument(help="The folder to make; it appears when it is complete.")],
+    size: Annotated[int | None, option("Height and width. [as they are]", "PIXELS")] = None,
+    keep_aspect: Annotated[
+        bool,
+        typer.Option(
+            "--keep-aspect/--crop",
+            help="--crop cuts size × size around the centre; --keep-aspect gives the shorter side the size.",
+        ),
+    ] = False,
+    store: Annotated[str, option("jpeg is smaller, raw is faster.", "jpeg|raw")] = "raw",
+    quality: Annotated[int, option("Of JPEGs that must be encoded.", "1-100")] = 90,
+    labels: Annotated[
+        str,
+        typer.Option(
+            metavar="folders|FILE.csv|REGEX", help="REGEX: its first group in a file's path is the class."
+        ),
+    ] = "folders",
+    split: Annotated[float | None, option("Of each class to eval, such as 0.1.", "SHARE")] = None,
+    shards: Annotated[str, option("Files a column. [1 GiB each]", "auto|N")] = "auto",
+    strict: Annotated[bool, option("Stop at the first file that cannot be packed.", name="--strict")] = False,
+    max_skipped: Annotated[int | None, option("Stop beyond so many of them. [1 %, at least 10]", "N")] = None,
+    workers: Annotated[int | None, option("Threads. [one a core]", "N")] = None,
+    dry_run: Annotated[bool, option("Predict size and time, and write nothing.", name="--dry-run")] = False,
     json_: options.Json = False,
 ) -> None:
     """Resize once and pack into a few large files; the same command goes on after a kill.
@@ -102,18 +86,17 @@ def _run(job: Job, dry_run: bool, json_: bool) -> None:
     from ..data.pack.predict import check_disk
 
     free = check_disk(job.partial, 0)
-    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120)
+    to = console()
 
-    def line(text: object) -> None:
+    def line(*texts: object) -> None:
         if not json_:
-            console.print(str(text), markup=False, soft_wrap=True)
+            lines(to, *texts)
 
     total = sum(map(len, job.listing.splits.values()))
     line(fact("pack-predicting", src=job.src, dst=job.dst, total=total))
     if not json_:
-        console.print(_predicted(job))
-    for note in _notes(job, free):
-        line(note)
+        to.print(_predicted(job))
+    line(*_notes(job, free))
     prediction = job.prediction
     splits = {name: {"examples": s.examples, "bytes": s.bytes} for name, s in prediction.splits.items()}
     answer: dict[str, Any] = {
@@ -135,9 +118,8 @@ def _run(job: Job, dry_run: bool, json_: bool) -> None:
         }  # fmt: skip
         line(printable(str(report.path)))
         if not json_:
-            console.print(_packed(report))
-        for note in _results(report):
-            line(note)
+            to.print(_packed(report))
+        line(*_results(report))
     if json_:
         print(json.dumps(answer))
 
@@ -149,27 +131,21 @@ def _predicted(job: Job) -> Table:
         shape = f"{job.form.size}×{job.form.size}" if job.form.crop else f"shorter side {job.form.size}"
     elif job.form.store == "jpeg":
         shape = "sizes as they are"
-    table = _table("split", "examples", "classes", "stored as", "bytes")
-    for name, share in predicted.splits.items():
-        size = ("" if predicted.exact else "about ") + byte_size(share.bytes)
-        classes = str(len(job.listing.names) or "")
-        table.add_row(name, f"{share.examples:,}", classes, f"{job.form.store}, {shape}", size)
-    return table
+    about = "" if predicted.exact else "about "
+    stored, classes = f"{job.form.store}, {shape}", len(job.listing.names) or ""
+    rows = [
+        (name, f"{share.examples:,}", classes, stored, about + byte_size(share.bytes))
+        for name, share in predicted.splits.items()
+    ]
+    return table(("split", "examples", "classes", "stored as", "bytes"), rows, left=("split", "stored as"))
 
 
 def _packed(report: Report) -> Table:
-    table = _table("split", "examples", "classes", "bytes", "files")
-    for name, split in report.splits.items():
-        classes = str(len(report.names) or "")
-        table.add_row(name, f"{split['examples']:,}", classes, byte_size(split["bytes"]), str(split["files"]))
-    return table
-
-
-def _table(*headings: str) -> Table:
-    table = Table()
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading in ("split", "stored as") else "right")
-    return table
+    rows = [
+        (name, f"{split['examples']:,}", len(report.names) or "", byte_size(split["bytes"]), split["files"])
+        for name, split in report.splits.items()
+    ]
+    return table(("split", "examples", "classes", "bytes", "files"), rows, left=("split",))
 
 
 def _notes(job: Job, free: int) -> Iterator[Fact]:

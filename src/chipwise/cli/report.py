@@ -1,25 +1,24 @@
-"""`chipwise report RUN`."""
+"""`chipwise report RUN` and `chipwise compare A B ...`: what was done, told and set side by side."""
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from ..explain.terminal import answer
 from . import options
+from .options import option
 
 
 def report(
     run: Annotated[Path, typer.Argument(help="A run folder, or the folder of a study.")],
     recipe: Annotated[
         str | None,
-        typer.Option(metavar="SPEC", help="The run's recipe, path.py:name; its file is run. [if built in]"),
+        option("The run's recipe, path.py:name; its file is run. [if built in]", "SPEC"),
     ] = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one self-contained page.")] = None,
+    html: options.Html = None,
     json_: options.Json = False,
 ) -> None:
     """Tell a run's story: settings, curves, where the time went, what was slow, what to try.
@@ -30,20 +29,57 @@ def report(
       chipwise report runs/mnist-1 --html report.html
       chipwise report runs/mine --recipe my_task.py:recipe --json
     """
-    import jax
-
-    jax.config.update("jax_platforms", "cpu")  # nothing here needs, or should hold, an accelerator
+    options.only_look()
     from ..explain.report import page, text
     from ..explain.report.story import report as tell
 
     document = tell(run, recipe)
-    if html is not None:
-        page.write(document, html)
-    if json_:
-        print(json.dumps(document, allow_nan=False))
-        return
-    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120)
-    for part in text.parts(document):
-        console.print(part, markup=False, soft_wrap=isinstance(part, str))
-    if html is not None:
-        console.print(f"\nwritten: {html}", markup=False, soft_wrap=True)
+    answer(document, text.parts(document), lambda: page.render(document), html, json_)
+
+
+def compare(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="A B ...",
+            help="Records, run folders, studies, plans (--json), folders of records, published[:WORDS]; "
+            "LABEL=PATH names a row.",
+        ),
+    ],
+    baseline: Annotated[
+        str | None, option("The row that the others are held against. [the first]", "A")
+    ] = None,
+    target: Annotated[
+        str | None, option("Also the time to 0.94 (eval/accuracy), or to METRIC=VALUE.", "VALUE")
+    ] = None,
+    prices: options.Prices = None,
+    html: options.Html = None,
+    json_: options.Json = False,
+) -> None:
+    """Compare measured, predicted and published speeds of one recipe: who is faster, and by how much.
+
+    First what differs and whether the losses agree, then examples/s with intervals, wall time, time to a
+    target and dollars. Steps/s only where all batches are equal.
+
+    \b
+    Examples:
+      chipwise compare cpu.json gpu.json
+      chipwise compare mine=bench/ plan.json published --baseline mine --html compare.html
+      chipwise compare runs/a runs/b --target eval/accuracy=0.94 --json
+    """
+    from ..chips.prices import load
+    from ..explain.compare import page
+    from ..explain.compare.document import document
+    from ..explain.compare.figures import parse
+    from ..explain.compare.table import parts
+    from ..explain.sources import read, unpublished
+
+    rows = read(sources)
+    comparison = document(
+        rows,
+        prices=load(prices),
+        baseline=baseline,
+        target=parse(target) if target is not None else None,
+        notes=unpublished(sources, rows),
+    )
+    answer(comparison, parts(comparison), lambda: page.render(comparison), html, json_)

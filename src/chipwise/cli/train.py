@@ -11,33 +11,23 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import DivergedError, RecipeError, RunError, Stopped
+from ..explain.terminal import console, grid, lines
 from ..words.facts import fact
 from . import options
 from .options import option
-from .terminal import console, grid, lines
 
 
+@options.taking
 def train(
     context: typer.Context,
-    recipe: options.Recipe,
+    recipe: options.Given,
+    how: options.Training,
     run: Annotated[
         str | None, option("Run folder; one that holds a run is resumed. [runs/NAME-TIME]", "DIR")
     ] = None,
-    data: options.Data = None,
-    synthetic: options.Synthetic = False,
-    set_: options.Set = None,
-    devices: options.Devices = None,
-    simulate: options.Simulate = None,
-    exact: options.Exact = True,
-    eval_every: options.EvalEvery = "1ep",
-    log_every: options.LogEvery = None,
-    checkpoint_every: options.CheckpointEvery = None,
     stop_after: Annotated[
         str | None, option("Stop there, saved, with the schedules unchanged.", "DURATION")
     ] = None,
-    feed: options.Feed = "auto",
-    workers: options.Workers = None,
-    steps_per_call: options.StepsPerCall = None,
     seeds: Annotated[
         str | None,
         option(
@@ -60,21 +50,20 @@ def train(
       chipwise train my_task.py:recipe --set lr=0.2 --devices 4
       chipwise train mnist --data DIR --seeds 5 --run runs/mnist-5
     """
-    how: dict[str, Any] = _intervals(eval_every, log_every, checkpoint_every, steps_per_call)
-    how |= dict(on=options.on(devices, simulate, exact=exact, feed=feed, workers=workers), run=run)
     if seeds is not None:
-        _seeds_go_with(stop_after, fresh, set_)
-        how |= dict(seeds=seeds, at_once=at_once, metric=metric, json_=json_, quiet=quiet)
-        _study(context, recipe, {}, set=set_ or (), data=data, synthetic=synthetic, **how)
+        _seeds_go_with(stop_after, fresh, recipe.settings)
+        _study(context, recipe, {}, how, run, seeds, at_once, metric, json_, quiet)
         return
     if at_once != 1 or metric is not None:
         raise RecipeError("several-runs-only")
-    _one(recipe, set_, data, synthetic, json_, quiet, stop_after=stop_after, fresh=fresh, **how)
+    _one(recipe, how, run, json_, quiet, stop_after=stop_after, fresh=fresh)
 
 
+@options.taking
 def sweep(
     context: typer.Context,
     recipe: options.Recipe,
+    how: options.Training,
     set_: Annotated[
         list[str] | None,
         option(
@@ -91,15 +80,6 @@ def sweep(
     metric: options.Metric = None,
     data: options.Data = None,
     synthetic: options.Synthetic = False,
-    devices: options.Devices = None,
-    simulate: options.Simulate = None,
-    exact: options.Exact = True,
-    eval_every: options.EvalEvery = "1ep",
-    log_every: options.LogEvery = None,
-    checkpoint_every: options.CheckpointEvery = None,
-    feed: options.Feed = "auto",
-    workers: options.Workers = None,
-    steps_per_call: options.StepsPerCall = None,
     json_: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -116,20 +96,18 @@ def sweep(
     """
     from ..study.grid import parse
 
-    how: dict[str, Any] = _intervals(eval_every, log_every, checkpoint_every, steps_per_call)
-    how |= dict(on=options.on(devices, simulate, exact=exact, feed=feed, workers=workers), run=run)
-    how |= dict(seeds=seeds, at_once=at_once, metric=metric, json_=json_, quiet=quiet)
-    _study(context, recipe, parse(set_ or ()), data=data, synthetic=synthetic, **how)
+    given = options.Given(recipe, data, synthetic)
+    _study(context, given, parse(set_ or ()), how, run, seeds, at_once, metric, json_, quiet)
 
 
+@options.taking
 def evaluate_run(
     run: Annotated[str, typer.Argument(help="A run folder.")],
+    here: options.Here,
     batch: Annotated[
         int | None, option("Global batch; by default chosen from the memory needed.", min=1)
     ] = None,
     data: options.Data = None,
-    devices: options.Devices = None,
-    simulate: options.Simulate = None,
     json_: options.Json = False,
 ) -> None:
     """Evaluate the newest checkpoint of a run, every example exactly once.
@@ -139,7 +117,7 @@ def evaluate_run(
       chipwise eval runs/mnist-1
       chipwise eval runs/mnist-1 --batch 7 --simulate 8 --json
     """
-    on = options.on(devices, simulate)
+    on = here.on()
     from ..engine.checkpoint import restore_run
     from ..engine.fit import evaluate
     from ..engine.stored import disagreement, stored_recipe
@@ -168,40 +146,25 @@ def evaluate_run(
         print(f"eval/{name}  {value:.6g}" if isinstance(value, float) else f"eval/{name}  {value}")
 
 
-def _intervals(eval_every: str, log_every: Any, checkpoint_every: Any, steps_per_call: Any) -> dict[str, Any]:
-    return dict(
-        eval_every=None if eval_every == "end" else eval_every,
-        log_every=log_every,
-        checkpoint_every=checkpoint_every,
-        steps_per_call=steps_per_call,
-    )
-
-
 def _folder(name: str) -> str:
     return f"runs/{name}-{datetime.datetime.now():%Y%m%d-%H%M%S-%f}"
 
 
 def _one(
-    spec: str,
-    set_: list[str] | None,
-    data: str | None,
-    synthetic: bool,
-    json_: bool,
-    quiet: bool,
-    *,
-    run: str | None,
-    **how: Any,
+    given: options.Given, how: options.Training, run: str | None, json_: bool, quiet: bool, **more: Any
 ) -> None:
     """Trains one run and prints its result."""
+    arguments = how.arguments
     from ..engine.fit import fit
     from ..study.runs import Origin
 
-    origin = Origin(spec, tuple(set_ or ()), data, synthetic)
+    origin = Origin(given.recipe, tuple(given.settings), given.data, given.synthetic)
     recipe = origin.make()
     if not quiet:
         console(sys.stderr, width=None).print(grid(recipe.rows()))
     progress = "none" if quiet else "auto"
-    result = fit(recipe, run or _folder(recipe.name), **how, progress=progress, source=origin.source())
+    arguments |= more | {"progress": progress, "source": origin.source()}
+    result = fit(recipe, run or _folder(recipe.name), **arguments)
     if json_:
         print(json.dumps(result.to_json()))
         return
@@ -221,27 +184,29 @@ def _one(
 
 def _study(
     context: typer.Context,
-    recipe: str,
+    given: options.Given,
     settings: dict[str, list[str]],
-    *,
-    seeds: str,
+    how: options.Training,
     run: str | None,
+    seeds: str,
+    at_once: int,
     metric: str | None,
     json_: bool,
     quiet: bool,
-    **given: Any,
 ) -> None:
     """Trains a study and prints its table. Raises `DivergedError` when every run of it diverged."""
-    from ..explain.study_table import main_metric, notes, render, rows
+    from ..explain.study import main_metric, notes, render, rows
     from ..study import grid
     from ..study.sweep import sweep
 
-    file, _, name = recipe.partition(":")
+    arguments = how.arguments
+    file, _, name = given.recipe.partition(":")
     run = run or _folder(Path(name or file).stem)
 
     def show(study, to) -> None:
         here = console(to, width=160)
-        here.print(render(study, metric))
+        points = [row.to_json() for row in rows(study, metric)]
+        here.print(render(points, metric or main_metric(study)))
         lines(here, *notes(study, metric))
 
     def after_round(study) -> None:
@@ -251,13 +216,17 @@ def _study(
 
     try:
         study = sweep(
-            recipe,
+            given.recipe,
             settings,
+            set=given.settings,
+            data=given.data,
+            synthetic=given.synthetic,
+            at_once=at_once,
             seeds=grid.seeds(seeds),
             run=run,
             progress="none" if quiet else "auto",
             after_round=after_round,
-            **given,
+            **arguments,
         )
     except Stopped as stop:
         raise Stopped("go-on", stop=stop, command=options.again(context, run=run)) from None
@@ -271,11 +240,11 @@ def _study(
         raise DivergedError("every-run-diverged", folder=study.folder)
 
 
-def _seeds_go_with(stop_after: str | None, fresh: bool, set_: list[str] | None) -> None:
+def _seeds_go_with(stop_after: str | None, fresh: bool, settings: list[str]) -> None:
     """Raises `RecipeError` for what makes no sense for several runs in a folder."""
     if stop_after is not None:
         raise RecipeError("seeds-with-stop-after")
     if fresh:
         raise RecipeError("seeds-with-fresh")
-    if any(text.partition("=")[0].strip() == "seed" for text in set_ or ()):
+    if any(text.partition("=")[0].strip() == "seed" for text in settings):
         raise RecipeError("seeds-with-set-seed")

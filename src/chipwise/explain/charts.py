@@ -156,9 +156,8 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Plot:
-    """Curves over one pair of axes, in pixels. `second`: ticks below those of x, in another unit; `marks`:
-    upright lines; `level`: the height of a line across."""
+class Frame:
+    """A pair of axes in pixels, and where its ticks stand."""
 
     width: int
     height: int
@@ -168,6 +167,13 @@ class Plot:
     bottom: float
     x_ticks: list[Tick]
     y_ticks: list[Tick]
+
+
+@dataclass(frozen=True)
+class Plot(Frame):
+    """Curves over a pair of axes. `second`: ticks below those of x, in another unit; `marks`: upright lines;
+    `level`: the height of a line across."""
+
     second: list[Tick]
     y_log: bool
     lines: list[Line]
@@ -304,26 +310,15 @@ class Measure:
     value: float
     low: float | None = None
     high: float | None = None
-    points: tuple[float, ...] = ()  # of each repeat
-
-
-@dataclass(frozen=True)
-class Mark:
-    """A measure in percent of the width; `low` and `high` `None` where there is no interval to draw."""
-
-    of: Measure
-    start: float
-    at: float
-    low: float | None
-    high: float | None
-    points: tuple[float, ...]
+    points: Sequence[float] = ()  # of each repeat
 
 
 @dataclass(frozen=True)
 class Marks:
-    rows: tuple[Mark, ...]
-    ticks: list[Tick]
-    log: bool
+    """Measures along an axis in percent of the width."""
+
+    rows: Sequence[Measure]
+    axis: Axis
 
 
 def bars(measures: Sequence[Measure], *, linear: bool = False) -> Marks | None:
@@ -338,22 +333,14 @@ def bars(measures: Sequence[Measure], *, linear: bool = False) -> Marks | None:
         # an end far below everything else would squeeze what matters
         least = min(m.value for m in measures)
         low = 10.0 ** math.floor(math.log10(max(min(ends), least / 10)) - 0.1)
-        return _marks(measures, Axis(low, most * 1.1, 0, 100, log=True))
-    return _marks(measures, Axis(0, most * 1.03, 0, 100))
+        return Marks(measures, Axis(low, most * 1.1, 0, 100, log=True))
+    return Marks(measures, Axis(0, most * 1.03, 0, 100))
 
 
 def strips(measures: Sequence[Measure]) -> Marks | None:
     """Points of each repeat and the interval of their mean, on an axis around them all; `None` for none."""
     ends = [v for m in measures for v in (m.value, m.low, m.high, *m.points) if v is not None]
-    return _marks(measures, Axis.around(ends, 0, 100)) if ends else None
-
-
-def _marks(measures: Sequence[Measure], axis: Axis) -> Marks:
-    rows = []
-    for m in measures:
-        low, high = (None if m.low is None or m.high is None else axis(v) for v in (m.low or 0, m.high or 0))
-        rows.append(Mark(m, axis.start, axis(m.value), low, high, tuple(map(axis, m.points))))
-    return Marks(tuple(rows), axis.ticks(5), axis.log)
+    return Marks(measures, Axis.around(ends, 0, 100)) if ends else None
 
 
 @dataclass(frozen=True)

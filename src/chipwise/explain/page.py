@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import jinja2
 
-from ..atomic import replace_text
 from ..words import figures
 from ..words.figures import UNKNOWN, or_unknown
 
@@ -36,7 +33,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
 """What every template may apply to a number, beside what its page brings."""
 
 
-def render(name: str, filters: Mapping[str, Callable[..., Any]], /, **values: Any) -> str:
+def render(name: str, filters: Mapping[str, Callable[..., Any]] | None = None, /, **values: Any) -> str:
     """The page of `templates/NAME.html.jinja`, with `filters` beside `FILTERS`."""
     environment = jinja2.Environment(
         autoescape=True,
@@ -45,13 +42,8 @@ def render(name: str, filters: Mapping[str, Callable[..., Any]], /, **values: An
         finalize=lambda value: UNKNOWN if value is None else value,
         loader=jinja2.PackageLoader("chipwise.explain", "templates"),
     )
-    environment.filters |= {**FILTERS, **filters}
+    environment.filters |= {**FILTERS, **(filters or {})}
     return environment.get_template(f"{name}.html.jinja").render(**values)
-
-
-def write(text: str, path: str | os.PathLike) -> Path:
-    """Writes a page whole or not at all. Raises `DataError` where it cannot be written."""
-    return replace_text(path, text, "page-unwritable")
 
 
 def _digest(script: str) -> str:

@@ -9,12 +9,10 @@ import re
 import pytest
 
 import run_folders as runs
-from chipwise.errors import DataError
 from chipwise.explain.report import page, text
 from chipwise.explain.report.story import report
 from chipwise.words.facts import fact
 from pages import Reader, browse, framed, needs_browser
-from refusals import refused
 
 
 def read(document):
@@ -78,19 +76,6 @@ def test_a_metric_that_is_not_finite_is_called_so_beside_its_step(tmp_path):
 
 def test_a_document_from_a_file_is_the_same(plain):
     assert page.render(json.loads(json.dumps(plain))) == page.render(plain)
-
-
-@pytest.mark.parametrize("document", [{}, [], {"kind": "plan"}, None])
-def test_no_document(document):
-    with refused(DataError, "report-document-none"):
-        page.render(document)
-
-
-def test_write_where_it_cannot(tmp_path, plain):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DataError):
-        page.write(plain, tmp_path / "file" / "report.html")
-    assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 # ---- safety

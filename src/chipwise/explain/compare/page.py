@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from ...errors import DataError
 from ...study.stats import NO_DIFFERENCE, Difference
 from ...words.facts import fact
 from ...words.figures import counted, interval, pair, spread
@@ -24,12 +21,7 @@ _BESIDE = 3  # rows that a card names
 
 
 def render(document: Document) -> str:
-    """The page of a document as `chipwise compare --json` prints it (`document.SCHEMA`).
-
-    Raises `DataError` when it is none.
-    """
-    if not isinstance(document, Mapping) or not isinstance(document.get("rows"), list):
-        raise DataError("not-a-comparison")
+    """The page of a document as `chipwise compare --json` prints it (`document.SCHEMA`)."""
     rows: list[Document] = document["rows"]
     able = [row for row in rows if row["examples_per_second"]]
     able.sort(key=lambda row: -row["examples_per_second"]["value"])
@@ -54,11 +46,6 @@ def render(document: Document) -> str:
         prices=prices_used(document, amounts=True),
         sources=sources(document),
     )
-
-
-def write(document: Document, path: str | os.PathLike) -> Path:
-    """Writes the page whole or not at all. Raises `DataError` where it cannot be written."""
-    return page.write(render(document), path)
 
 
 _FILTERS: dict[str, Callable[..., Any]] = {

@@ -3,55 +3,53 @@ shows of a document too, in the same words."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from ...study.stats import HIGHER, LOWER, NO_DIFFERENCE
 from ...words.facts import fact
 from ...words.figures import digits, dollars, interval, pair, price, printable
+from ..terminal import table
 
 Document = Mapping[str, Any]
 _MANY = 4  # rows; of more, the values of a difference are grouped
 _VERDICTS = {HIGHER: "faster", LOWER: "slower", NO_DIFFERENCE: "no difference"}
 
 
-def show(document: Document, console: Console) -> None:
-    """Prints a document of `document.document`."""
+def parts(document: Document) -> Iterator[RenderableType]:
+    """What to print of a document of `document.document`, in order."""
 
-    def part(title: str, lines: Sequence[str]) -> None:
+    def part(title: str, lines: Sequence[str]) -> Iterator[Text]:
         if lines:
-            console.print(f"\n{title}", style="bold")
-        for line in lines:
-            _line(console, f"  {line}")
+            yield Text(f"\n{title}", style="bold")
+        yield from map(_line, lines)
 
     sentences = {subject: texts(facts) for subject, facts in document["sentences"].items()}
-    _line(console, " ".join(sentences["headline"]), style="bold")
+    yield _line(" ".join(sentences["headline"]), "", "bold")
     for line in (" ".join(sentences["kinds"]), *texts(document["notes"])):
-        _line(console, line)
-    part("What differs", [f"{d['setting']}: {values(d['values'])}" for d in document["differing"]])
-    part("The same computation?", [a["fact"]["text"] for a in document["agreement"]])
-    console.print("\nSpeed", style="bold")
-    console.print(speeds(document))
+        yield _line(line, "")
+    yield from part("What differs", [f"{d['setting']}: {values(d['values'])}" for d in document["differing"]])
+    yield from part("The same computation?", [a["fact"]["text"] for a in document["agreement"]])
+    yield Text("\nSpeed", style="bold")
+    yield speeds(document)
     for group in document["relative"]:
-        console.print()
-        console.print(relative(group))
-    for line in sentences["speed"] + sentences["published"]:
-        _line(console, f"  {line}")
-    part("Time to the target", sentences["target"])
-    part("Wall time", sentences["wall"])
+        yield ""
+        yield relative(group)
+    yield from map(_line, sentences["speed"] + sentences["published"])
+    yield from part("Time to the target", sentences["target"])
+    yield from part("Wall time", sentences["wall"])
     if any(row["costs"] and row["examples_per_second"] for row in document["rows"]):
-        part("Money", sentences["money"])
-        console.print(costs(document))
-        for line in prices_used(document):
-            _line(console, f"  {line}")
+        yield from part("Money", sentences["money"])
+        yield costs(document)
+        yield from map(_line, prices_used(document))
     else:
-        part("Money", prices_used(document))
-    part("Result", sentences["metric"])
-    part("Where the figures come from", sources(document))
+        yield from part("Money", prices_used(document))
+    yield from part("Result", sentences["metric"])
+    yield from part("Where the figures come from", sources(document))
 
 
 def texts(facts: Sequence[Document]) -> list[str]:
@@ -65,15 +63,9 @@ def texts(facts: Sequence[Document]) -> list[str]:
 def _table(
     rows: Sequence[Sequence[str]], words: Sequence[str], *figures: str, last: Sequence[str] = ()
 ) -> Table:
-    """Columns of words, of figures and of words again; text of files is not markup, and moves no cursor."""
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
-    for names, justify in ((words, "left"), (figures, "right"), (last, "left")):
-        for name in names:
-            figure = justify == "right"
-            table.add_column(Text(printable(name)), justify=justify, overflow="fold", no_wrap=figure)  # type: ignore[arg-type]
-    for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    return table
+    """Columns of words, of figures and of words again."""
+    columns, left = (*words, *figures, *last), (*words, *last)
+    return table(columns, rows, left=left, fold=left, padding=(0, 1))
 
 
 def speeds(document: Document) -> Table:
@@ -201,7 +193,6 @@ def _count(value: Any) -> str:
     return "-" if value is None else f"{value:,}"
 
 
-def _line(console: Console, text: str, style: str = "") -> None:
+def _line(text: str, indent: str = "  ", style: str = "") -> Text:
     # names come from files: no markup, and no line breaks of theirs
-    indent = " " * (len(text) - len(text.lstrip(" ")))
-    console.print(Text(indent + printable(" ".join(text.split())), style=style), soft_wrap=True)
+    return Text(indent + printable(" ".join(text.split())), style=style)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from ...errors import DataError
-from ...words.figures import figure
 from .. import page
 from ..charts import Curve, Marks, Measure, Panel, panel, series, strips
-from .text import against, beside, metric, study_title, time_bar
+from ..study import against
+from .text import beside, metric, study_title, time_bar
 
 CHARTS = 8  # metrics of a run that are drawn; more are in the JSON
 STUDY_CHARTS = 6  # metrics of a study
@@ -20,17 +17,10 @@ _PARTS = {"train": "training", "eval": "evaluation"}
 
 
 def render(document: Mapping[str, Any]) -> str:
-    """The page of a document of `story.report`. Raises `DataError` when it is none."""
-    kind = document.get("kind") if isinstance(document, Mapping) else None
-    if kind not in ("run", "study"):
-        raise DataError("report-document-none")
+    """The page of a document of `story.report`."""
+    kind = document["kind"]
     name, pictures = ("report", _run(document)) if kind == "run" else ("study", _study(document))
     return page.render(name, {"metric": metric}, document=document, beside=beside, **pictures)
-
-
-def write(document: Mapping[str, Any], path: str | os.PathLike) -> Path:
-    """Writes the page whole or not at all. Raises `DataError` where it cannot be written."""
-    return page.write(render(document), path)
 
 
 def _run(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,7 +112,6 @@ def _study(document: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "panels": [one for one in drawn if one is not None],
         "strips": _strips(document),
-        "strip_words": _strip_words,
         "title": study_title(document),
         "several": len(document["points"]) > 1,
         "against": against,
@@ -147,8 +136,3 @@ def _strips(document: Mapping[str, Any]) -> Marks | None:
                 Measure(point["name"], series(k), spread["mean"], spread["low"], spread["high"], values)
             )
     return strips(measures)
-
-
-def _strip_words(mark: Any) -> str:
-    """A strip for those who do not see it."""
-    return f"{mark.of.name}: {', '.join(figure(v) for v in mark.of.points)}"

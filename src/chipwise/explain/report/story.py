@@ -25,14 +25,15 @@ from ...recipes import BUILT_IN
 from ...study.document import FILE
 from ...words.facts import Fact, fact, say
 from ...words.figures import one_line
+from ..study import SCHEMA
+from ..study import document as study
 from .findings import Finding, divergence, learned, slow, typed_text
 from .settings import command, curve, next_commands, settings, typed
-from .study import SCHEMA, study
 from .time import Speed, Spent, clocks, intervals, speed, spent, warm_up
 
 
 def report(path: str | os.PathLike, recipe: str | None = None) -> dict[str, Any]:
-    """The story of the run folder `path`, or of a study folder's runs (`study.study`), as JSON values.
+    """The story of the run folder `path`, or of a study folder's runs (`explain.study`), as JSON values.
 
     *Arguments:* `recipe`: a built-in name or `path.py:name`, whose file is then run. Without it a built-in
     recipe is loaded by the name that the run stores, a recipe file never.

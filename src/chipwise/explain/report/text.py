@@ -10,10 +10,11 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ...words.facts import fact
 from ...words.figures import counted, figure, known, share, sparkline
 from ...words.figures import duration as seconds
 from ..charts import LOG_FROM, Part, spread_out, stack
+from ..study import render
+from ..terminal import grid, table
 from .time import PARTS
 
 _CELLS = 40  # of the bar of time
@@ -32,13 +33,13 @@ def _run(document: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield from _notes(document)
     yield " ".join(_texts(document["status"]["facts"]))
     yield ""
-    yield table(_metrics(document) + _figures(document))
+    yield grid(_metrics(document) + _figures(document))
     yield _title("\nSettings")
-    yield table([(name, value) for name, value in document["settings"]])
+    yield grid(document["settings"])
     if "note" in document["schedule"]:
         yield Text(document["schedule"]["note"]["text"], style="dim")
     yield ""
-    yield table([(one["text"], one["how"]) for one in document["commands"]])
+    yield grid([(one["text"], one["how"]) for one in document["commands"]])
     if document["curves"]:
         yield _title("\nCurves")
         yield _curves(document)
@@ -56,7 +57,7 @@ def _study(document: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield document["run"]
     yield ""
     yield _title(document["metric"] or "No run is done yet")
-    yield _points(document)
+    yield render(document["points"], document["metric"])
     yield from _notes(document)
     yield _title("\nThe runs")
     for point in document["points"]:
@@ -80,7 +81,7 @@ def _notes(document: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 def _sources(document: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield _title("\nWhere the figures come from")
-    yield table([(one["about"], one["text"]) for one in document["sources"]], "dim")
+    yield grid([(one["about"], one["text"]) for one in document["sources"]], "dim")
 
 
 def _advice(document: Mapping[str, Any]) -> Iterator[RenderableType]:
@@ -93,16 +94,6 @@ def _advice(document: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield "Nothing stood out: no rule of this report found a figure past its threshold."
     if document["unasked"]:
         yield Text(document["unasked"]["text"], style="dim")
-
-
-def table(rows: Sequence[tuple[str, str]], style: str = "") -> Table:
-    """Names in bold, and their values."""
-    rich = Table(show_header=False, box=None, pad_edge=False)
-    rich.add_column(style="bold", no_wrap=True)
-    rich.add_column(style=style, overflow="fold")
-    for name, value in rows:
-        rich.add_row(Text(name), Text(value))
-    return rich
 
 
 def metric(value: float | None) -> str:
@@ -143,22 +134,21 @@ def _figures(document: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _curves(document: Mapping[str, Any]) -> Table:
-    rich = Table(box=None, pad_edge=False, header_style="bold")
-    rich.add_column("metric", overflow="fold", max_width=40)
-    for name in ("first", "lowest", "highest", "last"):
-        rich.add_column(name, justify="right", no_wrap=True)
-    rich.add_column("over the steps", no_wrap=True)
     rows: list[tuple[str, Callable[[float], str], list[float]]] = [
         (name, figure, [p[3] for p in points]) for name, points in document["curves"].items()
     ]
     rows.append(("examples/s", "{:,.0f}".format, [i["speed"] for i in document["intervals"]]))
     waits = [i["waited"] for i in document["intervals"] if i["waited"] is not None]
     rows.append(("waiting for data", share, waits if any(waits) else []))
-    for name, form, values in rows:
-        if values:
-            shown = (form(v) for v in (values[0], min(values), max(values), values[-1]))
-            rich.add_row(Text(name), *shown, spark(values))
-    return rich
+    cells = [
+        (name, *map(form, (values[0], min(values), max(values), values[-1])), spark(values))
+        for name, form, values in rows
+        if values
+    ]
+    words = ("metric", "over the steps")
+    return table(
+        ("metric", "first", "lowest", "highest", "last", words[1]), cells, left=words, fold=words[:1]
+    )
 
 
 def spark(values: Sequence[float]) -> str:
@@ -172,13 +162,10 @@ def spark(values: Sequence[float]) -> str:
 
 
 def _time(time: Mapping[str, Any]) -> Table:
-    rich = Table(show_header=False, box=None, pad_edge=False)
-    for justify in ("left", "right", "right", "left"):
-        rich.add_column(justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    for part in time_bar(time):
-        cells = "█" * round(_CELLS * part.share)
-        rich.add_row(part.words, seconds(part.value), share(part.share), cells)
-    return rich
+    cells = [
+        (p.words, seconds(p.value), share(p.share), "█" * round(_CELLS * p.share)) for p in time_bar(time)
+    ]
+    return table(("part", "seconds", "share", ""), cells, left=("part", ""), show_header=False)
 
 
 def time_bar(time: Mapping[str, Any]) -> list[Part]:
@@ -189,43 +176,8 @@ def time_bar(time: Mapping[str, Any]) -> list[Part]:
 # ---- studies
 
 
-def _points(document: Mapping[str, Any]) -> Table:
-    rich = Table(box=None, pad_edge=False, header_style="bold")
-    rich.add_column("setting", overflow="fold")
-    for name in ("mean", "95 % interval"):
-        rich.add_column(name, justify="right", no_wrap=True)
-    for name in ("each seed", "speed", "against the first"):
-        rich.add_column(name, overflow="fold")
-    for point in document["points"]:
-        spread, difference = point["spread"] or {}, point["difference"]
-        interval = "-"
-        if known(spread.get("low")):
-            interval = f"{figure(spread['low'])} to {figure(spread['high'])}"
-        cells = [
-            point["name"],
-            figure(spread["mean"]) if spread else "-",
-            interval,
-            ", ".join(f"{seed}: {figure(value)}" for seed, value in point["values"].items()),
-            _speed(point) if point["examples_per_second"] else "-",
-            " ".join(against(difference)) if difference is not None else "",
-        ]
-        rich.add_row(*(Text(cell) for cell in cells))
-    return rich
-
-
-def _speed(point: Mapping[str, Any]) -> str:
-    return f"{point['examples_per_second']:,.0f} examples/s at {beside(point['batch'], point['replicas'])}"
-
-
 def study_title(document: Mapping[str, Any]) -> str:
     """`2 settings, 3 seeds each`."""
     many = {len(point["runs"]) for point in document["points"]} or {0}
     seeds = counted(max(many), "seed") if len(many) == 1 else f"{min(many)} to {max(many)} seeds"
     return f"{counted(len(document['points']), 'setting')}, {seeds}{' each' * (len(document['points']) > 1)}"
-
-
-def against(difference: Mapping[str, Any]) -> tuple[str, str]:
-    """`+0.003 (-0.001 to +0.007)` and `no difference shown`."""
-    value, low, high = (difference[name] for name in ("value", "low", "high"))
-    interval = f" ({low:+.2g} to {high:+.2g})" if low is not None else ""
-    return f"{value:+.2g}{interval}", str(fact(difference["verdict"]))

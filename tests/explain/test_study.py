@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 import chipwise as cw
-from chipwise.explain import study_table as table
+from chipwise.explain import study as table
 from chipwise.study.document import Point, Run, Study
 from chipwise.words.facts import fact
 from refusals import refused
@@ -33,7 +33,8 @@ def study(*points, metric="eval/accuracy", folder="runs/s"):
 def shown(made, metric=None):
     console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:
-        console.print(table.render(made, metric))
+        points = [row.to_json() for row in table.rows(made, metric)]
+        console.print(table.render(points, metric or table.main_metric(made)))
     return console.export_text()
 
 

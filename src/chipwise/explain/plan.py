@@ -15,13 +15,14 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ... import __version__
-from ...planner.plans import SCHEMA, Memory, Plan, Range
-from ...planner.timing import evaluations
-from ...planner.verdict import judge
-from ...recipe.recipe import Recipe
-from ...words.facts import Fact, fact
-from ...words.figures import dollars, duration
+from .. import __version__
+from ..planner.plans import SCHEMA, Memory, Plan, Range
+from ..planner.timing import evaluations
+from ..planner.verdict import judge
+from ..recipe.recipe import Recipe
+from ..words.facts import Fact, fact
+from ..words.figures import dollars, duration
+from . import terminal
 
 
 def document(recipe: Recipe, plans: Sequence[Plan]) -> dict[str, Any]:
@@ -45,6 +46,9 @@ def document(recipe: Recipe, plans: Sequence[Plan]) -> dict[str, Any]:
         "verdict": judge(plans).to_json(),
     }
     return json.loads(json.dumps(answer))  # tuples as lists
+
+
+# ---- in the terminal
 
 
 def parts(plans: Sequence[Plan]) -> Iterator[RenderableType]:
@@ -85,35 +89,35 @@ def table(plans: Sequence[Plan]) -> Table:
     """One row a target: memory needed and available on a device, a step with its interval, examples/s of the
     whole target, the share of its peak, wall time, and dollars of the run with whose price it is. Some 100
     columns wide."""
-    rich = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
-    for name in ("target", "GB", "ms a step", "examples/s", "peak", "bound by", "wall", "$", "$ spot"):
-        justify = "left" if name in ("target", "bound by") else "right"
-        rich.add_column(name, justify=justify, no_wrap=not name.startswith("$"))  # type: ignore[arg-type]
+    rows: list[list[Any]] = []
     for p in plans:
         memory = _memory(p.memory)
         if not p.runs:
-            rich.add_row(p.target, memory, "[red]-[/red]", "-", "-", "-", "-", "-", "-")
+            rows.append([p.target, memory, Text("-", style="red"), *"------"])
             continue
         assert p.step_seconds is not None and p.examples_per_second is not None and p.wall_seconds is not None
-        rich.add_row(
-            p.target + ("" if p.method == "compiled" else " *"),
-            memory,
-            _range(p.step_seconds.times(1e3)),
-            f"{p.examples_per_second.value:,.0f}",
-            "-" if p.share_of_peak is None else f"{p.share_of_peak:.0%}",
-            (p.bound or "").replace("interconnect", "links"),
-            duration(p.wall_seconds.value),
-            _price(p, False),
-            _price(p, True),
+        rows.append(
+            [
+                p.target + ("" if p.method == "compiled" else " *"),
+                memory,
+                _range(p.step_seconds.times(1e3)),
+                f"{p.examples_per_second.value:,.0f}",
+                "-" if p.share_of_peak is None else f"{p.share_of_peak:.0%}",
+                (p.bound or "").replace("interconnect", "links"),
+                duration(p.wall_seconds.value),
+                _price(p, False),
+                _price(p, True),
+            ]
         )
-    return rich
+    columns = ("target", "GB", "ms a step", "examples/s", "peak", "bound by", "wall", "$", "$ spot")
+    return terminal.table(columns, rows, left=("target", "bound by"), fold=("$", "$ spot"), padding=(0, 1))
 
 
-def _memory(memory: Memory | None) -> str:
+def _memory(memory: Memory | None) -> Text:
     if memory is None:
-        return "-"
-    text = f"{memory.needed / 1e9:.1f} of {memory.available / 1e9:.0f}"
-    return text if memory.fits else f"[red]{text}[/red]"
+        return Text("-")
+    held = f"{memory.needed / 1e9:.1f} of {memory.available / 1e9:.0f}"
+    return Text(held, style="" if memory.fits else "red")
 
 
 def _range(r: Range) -> str:
@@ -122,7 +126,7 @@ def _range(r: Range) -> str:
     return f"{r.value:.3g} ({form.format(r.low)}-{form.format(r.high)})"
 
 
-def _price(plan: Plan, spot: bool) -> Text:
+def _price(plan: Plan, spot: bool) -> str:
     """`$12.30 gcp`: spot prices of one cloud may be above another's on demand."""
     cost = plan.cheapest(spot)
-    return Text("-" if cost is None else f"{dollars(cost.usd.value)} {cost.cloud}")
+    return "-" if cost is None else f"{dollars(cost.usd.value)} {cost.cloud}"

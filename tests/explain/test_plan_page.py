@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from chipwise.errors import DataError
-from chipwise.explain.plan import page
+from chipwise.explain import plan_page as page
 from chipwise.words.facts import fact
 from pages import HOSTILE, Reader, browse, framed, needs_browser
 from planner import documents
-from refusals import refused
 
 
 def read(document) -> Reader:
@@ -31,15 +29,6 @@ def hostile(value, key=""):
     if isinstance(value, list):
         return [hostile(v, key) for v in value]
     return HOSTILE if isinstance(value, str) else value
-
-
-def without(value):
-    """Every way of replacing one value of a plan with `None`."""
-    for key in value:
-        if key not in ("target", "problem"):
-            yield key, {**value, key: None}
-        if isinstance(value[key], dict):
-            yield from ((f"{key}.{k}", {**value, key: made}) for k, made in without(value[key]))
 
 
 def texts(facts):
@@ -60,9 +49,9 @@ def test_the_answer_comes_first():
     for plan in document["plans"]:
         assert plan["target"] in text
         if plan["problem"]:
-            assert page.text(plan["problem"]) in text
+            assert plan["problem"]["text"] in text
         for advice in [*plan["advice"], *plan["notes"]]:
-            assert page.text(advice) in text
+            assert advice["text"] in text
         for cost in plan["costs"]:
             assert cost["source"] in text and cost["date"] in text and cost["instance"] in text
     for setting, value in document["recipe"]["rows"]:
@@ -108,12 +97,13 @@ def test_text_of_a_document_is_never_markup():
 # ---- documents of all kinds
 
 
-def test_anything_of_a_plan_may_be_unknown():
-    document = documents.document()
-    best = document["plans"][1]
-    for name, plan in without(best):
-        made = page.render({**document, "plans": [plan, *document["plans"][2:]]})
-        assert "</html>" in made and not re.search(r">\s*(None|nan)\b", made), name
+def test_memory_and_prices_may_be_unknown():
+    plans = [
+        dataclasses.replace(plan, memory=None, costs=(), share_of_peak=None) for plan in documents.plans()
+    ]
+    made = page.render(documents.wrap(plans))
+    assert "</html>" in made and not re.search(r">\s*(None|nan)\b", made)
+    assert "Unknown for v5e-8, v6e-8" in made and "Nothing to draw" in made
 
 
 @pytest.mark.parametrize("count", [1, 2, 7])
@@ -153,31 +143,6 @@ def test_a_document_from_a_file_is_the_same():
     assert page.render(json.loads(json.dumps(document))) == page.render(document)
 
 
-@pytest.mark.parametrize("document", [{}, [], {"plans": 3}, None])
-def test_no_document(document):
-    with refused(DataError, "plan-document-none"):
-        page.render(document)
-
-
-def test_write_replaces_the_file_whole(tmp_path):
-    path = tmp_path / "deep" / "plan.html"
-    page.write(documents.document(), path)
-    before = path.read_text(encoding="utf-8")
-    with pytest.raises(DataError):
-        page.write({}, path)
-    assert path.read_text(encoding="utf-8") == before == page.render(documents.document())
-    assert [p.name for p in path.parent.iterdir()] == ["plan.html"]
-
-
-def test_write_where_it_cannot(tmp_path):
-    (tmp_path / "file").write_text("")
-    (tmp_path / "folder").mkdir()
-    for path in (tmp_path / "file" / "plan.html", tmp_path / "folder"):
-        with pytest.raises(DataError, match="--html"):
-            page.write(documents.document(), path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder"]
-
-
 # ---- the figures
 
 
@@ -205,22 +170,44 @@ def test_a_dot_a_price_and_the_best_stand_out():
     assert "gcp v5litepod-8 us-central1" in wide.spots[0].of.title
 
 
-@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, None])
-def test_what_has_no_logarithm_is_not_drawn(value):
-    wall = {"value": value, "low": value, "high": value}
-    plan = {"target": "a", "wall_seconds": wall, "cheapest": {"usd": {"value": 1, "low": 1, "high": 1}}}
-    assert page.scatters([plan], ["a"]) == []
+def _dots():
+    made = []
+    for k, name in enumerate(["a", "bb", "a name beyond twenty-two letters", "d"]):
+        made += [page.Dot(name, (60.0 * 3**k, 50.0 * 3**k, 70.0 * 3**k), (9.0 / 2**k,) * 3, "best")]
+        made += [page.Dot(name, (60.0 * 3**k, 50.0 * 3**k, 70.0 * 3**k), (4.0 / 2**k,) * 3, "hollow")]
+    return made
+
+
+@pytest.mark.parametrize("size", [(660, 430), (328, 360)])
+def test_long_names_overlap_neither_each_other_nor_points(size):
+    dots = _dots()
+    s = page.scatter(dots, size)
+    boxes = [(lab.x, lab.y - 12, lab.x + 7.8 * len(lab.text), lab.y + 3) for lab in s.labels]
+    assert len(boxes) == len(s.links) == 4 and s.front.count("H") == 3
+    for box in boxes:
+        assert box[0] >= 0 and box[2] <= s.width
+        for p in s.spots:
+            assert s.left <= p.x1 <= p.x <= p.x2 <= s.right and s.top <= p.y <= s.bottom
+            assert not (box[0] < p.x < box[2] and box[1] < p.y < box[3])
+    for a, b in itertools.combinations(boxes, 2):
+        assert not (a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3])
+
+
+def test_a_scatter_is_logarithmic_at_any_scale():
+    for seconds in (1e-3, 7.0, 90.0, 4e4, 3e7, 1e10):
+        s = page.scatter([page.Dot("a", (seconds,) * 3, (seconds / 100,) * 3)], (328, 360))
+        assert s.x_ticks and s.y_ticks and all(math.isfinite(t.at) for t in s.x_ticks + s.y_ticks)
 
 
 def test_bars_add_up_and_stop_at_the_edge():
     plans = documents.document()["plans"]
     for bar in page.bars(plans):
         assert sum(p.width for p in bar.parts) == pytest.approx(
-            min(100, bar.limit * bar.needed / bar.available)
+            min(100, bar.limit * bar.plan["memory"]["needed"] / bar.plan["memory"]["available"])
         )
     huge = {**plans[0], "memory": {**plans[0]["memory"], "activations": 10**12, "needed": 10**12}}
     bar = page.bars([huge, *plans[1:]])[0]
-    assert not bar.fits and sum(p.width for p in bar.parts) == pytest.approx(100)
+    assert sum(p.width for p in bar.parts) == pytest.approx(100)
     assert bar.limit == pytest.approx(100 / page.LONGEST)
 
 

@@ -1,0 +1,229 @@
+"""A plan document as one HTML page that needs nothing else, whose scripts only sort the table and open
+everything for printing: the targets, their time against dollars, and the memory of a device of each."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..words.figures import byte_size, dollars, duration, interval, price
+from . import page
+from .charts import Axis, Frame, Part, stack
+
+SIZES = {"wide": (660, 430), "narrow": (328, 360)}  # pixels of the scatter on a desk and on a telephone
+LONGEST = 1.5  # devices' worth of memory, at which a bar is cut
+CATEGORIES = {
+    "parameters": "parameters",
+    "optimizer": "optimizer state",
+    "state": "model state",
+    "replica_sums": "replicas' sums",
+    "activations": "activations",
+    "data": "data",
+    "program": "program",
+}
+"""The fields of `plans.Memory`, in the order they are drawn, and in words."""
+
+
+def render(document: Mapping[str, Any]) -> str:
+    """The page of a document as `chipwise plan --json` prints it (`plans.SCHEMA`)."""
+    plans, verdict = document["plans"], document["verdict"]
+    by_name = {p["target"]: p for p in plans}
+    able, failed = ([p for p in plans if (p["problem"] is None) is runs] for runs in (True, False))
+    by_step = verdict["ranked_by"] == "step"
+    ranked = sorted(able, key=lambda p: p["step_seconds" if by_step else "wall_seconds"]["value"])
+    spot = [p for p in able if p["cheapest_spot"]]
+    return page.render(
+        "plan",
+        document=document,
+        recipe=document["recipe"],
+        verdict=verdict,
+        by_step=by_step,
+        pareto=verdict["pareto"],
+        fastest=by_name.get(next(iter(verdict["by_time"]), "")),
+        cheapest=by_name.get(next(iter(verdict["by_money"]), "")),
+        cheapest_spot=min(spot, key=lambda p: p["cheapest_spot"]["usd"]["value"], default=None),
+        plans=ranked + failed,
+        bars=bars(plans),
+        no_memory=[p["target"] for p in plans if not p["memory"]],
+        scatters=scatters(plans, () if by_step else verdict["pareto"]),
+        undrawn=[p["target"] for p in able if not p["cheapest"] and not p["cheapest_spot"]],
+        failed=[p["target"] for p in failed],
+        categories=CATEGORIES,
+    )
+
+
+def scatters(plans: Sequence[Mapping[str, Any]], pareto: Collection[str]) -> list[tuple[str, Scatter]]:
+    """The cheapest prices of each target that has one, in both sizes; empty where there is nothing to draw.
+
+    At a fixed price an hour time and dollars are proportional, so an interval is a slanted line on
+    logarithmic axes, not a cross.
+    """
+    dots = []
+    for plan in plans:
+        for cost in filter(None, (plan["cheapest"], plan["cheapest_spot"])):
+            wall, usd = plan["wall_seconds"], cost["usd"]
+            text = (
+                f"{plan['target']}: {duration(wall['value'])} ({interval(wall, duration)}), "
+                f"{dollars(usd['value'])} ({interval(usd, dollars)}); {price(cost)}"
+            )
+            style = f"{'best' if plan['target'] in pareto else ''}{' hollow' if cost['spot'] else ''}"
+            x, y = ((span["value"], span["low"], span["high"]) for span in (wall, usd))
+            dots.append(Dot(plan["target"], x, y, style, text))
+    return [(name, scatter(dots, size)) for name, size in SIZES.items() if dots]
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A device's memory. `limit`: what it has, in percent of the figure; `parts`, of it too."""
+
+    plan: Mapping[str, Any]
+    parts: list[Part]
+    limit: float
+
+
+def bars(plans: Sequence[Mapping[str, Any]]) -> list[Bar]:
+    """One bar a target whose memory is known, as shares of what the device has, all limits below each other.
+
+    The figure ends at the largest need, or at `LONGEST` devices' worth.
+    """
+    stated = [plan for plan in plans if plan["memory"]]
+    needs = [plan["memory"]["needed"] / plan["memory"]["available"] for plan in stated]
+    end = min(max([1.04, *(1.02 * n for n in needs)]), LONGEST)
+    drawn = []
+    for plan in stated:
+        sizes = [(name, plan["memory"][name]) for name in CATEGORIES]
+        pieces = ((name, f"{CATEGORIES[name]} {byte_size(size)}", size) for name, size in sizes)
+        drawn.append(Bar(plan, stack(pieces, plan["memory"]["available"] * end), 100 / end))
+    return drawn
+
+
+# ---- the scatter
+
+Box = tuple[float, float, float, float]  # left, top, right, bottom; or the ends of a line
+
+
+@dataclass(frozen=True)
+class Dot:
+    """What a scatter draws: (value, low, high) along both axes, an interval from lower left to upper right.
+    Dots of one name are linked; the first has the name beside it."""
+
+    name: str
+    x: tuple[float, float, float]
+    y: tuple[float, float, float]
+    style: str = ""
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A dot in pixels, with its interval from (`x1`, `y1`) to (`x2`, `y2`)."""
+
+    of: Dot
+    x: float
+    y: float
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+
+
+@dataclass(frozen=True)
+class Label:
+    text: str
+    x: float  # of the text's left end
+    y: float  # of its baseline
+    leader: Box | None  # a line to the point, where the text is far from it
+
+
+@dataclass(frozen=True)
+class Scatter(Frame):
+    """Dots over two logarithmic axes. `links`: x, and two heights; `front`: an SVG path, or ""."""
+
+    spots: list[Spot]
+    links: list[tuple[float, float, float]]
+    labels: list[Label]
+    front: str
+
+
+def scatter(dots: Sequence[Dot], size: tuple[int, int]) -> Scatter:
+    """Seconds and dollars; a line of stairs joins those of style "best", nothing being better."""
+    width, height = size
+    left, top, right, bottom = 58.0, 14.0, width - 16.0, height - 46.0
+    across = _log_axis([v for d in dots for v in d.x], left, right, "s")
+    up = _log_axis([v for d in dots for v in d.y], bottom, top, "$")
+    spots = []
+    for d in dots:
+        (x, x1, x2), (y, y1, y2) = map(across, d.x), map(up, d.y)
+        spots.append(Spot(d, x, y, x1, y1, x2, y2))
+    first: dict[str, Spot] = {}
+    for spot in spots:
+        first.setdefault(spot.of.name, spot)
+    links = [(s.x, first[s.of.name].y, s.y) for s in spots if s is not first[s.of.name]]
+    corners = sorted((s for s in spots if s.of.style == "best"), key=lambda s: (s.x, s.y))
+    stairs = ""
+    if len(corners) > 1:
+        stairs = f"M{corners[0].x:.1f} {corners[0].y:.1f}"
+        stairs += "".join(f"H{s.x:.1f}V{s.y:.1f}" for s in corners[1:])
+    return Scatter(
+        width, height, left, top, right, bottom, across.ticks(max(width // 90, 3)), up.ticks(7), spots, links,
+        _labels(spots, list(first.values()), corners, (left + 2, top, right, bottom - 2)), stairs,
+    )  # fmt: skip
+
+
+def _log_axis(values: Sequence[float], start: float, end: float, unit: str) -> Axis:
+    """With room for names, and at least a factor of 6 long."""
+    low, high = math.log(min(values)), math.log(max(values))
+    room = max(0.07 * (high - low), (math.log(6) - (high - low)) / 2, 0.1)
+    return Axis(math.exp(low - room), math.exp(high + room), start, end, True, unit)
+
+
+_LETTER, _HEIGHT = 7.8, 15.0  # pixels: a wide 13 px letter, and its line
+_LONGEST = 22  # letters of a name
+_PLACES = [
+    (reach, math.cos(math.radians(angle)), math.sin(math.radians(angle)))
+    for reach in (10.0, 18.0, 28.0, 42.0, 60.0, 85.0)
+    for angle in range(0, 360, 30)
+]
+
+
+def _labels(spots: Sequence[Spot], named: Sequence[Spot], corners: Sequence[Spot], area: Box) -> list[Label]:
+    """A name beside each of `named`, where it covers least: no other name or dot, and lines if it can."""
+    boxes = [(s.x - 8, s.y - 8, s.x + 8, s.y + 8) for s in spots]
+    lines = [p for s in spots for p in _along(s.x1, s.y1, s.x2, s.y2)]
+    for a, b in itertools.pairwise(corners):
+        lines += [*_along(a.x, a.y, b.x, a.y), *_along(b.x, a.y, b.x, b.y)]
+
+    def cost(place: tuple[float, float, float], box: Box) -> float:
+        l, t, r, b = box  # noqa: E741
+        hit = sum(l < r2 and l2 < r and t < b2 and t2 < b for l2, t2, r2, b2 in boxes)
+        crossed = sum(l <= x <= r and t <= y <= b for x, y in lines)
+        outside = l < area[0] or t < area[1] or r > area[2] or b > area[3]
+        return 1000.0 * hit + 6.0 * crossed + place[0] / 4 + 5000.0 * outside
+
+    labels = []
+    for s in named:
+        text = s.of.name if len(s.of.name) <= _LONGEST else s.of.name[: _LONGEST - 1] + "…"
+        width = _LETTER * len(text)
+        options = []
+        for place in _PLACES:
+            reach, cos, sin = place
+            # the box's nearest side touches the circle of that reach
+            x = s.x + reach * cos - width * (1 - cos) / 2
+            y = s.y + reach * sin - _HEIGHT * (1 - sin) / 2
+            options.append((place, (x, y, x + width, y + _HEIGHT)))
+        (reach, *_), box = min(options, key=lambda option: cost(*option))
+        boxes.append(box)
+        leader = None
+        if reach > 20:
+            leader = (s.x, s.y, min(max(s.x, box[0]), box[2]), min(max(s.y, box[1]), box[3]))
+            lines += _along(*leader)
+        labels.append(Label(text, box[0], box[1] + 0.78 * _HEIGHT, leader))
+    return labels
+
+
+def _along(x1: float, y1: float, x2: float, y2: float) -> list[tuple[float, float]]:
+    n = max(int(math.hypot(x2 - x1, y2 - y1) / 4), 1)
+    return [(x1 + (x2 - x1) * i / n, y1 + (y2 - y1) * i / n) for i in range(n + 1)]
