@@ -23,7 +23,7 @@ NOT_YET = {
     "private": "",
     "page": "",
     "functions": "engine/fit.py:fit",
-    "lines": "engine/keys.py",
+    "lines": "",
 }
 """What does not hold yet. These lists only shrink."""
 
