@@ -141,7 +141,8 @@ class Counted:
 def counting():
     """A session that computes nothing, and the calls that it makes."""
     session, counted = Session.__new__(Session), Counted()
-    session.step, session.programs, session._carry, session._queued = 0, counted, [], deque()
+    session.step, session.total = 0, 10**6
+    session.programs, session._carry, session._queued = counted, [], deque()
     session._data = session._windows = counted
     return session, counted.calls
 

@@ -35,7 +35,7 @@ class Evaluator:
 
     *Arguments:* `batch`, global, forces a batch; by default it is the largest that fits
     `limit_bytes` of temporary memory a device (default: four fifths of what is free); `workers`: who reads
-    data that does not live on the devices, see `feed.workers`.
+    data that does not live on the devices, see `data.workers`.
 
     Raises `DataError` when there is no or empty evaluation data, `DeviceError` when not even one
     example a device fits.

@@ -84,7 +84,7 @@ def fit(
         closing.callback(stop.close)
         saver = Saver(folder, meter, agenda)
         closing.callback(saver.close)
-        session.begin(saver.restore(session.abstract, reporter))
+        session.begin(saver.restore(session.abstract, reporter), last=agenda.last)
         begin = session.step
         log = Log(recipe, meter, reporter, folder, saver, begin)
         if folder is not None and begin < agenda.last:
@@ -119,6 +119,7 @@ def _train(session: Session, agenda: Agenda, log: Log, saver: Saver, stop: StopR
     """Steps until `agenda.last` or a stop. The host only starts steps; it waits one after a log step."""
     session.wait()
     log.meter.mark(session.step, first=True)
+    saver.begin()
     while session.step < agenda.last and not session.placement.agree(bool(stop)):
         steps = min(session.steps_at_once, agenda.until_next(session.step))
         if not session.advance(steps, stopped=lambda: bool(stop)):

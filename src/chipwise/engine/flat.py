@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ..recipe.task import Tree
 
@@ -41,6 +42,20 @@ class Flat:
     def rounds(self) -> bool:
         """Whether a leaf is narrower than the vector, so that `unpack` rounds it."""
         return any(leaf.dtype != self.dtype for leaf in self._leaves)
+
+    @property
+    def shape(self) -> jax.ShapeDtypeStruct:
+        """Of the vector."""
+        return jax.ShapeDtypeStruct((self.size,), self.dtype)
+
+    def pack_host(self, tree: Tree) -> np.ndarray:
+        """`pack` of NumPy arrays, on the host."""
+        vector = np.zeros(self.size, self.dtype)
+        start = 0
+        for leaf, size in zip(jax.tree.leaves(tree), self._sizes, strict=True):
+            vector[start : start + size] = np.asarray(leaf).reshape(-1)
+            start += size
+        return vector
 
     def pack(self, tree: Tree) -> jax.Array:
         """`(size,)`: the leaves of `tree`, which has this structure, and zeros behind them."""

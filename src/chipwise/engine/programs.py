@@ -60,6 +60,7 @@ class Programs:
         self.steps_at_once = 1
         self.flops_per_step_per_device: float | None = None
         self.compiled = False
+        self._counts: dict[int, jax.Array] = {}
 
     def data_shapes(self) -> list:
         """What `step` takes as data, as shapes, when it is streamed: to compile before the first batch."""
@@ -79,29 +80,31 @@ class Programs:
             [jax.device_put(np.asarray([g.index * each + i, i], np.int32), g.device) for i in starts]
             for g in self.placement.local
         ]
-        self.compiled = True
         if self.of.fused:
             fused = jax.jit(self.of.replica_and_update, donate_argnums=0, compiler_options=options)
             arguments = (*_apart(carry[0]), window[0], data[0], self._places[0][0])
             self._fused = fused.lower(*arguments).compile()
             self.flops_per_step_per_device = _flops(self._fused)
+            self.compiled = True
             return self._choose_loop(arguments, options, steps_at_once) if self.of.resident else None
 
         # One compilation a device, of the same program: side by side, since XLA lets go of the GIL.
         devices = self.placement.devices
         with ThreadPoolExecutor(max(1, min(len(devices), os.cpu_count() or 1))) as pool:
             place = range(len(devices))
-            one = functools.partial(self._compile_for, carry, window, data, options)
+            jitted = [  # made once, so that a function is traced once for all devices
+                jax.jit(self.of.replica, compiler_options=options),
+                jax.jit(self.of.update, donate_argnums=0, compiler_options=options),
+                jax.jit(self.of.square, compiler_options=options),
+            ]
+            one = functools.partial(self._compile_for, carry, window, data, jitted)
             self._replicas, self._updates, self._squares = zip(*pool.map(one, place), strict=True)
-        self._chunks = [
-            [jax.device_put(np.int32(i), device) for i in range(len(self.of.updates.squares))]
-            for device in devices
-        ]
         self._at_once = meet_at_once(len(starts), self.of.updates.size)
         self._pops = merges(len(starts))
         self._add = jax.jit(jnp.add, donate_argnums=0)
         self._reduce = reducer(self.placement.mesh, layout.exact)
         self.flops_per_step_per_device = _flops(self._replicas[0]) * len(starts) + _flops(self._updates[0])
+        self.compiled = True
         return None
 
     @property
@@ -133,7 +136,7 @@ class Programs:
             totals = self.placement.split(self._reduce(joined))
         after, token = [], None
         for d, (held, total) in enumerate(zip(carry, totals, strict=True)):
-            squares = [self._squares[d](total, chunk) for chunk in self._chunks[d]]
+            squares = self._squares[d](total) if self._squares[d] is not None else None
             state, frozen = _apart(held)
             state, done = self._updates[d](state, total, window[d]["hyper"], squares)
             after.append(dataclasses.replace(state, frozen=frozen))
@@ -146,19 +149,18 @@ class Programs:
         fresh = [dataclasses.replace(state, sums=_zeros(state.sums)) for state in carry]
         return carry[0].sums, fresh
 
-    def _compile_for(self, carry, window, data, options, d: int) -> tuple[Any, Any, Any]:
+    def _compile_for(self, carry, window, data, jitted, d: int) -> tuple[Any, Any, Any]:
         """The replica's program, the update's, and the one for a chunk's squares or `None`, for a device."""
         of, device = self.of, self.placement.devices[d]
         total = _on(jax.ShapeDtypeStruct((of.updates.size,), jnp.float32), device)
-        squares = _on(of.updates.squares, device)
-        jit = functools.partial(jax.jit, compiler_options=options)
+        squares, (replica, update, square) = _on(of.updates.squares, device), jitted
         state, _ = _apart(carry[d])
-        update = jit(of.update, donate_argnums=0).lower(state, total, window[d]["hyper"], squares).compile()
-        square = None
-        if squares:
-            square = jit(of.square).lower(total, _on(jax.ShapeDtypeStruct((), jnp.int32), device)).compile()
         arguments = (*read(carry[d]), window[d]["rows"], data[d], self._places[d][0])
-        return jit(of.replica).lower(*arguments).compile(), update, square
+        return (
+            replica.lower(*arguments).compile(),
+            update.lower(state, total, window[d]["hyper"], squares).compile(),
+            square.lower(total).compile() if squares is not None else None,
+        )
 
     def _choose_loop(self, arguments: tuple, options: dict | None, wanted: int | None) -> Fact | None:
         """Decides how many steps a call makes, by trial unless `wanted`."""
@@ -172,9 +174,10 @@ class Programs:
         self.steps_at_once = dispatch.STEPS if dispatch.is_worth_it(ratio) else 1
         return fact("steps-per-call-tried", steps=self.steps_at_once, tried=dispatch.STEPS, ratio=ratio)
 
-    @functools.cache  # noqa: B019 (a run has one Programs, and few counts)
     def _count(self, steps: int) -> jax.Array:
-        return jax.device_put(np.int32(steps), self.placement.lead)
+        if steps not in self._counts:
+            self._counts[steps] = jax.device_put(np.int32(steps), self.placement.lead)
+        return self._counts[steps]
 
     def _vectors(self, d: int, state: TrainState, window: dict, data: dict) -> list[jax.Array]:
         """The vectors of one device's replicas, `(1, n)` each, or their sum in tree order."""

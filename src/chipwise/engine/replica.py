@@ -13,7 +13,6 @@ from ..recipe.recipe import Recipe
 from ..recipe.task import Sum, Tree
 from . import keys
 from .freeze import whole_params
-from .layout import tree_sum
 
 
 def contribution(
@@ -138,9 +137,21 @@ def from_sums(old: Tree, summed: list[jax.Array], replicas: int) -> Tree:
         mean = total / jnp.float32(replicas)
         if _inexact(replicas):
             first = next(parts)
-            mean = jnp.where(total == tree_sum([first] * replicas, jnp.add), first, mean)
+            mean = jnp.where(total == _multiple(first, replicas), first, mean)
         new.append(mean.astype(leaf.dtype))
     return jax.tree.unflatten(structure, new)
+
+
+def _multiple(value: jax.Array, replicas: int) -> jax.Array:
+    """The sum of so many equal values in the brackets of the tree, each of which is made once."""
+    known = {1: value}
+
+    def multiple(n: int) -> jax.Array:
+        if n not in known:
+            known[n] = multiple((n + 1) // 2) + multiple(n // 2)
+        return known[n]
+
+    return multiple(replicas)
 
 
 def _inexact(replicas: int) -> bool:

@@ -137,8 +137,10 @@ class RunFolder:
     def _note(self, event: str, **facts: Any) -> None:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         try:
-            with open(self.path / "processes.jsonl", "a") as file:
-                file.write(_json({"event": event, "time": now, **facts}) + "\n")
+            with open(self.path / "processes.jsonl", "ab+") as file:
+                if file.tell() and (file.seek(-1, os.SEEK_END), file.read())[1] != b"\n":
+                    file.write(b"\n")  # a process was killed in the middle of a line
+                file.write((_json({"event": event, "time": now, **facts}) + "\n").encode())
         except OSError as error:
             raise self._error(error) from error
 

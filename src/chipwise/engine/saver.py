@@ -42,7 +42,6 @@ class Saver:
         Raises `CheckpointError` when none is readable, or it is of another model.
         """
         found = self._checkpoints.restore(template, reporter.warn) if self._checkpoints is not None else None
-        self._last = self._meter.total()
         if found is None:
             return None
         state, about = found
@@ -52,6 +51,10 @@ class Saver:
         total = self._agenda.total
         reporter.say(fact("resumed", step=self._saved_at, total=total, run=str(self._folder.path)))
         return state
+
+    def begin(self) -> None:
+        """Steps begin: the time between checkpoints counts from here."""
+        self._last = self._meter.total()
 
     def due(self, session: Session) -> bool:
         """Whether a checkpoint is to be written after the step that was begun last."""

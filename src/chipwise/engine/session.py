@@ -24,16 +24,18 @@ import numpy as np
 
 from ..data.watch import Watch
 from ..data.workers import chosen
+from ..errors import RecipeError
 from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
 from ..words.facts import Fact
 from . import feed
 from .evaluate import Evaluator
+from .flat import Flat
 from .freeze import whole_params
 from .on import ALL, On
 from .placement import Placement, describe, lay_out, start_fact
 from .programs import Programs, check_steps_per_call
-from .state import TrainState, abstract_state, first_state, flat_of
+from .state import TrainState, abstract_state, first_state
 
 QUEUED_STEPS = 32  # how far the host may run ahead of the device: a stop is answered within these
 
@@ -107,23 +109,30 @@ class Session:
         if self.resident and self._columns is None and self._placed is None:
             self._columns = feed.read(task.train, task.classes, "training")
 
-    def begin(self, state: TrainState | None = None, recipe: Recipe | None = None) -> None:
+    def begin(
+        self, state: TrainState | None = None, recipe: Recipe | None = None, *, last: int | None = None
+    ) -> None:
         """Goes to `state`, of NumPy arrays, or to the recipe's first one, and opens the feed there.
 
         *Arguments:* `recipe`: another one from here on, with the same programs: of other schedules, another
-        seed or duration.
+        seed or duration; `last`, the step to stop at, where that is before the recipe's last.
         """
         self._open.close()
         if recipe is not None:
+            if recipe.seed != self.recipe.seed and self._evaluator is not None:
+                self._evaluator.close()  # its program holds the seed
+                self._evaluator = None
             self.recipe, self.total = recipe, recipe.clock.total or 0
         self.read()
         if state is None:
             with jax.default_device(self.placement.lead):
                 state = first_state(self.recipe)
         self.step = int(state.step)
-        self._carry = self.placement.put(state)
+        self._carry = []  # the former state makes room
+        params = self._flat.pack_host(jax.device_get(state.params))
+        self._carry = self.placement.put(dataclasses.replace(state, params=params))
         self._queued.clear()
-        if self.step >= self.total:
+        if self.step >= (self.total if last is None else last):
             return
         if self._columns is not None:
             self._placed = self.placement.put(feed.flat(self._columns))
@@ -135,6 +144,7 @@ class Session:
             self._data = feed.Streamed(self.recipe, self.placement, self.step, self.on.workers)
         self._open.callback(self._data.close)
         self._windows = feed.Windows(self.recipe, self.placement, self.step, self._window)
+        self._window = self._windows.length  # the program's from now on
         self._open.callback(self._windows.close)
         self.watch = Watch(self.recipe.task.train, self._data.stream)
 
@@ -169,6 +179,8 @@ class Session:
         """
         self.compile()
         last = self.step + steps
+        if last > self.total:
+            raise RecipeError("session-ended", total=self.total, step=self.step, steps=steps)
         while self.step < last:
             batch = self._data.at(self.step, lambda: not self._queued or self._queued[-1].is_ready(), stopped)
             if batch is None:
@@ -200,8 +212,17 @@ class Session:
 
     def snapshot(self) -> TrainState:
         """The state as NumPy arrays of one's own. Waits."""
+        return self._host(self._carry[0])
+
+    def parameters(self) -> tuple[Tree, Tree]:
+        """The parameters, trained and frozen, and the task's state, as NumPy arrays of one's own. Waits."""
+        state = self._host(dataclasses.replace(self._carry[0], optimizer=None, ema=None, sums={}))
+        return whole_params(state.params, state.frozen), state.state
+
+    def _host(self, state: TrainState) -> TrainState:
         # Copied: on the CPU an array taken from the device is its memory, which the next step reuses.
-        return jax.tree.map(np.array, jax.device_get(self._carry[0]))
+        host = jax.tree.map(np.array, jax.device_get(state))
+        return dataclasses.replace(host, params=self._flat.unpack(host.params))
 
     def held(self) -> tuple[TrainState, Any, Any]:
         """What the first device holds: state, window, and the data or its shapes."""
@@ -218,16 +239,26 @@ class Session:
         self.open_evaluation()
         assert self._evaluator is not None
         state = self.placement.gather([dataclasses.replace(s, optimizer=None, sums={}) for s in self._carry])
-        params = state.params if state.ema is None else self._unpack_average(state.ema)
-        return self._evaluator(whole_params(params, state.frozen), state.state)
+        unpack, vector = (
+            (self._unpack, state.params) if state.ema is None else (self._unpack_average, state.ema)
+        )
+        return self._evaluator(whole_params(unpack(vector), state.frozen), state.state)
 
     def forget_optimizer(self) -> None:
         """Gives up the optimizer's state, when no step follows: an evaluation may have its memory."""
         self._carry = [dataclasses.replace(state, optimizer=None) for state in self._carry]
 
+    @property
+    def _flat(self) -> Flat:
+        return self.programs.of.updates.flat
+
+    @functools.cached_property
+    def _unpack(self) -> Callable[[jax.Array], Tree]:
+        return jax.jit(self._flat.unpack)
+
     @functools.cached_property
     def _unpack_average(self) -> Callable[[jax.Array], Tree]:
-        return jax.jit(flat_of(self.recipe, self.abstract.params).widened().unpack)
+        return jax.jit(self._flat.widened().unpack)
 
     def close(self) -> None:
         """Ends the threads that bring data. The state stays readable."""

@@ -53,7 +53,8 @@ class TrainState:
     """Everything that a run carries from one step to the next.
 
     *Fields:* `step` `()` int32, the steps done, which is also the position in the data; `params`, the trained
-    parameters, and `frozen`, the others, two trees that `whole_params` joins; `state`, as the task made it;
+    parameters, and `frozen`, the others, two trees that `whole_params` joins (on the devices `params` is the
+    vector of `flat_of`: what the update moves; each replica unpacks it); `state`, as the task made it;
     `optimizer`, over the flat vector of `params` (`Flat`) or, for optimizers that look at whole leaves, over
     the tree; `ema`, `(size,)` the average of that vector, or `None`; `sums`, a dict of `Sum`: the training
     metrics since they were last logged.

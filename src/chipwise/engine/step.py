@@ -23,6 +23,7 @@ thread of the pool that the other simulated devices compute with, and a program 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -74,20 +75,21 @@ class Step:
         return jax.jit(self.replica)
 
     def replica(self, params, frozen, state, step, at, data, place) -> jax.Array:
-        """The vector of the replicas that begin at `place`, `(1, n)` float32; see `Update.vector`."""
+        """The vector of the replicas that begin at `place`, `(1, n)` float32; see `Update.vector`.
+        `params` is the vector of `Update.flat`."""
         return self._vector((params, frozen, state, step), at, data, place).reshape(1, -1)
 
-    def update(self, state: TrainState, total: jax.Array, hyper: dict, squares: list[jax.Array]):
+    def update(self, state: TrainState, total: jax.Array, hyper: dict, squares: jax.Array | None):
         return self.updates(state, total, hyper, squares)
 
-    def square(self, total: jax.Array, chunk: jax.Array) -> jax.Array:
-        return self.updates.square(total, chunk)
+    def square(self, total: jax.Array) -> jax.Array:
+        return self.updates.square(total)
 
     def replica_and_update(self, state, frozen, window, data, place) -> tuple[TrainState, jax.Array]:
         """A whole step: `state` without its frozen part, which is given apart since it is not overwritten."""
         params, _, task_state, step = read(state)
         total = self._vector((params, frozen, task_state, step), window["rows"], data, place)
-        squares = [self.updates.square(total, jnp.int32(i)) for i in range(len(self.updates.squares))]
+        squares = self.updates.square(total) if self.updates.squares is not None else None
         return self.updates(state, total, window["hyper"], squares)
 
     def specs(self) -> dict[str, Any]:
@@ -99,7 +101,7 @@ class Step:
             shape = (math.prod(s.shape),) if self.resident and s.shape else s.shape
             data[name] = jax.ShapeDtypeStruct((rows, *shape), s.dtype)
         return {
-            "state": self.state,
+            "state": self.carried,
             "window": feed.window_spec(recipe, n),
             "data": data,
             "place": jax.ShapeDtypeStruct((2,), jnp.int32),
@@ -107,7 +109,13 @@ class Step:
             "squares": self.updates.squares,
         }
 
+    @property
+    def carried(self) -> TrainState:
+        """The shapes of the state as a device holds it: its parameters as a vector."""
+        return dataclasses.replace(self.state, params=self.updates.flat.shape)
+
     def _vector(self, inputs, at, data, place) -> jax.Array:
+        inputs = (self.updates.flat.unpack(inputs[0]), *inputs[1:])
         take = functools.partial(rows, self.layout, self.resident, self.spec, inputs[-1], at, data)
         if self.together > 1:
             place = place[None] + jnp.arange(self.together, dtype=jnp.int32)[:, None]

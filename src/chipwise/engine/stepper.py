@@ -13,7 +13,7 @@ from ..recipe.recipe import Recipe
 from ..recipe.task import Tree, finished
 from .on import ALL, On
 from .session import Session
-from .state import fingerprint, parameters
+from .state import fingerprint
 
 
 class Stepper:
@@ -38,9 +38,13 @@ class Stepper:
         self._session = Session(recipe, on)
         for warning in self._session.warnings:
             warnings.warn(str(warning), stacklevel=2)
-        self._session.begin()
-        if self.total:
-            self._session.compile()
+        try:
+            self._session.begin()
+            if self.total:
+                self._session.compile()
+        except BaseException:  # or the threads that bring data would stay
+            self._session.close()
+            raise
 
     @property
     def total(self) -> int:
@@ -72,8 +76,7 @@ class Stepper:
 
     def state(self) -> tuple[Tree, Tree]:
         """The parameters (not their average) and the task's state, as NumPy arrays of one's own. Waits."""
-        state = self._session.snapshot()
-        return parameters(self._session.recipe, state), state.state
+        return self._session.parameters()
 
     def fingerprint(self) -> str:
         """SHA-256 of the parameters' bytes: `Result.fingerprint`. Waits."""

@@ -1,10 +1,12 @@
 """From the sums over all replicas to the next state. Decay and clipping act here, once.
 
-An elementwise optimizer works on the flat vector of the trained parameters, between two barriers that keep
-what stands around it out of its arithmetic: where the vector is cut changes no bit (measured on the CPU with
-AdamW and SGD with Nesterov momentum, cut into 1 to 1,000 pieces; over a tree of leaves they differ in the
-last place). The norm for clipping is summed chunk by chunk, and the chunks in the tree. Optimizers that look
-at whole leaves (LAMB, LARS, Adafactor, Muon, unknown ones) get the tree.
+An elementwise optimizer works on the flat vector of the trained parameters, which is how the devices hold
+them: where the vector is cut changes no bit (measured on the CPU with AdamW and SGD with Nesterov momentum,
+cut into 1 to 1,000 pieces; over a tree of leaves they differ in the last place). In and out of the program go
+vectors alone, since what a compiler fuses into the arithmetic, such as the slices of a tree's leaves, may
+change its bits and made the update 3 to 4 times as slow. The norm for clipping is summed chunk by chunk, and
+the chunks in the tree. Optimizers that look at whole leaves (LAMB, LARS, Adafactor, Muon, unknown ones) get
+the tree.
 """
 
 from __future__ import annotations
@@ -29,59 +31,63 @@ class Update:
     *Arguments:* `state`, as arrays or shapes.
 
     *Fields:* `flat`: how the parameters lie in the vector that is summed, which begins with their gradient;
-    `aside`: how the metric sums and the task's state lie behind it; `size` of that vector; `squares`: their
-    shapes, one for each chunk where the norm is clipped, otherwise none.
+    `aside`: how the metric sums and the task's state lie behind it; `size` of that vector; `squares`: the
+    shape of what `square` gives, where the norm is clipped, otherwise None.
     """
 
     def __init__(self, recipe: Recipe, state: TrainState):
-        self.recipe = recipe
+        self.recipe, self._params = recipe, state.params
         self.flat = flat_of(recipe, state.params)
-        self._gradient = Flat(state.params, self.flat.chunks)  # as it is summed, float32
+        self._gradient = Flat(state.params, self.flat.chunks).widened()  # as it is summed, float32
         summed = jax.eval_shape(lambda s: summable(s, jnp.int32(0), recipe.replicas), state.state)
         self.aside = Flat({"sums": state.sums, "state": summed})
         self.size = self.flat.size + self.aside.size
-        chunks = recipe.replicas if "clip" in recipe.optimizer.hyper else 0
-        self.squares = [jax.ShapeDtypeStruct((), jnp.float32)] * chunks
+        clips = "clip" in recipe.optimizer.hyper
+        self.squares = jax.ShapeDtypeStruct((recipe.replicas,), jnp.float32) if clips else None
 
     def vector(self, contribution: dict[str, Any]) -> jax.Array:
         """What a replica contributes, as the vector `(size,)` float32 that is summed."""
         aside = {name: contribution[name] for name in ("sums", "state")}
         return jnp.concatenate([self._gradient.pack(contribution["grads"]), self.aside.pack(aside)])
 
-    def square(self, total: jax.Array, chunk: jax.Array) -> jax.Array:
-        """`()` float32: the sum of squares of chunk `chunk` `()` of the gradient in `total` `(size,)`."""
-        width = self.flat.chunk
-        part = lax.optimization_barrier(lax.dynamic_slice(total, (chunk * width,), (width,)))
-        return jnp.sum(part * part)
+    def square(self, total: jax.Array) -> jax.Array:
+        """`(chunks,)` float32: the sum of squares of each chunk of the gradient in `total` `(size,)`."""
+        chunks = total[: self.flat.size].reshape(self.flat.chunks, self.flat.chunk)
+        # One after another, so that a chunk's sum is the same program wherever and however many there are
+        return lax.map(lambda chunk: jnp.sum(chunk * chunk), chunks)
 
     def __call__(
-        self, state: TrainState, total: jax.Array, hyper: dict, squares: list[jax.Array]
+        self, state: TrainState, total: jax.Array, hyper: dict, squares: jax.Array | None
     ) -> tuple[TrainState, jax.Array]:
         """The state after a step, without its frozen part, and a token `()` to wait for.
 
-        *Arguments:* `total` `(size,)`, the sum of all replicas' vectors; `hyper`, the window's tables and its
-        first step; `squares`, of each chunk as of `square`, or none where nothing is clipped.
+        *Arguments:* `state`, with the vector of `flat` as `params`; `total` `(size,)`, the sum of all
+        replicas' vectors; `hyper`, the window's tables and its first step; `squares` `(chunks,)` as of
+        `square`, or None where nothing is clipped.
         """
-        recipe, optimizer = self.recipe, self.recipe.optimizer
-        aside = self.aside.unpack(total[self.flat.size :])
+        recipe, optimizer, flat = self.recipe, self.recipe.optimizer, self.flat
+        aside = self.aside.unpack(total[flat.size :])
         examples = aside["sums"]["loss"].count
         now = {name: table[state.step - hyper["start"]] for name, table in hyper["tables"].items()}
-        norm = jnp.sqrt(tree_sum(squares, jnp.add)) / examples if squares else None
-        gradient = total[: self.flat.size] / examples
+        norm = None
+        if squares is not None:
+            norm = jnp.sqrt(tree_sum([squares[i] for i in range(flat.chunks)], jnp.add)) / examples
+        gradient = total[: flat.size] / examples
         if optimizer.elementwise:
-            decaying = self._decaying(state.params)
-            held = (self.flat.pack(state.params), gradient, state.optimizer, decaying)
-            vector, gradient, moments, decaying = lax.optimization_barrier(held)
-            moved, moments = optimizer.update(
-                gradient.astype(self.flat.dtype), moments, vector, now, decaying=decaying, norm=norm
-            )
-            moved, moments = lax.optimization_barrier((moved, moments))
-            params = self.flat.unpack(moved)
-        else:
             params, moments = optimizer.update(
-                self._gradient.unpack(gradient), state.optimizer, state.params, now, norm=norm
+                gradient.astype(flat.dtype),
+                state.optimizer,
+                state.params,
+                now,
+                decaying=self._decaying(),
+                norm=norm,
             )
-            moved = None
+            if flat.rounds:
+                params = flat.pack(flat.unpack(params))
+        else:
+            tree, gradients = flat.unpack(state.params), self._gradient.unpack(gradient)
+            tree, moments = optimizer.update(gradients, state.optimizer, tree, now, norm=norm)
+            params = flat.pack(tree)
         done = state.step + jnp.int32(1)
         after = TrainState(
             step=done,
@@ -89,29 +95,24 @@ class Update:
             frozen=None,
             state=from_sums(state.state, aside["state"], recipe.replicas),
             optimizer=moments,
-            ema=self._averaged(state.ema, params, moved),
+            ema=None if state.ema is None else self._averaged(state.ema, params),
             sums=_added(state.sums, aside["sums"]),
         )
         return after, done
 
-    def _decaying(self, params: Tree) -> Any:
+    def _decaying(self) -> Any:
         """Which values of the vector decay: a bool for all of them, or `(flat.size,)`."""
-        leaves = self.recipe.optimizer.decaying(params)
+        leaves = self.recipe.optimizer.decaying(self._params)
         chosen = set(jax.tree.leaves(leaves))
         if len(chosen) < 2:
-            return chosen.pop()
-        spread = jax.tree.map(lambda does, leaf: jnp.full(leaf.shape, does), leaves, params)
+            return bool(chosen.pop()) if chosen else True
+        spread = jax.tree.map(lambda does, leaf: jnp.full(leaf.shape, does), leaves, self._params)
         return Flat(spread, self.flat.chunks, jnp.bool_).pack(spread)
 
-    def _averaged(self, ema: jax.Array | None, params: Tree, moved: jax.Array | None) -> jax.Array | None:
+    def _averaged(self, ema: jax.Array, params: jax.Array) -> jax.Array:
         """`ema + (1 - decay) * (params - ema)`, so that what does not change stays exactly itself."""
-        if ema is None:
-            return None
-        if moved is None or self.flat.rounds:
-            moved = self.flat.pack(params)
-        ema, moved = lax.optimization_barrier((ema, moved))
         step = jnp.asarray(1 - (self.recipe.ema or 0.0), ema.dtype)
-        return ema + step * (moved - ema)
+        return ema + step * (params - ema)
 
 
 def _added(old: Tree, new: Tree) -> Tree:

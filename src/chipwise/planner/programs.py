@@ -100,7 +100,7 @@ def step_programs(recipe: Recipe, layout: Layout, *, resident: bool) -> StepProg
         update=Traceable("update", step.update, (moving, total, window["hyper"], specs["squares"]), (0,)),
         calls=step.calls,
         size=size,
-        parameters=sum(math.prod(x.shape) for x in jax.tree.leaves((state.params, state.frozen))),
+        parameters=sum(math.prod(x.shape) for x in jax.tree.leaves((step.state.params, step.state.frozen))),
         parameter_bytes=nbytes(state.params) + nbytes(state.frozen) + nbytes(state.ema),
         optimizer_bytes=nbytes(state.optimizer),
         state_bytes=nbytes(state.state) + nbytes(state.sums),
