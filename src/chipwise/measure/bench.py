@@ -322,7 +322,7 @@ def by_category(program: Programs, state: TrainState, window: Any, data: Any) ->
     if temporaries is not None and not program.of.fused:
         temporaries += replica_sum_bytes(program.of.calls, known[0].output_size_in_bytes // 4)
     return {
-        "parameters": nbytes(state.params) + nbytes(state.ema),
+        "parameters": nbytes((state.params, state.frozen, state.ema)),
         "optimizer": nbytes(state.optimizer),
         "state": nbytes((state.state, state.sums)),
         "data": nbytes(data) + 2 * nbytes(window),
