@@ -41,6 +41,7 @@ class Saver:
 
         Raises `CheckpointError` when none is readable, or it is of another model.
         """
+        template = template.without("saved")
         found = self._checkpoints.restore(template, reporter.warn) if self._checkpoints is not None else None
         if found is None:
             return None
@@ -67,7 +68,7 @@ class Saver:
         """Begins a checkpoint of the state as it is. Raises `DivergedError` rather than keep NaNs."""
         assert self._checkpoints is not None
         with self._meter.section("checkpoint"):
-            host = session.snapshot()
+            host = session.snapshot().without("saved")
             if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(host.params)):
                 raise log.diverged("parameter-not-finite", session.step, math.nan)
             about: dict[str, Any] = {

@@ -4,7 +4,7 @@ A step is three programs, four where it clips, none of which touches the host:
 
     replica   one replica's gradient, sums and state, as one flat vector      on each device
     reduce    the sum of all replicas' vectors in the order of a fixed tree   across devices
-    square    one chunk of the gradient, where its norm clips                 on each device
+    square    the squares of the gradient's chunks, where its norm clips       on each device
     update    optimizer, averages, state                                      on each device
 
 All but `reduce` are compiled for a single device, whatever their number: a device with
