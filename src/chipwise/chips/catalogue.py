@@ -26,8 +26,8 @@ for 2:4 sparse weights.
 - H100 NVL: two readings of its peak differ by 18 %, so it has none here, only memory.
 
 The column `verified` says how each row was checked, `notes` what differs elsewhere, `source` where it
-was read. An empty cell is unknown. A new chip is a new row; a new kind of figure is a new column and a
-field of the same name.
+was read. An empty cell is unknown. A new GPU is a new row, a TPU also needs its slices in `targets`; a new
+kind of figure is a new column and a field of the same name.
 """
 
 from __future__ import annotations

@@ -40,8 +40,7 @@ def fit(
 ) -> Result:
     """Trains `recipe` on every device found, and says what came of it.
 
-    Nothing but `recipe` changes the result; `On(exact=False)` alone lets it differ from one device
-    count to another.
+    Nothing but `recipe` changes the result, unless `On(exact=False)` allows the device count to.
 
     *Arguments:*
 
@@ -104,15 +103,7 @@ def fit(
         if stop:
             raise _stopped(stop, session, folder)
 
-        # ---- the end: optimizer state is no longer needed, the evaluation may have its memory
-        session.forget_optimizer()
-        log.evaluate(session)
-        reporter.stop()
-        result = Result.of(session, log, meter, begin, folder)
-        complete = session.step == agenda.total
-        if folder is not None and complete and (begin < agenda.total or folder.result() is None):
-            folder.finish(result.to_json())
-        return result
+        return _result(session, log, begin, folder)
 
 
 def _train(session: Session, agenda: Agenda, log: Log, saver: Saver, stop: StopRequest) -> None:
@@ -148,6 +139,18 @@ def evaluate(
     placement = Placement(detect(on.devices, on.platform))
     with contextlib.closing(Evaluator(recipe, placement, batch)) as evaluator:
         return evaluator(*placement.spread((params, state)))
+
+
+def _result(session: Session, log: Log, begin: int, folder: RunFolder | None) -> Result:
+    """Evaluates at the end, and writes what came out unless it stands there."""
+    session.forget_optimizer()  # which is no longer needed: the evaluation may have its memory
+    log.evaluate(session)
+    log.reporter.stop()
+    result = Result.of(session, log, log.meter, begin, folder)
+    complete = session.step == session.total
+    if folder is not None and complete and (begin < session.total or folder.result() is None):
+        folder.finish(result.to_json())
+    return result
 
 
 def _stopped(stop: StopRequest, session: Session, folder: RunFolder | None) -> Stopped:

@@ -150,7 +150,7 @@ class Programs:
         return carry[0].sums, fresh
 
     def _compile_for(self, carry, window, data, jitted, d: int) -> tuple[Any, Any, Any]:
-        """The replica's program, the update's, and the one for the chunks' squares or `None`, for a device."""
+        """For a device: the replica's program, the update's, and the one for squares or `None`."""
         of, device = self.of, self.placement.devices[d]
         total = _on(jax.ShapeDtypeStruct((of.updates.size,), jnp.float32), device)
         squares, (replica, update, square) = _on(of.updates.squares, device), jitted
