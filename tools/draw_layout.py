@@ -33,7 +33,7 @@ IDEAS = {
     "chips": "catalogue, targets, prices",
     "machine": "devices found, simulated",
     "recipe": "all that changes a result",
-    "models": "one file a model",
+    "models": "one idea a file",
     "data": "sources, order, feeding",
     "interop": "other frameworks",
     "engine": "the one driver of the step",

@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 from chipwise.interop.nnx import functional
-from chipwise.models.gpt2 import GPT2
 from chipwise.models.resnet50 import Bottleneck, ResNet50
-from chipwise.models.transformer import kernels
-from chipwise.models.vit import ViT
+from chipwise.models.transformer import GPT2, ViT, kernels
 from chipwise.recipe.optimizer import decays
 
 TINY_GPT = partial(GPT2, vocabulary=11, context=6, depth=2, width=8, heads=2)

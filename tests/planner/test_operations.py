@@ -7,8 +7,8 @@ from jax import lax
 
 from chipwise.interop.nnx import functional
 from chipwise.models.davidnet import DavidNet
-from chipwise.models.gpt2 import GPT2
 from chipwise.models.resnet50 import ResNet50
+from chipwise.models.transformer import GPT2
 from chipwise.planner.operations import trace
 
 F32 = jnp.float32

@@ -1,4 +1,4 @@
-"""The pre-norm transformer that ViT and GPT-2 share: a stack of equal blocks, run as one loop.
+"""The pre-norm transformer, a stack of equal blocks run as one loop, and the nets made of it: GPT-2 and ViT.
 
 Source: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019); Dosovitskiy et
 al. (2021, arXiv:2010.11929). Sequences are `(batch, length, width)`; everything is computed in the
@@ -20,6 +20,8 @@ from flax import nnx
 from jax import lax
 
 from . import wide
+from .conv import conv
+from .tied import embed
 
 Initializer = Callable
 # What a block keeps for its gradient: the products with its kernels. Norms, GELU and the t × t weights of
@@ -147,3 +149,95 @@ class Blocks(nnx.Module):
 def kernels(path: str, leaf) -> bool:
     """Whether a parameter is a matrix, for `decay=`: stacked biases have two axes as well."""
     return path.endswith(("kernel", "embedding"))
+
+
+class GPT2(nnx.Module):
+    """Tokens `(batch, t)`, whole numbers, `t <= context` -> final states `(batch, t, width)`.
+
+    The logits are `states @ words.T`; `chipwise.models.tied.next_token_loss` takes the table,
+    `params["words"]["embedding"]`, and never has them all at once.
+
+    124,439,808 parameters. Source: Radford et al., "Language Models are Unsupervised Multitask Learners"
+    (2019), without its dropout, which single-epoch training leaves out (as in github.com/karpathy/nanoGPT).
+    Initial values: normal of 0.02, of `0.02 / sqrt(2 * depth)` for layers that add to the residual stream.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocabulary: int = 50_257,
+        context: int = 1024,
+        depth: int = 12,
+        width: int = 768,
+        heads: int = 12,
+        rngs: nnx.Rngs,
+    ):
+        normal = nnx.initializers.normal
+        self.words = Table(vocabulary, width, rngs=rngs)
+        self.places = Table(context, width, rngs=rngs)
+        block = partial(Block, width, heads, causal=True, tanh=True, epsilon=1e-5)
+        out = normal(0.02 * (2 * depth) ** -0.5)
+        self.blocks = Blocks(depth, lambda rngs: block(init=normal(0.02), out_init=out, rngs=rngs), rngs=rngs)
+        self.norm = LayerNorm(width, epsilon=1e-5)
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        x = embed(self.words.embedding[...], tokens)
+        x = x + self.places.embedding[...][None, : tokens.shape[1]]
+        return self.norm(self.blocks(x))
+
+
+class Table(nnx.Module):
+    """A vector of `width` entries for each of `count` things."""
+
+    def __init__(self, count: int, width: int, *, rngs: nnx.Rngs):
+        self.embedding = nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), (count, width)))
+
+
+class ViT(nnx.Module):
+    """`(batch, image, image, 3)` normalised floats -> logits `(batch, classes)`.
+
+    `image` must be a multiple of `patch`, both in pixels.
+
+    ViT-S/16, the size of ResNet-50: 22,050,664 parameters at 224×224, 4.6 billion multiply-adds an image
+    forwards. Source: Dosovitskiy et al., "An Image is Worth 16x16 Words" (2021, arXiv:2010.11929), in the
+    small size of Touvron et al. (2021, arXiv:2012.12877): a class token, learned positions, no dropout; the
+    same net as timm's `vit_small_patch16_224`.
+    """
+
+    def __init__(
+        self,
+        *,
+        image: int = 224,
+        patch: int = 16,
+        depth: int = 12,
+        width: int = 384,
+        heads: int = 6,
+        classes: int = 1000,
+        rngs: nnx.Rngs,
+    ):
+        init = nnx.initializers.truncated_normal(0.02)
+        self.patches = nnx.Conv(
+            3,
+            width,
+            (patch, patch),
+            strides=patch,
+            padding="VALID",
+            kernel_init=nnx.initializers.lecun_normal(),
+            conv_general_dilated=conv,
+            rngs=rngs,
+        )
+        self.token = nnx.Param(jnp.zeros((1, 1, width), jnp.float32))
+        places = (image // patch) ** 2 + 1
+        self.places = nnx.Param(init(rngs.params(), (1, places, width)))
+        block = partial(Block, width, heads, causal=False, tanh=False, epsilon=1e-6)
+        self.blocks = Blocks(depth, lambda rngs: block(init=init, out_init=init, rngs=rngs), rngs=rngs)
+        self.norm = LayerNorm(width, epsilon=1e-6)
+        # Zeros: the first loss is that of even odds, log(classes), whatever the rest does.
+        self.classifier = nnx.Linear(width, classes, kernel_init=nnx.initializers.zeros, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = self.patches(x)
+        x = x.reshape(x.shape[0], -1, x.shape[-1])
+        token = jnp.broadcast_to(self.token[...], (x.shape[0], 1, x.shape[2]))
+        x = jnp.concatenate([token, x], axis=1) + self.places[...]
+        return self.classifier(self.norm(self.blocks(x)[:, 0]))

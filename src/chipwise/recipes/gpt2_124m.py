@@ -29,9 +29,8 @@ from ..data.packed import PackedFolder
 from ..data.synthetic import Absent
 from ..errors import DataError, RecipeError
 from ..interop.nnx import functional
-from ..models.gpt2 import GPT2
 from ..models.tied import next_token_loss
-from ..models.transformer import kernels
+from ..models.transformer import GPT2, kernels
 from ..recipe.metrics import perplexity
 from ..recipe.optimizers import adamw
 from ..recipe.recipe import Recipe, Validated

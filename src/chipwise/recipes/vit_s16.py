@@ -23,8 +23,7 @@ from ..data.augment import mixup as mixing
 from ..data.datasets import imagenet
 from ..errors import RecipeError
 from ..interop.nnx import functional
-from ..models.transformer import kernels
-from ..models.vit import ViT
+from ..models.transformer import ViT, kernels
 from ..recipe.optimizers import adamw
 from ..recipe.recipe import Recipe, Validated
 from ..recipe.schedules import cosine, warmup
