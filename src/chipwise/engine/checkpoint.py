@@ -15,7 +15,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,8 +64,7 @@ class Checkpoints:
     def __init__(self, folder: Path, read_only: bool = False):
         self.folder = Path(folder).absolute()
         self.read_only = read_only
-        self._quiet = contextlib.ExitStack()
-        self._quiet.enter_context(_quiet_abandoned_work())
+        self._abandoned = _Abandoned()
         options = ocp.CheckpointManagerOptions(
             max_to_keep=KEEP,
             create=not read_only,
@@ -106,7 +105,7 @@ class Checkpoints:
         # Who needs the last one on disk has called `wait`; here an error is already on its way up.
         with contextlib.suppress(Exception):
             self._manager.close()
-        self._quiet.close()
+        self._abandoned.close()
 
     def about(self, step: int) -> dict[str, Any]:
         """The JSON object of one checkpoint, without its arrays."""
@@ -125,6 +124,7 @@ class Checkpoints:
             try:
                 flat, about = self._read(step)
             except Exception as error:  # damaged bytes make Orbax raise anything
+                self._abandoned.expected = True
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
                 say(fact("checkpoint-damaged", step=step, reason=reason))
                 damaged.append(step)
@@ -160,6 +160,7 @@ class Checkpoints:
         except ChipwiseError:
             raise
         except Exception as error:
+            self._abandoned.expected = True
             # The arrays are plain and the folder is ours: what fails is the disk, though Orbax and
             # tensorstore report that in several types.
             reason = next((text for text in _FULL if text in str(error)), "")
@@ -173,25 +174,27 @@ class Checkpoints:
             raise RunError("checkpoint-unwritable", **facts, reason=reason) from error
 
 
-@contextlib.contextmanager
-def _quiet_abandoned_work() -> Iterator[None]:
-    """Keeps tensorstore's threads from printing tracebacks of their own while checkpoints are open.
+class _Abandoned:
+    """Keeps tensorstore's threads from printing tracebacks of their own.
 
     Orbax reads and writes arrays side by side in an event loop. When one fails, and its error goes up as
-    it should, the loop is closed while others are on their way, and each of them then reports that.
+    it should, the loop is closed while others are on their way, and each of them then reports that, some
+    only after the checkpoints are closed: where work failed (`expected`), they stay silent.
     """
-    before = sys.unraisablehook
 
-    def hook(event: Any) -> None:
-        if not (isinstance(event.exc_value, RuntimeError) and str(event.exc_value) == "Event loop is closed"):
-            before(event)
+    def __init__(self) -> None:
+        self.expected = False
+        self._before = sys.unraisablehook
+        sys.unraisablehook = self._hook
 
-    sys.unraisablehook = hook
-    try:
-        yield
-    finally:
-        if sys.unraisablehook is hook:
-            sys.unraisablehook = before
+    def _hook(self, event: Any) -> None:
+        closed = isinstance(event.exc_value, RuntimeError) and str(event.exc_value) == "Event loop is closed"
+        if not closed:
+            self._before(event)
+
+    def close(self) -> None:
+        if sys.unraisablehook == self._hook and not self.expected:
+            sys.unraisablehook = self._before
 
 
 def _fill(template: Tree, flat: dict[str, np.ndarray], step: int) -> Tree:
