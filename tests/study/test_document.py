@@ -6,28 +6,9 @@ import pytest
 
 import chipwise as cw
 from chipwise.study import document
-from chipwise.study.document import Point, Run, Study
+from chipwise.study.document import Run
 from refusals import refused
-
-
-def study(*points, metric="eval/accuracy", folder="runs/s"):
-    """Each point: name and a value a seed; `None` for a run that diverged."""
-    made = []
-    for name, values in points:
-        runs = {
-            seed: Run(
-                seed, f"{name}/seed-{seed}", True, metrics={metric: v}, examples_per_second=100.0 + seed
-            )
-            if v is not None
-            else Run(
-                seed,
-                f"{name}/seed-{seed}",
-                diverged={"code": "loss-not-finite", "first": 3, "last": 4, "value": "nan"},
-            )
-            for seed, v in enumerate(values)
-        }
-        made.append(Point({"lr": name}, runs))
-    return Study(folder, "r", None, made)
+from studies import study
 
 
 def test_a_study_is_read_as_it_was_written(tmp_path):

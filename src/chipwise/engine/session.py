@@ -35,7 +35,7 @@ from .freeze import whole_params
 from .on import ALL, On
 from .placement import Placement, describe, lay_out, start_fact
 from .programs import Programs, check_steps_per_call
-from .state import TrainState, abstract_state, first_state
+from .state import TrainState, abstract_state, count, first_state
 
 QUEUED_STEPS = 32  # how far the host may run ahead of the device: a stop is answered within these
 
@@ -92,7 +92,7 @@ class Session:
         return {
             **describe(self.machine, self.layout),
             "precision": self.recipe.precision,
-            "parameters": sum(x.size for x in jax.tree.leaves((self.abstract.params, self.abstract.frozen))),
+            "parameters": count((self.abstract.params, self.abstract.frozen)),
             "update": update,
         }
 
