@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..machine.fingerprint import this_machine
+from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
 from .log import Log
 from .meter import Meter, share_of_peak
@@ -29,7 +30,7 @@ class Result:
     for it and what would help (empty when no step was made); `devices`; `machine`, as
     `machine.fingerprint.Fingerprint` tells it; `params`, `state` as NumPy arrays
     (`params` are the averaged ones when the recipe has an EMA, `fingerprint` is of the trained ones);
-    `history`, every logged row.
+    `history`, every logged row; `trained`, the `Recipe` itself.
     """
 
     recipe: str
@@ -46,6 +47,7 @@ class Result:
     params: Tree = field(repr=False)
     state: Tree = field(repr=False)
     history: list[dict[str, Any]] = field(repr=False)
+    trained: Recipe = field(repr=False)
 
     @classmethod
     def of(cls, session: Session, log: Log, meter: Meter, begin: int, folder: RunFolder | None) -> Result:
@@ -72,11 +74,12 @@ class Result:
             params=parameters(recipe, state, averaged=True),
             state=state.state,
             history=log.history,
+            trained=recipe,
         )
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the arrays and the history, as JSON values (NaN, which JSON lacks, as null)."""
-        skipped = ("params", "state", "history")
+        skipped = ("params", "state", "history", "trained")
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in skipped}
         return json.loads(json.dumps(values, default=_plain), parse_constant=lambda _: None)
 

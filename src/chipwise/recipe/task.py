@@ -73,6 +73,10 @@ class Task:
       key depends on the seed, the epoch and the example only.
     - `mix`: `(batch, key) -> batch` within one replica, for mixup and the like.
     - `classes`: when given, the column `"label"` is checked to lie in `[0, classes)`.
+    - `predict`: `(params, state, inputs) -> outputs`, what the trained model says of `inputs`, the columns of
+      a batch but for `label`: an array `(batch, ...)` or a dict of such arrays. With `classes`, an array
+      `(batch, classes)` is logits. It judges each example by itself. What `cw.predict` and `cw.export` run.
+    - `class_names`: the classes in words, in their order.
     """
 
     init: Callable[[jax.Array], tuple[Tree, Tree]]
@@ -82,9 +86,14 @@ class Task:
     augment: Callable[[dict, jax.Array], dict] | None = None
     mix: Callable[[dict, jax.Array], dict] | None = None
     classes: int | None = None
+    predict: Callable[[Tree, Tree, dict[str, jax.Array]], Any] | None = None
+    class_names: tuple[str, ...] = ()
 
     def __post_init__(self):
-        for name in ("init", "loss", "augment", "mix"):
+        object.__setattr__(self, "class_names", tuple(self.class_names))
+        if self.class_names and self.classes not in (None, len(self.class_names)):
+            raise RecipeError("class-names-number", names=len(self.class_names), classes=self.classes)
+        for name in ("init", "loss", "augment", "mix", "predict"):
             given = getattr(self, name)
             if not callable(given) and (given is not None or name in ("init", "loss")):
                 raise RecipeError("task-function-expected", name=name, kind=type(given).__name__)

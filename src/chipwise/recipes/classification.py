@@ -28,13 +28,18 @@ def classification(
     """
     init, apply = model
 
-    def loss(params, state, batch, key, train):
+    def forward(params, state, images, key, train):
         compute = jax.tree.leaves(params)[0].dtype  # bfloat16 when the recipe says so
-        images = normalise(batch["image"]).astype(compute)
-        logits, state = apply(params, state, images, key, train)
-        logits = logits.astype(jnp.float32)
+        logits, state = apply(params, state, normalise(images).astype(compute), key, train)
+        return logits.astype(jnp.float32), state
+
+    def loss(params, state, batch, key, train):
+        logits, state = forward(params, state, batch["image"], key, train)
         values = losses.softmax_cross_entropy(logits, batch["label"], smoothing=smoothing if train else 0.0)
         return {"loss": Sum.of(values), "accuracy": Sum.of(losses.correct(logits, batch["label"]))}, state
+
+    def predict(params, state, inputs):
+        return forward(params, state, inputs["image"], None, False)[0]
 
     return Task(
         init=init,
@@ -44,6 +49,8 @@ def classification(
         augment=augment,
         mix=mix,
         classes=dataset.classes,
+        predict=predict,
+        class_names=dataset.class_names,
     )
 
 

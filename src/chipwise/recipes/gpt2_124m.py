@@ -67,11 +67,16 @@ def recipe(
         mean = Sum(total, jnp.float32(tokens[:, 1:].size))
         return {"loss": mean, "perplexity": perplexity(mean)}, state
 
+    def predict(params, state, inputs):
+        tokens = inputs["token"].astype(jnp.int32)[:, :context]
+        last = apply(params, state, tokens, None, False)[0][:, -1]
+        return (last @ params["words"]["embedding"].T).astype(jnp.float32)
+
     train, held_out = _tokens(data, context, vocabulary)
     same = (context, vocabulary, depth, width, heads) == (1024, 50_257, 12, 768, 12)
     return Recipe(
         name="gpt2-124m" if same else "gpt2",
-        task=Task(init=init, loss=loss, train=train, eval=held_out),
+        task=Task(init=init, loss=loss, train=train, eval=held_out, predict=predict),
         batch=_BATCH,
         replicas=64,
         duration=f"{_STEPS}st",

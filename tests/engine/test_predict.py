@@ -1,0 +1,105 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import chipwise as cw
+import tasks
+from chipwise.engine.placement import Placement
+from chipwise.engine.predict import Predictor, inputs_of
+from chipwise.machine.detect import detect
+from refusals import refused
+
+PARAMS, STATE = jax.tree.map(np.asarray, tasks.init(jax.random.key(1)))
+
+
+def predict(params, state, inputs):
+    return tasks.plain_logits(params, inputs)
+
+
+def recipe(**changes):
+    return tasks.recipe(task=tasks.task(**{"predict": predict, "loss": tasks.plain_loss, **changes}))
+
+
+def outputs(examples, devices=1, block=None, start=0, source=None, made=None):
+    source = source or tasks.data(examples, 1)
+    predictor = Predictor(made or recipe(), PARAMS, STATE, source, Placement(detect(devices)), block)
+    beside, found = zip(*predictor(start), strict=True)
+    predictor.close()
+    return {name: np.concatenate([part[name] for part in (*found,)]) for name in found[0]}, beside
+
+
+@pytest.mark.parametrize("examples", [1, 15, 16, 17, 53])
+@pytest.mark.parametrize("devices", [1, 2, 8])
+def test_every_example_once_and_in_order_with_the_same_bits_on_any_devices(examples, devices):
+    found, beside = outputs(examples, devices, block=4)
+    source = tasks.data(examples, 1)
+    expected = np.asarray(predict(PARAMS, STATE, {"x": source.columns["x"]}))
+    assert found["outputs"].shape == (examples, tasks.CLASSES)
+    np.testing.assert_allclose(found["outputs"], expected, rtol=1e-5, atol=1e-6)
+    assert np.array_equal(found["outputs"], outputs(examples, 1, block=4)[0]["outputs"])
+    assert np.array_equal(np.concatenate([part["label"] for part in beside]), source.columns["label"])
+
+
+def test_it_goes_on_from_any_block():
+    whole = outputs(53, 1, block=4)[0]["outputs"]
+    assert np.array_equal(whole[20:], outputs(53, 8, block=4, start=20)[0]["outputs"])
+
+
+def test_the_block_is_the_same_for_any_devices_and_not_larger_than_the_data():
+    made = recipe()
+    for devices in (1, 8):
+        blocks = [
+            Predictor(made, PARAMS, STATE, tasks.data(n, 1), Placement(detect(devices))).block
+            for n in (1, 8, 9, 4000)
+        ]
+        assert blocks == [1, 1, 2, 256]
+
+
+def test_what_does_not_fit_memory_is_halved(monkeypatch):
+    def wide(params, state, inputs):
+        x = inputs["x"].astype(jnp.float32)
+        grid = jnp.broadcast_to(x[:, :1], (x.shape[0], 1 << 14))
+        return jnp.sort(grid, axis=1)[:, 0]  # sorting needs all of it at once
+
+    monkeypatch.setattr("chipwise.engine.predict._CPU_BYTES", 8 << 16)
+    made = recipe(predict=wide)
+    predictor = Predictor(made, PARAMS, STATE, tasks.data(400, 1), Placement(detect(1)))
+    assert 1 <= predictor.block <= 8
+
+
+def test_only_what_the_model_reads_is_asked_of_the_data():
+    assert list(inputs_of(recipe())) == ["x"]
+    extra = cw.Arrays(**tasks.data(53).columns, more=np.zeros((53, 3), np.float32))
+    made = tasks.recipe(task=tasks.task(predict=predict, train=extra))
+    assert list(inputs_of(made)) == ["x"]
+    found, _ = outputs(9, source=cw.Arrays(x=tasks.data(9, 1).columns["x"]), made=made)
+    assert found["outputs"].shape == (9, tasks.CLASSES)
+
+
+def test_a_dictionary_of_outputs_and_bf16():
+    def both(params, state, inputs):
+        logits = tasks.plain_logits(params, inputs)
+        return {"logits": logits, "best": jnp.argmax(logits, axis=1)}
+
+    made = tasks.recipe(task=tasks.task(predict=both), precision="bf16")
+    found, _ = outputs(9, made=made)
+    assert (found["logits"].dtype, found["best"].shape) == (np.float32, (9,))
+    assert np.array_equal(found["best"], found["logits"].argmax(1))
+
+
+def test_what_cannot_be_predicted_is_refused():
+    with refused(cw.RecipeError, "task-without-predict"):
+        inputs_of(tasks.recipe())
+    with refused(cw.RecipeError, "predict-reads", column="label"):
+        inputs_of(recipe(predict=lambda params, state, inputs: inputs["label"]))
+    with refused(cw.RecipeError, "predict-returns", name="outputs", rows=4):
+        outputs(9, block=4, made=recipe(predict=lambda p, s, inputs: jnp.sum(inputs["x"])))
+    with refused(cw.DataError, "predict-columns"):
+        outputs(9, source=cw.Arrays(x=np.zeros((9, tasks.FEATURES), np.float32)))
+    with refused(cw.RecipeError, "predict-batch-below-one", batch=0):
+        Predictor(recipe(), PARAMS, STATE, tasks.data(9), Placement(detect(1)), 0)
+    with refused(cw.RecipeError, "task-function-expected", name="predict"):
+        tasks.task(predict=3)
+    with refused(cw.RecipeError, "class-names-number", names=2):
+        tasks.task(classes=5, class_names=("a", "b"))
