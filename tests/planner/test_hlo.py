@@ -254,3 +254,14 @@ def test_the_program_of_an_executable():
 def test_other_bytes_are_refused(other):
     with pytest.raises(ValueError):
         hlo.read(other)
+
+
+# ---- kernels
+
+
+@pytest.mark.parametrize("name", ["scan_tpu7x", "convolution_v5e", "conditional_v5e"])
+def test_the_kernels_take_the_whole_time(name):
+    reading = read(name, clock_GHz=1.5, memory_GBps=800)
+    assert sum(k.seconds for k in reading.kernels) == pytest.approx(reading.seconds)
+    assert sum(k.count * k.flops for k in reading.kernels) == pytest.approx(reading.product_flops)
+    assert all(k.bound and k.count >= 1 for k in reading.kernels)

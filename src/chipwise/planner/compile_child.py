@@ -98,6 +98,8 @@ def compiled(request: dict[str, Any], folder: Path, devices: list) -> Compiled:
         seconds_by_kind=dict(reading.seconds_by_kind),
         wire_bytes=reading.wire_bytes,
         compile_seconds=seconds,
+        flops=reading.product_flops,
+        kernels=reading.kernels,
         notes=reading.notes,
     )
 

@@ -34,8 +34,9 @@ from ..errors import ChipwiseError, DeviceError
 from ..machine.detect import leave_compiler_alone
 from ..words.facts import Fact, fact
 from .hlo import VERSION
+from .kernels import Kernel
 
-SCHEMA = 2
+SCHEMA = 3
 """Of the cache's entries and of what the child is told; raised when either changes its meaning."""
 
 PIP = "pip install 'chipwise[plan]'"
@@ -113,6 +114,8 @@ class Compiled:
     seconds_by_kind: dict[str, float] = field(default_factory=dict)
     wire_bytes: float = 0.0
     compile_seconds: float = 0.0
+    flops: float = 0.0  # of its products
+    kernels: list[Kernel] = field(default_factory=list)
     notes: list[Fact] = field(default_factory=list)
 
     def json(self) -> dict[str, Any]:
@@ -120,8 +123,9 @@ class Compiled:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Compiled:
-        problem, notes = value.pop("problem"), value.pop("notes")
-        return cls(**value, problem=problem and Fact(**problem), notes=[Fact(**note) for note in notes])
+        problem, notes = value.pop("problem"), [Fact(**note) for note in value.pop("notes")]
+        kernels = [Kernel.from_json(kernel) for kernel in value.pop("kernels", ())]
+        return cls(**value, problem=problem and Fact(**problem), notes=notes, kernels=kernels)
 
     @property
     def died(self) -> bool:

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..words.facts import Fact, fact
 from .hlo_operations import (
@@ -45,8 +45,9 @@ from .hlo_operations import (
     trips,
 )
 from .hlo_proto import Computation, Instruction, parse
+from .kernels import Kernel
 
-VERSION = 4
+VERSION = 5
 """Of what `read` makes of a program: raised whenever it would make something else of the same one."""
 
 _NOTICEABLE = 0.1  # of the products' work, lost to padding
@@ -67,6 +68,7 @@ class Reading:
     wire_bytes: float = 0.0
     product_flops: float = 0.0
     padded_flops: float = 0.0
+    kernels: list[Kernel] = field(default_factory=list)
     notes: list[Fact] = field(default_factory=list)
 
     def add(self, other: Reading, times: float = 1.0) -> None:
@@ -80,6 +82,7 @@ class Reading:
         self.wire_bytes += times * other.wire_bytes
         self.product_flops += times * other.product_flops
         self.padded_flops += times * other.padded_flops
+        self.kernels += other.kernels if times == 1 else [k.times(times) for k in other.kernels]
 
     @property
     def cycles(self) -> float | None:
@@ -109,6 +112,7 @@ def read(program: bytes, clock_GHz: float = 1.0, memory_GBps: float = math.inf) 
     waiting = reading.bytes_accessed / memory_GBps / 1e9 - reading.seconds
     if waiting > 0:
         reading.seconds_by_kind["copy"] += waiting
+        reading.kernels.append(Kernel("prefetch", "copy", 1, waiting, 0, 0, "memory"))
     flops, padded = reading.product_flops, reading.padded_flops
     if flops and (share := 1 - flops / padded) >= _NOTICEABLE:
         shape = max(reader.losses, key=lambda name: reader.losses[name])
@@ -158,9 +162,16 @@ class _Reader:
         cycles = estimated_cycles(op)
         if cycles is not None:
             sums.cycles_by_kind[kind] += cycles
-        time = max((cycles or 0.0) / self.clock, bytes_moved / self.bandwidth) / 1e9
+        computing, moving = (cycles or 0.0) / self.clock, bytes_moved / self.bandwidth
+        time = max(computing, moving) / 1e9
         if time:
             sums.seconds_by_kind[kind] += time
+            product = kind in ("matmul", "convolution") and computing >= moving
+            bound = "compute" if product else "memory"
+            shapes = (*op.shapes, *op.operand_shapes)
+            dtype = max(shapes, key=lambda s: s.nbytes).dtype if shapes else ""
+            made = Kernel(op.name, kind, 1, time, bytes_moved, sums.product_flops, bound, dtype=dtype)
+            sums.kernels.append(replace(made, source=op.source, line=op.line))
         return sums
 
     def loop(self, op: Instruction) -> Reading:

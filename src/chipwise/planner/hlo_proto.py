@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 
@@ -55,8 +56,11 @@ class Message:
     def text(self, field: int) -> str:
         return next((bytes(v).decode() for v in self._fields.get(field, ()) if not isinstance(v, int)), "")
 
+    def parts(self, field: int) -> list[memoryview]:
+        return [v for v in self._fields.get(field, ()) if not isinstance(v, int)]
+
     def messages(self, field: int) -> list[Message]:
-        return [Message(v) for v in self._fields.get(field, ()) if not isinstance(v, int)]
+        return [Message(v) for v in self.parts(field)]
 
     def message(self, field: int) -> Message:
         """One message; an empty one where it is not there."""
@@ -204,6 +208,11 @@ class Instruction:
         return self.proto.message(7).text(2)
 
     @property
+    def line(self) -> str:
+        """The user's line that it comes from; see `Module.line`."""
+        return self.inside.module.line(self.proto.message(7).number(15))
+
+    @property
     def host_transfer(self) -> bool:
         return bool(self.proto.number(47))
 
@@ -251,6 +260,41 @@ class Module:
         self.devices = max(assigned.number(1), 1) * max(assigned.number(2), 1)
         self.computations = {c.id: c for c in (Computation(part, self) for part in proto.messages(3))}
         self.entry = self.computations[proto.number(6)]
+        frames = proto.message(17)
+        self._files = [bytes(name).decode() for name in frames.parts(1)]
+        self._places = [(place.number(1), place.number(3)) for place in frames.messages(3)]
+        self._frames = [(frame.number(1), frame.number(2)) for frame in frames.messages(4)]
+        self._lines: dict[int, str] = {}
+
+    def line(self, frame: int) -> str:
+        """The line of the user's source, "net.py:38", behind stack frame number `frame`: the innermost one
+        that is neither of a library nor of chipwise's own machinery. "" where there is none."""
+        if frame not in self._lines:
+            found: dict[int, str] = {}
+            at = frame
+            while 0 < at <= len(self._frames):
+                place, parent = self._frames[at - 1]
+                file, number = self._places[place - 1]
+                rank = _rank(self._files[file - 1])
+                found.setdefault(rank, f"{self._files[file - 1]}:{number}")
+                if rank == _DRIVER or parent == at:
+                    break
+                at = parent
+            self._lines[frame] = found[min(found)] if found else ""
+        return self._lines[frame]
+
+
+_PACKAGE = str(Path(__file__).resolve().parents[1])
+_USER, _NET, _LIBRARY, _DRIVER = range(4)
+
+
+def _rank(file: str) -> int:
+    """Whose line it is: the user's, of a net or loss that chipwise brings, a library's, or of what calls the
+    user's functions."""
+    if file.startswith(_PACKAGE):
+        folder = file.removeprefix(_PACKAGE).split("/")[1]
+        return _NET if folder in ("models", "recipes", "recipe", "data", "interop") else _DRIVER
+    return _LIBRARY if "-packages/" in file or "/lib/python" in file else _USER
 
 
 def parse(program: bytes) -> Module:

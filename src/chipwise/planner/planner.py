@@ -26,6 +26,7 @@ from ..words.facts import Fact, fact
 from . import steps
 from .compiler import libtpu_available
 from .feeding import HostSpeed, feeding, measured, recorded
+from .kernels import costliest
 from .plans import Cost, Feeding, Memory, Plan, Range
 from .programs import StepPrograms, available, largest_batch, step_programs
 from .timing import StepTime, at_least, run_time
@@ -198,6 +199,7 @@ def _run(
     return {
         "step_seconds": seconds,
         "step_parts": step.parts,
+        "kernels": costliest(step.kernels),
         "bound": bound,
         "examples_per_second": seconds.inverse(recipe.batch),
         "share_of_peak": None if peak is None else step.flops / seconds.value / peak,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..words.facts import Fact, plain
+from .kernels import Kernel
 
 SCHEMA = "chipwise.plan/2"
 
@@ -135,6 +136,7 @@ class Plan:
     largest_batch: int | None = None  # searched for when asked, or when the recipe's own does not fit
     step_seconds: Range | None = None
     step_parts: dict[str, float] = field(default_factory=dict)  # seconds: replica, reduce, update, dispatch
+    kernels: tuple[Kernel, ...] = ()  # the costliest of a step on one device, costliest first
     bound: str | None = None  # "compute", "memory", "interconnect", "input" or "launch"
     examples_per_second: Range | None = None
     flops_per_step_per_device: float | None = None

@@ -24,6 +24,7 @@ from .compiler import (
     flat_positions,
     refusal,
 )
+from .kernels import Kernel
 from .plans import Memory, Range, unique
 from .programs import StepPrograms, Traceable, held, traced_program
 from .roofline import FRAMEWORK_BYTES, device_chip, time_on
@@ -142,9 +143,23 @@ def timed_by_compiler(target: Target, programs: StepPrograms, answers: Answers) 
         "reduce": seconds("reduce") + wire,
         "update": seconds("update"),
     }
+    step = dataclasses.replace(step, kernels=_kernels(programs, answers, passes))
     others = sum(answers["replica"].seconds_by_kind.values()) - products("replica")
     busiest = "compute" if passes * products("replica") >= others else "memory"
     return step.timed(parts, TPU_FACTORS, dispatch_seconds(programs, target.hosts), busiest)
+
+
+def _kernels(programs: StepPrograms, answers: Answers, passes: int) -> tuple[Kernel, ...]:
+    """Every kernel of a step; of several passes only products have more than one."""
+    made = []
+    for name, answer in answers.items():
+        runs = programs.calls if name == "replica" else 1
+        for kernel in answer.kernels:
+            times = runs * (passes if kernel.kind in _PRODUCTS else 1)
+            seconds = kernel.seconds * times
+            kernel = dataclasses.replace(kernel, program=name, count=kernel.count * runs, seconds=seconds)
+            made.append(kernel)
+    return tuple(made)
 
 
 def _compilation(seconds: float, passes: int) -> Range:

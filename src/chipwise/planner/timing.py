@@ -11,6 +11,7 @@ from ..chips.targets import Target
 from ..errors import DeviceError
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact
+from .kernels import Kernel
 from .plans import Memory, Range
 from .programs import StepPrograms, Traceable
 
@@ -48,6 +49,7 @@ class StepTime:
     seconds: Range | None = None
     parts: dict[str, float] = field(default_factory=dict)
     bound: str | None = None
+    kernels: tuple[Kernel, ...] = ()  # of a whole step
 
     def timed(
         self, parts: dict[str, float], factors: tuple[float, float], dispatch: float, busiest: str
