@@ -1,12 +1,14 @@
+import os
 import subprocess
 import sys
 import textwrap
 
 import jax
 import pytest
+from jaxlib import xla_client
 
 from chipwise.errors import DeviceError
-from chipwise.machine.detect import compiler_only, detect
+from chipwise.machine.detect import FRACTIONS, compiler_only, detect, take_memory
 from chipwise.machine.facts import HostFacts, gather, installed
 from chipwise.machine.guard import accelerators
 from refusals import refused
@@ -69,6 +71,22 @@ def test_one_cpu_is_not_simulated_and_cpu_starts_no_other_backend(fresh_python):
     bool(accelerators(gather()) or installed("libtpu")),
     reason="needs a host without accelerators to pretend on",
 )
+@pytest.mark.parametrize(
+    "given, taken",
+    [({}, "0.9"), ({FRACTIONS[0]: "0.5"}, "0.5"), ({FRACTIONS[1]: "0.5"}, None)],
+)
+def test_a_gpu_s_memory_is_taken_but_for_a_tenth_unless_the_user_says(monkeypatch, given, taken):
+    for name in FRACTIONS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    take_memory()
+    assert os.environ.get(FRACTIONS[0]) == taken
+    if taken:  # what JAX makes of it
+        assert xla_client.generate_pjrt_gpu_plugin_options()["memory_fraction"] == float(taken)
+    os.environ.pop(FRACTIONS[0], None)
+
+
 def test_a_promised_tpu_that_jax_does_not_find_is_refused_until_overridden(fresh_python):
     said = fresh_python(
         """

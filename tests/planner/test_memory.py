@@ -1,9 +1,35 @@
-"""The search for the largest batch, on memory whose form is known."""
+"""What waits in memory while replicas run; the search for the largest batch, on memory whose form is known."""
 
 import pytest
 
 import chipwise as cw
-from chipwise.planner.programs import largest_batch
+from chipwise.chips.targets import parse
+from chipwise.engine.layout import merges
+from chipwise.planner.programs import available, largest_batch, waiting
+
+
+@pytest.mark.parametrize("calls", [1, 2, 7, 8])
+def test_few_small_vectors_wait_for_each_other(calls):
+    assert waiting(calls, 10) == (40 * calls, 40 * (calls + 1))
+
+
+@pytest.mark.parametrize("calls, most", [(9, 4), (12, 4), (16, 5), (17, 5), (128, 8)])
+def test_many_are_added_as_they_come_and_counted_as_the_engine_holds_them(calls, most):
+    """BERT-Large's 128 replicas on one device: eight gradients of 1.34 GB, not nine."""
+    stack, held = [], []
+    for i, pops in enumerate(merges(calls)):
+        stack.append(i)
+        held.append(len(stack))
+        del stack[len(stack) - pops :]
+    assert len(stack) == 1 and max(held) == most
+    assert waiting(calls, 10) == (40 * most, 80)
+    large = 1 << 28  # too large to wait, however few
+    assert waiting(2, large) == (4 * large * 2, 4 * large * 2)
+
+
+def test_a_gpu_has_what_chipwise_lets_jax_take():
+    limit, source = available(parse("t4"))
+    assert limit == int(0.9 * 16e9) and source["share"] == 0.9
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ simulate(8)                        # the CPU divided into eight devices, before 
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,14 @@ from . import guard
 from .facts import HostFacts, gather
 
 PLATFORMS = ("cpu", "gpu", "tpu")
+FRACTIONS = "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"
+"""The variables, an old and a new name of one, that say how much of a GPU's free memory JAX takes as it
+starts: a share, by default 0.75 (https://docs.jax.dev/en/latest/gpu_memory_allocation.html). JAX refuses to
+be given both."""
+
+GPU_SHARE = 0.9
+"""What `detect` sets there, unless the user has: a process that trains has the GPU to itself, and what is left
+suffices for the context, the libraries' code and the buffers of collectives."""
 
 
 @dataclass(frozen=True)
@@ -88,10 +97,17 @@ def _devices(platform: str | None) -> list[jax.Device]:
         jax.config.update("jax_platforms", "cpu")
     if platform is None:
         leave_compiler_alone()
+    take_memory()
     try:
         return jax.devices(platform) if platform else jax.devices()
     except RuntimeError as error:
         raise no_devices(gather(), platform, setting("jax_platforms"), str(error)) from error
+
+
+def take_memory() -> None:
+    """Lets JAX take `GPU_SHARE` of a GPU as it starts, unless the user has said how much."""
+    if not any(map(os.environ.get, FRACTIONS)):
+        os.environ[FRACTIONS[0]] = str(GPU_SHARE)
 
 
 def leave_compiler_alone() -> None:

@@ -17,11 +17,12 @@ import psutil
 
 from ..chips.targets import Target
 from ..data.stream import batches_in_memory
-from ..engine.layout import Layout
+from ..engine.layout import Layout, merges
 from ..engine.programs import meet_at_once
 from ..engine.state import read
 from ..engine.step import Step
 from ..errors import ChipwiseError, RecipeError
+from ..machine.detect import GPU_SHARE
 from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
 from ..words.facts import Fact, fact
@@ -57,7 +58,6 @@ class StepPrograms:
     optimizer_bytes: int
     state_bytes: int
     data_bytes: int
-    replica_sum_bytes: int
     fused: bool  # `fit` runs all of them as one program
 
     @property
@@ -65,16 +65,21 @@ class StepPrograms:
         """How many vectors of a device meet in `reduce`; more are added as they come."""
         return self.calls if meet_at_once(self.calls, self.size) else 1
 
-    def memory(self, activations: int, program: int, available: int, source: Fact) -> Memory:
-        """What a device holds in a step, in bytes, with the temporary memory and the code given."""
+    def memory(
+        self, replica: float, update: float, program: float, available: int, source: Fact
+    ) -> Memory:
+        """What a device holds in a step, in bytes, with the temporary memory of its two programs and the code
+        given: the larger of what the last replica and the update find beside them."""
+        sums, total = waiting(self.calls, self.size)
+        held, activations = max((sums, replica), (total, update), key=sum)
         return Memory(
             parameters=self.parameter_bytes,
             optimizer=self.optimizer_bytes,
             state=self.state_bytes,
-            replica_sums=self.replica_sum_bytes,
-            activations=activations,
+            replica_sums=held,
+            activations=int(activations),
             data=self.data_bytes,
-            program=program,
+            program=int(program),
             available=available,
             available_source=source,
         )
@@ -105,15 +110,24 @@ def step_programs(recipe: Recipe, layout: Layout, *, resident: bool) -> StepProg
         optimizer_bytes=nbytes(state.optimizer),
         state_bytes=nbytes(state.state) + nbytes(state.sums),
         data_bytes=ahead * nbytes(data) + 2 * nbytes(window),
-        replica_sum_bytes=replica_sum_bytes(step.calls, size),
         fused=step.fused,
     )
 
 
-def replica_sum_bytes(calls: int, size: int) -> int:
-    """Of the vectors of `size` float32 that `calls` of the replica program leave, and of their total."""
-    held = calls if meet_at_once(calls, size) else 1 + math.ceil(math.log2(calls))
-    return 4 * size * (held + 1)
+def waiting(calls: int, size: int) -> tuple[int, int]:
+    """Bytes of the vectors of `size` float32 that a device holds at most while one of its `calls` replicas
+    runs, that replica's own among them, and while the sum of all is there: as `engine.programs` adds them.
+
+    Added as they come, they are as many as the fixed tree is deep: a partial sum for each level, and a leaf.
+    """
+    if meet_at_once(calls, size):
+        return 4 * size * calls, 4 * size * (calls + 1)
+    depth = most = 0
+    for pops in merges(calls):
+        depth += 1
+        most = max(most, depth)
+        depth -= pops
+    return 4 * size * most, 4 * size * 2
 
 
 def traced_program(program: Traceable, platform: str) -> Traced:
@@ -149,10 +163,6 @@ def nbytes(tree: Tree) -> int:
     return total
 
 
-JAX_SHARE_OF_GPU = 0.75
-"""Of a GPU's memory, which JAX takes unless `XLA_PYTHON_CLIENT_MEM_FRACTION` says otherwise
-(https://docs.jax.dev/en/latest/gpu_memory_allocation.html)."""
-
 TPU_GIB = {"TPU v2": 7.48, "TPU v5e": 15.75, "TPU v6e (Trillium)": 31.25}
 """Of one device, what the compiler says is available when it refuses a program (libtpu 0.0.42)."""
 
@@ -170,17 +180,19 @@ def available(target: Target) -> tuple[int | None, Fact]:
     if chip.kind == "TPU":
         each = TPU_GIB.get(chip.name, chip.memory_GB / chip.jax_devices_per_chip * TPU_SHARE)
         return int(each * 2**30), fact("memory-of-tpu", gib=chip.memory_GB)
-    share = fact("memory-of-gpu", gb=chip.memory_GB, share=JAX_SHARE_OF_GPU)
-    return int(chip.memory_GB * 1e9 * JAX_SHARE_OF_GPU), share
+    share = fact("memory-of-gpu", gb=chip.memory_GB, share=GPU_SHARE)
+    return int(chip.memory_GB * 1e9 * GPU_SHARE), share
 
 
-def held(programs: StepPrograms, target: Target, activations: float, program: float) -> Memory | None:
+def held(
+    programs: StepPrograms, target: Target, replica: float, update: float, program: float
+) -> Memory | None:
     """What a step of `programs` holds on a device of `target`; `None` when its memory is unknown.
 
-    *Arguments:* `activations`: temporary bytes of its hungriest program; `program`: bytes of code.
+    *Arguments:* `replica`, `update`: temporary bytes of the programs; `program`: bytes of code.
     """
     limit, source = available(target)
-    return None if limit is None else programs.memory(int(activations), int(program), limit, source)
+    return None if limit is None else programs.memory(replica, update, program, limit, source)
 
 
 def largest_batch(recipe: Recipe, fits: Callable[[Recipe], tuple[bool, float]], limit: int) -> int | None:

@@ -118,7 +118,7 @@ def timed_by_compiler(target: Target, programs: StepPrograms, answers: Answers) 
         method="compiled",
         flops=programs.calls * operations.flops,
         wire_bytes=sum(a.wire_bytes for a in present),
-        memory=_memory(target, programs, present),
+        memory=_memory(target, programs, answers),
         compile_seconds=_compilation(sum(a.compile_seconds for a in present), passes),
         dtypes=operations.dtypes,
         notes=tuple(notes),
@@ -168,14 +168,17 @@ def _compilation(seconds: float, passes: int) -> Range:
     return dataclasses.replace(here, high=passes * here.high)
 
 
-def _memory(target: Target, programs: StepPrograms, present: Sequence[Compiled]) -> Memory | None:
+def _memory(target: Target, programs: StepPrograms, answers: Answers) -> Memory | None:
     """Of a program that was refused for memory, what it needs beyond its arguments."""
-    problems = [a.problem for a in present if a.problem is not None]
+    problems = [a.problem for a in answers.values() if a.problem is not None]
     if any(problem.code != "refused-for-memory" for problem in problems):
         return None
     arguments = programs.parameter_bytes + programs.state_bytes + programs.data_bytes
-    activations = [a.temp_bytes for a in present] + [p["needed"] - arguments for p in problems]
-    memory = held(programs, target, max(activations), sum(a.code_bytes for a in present))
+    temporary = {name: a.temp_bytes for name, a in answers.items()}
+    temporary |= {p["program"]: p["needed"] - arguments for p in problems}
+    replica = temporary.pop("replica", 0)
+    code = sum(a.code_bytes for a in answers.values())
+    memory = held(programs, target, replica, max(temporary.values(), default=0), code)
     if memory is None or not problems:
         return memory
     source = fact("memory-as-refused")
@@ -201,7 +204,7 @@ def timed_by_model(target: Target, programs: StepPrograms) -> StepTime:
         method="modelled",
         flops=programs.calls * replica.flops,
         wire_bytes=2 * (layout.devices - 1) / layout.devices * 4.0 * programs.size,
-        memory=held(programs, target, max(replica.peak_temp_bytes, update.peak_temp_bytes), framework),
+        memory=held(programs, target, replica.peak_temp_bytes, update.peak_temp_bytes, framework),
         compile_seconds=Range.around(compilation, ALLOWANCE),
         dtypes=replica.dtypes,
         notes=tuple(notes),
