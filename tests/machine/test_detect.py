@@ -67,10 +67,6 @@ def test_one_cpu_is_not_simulated_and_cpu_starts_no_other_backend(fresh_python):
     assert said == "1 False cpu cpu"
 
 
-@pytest.mark.skipif(
-    bool(accelerators(gather()) or installed("libtpu")),
-    reason="needs a host without accelerators to pretend on",
-)
 @pytest.mark.parametrize(
     "given, taken",
     [({}, "0.9"), ({FRACTIONS[0]: "0.5"}, "0.5"), ({FRACTIONS[1]: "0.5"}, None)],
@@ -87,6 +83,10 @@ def test_a_gpu_s_memory_is_taken_but_for_a_tenth_unless_the_user_says(monkeypatc
     os.environ.pop(FRACTIONS[0], None)
 
 
+@pytest.mark.skipif(
+    bool(accelerators(gather()) or installed("libtpu")),
+    reason="needs a host without accelerators to pretend on",
+)
 def test_a_promised_tpu_that_jax_does_not_find_is_refused_until_overridden(fresh_python):
     said = fresh_python(
         """

@@ -1,4 +1,4 @@
-"""What waits in memory while replicas run; the search for the largest batch, on memory whose form is known."""
+"""What waits in memory while replicas run; the search for the largest batch, on memory of known form."""
 
 import pytest
 

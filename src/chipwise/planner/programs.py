@@ -65,9 +65,7 @@ class StepPrograms:
         """How many vectors of a device meet in `reduce`; more are added as they come."""
         return self.calls if meet_at_once(self.calls, self.size) else 1
 
-    def memory(
-        self, replica: float, update: float, program: float, available: int, source: Fact
-    ) -> Memory:
+    def memory(self, replica: float, update: float, program: float, available: int, source: Fact) -> Memory:
         """What a device holds in a step, in bytes, with the temporary memory of its two programs and the code
         given: the larger of what the last replica and the update find beside them."""
         sums, total = waiting(self.calls, self.size)
