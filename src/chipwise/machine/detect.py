@@ -25,8 +25,8 @@ starts: a share, by default 0.75 (https://docs.jax.dev/en/latest/gpu_memory_allo
 be given both."""
 
 GPU_SHARE = 0.9
-"""What `detect` sets there, unless the user has: who trains has the GPU to itself, and the rest suffices for the
-context, the libraries' code and the buffers of collectives."""
+"""What `detect` sets there, unless the user has: who trains has the GPU to itself, and the rest suffices for
+the context, the libraries' code and the buffers of collectives."""
 
 
 @dataclass(frozen=True)
