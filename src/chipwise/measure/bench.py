@@ -36,7 +36,7 @@ from ..errors import DivergedError, RecipeError
 from ..machine.fingerprint import this_machine
 from ..machine.record import Record, Series
 from ..planner.hlo_proto import program_bytes
-from ..planner.programs import nbytes, replica_sum_bytes
+from ..planner.programs import nbytes, waiting
 from ..recipe.recipe import Recipe
 from ..recipe.task import finished
 from ..words.facts import Fact
@@ -320,7 +320,8 @@ def by_category(program: Programs, state: TrainState, window: Any, data: Any) ->
     stats = program.placement.lead.memory_stats() or {}
     temporaries = max((a.temp_size_in_bytes for a in known), default=None)
     if temporaries is not None and not program.of.fused:
-        temporaries += replica_sum_bytes(program.of.calls, known[0].output_size_in_bytes // 4)
+        sums = waiting(program.of.calls, known[0].output_size_in_bytes // 4)
+        temporaries = max(a.temp_size_in_bytes + held for a, held in zip(known, sums, strict=False))
     return {
         "parameters": nbytes((state.params, state.frozen, state.ema)),
         "optimizer": nbytes(state.optimizer),

@@ -122,10 +122,11 @@ def needed(recipe: Recipe, machine: Machine, layout: Layout) -> Memory:
     free, source = available(machine, layout.devices)
     with tracing(recipe.name):
         compiled = [_compiled(program, device, layout) for program in (programs.replica, programs.update)]
-    known = [analysis for analysis in (one.memory_analysis() for one in compiled) if analysis is not None]
+    known = [one.memory_analysis() for one in compiled]
     evaluation = nbytes(task.eval) if task.eval is not None and feed.fits(task.eval, limit) else 0
-    temporary = max((analysis.temp_size_in_bytes for analysis in known), default=0)
-    memory = programs.memory(temporary, sum(a.generated_code_size_in_bytes for a in known), free, source)
+    replica, update = (a.temp_size_in_bytes if a else 0 for a in known)
+    code = sum(a.generated_code_size_in_bytes for a in known if a)
+    memory = programs.memory(replica, update, code, free, source)
     return replace(memory, data=memory.data + evaluation)
 
 
