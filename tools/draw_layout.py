@@ -20,7 +20,7 @@ COLUMNS = [
     ["data", "interop"],
     ["engine", "recipes"],
     ["planner", "study", "measure"],
-    ["explain"],
+    ["explain", "launch"],
     ["cli"],
 ]
 """From the left, which imports nothing of the others, to the right, which nothing imports."""
@@ -41,6 +41,7 @@ IDEAS = {
     "planner": "the step on absent chips",
     "study": "sweeps, finders, moves",
     "measure": "benchmarks as records",
+    "launch": "jobs for rented chips",
     "explain": "compare, report, pages",
     "cli": "parse, call, print",
 }

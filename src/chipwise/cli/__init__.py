@@ -32,6 +32,7 @@ def app() -> typer.Typer:
     from .chips import chips, prices
     from .devices import devices
     from .find import find_batch, find_lr
+    from .launch import launch
     from .look import inspect, show
     from .pack import pack
     from .plan import plan
@@ -48,8 +49,8 @@ def app() -> typer.Typer:
         pass
 
     for command in (
-        train, evaluate_run, devices, plan, sweep, find_lr, find_batch, transfer, check, pack, inspect, bench,
-        compare, report, bench_feed, show, chips, prices,
+        train, evaluate_run, devices, plan, launch, sweep, find_lr, find_batch, transfer, check, pack,
+        inspect, bench, compare, report, bench_feed, show, chips, prices,
     ):  # fmt: skip
         name = "eval" if command is evaluate_run else command.__name__.replace("_", "-")
         commands.command(name, epilog=codes)(command)

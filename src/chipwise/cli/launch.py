@@ -1,0 +1,201 @@
+"""`chipwise launch RECIPE --on TARGET --to PLACE`."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from ..errors import DeviceError, RecipeError
+from ..explain.terminal import console, grid
+from ..words.facts import Fact, fact, say
+from . import options
+from .options import option
+
+if TYPE_CHECKING:
+    from ..launch.places import Place
+    from ..planner.plans import Plan
+    from ..recipe.recipe import Recipe
+
+_SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
+
+
+@options.taking
+def launch(
+    recipe: options.Given,
+    to: Annotated[str, option("skypilot, slurm, gcloud, gke, docker, kaggle or colab.", "PLACE")],
+    on: Annotated[str | None, option("Such as v5e-8, a100:8 or t4.", "TARGET")] = None,
+    cheapest: Annotated[
+        bool, option("The cheapest target of the place, by the plan.", name="--cheapest")
+    ] = False,
+    within: Annotated[str | None, option("With --cheapest: at most so long, such as 2h.", "TIME")] = None,
+    spot: Annotated[bool, option("Machines that may be taken away; the run resumes.", name="--spot")] = False,
+    bucket: Annotated[str | None, option("Keeps the run folder, such as gs://NAME/FOLDER.", "URL")] = None,
+    zone: Annotated[str | None, option("Of the TPU at Google.", "ZONE")] = None,
+    image: Annotated[str | None, option("Of the container, with its registry.", "NAME:TAG")] = None,
+    package: Annotated[
+        str | None, option("What pip installs as chipwise: a wheel or git URL.", "SPEC")
+    ] = None,
+    out: Annotated[Path, option("Folder for the files.", "DIR")] = Path("launch"),
+    prices: options.Prices = None,
+    go: Annotated[
+        bool, option("Also start it. Without, nothing is started or paid for.", name="--go")
+    ] = False,
+    json_: options.Json = False,
+) -> None:
+    """Write what a place that rents chips wants: job files with the plan's time and cost in them.
+
+    \b
+    Examples:
+      chipwise launch cifar10-davidnet --on v5e-8 --spot --to skypilot --bucket gs://my-runs
+      chipwise launch digits --on a100 --to slurm
+      chipwise launch my_task.py:recipe --cheapest --within 2h --to skypilot --bucket gs://my-runs
+      chipwise launch mnist --on t4:2 --to kaggle
+    """
+    options.only_look()
+    from ..atomic import replace_text
+    from ..launch import job as jobs
+    from ..launch import places, start
+    from ..planner.planner import plan
+
+    where = places.place(to)
+    seconds = _within(within, cheapest, on, where)
+    loaded = recipe.load()
+    if cheapest:
+        targets = [target.name for target in places.offered(where)]
+        chosen = choose(plan(loaded, targets, prices=prices), where, recipe.recipe, seconds, spot)
+    else:
+        assert on is not None
+        (chosen,) = plan(loaded, [on], prices=prices)
+        if chosen.problem is not None:
+            raise DeviceError(
+                "launch-cannot-run", recipe=recipe.recipe, target=chosen.target, problem=chosen.problem
+            )
+    data = jobs.local_data(recipe.data)
+    words = recipe.words() if data is None else replace(recipe, data=None).words()
+    from ..chips.targets import parse
+
+    target = parse(chosen.target)
+    made = jobs.Job(
+        name=jobs.name_of(recipe.recipe), target=target, words=(recipe.recipe, *words),
+        packages=jobs.packages(target, recipe.data, package), spot=spot, file=jobs.recipe_file(recipe.recipe),
+        data=data, bucket=bucket, zone=zone, image=image, hours=_hours(chosen),
+        about=about(loaded, chosen, spot),
+    )  # fmt: skip
+    warnings = jobs.check(made)
+    files = places.write(where, made)
+    for name, text in files.items():
+        replace_text(out / name, text, "launch-file-unwritable")
+    looked = start.check(where, out, list(files))
+    _show(where, made, out, files, [*warnings, *looked], json_)
+    if go:
+        start.start(where, made, out, list(files))
+
+
+def choose(plans: list[Plan], where: Place, recipe: str, within: float | None, spot: bool) -> Plan:
+    """The plan that costs least among those that end within so many seconds, at the slow end of what is
+    predicted. A target without a price is taken where none has one, the fastest.
+
+    Raises `DeviceError` where none runs, or none in time.
+    """
+    running = [one for one in plans if one.runs and one.wall_seconds is not None]
+    if not running:
+        raise DeviceError(
+            "launch-nothing-runs", recipe=recipe, place=where.name, targets=[one.target for one in plans]
+        )
+    in_time = [one for one in running if within is None or _high(one) <= within]
+    if not in_time:
+        fastest = min(running, key=_high)
+        raise DeviceError(
+            "launch-nothing-within", recipe=recipe, place=where.name, within=within,
+            fastest=fastest.target, needs=_high(fastest),
+        )  # fmt: skip
+
+    def order(one: Plan) -> tuple[float, float]:
+        cost = one.cheapest(spot) or one.cheapest()
+        return (math.inf if cost is None else cost.usd.value, _high(one))
+
+    return min(in_time, key=order)
+
+
+def about(recipe: Recipe, plan: Plan, spot: bool) -> tuple[Fact, ...]:
+    """What every file says first: what it trains, how long that takes and what it costs."""
+    from importlib.metadata import version
+
+    lines = [fact("launch-job", recipe=recipe.name, target=plan.target)]
+    if plan.wall_seconds is not None:
+        wall, today = plan.wall_seconds, datetime.date.today().isoformat()
+        lines.append(
+            fact(
+                "launch-planned",
+                date=today,
+                version=version("chipwise"),
+                seconds=wall.value,
+                low=wall.low,
+                high=wall.high,
+            )
+        )
+    cost = plan.cheapest(spot) or plan.cheapest()
+    if cost is None:
+        return (*lines, fact("launch-price-unknown"))
+    kind = say(fact("launch-kind"), "spot" if cost.spot else "text")
+    price = fact(
+        "launch-costs", usd=cost.usd.value, low=cost.usd.low, high=cost.usd.high, hour=cost.usd_per_hour,
+        kind=kind, cloud=cost.cloud, region=cost.region, day=cost.date,
+    )  # fmt: skip
+    return (*lines, price)
+
+
+def _high(plan: Plan) -> float:
+    return math.inf if plan.wall_seconds is None else plan.wall_seconds.high
+
+
+def _hours(plan: Plan) -> int:
+    """What to ask a queue for: half as long again as the slow end of the prediction."""
+    high = _high(plan)
+    return 24 if math.isinf(high) else max(1, math.ceil(1.5 * high / 3600))
+
+
+def _within(text: str | None, cheapest: bool, on: str | None, where: Place) -> float | None:
+    """Seconds of `--within`, and what goes with what."""
+    from ..launch.places import offered
+
+    if on is None and not cheapest:
+        raise RecipeError("launch-choose", example=offered(where)[0].name)
+    if on is not None and cheapest:
+        raise RecipeError("launch-on-and-cheapest")
+    if text is None:
+        return None
+    if not cheapest:
+        raise RecipeError("launch-within-alone")
+    given = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)(s|min|h|d)", text.strip())
+    if given is None or float(given[1]) == 0:
+        raise RecipeError("launch-within", within=text)
+    return float(given[1]) * _SECONDS[given[2]]
+
+
+def _show(where: Place, job: Any, out: Path, files: dict[str, str], notes: list[Fact], json_: bool) -> None:
+    started = where.start(job) if where.start else None
+    stopped = where.stop(job) if where.stop else None
+    if json_:
+        shown = {
+            "place": where.name, "target": job.target.name, "files": [str(out / name) for name in files],
+            "start": started, "stop": stopped, "folder": str(out),
+            "about": [one.json() for one in job.about], "notes": [one.json() for one in notes],
+        }  # fmt: skip
+        print(json.dumps(shown))
+        return
+    rows: list[tuple[str, Any]] = [("job", line) for line in job.about[:1]]
+    rows += [("plan", line) for line in job.about[1:]]
+    rows += [("file", out / name) for name in files]
+    rows += [("note", line) for line in notes]
+    if started:
+        rows.append(("start", f"cd {shlex.quote(str(out))} && {shlex.join(started)}"))
+    if stopped:
+        rows.append(("end", f"cd {shlex.quote(str(out))} && {shlex.join(stopped)}"))
+    console(width=None).print(grid(rows))

@@ -1,0 +1,124 @@
+"""A job: what is trained, on which chip, with which software, and where its run folder lives."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from ..chips.targets import Target
+from ..errors import DeviceError, RecipeError
+from ..words.facts import Fact, fact
+
+PINNED = ("jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+"""Packages that a job installs in the versions it was planned with, beside chipwise, jax and libtpu."""
+
+_URL = re.compile(r"[a-z][a-z0-9+]*://")
+BUCKET = re.compile(r"(gs|s3)://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/[A-Za-z0-9._=-]+)*")
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that a place's files are made of.
+
+    `words`: what follows `chipwise train`, without `--run`. `file`: the user's recipe file, if it is one.
+    `bucket`: where the run folder outlives the machine, `gs://...` or `s3://...`. `packages`: for pip.
+    """
+
+    name: str
+    target: Target
+    words: tuple[str, ...]
+    packages: tuple[str, ...]
+    spot: bool = False
+    file: Path | None = None
+    data: Path | None = None  # a folder of this machine
+    bucket: str | None = None
+    zone: str | None = None
+    image: str | None = None  # of a container, with its registry
+    hours: int = 24  # at most; where a place wants to know
+    about: tuple[Fact, ...] = ()
+
+    @property
+    def python(self) -> str:
+        """The version planned with; some machines bring an older one."""
+        return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+    @property
+    def several_gpu_hosts(self) -> bool:
+        return self.target.chip.kind == "GPU" and self.target.hosts > 1
+
+    def train(self, run: str, data: str | None = None) -> list[str]:
+        """The command on the rented machine: its run folder, and where its data lies there."""
+        words = ["chipwise", "train", *self.words]
+        return [*words, *(["--data", data] if data else []), "--run", run]
+
+
+def name_of(recipe: str) -> str:
+    """A name that every place takes: lower case, letters first, at most 40 characters."""
+    path, _, attribute = recipe.partition(":")
+    stem = f"{Path(path).stem}-{attribute}" if attribute and attribute != "recipe" else Path(path).stem
+    clean = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")
+    return f"chipwise-{clean}"[:40].rstrip("-")
+
+
+def recipe_file(recipe: str) -> Path | None:
+    """The file of `path.py:name`; `None` for a built-in recipe."""
+    path = recipe.partition(":")[0]
+    return Path(path) if path.endswith(".py") else None
+
+
+def local_data(data: str | None) -> Path | None:
+    """The folder that `--data` names, where it is no URL."""
+    return None if data is None or _URL.match(data) else Path(data)
+
+
+def packages(target: Target, data: str | None, chipwise: str | None) -> tuple[str, ...]:
+    """What the job installs: the versions that are installed here, so that what was planned is what runs.
+
+    `chipwise`: what pip is to install in place of the released version, such as a wheel or a git URL.
+    """
+    kind = {"TPU": "tpu", "GPU": "cuda12"}.get(target.chip.kind)
+    extra = f"[{kind}]" if kind else ""
+    needs = [
+        chipwise or f"chipwise=={metadata.version('chipwise')}",
+        f"jax{extra}=={metadata.version('jax')}",
+    ]
+    needs += [f"{name}=={metadata.version(name)}" for name in PINNED]
+    if target.chip.kind == "TPU":
+        needs += [f"libtpu=={version}" for version in _installed("libtpu")]
+    scheme = (data or "").partition("://")[0]
+    needs += {"gs": ["gcsfs"], "s3": ["s3fs"], "http": ["aiohttp"], "https": ["aiohttp"]}.get(scheme, [])
+    return tuple(needs)
+
+
+def from_folder() -> bool:
+    """Whether this chipwise was installed from a folder, so that its version may not be the released one."""
+    return '"dir_info"' in (metadata.distribution("chipwise").read_text("direct_url.json") or "")
+
+
+def check(job: Job) -> list[Fact]:
+    """What to know before starting. Raises for what can run nowhere."""
+    unprintable = [word for word in job.words if not word.isprintable()]
+    if unprintable:
+        raise RecipeError("launch-word", word=unprintable[0])
+    if job.bucket is not None and not BUCKET.fullmatch(job.bucket):
+        raise RecipeError("launch-bucket", bucket=job.bucket)
+    if job.target.chip.kind == "CPU":
+        raise DeviceError("launch-cpu", recipe=job.words[0])
+    if job.target.rented_as:
+        raise DeviceError("launch-part", target=job.target.name, rented_as=job.target.rented_as)
+    if job.file is not None and not job.file.is_file():
+        raise RecipeError("launch-file-missing", file=job.file)
+    warnings = []
+    if from_folder() and job.packages[0].startswith("chipwise=="):
+        warnings.append(fact("launch-from-folder", package=job.packages[0]))
+    return warnings
+
+
+def _installed(name: str) -> list[str]:
+    try:
+        return [metadata.version(name)]
+    except metadata.PackageNotFoundError:
+        return []

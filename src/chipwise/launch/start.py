@@ -1,0 +1,70 @@
+"""Starts a job's files, and lets the place's own tool look at them first where it is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import DeviceError, RecipeError
+from ..words.facts import Fact, fact, texts
+from .job import Job
+from .places import Place
+
+SECONDS = 120
+# SkyPilot's own reading of a task. In a process of its own: it logs, and reads the user's configuration.
+_SKY = "import sys, sky; sky.Task.from_yaml(sys.argv[1])"
+
+
+def check(where: Place, folder: Path, files: Sequence[str]) -> list[Fact]:
+    """What the place's own tools say of the files: `launch-checked` for each that looked.
+
+    Raises `RecipeError` where one refuses a file.
+    """
+    looked = []
+    for name in files:
+        command = _check(where.name, folder / name)
+        if command is None:
+            continue
+        tool, words = command
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, cwd=folder)
+        except (OSError, subprocess.TimeoutExpired):
+            continue  # no verdict
+        if done.returncode:
+            lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+            raise RecipeError(
+                "launch-refused-by-tool", tool=tool, file=name, reason=(lines or ["?"])[-1][:300]
+            )
+        looked.append(fact("launch-checked", tool=tool))
+    return looked
+
+
+def _check(place: str, file: Path) -> tuple[str, list[str]] | None:
+    """Who can look at a file, and the command; `None` where nobody here can."""
+    if place == "skypilot" and importlib.util.find_spec("sky"):
+        return "SkyPilot", [sys.executable, "-c", _SKY, str(file)]
+    if file.suffix == ".sbatch" and shutil.which("sbatch"):
+        return "sbatch --test-only", ["sbatch", "--test-only", str(file)]
+    if file.suffix in (".sh", ".sbatch") and shutil.which("bash"):
+        return "bash -n", ["bash", "-n", str(file)]
+    return None
+
+
+def start(where: Place, job: Job, folder: Path, files: Sequence[str]) -> None:
+    """Starts the job with the place's tool, whose output is shown.
+
+    Raises `DeviceError` where the tool is missing or fails, `RecipeError` where a person must start it.
+    """
+    if where.start is None or where.tool is None:
+        raise RecipeError("launch-by-hand", place=where.name, file=folder / files[0])
+    if shutil.which(where.tool) is None:
+        remedies = texts("launch-tools")
+        raise DeviceError("launch-tool-missing", tool=where.tool, remedy=remedies[where.tool])
+    command = where.start(job)
+    code = subprocess.run(command, cwd=folder).returncode
+    if code:
+        raise DeviceError("launch-start-failed", command=command, exit=code)
