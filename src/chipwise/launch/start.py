@@ -26,7 +26,7 @@ def check(where: Place, folder: Path, files: Sequence[str]) -> list[Fact]:
     """
     looked = []
     for name in files:
-        command = _check(where.name, folder / name)
+        command = _check(where.name, name)
         if command is None:
             continue
         tool, words = command
@@ -43,14 +43,14 @@ def check(where: Place, folder: Path, files: Sequence[str]) -> list[Fact]:
     return looked
 
 
-def _check(place: str, file: Path) -> tuple[str, list[str]] | None:
+def _check(place: str, file: str) -> tuple[str, list[str]] | None:
     """Who can look at a file, and the command; `None` where nobody here can."""
     if place == "skypilot" and importlib.util.find_spec("sky"):
-        return "SkyPilot", [sys.executable, "-c", _SKY, str(file)]
-    if file.suffix == ".sbatch" and shutil.which("sbatch"):
-        return "sbatch --test-only", ["sbatch", "--test-only", str(file)]
-    if file.suffix in (".sh", ".sbatch") and shutil.which("bash"):
-        return "bash -n", ["bash", "-n", str(file)]
+        return "SkyPilot", [sys.executable, "-c", _SKY, file]
+    if file.endswith(".sbatch") and shutil.which("sbatch"):
+        return "sbatch --test-only", ["sbatch", "--test-only", file]
+    if file.endswith((".sh", ".sbatch")) and shutil.which("bash"):
+        return "bash -n", ["bash", "-n", file]
     return None
 
 

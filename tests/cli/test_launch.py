@@ -1,0 +1,101 @@
+"""`chipwise launch`: what it writes, what it prints, that it starts nothing unless told. Plans are given."""
+
+import json
+
+import pytest
+
+from chipwise.cli.launch import choose
+from chipwise.errors import DeviceError
+from chipwise.launch.places import place
+from chipwise.words.facts import fact
+from planner import documents
+from refusals import refused
+
+
+def planned(target: str, step: float, *rates: float, **rest):
+    priced = tuple((rate, False, target, "us") for rate in rates)
+    return documents.plan(
+        target, target, method="compiled", held=None, step=step, peak=1e15, rates=priced, devices=1, **rest
+    )
+
+
+@pytest.fixture
+def plans(monkeypatch):
+    """What `plan` answers, by target."""
+    known = {"t4": planned("t4", 4.0, 0.5), "a100": planned("a100", 1.0, 3.0), "l4": planned("l4", 3.0, 0.7)}
+    other = planned("v100", 1.0, problem=fact("no-target"))
+
+    def plan(recipe, targets, **options):
+        return [known.get(target, other) for target in targets]
+
+    monkeypatch.setattr("chipwise.planner.planner.plan", plan)
+    return known
+
+
+def test_writes_and_starts_nothing(chipwise, plans, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    said = chipwise("launch", "digits", "--on", "a100", "--to", "slurm", "--out", tmp_path, "--json")
+    assert said.code == 0, said.err
+    told = json.loads(said.out)
+    assert told["start"] == ["sbatch", "chipwise-digits.sbatch"] and told["target"] == "a100"
+    assert [one["code"] for one in told["about"]] == ["launch-job", "launch-planned", "launch-costs"]
+    text = (tmp_path / "chipwise-digits.sbatch").read_text()
+    assert "#SBATCH --gpus-per-node=1" in text and "#SBATCH --time=3:00:00" in text  # 1.5 x 1.46 hours
+    assert all(f"# {one['text']}\n" in text for one in told["about"])
+
+
+def test_go_starts_it_in_its_folder(chipwise, plans, tmp_path, monkeypatch):
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "sbatch").write_text('#!/bin/bash\necho "$PWD $@" > ' + str(tools / "called"))
+    (tools / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
+    out = tmp_path / "out"
+    assert chipwise("launch", "digits", "--on", "a100", "--to", "slurm", "--out", out, "--go").code == 0
+    assert (tools / "called").read_text() == f"{out} chipwise-digits.sbatch\n"
+
+
+def test_the_cheapest_in_time():
+    plans = [
+        planned("t4", 4.0, 0.5),
+        planned("a100", 1.0, 3.0),
+        planned("l4", 3.0, 0.7),
+        planned("p100", 0.1),
+    ]
+    where = place("skypilot")
+    assert choose(plans, where, "r", None, False).target == "t4"  # 5.8 hours for $2.9
+    assert choose(plans, where, "r", 5 * 3600, False).target == "l4"
+    assert choose(plans, where, "r", 2 * 3600, False).target == "a100"
+    assert choose(plans, where, "r", 600, False).target == "p100"  # no price is known for it
+    with refused(DeviceError, "launch-nothing-within", fastest="a100"):
+        choose(plans[:3], where, "r", 60, False)
+    with refused(DeviceError, "launch-nothing-runs", targets=["t4"]):
+        choose([planned("t4", 0, problem=fact("no-target"))], where, "r", None, False)
+
+
+def test_the_plan_chooses(chipwise, plans, tmp_path):
+    said = chipwise(
+        "launch", "digits", "--cheapest", "--within", "2h", "--to", "slurm", "--out", tmp_path, "--json"
+    )
+    assert said.code == 0, said.err
+    assert json.loads(said.out)["target"] == "a100"
+
+
+@pytest.mark.parametrize(
+    "arguments, code, error",
+    [
+        (["--to", "slurm"], 2, "launch-choose"),
+        (["--to", "slurm", "--on", "a100", "--cheapest"], 2, "launch-on-and-cheapest"),
+        (["--to", "slurm", "--on", "a100", "--within", "2h"], 2, "launch-within-alone"),
+        (["--to", "slurm", "--cheapest", "--within", "soon"], 2, "launch-within"),
+        (["--to", "slurms", "--on", "a100"], 2, "launch-place-unknown"),
+        (["--to", "slurm", "--on", "v100"], 4, "launch-cannot-run"),
+        (["--to", "skypilot", "--on", "a100"], 2, "launch-without-bucket"),
+        (["--to", "skypilot", "--on", "a100", "--bucket", "my-runs"], 2, "launch-bucket"),
+        (["--to", "colab", "--on", "a100", "--spot"], 2, "launch-no-spot"),
+    ],
+)
+def test_one_line_and_nothing_written(chipwise, plans, tmp_path, arguments, code, error):
+    out = tmp_path / "out"
+    assert chipwise("launch", "digits", *arguments, "--out", out).refused(code, error)
+    assert not out.exists()

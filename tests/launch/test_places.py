@@ -1,0 +1,244 @@
+"""What is written for each place: by its own tools where they are installed, by running the scripts."""
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import replace
+
+import pytest
+
+from chipwise.chips.targets import parse
+from chipwise.errors import DeviceError, RecipeError
+from chipwise.launch import names, start
+from chipwise.launch.job import Job, check, local_data, name_of, packages, recipe_file
+from chipwise.launch.places import PLACES, offered, place, write
+from refusals import refused
+
+AWKWARD = 'note=it\'s $HOME "here" {x}'
+
+
+def job(target: str, **changes) -> Job:
+    plain = Job(
+        name="chipwise-digits",
+        target=parse(target),
+        words=("digits", "--set", AWKWARD),
+        packages=packages(parse(target), None, None),
+        bucket="gs://my-runs/a",
+        image="example.org/me/train:1",
+    )
+    return replace(plain, **changes)
+
+
+EXAMPLES = [
+    ("skypilot", "v5e-8"), ("skypilot", "h100:16"), ("skypilot", "t4"), ("slurm", "h100:16"),
+    ("gcloud", "v5e-16"), ("gke", "v6e-16"), ("gke", "h100:16"), ("docker", "t4"), ("docker", "v5e-8"),
+    ("kaggle", "t4:2"), ("colab", "v5e-1"),
+]  # fmt: skip
+
+
+def write_in(folder, where: str, one: Job) -> dict[str, str]:
+    files = write(place(where), one)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return files
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_every_offered_target_has_files(where):
+    targets = offered(place(where))
+    assert targets
+    for target in targets:
+        assert all(write(place(where), job(target.name)).values())
+
+
+def test_what_is_rented_is_what_was_planned():
+    assert "v5e-8" in [target.name for target in offered(place("kaggle"))]
+    assert names.skypilot(parse("v5e-8")) == "tpu-v5litepod-8"
+    assert names.skypilot(parse("a100-80gb:16")) == "A100-80GB:8"
+    assert names.google_type(parse("v3-8")) == "v3-8" and names.google_type(parse("tpu7x-8")) is None
+    labels, resource, a_host = names.gke(parse("v5e-16"))
+    assert (resource, a_host) == ("google.com/tpu", 4)
+    assert labels["cloud.google.com/gke-tpu-topology"] == "4x4"
+
+
+def test_versions_are_those_of_the_plan():
+    import jax
+
+    pinned = packages(parse("v5e-8"), "gs://data/x", None)
+    assert f"jax[tpu]=={jax.__version__}" in pinned and "gcsfs" in pinned
+    assert any(one.startswith("libtpu==") for one in pinned)
+    assert packages(parse("t4"), None, "https://example.org/chipwise.whl")[0].endswith(".whl")
+
+
+def test_a_recipe_has_a_name_that_every_place_takes():
+    for recipe in ("digits", "My_Task.py:recipe", "a/b/Übung.py:big", "x" * 90):
+        assert re.fullmatch(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", name_of(recipe)), recipe
+    assert recipe_file("digits") is None and recipe_file("a/b.py:c").name == "b.py"
+    assert local_data("gs://x/y") is None and local_data("data").name == "data"
+
+
+@pytest.mark.parametrize("where, target", EXAMPLES)
+def test_settings_arrive_as_they_were_typed(where, target, tmp_path):
+    """The command that each file holds, read by a shell, has the setting's own characters."""
+    texts = write_in(tmp_path, where, job(target)).values()
+    if where in ("kaggle", "colab"):
+        notebook = json.loads(next(iter(texts)))
+        assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+        sources = ["".join(cell["source"]) for cell in notebook["cells"]]
+        lines = [source.split("\n")[1] for source in sources if "%%bash\nchipwise train" in source]
+    elif where == "gke":
+        import yaml
+
+        (document,) = (text for text in texts if "JobSet" in text)
+        spec = yaml.safe_load(document)["spec"]["replicatedJobs"][0]["template"]["spec"]
+        assert spec["parallelism"] == spec["completions"] == parse(target).hosts
+        command = spec["template"]["spec"]["containers"][0]["command"]
+        lines = [command[-1].removeprefix("exec ")] if command[0] == "sh" else []
+        assert lines or command[:2] + command[3:5] == ["chipwise", "train", "--set", AWKWARD]
+    else:
+        lines = [line for text in texts for line in text.splitlines() if AWKWARD[:8] in line]
+    for line in lines:
+        words = re.sub(r"^.*?(?=chipwise train)", "", line).removesuffix(" &")
+        echoed = subprocess.run(
+            ["bash", "-c", f'chipwise() {{ printf "%s\\n" "$@"; }}; {words}'], capture_output=True, text=True
+        )
+        assert AWKWARD in echoed.stdout.splitlines()
+
+
+@pytest.mark.parametrize("where, target", [e for e in EXAMPLES if e[0] in ("slurm", "gcloud", "docker")])
+def test_scripts_are_sound(where, target, tmp_path):
+    files = write_in(tmp_path, where, job(target, spot=where == "gcloud"))
+    assert {one["tool"] for one in start.check(place(where), tmp_path, list(files))} <= {
+        "bash -n", "sbatch --test-only",
+    }  # fmt: skip
+    if shutil.which("shellcheck"):
+        scripts = [name for name in files if name.endswith((".sh", ".sbatch"))]
+        command = ["shellcheck", "--exclude=SC2016", *scripts]
+        found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert found.returncode == 0, found.stdout
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sky") is None, reason="SkyPilot is not installed")
+def test_skypilot_reads_its_tasks(tmp_path):
+    for target in ("v5e-8", "h100:16", "t4"):
+        files = write_in(tmp_path, "skypilot", job(target))
+        assert [one["tool"] for one in start.check(place("skypilot"), tmp_path, list(files))] == ["SkyPilot"]
+
+
+def programs(folder, **scripts: str) -> dict[str, str]:
+    """An environment in which each named program is a script."""
+    for name, text in scripts.items():
+        (folder / name).write_text(f"#!/bin/bash\n{text}")
+        (folder / name).chmod(0o755)
+    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+GCLOUD = """
+cd "$(dirname "$0")"
+echo "$3 $4" >> calls
+case "$3 $4" in
+  "queued-resources describe")
+    [ -s state ] || { echo "ERROR: NOT_FOUND: no such" >&2; exit 1; }
+    cat state ;;
+  "queued-resources create") echo ACTIVE > state ;;
+  "queued-resources delete") rm -f state ;;
+  "tpu-vm ssh")
+    n=$(($(cat tries 2>/dev/null || echo 0) + 1)); echo $n > tries
+    if [ $n = 1 ]; then echo SUSPENDED > state; exit 1; fi  # preempted
+    if [ $n = 3 ]; then touch result; fi  # n=2: failed once by itself
+    ;;
+esac
+if [ "$1 $2" = "storage ls" ]; then [ -e result ]; fi
+"""
+
+
+def test_gcloud_makes_preempted_machines_again_and_deletes_them(tmp_path):
+    tools, folder = tmp_path / "tools", tmp_path / "job"
+    tools.mkdir(), folder.mkdir()
+    write_in(folder, "gcloud", job("v5e-8", spot=True))
+    environment = programs(tools, gcloud=GCLOUD, sleep="")
+    done = subprocess.run(
+        ["bash", "chipwise-digits.sh"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    calls = (tools / "calls").read_text().splitlines()
+    assert calls.count("queued-resources create") == 2 and calls.count("tpu-vm ssh") == 3
+    assert calls[-1] == "queued-resources delete" and not (tools / "state").exists()
+
+
+def test_slurm_saves_before_the_time_is_up_and_queues_itself_again(tmp_path):
+    write_in(tmp_path, "slurm", job("h100"))
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    environment = programs(
+        tools,
+        srun='trap "exit 75" TERM; touch running; while :; do sleep 0.05; done',
+        scontrol='echo "$@" > requeued',
+    ) | {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7"}
+    chipwise = tmp_path / "chipwise-digits-env" / "bin"
+    chipwise.mkdir(parents=True)
+    programs(chipwise, chipwise="")
+    script = subprocess.Popen(["bash", "chipwise-digits.sbatch"], cwd=tmp_path, env=environment)
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "running").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    script.send_signal(signal.SIGTERM)
+    assert script.wait(30) == 75
+    assert (tmp_path / "requeued").read_text() == "requeue 7\n"
+
+
+def test_a_users_file_goes_along(tmp_path):
+    file = tmp_path / "my_task.py"
+    file.write_text("recipe = 1\n")
+    mine = {"words": (f"{file}:big",), "file": file}
+    notebook = json.loads(write(place("colab"), job("t4", **mine))["chipwise-digits.ipynb"])
+    written = ["".join(c["source"]) for c in notebook["cells"] if "%%writefile" in "".join(c["source"])]
+    assert written == ["%%writefile my_task.py\nrecipe = 1\n"]
+    assert "/recipe/my_task.py:big" in write(place("skypilot"), job("t4", **mine))["chipwise-digits.yaml"]
+    assert "/app/my_task.py:big" in write(place("docker"), job("t4", **mine))["chipwise-digits.sh"]
+
+
+def test_what_cannot_be_is_refused(tmp_path):
+    with refused(RecipeError, "launch-place-unknown", place="skipilot", hint="skypilot"):
+        place("skipilot")
+    with refused(DeviceError, "launch-not-offered", target="v5e-8"):
+        write(place("slurm"), job("v5e-8"))
+    with refused(RecipeError, "launch-without-bucket", place="gcloud"):
+        write(place("gcloud"), job("v5e-8", bucket=None))
+    with refused(RecipeError, "launch-without-image", place="gke"):
+        write(place("gke"), job("v5e-8", image=None))
+    with refused(RecipeError, "launch-data-local", place="gcloud"):
+        write(place("gcloud"), job("v5e-8", data=tmp_path))
+    with refused(RecipeError, "launch-no-spot", place="slurm"):
+        write(place("slurm"), job("t4", spot=True))
+    with refused(RecipeError, "launch-bucket", bucket="my runs"):
+        check(job("t4", bucket="my runs"))
+    with refused(DeviceError, "launch-cpu"):
+        check(job("cpu"))
+    with refused(DeviceError, "launch-part", target="v3-1", rented_as="v3-8"):
+        check(job("v3-1"))
+    with refused(RecipeError, "launch-word"):
+        check(job("t4", words=("digits", "--set", "a=\n")))
+    with refused(RecipeError, "launch-file-missing"):
+        check(job("t4", file=tmp_path / "none.py"))
+
+
+def test_only_a_tool_that_is_there_starts(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with refused(DeviceError, "launch-tool-missing", tool="sky"):
+        start.start(place("skypilot"), job("t4"), tmp_path, ["x.yaml"])
+    with refused(RecipeError, "launch-by-hand", place="colab"):
+        start.start(place("colab"), job("t4"), tmp_path, ["x.ipynb"])
+    programs(tmp_path, sbatch="exit 3")
+    with refused(DeviceError, "launch-start-failed", exit=3):
+        start.start(place("slurm"), job("t4"), tmp_path, ["x.sbatch"])
