@@ -72,3 +72,14 @@ def test_the_gradient_of_a_frequent_word_keeps_growing():
     tokens = jnp.ones(1000, jnp.int32)
     grad = jax.grad(lambda t: jnp.sum(embed(t, tokens).astype(jnp.float32)))(table)
     np.testing.assert_array_equal(grad.astype(jnp.float32), [[0, 0], [1000, 1000], [0, 0]])
+
+
+@pytest.mark.parametrize("n", [1, 2, 37])
+def test_sorted_rows_are_added_as_scattered_ones(n):
+    # Whole numbers: exact in any order. Tokens repeat, and some are outside the vocabulary.
+    rng = np.random.default_rng(n)
+    tokens = jnp.asarray(rng.integers(-1, 6, n), jnp.int32)
+    rows = jnp.asarray(rng.integers(-9, 9, (n, 3)), jnp.float32)
+    np.testing.assert_array_equal(tied._sums_by_sorting(5, tokens, rows), tied._sums(5, tokens, rows))
+    many = jax.vmap(tied._sums_by_sorting, (None, 0, 0))(5, jnp.stack([tokens, -tokens]), jnp.stack([rows, rows]))
+    np.testing.assert_array_equal(many[1], tied._sums(5, -tokens, rows))

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from .layers import Classifier, ConvBN, max_pool_2x2, pytorch_uniform
+from .layers import Classifier, ConvBN, pytorch_uniform
+from .pool import max_pool_2x2
 
 
 class Block(nnx.Module):

@@ -16,6 +16,7 @@ from flax import nnx
 from . import wide
 from .conv import conv
 from .layers import BatchNorm
+from .pool import max_pool_3x3
 
 # Normal with variance 2 / (kernel area x output channels), not truncated.
 _he_normal = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
@@ -73,7 +74,7 @@ class ResNet50(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = nnx.relu(self.norm(self.stem(x)))
-        x = nnx.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
+        x = max_pool_3x3(x)
         for block in self.blocks:
             x = block(x)
         # The mean in float32: 49 terms of bfloat16 would lose three bits.

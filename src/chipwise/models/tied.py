@@ -30,9 +30,40 @@ def _embed_forward(table, tokens):
 
 def _embed_backward(residuals, g):
     tokens, like = residuals
-    sums = jnp.zeros(like.shape[1:], jnp.float32)
-    sums = sums.at[tokens].add(g.astype(jnp.float32), mode="drop", wrap_negative_indices=False)
+    rows = g.astype(jnp.float32).reshape(-1, g.shape[-1])
+    sums = lax.platform_dependent(
+        tokens.reshape(-1),
+        rows,
+        cuda=partial(_sums_by_sorting, like.shape[1]),
+        rocm=partial(_sums_by_sorting, like.shape[1]),
+        default=partial(_sums, like.shape[1]),
+    )
     return sums.astype(like.dtype), None
+
+
+def _sums(vocabulary, tokens, rows):
+    """`(vocabulary, width)`: of each token, the sum of its `rows` `(n, width)`."""
+    sums = jnp.zeros((vocabulary, rows.shape[1]), rows.dtype)
+    return sums.at[tokens].add(rows, mode="drop", wrap_negative_indices=False)
+
+
+def _sums_by_sorting(vocabulary, tokens, rows):
+    """`_sums` for GPUs, which would add with atomics, in any order, or sort every single number of `rows` so
+    as not to: here the tokens are sorted, the rows of equal ones added in a fixed order."""
+    n = tokens.shape[0]
+    tokens, order = lax.sort_key_val(tokens.astype(jnp.int32), jnp.arange(n, dtype=jnp.int32))
+    rows, begins = rows[order], jnp.concatenate([jnp.ones(1, bool), tokens[1:] != tokens[:-1]])
+
+    def add(left, right):
+        (a, _), (b, fresh) = left, right
+        return jnp.where(fresh[:, None], b, a + b), left[1] | fresh
+
+    rows, _ = lax.associative_scan(add, (rows, begins))
+    ends = jnp.concatenate([begins[1:], jnp.ones(1, bool)])
+    nowhere = vocabulary + jnp.arange(n, dtype=jnp.int32)  # each its own: no two rows meet
+    places = jnp.where(ends & (tokens >= 0) & (tokens < vocabulary), tokens, nowhere)
+    sums = jnp.zeros((vocabulary, rows.shape[1]), rows.dtype)
+    return sums.at[places].set(rows, mode="drop", unique_indices=True, wrap_negative_indices=False)
 
 
 embed.defvjp(_embed_forward, _embed_backward)
