@@ -38,7 +38,7 @@ def compilers(monkeypatch_module):
     """Chip name to a function: (function, shapes, options, folder) to the compiled program's text and PTX."""
     import nvidia.cuda_nvcc
 
-    nvcc = list(nvidia.cuda_nvcc.__path__)[0]
+    nvcc = next(iter(nvidia.cuda_nvcc.__path__))
     monkeypatch_module.setenv("CUDA_VISIBLE_DEVICES", "-1")
     monkeypatch_module.setenv("PATH", f"{nvcc}/bin", prepend=":")
     jax.devices()

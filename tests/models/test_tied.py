@@ -81,5 +81,7 @@ def test_sorted_rows_are_added_as_scattered_ones(n):
     tokens = jnp.asarray(rng.integers(-1, 6, n), jnp.int32)
     rows = jnp.asarray(rng.integers(-9, 9, (n, 3)), jnp.float32)
     np.testing.assert_array_equal(tied._sums_by_sorting(5, tokens, rows), tied._sums(5, tokens, rows))
-    many = jax.vmap(tied._sums_by_sorting, (None, 0, 0))(5, jnp.stack([tokens, -tokens]), jnp.stack([rows, rows]))
+    many = jax.vmap(tied._sums_by_sorting, (None, 0, 0))(
+        5, jnp.stack([tokens, -tokens]), jnp.stack([rows, rows])
+    )
     np.testing.assert_array_equal(many[1], tied._sums(5, -tokens, rows))

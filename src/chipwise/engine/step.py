@@ -43,8 +43,8 @@ from .update import Update
 
 def compiler_options(platform: str, exact: bool) -> dict[str, Any] | None:
     """What XLA offers towards the same bits in every program: on GPUs kernels without atomics, and no
-    autotuning, which picks kernels by the clock. Without it a product is written in Triton with tiles of
-    16 x 8, a few per cent of the chip: the vendor's library, asked instead, chooses its kernel by the shape."""
+    autotuning, which picks kernels by the clock. Without it products in Triton have
+    tiles of 16 x 8, a few per cent of the chip; the vendor's library chooses its kernel by the shape."""
     if exact and platform in ("gpu", "cuda", "rocm"):
         return {
             "xla_gpu_deterministic_ops": True,

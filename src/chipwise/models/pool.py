@@ -1,9 +1,9 @@
 """Max pools whose gradient compares instead of scattering.
 
 `select_and_scatter`, XLA's gradient of a max pool, is a scalar loop on the CPU, and on GPUs either adds with
-atomics, in any order, or sorts every pixel of the batch so as not to. Here the pixels of a window are compared
-as arrays; values and gradients are bitwise those of `lax.reduce_window`: among equal pixels the first in
-row order takes the whole gradient. TPUs have an instruction for it.
+atomics, in any order, or sorts every pixel of the batch so as not to. Here the pixels of a window are
+compared as arrays; values and gradients are bitwise those of `lax.reduce_window`: among equal pixels the
+first in row order takes the whole gradient. TPUs have an instruction for it.
 """
 
 import jax
