@@ -7,8 +7,8 @@ import runpy
 from imports import PACKAGE, files, imports
 
 ORDER = """
-words errors atomic chips machine models recipe data interop recipes engine planner study measure launch
-explain cli
+words errors atomic chips machine models recipe data interop recipes engine deploy planner study measure
+launch explain cli
 """.split()  # noqa: SIM905
 """A module imports from its own package and from those to the left of it."""
 

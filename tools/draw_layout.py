@@ -19,7 +19,7 @@ COLUMNS = [
     ["recipe", "models"],
     ["data", "interop"],
     ["engine", "recipes"],
-    ["planner", "study", "measure"],
+    ["planner", "study", "measure", "deploy"],
     ["explain", "launch"],
     ["cli"],
 ]
@@ -38,6 +38,7 @@ IDEAS = {
     "interop": "other frameworks",
     "engine": "the one driver of the step",
     "recipes": "built-in recipes",
+    "deploy": "predictions, exports",
     "planner": "the step on absent chips",
     "study": "sweeps, finders, moves",
     "measure": "benchmarks as records",

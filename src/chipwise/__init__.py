@@ -24,6 +24,8 @@ if _TYPE_CHECKING:
     from .data.packed import PackedFolder as PackedFolder
     from .data.sources import Arrays as Arrays
     from .data.sources import Lazy as Lazy
+    from .deploy.predict import Predictions as Predictions
+    from .deploy.predict import predict as predict
     from .engine.checkpoint import restore_run as restore_run
     from .engine.fit import evaluate as evaluate
     from .engine.fit import fit as fit
@@ -82,6 +84,7 @@ _NAMES = {
     ".data.pack.job": "pack",
     ".data.packed": "PackedFolder",
     ".data.sources": "Arrays Lazy",
+    ".deploy.predict": "Predictions predict",
     ".engine.checkpoint": "restore_run",
     ".engine.fit": "evaluate fit",
     ".engine.on": "On",

@@ -30,6 +30,7 @@ def app() -> typer.Typer:
     from .advice import check, transfer
     from .bench import bench, bench_feed
     from .chips import chips, prices
+    from .deploy import predict
     from .devices import devices
     from .find import find_batch, find_lr
     from .launch import launch
@@ -49,8 +50,8 @@ def app() -> typer.Typer:
         pass
 
     for command in (
-        train, evaluate_run, devices, plan, launch, sweep, find_lr, find_batch, transfer, check, pack,
-        inspect, bench, compare, report, bench_feed, show, chips, prices,
+        train, evaluate_run, predict, devices, plan, launch, sweep, find_lr, find_batch, transfer, check,
+        pack, inspect, bench, compare, report, bench_feed, show, chips, prices,
     ):  # fmt: skip
         name = "eval" if command is evaluate_run else command.__name__.replace("_", "-")
         commands.command(name, epilog=codes)(command)

@@ -88,8 +88,8 @@ class Predictor:
     *Arguments:* `inputs`: what the model reads, see `inputs_of`; `block`: examples that a device takes at a
     time, chosen by the memory that the program needs when left out.
 
-    *Fields:* `block`; `examples`; `rows`, examples that all devices take at a time; `outputs`, name to the
-    shape and type for one example.
+    *Fields:* `block`; `examples`; `source_spec`; `rows`, examples that all devices take at a time; `outputs`,
+    name to the shape and type for one example.
 
     Raises `RecipeError`, `DataError` when the source lacks a column or has it of another shape or type, and
     `DeviceError` when not even one example fits.
@@ -120,6 +120,7 @@ class Predictor:
         ]
         if wrong:
             raise DataError("predict-columns", columns=described(given), expected=described(self.inputs))
+        self.source_spec = given
         self._held = [placement.put(tree) for tree in (params, state)]
         self._shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, state))
         self.block = block or min(LARGEST_BLOCK, -(-self.examples // 8))

@@ -1,0 +1,102 @@
+"""`chipwise predict` and `export`: what a trained model says, and the model in other formats."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import DataError
+from ..words.facts import Fact, fact
+from . import options
+from .options import option
+
+if TYPE_CHECKING:
+    from ..deploy.model import Trained
+
+Run = Annotated[str, typer.Argument(help="A run folder.")]
+OfRun = Annotated[
+    str | None,
+    option(
+        "The recipe of the run, where it is no built-in one: a run's files are not executed.", "FILE:NAME"
+    ),
+]
+
+
+@options.taking
+def predict(
+    run: Run,
+    here: options.Here,
+    data: Annotated[
+        str | None, option("Images, a packed folder, .npy or .npz. [the evaluation data]", "PATH")
+    ] = None,
+    out: Annotated[Path, option("A .parquet, .csv or .jsonl file.", "FILE")] = Path("predictions.csv"),
+    top: Annotated[int, option("How many classes a row has.", "N", min=1)] = 1,
+    probabilities: Annotated[bool, option("Those of all classes too.", name="--probabilities")] = False,
+    recipe: OfRun = None,
+    batch: Annotated[int | None, option("Examples that a device takes at a time.", "N", min=1)] = None,
+    workers: options.Workers = None,
+    fresh: Annotated[bool, option("Replace a file that is there.", name="--fresh")] = False,
+    json_: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Predict with a trained model, every example once and in order.
+
+    \b
+    Examples:
+      chipwise predict runs/mnist --out predictions.csv
+      chipwise predict runs/flowers --data PHOTOS --out labels.parquet --top 3
+      chipwise predict runs/mine --recipe my_task.py:recipe --data new.npz --out new.jsonl
+
+    The same command goes on after a stop, and the number of devices changes nothing.
+    """
+    on = here.on(workers=workers)
+    from ..deploy.predict import predict as predicted
+
+    def say(told: Fact) -> None:
+        if told.code != "predict-done" or not quiet:
+            typer.echo(str(told), err=True)
+
+    known = _trained(run, recipe, say)
+    more: dict[str, Any] = {"top": top, "probabilities": probabilities, "fresh": fresh, "say": say}
+    found = predicted(known, _source(known, recipe, data), on=on, batch=batch, out=out, **more)
+    if json_:
+        shown = {"run": run, "steps": known.steps, "examples": found.examples, "out": str(found.file)}
+        print(json.dumps({**shown, "accuracy": found.accuracy, "seconds": round(found.seconds, 4)}))
+        return
+    print(fact("predicted", examples=found.examples, seconds=found.seconds))
+    if found.accuracy is not None:
+        print(fact("predicted-right", accuracy=found.accuracy))
+    print(fact("written", path=found.file))
+
+
+def _trained(run: str, recipe: str | None, say: Any) -> Trained:
+    """The model of a run folder, with the recipe that the command line names, if it names one."""
+    from ..deploy.model import settings_of, trained
+    from ..recipe.settings import load
+
+    return trained(run, load(recipe, settings_of(run)) if recipe else None, say)
+
+
+def _source(known: Trained, recipe: str | None, data: str | None) -> Any:
+    """What `--data` names: something to predict, or the recipe's own data set in another place."""
+    if data is None:
+        return None
+    from ..deploy.inputs import open_data
+    from ..deploy.model import settings_of
+    from ..engine.predict import inputs_of
+    from ..engine.stored import read_run
+    from ..recipe.settings import load
+
+    try:
+        return open_data(data, inputs_of(known.recipe))
+    except DataError as error:
+        if error.code != "predict-data-unknown":
+            raise
+        try:
+            own = load(recipe or (read_run(known.run).source or {})["recipe"], settings_of(known.run), data)
+        except Exception:
+            raise error from None
+        return own.task.eval

@@ -1,0 +1,1 @@
+"""A trained model used elsewhere: predictions, exports to other formats."""

@@ -1,0 +1,137 @@
+"""Data to predict: what a path holds, fitted to what a model reads.
+
+A packed folder, arrays (`.npy`, `.npz`), or any folder or tar of images: these need no classes and no labels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..data.folder import SUFFIXES, Files, list_tar, walk
+from ..data.images import decode
+from ..data.manifest import MANIFEST
+from ..data.packed import PackedFolder
+from ..data.remote import local
+from ..data.sources import Arrays, Columns, Source, Spec, described
+from ..data.stages import stage
+from ..errors import DataError, unreadable
+from ..words.facts import fact
+
+_TARS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
+_GREY = np.asarray([0.299, 0.587, 0.114], np.float32)  # ITU-R BT.601, as Pillow's "L"
+
+
+class Pictures:
+    """Every image in a folder or a tar, at any depth, by path: examples of one column, without labels.
+
+    *Arguments:* `shape`: of the pixels that the model reads, `(h, w, 3)`, or `(h, w)` or `(h, w, 1)` for
+    grey; each image is scaled to cover it and cut around its centre. `column`: its name.
+
+    Raises `DataError` when there is no image, and on access, with the file's name, for one that cannot be
+    decoded.
+    """
+
+    def __init__(self, path: Path, shape: tuple[int, ...], column: str = "image"):
+        self.path, self.shape, self.column = path, shape, column
+        self._files: Files = walk(path) if path.is_dir() else list_tar(path)
+        self._order = sorted(range(len(self._files.paths)), key=lambda i: self._files.paths[i])
+        if not self._order:
+            raise DataError("no-images", path=path, suffixes=sorted(SUFFIXES))
+
+    @property
+    def spec(self) -> Spec:
+        return {self.column: jax.ShapeDtypeStruct(self.shape, np.uint8)}
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, index: int) -> Columns:
+        out = {self.column: np.empty((1, *self.shape), np.uint8)}
+        self.fill(np.asarray([index]), out)
+        return {self.column: out[self.column][0]}
+
+    def fill(self, indices: np.ndarray, out: Columns) -> None:
+        """Decodes the images at `indices` `(n,)` into `out`; several threads may do so at once."""
+        height, width, *channels = self.shape
+        for row, index in enumerate(np.asarray(indices).tolist()):
+            key = self._files.keys[self._order[index]]
+            try:
+                with stage("read"):
+                    data = self._files.read(key)
+                with stage("decode"):
+                    pixels = decode(data, (height, width))
+            except OSError as error:
+                raise unreadable(self.path / self.record_name(index), error) from error
+            except DataError as error:
+                problem = fact(error.code, **error.facts)
+                name = self.record_name(index)
+                raise DataError("image-unreadable", path=self.path, file=name, problem=problem) from error
+            if channels != [3]:
+                pixels = np.rint(pixels @ _GREY).astype(np.uint8).reshape(self.shape)
+            out[self.column][row] = pixels
+
+    def record_name(self, index: int) -> str:
+        """The path of example `index` below the folder."""
+        return "/".join(self._files.paths[self._order[index]])
+
+
+def open_data(data: Any, inputs: Spec) -> Source:
+    """The source at the path `data`, for a model that reads `inputs`; a source is taken as it is.
+
+    Raises `DataError` for a path that holds nothing that a model could read.
+    """
+    if not isinstance(data, str | os.PathLike):
+        return data
+    path = local(str(data))
+    if not path.exists():
+        raise DataError("data-absent", data=str(data))
+    if path.suffix in (".npy", ".npz") and path.is_file():
+        return _arrays(path, inputs)
+    images = {name: s for name, s in inputs.items() if _is_image(s)}
+    size = next(iter(images.values())).shape[:2] if len(images) == 1 else None
+    if (path / MANIFEST).is_file():
+        return _packed(path, None, size)
+    splits = sorted(p.parent.name for p in path.glob(f"*/{MANIFEST}"))
+    if splits:
+        if len(splits) > 1:
+            raise DataError("predict-which-split", path=path, paths=[str(path / one) for one in splits])
+        return _packed(path, splits[0], size)
+    if (path.is_dir() or path.name.endswith(_TARS)) and len(inputs) == len(images) == 1:
+        ((column, s),) = images.items()
+        return Pictures(path, s.shape, column)
+    raise DataError("predict-data-unknown", path=path, expected=described(inputs))
+
+
+def name_of(source: Any) -> Callable[[int], str] | None:
+    """What the examples of a source are called, where it tells."""
+    return getattr(source, "record_name", None)
+
+
+def _is_image(s: Any) -> bool:
+    return s.dtype == np.uint8 and (len(s.shape) == 2 or (len(s.shape) == 3 and s.shape[2] in (1, 3)))
+
+
+def _packed(path: Path, split: str | None, size: tuple[int, ...] | None) -> Source:
+    packed = PackedFolder(path, split)
+    if packed.store == "jpeg" and size is not None:
+        return PackedFolder(path, split, size=(size[0], size[1]))
+    return packed
+
+
+def _arrays(path: Path, inputs: Spec) -> Source:
+    try:
+        loaded: Any = np.load(path, allow_pickle=False, mmap_mode="r" if path.suffix == ".npy" else None)
+        if isinstance(loaded, np.ndarray):
+            loaded = contextlib.nullcontext({next(iter(inputs)): loaded})
+        with loaded as columns:
+            given: Any = {name: columns[name] for name in columns}
+            return Arrays(**given)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError("npy-damaged", path=path, reason=str(error)) from error

@@ -1,0 +1,109 @@
+"""A trained model: a recipe with the parameters and the state that evaluation uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..data.sources import Source
+from ..engine.checkpoint import restore_run
+from ..engine.result import Result
+from ..engine.state import count, fingerprint
+from ..engine.stored import disagreement, read_run
+from ..errors import DataError, RecipeError, RunError
+from ..recipe.recipe import Recipe
+from ..recipe.settings import load
+from ..recipe.task import Tree
+from ..recipes import BUILT_IN
+from ..words.facts import Fact, fact
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained model.
+
+    *Fields:* `recipe`; `params` and `state` as NumPy arrays, the averaged parameters where the recipe has an
+    EMA; `steps` trained; `run`, the folder it came from, or "".
+    """
+
+    recipe: Recipe
+    params: Tree = field(repr=False)
+    state: Tree = field(repr=False)
+    steps: int = 0
+    run: str = ""
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the bytes of parameters and state."""
+        return fingerprint((self.params, self.state))
+
+    @property
+    def parameters(self) -> int:
+        return count(self.params)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes in words: the task's, else those that its data names; `()` where nobody does."""
+        task = self.recipe.task
+        found = task.class_names or tuple(getattr(task.train, "names", ()))
+        return tuple(map(str, found)) if task.classes in (None, len(found)) else ()
+
+    def evaluation(self) -> Source:
+        """The evaluation data. Raises `DataError` when the task has none."""
+        if self.recipe.task.eval is None:
+            raise DataError("no-evaluation-data")
+        return self.recipe.task.eval
+
+
+def trained(
+    model: Result | Trained | str | Path,
+    recipe: Recipe | None = None,
+    say: Callable[[Fact], None] = lambda told: None,
+) -> Trained:
+    """The model of a `Result`, or of the newest checkpoint of a run folder.
+
+    *Arguments:* `recipe`: the one it was trained with; a folder of a built-in recipe names it itself. What a
+    folder says is never executed: where it names a Python file, the caller must. `say` is given warnings.
+
+    Raises `RunError`, or `RecipeError` where the recipe must be named.
+    """
+    if isinstance(model, Trained):
+        return model
+    if isinstance(model, Result):
+        return Trained(recipe or model.trained, model.params, model.state, model.steps, model.run or "")
+    if not isinstance(model, str | Path):
+        raise RecipeError("not-a-trained-model", kind=type(model).__name__)
+    stored = read_run(model)
+    made = recipe if recipe is not None else _built_in(stored.source, str(model))
+    changed = disagreement(_without_data(stored.recipe), _without_data(made.describe()))
+    if changed:
+        say(fact("recipe-changed", recipe=made.name, run=str(model), changed=changed))
+    found = restore_run(made, model, say)
+    return Trained(made, found.params, found.state, found.steps, str(model))
+
+
+def settings_of(run: str | Path) -> list[str]:
+    """The settings, such as `"lr=0.2"`, that the command line trained a run with."""
+    return list((read_run(run).source or {}).get("set", ()))
+
+
+def _built_in(source: dict[str, Any] | None, run: str) -> Recipe:
+    if source is None:
+        raise RunError("run-recipe-in-python", run=run)
+    name = source["recipe"]
+    if name not in BUILT_IN:
+        raise RunError("run-recipe-in-file", run=run, recipe=name)
+    synthetic = source.get("synthetic") is True
+    try:
+        return load(name, source["set"], source["data"], synthetic)
+    except DataError:  # its data is gone, or elsewhere; the model may not need it
+        return load(name, source["set"], None, synthetic)
+
+
+def _without_data(described: dict[str, Any]) -> dict[str, Any]:
+    """Of a description: what the model is of, and not what it was trained on."""
+    task = described.get("task")
+    task = {k: v for k, v in task.items() if k not in ("train", "eval")} if isinstance(task, dict) else task
+    return {**described, "task": task}

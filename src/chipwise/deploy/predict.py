@@ -1,0 +1,277 @@
+"""Predictions of a trained model, in memory or as a file that is written part by part.
+
+A part that is complete is never computed again: the same command goes on after a stop, on any number of
+devices, and ends with the same bytes. The file has its name when it is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..atomic import replace_bytes, replace_text
+from ..data.sources import Columns as Examples
+from ..data.sources import described
+from ..engine.on import ALL, On
+from ..engine.placement import Placement
+from ..engine.predict import Predictor, inputs_of
+from ..engine.result import Result
+from ..errors import DataError, DeviceError, RecipeError
+from ..machine.detect import detect
+from ..recipe.recipe import Recipe
+from ..words.facts import Fact, fact
+from .inputs import name_of, open_data
+from .model import Trained, trained
+from .table import Columns, encode, format_of, join, softmax
+
+_PART_ROWS, _PART_BYTES = 1 << 16, 1 << 25  # of a part, which memory holds a few times
+_ABOUT = "predictions.json"
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a model says of some data.
+
+    *Fields:* `examples`, their number; `outputs`: as `Task.predict` returns them, NumPy arrays
+    `(examples, ...)`, or None where they were written to `file`; `accuracy`, where the model classifies and
+    the data has labels; `seconds` that it took; `class_names`, maybe `()`.
+    """
+
+    examples: int
+    outputs: Any = field(repr=False)
+    file: Path | None
+    accuracy: float | None
+    seconds: float
+    class_names: tuple[str, ...] = ()
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The most probable class of each example, `(examples,)` int32; of equal ones the lower."""
+        return np.argmax(self._logits, axis=1).astype(np.int32)
+
+    @property
+    def probabilities(self) -> np.ndarray:
+        """Of all classes: `(examples, classes)` float32."""
+        return softmax(self._logits)
+
+    @property
+    def _logits(self) -> np.ndarray:
+        if not isinstance(self.outputs, np.ndarray) or self.outputs.ndim != 2:
+            raise RecipeError("predictions-without-logits", file=self.file)
+        return self.outputs
+
+
+def predict(
+    model: Result | Trained | str | Path,
+    data: Any = None,
+    *,
+    recipe: Recipe | None = None,
+    on: On = ALL,
+    batch: int | None = None,
+    out: str | Path | None = None,
+    top: int = 1,
+    probabilities: bool = False,
+    fresh: bool = False,
+    say: Callable[[Fact], None] = lambda told: None,
+) -> Predictions:
+    """What a trained model says of every example of `data`, once and in order, on every device found.
+
+    The same bits on any number of devices.
+
+    *Arguments:*
+
+    - `model`: a `Result`, or a run folder, of which the newest checkpoint is taken; averaged parameters where
+      the recipe has an EMA, as evaluation does. `recipe`: for a folder that names none of the built-in ones.
+    - `data`: a source, or the path of a packed folder, of `.npy` or `.npz` arrays, or of a folder or tar of
+      images; the recipe's evaluation data when left out.
+    - `batch`: examples that a device takes at a time, chosen by the memory needed when left out.
+    - `out`: write a `.parquet`, `.csv` or `.jsonl` file, part by part, instead of keeping all in memory;
+      `top`: how many classes a row has; `probabilities`: those of all classes too; `fresh`: replace a file
+      that is there. `say` is given warnings and progress.
+
+    Raises `RecipeError` for a task without `predict`, `RunError`, `DataError` or `DeviceError`.
+    """
+    if top < 1:
+        raise RecipeError("top-below-one", top=top)
+    if jax.process_count() > 1:
+        raise DeviceError("predict-one-host", processes=jax.process_count())
+    began = time.perf_counter()
+    known = trained(model, recipe, say)
+    inputs = inputs_of(known.recipe)
+    source = known.evaluation() if data is None else open_data(data, inputs)
+    if not len(source):
+        raise DataError("source-empty")
+    file = None if out is None else Path(out)
+    suffix = "" if file is None else format_of(file)
+    if file is not None and file.exists() and not fresh:
+        raise DataError("predictions-exist", path=file)
+    path = os.path.abspath(data) if isinstance(data, str | os.PathLike) else ""
+    machine = detect(on.devices, on.platform)
+    placement = Placement(machine, min(len(machine.devices), len(source)))
+    predictor = Predictor(known.recipe, known.params, known.state, source, placement, batch, on.workers)
+    with contextlib.closing(predictor):
+        classes = known.recipe.task.classes
+        logits = {n: s.shape for n, s in predictor.outputs.items()} == {"outputs": (classes,)}
+        names = known.class_names if logits else ()
+        columns = Columns(logits, names, min(top, classes or 1), probabilities)
+        if file is None:
+            outputs, right = _whole(predictor, logits)
+        else:
+            job = _Job(known, predictor, columns, file, suffix, path, fresh)
+            outputs, right = None, job.run(say)
+    accuracy = None if right is None else right / len(source)
+    return Predictions(len(source), outputs, file, accuracy, time.perf_counter() - began, names)
+
+
+def _whole(predictor: Predictor, logits: bool) -> tuple[Any, int | None]:
+    """The outputs of all examples, and how many a classifier has right, where that is known."""
+    found = list(predictor())
+    counts = [_right(beside, made, logits) for beside, made in found]
+    outputs = {n: np.concatenate([made[n] for _, made in found]) for n in predictor.outputs}
+    right = None if None in counts else sum(n for n in counts if n is not None)
+    return (outputs["outputs"] if list(outputs) == ["outputs"] else outputs), right
+
+
+def _right(beside: Examples, made: dict[str, np.ndarray], logits: bool) -> int | None:
+    label = beside.get("label")
+    if (
+        not logits
+        or label is None
+        or label.shape != made["outputs"].shape[:1]
+        or label.dtype.kind not in "iu"
+    ):
+        return None
+    return int(np.sum(np.argmax(made["outputs"], axis=1) == label))
+
+
+class _Job:
+    """Predictions on their way into a file: parts in a folder beside it, and what they are parts of."""
+
+    def __init__(
+        self,
+        known: Trained,
+        predictor: Predictor,
+        columns: Columns,
+        file: Path,
+        suffix: str,
+        data: str,
+        fresh: bool,
+    ):
+        self.predictor, self.columns, self.file, self.suffix = predictor, columns, file, suffix
+        each = sum(4 * int(np.prod(s.shape)) + 64 for s in predictor.outputs.values())
+        blocks = min(_PART_ROWS, _PART_BYTES // each) // predictor.block
+        self.part_rows = predictor.block * max(1, blocks)
+        self.folder = file.parent / f".{file.name}.parts"
+        self.about: dict[str, Any] = {
+            "model": known.fingerprint,
+            "data": {
+                "path": data,
+                "examples": predictor.examples,
+                "columns": described(predictor.source_spec),
+            },
+            "block": predictor.block,
+            "part": self.part_rows,
+            "top": columns.top,
+            "probabilities": columns.probabilities,
+        }
+        if fresh:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def run(self, say: Callable[[Fact], None]) -> int | None:
+        """Computes the parts that are missing and joins all. *Returns* how many examples a classifier has
+        right, where that is known."""
+        there = self._there()
+        first = min(len(there) * self.part_rows, self.predictor.examples)
+        if there:
+            say(fact("predict-resumed", done=first, total=self.predictor.examples, path=self.file))
+        names = name_of(self.predictor.source)
+        for beside, made in self._parts(first):
+            count = len(next(iter(made.values())))
+            right = _right(beside, made, self.columns.classifier)
+            called = [names(i) for i in range(first, first + count)] if names is not None else None
+            rows = self.columns.rows(first, called, beside.get("label"), made)
+            head = list(rows)
+            name = f"{first:012d}-{'x' if right is None else right}{self.suffix}"
+            replace_bytes(self.folder / name, encode(rows, self.suffix), "predictions-unwritable")
+            if "head" not in self.about:
+                self._write_about(head)
+            first += count
+            say(fact("predict-done", done=first, total=self.predictor.examples))
+        return self._join()
+
+    def _parts(self, first: int) -> Iterator[tuple[Examples, dict[str, np.ndarray]]]:
+        """What the predictor gives from example `first` on, `part_rows` examples at a time."""
+        if first >= self.predictor.examples:
+            return
+        kept: list[tuple[Examples, dict[str, np.ndarray]]] = []
+        held = 0
+        for beside, made in self.predictor(first):
+            kept.append((beside, made))
+            held += len(next(iter(made.values())))
+            while held >= self.part_rows:
+                whole = _joined(kept)
+                yield _cut(whole, slice(None, self.part_rows))
+                kept, held = [_cut(whole, slice(self.part_rows, None))], held - self.part_rows
+        if held:
+            yield _joined(kept)
+
+    def _there(self) -> list[Path]:
+        """The parts that are complete, from the first on without a gap."""
+        try:
+            about = json.loads((self.folder / _ABOUT).read_bytes())
+            head = about.pop("head")
+        except (OSError, ValueError, KeyError, AttributeError):
+            shutil.rmtree(self.folder, ignore_errors=True)  # of a job that wrote no part
+            return []
+        wrong = sorted(name for name in self.about if about.get(name) != self.about[name])
+        if wrong:
+            raise DataError("predictions-of-others", path=self.file, folder=self.folder, differ=wrong)
+        self.about["head"] = head
+        parts = self._sorted()
+        starts = [int(p.name.split("-")[0]) for p in parts]
+        whole = [p for i, p in enumerate(parts) if starts[i] == i * self.part_rows]
+        return whole if len(whole) == len(parts) else []
+
+    def _sorted(self) -> list[Path]:
+        return sorted(p for p in self.folder.glob(f"*{self.suffix}") if p.name[:12].isdecimal())
+
+    def _write_about(self, head: list[str]) -> None:
+        self.about["head"] = head
+        replace_text(self.folder / _ABOUT, json.dumps(self.about), "predictions-unwritable")
+
+    def _join(self) -> int | None:
+        parts = self._sorted()
+        handle, temporary = tempfile.mkstemp(dir=self.file.parent, prefix=f".{self.file.name}.")
+        try:
+            with os.fdopen(handle, "wb") as out:
+                join(parts, out, self.suffix, self.about["head"])
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, self.file)
+        except OSError as error:
+            Path(temporary).unlink(missing_ok=True)
+            reason = error.strerror or str(error)
+            raise DataError("predictions-unwritable", path=self.file, reason=reason) from None
+        shutil.rmtree(self.folder, ignore_errors=True)
+        counts = [p.stem.split("-")[1] for p in parts]
+        return sum(map(int, counts)) if all(n.isdecimal() for n in counts) else None
+
+
+def _joined(kept: list[tuple[Examples, dict[str, np.ndarray]]]) -> Any:
+    if len(kept) == 1:
+        return kept[0]
+    return tuple({n: np.concatenate([pair[i][n] for pair in kept]) for n in kept[0][i]} for i in (0, 1))
+
+
+def _cut(pair: tuple[Examples, dict[str, np.ndarray]], rows: slice) -> Any:
+    return tuple({n: c[rows] for n, c in one.items()} for one in pair)

@@ -1,0 +1,68 @@
+import csv
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from chipwise.cli import main
+from chipwise.words.facts import fact
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """A run of a built-in recipe: 360 evaluation examples."""
+    folder = tmp_path_factory.mktemp("digits") / "run"
+    settings = ["--set", "duration=30st", "--devices", "1", "--eval-every", "end", "--quiet"]
+    assert main(["train", "digits", "--run", str(folder), *settings]) == 0
+    return folder
+
+
+def test_predictions_agree_with_evaluation_on_any_devices(chipwise, digits, tmp_path):
+    accuracy = json.loads((digits / "result.json").read_text())["metrics"]["eval/accuracy"]
+    files = []
+    for number, options in enumerate((["--devices", 1], ["--simulate", 8])):
+        files.append(tmp_path / f"{number}.csv")
+        said = chipwise("predict", digits, "--out", files[-1], "--json", "--quiet", *options)
+        assert said.code == 0, said.err
+        shown = json.loads(said.out)
+        assert (shown["examples"], shown["steps"], shown["run"]) == (360, 30, str(digits))
+        assert shown["accuracy"] == pytest.approx(accuracy, abs=1e-6)
+    assert files[0].read_bytes() == files[1].read_bytes()
+    rows = list(csv.DictReader(files[0].read_text().splitlines()))
+    right = np.mean([row["prediction"] == row["label"] for row in rows])
+    assert len(rows) == 360 and right == pytest.approx(accuracy, abs=1e-6)
+
+
+def test_a_folder_of_images_needs_no_labels(chipwise, digits, tmp_path):
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for number in range(3):
+        Image.fromarray(np.full((20, 24), 5 * number, np.uint8)).save(photos / f"{number}.png")
+    out = tmp_path / "labels.jsonl"
+    said = chipwise("predict", digits, "--data", photos, "--out", out, "--top", 3, "--devices", 1)
+    assert said.code == 0, said.err
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["name"] for row in rows] == ["0.png", "1.png", "2.png"]
+    assert {"prediction", "class", "probability", "class_3"} <= rows[0].keys() and "label" not in rows[0]
+    assert str(fact("written", path=out)) in said.out
+
+
+def test_a_file_that_a_run_names_is_not_executed_unasked(chipwise, mine, tmp_path):
+    run = tmp_path / "run"
+    options = ["--devices", "1", "--eval-every", "end", "--quiet"]
+    assert main(["train", f"{mine}:recipe", "--run", str(run), "--set", "rate=0.2", *options]) == 0
+    said = chipwise("predict", run, "--out", tmp_path / "p.csv")
+    assert said.refused(5, "run-recipe-in-file", recipe=f"{mine}:recipe")
+    said = chipwise("predict", run, "--recipe", f"{mine}:recipe", "--out", tmp_path / "p.csv", "--devices", 1)
+    assert said.refused(2, "task-without-predict")
+
+
+def test_bad_input_is_one_line(chipwise, digits, tmp_path):
+    out = tmp_path / "p.csv"
+    assert chipwise("predict", tmp_path, "--out", out).refused(5, "not-a-run")
+    assert chipwise("predict", digits, "--data", tmp_path / "no", "--out", out).refused(3, "data-absent")
+    (tmp_path / "empty").mkdir()
+    assert chipwise("predict", digits, "--data", tmp_path / "empty", "--out", out).refused(3, "no-images")
+    assert chipwise("predict", digits, "--out", tmp_path / "p.xls").refused(3, "predictions-format")
+    assert not out.exists()

@@ -1,0 +1,101 @@
+import io
+import tarfile
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+import chipwise as cw
+from chipwise.deploy.inputs import open_data
+from chipwise.errors import DataError
+from refusals import refused
+
+RGB = {"image": jax.ShapeDtypeStruct((8, 8, 3), np.uint8)}
+GREY = {"image": jax.ShapeDtypeStruct((8, 8), np.uint8)}
+
+
+@pytest.fixture
+def photos(tmp_path):
+    folder = tmp_path / "photos"
+    (folder / "more").mkdir(parents=True)
+    for number, name in enumerate(["b.png", "more/a.png", "a.png"]):
+        pixels = np.full((12, 16, 3), 50 * number, np.uint8)
+        pixels[..., 0] = 200
+        Image.fromarray(pixels).save(folder / name)
+    (folder / "notes.txt").write_text("no image")
+    return folder
+
+
+def test_images_at_any_depth_by_path_and_without_classes(photos):
+    source = open_data(photos, RGB)
+    assert [source.record_name(i) for i in range(len(source))] == ["a.png", "b.png", "more/a.png"]
+    assert source[0]["image"].shape == (8, 8, 3)
+    assert [source[i]["image"][0, 0].tolist() for i in range(3)] == [
+        [200, 100, 100],
+        [200, 0, 0],
+        [200, 50, 50],
+    ]
+
+
+def test_a_model_of_grey_images_sees_grey_ones(photos):
+    source = open_data(photos, GREY)
+    image = source[1]["image"]
+    assert image.shape == (8, 8) and set(image.ravel().tolist()) == {60}  # 0.299 x 200
+    pillow = np.asarray(Image.open(photos / "b.png").convert("L"))
+    assert abs(int(pillow[0, 0]) - 60) <= 1
+
+
+def test_a_tar_is_read_in_place(photos, tmp_path):
+    with tarfile.open(tmp_path / "p.tar", "w") as tar:
+        tar.add(photos, "photos")
+    source = open_data(tmp_path / "p.tar", RGB)
+    assert source.record_name(0) == "photos/a.png"
+    assert np.array_equal(source[0]["image"], open_data(photos, RGB)[0]["image"])
+
+
+def test_arrays_and_packed_folders(photos, tmp_path):
+    images = np.arange(2 * 8 * 8 * 3, dtype=np.uint8).reshape(2, 8, 8, 3)
+    np.save(tmp_path / "x.npy", images)
+    np.savez(tmp_path / "x.npz", image=images, label=np.asarray([1, 0], np.int32))
+    assert np.array_equal(open_data(tmp_path / "x.npy", RGB)[1]["image"], images[1])
+    assert open_data(tmp_path / "x.npz", RGB)[0]["label"] == 1
+    classes = tmp_path / "classes"
+    for name in ("cat", "dog"):
+        (classes / name).mkdir(parents=True)
+        for i in range(2):
+            Image.fromarray(images[i]).save(classes / name / f"{i}.png")
+    cw.pack(classes, tmp_path / "packed", size=8, split=0.5)
+    with refused(DataError, "predict-which-split"):
+        open_data(tmp_path / "packed", RGB)
+    source = open_data(tmp_path / "packed" / "eval", RGB)
+    assert source.record_name(0) and len(source) == 2
+
+
+def test_what_holds_nothing_to_predict_is_one_line(tmp_path, photos):
+    with refused(DataError, "data-absent"):
+        open_data(tmp_path / "gone", RGB)
+    (tmp_path / "empty").mkdir()
+    with refused(DataError, "no-images"):
+        open_data(tmp_path / "empty", RGB)
+    with refused(DataError, "predict-data-unknown"):
+        open_data(photos, {"token": jax.ShapeDtypeStruct((9,), np.uint16)})
+    (photos / "c.png").write_bytes(b"no picture at all")
+    with refused(DataError, "image-unreadable", file="c.png"):
+        open_data(photos, RGB)[2]
+
+
+def test_a_pickle_in_an_array_is_not_opened(tmp_path):
+    class Harm:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "harm"), "w"))
+
+    buffer = io.BytesIO()
+    np.save(buffer, np.asarray([Harm()], dtype=object), allow_pickle=True)
+    (tmp_path / "x.npy").write_bytes(buffer.getvalue())
+    with refused(DataError, "npy-damaged"):
+        open_data(tmp_path / "x.npy", RGB)
+    np.savez(tmp_path / "x.npz", image=np.asarray([Harm()], dtype=object))
+    with refused(DataError, "npy-damaged"):
+        open_data(tmp_path / "x.npz", RGB)
+    assert not (tmp_path / "harm").exists()

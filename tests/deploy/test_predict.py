@@ -1,0 +1,181 @@
+import csv
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import chipwise as cw
+import tasks
+from chipwise.deploy import predict as module
+from chipwise.deploy.model import Trained
+from refusals import refused
+
+PARAMS, STATE = jax.tree.map(np.asarray, tasks.init(jax.random.key(1)))
+NAMES = ("ant", "bee", "cat", "dog", 'elk, "big"')
+ONE = cw.On(devices=1)
+
+
+def logits(params, state, inputs):
+    return tasks.plain_logits(params, inputs)
+
+
+def trained(**changes):
+    settings = {"predict": logits, "loss": tasks.plain_loss, "classes": tasks.CLASSES, **changes}
+    return Trained(tasks.recipe(task=tasks.task(**settings)), PARAMS, STATE)
+
+
+EXPECTED = np.asarray(logits(PARAMS, STATE, {"x": tasks.data(53, 1).columns["x"]}))
+
+
+def test_a_result_predicts_its_evaluation_data():
+    recipe = tasks.recipe(
+        task=tasks.task(predict=logits, loss=tasks.plain_loss, augment=None, class_names=NAMES),
+        duration="3st",
+    )
+    result = cw.fit(recipe, on=ONE, progress="none")
+    found = cw.predict(result, on=ONE)
+    assert (found.examples, found.outputs.shape, found.file) == (53, (53, tasks.CLASSES), None)
+    expected = np.asarray(logits(result.params, result.state, {"x": tasks.data(53, 1).columns["x"]}))
+    np.testing.assert_allclose(found.outputs, expected, rtol=1e-5, atol=1e-6)
+    assert np.array_equal(found.labels, found.outputs.argmax(1))
+    np.testing.assert_allclose(found.probabilities.sum(1), 1, rtol=1e-6)
+    assert found.accuracy is None  # without Task(classes=...) outputs are only numbers
+
+
+def test_accuracy_is_of_labels_that_the_data_has():
+    found = cw.predict(trained(), on=ONE)
+    right = EXPECTED.argmax(1) == tasks.data(53, 1).columns["label"]
+    assert found.accuracy == pytest.approx(right.mean())
+    assert cw.predict(trained(), cw.Arrays(x=tasks.data(9).columns["x"]), on=ONE).accuracy is None
+
+
+def test_the_average_is_used_where_the_recipe_has_one(tmp_path):
+    recipe = tasks.recipe(
+        task=tasks.task(predict=logits, loss=tasks.plain_loss, augment=None), duration="3st", ema=0.5
+    )
+    result = cw.fit(recipe, tmp_path / "run", on=ONE, progress="none")
+    by_folder = cw.predict(tmp_path / "run", recipe=recipe, on=ONE)
+    assert np.array_equal(by_folder.outputs, cw.predict(result, on=ONE).outputs)
+    expected = np.asarray(logits(result.params, result.state, {"x": tasks.data(53, 1).columns["x"]}))
+    np.testing.assert_allclose(by_folder.outputs, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_a_file_has_every_example_once_and_in_order(tmp_path, suffix):
+    out = tmp_path / f"p{suffix}"
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+    found = cw.predict(trained(class_names=NAMES), on=ONE, out=out, top=2, probabilities=True)
+    assert (found.outputs, found.file, found.examples) == (None, out, 53)
+    if suffix == ".csv":
+        rows = list(csv.DictReader(out.read_text().splitlines()))
+        rows = [{**row, "probabilities": json.loads(row["probabilities"])} for row in rows]
+    elif suffix == ".jsonl":
+        rows = [json.loads(line) for line in out.read_text().splitlines()]
+    else:
+        import pyarrow.parquet
+
+        rows = pyarrow.parquet.read_table(out).to_pylist()
+    assert [int(row["index"]) for row in rows] == list(range(53))
+    assert [int(row["label"]) for row in rows] == tasks.data(53, 1).columns["label"].tolist()
+    order = np.argsort(-EXPECTED, axis=1)
+    assert [int(row["prediction"]) for row in rows] == order[:, 0].tolist()
+    assert [row["class_2"] for row in rows] == [NAMES[i] for i in order[:, 1]]
+    chances = np.exp(EXPECTED - EXPECTED.max(1, keepdims=True))
+    chances /= chances.sum(1, keepdims=True)
+    np.testing.assert_allclose([row["probabilities"] for row in rows], chances, rtol=1e-5)
+    np.testing.assert_allclose([float(row["probability"]) for row in rows], chances.max(1), rtol=1e-5)
+
+
+class Stops:
+    """A source that cannot be read past an example, once."""
+
+    def __init__(self, at):
+        self.of, self.at = tasks.data(53, 1), at
+
+    def __len__(self):
+        return len(self.of)
+
+    def __getitem__(self, index):
+        if self.at is not None and index >= self.at:
+            raise cw.DataError("source-empty")
+        return self.of[index]
+
+    def record_name(self, index):
+        return f"x/{index}.jpg"
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_the_same_call_goes_on_after_a_stop_on_other_devices_with_the_same_bytes(
+    tmp_path, monkeypatch, suffix
+):
+    monkeypatch.setattr(module, "_PART_ROWS", 8)
+    whole, out = tmp_path / f"whole{suffix}", tmp_path / f"p{suffix}"
+    cw.predict(trained(), Stops(None), on=ONE, out=whole, batch=4)
+    with refused(cw.DataError, "source-empty"):
+        cw.predict(trained(), Stops(37), on=cw.On(devices=2), out=out, batch=4)
+    assert not out.exists()
+    parts = sorted(p.name for p in (tmp_path / f".{out.name}.parts").glob("0*"))
+    assert parts and all(int(p[:12]) % 8 == 0 for p in parts)
+    said = []
+    found = cw.predict(trained(), Stops(None), on=cw.On(devices=8), out=out, batch=4, say=said.append)
+    assert said[0].code == "predict-resumed" and said[0]["done"] == 8 * len(parts)
+    assert out.read_bytes() == whole.read_bytes()
+    right = EXPECTED.argmax(1) == tasks.data(53, 1).columns["label"]
+    assert found.accuracy == pytest.approx(right.mean())
+    assert sorted(p.name for p in tmp_path.iterdir()) == [out.name, whole.name]
+
+
+def test_parts_of_other_predictions_are_refused_and_fresh_replaces_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_PART_ROWS", 8)
+    out = tmp_path / "p.csv"
+    with refused(cw.DataError, "source-empty"):
+        cw.predict(trained(), Stops(37), on=ONE, out=out, batch=4)
+    with refused(cw.DataError, "predictions-of-others", differ=["top"]):
+        cw.predict(trained(), Stops(None), on=ONE, out=out, batch=4, top=2)
+    cw.predict(trained(), Stops(None), on=ONE, out=out, batch=4, top=2, fresh=True)
+    assert out.read_text().splitlines()[1].startswith("0,x/0.jpg,")
+    with refused(cw.DataError, "predictions-exist"):
+        cw.predict(trained(), on=ONE, out=out)
+
+
+def test_outputs_that_are_no_logits_become_columns(tmp_path):
+    def several(params, state, inputs):
+        made = tasks.plain_logits(params, inputs)
+        return {"score": made[:, 0], "vector": made[:, :2], "grid": made[:, :4].reshape(-1, 2, 2)}
+
+    out = tmp_path / "p.jsonl"
+    model = trained(predict=several)
+    cw.predict(model, on=ONE, out=out)
+    row = json.loads(out.read_text().splitlines()[7])
+    np.testing.assert_allclose(row["score"], EXPECTED[7, 0], rtol=1e-5)
+    np.testing.assert_allclose(row["vector"], EXPECTED[7, :2], rtol=1e-5)
+    np.testing.assert_allclose(row["grid"], EXPECTED[7, :4], rtol=1e-5)
+    found = cw.predict(model, on=ONE)
+    assert found.outputs["grid"].shape == (53, 2, 2)
+    with refused(cw.RecipeError, "predictions-without-logits"):
+        _ = found.labels
+
+
+def test_numbers_read_back_as_they_were_and_what_is_no_number_is_null(tmp_path):
+    def odd(params, state, inputs):
+        x = inputs["x"][:, 0].astype(np.float32)
+        return jax.numpy.where(x > 100, jax.numpy.float32(np.nan), x / 3e7)
+
+    out = tmp_path / "p.jsonl"
+    cw.predict(trained(predict=odd), on=ONE, out=out)
+    found = [json.loads(line)["outputs"] for line in out.read_text().splitlines()]
+    x = tasks.data(53, 1).columns["x"][:, 0]
+    assert [value is None for value in found] == (x > 100).tolist()
+    kept = np.asarray([value for value in found if value is not None], np.float32)
+    assert np.array_equal(kept, cw.predict(trained(predict=odd), on=ONE).outputs[x <= 100])
+
+
+def test_a_name_without_a_known_ending_is_refused_before_anything_is_computed(tmp_path):
+    with refused(cw.DataError, "predictions-format"):
+        cw.predict(trained(), on=ONE, out=tmp_path / "p.xlsx")
+    with refused(cw.RecipeError, "top-below-one"):
+        cw.predict(trained(), on=ONE, top=0)
+    with refused(cw.RecipeError, "not-a-trained-model", kind="int"):
+        cw.predict(3, on=ONE)
