@@ -44,6 +44,7 @@ if _TYPE_CHECKING:
     from .interop.nnx import functional as functional
     from .machine.detect import detect as detect
     from .machine.detect import simulate as simulate
+    from .models.attention import attention as attention
     from .planner.planner import plan as plan
     from .planner.plans import Plan as Plan
     from .recipe import losses as losses
@@ -95,6 +96,7 @@ _NAMES = {
     ".interop": "read",
     ".interop.nnx": "functional",
     ".machine.detect": "detect simulate",
+    ".models.attention": "attention",
     ".planner.planner": "plan",
     ".planner.plans": "Plan",
     ".recipe": "losses metrics",

@@ -20,13 +20,16 @@ from flax import nnx
 from jax import lax
 
 from . import wide
+from .attention import attention, saveable
 from .conv import conv
 from .tied import embed
 
 Initializer = Callable
-# What a block keeps for its gradient: the products with its kernels. Norms, GELU and the t × t weights of
-# attention are computed again, which costs little arithmetic; a loop would otherwise keep every step of them.
-_KEPT = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+# What a block keeps for its gradient: the products with its kernels, and what attention made. Norms and GELU
+# are computed again, which costs little arithmetic; a loop would otherwise keep every step of them.
+_KEPT = jax.checkpoint_policies.save_from_both_policies(
+    jax.checkpoint_policies.dots_with_no_batch_dims_saveable, saveable
+)
 
 
 class LayerNorm(nnx.Module):
@@ -71,23 +74,8 @@ class Attention(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         b, t, width = x.shape
         qkv = self.qkv(x).reshape(b, t, 3, self.heads, width // self.heads)
-        y = attend(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], causal=self.causal)
+        y = attention(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], causal=self.causal)
         return self.out(y.reshape(b, t, width))
-
-
-def attend(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool) -> jax.Array:
-    """`softmax(q k^T / sqrt(d)) v` in each head: three arrays `(b, t, heads, d)` -> one.
-
-    The products are in the inputs' dtype and the softmax in float32, as under PyTorch's autocast. Not
-    `jax.nn.dot_product_attention`: its gradient multiplies float32 by bfloat16, which strict dtype
-    promotion refuses, and which on GPUs leaves the tensor cores.
-    """
-    scores = jnp.einsum("btnd,bsnd->bnts", q, k)
-    scores = scores.astype(wide(q.dtype)) * q.shape[-1] ** -0.5
-    if causal:
-        t = q.shape[1]
-        scores = jnp.where(jnp.tri(t, dtype=bool)[None, None], scores, -jnp.inf)
-    return jnp.einsum("bnts,bsnd->btnd", jax.nn.softmax(scores).astype(v.dtype), v)
 
 
 class Block(nnx.Module):

@@ -1,0 +1,135 @@
+"""`cw.attention`: each chip's own fused kernel where it has one, and a blocked form everywhere else.
+
+The plain form keeps a number for every pair of positions; no form here does.
+
+| chip | form | for |
+|---|---|---|
+| NVIDIA GPUs from Ampere (sm_80) on | cuDNN's | bf16 and f16; heads of 8 to 128 entries, in eights |
+| TPU v4 and later | splash attention, a kernel of JAX | bf16; more than 256 positions |
+| all others, and float32 | blocks in a loop, `attention_blocks` | everything |
+
+Every backward pass adds in a fixed order: cuDNN's by `xla_gpu_deterministic_ops`, which exact training sets.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ..errors import RecipeError
+from .target import Target, target
+
+SAVED = "attention"
+"""The name of what the kernels keep for their gradient, for `jax.checkpoint_policies.save_only_these_names`.
+cuDNN's is a primitive of its own: see `saveable`."""
+
+
+class Mask(NamedTuple):
+    """Which keys a query sees: of `causal`, none behind it; of `window`, none `window` or more away."""
+
+    causal: bool = False
+    window: int | None = None
+
+
+def attention(
+    query: jax.Array, key: jax.Array, value: jax.Array, *, causal: bool = False, window: int | None = None
+) -> jax.Array:
+    """`softmax(query key^T / sqrt(d)) value` in each head, without ever holding all of its weights.
+
+    *Arguments:* `query` `(batch, t, heads, d)`; `key` and `value` `(batch, s, kv_heads, d)`, of one dtype,
+    where `kv_heads` divides `heads`: each group of heads reads one of them (Ainslie et al., 2023,
+    arXiv:2305.13245). `causal`: no position looks ahead; `window`: it sees the positions less than `window`
+    away, itself included; both need `t` equal to `s`.
+
+    *Returns* `(batch, t, heads, d)` in the inputs' dtype; sums and the softmax are float32.
+
+    Raises `RecipeError` for shapes that do not fit.
+    """
+    _check(query, key, value, causal, window)
+    if window is not None and window >= query.shape[1]:
+        window = None
+    mask = Mask(causal, window)
+    form = form_for(target(), query, key, mask)
+    if form == "blocks":
+        from .attention_blocks import blocks
+
+        return blocks(query, key, value, mask)
+    from .attention_fused import cudnn, splash
+
+    return {"cudnn": cudnn, "splash": splash}[form](query, key, value, mask)
+
+
+def form_for(chip: Target, query, key, mask: Mask) -> str:
+    """ "cudnn", "splash" or "blocks": the form on `chip` for arguments as of `attention`."""
+    d, half = query.shape[-1], query.dtype.itemsize == 2
+    nvidia = chip.platform == "cuda" and chip.generation >= 80
+    if nvidia and half and d % 8 == 0 and d <= 128 and (mask.causal or mask.window is None):
+        return "cudnn"
+    tpu = chip.platform == "tpu" and chip.generation >= 4 and query.dtype == jnp.bfloat16
+    # A single block's weights stay in the chip's own memory, where XLA's products are as fast.
+    if tpu and (d <= 128 or d % 128 == 0) and max(query.shape[1], key.shape[1]) > 256:
+        return "splash"
+    return "blocks"
+
+
+def saveable(prim, *_, **params) -> bool:
+    """A `jax.checkpoint` policy: keep what a fused forward pass made, so that it does not run twice."""
+    return prim.name.startswith("dot_product_attention_fwd") or (
+        prim.name == "name" and params["name"] == SAVED
+    )
+
+
+def cost(
+    rows: int, t: int, s: int, d: int, itemsize: int, share: float, *, backward: bool = False
+) -> tuple[float, float]:
+    """FLOPs and bytes of memory traffic of a fused attention kernel, for plans: compilers state neither.
+
+    *Arguments:* `rows`: batch times heads; `t`, `s`, `d` as in `attention`; `itemsize`: bytes of an entry;
+    `share` of the `t * s` pairs that the kernel computes, see `visited`. Two products forwards; backwards
+    five, the weights' once more and one for each gradient. Bytes: each argument and result once.
+    """
+    flops = 2.0 * rows * t * s * d * share * (5 if backward else 2)
+    arrays = (4 * t + 4 * s) if backward else (2 * t + 2 * s)
+    return flops, float(rows * d * itemsize * arrays + 4 * rows * t)
+
+
+def visited(t: int, s: int, mask: Mask, block: int = 1) -> float:
+    """The share of the pairs of positions in the square blocks that hold a visible pair."""
+    return len(pairs(t, s, mask, block)) / (math.ceil(t / block) * math.ceil(s / block))
+
+
+def pairs(t: int, s: int, mask: Mask, block: int) -> list[tuple[int, int]]:
+    """The blocks `(of queries, of keys)` with a visible pair, row by row."""
+    found = []
+    for i in range(math.ceil(t / block)):
+        first, last = i * block, min((i + 1) * block, t) - 1
+        behind = 0 if mask.window is None else max(0, first - mask.window + 1)
+        ahead = s - 1 if mask.window is None else min(s - 1, last + mask.window - 1)
+        if mask.causal:
+            ahead = min(ahead, last)
+        found += [(i, j) for j in range(behind // block, ahead // block + 1)]
+    return found
+
+
+def _check(query, key, value, causal: bool, window: int | None) -> None:
+    shapes = [list(x.shape) for x in (query, key, value)]
+    fits = (
+        all(len(shape) == 4 for shape in shapes)
+        and shapes[1] == shapes[2]
+        and query.shape[0] == key.shape[0]
+        and query.shape[3] == key.shape[3]
+        and 0 < key.shape[2] <= query.shape[2]
+        and query.shape[2] % key.shape[2] == 0
+    )
+    if not fits:
+        raise RecipeError("attention-shapes", query=shapes[0], key=shapes[1], value=shapes[2])
+    dtypes = [str(x.dtype) for x in (query, key, value)]
+    if len(set(dtypes)) > 1 or not jnp.issubdtype(query.dtype, jnp.floating):
+        raise RecipeError("attention-dtypes", dtypes=dtypes)
+    if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
+        raise RecipeError("attention-window", window=repr(window))
+    if (causal or window is not None) and shapes[0][1] != shapes[1][1]:
+        raise RecipeError("attention-lengths", queries=shapes[0][1], keys=shapes[1][1])

@@ -1,0 +1,81 @@
+"""The fused attention kernels of NVIDIA's GPUs and of TPUs, behind one signature."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from ..errors import DeviceError
+from .attention import SAVED, Mask, visited
+
+LANES = 128  # of a TPU's vector registers: a block of keys must be a multiple of them
+
+
+def cudnn(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask) -> jax.Array:
+    """By cuDNN, as of `attention`. Raises `DeviceError` when the library is missing: what brings JAX to
+    NVIDIA's GPUs brings it too, so that is a plan for a GPU on a machine without one."""
+    window = None if mask.window is None else (mask.window - 1, 0)
+    try:
+        return jax.nn.dot_product_attention(
+            query, key, value, is_causal=mask.causal, local_window_size=window, implementation="cudnn"
+        )
+    except RuntimeError as error:
+        if "cuDNN" not in str(error):
+            raise
+        raise DeviceError("attention-without-cudnn", install="pip install nvidia-cudnn-cu12") from error
+
+
+def splash(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask) -> jax.Array:
+    """By JAX's kernel for TPUs, as of `attention`. Lengths are filled up to whole blocks."""
+    from jax.experimental.pallas.ops.tpu import splash_attention as kernels
+
+    (_, t, heads, d), s = query.shape, key.shape[1]
+    rows, columns = block_of(t), block_of(s)
+    long, wide = (-(-n // block) * block for n, block in ((t, rows), (s, columns)))
+    reach = None if mask.window is None else mask.window - 1
+    side = (reach, 0 if mask.causal else reach)
+    one = kernels.FullMask((long, wide)) if side == (None, None) else kernels.LocalMask((long, wide), side, 0)
+    sizes = kernels.BlockSizes(
+        block_q=rows,
+        block_kv=columns,
+        block_q_dkv=rows,
+        block_kv_dkv=columns,
+        block_q_dq=rows,
+        block_kv_dq=columns,
+    )
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        kernel = kernels.make_splash_mha(
+            kernels.MultiHeadMask([one] * heads),
+            head_shards=1,
+            q_seq_shards=1,
+            block_sizes=sizes,
+            residual_checkpoint_name=SAVED,
+        )
+        segments = None
+        if (long, wide) != (t, s) and not mask.causal:
+            # What fills up is a sequence of its own; behind a causal mask nobody sees it.
+            segments = kernels.SegmentIds(*(_numbered(n, m) for n, m in ((t, long), (s, wide))))
+        parts = [
+            jnp.pad(x, [(0, 0), (0, n - x.shape[1]), (0, 0), (0, 0)]).transpose(0, 2, 1, 3)
+            for x, n in ((query * jnp.asarray(d**-0.5, query.dtype), long), (key, wide), (value, wide))
+        ]
+        share = visited(long, wide, mask, min(rows, columns))
+        with jax.named_scope(f"{SAVED}[{share:.4f}]"):
+            out = jax.vmap(functools.partial(kernel, segment_ids=segments))(*parts)
+    return out.transpose(0, 2, 1, 3)[:, :t]
+
+
+def _numbered(n: int, whole: int) -> jax.Array:
+    return (jnp.arange(whole, dtype=jnp.int32) >= n).astype(jnp.int32)
+
+
+def block_of(length: int) -> int:
+    """Positions of a block: the largest of 512, 256 and 128 that fills up little, for larger ones are
+    faster."""
+    least = -(-length // LANES) * LANES
+    for block in (512, 256):
+        if 8 * (-(-length // block) * block) <= 9 * least:
+            return block
+    return LANES

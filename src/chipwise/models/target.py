@@ -1,0 +1,65 @@
+"""Which chip a program is traced for: kernels that only some chips have are chosen by it.
+
+A tracing knows no device: a plan traces for chips that are not there. So whoever compiles says what for,
+
+    with traced_for(chip): jax.jit(f).lower(...)
+
+and `jax.jit` traces anew for another chip. Where nobody says, it is JAX's default device.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import jax
+
+from ..chips.catalogue import Chip
+
+
+class Target(NamedTuple):
+    """`platform`: "cpu", "cuda", "rocm" or "tpu"; `generation`: of a TPU, such as 5, or ten times a CUDA
+    compute capability, such as 80; 0 where that is unknown."""
+
+    platform: str
+    generation: int = 0
+
+    @classmethod
+    def of(cls, device: Chip | jax.Device) -> Target:
+        """Of a chip in the catalogue, or of a device that is here."""
+        if isinstance(device, Chip):
+            if device.kind == "TPU":
+                return cls("tpu", _tpu(device.name))
+            if device.kind == "GPU" and device.vendor == "NVIDIA":
+                return cls("cuda", 80 if (device.year or 0) >= 2020 else 70)  # Ampere's year
+            return cls("rocm" if device.kind == "GPU" else "cpu")
+        if device.platform == "tpu":
+            return cls("tpu", _tpu(device.device_kind))
+        if device.platform in ("gpu", "cuda", "rocm"):
+            capability = str(getattr(device, "compute_capability", ""))
+            if re.fullmatch(r"\d+\.\d", capability):
+                return cls("cuda", int(capability.replace(".", "")))
+            return cls("rocm")
+        return cls("cpu")
+
+
+def _tpu(name: str) -> int:
+    found = re.search(r"TPU\s*v?(\d+)", name)
+    return int(found[1]) if found else 0
+
+
+_TARGET: Any = jax.make_user_context(None)
+
+
+def traced_for(device: Chip | jax.Device) -> AbstractContextManager[Any]:
+    """Within it, programs are traced for `device`."""
+    return _TARGET(Target.of(device))
+
+
+def target() -> Target:
+    """The chip to trace for."""
+    if _TARGET.value is not None:
+        return _TARGET.value
+    default = jax.config.jax_default_device  # type: ignore[attr-defined]
+    return Target.of(default if isinstance(default, jax.Device) else jax.devices(default)[0])

@@ -1,0 +1,265 @@
+"""Every form of attention against the plain one in float64, and what each chip gets."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import chipwise as cw
+from chipwise.chips.catalogue import CHIPS, named
+from chipwise.models import attention as module
+from chipwise.models.attention import Mask, attention, cost, form_for, pairs, saveable, visited
+from chipwise.models.attention_blocks import blocks
+from chipwise.models.attention_fused import block_of
+from chipwise.models.target import Target, target, traced_for
+from refusals import refused
+
+MASKS = [Mask(), Mask(causal=True), Mask(causal=True, window=3), Mask(window=5)]
+
+
+def plain(query, key, value, mask):
+    """In float64, with all weights at once."""
+    q, k, v = (np.asarray(x, np.float64) for x in (query, key, value))
+    group = q.shape[2] // k.shape[2]
+    k, v = (np.repeat(x, group, axis=2) for x in (k, v))
+    scores = np.einsum("btnd,bsnd->bnts", q, k) / np.sqrt(q.shape[-1])
+    scores = np.where(seen(q.shape[1], k.shape[1], mask), scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.einsum("bnts,bsnd->btnd", weights / weights.sum(-1, keepdims=True), v)
+
+
+def seen(t, s, mask):
+    at, of = np.arange(t)[:, None], np.arange(s)[None]
+    visible = np.ones((t, s), bool)
+    if mask.causal:
+        visible &= of <= at
+    if mask.window is not None:
+        visible &= abs(at - of) < mask.window
+    return visible
+
+
+def slopes(query, key, value, gradient, mask):
+    """The gradients of `sum(plain * gradient)`, by hand in float64."""
+    q, k, v, g = (np.asarray(x, np.float64) for x in (query, key, value, gradient))
+    (b, s, shared, d), group = k.shape, q.shape[2] // k.shape[2]
+    k, v = (np.repeat(x, group, axis=2) for x in (k, v))
+    scores = np.einsum("btnd,bsnd->bnts", q, k) / np.sqrt(d)
+    scores = np.where(seen(q.shape[1], s, mask), scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    by_weight = np.einsum("btnd,bsnd->bnts", g, v)
+    slope = weights * (by_weight - (weights * by_weight).sum(-1, keepdims=True)) / np.sqrt(d)
+    dq, dk = np.einsum("bnts,bsnd->btnd", slope, k), np.einsum("bnts,btnd->bsnd", slope, q)
+    dv = np.einsum("bnts,btnd->bsnd", weights, g)
+    return dq, *(x.reshape(b, s, shared, group, d).sum(3) for x in (dk, dv))
+
+
+def drawn(t, s=None, heads=2, shared=2, d=8, dtype=jnp.float32):
+    shapes = [(2, t, heads, d), (2, s or t, shared, d), (2, s or t, shared, d), (2, t, heads, d)]
+    keys = jax.random.split(jax.random.key(0), 4)
+    return [jax.random.normal(key, shape).astype(dtype) for key, shape in zip(keys, shapes, strict=True)]
+
+
+def compare(function, arrays, mask, near):
+    query, key, value, _ = arrays
+    with jax.default_matmul_precision("highest"):
+
+        @jax.jit
+        def both(query, key, value, gradient):
+            out, pull = jax.vjp(lambda *x: function(*x, mask), query, key, value)
+            return out, *pull(gradient)
+
+        out, *found = both(*arrays)
+    expected = slopes(*arrays, mask)
+    for ours, theirs in zip((out, *found), (plain(query, key, value, mask), *expected), strict=True):
+        assert ours.dtype == query.dtype and ours.shape == theirs.shape
+        np.testing.assert_allclose(np.asarray(ours, np.float64), theirs, rtol=near, atol=near)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("t", [1, 15, 16, 17])
+def test_blocks_are_the_plain_form(t, mask):
+    compare(functools.partial(blocks, block=16), drawn(t, heads=4), mask, 2e-5)
+
+
+@pytest.mark.parametrize("mask", MASKS[:2])
+def test_blocks_in_bfloat16_round_like_one_product(mask):
+    compare(functools.partial(blocks, block=8), drawn(17, dtype=jnp.bfloat16), mask, 3e-2)
+
+
+@pytest.mark.parametrize("t, s", [(7, 20), (20, 7), (16, 16)])
+def test_blocks_of_unequal_lengths(t, s):
+    compare(functools.partial(blocks, block=8), drawn(t, s, heads=6), Mask(), 2e-5)
+
+
+def test_float64_stays_float64():
+    with jax.enable_x64(True):
+        compare(functools.partial(blocks, block=8), drawn(9, dtype=jnp.float64), Mask(causal=True), 1e-12)
+
+
+def test_large_scores_do_not_overflow():
+    query, key, value, _ = drawn(12)
+    ours = blocks(300 * query, key, value, Mask(causal=True), block=4)
+    np.testing.assert_allclose(ours, plain(300 * query, key, value, Mask(causal=True)), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("t, s, block", [(16, 16, 4), (17, 17, 4), (3, 3, 8)])
+def test_pairs_are_the_blocks_with_something_to_see(t, s, block, mask):
+    visible = seen(t, s, mask)
+    n, m = -(-t // block), -(-s // block)
+    expected = [
+        (i, j)
+        for i, j in itertools.product(range(n), range(m))
+        if visible[i * block : (i + 1) * block, j * block : (j + 1) * block].any()
+    ]
+    assert pairs(t, s, mask, block) == expected
+    assert visited(t, s, mask) == visible.mean()
+
+
+def test_memory_grows_with_the_length_and_not_with_its_square():
+    def temporary(t):
+        shape = jax.ShapeDtypeStruct((1, t, 1, 8), jnp.float32)
+        loss = lambda q, k, v: jnp.sum(blocks(q, k, v, Mask(causal=True), block=64))  # noqa: E731
+        compiled = jax.jit(jax.grad(loss, (0, 1, 2))).lower(shape, shape, shape).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert temporary(4096) < 6 * temporary(1024)
+    assert temporary(4096) < 4096 * 4096  # a quarter of the weights in float32
+
+
+def test_a_mapped_example_is_the_example():
+    """Evaluation maps over batches of one."""
+    query, key, value, _ = drawn(9)
+    form = jax.jit(functools.partial(attention, causal=True))
+    one = jax.vmap(lambda *x: form(*(y[None] for y in x))[0])(query, key, value)
+    np.testing.assert_allclose(one, form(query, key, value), rtol=1e-6, atol=1e-6)
+
+
+def test_a_checkpoint_keeps_what_the_forward_pass_made():
+    """Or its loop would run twice: one forwards, one backwards."""
+    query, key, value, _ = drawn(9)
+    loss = lambda q: jnp.sum(jnp.sin(attention(q, key, value)))  # noqa: E731
+    text = {}
+    for name, policy in (("kept", saveable), ("nothing", None)):
+        program = jax.make_jaxpr(jax.grad(jax.checkpoint(loss, policy=policy)))(query)
+        text[name] = str(program).count("scan[")
+    assert text == {"kept": 2, "nothing": 3}
+
+
+def test_a_window_as_long_as_the_text_is_none():
+    query, key, value, _ = drawn(6)
+    np.testing.assert_array_equal(attention(query, key, value, window=6), attention(query, key, value))
+
+
+@pytest.mark.parametrize(
+    "change, code",
+    [
+        ({"key": (2, 6, 3, 8)}, "attention-shapes"),
+        ({"query": (2, 6, 8)}, "attention-shapes"),
+        ({"value": (2, 5, 2, 8)}, "attention-shapes"),
+        ({"key": (1, 6, 2, 8), "value": (1, 6, 2, 8)}, "attention-shapes"),
+        ({"window": 0}, "attention-window"),
+        ({"window": True}, "attention-window"),
+        ({"query": (2, 5, 4, 8), "causal": True}, "attention-lengths"),
+        ({"query": (2, 5, 4, 8), "window": 2}, "attention-lengths"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change, code):
+    given = {"query": (2, 6, 4, 8), "key": (2, 6, 2, 8), "value": (2, 6, 2, 8)} | change
+    arrays = {name: jnp.zeros(x) if isinstance(x, tuple) else x for name, x in given.items()}
+    with refused(cw.RecipeError, code):
+        cw.attention(**arrays)
+
+
+def test_mixed_dtypes_are_refused():
+    query, key, value, _ = drawn(3)
+    with refused(cw.RecipeError, "attention-dtypes", dtypes=["bfloat16", "float32", "float32"]):
+        attention(query.astype(jnp.bfloat16), key, value)
+
+
+# ---- which chip gets what
+
+
+def query(dtype=jnp.bfloat16, d=64, t=257):
+    return jax.ShapeDtypeStruct((2, t, 4, d), dtype)
+
+
+def test_each_chip_of_the_catalogue_has_its_form():
+    forms = {chip.name: form_for(Target.of(chip), query(), query(), Mask(causal=True)) for chip in CHIPS}
+    assert {name for name, form in forms.items() if form == "splash"} == {
+        chip.name for chip in CHIPS if chip.kind == "TPU" and chip.name not in ("TPU v2", "TPU v3")
+    }
+    assert {name for name, form in forms.items() if form == "blocks"} >= {"T4", "V100-SXM2", "CPU (generic)"}
+    assert {forms[name] for name in ("A100-SXM4-40GB", "L4", "H100-SXM5-80GB")} == {"cudnn"}
+
+
+@pytest.mark.parametrize(
+    "chip, given, mask, form",
+    [
+        ("a100", query(jnp.float32), Mask(), "blocks"),
+        ("a100", query(jnp.float16), Mask(), "cudnn"),
+        ("a100", query(d=128), Mask(), "cudnn"),
+        ("a100", query(d=136), Mask(), "blocks"),
+        ("a100", query(d=60), Mask(), "blocks"),
+        ("a100", query(), Mask(causal=True, window=4), "cudnn"),
+        ("a100", query(), Mask(window=4), "blocks"),
+        ("v5e", query(jnp.float16), Mask(), "blocks"),
+        ("v5e", query(jnp.float32), Mask(), "blocks"),
+        ("v5e", query(d=256), Mask(), "splash"),
+        ("v5e", query(d=192), Mask(), "blocks"),
+        ("v5e", query(t=256), Mask(), "blocks"),
+        ("v3", query(), Mask(), "blocks"),
+    ],
+)
+def test_what_a_kernel_does_not_take_goes_to_the_blocks(chip, given, mask, form):
+    assert form_for(Target.of(named(chip)), given, given, mask) == form
+
+
+def test_a_trace_is_for_the_chip_that_is_named():
+    @jax.jit
+    def f():
+        return target().generation
+
+    assert target() == Target.of(jax.devices()[0]) == Target("cpu")
+    with traced_for(named("v5e")):
+        assert int(f()) == 5
+        with traced_for(named("t4")):
+            assert int(f()) == 70
+    assert int(f()) == 0
+
+
+@pytest.mark.parametrize(
+    "length, block", [(1, 128), (128, 128), (197, 256), (640, 128), (1024, 512), (1100, 256)]
+)
+def test_splash_fills_up_little(length, block):
+    assert block_of(length) == block
+
+
+CASES = [(130, Mask(causal=True)), (100, Mask()), (130, Mask(window=20))]
+
+
+@pytest.mark.parametrize(
+    "t, mask", [CASES[1], *(pytest.param(*case, marks=pytest.mark.slow) for case in CASES[::2])]
+)
+def test_splash_is_the_plain_form(t, mask):
+    """Its kernels interpreted, on the CPU."""
+    from jax.experimental import pallas as pl
+
+    from chipwise.models.attention_fused import splash
+
+    with pytest.MonkeyPatch.context() as patch:
+        call = pl.pallas_call
+        patch.setattr(pl, "pallas_call", lambda *a, **k: call(*a, **{**k, "interpret": True}))
+        compare(splash, drawn(t, heads=2, shared=1, d=16), mask, 2e-4)
+
+
+def test_the_cost_of_a_kernel():
+    flops, moved = cost(2, 10, 10, 8, 2, 0.5)
+    assert flops == 2 * 2 * 10 * 10 * 8 * 2 * 0.5
+    assert moved == 2 * 8 * 2 * 40 + 4 * 2 * 10
+    assert cost(2, 10, 10, 8, 2, 1.0, backward=True)[0] == 5 * flops
+    assert module.SAVED == "attention"
