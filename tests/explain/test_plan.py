@@ -7,7 +7,7 @@ import json
 from rich.console import Console
 
 import tasks
-from chipwise.explain.plan import document, parts, statements, table
+from chipwise.explain.plan import document, first, parts, statements, table
 from chipwise.words.facts import fact
 from planner import documents
 
@@ -30,9 +30,9 @@ def test_the_document_is_json_and_the_table_has_a_row_each():
 
 def test_problems_come_first_and_notes_reach_the_terminal():
     plans = documents.plans()
-    assert [told["target"] for told in statements(plans) if told.code == "plan-cannot"] == ["t4", "v2-8"]
-    assert statements(plans)[0].code == "plan-cannot"
+    assert [told["target"] for told in first(plans) if told.code == "plan-cannot"] == ["t4", "v2-8"]
     out = printed(plans)
+    assert out.index(str(first(plans)[-1])) < out.index("ms a step")
     for plan in plans:
         for note in plan.notes:
             assert str(note) in out

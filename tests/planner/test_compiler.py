@@ -95,7 +95,8 @@ def test_a_program_for_a_chip_that_is_not_here(tmp_path):
     assert set(replica.seconds_by_kind) >= {"matmul"} and replica.seconds >= 2 * 256**3 / 197e12
     assert reduce.wire_bytes >= 1.5 * 4 * 100_000
     assert nowhere.problem.code == "topology-unknown" and nowhere.problem["program"] == "nowhere"
-    assert sorted(done for done, _, _ in seen) == [1, 2, 3, 4] and {total for _, total, _ in seen} == {4}
+    assert [done for done, *_ in seen] == [0, 1, 2, 3, 4] and {total for _, total, *_ in seen} == {4}
+    assert seen[0][3] is None and seen[1][3] > 0 and seen[4][3] == 0  # seconds left
 
 
 # ---- exporting
@@ -170,7 +171,7 @@ def test_the_same_program_twice_is_compiled_once(child, tmp_path):
     child(ALL)
     seen = []
     told = compile_all([request_for()] * 2, cache_dir=tmp_path, progress=lambda *a: seen.append(a))
-    assert seen == [(1, 1, "replica")] and told[0] == told[1]
+    assert seen == [(0, 1, "", None), (1, 1, "replica", 0)] and told[0] == told[1]
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"name": "x", "of another": 1}', b"\xff\xfe\x00"])
@@ -205,16 +206,28 @@ def test_a_child_that_dies_costs_only_the_program_it_was_at(child, tmp_path):
         """
         for r in requests:
             begin(r)
-            if r["name"] == "p1": os.kill(os.getpid(), signal.SIGSEGV)
+            if r["name"] == "p1":
+                print("F1122 05:00:00.1 1 a.cc:7] Check failed: tiles == 3", file=sys.stderr)
+                print("*** SIGSEGV received ***", "    @ 0x7f0 f()", sep="\\n", file=sys.stderr, flush=True)
+                os.kill(os.getpid(), signal.SIGSEGV)
             done(r)
         """
     )
     told = compile_all(three(), cache_dir=tmp_path)
-    crash = fact("compiler-crashed", program="p1", signal="SIGSEGV")
+    words = "Check failed: tiles == 3"
+    crash = fact("compiler-crashed", program="p1", signal="SIGSEGV", log=words)
     assert [t.problem for t in told] == [None, crash, None] and told[1].died
     assert started() == 2
     assert [t.problem for t in compile_all(three(), cache_dir=tmp_path)] == [None, crash, None]
     assert started() == 2  # remembered: it would crash again, after minutes
+
+
+def test_a_child_that_ends_is_remembered_with_its_last_words(child, tmp_path):
+    started = child("begin(requests[0]); raise SystemExit('out of ideas')")
+    ended = fact("compiler-ended", program="replica", exit_code=1, log="out of ideas", signal="")
+    for _ in range(2):
+        assert compile_all([request_for()], cache_dir=tmp_path)[0].problem == ended
+    assert started() == 1
 
 
 def test_of_several_under_way_each_is_tried_alone(child, tmp_path):
@@ -241,8 +254,9 @@ def test_a_child_that_does_not_start_is_an_error(child, tmp_path):
 def test_interrupting_ends_the_child(child, tmp_path):
     child("begin(requests[0]); done(requests[0]); import time; time.sleep(60)")
 
-    def interrupt(done, total, name):
-        raise KeyboardInterrupt
+    def interrupt(done, total, name, left):
+        if done:
+            raise KeyboardInterrupt
 
     made = []
     start = compiler.subprocess.Popen

@@ -222,7 +222,7 @@ def test_a_slow_source_makes_the_input_the_bound():
     (p,) = cw.plan(slow, on=["t4"], measure_feed=True, host_cores=4)
     assert p.bound == "input" and p.feeding.input_bound
     assert 0 < p.feeding.examples_per_second_per_core <= 100  # each one sleeps for 10 ms
-    assert fact("advice-input", needed=p.feeding.cores_needed, cores=4) in p.advice
+    assert p.decisive == (fact("advice-input", needed=p.feeding.cores_needed, cores=4),)
     assert p.examples_per_second.value == pytest.approx(4 * p.feeding.examples_per_second_per_core)
 
 
@@ -258,10 +258,11 @@ def test_a_record_of_another_host_stands_in_for_a_measurement(tmp_path):
 
 
 def test_a_compiler_that_crashes_leaves_the_model(monkeypatch):
-    crash = fact("compiler-crashed", program="replica", signal="SIGSEGV")
+    crash = fact("compiler-crashed", program="replica", signal="SIGSEGV", log="")
     died = compiler.Compiled("replica", crash)
     monkeypatch.setattr(planner, "libtpu_available", lambda: "0")
-    monkeypatch.setattr(planner.steps, "compile_steps", lambda cases, **_: [{"replica": died}] * len(cases))
+    monkeypatch.setattr(planner.steps, "compile_steps", lambda cases, **_: enumerate([{"replica": died}]))
     (p,) = cw.plan(recipe(), on=["tpu7x-8"])
     assert p.runs and p.method == "modelled"
     assert p.notes[:2] == (crash, fact("modelled-after-crash", chip=p.chip))
+    assert "compiler-would-know" not in [note.code for note in p.notes]  # it is there

@@ -40,6 +40,9 @@ from .targets import Target, parse
 
 INCLUDES = ("accelerator alone", "whole VM", "slice with its host")
 LOOK_BACK_DAYS = 730
+OLD_DAYS = 90
+"""From then on a price may be another by now: it is told, with its day, and decides nothing."""
+
 HOURS_A_YEAR = 24 * 365.25
 
 
@@ -68,7 +71,20 @@ class Price:
         day = _DATE.search(self.date)
         if day is None:
             raise DataError("price-undated", instance=self.instance or self.chip)
-        return datetime.date(int(day[1]), int(day[2]), int(day[3] or 1))
+        return _day(day)
+
+    def old(self, today: datetime.date, spot: bool = False) -> bool:
+        """Whether it was read more than `OLD_DAYS` before `today`; of a spot price read on a day of its own,
+        that one."""
+        day, own = self.day, self.date.partition("spot")[2]
+        if spot and (found := _DATE.search(own)) is not None:
+            day = _day(found)
+        return (today - day).days > OLD_DAYS
+
+    @property
+    def market(self) -> bool:
+        """Whether it is the lowest offer of a marketplace, which is one machine and soon gone."""
+        return "marketplace" in self.cloud.lower() or "offer" in self.region.lower()
 
     def json(self) -> dict[str, Any]:
         return {**vars(self), "reckoned": [how.json() for how in self.reckoned]}
@@ -85,6 +101,12 @@ class Price:
 
 
 _DATE = re.compile(r"(\d{4})-(0[1-9]|1[0-2])(?:-(0[1-9]|[12]\d|3[01]))?")
+
+
+def _day(found: re.Match[str]) -> datetime.date:
+    return datetime.date(int(found[1]), int(found[2]), int(found[3] or 1))
+
+
 COLUMNS = tuple(f.name for f in fields(Price) if f.name not in ("machines", "reckoned"))
 OWNED = ("purchase_usd", "years", "power_watts", "usd_per_kWh", "utilisation")
 
@@ -247,6 +269,60 @@ def current(table: Sequence[Price], on: datetime.date | None = None) -> list[Pri
             key = (price.chip, price.chips, price.cloud, price.instance, price.region, price.includes)
             newest[key] = price
     return list(newest.values())
+
+
+@dataclass(frozen=True)
+class Market:
+    """Where someone would rent: of whom and in which places, by default anywhere.
+
+    *Fields:* `clouds`: names such as "gcp"; `regions`: names or how they begin, such as "us-" or
+    "europe-west4"; `marketplaces`: whether the lowest offers of marketplaces count.
+    """
+
+    clouds: tuple[str, ...] = ()
+    regions: tuple[str, ...] = ()
+    marketplaces: bool = True
+
+    def select(self, table: Sequence[Price]) -> tuple[Price, ...]:
+        """The prices of `table` that can be had there; what one owns always. A region that is not asked for
+        takes its price, on demand or spot, from a row.
+
+        Raises `DataError` for a cloud or a region of which the table knows nothing.
+        """
+        clouds = sorted({name for price in table for name in _cloud_names(price)})
+        for cloud in self.clouds:
+            if cloud.lower() not in clouds:
+                hint = near(cloud, clouds)
+                raise DataError("price-cloud-unknown", cloud=cloud, hint=hint, clouds=clouds)
+        listed = {place for price in table for place in (price.region, price.spot_region) if place}
+        for region in self.regions:
+            if not any(_within(place, (region,)) for place in listed):
+                raise DataError("price-region-unknown", region=region, hint=near(region, sorted(listed)))
+        kept = []
+        for price in table:
+            if price.owned:
+                kept.append(price)
+                continue
+            asked = {cloud.lower() for cloud in self.clouds}
+            if (asked and not asked & _cloud_names(price)) or (price.market and not self.marketplaces):
+                continue
+            usd, spot = price.usd_per_hour, price.spot_usd_per_hour
+            usd = usd if _within(price.region, self.regions) else None
+            spot = spot if _within(price.spot_region or price.region, self.regions) else None
+            if usd is not None or spot is not None:
+                kept.append(replace(price, usd_per_hour=usd, spot_usd_per_hour=spot))
+        return tuple(kept)
+
+
+def _cloud_names(price: Price) -> set[str]:
+    """What one calls its cloud: of "lambda (via shadeform)" either."""
+    return set(re.findall(r"[a-z0-9]+", price.cloud.lower())) - {"via", "marketplace"}
+
+
+def _within(place: str, regions: Sequence[str]) -> bool:
+    """Whether a row's region is one of `regions`; "all" is everywhere."""
+    found = place.lower()
+    return not regions or found == "all" or any(found.startswith(region.lower()) for region in regions)
 
 
 def prices_for(target: Target, table: Sequence[Price], on: datetime.date | None = None) -> list[Price]:

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..explain.terminal import answer
 from . import options
@@ -23,6 +21,14 @@ def plan(
     ] = EVERYTHING,
     exact: options.Exact = True,
     prices: options.Prices = None,
+    cloud: Annotated[str, options.option("Prices of these alone, such as gcp,aws.", "NAMES")] = "",
+    region: Annotated[
+        str, options.option("Prices of these alone, or of those that begin so: us-,europe-west4.", "NAMES")
+    ] = "",
+    marketplace: Annotated[
+        bool,
+        options.option("Leave marketplaces' lowest offers out.", name="--marketplace/--no-marketplace"),
+    ] = True,
     largest_batch: Annotated[
         bool, typer.Option("--largest-batch", help="Also search for the largest batch that fits each target.")
     ] = False,
@@ -45,31 +51,30 @@ def plan(
       chipwise plan my_task.py:recipe --on v5e-1 --largest-batch --json
     """
     options.only_look()
+    from ..chips.prices import Market
     from ..explain import plan_page
     from ..explain.plan import document, parts
+    from ..explain.plan_progress import telling
     from ..planner.planner import plan as make
 
-    loaded = recipe.load()
-    bar = Progress(
-        TextColumn("[bold]compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        TextColumn("{task.description}"), console=Console(stderr=True), transient=True, disable=json_,
-    )  # fmt: skip
-    with bar:
-        task = bar.add_task("", total=None, visible=False)
-
-        def progress(done: int, total: int, name: str) -> None:
-            bar.update(task, completed=done, total=total, description=name, visible=True)
-
+    loaded, targets = recipe.load(), _names(on)
+    with telling(len(targets), quiet=json_) as told:
         plans = make(
             loaded,
-            [name for name in on.split(",") if name.strip()],
+            targets,
             prices=prices,
+            market=Market(tuple(_names(cloud)), tuple(_names(region)), marketplace),
             exact=exact,
             find_largest_batch=largest_batch,
             measure_feed=recipe.data is not None,
             feed_record=feed_record,
             host_cores=host_cores,
-            progress=progress,
+            progress=told.progress,
+            ready=told.ready,
         )
     shown = document(loaded, plans)
     answer(shown, parts(plans), lambda: plan_page.render(shown), html, json_)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]

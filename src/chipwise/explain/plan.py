@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from ..planner.timing import evaluations
 from ..planner.verdict import judge
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
-from ..words.figures import dollars, duration
+from ..words.figures import byte_size, digits, dollars, duration, share
 from . import terminal
 
 
@@ -52,23 +53,30 @@ def document(recipe: Recipe, plans: Sequence[Plan]) -> dict[str, Any]:
 
 
 def parts(plans: Sequence[Plan]) -> Iterator[RenderableType]:
-    """What to print, in order: the table, what cannot run, the verdict, advice, and where the figures come
-    from."""
-    yield table(plans)
+    """What to print, in order: the verdict and what decides, the table, what else there is to say, and where
+    the figures come from."""
+    for told in first(plans):
+        yield Text(str(told))
     yield ""
-    for statement in statements(plans):
-        yield Text(str(statement))
-    notes = list(_shared((p.target, p.notes) for p in plans))
-    if notes:
-        yield ""
-    for note in notes:
-        yield Text(str(note), style="dim")
+    yield table(plans)
+    rest, notes = statements(plans), list(_shared((p.target, p.notes) for p in plans))
+    for some, style in ((rest, ""), (notes, "dim")):
+        if some:
+            yield ""
+        for told in some:
+            yield Text(str(told), style=style)
+
+
+def first(plans: Sequence[Plan]) -> list[Fact]:
+    """What stands above the table: which target to take, and what decides it."""
+    verdict = judge(plans)
+    cannot = [fact("plan-cannot", target=p.target, problem=p.problem) for p in plans if not p.runs]
+    return [*verdict.fastest, *verdict.cheapest, *_shared((p.target, p.decisive) for p in plans), *cannot]
 
 
 def statements(plans: Sequence[Plan]) -> list[Fact]:
     """Everything that stands below the table, but for the notes."""
-    facts = [fact("plan-cannot", target=p.target, problem=str(p.problem)) for p in plans if not p.runs]
-    facts += judge(plans).facts
+    facts = list(judge(plans).more)
     facts += _shared((p.target, p.advice) for p in plans)
     methods = {p.method for p in plans if p.runs}
     if "modelled" in methods:
@@ -100,33 +108,36 @@ def table(plans: Sequence[Plan]) -> Table:
             [
                 p.target + ("" if p.method == "compiled" else " *"),
                 memory,
-                _range(p.step_seconds.times(1e3)),
-                f"{p.examples_per_second.value:,.0f}",
-                "-" if p.share_of_peak is None else f"{p.share_of_peak:.0%}",
+                _spread(p.step_seconds.times(1e3)),
+                digits(p.examples_per_second.value),
+                "-" if p.share_of_peak is None else share(p.share_of_peak),
                 (p.bound or "").replace("interconnect", "links"),
                 duration(p.wall_seconds.value),
                 _price(p, False),
                 _price(p, True),
             ]
         )
-    columns = ("target", "GB", "ms a step", "examples/s", "peak", "bound by", "wall", "$", "$ spot")
+    columns = ("target", "memory", "ms a step", "examples/s", "peak", "bound by", "wall", "$", "$ spot")
     return terminal.table(columns, rows, left=("target", "bound by"), fold=("$", "$ spot"), padding=(0, 1))
 
 
 def _memory(memory: Memory | None) -> Text:
     if memory is None:
         return Text("-")
-    held = f"{memory.needed / 1e9:.1f} of {memory.available / 1e9:.0f}"
+    held = f"{byte_size(memory.needed)} of {byte_size(memory.available)}"
     return Text(held, style="" if memory.fits else "red")
 
 
-def _range(r: Range) -> str:
-    """`76.7 (67-106)`."""
-    form = "{:.2g}" if r.high < 10 else "{:.0f}"
-    return f"{r.value:.3g} ({form.format(r.low)}-{form.format(r.high)})"
+def _spread(r: Range) -> str:
+    """`76.7 (67.2 to 106)`."""
+    return f"{digits(r.value)} ({digits(r.low)} to {digits(r.high)})"
 
 
 def _price(plan: Plan, spot: bool) -> str:
-    """`$12.30 gcp`: spot prices of one cloud may be above another's on demand."""
+    """`$12.30 gcp`: spot prices of one cloud may be above another's on demand. One that decides nothing has
+    its month: `$12.30 gcp 2026-02`."""
     cost = plan.cheapest(spot)
-    return "-" if cost is None else f"{dollars(cost.usd.value)} {cost.cloud}"
+    if cost is None:
+        return "-"
+    month = re.search(r"\d{4}-\d{2}", cost.date) if cost.old else None
+    return " ".join([dollars(cost.usd.value), cost.cloud, *([month[0]] if month else [])])

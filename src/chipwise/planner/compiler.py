@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
@@ -41,6 +42,9 @@ SCHEMA = 3
 
 PIP = "pip install 'chipwise[plan]'"
 DIED = ("compiler-killed", "compiler-crashed", "compiler-ended")
+_FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
+"""Signals after which the compiler may answer the next time. Of its own failures it would die again: they are
+remembered."""
 # Where in the source an operation came from, which changes without the program changing.
 _LOCATION = re.compile(r"(?m)^#loc.*\n?|\s*\bloc\((?:[^()]|\([^()]*\))*\)")
 
@@ -90,6 +94,11 @@ class Request:
     donate: tuple[int, ...] = ()
     clock_GHz: float | None = None
     memory_GBps: float | None = None
+
+    @property
+    def size(self) -> int:
+        """About in proportion to the time that its compilation takes."""
+        return 50_000 + (len(self.program.body) if isinstance(self.program, Exported) else 0)
 
     def key(self, versions: str) -> str:
         """Names the answer in the cache."""
@@ -197,15 +206,18 @@ def default_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "chipwise" / "plan"
 
 
-def compile_all(
-    requests: Sequence[Request],
-    *,
-    cache_dir: Path | None = None,
-    progress: Callable[[int, int, str], None] | None = None,
-) -> list[Compiled]:
-    """The answers to `requests`, in their order, from the cache where it has them.
+Progress = Callable[[int, int, str, float | None], None]
+"""Called with how many programs are done of how many, what was done last, and the seconds that the rest may
+take: `None` before the first."""
 
-    *Arguments:* `progress` is called with (done, total, name) of what had to be compiled.
+
+def compile_each(
+    requests: Sequence[Request], *, cache_dir: Path | None = None, progress: Progress | None = None
+) -> Iterator[tuple[int, Compiled]]:
+    """The place of each request with its answer, as it is known: what the cache has at once, then in their
+    order.
+
+    *Arguments:* `progress` counts what had to be compiled.
 
     Waits while another plan uses the compiler. Raises `DeviceError` when libtpu is not installed.
     """
@@ -215,20 +227,39 @@ def compile_all(
     versions = f"jax {jax.__version__} jaxlib {metadata.version('jaxlib')} libtpu {version}"
     folder = cache_dir if cache_dir is not None else default_cache()
     folder.mkdir(parents=True, exist_ok=True)
-    keys = [r.key(versions) for r in requests]
-    known = {key: answer for key in set(keys) if (answer := _load(folder / f"{key}.json")) is not None}
-    missing = {key: r for key, r in zip(keys, requests, strict=True) if key not in known}
-    if missing:
-        with _alone(folder):
-            for done, (key, answer) in enumerate(_ask(missing), 1):
-                known[key] = answer
-                if not answer.died or (answer.problem and answer.problem.numbers.get("signal") == "SIGSEGV"):
-                    # killed from outside it may answer next time; a crash says the same again
-                    text = json.dumps(answer.json())
-                    replace_text(folder / f"{key}.json", text, "plan-cache-unwritable")
-                if progress is not None:
-                    progress(done, len(missing), answer.name)
-    return [_named(known[key], r.name) for key, r in zip(keys, requests, strict=True)]
+    places: dict[str, list[int]] = {}
+    for i, request in enumerate(requests):
+        places.setdefault(request.key(versions), []).append(i)
+    missing: dict[str, Request] = {}
+    for key, owners in places.items():
+        answer = _load(folder / f"{key}.json")
+        if answer is None:
+            missing[key] = requests[owners[0]]
+        else:
+            yield from ((i, _named(answer, requests[i].name)) for i in owners)
+    if not missing:
+        return
+    with _alone(folder):
+        start, done, whole = time.monotonic(), 0, sum(r.size for r in missing.values())
+        if progress is not None:
+            progress(0, len(missing), "", None)
+        for number, (key, answer) in enumerate(_ask(missing), 1):
+            done += missing[key].size
+            if not answer.died or answer.problem["signal"] not in _FROM_OUTSIDE:  # type: ignore[index]
+                text = json.dumps(answer.json())
+                replace_text(folder / f"{key}.json", text, "plan-cache-unwritable")
+            if progress is not None:
+                left = (time.monotonic() - start) * (whole - done) / done
+                progress(number, len(missing), answer.name, left)
+            yield from ((i, _named(answer, requests[i].name)) for i in places[key])
+
+
+def compile_all(
+    requests: Sequence[Request], *, cache_dir: Path | None = None, progress: Progress | None = None
+) -> list[Compiled]:
+    """The answers to `requests` in their order: `compile_each`, when all are known."""
+    answers = dict(compile_each(requests, cache_dir=cache_dir, progress=progress))
+    return [answers[i] for i in range(len(requests))]
 
 
 def _named(answer: Compiled, name: str) -> Compiled:
@@ -314,17 +345,30 @@ def _ask(requests: dict[str, Request]) -> Iterator[tuple[str, Compiled]]:
 
 
 def _died(name: str, exit_code: int, log: str) -> Fact:
-    """How a child ended at the program `name`."""
+    """How a child ended at the program `name`, with its last words."""
+    facts = {"program": name, "log": log, "signal": ""}
     if exit_code >= 0:
-        return fact("compiler-ended", program=name, exit_code=exit_code, log=log)
+        return fact("compiler-ended", exit_code=exit_code, **facts)
     code = "compiler-killed" if exit_code == -signal.SIGKILL else "compiler-crashed"
-    return fact(code, program=name, signal=signal.Signals(-exit_code).name)
+    return fact(code, **{**facts, "signal": signal.Signals(-exit_code).name})
+
+
+def last_words(log: str) -> str:
+    """Of what a process wrote before it died: why, if it said so, else the last line that is no stack."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    fatal = [line.partition("] ")[2] for line in lines if _FATAL.match(line)]
+    told = fatal or [line for line in lines if not _STACK.match(line)] or lines
+    return told[-1][:400] if told else ""
+
+
+_FATAL = re.compile(r"F\d{4} .*\] ")  # as the compiler's C++ logs a check that failed
+_STACK = re.compile(r"@ |PC: |\*\*\*|#\d+ |0x|File \"|\[address")
 
 
 def _child(batch: dict[str, Request]) -> Iterator[dict[str, Any]]:
     """Runs a child over `batch`, and gives what it says.
 
-    A `key` with its `answer`, `None` as it begins that program; at last its `exit_code`, with the last line
+    A `key` with its `answer`, `None` as it begins that program; at last its `exit_code`, with the last words
     of its `log`.
     """
     with tempfile.TemporaryDirectory(prefix="chipwise-plan-") as place:
@@ -349,7 +393,6 @@ def _child(batch: dict[str, Request]) -> Iterator[dict[str, Any]]:
                     yield from map(json.loads, child.stdout)
                     exit_code = child.wait()
                     log.seek(0)
-                    last = [line.strip() for line in log.read().splitlines() if line.strip()][-1:]
-                    yield {"exit_code": exit_code, "log": "".join(last)}
+                    yield {"exit_code": exit_code, "log": last_words(log.read())}
                 finally:  # also on Ctrl-C
                     child.kill()

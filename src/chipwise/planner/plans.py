@@ -95,6 +95,19 @@ class Cost:
     note: str = ""  # of the price's row
     reckoned: tuple[Fact, ...] = ()  # how the price follows from the row, where it is not the row's own
     machines: int = 1  # more: the price of so many separate ones, whose links are not those of the plan
+    market: bool = False  # the lowest offer of a marketplace
+    old: bool = False  # read more than `prices.OLD_DAYS` before the plan was made
+
+    @property
+    def decides(self) -> bool:
+        """Whether a verdict may rest on it."""
+        return not (self.market or self.old)
+
+    @property
+    def order(self) -> tuple[bool, int, bool, bool, float]:
+        """What comes first of several: what buys the whole thing, then list prices of these days, then the
+        lowest."""
+        return (self.includes == "accelerator alone", self.machines, self.market, self.old, self.usd.value)
 
 
 @dataclass(frozen=True)
@@ -149,7 +162,8 @@ class Plan:
     wall_seconds: Range | None = None
     costs: tuple[Cost, ...] = ()
     feeding: Feeding | None = None
-    advice: tuple[Fact, ...] = ()
+    decisive: tuple[Fact, ...] = ()  # what makes it as slow as it is, where that is a fact of chip or host
+    advice: tuple[Fact, ...] = ()  # what could be changed; no number above rests on it
     notes: tuple[Fact, ...] = ()  # where the figures come from and what they leave out
 
     @property
@@ -157,14 +171,9 @@ class Plan:
         return self.problem is None
 
     def cheapest(self, spot: bool = False) -> Cost | None:
-        """The lowest price for the whole run, on demand or spot; without its host, or of separate machines,
-        only where no other is known."""
-        costs = (c for c in self.costs if c.spot is spot)
-        return min(
-            costs,
-            key=lambda c: (c.includes == "accelerator alone", c.machines, c.usd.value),
-            default=None,
-        )
+        """The lowest price for the whole run, on demand or spot; without its host, of separate machines, of
+        a marketplace or old only where no other is known."""
+        return min((c for c in self.costs if c.spot is spot), key=lambda c: c.order, default=None)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; the derived ones (`fits`, `needed`, cheapest prices) are included."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..chips.catalogue import Chip
@@ -17,9 +17,10 @@ from .compiler import (
     PIP,
     Compiled,
     Exported,
+    Progress,
     ReduceRequest,
     Request,
-    compile_all,
+    compile_each,
     export_program,
     flat_positions,
     refusal,
@@ -56,38 +57,47 @@ def compile_steps(
     cases: Sequence[tuple[Target, StepPrograms]],
     *,
     cache: Path | None = None,
-    progress: Callable[[int, int, str], None] | None = None,
-) -> list[Answers]:
-    """The compiler's answers for each case. A layout's programs are exported once, whatever the number of its
-    chips."""
+    progress: Progress | None = None,
+) -> Iterator[tuple[int, Answers]]:
+    """The place of each case with the compiler's answers, as it has them all: what the cache knows, then the
+    smallest programs first. A layout's programs are exported once, whatever the number of its chips."""
     exported: dict[int, list[Exported]] = {}
-    requests: list[Request] = []
-    owners: list[int] = []
-    answers: dict[int, Answers] = collections.defaultdict(dict)
+    asked: list[tuple[int, list[Request]]] = []
     for i, (target, programs) in enumerate(cases):
-        layout, topology = programs.layout, target.topology_arguments()
         bodies = exported.setdefault(id(programs), [])
         if not bodies:
             try:
                 bodies += _exported(programs)
             except Exception as error:  # it traces, but has no form for a TPU: the answer for this target
-                answers[i]["replica"] = refusal("replica", str(error))
+                yield i, {"replica": refusal("replica", str(error))}
                 continue
-        speeds = device_speeds(target.chip)
-        asked = [
-            Request(p.name, topology, body, flat_positions(p.specs, p.donate), *speeds)
-            for p, body in zip((programs.replica, programs.update), bodies, strict=True)
-        ]
-        if layout.devices > 1 or programs.calls > 1:
-            reduce = ReduceRequest(layout.devices, programs.local_vectors, programs.size, layout.exact)
-            asked.append(Request("reduce", topology, reduce, (), *speeds))
-        requests += asked
-        owners += [i] * len(asked)
-    if requests:
-        compiled = compile_all(requests, cache_dir=cache, progress=progress)
-        for owner, answer in zip(owners, compiled, strict=True):
-            answers[owner][answer.name] = answer
-    return [answers[i] for i in range(len(cases))]
+        asked.append((i, _requests(target, programs, bodies)))
+    asked.sort(key=lambda case: sum(request.size for request in case[1]))
+    by_case = dict(asked)
+    owners = [i for i, requests in asked for _ in requests]
+    requests = [request for _, requests in asked for request in requests]
+    answers: dict[int, Answers] = collections.defaultdict(dict)
+    missing = collections.Counter(owners)
+    for place, answer in compile_each(requests, cache_dir=cache, progress=progress) if requests else ():
+        i = owners[place]
+        answers[i][answer.name] = answer
+        missing[i] -= 1
+        if not missing[i]:
+            names = (request.name for request in by_case[i])
+            yield i, {name: answers[i][name] for name in names}  # in one order, whichever came first
+
+
+def _requests(target: Target, programs: StepPrograms, bodies: Sequence[Exported]) -> list[Request]:
+    layout, topology = programs.layout, target.topology_arguments()
+    speeds = device_speeds(target.chip)
+    asked = [
+        Request(p.name, topology, body, flat_positions(p.specs, p.donate), *speeds)
+        for p, body in zip((programs.replica, programs.update), bodies, strict=True)
+    ]
+    if layout.devices > 1 or programs.calls > 1:
+        reduce = ReduceRequest(layout.devices, programs.local_vectors, programs.size, layout.exact)
+        asked.append(Request("reduce", topology, reduce, (), *speeds))
+    return asked
 
 
 def device_speeds(chip: Chip) -> tuple[float | None, float | None]:

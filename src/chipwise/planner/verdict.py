@@ -7,10 +7,12 @@ compiling, which are allowances, that would be a ranking of allowances: there it
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..chips.prices import OLD_DAYS
 from ..words.facts import Fact, fact
 from .plans import Cost, Plan, Range
 
@@ -36,7 +38,8 @@ class BreakEven:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Names are targets'. `by_money` is of on-demand prices; targets without a price are left out of it.
+    """Names are targets'. `by_money` is of on-demand prices; targets without a price are left out of it, and
+    those whose prices decide nothing, old ones and marketplaces' offers, come last.
 
     *Fields:* `ranked_by`: "run", its wall time, or "step", its steps alone; `by_time`, `by_money` and
     `pareto` are all ranked so. `fastest` and `cheapest`: what is said of the first ones.
@@ -53,8 +56,13 @@ class Verdict:
     @property
     def facts(self) -> tuple[Fact, ...]:
         """Everything that the verdict says, in order."""
+        return *self.fastest, *self.cheapest, *self.more
+
+    @property
+    def more(self) -> tuple[Fact, ...]:
+        """Beyond the first ones: where money buys time."""
         front = [fact("plan-front", targets=self.pareto)] if len(self.pareto) > 1 else []
-        return *self.fastest, *self.cheapest, *front, *(pair.fact for pair in self.break_even)
+        return *front, *(pair.fact for pair in self.break_even)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -79,6 +87,14 @@ class _Ranked:
         return self.plan.target
 
     @property
+    def decides(self) -> bool:
+        return self.cost is not None and self.cost.decides
+
+    def dollars(self, cost: Cost) -> Range:
+        """Of what it is ranked by, at one of its plan's prices."""
+        return self.seconds.times(cost.usd_per_hour / 3600)
+
+    @property
     def usd_per_hour(self) -> float:
         assert self.cost is not None
         return self.cost.usd_per_hour
@@ -90,10 +106,14 @@ def judge(plans: Sequence[Plan]) -> Verdict:
     short = [p.target for p in able if p.ranked_by == "step"] if len(able) > 1 else []
     ranked = [_ranked(p, bool(short)) for p in able]
     by_time = sorted(ranked, key=lambda one: one.seconds.value)
-    priced = [(one.usd.value, one.seconds.value, one) for one in ranked if one.usd is not None]
-    by_money = [one for _, _, one in sorted(priced, key=lambda row: row[:2])]
+    priced = [
+        ((*one.cost.order[2:4], one.usd.value, one.seconds.value), one)
+        for one in ranked
+        if one.cost is not None and one.usd is not None
+    ]
+    by_money = [one for _, one in sorted(priced, key=lambda row: row[0])]
     front: list[_Ranked] = []  # each with the next: where money buys time
-    for one in by_money:
+    for one in [one for one in by_money if one.decides] or by_money:
         if not front or one.seconds.value < front[-1].seconds.value:
             front.append(one)
     fastest = [_fastest(by_time, plans, bool(short))]
@@ -157,18 +177,15 @@ def _cheapest(ranked: list[_Ranked], by_step: bool) -> list[Fact]:
     first = ranked[0]
     cost, usd = first.cost, first.usd
     assert cost is not None and usd is not None
-    numbers: dict[str, Any] = {
-        "target": first.target,
-        "usd": usd.value,
-        "usd_per_hour": cost.usd_per_hour,
-        "cloud": cost.cloud,
-        "region": cost.region,
-        "date": cost.date,
-    }
-    if len(ranked) == 1:
+    numbers = _price_numbers(first, cost, usd)
+    deciding = [one for one in ranked if one.decides]
+    if not deciding:
+        code = "plan-only-market" if cost.market else "plan-no-current-price"
+        head = fact(code, days=OLD_DAYS, **numbers)
+    elif len(deciding) == 1:
         head = fact("plan-cheapest-alone", **numbers)
     else:
-        second = ranked[1]
+        second = deciding[1]
         assert second.usd is not None
         numbers |= {"second": second.target, "second_usd": second.usd.value}
         tied = usd.overlaps(second.usd)
@@ -177,7 +194,54 @@ def _cheapest(ranked: list[_Ranked], by_step: bool) -> list[Fact]:
         else:
             code = "plan-cheapest-tied" if tied else "plan-cheapest"
         head = fact(code, **numbers)
-    return [head, *about_price(cost)]
+    return [head, *about_price(cost), *_lower(ranked, usd), *_by_cloud(ranked)]
+
+
+def _price_numbers(one: _Ranked, cost: Cost, usd: Range) -> dict[str, Any]:
+    return {
+        "target": one.target,
+        "usd": usd.value,
+        "usd_per_hour": cost.usd_per_hour,
+        "cloud": cost.cloud,
+        "region": cost.region,
+        "date": cost.date,
+    }
+
+
+def _lower(ranked: list[_Ranked], usd: Range) -> list[Fact]:
+    """The lowest price on demand that does not decide, if it is below the one that does."""
+    others = [
+        (one.dollars(cost).value, one, cost)
+        for one in ranked
+        for cost in one.plan.costs
+        if not cost.spot and not cost.decides and cost.includes != "accelerator alone" and cost.machines == 1
+    ]
+    if not ranked[0].decides or not others:
+        return []
+    lowest, one, cost = min(others, key=lambda row: row[0])
+    if lowest >= usd.value:
+        return []
+    code = "plan-maybe-cheaper-market" if cost.market else "plan-maybe-cheaper-old"
+    return [fact(code, days=OLD_DAYS, **_price_numbers(one, cost, one.dollars(cost)))]
+
+
+def _by_cloud(ranked: list[_Ranked]) -> list[Fact]:
+    """Which target is the cheapest on each cloud that offers several, if that is not the same on all."""
+    offers: dict[str, dict[str, float]] = {}
+    deciding = any(one.decides for one in ranked)
+    for one in ranked:
+        for cost in one.plan.costs:
+            whole = cost.includes != "accelerator alone" and cost.machines == 1
+            if cost.spot or cost.market or (deciding and not cost.decides) or not whole:
+                continue
+            of = offers.setdefault(cost.cloud, {})
+            of[one.target] = min(of.get(one.target, math.inf), one.dollars(cost).value)
+    winners = {cloud: min(of, key=lambda t: of[t]) for cloud, of in offers.items() if len(of) > 1}
+    if len(set(winners.values())) < 2:
+        return []
+    order = sorted(winners, key=lambda cloud: offers[cloud][winners[cloud]])
+    told = [fact("plan-in-cloud", cloud=c, target=winners[c], usd=offers[c][winners[c]]) for c in order]
+    return [fact("plan-turns-with-cloud", winners=told)]
 
 
 def about_price(cost: Cost) -> list[Fact]:

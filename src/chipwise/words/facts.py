@@ -126,6 +126,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "each": lambda sentences: "; ".join(map(str, sentences)),  # of facts: one sentence after another
     "remedy": lambda reason: say(reason, "remedy"),  # of a fact: its other text
     "said": _said,  # " JAX says: out of memory.", or nothing of ""
+    "words": lambda text: f": {figures.one_line(text)}" if text else "",  # last words; nothing of ""
     "line": lambda number: "" if number is None else f"line {number}: ",  # of a file; nothing of None
     "set": lambda settings: " ".join(f"--set {one}" for one in settings),  # --set a=1 --set b=2
     "near": _near,  # " Did you mean 'x'?", or nothing of None

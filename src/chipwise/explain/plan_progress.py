@@ -1,0 +1,74 @@
+"""What is seen on standard error while a plan is made: each answer as it is there, and how long the rest may
+take."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ..planner.plans import Plan
+from ..words.facts import Fact, fact
+from ..words.figures import dollars
+from . import terminal
+
+
+class Telling:
+    """Answers are told as soon as something has to be compiled: from a cache all are there at once, in the
+    table. On a terminal a bar stands below them; elsewhere each line says how long the rest may take."""
+
+    def __init__(self, targets: int, bar: Progress, quiet: bool):
+        self.targets, self.bar, self.quiet = targets, bar, quiet
+        self.waiting: list[Fact] | None = []  # what is not told yet; None once all is told as it comes
+        self.made = 0
+        self.left: float | None = None
+        self.task = bar.add_task("", total=None, visible=False)
+
+    def progress(self, done: int, total: int, name: str, left: float | None) -> None:
+        self.left = left
+        words = "" if left is None else str(fact("plan-left", seconds=left))
+        self.bar.update(self.task, completed=done, total=total, description=words, visible=True)
+        early, self.waiting = self.waiting or [], None
+        for one in early:
+            self.say(one)
+
+    def ready(self, one: Plan) -> None:
+        self.made += 1
+        numbers = {"target": one.target, "made": self.made, "targets": self.targets}
+        if one.step_seconds is None or one.examples_per_second is None:
+            told = fact("plan-ready-cannot", problem=one.problem, **numbers)
+        else:
+            cost = one.cheapest()
+            price = "" if cost is None else f", {dollars(cost.usd.value)} {cost.cloud}"
+            speeds = {"seconds": one.step_seconds.value, "rate": one.examples_per_second.value}
+            told = fact("plan-ready", price=price, **speeds, **numbers)
+        if self.waiting is None:
+            self.say(told)
+        else:
+            self.waiting.append(told)
+
+    def say(self, told: Fact) -> None:
+        if self.quiet:
+            return
+        if self.bar.console.is_terminal:
+            terminal.lines(self.bar.console, told)
+        else:
+            left = [] if not self.left else [fact("plan-left", seconds=self.left)]
+            terminal.lines(self.bar.console, ", ".join(map(str, [told, *left])))
+
+
+@contextlib.contextmanager
+def telling(targets: int, quiet: bool) -> Iterator[Telling]:
+    """A `Telling` of so many targets, whose bar goes when it is done; `quiet` says nothing."""
+    console = terminal.console(sys.stderr)
+    columns = (
+        TextColumn("[bold]compiling"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+        yield Telling(targets, bar, quiet)

@@ -1,0 +1,171 @@
+"""What a plan says beside its numbers: why a recipe cannot run, what would make it run, what would be faster.
+
+Nothing here changes a number of the plan.
+"""
+
+from __future__ import annotations
+
+from ..chips.catalogue import CHIPS
+from ..chips.targets import SLICES, Target, parse
+from ..engine.layout import Layout, exact_counts, usable
+from ..recipe.check import SUBLANES
+from ..recipe.recipe import Recipe
+from ..words.facts import Fact, fact
+from .plans import Memory, Plan
+from .programs import StepPrograms, available, waiting
+from .timing import StepTime
+
+
+def does_not_fit(memory: Memory, largest: int | None, layout: Layout, examples: int) -> Fact:
+    numbers = {"needed": memory.needed, "available": memory.available}
+    if not largest:
+        return fact("no-batch-fits", **numbers, least=layout.replicas)
+    code = "batch-does-not-fit" if largest + layout.replicas <= examples else "batch-of-all-fits"
+    return fact(code, **numbers, largest=largest)
+
+
+def room(
+    recipe: Recipe, target: Target, programs: StepPrograms, least: Memory, exact: bool
+) -> tuple[Fact, ...]:
+    """What would make room on a target where not even one example a replica fits, which needs `least`.
+
+    Fewer replicas and another chip are counted with the same bytes; the rest is advice.
+    """
+    facts: list[Fact] = []
+    for replicas in range(recipe.replicas - 1, 0, -1):
+        devices = usable(replicas, target.devices, exact)
+        sums, _ = waiting(replicas // devices if exact else 1, programs.size)
+        needed = least.needed - least.replica_sums + sums
+        if devices == programs.layout.devices and needed <= least.available:
+            facts.append(fact("room-fewer-replicas", replicas=replicas, needed=needed))
+            break
+    without = least.needed - least.activations
+    if without < least.available:
+        facts.append(fact("room-remat", activations=least.activations))
+        if recipe.precision != "bf16" and not _emulates_bf16(target):
+            facts.append(fact("room-precision", activations=least.activations))
+    elif target.devices > 1:
+        share = without / target.devices
+        facts.append(fact("room-sharded", without=without, devices=target.devices, share=share))
+    holding = [one for one in _single_chips() if (available(one)[0] or 0) >= least.needed]
+    if holding:
+        chosen = min(holding, key=lambda one: available(one)[0] or 0)
+        facts.append(
+            fact("room-chip", target=chosen.name, available=available(chosen)[0], needed=least.needed)
+        )
+    else:
+        facts.append(fact("room-no-chip", needed=least.needed))
+    return tuple(facts)
+
+
+def _single_chips() -> list[Target]:
+    """The smallest that can be rented of each chip of the catalogue."""
+    names = [
+        f"{chip.names[0]}-{next(iter(SLICES[chip.names[0]]))}" if chip.kind == "TPU" else chip.names[0]
+        for chip in CHIPS
+        if chip.kind in ("GPU", "TPU")
+    ]
+    return [parse(name) for name in names]
+
+
+def _emulates_bf16(target: Target) -> bool:
+    """GPUs before Ampere. Where the catalogue knows neither peak, nothing is said."""
+    chip = target.chip
+    return chip.kind == "GPU" and chip.bf16_dense_tflops is None and chip.fp32_tflops is not None
+
+
+def decisive(recipe: Recipe, target: Target, plan: Plan) -> tuple[Fact, ...]:
+    """What is to be known before any number: the chip lacks what the recipe computes in, the host cannot feed
+    it."""
+    facts: list[Fact] = []
+    if recipe.precision == "bf16" and _emulates_bf16(target):
+        facts.append(fact("bf16-emulated", chip=target.chip.name))
+    if plan.bound == "input" and plan.feeding is not None and plan.feeding.cores_needed is not None:
+        facts.append(fact("advice-input", needed=plan.feeding.cores_needed, cores=plan.feeding.cores))
+    return tuple(facts)
+
+
+def advice(
+    recipe: Recipe, target: Target, programs: StepPrograms, plan: Plan, step: StepTime
+) -> tuple[Fact, ...]:
+    """Advice for one target, most useful first; empty when there is none."""
+    facts: list[Fact] = []
+    if target.chip.kind == "GPU" and "float64" in step.dtypes:
+        facts.append(fact("advice-float64"))
+    if plan.devices != plan.devices_found:
+        facts.append(_replicas(recipe, plan, programs.layout.exact))
+    each = recipe.batch // recipe.replicas
+    if plan.problem is not None and plan.problem.code in ("batch-does-not-fit", "batch-of-all-fits"):
+        facts += _more_replicas(recipe, plan)
+    if target.chip.kind == "TPU" and each % SUBLANES:
+        padded = _multiple(each, SUBLANES)
+        wasted = 1 - each / padded
+        facts.append(
+            fact("advice-padded", each=each, padded=padded, wasted=wasted, batch=padded * recipe.replicas)
+        )
+    return (*facts, *_speed(recipe, plan), *step.warnings)
+
+
+def _more_replicas(recipe: Recipe, plan: Plan) -> list[Fact]:
+    """The replicas with which a device takes the batch in parts no larger than those that fit."""
+    fits = (plan.largest_batch or 0) // recipe.replicas
+    for replicas in range(2 * recipe.replicas, recipe.batch + 1, recipe.replicas):
+        if recipe.batch % replicas == 0 and recipe.batch // replicas <= fits:
+            return [
+                fact(
+                    "room-more-replicas", batch=recipe.batch, replicas=replicas, each=recipe.batch // replicas
+                )
+            ]
+    return []
+
+
+def lacks(target: Target, step: StepTime) -> Fact | None:
+    """Why a program cannot run on a TPU that the compiler or the model would not say as plainly."""
+    if target.chip.kind == "TPU" and "float64" in step.dtypes:
+        return fact("tpu-without-float64")
+    if target.chip.kind == "TPU" and "float16" in step.dtypes:
+        return fact("tpu-without-float16")
+    return None
+
+
+def _replicas(recipe: Recipe, plan: Plan, exact: bool) -> Fact:
+    used, devices = plan.devices, plan.devices_found
+    numbers = {"replicas": recipe.replicas, "used": used, "devices": devices}
+    better = replicas_for(devices, recipe.replicas, exact)
+    if better is None:
+        return fact("advice-devices-idle", **numbers, counts=exact_counts(recipe.replicas))
+    if recipe.batch % better:
+        batch = _multiple(recipe.batch, better)
+        return fact("advice-replicas-and-batch", **numbers, better=better, batch=batch)
+    return fact("advice-replicas", **numbers, better=better)
+
+
+def replicas_for(devices: int, replicas: int, exact: bool = True) -> int | None:
+    """The smallest replica count of at least `replicas` that `devices` devices can share; `None` where no
+    larger count has the same bits on so many."""
+    if not exact or devices & (devices - 1) == 0:
+        return _multiple(replicas, devices)
+    return devices if devices >= replicas else None
+
+
+def _multiple(batch: int, of: int) -> int:
+    return -(-batch // of) * of
+
+
+def _speed(recipe: Recipe, plan: Plan) -> list[Fact]:
+    facts = []
+    if plan.bound == "launch":
+        parts = dict(plan.step_parts)
+        dispatch = parts.pop("dispatch", 0.0)
+        if plan.method == "modelled" and dispatch <= sum(parts.values()):
+            facts.append(fact("advice-small-kernels"))
+        else:
+            facts.append(fact("advice-dispatch", microseconds=dispatch * 1e6))
+    if plan.bound == "interconnect":
+        facts.append(fact("advice-interconnect"))
+    if recipe.precision == "f32" and plan.chip.startswith("TPU"):
+        facts.append(fact("advice-precision"))
+    if plan.replicas_per_device > 1 and plan.bound in ("launch", "memory"):
+        examples = plan.batch // plan.replicas
+        facts.append(fact("advice-replicas-in-turn", replicas=plan.replicas_per_device, examples=examples))
+    return facts
