@@ -78,6 +78,53 @@ def test_a_price_says_what_it_leaves_out():
     ]  # fmt: skip
 
 
+def priced(plan, *offers):
+    """`plan` at ($/hour, what differs) each."""
+    (like,) = plan.costs
+    costs = [
+        dataclasses.replace(like, usd_per_hour=rate, usd=plan.wall_seconds.times(rate / 3600), **more)
+        for rate, more in offers
+    ]
+    return dataclasses.replace(plan, costs=tuple(costs))
+
+
+def test_an_old_price_and_a_marketplace_s_offer_decide_nothing():
+    a = priced(made("a", 60, 1), (4, {}), (1, {"market": True, "cloud": "vast"}), (2, {"old": True}))
+    b = priced(made("b", 60, 1), (5, {}))
+    c = priced(made("c", 60, 1), (0.5, {"old": True, "cloud": "aws"}))
+    assert a.cheapest().usd_per_hour == 4 and c.cheapest().old
+    verdict = judge([a, b, c])
+    assert verdict.by_money == ("a", "b", "c") and set(verdict.pareto) <= {"a", "b"}
+    head, lower = verdict.cheapest
+    assert head.code == "plan-cheapest" and (head["target"], head["second"]) == ("a", "b")
+    assert lower.code == "plan-maybe-cheaper-old" and (lower["target"], lower["cloud"]) == ("c", "aws")
+    assert codes(judge([a, b]).cheapest) == ["plan-cheapest", "plan-maybe-cheaper-market"]
+    assert codes(judge([a]).cheapest) == ["plan-cheapest-alone", "plan-maybe-cheaper-market"]
+
+
+def test_where_no_price_decides_it_is_said():
+    old = priced(made("a", 60, 1), (1, {"old": True}), (0.5, {"market": True}))
+    (head,) = judge([old]).cheapest
+    assert head.code == "plan-no-current-price" and head["usd"] == 1 and head["days"] == 90
+    market = priced(made("a", 60, 1), (0.5, {"market": True}))
+    assert codes(judge([market]).cheapest) == ["plan-only-market"]
+
+
+def test_a_verdict_that_turns_with_the_cloud_says_so():
+    gcp, aws = {"cloud": "gcp"}, {"cloud": "aws"}
+    a = priced(made("a", 60, 1), (1, gcp), (4, aws))
+    b = priced(made("b", 60, 1), (2, gcp), (3, aws))
+    _, turns = judge([a, b]).cheapest
+    assert turns.code == "plan-turns-with-cloud"
+    assert [(w["cloud"], w["target"], w["usd"]) for w in turns["winners"]] == [
+        ("gcp", "a", 1), ("aws", "b", 3),
+    ]  # fmt: skip
+    same = priced(made("b", 60, 1), (2, gcp), (5, aws))
+    assert codes(judge([a, same]).cheapest) == ["plan-cheapest"]
+    alone = priced(made("b", 60, 1), (3, {"cloud": "lambda"}))  # of one target a cloud has no order
+    assert codes(judge([a, alone]).cheapest) == ["plan-cheapest"]
+
+
 def test_where_starting_and_compiling_decide_targets_are_ranked_by_the_step():
     """A v3-8 of 4.6 × the speed of a T4 was ranked below it on constants."""
     step, slow = Range(0.010, 0.009, 0.011), Range(0.046, 0.04, 0.05)

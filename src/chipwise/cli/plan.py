@@ -51,7 +51,7 @@ def plan(
       chipwise plan my_task.py:recipe --on v5e-1 --largest-batch --json
     """
     options.only_look()
-    from ..chips.prices import Market
+    from ..chips.market import Market
     from ..explain import plan_page
     from ..explain.plan import document, parts
     from ..explain.plan_progress import telling

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ..chips.catalogue import peak_flops_per_device
-from ..chips.prices import Market, Price, prices_for
+from ..chips.market import Market
+from ..chips.prices import Price, prices_for
 from ..chips.prices import load as load_prices
 from ..chips.targets import Target, parse
 from ..engine import feed

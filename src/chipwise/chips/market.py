@@ -1,0 +1,64 @@
+"""Where someone would rent: the clouds and regions whose prices count."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ..errors import DataError, near
+from .prices import Price
+
+
+@dataclass(frozen=True)
+class Market:
+    """Where someone would rent: of whom and in which places, by default anywhere.
+
+    *Fields:* `clouds`: names such as "gcp"; `regions`: names or how they begin, such as "us-" or
+    "europe-west4"; `marketplaces`: whether the lowest offers of marketplaces count.
+    """
+
+    clouds: tuple[str, ...] = ()
+    regions: tuple[str, ...] = ()
+    marketplaces: bool = True
+
+    def select(self, table: Sequence[Price]) -> tuple[Price, ...]:
+        """The prices of `table` that can be had there; what one owns always. A region that is not asked for
+        takes its price, on demand or spot, from a row.
+
+        Raises `DataError` for a cloud or a region of which the table knows nothing.
+        """
+        clouds = sorted({name for price in table for name in _cloud_names(price)})
+        for cloud in self.clouds:
+            if cloud.lower() not in clouds:
+                hint = near(cloud, clouds)
+                raise DataError("price-cloud-unknown", cloud=cloud, hint=hint, clouds=clouds)
+        listed = {place for price in table for place in (price.region, price.spot_region) if place}
+        for region in self.regions:
+            if not any(place.lower().startswith(region.lower()) for place in listed):
+                raise DataError("price-region-unknown", region=region, hint=near(region, sorted(listed)))
+        kept = []
+        for price in table:
+            if price.owned:
+                kept.append(price)
+                continue
+            asked = {cloud.lower() for cloud in self.clouds}
+            if (asked and not asked & _cloud_names(price)) or (price.market and not self.marketplaces):
+                continue
+            usd, spot = price.usd_per_hour, price.spot_usd_per_hour
+            usd = usd if _within(price.region, self.regions) else None
+            spot = spot if _within(price.spot_region or price.region, self.regions) else None
+            if usd is not None or spot is not None:
+                kept.append(replace(price, usd_per_hour=usd, spot_usd_per_hour=spot))
+        return tuple(kept)
+
+
+def _cloud_names(price: Price) -> set[str]:
+    """What one calls its cloud: of "lambda (via shadeform)" either."""
+    return set(re.findall(r"[a-z0-9]+", price.cloud.lower())) - {"via", "marketplace"}
+
+
+def _within(place: str, regions: Sequence[str]) -> bool:
+    """Whether a row's region is one of `regions`; "all" is everywhere."""
+    found = place.lower()
+    return not regions or found == "all" or any(found.startswith(region.lower()) for region in regions)
