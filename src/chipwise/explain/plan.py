@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import __version__
+from ..chips.prices import OLD_DAYS
 from ..planner.plans import SCHEMA, Memory, Plan, Range
 from ..planner.timing import evaluations
 from ..planner.verdict import judge
@@ -78,6 +78,8 @@ def statements(plans: Sequence[Plan]) -> list[Fact]:
     """Everything that stands below the table, but for the notes."""
     facts = list(judge(plans).more)
     facts += _shared((p.target, p.advice) for p in plans)
+    if any(cost.old for p in plans for cost in (p.cheapest(), p.cheapest(spot=True)) if cost):
+        facts.append(fact("plan-old-prices", days=OLD_DAYS))
     methods = {p.method for p in plans if p.runs}
     if "modelled" in methods:
         facts.append(fact("plan-some-modelled") if "compiled" in methods else fact("plan-all-modelled"))
@@ -134,10 +136,6 @@ def _spread(r: Range) -> str:
 
 
 def _price(plan: Plan, spot: bool) -> str:
-    """`$12.30 gcp`: spot prices of one cloud may be above another's on demand. One that decides nothing has
-    its month: `$12.30 gcp 2026-02`."""
+    """`$12.30 gcp`: spot prices of one cloud may be above another's on demand. An old one is marked."""
     cost = plan.cheapest(spot)
-    if cost is None:
-        return "-"
-    month = re.search(r"\d{4}-\d{2}", cost.date) if cost.old else None
-    return " ".join([dollars(cost.usd.value), cost.cloud, *([month[0]] if month else [])])
+    return "-" if cost is None else f"{dollars(cost.usd.value)} {cost.cloud}{'†' if cost.old else ''}"

@@ -80,8 +80,10 @@ def duration(seconds: float) -> str:
 
 
 def dollars(usd: float) -> str:
-    """`$12.30`; below a cent, two digits."""
-    return f"${usd:,.2f}" if usd >= 0.01 or usd == 0 else f"${usd:.2g}"
+    """`$12.30`; below a cent, two digits: `$0.0024`."""
+    if usd >= 0.01 or usd <= 0:
+        return f"${usd:,.2f}"
+    return f"${usd:.{min(1 - math.floor(math.log10(usd)), 9)}f}"
 
 
 def interval(
