@@ -1,20 +1,15 @@
-"""Fits the shared efficiencies of `chipwise.planner.roofline` to published training throughputs.
+"""Fits what a plan takes from published training throughputs, to the rows that may be fitted and no others.
 
     python -m benchmarks.plan_fit            # print the fit, the residuals and the cross-validation
     python -m benchmarks.plan_fit --write    # and write src/chipwise/planner/efficiencies.json
 
-The measurements are the GPU lines of benchmarks/plan_accuracy/published.csv whose clock counts steps alone,
-every one that is usable. Lines whose time includes evaluation, input or start-up, and those added from the
-archived notebooks, are predicted but not fitted. Least squares on the logarithm of predicted over measured
-seconds, with a soft-L1 loss and a weak prior at plausible values, so that what the lines do not tell stays
-where it was put.
+The measurements are the GPU rows of benchmarks/plan_accuracy/published.csv whose `use` is "fit", each as the
+recipe on the target that `chipwise plan` would be asked for. Least squares on the logarithm of predicted over
+measured seconds, with a soft-L1 loss and a weak prior at plausible values, so that what the rows do not tell
+stays where it was put. No fitted value is per model or per chip.
 
 What was chosen by hand, and not held out of the cross-validation: the form of the model, the priors, the
-constants of `tiles` and `collectives`. The network between hosts was set by generation after one line (59,
-256 H100) had shown that one figure for all is wrong.
-
-No fitted value is per model or per chip. Needs scipy; traces programs only: minutes on a laptop, without an
-accelerator.
+constants of `tiles` and `collectives`. Needs scipy; touches no accelerator.
 """
 
 from __future__ import annotations
@@ -27,10 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from benchmarks.plan_accuracy.rows import Row, chip_of, rows
+from benchmarks.plan_accuracy.rows import Row, rows
 from scipy.optimize import least_squares
 
-from chipwise.planner.operations import Traced, trace
+from chipwise.errors import RecipeError
+from chipwise.planner.planner import _programs
+from chipwise.planner.programs import traced_program
 from chipwise.planner.roofline import Ideal, ideal_times, split
 from chipwise.planner.timing import all_reduce_seconds
 
@@ -59,65 +56,53 @@ UNLIKE = 3.0
 """The interval's factor on CPUs and on GPUs before Volta, of which no line is fitted. DavidNet on two cores
 took 0.36 to 0.8 of what is predicted there, ResNet-164 on a P100 and a K80 1.8 and 2.8 times it."""
 
-ADDED = 127
-"""Lines of `published.csv` from here on were added from the archived notebooks: predicted, not fitted."""
+SOFTWARE = {"xla": "compiled", "library": "eager", "kernels": "tuned"}
+"""What `split` calls a row's `program`."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A line, its parts as ideal times with counts, and the seconds of its sums over devices."""
+    """A row, the programs of its step as ideal times with counts, and the seconds of its sum over devices."""
 
     row: Row
     parts: tuple[tuple[Ideal, float], ...]
-    hidden: float
-    added: float
-
-    @property
-    def measured(self) -> float:
-        return self.row.examples_per_step / self.row.measured
-
-    @property
-    def fitted(self) -> bool:
-        return self.row.clock == "steps" and self.row.line < ADDED
+    wire: float
 
     def predicted(self, values: dict[str, float]) -> float:
-        """Seconds of a step. Of a sum that runs beside the computation a share counts, and whatever
-        outlasts it."""
-        compute = 0.0
+        """Seconds of a step."""
+        total = self.wire
         for ideal, count in self.parts:
-            arithmetic, memory, launch = split(ideal, values, self.row.software)
-            compute += count * float(np.sum(np.maximum(arithmetic, memory) + launch))
-        hidden = max(values["exposed"] * self.hidden, self.hidden - compute)
-        return compute + hidden + self.added
+            arithmetic, memory, launch = split(ideal, values, SOFTWARE[self.row.program])
+            total += count * float(np.sum(np.maximum(arithmetic, memory) + launch))
+        return total
 
     def launch_share(self, values: dict[str, float]) -> float:
         """Of the predicted step."""
-        launch = sum(n * float(np.sum(split(ideal, values, self.row.software)[2])) for ideal, n in self.parts)
+        software = SOFTWARE[self.row.program]
+        launch = sum(n * float(np.sum(split(ideal, values, software)[2])) for ideal, n in self.parts)
         return launch / self.predicted(values)
 
     def residual(self, values: dict[str, float]) -> float:
-        return float(np.log(self.predicted(values) / self.measured))
+        return float(np.log(self.predicted(values) / self.row.seconds))
 
 
 def samples() -> list[Sample]:
-    """Every usable GPU line, traced."""
-    traces: dict[tuple, Traced] = {}
+    """Every GPU row that may be fitted and that this version has a precision for."""
     made = []
-    for row in rows():
-        if not row.usable or chip_of(row.chip).kind != "GPU":
+    for row in rows("fit", "GPU"):
+        try:
+            recipe = row.load()
+        except RecipeError as error:
+            print(f"row {row.row} left out: {error}")
             continue
-        chip, parts = chip_of(row.chip), []
-        for part in row.parts:
-            update = part.name == "update"
-            shared = row.devices if update else 0
-            key = (row.model, row.precision, row.per_device_batch, row.parallel, part.name, shared)
-            if key not in traces:
-                function, specs = part.program()
-                traces[key] = trace(function, *specs)
-            ideal = ideal_times(traces[key], chip, row.precision, fused_attention=row.kernel)
-            parts.append((ideal, part.count))
-        sums = [(r.hidden, r.count * all_reduce_seconds(r.bytes, r.devices, chip)) for r in row.reduces]
-        made.append(Sample(row, tuple(parts), sum(s for h, s in sums if h), sum(s for h, s in sums if not h)))
+        target = row.target
+        programs, chip = _programs(recipe, target, True), target.chip
+        parts = [
+            (ideal_times(traced_program(program, "cuda"), chip, recipe.precision), count)
+            for program, count in ((programs.replica, programs.calls), (programs.update, 1))
+        ]
+        wire = all_reduce_seconds(4.0 * programs.size, programs.layout.devices, chip)
+        made.append(Sample(row, tuple(parts), wire))
     return made
 
 
@@ -138,7 +123,7 @@ def fit(train: Sequence[Sample]) -> dict[str, float]:
 
 
 def left_out(data: Sequence[Sample], name: str) -> list[float]:
-    """Residuals of each sample by a fit without those that share its `name`, "family" or "chip"."""
+    """Residuals of each sample by a fit without those that share its `name`, "family" or "device"."""
     made: dict[str, dict[str, float]] = {}
     for s in data:
         group = getattr(s.row, name)
@@ -181,29 +166,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write efficiencies.json")
     write = parser.parse_args().write
-    data = samples()
-    train = [s for s in data if s.fitted]
+    train = samples()
     values = fit(train)
     inside = [s.residual(values) for s in train]
-    families, chips = left_out(train, "family"), left_out(train, "chip")
+    families, chips = left_out(train, "family"), left_out(train, "device")
 
     print("value               fitted   prior")
     for name, value in values.items():
         print(f"{name:20s}{value:.4g}   {PRIORS.get(name, ('fixed',))[0]}")
-    print("\nline  predicted / measured seconds: fit, family left out, chip left out")
+    print("\nrow  predicted / measured seconds: fit, family left out, device left out")
     for s, a, b, c in zip(train, inside, families, chips, strict=True):
         r = s.row
-        size = f"{r.devices:4d} x {r.per_device_batch:<4d}"
         ratios = " ".join(f"{np.exp(x):.2f}" for x in (a, b, c))
-        print(f"{r.line:4d}  {ratios}  {r.model[:30]:30s} {r.chip:17s} {size} {r.precision} {r.software}")
-    checks = [s for s in data if not s.fitted]
-    print("\nnot fitted")
-    for s in checks:
-        r = s.row
-        what = f"{r.model[:30]:30s} {r.chip:17s} {r.precision} {r.software} {r.clock}"
-        print(f"{r.line:4d}  {np.exp(s.residual(values)):.2f}  {what}")
+        print(f"{r.row:4d}  {ratios}  {r.model[:30]:30s} {r.on:17s} {' '.join(r.settings)} {r.program}")
     result = {"fit": summary(inside)}
-    for name, residuals in (("family", families), ("chip", chips)):
+    for name, residuals in (("family", families), ("device", chips)):
         covered = round(coverage(train, residuals, name), 3)
         result[f"{name}_left_out"] = {**summary(residuals), "coverage_90": covered}
     for name, line in result.items():
@@ -229,24 +206,13 @@ def main() -> None:
                     },
                     "largest_launch_share": round(launches, 3),
                     "cross_validation": result,
-                    "chips": sorted({s.row.chip for s in train}),
-                    "not_fitted": [
-                        {
-                            "line": s.row.line,
-                            "model": s.row.model,
-                            "chip": s.row.chip,
-                            "predicted_over_measured": round(float(np.exp(s.residual(values))), 3),
-                        }
-                        for s in checks
-                    ],
+                    "chips": sorted({s.row.target.chip.name for s in train}),
                     "rows": [
                         {
-                            "line": s.row.line,
-                            "model": s.row.model,
-                            "chip": s.row.chip,
+                            "row": s.row.row,
                             "predicted_over_measured": round(float(np.exp(a)), 3),
                             "family_left_out": round(float(np.exp(b)), 3),
-                            "chip_left_out": round(float(np.exp(c)), 3),
+                            "device_left_out": round(float(np.exp(c)), 3),
                         }
                         for s, a, b, c in zip(train, inside, families, chips, strict=True)
                     ],

@@ -1,69 +1,94 @@
-"""Published training throughputs against predictions.
+"""Published training throughputs against what `chipwise plan` says of the same recipe on the same chips.
 
-    python -m benchmarks.plan_accuracy                     # both parts, from the repository's root
-    python -m benchmarks.plan_accuracy --only gpu          # minutes
-    python -m benchmarks.plan_accuracy --only tpu --lines 35,36
+    python -m benchmarks.plan_accuracy                        # every row without an answer, and the page
+    python -m benchmarks.plan_accuracy --rows 35,36 --again   # these, asked anew
+    python -m benchmarks.plan_accuracy --chips TPU --use held-out --family bert
+    python -m benchmarks.plan_accuracy --page                 # ask nothing
 
-Writes `results.json`, and from it `plan_accuracy.md` and `plan_accuracy.svg`, in its own folder. What is
-not run keeps its last results. TPU programs are compiled once and kept in plan's cache.
+Run from the repository's root. Each answer is written into `results.json` as it comes, so the same
+command goes on after a stop; compiled programs are in plan's own cache. The page and its picture are
+made of these answers.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
+import time
+from importlib import metadata
+from typing import Any
+
+import chipwise as cw
+from chipwise.atomic import replace_text
+from chipwise.errors import ChipwiseError
 
 from . import page
-from .compare import Prediction, gpu, is_tpu, summary, tpu
-from .rows import Row, rows
+from .rows import FOLDER, Row, rows
 
-FOLDER = Path(__file__).parent
 RESULTS = FOLDER / "results.json"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", choices=("tpu", "gpu"))
-    parser.add_argument("--lines", help="of published.csv, such as 35,36: these alone")
-    parser.add_argument("--cache", type=Path, help="of compiled programs; by default plan's own")
-    parser.add_argument("--attention", choices=("kernel", "blocks"), default="kernel", help="see flash.py")
+    parser.add_argument("--rows", help="such as 35,36: these alone")
+    parser.add_argument("--chips", choices=("TPU", "GPU"))
+    parser.add_argument("--use", choices=("held-out", "fit"))
+    parser.add_argument("--family", help="of nets, such as resnet")
+    parser.add_argument("--again", action="store_true", help="ask also where there is an answer")
+    parser.add_argument("--page", action="store_true", help="ask nothing, write the page")
     options = parser.parse_args()
-    every = rows(options.attention)
-    lines = {int(word) for word in options.lines.split(",")} if options.lines else None
-    wanted = [r for r in every if r.usable and (lines is None or r.line in lines)]
-    made: list[Prediction] = []
-    if options.only != "gpu":
-        # A row at a time, so that an interrupted run keeps what it has in the cache and on the page.
-        for row in (r for r in wanted if is_tpu(r)):
-            made += _shown(row, tpu([row], options.cache))
-            save(every, made)
-    if options.only != "tpu":
-        for row in (r for r in wanted if not is_tpu(r)):
-            made += _shown(row, gpu(row))
-        save(every, made)
-    print(summary(made))
+    numbers = {int(word) for word in options.rows.split(",")} if options.rows else None
+    answers = stored()
+    for row in [] if options.page else rows(options.use, options.chips):
+        asked = row.use != "apart" and (numbers is None or row.row in numbers)
+        if not asked or options.family not in (None, row.family):
+            continue
+        if row.row not in answers or options.again:
+            answers[row.row] = ask(row)
+            save(answers)
+            print(f"{row.row:4d} {row.model} on {row.on}: {shown(row, answers[row.row])}", flush=True)
+    page.write(FOLDER, rows(), answers)
 
 
-def _shown(row: Row, predictions: list[Prediction]) -> list[Prediction]:
-    for p in predictions:
-        text = p.problem if p.value is None else f"{p.value:.4g} of {p.measured:.4g}, ratio {p.ratio:.2f}"
-        print(f"{row.line:4d} {row.label} on {row.chip}: {text} ({p.how})", flush=True)
-    return predictions
+def stored() -> dict[int, dict[str, Any]]:
+    """The answers by row; those to another question than the row's are left out."""
+    kept = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    questions = {row.row: row.command for row in rows() if row.use != "apart"}
+    return {int(n): a for n, a in kept.items() if questions.get(int(n)) == a["command"]}
 
 
-def save(every: list[Row], made: list[Prediction]) -> None:
-    """Merges predictions into `results.json` and writes the page. Drops rows that have gone or changed."""
-    kept = [Prediction(**cells) for cells in json.loads(RESULTS.read_text())] if RESULTS.exists() else []
-    usable = {r.line for r in every if r.usable}
-    new = {p.line for p in made}
-    merged = [p for p in [*kept, *made] if p.line in usable and (p.line not in new or p in made)]
-    merged.sort(key=lambda p: (p.line, p.how != "family left out"))
-    RESULTS.write_text(
-        "[\n" + ",\n".join(json.dumps({"value": None, **p.as_json()}) for p in merged) + "\n]\n",
-        encoding="utf-8",
+def save(answers: dict[int, dict[str, Any]]) -> None:
+    lines = (f'"{row}": {json.dumps(answers[row])}' for row in sorted(answers))
+    replace_text(RESULTS, "{\n" + ",\n".join(lines) + "\n}\n", "pack-unwritable")
+
+
+def ask(row: Row) -> dict[str, Any]:
+    """What `row.command` says: throughputs of all devices, seconds and FLOPs of a step on one."""
+    answer: dict[str, Any] = {"command": row.command, "jax": metadata.version("jax")}
+    start = time.monotonic()
+    try:
+        (plan,) = cw.plan(row.load(), [row.on])
+    except ChipwiseError as error:
+        return answer | {"problem": error.code, "text": str(error)}
+    answer |= {"method": plan.method, "asked_seconds": round(time.monotonic() - start)}
+    answer |= {"flops": plan.flops_per_step_per_device, "devices": plan.devices}
+    if plan.memory is not None:
+        answer |= {"memory_GB": round(plan.memory.needed / 1e9, 2)}
+    if plan.problem is not None or plan.examples_per_second is None:
+        return answer | {"problem": plan.problem and plan.problem.code, "text": str(plan.problem)}
+    speed = plan.examples_per_second
+    numbers = {"value": speed.value, "low": speed.low, "high": speed.high}
+    answer |= {name: float(f"{number:.5g}") for name, number in numbers.items()}
+    parts = {name: float(f"{seconds:.4g}") for name, seconds in plan.step_parts.items()}
+    return answer | {"bound": plan.bound, "parts": parts}
+
+
+def shown(row: Row, answer: dict[str, Any]) -> str:
+    if "value" not in answer:
+        return answer["text"]
+    return (
+        f"{answer['value']:.4g} of {row.measured:.4g} examples/s, ratio {answer['value'] / row.measured:.2f}"
     )
-    page.write(FOLDER, every, merged)
 
 
 if __name__ == "__main__":

@@ -1,132 +1,199 @@
-"""`plan_accuracy.md` and `plan_accuracy.svg` from the predictions."""
+"""`plan_accuracy.md` and `plan_accuracy.svg` from the rows and the answers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import collections
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from .compare import Prediction, is_tpu, summary
 from .rows import Row
+
+SHARE = 0.4  # of the peak, that the rule of thumb takes for granted
 
 INTRODUCTION = """# What `plan` predicts, against what was published
 
-`python -m benchmarks.plan_accuracy` writes this page. Each usable line of `published.csv` (training
-throughputs with their sources, none measured here) is rebuilt as the program that one device ran, by
-`rows.py`, and timed as `chipwise plan` times a recipe. Throughputs are global, in images or sequences a
-second.
+`python -m benchmarks.plan_accuracy` writes this page. Each row of `published.csv` is a training
+throughput with its source, none measured here, and a recipe on a target: the prediction is what the
+command beside it says. Throughputs are of all chips, in images or sequences a second.
 
-**TPU rows** are compiled by the TPU's own compiler for one absent device; the time is its cycles at the
-chip's clock, plus sums over devices by the catalogue's interconnect. Nothing is fitted to them. Sums of
-weights and gradients that the source overlaps count only as far as they outlast the computation.
-
-**GPU rows** are timed operation by operation with efficiencies that `benchmarks/plan_fit.py` fits to
-such rows; what stands here is by a fit that left out the row's family of models, or its chip. Rows
-marked "not fitted" are never seen by the fit.
-
-"Inside" says whether the measurement lies in the stated 90 % interval. Rows whose clock is "wall"
-include evaluation, input or start-up, so that a right prediction is above them. In rows marked "kernel"
-the source ran hand-written attention kernels. On GPUs the model takes attention for one fused operation.
-The TPU's compiler states no cycles for such kernels: their products are added at the chip's peak, as if
-the rest of the kernel were free (`flash.py`; `--attention blocks` compiles attention in plain JAX
-instead, which bounds it from above). Large sharded models are timed as one layer and the head, times
-their number, on one device's part of the batch; memory is not checked.
+* **Held-out** rows are never used in a fit, neither of efficiencies nor of intervals. **Fit** rows may be. A
+  family of nets from one source is on one side; the file says on which.
+* **Inside**: the measurement lies in the stated 90 % interval.
+* **Rule**: what 40 % of the chip's peak would give, for the FLOPs of the same recipe.
+* **Error** is a factor less one: 25 % is a quarter too fast, or slow by as much.
+* **Wall** rows include evaluation, input or start-up, so that a right prediction is above them.
+* Whose kernels the measured program ran: **xla** is XLA's own, **library** a framework that calls vendors'
+  libraries operation by operation, **kernels** hand-written attention or layers.
+* Rows **apart** are programs that are no recipe. They count in no summary.
 """
 
 
-def write(folder: Path, rows: Sequence[Row], predictions: Sequence[Prediction]) -> None:
+@dataclass(frozen=True)
+class Prediction:
+    """A row and the answer to it."""
+
+    row: Row
+    answer: dict[str, Any]
+
+    @property
+    def ratio(self) -> float:
+        """Predicted over measured."""
+        return self.answer["value"] / self.row.measured
+
+    @property
+    def inside(self) -> bool:
+        return self.answer["low"] <= self.row.measured <= self.answer["high"]
+
+    @property
+    def rule(self) -> float | None:
+        """The rule of thumb over measured, where the chip has a stated peak for the precision."""
+        chip = self.row.target.chip
+        precision = next(s.removeprefix("precision=") for s in self.row.settings if "precision=" in s)
+        tflops = {
+            "bf16": chip.bf16_dense_tflops,
+            "f16": chip.fp16_dense_tflops,
+            "tf32": chip.tf32_dense_tflops or chip.fp32_tflops,
+            "f32": chip.fp32_tflops,
+        }[precision]
+        if not tflops:
+            return None
+        step = self.answer["flops"] / (SHARE * tflops * 1e12 / chip.jax_devices_per_chip)
+        return self.row.seconds / step
+
+
+def error(ratio: float) -> float:
+    return max(ratio, 1 / ratio) - 1
+
+
+def write(folder: Path, rows: Sequence[Row], answers: dict[int, dict[str, Any]]) -> None:
     """Writes both files."""
-    by_line = {row.line: row for row in rows}
-    tpus = [p for p in predictions if is_tpu(by_line[p.line])]
-    gpus = [p for p in predictions if not is_tpu(by_line[p.line])]
-    lines = [INTRODUCTION, "## In short", "", *_summaries(by_line, tpus, gpus), ""]
-    if any(p.value for p in predictions):
+    known = [Prediction(r, answers[r.row]) for r in rows if "value" in answers.get(r.row, {})]
+    lines = [INTRODUCTION, "## In short", "", *_summaries(known), ""]
+    if known:
         lines += ["![predicted against measured](plan_accuracy.svg)", ""]
-        scatter(folder / "plan_accuracy.svg", by_line, predictions)
-    for title, some in (("TPU rows", tpus), ("GPU rows", gpus)):
-        lines += [f"## {title}", "", *(_table(by_line, some) if some else ["Not run yet."]), ""]
-    lines += ["## Rows that cannot be used", "", "| line | row | chip | reason |", "|---|---|---|---|"]
-    lines += [f"| {r.line} | {r.model} | {r.chip} | {r.why_not} |" for r in rows if not r.usable]
-    text = "\n".join(lines) + "\n"
-    (folder / "plan_accuracy.md").write_text(text, encoding="utf-8")
+        scatter(folder / "plan_accuracy.svg", known)
+    for use, title in (("held-out", "Held-out rows"), ("fit", "Rows that may be fitted")):
+        for chips in ("TPU", "GPU"):
+            some = [p for p in known if p.row.use == use and p.row.chips == chips]
+            lines += [f"## {title}, {chips}", "", *(_table(some) if some else ["None has run yet."]), ""]
+    without = [r for r in rows if r.use != "apart" and "value" not in answers.get(r.row, {})]
+    lines += ["## Rows without a prediction", "", *_listed(without, answers), "", *_apart(rows)]
+    (folder / "plan_accuracy.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _summaries(by_line, tpus, gpus) -> list[str]:
-    def pick(some, test):
-        return [p for p in some if test(by_line[p.line], p)]
-
-    groups = [
-        ("TPU, all", tpus),
-        ("TPU, steps alone, no kernels", pick(tpus, lambda r, p: r.clock == "steps" and not r.kernel)),
-        ("TPU, steps alone, kernels", pick(tpus, lambda r, p: r.clock == "steps" and r.kernel)),
-        ("TPU, wall clock", pick(tpus, lambda r, p: r.clock == "wall")),
-        ("GPU, family left out", pick(gpus, lambda r, p: p.how == "family left out")),
-        ("GPU, chip left out", pick(gpus, lambda r, p: p.how == "chip left out")),
-        ("GPU, not fitted", pick(gpus, lambda r, p: p.how == "not fitted")),
-    ]
+def _summaries(known: Sequence[Prediction]) -> list[str]:
     lines = [
-        "| rows | number | median predicted / measured | median error | 90th percentile of errors | inside |",
-        "|---|---|---|---|---|---|",
+        "| rows | number | predicted / measured, median | error, median | error, 90th percentile | inside "
+        "| error of the rule, median | 90th percentile |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    for name, some in groups:
-        s = summary(some)
-        if s["rows"]:
-            inside = f"{s['inside']:.0%}" if "inside" in s else "-"
-            lines.append(
-                f"| {name} | {s['rows']} | {s['median ratio']:.2f} | {s['median error']:.0%} "
-                f"| {s['90th percentile error']:.0%} | {inside} |"
-            )
+    for use in ("held-out", "fit"):
+        for chips in ("TPU", "GPU"):
+            some = [p for p in known if p.row.use == use and p.row.chips == chips]
+            lines += _summary(f"**{use}, {chips}**", some)
+            for program in ("xla", "library", "kernels"):
+                part = [p for p in some if p.row.program == program]
+                if 0 < len(part) < len(some):
+                    lines += _summary(f"{use}, {chips}, {program}", part)
     return lines
 
 
-def _table(by_line, predictions) -> list[str]:
+def _summary(name: str, some: Sequence[Prediction]) -> list[str]:
+    if not some:
+        return []
+    inside = statistics.mean(p.inside for p in some)
+    middle = statistics.median(p.ratio for p in some)
+    rules = _errors(p.rule for p in some if p.rule)
+    cells = [name, str(len(some)), f"{middle:.2f}", *_errors(p.ratio for p in some), f"{inside:.0%}", *rules]
+    return ["| " + " | ".join(cells) + " |"]
+
+
+def _errors(ratios: Iterable[float]) -> tuple[str, str]:
+    """Their median, and what nine of ten stay below."""
+    off = sorted(map(error, ratios))
+    if not off:
+        return "-", "-"
+    return f"{statistics.median(off):.0%}", f"{off[min(len(off) - 1, int(0.9 * len(off)))]:.0%}"
+
+
+def _table(some: Sequence[Prediction]) -> list[str]:
     lines = [
-        "| line | row: model, devices x micro-batch x accumulation | chip | precision | measured | predicted "
-        "| predicted / measured | interval | inside | |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| row | net | measured | predicted | predicted / measured | interval | inside | rule / measured "
+        "| program | clock | command |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for p in predictions:
-        row = by_line[p.line]
-        notes = [p.how] if p.how != "compiled" else []
-        notes += [word for word, holds in (("wall", row.clock == "wall"), ("kernel", row.kernel)) if holds]
-        start = f"| {p.line} | {row.label} | {row.chip} | {row.precision} | {p.measured:,.4g} |"
-        if p.value is None or p.low is None or p.high is None:
-            lines.append(f"{start} - | - | - | - | {'; '.join([*notes, p.problem])} |")
-            continue
+    for p in some:
+        row, answer = p.row, p.answer
+        rule = "-" if p.rule is None else f"{p.rule:.2f}"
         lines.append(
-            f"{start} {p.value:,.4g} | {p.ratio:.2f} | {p.low:,.4g} to {p.high:,.4g} "
-            f"| {'yes' if p.inside else 'no'} | {'; '.join(notes)} |"
+            f"| [{row.row}]({_link(row)}) | {row.model} | {row.measured:,.4g} | {answer['value']:,.4g} "
+            f"| {p.ratio:.2f} | {answer['low']:,.4g} to {answer['high']:,.4g} "
+            f"| {'yes' if p.inside else '**no**'} | {rule} | {row.program} | {row.clock} | `{row.command}` |"
         )
     return lines
 
 
-def scatter(path: Path, by_line: dict[int, Row], predictions: Sequence[Prediction]) -> None:
-    """Predicted against measured on logarithmic axes; lines at half and twice."""
+def _link(row: Row) -> str:
+    return row.source.split()[0].split("@")[0]
+
+
+def _listed(rows: Sequence[Row], answers: dict[int, dict[str, Any]]) -> list[str]:
+    if not rows:
+        return ["Every row has one."]
+    lines = ["| row | net | use | why | command |", "|---|---|---|---|---|"]
+    for r in rows:
+        why = answers.get(r.row, {}).get("text", "not run yet")
+        lines.append(f"| {r.row} | {r.model} | {r.use} | {why} | `{r.command}` |")
+    return lines
+
+
+def _apart(rows: Sequence[Row]) -> list[str]:
+    reasons = collections.defaultdict(list)
+    for row in rows:
+        if row.use == "apart":
+            reasons[row.apart].append(f"{row.row} ({row.model}, {row.device})")
+    lines = ["## Rows apart", "", "| reason | rows |", "|---|---|"]
+    return lines + [f"| {reason} | {'; '.join(some)} |" for reason, some in reasons.items()]
+
+
+def scatter(path: Path, known: Sequence[Prediction]) -> None:
+    """Predicted over measured, row by row, with its interval: the rows in the order of the file, those held
+    out above; the rule of thumb beside."""
     import matplotlib
 
     matplotlib.use("svg")
     import matplotlib.pyplot as plt
 
     matplotlib.rcParams["svg.hashsalt"] = "plan_accuracy"  # the same file for the same numbers
-    figure, axes = plt.subplots(figsize=(6.4, 6.0), layout="constrained")
-    shown = [p for p in predictions if p.value is not None and p.how != "chip left out"]
-    for label, colour, test in (
-        ("TPU, steps alone", "#0072b2", lambda r: is_tpu(r) and r.clock == "steps"),
-        ("TPU, wall clock", "#56b4e9", lambda r: is_tpu(r) and r.clock == "wall"),
-        ("GPU, steps alone, cross-validated", "#d55e00", lambda r: not is_tpu(r) and r.clock == "steps"),
-        ("GPU, wall clock", "#e69f00", lambda r: not is_tpu(r) and r.clock == "wall"),
-    ):
-        some = [p for p in shown if test(by_line[p.line])]
-        if some:
-            points = np.array([(p.measured, p.value) for p in some], dtype=float).T
-            axes.scatter(points[0], points[1], s=22, color=colour, alpha=0.8, label=label, linewidths=0)
-    ends = [min(p.measured for p in shown) / 2, max(p.measured for p in shown) * 2]
-    axes.plot(ends, ends, color="black", linewidth=0.8)
-    for factor in (0.5, 2.0):
-        axes.plot(ends, [e * factor for e in ends], color="grey", linewidth=0.6, linestyle="--")
-    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
-    axes.set(xlabel="measured, images or sequences a second", ylabel="predicted")
-    axes.legend(frameon=False, loc="upper left", fontsize=9)
+    order = sorted(known, key=lambda p: (p.row.use != "fit", p.row.chips, -p.row.row))
+    figure, axes = plt.subplots(figsize=(7.6, 1.2 + 0.19 * len(order)), layout="constrained")
+    colours = {("TPU", "held-out"): "#0072b2", ("TPU", "fit"): "#56b4e9"}
+    colours |= {("GPU", "held-out"): "#d55e00", ("GPU", "fit"): "#e69f00"}
+    for key, colour in colours.items():
+        at = [i for i, p in enumerate(order) if (p.row.chips, p.row.use) == key]
+        if not at:
+            continue
+        ratios = np.array([order[i].ratio for i in at])
+        ends = np.array([(order[i].answer["low"], order[i].answer["high"]) for i in at]).T
+        bars = np.abs(ends / np.array([order[i].row.measured for i in at]) - ratios)
+        label = f"{key[0]}, {key[1]}"
+        axes.errorbar(ratios, at, xerr=bars, fmt="o", color=colour, markersize=4, linewidth=1, label=label)
+    rules = [(p.rule, i) for i, p in enumerate(order) if p.rule]
+    axes.plot(*zip(*rules, strict=True), "x", color="grey", markersize=4, label="40 % of the peak")
+    axes.axvline(1.0, color="black", linewidth=0.8)
+    names = [f"{p.row.model.split(',')[0]}, {p.row.on}  {p.row.row}" for p in order]
+    axes.set_yticks(range(len(order)), names, fontsize=6)
+    ticks = [0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0]
+    axes.set(xscale="log", xlim=(0.2, 6), ylim=(-1, len(order)), xlabel="predicted / measured")
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.legend(
+        frameon=False, loc="upper center", ncols=5, fontsize=7, bbox_to_anchor=(0.35, 1.0 + 1.6 / len(order))
+    )
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)

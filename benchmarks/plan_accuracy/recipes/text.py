@@ -1,0 +1,204 @@
+"""Published language models besides GPT-2, as recipes: BERT and T5.
+
+    chipwise plan benchmarks/plan_accuracy/recipes/text.py:bert --set batch=8192 --set replicas=32 --on a100
+
+BERT (Devlin et al. 2018, arXiv:1810.04805) is pretrained on masked words and the next sentence, T5 v1.1 on
+spans (Raffel et al. 2020, arXiv:1910.10683; google-research/text-to-text-transfer-transformer). Dropout is
+left out: where it runs fused with its neighbours it moves no further bytes.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+import chipwise as cw
+from chipwise.data.synthetic import Absent
+from chipwise.models.tied import embed
+from chipwise.models.transformer import Attention, Blocks, LayerNorm, Table
+
+NORMAL = nnx.initializers.normal(0.02)
+
+
+def _recipe(name, net, loss, columns, optimizer, classes=None):
+    """*Arguments:* `columns`: name to shape, all whole numbers; `loss(apply, batch)`: a value an example."""
+    init, apply = cw.functional(net)
+    spec = {column: jax.ShapeDtypeStruct(shape, np.int32) for column, shape in columns.items()}
+
+    def summed(params, state, batch, key, train):
+        values = loss(lambda *inputs: apply(params, state, inputs, key, train)[0], batch)
+        return {"loss": cw.Sum.of(values)}, state
+
+    return cw.Recipe(
+        name=name, task=cw.Task(init=init, loss=summed, train=Absent(10_000_000, spec, name)), batch=256,
+        replicas=1, duration="10000st", optimizer=optimizer, precision="bf16",
+    )  # fmt: skip
+
+
+def bert(length=128, masked=0, size="large", optimizer="lamb"):
+    """Pretraining. *Arguments:* `length`: tokens; `masked`: of them to tell, 20 of 128 and 80 of 512 when 0;
+    `size`: `base` or `large`; `optimizer`: `lamb` or `adamw`."""
+    masked = masked or (20 if length == 128 else 80)
+    lr = cw.warmup(cw.cosine(1e-3), "10%")
+    lamb = cw.from_optax(partial(optax.lamb, weight_decay=0.01), learning_rate=lr)
+
+    def loss(apply, batch):
+        words, following = apply(batch["token"], batch["segment"], batch["place"])
+        told = cw.losses.softmax_cross_entropy(words.astype(jnp.float32), batch["word"])
+        return jnp.mean(told, 1) + cw.losses.softmax_cross_entropy(
+            following.astype(jnp.float32), batch["next"]
+        )
+
+    columns = {"token": (length,), "segment": (length,), "place": (masked,), "word": (masked,), "next": ()}
+    made = lamb if optimizer == "lamb" else cw.adamw(lr=lr)
+    return _recipe(f"bert-{size}", lambda rngs: Bert(size, rngs), loss, columns, made)
+
+
+def bert_classifier(length=128, size="base"):
+    """Fine-tuning: one of three labels for a pair of sentences."""
+
+    def loss(apply, batch):
+        _, logits = apply(batch["token"], batch["segment"], None)
+        return cw.losses.softmax_cross_entropy(logits.astype(jnp.float32), batch["label"])
+
+    columns = {"token": (length,), "segment": (length,), "label": ()}
+    made = cw.adamw(lr=cw.cosine(2e-5))
+    return _recipe(f"bert-{size}-3", lambda rngs: Bert(size, rngs, classes=3), loss, columns, made)
+
+
+def t5(size="small"):
+    """Span corruption: 512 tokens in, 128 out. *Arguments:* `size`: `small` or `large`, of version 1.1."""
+
+    def loss(apply, batch):
+        logits = apply(batch["input"], batch["target"])
+        return jnp.mean(cw.losses.softmax_cross_entropy(logits.astype(jnp.float32), batch["target"]), 1)
+
+    optimizer = cw.from_optax(optax.adafactor, learning_rate=cw.cosine(1e-2))
+    columns = {"input": (512,), "target": (128,)}
+    return _recipe(f"t5-{size}", lambda rngs: T5(*T5_SIZES[size], rngs), loss, columns, optimizer)
+
+
+class BertBlock(nnx.Module):
+    """`norm(x + attention(x))`, then the same around two layers: the norms come after."""
+
+    def __init__(self, width, heads, rngs):
+        self.attention = Attention(width, heads, causal=False, init=NORMAL, out_init=NORMAL, rngs=rngs)
+        self.hidden = nnx.Linear(width, 4 * width, rngs=rngs)
+        self.out = nnx.Linear(4 * width, width, rngs=rngs)
+        self.norm1, self.norm2 = (LayerNorm(width, epsilon=1e-12) for _ in range(2))
+
+    def __call__(self, x):
+        x = self.norm1(x + self.attention(x))
+        return self.norm2(x + self.out(nnx.gelu(self.hidden(x), approximate=False)))
+
+
+class Bert(nnx.Module):
+    """`(tokens, segments, places)` -> logits of the words at `places`, and of the pair's label."""
+
+    def __init__(self, size, rngs, classes=2, vocabulary=30_528):
+        width, depth, heads = {"base": (768, 12, 12), "large": (1024, 24, 16)}[size]
+        self.words, self.places, self.segments = (
+            Table(count, width, rngs=rngs) for count in (vocabulary, 512, 2)
+        )
+        self.blocks = Blocks(depth, lambda rngs: BertBlock(width, heads, rngs), rngs=rngs)
+        self.norm, self.told_norm = (LayerNorm(width, epsilon=1e-12) for _ in range(2))
+        self.pooled, self.told = (nnx.Linear(width, width, rngs=rngs) for _ in range(2))
+        self.bias = nnx.Param(jnp.zeros((vocabulary,), jnp.float32))
+        self.following = nnx.Linear(width, classes, rngs=rngs)
+
+    def __call__(self, inputs):
+        tokens, segments, places = inputs
+        x = embed(self.words.embedding[...], tokens) + embed(self.segments.embedding[...], segments)
+        x = self.blocks(self.norm(x + self.places.embedding[...][None, : tokens.shape[1]]))
+        following = self.following(jnp.tanh(self.pooled(x[:, 0])))
+        if places is None:
+            return None, following
+        told = jnp.take_along_axis(x, places[:, :, None], axis=1)
+        told = self.told_norm(nnx.gelu(self.told(told), approximate=False))
+        return told @ self.words.embedding[...].T + self.bias[...].reshape(1, 1, -1), following
+
+
+T5_SIZES = {"small": (512, 1024, 8, 6), "large": (1024, 2816, 24, 16)}  # width, hidden, depth, heads
+
+
+class T5Block(nnx.Module):
+    """Attention to itself and, `decoder`, to what the encoder made; then gated GELU. RMS norms, no biases."""
+
+    def __init__(self, width, hidden, heads, decoder, rngs):
+        linear = partial(nnx.Linear, use_bias=False, rngs=rngs)
+        kinds = 2 if decoder else 1
+        self.norms = nnx.List([nnx.Param(jnp.ones((width,), jnp.float32)) for _ in range(kinds + 1)])
+        self.queries = nnx.List([linear(width, heads * 64) for _ in range(kinds)])
+        self.pairs = nnx.List([linear(width, 2 * heads * 64) for _ in range(kinds)])
+        self.outs = nnx.List([linear(heads * 64, width) for _ in range(kinds)])
+        self.up, self.down = linear(width, 2 * hidden), linear(hidden, width)
+        self.heads = heads
+
+    def attend(self, i, x, others, bias):
+        b, t, _ = x.shape
+        q = self.queries[i](x).reshape(b, t, self.heads, 64)
+        k, v = jnp.split(self.pairs[i](others).reshape(b, -1, 2 * self.heads, 64), 2, axis=2)
+        scores = jnp.einsum("btnd,bsnd->bnts", q, k).astype(jnp.float32)
+        scores = scores if bias is None else scores + bias
+        y = jnp.einsum("bnts,bsnd->btnd", jax.nn.softmax(scores).astype(x.dtype), v)
+        return self.outs[i](y.reshape(b, t, -1))
+
+    def __call__(self, x, bias, memory=None):
+        y = rms(x, self.norms[0])
+        x = x + self.attend(0, y, y, bias)
+        if memory is not None:
+            x = x + self.attend(1, rms(x, self.norms[1]), memory, None)
+        up, gate = jnp.split(self.up(rms(x, self.norms[-1])), 2, axis=2)
+        return x + self.down(nnx.gelu(gate, approximate=True) * up)
+
+
+def rms(x, scale):
+    y = x.astype(jnp.float32)
+    y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + 1e-6)
+    return (y * scale[...].astype(jnp.float32).reshape(1, 1, -1)).astype(x.dtype)
+
+
+class Stack(nnx.Module):
+    """`depth` blocks in a loop, with the bias for distances that they share."""
+
+    def __init__(self, width, hidden, depth, heads, decoder, rngs):
+        self.blocks = Blocks(depth, lambda rngs: T5Block(width, hidden, heads, decoder, rngs), rngs=rngs)
+        self.distances = nnx.Param(NORMAL(rngs.params(), (32, heads)))
+        self.scale, self.decoder = nnx.Param(jnp.ones((width,), jnp.float32)), decoder
+
+    def __call__(self, x, memory=None):
+        t = x.shape[1]
+        places = jnp.arange(t, dtype=jnp.int32)
+        apart = places[None, :] - places[:, None]
+        bucket = jnp.clip(jnp.abs(apart), 0, 15) + jnp.where(
+            apart > 0, 16, 0
+        )  # the original's grow with the log
+        bias = self.distances[...][bucket].transpose(2, 0, 1)[None].astype(jnp.float32)
+        if self.decoder:
+            bias = jnp.where(apart[None, None] > 0, -jnp.inf, bias)
+        graph, layers = nnx.split(self.blocks.stack)
+
+        def step(x, layer):
+            more = () if memory is None else (memory,)
+            return nnx.merge(graph, layer)(x, bias, *more), None
+
+        return rms(jax.lax.scan(step, x, layers)[0], self.scale)
+
+
+class T5(nnx.Module):
+    """`(inputs, targets)` -> logits of the targets."""
+
+    def __init__(self, width, hidden, depth, heads, rngs, vocabulary=32_128):
+        self.words = Table(vocabulary, width, rngs=rngs)
+        self.encoder = Stack(width, hidden, depth, heads, False, rngs)
+        self.decoder = Stack(width, hidden, depth, heads, True, rngs)
+        self.logits = nnx.Linear(width, vocabulary, use_bias=False, rngs=rngs)
+
+    def __call__(self, inputs):
+        given, targets = inputs
+        table = self.words.embedding[...]
+        before = jnp.pad(targets[:, :-1], ((0, 0), (1, 0)))
+        return self.logits(self.decoder(embed(table, before), self.encoder(embed(table, given))))
