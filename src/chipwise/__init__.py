@@ -37,6 +37,7 @@ if _TYPE_CHECKING:
     from .errors import DataError as DataError
     from .errors import DeviceError as DeviceError
     from .errors import DivergedError as DivergedError
+    from .errors import HostLost as HostLost
     from .errors import RecipeError as RecipeError
     from .errors import RunError as RunError
     from .errors import Stopped as Stopped
@@ -44,6 +45,7 @@ if _TYPE_CHECKING:
     from .interop.nnx import functional as functional
     from .machine.detect import detect as detect
     from .machine.detect import simulate as simulate
+    from .machine.hosts import hosts as hosts
     from .models.attention import attention as attention
     from .planner.planner import plan as plan
     from .planner.plans import Plan as Plan
@@ -91,11 +93,12 @@ _NAMES = {
     ".engine.on": "On",
     ".engine.result": "Result",
     ".engine.stepper": "Stepper",
-    ".errors": "CheckpointError ChipwiseError DataError DeviceError DivergedError RecipeError RunError "
-    "Stopped",
+    ".errors": "CheckpointError ChipwiseError DataError DeviceError DivergedError HostLost RecipeError "
+    "RunError Stopped",
     ".interop": "read",
     ".interop.nnx": "functional",
     ".machine.detect": "detect simulate",
+    ".machine.hosts": "hosts",
     ".models.attention": "attention",
     ".planner.planner": "plan",
     ".planner.plans": "Plan",

@@ -12,7 +12,8 @@ callers catch the branch they can handle, and tell errors apart by `code`.
     ├── RunError 5
     │   └── CheckpointError 5
     ├── DivergedError 6
-    └── Stopped 75
+    ├── Stopped 75
+    └── HostLost 76
 
 The first line of a class is what `chipwise --help` says of its exit code.
 """
@@ -92,6 +93,12 @@ class Stopped(ChipwiseError):
     """The run was asked to stop (SIGTERM or Ctrl-C) and saved itself: resume with --run."""
 
     exit_code = 75
+
+
+class HostLost(ChipwiseError):
+    """Another host of the run is gone: the run, started again, goes on where it saved."""
+
+    exit_code = 76
 
 
 def near(word: str, choices: Iterable[Any]) -> str | None:

@@ -51,9 +51,9 @@ def test_an_absent_platform_is_explained():
     assert detect(platform="cpu").devices == tuple(jax.devices())
 
 
-def test_several_processes_are_refused(monkeypatch):
+def test_processes_that_others_joined_are_refused(monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with refused(DeviceError, "one-process-only", processes=2):
+    with refused(DeviceError, "joined-by-others", processes=2):
         detect()
 
 

@@ -34,6 +34,7 @@ def app() -> typer.Typer:
     from .devices import devices
     from .find import find_batch, find_lr
     from .launch import launch
+    from .local import run_local
     from .look import inspect, show
     from .pack import pack
     from .plan import plan
@@ -52,10 +53,23 @@ def app() -> typer.Typer:
     for command in (
         train, evaluate_run, predict, devices, plan, launch, sweep, find_lr, find_batch, transfer, check,
         pack, inspect, bench, compare, report, bench_feed, show, chips, prices,
+        run_local,
     ):  # fmt: skip
         name = "eval" if command is evaluate_run else command.__name__.replace("_", "-")
-        commands.command(name, epilog=codes)(command)
+        passed_on = {"ignore_unknown_options": True} if command is run_local else {}
+        commands.command(name, epilog=codes, context_settings=passed_on)(command)
     return commands
+
+
+def _shown(error: errors.ChipwiseError) -> bool:
+    """Whether this host is to show `error`, of which all others hear here."""
+    from ..machine.hosts import joined
+
+    here = joined()
+    if here is None:
+        return True
+    here.failed(error)
+    return here.shows
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -64,7 +78,8 @@ def main(arguments: list[str] | None = None) -> int:
         app()(args=arguments)
         code = 0
     except errors.ChipwiseError as error:
-        print(f"error: {printable(' '.join(str(error).splitlines()))}", file=sys.stderr)
+        if _shown(error):
+            print(f"error: {printable(' '.join(str(error).splitlines()))}", file=sys.stderr)
         code = error.exit_code
     except SystemExit as leave:  # how typer ends: help, usage errors (2), typer.Exit
         code = leave.code if isinstance(leave.code, int) else int(leave.code is not None)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import shlex
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -31,6 +33,11 @@ Devices = Annotated[
     str | None, option("Use N of the devices found; 'cpu' leaves an accelerator alone.", "N|cpu")
 ]
 Simulate = Annotated[int | None, option("Make N CPU devices, on any machine, and use them.", "N", min=1)]
+HostCount = Annotated[
+    int | None, option("Hosts of the run, where the place does not say.", "N", name="--hosts", min=1)
+]
+HostIndex = Annotated[int | None, option("Which of them this is, from 0.", "I", name="--host", min=0)]
+Coordinator = Annotated[str | None, option("Where they meet: the address of host 0.", "ADDRESS")]
 Set = Annotated[
     list[str] | None, option("Change a setting of the recipe; may be repeated.", "KEY=VALUE", name="--set")
 ]
@@ -110,9 +117,13 @@ class Here:
 
     devices: Devices = None
     simulate: Simulate = None
+    hosts: HostCount = None
+    host: HostIndex = None
+    coordinator: Coordinator = None
 
     def on(self, **how: Any) -> On:
-        """The machine's side of a call; `--simulate` takes effect on JAX here."""
+        """The machine's side of a call; `--simulate` takes effect on JAX here, and the hosts meet. All but
+        host 0 are silent from here on."""
         count, platform = None, None
         if self.devices is not None:
             if self.devices.lower() == "cpu":
@@ -127,6 +138,15 @@ class Here:
             simulate(self.simulate)
             platform = "cpu"
         from ..engine.on import On
+        from ..machine.hosts import hosts
+
+        here = hosts(self.hosts, self.host, self.coordinator)
+        if here.count > 1:
+            # The libraries that connect the hosts print to the standard output themselves
+            sys.stdout = os.fdopen(os.dup(1), "w")
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if not here.first:
+            sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (to the end of the process)
 
         return On(count, platform, **how)
 

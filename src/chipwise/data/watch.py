@@ -20,11 +20,12 @@ _MOST = 0.9995  # share of the time waited from which nobody can tell how fast t
 class Watch:
     """Keeps account of a feed from now on.
 
-    *Arguments:* `source`, the training data; `stream`, how it comes; `None` when it lives on the device.
+    *Arguments:* `source`, the training data; `stream`, how it comes; `None` when it lives on the device;
+    `share` of each batch that this host reads.
     """
 
-    def __init__(self, source: Source, stream: Stream | None):
-        self.source, self.stream = source, stream
+    def __init__(self, source: Source, stream: Stream | None, share: float = 1.0):
+        self.source, self.stream, self._share = source, stream, share
         self._began = (0.0, 0, dict.fromkeys(NAMES, 0.0))
         if stream is not None:
             self._began = (stream.waited, stream.delivered, dict(stream.stages.seconds))
@@ -58,10 +59,10 @@ class Watch:
     def report(self, steps: int, batch: int, train_seconds: float) -> dict[str, Any]:
         """The account of `steps` steps of `batch` examples (global), which took `train_seconds`.
 
-        *Returns* JSON values: where the data was, the share and seconds waited, by stage; the examples/s
-        that the host can deliver and that the steps would take without waiting; the cores that each stage
-        would need for these; `code` and `verdict`, what it comes to as a code and as a line; and, when the
-        code is "input-bound", `advice`, what would help.
+        *Returns* JSON values (of this host, where there are several): where the data was, the share and
+        seconds waited, by stage; the examples/s that the host can deliver and that the steps would take without
+        waiting; the cores that each stage would need for these; `code` and `verdict`, what it comes to as a
+        code and as a line; and, when the code is "input-bound", `advice`, what would help.
         """
         if self.stream is None:
             verdict = fact("data-resident")
@@ -71,7 +72,8 @@ class Watch:
         delivered, total = max(1, stream.delivered - self._began[1]), max(sum(spent.values()), 1e-9)
         waited = min(self.waited, train_seconds)
         share = waited / train_seconds if train_seconds > 0 else 0.0
-        needed = steps * batch / max(train_seconds - waited, 1e-9) if steps else None
+        own = steps * batch * self._share
+        needed = own / max(train_seconds - waited, 1e-9) if steps else None
         each = {name: seconds / delivered for name, seconds in spent.items()}  # core-seconds an example
         by_workers = sum(each[name] for name in NAMES if name != "transfer") / stream.workers.count
         possible = 1 / max(by_workers, each["transfer"], 1e-9)

@@ -25,6 +25,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from ..errors import CheckpointError, ChipwiseError, RunError
+from ..machine.hosts import hosts
 from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
 from ..words.facts import Fact, fact
@@ -65,14 +66,25 @@ class Checkpoints:
         self.folder = Path(folder).absolute()
         self.read_only = read_only
         self._abandoned = _Abandoned()
+        here = hosts()
+        alone: dict[str, Any] = {}
+        if here.count > 1:  # this host alone reads and writes: Orbax must not wait for the others
+            alone["multiprocessing_options"] = ocp.options.MultiprocessingOptions(
+                primary_host=here.index,
+                active_processes={here.index},
+                barrier_sync_key_prefix=f"host{here.index}",
+            )
         options = ocp.CheckpointManagerOptions(
             max_to_keep=KEEP,
-            create=not read_only,
+            create=False,
             enable_async_checkpointing=not read_only,
             cleanup_tmp_directories=not read_only,
             read_only=read_only,
+            **alone,
         )
         try:
+            if not read_only:
+                self.folder.mkdir(parents=True, exist_ok=True)
             self._manager = ocp.CheckpointManager(self.folder, options=options)
         except OSError as error:
             reason = error.strerror or str(error)

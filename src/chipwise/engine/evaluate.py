@@ -8,6 +8,7 @@ and it is chosen from what the compiler says the program needs.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -59,7 +60,7 @@ class Evaluator:
         self.recipe, self.placement, self.source = recipe, placement, source
         self.examples = len(source)
         self.devices = placement.groups
-        self.resident = placement.agree(feed.fits(source, placement.memory_bytes))
+        self.resident = placement.all("resident evaluation", feed.fits(source, placement.memory_bytes))
         self.data = None
         if self.resident:
             self.data = placement.spread(feed.flat(feed.read(source, recipe.task.classes, "evaluation")))
@@ -90,7 +91,7 @@ class Evaluator:
                     self._compile(params, state)
                 return self._run(params, state)
             except jax.errors.JaxRuntimeError as error:
-                if "RESOURCE_EXHAUSTED" not in str(error):
+                if "RESOURCE_EXHAUSTED" not in str(error) or self.placement.hosts.count > 1:
                     raise
                 if self.device_batch == 1:
                     reason = str(error).splitlines()[0]
@@ -104,6 +105,7 @@ class Evaluator:
             analysis = compiled.memory_analysis()
             needed = analysis.temp_size_in_bytes if analysis is not None else 0
             limit = self._limit if self._limit is not None else self._free()
+            limit = min(self.placement.hosts.everyone("evaluation memory", limit))
             if self._chosen or self.device_batch == 1 or needed <= limit:
                 self._compiled = compiled
                 return
@@ -158,28 +160,35 @@ class Evaluator:
             self._workers = Workers(self.source, self._wanted)  # kept: processes take seconds to start
         with contextlib.ExitStack() as closing:
             if self.data is None:
-                stream = Stream(self.source, map(self._rows, starts), self.batch, self._place, self._workers)
+                rows = self.device_batch * len(self.placement.local)
+                wanted = (self.placement.own(self._rows(start)) for start in starts)
+                stream = Stream(self.source, wanted, rows, self._place, self._workers)
                 closing.callback(stream.close)
             for start in starts:
-                rows = self._rows(start)
                 mask = np.arange(start, start + self.batch) < self.examples
-                placed = self.placement.spread((rows, mask), rows=True)
+                placed = self.placement.spread(self.placement.own((self._rows(start), mask)), rows=True)
                 data = stream.next() if self.data is None else self.data
                 parts.append(self._compiled(params, state, data, *placed))
                 del data  # its memory may be used for another batch
                 if self.data is None and len(parts) >= stream.in_use:
                     jax.block_until_ready(parts[-stream.in_use])  # or batches would queue up on the device
-            host = jax.device_get(parts)
+            host = jax.tree.map(lambda *found: self._whole(found), *parts)
         # One wait, at the end; added in float64 so that the cut into batches cannot show.
         totals: dict[str, Sum] = {}
-        for part in host:
-            for name, s in part.items():
-                t, c = (np.sum(np.asarray(x, np.float64), axis=0) for x in (s.total, s.count))
-                old = totals.get(name)
-                if old is not None:
-                    t, c = old.total + t, old.count + c
-                totals[name] = Sum(t, c, s.finish)
+        for name, s in host.items():
+            t, c = (_added(np.asarray(x, np.float64)) for x in (s.total, s.count))
+            totals[name] = Sum(t, c, s.finish)
         return finished(totals)
+
+    def _whole(self, parts: Sequence[jax.Array]) -> np.ndarray:
+        """What the batches gave, each `(groups, ...)` over the mesh, as `(groups, batches, ...)`."""
+        if self.placement.hosts.count == 1:
+            return np.stack(jax.device_get(parts), axis=1)
+        held = [np.stack(of, axis=1) for of in zip(*map(self.placement.split, parts), strict=True)]
+        placed = [
+            jax.device_put(of, group.device) for of, group in zip(held, self.placement.local, strict=True)
+        ]
+        return self.placement.assemble(placed)
 
     def close(self) -> None:
         """Ends the workers that read what does not live on the devices."""
@@ -201,3 +210,13 @@ class Evaluator:
         if self.placement.memory_bytes is not None:
             return free * 4 // 5
         return min(CPU_LIMIT_BYTES // self.devices, free // 4)
+
+
+def _added(parts: np.ndarray) -> np.ndarray:
+    """The sum of `(groups, batches, ...)` over both, batch after batch."""
+    total = None
+    for batch in np.moveaxis(parts, 1, 0):
+        of_groups = np.sum(np.ascontiguousarray(batch), axis=0)
+        total = of_groups if total is None else total + of_groups
+    assert total is not None
+    return total

@@ -59,7 +59,7 @@ class Windows:
         window = host_window(self.recipe, start, self.length)
         rows = window["rows"]
         whole = self._placement.put({"hyper": window["hyper"], "rows": {**rows, "indices": None}})
-        own = self._placement.cut(rows["indices"], axis=1)
+        own = self._placement.cut(self._placement.own(rows["indices"], axis=1), axis=1)
         return [
             {"hyper": shared["hyper"], "rows": {**shared["rows"], "indices": indices}}
             for shared, indices in zip(whole, own, strict=True)
@@ -203,15 +203,15 @@ class Streamed:
 
         def wanted():
             for step in range(start, clock.total):
-                yield order.indices(
-                    recipe.seed, step * recipe.batch, (step + 1) * recipe.batch, clock.examples
-                )
+                first = step * recipe.batch
+                yield placement.own(order.indices(recipe.seed, first, first + recipe.batch, clock.examples))
 
         def place(columns, indices):
             check_labels(columns, task.classes, "training", indices)
             return placement.cut(columns)
 
-        self.stream = Stream(task.train, wanted(), recipe.batch, place, workers)
+        rows = recipe.batch // placement.groups * len(placement.local)
+        self.stream = Stream(task.train, wanted(), rows, place, workers)
         self._step = start
 
     @property

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import Stopped
 from ..machine.detect import detect
+from ..machine.hosts import hosts
 from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
 from .agenda import MANY, Agenda
@@ -60,7 +61,8 @@ def fit(
     """
     with contextlib.ExitStack() as closing:
         # ---- agreements, before anything is read, written or compiled
-        reporter, meter = Reporter(progress), Meter(recipe.batch)
+        first = hosts().first  # which writes and speaks for all
+        reporter, meter = Reporter(progress if first else "silent"), Meter(recipe.batch)
         closing.callback(reporter.stop)
         agenda = Agenda.of(recipe.clock, eval_every, log_every, checkpoint_every, stop_after)
         session = closing.enter_context(Session(recipe, on, steps_per_call=steps_per_call))
@@ -75,15 +77,16 @@ def fit(
 
         # ---- the run folder, and the state: resumed or new
         folder = None
-        if run is not None:
+        if run is not None and first:
             described = {**recipe.describe(), "source": source}
             folder = RunFolder(run, described, needed_bytes=4 * session.state_bytes, fresh=fresh)
             closing.callback(folder.close)
+        where = session.placement.agree("run", None if folder is None else str(folder.path))
         stop = StopRequest()
         closing.callback(stop.close)
-        saver = Saver(folder, meter, agenda)
+        saver = Saver(folder, where, meter, agenda)
         closing.callback(saver.close)
-        session.begin(saver.restore(session.abstract, reporter), last=agenda.last)
+        session.begin(saver.restore(session, reporter), last=agenda.last)
         begin = session.step
         log = Log(recipe, meter, reporter, folder, saver, begin)
         if folder is not None and begin < agenda.last:
@@ -101,9 +104,9 @@ def fit(
             _train(session, agenda, log, saver, stop)
         saver.save_last(session, log)
         if stop:
-            raise _stopped(stop, session, folder)
+            raise _stopped(stop, session, where)
 
-        return _result(session, log, begin, folder)
+        return _result(session, log, begin, folder, where)
 
 
 def _train(session: Session, agenda: Agenda, log: Log, saver: Saver, stop: StopRequest) -> None:
@@ -111,9 +114,9 @@ def _train(session: Session, agenda: Agenda, log: Log, saver: Saver, stop: StopR
     session.wait()
     log.meter.mark(session.step, first=True)
     saver.begin()
-    while session.step < agenda.last and not session.placement.agree(bool(stop)):
+    while session.step < agenda.last and not stop.reached():
         steps = min(session.steps_at_once, agenda.until_next(session.step))
-        if not session.advance(steps, stopped=lambda: bool(stop)):
+        if not session.advance(steps, stopped=lambda: stop.alone):
             break
         log.collect(session.watch)
         if session.step in agenda.log:
@@ -137,24 +140,24 @@ def evaluate(
     the devices count (any number will do).
     """
     placement = Placement(detect(on.devices, on.platform))
-    with contextlib.closing(Evaluator(recipe, placement, batch)) as evaluator:
+    with placement.hosts.failing(), contextlib.closing(Evaluator(recipe, placement, batch)) as evaluator:
         return evaluator(*placement.spread((params, state)))
 
 
-def _result(session: Session, log: Log, begin: int, folder: RunFolder | None) -> Result:
+def _result(session: Session, log: Log, begin: int, folder: RunFolder | None, run: str | None) -> Result:
     """Evaluates at the end, and writes what came out unless it stands there."""
     session.forget_optimizer()  # which is no longer needed: the evaluation may have its memory
     log.evaluate(session)
     log.reporter.stop()
-    result = Result.of(session, log, log.meter, begin, folder)
+    result = Result.of(session, log, log.meter, begin, run)
     complete = session.step == session.total
     if folder is not None and complete and (begin < session.total or folder.result() is None):
         folder.finish(result.to_json())
     return result
 
 
-def _stopped(stop: StopRequest, session: Session, folder: RunFolder | None) -> Stopped:
+def _stopped(stop: StopRequest, session: Session, run: str | None) -> Stopped:
     facts = {"signal": stop.name, "step": session.step, "total": session.total}
-    if folder is None:
+    if run is None:
         return Stopped("stopped-unsaved", **facts)
-    return Stopped("stopped", **facts, run=str(folder.path))
+    return Stopped("stopped", **facts, run=run)

@@ -90,7 +90,15 @@ class Layout:
         return self.batch // self.devices
 
 
-def usable(replicas: int, available: int, exact: bool = True) -> int:
-    """The largest device count up to `available` that this many replicas can use."""
+def usable(replicas: int, available: int, exact: bool = True, hosts: int = 1) -> int:
+    """The largest device count up to `available` that this many replicas can use, equally many on each host.
+
+    Raises `DeviceError` where so many hosts cannot share them.
+    """
     counts = exact_counts(replicas) if exact else even_counts(replicas)
-    return max(n for n in counts if n <= available)
+    fit = [n for n in counts if n <= available and n % hosts == 0]
+    if not fit:
+        near = max(n for n in counts if n <= hosts)
+        facts = {"hosts": hosts, "replicas": replicas, "counts": counts, "most": near}
+        raise DeviceError("hosts-inexact", **facts, last=hosts - 1)
+    return max(fit)

@@ -1,11 +1,13 @@
 """Where replicas run: which device holds what, and what every host decides alike.
 
 A mesh has two axes: `group`, over which replicas are shared out, and `shard`, over which one replica's
-parameters would lie. Today a group is one device, and one process drives them all.
+parameters would lie. Today a group is one device. Each host drives its own devices; a device is known by its
+position among all, since numbers (`id`) jump from host to host.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -16,8 +18,8 @@ import psutil
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from ..errors import DeviceError
-from ..machine.detect import Machine, detect
+from ..machine.detect import Machine, detect, shared
+from ..machine.hosts import hosts
 from ..recipe.task import Tree
 from ..words.facts import Fact, fact
 from .layout import Layout, usable
@@ -41,20 +43,22 @@ class Placement:
 
     *Arguments:* `groups`, how many of the machine's devices to use, the first ones.
 
-    *Fields:* `mesh`; `groups`, their number over all hosts; `local`, those of this host; `lead`, the device
-    for what is computed once.
+    *Fields:* `mesh`; `groups`, their number over all hosts; `local`, those of this host; `lead`, its device
+    for what is computed once; `hosts`.
 
-    Raises `DeviceError` when several processes share the devices.
+    Raises `DeviceError` when a host would have none of so many.
     """
 
     def __init__(self, machine: Machine, groups: int | None = None):
-        if jax.process_count() > 1:
-            raise DeviceError("run-of-several-processes", processes=jax.process_count())
-        devices = machine.devices[:groups]
+        self.hosts = hosts()
+        count = len(machine.devices) if groups is None else groups
+        devices = shared(machine.devices, count, self.hosts.count)
         self.machine, self.groups = machine, len(devices)
         self.mesh = Mesh(np.asarray(devices).reshape(len(devices), 1), (GROUP, SHARD))
-        self.local = tuple(Group(i, device) for i, device in enumerate(devices))
-        self.lead = devices[0]
+        self.local = tuple(
+            Group(i, device) for i, device in enumerate(devices) if device.process_index == self.hosts.index
+        )
+        self.lead = self.local[0].device
         self._whole, self._cut = NamedSharding(self.mesh, P()), NamedSharding(self.mesh, P(GROUP))
 
     @property
@@ -66,21 +70,33 @@ class Placement:
         """`tree` whole on every local group."""
         return [jax.device_put(tree, group.device) for group in self.local]
 
-    def cut(self, tree: Tree, axis: int = 0) -> list[Tree]:
-        """A global batch, arrays with the batch along `axis`, on each local group its own rows."""
+    def own(self, tree: Tree, axis: int = 0) -> Tree:
+        """Of a global batch, arrays with it along `axis`, the rows of this host, in its groups' order."""
+        if self.hosts.count == 1:
+            return tree
 
-        def rows(array: np.ndarray, group: Group) -> np.ndarray:
+        def rows(array: np.ndarray) -> np.ndarray:
             each = array.shape[axis] // self.groups
-            return array[(slice(None),) * axis + (slice(group.index * each, (group.index + 1) * each),)]
+            blocks = [np.arange(group.index * each, (group.index + 1) * each) for group in self.local]
+            return np.take(array, np.concatenate(blocks), axis)
+
+        return jax.tree.map(rows, tree)
+
+    def cut(self, tree: Tree, axis: int = 0) -> list[Tree]:
+        """This host's rows of a batch (`own`), with them along `axis`: on each local group its own."""
+
+        def rows(array: np.ndarray, at: int) -> np.ndarray:
+            each = array.shape[axis] // len(self.local)
+            return array[(slice(None),) * axis + (slice(at * each, (at + 1) * each),)]
 
         return [
-            jax.device_put(jax.tree.map(lambda a, g=group: rows(a, g), tree), group.device)
-            for group in self.local
+            jax.device_put(jax.tree.map(lambda a, at=at: rows(a, at), tree), group.device)
+            for at, group in enumerate(self.local)
         ]
 
     def join(self, parts: Sequence[jax.Array]) -> jax.Array:
-        """Arrays `(1, n)` of the local groups as one array `(groups, n)` over the mesh. Copies nothing."""
-        shape = (self.groups, *parts[0].shape[1:])
+        """Arrays `(k, n)` of the local groups as one `(k * groups, n)` over the mesh. Copies nothing."""
+        shape = (self.groups * parts[0].shape[0], *parts[0].shape[1:])
         return jax.make_array_from_single_device_arrays(shape, self._cut, list(parts))
 
     def split(self, array: jax.Array) -> list[jax.Array]:
@@ -95,17 +111,63 @@ class Placement:
         )
 
     def spread(self, tree: Tree, *, rows: bool = False) -> Tree:
-        """`tree` as arrays over the mesh: whole on every group or, with `rows`, cut along the first axis."""
-        return jax.device_put(tree, self._cut if rows else self._whole)
+        """`tree` as arrays over the mesh: whole on every group or, with `rows`, this host's rows (`own`) of
+        arrays that are cut along the first axis."""
+        if self.hosts.count == 1:
+            return jax.device_put(tree, self._cut if rows else self._whole)
+        if not rows:
+            return self.gather(self.put(tree))
+        return jax.tree.map(lambda *parts: self.join(parts), *self.cut(tree))
+
+    def assemble(self, parts: Sequence[jax.Array]) -> np.ndarray:
+        """Arrays `(k, n)` of the local groups as `(k * groups, n)` on every host. Waits, for all hosts."""
+        joined = self.join(parts)
+        return np.asarray(joined if self.hosts.count == 1 else self._gathered(joined).addressable_data(0))
+
+    def broadcast(self, tree: Tree, shapes: Tree) -> Tree:
+        """NumPy arrays of host 0 as NumPy arrays on every host, to the bit. Waits, for all hosts.
+
+        *Arguments:* `tree` on host 0, anything on the others; `shapes` of it.
+        """
+        if self.hosts.count == 1:
+            return tree
+        leaves, structure = jax.tree.flatten(shapes)
+        given = jax.tree.leaves(tree) if self.hosts.first else [np.zeros(s.shape, s.dtype) for s in leaves]
+        return jax.tree.unflatten(structure, [self._from_first(np.asarray(leaf)) for leaf in given])
+
+    def _from_first(self, array: np.ndarray) -> np.ndarray:
+        """Added as whole numbers to the zeros of all other groups: a sum of floats would lose the sign of a
+        zero."""
+        text = array.tobytes()
+        words = np.frombuffer(text + bytes(-len(text) % 4), np.uint32)[None]
+        zeros = np.zeros_like(words)
+        parts = [jax.device_put(words if g.index == 0 else zeros, g.device) for g in self.local]
+        total = np.asarray(self._added(self.join(parts)).addressable_data(0))[0]
+        return np.frombuffer(total.tobytes()[: len(text)], array.dtype).reshape(array.shape)
+
+    @functools.cached_property
+    def _gathered(self) -> Any:
+        return self._over(functools.partial(jax.lax.all_gather, axis_name=GROUP, tiled=True))
+
+    @functools.cached_property
+    def _added(self) -> Any:
+        return self._over(functools.partial(jax.lax.psum, axis_name=GROUP))
+
+    def _over(self, body: Any) -> Any:
+        return jax.jit(jax.shard_map(body, mesh=self.mesh, in_specs=P(GROUP), out_specs=P(), check_vma=False))
 
     def shapes(self, tree: Tree, *, rows: bool = False) -> Tree:
         """The shapes of what `spread` makes of `tree`, arrays or shapes."""
         sharding = self._cut if rows else self._whole
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
-    def agree(self, value: T) -> T:
-        """The value on which all hosts decide alike: that of the first. With one host, `value`."""
-        return value
+    def agree(self, what: str, value: T) -> T:
+        """The value on which all hosts decide alike, that of the first: a JSON value."""
+        return self.hosts.agree(what, value)
+
+    def all(self, what: str, value: bool) -> bool:
+        """Whether it is so on every host."""
+        return all(self.hosts.everyone(what, value))
 
     @property
     def memory_bytes(self) -> int | None:
@@ -117,7 +179,7 @@ class Placement:
         stats = self.lead.memory_stats() or {}
         if "bytes_limit" in stats:
             return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
-        return psutil.virtual_memory().available // self.groups
+        return psutil.virtual_memory().available // len(self.local)
 
 
 def lay_out(recipe: Any, on: On, machine: Machine | None = None) -> tuple[Machine, Layout, list[Fact]]:
@@ -127,8 +189,8 @@ def lay_out(recipe: Any, on: On, machine: Machine | None = None) -> tuple[Machin
     number or a `DeviceError`.
     """
     machine = machine or detect(on.devices, on.platform)
-    found, replicas = len(machine.devices), recipe.replicas
-    used = found if on.devices is not None else usable(replicas, found, on.exact)
+    found, replicas, of = len(machine.devices), recipe.replicas, hosts().count
+    used = found if on.devices is not None else usable(replicas, found, on.exact, of)
     warnings = []
     if used < found:
         code = "devices-left-exact" if on.exact else "devices-left"
@@ -148,6 +210,7 @@ def describe(machine: Machine, layout: Layout) -> dict[str, Any]:
         "batch": layout.batch,
         "replica_batch": layout.replica_batch,
         "exact": layout.exact,
+        "hosts": hosts().count,
     }
 
 

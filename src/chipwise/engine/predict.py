@@ -107,6 +107,7 @@ class Predictor:
     ):
         if block is not None and block < 1:
             raise RecipeError("predict-batch-below-one", batch=block)
+        placement.hosts.alone("predict")
         self.recipe, self.source, self.placement = recipe, source, placement
         self.examples = len(source)
         if not self.examples:

@@ -17,8 +17,8 @@ SECONDS_BETWEEN_LINES = 5.0  # between plain lines, so that a log file stays rea
 class Reporter:
     """Writes to standard error, so that standard output stays free for `--json`.
 
-    *Arguments:* `kind`: `"bar"`, `"lines"`, `"none"` (warnings only) or `"auto"` (a bar on a terminal,
-    else lines).
+    *Arguments:* `kind`: `"bar"`, `"lines"`, `"none"` (warnings only), `"silent"` or `"auto"` (a bar on a
+    terminal, else lines).
     """
 
     def __init__(self, kind: str = "auto"):
@@ -34,12 +34,13 @@ class Reporter:
 
     def say(self, text: str | Fact, style: str | None = None) -> None:
         """One line, above the bar if there is one."""
-        if self.kind != "none":
+        if self.kind not in ("none", "silent"):
             self.console.print(str(text), style=style, markup=False)
 
     def warn(self, text: str | Fact) -> None:
         """One line, whatever the kind: who wants no progress still wants to know what went wrong."""
-        self.console.print(f"warning: {text}", style="yellow", markup=False)
+        if self.kind != "silent":
+            self.console.print(f"warning: {text}", style="yellow", markup=False)
 
     def start(self, step: int, total: int) -> None:
         self._began, self._from, self._total = time.perf_counter(), step, total

@@ -15,7 +15,6 @@ from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
 from .log import Log
 from .meter import Meter, share_of_peak
-from .run_folder import RunFolder
 from .session import Session
 from .state import fingerprint, parameters
 
@@ -50,7 +49,7 @@ class Result:
     trained: Recipe = field(repr=False)
 
     @classmethod
-    def of(cls, session: Session, log: Log, meter: Meter, begin: int, folder: RunFolder | None) -> Result:
+    def of(cls, session: Session, log: Log, meter: Meter, begin: int, run: str | None) -> Result:
         """Of a session whose steps from `begin` on are done. Waits."""
         recipe, state = session.recipe, session.snapshot()
         speed, feed = meter.summary(), {}
@@ -70,7 +69,7 @@ class Result:
             speed=speed,
             seconds={name: round(value, 4) for name, value in seconds.items() if math.isfinite(value)},
             feed=feed,
-            run=str(folder.path) if folder is not None else None,
+            run=run,
             params=parameters(recipe, state, averaged=True),
             state=state.state,
             history=log.history,

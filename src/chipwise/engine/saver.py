@@ -25,32 +25,33 @@ SECONDS_BETWEEN_SAVES = 30.0  # unless an interval was asked for
 
 
 class Saver:
-    """The checkpoints of one run; without a folder, none.
+    """The checkpoints of one run; without a folder, none. Host 0 alone reads and writes them.
+
+    *Arguments:* `run`, the folder's path, known to every host; `None` keeps nothing.
 
     *Fields:* `seconds`: the wall time of the run up to the checkpoint that `restore` read.
     """
 
-    def __init__(self, folder: RunFolder | None, meter: Meter, agenda: Agenda):
-        self._folder, self._meter, self._agenda = folder, meter, agenda
+    def __init__(self, folder: RunFolder | None, run: str | None, meter: Meter, agenda: Agenda):
+        self._folder, self._run, self._meter, self._agenda = folder, run, meter, agenda
         self._checkpoints = Checkpoints(folder.checkpoints) if folder is not None else None
         self._saved_at, self._last = -1, 0.0
         self.seconds = 0.0
 
-    def restore(self, template: TrainState, reporter: Reporter) -> TrainState | None:
-        """The newest readable checkpoint; `None` when there is none.
+    def restore(self, session: Session, reporter: Reporter) -> TrainState | None:
+        """The newest readable checkpoint, the same on every host; `None` when there is none.
 
         Raises `CheckpointError` when none is readable, or it is of another model.
         """
-        template = template.without("saved")
+        template, placement = session.abstract.without("saved"), session.placement
         found = self._checkpoints.restore(template, reporter.warn) if self._checkpoints is not None else None
-        if found is None:
+        if not placement.agree("found", found is not None):
             return None
-        state, about = found
+        state, about = found or (None, {})
+        state = placement.broadcast(state, template)
         self._saved_at = int(state.step)
         self.seconds = number(about.get("seconds")) or 0.0
-        assert self._folder is not None
-        total = self._agenda.total
-        reporter.say(fact("resumed", step=self._saved_at, total=total, run=str(self._folder.path)))
+        reporter.say(fact("resumed", step=self._saved_at, total=self._agenda.total, run=self._run))
         return state
 
     def begin(self) -> None:
@@ -59,14 +60,13 @@ class Saver:
 
     def due(self, session: Session) -> bool:
         """Whether a checkpoint is to be written after the step that was begun last."""
-        if self._checkpoints is None or session.step not in self._agenda.save:
+        if self._run is None or session.step not in self._agenda.save:
             return False
         waited = self._meter.total() - self._last >= SECONDS_BETWEEN_SAVES
-        return session.placement.agree(self._agenda.save_always or waited)
+        return self._agenda.save_always or session.placement.agree("save", waited)
 
     def save(self, session: Session, log: Log) -> None:
         """Begins a checkpoint of the state as it is. Raises `DivergedError` rather than keep NaNs."""
-        assert self._checkpoints is not None
         with self._meter.section("checkpoint"):
             host = session.snapshot().without("saved")
             if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(host.params)):
@@ -76,18 +76,22 @@ class Saver:
                 "recipe": session.recipe.describe(),
                 "seconds": log.seconds,
             }
-            self._checkpoints.save(session.step, host, about)
+            if self._checkpoints is not None:
+                self._checkpoints.save(session.step, host, about)
             self._saved_at, self._last = session.step, self._meter.total()
 
     def save_last(self, session: Session, log: Log) -> None:
-        """Waits for the steps begun, saves the state unless it is saved, and waits until it is on disk."""
+        """Waits for the steps begun, saves the state unless it is saved, and waits until it is on disk: every
+        host, since one that left before would be taken for lost."""
         session.wait()
-        if self._checkpoints is None:
+        if self._run is None:
             return
         if self._saved_at != session.step:
             self.save(session, log)
         with self._meter.section("checkpoint"):
-            self._checkpoints.wait()
+            if self._checkpoints is not None:
+                self._checkpoints.wait()
+            session.placement.agree("saved", session.step)
 
     def newest(self) -> int | None:
         """The step of the newest checkpoint, once what is being written is complete; `None` without one."""

@@ -68,7 +68,8 @@ class Session:
         self.warnings: list[Any] = [*warnings, *recipe.warnings()]
         chosen(recipe.task.train, on.workers)  # raises if they cannot be
         memory = self.placement.memory_bytes
-        self.resident = self.placement.agree(feed.resident(recipe.task.train, memory, on.feed))
+        # Not where one host has no room for it
+        self.resident = self.placement.all("resident", feed.resident(recipe.task.train, memory, on.feed))
         if steps_per_call not in (None, 1):
             check_steps_per_call(steps_per_call, self.layout, self.resident)
         self.programs = Programs(
@@ -146,7 +147,8 @@ class Session:
         self._windows = feed.Windows(self.recipe, self.placement, self.step, self._window)
         self._window = self._windows.length  # the program's from now on
         self._open.callback(self._windows.close)
-        self.watch = Watch(self.recipe.task.train, self._data.stream)
+        share = len(self.placement.local) / self.placement.groups
+        self.watch = Watch(self.recipe.task.train, self._data.stream, share)
 
     @property
     def data(self) -> Fact:
@@ -163,7 +165,9 @@ class Session:
         window = self._windows.at(self.step)
         data = self._placed if self._placed is not None else self.programs.data_shapes()
         at_once = 1 if self._steps_per_call is None and not trial else self._steps_per_call
-        return self.programs.compile(self._carry, window, data, at_once)
+        decided = self.programs.compile(self._carry, window, data, at_once)
+        self.placement.all("compiled", True)  # or the first collective would wait for who still compiles
+        return decided
 
     # ---- steps
 
@@ -227,7 +231,7 @@ class Session:
     def held(self) -> tuple[TrainState, Any, Any]:
         """What the first device holds: state, window, and the data or its shapes."""
         window = self._windows.at(max(0, self.step - 1))[0]
-        return self._carry[0], window, self._data.held(self.layout.devices)
+        return self._carry[0], window, self._data.held(len(self.placement.local))
 
     def open_evaluation(self) -> None:
         """Reads evaluation data, checks that the loss can evaluate. Raises `DataError` without data."""
@@ -269,5 +273,7 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, where: object) -> None:
+        if error is not None:
+            self.placement.hosts.failed(error)
         self.close()

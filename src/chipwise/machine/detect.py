@@ -9,6 +9,7 @@ simulate(8)                        # the CPU divided into eight devices, before 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ import jax
 from ..errors import DeviceError, near
 from . import guard
 from .facts import HostFacts, gather
+from .hosts import hosts
 
 PLATFORMS = ("cpu", "gpu", "tpu")
 FRACTIONS = "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"
@@ -33,8 +35,8 @@ the context, the libraries' code and the buffers of collectives."""
 class Machine:
     """The devices to use, in JAX's order, and where they came from.
 
-    `available` counts all devices of the platform, of which `devices` are the first. `simulated` says that
-    they are parts of one host's CPU.
+    `available` counts all devices of the platform, of which `devices` are the first (of each host, where
+    there are several). `simulated` says that they are parts of a host's CPU.
     """
 
     platform: str  # "cpu", "gpu" or "tpu"
@@ -98,6 +100,7 @@ def _devices(platform: str | None) -> list[jax.Device]:
     if platform is None:
         leave_compiler_alone()
     take_memory()
+    hosts()
     try:
         return jax.devices(platform) if platform else jax.devices()
     except RuntimeError as error:
@@ -146,18 +149,39 @@ def no_devices(
 
 
 def _take(devices: list[jax.Device], count: int | None) -> Machine:
-    kind = devices[0].device_kind
-    if jax.process_count() > 1:
-        raise DeviceError("one-process-only", processes=jax.process_count())
+    kind, here = devices[0].device_kind, hosts()
+    if jax.process_count() != here.count:
+        raise DeviceError("joined-by-others", processes=jax.process_count())
     if count is not None and count > len(devices):
         raise DeviceError("devices-missing", count=count, here=len(devices), kind=kind)
     return Machine(
         platform=devices[0].platform,
         kind=kind,
-        devices=tuple(devices[:count]),
+        devices=shared(devices, len(devices) if count is None else count, here.count),
         available=len(devices),
-        simulated=devices[0].platform == "cpu" and len(devices) > 1,
+        simulated=devices[0].platform == "cpu" and len(devices) > here.count,
     )
+
+
+def shared(devices: Sequence[jax.Device], count: int, hosts: int) -> tuple[jax.Device, ...]:
+    """`count` of the devices of all hosts, in their order: the first ones of each host, equally many.
+
+    Raises `DeviceError` where a host would have none, or fewer than the others.
+    """
+    if hosts == 1 or count == len(devices):
+        taken = list(devices[:count])
+    else:
+        seen: dict[int, int] = {}
+        taken = []
+        for device in devices:
+            seen[device.process_index] = seen.get(device.process_index, 0) + 1
+            if seen[device.process_index] <= count // hosts:
+                taken.append(device)
+    each = [sum(d.process_index == host for d in taken) for host in range(hosts)]
+    if hosts > 1 and (len(taken) != count or len(set(each)) > 1):
+        host = min(range(hosts), key=each.__getitem__)
+        raise DeviceError("devices-uneven-hosts", count=count, hosts=hosts, host=host, here=each[host])
+    return tuple(taken)
 
 
 def simulate(n: int) -> None:

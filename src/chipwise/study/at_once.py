@@ -140,6 +140,7 @@ class _Worker:
 
     def __init__(self, origin: Origin, options: dict[str, Any], environment: dict[str, str]):
         cpus = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(len(jax.devices("cpu")))}
+        cpus["CHIPWISE_HOSTS"] = "1"  # a host of its own, wherever the study was started
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "chipwise.study.at_once"],
             env={**os.environ, **environment, **cpus},

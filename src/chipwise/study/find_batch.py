@@ -18,6 +18,7 @@ from ..engine.placement import lay_out
 from ..engine.progress import Reporter
 from ..errors import DataError, RecipeError
 from ..machine.detect import Machine
+from ..machine.hosts import hosts
 from ..planner.planner import plan
 from ..planner.plans import Memory, Plan, Range
 from ..planner.programs import largest_batch
@@ -134,6 +135,7 @@ def find_batch(
     if target is not None:
         parse(target)
         return _planned(recipe, target, limit, on.exact, reporter)
+    hosts().alone("find-batch")
     return _here(recipe, on, limit, reporter)
 
 

@@ -11,6 +11,7 @@ from ..engine.progress import Reporter
 from ..engine.run_folder import hold
 from ..engine.signals import StopRequest
 from ..errors import RunError, Stopped
+from ..machine.hosts import hosts
 from ..recipe.recipe import Recipe, difference
 from ..words.facts import Fact, fact
 from . import at_once as side_by_side
@@ -62,6 +63,7 @@ def sweep(
     texts = {name: [str(value) for value in values] for name, values in (settings or {}).items()}
     grid_points, numbers = grid.points(texts), grid.seeds(seeds)
     options = runs.options_of(options)
+    hosts().alone("sweep")
     side_by_side.check(at_once, origin, options["on"])
     described, name = [], ""
     for settings_of in grid_points:

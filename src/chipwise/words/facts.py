@@ -140,6 +140,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "span-seconds": lambda found: figures.spread(found, figures.duration),  # 5.0 min (4.8 min to 5.1 min)
     "steps": _steps,  # in step 8, between steps 5 and 8
     "checkpoint": _checkpoint,  # The last good checkpoint is of step 40.
+    "hosts": lambda numbers: f"host{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}",  # hosts 1, 3
     "plain": lambda text: figures.printable(str(text)),  # foreign text, safe on one line
 }
 """What may stand behind the colon of `{number:...}`, beside Python's own formats and `{n:count step}`."""

@@ -1,0 +1,129 @@
+"""Which host of how many this is, as the place that started it says in the environment.
+
+JAX reads SLURM, Open MPI and Cloud TPUs; SkyPilot and what `chipwise run-local` sets are read here. Kaggle,
+Colab and a TPU VM of its own are one host. Where several tasks find themselves on one machine, each takes its
+share: JAX would give every task one (jax issues 16788 and 23452).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..errors import DeviceError
+
+PORT = 8482  # JAX's own default
+TOLD = ("CHIPWISE_HOSTS", "CHIPWISE_HOST", "CHIPWISE_COORDINATOR")
+"""The environment's way to say `--hosts N --host I --coordinator ADDRESS`."""
+_OF_JAX = ("slurm", "ompi", "gketpu", "gcetpu")
+_ONE_HOST = ("KAGGLE_KERNEL_RUN_TYPE", "COLAB_RELEASE_TAG")
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One host among `count`: number `index`, which meets the others at `address:port`, on host 0.
+
+    *Fields:* `place` that says so; `gpus`, the positions of its GPUs among those that it sees; `None` is all.
+    """
+
+    index: int
+    count: int
+    address: str
+    port: int = PORT
+    place: str = "given"
+    gpus: tuple[int, ...] | None = None
+
+
+def given(count: int | None, index: int | None, coordinator: str | None) -> Seat | None:
+    """The seat that options say; `None` where they say nothing, or one host.
+
+    Raises `DeviceError` for some without the others, and numbers that cannot be.
+    """
+    said = {"hosts": count, "host": index, "coordinator": coordinator}
+    if count is None and index is None and coordinator is None:
+        return None
+    if count == 1 and not index:
+        return Seat(0, 1, "localhost")
+    missing = [f"--{name}" for name, value in said.items() if value is None]
+    if missing or count is None or index is None or coordinator is None:
+        raise DeviceError("hosts-half-told", missing=missing)
+    if count < 1 or not 0 <= index < count:
+        raise DeviceError("host-beyond-hosts", hosts=count, host=index)
+    address, colon, port = coordinator.rpartition(":")
+    if not colon or (":" in address and not address.startswith("[")):
+        address, port = coordinator, str(PORT)
+    if not port.isdecimal() or not 0 < int(port) < 65536 or not address:
+        raise DeviceError("coordinator-unreadable", coordinator=coordinator, port=PORT)
+    return Seat(index, count, address.strip("[]"), int(port))
+
+
+def found(environment: Mapping[str, str], visible_gpus: int) -> Seat | None:
+    """The seat that `environment` (`os.environ`) says; `None` for a host of its own.
+
+    *Arguments:* `visible_gpus`, how many GPUs this process sees. Raises `DeviceError` for what cannot be.
+    """
+    if any(name in environment for name in TOLD):
+        count, index = (_whole(environment, name) for name in TOLD[:2])
+        return given(count, index, environment.get(TOLD[2]))
+    if any(environment.get(name) for name in _ONE_HOST):
+        return None
+    if "SKYPILOT_NODE_RANK" in environment:
+        count, index = (_whole(environment, f"SKYPILOT_{name}") for name in ("NUM_NODES", "NODE_RANK"))
+        addresses = environment.get("SKYPILOT_NODE_IPS", "").split()
+        if count in (None, 1):
+            return None
+        told = given(count, index, addresses[0] if addresses else None)
+        return None if told is None else Seat(told.index, told.count, told.address, place="SkyPilot")
+    return _of_jax(environment, visible_gpus)
+
+
+def _whole(environment: Mapping[str, str], name: str) -> int | None:
+    text = environment.get(name)
+    if text is None:
+        return None
+    if not text.isdecimal():
+        raise DeviceError("variable-not-whole", variable=name, value=text)
+    return int(text)
+
+
+def _of_jax(environment: Mapping[str, str], visible_gpus: int) -> Seat | None:
+    """As JAX's readers of SLURM, Open MPI and Cloud TPUs say, which look at this process's environment."""
+    from jax._src.clusters import ClusterEnv
+
+    for cluster in ClusterEnv._cluster_types:
+        if cluster.name not in _OF_JAX or not cluster.is_env_present():
+            continue
+        count = cluster.get_process_count()
+        if count == 1:
+            return None
+        port = environment.get("JAX_COORDINATOR_PORT")
+        where = cluster.get_coordinator_address(timeout_secs=300, override_coordinator_port=port)
+        address, _, number = where.rpartition(":")
+        tasks, mine = _tasks_here(environment), cluster.get_local_process_id()
+        gpus = None
+        if tasks > 1 and mine is not None and visible_gpus and not _bound(environment):
+            if visible_gpus < tasks:
+                raise DeviceError("gpus-below-tasks", gpus=visible_gpus, tasks=tasks, place=cluster.name)
+            each = visible_gpus // tasks
+            gpus = tuple(range(mine * each, (mine + 1) * each))
+        return Seat(cluster.get_process_id(), count, address, int(number), cluster.name, gpus)
+    return None
+
+
+def _bound(environment: Mapping[str, str]) -> bool:
+    """Whether SLURM has shown this task its own GPUs alone."""
+    names = ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_GPU_BIND")
+    return any(environment.get(name) not in (None, "", "none") for name in names)
+
+
+def _tasks_here(environment: Mapping[str, str]) -> int:
+    """How many processes of the run this machine has."""
+    if "OMPI_COMM_WORLD_LOCAL_SIZE" in environment:
+        return int(environment["OMPI_COMM_WORLD_LOCAL_SIZE"])
+    text = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE") or "1"
+    each: list[int] = []  # "2(x3),1" is 2, 2, 2, 1
+    for number, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
+        each += [int(number)] * int(times or 1)
+    node = environment.get("SLURM_NODEID", "0")
+    return each[int(node)] if node.isdecimal() and int(node) < len(each) else 1

@@ -1,0 +1,53 @@
+"""Several processes on this machine, each a host of one run, for tests."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def free_port():
+    """The first of some ports in a row that nobody has."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def start(program, processes, devices=1, *arguments, **environment):
+    """The Python program in so many processes of so many CPU devices each, as `Popen`s with pipes."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "NPROC")}
+    where = f"127.0.0.1:{free_port()}"
+    started = []
+    for index in range(processes):
+        told = {"CHIPWISE_HOSTS": str(processes), "CHIPWISE_HOST": str(index), "CHIPWISE_COORDINATOR": where}
+        told |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": search()}
+        told |= {"CHIPWISE_WAIT": "120", **environment}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        command = [sys.executable, "-c", program, *map(str, arguments)]
+        started.append(subprocess.Popen(command, env=kept | told, **pipes))
+    return started
+
+
+def search():
+    return os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+
+
+def ends(started, limit=240):
+    """Exit code, output and error of each, once all have ended; none is left behind."""
+    try:
+        said = [one.communicate(timeout=limit) for one in started]
+    finally:
+        for one in started:
+            one.kill()
+    return [(one.returncode, out, err) for one, (out, err) in zip(started, said, strict=True)]
+
+
+def answer(started, limit=240):
+    """The JSON on the last line of host 0, when all have ended well."""
+    found = ends(started, limit)
+    assert [code for code, _, _ in found] == [0] * len(found), found
+    return json.loads(found[0][1].splitlines()[-1])
