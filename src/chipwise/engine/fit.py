@@ -78,8 +78,7 @@ def fit(
         # ---- the run folder, and the state: resumed or new
         folder = None
         if run is not None and first:
-            described = {**recipe.describe(), "source": source}
-            folder = RunFolder(run, described, needed_bytes=4 * session.state_bytes, fresh=fresh)
+            folder = _open(run, session, source, fresh)
             closing.callback(folder.close)
         where = session.placement.agree("run", None if folder is None else str(folder.path))
         stop = StopRequest()
@@ -107,6 +106,11 @@ def fit(
             raise _stopped(stop, session, where)
 
         return _result(session, log, begin, folder, where)
+
+
+def _open(run: str | Path, session: Session, source: dict[str, Any] | None, fresh: bool) -> RunFolder:
+    described = {**session.recipe.describe(), "source": source}
+    return RunFolder(run, described, needed_bytes=4 * session.state_bytes, fresh=fresh)
 
 
 def _train(session: Session, agenda: Agenda, log: Log, saver: Saver, stop: StopRequest) -> None:
