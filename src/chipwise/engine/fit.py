@@ -76,10 +76,8 @@ def fit(
             session.open_evaluation()
 
         # ---- the run folder, and the state: resumed or new
-        folder = None
-        if run is not None and first:
-            folder = _open(run, session, source, fresh)
-            closing.callback(folder.close)
+        folder = _open(run, session, source, fresh) if run is not None and first else None
+        closing.callback(folder.close if folder is not None else lambda: None)
         where = session.placement.agree("run", None if folder is None else str(folder.path))
         stop = StopRequest()
         closing.callback(stop.close)
