@@ -61,8 +61,8 @@ class Watch:
 
         *Returns* JSON values (of this host, where there are several): where the data was, the share and
         seconds waited, by stage; the examples/s that the host can deliver and that the steps would take
-        without waiting; the cores that each stage would need for these; `code` and `verdict`, what it comes to
-        as a code and as a line; and, when the code is "input-bound", `advice`, what would help.
+        without waiting; the cores that each stage would need for these; `code` and `verdict`, what it comes
+        to as a code and as a line; and, when the code is "input-bound", `advice`, what would help.
         """
         if self.stream is None:
             verdict = fact("data-resident")
