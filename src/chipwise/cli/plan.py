@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Annotated
 
@@ -39,6 +40,9 @@ def plan(
         Path | None,
         typer.Option(metavar="FILE.json", help="By chipwise bench-feed, on the host that would feed."),
     ] = None,
+    kernels: Annotated[
+        bool, options.option("Show each target's costliest kernels, and what would help.", name="--kernels")
+    ] = False,
     html: options.Html = None,
     json_: options.Json = False,
 ) -> None:
@@ -49,10 +53,11 @@ def plan(
       chipwise plan mnist --on v5e-8,v6e-8,v3-8,a100,h100:8,t4,v100
       chipwise plan cifar10-davidnet --set batch=1024 --on v2-8,t4 --html plan.html
       chipwise plan my_task.py:recipe --on v5e-1 --largest-batch --json
+      chipwise plan gpt2-124m --on v5e-8,h100 --kernels --cloud gcp,aws --no-marketplace
     """
     options.only_look()
     from ..chips.market import Market
-    from ..explain import plan_page
+    from ..explain import plan_kernels, plan_page
     from ..explain.plan import document, parts
     from ..explain.plan_progress import telling
     from ..planner.planner import plan as make
@@ -73,7 +78,8 @@ def plan(
             ready=told.ready,
         )
     shown = document(loaded, plans)
-    answer(shown, parts(plans), lambda: plan_page.render(shown), html, json_)
+    chips_view = plan_kernels.parts(shown["plans"]) if kernels else ()
+    answer(shown, itertools.chain(parts(plans), chips_view), lambda: plan_page.render(shown), html, json_)
 
 
 def _names(text: str) -> list[str]:

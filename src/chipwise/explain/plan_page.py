@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..words.figures import byte_size, dollars, duration, interval, price
-from . import page
+from . import page, plan_kernels
 from .charts import Axis, Frame, Part, stack
 
 SIZES = {"wide": (660, 430), "narrow": (328, 360)}  # pixels of the scatter on a desk and on a telephone
@@ -35,6 +35,7 @@ def render(document: Mapping[str, Any]) -> str:
     by_step = verdict["ranked_by"] == "step"
     ranked = sorted(able, key=lambda p: p["step_seconds" if by_step else "wall_seconds"]["value"])
     spot = [p for p in able if p["cheapest_spot"]]
+    seen = [(p, plan_kernels.costliest(p)) for p in ranked]
     return page.render(
         "plan",
         document=document,
@@ -51,6 +52,7 @@ def render(document: Mapping[str, Any]) -> str:
         scatters=scatters(plans, () if by_step else verdict["pareto"]),
         undrawn=[p["target"] for p in able if not p["cheapest"] and not p["cheapest_spot"]],
         failed=[p["target"] for p in failed],
+        kernels=[(p["target"], rows, plan_kernels.helps(rows)) for p, rows in seen if rows],
         categories=CATEGORIES,
     )
 

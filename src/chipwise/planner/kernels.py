@@ -58,5 +58,24 @@ class Kernel:
 
 
 def costliest(kernels: Iterable[Kernel], most: int = MOST) -> tuple[Kernel, ...]:
-    """The `most` that take longest, longest first."""
-    return tuple(sorted(kernels, key=lambda kernel: -kernel.seconds)[:most])
+    """The `most` that take longest, longest first. Those of one line that do the same, such as a layer of
+    each block, are one with the sum of their executions and seconds, and bytes and operations on average."""
+    alike: dict[tuple, list[Kernel]] = {}
+    for one in kernels:
+        place = one.line or one.source or one.name
+        key = (one.program, one.kind, one.bound, one.dtype, one.shape, place)
+        alike.setdefault(key, []).append(one)
+    return tuple(sorted(map(_together, alike.values()), key=lambda kernel: -kernel.seconds)[:most])
+
+
+def _together(kernels: list[Kernel]) -> Kernel:
+    first = max(kernels, key=lambda kernel: kernel.seconds)
+    count = sum(kernel.count for kernel in kernels)
+    each = count or 1.0
+    return dataclasses.replace(
+        first,
+        count=count,
+        seconds=sum(kernel.seconds for kernel in kernels),
+        bytes=sum(kernel.count * kernel.bytes for kernel in kernels) / each,
+        flops=sum(kernel.count * kernel.flops for kernel in kernels) / each,
+    )

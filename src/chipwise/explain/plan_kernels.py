@@ -1,0 +1,143 @@
+"""A chip's own view of a step: its costliest kernels, what bounds each, its line, and what would help.
+
+Of a plan document, so that a terminal and a page show the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from ..words.facts import Fact, fact
+from ..words.figures import digits, known, share
+from . import terminal
+
+SHOWN = 10
+GOOD_SHARE = 0.4
+"""Of the chip's peak, from which on a product is about as fast as products get."""
+PRODUCTS = ("matmul", "convolution", "attention")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A kernel as it is shown. `share` is of the step on the device; `peak`, that its products reach of the
+    chip's, `None` where it has none or no peak is known; `place`: the user's line, or what JAX calls it."""
+
+    name: str
+    kind: str
+    what: str  # of what type, and in which of the step's programs
+    count: float
+    seconds: float
+    share: float
+    peak: float | None
+    bound: str
+    place: str
+    help: Fact
+
+
+def costliest(plan: Mapping[str, Any], most: int = SHOWN) -> list[Row]:
+    """The first of a plan's kernels; empty where no compiler told any."""
+    parts = {k: v for k, v in (plan.get("step_parts") or {}).items() if k != "dispatch" and known(v)}
+    kernels = plan.get("kernels") or []
+    whole = sum(parts.values()) or sum(k["seconds"] for k in kernels) or 1.0
+    peak = _peak(plan)
+    return [_row(kernel, whole, peak, plan) for kernel in kernels[:most] if kernel["seconds"]]
+
+
+def _row(kernel: Mapping[str, Any], whole: float, peak: float | None, plan: Mapping[str, Any]) -> Row:
+    reached, program = None, kernel["program"]
+    if kernel["kind"] in PRODUCTS and kernel["flops"] and peak:
+        reached = kernel["flops"] * kernel["count"] / kernel["seconds"] / peak
+    return Row(
+        name=kernel["name"],
+        kind=kernel["kind"],
+        what=" ".join([kernel["dtype"], *([program] if program != "replica" else [])]),
+        count=kernel["count"],
+        seconds=kernel["seconds"],
+        share=kernel["seconds"] / whole,
+        peak=reached,
+        bound=kernel["bound"],
+        place=short(kernel["line"]) or kernel["source"].rpartition("/")[2],
+        help=would_help(kernel, reached, plan.get("precision")),
+    )
+
+
+def _peak(plan: Mapping[str, Any]) -> float | None:
+    """FLOP/s of a device, from the share that the whole step reaches."""
+    seconds, reached = (plan.get("step_seconds") or {}).get("value"), plan.get("share_of_peak")
+    flops = plan.get("flops_per_step_per_device")
+    return flops / seconds / reached if flops and seconds and reached else None
+
+
+def short(line: str) -> str:
+    """A path and its line, from the package or the working directory on."""
+    path, colon, number = line.rpartition(":")
+    for parent in (_PACKAGE.parent, Path.cwd()):
+        if colon and Path(path).is_relative_to(parent):
+            return f"{Path(path).relative_to(parent)}:{number}"
+    return line
+
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def would_help(kernel: Mapping[str, Any], reached: float | None, precision: Any) -> Fact:
+    """What would make a kernel take less of a step."""
+    kind, bound = kernel["kind"], kernel["bound"]
+    if kernel["program"] == "update":
+        return fact("kernel-update")
+    if kernel["program"] == "reduce" or kind == "collective":
+        return fact("kernel-sum")
+    if bound == "launch":
+        return fact("kernel-launch")
+    if kind in PRODUCTS:
+        if bound == "memory":
+            return fact("kernel-product-moves")
+        if precision in ("f32", "tf32") and kernel["dtype"] not in ("f16", "f64"):
+            return fact("kernel-precision", precision=precision)
+        if reached is not None and reached < GOOD_SHARE:
+            return fact("kernel-shape", reached=reached)
+        return fact("kernel-computes")
+    if kind == "copy":
+        return fact("kernel-copy")
+    return fact("kernel-moves-f32" if kernel["dtype"] == "f32" and precision == "bf16" else "kernel-moves")
+
+
+# ---- in the terminal
+
+
+def parts(plans: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
+    """What `chipwise plan --kernels` prints of each plan that runs."""
+    for plan in plans:
+        if plan["problem"] is not None:
+            continue
+        rows = costliest(plan)
+        yield ""
+        if not rows:
+            yield Text(str(fact("kernels-unknown", target=plan["target"])))
+            continue
+        shared = sum(row.share for row in rows)
+        yield Text(str(fact("kernels-title", target=plan["target"], kernels=len(rows), share=shared)))
+        columns = ("", "of a step", "ms", "times", "kind", "bound by", "of peak", "line, or kernel")
+        cells = [
+            (n, share(row.share), digits(1e3 * row.seconds), f"{row.count:,.0f}", f"{row.kind} {row.what}",
+             row.bound, "-" if row.peak is None else share(row.peak), row.place or row.name)
+            for n, row in enumerate(rows, 1)
+        ]  # fmt: skip
+        words = ("kind", "bound by", "line, or kernel")
+        yield terminal.table(columns, cells, left=words, fold=("line, or kernel",), padding=(0, 1))
+        for told, numbers in helps(rows):
+            yield Text(f"{', '.join(map(str, numbers))}: {told}")
+
+
+def helps(rows: Sequence[Row]) -> list[tuple[Fact, list[int]]]:
+    """What would help, once, with the numbers of the rows that it would help."""
+    of: dict[str, tuple[Fact, list[int]]] = {}
+    for n, row in enumerate(rows, 1):
+        of.setdefault(row.help.code, (row.help, []))[1].append(n)
+    return list(of.values())
