@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from chipwise.explain import plan_page as page
+from chipwise.planner.kernels import Kernel
 from chipwise.words.facts import fact
 from pages import HOSTILE, Reader, browse, framed, needs_browser
 from planner import documents
@@ -69,6 +70,38 @@ def test_rows_are_ranked_by_time_and_what_cannot_run_is_last():
 
 def test_a_price_without_its_host_says_so():
     assert read(documents.document()).text.count("without its host") >= 2
+
+
+def test_an_old_price_is_no_headline_and_what_decides_stands_above_the_table():
+    told = fact("bf16-emulated", chip="T4")
+    old = [
+        dataclasses.replace(
+            p, costs=tuple(dataclasses.replace(c, old=True) for c in p.costs), decisive=(told,)
+        )
+        for p in documents.plans()
+    ]
+    document = documents.wrap(old)
+    text = read(document).text
+    cards = text[: text.index("Each target")]
+    (head, *_) = document["verdict"]["cheapest"]
+    assert head["code"] == "plan-no-current-price" and head["text"] in cards
+    assert "an hour" not in cards.replace(head["text"], "") and "Cheapest on spot" not in cards
+    assert cards.count(str(told)) == len(old)
+    assert text.count("priced 2026-0") == sum(bool(p.cheapest()) + bool(p.cheapest(True)) for p in old)
+
+
+def test_the_chip_s_own_view_has_a_row_a_kernel_with_its_line():
+    kernels = (
+        Kernel(
+            "dot.1", "matmul", 24, 0.02, 1e6, 1e11, "compute", "replica", "bf16", (), "a/dot", "net.py:38"
+        ),
+        Kernel("copy.2", "copy", 1, 0.005, 1e9, 0.0, "memory", "replica", "f32", (), "a/transpose", ""),
+    )
+    plan = dataclasses.replace(documents.plans()[0], kernels=kernels)
+    text = read(documents.wrap([plan])).text
+    for said in ("1. dot.1", "net.py:38", "2. copy.2", "transpose", str(fact("kernel-copy"))):
+        assert said in text
+    assert "What the chip does" not in read(documents.document()).text
 
 
 # ---- safety

@@ -34,7 +34,7 @@ def render(document: Mapping[str, Any]) -> str:
     able, failed = ([p for p in plans if (p["problem"] is None) is runs] for runs in (True, False))
     by_step = verdict["ranked_by"] == "step"
     ranked = sorted(able, key=lambda p: p["step_seconds" if by_step else "wall_seconds"]["value"])
-    spot = [p for p in able if p["cheapest_spot"]]
+    spot = [p for p in able if p["cheapest_spot"] and decides(p["cheapest_spot"])]
     seen = [(p, plan_kernels.costliest(p)) for p in ranked]
     return page.render(
         "plan",
@@ -43,6 +43,7 @@ def render(document: Mapping[str, Any]) -> str:
         verdict=verdict,
         by_step=by_step,
         pareto=verdict["pareto"],
+        decides=decides,
         fastest=by_name.get(next(iter(verdict["by_time"]), "")),
         cheapest=by_name.get(next(iter(verdict["by_money"]), "")),
         cheapest_spot=min(spot, key=lambda p: p["cheapest_spot"]["usd"]["value"], default=None),
@@ -55,6 +56,11 @@ def render(document: Mapping[str, Any]) -> str:
         kernels=[(p["target"], rows, plan_kernels.helps(rows)) for p, rows in seen if rows],
         categories=CATEGORIES,
     )
+
+
+def decides(cost: Mapping[str, Any]) -> bool:
+    """Whether a price may stand in a headline: no old one, and no marketplace's lowest offer."""
+    return not (cost.get("old") or cost.get("market"))
 
 
 def scatters(plans: Sequence[Mapping[str, Any]], pareto: Collection[str]) -> list[tuple[str, Scatter]]:
