@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +11,13 @@ import pytest
 
 import chipwise as cw
 from chipwise.chips.catalogue import CHIPS, named
-from chipwise.models import attention as module
-from chipwise.models.attention import Mask, attention, cost, form_for, pairs, saveable, visited
+from chipwise.chips.targets import parse
+from chipwise.models.attention import Mask, attention, flops, form_for, pairs, saveable, visited
 from chipwise.models.attention_blocks import blocks
-from chipwise.models.attention_fused import block_of
+from chipwise.models.attention_fused import block_of, splash_work
 from chipwise.models.target import Target, target, traced_for
+from chipwise.planner.compiler import Request, compile_all, export_program
+from chipwise.planner.steps import device_speeds
 from refusals import refused
 
 MASKS = [Mask(), Mask(causal=True), Mask(causal=True, window=3), Mask(window=5)]
@@ -222,14 +225,38 @@ def test_what_a_kernel_does_not_take_goes_to_the_blocks(chip, given, mask, form)
 def test_a_trace_is_for_the_chip_that_is_named():
     @jax.jit
     def f():
-        return target().generation
+        return int(target().fuses), len(target().platform)
 
     assert target() == Target.of(jax.devices()[0]) == Target("cpu")
+    assert f() == (0, 3)
     with traced_for(named("v5e")):
-        assert int(f()) == 5
+        assert f() == (1, 3)
         with traced_for(named("t4")):
-            assert int(f()) == 70
-    assert int(f()) == 0
+            assert f() == (0, 4)
+    assert f() == (0, 3)
+
+
+class Device(NamedTuple):
+    platform: str
+    device_kind: str
+    compute_capability: str = ""
+
+
+@pytest.mark.parametrize(
+    "device, expected",
+    [
+        (Device("tpu", "TPU v3"), ("tpu", False)),
+        (Device("tpu", "TPU v5 lite"), ("tpu", True)),
+        (Device("tpu", "TPU7x"), ("tpu", True)),
+        (Device("gpu", "Tesla T4", "7.5"), ("cuda", False)),
+        (Device("gpu", "NVIDIA H100", "9.0"), ("cuda", True)),
+        (Device("gpu", "NVIDIA B200", "10.0"), ("cuda", True)),
+        (Device("gpu", "gfx942", "gfx942"), ("rocm", False)),
+        (Device("cpu", "cpu"), ("cpu", False)),
+    ],
+)
+def test_a_device_that_is_here(device, expected):
+    assert Target.of(device) == expected
 
 
 @pytest.mark.parametrize(
@@ -257,9 +284,29 @@ def test_splash_is_the_plain_form(t, mask):
         compare(splash, drawn(t, heads=2, shared=1, d=16), mask, 2e-4)
 
 
-def test_the_cost_of_a_kernel():
-    flops, moved = cost(2, 10, 10, 8, 2, 0.5)
-    assert flops == 2 * 2 * 10 * 10 * 8 * 2 * 0.5
-    assert moved == 2 * 8 * 2 * 40 + 4 * 2 * 10
-    assert cost(2, 10, 10, 8, 2, 1.0, backward=True)[0] == 5 * flops
-    assert module.SAVED == "attention"
+def test_the_work_of_a_kernel_by_its_name_and_shapes():
+    name = (
+        "jit(f)/transpose(jvp(attention[0.7500]))/jit(_splash_attention)/splash_mha_dkv_no_residuals/pallas"
+    )
+    shapes = [(1, 2, 2), (2, 4, 512, 64), (2, 1, 256, 64), (2, 1, 256, 64), (512, 128)]
+    expected = flops(2 * 4, 512, 256, 64, 0.75, 4)
+    assert splash_work(name, shapes) == (expected, 2 * expected)
+    assert expected == 2 * 8 * 512 * 256 * 64 * 0.75 * 4
+    assert splash_work(name.replace("_dkv_", "_other_"), shapes) is None
+    assert splash_work("jit(f)/pallas_call", shapes) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chip", ["v5e-1", "v4-8", "v3-8"])
+def test_for_an_absent_tpu_the_weights_are_never_there(chip, tmp_path):
+    """By its own compiler: temporary memory, and the time of kernels that it states none for."""
+    wanted, shape = parse(chip), jax.ShapeDtypeStruct((8, 1024, 12, 64), jnp.bfloat16)
+    loss = lambda q, k, v: jnp.sum(attention(q, k, v, causal=True).astype(jnp.float32))  # noqa: E731
+    with traced_for(wanted.chip):
+        program = export_program(jax.grad(loss, (0, 1, 2)), [shape] * 3)
+    request = Request("it", wanted.topology_arguments(), program, (), *device_speeds(wanted.chip))
+    (answer,) = compile_all([request], cache_dir=tmp_path)
+    assert answer.problem is None
+    weights = 4 * 8 * 12 * 1024 * 1024
+    assert answer.temp_bytes < weights / 3
+    assert "program-custom-call" not in [note.code for note in answer.notes]

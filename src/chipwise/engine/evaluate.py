@@ -20,6 +20,7 @@ from ..data.sources import check_labels, spec_of
 from ..data.stream import Stream
 from ..data.workers import Workers
 from ..errors import DataError, DeviceError, RecipeError
+from ..models.target import traced_for
 from ..recipe import precision
 from ..recipe.recipe import Recipe
 from ..recipe.task import Sum, Tree, finished
@@ -149,7 +150,7 @@ class Evaluator:
         """The sums of one unbatched example."""
         recipe = self.recipe
         alone = precision.cast_batch({k: v[None] for k, v in example.items()}, recipe.precision)
-        with precision.products(recipe.precision):
+        with precision.products(recipe.precision), traced_for(self.placement.lead):
             returned = recipe.task.loss(params, state, alone, keys.eval_key(recipe.seed), False)
         return checked(returned, state)[0]
 

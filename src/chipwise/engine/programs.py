@@ -56,7 +56,7 @@ class Programs:
         state: TrainState | None = None,
     ):
         self.layout, self.placement = layout, placement
-        self.of = Step(recipe, layout, resident=resident, state=state)
+        self.of = Step(recipe, layout, resident=resident, state=state, device=placement.lead)
         self.steps_at_once = 1
         self.flops_per_step_per_device: float | None = None
         self.compiled = False

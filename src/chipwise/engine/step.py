@@ -33,6 +33,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..data.sources import Spec, spec_of
+from ..models.target import traced_for
 from ..recipe.recipe import Recipe
 from . import feed
 from .layout import Layout
@@ -58,14 +59,23 @@ class Step:
     """The programs of a recipe's step as pure functions of arrays, for one device of a layout.
 
     *Arguments:* `resident`: whether `data` holds every example, to be indexed on the device; otherwise it
-    is the step's own batch, the device's rows of it; `state`: `abstract_state(recipe)`, if it is known.
+    is the step's own batch, the device's rows of it; `state`: `abstract_state(recipe)`, if it is known;
+    `device`: one to run on, where kernels are to be chosen for another than `models.target` says.
 
     `calls` is how often a device runs `replica` in a step; `fused` says that `replica_and_update` takes the
     place of all; `updates` is the update with how its vector is built.
     """
 
-    def __init__(self, recipe: Recipe, layout: Layout, *, resident: bool, state: TrainState | None = None):
-        self.recipe, self.layout, self.resident = recipe, layout, resident
+    def __init__(
+        self,
+        recipe: Recipe,
+        layout: Layout,
+        *,
+        resident: bool,
+        state: TrainState | None = None,
+        device: jax.Device | None = None,
+    ):
+        self.recipe, self.layout, self.resident, self.device = recipe, layout, resident, device
         self.spec = spec_of(recipe.task.train)
         # How many of a device's replicas one call of the replica program computes.
         self.together = 1 if layout.exact else layout.replicas_per_device
@@ -126,7 +136,8 @@ class Step:
             place = place[None] + jnp.arange(self.together, dtype=jnp.int32)[:, None]
             take = jax.vmap(take)
         batch, indices, epochs, number = take(place)
-        contributed = contribution(self.recipe, inputs, batch, indices, epochs, number, at["seed"])
+        with traced_for(self.device):
+            contributed = contribution(self.recipe, inputs, batch, indices, epochs, number, at["seed"])
         return self.updates.vector(contributed)
 
 

@@ -65,10 +65,9 @@ def attention(
 def form_for(chip: Target, query, key, mask: Mask) -> str:
     """ "cudnn", "splash" or "blocks": the form on `chip` for arguments as of `attention`."""
     d, half = query.shape[-1], query.dtype.itemsize == 2
-    nvidia = chip.platform == "cuda" and chip.generation >= 80
-    if nvidia and half and d % 8 == 0 and d <= 128 and (mask.causal or mask.window is None):
+    if chip == ("cuda", True) and half and d % 8 == 0 and d <= 128 and (mask.causal or mask.window is None):
         return "cudnn"
-    tpu = chip.platform == "tpu" and chip.generation >= 4 and query.dtype == jnp.bfloat16
+    tpu = chip == ("tpu", True) and query.dtype == jnp.bfloat16
     # A single block's weights stay in the chip's own memory, where XLA's products are as fast.
     if tpu and (d <= 128 or d % 128 == 0) and max(query.shape[1], key.shape[1]) > 256:
         return "splash"
@@ -82,18 +81,14 @@ def saveable(prim, *_, **params) -> bool:
     )
 
 
-def cost(
-    rows: int, t: int, s: int, d: int, itemsize: int, share: float, *, backward: bool = False
-) -> tuple[float, float]:
-    """FLOPs and bytes of memory traffic of a fused attention kernel, for plans: compilers state neither.
+def flops(rows: int, t: int, s: int, d: int, share: float, products: int) -> float:
+    """Of a fused kernel, for plans: compilers state none.
 
-    *Arguments:* `rows`: batch times heads; `t`, `s`, `d` as in `attention`; `itemsize`: bytes of an entry;
-    `share` of the `t * s` pairs that the kernel computes, see `visited`. Two products forwards; backwards
-    five, the weights' once more and one for each gradient. Bytes: each argument and result once.
+    *Arguments:* `rows`: batch times heads; `t`, `s`, `d` as in `attention`; `share` of the `t * s` pairs that
+    it computes, see `visited`; `products`: 2 forwards, and backwards 5, the weights' once more and one for
+    each gradient, or more where several kernels make the weights anew.
     """
-    flops = 2.0 * rows * t * s * d * share * (5 if backward else 2)
-    arrays = (4 * t + 4 * s) if backward else (2 * t + 2 * s)
-    return flops, float(rows * d * itemsize * arrays + 4 * rows * t)
+    return 2.0 * rows * t * s * d * share * products
 
 
 def visited(t: int, s: int, mask: Mask, block: int = 1) -> float:

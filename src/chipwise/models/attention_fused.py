@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import re
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
 from ..errors import DeviceError
-from .attention import SAVED, Mask, visited
+from .attention import SAVED, Mask, flops, visited
 
 LANES = 128  # of a TPU's vector registers: a block of keys must be a multiple of them
 
@@ -65,6 +67,21 @@ def splash(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask) -> ja
         with jax.named_scope(f"{SAVED}[{share:.4f}]"):
             out = jax.vmap(functools.partial(kernel, segment_ids=segments))(*parts)
     return out.transpose(0, 2, 1, 3)[:, :t]
+
+
+_PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}  # of splash's kernels; the last two make the weights anew
+
+
+def splash_work(name: str, shapes: Sequence[Sequence[int]]) -> tuple[float, float] | None:
+    """FLOPs of one of splash's kernels in a compiled program, by its name there and its operands' shapes, and
+    the same with heads filled up to the matrix unit's 128 entries; None of any other operation."""
+    found = re.search(rf"{SAVED}\[([\d.]+)\].*/splash_m\wa_(fwd|dq|dkv)", name)
+    arrays = [shape for shape in shapes if len(shape) == 4]
+    if found is None or len(arrays) < 2:
+        return None
+    (b, heads, t, d), s = arrays[0], arrays[1][2]
+    work = flops(b * heads, t, s, d, float(found[1]), _PRODUCTS[found[2]])
+    return work, work * max(1, LANES / d)
 
 
 def _numbered(n: int, whole: int) -> jax.Array:

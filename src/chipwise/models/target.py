@@ -10,7 +10,7 @@ and `jax.jit` traces anew for another chip. Where nobody says, it is JAX's defau
 from __future__ import annotations
 
 import re
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import jax
@@ -19,11 +19,11 @@ from ..chips.catalogue import Chip
 
 
 class Target(NamedTuple):
-    """`platform`: "cpu", "cuda", "rocm" or "tpu"; `generation`: of a TPU, such as 5, or ten times a CUDA
-    compute capability, such as 80; 0 where that is unknown."""
+    """`platform`: "cpu", "cuda", "rocm" or "tpu"; `fuses`: whether it is one whose library fuses attention: a
+    TPU v4 or later, an NVIDIA GPU of compute capability 8.0 or higher. Chips alike in both share a trace."""
 
     platform: str
-    generation: int = 0
+    fuses: bool = False
 
     @classmethod
     def of(cls, device: Chip | jax.Device) -> Target:
@@ -32,29 +32,29 @@ class Target(NamedTuple):
             if device.kind == "TPU":
                 return cls("tpu", _tpu(device.name))
             if device.kind == "GPU" and device.vendor == "NVIDIA":
-                return cls("cuda", 80 if (device.year or 0) >= 2020 else 70)  # Ampere's year
+                return cls("cuda", (device.year or 0) >= 2020)  # Ampere's year
             return cls("rocm" if device.kind == "GPU" else "cpu")
         if device.platform == "tpu":
             return cls("tpu", _tpu(device.device_kind))
         if device.platform in ("gpu", "cuda", "rocm"):
             capability = str(getattr(device, "compute_capability", ""))
             if re.fullmatch(r"\d+\.\d", capability):
-                return cls("cuda", int(capability.replace(".", "")))
+                return cls("cuda", float(capability) >= 8)
             return cls("rocm")
         return cls("cpu")
 
 
-def _tpu(name: str) -> int:
+def _tpu(name: str) -> bool:
     found = re.search(r"TPU\s*v?(\d+)", name)
-    return int(found[1]) if found else 0
+    return found is not None and int(found[1]) >= 4
 
 
 _TARGET: Any = jax.make_user_context(None)
 
 
-def traced_for(device: Chip | jax.Device) -> AbstractContextManager[Any]:
-    """Within it, programs are traced for `device`."""
-    return _TARGET(Target.of(device))
+def traced_for(device: Chip | jax.Device | None) -> AbstractContextManager[Any]:
+    """Within it, programs are traced for `device`; for `None`, as outside."""
+    return nullcontext() if device is None else _TARGET(Target.of(device))
 
 
 def target() -> Target:

@@ -31,6 +31,7 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
+from ..models.attention_fused import splash_work
 from ..words.facts import Fact, fact
 from .hlo_operations import (
     COLLECTIVES,
@@ -47,7 +48,7 @@ from .hlo_operations import (
 from .hlo_proto import Computation, Instruction, parse
 from .kernels import Kernel
 
-VERSION = 5
+VERSION = 6
 """Of what `read` makes of a program: raised whenever it would make something else of the same one."""
 
 _NOTICEABLE = 0.1  # of the products' work, lost to padding
@@ -106,9 +107,13 @@ def read(program: bytes, clock_GHz: float = 1.0, memory_GBps: float = math.inf) 
 
     Raises `ValueError` if the bytes are no program.
     """
-    reader = _Reader(clock_GHz, memory_GBps)
+    entry, reader = parse(program).entry, _Reader(clock_GHz, memory_GBps)
     reading = Reading()
-    reading.add(reader.computation(parse(program).entry))
+    reading.add(reader.computation(entry))
+    if reader.fuses:  # once more, now that the speed of the other products is known
+        reader = _Reader(clock_GHz, memory_GBps, _fused_speed(reading))
+        reading = Reading()
+        reading.add(reader.computation(entry))
     waiting = reading.bytes_accessed / memory_GBps / 1e9 - reading.seconds
     if waiting > 0:
         reading.seconds_by_kind["copy"] += waiting
@@ -121,9 +126,26 @@ def read(program: bytes, clock_GHz: float = 1.0, memory_GBps: float = math.inf) 
     return reading
 
 
+FUSED_EFFICIENCY = 0.5
+"""Of the speed that a program's other products reach, which splash attention's do at 128 entries a head: an
+allowance; with fewer, as much less as the matrix unit is less full. None was measured here."""
+
+
+def _fused_speed(reading: Reading) -> float:
+    """FLOPs a cycle of splash attention's products in a program; infinite where no other product tells it."""
+    cycles = sum(reading.cycles_by_kind.get(kind, 0.0) for kind in ("matmul", "convolution"))
+    return FUSED_EFFICIENCY * reading.product_flops / cycles if cycles else math.inf
+
+
+def _attention(op: Instruction) -> tuple[float, float] | None:
+    """The FLOPs of a kernel of splash attention, and those with the matrix unit filled up."""
+    return splash_work(op.source, [shape.dims for shape in op.operand_shapes])
+
+
 class _Reader:
-    def __init__(self, clock_GHz: float, memory_GBps: float):
-        self.clock, self.bandwidth = clock_GHz, memory_GBps
+    def __init__(self, clock_GHz: float, memory_GBps: float, fused_speed: float | None = None):
+        self.clock, self.bandwidth, self.fused_speed = clock_GHz, memory_GBps, fused_speed
+        self.fuses = False  # attention, in kernels whose cycles nobody states
         self.notes: list[Fact] = []  # each once
         self.losses: dict[str, float] = defaultdict(float)
         self.costs: dict[int, Reading] = {}
@@ -160,13 +182,19 @@ class _Reader:
         if code.endswith("-start"):
             return sums  # beside other operations; collectives have their wire bytes
         cycles = estimated_cycles(op)
+        if code == "custom-call" and cycles is None and (work := _attention(op)):
+            kind, self.fuses = "attention", True
+            if self.fused_speed is not None:
+                sums.product_flops = sums.padded_flops = work[0]
+                cycles = work[1] / self.fused_speed
+                self.note("program-attention", share=FUSED_EFFICIENCY)
         if cycles is not None:
             sums.cycles_by_kind[kind] += cycles
         computing, moving = (cycles or 0.0) / self.clock, bytes_moved / self.bandwidth
         time = max(computing, moving) / 1e9
         if time:
             sums.seconds_by_kind[kind] += time
-            product = kind in ("matmul", "convolution") and computing >= moving
+            product = kind in ("matmul", "convolution", "attention") and computing >= moving
             bound = "compute" if product else "memory"
             shapes = (*op.shapes, *op.operand_shapes)
             dtype = max(shapes, key=lambda s: s.nbytes).dtype if shapes else ""
@@ -194,7 +222,7 @@ class _Reader:
             elif code in ("infeed", "outfeed"):
                 self.note("program-host-queue", opcode=code, source=source)
             elif code == "custom-call" and part.target not in QUIET_CALLS:
-                if estimated_cycles(part) is None:
+                if estimated_cycles(part) is None and not _attention(part):
                     self.note("program-custom-call", target=part.target)
             elif code == "sort":
                 self.note("program-sort", shape=str(part.shapes[0]))

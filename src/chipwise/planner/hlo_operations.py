@@ -10,7 +10,7 @@ import numpy as np
 
 from .hlo_proto import Computation, Instruction, Shape
 
-KINDS = ("matmul", "convolution", "elementwise", "reduce", "copy", "collective", "other")
+KINDS = ("matmul", "convolution", "attention", "elementwise", "reduce", "copy", "collective", "other")
 
 _SENTINEL = 2**62
 # fmt: off

@@ -11,6 +11,8 @@ from pathlib import Path
 from ..chips.catalogue import Chip
 from ..chips.targets import Target
 from ..errors import DeviceError
+from ..models.target import Target as Kernels
+from ..models.target import traced_for
 from ..recipe import precision
 from ..words.facts import fact
 from .compiler import (
@@ -60,14 +62,16 @@ def compile_steps(
     progress: Progress | None = None,
 ) -> Iterator[tuple[int, Answers]]:
     """The place of each case with the compiler's answers, as it has them all: what the cache knows, then the
-    smallest programs first. A layout's programs are exported once, whatever the number of its chips."""
-    exported: dict[int, list[Exported]] = {}
+    smallest programs first. A layout's programs are exported once for all chips with
+    the same kernels."""
+    exported: dict[tuple[int, Kernels], list[Exported]] = {}
     asked: list[tuple[int, list[Request]]] = []
     for i, (target, programs) in enumerate(cases):
-        bodies = exported.setdefault(id(programs), [])
+        bodies = exported.setdefault((id(programs), Kernels.of(target.chip)), [])
         if not bodies:
             try:
-                bodies += _exported(programs)
+                with traced_for(target.chip):
+                    bodies += _exported(programs)
             except Exception as error:  # it traces, but has no form for a TPU: the answer for this target
                 yield i, {"replica": refusal("replica", str(error))}
                 continue
