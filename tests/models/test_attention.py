@@ -308,5 +308,5 @@ def test_for_an_absent_tpu_the_weights_are_never_there(chip, tmp_path):
     (answer,) = compile_all([request], cache_dir=tmp_path)
     assert answer.problem is None
     weights = 4 * 8 * 12 * 1024 * 1024
-    assert answer.temp_bytes < weights / 3
+    assert answer.temp_bytes < weights / 2  # the plain form holds two of them
     assert "program-custom-call" not in [note.code for note in answer.notes]
