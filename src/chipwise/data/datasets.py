@@ -9,6 +9,7 @@ not ours to pass on and may not be downloaded without an account: it is a packed
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from .manifest import MANIFEST
 from .packed import PackedFolder
 from .remote import local
 from .sources import Columns, Lazy, Spec, described, materialize
-from .synthetic import Absent
+from .synthetic import Absent, Synthetic
 
 _MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 _CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/"
@@ -96,6 +97,28 @@ def digits() -> Dataset:
 
     train, held_out = _lazy(1437, (8, 8), lambda: part(False)), _lazy(360, (8, 8), lambda: part(True))
     return Dataset(train, held_out, 10, (4.883,), (6.021,), "digits", tuple("0123456789"))
+
+
+def synthetic(
+    shape: tuple[int, ...], classes: int, *, train: int = 50_000, eval: int = 10_000, seed: int = 0
+) -> Dataset:
+    """Made-up images `shape`, `(H, W)` or `(H, W, C)` uint8, with labels below `classes`: to time and to plan
+    without data. Nothing is stored; an example is a function of `seed` and its index, the same everywhere.
+
+    *Arguments:* `train`, `eval`: numbers of examples. For columns of other names and types see
+    `chipwise.data.Synthetic`; `--synthetic` makes such data in the shapes of a recipe's own.
+    """
+    spec, below = _image_spec(shape), {"label": classes}
+    channels = shape[2] if len(shape) > 2 else 1
+    mean, std = 255 / 2, math.sqrt((256**2 - 1) / 12)  # of whole numbers drawn evenly from 0 to 255
+    return Dataset(
+        Synthetic(train, spec, below, seed),
+        Synthetic(eval, spec, below, seed + 1),
+        classes,
+        (mean,) * channels,
+        (std,) * channels,
+        "synthetic",
+    )
 
 
 def mnist(data: str | Path | None = None) -> Dataset:

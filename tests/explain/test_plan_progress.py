@@ -1,0 +1,34 @@
+"""What is seen while a plan is made."""
+
+import dataclasses
+
+from chipwise.explain.plan_progress import telling
+from chipwise.words.facts import fact
+from planner import documents
+
+
+def told(capsys, quiet=False, compiled=True):
+    v5e, *_, failed = [dataclasses.replace(p, costs=()) for p in documents.plans()]
+    with telling(2, quiet) as telling_of:
+        telling_of.ready(v5e)
+        if compiled:
+            telling_of.progress(0, 3, "", None)
+            telling_of.progress(1, 3, "replica", 40.0)
+        telling_of.ready(failed)
+    return capsys.readouterr().err.splitlines()
+
+
+def test_answers_are_told_as_they_come_with_what_is_left(capsys):
+    v5e, *_, failed = documents.plans()
+    speeds = {"seconds": v5e.step_seconds.value, "rate": v5e.examples_per_second.value}
+    first = fact("plan-ready", target="v5e-8", price="", made=1, targets=2, **speeds)
+    last = fact("plan-ready-cannot", target=failed.target, problem=failed.problem, made=2, targets=2)
+    assert told(capsys) == [str(first), f"{last}, {fact('plan-left', seconds=40.0)}"]
+
+
+def test_what_was_known_is_told_once_in_the_table(capsys):
+    assert told(capsys, compiled=False) == []
+
+
+def test_json_alone_is_quiet(capsys):
+    assert told(capsys, quiet=True) == []
