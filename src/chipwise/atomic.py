@@ -1,17 +1,41 @@
-"""Files written whole or not at all, and JSON values read with their types."""
+"""Files written whole or not at all, read without waiting for ever, and JSON values read with their types."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, BinaryIO, get_args, get_origin, get_type_hints
 
 from .errors import DataError
 from .words.figures import known
+
+MOST_BYTES = 1 << 26  # of a settings or results file: more is no such file
+
+
+def open_regular(path: str | os.PathLike) -> BinaryIO:
+    """The file opened for reading. `OSError` also for a pipe or a device, which may never give a byte."""
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    kind = os.fstat(handle).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(handle)
+        code = errno.EISDIR if stat.S_ISDIR(kind) else errno.EINVAL
+        raise OSError(code, "Is a directory" if code == errno.EISDIR else "not a regular file", str(path))
+    return os.fdopen(handle, "rb")
+
+
+def read_regular(path: str | os.PathLike, most: int = MOST_BYTES) -> bytes:
+    """All bytes of a regular file. `OSError` for another, and for one of more than `most` bytes."""
+    with open_regular(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"more than {most:,} bytes", str(path))
+    return content
 
 
 def replace_text(path: str | os.PathLike, text: str, code: str, **facts: Any) -> Path:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chipwise.errors import RecipeError
-from chipwise.recipe.duration import Clock, Duration
+from chipwise.recipe.duration import Clock, Duration, Marks
 from refusals import refused
 
 units = st.sampled_from(["ep", "st", "ex", "%"])
@@ -129,7 +129,7 @@ def test_longer_durations_never_have_fewer_steps(a, b, unit):
 @given(examples=st.integers(1, 500), batch=st.integers(1, 500), epochs=st.integers(1, 20))
 def test_marks_do_not_drift(examples, batch, epochs):
     clock = Clock.for_run(examples, batch, f"{epochs}ep")
-    marks = clock.marks("1ep")
+    marks = list(clock.marks("1ep"))
     assert marks == sorted(set(marks))
     assert marks[-1] == clock.total
     assert all(1 <= mark <= clock.total for mark in marks)
@@ -139,9 +139,9 @@ def test_marks_do_not_drift(examples, batch, epochs):
 
 
 def test_marks_of_less_than_a_step_are_every_step():
-    assert Clock(4, 8, 3).marks("0.01ep") == [1, 2, 3]
-    assert Clock(4, 8, 3).marks("4st") == []
-    assert Clock(4, 8, 7).marks("2st") == [2, 4, 6]
+    assert list(Clock(4, 8, 3).marks("0.01ep")) == [1, 2, 3]
+    assert not list(Clock(4, 8, 3).marks("4st"))
+    assert list(Clock(4, 8, 7).marks("2st")) == [2, 4, 6]
     with refused(RecipeError, "interval-zero", every="0ep"):
         Clock(4, 8, 3).marks("0ep")
     with refused(RecipeError, "marks-need-total", every="1ep"):
@@ -160,7 +160,34 @@ def test_percent_needs_a_run():
 def test_a_run_has_a_step_unless_none_was_asked_for():
     assert Clock.for_run(1, 10**6, "1ep").total == 1
     assert Clock.for_run(10, 1, "0ep").total == 0
-    assert Clock.for_run(10, 1, "0ep").marks("1st") == []
+    assert not list(Clock.for_run(10, 1, "0ep").marks("1st"))
+
+
+@given(
+    length=st.fractions(Fraction(1, 9), 40, max_denominator=9),
+    total=st.integers(1, 200),
+    also=st.none() | st.integers(1, 200),
+    but=st.none() | st.integers(1, 200),
+)
+def test_marks_by_arithmetic_are_those_by_counting(length, total, also, but):
+    """Each multiple, rounded half up, once."""
+    multiples = range(1, total * 9 + 10)
+    counted = {math.floor(k * length + Fraction(1, 2)) for k in multiples} - {0, but} | {also} - {None}
+    expected = sorted(mark for mark in counted if mark <= total)
+    marks = Marks(length, total, also, but if but != also else None)
+    if but == also:
+        return
+    assert list(marks) == expected
+    assert [step for step in range(1, total + 1) if step in marks] == expected
+    for step in range(total + 1):
+        assert marks.after(step) == next((mark for mark in expected if mark > step), None)
+
+
+def test_a_run_of_more_steps_than_can_be_counted_is_refused_at_once():
+    assert Clock.for_run(1000, 1, f"{2**31 - 1}st").total == 2**31 - 1
+    with refused(RecipeError, "duration-too-long", most=2**31 - 1, steps=10**12):
+        Clock.for_run(1000, 1, "1e12ex")
+    assert 2**31 - 1 in Clock.for_run(1000, 1, f"{2**31 - 1}st").marks("1st")
 
 
 @pytest.mark.parametrize("bad", [-1, 1.5, "3", True])

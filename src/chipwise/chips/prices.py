@@ -33,6 +33,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from ..atomic import read_regular
 from ..errors import DataError, near
 from ..words.facts import Fact, fact
 from .catalogue import CHIPS, named
@@ -121,7 +122,7 @@ def load(path: str | Path | None = None) -> tuple[Price, ...]:
         bundled = files(__package__).joinpath("prices.csv")
         return read(bundled.read_text(encoding="utf-8"), "prices.csv")
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        text = read_regular(path).decode("utf-8-sig")
     except FileNotFoundError:
         raise DataError("prices-missing", path=str(path)) from None
     except (OSError, UnicodeDecodeError) as error:

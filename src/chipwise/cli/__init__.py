@@ -5,6 +5,7 @@ Each command loads what it works with when it is called, so that help and mistak
 
 from __future__ import annotations
 
+import re
 import sys
 
 import typer
@@ -14,6 +15,8 @@ from ..words.facts import fact
 from ..words.figures import printable
 
 INTERRUPTED = 130
+LONGEST = 300  # characters of an error's line: what was given may be a file's worth of text
+_WORD = re.compile(r"\S{120,}")
 
 
 def exit_codes() -> str:
@@ -72,6 +75,15 @@ def _shown(error: errors.ChipwiseError) -> bool:
     return here.shows
 
 
+def _line(error: errors.ChipwiseError) -> str:
+    """The error on one line. Long words are cut first, then the middle: the end says what to type."""
+    text = printable(" ".join(str(error).splitlines()))
+    if len(text) <= LONGEST or isinstance(error, errors.Stopped):  # which ends in a command to copy
+        return text
+    text = _WORD.sub(lambda word: f"{word[0][:60]}…{word[0][-20:]}", text)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 140]} … {text[-137:]}"
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code; ends the process when called as a script."""
     try:
@@ -79,7 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
         code = 0
     except errors.ChipwiseError as error:
         if _shown(error):
-            print(f"error: {printable(' '.join(str(error).splitlines()))}", file=sys.stderr)
+            print(f"error: {_line(error)}", file=sys.stderr)
         code = error.exit_code
     except SystemExit as leave:  # how typer ends: help, usage errors (2), typer.Exit
         code = leave.code if isinstance(leave.code, int) else int(leave.code is not None)

@@ -124,12 +124,13 @@ class Transfer:
 
 def patiently(do: Callable[[], T], stop: threading.Event | None = None) -> T:
     """`do()`, tried again after pauses while what it raises may pass, and until `stop` is set."""
-    stop = stop or threading.Event()
+    stop, silences = stop or threading.Event(), 0
     for pause in PAUSES:
         try:
             return do()
         except Exception as error:  # every filesystem has a tree of its own
-            if lasting(error) or stop.wait(pause):
+            silences += isinstance(error, TimeoutError)  # half a minute each
+            if lasting(error) or silences > 1 or stop.wait(pause):
                 raise
     return do()
 

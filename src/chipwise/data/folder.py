@@ -26,6 +26,7 @@ import jax
 import numpy as np
 import psutil
 
+from ..atomic import open_regular
 from ..errors import DataError, unreadable
 from ..words.facts import fact
 from .images import checked_size, decode, decode_into
@@ -36,6 +37,9 @@ from .stages import stage
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 _COMPRESSED: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.open, b"BZh": bz2.open}
 MAX_BYTES = 8 << 30  # encoded images kept in memory at most, and never more than half of what is free
+
+
+MOST_IMAGE_BYTES = 1 << 28  # of one encoded image
 
 
 @dataclass
@@ -50,6 +54,9 @@ class Files:
     read: Callable[[Any], bytes] = lambda key: b""
 
     def add(self, parts: tuple[str, ...], size: int, key: Any) -> None:
+        """Raises `DataError` for a file that no image is as large as."""
+        if size > MOST_IMAGE_BYTES:
+            raise DataError("image-file-too-large", name="/".join(parts), bytes=size, limit=MOST_IMAGE_BYTES)
         self.paths.append(parts)
         self.sizes.append(size)
         self.keys.append(key)
@@ -116,7 +123,7 @@ def list_tar(path: Path, of: Callable[[tuple[str, ...]], bool] = lambda parts: T
     archives that memory cannot hold.
     """
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             head = file.read(6)
         unzip = next((opener for magic, opener in _COMPRESSED.items() if head.startswith(magic)), None)
         files = Files(read=_Places(path) if unzip is None else bytes)
@@ -130,6 +137,8 @@ def list_tar(path: Path, of: Callable[[tuple[str, ...]], bool] = lambda parts: T
                 pass  # at its end the decompressor checks the sum
     except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise DataError("file-damaged", path=path, reason=str(error)) from error
+    except RecursionError as error:  # headers that describe headers, thousands deep
+        raise DataError("file-damaged", path=path, reason="chained headers") from error
     except OSError as error:
         if error.errno is None:  # bz2's word for damage
             raise DataError("file-damaged", path=path, reason=str(error)) from error
@@ -160,6 +169,8 @@ def _list_members(
                     files.add(parts, member.size, (member.offset_data, member.size))
                     continue
                 held += member.size
+                if member.size > MOST_IMAGE_BYTES:
+                    files.add(parts, member.size, b"")
                 if held > limit:
                     raise DataError("archive-too-large", path=path, limit_bytes=limit)
                 stream = archive.extractfile(member)

@@ -17,6 +17,7 @@ from zlib import crc32
 
 import numpy as np
 
+from ..atomic import read_regular
 from ..errors import DataError, unreadable
 from ..words.figures import printable
 
@@ -51,13 +52,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a split, whole and of a version that this chipwise knows, else `DataError`."""
     path = folder / MANIFEST
     try:
-        text = path.read_bytes().decode("ascii")
+        text = read_regular(path).decode("ascii")
         manifest = json.loads(text)
     except FileNotFoundError as error:
         raise DataError("not-packed", path=folder) from error
     except OSError as error:
         raise unreadable(path, error) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError("manifest-damaged", path=path, reason=str(error)) from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise DataError("manifest-format", path=path, expected=FORMAT)

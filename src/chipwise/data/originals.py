@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import io
 import math
 import pickletools
 import struct
@@ -20,17 +19,18 @@ import tarfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
+from ..atomic import open_regular
 from ..errors import DataError, unreadable
 from .sources import Columns, check_labels
 
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _CHUNK = 1 << 20
 MAX_BYTES = 1 << 28  # of a batch: CIFAR-100's training batch, the largest, has 155 MB
-MAX_STEPS = 4_000_000  # opcodes: it has 400,000
+MAX_STEPS = 1_000_000  # opcodes: it has 400,000
 _PIXELS = 3 * 32 * 32
 # (classes, split): file names in order, without the .bin of binary ones
 _BATCHES = {
@@ -73,8 +73,9 @@ def read_idx(path: str | Path, sha256: str | None = None) -> np.ndarray:
     """
     path = Path(path)
     try:
-        with path.open("rb") as raw:
-            zipped = raw.peek(2)[:2] == b"\x1f\x8b"
+        with open_regular(path) as raw:
+            zipped = raw.read(2) == b"\x1f\x8b"
+            raw.seek(0)
             with gzip.GzipFile(fileobj=raw) if zipped else raw as stream:
                 return _read_idx(stream, path, sha256)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -83,7 +84,7 @@ def read_idx(path: str | Path, sha256: str | None = None) -> np.ndarray:
         raise unreadable(path, error) from error
 
 
-def _read_idx(stream: io.BufferedIOBase, path: Path, sha256: str | None) -> np.ndarray:
+def _read_idx(stream: BinaryIO | gzip.GzipFile, path: Path, sha256: str | None) -> np.ndarray:
     head = stream.read(4)
     if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in _IDX_TYPES:
         raise DataError("idx-header", path=path, head=head.hex(" "), codes=[f"{c:02x}" for c in _IDX_TYPES])
@@ -201,7 +202,7 @@ def _in_folder(path: Path, names: list[str], classes: int) -> Iterator[tuple[str
 
 
 def _in_archive(path: Path, names: list[str]) -> Iterator[tuple[str, bytes]]:
-    with tarfile.open(path, "r|*") as archive:
+    with open_regular(path) as file, tarfile.open(fileobj=file, mode="r|*") as archive:
         for member in archive:
             name = PurePosixPath(member.name).name
             known = name.removesuffix(".bin") in names and member.isfile()

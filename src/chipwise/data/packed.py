@@ -101,7 +101,13 @@ class PackedFolder:
                 raise DataError("pack-size-fixed", path=self.path, pixels=pixels, size=list(self.size))
         self.below = {name: int(c["below"]) for name, c in columns.items() if c.get("below") is not None}
         self.names = tuple(manifest["names"])
-        self.mean, self.std = tuple(manifest.get("mean", ())), tuple(manifest.get("std", ()))
+        if manifest["counts"] is not None:
+            per_class = [int(count) for count in manifest["counts"]]
+            if len(per_class) != len(self.names):
+                raise ValueError(f"{len(per_class)} counts of {len(self.names)} classes")
+        self.mean, self.std = (tuple(map(float, manifest.get(name, ()))) for name in ("mean", "std"))
+        for entry in [*manifest["settings"].items(), *manifest["source"].get("skipped", ())]:
+            entry[0 if isinstance(entry, tuple) else "name"]
         record = [tuple(field) for field in manifest["record"]]
         self._record = np.dtype(record)
         self._shards = manifest["shards"]

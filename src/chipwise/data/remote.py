@@ -32,7 +32,11 @@ from .manifest import FORMAT, MANIFEST
 
 T = TypeVar("T")
 
+MOST_FOLDERS_DEEP = 40  # a web server may list a folder in itself, without end
 _SPLITS = ("train", "eval")
+# What fsspec opens besides places of data: this machine's files, other Python code, and chains of them
+_LOCAL = ("local", "memory", "simplecache", "filecache", "blockcache", "reference", "zip", "tar", "data")
+_PROTOCOLS = "expected https, s3, gs, az or hf"
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _SQUEEZED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")  # what pathlib makes of one
 # What filesystems call the mark of a file's contents: S3, HTTP, Google, Azure, Hugging Face, SFTP, memory
@@ -151,7 +155,12 @@ class _Url:
         self.protocol = text.partition("://")[0].lower()
         self.http = self.protocol in ("http", "https")
         self.shown = re.sub(r"//[^/@]*@", "//", text.partition("?")[0] if self.http else text)
-        place = urlsplit(text).path if self.http else text.partition("://")[2]
+        try:
+            place = urlsplit(text).path if self.http else text.partition("://")[2]
+        except ValueError as error:
+            raise DataError("url-malformed", url=self.shown, reason=str(error)) from error
+        if ("::" in text.partition("?")[0] and not self.http) or self.protocol in _LOCAL:
+            raise DataError("protocol-unknown", url=self.shown, reason=_PROTOCOLS)
         name = unquote(place) if self.http else place
         self.name = re.sub(r"[^\w.+-]+", "_", name.rstrip("/").rsplit("/", 1)[-1]).lstrip(".") or "data"
         self._text, self.workers = text, workers
@@ -172,7 +181,7 @@ class _Url:
                 import aiohttp
 
                 # Its own limit of 5 minutes a file is too short for a big one; proxies from the environment
-                timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
+                timeout = aiohttp.ClientTimeout(total=None, sock_connect=15, sock_read=30)
                 client = {"trust_env": True, "timeout": timeout}
                 options = {"simple_links": False, "client_kwargs": client}
             return fsspec.core.url_to_fs(self._text, **options)  # kept by fsspec, not made each time
@@ -183,6 +192,8 @@ class _Url:
         except ValueError as error:
             why = " ".join(str(error).split())
             raise DataError("protocol-unknown", url=self.shown, reason=why) from error
+        except OSError as error:  # some connect here
+            raise DataError("unreachable", url=self.shown, reason=reason(error)) from error
 
     def look(self) -> _Listing:
         """What there is to fetch. Raises `_Unreachable`, and `DataError` when that cannot be listed."""
@@ -248,7 +259,7 @@ class _Url:
         files: dict[str, dict[str, Any]] = {}
         with ThreadPoolExecutor(self.workers) as threads:
             folders = {"": self.path}
-            while folders:
+            for _ in range(MOST_FOLDERS_DEEP):
                 below = {}
                 for prefix, infos in zip(folders, threads.map(self._ls, folders.values()), strict=True):
                     for info in infos:
@@ -261,6 +272,10 @@ class _Url:
                         else:
                             files[prefix + name] = info
                 folders = below
+                if not folders:
+                    break
+            else:
+                raise DataError("url-endless", url=self.shown, deep=MOST_FOLDERS_DEEP)
             if self.http:  # its lists have names only
                 places = [info["name"] for info in files.values()]
                 full = threads.map(lambda p: self._ask(p, lambda: self.fs.info(p)), places)
@@ -306,7 +321,7 @@ def _manifest(text: bytes) -> dict[str, Any]:
     """The manifest of a packed folder; empty for other people's files of that name."""
     try:
         manifest = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return manifest if isinstance(manifest, dict) and manifest.get("format") == FORMAT else {}
 

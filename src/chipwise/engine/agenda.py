@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import bisect
-import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 
-from ..recipe.duration import Clock
+from ..recipe.duration import Clock, Marks
 
 MANY = 5000  # steps of a run from which a trial of several steps a call, which compiles twice, can pay
 
@@ -21,18 +20,16 @@ class Agenda:
 
     total: int
     last: int
-    log: frozenset[int]
-    evaluate: frozenset[int]
-    save: frozenset[int]
+    log: Marks
+    evaluate: Marks
+    save: Marks
     save_always: bool
-
-    @functools.cached_property
-    def _marks(self) -> list[int]:
-        return sorted(self.log | self.evaluate | self.save | {self.last})
 
     def until_next(self, step: int) -> int:
         """Steps from `step` to the next after which something is due."""
-        return self._marks[bisect.bisect_right(self._marks, step)] - step
+        after = (marks.after(step) for marks in (self.log, self.evaluate, self.save))
+        due = [mark for mark in (*after, self.last) if mark is not None and mark > step]
+        return min(due) - step
 
     @classmethod
     def of(
@@ -45,16 +42,20 @@ class Agenda:
     ) -> Agenda:
         """From durations; without one, some 25 log rows and 20 possible checkpoints a run."""
         total = clock.total or 0
-        last = min(total, clock.steps(stop_after)) if stop_after else total
+        last = total if stop_after is None else min(total, clock.steps(stop_after))
 
-        def marks(every: str | None) -> frozenset[int]:
-            return frozenset(clock.marks(every)) if every and total else frozenset()
+        logged = f"{max(1, min(200, total // 25))}st" if log_every is None else log_every
+        saved = f"{max(1, total // 20)}st" if checkpoint_every is None else checkpoint_every
+
+        def marks(every: str | None) -> Marks:
+            never = Marks(Fraction(total + 1), total)
+            return never if every is None or not total else clock.marks(every)
 
         return cls(
             total=total,
             last=last,
-            log=marks(log_every or f"{max(1, min(200, total // 25))}st") | {last},
-            evaluate=marks(eval_every) - {last},
-            save=marks(checkpoint_every or f"{max(1, total // 20)}st") - {last},
+            log=replace(marks(logged), also=last),
+            evaluate=replace(marks(eval_every), but=last),
+            save=replace(marks(saved), but=last),
             save_always=checkpoint_every is not None,
         )

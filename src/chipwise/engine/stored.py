@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from ..atomic import read_regular
 from ..errors import RecipeError, RunError
 from ..recipe.duration import Clock
 from ..recipe.recipe import difference
@@ -102,7 +103,7 @@ def read_run(path: str | Path) -> StoredRun:
 def read_processes(path: Path) -> list[dict[str, Any]]:
     """The events of processes.jsonl; damaged lines are left out, a missing file has none."""
     try:
-        lines = (path / "processes.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = read_regular(path / "processes.jsonl").decode("utf-8", "replace").splitlines()
     except OSError:
         return []
     events = []
@@ -120,7 +121,7 @@ def stored_recipe(run: Path) -> dict[str, Any]:
     """
     file = run / "recipe.json"
     try:
-        stored = json.loads(file.read_bytes())
+        stored = json.loads(read_regular(file))
         if not isinstance(stored, dict):
             raise ValueError(f"it holds a {type(stored).__name__}")
     except (FileNotFoundError, NotADirectoryError):
@@ -153,7 +154,7 @@ def read_rows(run: Path) -> tuple[list[dict[str, Any]], list[int]]:
     """
     file = run / "metrics.jsonl"
     try:
-        text = file.read_text(encoding="utf-8", errors="replace")
+        text = read_regular(file, 1 << 30).decode("utf-8", "replace")
     except FileNotFoundError:
         return [], []
     except OSError as error:
@@ -173,7 +174,7 @@ def read_rows(run: Path) -> tuple[list[dict[str, Any]], list[int]]:
 def read_result(run: Path) -> tuple[dict[str, Any] | None, str]:
     """What result.json says, `None` before the run is complete; and what is wrong with the file, or ""."""
     try:
-        result = json.loads((run / "result.json").read_bytes())
+        result = json.loads(read_regular(run / "result.json"))
         if not isinstance(result, dict):
             raise ValueError(f"it holds a {type(result).__name__}")
     except (FileNotFoundError, NotADirectoryError):

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..atomic import read_regular
 from ..chips.catalogue import find
 from ..errors import DataError, RecipeError, RunError
 from ..machine import record
@@ -87,7 +88,7 @@ def _read(path: Path) -> list[Row]:
     if path.is_dir():
         return _folder(path)
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError):  # `record.read` says what is wrong with it
         document = None
     schema = document.get("schema") if isinstance(document, dict) else None

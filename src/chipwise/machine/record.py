@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from ..atomic import Misfit, replace_text, typed
+from ..atomic import Misfit, read_regular, replace_text, typed
 from ..errors import DataError
 from ..words.figures import known
 from .fingerprint import Fingerprint
@@ -121,7 +121,7 @@ def read(path: str | os.PathLike, kind: str | None = None) -> Record:
     version or kind, or that lacks a field.
     """
     try:
-        stored = json.loads(Path(path).read_text(encoding="utf-8"))
+        stored = json.loads(read_regular(path))
     except FileNotFoundError:
         raise DataError("record-missing", path=path, commands=_commands(kind)) from None
     except OSError as error:

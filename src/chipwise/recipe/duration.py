@@ -28,6 +28,9 @@ from fractions import Fraction
 
 from ..errors import RecipeError, near
 
+MOST_STEPS = 2**31 - 1
+"""Of a run: devices count steps in 32 bits."""
+
 UNITS = {"ep": "epochs", "st": "steps", "ex": "examples", "%": "percent of the run"}
 
 # Bounded digit counts: an unbounded exponent such as 1e999999999 would be built digit by digit.
@@ -103,6 +106,39 @@ class Duration:
 
 
 @dataclass(frozen=True)
+class Marks:
+    """The steps in 1..total that end a whole number of `length` steps: an answer takes no memory, however
+    many there are. `also` is one more of them, `but` one that is none."""
+
+    length: Fraction
+    total: int
+    also: int | None = None
+    but: int | None = None
+
+    def __contains__(self, step: int) -> bool:
+        return step == self.also or self.after(step - 1) == step
+
+    def __iter__(self) -> Iterator[int]:
+        step = self.after(0)
+        while step is not None:
+            yield step
+            step = self.after(step)
+
+    def after(self, step: int) -> int | None:
+        """The first mark after `step`."""
+        mark = self._next(step)
+        if mark == self.but:
+            mark = self._next(mark)
+        marks = [m for m in (mark, self.also) if m is not None and step < m <= self.total]
+        return min(marks, default=None)
+
+    def _next(self, step: int) -> int:
+        if self.length < 1:  # every step ends some interval
+            return step + 1
+        return _half_up(math.ceil((step + Fraction(1, 2)) / self.length) * self.length)
+
+
+@dataclass(frozen=True)
 class Clock:
     """What a duration needs to become steps.
 
@@ -129,12 +165,15 @@ class Clock:
     def for_run(cls, examples: int, batch: int, duration: str | Duration) -> Clock:
         """The clock of a run that lasts `duration`.
 
-        Raises `RecipeError` for a malformed duration, or one in percent (of what?).
+        Raises `RecipeError` for a malformed duration, one in percent (of what?), and more than `MOST_STEPS`.
 
         >>> Clock.for_run(50_000, 512, "24ep").total
         2344
         """
-        return cls(examples, batch, cls(examples, batch).steps(duration))
+        clock = cls(examples, batch, cls(examples, batch).steps(duration))
+        if (clock.total or 0) > MOST_STEPS:
+            raise RecipeError("duration-too-long", duration=str(duration), steps=clock.total, most=MOST_STEPS)
+        return clock
 
     def steps(self, duration: str | Duration) -> int:
         """`duration` in whole steps: rounded half up, and at least 1 unless it is zero.
@@ -148,8 +187,8 @@ class Clock:
         length = self._exact(Duration.parse(duration))
         return max(_half_up(length), 1) if length else 0
 
-    def marks(self, every: str | Duration) -> list[int]:
-        """The steps, ascending, in 1..total, that end a whole number of `every`.
+    def marks(self, every: str | Duration) -> Marks:
+        """The steps in 1..total that end a whole number of `every`.
 
         The k-th mark is k times the exact length, rounded once. Adding the
         rounded length k times would drift: 24 rounded epochs of 97.66 steps are
@@ -158,7 +197,7 @@ class Clock:
 
         Raises `RecipeError` when `every` is zero or `total` is None.
 
-        >>> Clock(50_000, 512, 2344).marks("8ep")
+        >>> list(Clock(50_000, 512, 2344).marks("8ep"))
         [781, 1563, 2344]
         """
         length = self._exact(Duration.parse(every))
@@ -166,21 +205,11 @@ class Clock:
             raise RecipeError("interval-zero", every=str(every))
         if self.total is None:
             raise RecipeError("marks-need-total", every=str(every))
-        return list(self._marks(length, self.total))
+        return Marks(length, self.total)
 
     def epoch(self, step: int) -> int:
         """The epoch, from 0, of the first example of `step`."""
         return step * self.batch // self.examples
-
-    def _marks(self, length: Fraction, total: int) -> Iterator[int]:
-        last, k = 0, 1
-        if length < 1:  # every step ends some interval
-            yield from range(1, total + 1)
-            return
-        while (mark := _half_up(k * length)) <= total:
-            if mark > last:
-                yield mark
-            last, k = mark, k + 1
 
     def _exact(self, duration: Duration) -> Fraction:
         """Steps as a fraction."""

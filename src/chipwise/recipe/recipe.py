@@ -115,7 +115,8 @@ class Recipe:
             raise RecipeError("seed-too-large", seed=self.seed)
         if self.ema is not None and not 0 < self.ema < 1:
             raise RecipeError("ema-range", ema=self.ema)
-        if isinstance(self.frozen, str) or not all(isinstance(pattern, str) for pattern in self.frozen):
+        patterns = self.frozen if isinstance(self.frozen, (tuple, list)) else [None]
+        if not all(isinstance(pattern, str) for pattern in patterns):
             raise RecipeError("frozen-not-patterns", frozen=repr(self.frozen))
         object.__setattr__(self, "frozen", tuple(self.frozen))
         precisions.check(self.precision)

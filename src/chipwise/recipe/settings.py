@@ -127,7 +127,9 @@ def _find(spec: str) -> Recipe | Callable[..., Recipe]:
         module = import_file(f"{RECIPE_MODULE}{file.stem}", path)
     except ChipwiseError:
         raise
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # sys.exit() too: an import must not end the program
         raise RecipeError("recipe-file-fails", path=path, **_blame(error, file)) from error
     name = name or "recipe"
     source = getattr(module, name, None)
@@ -161,7 +163,9 @@ def _called(spec: str, source: Callable[..., Recipe], given: dict[str, Any]) -> 
         recipe = source(**given)
     except ChipwiseError:
         raise
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         code = inspect.unwrap(source).__code__ if inspect.isfunction(source) else None
         blame = _blame(error, code and Path(code.co_filename))
         raise RecipeError("recipe-function-fails", recipe=spec, **blame) from error
@@ -170,7 +174,7 @@ def _called(spec: str, source: Callable[..., Recipe], given: dict[str, Any]) -> 
     return recipe
 
 
-def _blame(error: Exception, file: Path | None) -> dict[str, Any]:
+def _blame(error: BaseException, file: Path | None) -> dict[str, Any]:
     """The `error`, its `reason` on one line, and the innermost `line` of `file` that it passed through."""
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if file and Path(f.filename) == file]
     if isinstance(error, SyntaxError):
@@ -200,7 +204,7 @@ def _typed(name: str, text: str, old: Any) -> Any:
     """`text` as a value of the type of `old`. Literals only: nothing is executed."""
     try:
         value = ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError):
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # of deeply nested text
         value = text
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if isinstance(old, bool):

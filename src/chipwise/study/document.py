@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..atomic import replace_text, typed
+from ..atomic import read_regular, replace_text, typed
 from ..errors import DataError, RunError
 from . import grid
 
@@ -128,7 +128,7 @@ def read(folder: str | Path) -> Study | None:
     folder = Path(folder).absolute()
     file = folder / FILE
     try:
-        stored = json.loads(file.read_bytes())
+        stored = json.loads(read_regular(file))
         schema = stored.get("schema")
         if schema == SCHEMA:
             points = [Point(dict(p["set"]), _runs(p["set"], p["runs"])) for p in stored["points"]]

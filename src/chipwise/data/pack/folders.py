@@ -181,7 +181,7 @@ def listed_by(table: Table) -> Listing:
     for name in table.files:
         try:
             status = os.stat(root / name)
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError):  # a name with a zero byte names nothing
             absent.append(name)
             continue
         except OSError as error:

@@ -11,11 +11,13 @@ column `split` sends rows to train, or to eval (also called val, valid, validati
 from __future__ import annotations
 
 import csv
+import io
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from ...atomic import open_regular
 from ...errors import DataError, unreadable
 from ..folder import refuse_duplicates
 
@@ -48,7 +50,7 @@ class _Row:
 def read_table(path: Path) -> Table:
     """Reads a table. Raises `DataError` for one that cannot be understood, with the line."""
     try:
-        with open(path, newline="", encoding="utf-8-sig") as stream:
+        with io.TextIOWrapper(open_regular(path), "utf-8-sig", newline="") as stream:
             reader = csv.reader(stream)
             stripped = (_Row(path, reader.line_num, [cell.strip() for cell in row]) for row in reader)
             heading, *rows = [row for row in stripped if any(row.cells)] or [_Row(path, 0, [])]

@@ -1,0 +1,103 @@
+"""Hundreds of cases of bad input: each ends in a line, within seconds, in bounded memory."""
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fuzz.cases import Case, cases
+
+SECONDS = 30  # on a loaded machine; a FIFO or a server that waits takes for ever
+BYTES = 1 << 30  # beyond what the libraries take
+LONGEST = 400  # characters of an error's line
+EXPECTED = {2, 3, 4, 5}
+SEED = int(os.environ.get("CHIPWISE_FUZZ_SEED", "0"))
+
+
+class Worker:
+    """A process that runs commands, made again when one hangs or grows."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.process = folder, None
+
+    def ask(self, case: Case) -> dict:
+        if self.process is None or self.process.poll() is not None:
+            environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
+            environment["CHIPWISE_CACHE"] = str(self.folder / "cache")
+            self.process = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("worker.py"))],
+                env=environment,
+                text=True,
+                cwd=self.folder,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+            self.ready = self._answer(["chips"], 120)  # loads what most commands load
+        return self._answer(list(case.arguments), SECONDS)
+
+    def _answer(self, arguments: list[str], seconds: float) -> dict:
+        began = time.monotonic()
+        self.process.stdin.write(json.dumps(arguments) + "\n")
+        self.process.stdin.flush()
+        if not select.select([self.process.stdout], [], [], seconds)[0]:
+            self.end()
+            return {"problem": f"no answer in {seconds} s"}
+        line = self.process.stdout.readline()
+        if not line:
+            return {"problem": f"died with {self.process.wait()}"}
+        answer = json.loads(line) | {"seconds": time.monotonic() - began}
+        if answer["bytes"] > BYTES:
+            self.end()
+            return {"problem": f"took {answer['bytes']:,} bytes"}
+        return answer
+
+    def end(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+
+def problem(case: Case, answer: dict) -> str | None:
+    """What is wrong with how a command ended."""
+    if "problem" in answer:
+        return answer["problem"]
+    if "Traceback" in answer["err"]:
+        return "traceback: " + answer["err"][-300:]
+    if answer["code"] == 0:
+        return None if case.may_succeed else "accepted"
+    if answer["code"] not in EXPECTED:
+        return f"exit code {answer['code']}: {answer['err'][-200:]}"
+    lines = [line for line in answer["err"].splitlines() if line.startswith("error: ")]
+    usage = "Usage:" in answer["err"]
+    if len(lines) != 1 and not usage:
+        return f"{len(lines)} lines of error: {answer['err'][-300:]}"
+    if lines and len(lines[0]) > LONGEST:
+        return f"a line of {len(lines[0])}: {lines[0][:200]}"
+    return None
+
+
+@pytest.mark.slow
+def test_bad_input_ends_in_a_line(tmp_path):
+    (tmp_path / "files").mkdir()
+    (tmp_path / "here").mkdir()
+    worker, wrong, count = Worker(tmp_path / "here"), [], 0
+    try:
+        for case in cases(tmp_path / "files", SEED):
+            count += 1
+            found = problem(case, worker.ask(case))
+            if found:
+                wrong.append(f"{case.about}\n    {case.arguments[0]}: {found}")
+    finally:
+        worker.end()
+    left = [path for path in (tmp_path / "here").iterdir() if path.name not in ("cache", "__pycache__")]
+    print(f"{count} cases, {len(wrong)} wrong")
+    assert not wrong, f"{len(wrong)} of {count}:\n" + "\n".join(wrong)
+    assert not left and not (tmp_path / "files" / "never").exists()
+    assert count >= 400
