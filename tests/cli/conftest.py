@@ -57,7 +57,7 @@ class Said(NamedTuple):
         if " " not in self.error.code:  # not all errors of the engine are codes yet
             assert error in (None, self.error.code), f"{self.error.code}: {self.err}"
             assert {name: self.error.facts[name] for name in facts} == facts
-        assert self.err == f"error: {self.error}\n" and self.out == ""
+        assert self.err == f"error: {cli.error_line(self.error)}\n" and self.out == ""
         return True
 
 

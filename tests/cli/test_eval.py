@@ -44,19 +44,32 @@ def test_the_batch_and_the_devices_do_not_change_the_result(chipwise, digits):
         assert metrics["loss"] == pytest.approx(trained["eval/loss"], rel=1e-5)
 
 
-def test_the_recipe_of_a_file_is_found_again_with_its_settings(chipwise, of_a_file):
+def test_the_recipe_of_a_file_is_found_again_with_its_settings(chipwise, of_a_file, mine):
     trained = json.loads((of_a_file / "result.json").read_text())["metrics"]
-    said = chipwise("eval", of_a_file, "--json", "--devices", 1)
+    said = chipwise("eval", of_a_file, "--recipe", f"{mine}:recipe", "--json", "--devices", 1)
     assert said.err == ""
     assert json.loads(said.out)["metrics"]["loss"] == pytest.approx(trained["eval/loss"], rel=1e-6)
-    shown = chipwise("eval", of_a_file, "--devices", 1).out
+    shown = chipwise("eval", of_a_file, "--recipe", f"{mine}:recipe", "--devices", 1).out
     assert shown.split()[0] == "eval/loss"
 
 
-def test_looking_changes_nothing(chipwise, of_a_file):
+def test_a_recipe_file_is_not_executed_because_a_run_names_it(chipwise, of_a_file, tmp_path):
+    """A run folder may come from anybody, with a recipe file in it."""
+    evil = tmp_path / "run" / "evil.py"
+    evil.parent.mkdir()
+    evil.write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
+    stored = json.loads((of_a_file / "recipe.json").read_text())
+    for file in (str(evil), "evil.py", "digits.py"):
+        stored["source"]["recipe"] = f"{file}:recipe"
+        (evil.parent / "recipe.json").write_text(json.dumps(stored))
+        assert chipwise("eval", evil.parent).refused(5, "run-recipe-in-file", recipe=f"{file}:recipe")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_looking_changes_nothing(chipwise, of_a_file, mine):
     (of_a_file / "checkpoints" / "99.orbax-checkpoint-tmp").mkdir()  # somebody is just writing it
     before = sorted(of_a_file.rglob("*"))
-    assert chipwise("eval", of_a_file, "--devices", 1).code == 0
+    assert chipwise("eval", of_a_file, "--recipe", f"{mine}:recipe", "--devices", 1).code == 0
     assert sorted(of_a_file.rglob("*")) == before
 
 
@@ -64,14 +77,14 @@ def test_a_recipe_that_has_changed_since_is_said(chipwise, of_a_file, mine):
     text = mine.read_text()
     try:
         mine.write_text(text.replace("momentum=0.5", "momentum=0.6"))
-        said = chipwise("eval", of_a_file, "--devices", 1)
+        said = chipwise("eval", of_a_file, "--recipe", f"{mine}:recipe", "--devices", 1)
         assert said.code == 0
         assert "optimizer.momentum: 0.5 there, 0.6 now" in said.err
         wider = (
             "init=lambda key: ({**tasks.init(key)[0], 'more': tasks.init(key)[0]['v']}, tasks.init(key)[1]),"
         )
         mine.write_text(text.replace("init=tasks.init,", wider))
-        said = chipwise("eval", of_a_file, "--devices", 1)
+        said = chipwise("eval", of_a_file, "--recipe", f"{mine}:recipe", "--devices", 1)
     finally:
         mine.write_text(text)
     assert said.code == 5 and (" " in said.error.code or said.error.code == "checkpoint-of-other-arrays")
@@ -83,7 +96,7 @@ def test_a_recipe_that_has_changed_since_is_said(chipwise, of_a_file, mine):
         (None, "not-a-run"),
         ("{", "recipe-json-damaged"),
         ("[]", "recipe-json-damaged"),
-        ("{}", "run-from-python"),
+        ("{}", "run-recipe-in-python"),
     ],
 )
 def test_a_folder_that_is_no_run_is_one_line(chipwise, tmp_path, damage, error):
@@ -92,8 +105,8 @@ def test_a_folder_that_is_no_run_is_one_line(chipwise, tmp_path, damage, error):
     assert chipwise("eval", tmp_path).refused(5, error)
 
 
-def test_a_run_without_a_checkpoint_is_one_line(chipwise, of_a_file, tmp_path):
+def test_a_run_without_a_checkpoint_is_one_line(chipwise, of_a_file, mine, tmp_path):
     (tmp_path / "recipe.json").write_bytes((of_a_file / "recipe.json").read_bytes())
-    assert chipwise("eval", tmp_path).refused(5, "run-without-checkpoints")
+    assert chipwise("eval", tmp_path, "--recipe", f"{mine}:recipe").refused(5, "run-without-checkpoints")
     (tmp_path / "checkpoints").mkdir()
-    assert chipwise("eval", tmp_path).refused(5, "run-without-checkpoints")
+    assert chipwise("eval", tmp_path, "--recipe", f"{mine}:recipe").refused(5, "run-without-checkpoints")

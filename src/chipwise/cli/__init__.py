@@ -75,7 +75,7 @@ def _shown(error: errors.ChipwiseError) -> bool:
     return here.shows
 
 
-def _line(error: errors.ChipwiseError) -> str:
+def error_line(error: errors.ChipwiseError) -> str:
     """The error on one line. Long words are cut first, then the middle: the end says what to type."""
     text = printable(" ".join(str(error).splitlines()))
     if len(text) <= LONGEST or isinstance(error, errors.Stopped):  # which ends in a command to copy
@@ -91,7 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
         code = 0
     except errors.ChipwiseError as error:
         if _shown(error):
-            print(f"error: {_line(error)}", file=sys.stderr)
+            print(f"error: {error_line(error)}", file=sys.stderr)
         code = error.exit_code
     except SystemExit as leave:  # how typer ends: help, usage errors (2), typer.Exit
         code = leave.code if isinstance(leave.code, int) else int(leave.code is not None)

@@ -17,12 +17,6 @@ if TYPE_CHECKING:
     from ..deploy.model import Trained
 
 Run = Annotated[str, typer.Argument(help="A run folder.")]
-OfRun = Annotated[
-    str | None,
-    option(
-        "The recipe of the run, where it is no built-in one: a run's files are not executed.", "FILE:NAME"
-    ),
-]
 
 
 @options.taking
@@ -35,7 +29,7 @@ def predict(
     out: Annotated[Path, option("A .parquet, .csv or .jsonl file.", "FILE")] = Path("predictions.csv"),
     top: Annotated[int, option("How many classes a row has.", "N", min=1)] = 1,
     probabilities: Annotated[bool, option("Those of all classes too.", name="--probabilities")] = False,
-    recipe: OfRun = None,
+    recipe: options.OfRun = None,
     batch: Annotated[int | None, option("Examples that a device takes at a time.", "N", min=1)] = None,
     workers: options.Workers = None,
     fresh: Annotated[bool, option("Replace a file that is there.", name="--fresh")] = False,

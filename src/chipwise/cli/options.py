@@ -64,6 +64,12 @@ AtOnce = Annotated[
 Metric = Annotated[
     str | None, option("What to compare. [eval/accuracy, else eval/loss, else train/loss]", "NAME")
 ]
+OfRun = Annotated[
+    str | None,
+    option(
+        "The recipe of the run, where it is no built-in one: a run's files are not executed.", "FILE:NAME"
+    ),
+]
 Prices = Annotated[
     str | None, option("Your own prices instead of the bundled ones.", "FILE", name="--prices")
 ]

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import DivergedError, RecipeError, RunError, Stopped
+from ..errors import DivergedError, RecipeError, Stopped
 from ..explain.terminal import console, grid, lines
 from ..words.facts import fact
 from . import options
@@ -108,6 +108,7 @@ def evaluate_run(
         int | None, option("Global batch; by default chosen from the memory needed.", min=1)
     ] = None,
     data: options.Data = None,
+    recipe: options.OfRun = None,
     json_: options.Json = False,
 ) -> None:
     """Evaluate the newest checkpoint of a run, every example exactly once.
@@ -116,28 +117,25 @@ def evaluate_run(
     Examples:
       chipwise eval runs/mnist-1
       chipwise eval runs/mnist-1 --batch 7 --simulate 8 --json
+      chipwise eval runs/mine --recipe my_task.py:recipe
     """
     on = here.on()
+    from ..deploy.model import recipe_of
     from ..engine.checkpoint import restore_run
     from ..engine.fit import evaluate
-    from ..engine.stored import disagreement, stored_recipe
-    from ..recipe.settings import load
+    from ..engine.stored import disagreement, read_run
 
     def warn(warning: object) -> None:
         typer.echo(f"warning: {warning}", err=True)
 
-    stored = stored_recipe(Path(run))
-    source = stored.get("source")
-    if not isinstance(source, dict):
-        raise RunError("run-from-python", run=run)
-    synthetic = source.get("synthetic", False) and data is None
-    recipe = load(source["recipe"], source["set"], data or source["data"], synthetic)
-    changed = disagreement(stored, recipe.describe())
+    stored = read_run(run)
+    loaded = recipe_of(stored, recipe, data)
+    changed = disagreement(stored.recipe, loaded.describe())
     if changed:
-        warn(fact("recipe-changed", recipe=source["recipe"], run=run, changed=changed))
-    restored = restore_run(recipe, run, warn)
-    metrics = evaluate(recipe, restored.params, restored.state, batch=batch, on=on)
-    examples = len(recipe.task.eval or ())
+        warn(fact("recipe-changed", recipe=loaded.name, run=run, changed=changed))
+    restored = restore_run(loaded, run, warn)
+    metrics = evaluate(loaded, restored.params, restored.state, batch=batch, on=on)
+    examples = len(loaded.task.eval or ())
     if json_:
         shown = {"run": run, "steps": restored.steps, "examples": examples, "metrics": metrics}
         print(json.dumps(shown, default=lambda v: v.tolist()))

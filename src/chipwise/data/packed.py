@@ -103,7 +103,7 @@ class PackedFolder:
         self.names = tuple(manifest["names"])
         if manifest["counts"] is not None:
             per_class = [int(count) for count in manifest["counts"]]
-            if len(per_class) != len(self.names):
+            if self.names and per_class and len(per_class) != len(self.names):
                 raise ValueError(f"{len(per_class)} counts of {len(self.names)} classes")
         self.mean, self.std = (tuple(map(float, manifest.get(name, ()))) for name in ("mean", "std"))
         for entry in [*manifest["settings"].items(), *manifest["source"].get("skipped", ())]:

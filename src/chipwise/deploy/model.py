@@ -11,7 +11,7 @@ from ..data.sources import Source
 from ..engine.checkpoint import restore_run
 from ..engine.result import Result
 from ..engine.state import count, fingerprint
-from ..engine.stored import disagreement, read_run
+from ..engine.stored import StoredRun, disagreement, read_run
 from ..errors import DataError, RecipeError, RunError
 from ..recipe.recipe import Recipe
 from ..recipe.settings import load
@@ -87,6 +87,22 @@ def trained(
 def settings_of(run: str | Path) -> list[str]:
     """The settings, such as `"lr=0.2"`, that the command line trained a run with."""
     return list((read_run(run).source or {}).get("set", ()))
+
+
+def recipe_of(run: StoredRun, recipe: str | None = None, data: str | None = None) -> Recipe:
+    """The recipe that a run was trained with, its data too, or that at `data`.
+
+    A run folder may come from anybody: of a recipe file it names the path, and only the `recipe` that the
+    caller names, such as `"my_task.py:recipe"`, is executed. Raises `RunError` where one must be named.
+    """
+    source = run.source or {}
+    if recipe is None:
+        if not source:
+            raise RunError("run-recipe-in-python", run=str(run.path))
+        if source["recipe"] not in BUILT_IN:
+            raise RunError("run-recipe-in-file", run=str(run.path), recipe=source["recipe"])
+    synthetic = source.get("synthetic") is True and data is None
+    return load(recipe or source["recipe"], source.get("set", ()), data or source.get("data"), synthetic)
 
 
 def _built_in(source: dict[str, Any] | None, run: str) -> Recipe:
