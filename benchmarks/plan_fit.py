@@ -25,9 +25,9 @@ import numpy as np
 from benchmarks.plan_accuracy.rows import Row, rows
 from scipy.optimize import least_squares
 
+from chipwise.engine.layout import Layout
 from chipwise.errors import RecipeError
-from chipwise.planner.planner import _programs
-from chipwise.planner.programs import traced_program
+from chipwise.planner.programs import step_programs, traced_program
 from chipwise.planner.roofline import Ideal, ideal_times, split
 from chipwise.planner.timing import all_reduce_seconds
 
@@ -95,8 +95,8 @@ def samples() -> list[Sample]:
         except RecipeError as error:
             print(f"row {row.row} left out: {error}")
             continue
-        target = row.target
-        programs, chip = _programs(recipe, target, True), target.chip
+        layout, chip = Layout(recipe.batch, recipe.replicas, row.target.devices, True), row.target.chip
+        programs = step_programs(recipe, layout, resident=False)
         parts = [
             (ideal_times(traced_program(program, "cuda"), chip, recipe.precision), count)
             for program, count in ((programs.replica, programs.calls), (programs.update, 1))
