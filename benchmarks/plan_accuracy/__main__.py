@@ -44,7 +44,12 @@ def main() -> None:
         if not asked or options.family not in (None, row.family):
             continue
         if row.row not in answers or options.again:
-            answers[row.row] = ask(row)
+            same = (
+                None
+                if options.again
+                else next((a for a in answers.values() if a["command"] == row.command), None)
+            )
+            answers[row.row] = same or ask(row)
             save(answers)
             print(f"{row.row:4d} {row.model} on {row.on}: {shown(row, answers[row.row])}", flush=True)
     page.write(FOLDER, rows(), answers)

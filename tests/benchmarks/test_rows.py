@@ -11,6 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.plan_accuracy import page
 from benchmarks.plan_accuracy.rows import PUBLISHED, rows
 
 from chipwise.recipe.settings import load
@@ -73,7 +74,9 @@ def test_throughputs_are_converted_into_examples(by_row):
     assert by_row[2].seconds == pytest.approx(256 / 938)
 
 
-@pytest.mark.parametrize("spec", PARAMETERS)
+@pytest.mark.parametrize(
+    "spec", [pytest.param(spec, marks=() if "vit" in spec else pytest.mark.slow) for spec in PARAMETERS]
+)
 def test_parameters_are_the_published_ones(spec):
     for setting, expected in PARAMETERS[spec].items():
         recipe = load(str(RECIPES / spec), [setting] if setting else [])
@@ -94,3 +97,36 @@ def test_a_command_is_what_the_row_loads(by_row):
 def test_nothing_is_fitted_to_rows_that_are_held_out(by_row):
     results = json.loads((PUBLISHED.parent / "results.json").read_text(encoding="utf-8"))
     assert {int(number) for number in results} <= {r.row for r in by_row.values() if r.use != "apart"}
+
+
+def answer(row, ratio, **more):
+    """A prediction of `ratio` times the measured speed, give or take a fifth, at a fifth of the peak."""
+    value, chip = ratio * row.measured, row.target.chip
+    flops = 0.2 * chip.bf16_dense_tflops * 1e12 / chip.jax_devices_per_chip * row.seconds
+    return {"command": row.command, "value": value, "low": value / 1.2, "high": value * 1.2, "flops": flops}
+
+
+def test_predictions_are_compared_with_measurements_and_with_the_rule_of_thumb(by_row):
+    fast = page.Prediction(by_row[35], answer(by_row[35], 1.25))
+    slow = page.Prediction(by_row[35], answer(by_row[35], 0.9))
+    assert fast.ratio == pytest.approx(1.25) and not fast.inside and slow.inside
+    assert page.error(fast.ratio) == pytest.approx(0.25) and page.error(0.8) == pytest.approx(0.25)
+    assert fast.rule == pytest.approx(2.0)  # 40 % of the peak where the measured step reached 20 %
+
+
+def test_the_page_has_every_row_once_and_leads_with_those_held_out(by_row, tmp_path):
+    answers = {n: answer(by_row[n], 1.1) for n in (35, 60, 71, 174)}
+    answers[61] = {"command": by_row[61].command, "problem": "batch-does-not-fit", "text": "Too large."}
+    page.write(tmp_path, list(by_row.values()), answers)
+    text = (tmp_path / "plan_accuracy.md").read_text(encoding="utf-8")
+    places = [
+        text.index(f"## {title}") for title in ("In short", "Held-out", "Rows that may", "Rows without")
+    ]
+    assert places == sorted(places)
+    for row in by_row.values():
+        assert (
+            text.count(f"`{row.command}` |")
+            == sum(other.use != "apart" and other.command == row.command for other in by_row.values())
+            or row.use == "apart"
+        ), row.row
+    assert text.count("Too large.") == 1 and (tmp_path / "plan_accuracy.svg").stat().st_size > 1000
