@@ -67,9 +67,9 @@ def test_prices_of_one_cloud_without_marketplaces(capsys):
         (["digits", "--on", "t4", "--set", "batch=63"], 2, "batch=63"),
         (["digits", "--on", "t4", "--cloud", "gpc"], 3, "Did you mean 'gcp'?"),
         (
-            ["digits", "--on", "t4", "--region", "mars"],
+            ["digits", "--on", "t4", "--region", "zz"],
             3,
-            fact("price-region-unknown", region="mars", hint=None),
+            fact("price-region-unknown", region="zz", hint=None),
         ),
         (["digits", "--on", "t4", "--prices", "none.csv"], 3, fact("prices-missing", path="none.csv")),
     ],
