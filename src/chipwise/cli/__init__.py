@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import re
 import sys
+from importlib.metadata import version
+from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from .. import errors
 from ..words.facts import fact
@@ -28,6 +31,36 @@ def exit_codes() -> str:
     return "\n".join(["\b", "Exit codes:", *rows])  # \b keeps the lines that follow it as they are
 
 
+GROUPS = {
+    "commands-first": ("plan", "train", "report"),
+    "commands-chip": ("devices", "chips", "prices", "launch"),
+    "commands-data": ("pack", "inspect", "show", "bench-feed"),
+    "commands-train": (
+        "check", "find-lr", "find-batch", "transfer", "sweep", "run-local", "eval", "predict",
+    ),
+    "commands-understand": ("compare", "bench"),
+}  # fmt: skip
+"""The commands as the help lists them: what a newcomer needs, then by what they are for."""
+
+
+class _Grouped(typer.core.TyperGroup):
+    """The main help with its commands in groups."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        width = max(map(len, self.commands))
+        for title, names in GROUPS.items():
+            with formatter.section(str(fact(title))):
+                formatter.write_dl(
+                    [(f"{name:<{width}}", self.commands[name].get_short_help_str(90)) for name in names]
+                )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(version("chipwise"))
+        raise typer.Exit
+
+
 def app() -> typer.Typer:
     """The command line as a Typer application."""
     from .advice import check, transfer
@@ -45,12 +78,15 @@ def app() -> typer.Typer:
     from .train import evaluate_run, sweep, train
 
     commands = typer.Typer(
-        no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+        cls=_Grouped, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
     )
-    codes = exit_codes()
 
-    @commands.callback(help=str(fact("chipwise-help")), epilog=codes)
-    def chipwise() -> None:
+    @commands.callback(help=str(fact("chipwise-help")), epilog=exit_codes())
+    def chipwise(
+        version: Annotated[
+            bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it and leave.")
+        ] = False,
+    ) -> None:
         pass
 
     for command in (
@@ -60,7 +96,7 @@ def app() -> typer.Typer:
     ):  # fmt: skip
         name = "eval" if command is evaluate_run else command.__name__.replace("_", "-")
         passed_on = {"ignore_unknown_options": True} if command is run_local else {}
-        commands.command(name, epilog=codes, context_settings=passed_on)(command)
+        commands.command(name, context_settings=passed_on)(command)
     return commands
 
 

@@ -8,10 +8,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from ..words.facts import Fact
 
-SECONDS_BETWEEN_LINES = 5.0  # between plain lines, so that a log file stays readable
+SECONDS_BETWEEN_LINES = 10.0  # between plain lines, so that a log file stays readable
 
 
 class Reporter:
@@ -28,7 +29,7 @@ class Reporter:
         self.kind = kind
         self._bar: Progress | None = None
         self._task: Any = None
-        self._last = 0.0
+        self._last = -SECONDS_BETWEEN_LINES
         self._unsaid: dict[str, Any] = {}
         self._began = time.perf_counter()
 
@@ -45,12 +46,16 @@ class Reporter:
     def start(self, step: int, total: int) -> None:
         self._began, self._from, self._total = time.perf_counter(), step, total
         if self.kind == "bar":
+            # Step, total and time left keep their place on a narrow terminal; the metrics give way
             self._bar = Progress(
                 TextColumn("[bold]train"),
-                BarColumn(),
+                BarColumn(bar_width=20),
                 MofNCompleteColumn(),
                 TimeRemainingColumn(compact=True),
-                TextColumn("{task.fields[text]}"),
+                TextColumn(
+                    "{task.fields[text]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")
+                ),
+                expand=True,
                 console=self.console,
                 refresh_per_second=4,
             )
@@ -69,8 +74,7 @@ class Reporter:
         elif self.kind == "lines":
             now = time.perf_counter()
             last = row["step"] >= self._total
-            evaluated = any(name.startswith("eval/") for name in row)
-            if last or evaluated or now - self._last >= SECONDS_BETWEEN_LINES:
+            if last or now - self._last >= SECONDS_BETWEEN_LINES:
                 self._last, self._unsaid = now, {}
                 self.say(f"step {row['step']}/{self._total}  {text}{self._eta(row['step'], now)}")
 
