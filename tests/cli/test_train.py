@@ -124,7 +124,7 @@ def test_help_shows_examples_line_by_line_and_the_exit_codes(chipwise):
     lines = [line.strip() for line in said.out.splitlines()]
     assert "chipwise train digits" in lines
     assert "chipwise train my_task.py:recipe --set lr=0.2 --devices 4" in lines
-    assert not any(line.startswith(f"{errors.Stopped.exit_code} ") for line in lines)  # in the main help alone
+    assert not any(line.startswith(f"{errors.Stopped.exit_code} ") for line in lines)
     assert "\b" not in said.out
     assert "chipwise eval runs/mnist-1 --batch 7 --simulate 8 --json" in chipwise("eval", "--help").out
 
@@ -136,9 +136,13 @@ def test_the_exit_codes_in_the_help_are_those_of_the_errors(chipwise):
     assert codes | {0, 130} == listed
 
 
+COMMANDS = len(cli.app().registered_commands)
+
+
 def test_the_help_lists_every_command_once(chipwise):
+    """In one of its groups: the application's own class raises for a name that is no command."""
     listed = [name for names in cli.GROUPS.values() for name in names]
-    assert sorted(listed) == sorted(one.name for one in cli.app().registered_commands)
+    assert len(set(listed)) == len(listed) == COMMANDS
     shown = chipwise("--help").out.splitlines()
     assert [line.split()[0] for line in shown if line.split()[:1] and line.split()[0] in listed] == listed
 
