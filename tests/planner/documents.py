@@ -194,7 +194,7 @@ def plans() -> list[Plan]:
             method="compiled",
             held=None,
             problem=fact("refused", program="replica", message="UNIMPLEMENTED: <no> such thing & more"),
-            notes=(fact("fused-without-exact"),),
+            notes=(fact("fused-step"),),
         ),
     ]  # fmt: skip
 

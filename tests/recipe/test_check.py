@@ -162,7 +162,9 @@ def test_devices_that_would_stand_idle():
     def found(on, **changes):
         return [f.fact for f in cw.check(plain(**changes), on)]
 
-    assert found("v3-8") == found("a100:4") == found("t4") == []
+    assert found("v3-8") == found("a100:4") == found("t4", blocks=1) == []
+    (in_turn,) = found("t4")
+    assert (in_turn.code, in_turn["calls"], in_turn["devices"]) == ("blocks-in-turn", 8, 1)
     (idle,) = found("v3-8", batch=48, replicas=6)
     assert (idle.code, idle["replicas"], idle["target"]) == ("devices-idle", 6, "v3-8")
     assert idle["settings"] == ["replicas=8"]
@@ -170,7 +172,7 @@ def test_devices_that_would_stand_idle():
     assert (idle["target"], idle["settings"]) == ("a100:8", ["replicas=8", "batch=64"])
     padded = found("v3-8", batch=60, replicas=4)[0]
     assert (padded.code, padded["group"]) == ("padding", 15)
-    assert found("a100", batch=60, replicas=4) == []
+    assert found("a100", batch=60, replicas=4, blocks=1) == []
 
 
 def test_errors():

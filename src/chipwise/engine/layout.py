@@ -7,9 +7,10 @@ the left half taking the odd one.
     8 replicas            6 replicas
     ((01)(23))((45)(67))  ((01)2)((34)5)
 
-A device owns a contiguous block of replicas. It can add its block alone, without changing a
-bracket, exactly when the block is a node of the tree. Equal blocks are all nodes when the device
-count is a power of two that divides the replicas, or the replicas themselves.
+The leaves are blocks: the replicas that one program computes together, one each unless the recipe says
+otherwise. A device owns a contiguous range of them. It can add its range alone, without changing a
+bracket, exactly when the range is a node of the tree. Equal ranges are all nodes when the device
+count is a power of two that divides the blocks, or the blocks themselves.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ..errors import DeviceError, RecipeError
+from ..recipe.recipe import Recipe
 
 T = TypeVar("T")
 
@@ -44,10 +46,10 @@ def merges(leaves: int) -> tuple[int, ...]:
     return left + right[:-1] + (right[-1] + 1,)
 
 
-def exact_counts(replicas: int) -> list[int]:
-    """The device counts that give the same bits for this many replicas, ascending."""
-    powers = [1 << i for i in range(replicas.bit_length()) if replicas % (1 << i) == 0]
-    return sorted({*powers, replicas})
+def exact_counts(blocks: int) -> list[int]:
+    """The device counts that give the same bits for this many blocks, ascending."""
+    powers = [1 << i for i in range(blocks.bit_length()) if blocks % (1 << i) == 0]
+    return sorted({*powers, blocks})
 
 
 def even_counts(replicas: int) -> list[int]:
@@ -57,12 +59,21 @@ def even_counts(replicas: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Layout:
-    """How one recipe lies on one machine. All counts are global unless the name says otherwise."""
+    """How one recipe lies on one machine. All counts are global unless the name says otherwise.
+
+    `blocks`: of the recipe, as many as replicas when 0; without `exact` as many as devices.
+    """
 
     batch: int
     replicas: int
     devices: int
     exact: bool = True
+    blocks: int = 0
+
+    @classmethod
+    def of(cls, recipe: Recipe, devices: int, exact: bool = True) -> Layout:
+        """`recipe` on so many devices."""
+        return cls(recipe.batch, recipe.replicas, devices, exact, recipe.block_count)
 
     def __post_init__(self):
         if self.batch < 1 or self.replicas < 1:
@@ -71,11 +82,25 @@ class Layout:
             lower = self.batch // self.replicas * self.replicas
             near = [n for n in (lower, lower + self.replicas) if n]
             raise RecipeError("batch-indivisible", batch=self.batch, replicas=self.replicas, near=near)
-        counts, facts = exact_counts(self.replicas), {"devices": self.devices, "replicas": self.replicas}
+        blocks = (self.blocks or self.replicas) if self.exact else self.devices
+        counts, facts = exact_counts(blocks), {"devices": self.devices, "replicas": self.replicas}
+        if self.exact and blocks < self.replicas and self.devices not in counts:
+            raise DeviceError("devices-above-blocks", **facts, blocks=blocks, counts=counts)
         if self.replicas % self.devices:
-            raise DeviceError("devices-uneven", **facts, counts=counts)
+            raise DeviceError("devices-uneven", **facts, counts=exact_counts(self.replicas))
         if self.exact and self.devices not in counts:
             raise DeviceError("devices-inexact", **facts, counts=counts)
+        object.__setattr__(self, "blocks", blocks)
+
+    @property
+    def together(self) -> int:
+        """How many replicas one program computes."""
+        return self.replicas // self.blocks
+
+    @property
+    def blocks_per_device(self) -> int:
+        """How many programs a device runs in a step to compute its replicas."""
+        return self.blocks // self.devices
 
     @property
     def replicas_per_device(self) -> int:
@@ -88,6 +113,11 @@ class Layout:
     @property
     def device_batch(self) -> int:
         return self.batch // self.devices
+
+
+def shares(recipe: Recipe, exact: bool) -> int:
+    """What devices share out: the recipe's blocks, or without `exact` its replicas. See `usable`."""
+    return recipe.block_count if exact else recipe.replicas
 
 
 def usable(replicas: int, available: int, exact: bool = True, hosts: int = 1) -> int:

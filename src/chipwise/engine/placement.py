@@ -22,7 +22,7 @@ from ..machine.detect import Machine, detect, shared
 from ..machine.hosts import hosts
 from ..recipe.task import Tree
 from ..words.facts import Fact, fact
-from .layout import Layout, usable
+from .layout import Layout, shares, usable
 from .on import On
 from .reduce import AXIS as GROUP
 
@@ -190,12 +190,14 @@ def lay_out(recipe: Any, on: On, machine: Machine | None = None) -> tuple[Machin
     """
     machine = machine or detect(on.devices, on.platform)
     found, replicas, of = len(machine.devices), recipe.replicas, hosts().count
-    used = found if on.devices is not None else usable(replicas, found, on.exact, of)
+    used = found if on.devices is not None else usable(shares(recipe, on.exact), found, on.exact, of)
     warnings = []
     if used < found:
         code = "devices-left-exact" if on.exact else "devices-left"
-        warnings.append(fact(code, found=found, used=used, replicas=replicas))
-    return machine, Layout(recipe.batch, replicas, used, on.exact), warnings
+        if on.exact and recipe.block_count < replicas:
+            code = "devices-left-blocks"
+        warnings.append(fact(code, found=found, used=used, replicas=replicas, blocks=recipe.block_count))
+    return machine, Layout.of(recipe, used, on.exact), warnings
 
 
 def describe(machine: Machine, layout: Layout) -> dict[str, Any]:
@@ -209,6 +211,8 @@ def describe(machine: Machine, layout: Layout) -> dict[str, Any]:
         "replicas_per_device": layout.replicas_per_device,
         "batch": layout.batch,
         "replica_batch": layout.replica_batch,
+        "blocks": layout.blocks,
+        "together": layout.together,
         "exact": layout.exact,
         "hosts": hosts().count,
     }
@@ -216,7 +220,12 @@ def describe(machine: Machine, layout: Layout) -> dict[str, Any]:
 
 def start_fact(machine: Machine, layout: Layout, precision: str) -> Fact:
     """Platform, device kind, count, replicas a device, precision and batches: the first line of a run."""
-    code = "start" if layout.exact else "start-free"
+    if not layout.exact:
+        code = "start-free"
+    elif layout.together > 1:
+        code = "start-together"
+    else:
+        code = "start" if layout.blocks_per_device == 1 else "start-in-turn"
     return fact(
         code,
         **describe(machine, layout) | {"precision": precision, "mark": " (simulated)" * machine.simulated},

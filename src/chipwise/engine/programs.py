@@ -86,7 +86,9 @@ class Programs:
             self._fused = fused.lower(*arguments).compile()
             self.flops_per_step_per_device = _flops(self._fused)
             self.compiled = True
-            return self._choose_loop(arguments, options, steps_at_once) if self.of.resident else None
+            if layout.exact or not self.of.resident:  # the clock may not choose between programs
+                return None
+            return self._choose_loop(arguments, options, steps_at_once)
 
         # One compilation a device, of the same program: side by side, since XLA lets go of the GIL.
         devices = self.placement.devices

@@ -13,6 +13,7 @@ from ..recipe.recipe import Recipe
 from ..recipe.task import Sum, Tree
 from . import keys
 from .freeze import whole_params
+from .layout import tree_sum
 
 
 def contribution(
@@ -39,9 +40,10 @@ def contribution(
         if jnp.ndim(number) == 0:
             return one(batch, indices, epochs, number)
         # The gradient is taken outside the map, so that a kernel's gradient is one product over all the
-        # replicas' examples and not one for each replica, added later.
+        # replicas' examples and not one for each replica, added later. What is equal on all replicas is added
+        # in the order that `from_sums` knows.
         totals, aside = jax.vmap(one)(batch, indices, epochs, number)
-        return jnp.sum(totals), jax.tree.map(lambda x: jnp.sum(x, axis=0), aside)
+        return jnp.sum(totals), jax.tree.map(lambda x: tree_sum(list(x), jnp.add), aside)
 
     with precision.products(recipe.precision):
         grads, aside = jax.grad(objective, has_aux=True)(params)
@@ -124,8 +126,10 @@ def summable(state: Tree, number, replicas: int) -> list[jax.Array]:
     return leaves
 
 
-def from_sums(old: Tree, summed: list[jax.Array], replicas: int) -> Tree:
-    """The inverse of `summable` after the sum: a state like `old`."""
+def from_sums(old: Tree, summed: list[jax.Array], replicas: int, blocks: int | None = None) -> Tree:
+    """The inverse of `summable` after the sum, over the replicas of each block and then over the `blocks` (as
+    many as replicas when None): a state like `old`."""
+    blocks = blocks or replicas
     leaves, structure = jax.tree.flatten(old)
     parts, new = iter(summed), []
     for leaf in leaves:
@@ -137,7 +141,7 @@ def from_sums(old: Tree, summed: list[jax.Array], replicas: int) -> Tree:
         mean = total / jnp.float32(replicas)
         if _inexact(replicas):
             first = next(parts)
-            mean = jnp.where(total == _multiple(first, replicas), first, mean)
+            mean = jnp.where(total == _multiple(_multiple(first, replicas // blocks), blocks), first, mean)
         new.append(mean.astype(leaf.dtype))
     return jax.tree.unflatten(structure, new)
 

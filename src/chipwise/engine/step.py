@@ -14,8 +14,10 @@ it, contracts products and sums into fused multiply-adds or not, and orders the 
 accordingly; measured on the CPU back end, the gradients on 1 and on 2 devices then differ in the
 last place after a single step. Compiled apart, only additions ever meet another device.
 
-With `exact=False` all replicas of a device are mapped over in one call, the compiler may batch them and
-add as it likes, and on a single device everything is one program.
+The replicas of a block, of which a recipe has as many as replicas unless it says otherwise, are mapped over
+in one call: the compiler may batch them and add as it likes, always alike. One block is one program with
+the update too. `exact=False` makes a block of all replicas of a device, and lets the back end add over
+devices.
 
 Collectives stay alone in their program for another reason too: on the CPU a waiting collective holds a
 thread of the pool that the other simulated devices compute with, and a program that does both can starve.
@@ -62,8 +64,9 @@ class Step:
     is the step's own batch, the device's rows of it; `state`: `abstract_state(recipe)`, if it is known;
     `device`: one to run on, where kernels are to be chosen for another than `models.target` says.
 
-    `calls` is how often a device runs `replica` in a step; `fused` says that `replica_and_update` takes the
-    place of all; `updates` is the update with how its vector is built.
+    `calls` is how often a device runs `replica` in a step, which computes `together` replicas; `fused` says
+    that `replica_and_update` takes the place of all, since there is one block and so one device; `updates`
+    is the update with how its vector is built.
     """
 
     def __init__(
@@ -77,10 +80,8 @@ class Step:
     ):
         self.recipe, self.layout, self.resident, self.device = recipe, layout, resident, device
         self.spec = spec_of(recipe.task.train)
-        # How many of a device's replicas one call of the replica program computes.
-        self.together = 1 if layout.exact else layout.replicas_per_device
-        self.calls = layout.replicas_per_device // self.together
-        self.fused = not layout.exact and layout.devices == 1
+        self.together, self.calls = layout.together, layout.blocks_per_device
+        self.fused = layout.blocks == 1
         self.state = abstract_state(recipe) if state is None else state
         self.updates = Update(recipe, self.state)
 

@@ -93,7 +93,7 @@ class Update:
             step=done,
             params=params,
             frozen=None,
-            state=from_sums(state.state, aside["state"], recipe.replicas),
+            state=from_sums(state.state, aside["state"], recipe.replicas, recipe.block_count),
             optimizer=moments,
             ema=None if state.ema is None else self._averaged(state.ema, params),
             sums=_added(state.sums, aside["sums"]),

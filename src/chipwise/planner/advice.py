@@ -93,7 +93,7 @@ def advice(
     if target.chip.kind == "GPU" and "float64" in step.dtypes:
         facts.append(fact("advice-float64"))
     if plan.devices != plan.devices_found:
-        facts.append(_replicas(recipe, plan, programs.layout.exact))
+        facts.append(_idle(recipe, plan, programs.layout.exact))
     each = recipe.batch // recipe.replicas
     if plan.problem is not None and plan.problem.code in ("batch-does-not-fit", "batch-of-all-fits"):
         facts += _more_replicas(recipe, plan)
@@ -103,7 +103,7 @@ def advice(
         facts.append(
             fact("advice-padded", each=each, padded=padded, wasted=wasted, batch=padded * recipe.replicas)
         )
-    return (*facts, *_speed(recipe, plan), *step.warnings)
+    return (*facts, *_speed(recipe, programs, plan), *step.warnings)
 
 
 def _more_replicas(recipe: Recipe, plan: Plan) -> list[Fact]:
@@ -128,9 +128,12 @@ def lacks(target: Target, step: StepTime) -> Fact | None:
     return None
 
 
-def _replicas(recipe: Recipe, plan: Plan, exact: bool) -> Fact:
+def _idle(recipe: Recipe, plan: Plan, exact: bool) -> Fact:
     used, devices = plan.devices, plan.devices_found
     numbers = {"replicas": recipe.replicas, "used": used, "devices": devices}
+    if exact and usable(recipe.replicas, devices) > used:
+        better = usable(recipe.replicas, devices)
+        return fact("advice-blocks", **numbers, blocks=recipe.block_count, better=better)
     better = replicas_for(devices, recipe.replicas, exact)
     if better is None:
         return fact("advice-devices-idle", **numbers, counts=exact_counts(recipe.replicas))
@@ -152,7 +155,7 @@ def _multiple(batch: int, of: int) -> int:
     return -(-batch // of) * of
 
 
-def _speed(recipe: Recipe, plan: Plan) -> list[Fact]:
+def _speed(recipe: Recipe, programs: StepPrograms, plan: Plan) -> list[Fact]:
     facts = []
     if plan.bound == "launch":
         parts = dict(plan.step_parts)
@@ -165,7 +168,8 @@ def _speed(recipe: Recipe, plan: Plan) -> list[Fact]:
         facts.append(fact("advice-interconnect"))
     if recipe.precision == "f32" and plan.chip.startswith("TPU"):
         facts.append(fact("advice-precision"))
-    if plan.replicas_per_device > 1 and plan.bound in ("launch", "memory"):
-        examples = plan.batch // plan.replicas
-        facts.append(fact("advice-replicas-in-turn", replicas=plan.replicas_per_device, examples=examples))
+    if programs.calls > 1 and plan.bound in ("launch", "memory"):
+        layout = programs.layout
+        about = {"examples": layout.batch // layout.blocks, "blocks": layout.blocks, "devices": layout.devices}
+        facts.append(fact("advice-blocks-in-turn", calls=programs.calls, **about))
     return facts

@@ -20,7 +20,7 @@ from ..chips.prices import Price, prices_for
 from ..chips.prices import load as load_prices
 from ..chips.targets import Target, parse
 from ..engine import feed
-from ..engine.layout import Layout, usable
+from ..engine.layout import Layout, shares, usable
 from ..errors import ChipwiseError, DeviceError
 from ..machine.detect import leave_compiler_alone
 from ..recipe.recipe import Recipe
@@ -90,7 +90,7 @@ def plan(
     programs_of: dict[tuple[int, bool], StepPrograms] = {}
     cases: list[tuple[Target, StepPrograms]] = []
     for target in targets:
-        key = usable(recipe.replicas, target.devices, exact), _resident(recipe, target)
+        key = usable(shares(recipe, exact), target.devices, exact), _resident(recipe, target)
         if key not in programs_of:
             programs_of[key] = question.programs(recipe, target)
         cases.append((target, programs_of[key]))
@@ -134,8 +134,7 @@ class _Question:
     cache: Path | None
 
     def programs(self, recipe: Recipe, target: Target) -> StepPrograms:
-        devices = usable(recipe.replicas, target.devices, self.exact)
-        layout = Layout(recipe.batch, recipe.replicas, devices, self.exact)
+        layout = Layout.of(recipe, usable(shares(recipe, self.exact), target.devices, self.exact), self.exact)
         return step_programs(recipe, layout, resident=_resident(recipe, target))
 
     def timed(
@@ -258,7 +257,7 @@ def _timed(target: Target, programs: StepPrograms, answers: steps.Answers | None
         rest = (note for note in step.notes[1:] if note.code != "compiler-would-know")  # it is there
         step = dataclasses.replace(step, notes=(death, instead, *rest))
     if programs.fused:
-        step = dataclasses.replace(step, notes=(*step.notes, fact("fused-without-exact")))
+        step = dataclasses.replace(step, notes=(*step.notes, fact("fused-step")))
     return step
 
 

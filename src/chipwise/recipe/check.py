@@ -25,6 +25,7 @@ LEAST_FOR_BATCH_NORM = 16
 error is 23.6 % at 32 examples, 23.7 at 16, 24.8 at 8, 27.3 at 4)."""
 _FAR = 10.0  # times the rate that the rules give
 _SUDDEN = 2.0  # SGD's rate over (1 - momentum) from which a run should not start with it
+IN_TURN = 4  # programs that a device runs one after another, from which `blocks` is worth a word
 SUBLANES = 8  # a TPU pads the rows of an array to so many
 
 
@@ -209,4 +210,16 @@ def _device(recipe: Recipe, target: Target | None) -> list[Fact]:
                 settings=settings,
             )
         )
+    blocks = recipe.block_count
+    if target is None or replicas % target.devices:
+        return facts
+    if target.chip.kind != "CPU" and blocks >= IN_TURN * target.devices:
+        facts.append(_in_turn(recipe, target))
     return facts
+
+
+def _in_turn(recipe: Recipe, target: Target) -> Fact:
+    """A device that runs many small programs one after another."""
+    blocks, devices = recipe.block_count, target.devices
+    about = {"blocks": blocks, "target": target.name, "calls": blocks // devices, "devices": devices}
+    return fact("blocks-in-turn", **about, examples=recipe.batch // blocks, all=recipe.batch // devices)

@@ -77,6 +77,9 @@ class Recipe:
     - `optimizer`: `cw.sgd(...)`, `cw.adam(...)`, `cw.adamw(...)` or `cw.from_optax(...)`.
     - `replicas`: logical data-parallel workers; each takes `batch / replicas` examples of a step,
       with its own batch-norm statistics and random key. Devices share replicas, never the reverse.
+    - `blocks`: programs that compute a step's replicas, each `replicas / blocks` of them together; as many
+      as replicas when None. Bits are equal on up to so many devices; another number gives other bits, and
+      fewer are faster where one replica does not fill a chip.
     - `precision`: `"f32"`, `"tf32"` or `"bf16"`; see `chipwise.recipe.precision`.
     - `seed`: fixes initial parameters, data order, dropout and augmentation.
     - `ema`: decay a step of an exponential moving average of the parameters, which evaluation then
@@ -95,6 +98,7 @@ class Recipe:
     duration: str
     optimizer: Optimizer
     replicas: int = 8
+    blocks: int | None = None
     precision: str = "f32"
     seed: int = 0
     ema: float | None = None
@@ -107,10 +111,15 @@ class Recipe:
             raise RecipeError("task-expected", kind=type(self.task).__name__)
         if not isinstance(self.optimizer, Optimizer):
             raise RecipeError("optimizer-expected", kind=type(self.optimizer).__name__)
-        for name in ("batch", "replicas", "seed"):
+        for name in ("batch", "replicas", "blocks", "seed"):
             value, least = getattr(self, name), 0 if name == "seed" else 1
+            if name == "blocks" and value is None:
+                continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise RecipeError("field-not-whole", name=name, value=repr(value), least=least)
+        if self.replicas % self.block_count:
+            near = [n for n in range(1, self.replicas + 1) if self.replicas % n == 0]
+            raise RecipeError("blocks-indivisible", blocks=self.blocks, replicas=self.replicas, near=near)
         if self.seed >= 2**32:
             raise RecipeError("seed-too-large", seed=self.seed)
         if self.ema is not None and not 0 < self.ema < 1:
@@ -125,6 +134,11 @@ class Recipe:
         if self.validated is not None and self.validated.point is None:
             point = dataclasses.replace(self, validated=None)
             object.__setattr__(self, "validated", dataclasses.replace(self.validated, point=point))
+
+    @property
+    def block_count(self) -> int:
+        """`blocks`, or as many as replicas."""
+        return self.replicas if self.blocks is None else self.blocks
 
     @property
     def clock(self) -> Clock:
@@ -212,6 +226,7 @@ class Recipe:
             "precision": self.precision,
             "seed": self.seed,
             "ema": self.ema,
+            **({"blocks": self.blocks} if self.block_count != self.replicas else {}),
             **({"frozen": list(self.frozen)} if self.frozen else {}),
         }
 
@@ -228,6 +243,9 @@ class Recipe:
             ("duration", f"{self.duration} = {clock.total:,} steps ({per_epoch:.4g} an epoch)"),
         ]
         described = dict(self.optimizer.describe())
+        if self.block_count != self.replicas:
+            each = self.replicas // self.block_count
+            rows.append(("blocks", f"{self.block_count} of {each} replicas, computed together"))
         rows.append(("optimizer", str(described.pop("optimizer"))))
         rows += [(f"  {key}", as_typed(value)) for key, value in described.items() if value is not None]
         rows += [("precision", self.precision), ("seed", str(self.seed))]
