@@ -132,8 +132,8 @@ def _idle(recipe: Recipe, plan: Plan, exact: bool) -> Fact:
     used, devices = plan.devices, plan.devices_found
     numbers = {"replicas": recipe.replicas, "used": used, "devices": devices}
     if exact and usable(recipe.replicas, devices) > used:
-        better = usable(recipe.replicas, devices)
-        return fact("advice-blocks", **numbers, blocks=recipe.block_count, better=better)
+        more = usable(recipe.replicas, devices)
+        return fact("advice-blocks", **numbers, blocks=recipe.block_count, better=more)
     better = replicas_for(devices, recipe.replicas, exact)
     if better is None:
         return fact("advice-devices-idle", **numbers, counts=exact_counts(recipe.replicas))
@@ -170,6 +170,10 @@ def _speed(recipe: Recipe, programs: StepPrograms, plan: Plan) -> list[Fact]:
         facts.append(fact("advice-precision"))
     if programs.calls > 1 and plan.bound in ("launch", "memory"):
         layout = programs.layout
-        about = {"examples": layout.batch // layout.blocks, "blocks": layout.blocks, "devices": layout.devices}
+        about = {
+            "examples": layout.batch // layout.blocks,
+            "blocks": layout.blocks,
+            "devices": layout.devices,
+        }
         facts.append(fact("advice-blocks-in-turn", calls=programs.calls, **about))
     return facts
