@@ -15,10 +15,12 @@ import typer
 
 from ..errors import HostLost, Stopped
 from ..machine.cluster import TOLD
+from ..machine.hosts import SILENCE_SECONDS
 from ..words.facts import fact
 from .options import option
 
 _AGAIN = (Stopped.exit_code, HostLost.exit_code)
+_GRACE_SECONDS = 10  # beyond the silence, for the others to leave by themselves
 _PARENT_DEATH = 1  # prctl's PR_SET_PDEATHSIG
 
 
@@ -64,13 +66,17 @@ def _run(command: list[str], processes: int, asked: list[int]) -> list[int]:
             program, env=os.environ | seat, start_new_session=True, preexec_fn=_end_with_parent
         )
         started.append(one)
-    passed = False
+    passed, ill = False, 0.0
     while any(one.poll() is None for one in started):
         if asked and not passed:
             passed = True
             for one in started:
-                if one.poll() is None:
-                    one.terminate()
+                one.terminate()
+        if not ill and any(one.poll() for one in started):
+            ill = time.monotonic()
+        if ill and time.monotonic() - ill > SILENCE_SECONDS + _GRACE_SECONDS:
+            for one in started:  # frozen, or still waiting for who is gone
+                one.kill()
         time.sleep(0.05)
     return [one.returncode for one in started]
 

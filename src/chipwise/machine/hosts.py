@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import glob
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
@@ -32,6 +34,7 @@ WAIT_SECONDS = 1800.0  # for all hosts to come: a slice that was preempted may t
 SILENCE_SECONDS = 30.0  # after which a host is gone
 _LATER_SECONDS = 15  # that JAX, which would abort, waits beyond that
 _JAX_SECONDS = 300
+_ABORT_SECONDS = 3.0
 _PORTS = 16  # looked at for JAX's own service, from the next one on
 _COMPARED = ("chipwise", "jax", "jaxlib", "libtpu")
 
@@ -123,6 +126,8 @@ class Hosts:
 
 
 _LOCK = threading.Lock()
+_LEAVING = threading.Lock()  # once taken: one thread says the last sentence
+_KEPT: list[Any] = []
 _here: Hosts | None = None
 
 
@@ -201,12 +206,16 @@ def _join(seat: Seat, wait: float, silence: float) -> Hosts:
         raise DeviceError("host-twice", **where, host=host, other=other, hosts=mine) from None
 
     def gone(host: int) -> None:
+        if host == seat.index:  # stopped and woken, or cut off
+            lost = HostLost("host-left-behind", host=host, silence=silence)
+            _end(lost.exit_code, str(lost))
         lost = HostLost("host-lost", host=seat.index, lost=host, lost_name=here.names[host], silence=silence)
         _end(lost.exit_code, str(lost))
 
     wire = Wire(seat.index, seat.count, lines, silence, gone, _end)
     here = Hosts(seat, wire, (name,) * seat.count)
     here.names = tuple(here.everyone("names", name))
+    _outlive_aborts()
     try:
         _alike(here)
         _start_jax(seat, wire, silence)
@@ -248,6 +257,19 @@ def _start_jax(seat: Seat, wire: Wire, silence: float) -> None:
         raise DeviceError("hosts-not-joined", host=seat.index, said=said) from error
 
 
+def _outlive_aborts() -> None:
+    """JAX aborts as soon as its coordinator is gone. Here that ends with a sentence and a code of our own,
+    after the wire had the time to say who it was. In C, since Python's handlers wait for the main thread."""
+
+    def aborted(_: int) -> None:
+        time.sleep(_ABORT_SECONDS)
+        _end(HostLost.exit_code, str(fact("host-runtime-lost")))
+
+    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(aborted)
+    _KEPT.append(handler)
+    ctypes.CDLL(None).signal(signal.SIGABRT, handler)
+
+
 def _free_port(first: int) -> int:
     """A port from `first` on that nobody has, or any."""
     for port in (*range(first, min(first + _PORTS, 65536)), 0):
@@ -262,6 +284,7 @@ def _free_port(first: int) -> int:
 
 def _end(code: int, sentence: str) -> None:
     """Ends the process at once: its own threads may wait for a host that is gone."""
+    _LEAVING.acquire()
     if sentence:
         line = f"error: {' '.join(sentence.split())}\n"
         os.write(2, line.encode())
