@@ -41,7 +41,12 @@ if _TYPE_CHECKING:
     from .errors import RecipeError as RecipeError
     from .errors import RunError as RunError
     from .errors import Stopped as Stopped
+    from .interop import equinox as equinox
+    from .interop import keras as keras
+    from .interop import linen as linen
+    from .interop import nnx as nnx
     from .interop import read as read
+    from .interop import torch as torch
     from .interop.nnx import functional as functional
     from .machine.detect import detect as detect
     from .machine.detect import simulate as simulate
@@ -95,7 +100,7 @@ _NAMES = {
     ".engine.stepper": "Stepper",
     ".errors": "CheckpointError ChipwiseError DataError DeviceError DivergedError HostLost RecipeError "
     "RunError Stopped",
-    ".interop": "read",
+    ".interop": "equinox keras linen nnx read torch",
     ".interop.nnx": "functional",
     ".machine.detect": "detect simulate",
     ".machine.hosts": "hosts",

@@ -82,6 +82,25 @@ class Result:
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in skipped}
         return json.loads(json.dumps(values, default=_plain), parse_constant=lambda _: None)
 
+    def to_torch(self, module: Any) -> Any:
+        """Writes the trained weights into the PyTorch `module` that the task was made of, and returns it."""
+        from ..interop.torch import to_module
+
+        return to_module(module, self.params, self.state)
+
+    def to_keras(self, model: Any) -> Any:
+        """Writes the trained weights into the Keras `model` that the task was made of, and returns it."""
+        from ..interop.keras import to_model
+
+        return to_model(model, self.params, self.state)
+
+    def to_equinox(self, model: Any) -> Any:
+        """The trained Equinox module, or `(module, state)` if it has a state, of what the task was made
+        of."""
+        from ..interop.equinox import to_model
+
+        return to_model(model, self.params, self.state)
+
 
 def _plain(value):
     return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else str(value)

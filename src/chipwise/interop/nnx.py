@@ -1,4 +1,8 @@
-"""A Flax NNX module as the two plain functions that a `Task` is made of."""
+"""Bring a Flax NNX module: `cw.nnx.task(lambda rngs: Net(rngs=rngs), loss, train=data)`.
+
+`functional` gives the two plain functions that it is made of, for a loss that needs more than outputs and
+target.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,9 +11,31 @@ import jax
 from flax import nnx
 
 from ..errors import RecipeError, near
+from ..recipe.task import Task
+from .door import Data, own_promotion, with_loss
 
 #: Nested dictionaries with strings for keys and arrays for leaves.
 Tree = dict[str, Any]
+
+
+def task(make_model: Callable[[nnx.Rngs], nnx.Module], loss: Callable, **data: Any) -> Task:
+    """A Flax NNX module and a loss as a `Task`.
+
+    *Arguments:* `make_model`: as of `functional`; `loss`: `(outputs, target)`: values `(batch,)`, their mean,
+    or a `Sum`; `data`: `train`, `eval`, `inputs`, `target`, `metrics` and more, as of `interop.door.Data`.
+    The module reads one argument, or a tuple or dict of them by `inputs`.
+
+    Raises `RecipeError` as `functional` does, and for columns that the data lacks.
+    """
+    init, call = _functions(make_model)
+
+    def forward(params, state, args, kwargs, key, train):
+        with own_promotion():
+            outputs, state = call(params, state, args, kwargs, key, train)
+        return outputs, state, None
+
+    name = type(nnx.eval_shape(lambda: make_model(nnx.Rngs(0)))).__name__
+    return Data(**data).task(f"nnx.{name}", init, with_loss(forward, loss))
 
 
 def functional(make_model: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Callable, Callable]:
@@ -34,6 +60,16 @@ def functional(make_model: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Callable, 
         RecipeError: `make_model` is not a function of one `nnx.Rngs` that returns an `nnx.Module`, or
             `params` or `state` are not those of the model.
     """
+    init, call = _functions(make_model)
+
+    def apply(params: Tree, state: Tree, x, key, train: bool):
+        return call(params, state, (x,), {}, key, train)
+
+    return init, apply
+
+
+def _functions(make_model: Callable) -> tuple[Callable, Callable]:
+    """As `functional`, of a module with any arguments: `call(params, state, args, kwargs, key, train)`."""
     if isinstance(make_model, nnx.Module):
         raise RecipeError("nnx-model-built", model=type(make_model).__name__)
     if not callable(make_model):
@@ -44,7 +80,7 @@ def functional(make_model: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Callable, 
         _, params, _, state = nnx.split(make_model(nnx.Rngs(key)), nnx.Param, nnx.RngState, ...)  # type: ignore[misc]
         return _to_tree(params), _to_tree(state)
 
-    def apply(params: Tree, state: Tree, x, key, train: bool):
+    def call(params: Tree, state: Tree, args: tuple, kwargs: dict, key, train: bool):
         if not isinstance(train, bool):
             raise RecipeError("nnx-train-no-bool", train=train)
         parts = [
@@ -53,13 +89,13 @@ def functional(make_model: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Callable, 
             _from_tree("state", state, shapes["state"]),
         ]
         model = nnx.merge(graphs[train], *parts)
-        outputs = model(x)
+        outputs = model(*args, **kwargs)
         if not train:
             return outputs, state
         _, _, _, new_state = nnx.split(model, nnx.Param, nnx.RngState, ...)  # type: ignore[misc]
         return outputs, _to_tree(new_state)
 
-    return init, apply
+    return init, call
 
 
 def _abstract(make_model):

@@ -44,6 +44,7 @@ from .schedule import (
     is_number,
     late,
 )
+from .torch_schedules import torch_scheduler
 
 
 @dataclass(frozen=True)
@@ -295,7 +296,8 @@ class warmup(Schedule):
 SCHEDULES: dict[str, type[Schedule]] = {
     kind.__name__: kind
     for kind in (
-        constant, linear, cosine, one_cycle, one_cycle_momentum, exponential, piecewise, warmup
+        constant, linear, cosine, one_cycle, one_cycle_momentum, exponential, piecewise, warmup,
+        torch_scheduler,
     )
 }  # fmt: skip
 """What one can type, by name."""

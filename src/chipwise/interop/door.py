@@ -1,0 +1,222 @@
+"""What every door shares: the columns that a model reads, a loss of any kind as a `Sum`, and the `Task` of
+both.
+
+A door brings `init(key) -> (params, state)` and a function `Scored`; the rest is the same for all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..errors import RecipeError, near
+from ..recipe.source import Source
+from ..recipe.task import Sum, Task, Tree
+
+Batch = Mapping[str, jax.Array]
+Scored = Callable[..., tuple[Sum, Any, Tree]]
+"""`(params, state, args, kwargs, target, key, train) -> (loss, outputs, state)`. With `target` None there is
+no loss to take (`Sum` of nothing), and `key` may be None."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """The data of a task, and which columns of it the model and the loss read.
+
+    *Fields:* `train`, `eval`, `augment`, `mix`, `classes`: as of `Task`. `inputs`: what the model is called
+    with: a column's name; a tuple of names, in the order of its arguments; or a function of the batch (a dict
+    of arrays) that returns an array, a tuple of arguments or a dict of keyword arguments. None: every column
+    but the target, by name where there are several. `target`: what the loss and the metrics get beside the
+    outputs: a column's name or a function of the batch. `metrics`: name to `(outputs, target) -> values
+    (batch,)` or a `Sum`, such as `{"accuracy": cw.losses.correct}`.
+    """
+
+    train: Source
+    eval: Source | None = None
+    inputs: Any = None
+    target: Any = "label"
+    metrics: Mapping[str, Callable] | None = None
+    augment: Callable | None = None
+    mix: Callable | None = None
+    classes: int | None = None
+
+    def arguments(self, batch: Batch, params: Tree) -> tuple[tuple, dict]:
+        """What the model is called with; floating arrays in the dtype of its parameters."""
+        names = self.inputs
+        if names is None:
+            names = tuple(name for name in sorted(batch) if name != self.target)
+            if len(names) > 1:
+                return (), _in_dtype({name: batch[name] for name in names}, params)
+        if isinstance(names, str):
+            names = (names,)
+        if isinstance(names, (tuple, list)):
+            given: Any = tuple(_column(batch, name) for name in names)
+            if not given:
+                raise RecipeError("door-no-inputs", columns=sorted(batch))
+        else:
+            given = _read(names, batch, "inputs")
+        if isinstance(given, Mapping):
+            return (), _in_dtype(dict(given), params)
+        return _in_dtype(tuple(given) if isinstance(given, (tuple, list)) else (given,), params), {}
+
+    def wanted(self, batch: Batch) -> Any:
+        """What the outputs are compared with."""
+        return (
+            _column(batch, self.target)
+            if isinstance(self.target, str)
+            else _read(self.target, batch, "target")
+        )
+
+    def task(self, name: str, init: Callable, scored: Scored) -> Task:
+        """The `Task`; `name` is the model's, for people and for comparing runs."""
+        metrics = dict(self.metrics or {})
+        if "loss" in metrics or not all(map(callable, metrics.values())):
+            raise RecipeError("door-metrics", metrics=sorted(metrics))
+
+        def loss(params: Tree, state: Tree, batch: Batch, key: Any, train: bool):
+            args, kwargs = self.arguments(batch, params)
+            target = self.wanted(batch)
+            value, outputs, state = scored(params, state, args, kwargs, target, key, train)
+            examples = len(jax.tree.leaves((args, kwargs))[0])
+            found = {n: as_sum(metric(outputs, target), examples) for n, metric in metrics.items()}
+            return {"loss": value, **found}, state
+
+        def predict(params: Tree, state: Tree, inputs: Batch) -> Any:
+            args, kwargs = self.arguments(inputs, params)
+            return scored(params, state, args, kwargs, None, None, False)[1]
+
+        loss.__qualname__ = f"{name}.loss"
+        init.__qualname__ = f"{name}.init"
+        classes = self.classes if self.classes is not None else getattr(self.train, "classes", None)
+        return Task(
+            init=init,
+            loss=loss,
+            predict=predict,
+            train=self.train,
+            eval=self.eval,
+            augment=self.augment,
+            mix=self.mix,
+            classes=classes,
+            class_names=tuple(getattr(self.train, "class_names", ())),
+        )
+
+
+def with_loss(forward: Callable, loss: Callable) -> Scored:
+    """`Scored` of a model in JAX. *Arguments:* `forward`: `(params, state, args, kwargs, key, train) ->
+    (outputs, state, penalty)`, `penalty` what is added to the mean loss in training, or None; `loss`:
+    `(outputs, target) ->` a `Sum`, values of each example, or their mean `()`."""
+    if not callable(loss):
+        raise RecipeError("door-loss", given=repr(loss))
+
+    def scored(params, state, args, kwargs, target, key, train):
+        outputs, state, penalty = forward(params, state, args, kwargs, key, train)
+        if target is None:
+            return Sum(0.0, 0.0), outputs, state
+        value = as_sum(loss(outputs, target), len(jax.tree.leaves((args, kwargs))[0]))
+        if penalty is not None:
+            value = Sum(value.total + penalty.astype(value.total.dtype) * value.count, value.count)
+        return value, outputs, state
+
+    return scored
+
+
+def as_sum(value: Any, examples: int) -> Sum:
+    """A `Sum` as it is, values `(batch, ...)` as their sum, and a mean `()` as the sum that it is of."""
+    if isinstance(value, Sum):
+        return value
+    value = jnp.asarray(value)
+    if value.ndim == 0:
+        return Sum(value * examples, jnp.float32(examples))
+    return Sum(jnp.sum(value), jnp.float32(value.size))
+
+
+@contextlib.contextmanager
+def own_promotion() -> Iterator[None]:
+    """Other frameworks mix dtypes and ranks as JAX does by default; a program may have forbidden that."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def library(name: str, command: str) -> Any:
+    """The module `name`. Raises `RecipeError` with the `command` that installs it."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        reason = " ".join(str(error).split())
+        raise RecipeError("door-library", library=name, command=command, reason=reason) from error
+
+
+def nested(flat: Mapping[str, Any], separator: str) -> Tree:
+    """`{"a.b": 1}` as `{"a": {"b": 1}}`."""
+    tree: Tree = {}
+    for name, value in flat.items():
+        *place, last = name.split(separator)
+        node = tree
+        for part in place:
+            node = node.setdefault(part, {})
+        node[last] = value
+    return tree
+
+
+def flattened(tree: Tree, separator: str, prefix: str = "") -> dict[str, Any]:
+    """The inverse of `nested`."""
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= flattened(value, separator, f"{prefix}{name}{separator}")
+        else:
+            flat[prefix + str(name)] = value
+    return flat
+
+
+def fitting(
+    given: Mapping[str, Any], expected: Mapping[str, tuple[int, ...]], what: str
+) -> dict[str, np.ndarray]:
+    """`given` on the host, after a check that it has the names and the shapes of `expected`."""
+    for name, shape in expected.items():
+        if name not in given:
+            raise RecipeError("door-weight-missing", what=what, name=name, near=near(name, given))
+        if tuple(np.shape(given[name])) != tuple(shape):
+            facts = {"shape": np.shape(given[name]), "expected": tuple(shape)}
+            raise RecipeError("door-weight-shape", what=what, name=name, **facts)
+    unknown = sorted(set(given) - set(expected))
+    if unknown:
+        raise RecipeError("door-weight-unknown", what=what, names=unknown)
+    return {name: np.asarray(given[name]) for name in expected}
+
+
+def _column(batch: Batch, name: Any) -> jax.Array:
+    if name not in batch:
+        known = sorted(batch)
+        raise RecipeError("door-column", column=str(name), columns=known, near=near(str(name), known))
+    return batch[name]
+
+
+def _read(function: Any, batch: Batch, what: str) -> Any:
+    if not callable(function):
+        raise RecipeError("door-columns-expected", what=what, given=repr(function))
+    try:
+        with own_promotion():
+            return function(batch)
+    except KeyError as error:
+        known = sorted(batch)
+        column = str(error.args[0]) if error.args else ""
+        raise RecipeError("door-column", column=column, columns=known, near=near(column, known)) from error
+
+
+def _in_dtype(given: Any, params: Tree) -> Any:
+    floats = [p.dtype for p in jax.tree.leaves(params) if jnp.issubdtype(p.dtype, jnp.floating)]
+    if not floats:
+        return given
+
+    def one(x: Any) -> Any:
+        return x.astype(floats[0]) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+    return jax.tree.map(one, given)

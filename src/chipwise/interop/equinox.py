@@ -1,0 +1,152 @@
+"""Bring an Equinox module: `cw.equinox.task(make, loss, train=data)`, `make(key)` being its constructor.
+
+    task = cw.equinox.task(lambda key: Net(key), cw.losses.softmax_cross_entropy, train=train, eval=test)
+    result = cw.fit(cw.Recipe(task=task, ...))
+    model = result.to_equinox(lambda key: Net(key))
+
+A module judges one example, as Equinox has it: it is mapped over the batch under the axis name "batch", which
+`eqx.nn.BatchNorm` asks for. What it is called with beside the example, `state` and `key`, is read off its
+signature.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..errors import RecipeError
+from ..recipe.task import Task, Tree
+from .door import Data, fitting, flattened, library, nested, own_promotion, with_loss
+
+INSTALL = "pip install 'chipwise[equinox]'"
+AXIS = "batch"
+_PAIRS = {
+    f"{kind}_state_index/{i}": name for kind in ("ema", "batch") for i, name in enumerate(("mean", "var"))
+}
+"""Batch norm's statistics are a pair; here they are called what they are."""
+
+
+def task(model: Any, loss: Callable, **data: Any) -> Task:
+    """An Equinox module and a loss as a `Task`.
+
+    *Arguments:* `model`: a function of a key that makes the module (`eqx.nn.make_with_state` is applied
+    here), or a module, or the pair of a module and its `eqx.nn.State`: then every seed begins with its
+    weights.
+    `loss`: `(outputs, target)`, on the whole batch: values `(batch,)`, their mean, or a `Sum`. `data`: as of
+    `interop.door.Data`; the module's arguments have no batch axis.
+
+    The floating arrays of the module are the parameters, named by their paths; other arrays are constants.
+    Raises `RecipeError` when Equinox is missing, or for what is no module.
+    """
+    eqx = _equinox()
+    make = _maker(eqx, model)
+    with own_promotion():
+        abstract, _ = eqx.filter_eval_shape(make, jax.random.key(0))
+    if not isinstance(abstract, eqx.Module):
+        raise RecipeError("equinox-no-module", given=type(abstract).__name__)
+    signature = inspect.signature(type(abstract).__call__).parameters
+    is_state = "state" in signature
+
+    def init(key: jax.Array) -> tuple[Tree, Tree]:
+        with own_promotion():
+            made, state = make(key)
+        return _params(eqx, made), _state(state)
+
+    def forward(params, state, args, kwargs, key, train):
+        with own_promotion():
+            made, fresh = make(jax.random.key(0))  # its structure and constants; the compiler drops the rest
+            made = eqx.nn.inference_mode(_with_params(eqx, made, params), value=not train)
+            held = _with_state(fresh, state)
+            keys = jax.random.split(jax.random.key(0) if key is None else key, _examples(args, kwargs))
+
+            def one(args, kwargs, key):
+                given = {"key": key} if "key" in signature else {}
+                if is_state:
+                    return made(*args, **kwargs, state=held, **given)
+                return made(*args, **kwargs, **given), held
+
+            outputs, held = jax.vmap(one, out_axes=(0, None), axis_name=AXIS)(args, kwargs, keys)
+        return outputs, _state(held), None
+
+    name = f"equinox.{type(abstract).__name__}"
+    return Data(**data).task(name, init, with_loss(forward, loss))
+
+
+def to_model(model: Any, params: Tree, state: Tree) -> Any:
+    """The module with trained weights, and its state if it has any: `module` or `(module, state)`.
+
+    *Arguments:* `model`: as for `task`. Raises `RecipeError` for weights that are not this module's.
+    """
+    eqx = _equinox()
+    made, fresh = _maker(eqx, model)(jax.random.key(0))
+    for what, own, given in (("parameters", _params(eqx, made), params), ("state", _state(fresh), state)):
+        fitting(flattened(given, "/"), {n: x.shape for n, x in flattened(own, "/").items()}, what)
+    made = _with_params(eqx, made, params)
+    return (made, _with_state(fresh, state)) if state else made
+
+
+def _equinox() -> Any:
+    return library("equinox", INSTALL)
+
+
+def _maker(eqx: Any, model: Any) -> Callable:
+    """`(key) -> (module, state)`."""
+    if isinstance(model, tuple) and len(model) == 2:
+        return lambda key: model
+    if isinstance(model, eqx.Module):
+        return lambda key: eqx.nn.make_with_state(lambda: model)()
+    if not callable(model):
+        raise RecipeError("equinox-no-module", given=repr(model))
+    return eqx.nn.make_with_state(model)
+
+
+def _names(tree: Any) -> tuple[list[str], list[Any], Any]:
+    paths, structure = jax.tree_util.tree_flatten_with_path(tree)
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
+    return names, [leaf for _, leaf in paths], structure
+
+
+def _params(eqx: Any, made: Any) -> Tree:
+    names, leaves, _ = _names(eqx.filter(made, eqx.is_inexact_array))
+    return nested(dict(zip(names, leaves, strict=True)), "/")
+
+
+def _with_params(eqx: Any, made: Any, params: Tree) -> Any:
+    own, fixed = eqx.partition(made, eqx.is_inexact_array)
+    names, _, structure = _names(own)
+    flat = flattened(params, "/")
+    return eqx.combine(jax.tree.unflatten(structure, [flat[name] for name in names]), fixed)
+
+
+def _state_names(state: Any) -> list[str]:
+    """A name for each leaf, from the places that `make_with_state` keeps it under:
+    `Net.norm.batch_counter`."""
+    values, places = state.tree_flatten()
+    names = []
+    for place, value in zip(places, values, strict=True):
+        path = re.sub(r"[.\[\]']+", "/", str(place).partition(".")[2]).strip("/")
+        for inner in _names(value)[0]:
+            full = f"{path}/{inner}".rstrip("/")
+            head, _, tail = full.rpartition("/")
+            above, _, last = head.rpartition("/")
+            short = _PAIRS.get(f"{last}/{tail}")
+            names.append(f"{above}/{short}".lstrip("/") if short else full)
+    return names
+
+
+def _state(state: Any) -> Tree:
+    return nested(dict(zip(_state_names(state), jax.tree.leaves(state), strict=True)), "/")
+
+
+def _with_state(fresh: Any, state: Tree) -> Any:
+    flat = flattened(state, "/")
+    return jax.tree.unflatten(jax.tree.structure(fresh), [flat[name] for name in _state_names(fresh)])
+
+
+def _examples(args: tuple, kwargs: dict) -> int:
+    return int(np.shape(jax.tree.leaves((args, kwargs))[0])[0])

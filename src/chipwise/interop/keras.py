@@ -1,0 +1,186 @@
+"""Bring a Keras model: `cw.keras.task(model, loss, train=data)`, and take its weights home afterwards.
+
+    model = keras.Sequential([keras.Input((28, 28, 1)), keras.layers.Conv2D(16, 3), ...])
+    task = cw.keras.task(model, keras.losses.SparseCategoricalCrossentropy(from_logits=True), train=train)
+    result = cw.fit(cw.Recipe(task=task, ...))
+    result.to_keras(model)
+
+Keras runs on JAX here (`KERAS_BACKEND=jax`). Its seed generators keep a state of their own; in its place
+layers get values folded from the step's key, so that dropout depends on the seed, the step and the replica
+alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..data.sources import spec_of
+from ..errors import RecipeError
+from ..recipe.task import Sum, Task, Tree
+from ..words.figures import one_line
+from .door import Data, as_sum, fitting, flattened, library, nested, own_promotion, with_loss
+
+INSTALL = "pip install 'chipwise[keras]'"
+
+
+def task(model: Any, loss: Any = None, **data: Any) -> Task:
+    """A Keras model and a loss as a `Task`.
+
+    *Arguments:* `model`: its weights are those that training begins with, whatever the seed; a model that is
+    not built is built for the data's shapes. `loss`: a Keras loss, its name
+    ("sparse_categorical_crossentropy"), or a function `(outputs, target)` such as
+    `cw.losses.softmax_cross_entropy`; None: the one that the model was compiled with. `data`: as of
+    `interop.door.Data`.
+
+    Losses that layers add themselves, such as `kernel_regularizer`, are added to the mean loss in training.
+    Raises `RecipeError` when Keras is missing or does not run on JAX, and for a loss that sums over the
+    batch.
+    """
+    keras = keras_library()
+    if not isinstance(model, keras.Model):
+        raise RecipeError("keras-no-model", given=repr(model))
+    columns, judge = Data(**data), _judge(keras, model, loss)
+    _build(model, columns)
+    trained, other, seeds = _variables(model)
+    start = {name: np.asarray(v.value) for name, v in {**trained, **other}.items()}
+
+    def init(key: jax.Array) -> tuple[Tree, Tree]:
+        params = {name: jnp.asarray(start[name]) for name in trained}
+        return nested(params, "/"), nested({name: jnp.asarray(start[name]) for name in other}, "/")
+
+    def forward(params, state, args, kwargs, key, train):
+        weights, held = flattened(params, "/"), flattened(state, "/")
+        drawn = {
+            id(v): jax.random.key_data(jax.random.fold_in(jax.random.key(0) if key is None else key, i))
+            for i, v in enumerate(seeds)
+        }
+        names = {id(v): name for name, v in other.items()}
+        others = [
+            drawn[id(v)] if id(v) in drawn else held[names[id(v)]] for v in model.non_trainable_variables
+        ]
+        with own_promotion():
+            outputs, new, added = model.stateless_call(
+                [weights[name] for name in trained],
+                others,
+                *args,
+                **kwargs,
+                training=train,
+                return_losses=True,
+            )
+        values = {id(v): x for v, x in zip(model.non_trainable_variables, new, strict=True)}
+        state = nested({name: values[id(v)] for name, v in other.items()}, "/") if train else state
+        return outputs, state, sum(added) if added and train else None
+
+    return columns.task(f"keras.{type(model).__name__}", init, with_loss(forward, judge))
+
+
+def to_model(model: Any, params: Tree, state: Tree) -> Any:
+    """Writes trained weights and statistics into `model` and returns it.
+
+    Raises `RecipeError` for weights that are not this model's; then nothing is written.
+    """
+    keras_library()
+    trained, other, _ = _variables(model)
+    new = []
+    for what, variables, tree in (("parameters", trained, params), ("state", other, state)):
+        values = fitting(flattened(tree, "/"), {n: tuple(v.shape) for n, v in variables.items()}, what)
+        new += [(variable, values[name]) for name, variable in variables.items()]
+    for variable, value in new:
+        variable.assign(value)
+    return model
+
+
+def keras_library() -> Any:
+    """Keras on JAX. Raises `RecipeError` when it is missing, or was started on something else."""
+    if "keras" not in sys.modules:
+        os.environ.setdefault("KERAS_BACKEND", "jax")
+    keras = library("keras", INSTALL)
+    if (backend := keras.backend.backend()) != "jax":
+        raise RecipeError("keras-backend", backend=backend)
+    return keras
+
+
+def _judge(keras: Any, model: Any, loss: Any) -> Callable:
+    """The loss as `(outputs, target) -> Sum`."""
+    given = loss if loss is not None else getattr(model, "loss", None)
+    if given is None:
+        raise RecipeError("keras-no-loss", model=type(model).__name__)
+    if isinstance(given, str):
+        try:
+            given = keras.losses.get(given)
+        except ValueError as error:
+            raise RecipeError("keras-loss-unknown", loss=given, reason=one_line(error)) from error
+    if not isinstance(given, keras.losses.Loss):
+        if str(getattr(given, "__module__", "")).startswith("keras"):  # their functions take the target first
+            return lambda outputs, target: _with_promotion(given, target, outputs)
+        return given
+    if given.reduction == "sum":
+        raise RecipeError("keras-loss-summed", loss=type(given).__name__)
+
+    def judged(outputs: Any, target: Any) -> Sum:
+        return as_sum(_with_promotion(given, target, outputs), len(jax.tree.leaves(target)[0]))
+
+    return judged
+
+
+def _with_promotion(loss: Callable, target: Any, outputs: Any) -> Any:
+    with own_promotion():
+        return loss(
+            target, jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), outputs)
+        )
+
+
+def _build(model: Any, columns: Data) -> None:
+    """Makes the variables of a model that has none yet, for the shapes of the data."""
+    if model.built and (model.weights or not model.layers):
+        return
+    batch = {name: jnp.zeros((1, *s.shape), s.dtype) for name, s in spec_of(columns.train).items()}
+    args, kwargs = columns.arguments(batch, {})
+    try:
+        with own_promotion():
+            model(*args, **kwargs)
+    except (TypeError, ValueError) as error:
+        shapes = [f"{x.dtype}{list(x.shape)}" for x in jax.tree.leaves((args, kwargs))]
+        raise RecipeError(
+            "keras-not-built", model=model.name, shapes=shapes, reason=one_line(error)
+        ) from error
+
+
+def _variables(model: Any) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
+    """The trained variables and the others by name, and the states of seed generators.
+
+    Keras numbers layers by how many a process has made ("conv2d_7"). Here they are numbered within the model,
+    as they are in a process that makes this model alone, so that names do not depend on what ran before.
+    """
+    seen: dict[str, int] = {}
+    shown: dict[str, str] = {model.name: ""}
+    for layer in model._flatten_layers(include_self=False):
+        kind = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(layer).__name__).lower()
+        plain = re.sub(r"_\d+$", "", layer.name)
+        if plain.replace("_", "") == kind.replace("_", ""):
+            number = seen.get(plain, 0)
+            seen[plain] = number + 1
+            shown.setdefault(layer.name, f"{plain}_{number}" if number else plain)
+
+    def named(variables: list[Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for v in variables:
+            parts = [shown.get(part, part) for part in v.path.split("/")]
+            name = "/".join(part for part in parts if part)
+            while name in found:
+                name += "_"
+            found[name] = v
+        return found
+
+    seeds = [v for v in model.non_trainable_variables if v.path.endswith("seed_generator_state")]
+    drawn = {id(v) for v in seeds}
+    others = [v for v in model.non_trainable_variables if id(v) not in drawn]
+    return named(model.trainable_variables), named(others), seeds

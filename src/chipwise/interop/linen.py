@@ -1,0 +1,75 @@
+"""Bring a Flax Linen module: `cw.linen.task(Net(), loss, train=data)`.
+
+Its variables stay as Linen has them: `params` is the collection of that name, and every other collection
+(`batch_stats`) is state, so `net.apply({"params": result.params, **result.state}, x)` is the trained model.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..data.sources import spec_of
+from ..errors import RecipeError
+from ..recipe.task import Task, Tree
+from .door import Data, own_promotion, with_loss
+
+_TRAIN = {"train": True, "training": True, "is_training": True}
+_EVAL = {"deterministic": False, "inference": False, "use_running_average": False, "eval": False}
+MODES = {**_TRAIN, **_EVAL}
+"""What a module may call its mode, to the value of that argument in training."""
+
+
+def task(
+    module: Any, loss: Callable, *, mode: str | None = None, rngs: tuple[str, ...] = ("dropout",), **data: Any
+) -> Task:
+    """A Linen module and a loss as a `Task`.
+
+    *Arguments:* `loss`: `(outputs, target)`: values `(batch,)`, their mean, or a `Sum`. `mode`: the argument
+    of the module's `__call__` that says whether it trains; None: whichever of `MODES` it has. `rngs`: the
+    random streams that layers draw from, each with a key of its own in every step and replica. `data`: as of
+    `interop.door.Data`.
+
+    Raises `RecipeError` for what is no module, or has no argument `mode`.
+    """
+    from flax import linen
+
+    if not isinstance(module, linen.Module):
+        raise RecipeError("linen-no-module", given=repr(module))
+    known = inspect.signature(type(module).__call__).parameters
+    names = [name for name in MODES if name in known]
+    if mode is not None and mode not in known:
+        raise RecipeError("linen-mode", module=type(module).__name__, mode=mode, arguments=list(known)[1:])
+    name = mode or (names[0] if names else None)
+    columns = Data(**data)
+
+    def flag(train: bool) -> dict[str, Any]:
+        return {} if name is None else {name: MODES.get(name, True) == train}
+
+    def init(key: jax.Array) -> tuple[Tree, Tree]:
+        spec = spec_of(columns.train)
+        batch = {n: jnp.zeros((1, *s.shape), s.dtype) for n, s in spec.items()}
+        args, kwargs = columns.arguments(batch, {})
+        with own_promotion():
+            made = module.init({"params": key, **_streams(key)}, *args, **kwargs, **flag(False))
+        state = {kind: values for kind, values in made.items() if kind != "params"}
+        return made.get("params", {}), state
+
+    def _streams(key: jax.Array) -> dict[str, jax.Array]:
+        return {stream: jax.random.fold_in(key, i) for i, stream in enumerate(rngs)}
+
+    def forward(params, state, args, kwargs, key, train):
+        given = {} if key is None else _streams(key)
+        changing = list(state) if train else False
+        with own_promotion():
+            out = module.apply(
+                {"params": params, **state}, *args, **kwargs, **flag(train), rngs=given, mutable=changing
+            )
+        outputs, new = out if train else (out, state)
+        return outputs, dict(new), None
+
+    return columns.task(f"linen.{type(module).__name__}", init, with_loss(forward, loss))

@@ -1,0 +1,106 @@
+"""Bring a PyTorch module: `cw.torch.task(module, loss, train=data)`, and take its weights home afterwards.
+
+    net = torchvision.models.resnet18(num_classes=10)
+    task = cw.torch.task(net, torch.nn.CrossEntropyLoss(), train=train, eval=test,
+                         metrics={"accuracy": cw.losses.correct})
+    result = cw.fit(cw.Recipe(task=task, batch=256, duration="10ep", optimizer=cw.sgd(lr=0.1)))
+    result.to_torch(net)
+
+The module is traced by torchax into the same JAX program as any other task: replicas, fixed order, plans for
+absent chips. PyTorch itself runs once, in `task`, to be compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..recipe.task import Sum, Task, Tree
+from .door import Data, Scored, as_sum, fitting, flattened
+from .torch_check import check as compare
+from .torch_loss import is_torch, totalled
+from .torch_optimizer import optimizer as optimizer
+from .torch_trace import Traced, torch_library
+
+
+def task(module: Any, loss: Any, *, check: bool = True, **data: Any) -> Task:
+    """A PyTorch module and a loss as a `Task`.
+
+    *Arguments:* `module`: a `torch.nn.Module` on the CPU, whose weights training begins with, or a function
+    without arguments that makes one: then the recipe's seed decides the first weights too. `loss`:
+    `(outputs, target)`, as PyTorch code (`torch.nn.CrossEntropyLoss()`; any function of your own) or a
+    function of chipwise, JAX or optax (`cw.losses.softmax_cross_entropy`). `check`: whether to compare one
+    step with eager PyTorch now, on the first examples: outputs in both modes, gradients and buffers. `data`:
+    `train`, `eval`, `inputs`, `target`, `metrics`, `augment`, `mix` and `classes`, as of `interop.door.Data`;
+    `inputs` and `metrics` are in JAX.
+
+    Parameters and moving buffers keep their names, with `/` for `.` in `Recipe(frozen=...)`. Buffers that
+    training never writes to are constants of the program.
+
+    Raises `RecipeError` when PyTorch or torchax is missing or they do not fit, for a module on another
+    device, an operation that torchax lacks, control flow that depends on values, buffers that would not
+    move, and a step that differs from eager PyTorch's.
+    """
+    traced, columns = Traced(module), Data(**data)
+    scored = _scored(traced, loss)
+    made = columns.task(f"torch.{traced.name}", lambda key: traced.init(key), scored)
+    compare(traced, scored, loss if is_torch(loss) else None, columns, made, check)
+    return made
+
+
+def to_module(module: Any, params: Tree, state: Tree) -> Any:
+    """Writes trained weights, and the buffers that moved, into `module` and returns it.
+
+    *Arguments:* `params`, `state`: as of a `Result` whose task came from such a module.
+    Raises `RecipeError` for weights that are not this module's; then nothing is written.
+    """
+    torch = torch_library()
+    weights = dict(module.named_parameters())
+    buffers = {n: b for n, b in module.named_buffers() if n in flattened(state, ".")}
+    new: list[tuple[Any, np.ndarray]] = []
+    for what, tensors, tree in (("parameters", weights, params), ("buffers", buffers, state)):
+        values = fitting(flattened(tree, "."), {n: tuple(t.shape) for n, t in tensors.items()}, what)
+        new += [(tensor, values[name]) for name, tensor in tensors.items()]
+    with torch.no_grad():
+        for tensor, value in new:
+            wide = value.astype(np.float32) if value.dtype == jnp.bfloat16 else value
+            tensor.copy_(torch.from_numpy(np.array(wide)))
+    return module
+
+
+def _scored(traced: Traced, loss: Any) -> Scored:
+    judge: Callable | None = totalled(loss) if is_torch(loss) else None
+
+    def scored(params, state, args, kwargs, target, key, train):
+        if judge is None or target is None:
+            outputs, state = traced.call(params, state, args, kwargs, key, train)
+            if target is None:
+                return Sum(0.0, 0.0), outputs, state
+            return as_sum(loss(outputs, target), _examples(args, kwargs)), outputs, state
+
+        def judged(outputs: Any) -> tuple[Any, Any, Any]:
+            total, count = judge(_wide(outputs), traced.wrapped(target), _examples(args, kwargs))
+            return outputs, total, count
+
+        (outputs, total, count), state = traced.call(params, state, args, kwargs, key, train, judged)
+        return Sum(jnp.asarray(total), jnp.asarray(count).astype(jnp.float32)), outputs, state
+
+    return scored
+
+
+def _examples(args: tuple, kwargs: dict) -> int:
+    return len(jax.tree.leaves((args, kwargs))[0])
+
+
+def _wide(outputs: Any) -> Any:
+    """Half precision as float32: a loss in bfloat16 keeps 8 bits."""
+    torch = torch_library()
+
+    def one(x: Any) -> Any:
+        return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+    return torch.utils._pytree.tree_map_only(torch.Tensor, one, outputs)

@@ -1,0 +1,70 @@
+"""A loss written in PyTorch as a total and a count, so that replicas and uneven batches weigh what they
+should."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import RecipeError
+from .torch_trace import torch_library
+
+_JAX = ("chipwise", "jax", "optax", "flax")
+
+
+def is_torch(loss: Any) -> bool:
+    """Whether `loss` is PyTorch code: a module of PyTorch's, or a function that is not from a JAX library.
+
+    Raises `RecipeError` for what is neither.
+    """
+    torch = torch_library()
+    if isinstance(loss, torch.nn.Module):
+        return True
+    if not callable(loss):
+        raise RecipeError("door-loss", given=repr(loss))
+    while isinstance(loss, functools.partial):
+        loss = loss.func
+    return (getattr(inspect.unwrap(loss), "__module__", "") or "").split(".")[0] not in _JAX
+
+
+def totalled(loss: Any) -> Callable[[Any, Any, int], tuple[Any, Any]]:
+    """`(outputs, target, examples) -> (total, count)`, tensors or numbers, of a loss in PyTorch.
+
+    A mean of PyTorch's divides by the examples (and positions), or by the weights of those that count: the
+    total and that divisor. A function of one's own returns values of each example, or their mean.
+
+    Raises `RecipeError` for a loss that sums over the batch: its gradient, and with it the rate, would depend
+    on the number of replicas.
+    """
+    torch = torch_library()
+    functional = torch.nn.functional
+    modules = {functional.cross_entropy: torch.nn.CrossEntropyLoss, functional.nll_loss: torch.nn.NLLLoss}
+    if not isinstance(loss, torch.nn.Module) and loss in modules:
+        loss = modules[loss]()
+    if getattr(loss, "reduction", "mean") == "sum":
+        raise RecipeError("torch-loss-summed", loss=type(loss).__name__)
+    if getattr(loss, "reduction", None) == "mean" and isinstance(loss, tuple(modules.values())):
+        return functools.partial(_weighted, loss)
+
+    def total(outputs: Any, target: Any, examples: int) -> tuple[Any, Any]:
+        value = loss(outputs, target)
+        return (value * examples, examples) if value.dim() == 0 else (value.sum(), value.numel())
+
+    return total
+
+
+def _weighted(loss: Any, outputs: Any, target: Any, examples: int) -> tuple[Any, Any]:
+    """Cross-entropy and NLL: PyTorch's mean leaves out `ignore_index` and divides by the classes' weights."""
+    summed = copy.copy(loss)
+    summed.reduction = "sum"
+    total = summed(outputs, target)
+    if target.is_floating_point():  # probabilities: divided by the examples and positions alone
+        return total, target.numel() // target.shape[1]
+    counts = target != loss.ignore_index
+    if loss.weight is None:
+        return total, counts.sum()
+    weight = loss.weight[target.clamp(0, len(loss.weight) - 1).long()]
+    return total, (weight * counts).sum()

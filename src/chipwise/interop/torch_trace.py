@@ -1,0 +1,302 @@
+"""A PyTorch module as a pure function of JAX arrays, by way of torchax.
+
+torchax computes what batch norm's running statistics become and drops it (0.0.14), so batch norm is done
+here, in place on the buffers, as PyTorch does it. Buffers that the training program writes to are the task's
+state; the others are constants of the program. Random layers draw from the step's key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..errors import ChipwiseError, RecipeError
+from ..recipe.task import Tree
+from ..words.figures import one_line
+from .door import flattened, library, nested, own_promotion
+
+INSTALL = "pip install 'chipwise[torch]'"
+_LOCK = threading.RLock()
+"""A module's training flags are the module's own: one trace of it at a time."""
+
+
+def torch_library() -> Any:
+    """PyTorch, or a `RecipeError` that says how to install it."""
+    return library("torch", INSTALL)
+
+
+class Traced:
+    """A module, or a function that makes one, as `init` and `call`.
+
+    *Fields:* `module`; `params` and `buffers`, name to NumPy array, as of its `named_parameters` and
+    `named_buffers`; `moving`, the names of the buffers that training writes to, known after `find_moving`.
+    """
+
+    def __init__(self, given: Any):
+        self._torch = torch = torch_library()
+        self.env = _environment()
+        self._make = None if isinstance(given, torch.nn.Module) else given
+        if self._make is not None and not callable(given):
+            raise RecipeError("torch-no-module", given=repr(given))
+        self.module = given if self._make is None else self._make()
+        if not isinstance(self.module, torch.nn.Module):
+            raise RecipeError("torch-no-module", given=type(self.module).__name__)
+        _refuse_elsewhere(self.module)
+        self.params = {name: as_numpy(p) for name, p in self.module.named_parameters()}
+        self.buffers = {name: as_numpy(b) for name, b in self.module.named_buffers()}
+        self.moving: set[str] = set()
+
+    @property
+    def name(self) -> str:
+        return type(self.module).__name__
+
+    def init(self, key: jax.Array) -> tuple[Tree, Tree]:
+        """`(params, state)`: the module's own weights; of a function that makes modules, those of a new one,
+        drawn from `key` by the same initialisers."""
+        if self._make is None:
+            return self.own()
+        with self._running(key), self._torch.device("jax"):
+            try:
+                made = self._make()
+            except Exception as error:
+                facts = {"module": self.name, "reason": one_line(error)}
+                raise RecipeError("torch-init-untraced", **facts) from error
+        params = {name: as_jax(p, self.env) for name, p in made.named_parameters()}
+        return self._tree(params, {name: as_jax(b, self.env) for name, b in made.named_buffers()})
+
+    def own(self) -> tuple[Tree, Tree]:
+        """`(params, state)` of `module` as it was."""
+        return self._tree(self.params, self.buffers)
+
+    def _tree(self, params: dict[str, Any], buffers: dict[str, Any]) -> tuple[Tree, Tree]:
+        state = {name: jnp.asarray(_narrowed(buffers[name])) for name in sorted(self.moving)}
+        return nested({name: jnp.asarray(_narrowed(p)) for name, p in params.items()}, "."), nested(
+            state, "."
+        )
+
+    def find_moving(self, args: tuple, kwargs: dict) -> None:
+        """Finds out which buffers training writes to, by tracing a call. *Arguments:* arrays or shapes."""
+        written: set[str] = set()
+
+        def watched(args: tuple, kwargs: dict) -> None:
+            self.moving = set(self.buffers)
+            params, given = self.own()
+            _, state = self.call(params, given, args, kwargs, jax.random.key(0), True)
+            before, after = flattened(given, "."), flattened(state, ".")
+            written.update(name for name in before if after[name] is not before[name])
+
+        try:
+            jax.eval_shape(watched, args, kwargs)
+        finally:
+            self.moving = written
+
+    def call(
+        self, params: Tree, state: Tree, args: tuple, kwargs: dict, key: Any, train: bool, then: Any = None
+    ) -> tuple[Any, Tree]:
+        """`(outputs, state)` of the module; with `then`, a function of PyTorch outputs, what it returns."""
+        given = flattened(params, ".")
+        floats = [p.dtype for p in given.values() if jnp.issubdtype(p.dtype, jnp.floating)]
+        fixed = {n: _narrowed(b) for n, b in self.buffers.items() if n not in self.moving}
+        for name, value in fixed.items():
+            narrow = floats and jnp.issubdtype(value.dtype, jnp.floating)
+            fixed[name] = jnp.asarray(value, floats[0] if narrow else None)
+        with self._running(key), flags(self.module, train):
+            held = self.wrapped({**given, **fixed, **flattened(state, ".")})
+            try:
+                wrapped = self.wrapped((args, kwargs))
+                outputs = self._torch.func.functional_call(self.module, held, *wrapped)
+                self._refuse_kept()
+                if then is not None:
+                    outputs = then(outputs)
+            except ChipwiseError:
+                raise
+            except Exception as error:
+                raise self._refused(error) from error
+            new = {name: as_jax(held[name], self.env) for name in flattened(state, ".")}
+            return self.env.t2j_iso(outputs), nested(new, ".")
+
+    def wrapped(self, tree: Any) -> Any:
+        """JAX arrays as the tensors that the module computes with."""
+        return self.env.j2t_iso(jax.tree.map(jnp.asarray, tree))
+
+    @contextlib.contextmanager
+    def _running(self, key: Any) -> Iterator[None]:
+        prng = jax.random.key(0) if key is None else key
+        with _LOCK, own_promotion(), warnings.catch_warnings(), self.env.override_property(prng=prng):
+            warnings.filterwarnings("ignore", message="Explicitly requested dtype")  # int64 is int32 here
+            warnings.filterwarnings("ignore", category=DeprecationWarning)  # torchax's own
+            with self.env, self._torch.no_grad():
+                yield
+
+    def _refuse_kept(self) -> None:
+        """A tensor that the module keeps as a plain attribute would leave the trace."""
+        kind = type(self.env).tensor
+        for place, module in self.module.named_modules():
+            kept = [name for name, value in vars(module).items() if isinstance(value, kind)]
+            for name in kept:
+                delattr(module, name)
+            if kept:
+                names = [f"{place}.{name}" if place else name for name in kept]
+                raise RecipeError("torch-attribute-moves", module=self.name, names=names)
+
+    def _refused(self, error: Exception) -> RecipeError:
+        import torchax.tensor
+
+        facts = {"module": self.name, "where": _where(error), "reason": one_line(error)}
+        if isinstance(error, torchax.tensor.OperatorNotFound):
+            operation = str(error).removeprefix("Operator with name ").removesuffix(" has no lowering")
+            return RecipeError("torch-operation-missing", **facts | {"operation": operation})
+        depends = (
+            jax.errors.ConcretizationTypeError,
+            jax.errors.TracerArrayConversionError,
+            jax.errors.TracerIntegerConversionError,
+            jax.errors.NonConcreteBooleanIndexError,
+        )
+        if isinstance(error, depends):
+            return RecipeError("torch-depends-on-values", **facts)
+        return RecipeError("torch-not-traced", **facts)
+
+
+@contextlib.contextmanager
+def flags(module: Any, train: bool) -> Iterator[None]:
+    """`module` in training or evaluation mode, as its own `train` sets it; afterwards as it was."""
+    before = {part: part.training for part in module.modules()}
+    module.train(train)
+    try:
+        yield
+    finally:
+        for part, was in before.items():
+            part.training = was
+
+
+def as_numpy(tensor: Any) -> np.ndarray:
+    """A tensor on the host as an array of its own memory; bfloat16 as JAX has it."""
+    tensor = tensor.detach()
+    if str(tensor.dtype) == "torch.bfloat16":
+        return tensor.float().numpy().astype(jnp.bfloat16)
+    return np.array(tensor.numpy())
+
+
+def as_jax(tensor: Any, env: Any) -> jax.Array:
+    return env.t2j_iso(tensor)
+
+
+def _narrowed(value: Any) -> Any:
+    """64-bit numbers as JAX holds them: 32-bit unless told otherwise."""
+    return (
+        value.astype(jax.dtypes.canonicalize_dtype(value.dtype)) if isinstance(value, np.ndarray) else value
+    )
+
+
+def _refuse_elsewhere(module: Any) -> None:
+    places = sorted({str(t.device) for t in [*module.parameters(), *module.buffers()]} - {"cpu"})
+    if places:
+        raise RecipeError("torch-elsewhere", module=type(module).__name__, devices=places)
+    frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
+    if frozen:
+        patterns = tuple(name.replace(".", "/") for name in frozen)
+        raise RecipeError("torch-frozen", module=type(module).__name__, count=len(frozen), patterns=patterns)
+
+
+def _where(error: BaseException) -> str:
+    """The line of the user's code in which it happened."""
+    libraries = [Path(library(name, INSTALL).__file__).parent for name in ("torch", "torchax", "jax")]
+    libraries.append(Path(__file__).parent)
+    found = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        file = Path(frame.filename)
+        if not any(folder in file.parents for folder in libraries) and not frame.filename.startswith("<"):
+            found = f"{file.name}:{frame.lineno}"
+    return found or "PyTorch's own code"
+
+
+def _environment() -> Any:
+    """torchax's environment with batch norm as PyTorch does it, and plain tensors taken for constants."""
+    torch = torch_library()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torchax's own, at import
+        try:
+            import torchax.tensor as torchax
+        except ImportError:
+            raise RecipeError("torchax-missing", torch=torch.__version__, command=INSTALL) from None
+        except Exception as error:  # 0.0.13 beside torch 2.13: an AttributeError
+            facts = {"torch": torch.__version__, "reason": one_line(error), "command": INSTALL}
+            raise RecipeError("torchax-unfit", **facts) from error
+
+    traced, pytree = (torchax.Tensor, torchax.View), torch.utils._pytree
+
+    class Environment(torchax.Environment):
+        tensor = torchax.Tensor
+
+        def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+            given = (args, kwargs or {})
+            if any(isinstance(x, traced) for x in pytree.tree_leaves(given)):
+                given = pytree.tree_map_only(torch.Tensor, self.constant, given)
+            return super().dispatch(func, types, *given)
+
+        def constant(self, x: Any) -> Any:
+            """A tensor of PyTorch's own as one of the program."""
+            return self.j2t_iso(self.t2j_copy(x)) if type(x) in (torch.Tensor, torch.nn.Parameter) else x
+
+        def t2j_iso(self, torchtensors: Any) -> Any:
+            return super().t2j_iso(pytree.tree_map_only(torch.Tensor, self.constant, torchtensors))
+
+    env = Environment()
+    env.override_op_definition(torch.nn.functional.batch_norm, _batch_norm(env))
+    env.override_op_definition(torch.ops.aten.normal_, _normal_(env))
+    env.override_op_definition(torch.ops.aten.erfinv_, _erfinv_)
+    return env
+
+
+def _erfinv_(tensor: Any) -> Any:
+    """What `trunc_normal_` calls, and torchax 0.0.14 lacks in place."""
+    tensor._elem = jax.scipy.special.erfinv(tensor.jax())
+    return tensor
+
+
+def _normal_(env: Any) -> Callable:
+    def normal_(tensor, mean=0.0, std=1.0, *, generator=None):
+        """Draws anew in place: what initialisers call, and torchax 0.0.14 fails at."""
+        old = tensor.jax()
+        drawn = jax.random.normal(env.get_and_rotate_prng_key(generator), old.shape, jnp.float32)
+        tensor._elem = (mean + std * drawn).astype(old.dtype)
+        return tensor
+
+    return normal_
+
+
+def _batch_norm(env: Any) -> Callable:
+    def batch_norm(
+        input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5
+    ):  # fmt: skip
+        """`torch.nn.functional.batch_norm`: normalises by the biased variance, keeps the unbiased one."""
+        x = input.jax()
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        axes, spread = (0, *range(2, x.ndim)), (1, -1, *[1] * (x.ndim - 2))
+        if training:
+            mean, var = jnp.mean(wide, axis=axes), jnp.var(wide, axis=axes)
+            if running_mean is not None:
+                count = x.size // x.shape[1]
+                for held, new in ((running_mean, mean), (running_var, var * (count / max(count - 1, 1)))):
+                    old = held.jax()
+                    held._elem = ((1 - momentum) * old + momentum * new).astype(old.dtype)
+        else:
+            mean, var = running_mean.jax(), running_var.jax()
+        scale = jax.lax.rsqrt(var + eps)
+        if weight is not None:
+            scale = scale * weight.jax()
+        out = (wide - mean.reshape(spread)) * scale.reshape(spread)
+        if bias is not None:
+            out = out + bias.jax().reshape(spread)
+        return env.j2t_iso(out.astype(x.dtype))
+
+    return batch_norm

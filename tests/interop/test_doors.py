@@ -1,0 +1,276 @@
+"""One small network with batch norm and dropout through every door: what its own framework computes in
+float64, and the same fingerprint on 1, 2, 4 and 8 devices."""
+
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import chipwise as cw
+from chipwise.interop.door import Data, as_sum, flattened, nested
+from refusals import refused
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+RNG = np.random.default_rng(0)
+DATA = cw.Arrays(
+    image=RNG.normal(size=(48, 6, 6, 2)).astype(np.float32), label=RNG.integers(0, 3, 48), classes=3
+)
+METRICS = {"accuracy": cw.losses.correct}
+CHANNELS_FIRST = {"inputs": lambda batch: batch["image"].transpose(0, 3, 1, 2)}
+
+
+def torch_net():
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("torchax")
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(2, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1),
+        torch.nn.Flatten(), torch.nn.Dropout(0.5), torch.nn.Linear(4, 3),
+    )  # fmt: skip
+
+
+def torch_door(**data):
+    return cw.torch.task(torch_net(), sys_torch().nn.CrossEntropyLoss(), **CHANNELS_FIRST, **data)
+
+
+def sys_torch():
+    return pytest.importorskip("torch")
+
+
+def keras_net():
+    keras = pytest.importorskip("keras")
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    return keras.Sequential([
+        keras.Input((6, 6, 2)), layers.Conv2D(4, 3), layers.BatchNormalization(momentum=0.9), layers.ReLU(),
+        layers.GlobalAveragePooling2D(), layers.Dropout(0.5), layers.Dense(3, kernel_regularizer="l2"),
+    ])  # fmt: skip
+
+
+def keras_door(**data):
+    model = keras_net()
+    keras = pytest.importorskip("keras")
+    return cw.keras.task(model, keras.losses.SparseCategoricalCrossentropy(from_logits=True), **data)
+
+
+def nnx_door(**data):
+    from flax import nnx
+
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.conv = nnx.Conv(2, 4, (3, 3), rngs=rngs)
+            self.norm = nnx.BatchNorm(4, momentum=0.9, rngs=rngs)
+            self.drop = nnx.Dropout(0.5, rngs=rngs)
+            self.head = nnx.Linear(4, 3, rngs=rngs)
+
+        def __call__(self, x):
+            return self.head(self.drop(nnx.relu(self.norm(self.conv(x))).mean((1, 2))))
+
+    return cw.nnx.task(lambda rngs: Net(rngs), cw.losses.softmax_cross_entropy, **data)
+
+
+def linen_net():
+    from flax import linen
+
+    class Net(linen.Module):
+        @linen.compact
+        def __call__(self, x, train):
+            x = linen.Conv(4, (3, 3))(x)
+            x = linen.BatchNorm(use_running_average=not train, momentum=0.9)(x)
+            x = linen.Dropout(0.5, deterministic=not train)(linen.relu(x).mean((1, 2)))
+            return linen.Dense(3)(x)
+
+    return Net()
+
+
+def linen_door(**data):
+    return cw.linen.task(linen_net(), cw.losses.softmax_cross_entropy, **data)
+
+
+def equinox_net():
+    eqx = pytest.importorskip("equinox")
+
+    class Net(eqx.Module):
+        conv: eqx.nn.Conv2d
+        norm: eqx.nn.BatchNorm
+        drop: eqx.nn.Dropout
+        head: eqx.nn.Linear
+
+        def __init__(self, key):
+            a, b = jax.random.split(key)
+            self.conv = eqx.nn.Conv2d(2, 4, 3, key=a)
+            self.norm = eqx.nn.BatchNorm(4, "batch", mode="batch", momentum=0.9)
+            self.drop = eqx.nn.Dropout(0.5)
+            self.head = eqx.nn.Linear(4, 3, key=b)
+
+        def __call__(self, x, state, key):
+            x, state = self.norm(self.conv(x.transpose(2, 0, 1)), state)
+            return self.head(self.drop(jax.nn.relu(x).mean((1, 2)), key=key)), state
+
+    return Net
+
+
+def equinox_door(**data):
+    return cw.equinox.task(equinox_net(), cw.losses.softmax_cross_entropy, **data)
+
+
+DOORS = {
+    "torch": torch_door, "keras": keras_door, "nnx": nnx_door, "linen": linen_door, "equinox": equinox_door
+}  # fmt: skip
+each = pytest.mark.parametrize("door", DOORS)
+
+
+def recipe(task, **changes):
+    settings = dict(batch=16, replicas=8, duration="6st", optimizer=cw.sgd(lr=0.1), seed=3) | changes
+    return cw.Recipe(task=task, **settings)
+
+
+def fit(task, devices=1, **changes):
+    return cw.fit(recipe(task, **changes), on=cw.On(devices=devices), run=None, progress="none")
+
+
+@pytest.mark.slow
+@each
+def test_the_same_bits_on_1_2_4_and_8_devices(door):
+    task = DOORS[door](train=DATA, eval=DATA, metrics=METRICS)
+    assert task.has_batch_norm and task.classes == 3
+    results = [fit(task, devices) for devices in (1, 2, 4, 8)]
+    assert len({r.fingerprint for r in results}) == 1
+    losses = [r.metrics["eval/loss"] for r in results]
+    np.testing.assert_allclose(losses, losses[0], rtol=1e-6)  # evaluation's batch is as large as fits
+    assert set(results[0].metrics) >= {"train/loss", "train/accuracy", "eval/loss", "eval/accuracy"}
+
+
+@each
+def test_modes_keys_and_statistics(door):
+    """Statistics move in training alone; the mask is the key's; evaluation judges each example by itself."""
+    task = DOORS[door](train=DATA)
+    params, state = task.init(jax.random.key(0))
+    batch = {name: jnp.asarray(column[:8]) for name, column in DATA.columns.items()}
+    loss = jax.jit(task.loss, static_argnums=4)
+    one, moved = loss(params, state, batch, jax.random.key(1), True)
+    again, _ = loss(params, state, batch, jax.random.key(1), True)
+    other, _ = loss(params, state, batch, jax.random.key(2), True)
+    still, same = loss(params, state, batch, jax.random.key(1), False)
+    assert one["loss"].total == again["loss"].total != other["loss"].total
+    assert one["loss"].count == 8 and still["loss"].total != one["loss"].total
+    changed = [np.any(np.asarray(a) != np.asarray(b)) for a, b in zip(
+        jax.tree.leaves(moved), jax.tree.leaves(state), strict=True
+    )]  # fmt: skip
+    assert all(changed)
+    jax.tree.map(np.testing.assert_array_equal, same, state)
+    alone = [
+        loss(params, state, {n: c[i : i + 1] for n, c in batch.items()}, None, False)[0]["loss"].total
+        for i in range(8)
+    ]
+    np.testing.assert_allclose(sum(alone), still["loss"].total, rtol=1e-5)
+    outputs = task.predict(params, state, {"image": batch["image"]})
+    assert outputs.shape == (8, 3)
+
+
+@pytest.mark.slow
+@each
+def test_in_bfloat16_statistics_stay_float32(door):
+    result = fit(DOORS[door](train=DATA, eval=DATA), precision="bf16", duration="2st")
+    assert np.isfinite(result.metrics["eval/loss"])
+    assert {x.dtype for x in jax.tree.leaves(result.state) if x.dtype.kind == "f"} == {np.dtype("float32")}
+    assert {x.dtype for x in jax.tree.leaves(result.params)} == {np.dtype("float32")}
+
+
+def test_keras_names_do_not_depend_on_what_a_process_made_before():
+    first, second = (keras_door(train=DATA).init(jax.random.key(0)) for _ in range(2))
+    assert set(flattened(first[0], "/")) == set(flattened(second[0], "/")) >= {"conv2d/kernel", "dense/bias"}
+
+
+def test_weights_go_back_to_keras():
+    model = keras_net()
+    keras = pytest.importorskip("keras")
+    task = cw.keras.task(model, keras.losses.SparseCategoricalCrossentropy(from_logits=True), train=DATA)
+    result = fit(task)
+    assert result.to_keras(model) is model
+    np.testing.assert_array_equal(
+        np.asarray(model.layers[1].moving_mean), result.state["batch_normalization"]["moving_mean"]
+    )
+    images = DATA.columns["image"]
+    ours = task.predict(result.params, result.state, {"image": images})
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        np.testing.assert_allclose(np.asarray(model(images)), ours, rtol=1e-5, atol=1e-6)
+        other = keras.Sequential([keras.Input((6, 6, 2)), keras.layers.Flatten(), keras.layers.Dense(2)])
+    with refused(cw.RecipeError, "door-weight-missing"):
+        result.to_keras(other)
+
+
+def test_weights_go_back_to_equinox():
+    eqx = pytest.importorskip("equinox")
+    result = fit(equinox_door(train=DATA))
+    model, state = result.to_equinox(equinox_net())
+    np.testing.assert_array_equal(model.conv.weight, result.params["conv"]["weight"])
+    np.testing.assert_array_equal(state.get(model.norm.batch_state_index)[0], result.state["norm"]["mean"])
+    assert isinstance(model, eqx.Module)
+
+
+def test_a_linen_result_is_what_linen_applies():
+    result = fit(linen_door(train=DATA))
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        out = linen_net().apply({"params": result.params, **result.state}, DATA.columns["image"], train=False)
+    assert out.shape == (48, 3)
+
+
+@pytest.mark.parametrize(
+    ("make", "code"),
+    [
+        (lambda: cw.linen.task(object(), len, train=DATA), "linen-no-module"),
+        (lambda: cw.linen.task(linen_net(), len, mode="fit", train=DATA), "linen-mode"),
+        (lambda: cw.nnx.task(3, len, train=DATA), "nnx-no-function"),
+        (lambda: linen_door(train=DATA, metrics={"loss": len}), "door-metrics"),
+        (lambda: cw.linen.task(linen_net(), "mse", train=DATA), "door-loss"),
+        (lambda: cw.equinox.task(lambda key: 3, len, train=DATA), "equinox-no-module"),
+        (lambda: cw.keras.task(object(), "mse", train=DATA), "keras-no-model"),
+        (lambda: cw.keras.task(keras_net(), "crossentropie", train=DATA), "keras-loss-unknown"),
+        (lambda: cw.keras.task(keras_net(), train=DATA), "keras-no-loss"),
+    ],
+)
+def test_mistakes_are_one_line(make, code):
+    if code.startswith("equinox"):
+        pytest.importorskip("equinox")
+    if code.startswith("keras"):
+        pytest.importorskip("keras")
+    with refused(cw.RecipeError, code):
+        make()
+
+
+def test_a_summed_keras_loss_is_refused():
+    keras = pytest.importorskip("keras")
+    with refused(cw.RecipeError, "keras-loss-summed"):
+        cw.keras.task(keras_net(), keras.losses.MeanSquaredError(reduction="sum"), train=DATA)
+
+
+def test_columns_become_arguments():
+    batch = {"a": jnp.ones((2, 3)), "b": jnp.ones(2, jnp.int32), "label": jnp.zeros(2)}
+    params = {"w": jnp.ones(1, jnp.bfloat16)}
+    args, kwargs = Data(train=DATA).arguments(batch, params)
+    assert args == () and kwargs["a"].dtype == jnp.bfloat16 and kwargs["b"].dtype == jnp.int32
+    args, kwargs = Data(train=DATA, inputs=("b", "a")).arguments(batch, params)
+    assert [x.ndim for x in args] == [1, 2] and kwargs == {}
+    args, _ = Data(train=DATA, inputs=lambda batch: batch["b"] / 2).arguments(batch, params)
+    assert args[0].dtype == jnp.bfloat16
+    assert Data(train=DATA, target=lambda batch: batch["b"]).wanted(batch).dtype == jnp.int32
+    for given, code in [
+        ({"inputs": "c"}, "door-column"),
+        ({"inputs": lambda batch: batch["c"]}, "door-column"),
+        ({"inputs": 3}, "door-columns-expected"),
+        ({"inputs": ()}, "door-no-inputs"),
+    ]:
+        with refused(cw.RecipeError, code):
+            Data(train=DATA, **given).arguments(batch, params)
+    with refused(cw.RecipeError, "door-column", column="labels", near="label"):
+        Data(train=DATA, target="labels").wanted(batch)
+
+
+def test_a_loss_of_any_kind_is_a_sum():
+    assert as_sum(jnp.float32(2.0), 3).value == 2.0 and as_sum(jnp.float32(2.0), 3).count == 3
+    values = as_sum(jnp.ones((3, 4)), 3)
+    assert (values.total, values.count) == (12, 12)
+    assert nested({"a.b": 1, "a.c": 2}, ".") == {"a": {"b": 1, "c": 2}}

@@ -1,0 +1,296 @@
+"""PyTorch modules through torchax: what eager PyTorch computes, and what is refused before training."""
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import chipwise as cw
+from chipwise.interop.door import flattened
+from refusals import refused
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("torchax")
+nn, F = torch.nn, torch.nn.functional
+
+RNG = np.random.default_rng(0)
+DATA = cw.Arrays(
+    image=RNG.normal(size=(40, 2, 6, 6)).astype(np.float32), label=RNG.integers(0, 3, 40), classes=3
+)
+ROWS = cw.Arrays(x=RNG.normal(size=(40, 4)).astype(np.float32), label=RNG.integers(0, 3, 40))
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Dropout(0.5), nn.Linear(4, 3),
+    )  # fmt: skip
+
+
+def eager(module, loss, x, label):
+    """Mean loss, gradients and buffers of one training step of a copy."""
+    params = {n: p.detach().clone().requires_grad_() for n, p in module.named_parameters()}
+    held = {**params, **{n: b.detach().clone() for n, b in module.named_buffers()}}
+    value = loss(torch.func.functional_call(module.train(), held, (x,)), label)
+    slopes = torch.autograd.grad(value, list(params.values()))
+    return float(value.detach()), dict(zip(params, slopes, strict=True)), held
+
+
+LOSSES = {
+    "mean": lambda: nn.CrossEntropyLoss(),
+    "smoothed": lambda: nn.CrossEntropyLoss(label_smoothing=0.1),
+    "weighted": lambda: nn.CrossEntropyLoss(weight=torch.tensor([0.5, 1.0, 3.0])),
+    "ignoring": lambda: nn.CrossEntropyLoss(ignore_index=1),
+    "values": lambda: nn.CrossEntropyLoss(reduction="none"),
+    "function": lambda: F.cross_entropy,
+    "own": lambda: lambda outputs, label: F.cross_entropy(outputs, label.long()) + outputs.square().mean(),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_first_step_in_float64_is_that_of_pytorch(name):
+    """Loss to float64's last digits; gradients and statistics within 1e-9."""
+    module = net().double()
+    module[5].p = 0.0  # the two draw other numbers
+    loss = LOSSES[name]()
+    if isinstance(loss, nn.Module):
+        loss = loss.double()
+    with jax.enable_x64(True):
+        task = cw.torch.task(module, loss, train=DATA, check=False)
+        params, state = task.init(jax.random.key(0))
+        batch = {"image": jnp.asarray(DATA.columns["image"], jnp.float64), "label": DATA.columns["label"]}
+
+        def mean(params):
+            sums, new = task.loss(params, state, batch, jax.random.key(1), True)
+            return sums["loss"].total / sums["loss"].count.astype(jnp.float64), new
+
+        (value, new), slopes = jax.jit(jax.value_and_grad(mean, has_aux=True))(params)
+        values = jax.device_get((value, slopes, new))
+    x, label = (
+        torch.from_numpy(DATA.columns["image"]).double(),
+        torch.from_numpy(DATA.columns["label"]).long(),
+    )
+    theirs = loss if name != "values" else lambda outputs, label: loss(outputs, label).mean()
+    expected, gradients, buffers = eager(module, theirs, x, label)
+    assert float(values[0]) == pytest.approx(expected, abs=1e-9)
+    for flat, tensors in ((flattened(values[1], "."), gradients), (flattened(values[2], "."), buffers)):
+        for key, array in flat.items():
+            np.testing.assert_allclose(array, tensors[key].numpy(), rtol=1e-9, atol=1e-9, err_msg=key)
+    assert set(flattened(values[2], ".")) == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+
+
+def test_a_maker_draws_its_first_weights_from_the_seed():
+    task = cw.torch.task(net, nn.CrossEntropyLoss(), train=DATA, check=False)
+    one, other = (task.init(jax.random.key(i))[0] for i in range(2))
+    assert not np.array_equal(one["0"]["weight"], other["0"]["weight"])
+    bound = 1 / np.sqrt(2 * 3 * 3)  # PyTorch's own initialiser
+    assert 0.5 * bound < np.abs(one["0"]["weight"]).max() <= bound
+    given = cw.torch.task(net(), nn.CrossEntropyLoss(), train=DATA, check=False)
+    np.testing.assert_array_equal(given.init(jax.random.key(5))[0]["0"]["weight"], net()[0].weight.detach())
+
+
+def test_weights_and_statistics_go_back():
+    module = net()
+    task = cw.torch.task(module, cw.losses.softmax_cross_entropy, train=DATA)
+    recipe = cw.Recipe(task=task, batch=8, replicas=2, duration="3st", optimizer=cw.sgd(lr=0.1))
+    result = cw.fit(recipe, on=cw.On(devices=1), run=None, progress="none")
+    fresh = net()
+    assert result.to_torch(fresh) is fresh
+    assert int(fresh[1].num_batches_tracked) == 3
+    images = DATA.columns["image"]
+    ours = task.predict(result.params, result.state, {"image": images})
+    with torch.no_grad():
+        np.testing.assert_allclose(fresh.eval()(torch.from_numpy(images)), ours, rtol=1e-4, atol=1e-5)
+    before = {name: tensor.clone() for name, tensor in fresh.state_dict().items()}
+    with refused(cw.RecipeError, "door-weight-missing"):
+        result.to_torch(nn.Sequential(*fresh, nn.Linear(3, 3)))
+    with refused(cw.RecipeError, "door-weight-shape"):
+        result.to_torch(nn.Sequential(*list(fresh)[:6], nn.Linear(5, 3)))
+    assert all(torch.equal(before[name], tensor) for name, tensor in fresh.state_dict().items())
+    assert module.training and module[5].p == 0.5  # as they were
+
+
+def module_of(forward, **parts):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = nn.Linear(4, 3)
+            for name, part in parts.items():
+                if isinstance(part, torch.Tensor):
+                    self.register_buffer(name, part)
+                else:
+                    setattr(self, name, part)
+
+    Net.forward = forward
+    return Net()
+
+
+def test_plain_tensors_constants_and_tied_weights():
+    def forward(self, x):
+        places = torch.arange(3) * 0.1  # made on PyTorch's default device
+        return self.lin(x) + self.shift + places + self.plain + self.again(x)
+
+    module = module_of(forward, shift=torch.ones(3))
+    module.plain = torch.full((3,), 2.0)  # an attribute that is no buffer, and stays as it is
+    module.again = nn.Linear(4, 3)
+    module.again.weight = module.lin.weight
+    task = cw.torch.task(module, nn.CrossEntropyLoss(), train=ROWS)
+    params, state = task.init(jax.random.key(0))
+    assert set(flattened(params, ".")) == {"lin.weight", "lin.bias", "again.bias"} and state == {}
+
+
+def test_several_inputs_by_name_and_a_dict_of_outputs():
+    columns = {**ROWS.columns, "scale": np.ones(40, np.float32)}
+    data = cw.Arrays(**columns)
+    module = module_of(lambda self, x, scale: {"logits": self.lin(x) * scale[:, None]})
+    task = cw.torch.task(module, lambda out, y: F.cross_entropy(out["logits"], y), train=data)
+    params, state = task.init(jax.random.key(0))
+    batch = {n: jnp.asarray(c) for n, c in columns.items()}
+    assert task.loss(params, state, batch, None, False)[0]["loss"].count == 40
+
+
+class Halved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx, slope):
+        return slope * 0.5
+
+
+def moved_by_hand(self, x):
+    with torch.no_grad():
+        self.seen = self.seen + x.detach().mean(0)
+    return self.lin(x)
+
+
+def moved_in_numpy(self, x):
+    if self.training and type(x) is torch.Tensor:
+        self.seen.numpy()[:] += 1
+    return self.lin(x)
+
+
+def kept(self, x):
+    self.last = x.mean()
+    return self.lin(x)
+
+
+def stopped(self, x):
+    with torch.no_grad():
+        h = self.lin(x)
+    return h + self.lin(x) * 0.5
+
+
+REFUSED = {
+    "torch-depends-on-values": lambda self, x: self.lin(x) if x.sum() > 0 else -self.lin(x),
+    "torch-attribute-moves": kept,
+    "torch-eager-failed": lambda self, x: self.lin(x[:, :2]),
+    "torch-operation-missing": lambda self, x: self.lin(x) + torch.special.airy_ai(x).sum(),
+    "torch-step-differs": stopped,
+}
+
+
+@pytest.mark.parametrize("code", REFUSED)
+def test_what_would_train_something_else_is_refused(code):
+    with refused(cw.RecipeError, code):
+        cw.torch.task(module_of(REFUSED[code]), nn.CrossEntropyLoss(), train=ROWS)
+
+
+def test_a_backward_of_ones_own_is_refused():
+    module = module_of(lambda self, x: Halved.apply(self.lin(x)))
+    with pytest.raises(cw.RecipeError) as caught:
+        cw.torch.task(module, nn.CrossEntropyLoss(), train=ROWS)
+    assert caught.value.code in ("torch-step-differs", "torch-not-traced")
+
+
+def test_buffers_move_as_pytorch_moves_them_or_are_refused():
+    task = cw.torch.task(module_of(moved_by_hand, seen=torch.zeros(4)), nn.CrossEntropyLoss(), train=ROWS)
+    params, state = task.init(jax.random.key(0))
+    batch = {name: jnp.asarray(column) for name, column in ROWS.columns.items()}
+    _, new = task.loss(params, state, batch, jax.random.key(0), True)
+    np.testing.assert_allclose(new["seen"], ROWS.columns["x"].mean(0), rtol=1e-5, atol=1e-6)
+    with refused(cw.RecipeError, "torch-buffers-unmoved", names=["seen"]):
+        cw.torch.task(module_of(moved_in_numpy, seen=torch.zeros(4)), nn.CrossEntropyLoss(), train=ROWS)
+
+
+@pytest.mark.parametrize(
+    ("make", "loss", "code"),
+    [
+        (lambda: 3, F.cross_entropy, "torch-no-module"),
+        (lambda: lambda: 3, F.cross_entropy, "torch-no-module"),
+        (lambda: nn.Linear(4, 3, device="meta"), F.cross_entropy, "torch-elsewhere"),
+        (lambda: nn.Linear(4, 3).requires_grad_(False), F.cross_entropy, "torch-frozen"),
+        (lambda: nn.Linear(4, 3), nn.CrossEntropyLoss(reduction="sum"), "torch-loss-summed"),
+        (lambda: nn.Linear(4, 3), "mse", "door-loss"),
+    ],
+)
+def test_mistakes_are_one_line(make, loss, code):
+    with refused(cw.RecipeError, code):
+        cw.torch.task(make(), loss, train=ROWS)
+
+
+def test_torch_without_torchax(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "torchax.tensor", None)
+    with refused(cw.RecipeError, "torchax-missing"):
+        cw.torch.task(nn.Linear(4, 3), F.cross_entropy, train=ROWS)
+
+
+def stubbed():
+    """PyPI's torchvision wants an operator that is compiled against another build of torch."""
+    library = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        with contextlib.suppress(RuntimeError):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return library
+
+
+def real(name):
+    library = stubbed()
+    torch.manual_seed(1)
+    if name == "resnet18":
+        made = pytest.importorskip("torchvision").models.resnet18(num_classes=10)
+    else:
+        timm = pytest.importorskip("timm")
+        made = timm.models.vision_transformer.VisionTransformer(
+            img_size=32, patch_size=8, embed_dim=96, depth=3, num_heads=3, num_classes=10
+        )
+    return made, library
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of torchvision and timm
+@pytest.mark.parametrize("name", ["resnet18", "vit"])
+def test_three_steps_beside_eager_pytorch(name):
+    """The recipe's own steps, float32, one replica: losses, weights and statistics after each of three."""
+    module, _library = real(name)
+    images = RNG.normal(size=(32, 3, 32, 32)).astype(np.float32)
+    data = cw.Arrays(image=images, label=RNG.integers(0, 10, 32), classes=10)
+    task = cw.torch.task(module, nn.CrossEntropyLoss(), train=data)
+    theirs = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.9)
+    recipe = cw.Recipe(
+        task=task, batch=32, replicas=1, duration="3st", optimizer=cw.torch.optimizer(theirs), precision="f32"
+    )
+    result = cw.fit(recipe, on=cw.On(devices=1), run=None, progress="none", log_every="1st")
+    x, label = torch.from_numpy(images), torch.from_numpy(data.columns["label"]).long()
+    module.train()
+    losses = []
+    for _ in range(3):  # each step takes all 32 examples, so their order is all that differs
+        theirs.zero_grad()
+        loss = F.cross_entropy(module(x), label)
+        loss.backward()
+        theirs.step()
+        losses.append(float(loss.detach()))
+    ours = [row["train/loss"] for row in result.history if "train/loss" in row]
+    np.testing.assert_allclose(ours, losses, rtol=2e-4)
+    for flat, tensors in (
+        (flattened(result.params, "."), dict(module.named_parameters())),
+        (flattened(result.state, "."), dict(module.named_buffers())),
+    ):
+        for key, array in flat.items():
+            expected = tensors[key].detach().numpy()
+            scale = max(np.abs(expected).max(), 1e-3)
+            assert np.abs(array - expected).max() <= 5e-3 * scale, key
