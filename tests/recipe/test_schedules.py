@@ -43,7 +43,7 @@ EXAMPLES = [
     piecewise({"0st": 0.1, "50%": 0.01, "20ep": 0.001}),
     warmup(cosine(1e-3), "5%"),
     warmup(0.1, "100st", start=0.01),
-    torch_scheduler("MultiStepLR", 0.1, {"milestones": "8ep, 16ep", "gamma": 0.1}),
+    torch_scheduler("MultiStepLR", 0.1, {"milestones": "800st, 1600st", "gamma": 0.1}),
     function(optax.cosine_decay_schedule(0.1, 2000)),
 ]
 by_name = pytest.mark.parametrize("schedule", EXAMPLES, ids=repr)

@@ -33,7 +33,7 @@ KINDS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class torch_scheduler(Schedule):
     """What the PyTorch scheduler `kind` sets, from `base`.
 
@@ -65,6 +65,10 @@ class torch_scheduler(Schedule):
             raise RecipeError(
                 "torch-scheduler-units", kind=self.kind, lengths=[str(d) for d in self._durations()]
             )
+
+    def __repr__(self) -> str:
+        kind, settings = self.kind, dict(self.settings)
+        return f"torch_scheduler(kind={kind!r}, base={self.base!r}, settings={settings!r})"
 
     def _durations(self) -> list[Duration]:
         """Of the schedule and of those in it."""
