@@ -56,6 +56,8 @@ if _TYPE_CHECKING:
     from .planner.plans import Plan as Plan
     from .recipe import losses as losses
     from .recipe import metrics as metrics
+    from .recipe.around import grouped as grouped
+    from .recipe.around import lookahead as lookahead
     from .recipe.check import Finding as Finding
     from .recipe.check import check as check
     from .recipe.optimizers import adam as adam
@@ -71,6 +73,7 @@ if _TYPE_CHECKING:
     from .recipe.schedules import one_cycle as one_cycle
     from .recipe.schedules import one_cycle_momentum as one_cycle_momentum
     from .recipe.schedules import piecewise as piecewise
+    from .recipe.schedules import polynomial as polynomial
     from .recipe.schedules import warmup as warmup
     from .recipe.settings import load as load
     from .recipe.task import Sum as Sum
@@ -108,10 +111,12 @@ _NAMES = {
     ".planner.planner": "plan",
     ".planner.plans": "Plan",
     ".recipe": "losses metrics",
+    ".recipe.around": "grouped lookahead",
     ".recipe.check": "Finding check",
     ".recipe.optimizers": "adam adamw from_optax sgd",
     ".recipe.recipe": "Recipe Validated",
-    ".recipe.schedules": "constant cosine exponential linear one_cycle one_cycle_momentum piecewise warmup",
+    ".recipe.schedules": "constant cosine exponential linear one_cycle one_cycle_momentum piecewise "
+    "polynomial warmup",
     ".recipe.settings": "load",
     ".recipe.task": "Sum Task",
     ".study.document": "Study",

@@ -25,6 +25,7 @@ from chipwise.recipe.schedules import (
     one_cycle,
     one_cycle_momentum,
     piecewise,
+    polynomial,
     warmup,
 )
 from chipwise.recipe.torch_schedules import torch_scheduler
@@ -34,6 +35,7 @@ CLOCK = Clock.for_run(50_000, 512, "24ep")  # 2,344 steps
 EXAMPLES = [
     constant(0.1),
     linear(0.4, 0.0),
+    polynomial(1.0, 0.2, 3),
     cosine(0.3, end=0.01),
     one_cycle(0.4, warmup="5ep"),
     one_cycle(0.4, warmup="30%", start=0.016, end=1e-6, shape="cosine"),

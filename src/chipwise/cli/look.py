@@ -253,13 +253,14 @@ def _changes(recipe: Recipe) -> Any:
     import jax.numpy as jnp
 
     from ..engine import keys
+    from ..engine.replica import augmented
 
     task = recipe.task
 
     def change(batch: dict, indices: jax.Array, number: jax.Array, step: jax.Array) -> dict:
         if task.augment is not None:
             epochs = jnp.broadcast_to(number, indices.shape)
-            batch = jax.vmap(task.augment)(batch, keys.augment_keys(recipe.seed, epochs, indices))
+            batch = augmented(task.augment, batch, recipe.seed, epochs, indices)
         if task.mix is not None:
             _, key = jax.random.split(keys.replica_key(recipe.seed, step, jnp.int32(0)))
             batch = task.mix(batch, key)

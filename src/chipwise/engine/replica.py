@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..data.augment.image import BY_EPOCH, reads_epoch
 from ..errors import RecipeError
 from ..recipe import precision
 from ..recipe.recipe import Recipe
@@ -54,7 +55,7 @@ def _forward(recipe: Recipe, params, state, step, seed, batch, indices, epochs, 
     """`(loss total, {"sums", "state"})` of one replica."""
     task = recipe.task
     if task.augment is not None:
-        batch = jax.vmap(task.augment)(batch, keys.augment_keys(seed, epochs, indices))
+        batch = augmented(task.augment, batch, seed, epochs, indices)
     key = keys.replica_key(seed, step, number)
     if task.mix is not None:
         key, mix_key = jax.random.split(key)
@@ -64,6 +65,15 @@ def _forward(recipe: Recipe, params, state, step, seed, batch, indices, epochs, 
         returned = task.loss(precision.cast(params, recipe.precision), state, batch, key, True)
     sums, new_state = checked(returned, state)
     return sums["loss"].total, {"sums": sums, "state": summable(new_state, number, recipe.replicas)}
+
+
+def augmented(augment: Any, batch: dict, seed, epochs, indices) -> dict:
+    """`batch` with each example augmented. Arguments as of `contribution`, of one replica."""
+    added = {}
+    if reads_epoch(augment):
+        added = dict(zip(BY_EPOCH, (epochs, keys.own_keys(seed, indices)), strict=True))
+    after = jax.vmap(augment)({**batch, **added}, keys.augment_keys(seed, epochs, indices))
+    return {name: column for name, column in after.items() if name not in added}
 
 
 def shapes_of(recipe: Recipe, read: tuple[Tree, Tree, Tree, Any], example: dict) -> dict[str, Any]:

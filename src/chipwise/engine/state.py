@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..data.sources import Spec, spec_of
-from ..errors import RecipeError
+from ..errors import RecipeError, near
 from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
 from . import keys
 from .flat import Flat
 from .freeze import freeze, whole_params
 from .replica import shapes_of
+
+_NONE: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -76,8 +79,10 @@ class TrainState:
 
 def first_state(recipe: Recipe) -> TrainState:
     """`init_state` on the default device. Recipes that differ in the seed alone share its program."""
-    make = jax.jit(lambda seed: init_state(recipe, spec_of(recipe.task.train), seed))
-    return make(np.uint32(recipe.seed))
+    task = recipe.task
+    given = {} if task.from_data is None else dict(task.from_data(task.train))
+    make = jax.jit(lambda seed, given: init_state(recipe, spec_of(task.train), seed, given))
+    return make(np.uint32(recipe.seed), given)
 
 
 def abstract_state(recipe: Recipe) -> TrainState:
@@ -85,17 +90,19 @@ def abstract_state(recipe: Recipe) -> TrainState:
     return jax.eval_shape(lambda: init_state(recipe, spec_of(recipe.task.train)))
 
 
-def init_state(recipe: Recipe, example: Spec, seed: jax.Array | None = None) -> TrainState:
+def init_state(
+    recipe: Recipe, example: Spec, seed: jax.Array | None = None, given: Mapping[str, Any] = _NONE
+) -> TrainState:
     """The state before the first step. Traced or not.
 
     *Arguments:* `example`, column to `ShapeDtypeStruct`, one unbatched example; `seed` `()` uint32, an
-    input instead of the recipe's own.
+    input instead of the recipe's own; `given`, by path, parameters in the place of the task's.
     Raises `RecipeError` if `init` or `loss` does not keep the contract of `Task`, or all is frozen.
     """
     pair = recipe.task.init(keys.init_key(recipe.seed if seed is None else seed))
     if not (isinstance(pair, tuple) and len(pair) == 2):
         raise RecipeError("init-returns", got=type(pair).__name__)
-    params, frozen = freeze(jax.tree.map(jnp.asarray, pair[0]), recipe.frozen)
+    params, frozen = freeze(_replaced(jax.tree.map(jnp.asarray, pair[0]), given), recipe.frozen)
     state = jax.tree.map(jnp.asarray, pair[1])
     flat = flat_of(recipe, params)
     first = TrainState(
@@ -109,6 +116,23 @@ def init_state(recipe: Recipe, example: Spec, seed: jax.Array | None = None) -> 
     )
     shapes = shapes_of(recipe, read(first), example)["sums"]
     return dataclasses.replace(first, sums=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
+
+
+def _replaced(params: Tree, given: Mapping[str, Any]) -> Tree:
+    """`params` with the arrays of `given` at their paths. Raises `RecipeError` for one that does not fit."""
+    if not given:
+        return params
+    paths, structure = jax.tree_util.tree_flatten_with_path(params)
+    leaves = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in paths}
+    for name, value in given.items():
+        if name not in leaves:
+            names = list(leaves)
+            raise RecipeError("from-data-unknown", path=name, near=near(name, names), names=names)
+        shape, expected = list(jnp.shape(value)), list(leaves[name].shape)
+        if shape != expected:
+            raise RecipeError("from-data-shape", path=name, shape=shape, expected=expected)
+        leaves[name] = jnp.asarray(value).astype(leaves[name].dtype)
+    return jax.tree.unflatten(structure, list(leaves.values()))
 
 
 def read(state: TrainState) -> tuple[Tree, Tree, Tree, jax.Array]:

@@ -81,6 +81,7 @@ class Update:
                 now,
                 decaying=self._decaying(),
                 norm=norm,
+                members=self._members(),
             )
             if flat.rounds:
                 params = flat.pack(flat.unpack(params))
@@ -108,6 +109,18 @@ class Update:
             return bool(chosen.pop()) if chosen else True
         spread = jax.tree.map(lambda does, leaf: jnp.full(leaf.shape, does), leaves, self._params)
         return Flat(spread, self.flat.chunks, jnp.bool_).pack(spread)
+
+    def _members(self) -> jax.Array | None:
+        """Which group of the optimizer each value of the vector belongs to, `(flat.size,)`."""
+        optimizer = self.recipe.optimizer
+        if not optimizer.patterns:
+            return None
+        spread = jax.tree.map(
+            lambda number, leaf: jnp.full(leaf.shape, number, jnp.int8),
+            optimizer.members(self._params),
+            self._params,
+        )
+        return Flat(spread, self.flat.chunks, jnp.int8).pack(spread)
 
     def _averaged(self, ema: jax.Array, params: jax.Array) -> jax.Array:
         """`ema + (1 - decay) * (params - ema)`, so that what does not change stays exactly itself."""

@@ -5,6 +5,7 @@ parameters (cast both to bfloat16 for mixed precision); batch-norm statistics ar
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,15 +26,15 @@ class BatchNorm(nnx.Module):
 
     In training mode (`model.train()`) it uses and updates the statistics of the batch it is given, in
     evaluation mode (`model.eval()`) the running ones: `running = momentum * running + (1 - momentum) *
-    batch`, the TensorFlow sense of momentum.
+    batch`, the TensorFlow sense of momentum. Without `scaled` it has a shift only.
 
     Not `nnx.BatchNorm`, which returns float32 for bfloat16 input because its statistics are float32.
     Here they are float32 and the result has the input's dtype. The scale and shift are folded into one
     multiply-add per element, of which the gradient too is one pass.
     """
 
-    def __init__(self, channels: int, *, momentum: float = 0.99, epsilon: float = 1e-3):
-        self.scale = nnx.Param(jnp.ones((channels,), jnp.float32))
+    def __init__(self, channels: int, *, momentum: float = 0.99, epsilon: float = 1e-3, scaled: bool = True):
+        self.scale: Any = nnx.Param(jnp.ones((channels,), jnp.float32)) if scaled else None
         self.bias = nnx.Param(jnp.zeros((channels,), jnp.float32))
         self.mean = nnx.BatchStat(jnp.zeros((channels,), jnp.float32))
         self.var = nnx.BatchStat(jnp.ones((channels,), jnp.float32))
@@ -54,7 +55,9 @@ class BatchNorm(nnx.Module):
             mean, var = _moments(x.astype(dtype))
             self.mean[...] = _blend(self.momentum, self.mean[...], mean)
             self.var[...] = _blend(self.momentum, self.var[...], var)
-        scale = self.scale[...].astype(dtype) * lax.rsqrt(var + self.epsilon)
+        scale = lax.rsqrt(var + self.epsilon)
+        if self.scale is not None:
+            scale = self.scale[...].astype(dtype) * scale
         shift = self.bias[...].astype(dtype) - mean * scale
         shape = (1,) * (x.ndim - 1) + (-1,)
         return (x.astype(dtype) * scale.reshape(shape) + shift.reshape(shape)).astype(x.dtype)

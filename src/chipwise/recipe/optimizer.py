@@ -112,6 +112,17 @@ class Optimizer(ABC):
         """Which leaves of `params` decay, as a tree of bools."""
         return decays(params, getattr(self, "decay", "all"))
 
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """Of the paths of parameters with settings of their own; see `grouped`."""
+        return ()
+
+    def members(self, params: Tree) -> Tree:
+        """Which of `patterns` each leaf of `params` belongs to, -1 for none."""
+        from .around import members
+
+        return members(params, self.patterns)
+
     def init(self, params: Tree) -> Tree:
         """The state before the first step: arrays only, float32 where `params` are narrower."""
         wide, _ = _widen(params)
@@ -128,14 +139,16 @@ class Optimizer(ABC):
         *,
         decaying: Tree | None = None,
         norm: Any = None,
+        members: Any = None,
     ) -> tuple[Tree, Tree]:
         """One step: `(new_params, new_opt_state)`, with the structure, shapes and dtypes of the old.
 
         Arguments: `grads`, the mean gradient, a tree like `params`; `hyper`, a ()
         array or number for each key of `self.hyper`. An elementwise optimizer may
         be given a vector or a part of one in place of the tree; then `decaying`,
-        bools of its shape, says which values decay, and `norm` `()` is the global
-        norm of the whole gradient.
+        bools of its shape, says which values decay, `norm` `()` is the global norm
+        of the whole gradient, and `members`, whole numbers of its shape, which of
+        `patterns` each value belongs to.
 
         Raises `RecipeError` when `hyper` has other keys or a value is not a scalar.
         """
@@ -148,9 +161,22 @@ class Optimizer(ABC):
             squares = [jnp.sum(g * g) for g in jax.tree.leaves(grads)]
             norm = jnp.sqrt(sum(squares[1:], start=squares[0]))
         with _optax_dtypes():
-            updates, opt_state = self._transform(scalars, decaying, norm).update(grads, opt_state, wide)
-            moved = optax.apply_updates(wide, updates)
+            moved, opt_state = self._apply(grads, opt_state, wide, scalars, decaying, norm, members)
         return jax.tree.map(lambda new, old: new.astype(jnp.asarray(old).dtype), moved, params), opt_state
+
+    def _apply(
+        self,
+        grads: Tree,
+        opt_state: Tree,
+        params: Tree,
+        scalars: Scalars,
+        decaying: Tree,
+        norm: Any,
+        members: Any,
+    ) -> tuple[Tree, Tree]:
+        """`update` of arrays in one dtype."""
+        updates, opt_state = self._transform(scalars, decaying, norm).update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
 
     def tables(self, clock: Clock, start: int = 0, stop: int | None = None) -> dict[str, np.ndarray]:
         """`hyper` as tables: for each key, the values of steps `start` to `stop - 1`, float32."""

@@ -61,6 +61,27 @@ class linear(Curve):
 
 
 @dataclass(frozen=True)
+class polynomial(Curve):
+    """From `start` at step 0 to `end` at step `total`, as `(step / total) ** power`: 1 is a straight line,
+    more moves late."""
+
+    start: float
+    end: float
+    power: float = 1.0
+
+    NUMBERS: ClassVar[tuple[str, ...]] = ("start", "end")
+
+    def __post_init__(self) -> None:
+        check_numbers(self, *self.NUMBERS, "power")
+        if self.power <= 0:
+            raise RecipeError("power-not-above-zero", power=self.power)
+
+    def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
+        share = np.minimum(steps / max(self._total(clock), 1), 1.0)
+        return _between(self.start, self.end, share**self.power)
+
+
+@dataclass(frozen=True)
 class cosine(Curve):
     """Half a cosine from `peak` at step 0 to `end` at step `total`.
 
@@ -296,7 +317,7 @@ class warmup(Schedule):
 SCHEDULES: dict[str, type[Schedule]] = {
     kind.__name__: kind
     for kind in (
-        constant, linear, cosine, one_cycle, one_cycle_momentum, exponential, piecewise, warmup,
+        constant, linear, polynomial, cosine, one_cycle, one_cycle_momentum, exponential, piecewise, warmup,
         torch_scheduler,
     )
 }  # fmt: skip

@@ -77,6 +77,8 @@ class Task:
       a batch but for `label`: an array `(batch, ...)` or a dict of such arrays. With `classes`, an array
       `(batch, classes)` is logits. It judges each example by itself. What `cw.predict` and `cw.export` run.
     - `class_names`: the classes in words, in their order.
+    - `from_data`: `(train) -> {path: array}`: parameters such as "whiten/kernel" that are made from the
+      training source, once, before the first step of a run, in the place of `init`'s.
     """
 
     init: Callable[[jax.Array], tuple[Tree, Tree]]
@@ -88,12 +90,13 @@ class Task:
     classes: int | None = None
     predict: Callable[[Tree, Tree, dict[str, jax.Array]], Any] | None = None
     class_names: tuple[str, ...] = ()
+    from_data: Callable[[Source], Mapping[str, Any]] | None = None
 
     def __post_init__(self):
         object.__setattr__(self, "class_names", tuple(self.class_names))
         if self.class_names and self.classes not in (None, len(self.class_names)):
             raise RecipeError("class-names-number", names=len(self.class_names), classes=self.classes)
-        for name in ("init", "loss", "augment", "mix", "predict"):
+        for name in ("init", "loss", "augment", "mix", "predict", "from_data"):
             given = getattr(self, name)
             if not callable(given) and (given is not None or name in ("init", "loss")):
                 raise RecipeError("task-function-expected", name=name, kind=type(given).__name__)

@@ -7,6 +7,7 @@ its source.
 BUILT_IN = {
     "digits": "digits",
     "mnist": "mnist",
+    "cifar10-airbench": "airbench",
     "cifar10-davidnet": "davidnet",
     "cifar10-resnet32": "resnet32",
     "imagenet-resnet50": "imagenet_resnet50",

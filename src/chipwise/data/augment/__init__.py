@@ -19,6 +19,7 @@ from .color import lighting as lighting
 from .color import normalise as normalise
 from .color import saturation as saturation
 from .color import sharpness as sharpness
+from .crop import alternating_flip as alternating_flip
 from .crop import centre as centre
 from .crop import centre_crop as centre_crop
 from .crop import cutout as cutout

@@ -14,13 +14,43 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...errors import DataError
-from .image import Augment, chance, grid, of_image, paint, pixel, stored, white, within
+from .image import (
+    BY_EPOCH,
+    Augment,
+    Example,
+    by_epoch,
+    chance,
+    grid,
+    of_image,
+    paint,
+    pixel,
+    stored,
+    white,
+    within,
+)
 
 
 def flip(p: float = 0.5) -> Augment:
     """Mirrors left and right with probability `p`."""
     chance(p, f"flip(p={p})")
     return of_image("flip", lambda image, key: jnp.where(jax.random.bernoulli(key, p), image[:, ::-1], image))
+
+
+def alternating_flip() -> Augment:
+    """Mirrors half of the examples, drawn once, left and right in the first epoch, the other half in the
+    second, and so on: two epochs see each example both ways, where a coin shows half of them one way twice.
+
+    To be given to `Task.augment` itself or through `compose`, which tell it the epoch. Source: Jordan, "94%
+    on CIFAR-10 in 3.29 seconds on a single GPU" (2024, arXiv:2404.00498).
+    """
+
+    def flipped(example: Example, key: jax.Array) -> Example:
+        odd = example[BY_EPOCH[0]] % 2 == 1
+        mirrored = jnp.logical_xor(jax.random.bernoulli(example[BY_EPOCH[1]], 0.5), odd)
+        change = lambda image, _: jnp.where(mirrored, image[:, ::-1], image)  # noqa: E731
+        return of_image("alternating_flip", change)(example, key)
+
+    return by_epoch(flipped, "alternating_flip")
 
 
 def flip_up_down(p: float = 0.5) -> Augment:

@@ -30,7 +30,7 @@ from . import color, tone
 from .affine import affine, positions, resample, undo_shift
 from .color import color_jitter, lighting
 from .crop import cutout, flip, flip_up_down, reflect_crop, resized_crop
-from .image import Augment, Example, grid, of_image, paint, pixel, where_drawn
+from .image import Augment, Example, by_epoch, grid, of_image, paint, pixel, reads_epoch, where_drawn
 
 BINS = 31  # magnitudes 0 to 30
 _MOVES = ("shear_x", "shear_y", "shift_x", "shift_y", "rotate")
@@ -278,7 +278,7 @@ def compose(*stages: Augment) -> Augment:
             example = stage(example, jax.random.fold_in(key, number))
         return example
 
-    return augment
+    return by_epoch(augment) if any(map(reads_epoch, stages)) else augment
 
 
 def cifar(mean: float | Sequence[float]) -> Augment:

@@ -1,0 +1,256 @@
+"""Optimizers around another: groups of parameters with rates of their own, and lookahead.
+
+    lookahead(grouped(sgd(lr=0.1), {"*norm/bias": {"lr": 64.0}}), every=5, pull=0.5)
+
+Both are elementwise, as what they are around must be, and so work on the flat vector of parameters.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.flatten_util import ravel_pytree
+
+from ..errors import RecipeError, near
+from ..words.facts import Fact
+from .duration import Clock
+from .optimizer import Optimizer, Scalars, Tree
+from .schedule import Schedule, as_schedule, constant, held
+
+
+class _Around(Optimizer):
+    """What an optimizer around `inner` leaves as it is."""
+
+    inner: Optimizer
+
+    def _check(self) -> None:
+        kind = type(self).__name__
+        if not isinstance(self.inner, Optimizer):
+            raise RecipeError("optimizer-around-nothing", around=kind, kind=type(self.inner).__name__)
+        if not self.inner.elementwise:
+            raise RecipeError("optimizer-not-elementwise", around=kind, inner=repr(self.inner))
+
+    @property
+    def usual_rates(self) -> tuple[float, float] | None:  # type: ignore[override]
+        return self.inner.usual_rates
+
+    @property
+    def rate_power(self) -> float | None:  # type: ignore[override]
+        return self.inner.rate_power
+
+    @property
+    def elementwise(self) -> bool:
+        return True
+
+    @property
+    def lr_name(self) -> str:
+        return self.inner.lr_name
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        return self.inner.patterns
+
+    def decaying(self, params: Tree) -> Tree:
+        return self.inner.decaying(params)
+
+    def init(self, params: Tree) -> Tree:
+        return self.inner.init(params)
+
+    def _about(self) -> dict[str, Any]:
+        inner = self.inner._about()
+        return {**inner, "optimizer": f"{type(self).__name__}({inner['optimizer']})"}
+
+    def _transform(self, hyper: Scalars, decaying: Tree, norm: Any) -> optax.GradientTransformation:
+        raise NotImplementedError  # `_apply` calls the inner one's
+
+    def _with(self, settings: dict[str, Any]) -> Optimizer:
+        mine = {name: value for name, value in settings.items() if name not in self.inner.settings}
+        rest = {name: value for name, value in settings.items() if name in self.inner.settings}
+        inner = self.inner.replace(**rest) if rest else self.inner
+        return replace(self, inner=inner, **mine)  # type: ignore[type-var]
+
+
+@dataclass(frozen=True)
+class grouped(_Around):
+    """`inner` with factors on its settings for some parameters.
+
+        grouped(sgd(lr=0.1, weight_decay=5e-4), {"*norm/bias": {"lr": 64, "weight_decay": 1 / 64}})
+
+    Arguments: `inner`, an elementwise optimizer; `groups`: for patterns of paths, as of `fnmatch`, factors by
+    the name of a setting, each a number or a schedule: `{"whiten/bias": {"lr": piecewise({"0st": 1, "3ep":
+    0})}}` trains a bias for three epochs. A parameter belongs to the first pattern that fits its path.
+
+    Raises `RecipeError` for settings that `inner` does not vary and, in use, for a pattern that fits
+    nothing.
+    """
+
+    inner: Optimizer
+    groups: Any  # given as mappings; kept as tuples of pairs, which are frozen and hashable
+
+    def __post_init__(self) -> None:
+        self._check()
+        try:
+            pairs = tuple((str(pattern), _pairs(factors)) for pattern, factors in _pairs(self.groups))
+        except (TypeError, ValueError):
+            pairs = ()
+        if not pairs or not all(factors for _, factors in pairs):
+            raise RecipeError("groups-expected", groups=repr(self.groups))
+        known = list(self.inner.hyper)
+        for pattern, factors in pairs:
+            for name, factor in factors:
+                if name not in known:
+                    raise RecipeError(
+                        "group-setting", pattern=pattern, name=name, known=known, near=near(name, known)
+                    )
+                value = as_schedule(factor, f"{name} of {pattern}")
+                if isinstance(value, constant) and value.value < 0:
+                    raise RecipeError("group-factor", pattern=pattern, name=name, value=value.value)
+        object.__setattr__(self, "groups", pairs)
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        return tuple(pattern for pattern, _ in self.groups)
+
+    @property
+    def hyper(self) -> dict[str, Schedule]:
+        return self.inner.hyper | {name: as_schedule(factor, name) for name, factor in self._factors()}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.inner.settings | {"groups": self.groups}
+
+    def held(self, clock: Clock) -> Optimizer:
+        def kept(value: Any) -> Any:
+            return held(value, clock) if isinstance(value, Schedule) else value
+
+        groups = tuple((p, tuple((name, kept(value)) for name, value in f)) for p, f in self.groups)
+        return replace(self, inner=self.inner.held(clock), groups=groups)
+
+    def _factors(self) -> list[tuple[str, Any]]:
+        return [
+            (f"{name} of {pattern}", factor) for pattern, factors in self.groups for name, factor in factors
+        ]
+
+    def init(self, params: Tree) -> Tree:
+        return self.inner.init(ravel_pytree(params)[0])
+
+    def _apply(self, grads, opt_state, params, scalars, decaying, norm, members):
+        if members is None:  # trees, not the vector of a step
+            number = self.members(params)
+            spread = (jax.tree.map(lambda x, p: jnp.full(p.shape, x), t, params) for t in (number, decaying))
+            (vector, back), members, decaying = ravel_pytree(params), *(ravel_pytree(t)[0] for t in spread)
+            moved, state = self._apply(
+                ravel_pytree(grads)[0], opt_state, vector, scalars, decaying, norm, members
+            )
+            return back(moved), state
+        values = {name: scalars[name] for name in self.inner.hyper}
+        for i, (pattern, factors) in enumerate(self.groups):
+            for name, _ in factors:
+                factor = scalars[f"{name} of {pattern}"]
+                values[name] = jnp.where(members == i, scalars[name] * factor, values[name])
+        return self.inner._apply(grads, opt_state, params, values, decaying, norm, None)
+
+
+@dataclass(frozen=True)
+class lookahead(_Around):
+    """`inner`, whose parameters are pulled back every few steps to a slow copy that follows them.
+
+        every `every` steps:  slow = slow + pull * (p - slow);  p = slow
+
+    The last step of a run ends at `slow` as it then is. Arguments: `inner`, an elementwise optimizer;
+    `every`, steps; `pull`, a number or a schedule from 0 to 1. Source: Zhang et al., 2019
+    (https://arxiv.org/abs/1907.08610); with a `pull` that shrinks over the run it is airbench's lookahead
+    (Jordan, 2024, arXiv:2404.00498), an average whose length grows.
+    """
+
+    inner: Optimizer
+    every: int = 5
+    pull: Any = 0.5
+
+    def __post_init__(self) -> None:
+        self._check()
+        value = as_schedule(self.pull, "lookahead's pull")
+        if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
+            raise RecipeError("lookahead-every", every=repr(self.every))
+        if isinstance(value, constant) and not 0 <= value.value <= 1:
+            raise RecipeError("lookahead-pull", pull=value.value)
+
+    @property
+    def hyper(self) -> dict[str, Schedule]:
+        return self.inner.hyper | {"pull": _now_and_then(as_schedule(self.pull, "pull"), self.every)}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.inner.settings | {"every": self.every, "pull": self.pull}
+
+    def held(self, clock: Clock) -> Optimizer:
+        pull = held(self.pull, clock) if isinstance(self.pull, Schedule) else self.pull
+        return replace(self, inner=self.inner.held(clock), pull=pull)
+
+    def init(self, params: Tree) -> Tree:
+        slow = jax.tree.map(jnp.asarray, params)
+        return {"inner": self.inner.init(params), "slow": slow}
+
+    def _apply(self, grads, opt_state, params, scalars, decaying, norm, members):
+        pull = scalars["pull"]
+        rest = {name: scalars[name] for name in self.inner.hyper}
+        moved, inner = self.inner._apply(grads, opt_state["inner"], params, rest, decaying, norm, members)
+        meets = pull >= 0
+        slow = jax.tree.map(lambda s, p: jnp.where(meets, s + pull * (p - s), s), opt_state["slow"], moved)
+        moved = jax.tree.map(lambda s, p: jnp.where(meets, s, p), slow, moved)
+        return moved, {"inner": inner, "slow": slow}
+
+
+@dataclass(frozen=True)
+class _now_and_then(Schedule):
+    """`schedule` at the last of every `every` steps, 0 at the run's last, otherwise -1: nothing."""
+
+    schedule: Schedule
+    every: int
+
+    def _changed(self, number: Any, length: Any) -> Schedule:
+        return replace(self, schedule=self.schedule._changed(number, length))
+
+    def _top(self) -> float | None:
+        return self.schedule._top()
+
+    def lengths(self) -> list[tuple[str, str]]:
+        return self.schedule.lengths()
+
+    def warnings(self, clock: Clock, setting: str = "schedule") -> list[Fact]:
+        return self.schedule.warnings(clock, setting)
+
+    def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
+        values = self.schedule._values(steps, clock)
+        done = steps + 1
+        values = np.where(done % self.every == 0, values, -1.0)
+        return np.where(done == clock.total, 0.0, values)
+
+
+def _pairs(given: Any) -> tuple[tuple[str, Any], ...]:
+    given = given.items() if isinstance(given, Mapping) else given
+    return tuple((str(name), value) for name, value in given)
+
+
+def members(params: Tree, patterns: tuple[str, ...]) -> Tree:
+    """Of each leaf of `params`, the first of `patterns` that fits its path, as a number, -1 for none.
+
+    Raises `RecipeError` for a pattern that fits no path.
+    """
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            raise RecipeError(
+                "group-matches-nothing", pattern=pattern, near=near(pattern, names), names=names
+            )
+    fits = [[fnmatch.fnmatchcase(name, pattern) for pattern in patterns] for name in names]
+    numbers = [row.index(True) if any(row) else -1 for row in fits]
+    return jax.tree.unflatten(jax.tree.structure(params), numbers)

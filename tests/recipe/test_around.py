@@ -1,0 +1,160 @@
+"""Optimizers around another: groups of parameters, and lookahead."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import chipwise as cw
+import tasks
+from chipwise.engine.session import Session
+from chipwise.engine.state import fingerprint
+from chipwise.recipe.duration import Clock
+from refusals import refused
+
+CLOCK = Clock(examples=100, batch=10, total=20)
+
+
+def params():
+    keys = jax.random.split(jax.random.key(0), 3)
+    shapes = {"norm": {"bias": (3,)}, "conv": {"kernel": (2, 3)}, "out": {"bias": (2,)}}
+    leaves, structure = jax.tree.flatten(shapes, is_leaf=lambda x: isinstance(x, tuple))
+    drawn = [jax.random.normal(key, shape) for key, shape in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(structure, drawn)
+
+
+def run(optimizer, p, steps=6):
+    """`p` after so many steps of made-up gradients."""
+    state, tables = optimizer.init(p), optimizer.tables(CLOCK)
+    for step in range(steps):
+        grads = jax.tree.map(lambda x, s=step: jnp.sin(x + s), p)
+        hyper = {name: table[step] for name, table in tables.items()}
+        p, state = optimizer.update(grads, state, p, hyper)
+    return p
+
+
+@pytest.mark.parametrize("make", [cw.sgd, cw.adamw])
+def test_a_group_is_an_optimizer_of_its_own(make):
+    """Its parameters move as if they alone were trained with its numbers, the others as without it."""
+    several = cw.grouped(make(lr=0.1, weight_decay=0.01), {"*/bias": {"lr": 64, "weight_decay": 1 / 64}})
+    moved = run(several, params())
+    of_group = run(make(lr=6.4, weight_decay=0.01 / 64), params())
+    others = run(make(lr=0.1, weight_decay=0.01), params())
+    for name, expected in (("norm", of_group), ("out", of_group), ("conv", others)):
+        for ours, theirs in zip(jax.tree.leaves(moved[name]), jax.tree.leaves(expected[name]), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_the_first_pattern_that_fits_counts():
+    optimizer = cw.grouped(cw.sgd(lr=0.1), {"norm/*": {"lr": 2}, "*/bias": {"lr": 3}})
+    numbers = optimizer.members(params())
+    assert numbers == {"norm": {"bias": 0}, "conv": {"kernel": -1}, "out": {"bias": 1}}
+
+
+def test_a_factor_may_be_a_schedule():
+    optimizer = cw.grouped(
+        cw.sgd(lr=0.1, momentum=0), {"norm/bias": {"lr": cw.piecewise({"0st": 1, "2st": 0})}}
+    )
+    start = params()
+    after = [run(optimizer, start, steps)["norm"]["bias"] for steps in (1, 2, 5)]
+    assert not np.array_equal(after[0], after[1])
+    np.testing.assert_array_equal(after[1], after[2])
+
+
+def test_groups_keep_the_decay_of_kernels_apart():
+    optimizer = cw.grouped(cw.sgd(lr=0.1, weight_decay=0.5, decay="kernels"), {"norm/bias": {"lr": 2}})
+    plain = cw.sgd(lr=0.2)
+    np.testing.assert_allclose(
+        run(optimizer, params())["norm"]["bias"], run(plain, params())["norm"]["bias"], rtol=1e-6
+    )
+
+
+def test_lookahead_by_hand():
+    p, optimizer = params(), cw.lookahead(cw.sgd(lr=0.1), every=2, pull=0.25)
+    moved, slow, steps = p, p, 4
+    inner, state = cw.sgd(lr=0.1), cw.sgd(lr=0.1).init(p)
+    for step in range(steps):
+        grads = jax.tree.map(lambda x, s=step: jnp.sin(x + s), moved)
+        hyper = {name: table[step] for name, table in inner.tables(CLOCK).items()}
+        moved, state = inner.update(grads, state, moved, hyper)
+        if step % 2 == 1:
+            slow = jax.tree.map(lambda s, m: s + 0.25 * (m - s), slow, moved)
+            moved = slow
+    for ours, theirs in zip(jax.tree.leaves(run(optimizer, p, steps)), jax.tree.leaves(moved), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+def test_the_last_step_ends_at_the_slow_copy():
+    table = cw.lookahead(cw.sgd(lr=0.1), every=6, pull=cw.polynomial(1.0, 0.5, 2)).tables(CLOCK)["pull"]
+    meets = [i for i, value in enumerate(table) if value >= 0]
+    assert meets == [5, 11, 17, 19] and table[19] == 0
+    assert table[5] == np.float32(1 - 0.5 * (5 / 20) ** 2)
+
+
+@pytest.mark.parametrize("power", [1, 3])
+def test_polynomial(power):
+    table = cw.polynomial(1.0, 3.0, power).table(CLOCK)
+    np.testing.assert_allclose(table, 1 + 2 * (np.arange(20) / 20) ** power, rtol=1e-6)
+
+
+def around(recipe):
+    optimizer = cw.lookahead(cw.grouped(cw.sgd(lr=0.1), {"*": {"lr": 0.5}}), every=3, pull=0.5)
+    return dataclasses.replace(recipe, optimizer=optimizer)
+
+
+def trained(recipe, devices=1):
+    with Session(recipe, cw.On(devices=devices)) as session:
+        session.begin()
+        session.advance(session.total)
+        return fingerprint(session.snapshot().params)
+
+
+def test_on_the_flat_vector_it_is_the_optimizer_of_the_tree():
+    """A group of everything at half the rate is half the rate; on 1 and 2 devices alike."""
+    recipe = tasks.recipe(duration="5st", replicas=2)
+    of_half = dataclasses.replace(recipe, optimizer=cw.lookahead(cw.sgd(lr=0.05), every=3, pull=0.5))
+    assert trained(around(recipe)) == trained(of_half)
+    assert trained(around(recipe), 2) == trained(around(recipe))
+
+
+def test_settings_are_set_as_those_of_the_inner_one():
+    optimizer = cw.lookahead(cw.grouped(cw.sgd(lr=0.1), {"*": {"lr": 2}}), every=5)
+    changed = optimizer.replace(lr=0.2, every=7)
+    assert changed.settings["lr"] == 0.2 and changed.every == 7 and changed.inner.inner.lr == 0.2
+    assert optimizer.describe()["optimizer"] == "lookahead(grouped(sgd))"
+    assert optimizer.describe()["groups"] == {"*": {"lr": 2}}
+    assert optimizer.rate_power == 1 and optimizer.lr_name == "lr"
+    held = optimizer.held(CLOCK)
+    np.testing.assert_array_equal(held.tables(CLOCK)["lr"], optimizer.tables(CLOCK)["lr"])
+
+
+@pytest.mark.parametrize(
+    "make, code",
+    [
+        (lambda: cw.grouped(0.1, {"*": {"lr": 2}}), "optimizer-around-nothing"),
+        (
+            lambda: cw.grouped(cw.from_optax(_lamb, learning_rate=0.1), {"*": {"lr": 2}}),
+            "optimizer-not-elementwise",
+        ),
+        (lambda: cw.grouped(cw.sgd(lr=0.1), {}), "groups-expected"),
+        (lambda: cw.grouped(cw.sgd(lr=0.1), {"*": {}}), "groups-expected"),
+        (lambda: cw.grouped(cw.sgd(lr=0.1), 3), "groups-expected"),
+        (lambda: cw.grouped(cw.sgd(lr=0.1), {"*": {"rate": 2}}), "group-setting"),
+        (lambda: cw.grouped(cw.sgd(lr=0.1), {"*": {"lr": -1}}), "group-factor"),
+        (lambda: cw.grouped(cw.sgd(lr=0.1), {"norms": {"lr": 2}}).members(params()), "group-matches-nothing"),
+        (lambda: cw.lookahead(cw.sgd(lr=0.1), every=0), "lookahead-every"),
+        (lambda: cw.lookahead(cw.sgd(lr=0.1), pull=1.5), "lookahead-pull"),
+        (lambda: cw.polynomial(0.0, 1.0, 0), "power-not-above-zero"),
+    ],
+)
+def test_what_cannot_be_is_refused(make, code):
+    with refused(cw.RecipeError, code):
+        make()
+
+
+def _lamb(learning_rate):
+    import optax
+
+    return optax.lamb(learning_rate)
