@@ -5,6 +5,7 @@ import pytest
 
 from chipwise.chips import CHIPS, find, named, peak_flops_per_device
 from chipwise.chips.catalogue import spelled
+from chipwise.chips.gpus import GENERATIONS
 from chipwise.errors import RecipeError
 from refusals import refused
 
@@ -146,7 +147,6 @@ def test_tpu_clocks_agree_with_peaks():
     for chip in TPUS:
         peak = chip.tensorcores * products_a_cycle[chip.names[0]] * 2 * chip.clock_GHz * 1e9
         assert peak == pytest.approx(chip.bf16_dense_tflops * 1e12, rel=0.005), chip.name
-    assert all(c.clock_GHz is None for c in CHIPS if c.kind != "TPU")
 
 
 def test_every_name_means_one_chip():
@@ -186,3 +186,10 @@ def test_hosts_hold_what_clouds_offer():
     assert {c.names[0]: c.chips_per_host for c in CHIPS if c.chips_per_host != 8} == {
         "gb200": 4, "v2": 4, "v3": 4, "v4": 4, "v5p": 4, "tpu7x": 4, "cpu": 1,
     }  # fmt: skip
+
+
+def test_gpu_clocks_agree_with_peaks():
+    for chip in (c for c in CHIPS if c.kind == "GPU" and c.clock_GHz and c.fp32_tflops):
+        lanes = GENERATIONS[chip.compute_capability].lanes if chip.compute_capability != "3.7" else 192
+        peak = chip.streaming_multiprocessors * lanes * 2 * chip.clock_GHz / 1e3
+        assert peak == pytest.approx(chip.fp32_tflops, rel=0.01), chip.name

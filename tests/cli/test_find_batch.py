@@ -2,6 +2,7 @@ import json
 
 from chipwise.study import trial
 from chipwise.words.facts import fact
+from compilers import no_gpu_compiler as no_gpu_compiler
 
 
 def test_a_table_what_it_changes_and_the_line_to_type(chipwise, mine, monkeypatch):

@@ -5,6 +5,7 @@ import pytest
 from chipwise.chips.targets import EXAMPLES
 from chipwise.cli import main
 from chipwise.words.facts import fact
+from compilers import no_gpu_compiler as no_gpu_compiler
 
 
 @pytest.fixture(autouse=True)

@@ -131,7 +131,7 @@ def plan(
         plans.append(
             {
                 "target": target, "chip": chip, "devices": 1, "batch": 256, "replicas": 8, "precision": "f32",
-                "method": "modelled", "problem": None, "examples_per_second": rate, "wall_seconds": wall,
+                "method": "compiled", "problem": None, "examples_per_second": rate, "wall_seconds": wall,
                 "steps": 5625, "seconds": {"start": 5.0, "compile": 3.0, "train": 48.0, "evaluate": 4.0},
             }
         )  # fmt: skip

@@ -40,15 +40,6 @@ def test_problems_come_first_and_notes_reach_the_terminal():
     assert shared in out
 
 
-def test_the_star_says_what_the_others_were():
-    able = [p for p in documents.plans() if p.runs]
-    modelled = [p for p in able if p.method == "modelled"]
-    compiled = [p for p in able if p.method == "compiled"]
-    assert statements(able)[-1].code == "plan-some-modelled"
-    assert statements(modelled)[-1].code == "plan-all-modelled"
-    assert not any(told.code.endswith("modelled") for told in statements(compiled))
-
-
 def test_the_cloud_stands_beside_each_price():
     plan = documents.plans()[0]
     demand, spot = plan.costs

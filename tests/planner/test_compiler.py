@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import signal
@@ -12,22 +13,23 @@ import jax.numpy as jnp
 import pytest
 
 from chipwise.errors import ChipwiseError, DeviceError
-from chipwise.planner import compiler
+from chipwise.planner import compiler, compilers
 from chipwise.planner.compiler import (
     Compiled,
-    ReduceRequest,
     Request,
     compile_all,
-    export_program,
     refusal,
 )
+from chipwise.planner.compilers import PIP, Compiler, installed
+from chipwise.planner.exporting import ReduceRequest, export_program
+from chipwise.planner.kernels import Kernel
 from chipwise.words.facts import fact
 from refusals import refused
 
 V5E = {"topology_name": "v5e:2x4", "chips_per_host_bounds": [2, 4, 1]}
 SPEC = jax.ShapeDtypeStruct((256, 256), jnp.bfloat16)
 
-with_libtpu = pytest.mark.skipif(compiler.libtpu_available() is None, reason=f"needs libtpu: {compiler.PIP}")
+with_libtpu = pytest.mark.skipif(installed("libtpu") is None, reason=f"needs libtpu: {PIP}")
 
 
 def product(a, b):
@@ -42,7 +44,8 @@ def request_for(function=product, name="replica", **more):
 def child(monkeypatch, tmp_path):
     """Puts a script in the compiler's place: `run(code)`. In it, `begin(r)` and `done(r)` are what the child
     says of a request `r` of `requests`. Counts how often it was started."""
-    monkeypatch.setattr(compiler, "libtpu_available", lambda: "0.0")
+    for platform in ("tpu", "cuda"):
+        monkeypatch.setitem(compiler.COMPILERS, platform, lambda platform=platform: Compiler(platform, "0.0"))
     starts = tmp_path / "starts"
     starts.write_text("")
     real = subprocess.Popen
@@ -124,7 +127,7 @@ def test_the_key_is_of_the_program_not_of_where_it_stands(tmp_path):
 def test_the_key_is_the_same_in_another_process():
     code = (
         "import jax, jax.numpy as jnp\n"
-        "from chipwise.planner.compiler import export_program\n"
+        "from chipwise.planner.exporting import export_program\n"
         "s = jax.ShapeDtypeStruct((256, 256), jnp.bfloat16)\n"
         "print(export_program(lambda a, b: {'out': a['x'] @ b}, ({'x': s}, s)).key)"
     )
@@ -269,9 +272,90 @@ def test_interrupting_ends_the_child(child, tmp_path):
     assert made[0].poll() == -signal.SIGKILL
 
 
+def on_gpu(request):
+    return dataclasses.replace(request, platform="cuda", topology={"target_config": "an A100"})
+
+
+def test_two_kinds_of_compilers_run_side_by_side(child, tmp_path):
+    place = tmp_path / "met"
+    place.mkdir()
+    started = child(
+        f"""
+        import time
+        met = pathlib.Path({str(place)!r})
+        (met / requests[0]["platform"]).touch()
+        until = time.monotonic() + 60
+        while len(list(met.iterdir())) < 2 and time.monotonic() < until: time.sleep(0.01)
+        for r in requests: begin(r); done(r)
+        """
+    )
+    told = compile_all([request_for(), on_gpu(request_for(name="other"))], cache_dir=tmp_path)
+    assert [t.name for t in told] == ["replica", "other"] and started() == 2
+    assert {p.name for p in tmp_path.glob("*.lock")} == {"compiler-tpu.lock", "compiler-cuda.lock"}
+    assert {p.name for p in place.iterdir()} == {"tpu", "cuda"}
+
+
+def test_one_that_fails_ends_the_other(child, tmp_path):
+    child(
+        """
+        if requests[0]["platform"] == "tpu": raise SystemExit("no such library")
+        import time; time.sleep(60)
+        """
+    )
+    with refused(ChipwiseError, "compiler-not-started", chips="TPU", log="no such library"):
+        compile_all([request_for(), on_gpu(request_for())], cache_dir=tmp_path)
+
+
+# ---- which compiler is there
+
+
+@pytest.fixture
+def packages(monkeypatch, tmp_path):
+    """Packages that are installed, by name, to be changed; and `ptxas`, in an empty package of NVIDIA's."""
+    there = {"jax": "0.10.2", "jaxlib": "0.10.2", "jax-cuda12-plugin": "0.10.2", "jax-cuda12-pjrt": "0.10.2"}
+    monkeypatch.setattr(compilers, "installed", there.get)
+    monkeypatch.setattr(compilers.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "ptxas").touch(mode=0o755)
+    return there
+
+
+def test_a_gpu_s_compiler_is_the_plugin_with_its_assembler(packages, tmp_path):
+    found = compilers.gpu_compiler()
+    assert found.path == str(tmp_path) and "0.10.2" in found.versions
+    made = found.environment()
+    assert made["PATH"].split(os.pathsep)[0] == str(tmp_path)
+    assert (made["JAX_PLATFORMS"], made["CUDA_VISIBLE_DEVICES"]) == ("cpu", "-1")
+
+
+def test_each_thing_in_the_way_of_a_gpu_s_compiler_is_one_line(packages, tmp_path):
+    (tmp_path / "ptxas").unlink()
+    with refused(DeviceError, "ptxas-missing", install="pip install nvidia-cuda-nvcc-cu12"):
+        compilers.gpu_compiler()
+    same = "pip install jax-cuda12-plugin==0.11.0 jax-cuda12-pjrt==0.11.0"
+    packages["jaxlib"] = packages["jax"] = "0.11.0"
+    with refused(DeviceError, "compiler-of-another-jax", package="jax-cuda12-plugin", install=same):
+        compilers.gpu_compiler()
+    packages["jax-cuda12-plugin"] = "0.11.0"
+    with refused(DeviceError, "compiler-of-another-jax", package="jax-cuda12-pjrt", version="0.10.2"):
+        compilers.gpu_compiler()
+    packages["jax-cuda13-plugin"] = "0.11.0"
+    uninstall = "pip uninstall jax-cuda12-plugin jax-cuda12-pjrt"
+    with refused(DeviceError, "compilers-in-the-way", uninstall=uninstall):
+        compilers.gpu_compiler()
+    del packages["jax-cuda12-plugin"], packages["jax-cuda13-plugin"]
+    with refused(DeviceError, "compiler-missing", install="pip install 'chipwise[plan-gpu]'"):
+        compilers.gpu_compiler()
+
+
+def test_where_a_gpu_host_has_a_plugin_that_one_compiles(packages, tmp_path):
+    packages |= {"jax-cuda13-plugin": "0.10.2", "jax-cuda13-pjrt": "0.10.2", "jax-cuda12-plugin": None}
+    assert "cuda13" in compilers.gpu_compiler().versions
+
+
 def test_without_libtpu_the_pip_line_is_said(monkeypatch, tmp_path):
-    monkeypatch.setattr(compiler, "libtpu_available", lambda: None)
-    with refused(DeviceError, "compiler-missing", install=compiler.PIP):
+    monkeypatch.setattr(compilers, "installed", lambda package: None)
+    with refused(DeviceError, "compiler-missing", install="pip install 'chipwise[plan-tpu]'"):
         compile_all([request_for()], cache_dir=tmp_path)
 
 
@@ -282,7 +366,7 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from chipwise.planner import compiler
-with compiler._alone(Path(sys.argv[1])):
+with compiler._alone(Path(sys.argv[1]), "tpu"):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -305,7 +389,7 @@ def test_another_plan_is_waited_for(holder, child, tmp_path, capsys):
     started = child(ALL)
     threading.Timer(0.3, holder.stdin.close).start()
     assert compile_all([request_for()], cache_dir=tmp_path)[0].seconds == 7.0
-    assert capsys.readouterr().err == f"{fact('compiler-waited-for')}\n" and started() == 1
+    assert capsys.readouterr().err == f"{fact('compiler-waited-for', chips='TPU')}\n" and started() == 1
     holder.wait()
 
 
@@ -323,7 +407,7 @@ def test_the_child_knows_nothing_of_a_real_tpu(monkeypatch):
     for name in ("TPU_PROCESS_BOUNDS", "MEGASCALE_NUM_SLICES", "XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR"):
         monkeypatch.setenv(name, "2,2,1")
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v4-32")
-    made = compiler.child_environment()
+    made = compilers.child_environment("tpu")
     assert made["JAX_PLATFORMS"] == "cpu" and made["ALLOW_MULTIPLE_LIBTPU_LOAD"] == "1"
     assert made["TPU_ACCELERATOR_TYPE"] == "v5litepod-8" and "HOME" in made
     assert not made.keys() & {"TPU_PROCESS_BOUNDS", "MEGASCALE_NUM_SLICES", "XLA_FLAGS"}
@@ -370,7 +454,7 @@ def test_a_refusal_that_is_known_has_a_code_of_its_own(message, code):
 
 
 def test_answers_are_plain_json():
-    answer = Compiled(
-        "replica", fact("refused", program="replica", message="no"), notes=[fact("modelled", chip="x")]
-    )
+    notes, kernel = [fact("program-sort", shape="x")], Kernel("gemm", "matmul", shape=(1, 1, 1, 1))
+    problem = fact("refused", program="replica", message="no")
+    answer = Compiled("replica", problem, notes=notes, kernels=[kernel])
     assert Compiled.from_json(json.loads(json.dumps(answer.json()))) == answer

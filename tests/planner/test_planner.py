@@ -12,13 +12,14 @@ from chipwise.chips.prices import cheapest, load, prices_for, read
 from chipwise.chips.targets import parse
 from chipwise.machine.fingerprint import this_machine
 from chipwise.machine.record import Record, Series
-from chipwise.planner import compiler, planner
-from chipwise.planner.compiler import PIP, libtpu_available
+from chipwise.planner import compiler, compilers, planner, steps
+from chipwise.planner.compilers import PIP, installed
 from chipwise.words.facts import fact
+from compilers import no_gpu_compiler as no_gpu_compiler
 from refusals import refused
 from tasks import FEATURES
 
-needs_libtpu = pytest.mark.skipif(libtpu_available() is None, reason=f"needs libtpu: {PIP}")
+needs_libtpu = pytest.mark.skipif(installed("libtpu") is None, reason=f"needs libtpu: {PIP}")
 
 
 class Shapes:
@@ -42,13 +43,13 @@ def recipe(task=None, examples=100_000, **changes):
 
 
 @pytest.fixture(scope="module")
-def plans():
+def plans(no_gpu_compiler):
     return cw.plan(recipe(), on=["t4", "a100:8", "h100-pcie", "cpu"])
 
 
 def test_a_plan_adds_up(plans):
     for p in plans:
-        assert p.runs and p.method == "modelled" and p.steps == 3125
+        assert p.runs and p.steps == 3125 and p.method == ("measured" if p.target == "cpu" else "compiled")
         assert p.step_seconds.low <= p.step_seconds.value <= p.step_seconds.high
         parts = dict(p.step_parts)
         assert p.step_seconds.value == pytest.approx(max(parts.pop("dispatch"), sum(parts.values())))
@@ -118,14 +119,14 @@ def test_advice_on_replicas_is_right_for_every_device_count(gpus, exact):
 
 
 @needs_libtpu
-def test_a_host_callback_is_one_target_s_problem():
+def test_a_host_callback_is_refused_by_name():
     def talking(params, state, batch, key, train):
         jax.debug.print("{}", batch["x"][0, 0])
         return tasks.plain_loss(params, state, batch, key, train)
 
     task = tasks.task(train=Shapes(1000), eval=None, loss=talking)
     tpu, gpu = cw.plan(recipe(task), on=["v5e-8", "a100"])
-    assert tpu.problem.code == "refused-callback" and gpu.runs
+    assert tpu.problem.code == gpu.problem.code == "refused-callback"
 
 
 def test_what_cannot_be_planned_is_one_clear_error():
@@ -185,12 +186,13 @@ def test_an_over_large_batch_names_the_bytes_and_the_largest_that_fits():
     assert not r.runs
 
 
-def test_without_the_compiler_a_tpu_is_modelled_and_says_so(monkeypatch):
-    monkeypatch.setattr(planner, "libtpu_available", lambda: None)
-    (p,) = cw.plan(recipe(), on=["v5e-8"])
-    assert p.runs and p.method == "modelled"
-    assert [note.code for note in p.notes][:2] == ["modelled", "compiler-would-know"]
-    assert p.step_seconds.high >= 3 * p.step_seconds.low
+@pytest.mark.parametrize(("target", "platform", "extra"), [("v5e-8", "tpu", "tpu"), ("t4", "cuda", "gpu")])
+def test_without_its_compiler_a_chip_gets_the_line_to_type(monkeypatch, target, platform, extra):
+    monkeypatch.setattr(compilers, "installed", lambda package: None)
+    monkeypatch.setitem(steps.COMPILERS, platform, getattr(compilers, f"{extra}_compiler"))
+    (p,) = cw.plan(recipe(), on=[target])
+    assert not p.runs and p.problem.code == "compiler-missing" and p.costs == ()
+    assert p.problem["install"] == f"pip install 'chipwise[plan-{extra}]'"
 
 
 @needs_libtpu
@@ -257,12 +259,31 @@ def test_a_record_of_another_host_stands_in_for_a_measurement(tmp_path):
         cw.plan(big, on=["t4"], feed_record=none)
 
 
-def test_a_compiler_that_crashes_leaves_the_model(monkeypatch):
+@pytest.mark.parametrize("target", ["tpu7x-8", "h100"])
+def test_a_compiler_that_crashes_is_that_target_s_problem(monkeypatch, target):
     crash = fact("compiler-crashed", program="replica", signal="SIGSEGV", log="")
     died = compiler.Compiled("replica", crash)
-    monkeypatch.setattr(planner, "libtpu_available", lambda: "0")
     monkeypatch.setattr(planner.steps, "compile_steps", lambda cases, **_: enumerate([{"replica": died}]))
-    (p,) = cw.plan(recipe(), on=["tpu7x-8"])
-    assert p.runs and p.method == "modelled"
-    assert p.notes[:2] == (crash, fact("modelled-after-crash", chip=p.chip))
-    assert "compiler-would-know" not in [note.code for note in p.notes]  # it is there
+    (p,) = cw.plan(recipe(), on=[target])
+    assert not p.runs and p.problem == crash
+
+
+def test_an_old_gpu_is_timed_by_its_own_figures_as_another_s_program():
+    old, stand_in = cw.plan(recipe(), on=["k80", "p100"])
+    assert old.runs and old.step_seconds.value > stand_in.step_seconds.value
+    assert fact("compiled-as-another", chip=old.chip, other=stand_in.chip) in old.notes
+    assert stand_in.chip not in str(stand_in.notes)
+
+
+def test_a_gpu_without_figures_says_which():
+    (p,) = cw.plan(recipe(), on=["h100-nvl"])
+    assert not p.runs and p.problem.code == "chip-without-figures" and "fp32_tflops" in p.problem["missing"]
+
+
+def test_the_kernels_are_those_of_a_step():
+    (p,) = cw.plan(recipe(), on=["a100"])
+    assert {k.program for k in p.kernels} == {"replica", "reduce", "update"}
+    device = sum(p.step_parts.values()) - p.step_parts["dispatch"]
+    assert sum(k.seconds for k in p.kernels) == pytest.approx(device)
+    assert {k.count for k in p.kernels if k.program == "replica"} == {8.0} and p.replicas_per_device == 8
+    assert [k.seconds for k in p.kernels] == sorted((k.seconds for k in p.kernels), reverse=True)

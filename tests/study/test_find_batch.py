@@ -19,6 +19,7 @@ from chipwise.study import trial
 from chipwise.study.find_batch import find_batch
 from chipwise.study.trial import LONGEST_SECONDS, Trial, rounds, timed_steps, try_batch
 from chipwise.words.facts import fact
+from compilers import no_gpu_compiler as no_gpu_compiler
 from refusals import refused
 
 
@@ -191,7 +192,7 @@ def test_an_absent_chip_is_asked_of_the_planner():
     found = find_batch(recipe(), target="t4")
     (planned,) = cw.plan(recipe(batch=100), ["t4"])
     assert (found.target, found.batch, found.memory) == ("t4", 100, planned.memory)
-    assert not found.confirmed and found.examples_per_second == {} and found.notes[0]["method"] == "modelled"
+    assert not found.confirmed and found.examples_per_second == {} and found.notes[0]["method"] == "compiled"
     (own,) = cw.plan(recipe(), ["t4"])
     assert found.predicted == {8: own.examples_per_second, 100: planned.examples_per_second}
     assert found.to_json()["predicted_examples_per_second"]["8"]["value"] == own.examples_per_second.value

@@ -62,7 +62,9 @@ class Chip:
     chips_per_host: int  # at most, in one machine that clouds offer
     tensorcores: int | None  # of a TPU chip: 1, or 2
     streaming_multiprocessors: int | None  # of a GPU
-    clock_GHz: float | None  # of a TPU's TensorCore: what its compiler's cycles count
+    clock_GHz: float | None  # of a TPU's TensorCore: what its compiler's cycles count; of a GPU: boost
+    compute_capability: str  # of an NVIDIA GPU, "8.0"
+    l2_MiB: float | None  # of a GPU
     interconnect_GBps_both_ways: float | None
     interconnect_kind: str
     device_kinds: tuple[str, ...]  # JAX's `Device.device_kind`

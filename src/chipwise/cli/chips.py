@@ -34,7 +34,7 @@ FIGURES = {
     "memory_GB": ("GB", "memory"),
     "memory_GBps": ("GB/s", "memory, bytes read or written"),
     "interconnect_GBps_both_ways": ("GB/s", "interconnect, both directions added"),
-    "clock_GHz": ("GHz", "clock of a TensorCore"),
+    "clock_GHz": ("GHz", "clock: a TPU's TensorCore, a GPU's boost"),
     "tensorcores": ("", "TensorCores"),
     "streaming_multiprocessors": ("", "streaming multiprocessors"),
     "jax_devices_per_chip": ("", "JAX devices"),

@@ -80,9 +80,6 @@ def statements(plans: Sequence[Plan]) -> list[Fact]:
     facts += _shared((p.target, p.advice) for p in plans)
     if any(cost.old for p in plans for cost in (p.cheapest(), p.cheapest(spot=True)) if cost):
         facts.append(fact("plan-old-prices", days=OLD_DAYS))
-    methods = {p.method for p in plans if p.runs}
-    if "modelled" in methods:
-        facts.append(fact("plan-some-modelled") if "compiled" in methods else fact("plan-all-modelled"))
     return facts
 
 

@@ -160,7 +160,7 @@ def _speed(recipe: Recipe, programs: StepPrograms, plan: Plan) -> list[Fact]:
     if plan.bound == "launch":
         parts = dict(plan.step_parts)
         dispatch = parts.pop("dispatch", 0.0)
-        if plan.method == "modelled" and dispatch <= sum(parts.values()):
+        if dispatch <= sum(parts.values()):
             facts.append(fact("advice-small-kernels"))
         else:
             facts.append(fact("advice-dispatch", microseconds=dispatch * 1e6))

@@ -1,4 +1,4 @@
-"""The process that holds libtpu: `python -m chipwise.planner.compile_child FOLDER`.
+"""The process that holds a compiler: `python -m chipwise.planner.compile_child FOLDER`.
 
 Reads `requests.json` in the folder, compiles each program for its absent chip, and prints a line of JSON when
 it begins one and another when it is done. Started by `compiler`, in whose environment it must run; it ends
@@ -29,8 +29,8 @@ from jax.sharding import PartitionSpec as P
 
 from ..engine.reduce import AXIS, reducer
 from ..words.facts import fact
+from . import hlo, hlo_gpu
 from .compiler import Compiled, refusal
-from .hlo import read
 from .hlo_proto import program_bytes
 
 
@@ -43,7 +43,7 @@ def main(folder: Path) -> None:
     for request in requests:  # before the threads: one topology at a time
         topology = _topology(request)
         if topology not in devices_of:
-            devices_of[topology] = _devices(request["topology"])
+            devices_of[topology] = _devices(request)
     writing = threading.Lock()
 
     def send(key: str, answer: dict[str, Any] | None) -> None:
@@ -72,9 +72,10 @@ def _topology(request: dict[str, Any]) -> str:
     return json.dumps(request["topology"], sort_keys=True)
 
 
-def _devices(topology: dict[str, Any]) -> list | Exception:
+def _devices(request: dict[str, Any]) -> list | Exception:
     try:
-        return list(topologies.get_topology_desc(platform="tpu", **topology).devices)
+        jax.devices()  # or JAX does not know of the CUDA plugin yet
+        return list(topologies.get_topology_desc(platform=request["platform"], **request["topology"]).devices)
     except Exception as error:
         return error
 
@@ -85,11 +86,14 @@ def compiled(request: dict[str, Any], folder: Path, devices: list) -> Compiled:
     try:
         program = _lower(request, folder, devices).compile()
     except Exception as error:  # whatever the compiler says of a program is the answer, not a failure here
-        return refusal(request["name"], str(error), time.perf_counter() - start)
+        return refusal(request["name"], str(error), time.perf_counter() - start, request["platform"])
     seconds = time.perf_counter() - start
     memory = program.memory_analysis()
     speeds = {name: request[name] for name in ("clock_GHz", "memory_GBps") if request[name] is not None}
-    reading = read(program_bytes(program), **speeds)
+    if request["platform"] == "cuda":
+        reading = hlo_gpu.read(program_bytes(program))
+    else:
+        reading = hlo.read(program_bytes(program), **speeds)
     return Compiled(
         name=request["name"],
         temp_bytes=memory.temp_size_in_bytes,
@@ -109,11 +113,14 @@ def _lower(request: dict[str, Any], folder: Path, devices: list):
         mesh = Mesh(np.asarray(devices[: reduce["devices"]]), (AXIS,))
         shape = (reduce["devices"], reduce["size"])
         spec = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, P(AXIS)))
-        return jax.jit(reducer(mesh, reduce["exact"])).lower([spec] * reduce["local"])
+        reduced = reducer(mesh, reduce["exact"])
+        return jax.jit(reduced, compiler_options=request["options"]).lower([spec] * reduce["local"])
     exported = export.deserialize(bytearray((folder / request["program"]["file"]).read_bytes()))
     here = SingleDeviceSharding(devices[0])
     specs = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=here) for a in exported.in_avals]
-    return jax.jit(exported.call, donate_argnums=tuple(request["donate"]), keep_unused=True).lower(*specs)
+    donate, options = tuple(request["donate"]), request["options"]
+    jitted = jax.jit(exported.call, donate_argnums=donate, keep_unused=True, compiler_options=options)
+    return jitted.lower(*specs)
 
 
 if __name__ == "__main__":

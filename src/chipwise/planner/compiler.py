@@ -1,91 +1,54 @@
-"""Asks the TPU's compiler about programs for chips that are not here, and remembers the answers.
+"""Asks the compilers of chips that are not here about programs for them, and remembers the answers.
 
-The compiler, libtpu, is loaded in a process of its own (`compile_child`), never in this one: so a plan
-cannot disturb a TPU that this machine does have, and a compiler that dies takes nothing with it. Programs
-reach it as exported modules, so it does not run the user's code. One such process at a time, by a lock in
-the cache folder.
+A compiler is loaded in a process of its own (`compile_child`), never in this one: so a plan cannot disturb
+chips that this machine does have, and a compiler that dies takes nothing with it. Programs reach it as
+exported modules, so it does not run the user's code. One such process at a time for each kind of chip, by a
+lock in the cache folder; a GPU's compiler and a TPU's run side by side.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import inspect
 import json
 import os
+import queue
 import re
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import jax
-from jax import export
-
 from ..atomic import replace_text
-from ..engine import layout as replicas
-from ..engine import reduce
-from ..errors import ChipwiseError, DeviceError
-from ..machine.detect import leave_compiler_alone
+from ..errors import ChipwiseError
 from ..words.facts import Fact, fact
+from .compilers import COMPILERS, Compiler
+from .exporting import Exported, ReduceRequest
 from .hlo import VERSION
 from .kernels import Kernel
 
 SCHEMA = 3
 """Of the cache's entries and of what the child is told; raised when either changes its meaning."""
 
-PIP = "pip install 'chipwise[plan]'"
 DIED = ("compiler-killed", "compiler-crashed", "compiler-ended")
 _FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
 """Signals after which the compiler may answer the next time. Of its own failures it would die again: they are
 remembered."""
-# Where in the source an operation came from, which changes without the program changing.
-_LOCATION = re.compile(r"(?m)^#loc.*\n?|\s*\bloc\((?:[^()]|\([^()]*\))*\)")
-
-
-@dataclass(frozen=True)
-class Exported:
-    """A program without its source: `body` as `jax.export` writes it, `key` the hash of what it computes."""
-
-    body: bytes
-    key: str
-
-    def entry(self, folder: Path, name: str) -> dict[str, Any]:
-        """How `compile_child` is told of it."""
-        (folder / name).write_bytes(self.body)
-        return {"file": name}
-
-
-@dataclass(frozen=True)
-class ReduceRequest:
-    """The sum over replicas of `engine.reduce`: `local` vectors of `size` float32 on each of `devices`."""
-
-    devices: int
-    local: int
-    size: int
-    exact: bool
-
-    @property
-    def key(self) -> str:
-        """Names the program: its sizes, and the code that makes it."""
-        return f"{asdict(self)} {inspect.getsource(reduce)} {inspect.getsource(replicas)}"
-
-    def entry(self, folder: Path, name: str) -> dict[str, Any]:
-        return {"reduce": asdict(self)}
 
 
 @dataclass(frozen=True)
 class Request:
     """A program, and the absent chip to compile it for: keyword arguments of `get_topology_desc`.
 
-    `donate`: which of the program's flat arguments may be overwritten. `clock_GHz` and `memory_GBps` are of
-    one JAX device of the chip, for `Compiled.seconds`.
+    `platform`: "tpu" or "cuda", whose compiler is asked. `donate`: which of the program's flat arguments may
+    be overwritten. `options`: of XLA, as training has them. `clock_GHz` and `memory_GBps` are of one JAX
+    device of a TPU, for `Compiled.seconds`.
     """
 
     name: str
@@ -94,6 +57,8 @@ class Request:
     donate: tuple[int, ...] = ()
     clock_GHz: float | None = None
     memory_GBps: float | None = None
+    platform: str = "tpu"
+    options: dict[str, Any] | None = None
 
     @property
     def size(self) -> int:
@@ -103,14 +68,14 @@ class Request:
     def key(self, versions: str) -> str:
         """Names the answer in the cache."""
         parts = [SCHEMA, VERSION, versions, self.topology, self.program.key, self.donate, self.clock_GHz]
-        text = json.dumps([*parts, self.memory_GBps], sort_keys=True)
+        text = json.dumps([*parts, self.memory_GBps, self.platform, self.options], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Compiled:
     """What compiling a program said, for one execution on one device: see `hlo.Reading`. Without the chip's
-    clock, `seconds` mean nothing.
+    clock, `seconds` mean nothing; a GPU's compiler states none, and its `kernels` have to be timed.
 
     `problem`: why there are no figures: what the compiler refused (`refusal`), or how its process died.
     """
@@ -142,7 +107,7 @@ class Compiled:
         return self.problem is not None and self.problem.code in DIED
 
 
-def refusal(name: str, message: str, seconds: float = 0.0) -> Compiled:
+def refusal(name: str, message: str, seconds: float = 0.0, platform: str = "tpu") -> Compiled:
     """The compiler's refusal as a code, with the bytes where it was for memory, and its own first lines."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     facts = {"program": name, "message": " ".join(lines[:2])[:400]}
@@ -151,7 +116,8 @@ def refusal(name: str, message: str, seconds: float = 0.0) -> Compiled:
         needed, available = (int(float(match[i]) * _UNIT[match[i + 1]]) for i in (1, 3))
         problem = fact("refused-for-memory", needed=needed, available=available, **facts)
     else:
-        code = next((c for sign, c in _REFUSALS if re.search(rf"\b{sign}\b", message.lower())), "refused")
+        known = _REFUSALS if platform == "tpu" else _REFUSALS[:1]
+        code = next((c for sign, c in known if re.search(rf"\b{sign}\b", message.lower())), "refused")
         problem = fact(code, **facts)
     return Compiled(name, problem, compile_seconds=seconds)
 
@@ -173,34 +139,6 @@ _REFUSALS = (
 """The compiler has no codes: what its messages contain, and what it means."""
 
 
-def libtpu_available() -> str | None:
-    """The installed libtpu's version, or `None`."""
-    try:
-        return metadata.version("libtpu")
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def export_program(function: Callable[..., Any], specs: Sequence[Any]) -> Exported:
-    """`function` of `specs` (trees of shapes) for TPUs, its arguments and results flat. Runs nothing, and
-    needs no TPU. Raises what `function` raises while it is traced."""
-    leaves, tree = jax.tree.flatten(tuple(specs))
-
-    def flat(*values):
-        return tuple(jax.tree.leaves(function(*jax.tree.unflatten(tree, values))))
-
-    leave_compiler_alone()  # exporting starts JAX
-    exported = export.export(jax.jit(flat, keep_unused=True), platforms=("tpu",))(*leaves)
-    text = _LOCATION.sub("", exported.mlir_module())
-    return Exported(bytes(exported.serialize()), hashlib.sha256(text.encode()).hexdigest())
-
-
-def flat_positions(specs: Sequence[Any], arguments: Sequence[int]) -> tuple[int, ...]:
-    """The places of the leaves of some `arguments` among all leaves of `specs`."""
-    counts = [len(jax.tree.leaves(s)) for s in specs]
-    return tuple(i for a in arguments for i in range(sum(counts[:a]), sum(counts[: a + 1])))
-
-
 def default_cache() -> Path:
     """`$XDG_CACHE_HOME/chipwise/plan`, by default below `~/.cache`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "chipwise" / "plan"
@@ -219,17 +157,14 @@ def compile_each(
 
     *Arguments:* `progress` counts what had to be compiled.
 
-    Waits while another plan uses the compiler. Raises `DeviceError` when libtpu is not installed.
+    Waits while another plan uses the same compiler. Raises `DeviceError` when a compiler is not installed.
     """
-    version = libtpu_available()
-    if version is None:
-        raise DeviceError("compiler-missing", install=PIP)
-    versions = f"jax {jax.__version__} jaxlib {metadata.version('jaxlib')} libtpu {version}"
+    compilers = {platform: COMPILERS[platform]() for platform in {r.platform for r in requests}}
     folder = cache_dir if cache_dir is not None else default_cache()
     folder.mkdir(parents=True, exist_ok=True)
     places: dict[str, list[int]] = {}
     for i, request in enumerate(requests):
-        places.setdefault(request.key(versions), []).append(i)
+        places.setdefault(request.key(compilers[request.platform].versions), []).append(i)
     missing: dict[str, Request] = {}
     for key, owners in places.items():
         answer = _load(folder / f"{key}.json")
@@ -239,19 +174,18 @@ def compile_each(
             yield from ((i, _named(answer, requests[i].name)) for i in owners)
     if not missing:
         return
-    with _alone(folder):
-        start, done, whole = time.monotonic(), 0, sum(r.size for r in missing.values())
+    start, done, whole = time.monotonic(), 0, sum(r.size for r in missing.values())
+    if progress is not None:
+        progress(0, len(missing), "", None)
+    for number, (key, answer) in enumerate(_ask_each(missing, compilers, folder), 1):
+        done += missing[key].size
+        if not answer.died or answer.problem["signal"] not in _FROM_OUTSIDE:  # type: ignore[index]
+            text = json.dumps(answer.json())
+            replace_text(folder / f"{key}.json", text, "plan-cache-unwritable")
         if progress is not None:
-            progress(0, len(missing), "", None)
-        for number, (key, answer) in enumerate(_ask(missing), 1):
-            done += missing[key].size
-            if not answer.died or answer.problem["signal"] not in _FROM_OUTSIDE:  # type: ignore[index]
-                text = json.dumps(answer.json())
-                replace_text(folder / f"{key}.json", text, "plan-cache-unwritable")
-            if progress is not None:
-                left = (time.monotonic() - start) * (whole - done) / done
-                progress(number, len(missing), answer.name, left)
-            yield from ((i, _named(answer, requests[i].name)) for i in places[key])
+            left = (time.monotonic() - start) * (whole - done) / done
+            progress(number, len(missing), answer.name, left)
+        yield from ((i, _named(answer, requests[i].name)) for i in places[key])
 
 
 def compile_all(
@@ -260,6 +194,43 @@ def compile_all(
     """The answers to `requests` in their order: `compile_each`, when all are known."""
     answers = dict(compile_each(requests, cache_dir=cache_dir, progress=progress))
     return [answers[i] for i in range(len(requests))]
+
+
+def _ask_each(
+    requests: dict[str, Request], compilers: dict[str, Compiler], folder: Path
+) -> Iterator[tuple[str, Compiled]]:
+    """Each key with its answer as it comes, of several compilers side by side."""
+    events: queue.SimpleQueue = queue.SimpleQueue()
+    children: list[subprocess.Popen] = []
+
+    def ask(platform: str, own: dict[str, Request]) -> None:
+        try:
+            with _alone(folder, platform):
+                for pair in _ask(own, compilers[platform], children):
+                    events.put(pair)
+            events.put(None)
+        except BaseException as error:
+            events.put(error)
+
+    under_way = 0
+    for platform in sorted(compilers):
+        own = {key: r for key, r in requests.items() if r.platform == platform}
+        if own:
+            threading.Thread(target=ask, args=(platform, own), daemon=True).start()
+            under_way += 1
+    try:
+        while under_way:
+            event = events.get()
+            if isinstance(event, BaseException):
+                raise event
+            if event is None:
+                under_way -= 1
+            else:
+                yield event
+    finally:  # also on Ctrl-C
+        for child in list(children):
+            child.kill()
+            child.wait()
 
 
 def _named(answer: Compiled, name: str) -> Compiled:
@@ -276,55 +247,32 @@ def _load(path: Path) -> Compiled | None:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Holds the lock, after another plan. It is the operating system's, so it goes with its holder, however
-    that ends."""
-    import fcntl  # not on Windows, and neither is libtpu
+def _alone(folder: Path, platform: str) -> Iterator[None]:
+    """Holds a compiler's lock, after another plan. It is the operating system's, so it goes with its holder,
+    however that ends."""
+    import fcntl  # not on Windows, and neither are the compilers
 
-    with open(folder / "compiler.lock", "a", encoding="utf-8") as file:
+    with open(folder / f"compiler-{platform}.lock", "a", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(fact("compiler-waited-for"), file=sys.stderr)
+            print(fact("compiler-waited-for", chips=CHIPS[platform]), file=sys.stderr)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-_FOREIGN = ("TPU_", "MEGASCALE_", "CLOUD_TPU_", "LIBTPU_", "PJRT_", "JAX_", "XLA_")
+CHIPS = {"tpu": "TPU", "cuda": "GPU"}
 
 
-def child_environment() -> dict[str, str]:
-    """For a process that loads libtpu only to compile.
-
-    What describes a real TPU VM and its place in a pod, or configures JAX and XLA here, is left out, but for
-    the path of another libtpu: answers depend on the request alone. JAX itself stays on the CPU, so the TPU's
-    back end is never started and no chip opened; `ALLOW_MULTIPLE_LIBTPU_LOAD` spares the lock that a process
-    with the chips of this machine holds. It looks for no metadata server and writes no log files.
-    """
-    kept = {k: v for k, v in os.environ.items() if k == "TPU_LIBRARY_PATH" or not k.startswith(_FOREIGN)}
-    here = str(Path(__file__).resolve().parents[2])
-    kept["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [kept.get("PYTHONPATH")])])
-    return kept | {
-        "JAX_PLATFORMS": "cpu",
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-        "TPU_SKIP_MDS_QUERY": "1",
-        "TPU_WORKER_HOSTNAMES": "localhost",
-        "TPU_WORKER_ID": "0",
-        "TPU_ACCELERATOR_TYPE": "v5litepod-8",
-        "TPU_LOG_DIR": "disabled",
-        "TPU_MIN_LOG_LEVEL": "3",
-        "TPU_STDERR_LOG_LEVEL": "3",
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-    }
-
-
-def _ask(requests: dict[str, Request]) -> Iterator[tuple[str, Compiled]]:
+def _ask(
+    requests: dict[str, Request], compiler: Compiler, children: list[subprocess.Popen]
+) -> Iterator[tuple[str, Compiled]]:
     """Each key with its answer as it comes. Where a child dies, the program it was at is answered with that
     and the rest go on in a new child; with several under way, each is tried alone to find which."""
     batches = [dict(requests)]
     while batches:
         left, under_way, end = batches.pop(0), set[str](), dict[str, Any]()
-        for event in _child(left):
+        for event in _child(left, compiler, children):
             if "exit_code" in event:
                 end = event
             elif event["answer"] is None:
@@ -334,7 +282,7 @@ def _ask(requests: dict[str, Request]) -> Iterator[tuple[str, Compiled]]:
                 del left[event["key"]]
                 yield event["key"], Compiled.from_json(event["answer"])
         if left and not under_way:
-            raise ChipwiseError("compiler-not-started", **end)
+            raise ChipwiseError("compiler-not-started", chips=CHIPS[compiler.platform], **end)
         alone = {key: left.pop(key) for key in under_way}
         if len(alone) == 1:
             for key, request in alone.items():
@@ -365,8 +313,10 @@ _FATAL = re.compile(r"F\d{4} .*\] ")  # as the compiler's C++ logs a check that 
 _STACK = re.compile(r"@ |PC: |\*\*\*|#\d+ |0x|File \"|\[address")
 
 
-def _child(batch: dict[str, Request]) -> Iterator[dict[str, Any]]:
-    """Runs a child over `batch`, and gives what it says.
+def _child(
+    batch: dict[str, Request], compiler: Compiler, children: list[subprocess.Popen]
+) -> Iterator[dict[str, Any]]:
+    """Runs a child over `batch`, which `children` holds until it ends, and gives what it says.
 
     A `key` with its `answer`, `None` as it begins that program; at last its `exit_code`, with the last words
     of its `log`.
@@ -384,9 +334,10 @@ def _child(batch: dict[str, Request]) -> Iterator[dict[str, Any]]:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env=child_environment(),
+                env=compiler.environment(),
                 cwd=place,
             )
+            children.append(child)
             with child:
                 try:
                     assert child.stdout is not None
@@ -394,5 +345,6 @@ def _child(batch: dict[str, Request]) -> Iterator[dict[str, Any]]:
                     exit_code = child.wait()
                     log.seek(0)
                     yield {"exit_code": exit_code, "log": last_words(log.read())}
-                finally:  # also on Ctrl-C
+                finally:
                     child.kill()
+                    children.remove(child)

@@ -30,6 +30,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ..models.attention_fused import splash_work
 from ..words.facts import Fact, fact
@@ -107,17 +108,17 @@ def read(program: bytes, clock_GHz: float = 1.0, memory_GBps: float = math.inf) 
 
     Raises `ValueError` if the bytes are no program.
     """
-    entry, reader = parse(program).entry, _Reader(clock_GHz, memory_GBps)
+    entry, reader = parse(program).entry, _TpuReader(clock_GHz, memory_GBps)
     reading = Reading()
     reading.add(reader.computation(entry))
     if reader.fuses:  # once more, now that the speed of the other products is known
-        reader = _Reader(clock_GHz, memory_GBps, _fused_speed(reading))
+        reader = _TpuReader(clock_GHz, memory_GBps, _fused_speed(reading))
         reading = Reading()
         reading.add(reader.computation(entry))
     waiting = reading.bytes_accessed / memory_GBps / 1e9 - reading.seconds
     if waiting > 0:
         reading.seconds_by_kind["copy"] += waiting
-        reading.kernels.append(Kernel("prefetch", "copy", 1, waiting, 0, 0, "memory"))
+        reading.kernels.append(Kernel("prefetch", "copy", seconds=waiting, bound="memory"))
     flops, padded = reading.product_flops, reading.padded_flops
     if flops and (share := 1 - flops / padded) >= _NOTICEABLE:
         shape = max(reader.losses, key=lambda name: reader.losses[name])
@@ -142,12 +143,11 @@ def _attention(op: Instruction) -> tuple[float, float] | None:
     return splash_work(op.source, [shape.dims for shape in op.operand_shapes])
 
 
-class _Reader:
-    def __init__(self, clock_GHz: float, memory_GBps: float, fused_speed: float | None = None):
-        self.clock, self.bandwidth, self.fused_speed = clock_GHz, memory_GBps, fused_speed
-        self.fuses = False  # attention, in kernels whose cycles nobody states
+class Reader:
+    """Adds up what a compiled program's operations cost; a subclass says what one operation costs."""
+
+    def __init__(self) -> None:
         self.notes: list[Fact] = []  # each once
-        self.losses: dict[str, float] = defaultdict(float)
         self.costs: dict[int, Reading] = {}
 
     def note(self, code: str, **numbers: object) -> None:
@@ -169,38 +169,24 @@ class _Reader:
         if code == "while":
             return self.loop(op)
         if code == "conditional":
-            return max(map(self.computation, op.called), key=lambda b: (b.seconds, b.bytes_accessed))
+            return max(map(self.computation, op.called), key=self.weight)
         if code.removesuffix("-start") in ("call", "async"):
             for inside in op.called:
                 sums.add(self.computation(inside))
             return sums
         self.look(op)
         for part in parts(op):
-            self.product_or_collective(part, sums)
-        kind, bytes_moved = kind_of(op), moved(op)
-        sums.bytes_by_kind[kind] += bytes_moved
-        if code.endswith("-start"):
-            return sums  # beside other operations; collectives have their wire bytes
-        cycles = estimated_cycles(op)
-        if code == "custom-call" and cycles is None and (work := _attention(op)):
-            kind, self.fuses = "attention", True
-            if self.fused_speed is not None:
-                sums.product_flops = sums.padded_flops = work[0]
-                cycles = work[1] / self.fused_speed
-                self.note("program-attention", share=FUSED_EFFICIENCY)
-        if cycles is not None:
-            sums.cycles_by_kind[kind] += cycles
-        computing, moving = (cycles or 0.0) / self.clock, bytes_moved / self.bandwidth
-        time = max(computing, moving) / 1e9
-        if time:
-            sums.seconds_by_kind[kind] += time
-            product = kind in ("matmul", "convolution", "attention") and computing >= moving
-            bound = "compute" if product else "memory"
-            shapes = (*op.shapes, *op.operand_shapes)
-            dtype = max(shapes, key=lambda s: s.nbytes).dtype if shapes else ""
-            made = Kernel(op.name, kind, 1, time, bytes_moved, sums.product_flops, bound, dtype=dtype)
-            sums.kernels.append(replace(made, source=op.source, line=op.line))
+            self.collective(part, sums)
+        self.kernel(op, sums)
         return sums
+
+    def weight(self, branch: Reading) -> tuple[float, ...]:
+        """By which the costliest branch of a conditional is found."""
+        return branch.seconds, branch.bytes_accessed, branch.product_flops
+
+    def kernel(self, op: Instruction, sums: Reading) -> None:
+        """Adds what `op` costs."""
+        raise NotImplementedError
 
     def loop(self, op: Instruction) -> Reading:
         body, condition = op.called
@@ -221,26 +207,72 @@ class _Reader:
                 self.note("program-host-transfer", source=source)
             elif code in ("infeed", "outfeed"):
                 self.note("program-host-queue", opcode=code, source=source)
-            elif code == "custom-call" and part.target not in QUIET_CALLS:
-                if estimated_cycles(part) is None and not _attention(part):
-                    self.note("program-custom-call", target=part.target)
+            elif code == "custom-call" and not self.known_call(part):
+                self.note("program-custom-call", target=part.target)
             elif code == "sort":
                 self.note("program-sort", shape=str(part.shapes[0]))
             for shape in part.shapes:
                 if shape.dynamic:
                     self.note("program-dynamic-shape", shape=str(shape))
 
-    def product_or_collective(self, op: Instruction, sums: Reading) -> None:
+    def known_call(self, op: Instruction) -> bool:
+        """Whether the time of a custom call is known."""
+        stated = op.target in QUIET_CALLS or estimated_cycles(op) is not None
+        return stated or _attention(op) is not None
+
+    def collective(self, op: Instruction, sums: Reading) -> None:
         code = op.opcode.removesuffix("-start")
-        if code == "convolution":
-            flops = convolution_flops(op)
-            ratio = min((s.elements / s.padded_elements for s in tiled(op) if s.elements), default=1.0)
-            sums.product_flops += flops
-            sums.padded_flops += flops / ratio
-            self.losses[str(op.shapes[0])] += flops / ratio - flops
-        elif code in COLLECTIVES:
+        if code in COLLECTIVES:
             devices = op.group_size
             whole = sum(s.nbytes for s in op.operand_shapes) or sum(s.nbytes for s in op.shapes)
             if code == "all-gather":
                 whole *= devices
             sums.wire_bytes += COLLECTIVES[code](devices) * whole
+
+
+class _TpuReader(Reader):
+    def __init__(self, clock_GHz: float, memory_GBps: float, fused_speed: float | None = None):
+        super().__init__()
+        self.clock, self.bandwidth, self.fused_speed = clock_GHz, memory_GBps, fused_speed
+        self.fuses = False  # attention, in kernels whose cycles nobody states
+        self.losses: dict[str, float] = defaultdict(float)
+
+    def kernel(self, op: Instruction, sums: Reading) -> None:
+        for part in parts(op):
+            self.product(part, sums)
+        kind, bytes_moved = kind_of(op), moved(op)
+        sums.bytes_by_kind[kind] += bytes_moved
+        if op.opcode.endswith("-start"):
+            return  # beside other operations; collectives have their wire bytes
+        cycles = estimated_cycles(op)
+        if op.opcode == "custom-call" and cycles is None and (work := _attention(op)):
+            kind, self.fuses = "attention", True
+            if self.fused_speed is not None:
+                sums.product_flops = sums.padded_flops = work[0]
+                cycles = work[1] / self.fused_speed
+                self.note("program-attention", share=FUSED_EFFICIENCY)
+        if cycles is not None:
+            sums.cycles_by_kind[kind] += cycles
+        computing, moving = (cycles or 0.0) / self.clock, bytes_moved / self.bandwidth
+        time = max(computing, moving) / 1e9
+        if time:
+            sums.seconds_by_kind[kind] += time
+            product = kind in ("matmul", "convolution", "attention") and computing >= moving
+            bound = "compute" if product else "memory"
+            made = described(op, kind, seconds=time, bound=bound)
+            sums.kernels.append(replace(made, bytes=bytes_moved, flops=sums.product_flops))
+
+    def product(self, op: Instruction, sums: Reading) -> None:
+        if op.opcode.removesuffix("-start") == "convolution":
+            flops = convolution_flops(op)
+            ratio = min((s.elements / s.padded_elements for s in tiled(op) if s.elements), default=1.0)
+            sums.product_flops += flops
+            sums.padded_flops += flops / ratio
+            self.losses[str(op.shapes[0])] += flops / ratio - flops
+
+
+def described(op: Instruction, kind: str, **more: Any) -> Kernel:
+    """A kernel with what the program says of where it comes from, and the type of its largest array."""
+    largest = max((*op.shapes, *op.operand_shapes), key=lambda s: s.nbytes, default=None)
+    dtype = "" if largest is None else largest.dtype
+    return Kernel(op.name, kind, dtype=dtype, source=op.source, line=op.line, **more)

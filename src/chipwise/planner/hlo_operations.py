@@ -194,10 +194,28 @@ class _Window:
         return int(inside.sum())
 
 
+@dataclass(frozen=True)
+class _Arrays:
+    """A convolution's arrays as they stand forwards: in its gradients the library's calls have the same
+    dimension numbers, and the arrays change places."""
+
+    inputs: tuple[int, ...]
+    kernel: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    @classmethod
+    def of(cls, op: Instruction) -> _Arrays:
+        first, second, result = op.operand_shapes[0].dims, op.operand_shapes[1].dims, op.shapes[0].dims
+        if "BackwardInput" in op.target:
+            return cls(result, second, first)
+        return cls(first, result, second) if "BackwardFilter" in op.target else cls(first, second, result)
+
+
 def _windows(op: Instruction) -> list[_Window]:
     """Of a convolution's spatial dimensions (`ConvolutionDimensionNumbers` and `WindowDimension`)."""
     labels, dims = op.proto.message(16), op.proto.message(15).messages(1)
-    lhs, rhs, out = op.operand_shapes[0].dims, op.operand_shapes[1].dims, op.shapes[0].dims
+    at = _Arrays.of(op)
+    lhs, rhs, out = at.inputs, at.kernel, at.outputs
     return [
         _Window(lhs[a], rhs[b], out[c], w.number(2) or 1, w.number(3), w.number(6) or 1, w.number(5) or 1)
         for a, b, c, w in zip(labels.numbers(11), labels.numbers(6), labels.numbers(12), dims, strict=True)
@@ -218,10 +236,45 @@ def _is_matmul(op: Instruction) -> bool:
 def convolution_flops(op: Instruction) -> float:
     """2 for each multiply and add; window positions outside the input, or between its spread elements, are
     not work."""
-    labels, out = op.proto.message(16), op.shapes[0].dims
-    products = float(out[labels.number(9)] * out[labels.number(10)])
-    products *= op.operand_shapes[1].dims[labels.number(3)]
+    labels, at = op.proto.message(16), _Arrays.of(op)
+    products = float(at.outputs[labels.number(9)] * at.outputs[labels.number(10)])
+    products *= at.kernel[labels.number(3)]
     return 2 * products * math.prod(w.meetings for w in _windows(op))
+
+
+def convolution_sizes(op: Instruction, flops: float) -> tuple[int, int, int, int]:
+    """`(m, n, k, groups)` of the products that a convolution of `flops` is computed as: forwards pixels of
+    the batch by outputs, for the inputs' gradient by inputs, for the kernel's inputs and window by outputs,
+    summed over pixels. `k` is what the multiplications leave."""
+    labels, at = op.proto.message(16), _Arrays.of(op)
+    groups = max(op.proto.number(50), 1)
+    features = at.outputs[labels.number(10)] // groups
+    inputs = at.kernel[labels.number(3)]
+    if "BackwardFilter" in op.target:
+        m, n = inputs * math.prod(at.kernel[i] for i in labels.numbers(6)), features
+    else:
+        backwards = "BackwardInput" in op.target
+        image, spatial = (at.inputs, 11) if backwards else (at.outputs, 12)
+        batch = image[labels.number(7 if backwards else 9)]
+        m = batch * math.prod(image[i] for i in labels.numbers(spatial))
+        n = inputs if backwards else features
+    return m, n, max(1, round(flops / 2 / groups / max(m * n, 1))), groups
+
+
+def dot_sizes(op: Instruction) -> tuple[int, int, int, int]:
+    """`(m, n, k, groups)` of a matrix product: of a `dot`, or of cuBLAS's call in its place."""
+    left, right = op.operand_shapes[0].dims, op.operand_shapes[1].dims
+    if op.opcode == "dot":
+        numbers = op.proto.message(30)
+        summed, others, batch = (list(numbers.numbers(i)) for i in (1, 2, 3))
+    else:
+        stated = op.config.get("gemm_backend_config", {}).get("dot_dimension_numbers", {})
+        names = ("lhs_contracting_dimensions", "rhs_contracting_dimensions", "lhs_batch_dimensions")
+        summed, others, batch = ([int(i) for i in stated.get(name, ())] for name in names)
+    k, groups = math.prod(left[i] for i in summed), math.prod(left[i] for i in batch)
+    m = math.prod(left) // max(k * groups, 1)
+    n = math.prod(right) // max(math.prod(right[i] for i in others) * groups, 1)
+    return m, n, k, groups
 
 
 # ---- how often a loop runs

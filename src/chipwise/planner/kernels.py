@@ -25,8 +25,8 @@ class Kernel:
     - `kind`: "matmul", "convolution", "attention", "elementwise", "reduce", "copy", "collective" or "other".
     - `count`: executions, loops multiplied out: in one run of the program, in a `Plan` in one step.
     - `seconds`: of all these executions on one device; 0 where the compiler names no time.
-    - `bytes`, `flops`: of *one* execution: memory traffic of the device, and two for each multiply-add of its
-      products. Elementwise arithmetic is not in `flops`.
+    - `bytes`, `flops`, `work`: of *one* execution: memory traffic of the device, two for each multiply-add of
+      its products, and elementwise arithmetic (on TPUs not counted).
     - `bound`: what takes the time: "compute", "memory" or "launch"; "" where there is none.
     - `program`: of the step: "replica", "reduce" or "update".
     - `dtype`: that products multiply in ("bf16", "f16", "tf32", "f32"), or of the largest array.
@@ -41,6 +41,7 @@ class Kernel:
     seconds: float = 0.0
     bytes: float = 0.0
     flops: float = 0.0
+    work: float = 0.0
     bound: str = ""
     program: str = ""
     dtype: str = ""

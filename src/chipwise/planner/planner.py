@@ -1,7 +1,7 @@
 """`plan`: a recipe and a list of targets in, a list of `Plan` out, from whatever machine this is.
 
-TPUs: the step's own programs are given to the TPU's compiler, and its cycles are the time. GPUs, CPUs,
-and TPUs where the compiler is not installed: the programs are traced and timed operation by operation.
+The step's own programs are given to each chip's compiler: a TPU's states cycles, a GPU's kernels are timed by
+what they move and compute. The target `cpu` is this machine, where a few calls are timed.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ..errors import ChipwiseError, DeviceError
 from ..machine.detect import leave_compiler_alone
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
-from . import steps
+from . import steps, steps_gpu, steps_here
 from .advice import advice, decisive, does_not_fit, lacks, room
-from .compiler import Progress, libtpu_available
+from .compiler import Progress
 from .feeding import HostSpeed, feeding, measured, recorded
 from .kernels import costliest
 from .plans import Cost, Feeding, Memory, Plan, Range
@@ -141,10 +141,10 @@ class _Question:
         self, cases: Sequence[tuple[Target, StepPrograms]], progress: Progress | None = None
     ) -> Iterator[tuple[Target, StepPrograms, StepTime]]:
         """Each case with its step, as it is known."""
-        asked = [case for case in cases if case[0].chip.kind == "TPU" and libtpu_available() is not None]
+        asked = [case for case in cases if case[0].chip.kind != "CPU"]
         for target, programs in cases:
-            if (target, programs) not in asked:
-                yield target, programs, _timed(target, programs, None)
+            if target.chip.kind == "CPU":
+                yield target, programs, _timed(target, programs, {})
         for place, answers in steps.compile_steps(asked, cache=self.cache, progress=progress):
             target, programs = asked[place]
             yield target, programs, _timed(target, programs, answers)
@@ -155,8 +155,12 @@ class _Question:
         held: dict[int, Memory] = {}  # by batch
 
         def fits(tried: Recipe) -> tuple[bool, float]:
+            programs = self.programs(tried, target)
             try:
-                ((_, _, step),) = self.timed([(target, self.programs(tried, target))])
+                if target.chip.kind == "CPU":
+                    step, _ = steps_here.compiled_here(target, programs)
+                else:
+                    ((_, _, step),) = self.timed([(target, programs)])
             except ChipwiseError:  # of a batch that nobody asked for: it is no answer
                 return False, 1.0
             if step.memory is None:
@@ -245,17 +249,14 @@ class _Question:
         }
 
 
-def _timed(target: Target, programs: StepPrograms, answers: steps.Answers | None) -> StepTime:
-    """By the compiler's answers; by the model where it was not asked or crashed."""
-    death = next((a.problem for a in (answers or {}).values() if a.died), None)
-    if answers is not None and death is None:
-        step = steps.timed_by_compiler(target, programs, answers)
+def _timed(target: Target, programs: StepPrograms, answers: steps.Answers) -> StepTime:
+    """By the compiler's answers; on the CPU, by this machine."""
+    if target.chip.kind == "CPU":
+        step = steps_here.timed_here(target, programs)
+    elif target.chip.kind == "TPU":
+        step = steps.timed_on_tpu(target, programs, answers)
     else:
-        step = steps.timed_by_model(target, programs)
-    if death is not None:
-        instead = fact("modelled-after-crash", chip=target.chip.name)
-        rest = (note for note in step.notes[1:] if note.code != "compiler-would-know")  # it is there
-        step = dataclasses.replace(step, notes=(death, instead, *rest))
+        step = steps_gpu.timed_on_gpu(target, programs, answers)
     if programs.fused:
         step = dataclasses.replace(step, notes=(*step.notes, fact("fused-step")))
     return step

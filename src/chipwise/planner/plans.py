@@ -138,7 +138,7 @@ class Plan:
     chips: int
     devices: int  # JAX devices that the recipe's replicas use
     devices_found: int  # JAX devices of the target
-    method: str  # "compiled" by the chip's own compiler, or "modelled" operation by operation
+    method: str  # "compiled" by the chip's own compiler, or "measured" on this machine
     batch: int
     replicas: int
     replicas_per_device: int

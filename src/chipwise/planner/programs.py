@@ -26,7 +26,6 @@ from ..machine.detect import GPU_SHARE
 from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
 from ..words.facts import Fact, fact
-from .operations import Traced, trace
 from .plans import Memory
 
 
@@ -38,7 +37,7 @@ class Traceable:
     function: Callable[..., Any]
     specs: tuple[Any, ...]
     donate: tuple[int, ...] = ()
-    traced: dict[str, Traced] = field(default_factory=dict, repr=False, compare=False)  # by platform
+    traced: set[str] = field(default_factory=set, repr=False, compare=False)  # see `dtypes`
 
 
 @dataclass(frozen=True)
@@ -128,13 +127,25 @@ def waiting(calls: int, size: int) -> tuple[int, int]:
     return 4 * size * most, 4 * size * 2
 
 
-def traced_program(program: Traceable, platform: str) -> Traced:
-    """The operations of a program in the form that `platform` ("cuda", "cpu", "tpu") would run: found once,
-    for all the targets that share the program."""
-    if platform not in program.traced:
+def dtypes(program: Traceable) -> frozenset[str]:
+    """The types of all arrays of a program, as NumPy calls them."""
+    if not program.traced:
         with tracing(program.name):
-            program.traced[platform] = trace(program.function, *program.specs, platform=platform)
-    return program.traced[platform]
+            closed = jax.make_jaxpr(program.function)(*program.specs)
+        program.traced.update(_dtypes(closed.jaxpr))
+    return frozenset(program.traced)
+
+
+def _dtypes(jaxpr: Any) -> set[str]:
+    variables = [*jaxpr.invars, *jaxpr.constvars, *(v for e in jaxpr.eqns for v in e.outvars)]
+    found = {str(v.aval.dtype) for v in variables if hasattr(v.aval, "dtype")}
+    for equation in jaxpr.eqns:
+        for value in equation.params.values():
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    found |= _dtypes(inner)
+    return found
 
 
 @contextlib.contextmanager

@@ -1,38 +1,30 @@
-"""A step on a target that is not there: by its chip's own compiler, or modelled operation by operation."""
+"""A step on a target that is not there, from what its chip's own compiler says of its programs."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..chips.catalogue import Chip
+from ..chips.gpus import compiled_as, target_config
 from ..chips.targets import Target
+from ..engine.step import compiler_options
 from ..errors import DeviceError
 from ..models.target import Target as Kernels
 from ..models.target import traced_for
 from ..recipe import precision
 from ..words.facts import fact
-from .compiler import (
-    PIP,
-    Compiled,
-    Exported,
-    Progress,
-    ReduceRequest,
-    Request,
-    compile_each,
-    export_program,
-    flat_positions,
-    refusal,
-)
+from .compiler import Compiled, Progress, Request, compile_each, refusal
+from .compilers import COMPILERS
+from .exporting import Exported, ReduceRequest, export_program, flat_positions
 from .kernels import Kernel
 from .plans import Memory, Range, unique
-from .programs import StepPrograms, Traceable, held, traced_program
-from .roofline import FRAMEWORK_BYTES, device_chip, time_on
+from .programs import StepPrograms, dtypes, held
 from .timing import (
-    ALLOWANCE,
     OTHER_HOST,
     TPU_FACTORS,
     StepTime,
@@ -43,16 +35,10 @@ from .timing import (
 Answers = dict[str, Compiled]
 """Program name to what its compilation says."""
 
+Topology = dict[str, Any]
+
 _PRODUCTS = ("matmul", "convolution")
-_PLATFORM = {"GPU": "cuda", "CPU": "cpu", "TPU": "tpu"}
-_COMPILE_SECONDS = {"GPU": 10.0, "CPU": 3.0, "TPU": 30.0}
-_COMPILE_SECONDS_PER_OPERATION = 0.02
-
-UNLIKE = 3.0
-"""Up and down, of the interval on chips unlike those that the efficiencies were fitted to."""
-
-
-# ---- by the chip's own compiler
+PLATFORM = {"GPU": "cuda", "TPU": "tpu"}
 
 
 def compile_steps(
@@ -62,20 +48,30 @@ def compile_steps(
     progress: Progress | None = None,
 ) -> Iterator[tuple[int, Answers]]:
     """The place of each case with the compiler's answers, as it has them all: what the cache knows, then the
-    smallest programs first. A layout's programs are exported once for all chips with
-    the same kernels."""
+    smallest programs first. A layout's programs are exported once for all chips with the
+    same kernels.
+
+    Where a compiler is missing, or the catalogue lacks what it needs of a chip, that is the answer.
+    """
     exported: dict[tuple[int, Kernels], list[Exported]] = {}
     asked: list[tuple[int, list[Request]]] = []
     for i, (target, programs) in enumerate(cases):
+        platform = PLATFORM[target.chip.kind]
+        try:
+            COMPILERS[platform]()
+            one, whole = topologies(target)
+        except DeviceError as error:
+            yield i, {"replica": Compiled("replica", fact(error.code, **error.facts))}
+            continue
         bodies = exported.setdefault((id(programs), Kernels.of(target.chip)), [])
         if not bodies:
             try:
                 with traced_for(target.chip):
-                    bodies += _exported(programs)
-            except Exception as error:  # it traces, but has no form for a TPU: the answer for this target
-                yield i, {"replica": refusal("replica", str(error))}
+                    bodies += _exported(programs, platform)
+            except Exception as error:  # it traces, but has no form for such a chip
+                yield i, {"replica": refusal("replica", str(error), platform=platform)}
                 continue
-        asked.append((i, _requests(target, programs, bodies)))
+        asked.append((i, _requests(target, programs, bodies, one, whole)))
     asked.sort(key=lambda case: sum(request.size for request in case[1]))
     by_case = dict(asked)
     owners = [i for i, requests in asked for _ in requests]
@@ -91,17 +87,32 @@ def compile_steps(
             yield i, {name: answers[i][name] for name in names}  # in one order, whichever came first
 
 
-def _requests(target: Target, programs: StepPrograms, bodies: Sequence[Exported]) -> list[Request]:
-    layout, topology = programs.layout, target.topology_arguments()
-    speeds = device_speeds(target.chip)
+def _requests(
+    target: Target, programs: StepPrograms, bodies: list[Exported], one: Topology, whole: Topology
+) -> list[Request]:
+    platform, layout = PLATFORM[target.chip.kind], programs.layout
+    speeds = device_speeds(target.chip) if platform == "tpu" else (None, None)
+    options = compiler_options(platform, layout.exact)
     asked = [
-        Request(p.name, topology, body, flat_positions(p.specs, p.donate), *speeds)
+        Request(p.name, one, body, flat_positions(p.specs, p.donate), *speeds, platform, options)
         for p, body in zip((programs.replica, programs.update), bodies, strict=True)
     ]
     if layout.devices > 1 or programs.calls > 1:
         reduce = ReduceRequest(layout.devices, programs.local_vectors, programs.size, layout.exact)
-        asked.append(Request("reduce", topology, reduce, (), *speeds))
+        asked.append(Request("reduce", whole, reduce, (), *speeds, platform))
     return asked
+
+
+def topologies(target: Target) -> tuple[Topology, Topology]:
+    """What one device of `target` is compiled for, and all of them: arguments of `get_topology_desc`.
+
+    Raises `DeviceError` for a GPU whose figures are not in the catalogue.
+    """
+    if target.chip.kind == "TPU":
+        return (target.topology_arguments(),) * 2
+    config = {"topology_name": "", "target_config": target_config(compiled_as(target.chip))}
+    hosts = target.hosts
+    return config | {"topology": "1x1x1"}, config | {"topology": f"1x{hosts}x{target.devices // hosts}"}
 
 
 def device_speeds(chip: Chip) -> tuple[float | None, float | None]:
@@ -110,37 +121,54 @@ def device_speeds(chip: Chip) -> tuple[float | None, float | None]:
     return chip.clock_GHz, None if memory is None else memory / chip.jax_devices_per_chip
 
 
-def _exported(programs: StepPrograms) -> list[Exported]:
-    """f32 and tf32 products are compiled in one pass, and their cycles counted several times: the compiler
-    takes minutes to search for the best convolution of six passes."""
+def _exported(programs: StepPrograms, platform: str) -> list[Exported]:
+    """On TPUs f32 and tf32 products are compiled in one pass, and their cycles counted several times: the
+    compiler takes minutes to search for the best convolution of six passes."""
     pair = (programs.replica, programs.update)
-    if precision.TPU_PASSES[programs.recipe.precision] == 1:
-        return [export_program(p.function, p.specs) for p in pair]
+    if platform != "tpu" or precision.TPU_PASSES[programs.recipe.precision] == 1:
+        return [export_program(p.function, p.specs, platform) for p in pair]
     with precision.one_pass():  # traced anew: what was traced before has all passes
-        return [export_program(inspect.unwrap(p.function), p.specs) for p in pair]
+        return [export_program(inspect.unwrap(p.function), p.specs, platform) for p in pair]
 
 
-def timed_by_compiler(target: Target, programs: StepPrograms, answers: Answers) -> StepTime:
-    """The step from the compiler's answers to its programs."""
+def compiled_step(target: Target, programs: StepPrograms, answers: Answers, framework: float = 0) -> StepTime:
+    """What the answers say of the step besides its time.
+
+    *Arguments:* `framework`: bytes of a device that its libraries take.
+    """
     present = list(answers.values())
-    passes = precision.TPU_PASSES[programs.recipe.precision]
-    notes = [fact("compiled-by-own-compiler")]
-    if passes > 1:
-        notes.append(fact("passes-counted", precision=programs.recipe.precision, passes=passes))
-    operations = traced_program(programs.replica, "tpu")
+    flops = {name: a.flops * (programs.calls if name == "replica" else 1) for name, a in answers.items()}
     step = StepTime(
         method="compiled",
-        flops=programs.calls * operations.flops,
+        flops=sum(flops.values()),
         wire_bytes=sum(a.wire_bytes for a in present),
-        memory=_memory(target, programs, answers),
-        compile_seconds=_compilation(sum(a.compile_seconds for a in present), passes),
-        dtypes=operations.dtypes,
-        notes=tuple(notes),
+        memory=_memory(target, programs, answers, framework),
+        compile_seconds=Range.around(sum(a.compile_seconds for a in present), OTHER_HOST),
+        dtypes=dtypes(programs.replica),
+        notes=(fact("compiled-by-own-compiler"),),
         warnings=unique(note for a in present for note in a.notes),
     )
     problem = next((a.problem for a in present if a.problem is not None), None)
-    if problem is not None:  # for memory, `memory` says it
-        return step if problem.code == "refused-for-memory" else dataclasses.replace(step, problem=problem)
+    if problem is None or problem.code == "refused-for-memory":  # which `memory` says
+        return step
+    return dataclasses.replace(step, problem=problem)
+
+
+def refused(step: StepTime, answers: Answers) -> bool:
+    """Whether there is no time to tell."""
+    return step.problem is not None or any(a.problem is not None for a in answers.values())
+
+
+def timed_on_tpu(target: Target, programs: StepPrograms, answers: Answers) -> StepTime:
+    """The step from the cycles that the compiler states."""
+    passes = precision.TPU_PASSES[programs.recipe.precision]
+    step = compiled_step(target, programs, answers)
+    if passes > 1:
+        counted = fact("passes-counted", precision=programs.recipe.precision, passes=passes)
+        slower = dataclasses.replace(step.compile_seconds, high=passes * step.compile_seconds.high)
+        step = dataclasses.replace(step, notes=(*step.notes, counted), compile_seconds=slower)
+    if refused(step, answers):
+        return step
     if target.chip.clock_GHz is None:
         return dataclasses.replace(step, problem=fact("chip-without-clock", chip=target.chip.name))
 
@@ -157,32 +185,26 @@ def timed_by_compiler(target: Target, programs: StepPrograms, answers: Answers) 
         "reduce": seconds("reduce") + wire,
         "update": seconds("update"),
     }
-    step = dataclasses.replace(step, kernels=_kernels(programs, answers, passes))
+    kernels = {
+        name: [k.times(passes) if k.kind in _PRODUCTS else k for k in answer.kernels]
+        for name, answer in answers.items()
+    }
+    step = dataclasses.replace(step, kernels=of_a_step(programs, kernels))
     others = sum(answers["replica"].seconds_by_kind.values()) - products("replica")
     busiest = "compute" if passes * products("replica") >= others else "memory"
     return step.timed(parts, TPU_FACTORS, dispatch_seconds(programs, target.hosts), busiest)
 
 
-def _kernels(programs: StepPrograms, answers: Answers, passes: int) -> tuple[Kernel, ...]:
-    """Every kernel of a step; of several passes only products have more than one."""
-    made = []
-    for name, answer in answers.items():
-        runs = programs.calls if name == "replica" else 1
-        for kernel in answer.kernels:
-            times = runs * (passes if kernel.kind in _PRODUCTS else 1)
-            seconds = kernel.seconds * times
-            kernel = dataclasses.replace(kernel, program=name, count=kernel.count * runs, seconds=seconds)
-            made.append(kernel)
-    return tuple(made)
+def of_a_step(programs: StepPrograms, kernels: Mapping[str, Sequence[Kernel]]) -> tuple[Kernel, ...]:
+    """Every kernel of a step, from those of each program."""
+    return tuple(
+        dataclasses.replace(kernel.times(programs.calls if name == "replica" else 1), program=name)
+        for name, own in kernels.items()
+        for kernel in own
+    )
 
 
-def _compilation(seconds: float, passes: int) -> Range:
-    """Of programs that took `seconds` here, with one pass: all passes take longer, up to minutes."""
-    here = Range.around(seconds, OTHER_HOST)
-    return dataclasses.replace(here, high=passes * here.high)
-
-
-def _memory(target: Target, programs: StepPrograms, answers: Answers) -> Memory | None:
+def _memory(target: Target, programs: StepPrograms, answers: Answers, framework: float) -> Memory | None:
     """Of a program that was refused for memory, what it needs beyond its arguments."""
     problems = [a.problem for a in answers.values() if a.problem is not None]
     if any(problem.code != "refused-for-memory" for problem in problems):
@@ -191,54 +213,9 @@ def _memory(target: Target, programs: StepPrograms, answers: Answers) -> Memory 
     temporary = {name: a.temp_bytes for name, a in answers.items()}
     temporary |= {p["program"]: p["needed"] - arguments for p in problems}
     replica = temporary.pop("replica", 0)
-    code = sum(a.code_bytes for a in answers.values())
+    code = framework + sum(a.code_bytes for a in answers.values())
     memory = held(programs, target, replica, max(temporary.values(), default=0), code)
     if memory is None or not problems:
         return memory
     source = fact("memory-as-refused")
     return dataclasses.replace(memory, available=problems[0]["available"], available_source=source)
-
-
-# ---- by the model
-
-
-def timed_by_model(target: Target, programs: StepPrograms) -> StepTime:
-    """The step on `target` from the operations of its programs.
-
-    The replicas' sums are added to the end: nothing overlaps them. Compilation is an allowance for each
-    program and operation.
-    """
-    kind, layout = target.chip.kind, programs.layout
-    replica, update = (_traced(program, kind) for program in (programs.replica, programs.update))
-    framework = FRAMEWORK_BYTES if kind == "GPU" else 0.0
-    operations = len(replica.operations) + len(update.operations)
-    compilation = _COMPILE_SECONDS[kind] + _COMPILE_SECONDS_PER_OPERATION * operations
-    notes = [fact("modelled", chip=target.chip.name)]
-    step = StepTime(
-        method="modelled",
-        flops=programs.calls * replica.flops,
-        wire_bytes=2 * (layout.devices - 1) / layout.devices * 4.0 * programs.size,
-        memory=held(programs, target, replica.peak_temp_bytes, update.peak_temp_bytes, framework),
-        compile_seconds=Range.around(compilation, ALLOWANCE),
-        dtypes=replica.dtypes,
-        notes=tuple(notes),
-    )
-    try:
-        chip = device_chip(target.chip)
-        one, last = (time_on(p, chip, programs.recipe.precision) for p in (replica, update))
-        wire = all_reduce_seconds(4.0 * programs.size, layout.devices, target.chip)
-    except DeviceError as error:
-        return dataclasses.replace(step, problem=fact(error.code, **error.facts))
-    add = max(programs.calls - 1, 0) * 3 * 4.0 * programs.size / ((chip.memory_GBps or 1) * 1e9)
-    parts = {"replica": programs.calls * one.seconds, "reduce": wire + add, "update": last.seconds}
-    factors = (one.low / one.seconds, one.high / one.seconds)
-    if kind == "TPU":
-        factors = (1 / UNLIKE, UNLIKE)
-        notes.append(fact("compiler-would-know", install=PIP))
-    step = dataclasses.replace(step, notes=unique([*notes, *replica.notes, *one.notes]))
-    return step.timed(parts, factors, dispatch_seconds(programs, target.hosts), one.bound)
-
-
-def _traced(program: Traceable, kind: str):
-    """The operations of a program in the form that a kind of chip would run."""
-    return traced_program(program, _PLATFORM[kind])

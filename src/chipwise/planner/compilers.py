@@ -1,0 +1,132 @@
+"""The compilers of absent chips: which is installed, what is in its way, and the process that it wants.
+
+A TPU's is libtpu. A GPU's is JAX's CUDA plugin with NVIDIA's `ptxas`; it needs neither a driver nor CUDA's
+libraries. Each is loaded in a process of its own, so a plan cannot disturb the chips that this machine has.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from ..errors import DeviceError
+from ..machine.absent import COMPILING
+
+PIP = "pip install 'chipwise[plan]'"
+CUDA = ("13", "12")
+"""The CUDA versions of JAX's plugins: where both are installed, JAX takes the first."""
+
+_PTXAS = {"12": ("cuda_nvcc/bin",), "13": ("cu13/bin",)}
+"""Where NVIDIA's package for each keeps its assembler, below the package `nvidia`."""
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """`platform`: "tpu" or "cuda"; `versions` of what its answers depend on; `path`: the folder that comes
+    first on the PATH of its process."""
+
+    platform: str
+    versions: str
+    path: str | None = None
+
+    def environment(self) -> dict[str, str]:
+        """Of its process: see `child_environment`."""
+        return child_environment(self.platform, self.path)
+
+
+def installed(package: str) -> str | None:
+    """The version of an installed package, or `None`."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def tpu_compiler() -> Compiler:
+    """Raises `DeviceError` when libtpu is not installed."""
+    version = installed("libtpu")
+    if version is None:
+        raise DeviceError("compiler-missing", chips="TPUs", install="pip install 'chipwise[plan-tpu]'")
+    return Compiler("tpu", f"{_jax()} libtpu {version}")
+
+
+def gpu_compiler() -> Compiler:
+    """The CUDA plugin that JAX would take, with the `ptxas` of its CUDA version.
+
+    Raises `DeviceError` when none is installed, when two are, when it is of another version than jaxlib, and
+    when there is no `ptxas`.
+    """
+    found = {cuda: version for cuda in CUDA if (version := installed(f"jax-cuda{cuda}-plugin"))}
+    jaxlib, install = installed("jaxlib"), "pip install 'chipwise[plan-gpu]'"
+    if not found:
+        raise DeviceError("compiler-missing", chips="GPUs", install=install)
+    if len(found) > 1:
+        packages = [f"jax-cuda{cuda}-plugin" for cuda in found]
+        unwanted = f"pip uninstall jax-cuda{CUDA[-1]}-plugin jax-cuda{CUDA[-1]}-pjrt"
+        raise DeviceError("compilers-in-the-way", packages=packages, uninstall=unwanted)
+    (cuda, version) = found.popitem()
+    same = f"pip install jax-cuda{cuda}-plugin=={jaxlib} jax-cuda{cuda}-pjrt=={jaxlib}"
+    for package in (f"jax-cuda{cuda}-plugin", f"jax-cuda{cuda}-pjrt"):
+        if (other := installed(package)) != jaxlib:
+            numbers = {"package": package, "version": other or "no version", "jaxlib": jaxlib}
+            raise DeviceError("compiler-of-another-jax", **numbers, install=same)
+    folder = _ptxas(cuda)
+    if folder is None:
+        package = "nvidia-cuda-nvcc-cu12" if cuda == "12" else "nvidia-cuda-nvcc"
+        raise DeviceError("ptxas-missing", install=f"pip install {package}")
+    ptxas = installed("nvidia-cuda-nvcc-cu12" if cuda == "12" else "nvidia-cuda-nvcc")
+    return Compiler("cuda", f"{_jax()} cuda{cuda} {version} ptxas {ptxas}", str(folder))
+
+
+COMPILERS: dict[str, Callable[[], Compiler]] = {"tpu": tpu_compiler, "cuda": gpu_compiler}
+"""By platform, as JAX calls it."""
+
+
+def _jax() -> str:
+    return f"jax {installed('jax')} jaxlib {installed('jaxlib')}"
+
+
+def _ptxas(cuda: str) -> Path | None:
+    """The folder of the package's `ptxas`, or of one on PATH: of another version it may refuse a chip."""
+    package = importlib.util.find_spec("nvidia")
+    for place in package.submodule_search_locations or [] if package else []:
+        for folder in _PTXAS[cuda]:
+            if (Path(place) / folder / "ptxas").exists():
+                return Path(place) / folder
+    on_path = shutil.which("ptxas")
+    return Path(on_path).parent if on_path else None
+
+
+_FOREIGN = ("TPU_", "MEGASCALE_", "CLOUD_TPU_", "LIBTPU_", "PJRT_", "JAX_", "XLA_")
+
+
+def child_environment(platform: str, path: str | None = None) -> dict[str, str]:
+    """For a process that loads a compiler only to compile.
+
+    What describes a real TPU VM and its place in a pod, or configures JAX and XLA here, is left out, but for
+    the path of another libtpu: answers depend on the request alone. JAX itself stays on the CPU, so no chip
+    is opened; `ALLOW_MULTIPLE_LIBTPU_LOAD` spares the lock that a process with the chips of this machine
+    holds. libtpu looks for no metadata server and writes no log files; the CUDA plugin sees no GPU.
+    """
+    kept = {k: v for k, v in os.environ.items() if k == "TPU_LIBRARY_PATH" or not k.startswith(_FOREIGN)}
+    here = str(Path(__file__).resolve().parents[2])
+    kept["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [kept.get("PYTHONPATH")])])
+    kept |= {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    if platform == "cuda":
+        folders = [*filter(None, [path, kept.get("PATH")])]
+        return kept | {"CUDA_VISIBLE_DEVICES": "-1", "PATH": os.pathsep.join(folders), COMPILING: "1"}
+    return kept | {
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_WORKER_ID": "0",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+        "TPU_LOG_DIR": "disabled",
+        "TPU_MIN_LOG_LEVEL": "3",
+        "TPU_STDERR_LOG_LEVEL": "3",
+    }

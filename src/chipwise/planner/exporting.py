@@ -1,0 +1,112 @@
+"""Programs as a compiler's process takes them: without their source, as modules that `jax.export` writes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax import export
+
+from ..engine import layout as replicas
+from ..engine import reduce
+from ..machine.detect import leave_compiler_alone
+
+CUDNN_VERSION = 91000
+"""That programs for GPUs are traced for, and `chips.gpus.CUDNN` says to their compiler."""
+# Where in the source an operation came from, which changes without the program changing.
+_LOCATION = re.compile(r"(?m)^#loc.*\n?|\s*\bloc\((?:[^()]|\([^()]*\))*\)")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A program without its source: `body` as `jax.export` writes it, `key` the hash of what it computes."""
+
+    body: bytes
+    key: str
+
+    def entry(self, folder: Path, name: str) -> dict[str, Any]:
+        """How `compile_child` is told of it."""
+        (folder / name).write_bytes(self.body)
+        return {"file": name}
+
+
+@dataclass(frozen=True)
+class ReduceRequest:
+    """The sum over replicas of `engine.reduce`: `local` vectors of `size` float32 on each of `devices`."""
+
+    devices: int
+    local: int
+    size: int
+    exact: bool
+
+    @property
+    def key(self) -> str:
+        """Names the program: its sizes, and the code that makes it."""
+        return f"{asdict(self)} {inspect.getsource(reduce)} {inspect.getsource(replicas)}"
+
+    def entry(self, folder: Path, name: str) -> dict[str, Any]:
+        return {"reduce": asdict(self)}
+
+
+def export_program(function: Callable[..., Any], specs: Sequence[Any], platform: str = "tpu") -> Exported:
+    """`function` of `specs` (trees of shapes) for a platform, its arguments and results flat. Runs nothing,
+    and needs no such chip. Raises what `function` raises while it is traced."""
+    leaves, tree = jax.tree.flatten(tuple(specs))
+
+    def flat(*values):
+        return tuple(jax.tree.leaves(function(*jax.tree.unflatten(tree, values))))
+
+    leave_compiler_alone()  # exporting starts JAX
+    # The compiler that reads the module is of the version that wrote it.
+    unchecked = [export.DisabledSafetyCheck.custom_call(name) for name in _LIBRARY_CALLS]
+    with _cudnn_assumed():
+        exported = export.export(
+            jax.jit(flat, keep_unused=True), platforms=(platform,), disabled_checks=unchecked
+        )(*leaves)
+    text = _LOCATION.sub("", exported.mlir_module())
+    return Exported(bytes(exported.serialize()), hashlib.sha256(text.encode()).hexdigest())
+
+
+_LIBRARY_CALLS = (
+    "__cudnn$fmhaSoftmax",
+    "__cudnn$fmhaSoftmaxBackward",
+    "__cudnn$fmhaScaleBiasSoftmax",
+    "__cudnn$fmhaScaleBiasSoftmaxBackward",
+    "__cudnn$fmhaSoftmaxDropout",
+    "__cudnn$fmhaSoftmaxDropoutBackward",
+    "__gpu$xla.gpu.triton",
+)
+"""Which JAX would not export, since another version may have changed them."""
+
+
+@contextlib.contextmanager
+def _cudnn_assumed() -> Iterator[None]:
+    """JAX asks for cuDNN's version as it traces its attention, though compiling does not need the library:
+    1 GB that a plan can do without. A version of JAX without this question is asked nothing."""
+    try:
+        from jax._src.cudnn import fused_attention_stablehlo as module
+    except ImportError:
+        yield
+        return
+    asked = getattr(module, "check_cudnn_version", None)
+    if asked is None:
+        yield
+        return
+    module.check_cudnn_version = lambda: CUDNN_VERSION
+    try:
+        yield
+    finally:
+        module.check_cudnn_version = asked
+
+
+def flat_positions(specs: Sequence[Any], arguments: Sequence[int]) -> tuple[int, ...]:
+    """The places of the leaves of some `arguments` among all leaves of `specs`."""
+    counts = [len(jax.tree.leaves(s)) for s in specs]
+    return tuple(i for a in arguments for i in range(sum(counts[:a]), sum(counts[: a + 1])))

@@ -1,0 +1,153 @@
+"""Reads a program that XLA's GPU compiler made: its kernels, and what each moves and computes.
+
+The compiler states no times, so there are none here; `gpu_timing` makes them of these figures. The entry
+computation is scheduled, and each of its operations is one kernel: a fusion, or a call of a library.
+
+- **Products** are calls of cuBLAS and cuDNN, whose shapes, dimension numbers and precision stand in the call,
+  or a `dot` inside a fusion that Triton compiles. A convolution counts as the product that it is multiplied
+  as: `(batch x pixels, window x inputs) @ (window x inputs, outputs)` forwards.
+- **Memory**: what a kernel reads of its operands and writes of its results, slices and updates in place as
+  such, and without a library's workspace.
+- **Loops** run their kernels once a trip; XLA states the number where it knows it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from .hlo import Reader, Reading, described
+from .hlo_operations import (
+    QUIET_CALLS,
+    convolution_flops,
+    convolution_sizes,
+    dot_sizes,
+    kind_of,
+    moved,
+    parts,
+)
+from .hlo_proto import Instruction, Shape, parse
+
+CUBLAS, CONVOLUTION, ATTENTION = "__cublas$", "__cudnn$conv", "__cudnn$fmha"
+_SORT = "__cub$DeviceRadixSort"
+# fmt: off
+WORK = {
+    "exponential": 8, "exponential-minus-one": 10, "log": 8, "log-plus-one": 10, "logistic": 10, "tanh": 15,
+    "erf": 20, "power": 20, "sine": 20, "cosine": 20, "tan": 20, "atan2": 30, "cbrt": 15, "divide": 4,
+    "sqrt": 4, "rsqrt": 4, "remainder": 8,
+    "parameter": 0, "constant": 0, "broadcast": 0, "iota": 0, "bitcast": 0, "reshape": 0, "tuple": 0,
+    "get-tuple-element": 0, "transpose": 0, "slice": 0, "copy": 0, "fusion": 0, "bitcast-convert": 0,
+    "dynamic-slice": 0, "concatenate": 0, "pad": 0, "reverse": 0,
+}
+# fmt: on
+"""Arithmetic of an elementwise operation for each element; 1 where it is not listed."""
+
+_PASSES_OF_SORT = 8  # of a radix sort over 32-bit keys, each reading and writing everything
+
+
+def read(program: bytes) -> Reading:
+    """The kernels of a compiled program, given as `hlo_proto.program_bytes` takes it from the executable.
+
+    Raises `ValueError` if the bytes are no program.
+    """
+    reader = _GpuReader()
+    reading = Reading()
+    reading.add(reader.computation(parse(program).entry))
+    reading.notes = reader.notes
+    return reading
+
+
+class _GpuReader(Reader):
+    def weight(self, branch: Reading) -> tuple[float, ...]:
+        return branch.product_flops, branch.bytes_accessed
+
+    def known_call(self, op: Instruction) -> bool:
+        return op.target in QUIET_CALLS or _library(op) is not None or op.target.startswith(_SORT)
+
+    def kernel(self, op: Instruction, sums: Reading) -> None:
+        if op.opcode.endswith("-start") and not sums.wire_bytes:
+            return  # copies beside the computation
+        fused = list(parts(op))
+        product = next((p for p in fused if p.opcode in ("dot", "convolution") or _library(p)), None)
+        kind = kind_of(op)
+        made = described(op, kind, bytes=_bytes(op), work=_work(fused))
+        if product is not None:
+            made = _product(product, made)
+        sums.product_flops += made.flops
+        sums.bytes_by_kind[made.kind] += made.bytes
+        sums.kernels.append(made)
+
+
+def _library(op: Instruction) -> str | None:
+    """Which kind of kernel a custom call of NVIDIA's libraries is."""
+    if op.opcode != "custom-call":
+        return None
+    kinds = {CUBLAS: "matmul", CONVOLUTION: "convolution", ATTENTION: "attention"}
+    return next((kind for start, kind in kinds.items() if op.target.startswith(start)), None)
+
+
+def _bytes(op: Instruction) -> float:
+    if op.opcode != "custom-call":
+        return moved(op)
+    arrays = [*op.operand_shapes, *op.shapes]
+    if op.target.startswith(("__cu", "__cub")) and len(op.shapes) > 1 and _is_workspace(op.shapes[-1]):
+        arrays.pop()
+    passes = _PASSES_OF_SORT if op.target.startswith(_SORT) else 1
+    return float(passes * sum(shape.nbytes for shape in arrays))
+
+
+def _is_workspace(shape: Shape) -> bool:
+    return shape.bits == 8 and len(shape.dims) == 1
+
+
+def _work(fused: list[Instruction]) -> float:
+    """Arithmetic beside products."""
+    total = 0.0
+    for op in fused:
+        if op.opcode in ("reduce", "reduce-window"):
+            total += sum(s.elements for s in op.operand_shapes)
+        elif op.opcode not in ("custom-call", "dot", "convolution"):
+            total += WORK.get(op.opcode, 1) * max((s.elements for s in op.shapes), default=0)
+    return total
+
+
+def _product(op: Instruction, kernel):
+    """`kernel` with the product that it is."""
+    library = _library(op)
+    operand = op.operand_shapes[0]
+    if library == "attention":
+        return _attention(op, replace(kernel, kind="attention", dtype=operand.dtype))
+    if library == "convolution" or op.opcode == "convolution":
+        flops = convolution_flops(op)
+        sizes = convolution_sizes(op, flops)
+        kind = "convolution"
+    else:
+        sizes = dot_sizes(op)
+        flops, kind = 2.0 * math.prod(sizes), "matmul"
+    return replace(kernel, kind=kind, flops=flops, shape=sizes, dtype=_multiplied(op, operand.dtype))
+
+
+def _multiplied(op: Instruction, dtype: str) -> str:
+    """What a product multiplies in: float32 operands in TF32, where the chip can, unless the highest
+    precision is asked for (`PrecisionConfig`)."""
+    if dtype != "f32":
+        return dtype
+    stated = op.config.get("gemm_backend_config", {}).get("precision_config", {})
+    asked = stated.get("operand_precision", [])
+    highest = "HIGHEST" in asked or 2 in op.proto.message(51).numbers(1)
+    return "f32" if highest else "tf32"
+
+
+def _attention(op: Instruction, kernel):
+    """Queries, keys and their weights: two products forwards, five backwards, half of each behind a causal
+    mask."""
+    config = op.config.get("cudnn_fmha_backend_config", {})
+    sizes = [int(n) for n in config.get("intermediate_tensor_shape", {}).get("dimensions", ())]
+    if len(sizes) != 4:
+        return kernel
+    batch, heads, queries, keys = sizes
+    depth = op.operand_shapes[0].dims[-1]
+    products = 5 if "Backward" in op.target else 2
+    share = 0.5 if "CAUSAL" in config.get("mask_type", "") else 1.0
+    flops = share * products * 2.0 * batch * heads * queries * keys * depth
+    return replace(kernel, flops=flops, shape=(queries, keys, depth, batch * heads))

@@ -1,0 +1,133 @@
+"""A step on the target `cpu`, which is this machine: its programs are compiled here, and a few calls timed.
+
+Examples are zeros, so no data is read. Where one call would take long it is made with fewer examples and
+scaled; what does not fit in memory is not run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import psutil
+from jax.sharding import Mesh
+
+from ..chips.targets import Target
+from ..engine.reduce import AXIS, reducer
+from ..words.facts import fact
+from .plans import Range
+from .programs import StepPrograms, Traceable, dtypes, held, step_programs, tracing
+from .timing import OTHER_HOST, StepTime, dispatch_seconds
+
+FLOPS_PER_CORE = 2e10
+"""Of float32 products, roughly: to guess how long a call takes before it is made."""
+
+LONG = 8.0
+"""Seconds: calls that should take longer are made with fewer examples."""
+
+CALLS, ENOUGH = 3, 2.0
+"""Timed calls of a program at most, and seconds after which no further one is made."""
+
+AROUND = 1.4
+"""Up and down, of seconds measured with zeros on a machine that does other things too: `benchmarks/overhead`
+shows a fifth between runs of one program."""
+
+
+def compiled_here(target: Target, programs: StepPrograms) -> tuple[StepTime, list[Any]]:
+    """The step as compiled for one device of this host's CPU, without its time, and its two programs."""
+    start = time.perf_counter()
+    with jax.default_device(_cpu()), tracing(programs.recipe.name):
+        compiled = [_compile(program) for program in (programs.replica, programs.update)]
+    compilation = time.perf_counter() - start
+    replica, update = (c.memory_analysis() for c in compiled)
+    step = StepTime(
+        method="measured",
+        flops=programs.calls * _flops(compiled[0]),
+        wire_bytes=0.0,
+        memory=held(programs, target, replica.temp_size_in_bytes, update.temp_size_in_bytes, 0),
+        compile_seconds=Range.around(compilation, OTHER_HOST),
+        dtypes=dtypes(programs.replica),
+        notes=(fact("measured-here"),),
+    )
+    return step, compiled
+
+
+def timed_here(target: Target, programs: StepPrograms) -> StepTime:
+    """The step as measured now."""
+    step, (replica, update) = compiled_here(target, programs)
+    if step.memory is not None and not step.memory.fits:
+        return step
+    each = programs.recipe.batch // programs.recipe.replicas
+    fewer = _examples(each, _flops(replica))
+    with jax.default_device(_cpu()):
+        if fewer < each:
+            replica = _compile(_smaller(programs, fewer).replica)
+            scaled = fact("measured-on-fewer", fewer=fewer, each=each)
+            step = dataclasses.replace(step, notes=(*step.notes, scaled))
+        parts = {
+            "replica": programs.calls * each / fewer * _seconds(replica),
+            "reduce": _reduction(programs),
+            "update": _seconds(update),
+        }
+    return step.timed(parts, (1 / AROUND, AROUND), dispatch_seconds(programs, target.hosts), "compute")
+
+
+def _cpu() -> jax.Device:
+    return jax.local_devices(backend="cpu")[0]
+
+
+def _compile(program: Traceable) -> Any:
+    return jax.jit(program.function).lower(*program.specs).compile()
+
+
+def _flops(compiled: Any) -> float:
+    return float((compiled.cost_analysis() or {}).get("flops", 0.0))
+
+
+def _examples(each: int, flops: float) -> int:
+    """Of a replica's `each` examples, how many can be computed in `LONG` seconds."""
+    possible = LONG * FLOPS_PER_CORE * (psutil.cpu_count(logical=False) or 1)
+    return max(1, min(each, int(each * possible / flops))) if flops else each
+
+
+def _smaller(programs: StepPrograms, examples: int) -> StepPrograms:
+    recipe = dataclasses.replace(programs.recipe, batch=examples * programs.recipe.replicas)
+    layout = dataclasses.replace(programs.layout, batch=recipe.batch)
+    return step_programs(recipe, layout, resident=programs.resident)
+
+
+def _zero(aval: Any) -> jax.Array:
+    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+        return jax.random.wrap_key_data(jnp.zeros(data.shape, data.dtype), impl=str(aval.dtype)[4:-1])
+    return jnp.zeros(aval.shape, aval.dtype)
+
+
+def _seconds(compiled: Any) -> float:
+    """Of a call of a program, with zeros."""
+    arguments = jax.tree.map(_zero, compiled.in_avals[0])
+    return _median(lambda: jax.block_until_ready(compiled(*arguments)))
+
+
+def _median(call: Callable[[], Any]) -> float:
+    """Seconds of a few calls, after one that counts only if it took long."""
+    taken: list[float] = []
+    while len(taken) <= CALLS and sum(taken) < ENOUGH:
+        start = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken[1:] or taken)
+
+
+def _reduction(programs: StepPrograms) -> float:
+    if programs.calls == 1:
+        return 0.0
+    run = reducer(Mesh(np.asarray([_cpu()]), (AXIS,)), programs.layout.exact)
+    vectors = [jnp.zeros((1, programs.size), jnp.float32)] * programs.local_vectors
+    return _median(lambda: jax.block_until_ready(run(vectors))) * programs.calls / programs.local_vectors

@@ -1,0 +1,60 @@
+"""A stand-in for the GPU's compiler, so that tests of plans neither need it nor wait for it.
+
+`from compilers import no_gpu_compiler` makes its fixture act on a test file. A program is answered with one
+product and one pass over all the arrays that it names, and a sixth of them as temporary memory.
+"""
+
+import math
+import re
+
+import jax
+import pytest
+
+from chipwise.planner import steps
+from chipwise.planner.compiler import Compiled
+from chipwise.planner.exporting import Exported
+from chipwise.planner.kernels import Kernel
+
+_ARRAY = re.compile(r"tensor<((?:\d+x)*)([a-z]+)(\d+)>")
+
+
+def answer(request):
+    if isinstance(request.program, Exported):
+        text = jax.export.deserialize(bytearray(request.program.body)).mlir_module()
+        sizes = [
+            math.prod(int(n) for n in dims.split("x") if n) * max(int(bits) // 8, 1)
+            for dims, _, bits in _ARRAY.findall(text)
+        ]
+    else:
+        sizes = [4 * request.program.size] * (request.program.local + 1)
+    total, side = sum(sizes), 1 + round(max(sizes) ** 0.5)
+    product = Kernel(
+        "gemm", "matmul", flops=2.0 * side**3, bytes=total / 2, dtype="f32", shape=(side,) * 3 + (1,)
+    )
+    passes = Kernel("fusion", "elementwise", bytes=float(total), dtype="f32", line="net.py:1")
+    devices = getattr(request.program, "devices", 1)
+    return Compiled(
+        request.name,
+        temp_bytes=total // 6,
+        flops=product.flops,
+        kernels=[product, passes],
+        wire_bytes=max(sizes) * 2 * (devices - 1) / devices,
+        compile_seconds=1.0,
+    )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_gpu_compiler():
+    """Answers for GPUs by `answer`; a TPU's compiler is asked if it is there."""
+    real = steps.compile_each
+
+    def compile_each(requests, **options):
+        others = [i for i, r in enumerate(requests) if r.platform != "cuda"]
+        yield from ((i, answer(r)) for i, r in enumerate(requests) if r.platform == "cuda")
+        if others:
+            yield from ((others[i], told) for i, told in real([requests[i] for i in others], **options))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(steps, "compile_each", compile_each)
+        patch.setattr(steps, "COMPILERS", {**steps.COMPILERS, "cuda": lambda: None})
+        yield
