@@ -31,6 +31,7 @@ from scipy.optimize import least_squares
 
 from chipwise.chips.targets import Target
 from chipwise.engine.layout import Layout, usable
+from chipwise.errors import RecipeError
 from chipwise.planner import steps
 from chipwise.planner.gpu_timing import Ideal, ideal_times, split
 from chipwise.planner.programs import StepPrograms, step_programs
@@ -113,17 +114,22 @@ def samples() -> list[Sample]:
 
 def _compiled(some: Sequence[Row]) -> Iterator[Sample]:
     cases: list[tuple[Target, StepPrograms]] = []
+    kept: list[Row] = []
     for row in some:
         settings = tuple(word.replace("precision=f16", "precision=bf16") for word in row.settings)
         recipe, target = replace(row, settings=settings).load(), row.target
         layout = Layout(recipe.batch, recipe.replicas, usable(recipe.replicas, target.devices, True), True)
-        cases.append((target, step_programs(recipe, layout, resident=False)))
+        try:
+            cases.append((target, step_programs(recipe, layout, resident=False)))
+            kept.append(row)
+        except RecipeError as error:
+            print(f"row {row.row} left out: {error}")
 
     def progress(done: int, total: int, name: str, left: float | None) -> None:
         print(f"{done} of {total} compiled; {left or 0:.0f} s left", flush=True)
 
     for place, answers in steps.compile_steps(cases, progress=progress):
-        row, (target, programs) = some[place], cases[place]
+        row, (target, programs) = kept[place], cases[place]
         problem = next((a.problem for a in answers.values() if a.problem), None)
         if problem is not None:
             print(f"row {row.row} left out: {problem}")

@@ -38,6 +38,12 @@ def _recipe(name, net, loss, columns, optimizer, classes=None):
     )  # fmt: skip
 
 
+def of_words(logits, words):
+    """The mean cross-entropy of each example's words: (b, n, vocabulary) and (b, n) -> (b,)."""
+    flat = logits.reshape(-1, logits.shape[-1]).astype(jnp.float32)
+    return jnp.mean(cw.losses.softmax_cross_entropy(flat, words.reshape(-1)).reshape(words.shape), 1)
+
+
 def bert(length=128, masked=0, size="large", optimizer="lamb"):
     """Pretraining. *Arguments:* `length`: tokens; `masked`: of them to tell, 20 of 128 and 80 of 512 when 0;
     `size`: `base` or `large`; `optimizer`: `lamb` or `adamw`."""
@@ -47,8 +53,7 @@ def bert(length=128, masked=0, size="large", optimizer="lamb"):
 
     def loss(apply, batch):
         words, following = apply(batch["token"], batch["segment"], batch["place"])
-        told = cw.losses.softmax_cross_entropy(words.astype(jnp.float32), batch["word"])
-        return jnp.mean(told, 1) + cw.losses.softmax_cross_entropy(
+        return of_words(words, batch["word"]) + cw.losses.softmax_cross_entropy(
             following.astype(jnp.float32), batch["next"]
         )
 
@@ -74,7 +79,7 @@ def t5(size="small"):
 
     def loss(apply, batch):
         logits = apply(batch["input"], batch["target"])
-        return jnp.mean(cw.losses.softmax_cross_entropy(logits.astype(jnp.float32), batch["target"]), 1)
+        return of_words(logits, batch["target"])
 
     optimizer = cw.from_optax(optax.adafactor, learning_rate=cw.cosine(1e-2))
     columns = {"input": (512,), "target": (128,)}
