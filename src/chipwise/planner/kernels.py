@@ -41,13 +41,13 @@ class Kernel:
     seconds: float = 0.0
     bytes: float = 0.0
     flops: float = 0.0
-    work: float = 0.0
     bound: str = ""
     program: str = ""
     dtype: str = ""
     shape: tuple[int, ...] = ()
     source: str = ""
     line: str = ""
+    work: float = 0.0
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Kernel:
