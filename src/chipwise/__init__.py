@@ -28,6 +28,8 @@ if _TYPE_CHECKING:
     from .data.packed import PackedFolder as PackedFolder
     from .data.sources import Arrays as Arrays
     from .data.sources import Lazy as Lazy
+    from .deploy.export import Export as Export
+    from .deploy.export import export as export
     from .deploy.predict import Predictions as Predictions
     from .deploy.predict import predict as predict
     from .engine.checkpoint import restore_run as restore_run
@@ -99,6 +101,7 @@ _NAMES = {
     ".data.pack.job": "pack",
     ".data.packed": "PackedFolder",
     ".data.sources": "Arrays Lazy",
+    ".deploy.export": "Export export",
     ".deploy.predict": "Predictions predict",
     ".engine.checkpoint": "restore_run",
     ".engine.fit": "evaluate fit",

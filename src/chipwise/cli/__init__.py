@@ -36,8 +36,9 @@ GROUPS = {
     "commands-chip": ("devices", "chips", "prices", "launch"),
     "commands-data": ("pack", "inspect", "show", "bench-feed"),
     "commands-train": (
-        "check", "find-lr", "find-batch", "transfer", "sweep", "run-local", "eval", "predict",
+        "check", "find-lr", "find-batch", "transfer", "sweep", "run-local", "eval",
     ),
+    "commands-use": ("predict", "export"),
     "commands-understand": ("compare", "bench"),
 }  # fmt: skip
 """The commands as the help lists them: what a newcomer needs, then by what they are for."""
@@ -66,7 +67,7 @@ def app() -> typer.Typer:
     from .advice import check, transfer
     from .bench import bench, bench_feed
     from .chips import chips, prices
-    from .deploy import predict
+    from .deploy import export, predict
     from .devices import devices
     from .find import find_batch, find_lr
     from .launch import launch
@@ -90,8 +91,8 @@ def app() -> typer.Typer:
         pass
 
     for command in (
-        train, evaluate_run, predict, devices, plan, launch, sweep, find_lr, find_batch, transfer, check,
-        pack, inspect, bench, compare, report, bench_feed, show, chips, prices,
+        train, evaluate_run, predict, export, devices, plan, launch, sweep, find_lr, find_batch, transfer,
+        check, pack, inspect, bench, compare, report, bench_feed, show, chips, prices,
         run_local,
     ):  # fmt: skip
         name = "eval" if command is evaluate_run else command.__name__.replace("_", "-")

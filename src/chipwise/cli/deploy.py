@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -64,6 +65,67 @@ def predict(
     if found.accuracy is not None:
         print(fact("predicted-right", accuracy=found.accuracy))
     print(fact("written", path=found.file))
+
+
+@options.taking
+def export(
+    run: Run,
+    to: Annotated[str, option("The format.", "stablehlo|onnx|safetensors|torch|keras")],
+    out: Annotated[Path | None, option("The file. [the run's name with the format's ending]", "FILE")] = None,
+    data: Annotated[
+        str | None, option("Examples to compare on, as in predict. [the evaluation data]", "PATH")
+    ] = None,
+    examples: Annotated[int, option("Compare on so many.", "N", min=1)] = 1000,
+    recipe: OfRun = None,
+    module: Annotated[
+        str | None, option("For torch and keras: the model that the task was made of.", "FILE:NAME")
+    ] = None,
+    fresh: Annotated[bool, option("Replace a file that is there.", name="--fresh")] = False,
+    json_: options.Json = False,
+) -> None:
+    """Write a trained model in another format, and check it by running it.
+
+    \b
+    Examples:
+      chipwise export runs/mnist --to onnx --out mnist.onnx
+      chipwise export runs/mnist --to stablehlo
+      chipwise export runs/mine --recipe my_task.py:recipe --to safetensors
+
+    The file takes the data as it is stored, such as uint8 pixels, in a batch of any size.
+    """
+    options.only_look()
+    from ..deploy.export import export as exported
+
+    def say(told: Fact) -> None:
+        typer.echo(str(told), err=True)
+
+    known = _trained(run, recipe, say)
+    made = exported(
+        known, to, out, data=_source(known, recipe, data), module=_module(module), examples=examples,
+        fresh=fresh, say=say,
+    )  # fmt: skip
+    if json_:
+        print(json.dumps({"run": run, **dataclasses.asdict(made), "file": str(made.file)}))
+        return
+    print(fact("exported", **dataclasses.asdict(made)))
+    if made.labels_differ is not None:
+        print(fact("exported-labels"))
+    print(fact("written", path=made.file))
+
+
+def _module(given: str | None) -> Any:
+    """What a file that the command line names calls so: a model, or what makes one."""
+    if given is None:
+        return None
+    from ..recipe.settings import RECIPE_MODULE, import_file
+
+    path, _, name = given.partition(":")
+    if not Path(path).is_file():
+        raise DataError("module-not-found", given=given)
+    found = getattr(import_file(f"{RECIPE_MODULE}{Path(path).stem}", path), name, None)
+    if found is None:
+        raise DataError("module-not-found", given=given)
+    return found
 
 
 def _trained(run: str, recipe: str | None, say: Any) -> Trained:

@@ -1,0 +1,189 @@
+"""`export`: a trained model in another format, run there before anyone is told that it is done."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..data.sources import Source, take
+from ..data.synthetic import like
+from ..engine.predict import inputs_of
+from ..engine.result import Result
+from ..errors import DataError, RecipeError
+from ..recipe.recipe import Recipe
+from ..recipe.source import spec_of
+from ..words.facts import Fact
+from .formats import Request, format_named
+from .inputs import open_data
+from .model import Trained, trained
+from .predict import predict
+
+EXAMPLES = 1000
+TOLERANCE = 1e-3  # of the largest output: float32 added up in another order
+
+
+@dataclass(frozen=True)
+class Export:
+    """An exported model, and how it was checked.
+
+    *Fields:* `file`; `format`; `runs`, the library that ran it; `examples`, on how many it was compared with
+    the model itself, in float32; `difference`, the largest between outputs, of `largest`; `labels_differ`,
+    always 0 for a classifier, None for other models; `data`: "evaluation", "given" or "made-up".
+    """
+
+    file: Path
+    format: str
+    runs: str
+    examples: int
+    difference: float
+    largest: float
+    labels_differ: int | None
+    data: str
+    bytes: int
+    seconds: float
+
+
+def export(
+    model: Result | Trained | str | Path,
+    to: str,
+    out: str | Path | None = None,
+    *,
+    recipe: Recipe | None = None,
+    data: Any = None,
+    module: Any = None,
+    examples: int = EXAMPLES,
+    fresh: bool = False,
+    say: Callable[[Fact], None] = lambda told: None,
+) -> Export:
+    """Writes a trained model as a file of another format, and checks it by running it.
+
+    The file takes the data's columns as they are stored, such as uint8 pixels, in a batch of any size, and
+    computes in float32, whatever the recipe's precision. It gets its name when its outputs agree with the
+    model's: the same labels, and values within 0.1 % of the largest.
+
+    *Arguments:*
+
+    - `model`, `recipe`: as in `cw.predict`.
+    - `to`: `"stablehlo"` (any model; `jax.export` reads it), `"onnx"`, `"safetensors"` (the weights alone),
+      `"torch"` or `"keras"` (a model that came from there; `module` is that model).
+    - `out`: the file; the run's or the recipe's name, with the format's ending, when left out.
+    - `data`: examples to compare on, as in `cw.predict`; the evaluation data, or made-up examples where the
+      recipe has no data, when left out. `examples`: how many at most.
+    - `fresh`: replace a file that is there. `say` is given warnings.
+
+    Raises `RecipeError` for a model that cannot be written so or comes out otherwise, `RunError` or
+    `DataError`.
+    """
+    began = time.perf_counter()
+    kind = format_named(to)
+    known = trained(model, recipe, say)
+    inputs = inputs_of(known.recipe)
+    file = Path(out) if out is not None else Path(_stem(known) + kind.suffix)
+    if file.exists() and not fresh:
+        raise DataError("export-exists", path=file)
+    known = dataclasses.replace(known, recipe=dataclasses.replace(known.recipe, precision="f32"))
+    source, where = _examples(known, data, inputs)
+    rows = take(source, np.arange(min(len(source), max(1, examples))))
+    rows = {name: rows[name] for name in inputs}
+    expected, classifier = _expected(known, rows)
+    names = {n: ("logits" if n == "outputs" and classifier else n) for n in expected}
+    request = Request(known, inputs, names, module)
+    temporary = _temporary(file)
+    try:
+        kind.write(request, temporary)
+        run = kind.open(request, temporary)
+        found = _run(run, rows)
+        compared = _compare(expected, {n: found[names[n]] for n in names}, classifier, to)
+        size = temporary.stat().st_size
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, file)
+    except OSError as error:
+        raise DataError("export-unwritable", path=file, reason=error.strerror or str(error)) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    count = len(next(iter(rows.values())))
+    seconds = time.perf_counter() - began
+    return Export(file, to, kind.runs, count, *compared, where, size, seconds)
+
+
+def _stem(known: Trained) -> str:
+    return Path(known.run).name if known.run else known.recipe.name
+
+
+def _temporary(file: Path) -> Path:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, path = tempfile.mkstemp(dir=file.parent, prefix=".export-", suffix=file.suffix)
+    except OSError as error:
+        raise DataError("export-unwritable", path=file, reason=error.strerror or str(error)) from error
+    os.close(handle)
+    return Path(path)
+
+
+def _examples(known: Trained, data: Any, inputs: Any) -> tuple[Source, str]:
+    """What to compare on, and what it is."""
+    if data is not None:
+        return open_data(data, inputs), "given"
+    task = known.recipe.task
+    if task.eval is not None:
+        try:
+            task.eval[0]
+            return task.eval, "evaluation"
+        except DataError:  # a recipe that is known without its data
+            pass
+    source: Any = task.eval if task.eval is not None else task.train
+    if not spec_of(source).keys() >= inputs.keys():
+        source = task.train
+    return like(source, task.classes), "made-up"
+
+
+def _expected(known: Trained, rows: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], bool]:
+    """The model's own outputs, and whether they are a classifier's logits."""
+    from ..data.sources import Arrays
+
+    columns: Any = rows
+    found = predict(known, Arrays(**columns)).outputs
+    outputs = found if isinstance(found, dict) else {"outputs": found}
+    shape = {name: value.shape[1:] for name, value in outputs.items()}
+    return outputs, shape == {"outputs": (known.recipe.task.classes,)}
+
+
+def _run(run: Callable, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """In batches of 1, of 100 and of what is left: a batch may be of any size."""
+    total = len(next(iter(rows.values())))
+    cuts = [0, 1, *range(101, total, 100), total] if total > 1 else [0, 1]
+    parts = []
+    for first, last in itertools.pairwise(cuts):
+        parts.append(run({name: np.ascontiguousarray(c[first:last]) for name, c in rows.items()}))
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _compare(
+    expected: dict[str, np.ndarray], found: dict[str, np.ndarray], classifier: bool, to: str
+) -> tuple[float, float, int | None]:
+    """The largest difference, the largest output, and how many labels differ. Raises `RecipeError` where the
+    exported model is another one."""
+    wide = {n: np.asarray(v, np.float64) for n, v in expected.items()}
+    for name, value in wide.items():
+        if found[name].shape != value.shape:
+            got, shape = list(found[name].shape), list(value.shape)
+            raise RecipeError("export-shape", format=to, name=name, got=got, expected=shape)
+    gaps = [float(np.max(np.abs(v - found[n]), initial=0)) for n, v in wide.items()]
+    largest = max(float(np.max(np.abs(v), initial=0)) for v in wide.values())
+    gap = float("nan") if any(map(np.isnan, gaps)) else max(gaps)
+    labels = None
+    if classifier:
+        labels = int(np.sum(wide["outputs"].argmax(1) != found["outputs"].argmax(1)))
+    if not gap <= TOLERANCE * max(largest, 1.0) or labels:
+        facts = {"difference": gap, "largest": largest, "labels": labels or 0}
+        raise RecipeError("export-differs", format=to, examples=len(next(iter(wide.values()))), **facts)
+    return gap, largest, labels

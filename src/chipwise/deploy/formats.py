@@ -1,0 +1,177 @@
+"""The formats that a trained model is exported to: how each is written, and how what was written is run.
+
+Every export takes the columns of the data as they are stored, a batch of any size, and computes in float32.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..data.sources import Spec
+from ..engine.checkpoint import flatten
+from ..engine.predict import prediction
+from ..errors import DataError, RecipeError
+from .model import Trained
+
+Arrays = dict[str, np.ndarray]
+Runner = Callable[[Arrays], Arrays]
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be exported.
+
+    *Fields:* the `model`, in float32; its `inputs`; its `outputs`, to their names in the file; `module`, of
+    another framework, that it was made of, if any.
+    """
+
+    model: Trained
+    inputs: Spec
+    outputs: Mapping[str, str]
+    module: Any = None
+
+    @property
+    def function(self) -> Callable:
+        """`inputs -> outputs` with the trained weights inside."""
+        run = prediction(self.model.recipe)
+        params, state = jax.tree.map(jnp.asarray, (self.model.params, self.model.state))
+        return lambda inputs: run(params, state, inputs)
+
+    @property
+    def about(self) -> dict[str, str]:
+        """What is stored with a model: short texts."""
+        names = {"classes": "\n".join(self.model.class_names)} if self.model.class_names else {}
+        made = {"recipe": self.model.recipe.name, "steps": str(self.model.steps)}
+        return {**made, "fingerprint": self.model.fingerprint, **names}
+
+
+@dataclass(frozen=True)
+class Format:
+    """*Fields:* `suffix` of its files; `write(request, path)`; `open(request, path)`, which reads the file
+    back in the library that its users have, and returns what runs it; `runs`: that library, for people."""
+
+    suffix: str
+    write: Callable[[Request, Path], None]
+    open: Callable[[Request, Path], Runner]
+    runs: str
+
+
+def library(name: str, extra: str = "export") -> Any:
+    """An optional library. Raises `RecipeError` with the line that installs it."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise RecipeError("export-library", library=name.partition(".")[0], extra=extra) from error
+
+
+# ---- StableHLO: every model, every chip
+
+
+def _write_stablehlo(request: Request, path: Path) -> None:
+    library("flatbuffers")
+    from jax import export
+
+    (batch,) = export.symbolic_shape("batch")
+    shapes = {n: jax.ShapeDtypeStruct((batch, *s.shape), s.dtype) for n, s in request.inputs.items()}
+    function, outputs = request.function, request.outputs
+
+    def named(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        return {outputs[name]: value for name, value in function(inputs).items()}
+
+    path.write_bytes(export.export(jax.jit(named), platforms=PLATFORMS)(shapes).serialize())
+
+
+def _open_stablehlo(request: Request, path: Path) -> Runner:
+    from jax import export
+
+    run = jax.jit(export.deserialize(bytearray(path.read_bytes())).call)
+    return lambda inputs: {name: np.asarray(value) for name, value in run(inputs).items()}
+
+
+# ---- ONNX
+
+
+def _write_onnx(request: Request, path: Path) -> None:
+    onnx = library("onnx")
+    from .onnx import to_onnx
+
+    model = to_onnx(request.function, request.inputs, request.outputs, request.about)
+    if model.ByteSize() >= onnx.checker.MAXIMUM_PROTOBUF:
+        raise RecipeError("onnx-too-large", size=model.ByteSize(), limit=onnx.checker.MAXIMUM_PROTOBUF)
+    onnx.checker.check_model(model)
+    path.write_bytes(model.SerializeToString())
+
+
+def _open_onnx(request: Request, path: Path) -> Runner:
+    runtime = library("onnxruntime")
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    try:
+        session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its errors have no common class
+        raise RecipeError(
+            "export-unrunnable", library="onnxruntime", reason=" ".join(str(error).split())
+        ) from error
+    names = [one.name for one in session.get_outputs()]
+    return lambda inputs: dict(zip(names, session.run(names, inputs), strict=True))
+
+
+# ---- safetensors: the weights alone
+
+
+def weights_of(model: Trained) -> Arrays:
+    """Parameters and state by name, such as `params.conv.kernel` and `state.norm.mean`."""
+    tree = {"params": model.params, "state": model.state}
+    return {name: np.ascontiguousarray(value) for name, value in flatten(tree).items()}
+
+
+def _write_safetensors(request: Request, path: Path) -> None:
+    numpy = library("safetensors.numpy")
+    numpy.save_file(weights_of(request.model), str(path), {"format": "np", **request.about})
+
+
+def _open_safetensors(request: Request, path: Path) -> Runner:
+    numpy = library("safetensors.numpy")
+    read = numpy.load_file(str(path))
+    tree = {"params": request.model.params, "state": request.model.state}
+    found = jax.tree.unflatten(jax.tree.structure(tree), [read[name] for name in flatten(tree)])
+    run = jax.jit(prediction(request.model.recipe))
+
+    def runner(inputs: Arrays) -> Arrays:
+        made = run(found["params"], found["state"], inputs)
+        return {request.outputs[name]: np.asarray(value) for name, value in made.items()}
+
+    return runner
+
+
+FORMATS = {
+    "stablehlo": Format(".stablehlo", _write_stablehlo, _open_stablehlo, "jax.export"),
+    "onnx": Format(".onnx", _write_onnx, _open_onnx, "onnxruntime"),
+    "safetensors": Format(".safetensors", _write_safetensors, _open_safetensors, "safetensors"),
+}
+"""Its name on the command line to each format."""
+
+
+def format_named(name: str) -> Format:
+    """Raises `DataError` for a name that is none."""
+    from ..errors import near
+
+    if name not in FORMATS:
+        raise DataError("export-format", name=name, known=list(FORMATS), near=near(name, FORMATS))
+    return FORMATS[name]
+
+
+def remove(path: Path) -> None:
+    """A file that may not be there."""
+    if os.path.lexists(path):
+        path.unlink()

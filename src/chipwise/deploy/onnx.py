@@ -1,0 +1,251 @@
+"""A traced JAX function as an ONNX model, with a batch of any size.
+
+The function's jaxpr is read with a symbolic batch. What depends on constants alone, such as batch norm folded
+into a scale and a shift, is computed here and now. Calls are inlined, loops of a fixed length unrolled, and
+where code differs by platform the general branch is taken. `onnx_ops.py` has the operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr
+
+from ..data.sources import Spec
+from ..errors import RecipeError
+
+OPSET = 18
+_LONGEST_LOOP = 128  # turns of a loop that are written out
+_LARGEST_FOLD = (
+    1 << 24
+)  # elements of a constant that is made of others, unless it is not larger than they are
+_INLINED = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+
+
+class Ref:
+    """A value of the graph: `name`, `shape`, whose entries are ints or expressions of the batch, and `dtype`.
+
+    `lazy`: the tensor of that name has ones where `shape` has more; elementwise operations broadcast it.
+    """
+
+    def __init__(self, name: str, shape: tuple, dtype: Any, lazy: bool = False):
+        self.name, self.shape, self.dtype, self.lazy = name, tuple(shape), np.dtype(dtype), lazy
+
+
+class Graph:
+    """The nodes of a model while it is built. Operations call `node`, `name` and `dims`."""
+
+    def __init__(self, batch: Any, first_input: str):
+        self.batch, self._first = batch, first_input
+        self.nodes: list[Any] = []
+        self.constants: dict[str, np.ndarray] = {}
+        self._known: dict[tuple, str] = {}
+        self._alive: list[Any] = []
+        self._count, self._size = 0, ""
+
+    def node(self, op: str, *inputs: Any, **attributes: Any) -> str:
+        """Adds a node and returns its output's name. Inputs are names, values or NumPy arrays."""
+        import onnx
+
+        names = [value if isinstance(value, str) else self.name(value) for value in inputs]
+        out = self._fresh(op.lower())
+        self.nodes.append(onnx.helper.make_node(op, names, [out], **attributes))
+        return out
+
+    def nodes_of(self, op: str, count: int, *inputs: Any, **attributes: Any) -> list[str]:
+        """As `node`, for one with several outputs."""
+        import onnx
+
+        names = [value if isinstance(value, str) else self.name(value) for value in inputs]
+        outs = [self._fresh(op.lower()) for _ in range(count)]
+        self.nodes.append(onnx.helper.make_node(op, names, outs, **attributes))
+        return outs
+
+    def name(self, value: Any) -> str:
+        """The name of a value as elementwise operations take it."""
+        if isinstance(value, Ref):
+            return value.name
+        array = np.asarray(value)
+        key = (array.dtype.str, array.shape, array.tobytes()) if array.size < 64 else (id(value),)
+        if key not in self._known:
+            self._alive.append(value)  # or another array might get its id
+            self._known[key] = self._fresh("c")
+            self.constants[self._known[key]] = array
+        return self._known[key]
+
+    def whole(self, value: Any) -> str:
+        """The name of a value of its full shape."""
+        if isinstance(value, Ref) and value.lazy:
+            return self.node("Expand", value, self.dims(value.shape))
+        return self.name(value)
+
+    def dims(self, shape: Sequence[Any]) -> Any:
+        """A shape as an int64 vector: a constant, or computed from the batch that comes in."""
+        if all(isinstance(d, int) for d in shape):
+            return np.asarray(shape, np.int64)
+        return self.node("Concat", *[self._dim(d) for d in shape], axis=0)
+
+    def _dim(self, dim: Any) -> Any:
+        if isinstance(dim, int):
+            return np.asarray([dim], np.int64)
+        times = dim // self.batch
+        rest = dim - times * self.batch if isinstance(times, int) else None
+        if not isinstance(times, int) or not isinstance(rest, int):
+            raise RecipeError("onnx-dimension", dimension=str(dim))
+        if not self._size:
+            shape = self.node("Shape", self._first)
+            self._size = self.node("Gather", shape, np.asarray([0], np.int64), axis=0)
+        out = self._size
+        if times != 1:
+            out = self.node("Mul", out, np.asarray([times], np.int64))
+        return out if rest == 0 else self.node("Add", out, np.asarray([rest], np.int64))
+
+    def _fresh(self, stem: str) -> str:
+        self._count += 1
+        return f"{stem}_{self._count}"
+
+
+def to_onnx(function: Callable, inputs: Spec, outputs: Mapping[str, str], about: Mapping[str, str]) -> Any:
+    """`function(inputs) -> outputs`, dicts of arrays `(batch, ...)`, as an `onnx.ModelProto`.
+
+    *Arguments:* `inputs`: column to the shape and type of one example; `outputs`: what the function calls its
+    outputs to what the model does; `about`: texts to store with it.
+    Raises `RecipeError` for an operation that has no counterpart here.
+    """
+    import onnx
+
+    (batch,) = jax.export.symbolic_shape("batch")
+    shapes = {n: jax.ShapeDtypeStruct((batch, *s.shape), s.dtype) for n, s in inputs.items()}
+    traced, made = jax.make_jaxpr(function, return_shape=True)(shapes)
+    names = sorted(shapes)
+    graph = Graph(batch, names[0])
+    given = [Ref(n, shapes[n].shape, shapes[n].dtype) for n in names]
+    found = _run(graph, traced.jaxpr, traced.consts, given)
+    nodes = graph.nodes
+    for value, name in zip(found, [outputs[n] for n in sorted(made)], strict=True):
+        nodes.append(onnx.helper.make_node("Identity", [graph.whole(value)], [name]))
+
+    def info(name: str, s: Any) -> Any:
+        kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(s.dtype))
+        return onnx.helper.make_tensor_value_info(name, kind, ["batch", *s.shape[1:]])
+
+    body = onnx.helper.make_graph(
+        nodes,
+        "chipwise",
+        [info(n, shapes[n]) for n in names],
+        [info(outputs[n], made[n]) for n in sorted(made)],
+        [onnx.numpy_helper.from_array(np.asarray(a, order="C"), n) for n, a in graph.constants.items()],
+    )
+    model = onnx.helper.make_model(body, opset_imports=[onnx.helper.make_opsetid("", OPSET)], ir_version=9)
+    onnx.helper.set_model_props(model, dict(about))
+    return model
+
+
+def _run(graph: Graph, jaxpr: Any, consts: Sequence[Any], given: Sequence[Any]) -> list[Any]:
+    """The values that `jaxpr` comes to: `Ref`s, or NumPy arrays where they are known."""
+    from .onnx_ops import OPS
+
+    known: dict[Any, Any] = dict(zip(jaxpr.constvars, map(_constant, consts), strict=True))
+    known |= dict(zip(jaxpr.invars, given, strict=True))
+
+    def read(atom: Any) -> Any:
+        return _constant(atom.val) if hasattr(atom, "val") else known[atom]
+
+    for equation in _needed(jaxpr):
+        name, values = equation.primitive.name, [read(v) for v in equation.invars]
+        if name == "platform_index":
+            made = [np.asarray(equation.params["platforms"].index(None), np.int32)]
+        elif name == "scan":
+            made = _scan(graph, equation, values)
+        elif name == "cond":
+            made = _branch(graph, equation, values)
+        elif (inner := _inner(equation)) is not None:
+            made = _run(graph, inner.jaxpr, inner.consts, values)
+        elif _foldable(equation, values):
+            folded = equation.primitive.bind(*map(jnp.asarray, values), **equation.params)
+            made = [_constant(v) for v in (folded if equation.primitive.multiple_results else [folded])]
+        elif name in OPS:
+            made = OPS[name](graph, equation, *values)
+            made = made if isinstance(made, list) else [made]
+            shapes = [v.aval for v in equation.outvars]
+            made = [
+                Ref(m, a.shape, a.dtype) if isinstance(m, str) else m
+                for m, a in zip(made, shapes, strict=True)
+            ]
+        else:
+            raise RecipeError("onnx-operation", operation=name)
+        known |= dict(zip(equation.outvars, made, strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def _needed(jaxpr: Any) -> list[Any]:
+    """The equations on which the outputs depend."""
+    wanted, kept = {v for v in jaxpr.outvars if not hasattr(v, "val")}, []
+    for equation in reversed(jaxpr.eqns):
+        if any(v in wanted for v in equation.outvars):
+            kept.append(equation)
+            wanted |= {v for v in equation.invars if not hasattr(v, "val")}
+    return kept[::-1]
+
+
+def _constant(value: Any) -> np.ndarray:
+    if hasattr(value, "dtype") and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        raise RecipeError("onnx-operation", operation="random")
+    return np.asarray(value)
+
+
+def _inner(equation: Any) -> Any:
+    """The jaxpr that a call runs, closed; `None` of what is no call."""
+    for name in _INLINED:
+        found = equation.params.get(name)
+        if found is not None and equation.primitive.name != "while":
+            return found if hasattr(found, "jaxpr") else ClosedJaxpr(found, ())
+    return None
+
+
+def _foldable(equation: Any, values: list[Any]) -> bool:
+    shapes = [v.aval.shape for v in equation.outvars]
+    if any(isinstance(v, Ref) for v in values) or not all(isinstance(d, int) for s in shapes for d in s):
+        return False
+    size = max(int(np.prod(s)) for s in shapes)
+    return size <= max([_LARGEST_FOLD, *[v.size for v in values]])
+
+
+def _branch(graph: Graph, equation: Any, values: list[Any]) -> list[Any]:
+    index, *rest = values
+    if isinstance(index, Ref):
+        raise RecipeError("onnx-operation", operation="cond")
+    branches = equation.params["branches"]
+    taken = branches[min(max(int(index), 0), len(branches) - 1)]
+    return _run(graph, taken.jaxpr, taken.consts, rest)
+
+
+def _scan(graph: Graph, equation: Any, values: list[Any]) -> list[Any]:
+    p = equation.params
+    length, body = p["length"], p["jaxpr"]
+    if not isinstance(length, int) or length > _LONGEST_LOOP:
+        raise RecipeError("onnx-operation", operation="scan")
+    fixed, carry = values[: p["num_consts"]], values[p["num_consts"] : p["num_consts"] + p["num_carry"]]
+    over = values[p["num_consts"] + p["num_carry"] :]
+    rows: list[list[Any]] = [[] for _ in range(length)]
+    for turn in range(length)[:: -1 if p["reverse"] else 1]:
+        each = [_row(graph, x, turn) for x in over]
+        made = _run(graph, body.jaxpr, body.consts, [*fixed, *carry, *each])
+        carry, rows[turn] = made[: p["num_carry"]], made[p["num_carry"] :]
+    stacked = []
+    for at, var in enumerate(equation.outvars[p["num_carry"] :]):
+        axis = np.asarray([0], np.int64)
+        parts = [graph.node("Unsqueeze", graph.whole(row[at]), axis) for row in rows]
+        stacked.append(Ref(graph.node("Concat", *parts, axis=0), var.aval.shape, var.aval.dtype))
+    return [*carry, *stacked]
+
+
+def _row(graph: Graph, value: Any, turn: int) -> Any:
+    if not isinstance(value, Ref):
+        return value[turn]
+    name = graph.node("Gather", graph.whole(value), np.asarray(turn, np.int64), axis=0)
+    return Ref(name, value.shape[1:], value.dtype)

@@ -1,0 +1,361 @@
+"""JAX's operations in ONNX's: each takes the graph, the equation and its operands, and returns names.
+
+An operation that is not in `OPS`, or used in a way that ONNX lacks, is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..errors import RecipeError
+from .onnx import Graph, Ref
+
+_UNARY = {
+    "abs": "Abs", "ceil": "Ceil", "cos": "Cos", "erf": "Erf", "exp": "Exp", "floor": "Floor", "log": "Log",
+    "logistic": "Sigmoid", "neg": "Neg", "not": "Not", "sign": "Sign", "sin": "Sin", "sqrt": "Sqrt",
+    "tanh": "Tanh",
+}  # fmt: skip
+_BINARY = {
+    "add": "Add", "add_any": "Add", "div": "Div", "eq": "Equal", "ge": "GreaterOrEqual", "gt": "Greater",
+    "le": "LessOrEqual", "lt": "Less", "max": "Max", "min": "Min", "mul": "Mul", "pow": "Pow", "sub": "Sub",
+}  # fmt: skip
+_BOOLEAN = {"and": "And", "or": "Or", "xor": "Xor"}
+_SAME = ("copy", "copy_p", "optimization_barrier", "reduce_precision", "sharding_constraint", "stop_gradient")
+
+
+def _ints(values: Any) -> np.ndarray:
+    return np.asarray(values, np.int64)
+
+
+def _refuse(equation: Any) -> RecipeError:
+    return RecipeError("onnx-operation", operation=equation.primitive.name)
+
+
+def _each(op: Callable) -> Callable:
+    """An elementwise operation: what is broadcast stays so where all operands are."""
+
+    def run(graph: Graph, equation: Any, *values: Any) -> Any:
+        refs = [v for v in values if isinstance(v, Ref)]
+        lazy = all(v.lazy for v in refs) and all(np.ndim(v) == 0 for v in values if not isinstance(v, Ref))
+        aval = equation.outvars[0].aval
+        return Ref(op(graph, equation, *values), aval.shape, aval.dtype, lazy=lazy and bool(refs))
+
+    return run
+
+
+def _simple(name: str) -> Callable:
+    return _each(lambda graph, equation, *values: graph.node(name, *values))
+
+
+def _logic(name: str) -> Callable:
+    def run(graph: Graph, equation: Any, *values: Any) -> str:
+        boolean = equation.invars[0].aval.dtype == np.bool_
+        return graph.node(name if boolean else f"Bitwise{name}", *values)
+
+    return _each(run)
+
+
+def _kind(dtype: Any) -> int:
+    import onnx
+
+    return onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+
+
+def _cast(graph: Graph, equation: Any, x: Any) -> str:
+    return graph.node("Cast", x, to=_kind(equation.params["new_dtype"]))
+
+
+def _power(graph: Graph, equation: Any, x: Any) -> str:
+    return graph.node("Pow", x, np.asarray(equation.params["y"], equation.invars[0].aval.dtype))
+
+
+def _one_like(equation: Any) -> np.ndarray:
+    return np.asarray(1, equation.invars[0].aval.dtype)
+
+
+def _select(graph: Graph, equation: Any, which: Any, *cases: Any) -> str:
+    if len(cases) != 2 or equation.invars[0].aval.dtype != np.bool_:
+        raise _refuse(equation)
+    return graph.node("Where", which, cases[1], cases[0])
+
+
+def _reshape(graph: Graph, equation: Any, x: Any) -> str:
+    shape = equation.outvars[0].aval.shape
+    if sum(not isinstance(d, int) for d in shape) == 1 and 0 not in shape:
+        return graph.node("Reshape", graph.whole(x), _ints([d if isinstance(d, int) else -1 for d in shape]))
+    return graph.node("Reshape", graph.whole(x), graph.dims(shape))
+
+
+def _broadcast(graph: Graph, equation: Any, x: Any) -> Ref:
+    """The shape with ones in it; what needs all of it asks `Graph.whole`."""
+    aval, places = equation.outvars[0].aval, equation.params["broadcast_dimensions"]
+    old = equation.invars[0].aval.shape
+    if isinstance(x, Ref) and x.lazy:  # its tensor may have ones where the shape has more
+        name = graph.whole(x)
+    else:
+        name = graph.name(x)
+    ones = [1] * len(aval.shape)
+    for place, dim in zip(places, old, strict=True):
+        ones[place] = dim
+    if tuple(ones) != tuple(old):
+        added = [i for i in range(len(ones)) if i not in places]
+        name = graph.node("Unsqueeze", name, _ints(added))
+    return Ref(name, aval.shape, aval.dtype, lazy=tuple(ones) != tuple(aval.shape))
+
+
+def _transpose(graph: Graph, equation: Any, x: Any) -> str:
+    return graph.node("Transpose", graph.whole(x), perm=list(equation.params["permutation"]))
+
+
+def _concatenate(graph: Graph, equation: Any, *values: Any) -> str:
+    names = [graph.whole(v) for v in values]
+    return graph.node("Concat", *names, axis=equation.params["dimension"])
+
+
+def _stack(graph: Graph, equation: Any, *values: Any) -> str:
+    axis = equation.params.get("axis", equation.params.get("dimension", 0))
+    names = [graph.node("Unsqueeze", graph.whole(v), _ints([axis])) for v in values]
+    return graph.node("Concat", *names, axis=axis)
+
+
+def _slice(graph: Graph, equation: Any, x: Any) -> str:
+    p, shape = equation.params, equation.invars[0].aval.shape
+    axes = [i for i, d in enumerate(shape) if (p["start_indices"][i], p["limit_indices"][i]) != (0, d)]
+    strides = p["strides"] or (1,) * len(shape)
+    axes = sorted({*axes, *(i for i, s in enumerate(strides) if s != 1)})
+    ends = [p["limit_indices"][i] for i in axes]
+    if not all(isinstance(e, int) for e in ends):
+        raise _refuse(equation)
+    starts = [p["start_indices"][i] for i in axes]
+    steps = [strides[i] for i in axes]
+    return graph.node("Slice", graph.whole(x), _ints(starts), _ints(ends), _ints(axes), _ints(steps))
+
+
+def _dynamic_slice(graph: Graph, equation: Any, x: Any, *starts: Any) -> str:
+    shape, sizes = equation.invars[0].aval.shape, equation.params["slice_sizes"]
+    axes = [i for i, d in enumerate(shape) if sizes[i] != d]
+    if any(isinstance(starts[i], Ref) or not isinstance(shape[i], int) for i in axes):
+        raise _refuse(equation)
+    first = [min(max(int(starts[i]), 0), shape[i] - sizes[i]) for i in axes]
+    last = [f + sizes[i] for f, i in zip(first, axes, strict=True)]
+    return graph.node("Slice", graph.whole(x), _ints(first), _ints(last), _ints(axes))
+
+
+def _split(graph: Graph, equation: Any, x: Any) -> list[str]:
+    sizes, axis = equation.params["sizes"], equation.params["axis"]
+    return graph.nodes_of("Split", len(sizes), graph.whole(x), _ints(sizes), axis=axis)
+
+
+def _reverse(graph: Graph, equation: Any, x: Any) -> str:
+    axes = list(equation.params["dimensions"])
+    least = np.iinfo(np.int64).min
+    return graph.node(
+        "Slice", graph.whole(x), _ints([-1] * len(axes)), _ints([least] * len(axes)), _ints(axes),
+        _ints([-1] * len(axes)),
+    )  # fmt: skip
+
+
+def _pad(graph: Graph, equation: Any, x: Any, value: Any) -> str:
+    config = equation.params["padding_config"]
+    if any(low < 0 or high < 0 or inside for low, high, inside in config):
+        raise _refuse(equation)
+    pads = _ints([low for low, _, _ in config] + [high for _, high, _ in config])
+    return graph.node("Pad", graph.whole(x), pads, value)
+
+
+def _reduce(name: str) -> Callable:
+    def run(graph: Graph, equation: Any, x: Any) -> str:
+        value = graph.whole(x)
+        boolean = equation.invars[0].aval.dtype == np.bool_
+        if boolean:
+            value = graph.node("Cast", value, to=_kind(np.int32))
+        out = graph.node(name, value, _ints(equation.params["axes"]), keepdims=0)
+        return graph.node("Cast", out, to=_kind(np.bool_)) if boolean else out
+
+    return run
+
+
+def _arg(name: str) -> Callable:
+    def run(graph: Graph, equation: Any, x: Any) -> str:
+        (axis,) = equation.params["axes"]
+        out = graph.node(name, graph.whole(x), axis=axis, keepdims=0)
+        return graph.node("Cast", out, to=_kind(equation.params["index_dtype"]))
+
+    return run
+
+
+def _cumsum(graph: Graph, equation: Any, x: Any) -> str:
+    p = equation.params
+    return graph.node("CumSum", graph.whole(x), np.asarray(p["axis"], np.int64), reverse=int(p["reverse"]))
+
+
+def _dot(graph: Graph, equation: Any, left: Any, right: Any) -> str:
+    """As MatMul where the contracted axes are in its places, else as Einsum."""
+    (lc, rc), (lb, rb) = equation.params["dimension_numbers"]
+    a, b = equation.invars[0].aval, equation.invars[1].aval
+    n, m = len(a.shape), len(b.shape)
+    out = equation.outvars[0].aval
+    if a.dtype != b.dtype or out.dtype != a.dtype:
+        raise _refuse(equation)
+    if not lb and len(lc) == 1 and m == 2 and lc[0] == n - 1:
+        kernel = graph.whole(right)
+        if rc[0] == 1:
+            kernel = (
+                graph.name(right.T)
+                if not isinstance(right, Ref)
+                else graph.node("Transpose", right, perm=[1, 0])
+            )
+        return graph.node("MatMul", graph.whole(left), kernel)
+    letters = iter("abcdefghijklmnopqrstuvwxyz")
+    one, two = [""] * n, [""] * m
+    for i, j in zip((*lb, *lc), (*rb, *rc), strict=True):
+        one[i] = two[j] = next(letters)
+    one = [c or next(letters) for c in one]
+    two = [c or next(letters) for c in two]
+    made = [one[i] for i in lb]
+    made += [c for i, c in enumerate(one) if i not in (*lb, *lc)]
+    made += [c for j, c in enumerate(two) if j not in (*rb, *rc)]
+    text = f"{''.join(one)},{''.join(two)}->{''.join(made)}"
+    return graph.node("Einsum", graph.whole(left), graph.whole(right), equation=text)
+
+
+def _convolution(graph: Graph, equation: Any, x: Any, kernel: Any) -> str:
+    p, order = equation.params, equation.params["dimension_numbers"]
+    if any(d != 1 for d in p["lhs_dilation"]) or p["batch_group_count"] != 1:
+        raise _refuse(equation)
+    if isinstance(kernel, Ref):
+        weights = graph.node("Transpose", graph.whole(kernel), perm=list(order.rhs_spec))
+    else:
+        weights = graph.name(np.ascontiguousarray(kernel.transpose(order.rhs_spec)))
+    image = graph.node("Transpose", graph.whole(x), perm=list(order.lhs_spec))
+    pads = [low for low, _ in p["padding"]] + [high for _, high in p["padding"]]
+    if min(pads, default=0) < 0:
+        raise _refuse(equation)
+    out = graph.node(
+        "Conv", image, weights, strides=list(p["window_strides"]), dilations=list(p["rhs_dilation"]),
+        group=p["feature_group_count"], pads=pads,
+    )  # fmt: skip
+    return graph.node("Transpose", out, perm=np.argsort(order.out_spec).tolist())
+
+
+def _pool(kind: str) -> Callable:
+    """Windows over all axes but two: those that have a window of one are batch and channels."""
+
+    def run(graph: Graph, equation: Any, x: Any) -> str:
+        p = equation.params
+        window, strides, padding = p["window_dimensions"], p["window_strides"], p["padding"]
+        still = [i for i, w in enumerate(window) if (w, strides[i], tuple(padding[i])) == (1, 1, (0, 0))]
+        if len(still) < 2 or any(d != 1 for d in p["base_dilation"]):
+            raise _refuse(equation)
+        outer = [still[0], still[-1]]
+        inner = [i for i in range(len(window)) if i not in outer]
+        order = [*outer, *inner]
+        attributes: dict[str, Any] = {
+            "kernel_shape": [window[i] for i in inner],
+            "strides": [strides[i] for i in inner],
+            "pads": [padding[i][0] for i in inner] + [padding[i][1] for i in inner],
+        }
+        image = graph.node("Transpose", graph.whole(x), perm=order)
+        if kind == "max":
+            out = graph.node(
+                "MaxPool", image, dilations=[p["window_dilation"][i] for i in inner], **attributes
+            )
+        elif any(d != 1 for d in p["window_dilation"]):
+            raise _refuse(equation)
+        else:
+            size = np.asarray(np.prod(attributes["kernel_shape"]), equation.invars[0].aval.dtype)
+            mean = graph.node("AveragePool", image, count_include_pad=1, **attributes)
+            out = graph.node("Mul", mean, size)
+        return graph.node("Transpose", out, perm=np.argsort(order).tolist())
+
+    return run
+
+
+def _gather(graph: Graph, equation: Any, x: Any, indices: Any) -> str:
+    """A window whose place is known, or whole slices along one axis: a look-up in a table."""
+    p, shape = equation.params, equation.invars[0].aval.shape
+    order, sizes = p["dimension_numbers"], p["slice_sizes"]
+    axes = order.start_index_map
+    if not isinstance(indices, Ref) and indices.ndim == 1:
+        first = [min(max(int(i), 0), shape[a] - sizes[a]) for a, i in zip(axes, indices, strict=True)]
+        last = [f + sizes[a] for a, f in zip(axes, first, strict=True)]
+        out = graph.node("Slice", graph.whole(x), _ints(first), _ints(last), _ints(axes))
+        gone = order.collapsed_slice_dims
+        return graph.node("Squeeze", out, _ints(gone)) if gone else out
+    if len(axes) != 1 or order.operand_batching_dims or order.collapsed_slice_dims != axes:
+        raise _refuse(equation)
+    (axis,) = axes
+    if sizes[axis] != 1 or any(
+        s != d for i, (s, d) in enumerate(zip(sizes, shape, strict=True)) if i != axis
+    ):
+        raise _refuse(equation)
+    rank = len(equation.invars[1].aval.shape) - 1  # of the indices, whose last axis has length 1
+    # ONNX puts the indices' axes where the axis was; JAX the others at offset_dims
+    made = [*range(axis), *([None] * rank), *range(axis + 1, len(shape))]
+    offset = iter(order.offset_dims)
+    places = {i: next(offset) for i in range(len(shape)) if i != axis}
+    if [places[i] for i in made if i is not None] != [at for at, i in enumerate(made) if i is not None]:
+        raise _refuse(equation)
+    if isinstance(indices, Ref):
+        at = graph.node("Squeeze", graph.whole(indices), _ints([rank]))
+        at = graph.node("Cast", at, to=_kind(np.int64))
+    else:
+        at = graph.name(indices[..., 0].astype(np.int64))
+    return graph.node("Gather", graph.whole(x), at, axis=axis)
+
+
+def _size(graph: Graph, equation: Any, *values: Any) -> str:
+    size = graph.dims([equation.params["dim"]])
+    return graph.node(
+        "Cast", graph.node("Squeeze", size, _ints([0])), to=_kind(equation.outvars[0].aval.dtype)
+    )
+
+
+OPS: dict[str, Callable] = {
+    **{name: _simple(op) for name, op in {**_UNARY, **_BINARY}.items()},
+    **{name: _logic(op) for name, op in _BOOLEAN.items()},
+    **{name: lambda graph, equation, x: x for name in _SAME},
+    "argmax": _arg("ArgMax"),
+    "argmin": _arg("ArgMin"),
+    "broadcast_in_dim": _broadcast,
+    "clamp": _each(lambda g, e, low, x, high: g.node("Min", g.node("Max", x, low), high)),
+    "concatenate": _concatenate,
+    "conv_general_dilated": _convolution,
+    "convert_element_type": _each(_cast),
+    "cumsum": _cumsum,
+    "dim_as_value": _size,
+    "dot_general": _dot,
+    "dynamic_slice": _dynamic_slice,
+    "erfc": _each(lambda g, e, x: g.node("Sub", _one_like(e), g.node("Erf", x))),
+    "expm1": _each(lambda g, e, x: g.node("Sub", g.node("Exp", x), _one_like(e))),
+    "gather": _gather,
+    "integer_pow": _each(_power),
+    "is_finite": _each(lambda g, e, x: g.node("Not", g.node("Or", g.node("IsNaN", x), g.node("IsInf", x)))),
+    "log1p": _each(lambda g, e, x: g.node("Log", g.node("Add", x, _one_like(e)))),
+    "ne": _each(lambda g, e, *x: g.node("Not", g.node("Equal", *x))),
+    "pad": _pad,
+    "reduce_and": _reduce("ReduceMin"),
+    "reduce_max": _reduce("ReduceMax"),
+    "reduce_min": _reduce("ReduceMin"),
+    "reduce_or": _reduce("ReduceMax"),
+    "reduce_prod": _reduce("ReduceProd"),
+    "reduce_sum": _reduce("ReduceSum"),
+    "reduce_window_max": _pool("max"),
+    "reduce_window_sum": _pool("sum"),
+    "rem": _each(lambda g, e, *x: g.node("Mod", *x, fmod=1)),
+    "reshape": _reshape,
+    "expand_dims": _reshape,
+    "squeeze": _reshape,
+    "rev": _reverse,
+    "rsqrt": _each(lambda g, e, x: g.node("Reciprocal", g.node("Sqrt", x))),
+    "select_n": _each(_select),
+    "slice": _slice,
+    "split": _split,
+    "square": _each(lambda g, e, x: g.node("Mul", x, x)),
+    "stack": _stack,
+    "transpose": _transpose,
+}
+"""JAX's name of an operation to what writes it."""

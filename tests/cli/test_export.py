@@ -1,0 +1,37 @@
+import json
+
+import pytest
+
+from chipwise.cli import main
+from chipwise.words.facts import fact
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("digits") / "run"
+    settings = ["--set", "duration=3st", "--devices", "1", "--eval-every", "end", "--quiet"]
+    assert main(["train", "digits", "--run", str(folder), *settings]) == 0
+    return folder
+
+
+def test_a_run_leaves_as_weights(chipwise, digits, tmp_path):
+    pytest.importorskip("safetensors")
+    out = tmp_path / "m.safetensors"
+    said = chipwise("export", digits, "--to", "safetensors", "--out", out, "--json")
+    assert said.code == 0, said.err
+    shown = json.loads(said.out)
+    assert (shown["format"], shown["examples"], shown["labels_differ"], shown["data"]) == (
+        "safetensors", 360, 0, "evaluation",
+    )  # fmt: skip
+    assert shown["file"] == str(out) and shown["bytes"] == out.stat().st_size
+    said = chipwise("export", digits, "--to", "safetensors", "--out", out, "--fresh", "--examples", 7)
+    assert str(fact("written", path=out)) in said.out and str(fact("exported-labels")) in said.out
+    assert chipwise("export", digits, "--to", "safetensors", "--out", out).refused(3, "export-exists")
+
+
+def test_bad_input_is_one_line(chipwise, digits, tmp_path):
+    assert chipwise("export", digits, "--to", "tflite").refused(3, "export-format", name="tflite")
+    assert chipwise("export", tmp_path, "--to", "onnx").refused(5, "not-a-run")
+    missing = tmp_path / "no.py"
+    said = chipwise("export", digits, "--to", "onnx", "--module", f"{missing}:net")
+    assert said.refused(3, "module-not-found", given=f"{missing}:net")

@@ -1,0 +1,166 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import chipwise as cw
+import tasks
+from chipwise.deploy import export as module
+from chipwise.deploy import formats
+from chipwise.deploy.model import Trained
+from chipwise.engine import keys
+from refusals import refused
+
+NEEDS = {"stablehlo": "flatbuffers", "onnx": "onnxruntime", "safetensors": "safetensors"}
+
+
+def untrained(name, *settings, seed=0):
+    """A built-in model with parameters and statistics that are no round numbers."""
+    recipe = cw.load(name, list(settings))
+    params, state = jax.jit(recipe.task.init)(keys.init_key(seed))
+    rng = np.random.default_rng(seed)
+
+    def moved(x):
+        return (np.asarray(x) * rng.uniform(0.8, 1.2, x.shape)).astype(x.dtype)
+
+    return Trained(recipe, jax.tree.map(moved, params), jax.tree.map(moved, state))
+
+
+def logits(params, state, inputs):
+    return tasks.plain_logits(params, inputs)
+
+
+def small(**changes):
+    params, state = jax.tree.map(np.asarray, tasks.init(jax.random.key(1)))
+    settings = {"predict": logits, "loss": tasks.plain_loss, "classes": tasks.CLASSES, **changes}
+    return Trained(tasks.recipe(task=tasks.task(**settings)), params, state)
+
+
+@pytest.mark.parametrize("to", NEEDS)
+def test_every_format_runs_elsewhere_and_gives_the_same(tmp_path, to):
+    pytest.importorskip(NEEDS[to])
+    model = untrained("digits")
+    made = cw.export(model, to, tmp_path / "m")
+    assert (made.format, made.examples, made.labels_differ, made.data) == (to, 360, 0, "evaluation")
+    assert 0 <= made.difference < 1e-4 and made.largest > 0.1 and made.bytes == made.file.stat().st_size
+    assert [p.name for p in tmp_path.iterdir()] == ["m"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", NEEDS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mnist",
+        "cifar10-davidnet",
+        "cifar10-resnet32",
+        "vit-s16 image=32 depth=2 width=48 heads=3",
+        "gpt2-124m context=16 vocabulary=99 depth=2 width=32 heads=2",
+        "imagenet-resnet50 image=64 width=16",
+    ],
+)
+def test_the_built_in_models_leave_in_every_format(tmp_path, name, to):
+    pytest.importorskip(NEEDS[to])
+    recipe, *settings = name.split()
+    model = untrained(recipe, *settings)
+    source = module.like(model.recipe.task.train, model.recipe.task.classes)
+    made = cw.export(model, to, tmp_path / "m", data=source, examples=130)
+    assert made.examples == 130 and made.difference <= 1e-4 * max(1, made.largest)
+
+
+def test_the_stablehlo_is_read_by_jax_alone_with_any_batch(tmp_path):
+    pytest.importorskip("flatbuffers")
+    model = small()
+    made = cw.export(model, "stablehlo", tmp_path / "m.stablehlo")
+    exported = jax.export.deserialize(bytearray(made.file.read_bytes()))
+    assert set(exported.platforms) == set(formats.PLATFORMS)
+    for rows in (1, 7):
+        x = tasks.data(rows, 1).columns["x"]
+        found = exported.call({"x": x})["logits"]
+        np.testing.assert_allclose(found, cw.predict(model, cw.Arrays(x=x)).outputs, rtol=1e-5, atol=1e-6)
+
+
+def test_an_onnx_file_says_what_it_is(tmp_path):
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    model = small(class_names=("a", "b", "c", "d", "e"))
+    made = cw.export(model, "onnx", tmp_path / "m.onnx")
+    read = onnx.load(made.file)
+    about = {p.key: p.value for p in read.metadata_props}
+    assert about["classes"].split("\n") == ["a", "b", "c", "d", "e"]
+    assert about["fingerprint"] == model.fingerprint
+    (entry,) = read.graph.input
+    assert entry.type.tensor_type.shape.dim[0].dim_param == "batch"
+    assert [one.name for one in read.graph.output] == ["logits"]
+
+
+def test_bf16_recipes_are_exported_in_float32(tmp_path):
+    pytest.importorskip("flatbuffers")
+    model = small()
+    model = dataclasses.replace(model, recipe=dataclasses.replace(model.recipe, precision="bf16"))
+    made = cw.export(model, "stablehlo", tmp_path / "m.stablehlo")
+    assert made.difference < 1e-5
+    assert made.labels_differ == 0
+
+
+def test_safetensors_have_every_weight_by_name(tmp_path):
+    numpy = pytest.importorskip("safetensors.numpy")
+    model = small()
+    cw.export(model, "safetensors", tmp_path / "m.safetensors")
+    read = numpy.load_file(tmp_path / "m.safetensors")
+    assert sorted(read) == sorted(
+        [*(f"params.{n}" for n in model.params), *(f"state.{n}" for n in model.state)]
+    )
+    assert np.array_equal(read["params.w"], model.params["w"])
+
+
+def test_several_outputs_keep_their_names(tmp_path):
+    pytest.importorskip("flatbuffers")
+
+    def both(params, state, inputs):
+        made = tasks.plain_logits(params, inputs)
+        return {"score": jnp.max(made, axis=1), "best": jnp.argmax(made, axis=1)}
+
+    made = cw.export(small(predict=both), "stablehlo", tmp_path / "m")
+    assert made.labels_differ is None and made.examples == 53
+
+
+def test_a_model_that_comes_out_otherwise_is_not_written(tmp_path, monkeypatch):
+    pytest.importorskip("safetensors")
+    kind = formats.FORMATS["safetensors"]
+
+    def wrong(request, path):
+        run = kind.open(request, path)
+        return lambda inputs: {name: value + np.float32(0.1) for name, value in run(inputs).items()}
+
+    monkeypatch.setitem(formats.FORMATS, "safetensors", dataclasses.replace(kind, open=wrong))
+    with refused(cw.RecipeError, "export-differs", format="safetensors", examples=53) as caught:
+        cw.export(small(), "safetensors", tmp_path / "m")
+    assert caught.value.facts["difference"] == pytest.approx(0.1, rel=1e-3)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_recipe_without_its_data_is_checked_on_made_up_examples(tmp_path):
+    pytest.importorskip("safetensors")
+    from chipwise.data.synthetic import Absent
+
+    data = tasks.data(53, 1)
+    absent = Absent(53, data.spec, "Nothing", {"label": tasks.CLASSES})
+    made = cw.export(small(eval=absent), "safetensors", tmp_path / "m", examples=20)
+    assert (made.data, made.examples) == ("made-up", 20)
+
+
+def test_what_cannot_be_is_one_line(tmp_path, monkeypatch):
+    with refused(cw.DataError, "export-format", name="onx", near="onnx"):
+        cw.export(small(), "onx", tmp_path / "m")
+    with refused(cw.RecipeError, "task-without-predict"):
+        cw.export(small(predict=None), "onnx", tmp_path / "m")
+    (tmp_path / "there").write_text("mine")
+    with refused(cw.DataError, "export-exists"):
+        cw.export(small(), "stablehlo", tmp_path / "there")
+    monkeypatch.setitem(__import__("sys").modules, "flatbuffers", None)
+    with refused(cw.RecipeError, "export-library", library="flatbuffers"):
+        cw.export(small(), "stablehlo", tmp_path / "m")
+    assert [p.name for p in tmp_path.iterdir()] == ["there"]
