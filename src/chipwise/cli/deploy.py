@@ -76,7 +76,7 @@ def export(
         str | None, option("Examples to compare on, as in predict. [the evaluation data]", "PATH")
     ] = None,
     examples: Annotated[int, option("Compare on so many.", "N", min=1)] = 1000,
-    recipe: OfRun = None,
+    recipe: options.OfRun = None,
     module: Annotated[
         str | None, option("For torch and keras: the model that the task was made of.", "FILE:NAME")
     ] = None,
