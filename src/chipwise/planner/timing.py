@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, replace
+from importlib.resources import files
 
 import jax
 
@@ -70,10 +72,11 @@ class StepTime:
         )
 
 
-TPU_FACTORS = (0.88, 1.38)
-"""On the compiler's time, between which 30 of the 32 published TPU throughputs in `benchmarks/plan_accuracy`
-lie. The time is fitted to nothing; these two numbers were read off those rows. It leaves out whatever a
-trainer adds, so the middle is above 1."""
+_TPU = json.loads(files(__package__).joinpath("allowances.json").read_text(encoding="utf-8"))["tpu"]
+
+TPU_FACTORS: tuple[float, float] = tuple(_TPU["interval_90"])
+"""On the compiler's time, between which nine of ten measurements should lie. The time itself is fitted to
+nothing; the factors are, by `benchmarks/plan_fit.py`, to the published rows that may be."""
 
 
 DISPATCH_FACTOR = 2.0
