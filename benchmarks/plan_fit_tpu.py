@@ -36,9 +36,7 @@ def main() -> None:
     about = "Written by benchmarks/plan_fit_tpu.py; not by hand. Of the rows: predicted over measured."
     found = {"about": about, "tpu": {"interval_90": [round(low, 3), round(high, 3)], "rows": ratios}}
     TARGET.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    print(
-        f"nine of ten between {low:.2f} and {high:.2f} of the predicted seconds; predicted / measured: {ratios}"
-    )
+    print(f"nine of ten between {low:.2f} and {high:.2f} of what is predicted; of the rows: {ratios}")
 
 
 if __name__ == "__main__":
