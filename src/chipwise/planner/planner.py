@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from ..chips.prices import load as load_prices
 from ..chips.targets import Target, parse
 from ..engine import feed
 from ..engine.layout import Layout, shares, usable
+from ..engine.state import TrainState, abstract_state
 from ..errors import ChipwiseError, DeviceError
 from ..machine.detect import leave_compiler_alone
 from ..recipe.recipe import Recipe
@@ -31,7 +33,7 @@ from .compiler import Progress
 from .feeding import HostSpeed, feeding, measured, recorded
 from .kernels import costliest
 from .plans import Cost, Feeding, Memory, Plan, Range
-from .programs import StepPrograms, available, largest_batch, step_programs
+from .programs import StepPrograms, available, largest_batch, step_programs, tracing
 from .timing import StepTime, at_least, run_time
 
 
@@ -135,7 +137,14 @@ class _Question:
 
     def programs(self, recipe: Recipe, target: Target) -> StepPrograms:
         layout = Layout.of(recipe, usable(shares(recipe, self.exact), target.devices, self.exact), self.exact)
-        return step_programs(recipe, layout, resident=_resident(recipe, target))
+        state = self.state if recipe is self.recipe else None
+        return step_programs(recipe, layout, resident=_resident(recipe, target), state=state)
+
+    @functools.cached_property
+    def state(self) -> TrainState:
+        """Shapes, found once for all layouts."""
+        with tracing(self.recipe.name):
+            return abstract_state(self.recipe)
 
     def timed(
         self, cases: Sequence[tuple[Target, StepPrograms]], progress: Progress | None = None

@@ -19,7 +19,7 @@ from ..chips.targets import Target
 from ..data.stream import batches_in_memory
 from ..engine.layout import Layout, merges
 from ..engine.programs import meet_at_once
-from ..engine.state import read
+from ..engine.state import TrainState, read
 from ..engine.step import Step
 from ..errors import ChipwiseError, RecipeError
 from ..machine.detect import GPU_SHARE
@@ -82,13 +82,18 @@ class StepPrograms:
         )
 
 
-def step_programs(recipe: Recipe, layout: Layout, *, resident: bool) -> StepPrograms:
+def step_programs(
+    recipe: Recipe, layout: Layout, *, resident: bool, state: TrainState | None = None
+) -> StepPrograms:
     """The programs of `recipe` on one device of `layout`. Reads no data and runs nothing.
+
+    *Arguments:* `state`: `abstract_state(recipe)`, if it is known: half of the work, and the same in every
+    layout.
 
     Raises `RecipeError` when the recipe's own functions raise while they are traced.
     """
     with tracing(recipe.name):
-        step = Step(recipe, layout, resident=resident)
+        step = Step(recipe, layout, resident=resident, state=state)
         specs = step.specs()
     state, window, data = specs["state"], specs["window"], specs["data"]
     size, moving = specs["vector"].shape[1], state.without("donated")
@@ -208,8 +213,8 @@ def largest_batch(recipe: Recipe, fits: Callable[[Recipe], tuple[bool, float]], 
     """The largest global batch, a multiple of the replicas and at most `limit`, for which `fits`.
 
     *Arguments:* `fits` returns whether a recipe's step fits, and the share of the memory that it needs.
-    Memory grows almost linearly with the batch, so each try aims at where the share should be 1; eight
-    tries suffice to within a fortieth, and all of them are remembered by the compiler's cache.
+    Memory grows almost linearly with the batch, so each try aims at where the line through the two nearest
+    says that it ends, and a few suffice to within a twentieth; the compiler's cache remembers them.
 
     *Returns* `None` when not even one example a replica fits.
     """
@@ -222,6 +227,12 @@ def largest_batch(recipe: Recipe, fits: Callable[[Recipe], tuple[bool, float]], 
             known[n] = fits(dataclasses.replace(recipe, batch=n * unit))
         return known[n][0]
 
+    def end() -> float:
+        """Where the share is 1, on the line through the two tries nearest to it; infinite if that is flat."""
+        (a, (_, low)), (b, (_, high)) = sorted(known.items(), key=lambda one: abs(one[1][1] - 1))[:2]
+        slope = (high - low) / (b - a)
+        return a + (1 - low) / slope if slope > 0 else math.inf
+
     good, bad = 0, most + 1
     guess = min(most, recipe.batch // unit)
     while bad - good > max(1, good // 40):
@@ -230,11 +241,11 @@ def largest_batch(recipe: Recipe, fits: Callable[[Recipe], tuple[bool, float]], 
         else:
             bad = min(bad, guess)
         share = known[guess][1]
-        aim = int(guess / share * 0.98) if share > 0 else 2 * guess
-        guess = min(max(aim, good + 1), bad - 1)
-        if len(known) > 8:
-            guess = (good + bad) // 2
-        if guess in known or guess <= good:
+        expected = end() if len(known) > 1 else guess / share if share > 0 else 2 * guess
+        if len(known) > 1 and good >= 0.96 * min(expected, most):
+            break
+        guess = min(max(int(min(0.98 * expected, most)), good + 1), bad - 1)
+        if guess in known or len(known) > 8:
             guess = (good + bad) // 2
         if guess <= good:
             break
