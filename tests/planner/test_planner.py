@@ -111,7 +111,7 @@ def test_more_devices_than_replicas_says_how_to_use_them():
 def test_advice_on_replicas_is_right_for_every_device_count(gpus, exact):
     (p,) = cw.plan(recipe(batch=2520), on=[f"a100:{gpus}"], exact=exact)
     assert p.devices_found == gpus and 8 % p.devices == 0
-    idle = [a for a in p.advice if "devices" in a.numbers]
+    idle = [a for a in p.advice if "used" in a.numbers]
     assert (p.devices == gpus) == (not idle)
     for better in [a["better"] for a in idle if "better" in a.numbers]:
         (q,) = cw.plan(recipe(batch=2520, replicas=better), on=[f"a100:{gpus}"], exact=exact)

@@ -32,7 +32,10 @@ def room(
     Fewer replicas and another chip are counted with the same bytes; the rest is advice.
     """
     facts: list[Fact] = []
-    for replicas in (n for n in range(recipe.replicas // 2, 0, -1) if recipe.replicas % n == 0):
+    each_alone = recipe.block_count == recipe.replicas  # otherwise those of a block share activations too
+    for replicas in range(recipe.replicas // 2, 0, -1) if each_alone else ():
+        if recipe.replicas % replicas:
+            continue
         devices = usable(replicas, target.devices, exact)
         sums, _ = waiting(replicas // devices if exact else 1, programs.size)
         needed = least.needed - least.replica_sums + sums
