@@ -77,7 +77,7 @@ def test_the_run_folder_says_it_too(starved):
     assert json.loads((folder / "result.json").read_text())["feed"] == result.feed
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(folder / "tensorboard"))
+    events = EventAccumulator(str(folder))
     events.Reload()
     assert [e.step for e in events.Scalars("wait_data_share")] == [20, 40, 60]
     assert {"feed/read_cores", "feed/decode_cores", "feed/transform_cores"} <= set(events.Tags()["scalars"])

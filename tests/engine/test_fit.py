@@ -71,7 +71,7 @@ def test_tensorboard_can_read_the_events(whole):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     result, folder = whole
-    events = EventAccumulator(str(folder / "tensorboard"))
+    events = EventAccumulator(str(folder))
     events.Reload()
     losses = events.Scalars("train/loss")
     assert [e.step for e in losses] == [4, 8, 12, 16, 20, 24, 28, 30]

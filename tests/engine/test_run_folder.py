@@ -1,14 +1,17 @@
+import errno
 import json
 import math
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
 import chipwise as cw
 from chipwise.engine.run_folder import RunFolder
 from chipwise.engine.stored import disagreement, newest_checkpoint, stored_recipe
+from chipwise.errors import RunError
 from refusals import refused
 
 RECIPE = {"name": "r", "seed": 0, "optimizer": {"lr": 0.1}, "source": {"recipe": "r"}}
@@ -58,7 +61,7 @@ def test_logged_lines_are_read_back_and_go_to_tensorboard(tmp_path):
     folder.log({"step": 1, "train/loss": 0.5})
     folder.log({"step": 2, "train/loss": 0.25})
     folder.close()
-    assert len(list((tmp_path / "tensorboard").iterdir())) == 1
+    assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 1
     folder = opened(tmp_path)
     assert folder.rewind(5) == [{"step": 1, "train/loss": 0.5}, {"step": 2, "train/loss": 0.25}]
     folder.close()
@@ -143,3 +146,20 @@ def test_a_full_disk_names_the_last_good_checkpoint(tmp_path):
 def test_where_recipes_disagree():
     assert disagreement({"a": 1, "source": 1}, {"a": 1, "source": 2}) == []
     assert disagreement({"a": {"b": None}}, {"a": {"b": (1,)}}) == [("a.b", None, [1])]
+
+
+def test_a_full_disk_ends_in_one_error_and_no_thread_says_more(tmp_path, monkeypatch):
+    """What TensorBoard's file cannot take is raised where the row is logged."""
+    folder = opened(tmp_path)
+    folder.log({"step": 1, "train/loss": 0.5})
+    before = threading.active_count()
+
+    def full(self):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tensorboardX.event_file_writer.EventsWriter.flush", full)
+    monkeypatch.setattr("chipwise.engine.events._SECONDS", -1.0)
+    with refused(RunError, "run-disk-full"):
+        folder.log({"step": 2, "train/loss": 0.25})
+    folder.close()
+    assert threading.active_count() == before

@@ -71,7 +71,7 @@ class Log:
         loss = values.get("train/loss", float("nan"))
         if not np.isfinite(loss):
             raise self.diverged("loss-not-finite", step, float(loss))
-        row = self._row(step, values)
+        row = self._row(step, {**values, "lr": self._rate(step)})
         if speed is not None:
             row |= {"steps_per_second": speed, "examples_per_second": speed * self.recipe.batch}
             row |= watch.row((step - self.logged) / speed)
@@ -103,6 +103,11 @@ class Log:
         run = str(self.folder.path) if self.folder is not None else None
         where = (facts["first"], facts["last"])
         return DivergedError(code, **facts, steps=where, checkpoint=self.saver.newest(), run=run)
+
+    def _rate(self, step: int) -> float:
+        """The learning rate that the step used, counted from 1."""
+        optimizer = self.recipe.optimizer
+        return float(optimizer.hyper[optimizer.lr_name].table(self.recipe.clock, step - 1, step)[0])
 
     def _row(self, step: int, values: dict[str, Any]) -> dict[str, Any]:
         epoch = round(step * self.recipe.batch / self.recipe.clock.examples, 6)

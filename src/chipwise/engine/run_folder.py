@@ -19,6 +19,7 @@ import psutil
 
 from ..errors import ChipwiseError, DivergedError, RunError, Stopped
 from ..machine.fingerprint import this_machine
+from .events import PREFIX, Events
 from .stored import disagreement, newest_checkpoint, parsed_row, read_result, stored_recipe
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class RunFolder:
         recipe.json      the recipe as run
         metrics.jsonl    one object a log step: step, epoch, train/..., eval/..., speeds
         processes.jsonl  one object when a process starts (or resumes) and one when it ends
-        tensorboard/     the same as event files, but for what is not finite
+        events.out.*     the same for TensorBoard, but for what is not finite
         checkpoints/     Orbax, the newest three
         result.json      written when the run is complete
 
@@ -54,7 +55,7 @@ class RunFolder:
         if free < needed_bytes:
             raise RunError("run-without-space", path=str(path), free=free, needed=needed_bytes)
         self._lock: Any = None
-        self._events: Any = None
+        self._events: Events | None = None
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = hold(self.path)
@@ -101,12 +102,13 @@ class RunFolder:
             with open(self.path / "metrics.jsonl", "a") as file:
                 file.write(_json(row) + "\n")
             if self._events is None:
-                from tensorboardX import SummaryWriter
-
-                self._events = SummaryWriter(str(self.path / "tensorboard"), purge_step=self._purge)
-            for name, value in row.items():
-                if isinstance(value, (int, float)) and math.isfinite(value) and name not in ("step",):
-                    self._events.add_scalar(name, value, row["step"])
+                self._events = Events(self.path, self._purge)
+            finite = {
+                name: float(value)
+                for name, value in row.items()
+                if isinstance(value, (int, float)) and math.isfinite(value) and name != "step"
+            }
+            self._events.add(row["step"], finite)
         except OSError as error:
             raise self._error(error) from error
 
@@ -181,8 +183,9 @@ class RunFolder:
                 raise RunError("run-fresh-elsewhere", path=str(self.path), files=others[:3])
         for name in ("recipe.json", "metrics.jsonl", "processes.jsonl", "result.json"):
             (self.path / name).unlink(missing_ok=True)
-        for name in ("checkpoints", "tensorboard"):
-            shutil.rmtree(self.path / name, ignore_errors=True)
+        for file in self.path.glob(f"{PREFIX}.out.tfevents.*"):
+            file.unlink()
+        shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
 
     def _agree(self, recipe: dict[str, Any]) -> None:
         file = self.path / "recipe.json"

@@ -104,6 +104,8 @@ class Task:
             given = getattr(self, name)
             if given is None and name == "eval":
                 continue
+            if hasattr(given, "dataset") and hasattr(given, "batch_sampler"):
+                raise RecipeError("data-loader-given", name=name)
             if not (hasattr(given, "__len__") and hasattr(given, "__getitem__")):
                 raise RecipeError("task-source-expected", name=name, kind=type(given).__name__)
 

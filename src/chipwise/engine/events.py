@@ -1,0 +1,46 @@
+"""Curves for TensorBoard: an event file in the run's folder.
+
+`tensorboard --logdir runs` so calls each run by its folder's name. The caller's thread writes: tensorboardX's
+`SummaryWriter` has a thread of its own, which on a full disk prints a traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+PREFIX = "events"
+_SECONDS = 10.0  # between flushes, each of which waits for the disk
+
+
+class Events:
+    """One event file of the run in `folder`. `purge`: the step from which earlier processes' values are void.
+
+    All methods raise `OSError` for what cannot be written.
+    """
+
+    def __init__(self, folder: Path, purge: int | None = None):
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+        # Two processes of a run may start within the second that is in the file's name
+        self._writer = EventsWriter(str(folder / PREFIX), f".{os.getpid()}")
+        self._flushed = time.monotonic()
+        if purge is not None:
+            start = SessionLog(status=SessionLog.START)
+            self._writer.write_event(Event(step=purge, wall_time=time.time(), session_log=start))
+
+    def add(self, step: int, values: dict[str, float]) -> None:
+        """A point of each curve at `step`."""
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        points = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._writer.write_event(Event(step=step, wall_time=time.time(), summary=Summary(value=points)))
+        if time.monotonic() - self._flushed > _SECONDS:
+            self._writer.flush()
+            self._flushed = time.monotonic()
+
+    def close(self) -> None:
+        self._writer.close()
