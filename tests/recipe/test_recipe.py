@@ -25,7 +25,7 @@ def test_unknown_and_missing_fields_are_named_with_the_nearest():
         ({"seed": -1}, "field-not-whole", {"name": "seed", "least": 0}),
         ({"seed": 2**32}, "seed-too-large", {"seed": 2**32}),
         ({"ema": 1.0}, "ema-range", {"ema": 1.0}),
-        ({"precision": "fp16"}, "precision-fp16", {"precision": "fp16"}),
+        ({"precision": "fp16"}, "precision-unknown", {"near": "f16"}),
         ({"precision": "float32"}, "precision-unknown", {"near": "f32"}),
         ({"duration": "5%"}, "duration-of-itself", {"duration": "5%"}),
         ({"duration": "5 parsecs"}, "duration-unreadable", {}),

@@ -152,7 +152,8 @@ def named(text: str) -> Chip | None:
 def peak_flops_per_device(chip: Chip, precision: str) -> float | None:
     """Dense peak of one JAX device in FLOP/s for a recipe's precision, or `None` when unknown.
 
-    - `"bf16"`: the bfloat16 matrix peak. GPUs before Ampere have none.
+    - `"bf16"`, `"f16"`: the matrix peak in that type. GPUs before Ampere have none in bfloat16, TPUs none in
+      float16.
     - `"tf32"`: the TF32 peak; on GPUs without TF32 the products run in float32, so that peak. Unknown on
       TPUs.
     - `"f32"`: the GPU's float32 peak without tensor cores, which is what full float32 products use;
@@ -162,10 +163,14 @@ def peak_flops_per_device(chip: Chip, precision: str) -> float | None:
     """
     if precision == "bf16":
         tflops = chip.bf16_dense_tflops
+    elif precision == "f16":
+        tflops = chip.fp16_dense_tflops
     elif precision == "tf32":
         tflops = chip.tf32_dense_tflops or chip.fp32_tflops
     elif precision == "f32":
         tflops = chip.fp32_tflops
     else:
-        raise RecipeError("chip-precision-unknown", precision=precision, choices=("bf16", "tf32", "f32"))
+        raise RecipeError(
+            "chip-precision-unknown", precision=precision, choices=("bf16", "f16", "tf32", "f32")
+        )
     return None if tflops is None else tflops * 1e12 / chip.jax_devices_per_chip

@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from ..machine.detect import Machine, detect, shared
 from ..machine.hosts import hosts
+from ..recipe import precision
 from ..recipe.task import Tree
 from ..words.facts import Fact, fact
 from .layout import Layout, shares, usable
@@ -189,6 +190,7 @@ def lay_out(recipe: Any, on: On, machine: Machine | None = None) -> tuple[Machin
     number or a `DeviceError`.
     """
     machine = machine or detect(on.devices, on.platform)
+    precision.check_on(recipe.precision, machine.platform)
     found, replicas, of = len(machine.devices), recipe.replicas, hosts().count
     used = found if on.devices is not None else usable(shares(recipe, on.exact), found, on.exact, of)
     warnings = []
@@ -218,7 +220,7 @@ def describe(machine: Machine, layout: Layout) -> dict[str, Any]:
     }
 
 
-def start_fact(machine: Machine, layout: Layout, precision: str) -> Fact:
+def start_fact(machine: Machine, layout: Layout, computed_in: str) -> Fact:
     """Platform, device kind, count, replicas a device, precision and batches: the first line of a run."""
     if not layout.exact:
         code = "start-free"
@@ -228,5 +230,5 @@ def start_fact(machine: Machine, layout: Layout, precision: str) -> Fact:
         code = "start" if layout.blocks_per_device == 1 else "start-in-turn"
     return fact(
         code,
-        **describe(machine, layout) | {"precision": precision, "mark": " (simulated)" * machine.simulated},
+        **describe(machine, layout) | {"precision": computed_in, "mark": " (simulated)" * machine.simulated},
     )

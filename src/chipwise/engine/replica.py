@@ -12,18 +12,19 @@ from ..errors import RecipeError
 from ..recipe import precision
 from ..recipe.recipe import Recipe
 from ..recipe.task import Sum, Tree
-from . import keys
+from . import keys, scaling
 from .freeze import whole_params
 from .layout import tree_sum
 
 
 def contribution(
-    recipe: Recipe, read: tuple[Tree, Tree, Tree, Any], batch: dict, indices, epochs, number, seed
+    recipe: Recipe, read: tuple[Tree, Tree, Tree, Any, Tree], batch: dict, indices, epochs, number, seed
 ) -> dict[str, Any]:
     """Augments `batch`, differentiates the loss's total, and returns what is to be summed. Traced.
 
-    *Arguments:* `read`: trained parameters, frozen ones, task state and step `()` int32, as before the step;
-    `batch`, columns `(replica_batch, ...)` as stored; `indices` and `epochs` `(replica_batch,)` int32, which
+    *Arguments:* `read`: trained parameters, frozen ones, task state, step `()` int32 and the loss's
+    scale, as before the step; `batch`, columns `(replica_batch, ...)` as stored; `indices` and `epochs`
+    `(replica_batch,)` int32, which
     example in which epoch each is; `number` `()` int32, the replica. With one more axis in front of these
     four they are several replicas, mapped over, and what is returned is already their sum. `seed` `()`
     uint32: an input, so that runs which differ in nothing else share a program.
@@ -31,7 +32,7 @@ def contribution(
     *Returns* `grads`, float32 like the trained parameters; `sums`, a dict of `Sum`; and `state`, the leaves
     of the task's new state as float32 arrays that may be summed over replicas (see `summable`).
     """
-    params, frozen, state, step = read
+    params, frozen, state, step, scale = read
 
     def objective(params):
         def one(batch, indices, epochs, number):
@@ -39,16 +40,25 @@ def contribution(
             return _forward(recipe, whole, state, step, seed, batch, indices, epochs, number)
 
         if jnp.ndim(number) == 0:
-            return one(batch, indices, epochs, number)
+            return scaled(*one(batch, indices, epochs, number))
         # The gradient is taken outside the map, so that a kernel's gradient is one product over all the
         # replicas' examples and not one for each replica, added later. What is equal on all replicas is added
         # in the order that `from_sums` knows.
         totals, aside = jax.vmap(one)(batch, indices, epochs, number)
-        return jnp.sum(totals), jax.tree.map(lambda x: tree_sum(list(x), jnp.add), aside)
+        return scaled(jnp.sum(totals), jax.tree.map(lambda x: tree_sum(list(x), jnp.add), aside))
+
+    def scaled(total, aside):
+        if scale is None:
+            return total, (aside, None)
+        factor, inverse = scaling.factor(scale, aside["sums"]["loss"].count, jnp.size(number))
+        return total * factor, (aside, inverse)
 
     with precision.products(recipe.precision):
-        grads, aside = jax.grad(objective, has_aux=True)(params)
-    return {"grads": jax.tree.map(lambda g: g.astype(jnp.float32), grads), **aside}
+        grads, (aside, inverse) = jax.grad(objective, has_aux=True)(params)
+    grads = jax.tree.map(lambda g: g.astype(jnp.float32), grads)
+    if inverse is not None:
+        grads = jax.tree.map(lambda g: g * inverse, grads)
+    return {"grads": grads, **aside}
 
 
 def _forward(recipe: Recipe, params, state, step, seed, batch, indices, epochs, number):
@@ -76,7 +86,7 @@ def augmented(augment: Any, batch: dict, seed, epochs, indices) -> dict:
     return {name: column for name, column in after.items() if name not in added}
 
 
-def shapes_of(recipe: Recipe, read: tuple[Tree, Tree, Tree, Any], example: dict) -> dict[str, Any]:
+def shapes_of(recipe: Recipe, read: tuple[Tree, Tree, Tree, Any, Tree], example: dict) -> dict[str, Any]:
     """The shapes of `contribution`. *Arguments:* `read` as there, arrays or shapes; `example`, column to
     `ShapeDtypeStruct`, one unbatched example."""
 

@@ -16,7 +16,7 @@ from ..data.sources import Spec, spec_of
 from ..errors import RecipeError, near
 from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
-from . import keys
+from . import keys, scaling
 from .flat import Flat
 from .freeze import freeze, whole_params
 from .replica import shapes_of
@@ -46,6 +46,7 @@ ROLES = {
     "optimizer": Role(),
     "ema": Role(),
     "sums": Role(summed=True),
+    "scale": Role(),
 }
 """The role of each part of `TrainState`."""
 
@@ -60,7 +61,7 @@ class TrainState:
     vector of `flat_of`: what the update moves; each replica unpacks it); `state`, as the task made it;
     `optimizer`, over the flat vector of `params` (`Flat`) or, for optimizers that look at whole leaves, over
     the tree; `ema`, `(size,)` the average of that vector, or `None`; `sums`, a dict of `Sum`: the training
-    metrics since they were last logged.
+    metrics since they were last logged; `scale`, of the loss in `f16` (see `engine.scaling`), or `None`.
     """
 
     step: jax.Array
@@ -70,6 +71,7 @@ class TrainState:
     optimizer: Tree
     ema: Tree
     sums: dict[str, Any]
+    scale: Tree = None
 
     def without(self, trait: str) -> TrainState:
         """The state with the parts whose role lacks `trait` left out (`None`)."""
@@ -113,6 +115,7 @@ def init_state(
         optimizer=recipe.optimizer.init(flat.pack(params) if recipe.optimizer.elementwise else params),
         ema=flat.pack(params) if recipe.ema is not None else None,
         sums={},
+        scale=scaling.first() if recipe.precision == "f16" else None,
     )
     shapes = shapes_of(recipe, read(first), example)["sums"]
     return dataclasses.replace(first, sums=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
@@ -135,9 +138,9 @@ def _replaced(params: Tree, given: Mapping[str, Any]) -> Tree:
     return jax.tree.unflatten(structure, list(leaves.values()))
 
 
-def read(state: TrainState) -> tuple[Tree, Tree, Tree, jax.Array]:
+def read(state: TrainState) -> tuple[Tree, Tree, Tree, jax.Array, Tree]:
     """What a replica reads of the training state. Each argument of a call costs the host time."""
-    return state.params, state.frozen, state.state, state.step
+    return state.params, state.frozen, state.state, state.step, state.scale
 
 
 def flat_of(recipe: Recipe, params: Tree) -> Flat:

@@ -90,10 +90,10 @@ class Step:
         """`replica`, jitted: whoever asks for its shapes or operations traces it once."""
         return jax.jit(self.replica)
 
-    def replica(self, params, frozen, state, step, at, data, place) -> jax.Array:
+    def replica(self, params, frozen, state, step, scale, at, data, place) -> jax.Array:
         """The vector of the replicas that begin at `place`, `(1, n)` float32; see `Update.vector`.
         `params` is the vector of `Update.flat`."""
-        return self._vector((params, frozen, state, step), at, data, place).reshape(1, -1)
+        return self._vector((params, frozen, state, step, scale), at, data, place).reshape(1, -1)
 
     def update(self, state: TrainState, total: jax.Array, hyper: dict, squares: jax.Array | None):
         return self.updates(state, total, hyper, squares)
@@ -103,8 +103,8 @@ class Step:
 
     def replica_and_update(self, state, frozen, window, data, place) -> tuple[TrainState, jax.Array]:
         """A whole step: `state` without its frozen part, which is given apart since it is not overwritten."""
-        params, _, task_state, step = read(state)
-        total = self._vector((params, frozen, task_state, step), window["rows"], data, place)
+        params, _, task_state, step, scale = read(state)
+        total = self._vector((params, frozen, task_state, step, scale), window["rows"], data, place)
         squares = self.updates.square(total) if self.updates.squares is not None else None
         return self.updates(state, total, window["hyper"], squares)
 
@@ -132,7 +132,7 @@ class Step:
 
     def _vector(self, inputs, at, data, place) -> jax.Array:
         inputs = (self.updates.flat.unpack(inputs[0]), *inputs[1:])
-        take = functools.partial(rows, self.layout, self.resident, self.spec, inputs[-1], at, data)
+        take = functools.partial(rows, self.layout, self.resident, self.spec, inputs[3], at, data)
         if self.together > 1:
             place = place[None] + jnp.arange(self.together, dtype=jnp.int32)[:, None]
             take = jax.vmap(take)

@@ -19,6 +19,7 @@ from jax import lax
 
 from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
+from . import scaling
 from .flat import Flat
 from .layout import tree_sum
 from .replica import from_sums, summable
@@ -32,7 +33,7 @@ class Update:
 
     *Fields:* `flat`: how the parameters lie in the vector that is summed, which begins with their gradient;
     `aside`: how the metric sums and the task's state lie behind it; `size` of that vector; `squares`: the
-    shape of what `square` gives, where the norm is clipped, otherwise None.
+    shape of what `square` gives, where the norm is clipped or the loss scaled, otherwise None.
     """
 
     def __init__(self, recipe: Recipe, state: TrainState):
@@ -42,8 +43,9 @@ class Update:
         summed = jax.eval_shape(lambda s: summable(s, jnp.int32(0), recipe.replicas), state.state)
         self.aside = Flat({"sums": state.sums, "state": summed})
         self.size = self.flat.size + self.aside.size
-        clips = "clip" in recipe.optimizer.hyper
-        self.squares = jax.ShapeDtypeStruct((recipe.replicas,), jnp.float32) if clips else None
+        self._clips = "clip" in recipe.optimizer.hyper
+        wanted = self._clips or recipe.precision == "f16"
+        self.squares = jax.ShapeDtypeStruct((recipe.replicas,), jnp.float32) if wanted else None
 
     def vector(self, contribution: dict[str, Any]) -> jax.Array:
         """What a replica contributes, as the vector `(size,)` float32 that is summed."""
@@ -63,15 +65,17 @@ class Update:
 
         *Arguments:* `state`, with the vector of `flat` as `params`; `total` `(size,)`, the sum of all
         replicas' vectors; `hyper`, the window's tables and its first step; `squares` `(chunks,)` as of
-        `square`, or None where nothing is clipped.
+        `square`, or None where nobody asks for them.
         """
         recipe, optimizer, flat = self.recipe, self.recipe.optimizer, self.flat
         aside = self.aside.unpack(total[flat.size :])
         examples = aside["sums"]["loss"].count
         now = {name: table[state.step - hyper["start"]] for name, table in hyper["tables"].items()}
-        norm = None
+        norm, square = None, None
         if squares is not None:
-            norm = jnp.sqrt(tree_sum([squares[i] for i in range(flat.chunks)], jnp.add)) / examples
+            square = tree_sum([squares[i] for i in range(flat.chunks)], jnp.add)
+        if square is not None and self._clips:
+            norm = jnp.sqrt(square) / examples
         gradient = total[: flat.size] / examples
         if optimizer.elementwise:
             params, moments = optimizer.update(
@@ -99,6 +103,8 @@ class Update:
             ema=None if state.ema is None else self._averaged(state.ema, params),
             sums=_added(state.sums, aside["sums"]),
         )
+        if square is not None and state.scale is not None:
+            after = scaling.unless_overflown(state, after, square)
         return after, done
 
     def _decaying(self) -> Any:

@@ -45,7 +45,7 @@ def room(
     without = least.needed - least.activations
     if without < least.available:
         facts.append(fact("room-remat", activations=least.activations))
-        if recipe.precision != "bf16" and not _emulates_bf16(target):
+        if recipe.precision not in ("bf16", "f16") and not _emulates_bf16(target):
             facts.append(fact("room-precision", activations=least.activations))
     elif target.devices > 1:
         share = without / target.devices

@@ -210,6 +210,11 @@ def _device(recipe: Recipe, target: Target | None) -> list[Fact]:
                 settings=settings,
             )
         )
+    if target is not None and recipe.precision == "bf16" and target.chip.kind == "GPU":
+        chip = target.chip
+        half, single = chip.fp16_dense_tflops, chip.fp32_tflops
+        if chip.bf16_dense_tflops is None and half is not None and single is not None:
+            facts.append(fact("bf16-emulated-on", target=target.name, ratio=half / single))
     blocks = recipe.block_count
     if target is None or replicas % target.devices:
         return facts

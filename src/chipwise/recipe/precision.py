@@ -8,8 +8,11 @@ asks for what the recipe says instead, on every chip:
 | `f32`  | float32    | float32 (on TPU: six bfloat16 passes)                        |
 | `tf32` | float32    | TF32 on GPUs that have it, three bfloat16 passes on TPU      |
 | `bf16` | float32    | parameters and inputs cast to bfloat16, accumulated in float32 |
+| `f16`  | float32    | the same with float16, and a scaled loss; not on TPUs         |
 
-Parameters, their gradients' sums, optimizer and state are float32 in every one.
+Parameters, their gradients' sums, optimizer and state are float32 in every one. `f16` is for GPUs before
+Ampere, which compute bfloat16 as float32. Its smallest numbers are 2^-24: the loss is multiplied by a scale
+before it is differentiated, and the gradients divided by it (Micikevicius et al. 2018, arXiv:1710.03740).
 """
 
 from __future__ import annotations
@@ -22,8 +25,9 @@ import jax.numpy as jnp
 
 from ..errors import RecipeError, near
 
-_PRODUCTS = {"f32": "highest", "tf32": "tensorfloat32", "bf16": "default"}
-TPU_PASSES = {"f32": 6, "tf32": 3, "bf16": 1}
+_PRODUCTS = {"f32": "highest", "tf32": "tensorfloat32", "bf16": "default", "f16": "default"}
+_HALVES = {"bf16": jnp.bfloat16, "f16": jnp.float16}
+TPU_PASSES = {"f32": 6, "tf32": 3, "bf16": 1, "f16": 1}
 """Multiplications in bfloat16 that a TPU makes for one product."""
 
 _ONE_PASS: ContextVar[bool] = ContextVar("one_pass", default=False)
@@ -33,11 +37,15 @@ def check(precision: str) -> None:
     """Raises `RecipeError` for a precision that chipwise does not have."""
     if precision in _PRODUCTS:
         return
-    if precision in ("fp16", "f16", "float16"):
-        raise RecipeError("precision-fp16", precision=precision)
-    aliases = {"float32": "f32", "fp32": "f32", "bfloat16": "bf16"}
+    aliases = {"float32": "f32", "fp32": "f32", "bfloat16": "bf16", "float16": "f16", "fp16": "f16"}
     close = aliases.get(precision) or near(str(precision), _PRODUCTS)
     raise RecipeError("precision-unknown", precision=repr(precision), known=list(_PRODUCTS), near=close)
+
+
+def check_on(precision: str, platform: str) -> None:
+    """Raises `RecipeError` for a precision that the platform does not have."""
+    if precision == "f16" and platform == "tpu":
+        raise RecipeError("precision-f16-on-tpu")
 
 
 def products(precision: str):
@@ -58,11 +66,11 @@ def one_pass():
 
 def cast(tree, precision: str):
     """Floating leaves of `tree` in the precision's compute type; the others as they are."""
-    if precision != "bf16":
+    if precision not in _HALVES:
         return tree
 
     def one(x):
-        return x.astype(jnp.bfloat16) if jnp.issubdtype(x.dtype, jnp.floating) else x
+        return x.astype(_HALVES[precision]) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
     return jax.tree.map(one, tree)
 

@@ -80,7 +80,7 @@ class Recipe:
     - `blocks`: programs that compute a step's replicas, each `replicas / blocks` of them together; as many
       as replicas when None. Bits are equal on up to so many devices; another number gives other bits, and
       fewer are faster where one replica does not fill a chip.
-    - `precision`: `"f32"`, `"tf32"` or `"bf16"`; see `chipwise.recipe.precision`.
+    - `precision`: `"f32"`, `"tf32"`, `"bf16"` or `"f16"`; see `chipwise.recipe.precision`.
     - `seed`: fixes initial parameters, data order, dropout and augmentation.
     - `ema`: decay a step of an exponential moving average of the parameters, which evaluation then
       uses; `None` for none.

@@ -28,7 +28,7 @@ _WORDS = {"batch": "batch (global)", "where": "device"}
 SAME_BITS, AGREE, PART, UNKNOWN = "equal to the bit", "agree", "part", "not known"
 KNOWN = 4  # steps: every part of an update has reached the loss by then, momentum too
 # by precision, relative: what rounding may do to the first two losses, and what is still the same loss later
-ALLOWED = {"f32": (1e-5, 1e-3), "tf32": (5e-4, 5e-3), "bf16": (5e-3, 2e-2)}
+ALLOWED = {"f32": (1e-5, 1e-3), "tf32": (5e-4, 5e-3), "bf16": (5e-3, 2e-2), "f16": (5e-3, 2e-2)}
 
 
 # ---- the recipe
