@@ -97,7 +97,7 @@ def export(
     expected, classifier = _expected(known, rows)
     names = {n: ("logits" if n == "outputs" and classifier else n) for n in expected}
     request = Request(known, inputs, names, module)
-    temporary = _temporary(file)
+    temporary = _temporary(file, kind.suffix)
     try:
         kind.write(request, temporary)
         run = kind.open(request, temporary)
@@ -119,10 +119,10 @@ def _stem(known: Trained) -> str:
     return Path(known.run).name if known.run else known.recipe.name
 
 
-def _temporary(file: Path) -> Path:
+def _temporary(file: Path, suffix: str) -> Path:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        handle, path = tempfile.mkstemp(dir=file.parent, prefix=".export-", suffix=file.suffix)
+        handle, path = tempfile.mkstemp(dir=file.parent, prefix=".export-", suffix=suffix)
     except OSError as error:
         raise DataError("export-unwritable", path=file, reason=error.strerror or str(error)) from error
     os.close(handle)

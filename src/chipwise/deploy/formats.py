@@ -5,7 +5,7 @@ Every export takes the columns of the data as they are stored, a batch of any si
 
 from __future__ import annotations
 
-import os
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -19,7 +19,7 @@ import numpy as np
 from ..data.sources import Spec
 from ..engine.checkpoint import flatten
 from ..engine.predict import prediction
-from ..errors import DataError, RecipeError
+from ..errors import DataError, RecipeError, near
 from .model import Trained
 
 Arrays = dict[str, np.ndarray]
@@ -154,24 +154,94 @@ def _open_safetensors(request: Request, path: Path) -> Runner:
     return runner
 
 
+# ---- the framework that a model came from
+
+
+def _born(request: Request, framework: str, kind: type) -> Any:
+    """The other framework's module that is to get the weights. Raises `RecipeError` where there is none."""
+    module = request.module
+    if module is not None and not isinstance(module, kind) and callable(module):
+        module = module()  # a function that makes one, as `cw.torch.task` takes too
+    task = request.model.recipe.task
+    name = getattr(task.loss, "__qualname__", "")
+    if not name.startswith(f"{framework}.") or not hasattr(task.predict, "arguments"):
+        raise RecipeError("export-not-born", format=framework, others=["onnx", "stablehlo", "safetensors"])
+    if not isinstance(module, kind):
+        raise RecipeError("export-module", format=framework, got=type(module).__name__)
+    return module
+
+
+def _arguments(request: Request, inputs: Arrays) -> tuple[tuple, dict[str, Any]]:
+    """What the module is called with, as NumPy arrays of one's own."""
+    read: Any = request.model.recipe.task.predict
+    given = read.arguments({n: jnp.asarray(c) for n, c in inputs.items()}, request.model.params)
+    return jax.tree.map(np.array, given)
+
+
+def _named_outputs(request: Request, made: Any) -> Arrays:
+    outputs = made if isinstance(made, dict) else {"outputs": made}
+    return {request.outputs[name]: np.asarray(value) for name, value in outputs.items()}
+
+
+def _write_torch(request: Request, path: Path) -> None:
+    torch = library("torch", "torch")
+    from ..interop.torch import to_module
+
+    module = copy.deepcopy(_born(request, "torch", torch.nn.Module))
+    torch.save(to_module(module, request.model.params, request.model.state).state_dict(), path)
+
+
+def _open_torch(request: Request, path: Path) -> Runner:
+    torch = library("torch", "torch")
+    module = copy.deepcopy(_born(request, "torch", torch.nn.Module))
+    module.load_state_dict(torch.load(path, weights_only=True))
+    module.eval()
+
+    def runner(inputs: Arrays) -> Arrays:
+        args, kwargs = jax.tree.map(torch.from_numpy, _arguments(request, inputs))
+        with torch.no_grad():
+            made = module(*args, **kwargs)
+        return _named_outputs(request, jax.tree.map(lambda t: t.numpy(), made))
+
+    return runner
+
+
+def _write_keras(request: Request, path: Path) -> None:
+    from ..interop.keras import keras_library, to_model
+
+    keras = keras_library()
+    model = _born(request, "keras", keras.Model)
+    before = model.get_weights()
+    try:
+        to_model(model, request.model.params, request.model.state).save(path)
+    finally:
+        model.set_weights(before)
+
+
+def _open_keras(request: Request, path: Path) -> Runner:
+    from ..interop.keras import keras_library
+
+    model = keras_library().saving.load_model(path, compile=False)  # its safe mode runs no code of the file
+
+    def runner(inputs: Arrays) -> Arrays:
+        args, kwargs = _arguments(request, inputs)
+        return _named_outputs(request, model(*args, **kwargs, training=False))
+
+    return runner
+
+
 FORMATS = {
     "stablehlo": Format(".stablehlo", _write_stablehlo, _open_stablehlo, "jax.export"),
     "onnx": Format(".onnx", _write_onnx, _open_onnx, "onnxruntime"),
     "safetensors": Format(".safetensors", _write_safetensors, _open_safetensors, "safetensors"),
+    "torch": Format(".pt", _write_torch, _open_torch, "PyTorch"),
+    "keras": Format(".keras", _write_keras, _open_keras, "Keras"),
 }
 """Its name on the command line to each format."""
 
 
 def format_named(name: str) -> Format:
     """Raises `DataError` for a name that is none."""
-    from ..errors import near
-
     if name not in FORMATS:
         raise DataError("export-format", name=name, known=list(FORMATS), near=near(name, FORMATS))
     return FORMATS[name]
-
-
-def remove(path: Path) -> None:
-    """A file that may not be there."""
-    if os.path.lexists(path):
-        path.unlink()

@@ -92,6 +92,7 @@ class Data:
             args, kwargs = self.arguments(inputs, params)
             return scored(params, state, args, kwargs, None, None, False)[1]
 
+        predict.arguments = self.arguments  # type: ignore[attr-defined]  # to call the model itself, elsewhere
         loss.__qualname__ = f"{name}.loss"
         init.__qualname__ = f"{name}.init"
         classes = self.classes if self.classes is not None else getattr(self.train, "classes", None)
