@@ -22,7 +22,8 @@ PARALLEL := -n auto --maxprocesses=4 --dist loadfile
 test: install  ## the default suite: minutes on two cores
 	$(BIN)/python -m pytest $(PARALLEL)
 
-test-slow: install  ## kills, long runs
+test-slow: install  ## kills, long runs, models of other frameworks
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,frameworks]'
 	$(BIN)/python -m pytest -m slow --timeout=3600
 
 check: install  ## lint, types, tests

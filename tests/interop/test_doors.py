@@ -2,6 +2,7 @@
 float64, and the same fingerprint on 1, 2, 4 and 8 devices."""
 
 import os
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -274,3 +275,19 @@ def test_a_loss_of_any_kind_is_a_sum():
     values = as_sum(jnp.ones((3, 4)), 3)
     assert (values.total, values.count) == (12, 12)
     assert nested({"a.b": 1, "a.c": 2}, ".") == {"a": {"b": 1, "c": 2}}
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.slow
+@each
+def test_the_example_trains_and_is_planned(door):
+    if door in ("torch", "keras", "equinox"):
+        pytest.importorskip("torchax" if door == "torch" else door)
+    made = cw.load(f"{EXAMPLES}/my_{door}.py:recipe", ["duration=20st"])
+    result = cw.fit(made, on=cw.On(devices=1), run=None, progress="none", eval_every=None)
+    assert result.metrics["train/loss"] < 2.4 and result.metrics["eval/accuracy"] > 0.2
+    plans = cw.plan(made, ["v5e-8", "t4"])
+    assert [plan.problem for plan in plans] == [None, None]
+    assert all(plan.step_seconds.value > 0 for plan in plans)

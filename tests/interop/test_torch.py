@@ -1,6 +1,7 @@
 """PyTorch modules through torchax: what eager PyTorch computes, and what is refused before training."""
 
 import contextlib
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -239,6 +240,7 @@ def test_torch_without_torchax(monkeypatch):
         cw.torch.task(nn.Linear(4, 3), F.cross_entropy, train=ROWS)
 
 
+@functools.cache
 def stubbed():
     """PyPI's torchvision wants an operator that is compiled against another build of torch."""
     library = torch.library.Library("torchvision", "DEF")
@@ -292,5 +294,5 @@ def test_three_steps_beside_eager_pytorch(name):
     ):
         for key, array in flat.items():
             expected = tensors[key].detach().numpy()
-            scale = max(np.abs(expected).max(), 1e-3)
+            scale = max(np.abs(expected).max(), 1e-2)  # biases have just left 0
             assert np.abs(array - expected).max() <= 5e-3 * scale, key

@@ -122,6 +122,36 @@ def test_a_picture_that_is_cut_short(tmp_path):
         as_columns((picture, 1), 3)
 
 
+class Hooked(Pictures):
+    """Read a batch at a time, as PyTorch's own fetcher does."""
+
+    def __init__(self, short=0):
+        self.asked, self.short = [], short
+
+    def __getitems__(self, indices):
+        self.asked.append(list(indices))
+        return [Pictures.__getitem__(self, i) for i in indices[self.short :]]
+
+
+def test_the_batch_hook_is_used():
+    source = Hooked()
+    columns = take(source, [6, 0, 3])
+    assert source.asked == [[6, 0, 3]]
+    np.testing.assert_array_equal(columns["image"], IMAGES[[6, 0, 3]])
+    np.testing.assert_array_equal(columns["label"], LABELS[[6, 0, 3]])
+    with refused(DataError, "batch-hook-length", source="Hooked", examples=2, indices=3):
+        take(Hooked(short=1), [6, 0, 3])
+
+
+def test_a_hugging_face_data_set_on_arrow():
+    arrow = pytest.importorskip("datasets")
+    with arrow.Dataset.from_dict({"image": IMAGES.tolist(), "label": LABELS.tolist()}) as made:
+        for source in (made, made.with_format("numpy")):
+            columns = take(source, [5, 1])
+            np.testing.assert_array_equal(columns["image"], IMAGES[[5, 1]])
+            assert columns["label"].dtype == np.int32 and list(columns["label"]) == list(LABELS[[5, 1]])
+
+
 # Sources in PyTorch's DataLoader
 
 

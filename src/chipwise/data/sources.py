@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -266,6 +266,7 @@ def take(source: Any, indices: Any) -> Columns:
 def fill(source: Any, indices: np.ndarray, out: Columns, stopped: Callable[[], bool] = lambda: False) -> None:
     """Writes the examples at `indices` `(n,)` of any source to `out`, column to `(n, ...)`.
 
+    A source with PyTorch's `__getitems__(indices) -> list of examples` is asked for all at once.
     The time counts as reading, but for what the source says itself (`stages`). Examples that are read
     one by one are left out once `stopped()`. Raises `DataError` when an example is not of the shapes and
     types of `out`.
@@ -281,10 +282,10 @@ def fill(source: Any, indices: np.ndarray, out: Columns, stopped: Callable[[], b
                 np.copyto(out[name], column)
         else:
             kind = {name: (a.shape[1:], a.dtype) for name, a in out.items()}
-            for row, index in enumerate(indices.tolist()):
+            for row, (index, given) in enumerate(_examples(source, indices.tolist())):
                 if stopped():
                     return
-                example = read_example(source[index], index)
+                example = read_example(given, index)
                 if _kinds(example) != kind:
                     expected = described({n: jax.ShapeDtypeStruct(*k) for n, k in kind.items()})
                     raise DataError(
@@ -292,6 +293,20 @@ def fill(source: Any, indices: np.ndarray, out: Columns, stopped: Callable[[], b
                     )
                 for name, value in example.items():
                     out[name][row] = value
+
+
+def _examples(source: Any, indices: list[int]) -> Iterator[tuple[int, Any]]:
+    """Number and example: all at once from a source with PyTorch's batch hook, which Hugging Face's data sets
+    on Arrow have too; otherwise one by one."""
+    hook = getattr(source, "__getitems__", None)
+    if hook is None:
+        yield from ((index, source[index]) for index in indices)
+        return
+    examples = list(hook(indices))
+    if len(examples) != len(indices):
+        kind = type(source).__name__
+        raise DataError("batch-hook-length", source=kind, examples=len(examples), indices=len(indices))
+    yield from zip(indices, examples, strict=True)
 
 
 def materialize(source: Any) -> Columns:
