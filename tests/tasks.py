@@ -85,3 +85,8 @@ def recipe(**changes):
         **changes,
     }
     return cw.Recipe(**settings)
+
+
+def long(**changes):
+    """A recipe of some hundred steps, for the command line: `tasks.py:long`."""
+    return recipe(**{"duration": "600st", **changes})

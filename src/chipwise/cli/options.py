@@ -51,6 +51,13 @@ Workers = Annotated[
 Exact = Annotated[
     bool, option("Add in a fixed order: the same bits on any number of devices.", name="--exact/--no-exact")
 ]
+ShardOptimizer = Annotated[
+    bool | None,
+    option(
+        "Devices share out the optimizer's state. [where it saves much]",
+        name="--shard-optimizer/--no-shard-optimizer",
+    ),
+]
 EvalEvery = Annotated[str, option("Such as 1ep, 500st, 10%, or 'end'.", "DURATION")]
 LogEvery = Annotated[
     str | None, option("Between lines of metrics. [4% of the run, at most 200st]", "DURATION")
@@ -164,10 +171,12 @@ class Machine(Here):
     exact: Exact = True
     feed: Feed = "auto"
     workers: Workers = None
+    shard_optimizer: ShardOptimizer = None
 
     @property
     def how(self) -> dict[str, Any]:
-        return {"exact": self.exact, "feed": self.feed, "workers": self.workers}
+        how = {"exact": self.exact, "feed": self.feed, "workers": self.workers}
+        return {**how, "shard_optimizer": self.shard_optimizer}
 
 
 @dataclass(frozen=True)

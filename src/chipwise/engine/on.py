@@ -21,6 +21,7 @@ class On:
     - `exact`: one fixed order of additions, so that 1, 2, 4 and 8 devices give the same bits.
     - `feed`: `"device"` keeps the training data in the devices' memory, `"host"` streams it from there;
       `"auto"` does the first where it takes at most a quarter of that memory.
+    - `shard_optimizer`: devices share out the optimizer's state; by default where each saves 16 MB.
     - `workers`: who reads streamed data, such as `4` or `"processes:4"`; chosen by what is read when None.
 
     Raises `RecipeError` for a feed that is none of the three.
@@ -31,6 +32,7 @@ class On:
     exact: bool = True
     feed: str = "auto"
     workers: int | str | None = None
+    shard_optimizer: bool | None = None
 
     def __post_init__(self) -> None:
         if self.feed not in ("auto", "device", "host"):

@@ -22,6 +22,7 @@ from . import dispatch
 from .layout import Layout, merges
 from .placement import Placement
 from .reduce import reducer
+from .sharding import Sharding
 from .state import TrainState, read
 from .step import Step, compiler_options
 
@@ -41,9 +42,10 @@ class Programs:
     equal. Windows and data are lists with one entry a group too.
 
     *Arguments:* `resident`: whether data holds every example on each device, to be indexed there; otherwise
-    it is the step's own batch, each device its rows.
+    it is the step's own batch, each device its rows; `shard_optimizer`: see `update.shares_out`.
 
-    *Fields:* `steps_at_once`, that one call of `step` may make; `flops_per_step_per_device`.
+    *Fields:* `steps_at_once`, that one call of `step` may make; `flops_per_step_per_device`; `sharding`,
+    where the optimizer's state is shared out.
     """
 
     def __init__(
@@ -54,9 +56,18 @@ class Programs:
         *,
         resident: bool,
         state: TrainState | None = None,
+        shard_optimizer: bool | None = None,
     ):
         self.layout, self.placement = layout, placement
-        self.of = Step(recipe, layout, resident=resident, state=state, device=placement.lead)
+        self.of = Step(
+            recipe,
+            layout,
+            resident=resident,
+            state=state,
+            device=placement.lead,
+            shard_optimizer=shard_optimizer,
+        )
+        self.sharding = Sharding(self.of, placement) if self.of.sharded else None
         self.steps_at_once = 1
         self.flops_per_step_per_device: float | None = None
         self.compiled = False
@@ -105,7 +116,10 @@ class Programs:
         self._pops = merges(len(starts))
         self._add = jax.jit(jnp.add, donate_argnums=0)
         self._reduce = reducer(self.placement.mesh, layout.exact)
-        self.flops_per_step_per_device = _flops(self._replicas[0]) * len(starts) + _flops(self._updates[0])
+        if self.sharding is not None:
+            self.sharding.compile(window, options)
+        replica, update = map(_flops, self.executables)
+        self.flops_per_step_per_device = replica * len(starts) + update
         self.compiled = True
         return None
 
@@ -114,7 +128,8 @@ class Programs:
         """What `compile` made for the first device, as JAX's compiled objects: the replica's program and the
         update's, or the one that is both."""
         if not self.of.fused:
-            return [self._replicas[0], self._updates[0]]
+            update = self._updates[0] if self.sharding is None else self.sharding.executable
+            return [self._replicas[0], update]
         return [self._fused if self.steps_at_once == 1 else self._several]
 
     def step(self, carry: list, window: list, data: list, steps: int = 1) -> tuple[list, jax.Array]:
@@ -131,6 +146,8 @@ class Programs:
                 after, token = self._several(*arguments, self._count(steps))
             return [dataclasses.replace(after, frozen=frozen)], token
         vectors = [self._vectors(d, carry[d], window[d], data[d]) for d in range(len(carry))]
+        if self.sharding is not None:
+            return self.sharding(vectors, carry, window)
         if self.placement.groups == 1:
             totals = [self._reduce(vectors[0])]
         else:
@@ -152,12 +169,15 @@ class Programs:
         return carry[0].sums, fresh
 
     def _compile_for(self, carry, window, data, jitted, d: int) -> tuple[Any, Any, Any]:
-        """For a device: the replica's program, the update's, and the one for squares or `None`."""
+        """For a device: the replica's program, the update's, and the one for squares or `None`; where the
+        optimizer's state is shared out, `sharding` has the other two."""
         of, device = self.of, self.placement.devices[d]
         total = _on(jax.ShapeDtypeStruct((of.updates.size,), jnp.float32), device)
         squares, (replica, update, square) = _on(of.updates.squares, device), jitted
         state, _ = _apart(carry[d])
         arguments = (*read(carry[d]), window[d]["rows"], data[d], self._places[d][0])
+        if self.sharding is not None:
+            return replica.lower(*arguments).compile(), None, None
         return (
             replica.lower(*arguments).compile(),
             update.lower(state, total, window[d]["hyper"], squares).compile(),

@@ -31,15 +31,50 @@ def device_sum(vector: jax.Array, devices: int) -> jax.Array:
     """
     if devices == 1:
         return vector
-    chunk = -(-vector.size // devices)
-    shape: tuple[int, ...] = (chunk,)
-    if chunk >= _LARGE:  # whole tiles: a TPU otherwise rearranges every chunk, and gathers with zeros added
-        chunk = -(-chunk // _TILE) * _TILE
-        shape = (chunk // _LANES, _LANES)
+    chunk, shape = _tiled(-(-vector.size // devices))
     padded = jnp.pad(vector, (0, chunk * devices - vector.size)).reshape(devices, *shape)
     mine = lax.all_to_all(padded, AXIS, split_axis=0, concat_axis=0)  # (devices, ...): my chunk of each
     total = tree_sum([mine[i] for i in range(devices)], jnp.add)
     return lax.all_gather(total, AXIS, tiled=True).reshape(-1)[: vector.size]
+
+
+def _tiled(chunk: int) -> tuple[int, tuple[int, ...]]:
+    """How long a chunk of so many values is when it is sent, and in which shape."""
+    if chunk < _LARGE:
+        return chunk, (chunk,)
+    # Whole tiles: a TPU otherwise rearranges every chunk, and gathers with zeros added
+    chunk = -(-chunk // _TILE) * _TILE
+    return chunk, (chunk // _LANES, _LANES)
+
+
+def scatterer(mesh: Mesh, size: int) -> Callable[[Sequence[jax.Array]], tuple[jax.Array, jax.Array]]:
+    """As `reducer`, but each device keeps its part of the first `size` values, which the devices divide: they
+    are `(size,)`, cut over `mesh`; the values behind them are whole on every device."""
+    devices = mesh.devices.size
+    own = size // devices
+
+    def local(vectors):
+        mine = tree_sum([v[0] for v in vectors], jnp.add)
+        chunk, shape = _tiled(own)
+        rows = jnp.pad(mine[:size].reshape(devices, own), ((0, 0), (0, chunk - own)))
+        met = lax.all_to_all(rows.reshape(devices, *shape), AXIS, split_axis=0, concat_axis=0)
+        total = tree_sum([met[i] for i in range(devices)], jnp.add)
+        return total.reshape(-1)[:own], device_sum(mine[size:], devices)
+
+    body = jax.shard_map(local, mesh=mesh, in_specs=P(AXIS), out_specs=(P(AXIS), P()), check_vma=False)
+    return jax.jit(body)
+
+
+def gatherer(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
+    """A jitted function that makes a vector cut over `mesh` whole on every device."""
+    devices = mesh.devices.size
+
+    def local(part):
+        chunk, shape = _tiled(part.size)
+        padded = jnp.pad(part, (0, chunk - part.size)).reshape(shape)
+        return lax.all_gather(padded, AXIS).reshape(devices, chunk)[:, : part.size].reshape(-1)
+
+    return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=P(AXIS), out_specs=P(), check_vma=False))
 
 
 def reducer(mesh: Mesh, exact: bool = True) -> Callable[[Sequence[jax.Array]], jax.Array]:

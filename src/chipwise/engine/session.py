@@ -35,6 +35,7 @@ from .freeze import whole_params
 from .on import ALL, On
 from .placement import Placement, describe, lay_out, start_fact
 from .programs import Programs, check_steps_per_call
+from .sharding import Sharding
 from .state import TrainState, abstract_state, count, first_state
 
 QUEUED_STEPS = 32  # how far the host may run ahead of the device: a stop is answered within these
@@ -73,7 +74,12 @@ class Session:
         if steps_per_call not in (None, 1):
             check_steps_per_call(steps_per_call, self.layout, self.resident)
         self.programs = Programs(
-            recipe, self.layout, self.placement, resident=self.resident, state=self.abstract
+            recipe,
+            self.layout,
+            self.placement,
+            resident=self.resident,
+            state=self.abstract,
+            shard_optimizer=on.shard_optimizer,
         )
         self._steps_per_call, self._window = steps_per_call, window
         self._columns: dict[str, np.ndarray] | None = None
@@ -90,6 +96,7 @@ class Session:
     def describe(self) -> dict[str, Any]:
         """The machine, the layout, the precision and the parameters' number as plain JSON values."""
         update = "flat" if self.recipe.optimizer.elementwise else "whole"
+        update = update if self._sharding is None else "sharded"
         return {
             **describe(self.machine, self.layout),
             "precision": self.recipe.precision,
@@ -129,9 +136,12 @@ class Session:
             with jax.default_device(self.placement.lead):
                 state = first_state(self.recipe)
         self.step = int(state.step)
-        self._carry = []  # the former state makes room
+        self._carry: list[TrainState] = []  # the former state makes room
         params = self._flat.pack_host(jax.device_get(state.params))
-        self._carry = self.placement.put(dataclasses.replace(state, params=params))
+        put: Callable[[Any], list[Any]] = self.placement.put
+        if self._sharding is not None:
+            put = self._sharding.put
+        self._carry = put(dataclasses.replace(state, params=params))
         self._queued.clear()
         if self.step >= (self.total if last is None else last):
             return
@@ -215,8 +225,14 @@ class Session:
     # ---- what came of it
 
     def snapshot(self) -> TrainState:
-        """The state as NumPy arrays of one's own. Waits."""
-        return self._host(self._carry[0])
+        """The state as NumPy arrays of one's own. Waits; for all hosts where devices share parts of it."""
+        state = self._carry[0]
+        if self._sharding is not None:
+            if state.optimizer is None:  # forgotten
+                return self._host(dataclasses.replace(state, ema=self._ema()))
+            whole = self._sharding.whole([(one.optimizer, one.ema) for one in self._carry])
+            state = dataclasses.replace(state, optimizer=whole[0], ema=whole[1])
+        return self._host(state)
 
     def parameters(self) -> tuple[Tree, Tree]:
         """The parameters, trained and frozen, and the task's state, as NumPy arrays of one's own. Waits."""
@@ -242,15 +258,25 @@ class Session:
         """Metric name to value over the task's `eval` source, with the averaged parameters if any. Waits."""
         self.open_evaluation()
         assert self._evaluator is not None
-        state = self.placement.gather([dataclasses.replace(s, optimizer=None, sums={}) for s in self._carry])
-        unpack, vector = (
-            (self._unpack, state.params) if state.ema is None else (self._unpack_average, state.ema)
-        )
+        read = [dataclasses.replace(s, optimizer=None, ema=None, sums={}) for s in self._carry]
+        state, average = self.placement.gather(read), self._ema()
+        unpack, vector = (self._unpack, state.params) if average is None else (self._unpack_average, average)
         return self._evaluator(whole_params(unpack(vector), state.frozen), state.state)
 
     def forget_optimizer(self) -> None:
         """Gives up the optimizer's state, when no step follows: an evaluation may have its memory."""
         self._carry = [dataclasses.replace(state, optimizer=None) for state in self._carry]
+
+    def _ema(self) -> jax.Array | None:
+        """The averaged parameters as one vector over the mesh, if the recipe keeps them."""
+        parts = [state.ema for state in self._carry]
+        if parts[0] is None:
+            return None
+        return self.placement.gather(parts) if self._sharding is None else self._sharding.average(self._carry)
+
+    @property
+    def _sharding(self) -> Sharding | None:
+        return self.programs.sharding
 
     @property
     def _flat(self) -> Flat:

@@ -41,7 +41,7 @@ from . import feed
 from .layout import Layout
 from .replica import contribution
 from .state import TrainState, abstract_state, read
-from .update import Update
+from .update import Update, shares_out
 
 
 def compiler_options(platform: str, exact: bool) -> dict[str, Any] | None:
@@ -66,7 +66,8 @@ class Step:
 
     `calls` is how often a device runs `replica` in a step, which computes `together` replicas; `fused` says
     that `replica_and_update` takes the place of all, since there is one block and so one device; `updates`
-    is the update with how its vector is built.
+    is the update with how its vector is built; `sharded`, that the devices share out the optimizer's state,
+    which `shard_optimizer` asks for or forbids: see `engine.sharding`.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Step:
         resident: bool,
         state: TrainState | None = None,
         device: jax.Device | None = None,
+        shard_optimizer: bool | None = None,
     ):
         self.recipe, self.layout, self.resident, self.device = recipe, layout, resident, device
         self.spec = spec_of(recipe.task.train)
@@ -84,6 +86,7 @@ class Step:
         self.fused = layout.blocks == 1
         self.state = abstract_state(recipe) if state is None else state
         self.updates = Update(recipe, self.state)
+        self.sharded = shares_out(recipe, self.state, layout.devices, shard_optimizer)
 
     @functools.cached_property
     def traced(self):
@@ -97,6 +100,11 @@ class Step:
 
     def update(self, state: TrainState, total: jax.Array, hyper: dict, squares: jax.Array | None):
         return self.updates(state, total, hyper, squares)
+
+    def update_chunk(self, state: TrainState, summed, beside, hyper: dict, squares, decaying):
+        """`update` of a device's part of the vector and of the optimizer's state, where that is `sharded`."""
+        mask = self.updates.decays if decaying is None else decaying
+        return self.updates.moved(state, summed, beside, hyper, squares, mask)
 
     def square(self, total: jax.Array) -> jax.Array:
         return self.updates.square(total)
@@ -128,7 +136,35 @@ class Step:
     @property
     def carried(self) -> TrainState:
         """The shapes of the state as a device holds it: its parameters as a vector."""
-        return dataclasses.replace(self.state, params=self.updates.flat.shape)
+        whole = dataclasses.replace(self.state, params=self.updates.flat.shape)
+        if not self.sharded:
+            return whole
+        optimizer, ema = jax.tree.map(self._part, (whole.optimizer, whole.ema))
+        return dataclasses.replace(whole, optimizer=optimizer, ema=ema)
+
+    def is_flat(self, leaf: Any) -> bool:
+        """Whether a leaf of the optimizer's state has a value for each of the vector of parameters."""
+        return leaf.shape == (self.updates.flat.size,)
+
+    def _part(self, leaf: Any) -> jax.ShapeDtypeStruct:
+        """What a device has of it."""
+        shape = (leaf.shape[0] // self.layout.devices,) if self.is_flat(leaf) else leaf.shape
+        return jax.ShapeDtypeStruct(shape, leaf.dtype)
+
+    def update_specs(self, hyper: dict) -> tuple[Any, ...]:
+        """The shapes of what `update`, or `update_chunk` where that takes its place, takes on a device.
+
+        *Arguments:* `hyper` of the window, arrays or shapes.
+        """
+        updates, state = self.updates, self.carried.without("donated")
+        if not self.sharded:
+            return state, jax.ShapeDtypeStruct((updates.size,), jnp.float32), hyper, updates.squares
+        params = self._part(updates.flat.shape)
+        beside = jax.ShapeDtypeStruct((updates.size - updates.flat.size,), jnp.float32)
+        decaying = None if updates.decays is not None else jax.ShapeDtypeStruct(params.shape, jnp.bool_)
+        summed = jax.ShapeDtypeStruct(params.shape, jnp.float32)
+        state = dataclasses.replace(state, params=params)
+        return state, summed, beside, hyper, updates.squares, decaying
 
     def _vector(self, inputs, at, data, place) -> jax.Array:
         inputs = (self.updates.flat.unpack(inputs[0]), *inputs[1:])

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from ..recipe.recipe import Recipe
@@ -53,8 +54,9 @@ class Update:
         return jnp.concatenate([self._gradient.pack(contribution["grads"]), self.aside.pack(aside)])
 
     def square(self, total: jax.Array) -> jax.Array:
-        """`(chunks,)` float32: the sum of squares of each chunk of the gradient in `total` `(size,)`."""
-        chunks = total[: self.flat.size].reshape(self.flat.chunks, self.flat.chunk)
+        """`(chunks,)` float32: the sum of squares of each chunk of the gradient in `total` `(size,)`, or in
+        some chunks of it."""
+        chunks = total[: self.flat.size].reshape(-1, self.flat.chunk)
         # One after another, so that a chunk's sum is the same program wherever and however many there are
         return lax.map(lambda chunk: jnp.sum(chunk * chunk), chunks)
 
@@ -67,8 +69,22 @@ class Update:
         replicas' vectors; `hyper`, the window's tables and its first step; `squares` `(chunks,)` as of
         `square`, or None where nobody asks for them.
         """
+        size = self.flat.size
+        return self.moved(state, total[:size], total[size:], hyper, squares, self._decaying())
+
+    def moved(
+        self,
+        state: TrainState,
+        summed: jax.Array,
+        beside: jax.Array,
+        hyper: dict,
+        squares: jax.Array | None,
+        decaying: Any,
+    ) -> tuple[TrainState, jax.Array]:
+        """The same of some chunks, where an elementwise optimizer's state has as many: `summed`, the sum of
+        the gradients there, and `beside`, what lies behind them in the vector; `decaying` there."""
         recipe, optimizer, flat = self.recipe, self.recipe.optimizer, self.flat
-        aside = self.aside.unpack(total[flat.size :])
+        aside = self.aside.unpack(beside)
         examples = aside["sums"]["loss"].count
         now = {name: table[state.step - hyper["start"]] for name, table in hyper["tables"].items()}
         norm, square = None, None
@@ -76,14 +92,14 @@ class Update:
             square = tree_sum([squares[i] for i in range(flat.chunks)], jnp.add)
         if square is not None and self._clips:
             norm = jnp.sqrt(square) / examples
-        gradient = total[: flat.size] / examples
+        gradient = summed / examples
         if optimizer.elementwise:
             params, moments = optimizer.update(
                 gradient.astype(flat.dtype),
                 state.optimizer,
                 state.params,
                 now,
-                decaying=self._decaying(),
+                decaying=decaying,
                 norm=norm,
                 members=self._members(),
             )
@@ -107,12 +123,23 @@ class Update:
             after = scaling.unless_overflown(state, after, square)
         return after, done
 
+    @property
+    def decays(self) -> bool | None:
+        """Whether all values of the vector decay; `None` for some of them."""
+        chosen = set(jax.tree.leaves(self.recipe.optimizer.decaying(self._params)))
+        return (bool(chosen.pop()) if chosen else True) if len(chosen) < 2 else None
+
+    def decay_mask(self) -> np.ndarray:
+        """Which values of the vector decay, `(flat.size,)`."""
+        leaves = self.recipe.optimizer.decaying(self._params)
+        spread = jax.tree.map(lambda does, leaf: np.full(leaf.shape, does), leaves, self._params)
+        return Flat(spread, self.flat.chunks, np.bool_).pack_host(spread)
+
     def _decaying(self) -> Any:
         """Which values of the vector decay: a bool for all of them, or `(flat.size,)`."""
+        if self.decays is not None:
+            return self.decays
         leaves = self.recipe.optimizer.decaying(self._params)
-        chosen = set(jax.tree.leaves(leaves))
-        if len(chosen) < 2:
-            return bool(chosen.pop()) if chosen else True
         spread = jax.tree.map(lambda does, leaf: jnp.full(leaf.shape, does), leaves, self._params)
         return Flat(spread, self.flat.chunks, jnp.bool_).pack(spread)
 
@@ -132,6 +159,25 @@ class Update:
         """`ema + (1 - decay) * (params - ema)`, so that what does not change stays exactly itself."""
         step = jnp.asarray(1 - (self.recipe.ema or 0.0), ema.dtype)
         return ema + step * (params - ema)
+
+
+WORTH_BYTES = 16 << 20
+"""Saved on each device, from which the optimizer's state is shared out unasked: each step starts a few
+programs more for it, which small models feel."""
+
+
+def shares_out(recipe: Recipe, state: TrainState, devices: int, wanted: bool | None) -> bool:
+    """Whether `devices` share out the optimizer's state: where that is `wanted`, or by default where each
+    saves much, and where it changes no bit: the optimizer is elementwise and no parameter is rounded.
+
+    *Arguments:* `state`, as arrays or shapes.
+    """
+    if wanted is False or devices == 1 or not recipe.optimizer.elementwise:
+        return False
+    if flat_of(recipe, state.params).rounds:
+        return False
+    sizes = [x.size * x.dtype.itemsize for x in jax.tree.leaves((state.optimizer, state.ema))]
+    return bool(wanted) or sum(sizes) * (devices - 1) // devices >= WORTH_BYTES
 
 
 def _added(old: Tree, new: Tree) -> Tree:

@@ -34,6 +34,7 @@ from ..engine.session import Session
 from ..engine.state import TrainState
 from ..errors import DivergedError, RecipeError
 from ..machine.fingerprint import this_machine
+from ..machine.hosts import hosts
 from ..machine.record import Record, Series
 from ..planner.hlo_proto import program_bytes
 from ..planner.programs import nbytes, waiting
@@ -291,7 +292,7 @@ def seconds_a_step(session: Session) -> float:
         began = time.perf_counter()
         session.advance(steps)
         session.wait()
-        taken = session.placement.agree("calibration", time.perf_counter() - began)
+        taken = hosts().agree("calibration", time.perf_counter() - began)
         if taken >= _CALIBRATION_SECONDS:
             mean_loss(session, first)
             return taken / steps

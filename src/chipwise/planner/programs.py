@@ -96,15 +96,19 @@ def step_programs(
         step = Step(recipe, layout, resident=resident, state=state)
         specs = step.specs()
     state, window, data = specs["state"], specs["window"], specs["data"]
-    size, moving = specs["vector"].shape[1], state.without("donated")
-    total = jax.ShapeDtypeStruct((size,), specs["vector"].dtype)
+    size = specs["vector"].shape[1]
     ahead = 1 if resident else batches_in_memory(layout.devices * nbytes(data))
     return StepPrograms(
         recipe=recipe,
         layout=layout,
         resident=resident,
         replica=Traceable("replica", step.traced, (*read(state), window["rows"], data, specs["place"])),
-        update=Traceable("update", step.update, (moving, total, window["hyper"], specs["squares"]), (0,)),
+        update=Traceable(
+            "update",
+            step.update_chunk if step.sharded else step.update,
+            step.update_specs(window["hyper"]),
+            (0,),
+        ),
         calls=step.calls,
         size=size,
         parameters=sum(math.prod(x.shape) for x in jax.tree.leaves((step.state.params, step.state.frozen))),

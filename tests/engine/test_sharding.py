@@ -1,0 +1,76 @@
+"""The optimizer's state shared out over the devices: the bits of the whole update, on any number of them."""
+
+import jax
+import numpy as np
+import pytest
+
+import chipwise as cw
+import tasks
+from chipwise.engine.layout import Layout
+from chipwise.engine.session import Session
+from chipwise.engine.state import abstract_state
+from chipwise.engine.step import Step
+from chipwise.engine.update import WORTH_BYTES, shares_out
+
+RATE = cw.one_cycle(0.02, warmup="20%")
+OPTIMIZERS = {
+    "adamw": cw.adamw(lr=RATE, weight_decay=0.01, clip=0.5, decay="kernels"),
+    "sgd": cw.sgd(lr=RATE, momentum=0.9, nesterov=True, weight_decay=5e-4),
+}
+
+
+def trained(recipe, shard, devices, **more):
+    on = cw.On(devices=devices, shard_optimizer=shard)
+    return cw.fit(recipe, on=on, log_every="3st", progress="none", **more)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_bits_are_those_of_the_whole_update(name):
+    recipe = tasks.recipe(optimizer=OPTIMIZERS[name], ema=0.9, duration="12st")
+    whole = trained(recipe, False, 2)
+    for devices in (2, 4):
+        shared = trained(recipe, True, devices)
+        assert (shared.devices["update"], whole.devices["update"]) == ("sharded", "flat")
+        assert shared.fingerprint == whole.fingerprint
+        if devices == 2:  # an evaluation's last digits depend on its batch
+            assert shared.metrics == whole.metrics
+        jax.tree.map(np.testing.assert_array_equal, shared.params, whole.params)  # the averages
+        jax.tree.map(np.testing.assert_array_equal, shared.state, whole.state)
+
+
+def test_a_device_holds_its_part_and_a_checkpoint_all(tmp_path):
+    recipe = tasks.recipe(optimizer=OPTIMIZERS["adamw"], duration="12st")
+    with Session(recipe, cw.On(devices=4, shard_optimizer=True)) as session:
+        session.begin()
+        session.advance(3)
+        flat = session.programs.of.updates.flat
+        for state in session._carry:
+            sizes = {x.shape for x in jax.tree.leaves(state.optimizer) if x.ndim}
+            assert sizes == {(flat.size // 4,)}
+        found = session.snapshot()
+        jax.tree.map(lambda a, b: np.testing.assert_equal(a.shape, b.shape), found, abstract_state(recipe))
+    first = trained(recipe, True, 4, run=tmp_path / "run", stop_after="5st")
+    assert first.steps == 5
+    end = trained(recipe, False, 1, run=tmp_path / "run")
+    assert end.fingerprint == trained(recipe, None, 1).fingerprint
+
+
+def test_it_is_shared_where_that_saves_much_and_changes_nothing():
+    recipe = tasks.recipe()
+    state = abstract_state(recipe)
+    assert not shares_out(recipe, state, 8, None) and shares_out(recipe, state, 8, True)
+    assert not shares_out(recipe, state, 1, True)  # there is nobody to share with
+
+    class Large:
+        params, optimizer, ema = state.params, jax.ShapeDtypeStruct((2 * WORTH_BYTES,), "uint8"), None
+
+    assert shares_out(recipe, Large, 2, None) and not shares_out(recipe, Large, 2, False)
+    Large.optimizer = jax.ShapeDtypeStruct((2 * WORTH_BYTES - 2,), "uint8")
+    assert not shares_out(recipe, Large, 2, None)
+
+
+def test_a_plan_counts_a_part():
+    recipe = tasks.recipe()
+    step = Step(recipe, Layout.of(recipe, 4), resident=True, shard_optimizer=True)
+    _, summed, _, _, _, _ = step.update_specs(step.specs()["window"]["hyper"])
+    assert summed.shape == (step.updates.flat.size // 4,)
