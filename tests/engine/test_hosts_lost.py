@@ -1,19 +1,19 @@
-"""Hosts of a run are killed, frozen, told to stop, or cut off, and the run goes on, on other counts, to the same
-bits. `CHIPWISE_CAMPAIGN=100 pytest -m slow tests/engine/test_hosts_lost.py -s` prints how many it was.
+"""Hosts of a run are killed, frozen or told to stop, and the run goes on, on other counts, to the same bits.
+
+`CHIPWISE_CAMPAIGN=100 pytest -m slow tests/engine/test_hosts_lost.py -s` prints how many it was.
 """
 
-import json
 import os
 import random
 import signal
 import time
 from pathlib import Path
 
-import processes
 import pytest
-import tasks
 
 import chipwise as cw
+import processes
+import tasks
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]
 
@@ -23,9 +23,10 @@ STEPS = "600st"
 TRAIN = f"""
 import sys
 from chipwise.cli import main
-main(["train", "{Path(__file__).parents[1] / "tasks.py"}:long", "--quiet", "--json", "--run", sys.argv[1],
-      "--set", "duration={STEPS}", "--checkpoint-every", "10st", "--eval-every", "200st", *sys.argv[2:]])
-""".replace("main([", "sys.argv = ['chipwise', *[").replace("])\n", "]]\nmain()\n")
+how = "--quiet --json --set duration={STEPS} --checkpoint-every 10st --eval-every 200st".split()
+sys.argv = ["chipwise", "train", "{Path(__file__).parents[1] / "tasks.py"}:long", "--run", sys.argv[1], *how]
+main()
+"""
 KINDS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP)
 LOST, STOPPED = cw.HostLost.exit_code, cw.Stopped.exit_code
 
@@ -94,5 +95,3 @@ def test_a_campaign(tmp_path):
         ended += 1
     assert slowest < SILENCE + 10
     print(f"\n{struck} strikes on {ended} runs, 0 differing bits; the others left within {slowest:.1f} s")
-
-
