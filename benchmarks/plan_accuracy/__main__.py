@@ -68,7 +68,8 @@ def save(answers: dict[int, dict[str, Any]]) -> None:
 
 
 def ask(row: Row) -> dict[str, Any]:
-    """What `row.command` says: throughputs of all devices, seconds and FLOPs of a step on one."""
+    """What `row.command` says: throughputs of all devices, `xla` that of XLA's own cost analysis; seconds and
+    FLOPs of a step on one device."""
     answer: dict[str, Any] = {"command": row.command, "jax": metadata.version("jax")}
     start = time.monotonic()
     try:
@@ -85,6 +86,8 @@ def ask(row: Row) -> dict[str, Any]:
     numbers = {"value": speed.value, "low": speed.low, "high": speed.high}
     answer |= {name: float(f"{number:.5g}") for name, number in numbers.items()}
     parts = {name: float(f"{seconds:.4g}") for name, seconds in plan.step_parts.items()}
+    if plan.xla_seconds:
+        answer |= {"xla": float(f"{plan.batch / plan.xla_seconds:.5g}")}
     return answer | {"bound": plan.bound, "parts": parts}
 
 

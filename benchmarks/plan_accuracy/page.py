@@ -25,6 +25,7 @@ command beside it says. Throughputs are of all chips, in images or sequences a s
   family of nets from one source is on one side; the file says on which.
 * **Inside**: the measurement lies in the stated 90 % interval.
 * **Rule**: what 40 % of the chip's peak would give, for the FLOPs of the same recipe.
+* **XLA**: its own cost analysis of the same compiled programs (`cost_analysis`), which it makes for TPUs.
 * **Error** is a factor less one: 25 % is a quarter too fast, or slow by as much.
 * **Wall** rows include evaluation, input or start-up, so that a right prediction is above them.
 * Whose kernels the measured program ran: **xla** is XLA's own, **library** a framework that calls vendors'
@@ -65,6 +66,11 @@ class Prediction:
         step = self.answer["flops"] / (SHARE * tflops * 1e12 / chip.jax_devices_per_chip)
         return self.row.seconds / step
 
+    @property
+    def xla(self) -> float | None:
+        """XLA's own estimate over measured."""
+        return self.answer["xla"] / self.row.measured if "xla" in self.answer else None
+
 
 def error(ratio: float) -> float:
     return max(ratio, 1 / ratio) - 1
@@ -89,8 +95,8 @@ def write(folder: Path, rows: Sequence[Row], answers: dict[int, dict[str, Any]])
 def _summaries(known: Sequence[Prediction]) -> list[str]:
     lines = [
         "| rows | number | predicted / measured, median | error, median | error, 90th percentile | inside "
-        "| error of the rule, median | 90th percentile |",
-        "|---|---|---|---|---|---|---|---|",
+        "| error of the rule, median | 90th percentile | error of XLA, median | 90th percentile |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for use in ("held-out", "fit"):
         for chips in ("TPU", "GPU"):
@@ -110,6 +116,7 @@ def _summary(name: str, some: Sequence[Prediction]) -> list[str]:
     middle = statistics.median(p.ratio for p in some)
     rules = _errors(p.rule for p in some if p.rule)
     cells = [name, str(len(some)), f"{middle:.2f}", *_errors(p.ratio for p in some), f"{inside:.0%}", *rules]
+    cells += _errors(p.xla for p in some if p.xla)
     return ["| " + " | ".join(cells) + " |"]
 
 
@@ -123,17 +130,18 @@ def _errors(ratios: Iterable[float]) -> tuple[str, str]:
 
 def _table(some: Sequence[Prediction]) -> list[str]:
     lines = [
-        "| row | net | measured | predicted | predicted / measured | interval | inside | rule / measured "
-        "| program | clock | command |",
+        "| row | net | measured | predicted | predicted / measured | interval | inside "
+        "| rule, XLA / measured | program | clock | command |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for p in some:
         row, answer = p.row, p.answer
-        rule = "-" if p.rule is None else f"{p.rule:.2f}"
+        others = ", ".join("-" if ratio is None else f"{ratio:.2f}" for ratio in (p.rule, p.xla))
         lines.append(
             f"| [{row.row}]({_link(row)}) | {row.model} | {row.measured:,.4g} | {answer['value']:,.4g} "
             f"| {p.ratio:.2f} | {answer['low']:,.4g} to {answer['high']:,.4g} "
-            f"| {'yes' if p.inside else '**no**'} | {rule} | {row.program} | {row.clock} | `{row.command}` |"
+            f"| {'yes' if p.inside else '**no**'} | {others} | {row.program} | {row.clock} "
+            f"| `{row.command}` |"
         )
     return lines
 

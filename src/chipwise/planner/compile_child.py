@@ -103,6 +103,7 @@ def compiled(request: dict[str, Any], folder: Path, devices: list) -> Compiled:
         wire_bytes=reading.wire_bytes,
         compile_seconds=seconds,
         flops=reading.product_flops,
+        optimal_seconds=(program.cost_analysis() or {}).get("optimal_seconds"),
         kernels=reading.kernels,
         notes=reading.notes,
     )

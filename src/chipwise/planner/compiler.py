@@ -89,6 +89,7 @@ class Compiled:
     wire_bytes: float = 0.0
     compile_seconds: float = 0.0
     flops: float = 0.0  # of its products
+    optimal_seconds: float | None = None  # XLA's own cost analysis, which GPUs' compiler does not make
     kernels: list[Kernel] = field(default_factory=list)
     notes: list[Fact] = field(default_factory=list)
 

@@ -214,6 +214,7 @@ class _Question:
             largest_batch=largest,
             flops_per_step_per_device=step.flops,
             wire_bytes_per_step_per_device=step.wire_bytes,
+            xla_seconds=step.xla_seconds,
             steps=recipe.clock.total,
             notes=notes,
             **run,

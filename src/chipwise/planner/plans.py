@@ -155,6 +155,7 @@ class Plan:
     flops_per_step_per_device: float | None = None
     share_of_peak: float | None = None
     wire_bytes_per_step_per_device: float | None = None
+    xla_seconds: float | None = None  # of a step, by XLA's own cost analysis: for comparison
     steps: int | None = None
     seconds: dict[str, float] = field(default_factory=dict)  # start, compile, train, evaluate
     overhead_seconds: tuple[float, float] = (0.0, 0.0)  # start-up and compilation, from low to high

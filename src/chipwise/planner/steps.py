@@ -145,6 +145,7 @@ def compiled_step(target: Target, programs: StepPrograms, answers: Answers, fram
         memory=_memory(target, programs, answers, framework),
         compile_seconds=Range.around(sum(a.compile_seconds for a in present), OTHER_HOST),
         dtypes=dtypes(programs.replica),
+        xla_seconds=_xla_seconds(programs, answers),
         notes=(fact("compiled-by-own-compiler"),),
         warnings=unique(note for a in present for note in a.notes),
     )
@@ -152,6 +153,15 @@ def compiled_step(target: Target, programs: StepPrograms, answers: Answers, fram
     if problem is None or problem.code == "refused-for-memory":  # which `memory` says
         return step
     return dataclasses.replace(step, problem=problem)
+
+
+def _xla_seconds(programs: StepPrograms, answers: Answers) -> float | None:
+    """The step by XLA's own cost analysis, without its sums over devices; `None` where it makes none."""
+    runs = {"replica": programs.calls, "update": 1}
+    optimal = {name: answers[name].optimal_seconds for name in runs if name in answers}
+    if len(optimal) < len(runs) or not all(optimal.values()):
+        return None
+    return sum(runs[name] * (seconds or 0.0) for name, seconds in optimal.items())
 
 
 def refused(step: StepTime, answers: Answers) -> bool:

@@ -45,6 +45,7 @@ class StepTime:
     memory: Memory | None
     compile_seconds: Range
     dtypes: frozenset[str]  # that a replica computes in
+    xla_seconds: float | None = field(default=None, kw_only=True)
     notes: tuple[Fact, ...]
     warnings: tuple[Fact, ...] = ()
     problem: Fact | None = None
