@@ -32,6 +32,8 @@ if _TYPE_CHECKING:
     from .deploy.export import export as export
     from .deploy.predict import Predictions as Predictions
     from .deploy.predict import predict as predict
+    from .deploy.pretrained import Weights as Weights
+    from .deploy.pretrained import pretrained as pretrained
     from .engine.checkpoint import restore_run as restore_run
     from .engine.fit import evaluate as evaluate
     from .engine.fit import fit as fit
@@ -103,6 +105,7 @@ _NAMES = {
     ".data.sources": "Arrays Lazy",
     ".deploy.export": "Export export",
     ".deploy.predict": "Predictions predict",
+    ".deploy.pretrained": "Weights pretrained",
     ".engine.checkpoint": "restore_run",
     ".engine.fit": "evaluate fit",
     ".engine.on": "On",

@@ -132,7 +132,7 @@ def _open_onnx(request: Request, path: Path) -> Runner:
 def weights_of(model: Trained) -> Arrays:
     """Parameters and state by name, such as `params.conv.kernel` and `state.norm.mean`."""
     tree = {"params": model.params, "state": model.state}
-    return {name: np.ascontiguousarray(value) for name, value in flatten(tree).items()}
+    return {name: np.asarray(value, order="C") for name, value in flatten(tree).items()}
 
 
 def _write_safetensors(request: Request, path: Path) -> None:
@@ -211,11 +211,12 @@ def _write_keras(request: Request, path: Path) -> None:
 
     keras = keras_library()
     model = _born(request, "keras", keras.Model)
-    before = model.get_weights()
+    before = [(variable, np.array(variable.value)) for variable in model.variables]
     try:
         to_model(model, request.model.params, request.model.state).save(path)
     finally:
-        model.set_weights(before)
+        for variable, value in before:
+            variable.assign(value)
 
 
 def _open_keras(request: Request, path: Path) -> Runner:

@@ -1,0 +1,188 @@
+"""Training that starts from weights in a file: `cw.pretrained("net.safetensors").start(task)`.
+
+Weights are found by their names. Nothing in a file is executed: pickles are read by PyTorch's reader of
+weights alone, which refuses code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..engine.checkpoint import Checkpoints, digest, flatten
+from ..errors import DataError, RecipeError
+from ..recipe.task import Task, Tree
+from ..words.figures import one_line
+from .formats import library
+
+_PICKLES = (".pt", ".pth", ".bin", ".ckpt")
+_INSIDE = ("state_dict", "model", "params")  # where training scripts put a state dict
+
+
+@dataclass(frozen=True)
+class Match:
+    """Which of a task's arrays get weights.
+
+    *Fields:* names: `matched`, the task's to the file's; `fresh`, that keep what `Task.init` makes because
+    the caller said so; `missing` from the file; `unused` of it; `shapes`, name to (the file's, the
+    task's) where they differ.
+    """
+
+    matched: dict[str, str]
+    fresh: list[str]
+    missing: list[str]
+    unused: list[str]
+    shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
+
+    def __str__(self) -> str:
+        rows = [f"{name:<48} {source}" for name, source in self.matched.items()]
+        rows += [f"{name:<48} new" for name in self.fresh]
+        rows += [f"{name:<48} missing" for name in self.missing]
+        rows += [f"{name:<48} {old} in the file, {new} here" for name, (old, new) in self.shapes.items()]
+        return "\n".join([*rows, *(f"{'-':<48} {name} is not used" for name in self.unused)])
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Arrays by name, from a file. *Fields:* `path`; `arrays`; `digest`: SHA-256 of all."""
+
+    path: str
+    arrays: dict[str, np.ndarray] = field(repr=False)
+    digest: str
+
+    def match(
+        self,
+        task: Task,
+        fresh: Sequence[str] = (),
+        rename: Callable[[str], str | None] = lambda name: name,
+    ) -> Match:
+        """Which arrays go where. Nothing is computed; see `start`."""
+        shapes = {name: tuple(s.shape) for name, s in flatten(_abstract(task)).items()}
+        files = {new: old for old in self.arrays if (new := rename(old)) is not None}
+        found = Match({}, [], [], [], {})
+        used = set()
+        for name, shape in shapes.items():
+            bare = name.partition(".")[2]
+            source = files.get(name, files.get(bare))
+            if any(fnmatch.fnmatchcase(bare.replace(".", "/"), pattern) for pattern in fresh):
+                found.fresh.append(name)
+            elif source is None:
+                found.missing.append(name)
+            elif self.arrays[source].shape != shape:
+                found.shapes[name] = (self.arrays[source].shape, shape)
+            else:
+                found.matched[name] = source
+            used.add(source)
+        return dataclasses.replace(found, unused=[name for name in self.arrays if name not in used])
+
+    def start(
+        self,
+        task: Task,
+        fresh: Sequence[str] = (),
+        rename: Callable[[str], str | None] = lambda name: name,
+    ) -> Task:
+        """`task`, beginning with these weights; the run's recipe.json then has their digest.
+
+        *Arguments:* `fresh`: patterns of arrays that keep what `task.init` makes, such as `("classifier/*",)`
+        for a new head; `rename`: a name in the file to the task's, `params.conv.kernel` or `conv.kernel`, or
+        None to leave it out.
+        Raises `RecipeError` where any other array is missing or of another shape: `match` shows all of them.
+        """
+        found = self.match(task, fresh, rename)
+        if found.missing or found.shapes:
+            facts: dict[str, Any] = {"missing": found.missing, "shapes": list(found.shapes)}
+            facts |= {"without": len(found.missing), "other": len(found.shapes)}
+            some = [*found.missing, *found.shapes]
+            facts |= {"matched": len(found.matched), "some": some, "names": list(self.arrays)}
+            raise RecipeError("weights-of-another-model", path=self.path, **facts)
+        if not found.matched:
+            raise RecipeError("weights-all-fresh", path=self.path, fresh=list(fresh))
+        first, arrays = task.init, self.arrays
+
+        def init(key: jax.Array) -> tuple[Tree, Tree]:
+            tree = _tree(*first(key))
+            leaves = [
+                jnp.asarray(arrays[found.matched[name]], leaf.dtype) if name in found.matched else leaf
+                for name, leaf in flatten(tree).items()
+            ]
+            made = jax.tree.unflatten(jax.tree.structure(tree), leaves)
+            return made["params"], made["state"]
+
+        name = getattr(first, "__qualname__", type(first).__qualname__)
+        init.__qualname__ = f"{name} from weights {self.digest[:16]}"
+        return dataclasses.replace(task, init=init)
+
+
+def pretrained(path: str | Path) -> Weights:
+    """The weights in a `.safetensors` file or a folder of them, a PyTorch state dict (`.pt`, `.pth`,
+    `.bin`), or a run folder of chipwise, of which the newest checkpoint is taken
+    (averaged parameters are left out).
+
+    Raises `DataError` for what is missing, damaged or no weights; nothing in the file is executed.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise DataError("data-absent", data=str(path))
+    try:
+        if (path / "checkpoints").is_dir():
+            arrays = _run(path)
+        elif path.is_dir():
+            arrays = {
+                n: a for file in sorted(path.glob("*.safetensors")) for n, a in _safetensors(file).items()
+            }
+        elif path.suffix == ".safetensors":
+            arrays = _safetensors(path)
+        elif path.suffix in _PICKLES:
+            arrays = _state_dict(path)
+        else:
+            raise DataError("weights-format", path=path, known=[".safetensors", *_PICKLES])
+    except (DataError, RecipeError):
+        raise
+    except Exception as error:  # readers of damaged files raise what they like
+        raise DataError("weights-damaged", path=path, reason=one_line(error, 160)) from error
+    if not arrays:
+        raise DataError("weights-none", path=path)
+    return Weights(str(path), arrays, digest(arrays))
+
+
+def _safetensors(file: Path) -> dict[str, np.ndarray]:
+    return library("safetensors.numpy").load_file(str(file))
+
+
+def _state_dict(file: Path) -> dict[str, np.ndarray]:
+    torch = library("torch", "torch")
+    read = torch.load(file, map_location="cpu", weights_only=True)
+    while isinstance(read, dict) and (
+        inner := next((k for k in _INSIDE if isinstance(read.get(k), dict)), None)
+    ):
+        read = read[inner]
+    tensors = {n: t for n, t in read.items() if isinstance(t, torch.Tensor)} if isinstance(read, dict) else {}
+    wide = {n: t.float() if t.dtype in (torch.bfloat16, torch.float16) else t for n, t in tensors.items()}
+    return {str(n).removeprefix("module."): t.detach().numpy() for n, t in wide.items()}
+
+
+def _run(folder: Path) -> dict[str, np.ndarray]:
+    checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
+    try:
+        steps = checkpoints.steps()
+        flat = checkpoints._read(steps[-1])[0] if steps else {}
+    finally:
+        checkpoints.close()
+    names = {n: n.replace("frozen.", "params.", 1) if n.startswith("frozen.") else n for n in flat}
+    return {new: flat[old] for old, new in names.items() if new.startswith(("params.", "state."))}
+
+
+def _tree(params: Tree, state: Tree) -> Tree:
+    return {"params": params, "state": state}
+
+
+def _abstract(task: Task) -> Tree:
+    return jax.eval_shape(lambda: _tree(*task.init(jax.random.key(0))))

@@ -1,0 +1,112 @@
+import dataclasses
+import pickle
+
+import jax
+import numpy as np
+import pytest
+
+import chipwise as cw
+import tasks
+from chipwise.deploy.pretrained import pretrained
+from refusals import refused
+
+ONE = cw.On(devices=1)
+FIRST = jax.tree.map(np.asarray, tasks.init(jax.random.key(7)))
+
+
+@pytest.fixture
+def file(tmp_path):
+    numpy = pytest.importorskip("safetensors.numpy")
+    numpy.save_file(
+        {name: np.asarray(a, order="C") for name, a in {**FIRST[0], **FIRST[1]}.items()},
+        tmp_path / "w.safetensors",
+    )
+    return tmp_path / "w.safetensors"
+
+
+def test_a_task_begins_with_the_weights_of_a_file(file):
+    task = pretrained(file).start(tasks.task())
+    params, state = task.init(jax.random.key(0))
+    for name, value in FIRST[0].items():
+        assert np.array_equal(params[name], value)
+    assert np.array_equal(state["var"], FIRST[1]["var"]) and state["calls"].dtype == np.int32
+
+
+def test_the_recipe_knows_what_it_began_with(file):
+    weights = pretrained(file)
+    plain = tasks.recipe(duration="2st")
+    begun = dataclasses.replace(plain, task=weights.start(plain.task))
+    assert weights.digest[:16] in begun.describe()["task"]["init"]
+    assert (
+        cw.fit(begun, on=ONE, progress="none").fingerprint
+        != cw.fit(plain, on=ONE, progress="none").fingerprint
+    )
+
+
+def test_a_new_head_and_other_names(file):
+    def renamed(name):
+        return {"w": "old"}.get(name, name)
+
+    weights = pretrained(file)
+    with refused(cw.RecipeError, "weights-of-another-model", missing=["params.w"]):
+        weights.start(tasks.task(), rename=renamed)
+    found = weights.match(tasks.task(), fresh=["v"], rename=lambda name: None if name == "calls" else name)
+    assert (found.fresh, found.missing, found.unused) == (["params.v"], ["state.calls"], ["calls"])
+    task = weights.start(tasks.task(), fresh=["v"])
+    key = jax.random.key(3)
+    assert np.array_equal(task.init(key)[0]["v"], tasks.init(key)[0]["v"])
+    assert np.array_equal(task.init(key)[0]["w"], FIRST[0]["w"])
+    assert "new" in str(weights.match(tasks.task(), fresh=["v"]))
+    with refused(cw.RecipeError, "weights-all-fresh"):
+        weights.start(tasks.task(), fresh=["*"])
+
+
+def test_a_run_is_a_start(tmp_path):
+    result = cw.fit(tasks.recipe(duration="2st"), tmp_path / "run", on=ONE, progress="none")
+    params, state = pretrained(tmp_path / "run").start(tasks.task()).init(jax.random.key(0))
+    assert all(np.array_equal(params[name], value) for name, value in result.params.items())
+    assert np.array_equal(state["mean"], result.state["mean"])
+
+
+def test_a_state_dict_is_read_and_code_in_a_pickle_is_not_run(tmp_path):
+    torch = pytest.importorskip("torch")
+    arrays = {**FIRST[0], **FIRST[1]}
+    torch.save(
+        {"epoch": 3, "state_dict": {f"module.{n}": torch.from_numpy(np.array(a)) for n, a in arrays.items()}},
+        tmp_path / "w.pth",
+    )
+    params, _ = pretrained(tmp_path / "w.pth").start(tasks.task()).init(jax.random.key(0))
+    assert np.array_equal(params["w"], FIRST[0]["w"])
+
+    class Harm:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "harm"), "w"))
+
+    torch.save({"w": Harm()}, tmp_path / "harm.pth")
+    (tmp_path / "plain.pt").write_bytes(pickle.dumps(Harm()))
+    for name in ("harm.pth", "plain.pt"):
+        with refused(cw.DataError, "weights-damaged"):
+            pretrained(tmp_path / name)
+    assert not (tmp_path / "harm").exists()
+
+
+def test_bad_files_are_one_line(file, tmp_path):
+    whole = file.read_bytes()
+    for name, content in (
+        ("cut", whole[: len(whole) // 2]),
+        ("head", whole[:6]),
+        ("other", b"no weights here"),
+    ):
+        (tmp_path / f"{name}.safetensors").write_bytes(content)
+        with refused(cw.DataError, "weights-damaged"):
+            pretrained(tmp_path / f"{name}.safetensors")
+    with refused(cw.DataError, "data-absent"):
+        pretrained(tmp_path / "gone.pt")
+    with refused(cw.DataError, "weights-format"):
+        (tmp_path / "w.xyz").write_bytes(b"")
+        pretrained(tmp_path / "w.xyz")
+    (tmp_path / "empty").mkdir()
+    with refused(cw.DataError, "weights-none"):
+        pretrained(tmp_path / "empty")
+    with refused(cw.RecipeError, "weights-of-another-model", matched=0):
+        pretrained(file).start(cw.load("digits").task)
