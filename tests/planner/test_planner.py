@@ -14,6 +14,7 @@ from chipwise.machine.fingerprint import this_machine
 from chipwise.machine.record import Record, Series
 from chipwise.planner import compiler, compilers, planner, steps
 from chipwise.planner.compilers import PIP, installed
+from chipwise.planner.timing import compilation
 from chipwise.words.facts import fact
 from compilers import no_gpu_compiler as no_gpu_compiler
 from refusals import refused
@@ -62,6 +63,17 @@ def test_a_plan_adds_up(plans):
             getattr(p.memory, name)
             for name in ("parameters", "optimizer", "state", "replica_sums", "activations", "data", "program")
         )
+
+
+def test_compilation_on_the_target_is_nobody_s_stopwatch():
+    small, large = compilation("TPU", 600, 8, None), compilation("TPU", 15_000, 8, None)
+    assert small.value < large.value and large.high == pytest.approx(3 * large.value)
+    slow = compilation("TPU", 15_000, 8, 2)  # eight programs on two cores
+    assert 3.5 * large.value < slow.value < 4 * large.value
+    passes = compilation("TPU", 600, 8, None, 6)
+    assert (passes.value, passes.high) == (small.value, 6 * small.high)
+    one, two = cw.plan(recipe(), on=["a100:8"]), cw.plan(recipe(), on=["a100:8"], host_cores=2)
+    assert one[0].seconds["compile"] < two[0].seconds["compile"]
 
 
 def test_a_run_shorter_than_its_allowances_is_ranked_by_its_step(plans):

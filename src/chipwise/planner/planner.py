@@ -25,6 +25,7 @@ from ..engine.layout import Layout, shares, usable
 from ..engine.state import TrainState, abstract_state
 from ..errors import ChipwiseError, DeviceError
 from ..machine.detect import leave_compiler_alone
+from ..recipe.precision import TPU_PASSES
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
 from . import steps, steps_gpu, steps_here
@@ -33,8 +34,8 @@ from .compiler import Progress
 from .feeding import HostSpeed, feeding, measured, recorded
 from .kernels import costliest
 from .plans import Cost, Feeding, Memory, Plan, Range
-from .programs import StepPrograms, available, largest_batch, step_programs, tracing
-from .timing import StepTime, at_least, run_time
+from .programs import StepPrograms, available, equations, largest_batch, step_programs, tracing
+from .timing import StepTime, at_least, compilation, run_time
 
 
 def plan(
@@ -196,7 +197,8 @@ class _Question:
         run: dict[str, Any] = {}
         if problem is None:
             run = self.run(target, programs, step)
-        notes = step.notes if target.note is None else (*step.notes, target.note)
+        asked = problem is None or not problem.code.startswith("compiler-")
+        notes = (*(step.notes if asked else ()), *([target.note] if target.note else []))
         one = Plan(
             target=target.name,
             chip=target.chip.name,
@@ -226,6 +228,15 @@ class _Question:
             advice=advice(recipe, target, programs, one, step),
         )
 
+    def compilation(self, target: Target, programs: StepPrograms, step: StepTime) -> Range:
+        """On the target's host. The CPU is this host, whose own time is known."""
+        kind, devices = target.chip.kind, -(-programs.layout.devices // target.hosts)
+        if step.compile_seconds is not None:
+            return step.compile_seconds
+        passes = TPU_PASSES[self.recipe.precision] if kind == "TPU" else 1
+        operations = equations(programs.replica) + equations(programs.update)
+        return compilation(kind, operations, devices, self.host_cores, passes)
+
     def run(self, target: Target, programs: StepPrograms, step: StepTime) -> dict[str, Any]:
         """What is known of a plan because the recipe runs there."""
         recipe, seconds, bound = self.recipe, step.seconds, step.bound
@@ -238,7 +249,7 @@ class _Question:
             bound = "input"
             seconds = at_least(seconds, recipe.batch / (fed.examples_per_second_per_core * fed.cores))
         peak = peak_flops_per_device(target.chip, recipe.precision)
-        run = run_time(recipe, target, seconds, step.compile_seconds)
+        run = run_time(recipe, target, seconds, self.compilation(target, programs, step))
         known = prices_for(target, self.prices)
         # The CPU is this host, measured: what another host of so many cores costs is no price of it.
         if target.chip.kind == "CPU" and not any(p.owned for p in known):

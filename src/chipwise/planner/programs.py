@@ -145,16 +145,30 @@ def dtypes(program: Traceable) -> frozenset[str]:
     return frozenset(program.traced)
 
 
+def equations(program: Traceable) -> int:
+    """How many operations a program has, a loop's once: about in proportion to what a compiler does."""
+    with tracing(program.name):
+        closed = jax.make_jaxpr(program.function)(*program.specs)  # traced before, so this finds it
+    return sum(len(one.eqns) for one in _inside(closed.jaxpr))
+
+
 def _dtypes(jaxpr: Any) -> set[str]:
-    variables = [*jaxpr.invars, *jaxpr.constvars, *(v for e in jaxpr.eqns for v in e.outvars)]
-    found = {str(v.aval.dtype) for v in variables if hasattr(v.aval, "dtype")}
+    found: set[str] = set()
+    for one in _inside(jaxpr):
+        variables = [*one.invars, *one.constvars, *(v for e in one.eqns for v in e.outvars)]
+        found |= {str(v.aval.dtype) for v in variables if hasattr(v.aval, "dtype")}
+    return found
+
+
+def _inside(jaxpr: Any) -> Iterator[Any]:
+    """It, and all that its operations call."""
+    yield jaxpr
     for equation in jaxpr.eqns:
         for value in equation.params.values():
             for inner in value if isinstance(value, tuple | list) else (value,):
                 inner = getattr(inner, "jaxpr", inner)
                 if hasattr(inner, "eqns"):
-                    found |= _dtypes(inner)
-    return found
+                    yield from _inside(inner)
 
 
 @contextlib.contextmanager

@@ -22,10 +22,9 @@ from .compiler import Compiled, Progress, Request, compile_each, refusal
 from .compilers import COMPILERS
 from .exporting import Exported, ReduceRequest, export_program, flat_positions
 from .kernels import Kernel
-from .plans import Memory, Range, unique
+from .plans import Memory, unique
 from .programs import StepPrograms, dtypes, held
 from .timing import (
-    OTHER_HOST,
     TPU_FACTORS,
     StepTime,
     all_reduce_seconds,
@@ -143,7 +142,6 @@ def compiled_step(target: Target, programs: StepPrograms, answers: Answers, fram
         flops=sum(flops.values()),
         wire_bytes=sum(a.wire_bytes for a in present),
         memory=_memory(target, programs, answers, framework),
-        compile_seconds=Range.around(sum(a.compile_seconds for a in present), OTHER_HOST),
         dtypes=dtypes(programs.replica),
         xla_seconds=_xla_seconds(programs, answers),
         notes=(fact("compiled-by-own-compiler"),),
@@ -175,8 +173,7 @@ def timed_on_tpu(target: Target, programs: StepPrograms, answers: Answers) -> St
     step = compiled_step(target, programs, answers)
     if passes > 1:
         counted = fact("passes-counted", precision=programs.recipe.precision, passes=passes)
-        slower = dataclasses.replace(step.compile_seconds, high=passes * step.compile_seconds.high)
-        step = dataclasses.replace(step, notes=(*step.notes, counted), compile_seconds=slower)
+        step = dataclasses.replace(step, notes=(*step.notes, counted))
     if refused(step, answers):
         return step
     if target.chip.clock_GHz is None:

@@ -30,6 +30,10 @@ START_SECONDS = {
 """Before the first compilation: imports, devices, data. The TPU's value is what the archived notebooks of
 2019 show for a restart; the others are allowances. How far they go nobody measured."""
 
+COMPILE_SECONDS = {"TPU": (2.0, 0.006), "GPU": (3.0, 0.002)}
+"""For a step, and for each operation of its programs, on one core: allowances, read off a few compilations
+here (processor seconds: digits 1, MNIST's 18 on a TPU v5e; ResNet-50 some 20 to 30 on an A100)."""
+
 OTHER_HOST = 2.0
 """Up and down, of compilation seconds that were measured, but on this host and not on the target's."""
 
@@ -43,12 +47,12 @@ class StepTime:
     flops: float
     wire_bytes: float
     memory: Memory | None
-    compile_seconds: Range
     dtypes: frozenset[str]  # that a replica computes in
     xla_seconds: float | None = field(default=None, kw_only=True)
     notes: tuple[Fact, ...]
     warnings: tuple[Fact, ...] = ()
     problem: Fact | None = None
+    compile_seconds: Range | None = None  # where the target is this host: measured
     seconds: Range | None = None
     parts: dict[str, float] = field(default_factory=dict)
     bound: str | None = None
@@ -91,6 +95,18 @@ def at_least(device: Range, host: float) -> Range:
         max(device.low, host / DISPATCH_FACTOR),
         max(device.high, host * DISPATCH_FACTOR) if host > device.low else device.high,
     )
+
+
+def compilation(kind: str, operations: int, devices: int, cores: int | None, passes: int = 1) -> Range:
+    """Seconds that a host of a TPU or a GPU compiles programs of so many operations, by nobody's stopwatch.
+
+    *Arguments:* `devices` of the host, for each of which they are compiled, side by side on as many `cores`
+    as there are, by default enough; `passes`: of a product on a TPU, which may take that much longer.
+    """
+    base, each = COMPILE_SECONDS[kind]
+    turns = 1 if cores is None else max(1, -(-devices // cores))
+    known = Range.around(base + each * operations * turns, ALLOWANCE)
+    return replace(known, high=passes * known.high)
 
 
 def dispatch_seconds(programs: StepPrograms, hosts: int) -> float:
