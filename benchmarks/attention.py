@@ -1,0 +1,135 @@
+"""Temporary memory of attention's gradient, by each chip's own compiler, none of which needs the chip.
+
+    python benchmarks/attention.py > benchmarks/attention.md      # needs chipwise[plan], cuDNN for GPUs
+    python benchmarks/attention.py --time                         # adds the CPU's time: on a quiet machine
+
+Three nets' attention, 8 sequences in bfloat16: what `cw.attention` chooses for the chip, the blocks in a loop
+that every chip can run, and the plain form, which holds all weights.
+"""
+
+import argparse
+import functools
+import platform
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from chipwise.chips.targets import parse
+from chipwise.engine.step import compiler_options
+from chipwise.models.attention import Mask, attention, form_for
+from chipwise.models.attention_blocks import blocks
+from chipwise.models.target import Target, traced_for
+from chipwise.planner.compiler import Request, compile_all
+from chipwise.planner.exporting import export_program
+from chipwise.planner.steps import PLATFORM, topologies
+
+CHIPS = ("a100", "h100", "t4", "v5e-1", "v3-8")
+CASES = {  # length, heads, entries of a head, causal
+    "GPT-2 124M, 1,024 tokens": (1024, 12, 64, True),
+    "a decoder, 4,096 tokens": (4096, 8, 128, True),
+    "ViT-S/16, 197 patches": (197, 6, 64, False),
+}
+BATCH, TRIALS = 8, 9
+
+
+def plain(q, k, v, mask):
+    scores = jnp.einsum("btnd,bsnd->bnts", q, k).astype(jnp.float32) * q.shape[-1] ** -0.5
+    if mask.causal:
+        scores = jnp.where(jnp.tri(q.shape[1], dtype=bool)[None, None], scores, -jnp.inf)
+    return jnp.einsum("bnts,bsnd->btnd", jax.nn.softmax(scores).astype(v.dtype), v)
+
+
+def chosen(q, k, v, mask):
+    return attention(q, k, v, causal=mask.causal)
+
+
+FORMS = {"chosen": chosen, "blocks": blocks, "plain": plain}
+
+
+def gradient(form, mask):
+    """Of the sum of squares, by all three arguments."""
+    loss = lambda q, k, v: jnp.sum(form(q, k, v, mask).astype(jnp.float32) ** 2)  # noqa: E731
+    return jax.grad(loss, (0, 1, 2))
+
+
+def arguments(case):
+    length, heads, d, causal = CASES[case]
+    return [jax.ShapeDtypeStruct((BATCH, length, heads, d), jnp.bfloat16)] * 3, Mask(causal)
+
+
+def compiled(chip):
+    """MB by (case, form)."""
+    target, requests = parse(chip), {}
+    kind, one = PLATFORM[target.chip.kind], topologies(target)[0]
+    for case in CASES:
+        shapes, mask = arguments(case)
+        for name, form in FORMS.items():
+            with traced_for(target.chip):
+                program = export_program(gradient(form, mask), shapes, kind)
+            options = compiler_options(kind, True)
+            requests[case, name] = Request(f"{case} {name}", one, program, platform=kind, options=options)
+    with tempfile.TemporaryDirectory() as folder:
+        answers = compile_all(list(requests.values()), cache_dir=Path(folder))
+    return {
+        key: answer.problem.code if answer.problem else f"{answer.temp_bytes / 1e6:,.0f}"
+        for key, answer in zip(requests, answers, strict=True)
+    }
+
+
+def here(timed):
+    """MB, and milliseconds where asked, on this CPU in float32."""
+    found = {}
+    for case in CASES:
+        shapes, mask = arguments(case)
+        shapes = [jax.ShapeDtypeStruct(s.shape, jnp.float32) for s in shapes]
+        programs = {
+            name: jax.jit(gradient(form, mask)).lower(*shapes).compile() for name, form in FORMS.items()
+        }
+        for name, program in programs.items():
+            found[case, name] = f"{program.memory_analysis().temp_size_in_bytes / 1e6:,.0f}"
+        if timed:
+            given = [jax.random.normal(jax.random.key(i), s.shape) for i, s in enumerate(shapes)]
+            for name, milliseconds in alternating(programs, given).items():
+                found[case, name] += f" ({milliseconds:,.0f} ms)"
+    return found
+
+
+def alternating(programs, given):
+    """Median milliseconds of each program, one after another in turn."""
+    times = {name: [] for name in programs}
+    for _ in range(TRIALS):
+        for name, program in programs.items():
+            start = time.perf_counter()
+            jax.block_until_ready(program(*given))
+            times[name].append(1e3 * (time.perf_counter() - start))
+    return {name: statistics.median(all_of_it) for name, all_of_it in times.items()}
+
+
+@functools.cache
+def of(chip, case):
+    shapes, mask = arguments(case)
+    return form_for(Target.of(parse(chip).chip), shapes[0], shapes[1], mask)
+
+
+def main():
+    reader = argparse.ArgumentParser(description=__doc__)
+    reader.add_argument("--time", action="store_true")
+    timed = reader.parse_args().time
+    print("# Memory of attention\n")
+    print(f"Temporary memory in MB of the gradient of {BATCH} sequences, bfloat16 (the CPU: float32), as each")
+    print("chip's compiler states it. `python benchmarks/attention.py`, JAX", jax.__version__, end="")
+    print(f", Python {platform.python_version()}.\n")
+    print("| chip | net | chosen | MB | blocks | plain |\n|---|---|---|---|---|---|")
+    rows = [(chip, compiled(chip)) for chip in CHIPS]
+    for chip, found in [*rows, ("cpu", here(timed))]:
+        for case in CASES:
+            mb, loop, whole = (found[case, name] for name in FORMS)
+            print(f"| {chip} | {case} | {'blocks' if chip == 'cpu' else of(chip, case)} | {mb} | {loop} | {whole} |")
+
+
+if __name__ == "__main__":
+    main()
