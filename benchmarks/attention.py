@@ -120,15 +120,17 @@ def main():
     reader.add_argument("--time", action="store_true")
     timed = reader.parse_args().time
     print("# Memory of attention\n")
-    print(f"Temporary memory in MB of the gradient of {BATCH} sequences, bfloat16 (the CPU: float32), as each")
+    print(
+        f"Temporary memory in MB of the gradient of {BATCH} sequences, bfloat16 (the CPU: float32), as each"
+    )
     print("chip's compiler states it. `python benchmarks/attention.py`, JAX", jax.__version__, end="")
     print(f", Python {platform.python_version()}.\n")
     print("| chip | net | chosen | MB | blocks | plain |\n|---|---|---|---|---|---|")
     rows = [(chip, compiled(chip)) for chip in CHIPS]
     for chip, found in [*rows, ("cpu", here(timed))]:
         for case in CASES:
-            mb, loop, whole = (found[case, name] for name in FORMS)
-            print(f"| {chip} | {case} | {'blocks' if chip == 'cpu' else of(chip, case)} | {mb} | {loop} | {whole} |")
+            form = "blocks" if chip == "cpu" else of(chip, case)
+            print("| " + " | ".join([chip, case, form, *(found[case, name] for name in FORMS)]) + " |")
 
 
 if __name__ == "__main__":

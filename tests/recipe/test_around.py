@@ -87,10 +87,11 @@ def test_lookahead_by_hand():
 
 
 def test_the_last_step_ends_at_the_slow_copy():
-    table = cw.lookahead(cw.sgd(lr=0.1), every=6, pull=cw.polynomial(1.0, 0.5, 2)).tables(CLOCK)["pull"]
-    meets = [i for i, value in enumerate(table) if value >= 0]
-    assert meets == [5, 11, 17, 19] and table[19] == 0
-    assert table[5] == np.float32(1 - 0.5 * (5 / 20) ** 2)
+    optimizer = cw.lookahead(cw.sgd(lr=0.1), every=15, pull=cw.polynomial(1.0, 0.5, 2))
+    table = optimizer.tables(CLOCK)["pull"]
+    assert table[19] == 0 and table[5] == np.float32(1 - 0.5 * (5 / 20) ** 2)
+    of_15, of_20 = run(optimizer, params(), 15), run(optimizer, params(), 20)
+    jax.tree.map(np.testing.assert_array_equal, of_15, of_20)
 
 
 @pytest.mark.parametrize("power", [1, 3])
@@ -124,7 +125,8 @@ def test_settings_are_set_as_those_of_the_inner_one():
     changed = optimizer.replace(lr=0.2, every=7)
     assert changed.settings["lr"] == 0.2 and changed.every == 7 and changed.inner.inner.lr == 0.2
     assert optimizer.describe()["optimizer"] == "lookahead(grouped(sgd))"
-    assert optimizer.describe()["groups"] == {"*": {"lr": 2}}
+    assert optimizer.describe()["lr of *"] == 2
+    assert optimizer.replace(**{"lr of *": 3}).inner.groups == (("*", (("lr", 3),)),)
     assert optimizer.rate_power == 1 and optimizer.lr_name == "lr"
     held = optimizer.held(CLOCK)
     np.testing.assert_array_equal(held.tables(CLOCK)["lr"], optimizer.tables(CLOCK)["lr"])
@@ -146,6 +148,7 @@ def test_settings_are_set_as_those_of_the_inner_one():
         (lambda: cw.grouped(cw.sgd(lr=0.1), {"norms": {"lr": 2}}).members(params()), "group-matches-nothing"),
         (lambda: cw.lookahead(cw.sgd(lr=0.1), every=0), "lookahead-every"),
         (lambda: cw.lookahead(cw.sgd(lr=0.1), pull=1.5), "lookahead-pull"),
+        (lambda: cw.lookahead(cw.sgd(lr=0.1), pull=0), "lookahead-pull"),
         (lambda: cw.polynomial(0.0, 1.0, 0), "power-not-above-zero"),
     ],
 )
@@ -158,3 +161,13 @@ def _lamb(learning_rate):
     import optax
 
     return optax.lamb(learning_rate)
+
+
+def test_a_recipe_moves_to_another_batch_and_length_with_its_groups():
+    factor = cw.piecewise({"0st": 1.0, "2ep": 0.0})
+    inner = cw.sgd(lr=0.1, weight_decay=0.01)
+    optimizer = cw.lookahead(cw.grouped(inner, {"*": {"lr": factor}}), pull=cw.polynomial(1.0, 0.5))
+    recipe = dataclasses.replace(tasks.recipe(duration="4ep"), optimizer=optimizer)
+    moved = recipe.transfer(batch=2 * recipe.batch).optimizer
+    assert moved.settings["lr"] == pytest.approx(0.2) and moved.settings["lr of *"] == factor
+    assert cw.check(recipe) is not None

@@ -124,14 +124,15 @@ class grouped(_Around):
 
     @property
     def settings(self) -> dict[str, Any]:
-        return self.inner.settings | {"groups": self.groups}
+        return self.inner.settings | dict(self._factors())
 
-    def held(self, clock: Clock) -> Optimizer:
-        def kept(value: Any) -> Any:
-            return held(value, clock) if isinstance(value, Schedule) else value
-
-        groups = tuple((p, tuple((name, kept(value)) for name, value in f)) for p, f in self.groups)
-        return replace(self, inner=self.inner.held(clock), groups=groups)
+    def _with(self, settings: dict[str, Any]) -> Optimizer:
+        groups = tuple(
+            (p, tuple((name, settings.get(f"{name} of {p}", value)) for name, value in factors))
+            for p, factors in self.groups
+        )
+        rest = {name: value for name, value in settings.items() if name in self.inner.settings}
+        return replace(self, inner=self.inner.replace(**rest) if rest else self.inner, groups=groups)
 
     def _factors(self) -> list[tuple[str, Any]]:
         return [
@@ -165,7 +166,7 @@ class lookahead(_Around):
         every `every` steps:  slow = slow + pull * (p - slow);  p = slow
 
     The last step of a run ends at `slow` as it then is. Arguments: `inner`, an elementwise optimizer;
-    `every`, steps; `pull`, a number or a schedule from 0 to 1. Source: Zhang et al., 2019
+    `every`, steps; `pull`, a number or a schedule above 0 and up to 1. Source: Zhang et al., 2019
     (https://arxiv.org/abs/1907.08610); with a `pull` that shrinks over the run it is airbench's lookahead
     (Jordan, 2024, arXiv:2404.00498), an average whose length grows.
     """
@@ -177,14 +178,16 @@ class lookahead(_Around):
     def __post_init__(self) -> None:
         self._check()
         value = as_schedule(self.pull, "lookahead's pull")
+        if isinstance(self.every, float) and self.every.is_integer():  # typed on a command line
+            object.__setattr__(self, "every", int(self.every))
         if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
             raise RecipeError("lookahead-every", every=repr(self.every))
-        if isinstance(value, constant) and not 0 <= value.value <= 1:
+        if isinstance(value, constant) and not 0 < value.value <= 1:
             raise RecipeError("lookahead-pull", pull=value.value)
 
     @property
     def hyper(self) -> dict[str, Schedule]:
-        return self.inner.hyper | {"pull": _now_and_then(as_schedule(self.pull, "pull"), self.every)}
+        return self.inner.hyper | {"pull": _to_zero(as_schedule(self.pull, "pull"))}
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -196,24 +199,24 @@ class lookahead(_Around):
 
     def init(self, params: Tree) -> Tree:
         slow = jax.tree.map(jnp.asarray, params)
-        return {"inner": self.inner.init(params), "slow": slow}
+        return {"inner": self.inner.init(params), "slow": slow, "done": jnp.int32(0)}
 
     def _apply(self, grads, opt_state, params, scalars, decaying, norm, members):
         pull = scalars["pull"]
         rest = {name: scalars[name] for name in self.inner.hyper}
         moved, inner = self.inner._apply(grads, opt_state["inner"], params, rest, decaying, norm, members)
-        meets = pull >= 0
+        done = opt_state["done"] + jnp.int32(1)
+        meets = (done % self.every == 0) | (pull == 0)
         slow = jax.tree.map(lambda s, p: jnp.where(meets, s + pull * (p - s), s), opt_state["slow"], moved)
         moved = jax.tree.map(lambda s, p: jnp.where(meets, s, p), slow, moved)
-        return moved, {"inner": inner, "slow": slow}
+        return moved, {"inner": inner, "slow": slow, "done": done}
 
 
 @dataclass(frozen=True)
-class _now_and_then(Schedule):
-    """`schedule` at the last of every `every` steps, 0 at the run's last, otherwise -1: nothing."""
+class _to_zero(Schedule):
+    """`schedule`, but 0 at the run's last step."""
 
     schedule: Schedule
-    every: int
 
     def _changed(self, number: Any, length: Any) -> Schedule:
         return replace(self, schedule=self.schedule._changed(number, length))
@@ -228,10 +231,7 @@ class _now_and_then(Schedule):
         return self.schedule.warnings(clock, setting)
 
     def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
-        values = self.schedule._values(steps, clock)
-        done = steps + 1
-        values = np.where(done % self.every == 0, values, -1.0)
-        return np.where(done == clock.total, 0.0, values)
+        return np.where(steps + 1 == clock.total, 0.0, self.schedule._values(steps, clock))
 
 
 def _pairs(given: Any) -> tuple[tuple[str, Any], ...]:

@@ -48,7 +48,7 @@ def recipe(
     batch norm's running statistics, a step; `views`: whether evaluation means over six views of an image."""
     images = cifar10(data)
     inner = sgd(
-        lr=one_cycle(_RATE, warmup="23%", start=0.2 * _RATE, end=0.07 * _RATE),
+        lr=one_cycle(_RATE, warmup="23%", start=round(0.2 * _RATE, 6), end=round(0.07 * _RATE, 6)),
         momentum=_MOMENTUM,
         nesterov=True,
         weight_decay=_DECAY,
@@ -71,7 +71,9 @@ def recipe(
         batch=_BATCH,
         replicas=8,
         duration="9.9ep",
-        optimizer=lookahead(grouped(inner, groups), every=5, pull=polynomial(1.0, 1 - 0.95**5, 3.0)),
+        optimizer=lookahead(
+            grouped(inner, groups), every=5, pull=polynomial(1.0, round(1 - 0.95**5, 6), 3.0)
+        ),
         precision="bf16",
         frozen=("whiten/kernel",),
         validated=Validated(source="94.01 %, mean of 1,000 runs, Jordan 2024, arXiv:2404.00498"),
