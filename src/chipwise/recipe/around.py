@@ -178,7 +178,7 @@ class lookahead(_Around):
     def __post_init__(self) -> None:
         self._check()
         value = as_schedule(self.pull, "lookahead's pull")
-        if isinstance(self.every, float) and self.every.is_integer():  # typed on a command line
+        if isinstance(self.every, float) and self.every % 1 == 0:  # typed on a command line
             object.__setattr__(self, "every", int(self.every))
         if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
             raise RecipeError("lookahead-every", every=repr(self.every))
