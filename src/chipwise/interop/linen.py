@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from ..data.sources import spec_of
 from ..errors import RecipeError
@@ -52,10 +51,11 @@ def task(
 
     def init(key: jax.Array) -> tuple[Tree, Tree]:
         spec = spec_of(columns.train)
-        batch = {n: jnp.zeros((1, *s.shape), s.dtype) for n, s in spec.items()}
-        args, kwargs = columns.arguments(batch, {})
+        batch = {n: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for n, s in spec.items()}
+        args, kwargs = jax.eval_shape(lambda batch: columns.arguments(batch, {}), batch)
         with own_promotion():
-            made = module.init({"params": key, **_streams(key)}, *args, **kwargs, **flag(False))
+            # By shapes: the compiler would take minutes to fold a forward pass over constants
+            made = module.lazy_init({"params": key, **_streams(key)}, *args, **kwargs, **flag(False))
         state = {kind: values for kind, values in made.items() if kind != "params"}
         return made.get("params", {}), state
 
