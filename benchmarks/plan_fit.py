@@ -101,10 +101,10 @@ def in_float16() -> Iterator[None]:
         precision.cast = cast
 
 
-def samples() -> list[Sample]:
-    """Every GPU row that may be fitted."""
+def samples(only: Sequence[int] = ()) -> list[Sample]:
+    """Every GPU row that may be fitted, or some of them by number."""
     made: list[Sample] = []
-    known = [row for row in rows("fit", "GPU") if row.clock == "steps"]
+    known = [row for row in rows("fit", "GPU") if row.clock == "steps" and (not only or row.row in only)]
     half = [row for row in known if "precision=f16" in row.settings]
     for some, context in ((half, in_float16), ([r for r in known if r not in half], contextlib.nullcontext)):
         with context():
@@ -203,8 +203,10 @@ def summary(residuals: Sequence[float]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write efficiencies.json")
-    write = parser.parse_args().write
-    train = samples()
+    parser.add_argument("--rows", help="these alone, such as 2,15,60")
+    options = parser.parse_args()
+    write = options.write
+    train = samples([int(number) for number in options.rows.split(",")] if options.rows else ())
     values = fit(train)
     inside = [s.residual(values) for s in train]
     families, chips = left_out(train, "family"), left_out(train, "device")

@@ -1,0 +1,62 @@
+"""The excerpts `hlo/gpu_*` are what XLA of jax 0.10.2 makes for GPUs that are not here, with training's
+options; XLA's own parser makes the module that a plan reads."""
+
+from pathlib import Path
+
+import pytest
+from jaxlib import _hlo
+
+from chipwise.planner import hlo_gpu
+
+EXCERPTS = Path(__file__).parent / "hlo"
+
+
+def read(name):
+    text = (EXCERPTS / f"gpu_{name}.txt").read_text(encoding="utf-8")
+    return hlo_gpu.read(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto())
+
+
+def of_kind(reading, kind):
+    return [kernel for kernel in reading.kernels if kernel.kind == kind]
+
+
+def test_a_loop_runs_its_kernels_once_a_trip_and_names_the_line():
+    (product,) = of_kind(read("scan_a100"), "matmul")
+    assert (product.count, product.flops, product.shape) == (7, 2 * 256**3, (256, 256, 256, 1))
+    assert product.bytes == 3 * 2 * 256**2  # without the library's workspace
+    assert product.line == "/home/user/net.py:25" and product.dtype == "bf16"
+
+
+def test_a_convolution_and_its_gradients_do_equal_work():
+    made = of_kind(read("convolution_h100"), "convolution")
+    forward, inputs, kernel = made
+    assert {k.flops for k in made} == {2 * 8 * 16 * 16 * 64 * 128 * 9}
+    assert forward.shape == (8 * 16 * 16, 128, 9 * 64, 1)
+    assert kernel.shape == (9 * 64, 128, 8 * 16 * 16, 1)
+    assert inputs.shape[:2] == (8 * 33 * 33, 64)  # of the padded image, of which each pixel meets a few taps
+    for k in made:
+        m, n, inner, groups = k.shape
+        assert 2 * m * n * inner * groups == pytest.approx(k.flops, rel=0.01)
+
+
+def test_bfloat16_on_a_v100_is_float32():
+    reading = read("product_v100")
+    (product,) = of_kind(reading, "matmul")
+    assert product.dtype != "bf16" and product.bytes == 4 * (512 * 1024 + 1024 * 256 + 512 * 256)
+    assert len(of_kind(reading, "elementwise")) == 3  # two conversions and the rectifier
+
+
+def test_what_float32_multiplies_in_is_what_the_program_asks_for():
+    assert [k.dtype for k in of_kind(read("precisions_a100"), "matmul")] == ["tf32", "f32"]
+
+
+def test_fused_attention_behind_a_causal_mask_does_half():
+    forward, backward = of_kind(read("attention_h100"), "attention")
+    assert forward.flops == 2 * 2 * (2 * 4) * 256 * 256 * 64 / 2
+    assert backward.flops == 2.5 * forward.flops
+    assert forward.bytes < 5 * 2 * (2 * 256 * 4 * 64) and read("attention_h100").notes == []
+
+
+def test_no_program_is_an_error():
+    with pytest.raises(ValueError):
+        hlo_gpu.read(b"\x0a\x03abc")
