@@ -188,7 +188,7 @@ def test_mixed_dtypes_are_refused():
 # ---- which chip gets what
 
 
-def query(dtype=jnp.bfloat16, d=64, t=257):
+def query(dtype=jnp.bfloat16, d=64, t=258):
     return jax.ShapeDtypeStruct((2, t, 4, d), dtype)
 
 
@@ -209,6 +209,7 @@ def test_each_chip_of_the_catalogue_has_its_form():
         ("a100", query(d=128), Mask(), "cudnn"),
         ("a100", query(d=136), Mask(), "blocks"),
         ("a100", query(d=60), Mask(), "blocks"),
+        ("a100", query(t=257), Mask(), "blocks"),
         ("a100", query(), Mask(causal=True, window=4), "cudnn"),
         ("a100", query(), Mask(window=4), "blocks"),
         ("v5e", query(jnp.float16), Mask(), "blocks"),

@@ -12,6 +12,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from chipwise.chips.catalogue import named
+from chipwise.chips.gpus import target_config
+from chipwise.engine.step import compiler_options
 from chipwise.errors import ChipwiseError, DeviceError
 from chipwise.planner import compiler, compilers
 from chipwise.planner.compiler import (
@@ -100,6 +103,36 @@ def test_a_program_for_a_chip_that_is_not_here(tmp_path):
     assert nowhere.problem.code == "topology-unknown" and nowhere.problem["program"] == "nowhere"
     assert [done for done, *_ in seen] == [0, 1, 2, 3, 4] and {total for _, total, *_ in seen} == {4}
     assert seen[0][3] is None and seen[1][3] > 0 and seen[4][3] == 0  # seconds left
+
+
+def has_gpu_compiler():
+    try:
+        compilers.gpu_compiler()
+    except DeviceError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_gpu_compiler(), reason=f"needs a compiler for GPUs: {PIP}")
+def test_a_program_for_a_gpu_that_is_not_here(tmp_path):
+    config = {"topology_name": "", "target_config": target_config(named("h100"))}
+    one, two = ({**config, "topology": f"1x1x{n}"} for n in (1, 2))
+    program = export_program(product, ({"x": SPEC}, SPEC), "cuda")
+    options = compiler_options("cuda", exact=True)
+    told = compile_all(
+        [
+            Request("replica", one, program, platform="cuda", options=options),
+            Request("reduce", two, ReduceRequest(2, 1, 1000, True), platform="cuda"),
+            Request("nowhere", {**one, "target_config": "of no chip"}, program, platform="cuda"),
+        ],
+        cache_dir=tmp_path,
+    )
+    replica, reduce, nowhere = told
+    assert replica.problem is None and replica.temp_bytes > 0 and replica.flops == 2 * 256**3
+    (made,) = [k for k in replica.kernels if k.kind == "matmul"]
+    assert made.dtype == "bf16" and made.line.startswith(__file__)
+    assert reduce.problem is None and reduce.wire_bytes > 0
+    assert nowhere.problem.code == "topology-unknown"
 
 
 # ---- exporting
