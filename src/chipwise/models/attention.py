@@ -66,9 +66,9 @@ def form_for(chip: Target, query, key, mask: Mask) -> str:
     """ "cudnn", "splash" or "blocks": the form on `chip` for arguments as of `attention`."""
     d, half = query.shape[-1], query.dtype.itemsize == 2
     even = query.shape[1] % 2 == key.shape[1] % 2 == 0  # cuDNN's gradient takes no others
-    if chip == ("cuda", True) and half and even and d % 8 == 0 and d <= 128:
-        if mask.causal or mask.window is None:
-            return "cudnn"
+    gpu = chip == ("cuda", True) and half and (mask.causal or mask.window is None)
+    if gpu and even and d % 8 == 0 and d <= 128:
+        return "cudnn"
     tpu = chip == ("tpu", True) and query.dtype == jnp.bfloat16
     # A single block's weights stay in the chip's own memory, where XLA's products are as fast.
     if tpu and (d <= 128 or d % 128 == 0) and max(query.shape[1], key.shape[1]) > 256:
