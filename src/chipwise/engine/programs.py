@@ -23,6 +23,7 @@ from .layout import Layout, merges
 from .placement import Placement
 from .reduce import reducer
 from .sharding import Sharding
+from .sharing import on_device
 from .state import TrainState, read
 from .step import Step, compiler_options
 
@@ -101,17 +102,25 @@ class Programs:
                 return None
             return self._choose_loop(arguments, options, steps_at_once)
 
-        # One compilation a device, of the same program: side by side, since XLA lets go of the GIL.
+        # Compiled for the first device, and loaded on the others; side by side, since XLA lets go of the GIL.
         devices = self.placement.devices
         with ThreadPoolExecutor(max(1, min(len(devices), os.cpu_count() or 1))) as pool:
-            place = range(len(devices))
             jitted = [  # made once, so that a function is traced once for all devices
                 jax.jit(self.of.replica, compiler_options=options),
                 jax.jit(self.of.update, donate_argnums=0, compiler_options=options),
                 jax.jit(self.of.square, compiler_options=options),
             ]
-            one = functools.partial(self._compile_for, carry, window, data, jitted)
-            self._replicas, self._updates, self._squares = zip(*pool.map(one, place), strict=True)
+            lowered = functools.partial(self._lowered, carry, window, data, jitted)
+            lead = list(pool.map(lambda one: one and one.compile(), lowered(0)))
+
+            def loaded(d: int) -> list[Any]:
+                return [
+                    one and on_device(one, devices[d], lambda i=i: lowered(d)[i].compile())
+                    for i, one in enumerate(lead)
+                ]
+
+            others = pool.map(loaded, range(1, len(devices)))
+            self._replicas, self._updates, self._squares = zip(lead, *others, strict=True)
         self._at_once = meet_at_once(len(starts), self.of.updates.size)
         self._pops = merges(len(starts))
         self._add = jax.jit(jnp.add, donate_argnums=0)
@@ -168,7 +177,7 @@ class Programs:
         fresh = [dataclasses.replace(state, sums=_zeros(state.sums)) for state in carry]
         return carry[0].sums, fresh
 
-    def _compile_for(self, carry, window, data, jitted, d: int) -> tuple[Any, Any, Any]:
+    def _lowered(self, carry, window, data, jitted, d: int) -> tuple[Any, Any, Any]:
         """For a device: the replica's program, the update's, and the one for squares or `None`; where the
         optimizer's state is shared out, `sharding` has the other two."""
         of, device = self.of, self.placement.devices[d]
@@ -179,9 +188,9 @@ class Programs:
         if self.sharding is not None:
             return replica.lower(*arguments).compile(), None, None
         return (
-            replica.lower(*arguments).compile(),
-            update.lower(state, total, window[d]["hyper"], squares).compile(),
-            square.lower(total).compile() if squares is not None else None,
+            replica.lower(*arguments),
+            update.lower(state, total, window[d]["hyper"], squares),
+            square.lower(total) if squares is not None else None,
         )
 
     def _choose_loop(self, arguments: tuple, options: dict | None, wanted: int | None) -> Fact | None:

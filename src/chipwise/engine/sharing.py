@@ -1,0 +1,48 @@
+"""One compilation for all devices of a process: a compiled program, loaded again on another device.
+
+JAX compiles a program of one device once for each device that runs it, which on eight simulated ones is most
+of a short run's time. On the CPU the machine code is written out and loaded for the next device instead:
+the same code, so the same bits. On GPUs JAX's compilation cache serves every device with one entry. Where the
+cache is on, a CPU program may have come from it, and such a one cannot be written out again (JAX 0.10.2: its
+functions are not found when it runs): then every device asks the cache.
+
+This uses parts of `jax.experimental.serialize_executable` that may change: where it fails, JAX compiles.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import serialize_executable as serializing
+
+
+def on_device(compiled: Any, device: jax.Device, compile_again: Callable[[], Any]) -> Any:
+    """`compiled`, a program of one device, for another `device`; `compile_again()` where it cannot be had."""
+    if device.platform != "cpu" or jax.config.jax_compilation_cache_dir is not None:
+        return compile_again()
+    try:
+        return _loaded(compiled, device)
+    except Exception:  # private parts of JAX, of which another version may raise anything
+        return compile_again()
+
+
+def _loaded(compiled: Any, device: jax.Device) -> Any:
+    from jax._src import compiler
+
+    written, arguments, results = serializing.serialize(compiled)
+    options = compiler.get_compile_options(
+        num_replicas=1, num_partitions=1, device_assignment=np.array([[device.id]])
+    )
+
+    class Reader(serializing._JaxPjrtUnpickler):  # of bytes that this process has just written
+        def persistent_load(self, pid: tuple[str, Any]) -> Any:
+            if pid[0] == "exec":
+                return self.backend.deserialize_executable(pid[1], self.execution_devices, options)
+            return device if pid[0] == "device" else super().persistent_load(pid)
+
+    unloaded, about, no_kwargs = Reader(io.BytesIO(written), device.client, [device]).load()
+    return jax.stages.Compiled(unloaded.load(), [], arguments.unflatten(about), results, no_kwargs=no_kwargs)
