@@ -2,7 +2,7 @@
 
     python benchmarks/overhead.py --data DIR
 
-Each pair alternates, five runs each, on the same steps; `overhead.md` holds medians and their ratio.
+`blocks=1` is the exact step as one program. Each pair alternates, five runs each, on the same steps; `overhead.md` holds medians and their ratio.
 A bare loop is `for ...: carry, token = program.step(carry, window, data)` and one wait at the end: no
 logs, metrics, signals, checkpoints or run folder. `fit` runs with a run folder and logs as usual.
 """
@@ -92,9 +92,11 @@ def main() -> None:
     ]
     for name, recipe in recipes.items():
         exact, free = Bare(recipe, True), Bare(recipe, False)
+        one_block = Bare(dataclasses.replace(recipe, blocks=1), True)
         for what, against, pair in (
             ("fit", "bare loop over the same step", (lambda r=recipe: fitted(r), exact.examples_per_second)),
             ("exact", "exact=False", (exact.examples_per_second, free.examples_per_second)),
+            ("blocks=1", "exact=False", (one_block.examples_per_second, free.examples_per_second)),
         ):
             a, b = alternate(*pair)
             ratio = statistics.median(x / y for x, y in zip(a, b, strict=True))
