@@ -2,7 +2,8 @@
 
     python benchmarks/overhead.py --data DIR
 
-`blocks=1` is the exact step as one program. Each pair alternates, five runs each, on the same steps; `overhead.md` holds medians and their ratio.
+`blocks=1` is the exact step as one program.
+Each pair alternates, five runs each, on the same steps; `overhead.md` holds medians and their ratio.
 A bare loop is `for ...: carry, token = program.step(carry, window, data)` and one wait at the end: no
 logs, metrics, signals, checkpoints or run folder. `fit` runs with a run folder and logs as usual.
 """

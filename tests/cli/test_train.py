@@ -114,7 +114,7 @@ def test_people_see_the_recipe_the_devices_and_the_result(chipwise, mine, tmp_pa
     )
     assert said.code == 0
     assert "24 = 8 replicas × 3" in said.err
-    assert "cpu: 1 × cpu (simulated), 8 of 8 replicas each, f32" in said.err
+    assert "cpu: 1 × cpu (simulated), 8 of 8 replicas each" in said.err
     assert "step 2/2" in said.err
     for name in ("eval/loss", "seconds", "fingerprint", "run"):
         assert name in said.out

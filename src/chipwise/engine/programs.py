@@ -114,8 +114,11 @@ class Programs:
             lead = list(pool.map(lambda one: one and one.compile(), lowered(0)))
 
             def loaded(d: int) -> list[Any]:
+                def again(i: int) -> Any:
+                    return lowered(d)[i].compile()
+
                 return [
-                    one and on_device(one, devices[d], lambda i=i: lowered(d)[i].compile())
+                    one and on_device(one, devices[d], functools.partial(again, i))
                     for i, one in enumerate(lead)
                 ]
 

@@ -22,7 +22,7 @@ from jax.experimental import serialize_executable as serializing
 
 def on_device(compiled: Any, device: jax.Device, compile_again: Callable[[], Any]) -> Any:
     """`compiled`, a program of one device, for another `device`; `compile_again()` where it cannot be had."""
-    if device.platform != "cpu" or jax.config.jax_compilation_cache_dir is not None:
+    if device.platform != "cpu" or jax.config.values["jax_compilation_cache_dir"] is not None:
         return compile_again()
     try:
         return _loaded(compiled, device)
