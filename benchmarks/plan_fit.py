@@ -170,10 +170,14 @@ def left_out(data: Sequence[Sample], name: str) -> list[float]:
 
 def factors(residuals: Sequence[float]) -> tuple[float, float]:
     """The factors on predicted seconds between which 90 % of measured ones lie: a twentieth of the residuals,
-    with their sign, left out on each side, one rank further out as so few rows ask for."""
+    with their sign, left out on each side, one rank further out as so few rows ask for. With fewer than
+    twenty rows neither side is known: the largest residual counts for both."""
     measured = np.sort(-np.asarray(residuals))  # logarithms of measured over predicted
+    if len(measured) < 20:
+        widest = float(np.exp(np.abs(measured).max()))
+        return 1 / widest, widest
     rank = int(np.floor(0.05 * (len(measured) + 1)))
-    low, high = measured[max(rank - 1, 0)], measured[min(len(measured) - rank, len(measured) - 1)]
+    low, high = measured[rank - 1], measured[len(measured) - rank]
     return float(np.exp(min(low, 0.0))), float(np.exp(max(high, 0.0)))
 
 
