@@ -11,6 +11,7 @@ exactly the shapes and types of `spec`. A source with `fill` is read by several 
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -307,6 +308,21 @@ def _examples(source: Any, indices: list[int]) -> Iterator[tuple[int, Any]]:
         kind = type(source).__name__
         raise DataError("batch-hook-length", source=kind, examples=len(examples), indices=len(indices))
     yield from zip(indices, examples, strict=True)
+
+
+def sample_digest(source: Any) -> str | None:
+    """SHA-256 of some examples spread over `source`: whether two hosts see the same data. `None` for none,
+    and for sources of others, which may give another example each time."""
+    known = isinstance(source, (Arrays, Lazy)) or has(source, "fill")
+    if source is None or not known or not len(source):
+        return None
+    indices = np.linspace(0, len(source) - 1, num=min(8, len(source))).astype(np.int32)
+    digest = hashlib.sha256()
+    for name, column in sorted(take(source, indices).items()):
+        digest.update(
+            f"{name}:{column.dtype}:{column.shape};".encode() + np.ascontiguousarray(column).tobytes()
+        )
+    return digest.hexdigest()[:16]
 
 
 def materialize(source: Any) -> Columns:

@@ -61,6 +61,7 @@ def fit(
     """
     with contextlib.ExitStack() as closing:
         # ---- agreements, before anything is read, written or compiled
+        closing.enter_context(hosts().failing())
         first = hosts().first  # which writes and speaks for all
         reporter, meter = Reporter(progress if first else "silent"), Meter(recipe.batch)
         closing.callback(reporter.stop)

@@ -22,9 +22,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..data.sources import sample_digest
 from ..data.watch import Watch
 from ..data.workers import chosen
 from ..errors import RecipeError
+from ..machine.fingerprint import this_machine
 from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
 from ..words.facts import Fact
@@ -64,6 +66,7 @@ class Session:
         self.total, self.step = recipe.clock.total or 0, 0
         self.machine, self.layout, warnings = lay_out(recipe, on)
         self.placement = Placement(self.machine, self.layout.devices)
+        self._compare()
         self.abstract = abstract_state(recipe)
         self.layout_warnings = warnings
         self.warnings: list[Any] = [*warnings, *recipe.warnings()]
@@ -87,6 +90,17 @@ class Session:
         self._evaluator: Evaluator | None = None
         self._open = contextlib.ExitStack()
         self._queued: deque[Any] = deque()
+
+    def _compare(self) -> None:
+        """Raises `DeviceError`, which names the host, where hosts have other recipes, data or chips."""
+        here, task = self.placement.hosts, self.recipe.task
+        if here.count == 1:
+            return
+        facts = {f"the recipe's {name}": value for name, value in self.recipe.describe().items()}
+        facts["training data"] = sample_digest(task.train)
+        facts["evaluation data"] = sample_digest(task.eval)
+        chip = self.machine.kind if self.machine.platform != "cpu" else this_machine().cpu
+        here.compare("recipe", {**facts, "chip": chip})
 
     @property
     def start(self) -> Fact:

@@ -13,6 +13,7 @@ import atexit
 import contextlib
 import ctypes
 import glob
+import json
 import logging
 import os
 import signal
@@ -67,7 +68,7 @@ class Hosts:
 
     def compare(self, what: str, facts: dict[str, Any]) -> None:
         """Raises `DeviceError`, the same on all hosts, unless all say the same of `facts`, JSON values."""
-        rows = self.everyone(what, facts)
+        rows = self.everyone(what, json.loads(json.dumps(facts, default=str)))
         for host, row in enumerate(rows):
             for name in facts:
                 if row.get(name) != rows[0].get(name):
@@ -97,9 +98,7 @@ class Hosts:
             return
         self._code = getattr(error, "exit_code", 130 if isinstance(error, KeyboardInterrupt) else 1)
         if type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError"):
-            time.sleep(
-                SILENCE_SECONDS
-            )  # a collective broke: the wire knows why, or will, and ends the process
+            time.sleep(self._wire.silence + 1)  # a collective broke: the wire learns why, and ends this
         text = str(error) if isinstance(error, ChipwiseError) else f"{type(error).__name__}: {error}"
         text = str(fact("host-failed", host=self.index, host_name=self.names[self.index], text=text))
         alike = isinstance(error, (DivergedError, RecipeError, DeviceError))

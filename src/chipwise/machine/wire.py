@@ -49,8 +49,8 @@ class Line:
 
     def receive(self, seconds: float | None = None) -> dict[str, Any] | None:
         """What was said next; `None` at the end, after `seconds`, or for what is no line of ours."""
-        self._socket.settimeout(seconds)
         try:
+            self._socket.settimeout(seconds)
             while b"\n" not in self._rest:
                 more = self._socket.recv(1 << 16)
                 if not more or len(self._rest) > LINE_BYTES:
@@ -90,8 +90,8 @@ def call_the_roll(address: str, port: int, count: int, name: str, wait: float, t
             if waited > word:
                 told(missing)
                 word = waited + _AGAIN_SECONDS
-            gone = {i for i, line in lines.items() if _ended(line)}  # killed and started again, perhaps
-            lines = {i: line for i, line in lines.items() if i not in gone}
+            for i in [i for i, line in lines.items() if _ended(line)]:  # killed and started again, perhaps
+                lines.pop(i).close()
             if not select.select([server], [], [], _RETRY_SECONDS)[0]:
                 continue
             line = Line(server.accept()[0])
@@ -101,9 +101,9 @@ def call_the_roll(address: str, port: int, count: int, name: str, wait: float, t
                 line.close()  # somebody else's
                 continue
             if said.get("of") != count or index in lines or not 0 < index < count:
-                line.send({"refused": [index, said.get("of"), count]})
-                for other in lines.values():
+                for other in (line, *lines.values()):
                     other.send({"refused": [index, said.get("of"), count]})
+                    other.close()
                 raise ValueError(index, said.get("of"), count)
             lines[index] = line
     for line in lines.values():
@@ -129,6 +129,7 @@ def answer_the_roll(
         line.send({"host": index, "of": count})
         said = line.receive(max(1.0, wait - waited)) or {}
         if "refused" in said:
+            line.close()
             raise ValueError(*said["refused"])
         if "all" in said:
             return {0: line}
@@ -174,7 +175,7 @@ class Wire:
         left: Callable[[int, str], None],
     ):
         self.index, self.count = index, count
-        self._lines, self._silence, self._gone, self._left = lines, silence, gone, left
+        self._lines, self.silence, self._gone, self._left = lines, silence, gone, left
         self._heard = threading.Condition()
         self._said: dict[tuple[str, int, int], Any] = {}  # (what, turn, host) to its value
         self._turn: dict[str, int] = {}
@@ -276,7 +277,7 @@ class Wire:
     def _beat(self) -> None:
         while not self._ending.is_set():
             self._tell({"beat": self.index})
-            self._ending.wait(min(5.0, self._silence / 6))
+            self._ending.wait(min(5.0, self.silence / 6))
             for host, line in self._lines.items():
-                if host not in self._farewell and time.monotonic() - line.heard > self._silence:
+                if host not in self._farewell and time.monotonic() - line.heard > self.silence:
                     self._lost(host)

@@ -1,0 +1,154 @@
+"""Hosts that meet over a port of this machine: threads of one process play them."""
+
+import contextlib
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import processes
+from chipwise.machine.wire import PortTaken, Wire, answer_the_roll, call_the_roll
+
+HERE = "127.0.0.1"
+
+
+class Player:
+    """A host, and what it was told."""
+
+    def __init__(self, index, count, lines, silence):
+        self.gone, self.left, self.heard = [], [], threading.Event()
+        self.wire = Wire(index, count, lines, silence, self._gone, self._leave)
+
+    def _gone(self, host):
+        self.gone.append(host)
+        self.heard.set()
+
+    def _leave(self, code, sentence):
+        self.left.append((code, sentence))
+        self.heard.set()
+
+    def kill(self):
+        for line in self.wire._lines.values():
+            with contextlib.suppress(OSError):
+                line._socket.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def meet():
+    met = []
+
+    def meeting(count, silence=30.0):
+        met.extend(players := _meet(count, silence))
+        return players
+
+    yield meeting
+    for player in met:
+        player.wire._ending.set()
+        player.kill()
+    for player in met:
+        for line in player.wire._lines.values():
+            line.close()
+
+
+def _meet(count, silence):
+    port = processes.free_port()
+    with ThreadPoolExecutor(count) as pool:
+        others = [
+            pool.submit(answer_the_roll, HERE, port, i, count, 20, lambda missing: None)
+            for i in range(1, count)
+        ]
+        lines = [call_the_roll(HERE, port, count, "a", 20, lambda missing: None)]
+        lines += [one.result() for one in others]
+    return [Player(i, count, lines[i], silence) for i in range(count)]
+
+
+def together(players, ask):
+    with ThreadPoolExecutor(len(players)) as pool:
+        return list(pool.map(lambda player: ask(player.wire), players))
+
+
+def test_hosts_agree_and_tell_each_other(meet):
+    players = meet(3)
+    for turn in range(3):
+        assert together(players, lambda wire: wire.agree("save", [wire.index, turn])) == [[0, turn]] * 3
+    assert together(players, lambda wire: wire.everyone("ready", wire.index)) == [[0, 1, 2]] * 3
+    for player in reversed(players):
+        player.wire.bye()
+        player.kill()
+    assert not any(player.gone for player in players)
+
+
+@pytest.mark.parametrize("dead", [0, 2])
+def test_a_host_that_dies_is_named_to_all(meet, dead):
+    players = meet(3)
+    players[dead].wire._ending.set()
+    players[dead].wire._tell = lambda said: None  # its threads, here, outlive it
+    players[dead].kill()
+    for player in players:
+        if player is not players[dead]:
+            assert player.heard.wait(10) and player.gone[0] == dead
+
+
+def test_a_silent_host_is_gone(meet):
+    players = meet(2, silence=1.0)
+    players[1].wire._ending.set()  # it beats no more, and its connection stays
+    assert players[0].heard.wait(10) and players[0].gone[0] == 1
+
+
+def test_a_failure_is_said_once_by_host_0(meet):
+    players = meet(3)
+    assert players[2].wire.fail(3, "a shard is damaged", alike=False) is False
+    assert players[0].heard.wait(10) and players[0].left == [(3, "a shard is damaged")]
+    assert players[1].heard.wait(10) and players[1].left == [(3, "")]
+
+
+def test_host_0_says_its_own(meet):
+    players = meet(2)
+    assert players[0].wire.fail(6, "NaN", alike=True) is True
+    assert players[1].heard.wait(10) and players[1].left == [(6, "")]
+
+
+def test_who_is_missing_is_told_and_named():
+    told = []
+    with pytest.raises(TimeoutError) as caught:
+        call_the_roll(HERE, processes.free_port(), 4, "a", 4.5, told.append)
+    assert told == [[1, 2, 3]] and caught.value.args[0] == [1, 2, 3]
+    with pytest.raises(TimeoutError):
+        answer_the_roll(HERE, processes.free_port(), 1, 2, 0.1, told.append)
+
+
+@pytest.mark.parametrize(("index", "of"), [(1, 3), (2, 2)])
+def test_a_host_of_another_run_is_refused_on_both_sides(index, of):
+    port = processes.free_port()
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(answer_the_roll, HERE, port, index, of, 20, lambda missing: None)
+        with pytest.raises(ValueError) as caught:
+            call_the_roll(HERE, port, 2, "a", 20, lambda missing: None)
+        assert caught.value.args == (index, of, 2)
+        with pytest.raises(ValueError):
+            other.result()
+
+
+def test_strangers_are_left_outside():
+    port = processes.free_port()
+    with ThreadPoolExecutor(2) as pool:
+        roll = pool.submit(call_the_roll, HERE, port, 2, "a", 20, lambda missing: None)
+        for words in (b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b"{}\n", b"\xff\n"):
+            while True:
+                try:
+                    stranger = socket.create_connection((HERE, port), timeout=5)
+                    break
+                except OSError:
+                    continue
+            stranger.sendall(words)
+            stranger.close()
+        other = pool.submit(answer_the_roll, HERE, port, 1, 2, 20, lambda missing: None)
+        assert list(roll.result()) == [1] and list(other.result()) == [0]
+        for line in (*roll.result().values(), *other.result().values()):
+            line.close()
+
+
+def test_a_port_that_is_taken():
+    with socket.create_server((HERE, 0)) as other, pytest.raises(PortTaken):
+        call_the_roll(HERE, other.getsockname()[1], 2, "a", 5, lambda missing: None)
