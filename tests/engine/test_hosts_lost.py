@@ -70,7 +70,7 @@ def left(started, whom, kind, sent):
 def test_a_campaign(tmp_path):
     """Runs are struck again and again, each time on another number of processes, until they end."""
     whole = cw.fit(tasks.long(duration=STEPS), on=cw.On(devices=1), progress="none", eval_every="200st")
-    rng, struck, ended, slowest = random.Random(7), 0, 0, 0.0
+    rng, struck, ended, slowest = random.Random(int(os.environ.get("CHIPWISE_SEED", "7"))), 0, 0, 0.0
     while struck < ROUNDS:
         run = tmp_path / f"run{ended}"
         for _ in range(3):
