@@ -16,6 +16,7 @@ from rich.table import Table
 
 from ..errors import DataError, RecipeError, Stopped
 from ..explain.terminal import console, grid, lines, table
+from ..machine.hosts import hosts
 from ..words.facts import fact
 from ..words.figures import byte_size, counted, digits, sparkline
 from . import options
@@ -80,6 +81,8 @@ def bench(
         stopped = Stopped("bench-interrupted")
         stopped.exit_code = 130  # the shell's code for Ctrl-C
         raise stopped from error
+    if not hosts().first:  # host 0 writes
+        return
     out = _write(record, out, "bench")
     if json_:
         print(json.dumps({**record.to_json(), "written": str(out)}))

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from ..errors import DeviceError, RecipeError
 from ..explain.terminal import console, lines, table
+from ..machine.hosts import hosts
 from ..words.facts import Fact, fact
 from ..words.figures import byte_size, sparkline
 from . import options
@@ -79,6 +80,8 @@ def find_lr(
         print(json.dumps(search.to_json()))
     else:
         _print(search)
+    if not hosts().first:  # host 0 writes
+        return
     written = _write(search, recipe, picture, out, apply)
     if json_:
         return
