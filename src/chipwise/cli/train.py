@@ -36,6 +36,13 @@ def train(
     ] = None,
     at_once: options.AtOnce = 1,
     metric: options.Metric = None,
+    keep_best: Annotated[
+        str | None,
+        option("Also keep the checkpoint of its best evaluation, such as eval/accuracy.", "METRIC"),
+    ] = None,
+    patience: Annotated[
+        str | None, option("With --keep-best: end when nothing better came for so long.", "DURATION")
+    ] = None,
     fresh: Annotated[bool, option("Discard a run found in the folder.", name="--fresh")] = False,
     json_: options.Json = False,
     quiet: options.Quiet = False,
@@ -49,14 +56,27 @@ def train(
       chipwise train digits --simulate 8 --json
       chipwise train my_task.py:recipe --set lr=0.2 --devices 4
       chipwise train mnist --data DIR --seeds 5 --run runs/mnist-5
+      chipwise train mnist --data DIR --keep-best eval/accuracy --patience 5ep
     """
     if seeds is not None:
+        if keep_best is not None or patience is not None:
+            raise RecipeError("seeds-with-keep-best")
         _seeds_go_with(stop_after, fresh, recipe.settings)
         _study(context, recipe, {}, how, run, seeds, at_once, metric, json_, quiet)
         return
     if at_once != 1 or metric is not None:
         raise RecipeError("several-runs-only")
-    _one(recipe, how, run, json_, quiet, stop_after=stop_after, fresh=fresh)
+    _one(
+        recipe,
+        how,
+        run,
+        json_,
+        quiet,
+        stop_after=stop_after,
+        fresh=fresh,
+        keep_best=keep_best,
+        patience=patience,
+    )
 
 
 @options.taking
@@ -109,6 +129,7 @@ def evaluate_run(
     ] = None,
     data: options.Data = None,
     recipe: options.OfRun = None,
+    best: Annotated[bool, option("The checkpoint that --keep-best kept.", name="--best")] = False,
     json_: options.Json = False,
 ) -> None:
     """Evaluate the newest checkpoint of a run, every example exactly once.
@@ -133,7 +154,7 @@ def evaluate_run(
     changed = disagreement(stored.recipe, loaded.describe())
     if changed:
         warn(fact("recipe-changed", recipe=loaded.name, run=run, changed=changed))
-    restored = restore_run(loaded, run, warn)
+    restored = restore_run(loaded, run, warn, best=best)
     metrics = evaluate(loaded, restored.params, restored.state, batch=batch, on=on)
     examples = len(loaded.task.eval or ())
     if json_:

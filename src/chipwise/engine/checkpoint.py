@@ -29,6 +29,7 @@ from ..machine.hosts import hosts
 from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
 from ..words.facts import Fact, fact
+from .best import FOLDER
 from .state import TrainState, abstract_state, parameters
 from .stored import newest_checkpoint
 
@@ -236,13 +237,18 @@ def _warn(damage: Fact) -> None:
     warnings.warn(str(damage), stacklevel=4)
 
 
-def restore_run(recipe: Recipe, run: str | Path, say: Callable[[Fact], None] | None = None) -> Restored:
-    """The newest readable checkpoint of the run folder `run`, made with `recipe`.
+def restore_run(
+    recipe: Recipe, run: str | Path, say: Callable[[Fact], None] | None = None, *, best: bool = False
+) -> Restored:
+    """The newest readable checkpoint of the run folder `run`, made with `recipe`; or that of its best
+    evaluation, which `fit(keep_best=...)` kept.
 
     *Arguments:* `say` is given what is damaged; by default it is a Python warning.
     Raises `CheckpointError` when there is none.
     """
-    folder = Path(run) / "checkpoints"
+    folder = Path(run) / (FOLDER if best else "checkpoints")
+    if best and not folder.is_dir():
+        raise CheckpointError("run-without-best", run=str(run))
     if not folder.is_dir():
         raise CheckpointError("run-without-checkpoints", run=str(run))
     with contextlib.closing(Checkpoints(folder, read_only=True)) as checkpoints:

@@ -6,12 +6,13 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from ..errors import Stopped
+from ..errors import RecipeError, Stopped
 from ..machine.detect import detect
 from ..machine.hosts import hosts
 from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
 from .agenda import MANY, Agenda
+from .best import Best
 from .evaluate import Evaluator
 from .log import Log
 from .meter import Meter
@@ -34,6 +35,8 @@ def fit(
     log_every: str | None = None,
     checkpoint_every: str | None = None,
     stop_after: str | None = None,
+    keep_best: str | None = None,
+    patience: str | None = None,
     fresh: bool = False,
     steps_per_call: int | None = None,
     progress: str = "auto",
@@ -50,6 +53,8 @@ def fit(
     - `eval_every`, `log_every`, `checkpoint_every`: durations such as `"1ep"`, `"100st"`, `"5%"`.
       `eval_every=None` evaluates at the end only.
     - `stop_after`: stop there, saved, without changing any schedule.
+    - `keep_best`: a metric such as `"eval/accuracy"`: the checkpoint of its best evaluation is kept in the
+      run's folder `best`. `patience`: with it, a duration: the run ends when nothing better came for so long.
     - `fresh`: discard a run found in the folder.
     - `steps_per_call`: steps that the host starts at once, with `exact=False`, one device and data in its
       memory; `None` tries in long runs whether 16 are faster.
@@ -59,6 +64,10 @@ def fit(
     Raises `RecipeError`, `DataError`, `DeviceError`, `RunError` before training begins; `DivergedError`
     for a loss that is not finite; `Stopped` after SIGTERM or Ctrl-C, when the run is saved.
     """
+    if keep_best is None and patience is not None:
+        raise RecipeError("patience-without-best", patience=patience)
+    if keep_best is not None and run is None:
+        raise RecipeError("best-without-run", metric=keep_best)
     with contextlib.ExitStack() as closing:
         # ---- agreements, before anything is read, written or compiled
         closing.enter_context(hosts().failing())
@@ -87,6 +96,9 @@ def fit(
         session.begin(saver.restore(session, reporter), last=agenda.last)
         begin = session.step
         log = Log(recipe, meter, reporter, folder, saver, begin)
+        best = None if keep_best is None else Best(recipe, keep_best, patience, log.history)
+        if best is not None:  # rows are read by the first host alone
+            best.over = session.placement.agree("patience", best.waited_enough(begin))
         if folder is not None and begin < agenda.last:
             closing.enter_context(folder.process(session))
 
@@ -99,12 +111,12 @@ def fit(
                 decided = session.compile(trial=agenda.last - begin >= MANY)
             if decided is not None:
                 reporter.say(decided)
-            _train(session, agenda, log, saver, stop)
+            _train(session, agenda, log, saver, stop, best)
         saver.save_last(session, log)
         if stop:
             raise _stopped(stop, session, where)
 
-        return _result(session, log, begin, folder, where)
+        return _result(session, log, saver, begin, folder, where, best)
 
 
 def _open(run: str | Path, session: Session, source: dict[str, Any] | None, fresh: bool) -> RunFolder:
@@ -112,12 +124,15 @@ def _open(run: str | Path, session: Session, source: dict[str, Any] | None, fres
     return RunFolder(run, described, needed_bytes=4 * session.state_bytes, fresh=fresh)
 
 
-def _train(session: Session, agenda: Agenda, log: Log, saver: Saver, stop: StopRequest) -> None:
-    """Steps until `agenda.last` or a stop. The host only starts steps; it waits one after a log step."""
+def _train(
+    session: Session, agenda: Agenda, log: Log, saver: Saver, stop: StopRequest, best: Best | None
+) -> None:
+    """Steps until `agenda.last`, a stop or the end of patience. The host only starts steps; it waits one
+    after a log step."""
     session.wait()
     log.meter.mark(session.step, first=True)
     saver.begin()
-    while session.step < agenda.last and not stop.reached():
+    while session.step < agenda.last and not stop.reached() and not (best and best.over):
         steps = min(session.steps_at_once, agenda.until_next(session.step))
         if not session.advance(steps, stopped=lambda: stop.alone):
             break
@@ -127,11 +142,21 @@ def _train(session: Session, agenda: Agenda, log: Log, saver: Saver, stop: StopR
         if session.step in agenda.evaluate:
             log.collect(session.watch)
             log.evaluate(session)
+            _keep(session, log, saver, best)
         if saver.due(session):
             log.collect(session.watch)
             saver.save(session, log)
     log.collect(session.watch)
     log.meter.seconds["wait_data"] = session.watch.waited
+
+
+def _keep(session: Session, log: Log, saver: Saver, best: Best | None) -> None:
+    """Keeps the state just evaluated, where it is the best."""
+    if best is None:
+        return
+    if session.placement.agree("best", best.improved(session.step, log.final)):
+        saver.save_best(session, log)
+    best.over = session.placement.agree("patience", best.waited_enough(session.step))
 
 
 def evaluate(
@@ -147,14 +172,26 @@ def evaluate(
         return evaluator(*placement.spread((params, state)))
 
 
-def _result(session: Session, log: Log, begin: int, folder: RunFolder | None, run: str | None) -> Result:
+def _result(
+    session: Session,
+    log: Log,
+    saver: Saver,
+    begin: int,
+    folder: RunFolder | None,
+    run: str | None,
+    best: Best | None,
+) -> Result:
     """Evaluates at the end, and writes what came out unless it stands there."""
-    session.forget_optimizer()  # which is no longer needed: the evaluation may have its memory
+    if best is None:
+        session.forget_optimizer()  # which is no longer needed: the evaluation may have its memory
     log.evaluate(session)
+    _keep(session, log, saver, best)
     log.reporter.stop()
-    result = Result.of(session, log, log.meter, begin, run)
-    complete = session.step == session.total
-    if folder is not None and complete and (begin < session.total or folder.result() is None):
+    early = best is not None and best.over and session.step < session.total
+    kept = None if best is None else {**best.to_json(), "ended_early": early}
+    result = Result.of(session, log, log.meter, begin, run, kept)
+    complete = session.step == session.total or early
+    if folder is not None and complete and (begin < session.step or folder.result() is None):
         folder.finish(result.to_json())
     return result
 

@@ -26,7 +26,8 @@ class Result:
     *Fields:* `metrics`, the last `"train/..."` and `"eval/..."` values; `fingerprint`, SHA-256 of
     the parameters' bytes; `steps` done; `examples_per_second` (global, median) and `speed` (with
     quartiles and the batch); `seconds` by section; `feed`: how the data came, whether the device waited
-    for it and what would help (empty when no step was made); `devices`; `machine`, as
+    for it and what would help (empty when no step was made); `best`: of `fit`'s `keep_best`, the metric, its
+    value and step, and whether the run ended early; `devices`; `machine`, as
     `machine.fingerprint.Fingerprint` tells it; `params`, `state` as NumPy arrays
     (`params` are the averaged ones when the recipe has an EMA, `fingerprint` is of the trained ones);
     `history`, every logged row; `trained`, the `Recipe` itself.
@@ -42,6 +43,7 @@ class Result:
     speed: dict[str, Any]
     seconds: dict[str, float]
     feed: dict[str, Any]
+    best: dict[str, Any] | None
     run: str | None
     params: Tree = field(repr=False)
     state: Tree = field(repr=False)
@@ -49,7 +51,15 @@ class Result:
     trained: Recipe = field(repr=False)
 
     @classmethod
-    def of(cls, session: Session, log: Log, meter: Meter, begin: int, run: str | None) -> Result:
+    def of(
+        cls,
+        session: Session,
+        log: Log,
+        meter: Meter,
+        begin: int,
+        run: str | None,
+        best: dict[str, Any] | None = None,
+    ) -> Result:
         """Of a session whose steps from `begin` on are done. Waits."""
         recipe, state = session.recipe, session.snapshot()
         speed, feed = meter.summary(), {}
@@ -69,6 +79,7 @@ class Result:
             speed=speed,
             seconds={name: round(value, 4) for name, value in seconds.items() if math.isfinite(value)},
             feed=feed,
+            best=best,
             run=run,
             params=parameters(recipe, state, averaged=True),
             state=state.state,

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..words.facts import fact
 from .agenda import Agenda
+from .best import FOLDER
 from .checkpoint import Checkpoints
 from .meter import Meter
 from .progress import Reporter
@@ -35,6 +36,7 @@ class Saver:
     def __init__(self, folder: RunFolder | None, run: str | None, meter: Meter, agenda: Agenda):
         self._folder, self._run, self._meter, self._agenda = folder, run, meter, agenda
         self._checkpoints = Checkpoints(folder.checkpoints) if folder is not None else None
+        self._best: Checkpoints | None = None
         self._saved_at, self._last = -1, 0.0
         self.seconds = 0.0
 
@@ -67,6 +69,18 @@ class Saver:
 
     def save(self, session: Session, log: Log) -> None:
         """Begins a checkpoint of the state as it is. Raises `DivergedError` rather than keep NaNs."""
+        self._write(self._checkpoints, session, log)
+        self._saved_at, self._last = session.step, self._meter.total()
+
+    def save_best(self, session: Session, log: Log) -> None:
+        """The same into the folder of the best evaluation, unless an earlier process of the run did so."""
+        if self._folder is not None and self._best is None:
+            self._best = Checkpoints(self._folder.path / FOLDER)
+        held = self._best is not None and session.step in self._best.steps()
+        if not session.placement.agree("held", held):
+            self._write(self._best, session, log)
+
+    def _write(self, to: Checkpoints | None, session: Session, log: Log) -> None:
         with self._meter.section("checkpoint"):
             host = session.snapshot().without("saved")
             if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(host.params)):
@@ -76,9 +90,8 @@ class Saver:
                 "recipe": session.recipe.describe(),
                 "seconds": log.seconds,
             }
-            if self._checkpoints is not None:
-                self._checkpoints.save(session.step, host, about)
-            self._saved_at, self._last = session.step, self._meter.total()
+            if to is not None:
+                to.save(session.step, host, about)
 
     def save_last(self, session: Session, log: Log) -> None:
         """Waits for the steps begun, saves the state unless it is saved, and waits until it is on disk: every
@@ -101,5 +114,6 @@ class Saver:
         return max(self._checkpoints.steps(), default=None)
 
     def close(self) -> None:
-        if self._checkpoints is not None:
-            self._checkpoints.close()
+        for checkpoints in (self._checkpoints, self._best):
+            if checkpoints is not None:
+                checkpoints.close()

@@ -1,0 +1,93 @@
+"""The best evaluation is kept and patience ends a run, after a stop as without one."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+import chipwise as cw
+import tasks
+from chipwise.engine.best import Best
+from chipwise.engine.checkpoint import restore_run
+from chipwise.errors import CheckpointError, RecipeError
+from refusals import refused
+
+QUIET = {"progress": "none", "eval_every": "4st", "log_every": "4st", "keep_best": "eval/loss"}
+
+
+def rows(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def recipe():
+    """Its rate is too large after a while, so that a middle evaluation is the best."""
+    rising = cw.piecewise([("0st", 0.05), ("12st", 0.05), ("13st", 6.0), ("30st", 6.0)])
+    return tasks.recipe(optimizer=cw.sgd(lr=rising))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("best") / "run"
+    return cw.fit(recipe(), folder, on=cw.On(devices=1), **QUIET), folder
+
+
+def test_the_best_evaluation_can_be_had_again(whole):
+    result, folder = whole
+    losses = {row["step"]: row["eval/loss"] for row in rows(folder) if "eval/loss" in row}
+    best = min(losses, key=losses.get)
+    assert best < 30 and result.best == {
+        "metric": "eval/loss", "value": losses[best], "step": best, "ended_early": False,
+    }  # fmt: skip
+    kept = restore_run(recipe(), folder, best=True)
+    assert kept.steps == best
+    again = cw.evaluate(recipe(), kept.params, kept.state, on=cw.On(devices=1))
+    assert again["loss"] == pytest.approx(losses[best], rel=1e-6)
+    assert restore_run(recipe(), folder).steps == 30
+
+
+@pytest.mark.parametrize("stop", ["6st", "14st"])
+def test_a_run_that_was_stopped_keeps_the_same(whole, tmp_path, stop):
+    result, folder = whole
+    cw.fit(recipe(), tmp_path / "run", on=cw.On(devices=2), stop_after=stop, **QUIET)
+    resumed = cw.fit(recipe(), tmp_path / "run", on=cw.On(devices=4), **QUIET)
+    assert resumed.fingerprint == result.fingerprint
+    assert resumed.best == {**result.best, "value": pytest.approx(result.best["value"], rel=1e-5)}
+    one, other = (restore_run(recipe(), f, best=True) for f in (folder, tmp_path / "run"))
+    assert all(np.array_equal(a, other.params[name]) for name, a in one.params.items())
+
+
+def test_patience_ends_the_run_once_and_for_all(whole, tmp_path):
+    result, _ = whole
+    early = cw.fit(recipe(), tmp_path / "run", on=cw.On(devices=1), patience="8st", **QUIET)
+    assert early.best == {**result.best, "ended_early": True}
+    assert early.steps == early.best["step"] + 8 < 30
+    stored = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert stored["steps"] == early.steps
+    again = cw.fit(recipe(), tmp_path / "run", on=cw.On(devices=2), patience="8st", **QUIET)
+    assert (again.steps, again.fingerprint) == (early.steps, early.fingerprint)
+
+
+def test_larger_is_better_but_for_losses_and_errors():
+    accuracy = Best(tasks.recipe(), "eval/accuracy", None, [{"step": 1, "eval/accuracy": 0.5}])
+    assert not accuracy.improved(2, {"eval/accuracy": 0.5})
+    assert not accuracy.improved(3, {"eval/accuracy": math.nan})
+    assert accuracy.improved(4, {"eval/accuracy": 0.6}) and accuracy.step == 4
+    loss = Best(tasks.recipe(), "eval/loss", "2st", [])
+    assert not loss.waited_enough(100) and loss.improved(1, {"eval/loss": 0.5})
+    assert loss.improved(2, {"eval/loss": 0.4}) and not loss.improved(3, {"eval/loss": 0.4})
+    assert not loss.waited_enough(3) and loss.waited_enough(4)
+
+
+def test_what_makes_no_sense_is_refused(tmp_path):
+    one = {"on": cw.On(devices=1), "progress": "none"}
+    with refused(RecipeError, "patience-without-best", patience="5ep"):
+        cw.fit(tasks.recipe(), tmp_path / "a", patience="5ep", **one)
+    with refused(RecipeError, "best-without-run", metric="eval/loss"):
+        cw.fit(tasks.recipe(), keep_best="eval/loss", **one)
+    with refused(RecipeError, "best-of-evaluation", metric="train/loss"):
+        cw.fit(tasks.recipe(), tmp_path / "b", keep_best="train/loss", **one)
+    with refused(RecipeError, "best-metric-unknown", metric="eval/los", hint="eval/loss"):
+        cw.fit(tasks.recipe(), tmp_path / "c", keep_best="eval/los", **one)
+    with refused(CheckpointError, "run-without-best"):
+        restore_run(tasks.recipe(), tmp_path, best=True)
