@@ -93,6 +93,9 @@ def test_the_plan_chooses(chipwise, plans, tmp_path):
         (["--to", "skypilot", "--on", "a100"], 2, "launch-without-bucket"),
         (["--to", "skypilot", "--on", "a100", "--bucket", "my-runs"], 2, "launch-bucket"),
         (["--to", "colab", "--on", "a100", "--spot"], 2, "launch-no-spot"),
+        (["--to", "colab", "--on", "a100", "--bucket", "gs://my-runs"], 2, "launch-option-unused"),
+        (["--to", "skypilot", "--on", "a100", "--zone", "us-east1-b"], 2, "launch-option-unused"),
+        (["--to", "docker", "--on", "a100", "--package", __file__], 2, "launch-package-local"),
     ],
 )
 def test_one_line_and_nothing_written(chipwise, plans, tmp_path, arguments, code, error):

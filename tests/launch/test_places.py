@@ -5,10 +5,9 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
-import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -176,28 +175,63 @@ def test_gcloud_makes_preempted_machines_again_and_deletes_them(tmp_path):
     assert calls[-1] == "queued-resources delete" and not (tools / "state").exists()
 
 
-def test_slurm_saves_before_the_time_is_up_and_queues_itself_again(tmp_path):
-    write_in(tmp_path, "slurm", job("h100"))
+def test_slurm_tells_the_tasks_and_queues_what_was_stopped_again(tmp_path):
+    """SLURM's own signal goes to the tasks: srun would make SIGKILL of a SIGTERM that it is sent."""
+    text = write_in(tmp_path, "slurm", job("h100"))["chipwise-digits.sbatch"]
+    assert "#SBATCH --signal=SIGTERM@120\n" in text and "trap" not in text
     tools = tmp_path / "tools"
     tools.mkdir()
-    environment = programs(
-        tools,
-        srun='trap "exit 75" TERM; touch running; while :; do sleep 0.05; done',
-        scontrol='echo "$@" > requeued',
-    ) | {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7"}
     chipwise = tmp_path / "chipwise-digits-env" / "bin"
     chipwise.mkdir(parents=True)
     programs(chipwise, chipwise="")
-    script = subprocess.Popen(["bash", "chipwise-digits.sbatch"], cwd=tmp_path, env=environment)
-    deadline = time.monotonic() + 30
-    while not (tmp_path / "running").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    script.send_signal(signal.SIGTERM)
-    assert script.wait(30) == 75
+    for code, queued in ((0, False), (1, False), (75, True)):
+        environment = programs(tools, srun=f"exit {code}", scontrol='echo "$@" > requeued') | {
+            "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "7",
+        }  # fmt: skip
+        done = subprocess.run(["bash", "chipwise-digits.sbatch"], cwd=tmp_path, env=environment, timeout=60)
+        assert done.returncode == code and (tmp_path / "requeued").exists() == queued
     assert (tmp_path / "requeued").read_text() == "requeue 7\n"
 
 
-def test_a_users_file_goes_along(tmp_path):
+def test_skypilot_mounts_a_whole_bucket(tmp_path):
+    text = write_in(tmp_path, "skypilot", job("t4", bucket="s3://my-runs/a/b"))["chipwise-digits.yaml"]
+    assert 'source: "s3://my-runs"\n' in text and "--run /runs/a/b/chipwise-digits\n" in text
+
+
+def test_a_container_has_what_installs_it():
+    fetched = job("t4", packages=("git+https://example.org/chipwise",))
+    assert "-slim\n" not in write(place("docker"), fetched)["chipwise-digits.Dockerfile"]
+    assert "-slim\n" in write(place("docker"), job("t4"))["chipwise-digits.Dockerfile"]
+
+
+HOST_GCLOUD = """
+case "$*" in
+  "storage ls gs://my-runs") [ ! -e unreachable ] ;;
+  "storage ls gs://my-runs/a/chipwise-digits") [ -e kept ] ;;
+  "storage rsync --recursive gs://"*) cp -r kept/. "$5" ;;
+  "storage rsync --recursive --delete"*) rm -rf kept; cp -r "$5" kept ;;
+esac
+"""
+
+
+def test_a_host_never_starts_anew_over_a_bucket_that_it_cannot_read(tmp_path):
+    write_in(tmp_path, "gcloud", job("v5e-8"))
+    tools, chipwise = tmp_path / "tools", tmp_path / "chipwise" / "bin"
+    tools.mkdir(), chipwise.mkdir(parents=True)
+    train = 'run="${@: -1}"; echo $(($(cat "$run/steps" 2>/dev/null || echo 0) + 1)) > "$run/steps"'
+    programs(chipwise, chipwise=train)
+    environment = programs(tools, gcloud=HOST_GCLOUD, curl="echo 0")
+    command = ["bash", "chipwise-digits.host.sh"]
+    for steps in (1, 2):
+        assert subprocess.run(command, cwd=tmp_path, env=environment, timeout=60).returncode == 0
+        assert (tmp_path / "kept" / "steps").read_text() == f"{steps}\n"
+        shutil.rmtree(tmp_path / "runs")  # another machine
+    (tmp_path / "unreachable").touch()
+    assert subprocess.run(command, cwd=tmp_path, env=environment, timeout=60).returncode != 0
+    assert (tmp_path / "kept" / "steps").read_text() == "2\n"
+
+
+def test_a_users_file_goes_along(tmp_path, monkeypatch):
     file = tmp_path / "my_task.py"
     file.write_text("recipe = 1\n")
     mine = {"words": (f"{file}:big",), "file": file}
@@ -206,6 +240,9 @@ def test_a_users_file_goes_along(tmp_path):
     assert written == ["%%writefile my_task.py\nrecipe = 1\n"]
     assert "/recipe/my_task.py:big" in write(place("skypilot"), job("t4", **mine))["chipwise-digits.yaml"]
     assert "/app/my_task.py:big" in write(place("docker"), job("t4", **mine))["chipwise-digits.sh"]
+    monkeypatch.chdir(tmp_path)  # the script runs in another folder than the one where the path was typed
+    relative = job("t4", words=("my_task.py:big",), file=Path("my_task.py"))
+    assert f"train {tmp_path}/my_task.py:big" in write(place("slurm"), relative)["chipwise-digits.sbatch"]
 
 
 def test_what_cannot_be_is_refused(tmp_path):
@@ -217,6 +254,8 @@ def test_what_cannot_be_is_refused(tmp_path):
         write(place("gcloud"), job("v5e-8", bucket=None))
     with refused(RecipeError, "launch-without-image", place="gke"):
         write(place("gke"), job("v5e-8", image=None))
+    with refused(RecipeError, "launch-bucket-of-google", place="gke"):
+        write(place("gke"), job("v5e-8", bucket="s3://my-runs"))
     with refused(RecipeError, "launch-data-local", place="gcloud"):
         write(place("gcloud"), job("v5e-8", data=tmp_path))
     with refused(RecipeError, "launch-no-spot", place="slurm"):

@@ -39,7 +39,7 @@ def launch(
     zone: Annotated[str | None, option("Of the TPU at Google.", "ZONE")] = None,
     image: Annotated[str | None, option("Of the container, with its registry.", "NAME:TAG")] = None,
     package: Annotated[
-        str | None, option("What pip installs as chipwise: a wheel or git URL.", "SPEC")
+        str | None, option("What pip installs as chipwise: URL of a wheel, or git+URL.", "SPEC")
     ] = None,
     out: Annotated[Path, option("Folder for the files.", "DIR")] = Path("launch"),
     prices: options.Prices = None,
@@ -64,6 +64,15 @@ def launch(
     from ..planner.planner import plan
 
     where = places.place(to)
+    for name, given, used in (
+        ("--bucket", bucket, where.keeps), ("--image", image, where.image), ("--zone", zone, to == "gcloud"),
+    ):  # fmt: skip
+        if given is not None and not used:
+            raise RecipeError("launch-option-unused", option=name, place=to)
+    if package is not None and Path(package).exists():
+        if to != "slurm":
+            raise RecipeError("launch-package-local", package=package, place=to)
+        package = str(Path(package).absolute())
     seconds = _within(within, cheapest, on, where)
     loaded = recipe.load()
     if cheapest:

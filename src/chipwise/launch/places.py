@@ -29,7 +29,8 @@ Files = dict[str, str]
 class Place:
     """`offers`: whether it has a target. `tool`: the program that starts the job, `None` where a person does.
     `stop` ends what is paid for.
-    `keeps`: it needs a bucket for the run folder. `sends`: a folder of data reaches it from here."""
+    `keeps`: it needs a bucket for the run folder, one of `google`'s. `sends`: a folder of data reaches it from
+    here."""
 
     name: str
     offers: Callable[[Target], bool]
@@ -41,6 +42,7 @@ class Place:
     sends: bool = False
     spot: bool = True
     image: bool = False
+    google: bool = False
 
 
 def place(name: str) -> Place:
@@ -52,7 +54,7 @@ def place(name: str) -> Place:
 
 def offered(where: Place) -> list[Target]:
     """Every target of the catalogue that `where` has."""
-    return [target for target in map(parse, names()) if where.offers(target)]
+    return [target for target in map(parse, names()) if where.offers(target) and not target.rented_as]
 
 
 def write(where: Place, job: Job) -> Files:
@@ -62,6 +64,8 @@ def write(where: Place, job: Job) -> Files:
         raise DeviceError("launch-not-offered", place=where.name, target=job.target.name, has=has)
     if where.keeps and job.bucket is None:
         raise RecipeError("launch-without-bucket", place=where.name)
+    if where.google and not str(job.bucket).startswith("gs://"):
+        raise RecipeError("launch-bucket-of-google", place=where.name, bucket=job.bucket)
     if job.data is not None and not where.sends:
         raise RecipeError("launch-data-local", place=where.name, data=job.data)
     if where.image and job.image is None:
@@ -112,7 +116,10 @@ def _moved(job: Job, folder: str) -> Job:
 
 def _skypilot(job: Job) -> Files:
     tpu = job.target.chip.kind == "TPU"
+    scheme, _, name, *folders = str(job.bucket).split("/")
     values = {
+        "bucket": f"{scheme}//{name}",  # SkyPilot mounts whole buckets
+        "folder": "".join(f"{one}/" for one in folders),
         "accelerators": called.skypilot(job.target),
         "nodes": 1 if tpu else job.target.hosts,  # a TPU slice is one node of SkyPilot's
         "runtime": called.RUNTIMES[called.short(job.target)] if tpu else None,
@@ -121,9 +128,9 @@ def _skypilot(job: Job) -> Files:
 
 
 def _slurm(job: Job) -> Files:
-    return {
-        f"{job.name}.sbatch": _text("slurm.sbatch.jinja", job, a_host=job.target.chips // job.target.hosts)
-    }
+    there = job if job.file is None else _moved(job, str(job.file.absolute().parent))
+    a_host = job.target.chips // job.target.hosts
+    return {f"{job.name}.sbatch": _text("slurm.sbatch.jinja", there, a_host=a_host)}
 
 
 def _gcloud(job: Job) -> Files:
@@ -186,13 +193,13 @@ PLACES: dict[str, Place] = {
             "gcloud", lambda target: called.google_type(target) is not None, _gcloud, "gcloud",
             lambda job: ["bash", f"{job.name}.sh"],
             lambda job: ["bash", f"{job.name}.sh", "stop"],
-            keeps=True,
+            keeps=True, google=True,
         ),
         Place(
             "gke", lambda target: called.gke(target) is not None, _gke, "kubectl",
             lambda job: ["kubectl", "apply", "-f", f"{job.name}.yaml"],
             lambda job: ["kubectl", "delete", "jobset", job.name],
-            keeps=True, image=True,
+            keeps=True, google=True, image=True,
         ),
         Place(
             "docker", lambda target: target.hosts == 1 and target.chip.kind != "CPU", _docker, "docker",
