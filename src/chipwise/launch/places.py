@@ -29,8 +29,7 @@ Files = dict[str, str]
 class Place:
     """`offers`: whether it has a target. `tool`: the program that starts the job, `None` where a person does.
     `stop` ends what is paid for.
-    `keeps`: it needs a bucket for the run folder, one of `google`'s. `sends`: a folder of data reaches it from
-    here."""
+    `keeps`: it needs a bucket for the run folder, of `google` alone. `sends`: a folder of data reaches it."""
 
     name: str
     offers: Callable[[Target], bool]
