@@ -211,7 +211,7 @@ def _write_keras(request: Request, path: Path) -> None:
 
     keras = keras_library()
     model = _born(request, "keras", keras.Model)
-    before = [(variable, np.array(variable.value)) for variable in model.variables]
+    before = [(variable, np.asarray(jax.device_get(variable.value))) for variable in model.variables]
     try:
         to_model(model, request.model.params, request.model.state).save(path)
     finally:
@@ -220,13 +220,15 @@ def _write_keras(request: Request, path: Path) -> None:
 
 
 def _open_keras(request: Request, path: Path) -> Runner:
+    from ..interop.door import own_promotion
     from ..interop.keras import keras_library
 
     model = keras_library().saving.load_model(path, compile=False)  # its safe mode runs no code of the file
 
     def runner(inputs: Arrays) -> Arrays:
         args, kwargs = _arguments(request, inputs)
-        return _named_outputs(request, model(*args, **kwargs, training=False))
+        with own_promotion():
+            return _named_outputs(request, model(*args, **kwargs, training=False))
 
     return runner
 
