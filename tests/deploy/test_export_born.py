@@ -86,9 +86,11 @@ def test_a_model_from_keras_goes_home(tmp_path, to, monkeypatch):
     data = cw.Arrays(x=RNG.normal(size=(40, 4)).astype(np.float32), label=RNG.integers(0, 3, 40), classes=3)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model = trained(cw.keras.task(net, loss, train=data, eval=data))
-    before = [np.asarray(jax.device_get(v.value)) for v in net.variables]
+    before = values(net)
     made = cw.export(model, to, tmp_path / "m", module=net)
     assert made.labels_differ == 0 and made.difference < 1e-4
-    assert all(
-        np.array_equal(a, b) for a, b in zip(before, [np.asarray(jax.device_get(v.value)) for v in net.variables], strict=True)
-    )
+    assert all(np.array_equal(a, b) for a, b in zip(before, values(net), strict=True))
+
+
+def values(net):
+    return [np.asarray(jax.device_get(variable.value)) for variable in net.variables]
