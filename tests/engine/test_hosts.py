@@ -40,9 +40,12 @@ def test_two_processes_train_as_one(alone, tmp_path):
     assert (tmp_path / "run" / "result.json").exists()
 
 
+HOW = {"resident": {"feed": "device"}, "streamed": {"feed": "host"}, "shared": {"shard_optimizer": True}}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("feed", ["device", "host"])
+@pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("count", [2, 4, 8])
-def test_any_cut_of_eight_devices_into_processes(alone, count, feed):
-    said = processes.answer(processes.start(TRAIN, count, 8 // count, json.dumps({"feed": feed})))
+def test_any_cut_of_eight_devices_into_processes(alone, count, how):
+    said = processes.answer(processes.start(TRAIN, count, 8 // count, json.dumps(HOW[how])))
     assert same(said, alone)
