@@ -189,7 +189,7 @@ class Programs:
         state, _ = _apart(carry[d])
         arguments = (*read(carry[d]), window[d]["rows"], data[d], self._places[d][0])
         if self.sharding is not None:
-            return replica.lower(*arguments).compile(), None, None
+            return replica.lower(*arguments), None, None
         return (
             replica.lower(*arguments),
             update.lower(state, total, window[d]["hyper"], squares),
