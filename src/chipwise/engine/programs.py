@@ -114,8 +114,10 @@ class Programs:
             lead = list(pool.map(lambda one: one and one.compile(), lowered(0)))
 
             def loaded(d: int) -> list[Any]:
+                here = functools.cache(lambda: lowered(d))
+
                 def again(i: int) -> Any:
-                    return lowered(d)[i].compile()
+                    return here()[i].compile()
 
                 return [
                     one and on_device(one, devices[d], functools.partial(again, i))

@@ -45,8 +45,8 @@ class Sharding:
         self._slice = jax.jit(lambda whole, start: lax.dynamic_slice(whole, (start,), (self.chunk,)))
 
     def compile(self, window: list, options: dict[str, Any] | None) -> None:
-        """Compiles the update for each local device, and places which values decay."""
-        mask = self.of.updates.decay_mask() if self.of.updates.decays is None else None
+        """Compiles the update for each local device, and places which values decay and which are grouped."""
+        masks = self.of.updates.host_masks()
         update = jax.jit(self.of.update_chunk, donate_argnums=0, compiler_options=options)
         square = jax.jit(self.of.square, compiler_options=options)
         self._starts: list[Any] = []
@@ -56,8 +56,8 @@ class Sharding:
         for group, rows in zip(self.placement.local, window, strict=True):
             start = group.index * self.chunk
             self._starts.append(jax.device_put(np.int32(start), group.device))
-            part = None if mask is None else mask[start : start + self.chunk]
-            self._masks.append(None if part is None else jax.device_put(part, group.device))
+            parts = {name: mask[start : start + self.chunk] for name, mask in masks.items()}
+            self._masks.append(jax.device_put(parts, group.device))
             here = jax.sharding.SingleDeviceSharding(group.device)
             specs = jax.tree.map(
                 lambda s, here=here: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=here),

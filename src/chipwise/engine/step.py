@@ -101,10 +101,10 @@ class Step:
     def update(self, state: TrainState, total: jax.Array, hyper: dict, squares: jax.Array | None):
         return self.updates(state, total, hyper, squares)
 
-    def update_chunk(self, state: TrainState, summed, beside, hyper: dict, squares, decaying):
+    def update_chunk(self, state: TrainState, summed, beside, hyper: dict, squares, masks: dict):
         """`update` of a device's part of the vector and of the optimizer's state, where that is `sharded`."""
-        mask = self.updates.decays if decaying is None else decaying
-        return self.updates.moved(state, summed, beside, hyper, squares, mask)
+        decaying = masks.get("decaying", self.updates.decays)
+        return self.updates.moved(state, summed, beside, hyper, squares, decaying, masks.get("members"))
 
     def square(self, total: jax.Array) -> jax.Array:
         return self.updates.square(total)
@@ -161,10 +161,12 @@ class Step:
             return state, jax.ShapeDtypeStruct((updates.size,), jnp.float32), hyper, updates.squares
         params = self._part(updates.flat.shape)
         beside = jax.ShapeDtypeStruct((updates.size - updates.flat.size,), jnp.float32)
-        decaying = None if updates.decays is not None else jax.ShapeDtypeStruct(params.shape, jnp.bool_)
+        masks = {
+            name: jax.ShapeDtypeStruct(params.shape, dtype) for name, (dtype, _) in updates.masks().items()
+        }
         summed = jax.ShapeDtypeStruct(params.shape, jnp.float32)
         state = dataclasses.replace(state, params=params)
-        return state, summed, beside, hyper, updates.squares, decaying
+        return state, summed, beside, hyper, updates.squares, masks
 
     def _vector(self, inputs, at, data, place) -> jax.Array:
         inputs = (self.updates.flat.unpack(inputs[0]), *inputs[1:])

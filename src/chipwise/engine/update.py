@@ -70,7 +70,9 @@ class Update:
         `square`, or None where nobody asks for them.
         """
         size = self.flat.size
-        return self.moved(state, total[:size], total[size:], hyper, squares, self._decaying())
+        masks = {name: self._spread(jnp, *mask) for name, mask in self.masks().items()}
+        decaying = masks.get("decaying", self.decays)
+        return self.moved(state, total[:size], total[size:], hyper, squares, decaying, masks.get("members"))
 
     def moved(
         self,
@@ -80,9 +82,11 @@ class Update:
         hyper: dict,
         squares: jax.Array | None,
         decaying: Any,
+        members: Any = None,
     ) -> tuple[TrainState, jax.Array]:
         """The same of some chunks, where an elementwise optimizer's state has as many: `summed`, the sum of
-        the gradients there, and `beside`, what lies behind them in the vector; `decaying` there."""
+        the gradients there, and `beside`, what lies behind them in the vector; `decaying` and `members`
+        there, as of `masks` or for all values."""
         recipe, optimizer, flat = self.recipe, self.recipe.optimizer, self.flat
         aside = self.aside.unpack(beside)
         examples = aside["sums"]["loss"].count
@@ -101,7 +105,7 @@ class Update:
                 now,
                 decaying=decaying,
                 norm=norm,
-                members=self._members(),
+                members=members,
             )
             if flat.rounds:
                 params = flat.pack(flat.unpack(params))
@@ -129,31 +133,24 @@ class Update:
         chosen = set(jax.tree.leaves(self.recipe.optimizer.decaying(self._params)))
         return (bool(chosen.pop()) if chosen else True) if len(chosen) < 2 else None
 
-    def decay_mask(self) -> np.ndarray:
-        """Which values of the vector decay, `(flat.size,)`."""
-        leaves = self.recipe.optimizer.decaying(self._params)
-        spread = jax.tree.map(lambda does, leaf: np.full(leaf.shape, does), leaves, self._params)
-        return Flat(spread, self.flat.chunks, np.bool_).pack_host(spread)
+    def masks(self) -> dict[str, tuple[Any, Tree]]:
+        """What the values of the vector differ in: for each of `decaying` and `members` that `moved` needs as
+        an array, its dtype and its number for each leaf of the parameters."""
+        optimizer, found = self.recipe.optimizer, {}
+        if self.decays is None:
+            found["decaying"] = (np.bool_, optimizer.decaying(self._params))
+        if optimizer.patterns:
+            found["members"] = (np.int8, optimizer.members(self._params))
+        return found
 
-    def _decaying(self) -> Any:
-        """Which values of the vector decay: a bool for all of them, or `(flat.size,)`."""
-        if self.decays is not None:
-            return self.decays
-        leaves = self.recipe.optimizer.decaying(self._params)
-        spread = jax.tree.map(lambda does, leaf: jnp.full(leaf.shape, does), leaves, self._params)
-        return Flat(spread, self.flat.chunks, jnp.bool_).pack(spread)
+    def host_masks(self) -> dict[str, np.ndarray]:
+        """`masks`, each `(flat.size,)`."""
+        return {name: self._spread(np, *mask) for name, mask in self.masks().items()}
 
-    def _members(self) -> jax.Array | None:
-        """Which group of the optimizer each value of the vector belongs to, `(flat.size,)`."""
-        optimizer = self.recipe.optimizer
-        if not optimizer.patterns:
-            return None
-        spread = jax.tree.map(
-            lambda number, leaf: jnp.full(leaf.shape, number, jnp.int8),
-            optimizer.members(self._params),
-            self._params,
-        )
-        return Flat(spread, self.flat.chunks, jnp.int8).pack(spread)
+    def _spread(self, numpy: Any, dtype: Any, leaves: Tree) -> Any:
+        spread = jax.tree.map(lambda one, leaf: numpy.full(leaf.shape, one, dtype), leaves, self._params)
+        flat = Flat(spread, self.flat.chunks, dtype)
+        return flat.pack_host(spread) if numpy is np else flat.pack(spread)
 
     def _averaged(self, ema: jax.Array, params: jax.Array) -> jax.Array:
         """`ema + (1 - decay) * (params - ema)`, so that what does not change stays exactly itself."""
