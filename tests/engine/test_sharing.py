@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 import chipwise as cw
 import tasks
@@ -22,8 +23,10 @@ def never():
 def without_cache():
     before = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()  # or JAX goes on with the one that it has opened
     yield
     jax.config.update("jax_compilation_cache_dir", before)
+    compilation_cache.reset_cache()
 
 
 def test_a_program_that_may_have_come_from_the_cache_is_not_written_out(tmp_path):

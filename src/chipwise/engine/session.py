@@ -38,7 +38,7 @@ from .on import ALL, On
 from .placement import Placement, describe, lay_out, start_fact
 from .programs import Programs, check_steps_per_call
 from .sharding import Sharding
-from .state import TrainState, abstract_state, count, first_state
+from .state import TrainState, abstract_state, count, first_maker, first_state
 
 QUEUED_STEPS = 32  # how far the host may run ahead of the device: a stop is answered within these
 
@@ -148,7 +148,7 @@ class Session:
         self.read()
         if state is None:
             with jax.default_device(self.placement.lead):
-                state = first_state(self.recipe)
+                state = first_state(self.recipe, self._make_first)
         self.step = int(state.step)
         self._carry: list[TrainState] = []  # the former state makes room
         params = self._flat.pack_host(jax.device_get(state.params))
@@ -295,6 +295,10 @@ class Session:
     @property
     def _flat(self) -> Flat:
         return self.programs.of.updates.flat
+
+    @functools.cached_property
+    def _make_first(self) -> Any:
+        return first_maker(self.recipe)
 
     @functools.cached_property
     def _unpack(self) -> Callable[[jax.Array], Tree]:

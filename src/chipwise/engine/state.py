@@ -79,12 +79,17 @@ class TrainState:
         return dataclasses.replace(self, **gone)
 
 
-def first_state(recipe: Recipe) -> TrainState:
-    """`init_state` on the default device. Recipes that differ in the seed alone share its program."""
+def first_maker(recipe: Recipe) -> Any:
+    """`init_state` of `recipe`, jitted: (seed `()` uint32, parameters in the place of the task's)."""
+    return jax.jit(lambda seed, given: init_state(recipe, spec_of(recipe.task.train), seed, given))
+
+
+def first_state(recipe: Recipe, make: Any = None) -> TrainState:
+    """`init_state` on the default device. *Arguments:* `make`: the `first_maker` of `recipe`, or of one with
+    the same task that differs in the seed and schedules alone; then nothing is compiled again."""
     task = recipe.task
     given = {} if task.from_data is None else dict(task.from_data(task.train))
-    make = jax.jit(lambda seed, given: init_state(recipe, spec_of(task.train), seed, given))
-    return make(np.uint32(recipe.seed), given)
+    return (make or first_maker(recipe))(np.uint32(recipe.seed), given)
 
 
 def abstract_state(recipe: Recipe) -> TrainState:

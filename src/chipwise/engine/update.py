@@ -136,7 +136,8 @@ class Update:
     def masks(self) -> dict[str, tuple[Any, Tree]]:
         """What the values of the vector differ in: for each of `decaying` and `members` that `moved` needs as
         an array, its dtype and its number for each leaf of the parameters."""
-        optimizer, found = self.recipe.optimizer, {}
+        optimizer = self.recipe.optimizer
+        found: dict[str, tuple[Any, Tree]] = {}
         if self.decays is None:
             found["decaying"] = (np.bool_, optimizer.decaying(self._params))
         if optimizer.patterns:
