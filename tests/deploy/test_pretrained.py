@@ -100,7 +100,7 @@ def test_bad_files_are_one_line(file, tmp_path):
         (tmp_path / f"{name}.safetensors").write_bytes(content)
         with refused(cw.DataError, "weights-damaged"):
             pretrained(tmp_path / f"{name}.safetensors")
-    with refused(cw.DataError, "data-absent"):
+    with refused(cw.DataError, "weights-absent"):
         pretrained(tmp_path / "gone.pt")
     with refused(cw.DataError, "weights-format"):
         (tmp_path / "w.xyz").write_bytes(b"")

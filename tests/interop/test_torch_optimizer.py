@@ -38,6 +38,9 @@ OPTIMIZERS = {
     "adam": lambda m: torch.optim.Adam(m.parameters(), lr=0.01, betas=(0.8, 0.99), eps=1e-6),
     "adam with L2": lambda m: torch.optim.Adam(m.parameters(), lr=0.01, weight_decay=0.1),
     "adamw": lambda m: torch.optim.AdamW(m.parameters(), lr=0.01, weight_decay=0.1),
+    "adam as adamw": lambda m: torch.optim.Adam(
+        m.parameters(), lr=0.01, weight_decay=0.1, decoupled_weight_decay=True
+    ),
     "groups of sgd": lambda m: torch.optim.SGD(
         groups(m, lr=0.01, weight_decay=0.2, momentum=0.5), lr=0.1, momentum=0.9
     ),

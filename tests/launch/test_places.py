@@ -96,6 +96,8 @@ def test_settings_arrive_as_they_were_typed(where, target, tmp_path):
         (document,) = (text for text in texts if "JobSet" in text)
         spec = yaml.safe_load(document)["spec"]["replicatedJobs"][0]["template"]["spec"]
         assert spec["parallelism"] == spec["completions"] == parse(target).hosts
+        mount = spec["template"]["spec"]["volumes"][0]["csi"]["volumeAttributes"]["mountOptions"]
+        assert "rename-dir-limit=" in mount  # a checkpoint is a folder that gets its name when it is whole
         command = spec["template"]["spec"]["containers"][0]["command"]
         lines = [command[-1].removeprefix("exec ")] if command[0] == "sh" else []
         assert lines or command[:2] + command[3:5] == ["chipwise", "train", "--set", AWKWARD]

@@ -56,7 +56,7 @@ def test_activations_can_be_computed_again_and_state_can_not():
     assert "room-precision" not in codes(room(half, a100, programs, least(a100, activations=50 * GB), True))
     eight = parse("a100:8")
     told = room(recipe, eight, programs, least(eight, rest=80 * GB), True)
-    assert told[0] == fact("room-sharded", without=80 * GB, devices=8, share=10 * GB)
+    assert told[0] == fact("room-whole", without=80 * GB, devices=8)
 
 
 @pytest.mark.parametrize("needed, name", [(20, "rtx-3090"), (34, "a100"), (60, "a100-80gb"), (200, None)])

@@ -130,7 +130,7 @@ def pretrained(path: str | Path) -> Weights:
     """
     path = Path(path)
     if not path.exists():
-        raise DataError("data-absent", data=str(path))
+        raise DataError("weights-absent", path=path)
     try:
         if (path / "checkpoints").is_dir():
             arrays = _run(path)

@@ -51,6 +51,11 @@ def optimizer(
         raise RecipeError("torch-optimizer-used", kind=kind)
     if scheduler is not None and scheduler.optimizer is not optimizer:
         raise RecipeError("torch-scheduler-foreign", kind=type(scheduler).__name__)
+    decoupled = {bool(group.get("decoupled_weight_decay")) for group in optimizer.param_groups}
+    if kind == "Adam" and True in decoupled:  # as AdamW is made of it
+        if len(decoupled) > 1:
+            raise RecipeError("torch-optimizer-setting", kind=kind, name="decoupled_weight_decay")
+        kind = "AdamW"
     own = [_settings(kind, group) for group in optimizer.param_groups]
     for i, group in enumerate(own):
         group["lr"] = rate_of(scheduler, i, optimizer.param_groups[i], step)

@@ -48,8 +48,7 @@ def room(
         if recipe.precision not in ("bf16", "f16") and not _emulates_bf16(target):
             facts.append(fact("room-precision", activations=least.activations))
     elif target.devices > 1:
-        share = without / target.devices
-        facts.append(fact("room-sharded", without=without, devices=target.devices, share=share))
+        facts.append(fact("room-whole", without=without, devices=target.devices))
     holding = [one for one in _single_chips() if (available(one)[0] or 0) >= least.needed]
     if holding:
         chosen = min(holding, key=lambda one: available(one)[0] or 0)
@@ -123,7 +122,7 @@ def _more_replicas(recipe: Recipe, plan: Plan) -> list[Fact]:
 
 
 def lacks(target: Target, step: StepTime) -> Fact | None:
-    """Why a program cannot run on a TPU that the compiler or the model would not say as plainly."""
+    """Why a program cannot run on a TPU that the compiler would not say as plainly."""
     if target.chip.kind == "TPU" and "float64" in step.dtypes:
         return fact("tpu-without-float64")
     if target.chip.kind == "TPU" and "float16" in step.dtypes:

@@ -193,13 +193,17 @@ def timed_on_tpu(target: Target, programs: StepPrograms, answers: Answers) -> St
         "update": seconds("update"),
     }
     kernels = {
-        name: [k.times(passes) if k.kind in _PRODUCTS else k for k in answer.kernels]
+        name: [_in_passes(k, passes) if k.kind in _PRODUCTS else k for k in answer.kernels]
         for name, answer in answers.items()
     }
     step = dataclasses.replace(step, kernels=of_a_step(programs, kernels))
     others = sum(answers["replica"].seconds_by_kind.values()) - products("replica")
     busiest = "compute" if passes * products("replica") >= others else "memory"
     return step.timed(parts, TPU_FACTORS, dispatch_seconds(programs, target.hosts), busiest)
+
+
+def _in_passes(kernel: Kernel, passes: int) -> Kernel:
+    return dataclasses.replace(kernel, seconds=passes * kernel.seconds)
 
 
 def of_a_step(programs: StepPrograms, kernels: Mapping[str, Sequence[Kernel]]) -> tuple[Kernel, ...]:

@@ -40,7 +40,7 @@ OTHER_HOST = 2.0
 
 @dataclass(frozen=True)
 class StepTime:
-    """A step on one target, by the compiler or by the model; per device. `seconds` is `None` where a
+    """A step on one target, by its compiler or measured here; per device. `seconds` is `None` where a
     `problem` is in the way, or where it does not fit."""
 
     method: str
@@ -81,7 +81,7 @@ _TPU = json.loads(files(__package__).joinpath("allowances.json").read_text(encod
 
 TPU_FACTORS: tuple[float, float] = tuple(_TPU["interval_90"])
 """On the compiler's time, between which nine of ten measurements should lie. The time itself is fitted to
-nothing; the factors are, by `benchmarks/plan_fit.py`, to the published rows that may be."""
+nothing; the factors are, by `benchmarks/plan_fit_tpu.py`, to the published rows that may be."""
 
 
 DISPATCH_FACTOR = 2.0
