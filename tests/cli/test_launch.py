@@ -73,6 +73,21 @@ def test_the_cheapest_in_time():
         choose([planned("t4", 0, problem=fact("no-target"))], where, "r", None, False)
 
 
+@pytest.mark.parametrize(
+    "arguments, code",
+    [
+        (["--to", "skypilot", "--on", "t4"], "launch-without-bucket"),
+        (["--to", "slurm", "--on", "v5e-8"], "launch-not-offered"),
+        (["--to", "docker", "--on", "cpu"], "launch-cpu"),
+        (["--to", "gke", "--cheapest", "--bucket", "gs://my-runs"], "launch-without-image"),
+    ],
+)
+def test_what_no_plan_would_change_is_refused_before_it(chipwise, tmp_path, monkeypatch, arguments, code):
+    monkeypatch.setattr("chipwise.planner.planner.plan", None)
+    said = chipwise("launch", "digits", *arguments, "--out", tmp_path / "out")
+    assert said.refused(2 if "without" in code else 4, code)
+
+
 def test_the_plan_chooses(chipwise, plans, tmp_path):
     said = chipwise(
         "launch", "digits", "--cheapest", "--within", "2h", "--to", "slurm", "--out", tmp_path, "--json"

@@ -18,6 +18,7 @@ from . import options
 from .options import option
 
 if TYPE_CHECKING:
+    from ..chips.targets import Target
     from ..launch.places import Place
     from ..planner.plans import Plan
     from ..recipe.recipe import Recipe
@@ -59,24 +60,32 @@ def launch(
     """
     options.only_look()
     from ..atomic import replace_text
+    from ..chips.targets import parse
     from ..launch import job as jobs
     from ..launch import places, start
     from ..planner.planner import plan
 
     where = places.place(to)
-    for name, given, used in (
-        ("--bucket", bucket, where.keeps), ("--image", image, where.image), ("--zone", zone, to == "gcloud"),
-    ):  # fmt: skip
-        if given is not None and not used:
-            raise RecipeError("launch-option-unused", option=name, place=to)
-    if package is not None and Path(package).exists():
-        if to != "slurm":
-            raise RecipeError("launch-package-local", package=package, place=to)
-        package = str(Path(package).absolute())
+    _used(where, **{"--bucket": bucket, "--image": image, "--zone": zone})
+    package = _package(where, package)
     seconds = _within(within, cheapest, on, where)
     loaded = recipe.load()
+    data = jobs.local_data(recipe.data)
+    words = recipe.words() if data is None else replace(recipe, data=None).words()
+    offered = places.offered(where)
+
+    def job(target: Target) -> jobs.Job:
+        return jobs.Job(
+            name=jobs.name_of(recipe.recipe), target=target, words=(recipe.recipe, *words),
+            packages=jobs.packages(target, recipe.data, package), spot=spot,
+            file=jobs.recipe_file(recipe.recipe), data=data, bucket=bucket, zone=zone, image=image,
+        )  # fmt: skip
+
+    made = job(offered[0] if on is None else parse(on))  # a plan may take minutes: refused before it
+    warnings = jobs.check(made)
+    places.check(where, made)
     if cheapest:
-        targets = [target.name for target in places.offered(where)]
+        targets = [target.name for target in offered]
         chosen = choose(plan(loaded, targets, prices=prices), where, recipe.recipe, seconds, spot)
     else:
         assert on is not None
@@ -85,18 +94,8 @@ def launch(
             raise DeviceError(
                 "launch-cannot-run", recipe=recipe.recipe, target=chosen.target, problem=chosen.problem
             )
-    data = jobs.local_data(recipe.data)
-    words = recipe.words() if data is None else replace(recipe, data=None).words()
-    from ..chips.targets import parse
-
-    target = parse(chosen.target)
-    made = jobs.Job(
-        name=jobs.name_of(recipe.recipe), target=target, words=(recipe.recipe, *words),
-        packages=jobs.packages(target, recipe.data, package), spot=spot, file=jobs.recipe_file(recipe.recipe),
-        data=data, bucket=bucket, zone=zone, image=image, hours=_hours(chosen),
-        about=about(loaded, chosen, spot),
-    )  # fmt: skip
-    warnings = jobs.check(made)
+    made = job(parse(chosen.target))
+    made = replace(made, hours=_hours(chosen), about=about(loaded, chosen, spot))
     files = places.write(where, made)
     for name, text in files.items():
         replace_text(out / name, text, "launch-file-unwritable")
@@ -168,6 +167,23 @@ def _hours(plan: Plan) -> int:
     """What to ask a queue for: half as long again as the slow end of the prediction."""
     high = _high(plan)
     return 24 if math.isinf(high) else max(1, math.ceil(1.5 * high / 3600))
+
+
+def _used(where: Place, **given: str | None) -> None:
+    """Raises `RecipeError` for an option that the place would ignore."""
+    used = {"--bucket": where.keeps, "--image": where.image, "--zone": where.name == "gcloud"}
+    for name, value in given.items():
+        if value is not None and not used[name]:
+            raise RecipeError("launch-option-unused", option=name, place=where.name)
+
+
+def _package(where: Place, package: str | None) -> str | None:
+    """`--package` as pip is to get it there: a file of this machine is where SLURM's nodes find it too."""
+    if package is None or not Path(package).exists():
+        return package
+    if where.name != "slurm":
+        raise RecipeError("launch-package-local", package=package, place=where.name)
+    return str(Path(package).absolute())
 
 
 def _within(text: str | None, cheapest: bool, on: str | None, where: Place) -> float | None:

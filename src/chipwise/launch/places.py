@@ -56,8 +56,8 @@ def offered(where: Place) -> list[Target]:
     return [target for target in map(parse, names()) if where.offers(target) and not target.rented_as]
 
 
-def write(where: Place, job: Job) -> Files:
-    """The place's files by name. Raises `DeviceError` or `RecipeError` for what the place cannot do."""
+def check(where: Place, job: Job) -> None:
+    """Raises `DeviceError` or `RecipeError` for what the place cannot do."""
     if not where.offers(job.target):
         has = [target.name for target in offered(where)]
         raise DeviceError("launch-not-offered", place=where.name, target=job.target.name, has=has)
@@ -71,6 +71,11 @@ def write(where: Place, job: Job) -> Files:
         raise RecipeError("launch-without-image", place=where.name)
     if job.spot and not where.spot:
         raise RecipeError("launch-no-spot", place=where.name)
+
+
+def write(where: Place, job: Job) -> Files:
+    """The place's files by name. Raises as `check` does."""
+    check(where, job)
     return where.files(job)
 
 

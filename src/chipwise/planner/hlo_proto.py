@@ -284,7 +284,7 @@ class Module:
         return self._lines[frame]
 
 
-_PACKAGE = str(Path(__file__).resolve().parents[1])
+_PACKAGE = f"{Path(__file__).resolve().parents[1]}/"
 _USER, _NET, _LIBRARY, _DRIVER = range(4)
 
 
@@ -292,7 +292,7 @@ def _rank(file: str) -> int:
     """Whose line it is: the user's, of a net or loss that chipwise brings, a library's, or of what calls the
     user's functions."""
     if file.startswith(_PACKAGE):
-        folder = file.removeprefix(_PACKAGE).split("/")[1]
+        folder = file.removeprefix(_PACKAGE).split("/")[0]
         return _NET if folder in ("models", "recipes", "recipe", "data", "interop") else _DRIVER
     return _LIBRARY if "-packages/" in file or "/lib/python" in file else _USER
 
