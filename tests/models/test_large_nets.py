@@ -1,4 +1,4 @@
-"""ResNet-50, ViT and GPT-2: sizes, dtypes and initial values, arithmetic against NumPy in float64."""
+"""ResNet-50, EfficientNet-Lite0, ViT and GPT-2: sizes, initial values, arithmetic against float64."""
 
 from functools import partial
 from math import erf, pi
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from chipwise.interop.nnx import functional
+from chipwise.models.efficientnet_lite0 import EfficientNetLite0
 from chipwise.models.resnet50 import Bottleneck, ResNet50
 from chipwise.models.transformer import GPT2, ViT, kernels
 from chipwise.recipe.optimizer import decays
@@ -27,7 +28,10 @@ def applied(net, params, state, x, train=False):
     return jax.jit(apply, static_argnums=4)(params, state, x, None, train)
 
 
-@pytest.mark.parametrize("net, count", [(ResNet50, 25_557_032), (ViT, 22_050_664), (GPT2, 124_439_808)])
+@pytest.mark.parametrize(
+    "net, count",
+    [(ResNet50, 25_557_032), (EfficientNetLite0, 4_652_008), (ViT, 22_050_664), (GPT2, 124_439_808)],
+)
 def test_parameter_count(net, count):
     init, _ = functional(lambda rngs: net(rngs=rngs))
     params, _ = jax.eval_shape(init, jax.random.key(0))

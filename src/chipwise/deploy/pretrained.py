@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from ..errors import DataError, RecipeError
 from ..recipe.task import Task, Tree
 from ..words.figures import one_line
 from .formats import library
+from .names import translate
 
 _PICKLES = (".pt", ".pth", ".bin", ".ckpt")
 _INSIDE = ("state_dict", "model", "params")  # where training scripts put a state dict
@@ -33,7 +35,7 @@ class Match:
 
     *Fields:* names: `matched`, the task's to the file's; `fresh`, that keep what `Task.init` makes because
     the caller said so; `missing` from the file; `unused` of it; `shapes`, name to (the file's, the
-    task's) where they differ.
+    task's) where they differ; `resized`, the same for those of `matched` that are scaled.
     """
 
     matched: dict[str, str]
@@ -41,9 +43,11 @@ class Match:
     missing: list[str]
     unused: list[str]
     shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
+    resized: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         rows = [f"{name:<48} {source}" for name, source in self.matched.items()]
+        rows += [f"{name:<48} scaled from {old} to {new}" for name, (old, new) in self.resized.items()]
         rows += [f"{name:<48} new" for name in self.fresh]
         rows += [f"{name:<48} missing" for name in self.missing]
         rows += [f"{name:<48} {old} in the file, {new} here" for name, (old, new) in self.shapes.items()]
@@ -63,6 +67,7 @@ class Weights:
         task: Task,
         fresh: Sequence[str] = (),
         rename: Callable[[str], str | None] = lambda name: name,
+        resize: Sequence[str] = (),
     ) -> Match:
         """Which arrays go where. Nothing is computed; see `start`."""
         shapes = {name: tuple(s.shape) for name, s in flatten(_abstract(task)).items()}
@@ -72,14 +77,16 @@ class Weights:
         for name, shape in shapes.items():
             bare = name.partition(".")[2]
             source = files.get(name, files.get(bare))
-            if any(fnmatch.fnmatchcase(bare.replace(".", "/"), pattern) for pattern in fresh):
+            if _named(bare, fresh):
                 found.fresh.append(name)
             elif source is None:
                 found.missing.append(name)
-            elif self.arrays[source].shape != shape:
-                found.shapes[name] = (self.arrays[source].shape, shape)
-            else:
+            elif (old := self.arrays[source].shape) == shape:
                 found.matched[name] = source
+            elif _named(bare, resize) and _places(old, shape) is not None:
+                found.matched[name], found.resized[name] = source, (old, shape)
+            else:
+                found.shapes[name] = (old, shape)
             used.add(source)
         return dataclasses.replace(found, unused=[name for name in self.arrays if name not in used])
 
@@ -88,15 +95,17 @@ class Weights:
         task: Task,
         fresh: Sequence[str] = (),
         rename: Callable[[str], str | None] = lambda name: name,
+        resize: Sequence[str] = (),
     ) -> Task:
         """`task`, beginning with these weights; the run's recipe.json then has their digest.
 
         *Arguments:* `fresh`: patterns of arrays that keep what `task.init` makes, such as `("classifier/*",)`
         for a new head; `rename`: a name in the file to the task's, `params.conv.kernel` or `conv.kernel`, or
-        None to leave it out.
+        None to leave it out; `resize`: patterns of a transformer's learned positions `(1, places, width)`,
+        such as `("places",)`, whose square grid is scaled to the task's.
         Raises `RecipeError` where any other array is missing or of another shape: `match` shows all of them.
         """
-        found = self.match(task, fresh, rename)
+        found = self.match(task, fresh, rename, resize)
         if found.missing or found.shapes:
             facts: dict[str, Any] = {"missing": found.missing, "shapes": list(found.shapes)}
             facts |= {"without": len(found.missing), "other": len(found.shapes)}
@@ -105,12 +114,13 @@ class Weights:
             raise RecipeError("weights-of-another-model", path=self.path, **facts)
         if not found.matched:
             raise RecipeError("weights-all-fresh", path=self.path, fresh=list(fresh))
-        first, arrays = task.init, self.arrays
+        first, arrays = task.init, {new: self.arrays[old] for new, old in found.matched.items()}
+        arrays |= {name: _resized(arrays[name], shape) for name, (_, shape) in found.resized.items()}
 
         def init(key: jax.Array) -> tuple[Tree, Tree]:
             tree = _tree(*first(key))
             leaves = [
-                jnp.asarray(arrays[found.matched[name]], leaf.dtype) if name in found.matched else leaf
+                jnp.asarray(arrays[name], leaf.dtype) if name in arrays else leaf
                 for name, leaf in flatten(tree).items()
             ]
             made = jax.tree.unflatten(jax.tree.structure(tree), leaves)
@@ -121,12 +131,16 @@ class Weights:
         return dataclasses.replace(task, init=init)
 
 
-def pretrained(path: str | Path) -> Weights:
+def pretrained(path: str | Path, names: str | None = None) -> Weights:
     """The weights in a `.safetensors` file or a folder of them, a PyTorch state dict (`.pt`, `.pth`,
     `.bin`), or a run folder of chipwise, of which the newest checkpoint is taken
     (averaged parameters are left out).
 
+    `names`: a built-in model, "resnet50", "efficientnet-lite0" or "vit", whose weights the file has under the
+    names of torchvision, timm or efficientnet-lite-pytorch: they get the built-in model's names and layout.
+
     Raises `DataError` for what is missing, damaged or no weights; nothing in the file is executed.
+    `RecipeError` for `names` without a table.
     """
     path = Path(path)
     if not path.exists():
@@ -150,6 +164,8 @@ def pretrained(path: str | Path) -> Weights:
         raise DataError("weights-damaged", path=path, reason=one_line(error, 160)) from error
     if not arrays:
         raise DataError("weights-none", path=path)
+    if names is not None:
+        arrays = translate(arrays, names)
     return Weights(str(path), arrays, digest(arrays))
 
 
@@ -178,6 +194,31 @@ def _run(folder: Path) -> dict[str, np.ndarray]:
         checkpoints.close()
     names = {n: n.replace("frozen.", "params.", 1) if n.startswith("frozen.") else n for n in flat}
     return {new: flat[old] for old, new in names.items() if new.startswith(("params.", "state."))}
+
+
+def _named(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name.replace(".", "/"), pattern) for pattern in patterns)
+
+
+def _places(old: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, int, int] | None:
+    """Tokens before the grid, and the sides of the old and the new grid; None where these are none."""
+    if len(old) != 3 or len(new) != 3 or old[0] != new[0] or old[2] != new[2]:
+        return None
+    for tokens in (1, 0):
+        sides = [math.isqrt(max(n - tokens, 0)) for n in (old[1], new[1])]
+        if all(s and s * s == n - tokens for s, n in zip(sides, (old[1], new[1]), strict=True)):
+            return tokens, sides[0], sides[1]
+    return None
+
+
+def _resized(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Positions of another grid: cubic, smoothed where it shrinks, as timm's `resample_abs_pos_embed`."""
+    sides = _places(array.shape, shape)
+    assert sides is not None, (array.shape, shape)  # `match` asked
+    tokens, old, new = sides
+    grid = array[:, tokens:].astype(np.float32).reshape(-1, old, old, array.shape[2])
+    scaled = jax.image.resize(grid, (len(grid), new, new, array.shape[2]), "cubic", antialias=True)
+    return np.concatenate([array[:, :tokens], np.asarray(scaled).reshape(len(grid), new * new, -1)], axis=1)
 
 
 def _tree(params: Tree, state: Tree) -> Tree:

@@ -1,0 +1,153 @@
+"""The names that other libraries give the parameters of the built-in models, and how their arrays lie.
+
+A table has rules, patterns of a module's name to its name here; the rest holds for every model: PyTorch's
+kernels are `(out, in, height, width)` and `(out, in)`, here `(height, width, in, out)` and `(in, out)`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import RecipeError, near
+
+_LEAVES = {"bias": "bias", "running_mean": "mean", "running_var": "var"}
+_STAGED = re.compile(r"blocks\.(\d+)-(\d+)\.(.*)")
+_NUMBERED = re.compile(r"blocks\.(\d+)\.(.*)")
+
+
+@dataclass(frozen=True)
+class Table:
+    """*Fields:* `rules`: a pattern of the whole module's name to its name here, the first that fits; block 1
+    of stage 2 is `blocks.2-1`, and blocks are then counted through. `stacked`: the blocks' arrays lie in
+    one with a leading axis."""
+
+    rules: tuple[tuple[str, str], ...]
+    stacked: bool = False
+
+
+TABLES = {
+    # torchvision and timm
+    "resnet50": Table(
+        (
+            (r"conv1", "stem"),
+            (r"bn1", "norm"),
+            (r"fc", "classifier"),
+            (r"layer(\d+)\.(\d+)\.downsample\.0", r"blocks.\1-\2.conv0"),
+            (r"layer(\d+)\.(\d+)\.downsample\.1", r"blocks.\1-\2.norm0"),
+            (r"layer(\d+)\.(\d+)\.conv(\d)", r"blocks.\1-\2.conv\3"),
+            (r"layer(\d+)\.(\d+)\.bn(\d)", r"blocks.\1-\2.norm\3"),
+        )
+    ),
+    # timm, whose first block has no expansion and counts from its second step; then efficientnet-lite-pytorch
+    "efficientnet-lite0": Table(
+        (
+            (r"conv_stem|_conv_stem", "stem"),
+            (r"bn1", "norm"),
+            (r"conv_head|_conv_head", "head"),
+            (r"bn2", "head_norm"),
+            (r"classifier|_fc", "classifier"),
+            (r"blocks\.0\.(\d+)\.conv_dw", r"blocks.0-\1.conv1"),
+            (r"blocks\.0\.(\d+)\.bn1", r"blocks.0-\1.norm1"),
+            (r"blocks\.0\.(\d+)\.conv_pw", r"blocks.0-\1.conv2"),
+            (r"blocks\.0\.(\d+)\.bn2", r"blocks.0-\1.norm2"),
+            (r"blocks\.(\d+)\.(\d+)\.conv_pw", r"blocks.\1-\2.conv0"),
+            (r"blocks\.(\d+)\.(\d+)\.bn1", r"blocks.\1-\2.norm0"),
+            (r"blocks\.(\d+)\.(\d+)\.conv_dw", r"blocks.\1-\2.conv1"),
+            (r"blocks\.(\d+)\.(\d+)\.bn2", r"blocks.\1-\2.norm1"),
+            (r"blocks\.(\d+)\.(\d+)\.conv_pwl", r"blocks.\1-\2.conv2"),
+            (r"blocks\.(\d+)\.(\d+)\.bn3", r"blocks.\1-\2.norm2"),
+            (r"_bn0", "norm"),
+            (r"_bn1", "head_norm"),
+            (r"_blocks\.(\d+)\._expand_conv", r"blocks.\1.conv0"),
+            (r"_blocks\.(\d+)\._depthwise_conv", r"blocks.\1.conv1"),
+            (r"_blocks\.(\d+)\._project_conv", r"blocks.\1.conv2"),
+            (r"_blocks\.(\d+)\._bn(\d)", r"blocks.\1.norm\2"),
+        )
+    ),
+    # timm
+    "vit": Table(
+        (
+            (r"cls_token", "token"),
+            (r"pos_embed", "places"),
+            (r"patch_embed\.proj", "patches"),
+            (r"blocks\.(\d+)\.(norm\d)", r"blocks.\1.\2"),
+            (r"blocks\.(\d+)\.attn\.qkv", r"blocks.\1.attention.qkv"),
+            (r"blocks\.(\d+)\.attn\.proj", r"blocks.\1.attention.out"),
+            (r"blocks\.(\d+)\.mlp\.fc1", r"blocks.\1.hidden"),
+            (r"blocks\.(\d+)\.mlp\.fc2", r"blocks.\1.out"),
+            (r"norm", "norm"),
+            (r"head", "classifier"),
+        ),
+        stacked=True,
+    ),
+}
+"""The built-in model to the names that its weights have elsewhere."""
+
+
+def translate(arrays: Mapping[str, np.ndarray], model: str) -> dict[str, np.ndarray]:
+    """`arrays` under the names and in the layout of the built-in `model`.
+
+    Arrays that no rule knows keep their names, so that `Weights.match` shows them; PyTorch's counters of
+    batches are left out. Raises `RecipeError` for a model without a table.
+    """
+    if model not in TABLES:
+        raise RecipeError("weights-names", given=model, known=list(TABLES), near=near(model, TABLES))
+    table = TABLES[model]
+    found = dict(
+        _translated(table, name, array)
+        for name, array in arrays.items()
+        if not name.endswith(".num_batches_tracked")
+    )
+    found = _counted_through(found)
+    return _stacked(found) if table.stacked else found
+
+
+def _translated(table: Table, name: str, array: np.ndarray) -> tuple[str, np.ndarray]:
+    """One array's name and layout here."""
+    module, dot, leaf = name.rpartition(".")
+    whole = module if dot else leaf  # an array that belongs to the model itself has no module's name
+    fits = ((re.fullmatch(pattern, whole), here) for pattern, here in table.rules)
+    new = next((at.expand(here) for at, here in fits if at), None)
+    if new is None or (dot and leaf not in {"weight", *_LEAVES}):
+        return name, array
+    if not dot:
+        return new, array
+    if leaf != "weight":
+        return f"{new}.{_LEAVES[leaf]}", array
+    if array.ndim == 4:
+        return f"{new}.kernel", array.transpose(2, 3, 1, 0)
+    if array.ndim == 2:
+        return f"{new}.kernel", array.T
+    return f"{new}.scale", array
+
+
+def _counted_through(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """`blocks.2-1.conv` of stages as `blocks.4.conv`, the blocks of all stages in one row."""
+    staged = {name: at for name in arrays if (at := _STAGED.fullmatch(name))}
+    pairs = sorted({(int(at[1]), int(at[2])) for at in staged.values()})
+    index = {pair: i for i, pair in enumerate(pairs)}
+
+    def counted(name: str) -> str:
+        at = staged.get(name)
+        return name if at is None else f"blocks.{index[int(at[1]), int(at[2])]}.{at[3]}"
+
+    return {counted(name): array for name, array in arrays.items()}
+
+
+def _stacked(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """`blocks.3.norm.bias` of every block as one `blocks.stack.norm.bias` with a leading axis."""
+    rest = {name: array for name, array in arrays.items() if not _NUMBERED.fullmatch(name)}
+    layers: dict[str, dict[int, np.ndarray]] = {}
+    for name, array in arrays.items():
+        if at := _NUMBERED.fullmatch(name):
+            layers.setdefault(at[2], {})[int(at[1])] = array
+    for name, one in layers.items():
+        if sorted(one) == list(range(len(one))) and len({a.shape for a in one.values()}) == 1:
+            rest[f"blocks.stack.{name}"] = np.stack([one[i] for i in range(len(one))])
+        else:  # not a stack of equal blocks: shown under their own names
+            rest |= {f"blocks.{i}.{name}": array for i, array in one.items()}
+    return rest

@@ -1,0 +1,107 @@
+"""EfficientNet-Lite0: 4,652,008 parameters, 0.4 billion multiply-adds an image of 224×224 forwards.
+
+Source: Tan and Le, "EfficientNet" (2019, arXiv:1905.11946), the B0 net in the form for phones of
+github.com/tensorflow/tpu (models/official/efficientnet/lite): no squeeze-and-excitation, and ReLU6 for
+swish. Padding, epsilon and momentum are TensorFlow's, so that its weights give its outputs. Its
+stochastic depth in training is left out.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from . import wide
+from .conv import conv
+from .layers import BatchNorm
+
+# Kernel, stride, expansion, channels, blocks of each stage (Tan and Le, table 1).
+STAGES = (
+    (3, 1, 1, 16, 1),
+    (3, 2, 6, 24, 2),
+    (5, 2, 6, 40, 2),
+    (3, 2, 6, 80, 3),
+    (5, 1, 6, 112, 3),
+    (5, 2, 6, 192, 4),
+    (3, 1, 6, 320, 1),
+)
+# Normal with variance 2 / (kernel area x output channels), not truncated.
+_he_normal = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
+
+
+class InvertedBottleneck(nnx.Module):
+    """1x1 to `expansion * c_in` channels, a convolution of each channel alone, 1x1 to `c_out`.
+
+    The input is added where the shape stays. `(b, h, w, c_in)` -> `(b, ceil(h/stride), ceil(w/stride),
+    c_out)`.
+    """
+
+    def __init__(self, c_in: int, c_out: int, *, kernel: int, stride: int, expansion: int, rngs: nnx.Rngs):
+        middle = expansion * c_in
+        self.expand = expansion != 1
+        if self.expand:
+            self.conv0, self.norm0 = _conv(c_in, middle, 1, rngs=rngs), _norm(middle)
+        self.conv1 = _conv(middle, middle, kernel, stride, groups=middle, rngs=rngs)
+        self.norm1 = _norm(middle)
+        self.conv2, self.norm2 = _conv(middle, c_out, 1, rngs=rngs), _norm(c_out)
+        self.add = stride == 1 and c_in == c_out
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = nnx.relu6(self.norm0(self.conv0(x))) if self.expand else x
+        y = nnx.relu6(self.norm1(self.conv1(y)))
+        y = self.norm2(self.conv2(y))
+        return x + y if self.add else y
+
+
+class EfficientNetLite0(nnx.Module):
+    """`(batch, height, width, 3)` normalised floats -> logits `(batch, classes)`.
+
+    The published weights were trained at 224×224 with `(pixels - 127) / 128`.
+    """
+
+    def __init__(self, *, classes: int = 1000, dropout: float = 0.2, rngs: nnx.Rngs):
+        self.stem, self.norm = _conv(3, 32, 3, 2, rngs=rngs), _norm(32)
+        blocks, channels = [], 32
+        for kernel, first, expansion, c_out, count in STAGES:
+            for block in range(count):
+                stride = first if block == 0 else 1
+                blocks.append(
+                    InvertedBottleneck(
+                        channels, c_out, kernel=kernel, stride=stride, expansion=expansion, rngs=rngs
+                    )
+                )
+                channels = c_out
+        self.blocks = nnx.List(blocks)
+        self.head, self.head_norm = _conv(channels, 1280, 1, rngs=rngs), _norm(1280)
+        self.dropout = nnx.Dropout(dropout, rngs=rngs)
+        uniform = nnx.initializers.variance_scaling(1 / 3, "fan_out", "uniform")
+        self.classifier = nnx.Linear(1280, classes, kernel_init=uniform, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = nnx.relu6(self.norm(self.stem(x)))
+        for block in self.blocks:
+            x = block(x)
+        x = nnx.relu6(self.head_norm(self.head(x)))
+        # The mean in float32: 49 terms of bfloat16 would lose three bits.
+        mean = jnp.mean(x.astype(wide(x.dtype)), axis=(1, 2))
+        return self.classifier(self.dropout(mean.astype(x.dtype)))
+
+
+def _conv(
+    c_in: int, c_out: int, kernel: int, stride: int = 1, *, groups: int = 1, rngs: nnx.Rngs
+) -> nnx.Conv:
+    return nnx.Conv(
+        c_in,
+        c_out,
+        (kernel, kernel),
+        strides=stride,
+        padding="SAME",
+        use_bias=False,
+        feature_group_count=groups,
+        kernel_init=_he_normal,
+        conv_general_dilated=conv,
+        rngs=rngs,
+    )
+
+
+def _norm(channels: int) -> BatchNorm:
+    return BatchNorm(channels, momentum=0.99, epsilon=1e-3)
