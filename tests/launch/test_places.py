@@ -252,6 +252,8 @@ def test_what_cannot_be_is_refused(tmp_path):
         place("skipilot")
     with refused(DeviceError, "launch-not-offered", target="v5e-8"):
         write(place("slurm"), job("v5e-8"))
+    with refused(DeviceError, "launch-not-offered", target="k80"):
+        write(place("docker"), job("k80"))
     with refused(RecipeError, "launch-without-bucket", place="gcloud"):
         write(place("gcloud"), job("v5e-8", bucket=None))
     with refused(RecipeError, "launch-without-image", place="gke"):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from ..chips.targets import Target
 
 SKYPILOT_GPUS = {
-    "k80": "K80", "p100": "P100", "p100-sxm2": "P100", "v100": "V100", "v100-pcie": "V100",
+    "p100": "P100", "p100-sxm2": "P100", "v100": "V100", "v100-pcie": "V100",
     "v100-32gb": "V100-32GB", "t4": "T4", "rtx-3090": "RTX3090", "rtx-4090": "RTX4090", "a10g": "A10G",
     "l4": "L4", "a100": "A100", "a100-80gb": "A100-80GB", "a100-pcie": "A100-80GB", "l40s": "L40S",
     "h100": "H100", "h100-pcie": "H100", "h200": "H200", "b200": "B200", "gb200": "GB200",
@@ -42,6 +42,11 @@ NOTEBOOKS = {"kaggle": ("v5e-8", "t4:2", "p100"), "colab": ("v5e-1", "t4", "l4",
 
 def short(target: Target) -> str:
     return target.chip.names[0]
+
+
+def gpu(target: Target) -> bool:
+    """Whether it is of GPUs that the CUDA of today's JAX runs on: no driver of its has a K80."""
+    return target.chip.kind == "GPU" and float(target.chip.compute_capability or 0) >= 6
 
 
 def slice_size(target: Target) -> str:

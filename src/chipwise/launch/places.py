@@ -188,7 +188,7 @@ PLACES: dict[str, Place] = {
             keeps=True, sends=True,
         ),
         Place(
-            "slurm", lambda target: target.chip.kind == "GPU", _slurm, "sbatch",
+            "slurm", called.gpu, _slurm, "sbatch",
             lambda job: ["sbatch", f"{job.name}.sbatch"],
             lambda job: ["scancel", "--name", job.name],
             sends=True, spot=False,
@@ -206,7 +206,8 @@ PLACES: dict[str, Place] = {
             keeps=True, google=True, image=True,
         ),
         Place(
-            "docker", lambda target: target.hosts == 1 and target.chip.kind != "CPU", _docker, "docker",
+            "docker", lambda target: target.hosts == 1 and (called.gpu(target) or target.chip.kind == "TPU"),
+            _docker, "docker",
             lambda job: ["bash", f"{job.name}.sh"],
             lambda job: ["docker", "stop", job.name],
             sends=True, spot=False,
