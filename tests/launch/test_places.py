@@ -145,7 +145,7 @@ echo "$3 $4" >> calls
 case "$3 $4" in
   "queued-resources describe")
     [ -s state ] || { echo "ERROR: NOT_FOUND: no such" >&2; exit 1; }
-    cat state ;;
+    echo "WARNING: an update is available" >&2; cat state ;;
   "queued-resources create") echo ACTIVE > state ;;
   "queued-resources delete") rm -f state ;;
   "tpu-vm ssh")
