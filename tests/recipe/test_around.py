@@ -132,6 +132,15 @@ def test_settings_are_set_as_those_of_the_inner_one():
     np.testing.assert_array_equal(held.tables(CLOCK)["lr"], optimizer.tables(CLOCK)["lr"])
 
 
+def test_a_lookahead_in_groups_goes_on_pulling_after_the_end():
+    inner = cw.lookahead(cw.sgd(lr=0.1), every=3, pull=cw.linear(1.0, 0.5))
+    optimizer = cw.grouped(inner, {"*": {"lr": cw.linear(2.0, 1.0)}})
+    total = CLOCK.total
+    later = dataclasses.replace(CLOCK, total=2 * total)
+    tables = optimizer.held(CLOCK).tables(later, total, total + 3)
+    assert tables["pull"].min() > 0.4 and tables["lr of *"].min() == tables["lr of *"].max() > 0.9
+
+
 @pytest.mark.parametrize(
     "make, code",
     [

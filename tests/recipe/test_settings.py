@@ -69,6 +69,16 @@ def test_none_and_words_are_values_too(file):
     assert load(f"{file}:finished", ["clip=1", "clip=none"]).optimizer.clip is None
 
 
+@pytest.mark.parametrize("names", [("replicas", "blocks"), ("blocks", "replicas")])
+def test_replicas_and_blocks_are_set_at_once(names):
+    recipe = tasks.recipe(replicas=8, blocks=8)
+    from chipwise.recipe.settings import apply
+
+    given = {"replicas": "12", "blocks": "6"}
+    changed = apply(recipe, {name: given[name] for name in names})
+    assert (changed.replicas, changed.blocks) == (12, 6)
+
+
 def test_hyperparameters_of_an_optax_optimizer_are_settings():
     from chipwise.recipe.settings import apply
 

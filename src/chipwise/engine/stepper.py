@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from ..errors import RecipeError
+from ..machine.hosts import hosts
 from ..recipe.recipe import Recipe
 from ..recipe.task import Tree, finished
 from .on import ALL, On
@@ -35,16 +36,17 @@ class Stepper:
     """
 
     def __init__(self, recipe: Recipe, on: On = ALL):
-        self._session = Session(recipe, on)
-        for warning in self._session.warnings:
-            warnings.warn(str(warning), stacklevel=2)
-        try:
-            self._session.begin()
-            if self.total:
-                self._session.compile()
-        except BaseException:  # or the threads that bring data would stay
-            self._session.close()
-            raise
+        with hosts().failing():
+            self._session = Session(recipe, on)
+            for warning in self._session.warnings:
+                warnings.warn(str(warning), stacklevel=2)
+            try:
+                self._session.begin()
+                if self.total:
+                    self._session.compile()
+            except BaseException:  # or the threads that bring data would stay
+                self._session.close()
+                raise
 
     @property
     def total(self) -> int:
@@ -89,5 +91,5 @@ class Stepper:
     def __enter__(self) -> Stepper:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, where: object) -> None:
+        self._session.__exit__(kind, error, where)

@@ -117,6 +117,9 @@ class Hosts:
         """At the end of the process: a farewell, or an end at once where JAX would wait for who is gone."""
         if self._wire is None:
             return
+        uncaught = getattr(sys, "last_value", None)
+        if uncaught is not None and not hasattr(sys, "ps1"):  # or the others would wait for this host
+            self.failed(uncaught)
         if self._code is not None:
             sys.stdout.flush()
             sys.stderr.flush()

@@ -134,6 +134,13 @@ class grouped(_Around):
         rest = {name: value for name, value in settings.items() if name in self.inner.settings}
         return replace(self, inner=self.inner.replace(**rest) if rest else self.inner, groups=groups)
 
+    def held(self, clock: Clock) -> Optimizer:
+        def last(value: Any) -> Any:
+            return held(value, clock) if isinstance(value, Schedule) else value
+
+        groups = tuple((p, tuple((name, last(value)) for name, value in pairs)) for p, pairs in self.groups)
+        return replace(self, inner=self.inner.held(clock), groups=groups)
+
     def _factors(self) -> list[tuple[str, Any]]:
         return [
             (f"{name} of {pattern}", factor) for pattern, factors in self.groups for name, factor in factors

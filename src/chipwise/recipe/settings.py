@@ -94,8 +94,10 @@ def apply(recipe: Recipe, settings: dict[str, str], others: tuple[str, ...] = ()
         if name == "ema":
             value = _typed(name, text, None if text.lower() == "none" else 0.999)
             recipe = dataclasses.replace(recipe, ema=value)
-        elif name == "blocks":
-            recipe = dataclasses.replace(recipe, blocks=_typed(name, text, None if text == "none" else 1))
+        elif name in ("replicas", "blocks"):  # at once: one divides the other
+            both = {n: settings[n] for n in ("replicas", "blocks") if n in settings}
+            values = {n: _typed(n, s, None if (n, s) == ("blocks", "none") else 1) for n, s in both.items()}
+            recipe = dataclasses.replace(recipe, **values)
         elif name in own:
             recipe = dataclasses.replace(recipe, **{name: _typed(name, text, getattr(recipe, name))})
         elif name in inner:

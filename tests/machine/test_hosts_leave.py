@@ -1,0 +1,48 @@
+"""How a host ends: with a farewell, or with word of what nobody caught."""
+
+import os
+import sys
+
+import pytest
+
+from chipwise.machine.cluster import Seat
+from chipwise.machine.hosts import Hosts
+
+
+class Wire:
+    def __init__(self):
+        self.said = []
+
+    def bye(self):
+        self.said.append("bye")
+
+    def fail(self, code, sentence, alike):
+        self.said.append((code, alike))
+        return True
+
+
+class Ended(Exception):
+    pass
+
+
+def ended(code):
+    raise Ended(code)
+
+
+@pytest.fixture
+def here(monkeypatch):
+    monkeypatch.setattr(os, "_exit", ended)
+    monkeypatch.delattr(sys, "last_value", raising=False)
+    return Hosts(Seat(1, 2, "localhost"), Wire(), ("a", "b"))
+
+
+def test_who_is_done_says_farewell(here):
+    here.leave()
+    assert here._wire.said == ["bye"]
+
+
+def test_who_failed_outside_of_any_call_does_not(here, monkeypatch):
+    monkeypatch.setattr(sys, "last_value", ValueError("lost"), raising=False)
+    with pytest.raises(Ended) as caught:
+        here.leave()
+    assert caught.value.args == (1,) and here._wire.said == [(1, False)]
