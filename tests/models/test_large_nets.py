@@ -50,6 +50,13 @@ def test_computes_in_the_dtype_given(net, shape, dtype, train):
     assert {leaf.dtype for leaf in jax.tree.leaves(new)} <= {jnp.dtype("float32")}
 
 
+def test_efficientnet_begins_with_kernels_that_keep_the_size_of_what_they_see():
+    params, _ = made(partial(EfficientNetLite0, classes=10))
+    block = params["blocks"]["13"]
+    for layer, reached in (("conv0", 1152), ("conv1", 25), ("conv2", 192)):
+        np.testing.assert_allclose(jnp.std(block[layer]["kernel"]), (2 / reached) ** 0.5, rtol=0.02)
+
+
 def test_resnet_begins_as_its_shortcuts_and_puts_the_stride_on_the_3x3():
     net = partial(Bottleneck, 16, 4, stride=1)
     params, state = made(net)

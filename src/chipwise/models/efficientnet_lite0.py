@@ -24,8 +24,10 @@ STAGES = (
     (5, 2, 6, 192, 4),
     (3, 1, 6, 320, 1),
 )
-# Normal with variance 2 / (kernel area x output channels), not truncated.
+# Normal with variance 2 / (kernel area x output channels that an input reaches), not truncated. In a
+# convolution of each channel alone that is one channel, which NNX's kernel has as its inputs.
 _he_normal = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
+_he_normal_alone = nnx.initializers.variance_scaling(2.0, "fan_in", "normal")
 
 
 class InvertedBottleneck(nnx.Module):
@@ -97,7 +99,7 @@ def _conv(
         padding="SAME",
         use_bias=False,
         feature_group_count=groups,
-        kernel_init=_he_normal,
+        kernel_init=_he_normal if groups == 1 else _he_normal_alone,
         conv_general_dilated=conv,
         rngs=rngs,
     )
