@@ -163,3 +163,10 @@ def test_a_full_disk_ends_in_one_error_and_no_thread_says_more(tmp_path, monkeyp
         folder.log({"step": 2, "train/loss": 0.25})
     folder.close()
     assert threading.active_count() == before
+
+
+def test_a_fresh_run_keeps_no_best_checkpoint_of_the_former(tmp_path):
+    RunFolder(tmp_path, {"seed": 0}, 0).close()
+    (tmp_path / "best" / "5").mkdir(parents=True)
+    RunFolder(tmp_path, {"seed": 1}, 0, fresh=True).close()
+    assert not (tmp_path / "best").exists()

@@ -19,6 +19,7 @@ import psutil
 
 from ..errors import ChipwiseError, DivergedError, RunError, Stopped
 from ..machine.fingerprint import this_machine
+from .best import FOLDER
 from .events import PREFIX, Events
 from .stored import disagreement, newest_checkpoint, parsed_row, read_result, stored_recipe
 
@@ -185,7 +186,8 @@ class RunFolder:
             (self.path / name).unlink(missing_ok=True)
         for file in self.path.glob(f"{PREFIX}.out.tfevents.*"):
             file.unlink()
-        shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
+        for name in ("checkpoints", FOLDER):
+            shutil.rmtree(self.path / name, ignore_errors=True)
 
     def _agree(self, recipe: dict[str, Any]) -> None:
         file = self.path / "recipe.json"
