@@ -43,4 +43,7 @@ class Events:
             self._flushed = time.monotonic()
 
     def close(self) -> None:
-        self._writer.close()
+        try:
+            self._writer.flush()
+        finally:  # tensorboardX's own `close` leaves the file open where it cannot flush
+            self._writer._py_recordio_writer.close()
