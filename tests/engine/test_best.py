@@ -69,11 +69,14 @@ def test_patience_ends_the_run_once_and_for_all(whole, tmp_path):
 
 
 def test_larger_is_better_but_for_losses_and_errors():
-    accuracy = Best(tasks.recipe(), "eval/accuracy", None, [{"step": 1, "eval/accuracy": 0.5}])
+    accuracy = Best(tasks.recipe(), "eval/accuracy", None)
+    accuracy.go_on(
+        [{"step": 1, "eval/accuracy": 0.5}, {"step": 1, "train/loss": 1.0}], 1, lambda what, value: value
+    )
     assert not accuracy.improved(2, {"eval/accuracy": 0.5})
     assert not accuracy.improved(3, {"eval/accuracy": math.nan})
     assert accuracy.improved(4, {"eval/accuracy": 0.6}) and accuracy.step == 4
-    loss = Best(tasks.recipe(), "eval/loss", "2st", [])
+    loss = Best(tasks.recipe(), "eval/loss", "2st")
     assert not loss.waited_enough(100) and loss.improved(1, {"eval/loss": 0.5})
     assert loss.improved(2, {"eval/loss": 0.4}) and not loss.improved(3, {"eval/loss": 0.4})
     assert not loss.waited_enough(3) and loss.waited_enough(4)

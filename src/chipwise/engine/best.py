@@ -7,7 +7,7 @@ last digits depend on the number of devices, so two values that agree to six dig
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ..errors import RecipeError, near
@@ -29,12 +29,12 @@ class Best:
     """The best value of `metric` so far, and its `step`; `over`: the run ends for want of a better one.
 
     *Arguments:* `metric`, such as `"eval/accuracy"`; `patience`, a duration: after so many steps without a
-    better value the run ends, `None` never; `rows` of the run so far.
+    better value the run ends, `None` never.
 
     Raises `RecipeError` for a metric that no evaluation has, and for a recipe without evaluation data.
     """
 
-    def __init__(self, recipe: Recipe, metric: str, patience: str | None, rows: Iterable[Mapping[str, Any]]):
+    def __init__(self, recipe: Recipe, metric: str, patience: str | None):
         if recipe.task.eval is None:
             raise RecipeError("best-without-evaluation", metric=metric)
         if not metric.startswith("eval/"):
@@ -42,9 +42,25 @@ class Best:
         self.metric = metric
         self.value, self.step, self.over = math.nan, 0, False
         self._patience = None if patience is None else recipe.clock.steps(patience)
+
+    @classmethod
+    def of(cls, recipe: Recipe, metric: str | None, patience: str | None, run: Any) -> Best | None:
+        """From the arguments of `fit`; `None` where no best is asked for. Raises `RecipeError` also for
+        `patience` alone, and where there is no run folder to keep it in."""
+        if metric is None:
+            if patience is not None:
+                raise RecipeError("patience-without-best", patience=patience)
+            return None
+        if run is None:
+            raise RecipeError("best-without-run", metric=metric)
+        return cls(recipe, metric, patience)
+
+    def go_on(self, rows: Iterable[Mapping[str, Any]], step: int, agree: Callable[[str, bool], bool]) -> None:
+        """After `step` steps with these `rows`, which the first host alone has: it decides for all."""
         for row in rows:
-            if metric in row:
+            if self.metric in row:
                 self.improved(row["step"], row)
+        self.over = agree("patience", self.waited_enough(step))
 
     def improved(self, step: int, metrics: Mapping[str, Any]) -> bool:
         """Whether the evaluation after `step` is better than all before; the first always is."""

@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from ..errors import RecipeError, Stopped
+from ..errors import Stopped
 from ..machine.detect import detect
 from ..machine.hosts import hosts
 from ..recipe.recipe import Recipe
@@ -53,8 +53,8 @@ def fit(
     - `eval_every`, `log_every`, `checkpoint_every`: durations such as `"1ep"`, `"100st"`, `"5%"`.
       `eval_every=None` evaluates at the end only.
     - `stop_after`: stop there, saved, without changing any schedule.
-    - `keep_best`: a metric such as `"eval/accuracy"`: the checkpoint of its best evaluation is kept in the
-      run's folder `best`. `patience`: with it, a duration: the run ends when nothing better came for so long.
+    - `keep_best`: a metric such as `"eval/accuracy"`, whose best checkpoint is kept in the run's folder `best`;
+      `patience`: a duration with nothing better, after which the run ends.
     - `fresh`: discard a run found in the folder.
     - `steps_per_call`: steps that the host starts at once, with `exact=False`, one device and data in its
       memory; `None` tries in long runs whether 16 are faster.
@@ -64,10 +64,7 @@ def fit(
     Raises `RecipeError`, `DataError`, `DeviceError`, `RunError` before training begins; `DivergedError`
     for a loss that is not finite; `Stopped` after SIGTERM or Ctrl-C, when the run is saved.
     """
-    if keep_best is None and patience is not None:
-        raise RecipeError("patience-without-best", patience=patience)
-    if keep_best is not None and run is None:
-        raise RecipeError("best-without-run", metric=keep_best)
+    best = Best.of(recipe, keep_best, patience, run)
     with contextlib.ExitStack() as closing:
         # ---- agreements, before anything is read, written or compiled
         closing.enter_context(hosts().failing())
@@ -76,9 +73,7 @@ def fit(
         closing.callback(reporter.stop)
         agenda = Agenda.of(recipe.clock, eval_every, log_every, checkpoint_every, stop_after)
         session = closing.enter_context(Session(recipe, on, steps_per_call=steps_per_call))
-        reporter.say(session.start)
-        for warning in session.warnings:
-            reporter.warn(warning)
+        _introduce(session, reporter)
 
         # ---- data: read and checked while nothing is lost by leaving
         session.read()
@@ -96,9 +91,8 @@ def fit(
         session.begin(saver.restore(session, reporter), last=agenda.last)
         begin = session.step
         log = Log(recipe, meter, reporter, folder, saver, begin)
-        best = None if keep_best is None else Best(recipe, keep_best, patience, log.history)
-        if best is not None:  # rows are read by the first host alone
-            best.over = session.placement.agree("patience", best.waited_enough(begin))
+        if best is not None:
+            best.go_on(log.history, begin, session.placement.agree)
         if folder is not None and begin < agenda.last:
             closing.enter_context(folder.process(session))
 
@@ -106,22 +100,31 @@ def fit(
         reporter.start(begin, agenda.total)
         if begin < agenda.last:
             reporter.say(session.data)
-            meter.seconds["start"] = meter.total()
-            with meter.section("compile"):
-                decided = session.compile(trial=agenda.last - begin >= MANY)
-            if decided is not None:
-                reporter.say(decided)
+            _compile(session, meter, reporter, trial=agenda.last - begin >= MANY)
             _train(session, agenda, log, saver, stop, best)
         saver.save_last(session, log)
         if stop:
             raise _stopped(stop, session, where)
-
         return _result(session, log, saver, begin, folder, where, best)
+
+
+def _introduce(session: Session, reporter: Reporter) -> None:
+    reporter.say(session.start)
+    for warning in session.warnings:
+        reporter.warn(warning)
 
 
 def _open(run: str | Path, session: Session, source: dict[str, Any] | None, fresh: bool) -> RunFolder:
     described = {**session.recipe.describe(), "source": source}
     return RunFolder(run, described, needed_bytes=4 * session.state_bytes, fresh=fresh)
+
+
+def _compile(session: Session, meter: Meter, reporter: Reporter, trial: bool) -> None:
+    meter.seconds["start"] = meter.total()
+    with meter.section("compile"):
+        decided = session.compile(trial=trial)
+    if decided is not None:
+        reporter.say(decided)
 
 
 def _train(
