@@ -53,7 +53,7 @@ def fit(
     - `eval_every`, `log_every`, `checkpoint_every`: durations such as `"1ep"`, `"100st"`, `"5%"`.
       `eval_every=None` evaluates at the end only.
     - `stop_after`: stop there, saved, without changing any schedule.
-    - `keep_best`: a metric such as `"eval/accuracy"`, whose best checkpoint is kept in the run's folder `best`;
+    - `keep_best`: a metric such as `"eval/accuracy"`, whose best checkpoint is kept in the folder `best`;
       `patience`: a duration with nothing better, after which the run ends.
     - `fresh`: discard a run found in the folder.
     - `steps_per_call`: steps that the host starts at once, with `exact=False`, one device and data in its
