@@ -1,6 +1,5 @@
 """What is written for each place: by its own tools where they are installed, by running the scripts."""
 
-import importlib.util
 import json
 import os
 import re
@@ -124,7 +123,7 @@ def test_scripts_are_sound(where, target, tmp_path):
         assert found.returncode == 0, found.stdout
 
 
-@pytest.mark.skipif(importlib.util.find_spec("sky") is None, reason="SkyPilot is not installed")
+@pytest.mark.skipif(not start._installed("skypilot"), reason="SkyPilot is not installed")
 def test_skypilot_reads_its_tasks(tmp_path):
     for target in ("v5e-8", "h100:16", "t4"):
         files = write_in(tmp_path, "skypilot", job(target))

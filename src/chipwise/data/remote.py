@@ -35,7 +35,7 @@ T = TypeVar("T")
 MOST_FOLDERS_DEEP = 40  # a web server may list a folder in itself, without end
 _SPLITS = ("train", "eval")
 # What fsspec opens besides places of data: this machine's files, other Python code, and chains of them
-_LOCAL = ("local", "memory", "simplecache", "filecache", "blockcache", "reference", "zip", "tar", "data")
+_LOCAL = ("local", "simplecache", "filecache", "blockcache", "reference", "zip", "tar", "data")
 _PROTOCOLS = "expected https, s3, gs, az or hf"
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _SQUEEZED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")  # what pathlib makes of one
