@@ -59,7 +59,7 @@ def test_the_folders_are_ordinary_runs(swept, chipwise, mine):
     said, folder = swept
     run = said["points"][1]["runs"][1]
     assert run["run"] == "rate=0.3,duration=5st/seed-1"
-    evaluated = json.loads(chipwise("eval", folder / run["run"], "--json").out)
+    evaluated = json.loads(chipwise("eval", folder / run["run"], "--recipe", f"{mine}:recipe", "--json").out)
     assert evaluated["metrics"]["loss"] == pytest.approx(run["metrics"]["eval/loss"])
     sets = ("--set", "rate=0.3", "--set", "seed=1")
     resumed = chipwise("train", f"{mine}:recipe", "--run", folder / run["run"], *sets, *FAST, "--json")

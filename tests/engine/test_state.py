@@ -180,6 +180,7 @@ def test_where_the_vector_is_cut_changes_no_bit(optimizer, pieces):
     np.testing.assert_array_equal(np.concatenate(cut), whole)
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_looks_at_whole_leaves_gets_the_tree_and_says_so():
     import optax
 

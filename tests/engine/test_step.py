@@ -35,7 +35,11 @@ def close(a, b, tolerance=1e-5):
 
 
 @pytest.mark.parametrize(
-    "replicas,counts", [(8, (1, 2, 4, 8)), pytest.param(6, (1, 2, 6), marks=pytest.mark.slow), (3, (1, 3))]
+    "replicas,counts",
+    [
+        (8, (1, 2, 4, 8)),
+        *(pytest.param(n, c, marks=pytest.mark.slow) for n, c in ((6, (1, 2, 6)), (3, (1, 3)))),
+    ],
 )
 def test_every_exact_device_count_gives_the_same_bits(replicas, counts):
     recipe = tasks.recipe(replicas=replicas, ema=0.9)
@@ -43,6 +47,7 @@ def test_every_exact_device_count_gives_the_same_bits(replicas, counts):
     assert all(other == first for other in others)
 
 
+@pytest.mark.slow
 def test_many_replicas_on_a_device_meet_on_a_stack_with_the_same_bits():
     recipe = tasks.recipe(replicas=24, batch=24, duration="6st")
     assert bits(run(recipe, 1)) == bits(run(recipe, 8))
@@ -61,7 +66,7 @@ def test_the_seed_matters_and_the_run_repeats():
     assert bits(run(tasks.recipe(duration="5st", seed=4), 1)) != first
 
 
-@pytest.mark.parametrize("devices", [1, 2, 8])
+@pytest.mark.parametrize("devices", [1, 2, pytest.param(8, marks=pytest.mark.slow)])
 def test_without_exactness_the_meaning_stays(devices):
     recipe = tasks.recipe(duration="8st")
     close(run(recipe, devices, exact=False).params, run(recipe, 1).params)

@@ -84,7 +84,7 @@ def compare(function, arrays, mask, near):
 
 
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("t", [1, 15, 16, 17])
+@pytest.mark.parametrize("t", [*(pytest.param(t, marks=pytest.mark.slow) for t in (1, 15, 16)), 17])
 def test_blocks_are_the_plain_form(t, mask):
     compare(functools.partial(blocks, block=16), drawn(t, heads=4), mask, 2e-5)
 
@@ -94,7 +94,7 @@ def test_blocks_in_bfloat16_round_like_one_product(mask):
     compare(functools.partial(blocks, block=8), drawn(17, dtype=jnp.bfloat16), mask, 3e-2)
 
 
-@pytest.mark.parametrize("t, s", [(7, 20), (20, 7), (16, 16)])
+@pytest.mark.parametrize("t, s", [(7, 20), pytest.param(20, 7, marks=pytest.mark.slow), (16, 16)])
 def test_blocks_of_unequal_lengths(t, s):
     compare(functools.partial(blocks, block=8), drawn(t, s, heads=6), Mask(), 2e-5)
 

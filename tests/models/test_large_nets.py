@@ -50,6 +50,7 @@ def test_computes_in_the_dtype_given(net, shape, dtype, train):
     assert {leaf.dtype for leaf in jax.tree.leaves(new)} <= {jnp.dtype("float32")}
 
 
+@pytest.mark.slow
 def test_efficientnet_begins_with_kernels_that_keep_the_size_of_what_they_see():
     params, _ = made(partial(EfficientNetLite0, classes=10))
     block = params["blocks"]["13"]

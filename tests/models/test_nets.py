@@ -34,7 +34,9 @@ def test_parameter_count(net):
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == NETS[net][0]
 
 
-@pytest.mark.parametrize("net, shape", SMALL)
+@pytest.mark.parametrize(
+    "net, shape", [*(pytest.param(*one, marks=pytest.mark.slow) for one in SMALL[:-1]), SMALL[-1]]
+)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("train", [True, False])
 def test_computes_in_the_dtype_given_and_keeps_statistics_float32(net, shape, dtype, train):

@@ -74,7 +74,7 @@ def test_the_gradient_of_a_frequent_word_keeps_growing():
     np.testing.assert_array_equal(grad.astype(jnp.float32), [[0, 0], [1000, 1000], [0, 0]])
 
 
-@pytest.mark.parametrize("n", [1, 2, 37])
+@pytest.mark.parametrize("n", [1, 2, pytest.param(37, marks=pytest.mark.slow)])
 def test_sorted_rows_are_added_as_scattered_ones(n):
     # Whole numbers: exact in any order. Tokens repeat, and some are outside the vocabulary.
     rng = np.random.default_rng(n)

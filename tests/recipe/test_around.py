@@ -112,6 +112,7 @@ def trained(recipe, devices=1):
         return fingerprint(session.snapshot().params)
 
 
+@pytest.mark.slow
 def test_on_the_flat_vector_it_is_the_optimizer_of_the_tree():
     """A group of everything at half the rate is half the rate; on 1 and 2 devices alike."""
     recipe = tasks.recipe(duration="5st", replicas=2)

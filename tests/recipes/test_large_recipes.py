@@ -72,10 +72,8 @@ def test_a_small_one_learns(name, packs):
     assert losses[-1] < losses[0] - 0.1
 
 
-# One by default: a device more is a compilation more.
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if "gpt" in n else pytest.mark.slow) for n in SMALL]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
 def test_two_devices_give_the_same_bits(name, packs):
     assert trained(small(name, packs[name]), 2) == on_one(name, packs[name])
 

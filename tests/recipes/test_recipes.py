@@ -31,7 +31,12 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+LARGE = ("imagenet-resnet50", "cifar10-resnet32", "efficientnet-lite0")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in LARGE else ()) for n in BUILT_IN]
+)
 def test_a_recipe_is_known_without_its_data(name):
     """Shapes, lengths and schedules need no file: a recipe can be planned anywhere."""
     recipe = cw.load(name)

@@ -65,6 +65,7 @@ def test_neither_feed_nor_delay_changes_a_bit(found, monkeypatch):
     assert again.to_json() == found.to_json()
 
 
+@pytest.mark.slow
 def test_one_and_eight_devices_give_the_same_bits(found):
     eight = find_lr(tasks.recipe(), steps=STEPS, on=On(devices=8))
     assert eight.devices["count"] == 8 and found.devices["count"] == 1

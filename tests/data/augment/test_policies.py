@@ -61,6 +61,7 @@ def standard(image, m):
     }
 
 
+@pytest.mark.slow
 def test_rand_augment_makes_what_pillow_makes_each_as_often(pictures):
     image = (pictures[1] * 0.8 + 10).astype(np.uint8)
     names, results = [], []
