@@ -76,7 +76,7 @@ def test_copies_are_what_training_computes(file):
         made = jax.jit(
             lambda step, epochs: replica.contribution(
                 dataclasses.replace(recipe, task=task),
-                ({}, None, state, step),
+                ({}, None, state, step, None),
                 stored,
                 indices,
                 epochs,
