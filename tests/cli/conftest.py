@@ -69,6 +69,15 @@ def mine(tmp_path_factory):
     return file
 
 
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """A run of a built-in recipe: 360 evaluation examples."""
+    folder = tmp_path_factory.mktemp("digits") / "run"
+    settings = ["--set", "duration=30st", "--devices", "1", "--eval-every", "end", "--quiet"]
+    assert cli.main(["train", "digits", "--run", str(folder), *settings]) == 0
+    return folder
+
+
 @pytest.fixture
 def chipwise(capfd, monkeypatch):
     """`chipwise(*arguments)` in this process, on its 8 simulated devices: exit code, output, errors."""

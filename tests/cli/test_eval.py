@@ -6,15 +6,6 @@ from chipwise.cli import main
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    """A run of a built-in recipe: 360 evaluation examples."""
-    folder = tmp_path_factory.mktemp("digits") / "run"
-    settings = ["--set", "duration=30st", "--devices", "1", "--eval-every", "end", "--quiet"]
-    assert main(["train", "digits", "--run", str(folder), *settings]) == 0
-    return folder
-
-
-@pytest.fixture(scope="module")
 def of_a_file(mine, tmp_path_factory):
     """A run of a recipe file, with settings and an average."""
     folder = tmp_path_factory.mktemp("file") / "run"

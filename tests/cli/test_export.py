@@ -2,16 +2,7 @@ import json
 
 import pytest
 
-from chipwise.cli import main
 from chipwise.words.facts import fact
-
-
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("digits") / "run"
-    settings = ["--set", "duration=3st", "--devices", "1", "--eval-every", "end", "--quiet"]
-    assert main(["train", "digits", "--run", str(folder), *settings]) == 0
-    return folder
 
 
 def test_a_run_leaves_as_weights(chipwise, digits, tmp_path):

@@ -9,15 +9,6 @@ from chipwise.cli import main
 from chipwise.words.facts import fact
 
 
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    """A run of a built-in recipe: 360 evaluation examples."""
-    folder = tmp_path_factory.mktemp("digits") / "run"
-    settings = ["--set", "duration=30st", "--devices", "1", "--eval-every", "end", "--quiet"]
-    assert main(["train", "digits", "--run", str(folder), *settings]) == 0
-    return folder
-
-
 def test_predictions_agree_with_evaluation_on_any_devices(chipwise, digits, tmp_path):
     accuracy = json.loads((digits / "result.json").read_text())["metrics"]["eval/accuracy"]
     files = []

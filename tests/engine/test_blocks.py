@@ -12,20 +12,10 @@ import tasks
 from chipwise.engine.layout import Layout
 from chipwise.engine.on import On
 from chipwise.engine.session import Session
-from chipwise.engine.state import fingerprint, first_state
+from chipwise.engine.state import first_state
 from chipwise.words.facts import fact
 from refusals import refused
-
-
-def run(recipe, devices, exact=True):
-    with Session(recipe, On(devices=devices, exact=exact)) as session:
-        session.begin()
-        session.advance(session.total)
-        return session.snapshot()
-
-
-def bits(state):
-    return [fingerprint(part) for part in (state.params, state.state, state.optimizer, state.ema, state.sums)]
+from sessions import bits, run
 
 
 @pytest.mark.parametrize(

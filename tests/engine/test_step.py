@@ -10,23 +10,10 @@ import tasks
 from chipwise.data.sources import spec_of
 from chipwise.engine import keys
 from chipwise.engine.layout import Layout
-from chipwise.engine.on import On
-from chipwise.engine.session import Session
-from chipwise.engine.state import fingerprint, init_state, read
+from chipwise.engine.state import init_state, read
 from chipwise.engine.step import Step
 from refusals import refused
-
-
-def run(recipe, devices, exact=True):
-    """(params, state, optimizer, metric sums) after the whole run, as NumPy arrays."""
-    with Session(recipe, On(devices=devices, exact=exact)) as session:
-        session.begin()
-        session.advance(session.total)
-        return session.snapshot()
-
-
-def bits(state):
-    return [fingerprint(part) for part in (state.params, state.state, state.optimizer, state.ema, state.sums)]
+from sessions import bits, run
 
 
 def close(a, b, tolerance=1e-5):

@@ -15,6 +15,7 @@ from chipwise.errors import DeviceError, RecipeError
 from chipwise.launch import names, start
 from chipwise.launch.job import Job, check, local_data, name_of, packages, recipe_file
 from chipwise.launch.places import PLACES, offered, place, write
+from chipwise.machine.facts import installed
 from refusals import refused
 
 AWKWARD = 'note=it\'s $HOME "here" {x}'
@@ -123,7 +124,7 @@ def test_scripts_are_sound(where, target, tmp_path):
         assert found.returncode == 0, found.stdout
 
 
-@pytest.mark.skipif(not start._installed("skypilot"), reason="SkyPilot is not installed")
+@pytest.mark.skipif(not installed("skypilot"), reason="SkyPilot is not installed")
 def test_skypilot_reads_its_tasks(tmp_path):
     for target in ("v5e-8", "h100:16", "t4"):
         files = write_in(tmp_path, "skypilot", job(target))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,7 @@ def trained(
     if not isinstance(model, str | Path):
         raise RecipeError("not-a-trained-model", kind=type(model).__name__)
     stored = read_run(model)
-    made = recipe if recipe is not None else _built_in(stored.source, str(model))
+    made = recipe if recipe is not None else _wherever_its_data_is(stored)
     changed = disagreement(_without_data(stored.recipe), _without_data(made.describe()))
     if changed:
         say(fact("recipe-changed", recipe=made.name, run=str(model), changed=changed))
@@ -105,17 +105,12 @@ def recipe_of(run: StoredRun, recipe: str | None = None, data: str | None = None
     return load(recipe or source["recipe"], source.get("set", ()), data or source.get("data"), synthetic)
 
 
-def _built_in(source: dict[str, Any] | None, run: str) -> Recipe:
-    if source is None:
-        raise RunError("run-recipe-in-python", run=run)
-    name = source["recipe"]
-    if name not in BUILT_IN:
-        raise RunError("run-recipe-in-file", run=run, recipe=name)
-    synthetic = source.get("synthetic") is True
+def _wherever_its_data_is(run: StoredRun) -> Recipe:
+    """`recipe_of`, also where its data is gone or elsewhere: the model may not need it."""
     try:
-        return load(name, source["set"], source["data"], synthetic)
-    except DataError:  # its data is gone, or elsewhere; the model may not need it
-        return load(name, source["set"], None, synthetic)
+        return recipe_of(run)
+    except DataError:
+        return recipe_of(replace(run, recipe={**run.recipe, "source": {**(run.source or {}), "data": None}}))
 
 
 def _without_data(described: dict[str, Any]) -> dict[str, Any]:

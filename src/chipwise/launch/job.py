@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..chips.targets import Target
 from ..errors import DeviceError, RecipeError
+from ..machine.facts import installed
 from ..words.facts import Fact, fact
 
 PINNED = ("jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
@@ -87,7 +88,8 @@ def packages(target: Target, data: str | None, chipwise: str | None) -> tuple[st
     ]
     needs += [f"{name}=={metadata.version(name)}" for name in PINNED]
     if target.chip.kind == "TPU":
-        needs += [f"libtpu=={version}" for version in _installed("libtpu")]
+        libtpu = installed("libtpu")
+        needs += [f"libtpu=={libtpu}"] if libtpu else []
     scheme = (data or "").partition("://")[0]
     needs += {"gs": ["gcsfs"], "s3": ["s3fs"], "http": ["aiohttp"], "https": ["aiohttp"]}.get(scheme, [])
     return tuple(needs)
@@ -115,10 +117,3 @@ def check(job: Job) -> list[Fact]:
     if from_folder() and job.packages[0].startswith("chipwise=="):
         warnings.append(fact("launch-from-folder", package=job.packages[0]))
     return warnings
-
-
-def _installed(name: str) -> list[str]:
-    try:
-        return [metadata.version(name)]
-    except metadata.PackageNotFoundError:
-        return []

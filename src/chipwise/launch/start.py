@@ -6,10 +6,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 
 from ..errors import DeviceError, RecipeError
+from ..machine.facts import installed
 from ..words.facts import Fact, fact, texts
 from .job import Job
 from .places import Place
@@ -45,20 +45,13 @@ def check(where: Place, folder: Path, files: Sequence[str]) -> list[Fact]:
 
 def _check(place: str, file: str) -> tuple[str, list[str]] | None:
     """Who can look at a file, and the command; `None` where nobody here can."""
-    if place == "skypilot" and _installed("skypilot"):
+    if place == "skypilot" and installed("skypilot"):
         return "SkyPilot", [sys.executable, "-c", _SKY, file]
     if file.endswith(".sbatch") and shutil.which("sbatch"):
         return "sbatch --test-only", ["sbatch", "--test-only", file]
     if file.endswith((".sh", ".sbatch")) and shutil.which("bash"):
         return "bash -n", ["bash", "-n", file]
     return None
-
-
-def _installed(package: str) -> bool:
-    try:
-        return bool(metadata.version(package))
-    except metadata.PackageNotFoundError:
-        return False
 
 
 def start(where: Place, job: Job, folder: Path, files: Sequence[str]) -> None:

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from . import wide
-from .conv import conv
-from .layers import BatchNorm
+from .layers import BatchNorm, conv_layer
 
 # Kernel, stride, expansion, channels, blocks of each stage (Tan and Le, table 1).
 STAGES = (
@@ -91,18 +90,8 @@ class EfficientNetLite0(nnx.Module):
 def _conv(
     c_in: int, c_out: int, kernel: int, stride: int = 1, *, groups: int = 1, rngs: nnx.Rngs
 ) -> nnx.Conv:
-    return nnx.Conv(
-        c_in,
-        c_out,
-        (kernel, kernel),
-        strides=stride,
-        padding="SAME",
-        use_bias=False,
-        feature_group_count=groups,
-        kernel_init=_he_normal if groups == 1 else _he_normal_alone,
-        conv_general_dilated=conv,
-        rngs=rngs,
-    )
+    start = _he_normal if groups == 1 else _he_normal_alone
+    return conv_layer(c_in, c_out, kernel=kernel, stride=stride, groups=groups, kernel_init=start, rngs=rngs)
 
 
 def _norm(channels: int) -> BatchNorm:

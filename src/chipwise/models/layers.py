@@ -141,7 +141,14 @@ class Classifier(nnx.Module):
 
 
 def conv_layer(
-    c_in: int, c_out: int, *, kernel: int = 3, stride: int = 1, kernel_init: Callable, rngs: nnx.Rngs
+    c_in: int,
+    c_out: int,
+    *,
+    kernel: int = 3,
+    stride: int = 1,
+    groups: int = 1,
+    kernel_init: Callable,
+    rngs: nnx.Rngs,
 ) -> nnx.Conv:
     """A square convolution without bias, through `chipwise.models.conv`."""
     return nnx.Conv(
@@ -151,6 +158,7 @@ def conv_layer(
         strides=stride,
         padding="SAME",
         use_bias=False,
+        feature_group_count=groups,
         kernel_init=kernel_init,
         conv_general_dilated=conv,
         rngs=rngs,

@@ -11,11 +11,11 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 from ..errors import DeviceError
 from ..machine.absent import COMPILING
+from ..machine.facts import installed
 
 PIP = "pip install 'chipwise[plan]'"
 CUDA = ("13", "12")
@@ -37,14 +37,6 @@ class Compiler:
     def environment(self) -> dict[str, str]:
         """Of its process: see `child_environment`."""
         return child_environment(self.platform, self.path)
-
-
-def installed(package: str) -> str | None:
-    """The version of an installed package, or `None`."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def tpu_compiler() -> Compiler:
