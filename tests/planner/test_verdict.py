@@ -102,10 +102,15 @@ def test_an_old_price_and_a_marketplace_s_offer_decide_nothing():
     assert codes(judge([a]).cheapest) == ["plan-cheapest-alone", "plan-maybe-cheaper-market"]
 
 
-def test_where_no_price_decides_it_is_said():
-    old = priced(made("a", 60, 1), (1, {"old": True}), (0.5, {"market": True}))
-    (head,) = judge([old]).cheapest
-    assert head.code == "plan-no-current-price" and head["usd"] == 1 and head["days"] == 90
+def test_where_all_prices_are_old_they_decide_and_it_is_said_once():
+    a = priced(made("a", 60, 1), (1, {"old": True}), (0.5, {"market": True}))
+    b = priced(made("b", 60, 1), (9, {"old": True}))
+    verdict = judge([a, b])
+    head, aged, lower = verdict.cheapest
+    assert head.code == "plan-cheapest" and (head["usd"], head["second_usd"]) == (1, 9)
+    assert aged.code == "plan-prices-old" and aged["days"] == 90 and verdict.all_old
+    assert lower.code == "plan-maybe-cheaper-market" and verdict.by_money == ("a", "b")
+    assert not judge([a, priced(made("c", 60, 1), (20, {}))]).all_old
     market = priced(made("a", 60, 1), (0.5, {"market": True}))
     assert codes(judge([market]).cheapest) == ["plan-only-market"]
 

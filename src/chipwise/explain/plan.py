@@ -19,7 +19,7 @@ from .. import __version__
 from ..chips.prices import OLD_DAYS
 from ..planner.plans import SCHEMA, Memory, Plan, Range
 from ..planner.timing import evaluations
-from ..planner.verdict import judge
+from ..planner.verdict import all_prices_old, judge
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
 from ..words.figures import byte_size, digits, dollars, duration, share
@@ -78,7 +78,7 @@ def statements(plans: Sequence[Plan]) -> list[Fact]:
     """Everything that stands below the table, but for the notes."""
     facts = list(judge(plans).more)
     facts += _shared((p.target, p.advice) for p in plans)
-    if any(cost.old for p in plans for cost in (p.cheapest(), p.cheapest(spot=True)) if cost):
+    if _marks_old(plans):
         facts.append(fact("plan-old-prices", days=OLD_DAYS))
     return facts
 
@@ -97,6 +97,7 @@ def table(plans: Sequence[Plan]) -> Table:
     whole target, the share of its peak, wall time, and dollars of the run with whose price it is. Some 100
     columns wide."""
     rows: list[list[Any]] = []
+    marked = _marks_old(plans)
     for p in plans:
         memory = _memory(p.memory)
         if not p.runs:
@@ -112,8 +113,8 @@ def table(plans: Sequence[Plan]) -> Table:
                 "-" if p.share_of_peak is None else share(p.share_of_peak),
                 (p.bound or "").replace("interconnect", "links"),
                 duration(p.wall_seconds.value),
-                _price(p, False),
-                _price(p, True),
+                _price(p, False, marked),
+                _price(p, True, marked),
             ]
         )
     columns = ("target", "memory", "ms a step", "examples/s", "peak", "bound by", "wall", "$", "$ spot")
@@ -132,7 +133,15 @@ def _spread(r: Range) -> str:
     return f"{digits(r.value)} ({digits(r.low)} to {digits(r.high)})"
 
 
-def _price(plan: Plan, spot: bool) -> str:
-    """`$12.30 gcp`: spot prices of one cloud may be above another's on demand. An old one is marked."""
+def _marks_old(plans: Sequence[Plan]) -> bool:
+    """Whether some of the prices shown are old; where all are, it is said once."""
+    shown = [cost for p in plans for cost in (p.cheapest(), p.cheapest(spot=True)) if cost]
+    return any(cost.old for cost in shown) and not all_prices_old(plans)
+
+
+def _price(plan: Plan, spot: bool, marked: bool) -> str:
+    """`$12.30 gcp`: spot prices of one cloud may be above another's on demand."""
     cost = plan.cheapest(spot)
-    return "-" if cost is None else f"{dollars(cost.usd.value)} {cost.cloud}{'†' if cost.old else ''}"
+    if cost is None:
+        return "-"
+    return f"{dollars(cost.usd.value)} {cost.cloud}{'†' if cost.old and marked else ''}"

@@ -34,6 +34,11 @@ def render(document: Mapping[str, Any]) -> str:
     able, failed = ([p for p in plans if (p["problem"] is None) is runs] for runs in (True, False))
     by_step = verdict["ranked_by"] == "step"
     ranked = sorted(able, key=lambda p: p["step_seconds" if by_step else "wall_seconds"]["value"])
+
+    def decides(cost: Mapping[str, Any]) -> bool:
+        """Whether it may stand in a headline: no marketplace's offer; an old one only where all are."""
+        return not cost.get("market") and (verdict.get("all_old") or not cost.get("old"))
+
     spot = [p for p in able if p["cheapest_spot"] and decides(p["cheapest_spot"])]
     seen = [(p, plan_kernels.costliest(p)) for p in ranked]
     return page.render(
@@ -56,11 +61,6 @@ def render(document: Mapping[str, Any]) -> str:
         kernels=[(p["target"], rows, plan_kernels.helps(rows)) for p, rows in seen if rows],
         categories=CATEGORIES,
     )
-
-
-def decides(cost: Mapping[str, Any]) -> bool:
-    """Whether a price may stand in a headline: no old one, and no marketplace's lowest offer."""
-    return not (cost.get("old") or cost.get("market"))
 
 
 def scatters(plans: Sequence[Mapping[str, Any]], pareto: Collection[str]) -> list[tuple[str, Scatter]]:

@@ -100,7 +100,7 @@ class Cost:
 
     @property
     def decides(self) -> bool:
-        """Whether a verdict may rest on it."""
+        """Whether a verdict may rest on it; where no price does, list prices do whatever their age."""
         return not (self.market or self.old)
 
     @property

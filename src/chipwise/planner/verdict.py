@@ -52,6 +52,7 @@ class Verdict:
     fastest: tuple[Fact, ...]
     cheapest: tuple[Fact, ...]
     break_even: tuple[BreakEven, ...]
+    all_old: bool  # no price is current: old list prices decide, and it is said once
 
     @property
     def facts(self) -> tuple[Fact, ...]:
@@ -86,9 +87,8 @@ class _Ranked:
     def target(self) -> str:
         return self.plan.target
 
-    @property
-    def decides(self) -> bool:
-        return self.cost is not None and self.cost.decides
+    def decides(self, all_old: bool) -> bool:
+        return self.cost is not None and _decides(self.cost, all_old)
 
     def dollars(self, cost: Cost) -> Range:
         """Of what it is ranked by, at one of its plan's prices."""
@@ -112,8 +112,10 @@ def judge(plans: Sequence[Plan]) -> Verdict:
         if one.cost is not None and one.usd is not None
     ]
     by_money = [one for _, one in sorted(priced, key=lambda row: row[0])]
+    all_old = all_prices_old(plans)
+    deciding = [one for one in by_money if one.decides(all_old)]
     front: list[_Ranked] = []  # each with the next: where money buys time
-    for one in [one for one in by_money if one.decides] or by_money:
+    for one in deciding or by_money:
         if not front or one.seconds.value < front[-1].seconds.value:
             front.append(one)
     fastest = [_fastest(by_time, plans, bool(short))]
@@ -125,8 +127,9 @@ def judge(plans: Sequence[Plan]) -> Verdict:
         by_money=tuple(one.target for one in by_money),
         pareto=tuple(one.target for one in reversed(front)),
         fastest=tuple(fastest),
-        cheapest=tuple(_cheapest(by_money, bool(short))) if able else (),
+        cheapest=tuple(_cheapest(by_money, deciding, bool(short), all_old)) if able else (),
         break_even=tuple(_break_even(*pair) for pair in itertools.pairwise(front)),
+        all_old=all_old,
     )
 
 
@@ -171,17 +174,25 @@ def _fastest(ranked: list[_Ranked], plans: Sequence[Plan], by_step: bool) -> Fac
     return fact("plan-fastest-step" if by_step else "plan-fastest", **numbers)
 
 
-def _cheapest(ranked: list[_Ranked], by_step: bool) -> list[Fact]:
+def all_prices_old(plans: Sequence[Plan]) -> bool:
+    """Whether list prices are known and none was read in the last `OLD_DAYS`."""
+    listed = [cost for plan in plans for cost in plan.costs if not cost.spot and not cost.market]
+    return bool(listed) and all(cost.old for cost in listed)
+
+
+def _decides(cost: Cost, all_old: bool) -> bool:
+    return not cost.market if all_old else cost.decides
+
+
+def _cheapest(ranked: list[_Ranked], deciding: list[_Ranked], by_step: bool, all_old: bool) -> list[Fact]:
     if not ranked:
         return [fact("plan-no-price")]
     first = ranked[0]
     cost, usd = first.cost, first.usd
     assert cost is not None and usd is not None
     numbers = _price_numbers(first, cost, usd)
-    deciding = [one for one in ranked if one.decides]
     if not deciding:
-        code = "plan-only-market" if cost.market else "plan-no-current-price"
-        head = fact(code, days=OLD_DAYS, **numbers)
+        head = fact("plan-only-market", **numbers)
     elif len(deciding) == 1:
         head = fact("plan-cheapest-alone", **numbers)
     else:
@@ -194,7 +205,14 @@ def _cheapest(ranked: list[_Ranked], by_step: bool) -> list[Fact]:
         else:
             code = "plan-cheapest-tied" if tied else "plan-cheapest"
         head = fact(code, **numbers)
-    return [head, *about_price(cost), *_lower(ranked, usd), *_by_cloud(ranked)]
+    aged = [fact("plan-prices-old", days=OLD_DAYS)] if all_old else []
+    return [
+        head,
+        *about_price(cost),
+        *aged,
+        *_lower(ranked, deciding, usd, all_old),
+        *_by_cloud(ranked, all_old),
+    ]
 
 
 def _price_numbers(one: _Ranked, cost: Cost, usd: Range) -> dict[str, Any]:
@@ -208,15 +226,17 @@ def _price_numbers(one: _Ranked, cost: Cost, usd: Range) -> dict[str, Any]:
     }
 
 
-def _lower(ranked: list[_Ranked], usd: Range) -> list[Fact]:
+def _lower(ranked: list[_Ranked], deciding: list[_Ranked], usd: Range, all_old: bool) -> list[Fact]:
     """The lowest price on demand that does not decide, if it is below the one that does."""
     others = [
         (one.dollars(cost).value, one, cost)
         for one in ranked
         for cost in one.plan.costs
-        if not cost.spot and not cost.decides and cost.includes != "accelerator alone" and cost.machines == 1
+        if not (cost.spot or _decides(cost, all_old))
+        and cost.includes != "accelerator alone"
+        and cost.machines == 1
     ]
-    if not ranked[0].decides or not others:
+    if not deciding or not others:
         return []
     lowest, one, cost = min(others, key=lambda row: row[0])
     if lowest >= usd.value:
@@ -225,14 +245,13 @@ def _lower(ranked: list[_Ranked], usd: Range) -> list[Fact]:
     return [fact(code, days=OLD_DAYS, **_price_numbers(one, cost, one.dollars(cost)))]
 
 
-def _by_cloud(ranked: list[_Ranked]) -> list[Fact]:
+def _by_cloud(ranked: list[_Ranked], all_old: bool) -> list[Fact]:
     """Which target is the cheapest on each cloud that offers several, if that is not the same on all."""
     offers: dict[str, dict[str, float]] = {}
-    deciding = any(one.decides for one in ranked)
     for one in ranked:
         for cost in one.plan.costs:
             whole = cost.includes != "accelerator alone" and cost.machines == 1
-            if cost.spot or cost.market or (deciding and not cost.decides) or not whole:
+            if cost.spot or not _decides(cost, all_old) or not whole:
                 continue
             of = offers.setdefault(cost.cloud, {})
             of[one.target] = min(of.get(one.target, math.inf), one.dollars(cost).value)
