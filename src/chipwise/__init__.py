@@ -19,6 +19,7 @@ from .machine import absent as _absent
 _os.environ.setdefault("NPROC", str(max(8, _os.cpu_count() or 1)))
 
 _absent.leave_cuda_alone()
+_absent.leave_libtpu_alone()
 
 if _TYPE_CHECKING:
     from .data import augment as augment

@@ -6,13 +6,13 @@ import re
 import subprocess
 import sys
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from chipwise.chips.targets import EXAMPLES, MOST_CHIPS, SLICES, names, parse
 from chipwise.errors import DeviceError
+from chipwise.machine.facts import installed
 from chipwise.words.facts import fact
 from refusals import refused
 
@@ -153,7 +153,7 @@ for arguments in json.load(sys.stdin):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("libtpu") is None, reason="needs libtpu, which TPU wheels bring")
+@pytest.mark.skipif(installed("libtpu") is None, reason="needs libtpu, which TPU wheels bring")
 def test_the_compiler_knows_every_topology():
     """libtpu, without a TPU: one process at a time may hold it."""
     targets = [parse(n) for n in (*names(), "v2-1", "v3-1", "tpu7x-1") if parse(n).topology]

@@ -8,7 +8,7 @@ import pytest
 from jaxlib import xla_client
 
 from chipwise.errors import DeviceError
-from chipwise.machine.detect import FRACTIONS, compiler_only, detect, take_memory
+from chipwise.machine.detect import FRACTIONS, detect, take_memory
 from chipwise.machine.facts import HostFacts, gather, installed
 from chipwise.machine.guard import accelerators
 from refusals import refused
@@ -122,18 +122,3 @@ def fresh_python(clean_environment):
         return done.stdout.strip()
 
     return run
-
-
-@pytest.mark.parametrize(
-    "facts, alone",
-    [
-        (HostFacts(), False),
-        (HostFacts(packages={"libtpu": "0.0.42"}), True),
-        (HostFacts(packages={"libtpu": "0.0.42"}, paths=frozenset({"/dev/accel0"})), False),
-        (HostFacts(packages={"libtpu": "0.0.42"}, paths=frozenset({"/dev/vfio/0"})), False),
-        (HostFacts(packages={"libtpu": "0.0.42"}, environment={"TPU_NAME": "mine"}), False),
-        (HostFacts(packages={"libtpu": "0.0.42"}, paths=frozenset({"/dev/nvidia0"})), False),
-    ],
-)
-def test_libtpu_on_a_host_without_any_accelerator_is_a_compiler_only(facts, alone):
-    assert compiler_only(facts) is alone

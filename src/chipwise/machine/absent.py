@@ -1,29 +1,79 @@
-"""Keeps JAX from JAX's CUDA plugin on a host without a GPU, where it is installed to compile for absent ones.
+"""Keeps JAX from the compilers of absent chips, where they are installed only to compile: its CUDA plugin on
+a host without a GPU, libtpu on one without a TPU.
 
-JAX loads every plugin that it finds, and each part of this one as JAX is imported: seconds, half a gigabyte
-of libraries, and complaints about a driver that nobody expected. A host that shows no NVIDIA GPU cannot use
-the plugin at all, so there JAX finds an empty one instead. Nothing is imported here but the standard library:
-this runs at `import chipwise`.
+JAX loads every plugin that it finds. The CUDA plugin takes seconds, half a gigabyte of libraries, and complains
+about a driver that nobody expected; libtpu holds a lock, and complains when another process has it. A host that
+shows no such chip cannot use them at all, so there JAX finds none. Nothing is imported here but the standard
+library: this runs at `import chipwise`.
 """
 
 from __future__ import annotations
 
+import glob
 import os
 import sys
 from types import ModuleType
 
-COMPILING = "CHIPWISE_COMPILES_FOR_GPUS"
-"""Set in the process that wants the plugin although there is no GPU: to compile."""
+COMPILING = "CHIPWISE_COMPILES"
+"""Set, to "cuda" or "tpu", in the process that wants its compiler although the chip is absent: to compile."""
 
 GPUS = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
 """Where a host shows an NVIDIA GPU: those that JAX looks for (jax._src.hardware_utils)."""
 
+TPUS = ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*", "/lib/libtpu.so", "/usr/lib/libtpu.so")
+"""Where a host may show a TPU. None is proof (`guard.accelerators`), but each is reason enough to let JAX look."""
+
+TPU_VARIABLES = ("TPU_NAME", "TPU_WORKER_ID", "COLAB_TPU_ADDR")
+
+LIBTPU = "CHIPWISE_LIBTPU"
+"""Where `TPU_LIBRARY_PATH` is kept, which JAX would follow. Importing the package libtpu sets it too."""
+
+CARDS = "/sys/bus/pci/devices"
+_TPU_CARDS = {"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"}
+# Google's PCI devices that are TPUs; its vendor number is also on network cards and SSD controllers.
+# Source: jax/_src/hardware_utils.py (JAX 0.10.2), which decides with them whether to load libtpu.
+
 
 def wanted() -> bool:
     """Whether a GPU is there, or the plugin is asked for by name (`JAX_PLATFORMS`) or to compile."""
-    asked = os.environ.get("JAX_PLATFORMS", "").split(",")
-    named = {"cuda", "gpu"} & {word.strip() for word in asked}
-    return bool(named or os.environ.get(COMPILING)) or any(map(os.path.exists, GPUS))
+    return _asked("cuda", "gpu") or any(map(os.path.exists, GPUS))
+
+
+def tpu_wanted() -> bool:
+    """Whether a TPU may be there, or libtpu is asked for by name or to compile."""
+    shown = any(map(os.environ.get, TPU_VARIABLES)) or any(map(glob.glob, TPUS))
+    return _asked("tpu") or shown or any(map(tpu_card, glob.glob(f"{CARDS}/*")))
+
+
+def tpu_card(device: str) -> bool:
+    """Whether the folder of a PCI device, below `/sys`, is that of a TPU."""
+    return _text(f"{device}/vendor") == "0x1ae0" and _text(f"{device}/device") in _TPU_CARDS
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _asked(*platforms: str) -> bool:
+    named = {word.strip() for word in os.environ.get("JAX_PLATFORMS", "").split(",")}
+    return bool(named.intersection(platforms)) or os.environ.get(COMPILING) in platforms
+
+
+def leave_libtpu_alone() -> None:
+    """Makes libtpu seem not installed, unless it is wanted; then it is told to keep its log to itself: what
+    fails there comes as an error too."""
+    if tpu_wanted():
+        for level in ("TPU_MIN_LOG_LEVEL", "TPU_STDERR_LOG_LEVEL"):
+            os.environ.setdefault(level, "3")
+    else:
+        if path := os.environ.pop("TPU_LIBRARY_PATH", ""):
+            os.environ[LIBTPU] = path
+        # Importing it fails, also where JAX was imported before: it loads the library later
+        sys.modules["libtpu"] = None  # type: ignore[assignment]
 
 
 def leave_cuda_alone() -> None:

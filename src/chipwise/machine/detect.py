@@ -97,8 +97,6 @@ def _devices(platform: str | None) -> list[jax.Device]:
     if platform == "cpu" and not started():
         # A TPU serves one process, and a GPU's memory is reserved on start: do not take what is not used.
         jax.config.update("jax_platforms", "cpu")
-    if platform is None:
-        leave_compiler_alone()
     take_memory()
     hosts()
     try:
@@ -111,21 +109,6 @@ def take_memory() -> None:
     """Lets JAX take `GPU_SHARE` of a GPU as it starts, unless the user has said how much."""
     if not any(map(os.environ.get, FRACTIONS)):
         os.environ[FRACTIONS[0]] = str(GPU_SHARE)
-
-
-def leave_compiler_alone() -> None:
-    """Where libtpu is there to compile for absent chips alone, keeps JAX from loading it as it starts: it
-    would complain, and hold a lock."""
-    if not started() and not setting("jax_platforms") and compiler_only(gather()):
-        jax.config.update("jax_platforms", "cpu")
-
-
-def compiler_only(facts: HostFacts) -> bool:
-    """Whether libtpu is installed on a host that shows no accelerator at all: to compile for absent ones."""
-    hint = facts.matching(r"/dev/vfio/\d+") or any(
-        facts.environment.get(name) for name in ("TPU_NAME", "TPU_WORKER_ID")
-    )
-    return "libtpu" in facts.packages and not guard.accelerators(facts) and not hint
 
 
 def no_devices(

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
+from .absent import tpu_card
+
 # Paths that mean something when they exist, as patterns below the root directory.
 MARKERS = (
     "dev/nvidia[0-9]*",
@@ -45,11 +47,6 @@ PACKAGES = (
     "tensorflow-tpu",
     "torch-xla",
 )
-
-_GOOGLE_PCI_VENDOR = "0x1ae0"
-# PCI device numbers of TPUs; Google's vendor number is also on network cards and SSD controllers.
-# Source: jax/_src/hardware_utils.py (JAX 0.10.2), which decides with them whether to load libtpu.
-_TPU_PCI_DEVICES = {"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"}
 
 
 @dataclass(frozen=True)
@@ -88,7 +85,7 @@ def gather(root: str | Path = "/", environment: Mapping[str, str] | None = None)
         paths=frozenset("/" + str(p.relative_to(root)) for marker in MARKERS for p in _glob(root, marker)),
         packages={name: version for name in PACKAGES if (version := installed(name))},
         nvidia_driver=_nvidia_driver(root),
-        pci_tpu_chips=sum(_is_tpu(p.parent) for p in _glob(root, "sys/bus/pci/devices/*/vendor")),
+        pci_tpu_chips=sum(tpu_card(str(p)) for p in _glob(root, "sys/bus/pci/devices/*")),
         tpu_holders=tuple(_holders(root)),
     )
 
@@ -122,10 +119,6 @@ def _nvidia_driver(root: Path) -> str | None:
         version = _text(root / "proc/driver/nvidia/version")
     found = re.search(r"(?<![\d.])\d{3}\.\d+(?:\.\d+)?(?![\d.])", version)
     return found[0] if found else None
-
-
-def _is_tpu(device: Path) -> bool:
-    return _text(device / "vendor") == _GOOGLE_PCI_VENDOR and _text(device / "device") in _TPU_PCI_DEVICES
 
 
 def _holders(root: Path) -> list[Holder]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import DeviceError
-from ..machine.absent import COMPILING
+from ..machine.absent import COMPILING, LIBTPU
 from ..machine.facts import installed
 
 PIP = "pip install 'chipwise[plan]'"
@@ -105,13 +105,15 @@ def child_environment(platform: str, path: str | None = None) -> dict[str, str]:
     is opened; `ALLOW_MULTIPLE_LIBTPU_LOAD` spares the lock that a process with the chips of this machine
     holds. libtpu looks for no metadata server and writes no log files; the CUDA plugin sees no GPU.
     """
-    kept = {k: v for k, v in os.environ.items() if k == "TPU_LIBRARY_PATH" or not k.startswith(_FOREIGN)}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
+    if libtpu := os.environ.get("TPU_LIBRARY_PATH", os.environ.get(LIBTPU)):
+        kept["TPU_LIBRARY_PATH"] = libtpu
     here = str(Path(__file__).resolve().parents[2])
     kept["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [kept.get("PYTHONPATH")])])
-    kept |= {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    kept |= {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3", COMPILING: platform}
     if platform == "cuda":
         folders = [*filter(None, [path, kept.get("PATH")])]
-        return kept | {"CUDA_VISIBLE_DEVICES": "-1", "PATH": os.pathsep.join(folders), COMPILING: "1"}
+        return kept | {"CUDA_VISIBLE_DEVICES": "-1", "PATH": os.pathsep.join(folders)}
     return kept | {
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         "TPU_SKIP_MDS_QUERY": "1",

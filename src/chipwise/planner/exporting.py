@@ -16,7 +16,6 @@ from jax import export
 
 from ..engine import layout as replicas
 from ..engine import reduce
-from ..machine.detect import leave_compiler_alone
 
 CUDNN_VERSION = 91000
 """That programs for GPUs are traced for, and `chips.gpus.CUDNN` says to their compiler."""
@@ -63,7 +62,6 @@ def export_program(function: Callable[..., Any], specs: Sequence[Any], platform:
     def flat(*values):
         return tuple(jax.tree.leaves(function(*jax.tree.unflatten(tree, values))))
 
-    leave_compiler_alone()  # exporting starts JAX
     # The compiler that reads the module is of the version that wrote it.
     unchecked = [export.DisabledSafetyCheck.custom_call(name) for name in _LIBRARY_CALLS]
     with _cudnn_assumed():

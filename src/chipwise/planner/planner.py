@@ -24,7 +24,6 @@ from ..engine import feed
 from ..engine.layout import Layout, shares, usable
 from ..engine.state import TrainState, abstract_state
 from ..errors import ChipwiseError, DeviceError
-from ..machine.detect import leave_compiler_alone
 from ..recipe.precision import TPU_PASSES
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
@@ -78,7 +77,6 @@ def plan(
     traced, `DataError` for a `feed_record` that cannot be read or is of other examples, and for a cloud or
     region without prices.
     """
-    leave_compiler_alone()
     targets = list({t.name: t for t in map(parse, on)}.values())
     if not targets:
         raise DeviceError("no-target")
