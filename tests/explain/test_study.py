@@ -50,6 +50,18 @@ def test_of_one_seed_no_interval_is_made_up():
     assert json.loads(json.dumps(row.to_json()))["difference"]["value"] == 1.0
 
 
+def test_a_share_stays_between_0_and_1():
+    (row,) = table.rows(study(("0.1", [1.0, 0.4, 1.0])))
+    assert 0 <= row.spread.low < 0.8 < row.spread.high == 1
+    assert table.rows(study(("0.1", [1.0, 0.4, 1.0]), metric="eval/loss"))[0].spread.high > 1
+
+
+def test_two_pairs_that_differ_alike_are_no_higher():
+    row = table.rows(study(("0.1", [0.9, 0.7]), ("0.2", [1.0, 0.8])))[1]
+    assert (row.difference.low, row.difference.verdict) == (None, "two-alike")
+    assert str(fact("two-alike")) in shown(study(("0.1", [0.9, 0.7]), ("0.2", [1.0, 0.8]))).replace("\n", " ")
+
+
 def test_the_notes_warn_of_few_seeds_of_many_comparisons_and_name_the_diverged():
     assert table.notes(study(("0.1", [1.0, 2.0, 3.0]))) == []
     assert [note.code for note in table.notes(study(("0.1", [1.0, 2.0])))] == ["few-seeds"]

@@ -12,6 +12,7 @@ from chipwise.study.stats import (
     HIGHER,
     LOWER,
     NO_DIFFERENCE,
+    TWO_ALIKE,
     UNKNOWN,
     Spread,
     _t,
@@ -54,6 +55,9 @@ def test_pairs_are_the_paired_test(pairs):
     a, b = zip(*pairs, strict=True)
     found = paired(a, b)
     alone = Spread.of([x - y for x, y in pairs])
+    if found.verdict == TWO_ALIKE:
+        assert len(pairs) == 2 and found.low is None and close(alone.deviation, 0)
+        return
     assert close(found.low, alone.low) and close(found.high, alone.high)
     mirrored = paired(b, a)
     assert close(found.value, -mirrored.value)
@@ -107,3 +111,20 @@ def test_pairs_must_be_pairs():
 @pytest.mark.parametrize("freedom", [1.0, 1.5, 2.0, 3.7, 10.0, 100.0, 1e5])
 def test_the_quantile_is_students(freedom):
     assert math.isclose(_t(freedom), stats.t.ppf(0.975, freedom), rel_tol=1e-10)
+
+
+def test_two_that_agree_show_nothing():
+    """Accuracies are multiples of a few hundredths of a percent: two differences are easily the same."""
+    for a, b in (([0.9, 0.7], [0.8, 0.6]), ([0.9, 0.9], [0.8, 0.8])):
+        assert paired(a, b).verdict == paired(b, a).verdict == TWO_ALIKE
+    assert difference([0.9, 0.9], [0.8, 0.8]).verdict == TWO_ALIKE
+    assert paired([0.9, 0.7, 0.8], [0.8, 0.6, 0.7]).verdict == HIGHER
+    assert paired([0.9, 0.7], [0.9, 0.7]).verdict == NO_DIFFERENCE
+
+
+def test_the_interval_of_a_share_ends_at_0_and_1():
+    near = Spread.of([0.99, 1.0, 0.9], "eval/accuracy")
+    assert near.low < 0.9 and near.high == 1.0
+    assert Spread.of([0.01, 0.0, 0.1], "eval/f1").low == 0.0
+    assert Spread.of([0.99, 1.0, 0.9], "eval/loss").high > 1
+    assert Spread.of([99.0, 100.0, 90.0], "eval/accuracy").high > 100  # percent

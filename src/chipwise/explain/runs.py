@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..engine.stored import metrics_of, read_result, read_rows, stored_recipe
+from ..engine.stored import metrics_of, read_processes, read_result, read_rows, stored_recipe
 from ..errors import DataError, RecipeError, RunError
 from ..machine.fingerprint import stated as machine_of
 from ..study.document import Study
@@ -48,7 +48,9 @@ def run_row(folder: Path, diverged: Any = None) -> Row:
     if wrong:
         raise RunError("run-result-damaged", path=folder / "result.json", folder=folder, reason=wrong)
     result = result or {}
-    fields, devices = identity(stored, folder), mapping(result, "devices")
+    # Of a run that is not over, what its last process noted as it began
+    where = result or next(reversed([e for e in read_processes(folder) if e["event"] == "start"]), {})
+    fields, devices = identity(stored, folder), mapping(where, "devices")
     notes: list[Fact] = []
     if when is not None:
         notes.append(fact("run-diverged-when", when=when))
@@ -60,7 +62,7 @@ def run_row(folder: Path, diverged: Any = None) -> Row:
     synthetic = isinstance(source, Mapping) and bool(source.get("synthetic"))
     if synthetic:  # the data is a field of its own
         fields["recipe"] = fields["recipe"].removesuffix("-synthetic")
-    title, versions = machine_of(result.get("machine"))
+    title, versions = machine_of(where.get("machine"))
     return Row(
         label=folder.name or str(folder), kind=MEASURED, form="run", framework="chipwise",
         source=fact("source-run", folder=str(folder)), machine=title, versions=versions,

@@ -8,13 +8,19 @@ of several seeds, or repetitions of a benchmark.
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 CONFIDENCE = 0.95
 NO_DIFFERENCE, HIGHER, LOWER, UNKNOWN = "difference-not-shown", "higher", "lower", "one-run-each"
+TWO_ALIKE = "two-alike"
 """Codes of what may be said."""
+
+_SHARE = re.compile(
+    r"accuracy|f1|precision|recall|exact_match|hamming|top_?\d"
+)  # metrics that lie between 0 and 1
 
 
 @dataclass(frozen=True)
@@ -22,7 +28,7 @@ class Spread:
     """`n` values: their mean, their deviation, and the interval of the mean.
 
     *Fields:* `deviation` (with n - 1), `low` and `high` are `None` for a single value, of which they are
-    not known.
+    not known. The interval of a share ends at 0 and at 1.
     """
 
     n: int
@@ -32,15 +38,18 @@ class Spread:
     high: float | None
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """Raises `ValueError` for no values, or one that is not finite."""
+    def of(cls, values: Sequence[float], metric: str = "") -> Spread:
+        """Of `values` of the metric called so. Raises `ValueError` for no values, or one that is not finite."""
         _check(values)
         n, mean = len(values), statistics.fmean(values)
         if n == 1:
             return cls(n, mean, None, None, None)
         deviation = statistics.stdev(values)
         half = _t(n - 1) * deviation / math.sqrt(n)
-        return cls(n, mean, deviation, mean - half, mean + half)
+        low, high = mean - half, mean + half
+        if _SHARE.search(metric) and all(0 <= value <= 1 for value in values):
+            low, high = max(low, 0.0), min(high, 1.0)
+        return cls(n, mean, deviation, low, high)
 
 
 @dataclass(frozen=True)
@@ -48,7 +57,8 @@ class Difference:
     """`value` with its interval, and a code for what may be said.
 
     *Fields:* `verdict`: `NO_DIFFERENCE` where the interval holds the neutral value (0 of a difference, 1 of a
-    ratio), else `HIGHER` or `LOWER`; `UNKNOWN` where there is no interval.
+    ratio), else `HIGHER` or `LOWER`; `UNKNOWN` where there is no interval, and `TWO_ALIKE` where two values
+    agree: chance does that easily, to accuracies above all, and a third may be elsewhere.
     """
 
     value: float
@@ -77,7 +87,7 @@ def difference(a: Sequence[float], b: Sequence[float]) -> Difference:
         error = math.sqrt(total)
         squares = sum(variance**2 / (n - 1) for n, variance in parts)
         freedom = total**2 / squares if squares else 1.0
-    return _judged(value, _t(freedom) * error)
+    return _judged(value, _t(freedom) * error, max(len(a), len(b)))
 
 
 def paired(a: Sequence[float], b: Sequence[float]) -> Difference:
@@ -88,7 +98,7 @@ def paired(a: Sequence[float], b: Sequence[float]) -> Difference:
     pairs = Spread.of([x - y for x, y in zip(a, b, strict=True)])
     if pairs.high is None:
         return Difference(pairs.mean, None, None, UNKNOWN)
-    return _judged(pairs.mean, pairs.high - pairs.mean)
+    return _judged(pairs.mean, pairs.high - pairs.mean, pairs.n)
 
 
 def ratio(a: Sequence[float], b: Sequence[float]) -> Difference:
@@ -104,7 +114,9 @@ def ratio(a: Sequence[float], b: Sequence[float]) -> Difference:
     return Difference(math.exp(logs.value), low, high, logs.verdict)
 
 
-def _judged(value: float, half: float) -> Difference:
+def _judged(value: float, half: float, n: int) -> Difference:
+    if n == 2 and half < 1e-9 * abs(value):
+        return Difference(value, None, None, TWO_ALIKE)
     low, high = value - half, value + half
     verdict = NO_DIFFERENCE if low <= 0 <= high else HIGHER if value > 0 else LOWER
     return Difference(value, low, high, verdict)

@@ -27,6 +27,7 @@ from explain.comparisons import (
     told,
 )
 from refusals import refused
+from run_folders import started
 
 
 def test_the_same_machine_twice_shows_no_difference(tmp_path):
@@ -167,6 +168,16 @@ def test_an_unfinished_run_says_what_is_missing(tmp_path):
     part = by_label(found)["part"]
     assert part["wall_seconds"] is None and part["device"] == "device unknown"
     assert part["notes"] == [fact("run-unfinished", steps=300).json()]
+
+
+def test_a_stopped_run_compares_by_what_it_has(tmp_path):
+    devices = {"platform": "cpu", "kind": "cpu", "count": 2, "simulated": True, "exact": True}
+    stopped = run(tmp_path / "part", done=False)
+    (stopped / "processes.jsonl").write_text(json.dumps(started(devices=devices)) + "\n")
+    both = by_label(compared(run(tmp_path / "whole"), stopped))
+    assert both["part"]["device"] == both["whole"]["device"] != "device unknown"
+    assert both["part"]["examples_per_second"] and both["part"]["metric"]
+    assert both["part"]["wall_seconds"] is None
 
 
 def test_what_is_no_number_is_left_out(tmp_path):

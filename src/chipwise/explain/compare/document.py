@@ -7,7 +7,6 @@ meaning or goes raises it.
 from __future__ import annotations
 
 import datetime
-import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -25,7 +24,6 @@ from .figures import FEW, Figure, Target, TimeTo, costs, examples_per_second, ra
 
 SCHEMA = "chipwise.comparison/2"
 _POINTS = 400  # of a curve, at most
-_SHARE = re.compile(r"accuracy|f1|precision|recall|exact_match|hamming|top_?\d")  # metrics from 0 to 1
 
 
 @dataclass(frozen=True)
@@ -195,15 +193,8 @@ def _final(row: Row, base: Row, metric: str | None) -> dict[str, Any] | None:
     if not mine:
         return None
     values = [v for _, v in mine]
-    s = Spread.of(values)
+    s = Spread.of(values, metric or "")
     low, high = (None, None) if len(mine) < FEW else (s.low, s.high)
-    if (
-        low is not None
-        and high is not None
-        and _SHARE.search(metric or "")
-        and all(0 <= v <= 1 for v in values)
-    ):
-        low, high = max(low, 0.0), min(high, 1.0)  # nothing is beyond
     apart = by_pairs = None
     if other and row is not base:
         seeds, others = ({s: v for s, v in finals if s is not None} for finals in (mine, other))
