@@ -1,5 +1,5 @@
-"""JAX's CUDA plugin on a host without a GPU, libtpu on one without a TPU. Neither need be installed: what is in
-their place is looked at."""
+"""JAX's CUDA plugin on a host without a GPU, libtpu on one without a TPU. Neither need be installed: what is
+in their place is looked at."""
 
 import os
 import subprocess

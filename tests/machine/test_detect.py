@@ -9,7 +9,7 @@ from jaxlib import xla_client
 
 from chipwise.errors import DeviceError
 from chipwise.machine.detect import FRACTIONS, detect, take_memory
-from chipwise.machine.facts import HostFacts, gather, installed
+from chipwise.machine.facts import gather, installed
 from chipwise.machine.guard import accelerators
 from refusals import refused
 

@@ -1,10 +1,10 @@
 """Keeps JAX from the compilers of absent chips, where they are installed only to compile: its CUDA plugin on
 a host without a GPU, libtpu on one without a TPU.
 
-JAX loads every plugin that it finds. The CUDA plugin takes seconds, half a gigabyte of libraries, and complains
-about a driver that nobody expected; libtpu holds a lock, and complains when another process has it. A host that
-shows no such chip cannot use them at all, so there JAX finds none. Nothing is imported here but the standard
-library: this runs at `import chipwise`.
+JAX loads every plugin that it finds. The CUDA plugin takes seconds, half a gigabyte of libraries, and
+complains about a driver that nobody expected; libtpu holds a lock, and complains when another process has it.
+A host that shows no such chip cannot use them at all, so there JAX finds none. Nothing is imported here but
+the standard library: this runs at `import chipwise`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import sys
 from types import ModuleType
 
 COMPILING = "CHIPWISE_COMPILES"
-"""Set, to "cuda" or "tpu", in the process that wants its compiler although the chip is absent: to compile."""
+"""Set, to "cuda" or "tpu", in the process that wants this compiler although the chip is absent."""
 
 GPUS = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
 """Where a host shows an NVIDIA GPU: those that JAX looks for (jax._src.hardware_utils)."""
 
 TPUS = ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*", "/lib/libtpu.so", "/usr/lib/libtpu.so")
-"""Where a host may show a TPU. None is proof (`guard.accelerators`), but each is reason enough to let JAX look."""
+"""Where a host may show a TPU. None is proof (`guard.accelerators`), but each is reason to let JAX look."""
 
 TPU_VARIABLES = ("TPU_NAME", "TPU_WORKER_ID", "COLAB_TPU_ADDR")
 

@@ -39,7 +39,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float], metric: str = "") -> Spread:
-        """Of `values` of the metric called so. Raises `ValueError` for no values, or one that is not finite."""
+        """Of `values` of `metric`. Raises `ValueError` for no values, or one that is not finite."""
         _check(values)
         n, mean = len(values), statistics.fmean(values)
         if n == 1:
