@@ -16,7 +16,7 @@ NAMES = """
 Arrays BatchSearch CheckpointError ChipwiseError DataError DeviceError DivergedError Export Finding HostLost
 ImageFolder Lazy LrSearch On PackedFolder Plan Predictions Recipe RecipeError Result RunError Stepper
 Stopped Study Sum Task Transfer Validated Weights adam adamw attention augment check constant cosine
-datasets detect equinox evaluate exponential export find_batch find_lr fit from_optax functional grouped
+datasets detect equinox evaluate exponential export find_batch find_lr fit freeze from_optax functional grouped
 hosts keras linear linen load lookahead losses metrics nnx one_cycle one_cycle_momentum pack piecewise plan
 polynomial predict pretrained read restore_run sgd simulate sweep torch transfer warmup
 """.split()  # noqa: SIM905

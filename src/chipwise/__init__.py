@@ -69,6 +69,7 @@ if _TYPE_CHECKING:
     from .recipe.around import lookahead as lookahead
     from .recipe.check import Finding as Finding
     from .recipe.check import check as check
+    from .recipe.freezing import freeze as freeze
     from .recipe.optimizers import adam as adam
     from .recipe.optimizers import adamw as adamw
     from .recipe.optimizers import from_optax as from_optax
@@ -124,6 +125,7 @@ _NAMES = {
     ".recipe": "losses metrics",
     ".recipe.around": "grouped lookahead",
     ".recipe.check": "Finding check",
+    ".recipe.freezing": "freeze",
     ".recipe.optimizers": "adam adamw from_optax sgd",
     ".recipe.recipe": "Recipe Validated",
     ".recipe.schedules": "constant cosine exponential linear one_cycle one_cycle_momentum piecewise "

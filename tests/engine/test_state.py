@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import chipwise as cw
 import tasks
 from chipwise.engine.flat import Flat
-from chipwise.engine.freeze import freeze, whole_params
+from chipwise.engine.freeze import split, whole_params
 from chipwise.engine.on import On
 from chipwise.engine.replica import from_sums, summable
 from chipwise.engine.session import Session
@@ -76,14 +76,14 @@ def test_narrow_leaves_keep_their_type_and_are_wide_in_the_vector():
 
 def test_frozen_and_trained_are_two_halves_of_one_tree():
     params = {"backbone": {"w": 1, "b": 2}, "head": {"w": 3}}
-    trained, frozen = freeze(params, ("backbone/*",))
+    trained, frozen = split(params, ("backbone/*",))
     assert jax.tree.leaves(trained) == [3] and jax.tree.leaves(frozen) == [2, 1]
     assert whole_params(trained, frozen) == params
-    assert freeze(params, ()) == (params, None)
+    assert split(params, ()) == (params, None)
     with refused(cw.RecipeError, "frozen-matches-nothing", pattern="backbon/*", near="backbone/w"):
-        freeze(params, ("backbon/*",))
+        split(params, ("backbon/*",))
     with refused(cw.RecipeError, "all-frozen", count=3):
-        freeze(params, ("*",))
+        split(params, ("*",))
     with refused(cw.RecipeError, "frozen-not-patterns"):
         tasks.recipe(frozen="backbone/*")
 

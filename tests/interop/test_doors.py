@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import chipwise as cw
+from chipwise.recipe import freezing
 from chipwise.interop.door import Data, as_sum, flattened, nested
 from refusals import refused
 
@@ -180,6 +181,35 @@ def test_in_bfloat16_statistics_stay_float32(door):
     assert {x.dtype for x in jax.tree.leaves(result.params)} == {np.dtype("float32")}
 
 
+@each
+def test_frozen_statistics_are_used_and_stay(door):
+    """What one example's place in the loss is worth then does not depend on the others."""
+    task = DOORS[door](train=DATA)
+    params, state = task.init(jax.random.key(0))
+    state = jax.tree.map(lambda x: x + 1 if jnp.issubdtype(x.dtype, jnp.floating) else x, state)
+    batch = {name: column[:8] for name, column in DATA.columns.items()}
+    first, others = [np.concatenate([batch["image"][:1] + i, batch["image"][1:]]) for i in (0, 1)], 3.0
+    sides = [(one, np.concatenate([one[:1], others * one[1:]])) for one in first]
+
+    def worth(patterns):
+        with freezing.holding(patterns):  # a part of the trace's key: one function serves both
+            totals = [
+                [loss(params, state, {**batch, "image": x}, jax.random.key(1), True) for x in pair]
+                for pair in sides
+            ]
+        before, after = (a[0]["loss"].total - b[0]["loss"].total for a, b in zip(*totals, strict=True))
+        return float(before - after), totals[0][0][1]
+
+    loss = jax.jit(task.loss, static_argnums=4)
+    off, moved = worth(())
+    held, same = worth(("*mean", "*var*"))
+    assert abs(held) < 1e-5 < 1e-3 < abs(off)
+    names = [jax.tree_util.keystr(p, simple=True) for p, _ in jax.tree_util.tree_leaves_with_path(state)]
+    for name, old, new, own in zip(names, *map(jax.tree.leaves, (state, same, moved)), strict=True):
+        if name.rstrip("']").endswith(("mean", "var", "variance")):
+            assert np.array_equal(old, new) and not np.array_equal(old, own), name
+
+
 def test_keras_names_do_not_depend_on_what_a_process_made_before():
     first, second = (keras_door(train=DATA).init(jax.random.key(0)) for _ in range(2))
     assert set(flattened(first[0], "/")) == set(flattened(second[0], "/")) >= {"conv2d/kernel", "dense/bias"}
@@ -199,7 +229,7 @@ def test_weights_go_back_to_keras():
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         np.testing.assert_allclose(np.asarray(model(images)), ours, rtol=1e-5, atol=1e-6)
         other = keras.Sequential([keras.Input((6, 6, 2)), keras.layers.Flatten(), keras.layers.Dense(2)])
-    with refused(cw.RecipeError, "door-weight-missing"):
+    with refused(cw.RecipeError, "door-weight-shape"):
         result.to_keras(other)
 
 

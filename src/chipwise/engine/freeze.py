@@ -7,35 +7,53 @@ import fnmatch
 import jax
 
 from ..errors import RecipeError, near
+from ..recipe.freezing import is_frozen
 from ..recipe.task import Tree
 
 
-def freeze(params: Tree, patterns: tuple[str, ...]) -> tuple[Tree, Tree]:
+def split(params: Tree, patterns: tuple[str, ...], state: Tree = None) -> tuple[Tree, Tree]:
     """`params` as two trees of one structure, trained and frozen, each `None` where the other has a leaf.
 
-    *Arguments:* `patterns` of paths such as `"backbone/*"`, as of `fnmatch`.
+    *Arguments:* `patterns` of paths such as `"backbone/*"`, see `recipe.freezing`; `state` of the task, whose
+    statistics they may name too.
     Raises `RecipeError` for a pattern that no path matches, or when nothing is left to train.
     """
     if not patterns:
         return params, None
-    paths, structure = jax.tree_util.tree_flatten_with_path(params)
-    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
+    leaves, structure = jax.tree.flatten(params)
+    names = _names(params)
+    known = [*names, *(name.removeprefix("batch_stats/") for name in _names(state))]
     for pattern in patterns:
-        if not fnmatch.filter(names, pattern):
+        if not pattern.startswith("!") and not fnmatch.filter(known, pattern):
             raise RecipeError(
-                "frozen-matches-nothing", pattern=pattern, near=near(pattern, names), names=names
+                "frozen-matches-nothing", pattern=pattern, near=near(pattern, known), names=known
             )
-    is_frozen = [any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns) for name in names]
-    if all(is_frozen):
+    held = [is_frozen(name, patterns) for name in names]
+    if all(held):
         raise RecipeError("all-frozen", patterns=list(patterns), count=len(names))
-    leaves = [leaf for _, leaf in paths]
-    trained = [None if frozen else leaf for frozen, leaf in zip(is_frozen, leaves, strict=True)]
-    held = [leaf if frozen else None for frozen, leaf in zip(is_frozen, leaves, strict=True)]
-    return jax.tree.unflatten(structure, trained), jax.tree.unflatten(structure, held)
+    if not any(held):
+        return params, None
+    trained = [None if frozen else leaf for frozen, leaf in zip(held, leaves, strict=True)]
+    rest = [leaf if frozen else None for frozen, leaf in zip(held, leaves, strict=True)]
+    return jax.tree.unflatten(structure, trained), jax.tree.unflatten(structure, rest)
 
 
 def whole_params(params: Tree, frozen: Tree) -> Tree:
-    """The inverse of `freeze`: the parameters as the task made them."""
+    """The inverse of `split`: the parameters as the task made them."""
     if frozen is None:
         return params
     return jax.tree.map(lambda a, b: b if a is None else a, params, frozen, is_leaf=lambda x: x is None)
+
+
+def still(old: Tree, new: Tree, patterns: tuple[str, ...]) -> Tree:
+    """The task's `new` state with what `patterns` freeze as in `old`, a tree of one structure."""
+    if not patterns:
+        return new
+    pairs = zip(_names(old), jax.tree.leaves(old), jax.tree.leaves(new), strict=True)
+    kept = [before if is_frozen(name, patterns) else after for name, before, after in pairs]
+    return jax.tree.unflatten(jax.tree.structure(old), kept)
+
+
+def _names(tree: Tree) -> list[str]:
+    paths = jax.tree_util.tree_leaves_with_path(tree)
+    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]

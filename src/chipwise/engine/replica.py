@@ -9,11 +9,11 @@ import jax.numpy as jnp
 
 from ..data.augment.image import BY_EPOCH, reads_epoch
 from ..errors import RecipeError
-from ..recipe import precision
+from ..recipe import freezing, precision
 from ..recipe.recipe import Recipe
 from ..recipe.task import Sum, Tree
 from . import keys, scaling
-from .freeze import whole_params
+from .freeze import still, whole_params
 from .layout import tree_sum
 
 
@@ -71,9 +71,10 @@ def _forward(recipe: Recipe, params, state, step, seed, batch, indices, epochs, 
         key, mix_key = jax.random.split(key)
         batch = task.mix(batch, mix_key)
     batch = precision.cast_batch(batch, recipe.precision)
-    with precision.products(recipe.precision):
+    with precision.products(recipe.precision), freezing.holding(recipe.frozen):
         returned = task.loss(precision.cast(params, recipe.precision), state, batch, key, True)
     sums, new_state = checked(returned, state)
+    new_state = still(state, new_state, recipe.frozen)
     return sums["loss"].total, {"sums": sums, "state": summable(new_state, number, recipe.replicas)}
 
 

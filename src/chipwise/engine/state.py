@@ -18,7 +18,7 @@ from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
 from . import keys, scaling
 from .flat import Flat
-from .freeze import freeze, whole_params
+from .freeze import split, whole_params
 from .replica import shapes_of
 
 _NONE: Mapping[str, Any] = {}
@@ -109,8 +109,9 @@ def init_state(
     pair = recipe.task.init(keys.init_key(recipe.seed if seed is None else seed))
     if not (isinstance(pair, tuple) and len(pair) == 2):
         raise RecipeError("init-returns", got=type(pair).__name__)
-    params, frozen = freeze(_replaced(jax.tree.map(jnp.asarray, pair[0]), given), recipe.frozen)
     state = jax.tree.map(jnp.asarray, pair[1])
+    whole = _replaced(jax.tree.map(jnp.asarray, pair[0]), given)
+    params, frozen = split(whole, recipe.frozen, state)
     flat = flat_of(recipe, params)
     first = TrainState(
         step=jnp.int32(0),

@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from ..errors import RecipeError
+from ..recipe import freezing
 from ..recipe.task import Task, Tree
 from .door import Data, fitting, flattened, library, nested, own_promotion, with_loss
 
@@ -61,6 +62,7 @@ def task(model: Any, loss: Callable, **data: Any) -> Task:
         with own_promotion():
             made, fresh = make(jax.random.key(0))  # its structure and constants; the compiler drops the rest
             made = eqx.nn.inference_mode(_with_params(eqx, made, params), value=not train)
+            made = _holding(eqx, made) if train else made
             held = _with_state(fresh, state)
             keys = jax.random.split(jax.random.key(0) if key is None else key, _examples(args, kwargs))
 
@@ -121,6 +123,21 @@ def _with_params(eqx: Any, made: Any, params: Tree) -> Any:
     names, _, structure = _names(own)
     flat = flattened(params, "/")
     return eqx.combine(jax.tree.unflatten(structure, [flat[name] for name in names]), fixed)
+
+
+def _holding(eqx: Any, made: Any) -> Any:
+    """Batch norm whose statistics are frozen in evaluation mode."""
+
+    def is_norm(part: Any) -> bool:
+        return isinstance(part, eqx.nn.BatchNorm)
+
+    def one(path: Any, part: Any) -> Any:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        if is_norm(part) and freezing.holds([f"{name}/mean"]):
+            return eqx.tree_at(lambda norm: norm.inference, part, True)
+        return part
+
+    return jax.tree_util.tree_map_with_path(one, made, is_leaf=is_norm)
 
 
 def _state_names(state: Any) -> list[str]:

@@ -12,10 +12,11 @@ alone.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -24,6 +25,7 @@ import numpy as np
 
 from ..data.sources import spec_of
 from ..errors import RecipeError
+from ..recipe import freezing
 from ..recipe.task import Sum, Task, Tree
 from ..words.figures import one_line
 from .door import Data, as_sum, fitting, flattened, library, nested, own_promotion, with_loss
@@ -66,7 +68,7 @@ def task(model: Any, loss: Any = None, **data: Any) -> Task:
         others = [
             drawn[id(v)] if id(v) in drawn else held[names[id(v)]] for v in model.non_trainable_variables
         ]
-        with own_promotion():
+        with own_promotion(), _holding(keras, model, names):
             outputs, new, added = model.stateless_call(
                 [weights[name] for name in trained],
                 others,
@@ -106,6 +108,21 @@ def keras_library() -> Any:
     if (backend := keras.backend.backend()) != "jax":
         raise RecipeError("keras-backend", backend=backend)
     return keras
+
+
+@contextlib.contextmanager
+def _holding(keras: Any, model: Any, names: dict[int, str]) -> Iterator[None]:
+    """Within it, batch norm whose statistics are frozen uses them, as Keras does where a layer is not
+    trainable. *Arguments:* `names` of the variables by their `id`."""
+    norms = [one for one in model._flatten_layers() if isinstance(one, keras.layers.BatchNormalization)]
+    held = [n for n in norms if n.trainable and freezing.holds([names.get(id(n.moving_mean), "")])]
+    try:
+        for norm in held:
+            norm._trainable = False  # not by its property, which would make parameters of it into statistics
+        yield
+    finally:
+        for norm in held:
+            norm._trainable = True
 
 
 def _judge(keras: Any, model: Any, loss: Any) -> Callable:

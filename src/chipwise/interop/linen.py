@@ -14,6 +14,7 @@ import jax
 
 from ..data.sources import spec_of
 from ..errors import RecipeError
+from ..recipe import freezing
 from ..recipe.task import Task, Tree
 from .door import Data, own_promotion, with_loss
 
@@ -46,6 +47,15 @@ def task(
     name = mode or (names[0] if names else None)
     columns = Data(**data)
 
+    def hold(call: Callable, given: tuple, named: dict, context: Any) -> Any:
+        """Batch norm whose statistics are frozen uses them."""
+        norm = context.module
+        if isinstance(norm, linen.BatchNorm) and freezing.holds(["/".join((*norm.path, "mean"))]):
+            object.__setattr__(norm, "use_running_average", None)
+            named = {**named, "use_running_average": True}
+            given = given[:1]
+        return call(*given, **named)
+
     def flag(train: bool) -> dict[str, Any]:
         return {} if name is None else {name: MODES.get(name, True) == train}
 
@@ -65,7 +75,7 @@ def task(
     def forward(params, state, args, kwargs, key, train):
         given = {} if key is None else _streams(key)
         changing = list(state) if train else False
-        with own_promotion():
+        with own_promotion(), linen.intercept_methods(hold):
             out = module.apply(
                 {"params": params, **state}, *args, **kwargs, **flag(train), rngs=given, mutable=changing
             )

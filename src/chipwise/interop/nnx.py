@@ -4,6 +4,7 @@
 target.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import jax
 from flax import nnx
 
 from ..errors import RecipeError, near
+from ..recipe import freezing
 from ..recipe.task import Task
 from .door import Data, own_promotion, with_loss
 
@@ -75,6 +77,7 @@ def _functions(make_model: Callable) -> tuple[Callable, Callable]:
     if not callable(make_model):
         raise RecipeError("nnx-no-function", given=make_model)
     graphs, shapes = _abstract(make_model)
+    holding = functools.cache(lambda patterns: _abstract(make_model)[0][True])  # asks for them itself
 
     def init(key: jax.Array) -> tuple[Tree, Tree]:
         _, params, _, state = nnx.split(make_model(nnx.Rngs(key)), nnx.Param, nnx.RngState, ...)  # type: ignore[misc]
@@ -88,7 +91,8 @@ def _functions(make_model: Callable) -> tuple[Callable, Callable]:
             _streams(shapes["rng"], key, train),
             _from_tree("state", state, shapes["state"]),
         ]
-        model = nnx.merge(graphs[train], *parts)
+        patterns = freezing.patterns() if train else ()
+        model = nnx.merge(holding(patterns) if patterns else graphs[train], *parts)
         outputs = model(*args, **kwargs)
         if not train:
             return outputs, state
@@ -111,10 +115,20 @@ def _abstract(make_model):
     graphs: dict[bool, nnx.GraphDef] = {}
     for train in (True, False):
         (model.train if train else model.eval)()
+        if train:
+            _hold(model)
         graphs[train], params, rng, state = nnx.split(  # type: ignore[misc]
             model, nnx.Param, nnx.RngState, ...
         )
     return graphs, {"params": params, "rng": rng, "state": state}
+
+
+def _hold(model: nnx.Module) -> None:
+    """Batch norm whose statistics are frozen in evaluation mode."""
+    for path, module in nnx.iter_modules(model):
+        statistics = [name for name, held in vars(module).items() if isinstance(held, nnx.BatchStat)]
+        if freezing.holds("/".join(map(str, (*path, name))) for name in statistics):
+            module.use_running_average = True  # type: ignore[attr-defined]
 
 
 def _to_tree(state: nnx.State) -> Tree:

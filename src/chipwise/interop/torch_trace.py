@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import ChipwiseError, RecipeError
+from ..recipe import freezing
 from ..recipe.task import Tree
 from ..words.figures import one_line
 from .door import flattened, library, nested, own_promotion
@@ -168,9 +169,15 @@ class Traced:
 
 @contextlib.contextmanager
 def flags(module: Any, train: bool) -> Iterator[None]:
-    """`module` in training or evaluation mode, as its own `train` sets it; afterwards as it was."""
+    """`module` in training or evaluation mode, as its own `train` sets it, batch norm whose statistics are
+    frozen in evaluation mode; afterwards as it was."""
     before = {part: part.training for part in module.modules()}
     module.train(train)
+    norm = torch_library().nn.modules.batchnorm._NormBase
+    for place, part in module.named_modules() if train else ():
+        names = [f"{place}.{name}" for name, _ in part.named_buffers(recurse=False)]
+        if isinstance(part, norm) and freezing.holds(name.lstrip(".").replace(".", "/") for name in names):
+            part.training = False
     try:
         yield
     finally:

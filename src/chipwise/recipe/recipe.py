@@ -84,8 +84,8 @@ class Recipe:
     - `seed`: fixes initial parameters, data order, dropout and augmentation.
     - `ema`: decay a step of an exponential moving average of the parameters, which evaluation then
       uses; `None` for none.
-    - `frozen`: patterns of parameters that stay as they are, such as `("backbone/*",)`: paths as of
-      `fnmatch`. They are inputs of the step, with no gradient and no place in the optimizer.
+    - `frozen`: patterns of parameters and statistics that stay as they are, such as `("backbone/*",)`; see
+      `cw.freeze`. They are inputs of the step, with no gradient and no place in the optimizer.
     - `name`: for people.
     - `validated`: where these settings are known to work; see `Validated`. It stays what it was when
       settings are replaced, so that `cw.check` can tell how far they have moved.
