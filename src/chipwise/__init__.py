@@ -66,6 +66,7 @@ if _TYPE_CHECKING:
     from .recipe import losses as losses
     from .recipe import metrics as metrics
     from .recipe.around import grouped as grouped
+    from .recipe.around import layerwise as layerwise
     from .recipe.around import lookahead as lookahead
     from .recipe.check import Finding as Finding
     from .recipe.check import check as check
@@ -123,7 +124,7 @@ _NAMES = {
     ".planner.planner": "plan",
     ".planner.plans": "Plan",
     ".recipe": "losses metrics",
-    ".recipe.around": "grouped lookahead",
+    ".recipe.around": "grouped layerwise lookahead",
     ".recipe.check": "Finding check",
     ".recipe.freezing": "freeze",
     ".recipe.optimizers": "adam adamw from_optax sgd",

@@ -181,3 +181,61 @@ def test_a_recipe_moves_to_another_batch_and_length_with_its_groups():
     moved = recipe.transfer(batch=2 * recipe.batch).optimizer
     assert moved.settings["lr"] == pytest.approx(0.2) and moved.settings["lr of *"] == factor
     assert cw.check(recipe) is not None
+
+
+def test_lower_layers_have_lower_rates_and_begin_later():
+    inner = cw.sgd(lr=1.0, momentum=0)
+    optimizer = cw.layerwise(inner, [("norm/*",), "conv/*"], 0.5, unfreeze="2st")
+    start, grads = params(), jax.tree.map(jnp.ones_like, params())
+    p, state, tables = start, optimizer.init(start), optimizer.tables(CLOCK)
+    for step in range(5):
+        hyper = {name: table[step] for name, table in tables.items()}
+        p, state = optimizer.update(grads, state, p, hyper)
+    moved = {name: float((start[name][k] - p[name][k]).mean()) for name, k in (
+        ("norm", "bias"), ("conv", "kernel"), ("out", "bias")
+    )}  # fmt: skip
+    assert moved == pytest.approx({"norm": 0.25, "conv": 3 * 0.5, "out": 5}, abs=1e-5)  # from steps 4, 2 and 0
+    first = run(optimizer, start, steps=2)
+    assert np.array_equal(first["conv"]["kernel"], start["conv"]["kernel"])
+
+
+def test_rows_of_stacked_arrays_are_groups():
+    p = {"stack": {"kernel": jnp.ones((3, 2, 2)), "bias": jnp.ones((3, 2))}, "head": jnp.ones(2)}
+    optimizer = cw.layerwise(cw.sgd(lr=1.0, momentum=0), [f"stack/*#{i}" for i in range(3)], 0.5)
+    numbers = optimizer.members(p)
+    assert numbers["stack"]["kernel"][:, 0, 0].tolist() == [2, 1, 0] and numbers["head"] == -1
+    moved = optimizer.update(
+        jax.tree.map(jnp.ones_like, p), optimizer.init(p), p, {n: t[0] for n, t in optimizer.tables(CLOCK).items()}
+    )[0]  # fmt: skip
+    np.testing.assert_allclose(1 - moved["stack"]["bias"][:, 1], [0.125, 0.25, 0.5], rtol=1e-6)
+    np.testing.assert_allclose(1 - moved["stack"]["kernel"][:, 0, 1], [0.125, 0.25, 0.5], rtol=1e-6)
+    with refused(cw.RecipeError, "group-matches-nothing", pattern="stack/*#3"):
+        cw.grouped(cw.sgd(lr=1.0), {"stack/*#3": {"lr": 0}}).members(p)
+
+
+def test_rows_are_the_same_on_1_and_2_devices():
+    """In the step, where they lie in a vector."""
+    optimizer = cw.layerwise(cw.sgd(lr=0.1), ["w#0", ("w#1", "scale")], 0.5, unfreeze="50%")
+    recipe = tasks.recipe(optimizer=optimizer, duration="4st")
+    results = [cw.fit(recipe, on=cw.On(devices=n), progress="none", eval_every=None) for n in (1, 2)]
+    assert len({result.fingerprint for result in results}) == 1
+    with Session(recipe, cw.On(devices=1)) as session:
+        session.begin()
+        first = session.snapshot().params
+    last = results[0].params
+    assert np.array_equal(first["w"][0], last["w"][0])  # its turn would come after the run
+    assert not np.array_equal(first["w"][1], last["w"][1]) and not np.array_equal(first["w"][2], last["w"][2])
+
+
+@pytest.mark.parametrize(
+    ("layers", "more", "code"),
+    [
+        ([], {}, "layerwise-layers"),
+        ([()], {}, "layerwise-layers"),
+        (["w"], {"factor": 0.0}, "layerwise-layers"),
+        (["w"], {"unfreeze": "0ep"}, "layerwise-unfreeze"),
+    ],
+)
+def test_mistakes_of_layers_are_one_line(layers, more, code):
+    with refused(cw.RecipeError, code):
+        cw.layerwise(cw.sgd(lr=0.1), layers, **more)

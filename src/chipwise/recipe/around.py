@@ -8,7 +8,7 @@ Both are elementwise, as what they are around must be, and so work on the flat v
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,9 +20,10 @@ from jax.flatten_util import ravel_pytree
 
 from ..errors import RecipeError, near
 from ..words.facts import Fact
-from .duration import Clock
+from .duration import Clock, Duration
 from .optimizer import Optimizer, Scalars, Tree
 from .schedule import Schedule, as_schedule, constant, held
+from .schedules import piecewise
 
 
 class _Around(Optimizer):
@@ -83,8 +84,8 @@ class grouped(_Around):
 
         grouped(sgd(lr=0.1, weight_decay=5e-4), {"*norm/bias": {"lr": 64, "weight_decay": 1 / 64}})
 
-    Arguments: `inner`, an elementwise optimizer; `groups`: for patterns of paths, as of `fnmatch`, factors by
-    the name of a setting, each a number or a schedule: `{"whiten/bias": {"lr": piecewise({"0st": 1, "3ep":
+    Arguments: `inner`, an elementwise optimizer; `groups`: for patterns of paths, as of `fnmatch`, or of rows
+    of stacked arrays, such as `"blocks/stack/*#3"` for the fourth block, factors by the name of a setting, each a number or a schedule: `{"whiten/bias": {"lr": piecewise({"0st": 1, "3ep":
     0})}}` trains a bias for three epochs. A parameter belongs to the first pattern that fits its path.
 
     Raises `RecipeError` for settings that `inner` does not vary and, in use, for a pattern that fits
@@ -164,6 +165,37 @@ class grouped(_Around):
                 factor = scalars[f"{name} of {pattern}"]
                 values[name] = jnp.where(members == i, scalars[name] * factor, values[name])
         return self.inner._apply(grads, opt_state, params, values, decaying, norm, None)
+
+
+def layerwise(
+    inner: Optimizer, layers: Sequence[str | Sequence[str]], factor: float = 1.0, unfreeze: str | None = None
+) -> grouped:
+    """`inner` with lower rates for lower layers, which may also begin to move one after another.
+
+        layerwise(sgd(lr=0.01), ["stem/*", *(f"blocks/{i}/*" for i in range(16))], 0.8, unfreeze="1ep")
+
+    Arguments: `inner`, an elementwise optimizer; `layers`, from the input up, each a pattern or several (see
+    `grouped`); parameters in none of them, such as a new head, have `inner`'s rate. A layer's rate is `factor`
+    times that of the next above. `unfreeze`, a duration: the uppermost of `layers` moves after it, and after
+    each further one the next below; until then a layer's gradient is computed and its moments follow it, but
+    it does not move. (What `Recipe(frozen=...)` names has no gradient at all.)
+
+    Sources: Howard & Ruder, 2018 (arXiv:1801.06146) for both; Bao et al., 2022 (arXiv:2106.08254).
+    Raises `RecipeError` for no layers, a `factor` that is not above 0, and a duration of 0.
+    """
+    groups = [(layer,) if isinstance(layer, str) else tuple(layer) for layer in layers]
+    if not groups or not all(groups) or not factor > 0:
+        raise RecipeError("layerwise-layers", layers=len(groups), factor=factor)
+    each = None if unfreeze is None else Duration.parse(unfreeze)
+    if each is not None and not each:
+        raise RecipeError("layerwise-unfreeze", unfreeze=str(unfreeze))
+    found: dict[str, Any] = {}
+    for below, layer in enumerate(reversed(groups), 1):
+        rate: Any = factor**below
+        if each is not None:
+            rate = piecewise({"0st": 0.0, f"{float(each.value * below):.12g}{each.unit}": rate})
+        found |= {pattern: {"lr": rate} for pattern in layer}
+    return grouped(inner, found)
 
 
 @dataclass(frozen=True)
@@ -247,17 +279,33 @@ def _pairs(given: Any) -> tuple[tuple[str, Any], ...]:
 
 
 def members(params: Tree, patterns: tuple[str, ...]) -> Tree:
-    """Of each leaf of `params`, the first of `patterns` that fits its path, as a number, -1 for none.
+    """Of each leaf of `params`, the first of `patterns` that fits its path, as a number, -1 for none: `()`, or
+    `(rows, 1, ...)` where a pattern such as `"blocks/stack/*#3"` is of one row.
 
     Raises `RecipeError` for a pattern that fits no path.
     """
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
-    for pattern in patterns:
-        if not fnmatch.filter(names, pattern):
+    paths, structure = jax.tree_util.tree_flatten_with_path(params)
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
+    numbers = [np.full((), -1) for _ in names]
+    for i, pattern in reversed(list(enumerate(patterns))):  # the first that fits is written last
+        path, row = _row(pattern)
+        fits = [k for k, name in enumerate(names) if fnmatch.fnmatchcase(name, path)]
+        if row is not None:
+            fits = [k for k in fits if row < (jnp.shape(paths[k][1]) or (0,))[0]]
+        if not fits:
             raise RecipeError(
                 "group-matches-nothing", pattern=pattern, near=near(pattern, names), names=names
             )
-    fits = [[fnmatch.fnmatchcase(name, pattern) for pattern in patterns] for name in names]
-    numbers = [row.index(True) if any(row) else -1 for row in fits]
-    return jax.tree.unflatten(jax.tree.structure(params), numbers)
+        for k in fits:
+            shape = jnp.shape(paths[k][1])
+            if row is None:
+                numbers[k] = np.full((), i)
+            else:
+                numbers[k] = np.array(np.broadcast_to(numbers[k], (shape[0], *[1] * (len(shape) - 1))))
+                numbers[k][row] = i
+    return jax.tree.unflatten(structure, numbers)
+
+
+def _row(pattern: str) -> tuple[str, int | None]:
+    path, mark, row = pattern.rpartition("#")
+    return (path, int(row)) if mark and row.isdecimal() else (pattern, None)
