@@ -31,6 +31,7 @@ if _TYPE_CHECKING:
     from .data.sources import Lazy as Lazy
     from .deploy.export import Export as Export
     from .deploy.export import export as export
+    from .deploy.features import features as features
     from .deploy.predict import Predictions as Predictions
     from .deploy.predict import predict as predict
     from .deploy.pretrained import Weights as Weights
@@ -107,6 +108,7 @@ _NAMES = {
     ".data.packed": "PackedFolder",
     ".data.sources": "Arrays Lazy",
     ".deploy.export": "Export export",
+    ".deploy.features": "features",
     ".deploy.predict": "Predictions predict",
     ".deploy.pretrained": "Weights pretrained",
     ".engine.checkpoint": "restore_run",

@@ -194,7 +194,9 @@ def test_lower_layers_have_lower_rates_and_begin_later():
     moved = {name: float((start[name][k] - p[name][k]).mean()) for name, k in (
         ("norm", "bias"), ("conv", "kernel"), ("out", "bias")
     )}  # fmt: skip
-    assert moved == pytest.approx({"norm": 0.25, "conv": 3 * 0.5, "out": 5}, abs=1e-5)  # from steps 4, 2 and 0
+    assert moved == pytest.approx(
+        {"norm": 0.25, "conv": 3 * 0.5, "out": 5}, abs=1e-5
+    )  # from steps 4, 2 and 0
     first = run(optimizer, start, steps=2)
     assert np.array_equal(first["conv"]["kernel"], start["conv"]["kernel"])
 

@@ -6,6 +6,8 @@ swish. Padding, epsilon and momentum are TensorFlow's, so that its weights give 
 stochastic depth in training is left out.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -54,7 +56,8 @@ class InvertedBottleneck(nnx.Module):
 
 
 class EfficientNetLite0(nnx.Module):
-    """`(batch, height, width, 3)` normalised floats -> logits `(batch, classes)`.
+    """`(batch, height, width, 3)` normalised floats -> logits `(batch, classes)`; with `classes=0` features
+    `(batch, 1280)`.
 
     The published weights were trained at 224×224 with `(pixels - 127) / 128`.
     """
@@ -75,7 +78,8 @@ class EfficientNetLite0(nnx.Module):
         self.head, self.head_norm = _conv(channels, 1280, 1, rngs=rngs), _norm(1280)
         self.dropout = nnx.Dropout(dropout, rngs=rngs)
         uniform = nnx.initializers.variance_scaling(1 / 3, "fan_out", "uniform")
-        self.classifier = nnx.Linear(1280, classes, kernel_init=uniform, rngs=rngs)
+        head = nnx.Linear(1280, classes, kernel_init=uniform, rngs=rngs) if classes else None
+        self.classifier: Any = head
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = nnx.relu6(self.norm(self.stem(x)))
@@ -84,7 +88,8 @@ class EfficientNetLite0(nnx.Module):
         x = nnx.relu6(self.head_norm(self.head(x)))
         # The mean in float32: 49 terms of bfloat16 would lose three bits.
         mean = jnp.mean(x.astype(wide(x.dtype)), axis=(1, 2))
-        return self.classifier(self.dropout(mean.astype(x.dtype)))
+        x = self.dropout(mean.astype(x.dtype))
+        return x if self.classifier is None else self.classifier(x)
 
 
 def _conv(

@@ -343,12 +343,14 @@ def write_packed(
     below: Mapping[str, int] | None = None,
     split: str | None = "train",
     shard_bytes: int = SHARD_BYTES,
+    fingerprint: str | None = None,
 ) -> Path:
     """Writes batches that a program makes as a split of a packed folder, and returns the split's path.
 
     *Arguments:* `batches`: dicts of columns `(n, ...)`, all alike but for `n`, written as they come;
     `classes`: column `label` lies in `[0, classes)`, and `names` are theirs; `below`: the same for
-    other columns of whole numbers, such as `{"token": 50257}`; `shard_bytes`: of the examples in a shard.
+    other columns of whole numbers, such as `{"token": 50257}`; `shard_bytes`: of the examples in a shard;
+    `fingerprint`: of what they were made from, for the manifest.
 
     It appears whole, or not at all. Raises `DataError` when the folder exists, for no examples, columns that
     change, values out of range and a full disk; nothing is left behind then.
@@ -366,7 +368,7 @@ def write_packed(
         with closing(writer):
             for batch in batches:
                 writer.add([""] * len(next(iter(batch.values()), ())), batch)
-            writer.finish({"fingerprint": None, "examples": writer.consumed})
+            writer.finish({"fingerprint": fingerprint, "examples": writer.consumed})
         os.rename(partial, folder)
     except (DataError, OSError) as error:
         cause = error if isinstance(error, OSError) else error.__cause__

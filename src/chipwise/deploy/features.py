@@ -1,0 +1,93 @@
+"""What a model makes of examples, computed once: a head is then trained on that alone (a linear probe).
+
+body = cw.pretrained("net.pth", names="efficientnet-lite0").start(cw.nnx.task(body_of, loss, train=images))
+train = cw.features(body, images, "features")
+head = cw.nnx.task(lambda rngs: nnx.Linear(1280, 10, rngs=rngs), loss, train=train, inputs="feature")
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..data.pack.writer import write_packed
+from ..data.packed import PackedFolder
+from ..data.sources import Arrays, described, sample_digest
+from ..engine import keys
+from ..engine.on import ALL, On
+from ..engine.placement import Placement
+from ..engine.predict import Predictor
+from ..engine.state import fingerprint
+from ..errors import DataError
+from ..machine.detect import detect
+from ..recipe.optimizers import sgd
+from ..recipe.recipe import Recipe
+from ..recipe.source import Source, spec_of
+from ..recipe.task import Task
+
+
+def features(
+    task: Task,
+    data: Source,
+    out: str | Path | None = None,
+    *,
+    split: str = "train",
+    precision: str = "f32",
+    seed: int = 0,
+    on: On = ALL,
+) -> Arrays | PackedFolder:
+    """What `task.predict` makes of each example of `data` with the parameters of `task.init`, as data.
+
+    The same bits on any number of devices. Arrays in memory are kept on the device in training, where they
+    fit.
+
+    *Arguments:* `out`: a packed folder for them, `split` in it, which memory need not hold; one that is there
+    is returned as it is if it was made by this model from this data. `precision`: as of `Recipe`; `seed`: of
+    parameters that no file gave.
+
+    *Returns* a source with the columns `feature` `(values,)` float32, or those of the dict that `predict`
+    returns, and the columns of `data` that the model does not read, such as `label`.
+
+    Raises `RecipeError` for a task without `predict`, `DataError` for data that it cannot read, and for a
+    folder with other content.
+    """
+    idle = Recipe(task=task, batch=1, replicas=1, duration="1st", optimizer=sgd(lr=0.0), precision=precision)
+    params, state = jax.device_get(jax.jit(task.init)(keys.init_key(seed)))
+    classes = getattr(data, "classes", None) or task.classes
+    about = [
+        fingerprint((params, state)),
+        precision,
+        len(data),
+        described(spec_of(data)),
+        sample_digest(data),
+    ]
+    of = hashlib.sha256(json.dumps(about).encode()).hexdigest()
+    if out is not None and (Path(out) / split).exists():
+        return _made_before(Path(out), split, of)
+    placement = Placement(detect(on.devices, on.platform))
+    predictor = Predictor(idle, params, state, data, placement, workers=on.workers)
+
+    def batches() -> Iterator[dict[str, Any]]:
+        for beside, made in predictor():
+            yield {**beside, **{"feature" if name == "outputs" else name: x for name, x in made.items()}}
+
+    with contextlib.closing(predictor):
+        if out is not None:
+            write_packed(out, batches(), classes=classes, split=split, fingerprint=of)
+            return PackedFolder(out, split)
+        parts = list(batches())
+    return Arrays(classes=classes, **{n: np.concatenate([part[n] for part in parts]) for n in parts[0]})
+
+
+def _made_before(out: Path, split: str, of: str) -> PackedFolder:
+    found = PackedFolder(out, split)
+    if found.manifest["source"].get("fingerprint") != of:
+        raise DataError("features-of-others", folder=out / split)
+    return found

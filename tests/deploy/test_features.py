@@ -1,0 +1,74 @@
+"""Features of a model, computed once: in memory, or as a packed folder that is used again."""
+
+import dataclasses
+import os
+
+import jax
+import numpy as np
+import pytest
+
+import chipwise as cw
+import tasks
+from chipwise.engine import keys
+from refusals import refused
+
+ONE = cw.On(devices=1)
+
+
+def body(**changes):
+    def predict(params, state, inputs):
+        return tasks.plain_logits(params, inputs)
+
+    return dataclasses.replace(tasks.task(), predict=predict, **changes)
+
+
+def test_features_and_labels_are_data():
+    task, data = body(), tasks.data(53, 1)
+    made = cw.features(task, data, on=ONE, seed=2)
+    assert made.spec["feature"].shape == (tasks.CLASSES,) and set(made.spec) == {"feature", "label"}
+    np.testing.assert_array_equal(made.columns["label"], data.columns["label"])
+    params = tasks.init(keys.init_key(2))[0]
+    expected = tasks.plain_logits(params, {"x": data.columns["x"]})
+    np.testing.assert_allclose(made.columns["feature"], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_folder_is_made_once(tmp_path, monkeypatch):
+    data = tasks.data(53, 1)
+    made = cw.features(body(), data, tmp_path / "f", on=ONE)
+    stamp = os.stat(made.path / "manifest.json").st_mtime_ns
+    again = cw.features(body(), data, tmp_path / "f", on=ONE)
+    assert os.stat(again.path / "manifest.json").st_mtime_ns == stamp
+    memory = cw.features(body(), data, on=ONE)
+    np.testing.assert_array_equal(made.take(np.arange(53))["feature"], memory.columns["feature"])
+    cw.features(body(), tasks.data(7), tmp_path / "f", split="eval", on=ONE)
+    for change in ({"seed": 1}, {"precision": "bf16"}):
+        with refused(cw.DataError, "features-of-others"):
+            cw.features(body(), data, tmp_path / "f", on=ONE, **change)
+    with refused(cw.DataError, "features-of-others"):
+        cw.features(body(), tasks.data(53, 2), tmp_path / "f", on=ONE)
+
+
+def test_a_head_trains_on_them():
+    def init(key):
+        return {"w": jax.numpy.zeros((tasks.CLASSES, tasks.CLASSES))}, {}
+
+    def loss(params, state, batch, key, train):
+        values = cw.losses.softmax_cross_entropy(batch["feature"] @ params["w"], batch["label"])
+        return {"loss": cw.Sum.of(values)}, state
+
+    train = cw.features(body(), tasks.data(64), on=ONE)
+    recipe = tasks.recipe(task=cw.Task(init=init, loss=loss, train=train), batch=16, duration="3st")
+    assert cw.fit(recipe, on=ONE, progress="none").metrics["train/loss"] < np.log(tasks.CLASSES)
+
+
+@pytest.mark.slow
+def test_the_same_bits_on_1_2_4_and_8_devices():
+    found = [
+        cw.features(body(), tasks.data(53), on=cw.On(devices=n)).columns["feature"] for n in (1, 2, 4, 8)
+    ]
+    assert all(np.array_equal(one, found[0]) for one in found)
+
+
+def test_a_task_that_predicts_nothing():
+    with refused(cw.RecipeError, "task-without-predict"):
+        cw.features(tasks.task(), tasks.data(8), on=ONE)
