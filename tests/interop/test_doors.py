@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import chipwise as cw
-from chipwise.recipe import freezing
 from chipwise.interop.door import Data, as_sum, flattened, nested
+from chipwise.recipe import freezing
 from refusals import refused
 
 os.environ.setdefault("KERAS_BACKEND", "jax")

@@ -206,9 +206,8 @@ def test_rows_of_stacked_arrays_are_groups():
     optimizer = cw.layerwise(cw.sgd(lr=1.0, momentum=0), [f"stack/*#{i}" for i in range(3)], 0.5)
     numbers = optimizer.members(p)
     assert numbers["stack"]["kernel"][:, 0, 0].tolist() == [2, 1, 0] and numbers["head"] == -1
-    moved = optimizer.update(
-        jax.tree.map(jnp.ones_like, p), optimizer.init(p), p, {n: t[0] for n, t in optimizer.tables(CLOCK).items()}
-    )[0]  # fmt: skip
+    hyper = {name: table[0] for name, table in optimizer.tables(CLOCK).items()}
+    moved, _ = optimizer.update(jax.tree.map(jnp.ones_like, p), optimizer.init(p), p, hyper)
     np.testing.assert_allclose(1 - moved["stack"]["bias"][:, 1], [0.125, 0.25, 0.5], rtol=1e-6)
     np.testing.assert_allclose(1 - moved["stack"]["kernel"][:, 0, 1], [0.125, 0.25, 0.5], rtol=1e-6)
     with refused(cw.RecipeError, "group-matches-nothing", pattern="stack/*#3"):

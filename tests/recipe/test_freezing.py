@@ -77,7 +77,7 @@ def test_a_frozen_body_gives_the_same_features_all_along():
     """So training its head is training a head alone on those features."""
     held = recipe(frozen=cw.freeze("body/*"), replicas=1)
     result = cw.fit(held, on=cw.On(devices=1), progress="none", eval_every=None)
-    params, state = held.task.init(jax.random.key(0))
+    _, state = held.task.init(jax.random.key(0))
     assert set(result.state["body"]["norm"]) == {"mean", "var"}
     np.testing.assert_array_equal(result.state["body"]["norm"]["var"], state["body"]["norm"]["var"])
     moving = recipe(frozen=cw.freeze("body/*", batch_norm="train"), replicas=1)

@@ -85,8 +85,9 @@ class grouped(_Around):
         grouped(sgd(lr=0.1, weight_decay=5e-4), {"*norm/bias": {"lr": 64, "weight_decay": 1 / 64}})
 
     Arguments: `inner`, an elementwise optimizer; `groups`: for patterns of paths, as of `fnmatch`, or of rows
-    of stacked arrays, such as `"blocks/stack/*#3"` for the fourth block, factors by the name of a setting, each a number or a schedule: `{"whiten/bias": {"lr": piecewise({"0st": 1, "3ep":
-    0})}}` trains a bias for three epochs. A parameter belongs to the first pattern that fits its path.
+    of stacked arrays, such as `"blocks/stack/*#3"` for the fourth block, factors by the name of a setting,
+    each a number or a schedule: `{"whiten/bias": {"lr": piecewise({"0st": 1, "3ep": 0})}}` trains a bias for
+    three epochs. A parameter belongs to the first pattern that fits its path.
 
     Raises `RecipeError` for settings that `inner` does not vary and, in use, for a pattern that fits
     nothing.
@@ -175,9 +176,9 @@ def layerwise(
         layerwise(sgd(lr=0.01), ["stem/*", *(f"blocks/{i}/*" for i in range(16))], 0.8, unfreeze="1ep")
 
     Arguments: `inner`, an elementwise optimizer; `layers`, from the input up, each a pattern or several (see
-    `grouped`); parameters in none of them, such as a new head, have `inner`'s rate. A layer's rate is `factor`
-    times that of the next above. `unfreeze`, a duration: the uppermost of `layers` moves after it, and after
-    each further one the next below; until then a layer's gradient is computed and its moments follow it, but
+    `grouped`); parameters in none of them, such as a new head, have `inner`'s rate. A layer has `factor`
+    times the rate of the next above. `unfreeze`, a duration: the uppermost of `layers` moves after it, and after
+    each further one the next below; until then a layer's gradient is computed, its moments follow, and
     it does not move. (What `Recipe(frozen=...)` names has no gradient at all.)
 
     Sources: Howard & Ruder, 2018 (arXiv:1801.06146) for both; Bao et al., 2022 (arXiv:2106.08254).
@@ -279,7 +280,7 @@ def _pairs(given: Any) -> tuple[tuple[str, Any], ...]:
 
 
 def members(params: Tree, patterns: tuple[str, ...]) -> Tree:
-    """Of each leaf of `params`, the first of `patterns` that fits its path, as a number, -1 for none: `()`, or
+    """Of each leaf of `params`, the first of `patterns` that fits its path, -1 for none: a number `()`, or
     `(rows, 1, ...)` where a pattern such as `"blocks/stack/*#3"` is of one row.
 
     Raises `RecipeError` for a pattern that fits no path.

@@ -40,8 +40,8 @@ def freeze(*patterns: str, batch_norm: str = "eval") -> tuple[str, ...]:
 
 
 def is_frozen(path: str, patterns: Sequence[str]) -> bool:
-    """Whether the last of `patterns` that fits `path`, such as "norm/mean", freezes it. Linen keeps statistics
-    in a collection beside the parameters, which patterns leave out."""
+    """Whether the last of `patterns` that fits `path`, such as "norm/mean", freezes it. Linen's collection
+    of statistics is no part of the path."""
     path = path.removeprefix("batch_stats/")
     fits = (p for p in reversed(patterns) if fnmatch.fnmatchcase(path, p.removeprefix("!")))
     return not next(fits, "!").startswith("!")
