@@ -177,8 +177,8 @@ def layerwise(
 
     Arguments: `inner`, an elementwise optimizer; `layers`, from the input up, each a pattern or several (see
     `grouped`); parameters in none of them, such as a new head, have `inner`'s rate. A layer has `factor`
-    times the rate of the next above. `unfreeze`, a duration: the uppermost of `layers` moves after it, and after
-    each further one the next below; until then a layer's gradient is computed, its moments follow, and
+    times the rate of the next above. `unfreeze`, a duration: the uppermost of `layers` moves after it, and
+    after each further one the next below; until then a layer's gradient is computed, its moments follow, and
     it does not move. (What `Recipe(frozen=...)` names has no gradient at all.)
 
     Sources: Howard & Ruder, 2018 (arXiv:1801.06146) for both; Bao et al., 2022 (arXiv:2106.08254).
