@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import chipwise as cw
+from chipwise.data import PackedFolder
 
 FEATURES, CLASSES = 12, 5
 
@@ -90,3 +91,21 @@ def recipe(**changes):
 def long(**changes):
     """A recipe of some hundred steps, for the command line: `tasks.py:long`."""
     return recipe(**{"duration": "600st", **changes})
+
+
+def packed(data, **changes):
+    """The same net over a pack of 2 by 2 pixels, for the command line: `tasks.py:packed`."""
+
+    def flat(batch):
+        return {**batch, "x": batch["image"].reshape(*batch["image"].shape[:-3], FEATURES)}
+
+    def of_images(params, state, batch, key, train):
+        return loss(params, state, flat(batch), key, train)
+
+    def rolled(example, key):
+        return {**example, "image": jnp.roll(example["image"], jax.random.randint(key, (), 0, 3), axis=-1)}
+
+    source = PackedFolder(data)
+    return recipe(
+        task=cw.Task(init=init, loss=of_images, train=source, eval=source, augment=rolled), **changes
+    )

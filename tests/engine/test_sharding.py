@@ -44,6 +44,8 @@ def test_a_device_holds_its_part_and_a_checkpoint_all(tmp_path):
     with Session(recipe, cw.On(devices=4, shard_optimizer=True)) as session:
         session.begin()
         session.advance(3)
+        made = jax.eval_shape(session._make_first, np.uint32(0), {})
+        assert made.optimizer is None and made.ema is None  # no device holds all of either, even at first
         flat = session.programs.of.updates.flat
         for state in session._carry:
             sizes = {x.shape for x in jax.tree.leaves(state.optimizer) if x.ndim}

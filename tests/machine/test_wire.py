@@ -90,6 +90,29 @@ def test_a_host_that_dies_is_named_to_all(meet, dead):
             assert player.heard.wait(10) and player.gone[0] == dead
 
 
+@pytest.mark.parametrize(("early", "ask"), [(2, "everyone"), (0, "agree")])
+def test_nobody_waits_for_a_host_that_said_goodbye(meet, early, ask):
+    players = meet(3)
+    together(players, lambda wire: wire.everyone("ready"))
+    players[early].wire.bye()
+    asking = players[0 if early else 1]
+    with pytest.raises(ConnectionAbortedError):
+        getattr(asking.wire, ask)("again", 1)
+    assert asking.gone == [early]
+    if early:  # host 0 tells the others
+        assert players[1].heard.wait(10) and players[1].gone == [early]
+
+
+def test_what_was_said_before_a_goodbye_is_heard(meet):
+    players = meet(2)
+    with ThreadPoolExecutor(1) as pool:
+        last = pool.submit(players[1].wire.everyone, "last", 1)
+        assert players[0].wire.everyone("last", 0) == [0, 1] == last.result()
+    players[0].wire.agree("more", 5)
+    players[0].wire.bye()
+    assert players[1].wire.agree("more") == 5
+
+
 def test_a_silent_host_is_gone(meet):
     players = meet(2, silence=1.0)
     players[1].wire._ending.set()  # it beats no more, and its connection stays

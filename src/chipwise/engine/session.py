@@ -148,13 +148,13 @@ class Session:
         self.read()
         if state is None:
             with jax.default_device(self.placement.lead):
-                state = first_state(self.recipe, self._make_first)
+                state = first_state(self.recipe, self._make_first, lambda t: self.placement.broadcast(t, t))
         self.step = int(state.step)
         self._carry: list[TrainState] = []  # the former state makes room
         params = self._flat.pack_host(jax.device_get(state.params))
         put: Callable[[Any], list[Any]] = self.placement.put
         if self._sharding is not None:
-            put = self._sharding.put
+            put = self._sharding.put if state.optimizer is not None else self._sharding.first
         self._carry = put(dataclasses.replace(state, params=params))
         self._queued.clear()
         if self.step >= (self.total if last is None else last):
@@ -298,7 +298,7 @@ class Session:
 
     @functools.cached_property
     def _make_first(self) -> Any:
-        return first_maker(self.recipe)
+        return first_maker(self.recipe, moments=self._sharding is None)
 
     @functools.cached_property
     def _unpack(self) -> Callable[[jax.Array], Tree]:

@@ -20,6 +20,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -97,6 +98,17 @@ class Sharding:
             dataclasses.replace(done, params=whole, frozen=held.frozen)
             for done, whole, held in zip(after, params, carry, strict=True)
         ], token
+
+    def first(self, state: TrainState) -> list[TrainState]:
+        """As `put` of a first state without optimizer and average, which each device makes of its own part:
+        whole, they might be more than one of them holds."""
+        recipe, held = self.of.recipe, []
+        make = jax.jit(recipe.optimizer.init)
+        for group, whole in zip(self.placement.local, self.placement.put(state), strict=True):
+            part = self._slice(whole.params, jax.device_put(np.int32(group.index * self.chunk), group.device))
+            average = jnp.copy(part) if recipe.ema is not None else None  # the update overwrites both
+            held.append(dataclasses.replace(whole, optimizer=make(part), ema=average))
+        return held
 
     def put(self, state: TrainState) -> list[TrainState]:
         """`state`, NumPy arrays with the vector as `params`, on each local device, of what is shared out a

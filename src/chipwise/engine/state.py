@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,16 +79,20 @@ class TrainState:
         return dataclasses.replace(self, **gone)
 
 
-def first_maker(recipe: Recipe) -> Any:
+def first_maker(recipe: Recipe, *, moments: bool = True) -> Any:
     """`init_state` of `recipe`, jitted: (seed `()` uint32, parameters in the place of the task's)."""
-    return jax.jit(lambda seed, given: init_state(recipe, spec_of(recipe.task.train), seed, given))
+    example = spec_of(recipe.task.train)
+    return jax.jit(lambda seed, given: init_state(recipe, example, seed, given, moments=moments))
 
 
-def first_state(recipe: Recipe, make: Any = None) -> TrainState:
+def first_state(recipe: Recipe, make: Any = None, alike: Callable[[Tree], Tree] = lambda t: t) -> TrainState:
     """`init_state` on the default device. *Arguments:* `make`: the `first_maker` of `recipe`, or of one with
-    the same task that differs in the seed and schedules alone; then nothing is compiled again."""
+    the same task that differs in the seed and schedules alone; then nothing is compiled again; `alike`: what
+    makes NumPy arrays that hosts reckoned from the data equal, which other processors may round elsewise."""
     task = recipe.task
     given = {} if task.from_data is None else dict(task.from_data(task.train))
+    if given:
+        given = alike(jax.tree.map(np.asarray, given))
     return (make or first_maker(recipe))(np.uint32(recipe.seed), given)
 
 
@@ -98,12 +102,18 @@ def abstract_state(recipe: Recipe) -> TrainState:
 
 
 def init_state(
-    recipe: Recipe, example: Spec, seed: jax.Array | None = None, given: Mapping[str, Any] = _NONE
+    recipe: Recipe,
+    example: Spec,
+    seed: jax.Array | None = None,
+    given: Mapping[str, Any] = _NONE,
+    *,
+    moments: bool = True,
 ) -> TrainState:
     """The state before the first step. Traced or not.
 
     *Arguments:* `example`, column to `ShapeDtypeStruct`, one unbatched example; `seed` `()` uint32, an
-    input instead of the recipe's own; `given`, by path, parameters in the place of the task's.
+    input instead of the recipe's own; `given`, by path, parameters in the place of the task's; without
+    `moments`, `optimizer` and `ema` are None.
     Raises `RecipeError` if `init` or `loss` does not keep the contract of `Task`, or all is frozen.
     """
     pair = recipe.task.init(keys.init_key(recipe.seed if seed is None else seed))
@@ -113,13 +123,16 @@ def init_state(
     whole = _replaced(jax.tree.map(jnp.asarray, pair[0]), given)
     params, frozen = split(whole, recipe.frozen, state)
     flat = flat_of(recipe, params)
+    optimizer = None
+    if moments:
+        optimizer = recipe.optimizer.init(flat.pack(params) if recipe.optimizer.elementwise else params)
     first = TrainState(
         step=jnp.int32(0),
         params=params,
         frozen=frozen,
         state=state,
-        optimizer=recipe.optimizer.init(flat.pack(params) if recipe.optimizer.elementwise else params),
-        ema=flat.pack(params) if recipe.ema is not None else None,
+        optimizer=optimizer,
+        ema=flat.pack(params) if moments and recipe.ema is not None else None,
         sums={},
         scale=scaling.first() if recipe.precision == "f16" else None,
     )

@@ -179,7 +179,8 @@ class Wire:
         self._heard = threading.Condition()
         self._said: dict[tuple[str, int, int], Any] = {}  # (what, turn, host) to its value
         self._turn: dict[str, int] = {}
-        self._farewell: set[int] = set()
+        self._farewell: set[int] = set()  # whose end is no loss
+        self._done: set[int] = set()  # of those, who have ended well, and will say no more
         self._ending = threading.Event()  # this host knows why it leaves
         self._noted = threading.Event()  # host 0 knows what this one told
         for host, line in lines.items():
@@ -236,9 +237,16 @@ class Wire:
             line.send(said)
 
     def _await(self, what: str, turn: int, hosts: list[int]) -> list[Any]:
+        def missing() -> list[int]:
+            return [host for host in hosts if (what, turn, host) not in self._said]
+
         with self._heard:
-            self._heard.wait_for(lambda: all((what, turn, host) in self._said for host in hosts))
-            return [self._said.pop((what, turn, host)) for host in hosts]
+            self._heard.wait_for(lambda: not missing() or self._done.intersection(missing()))
+            if not missing():
+                return [self._said.pop((what, turn, host)) for host in hosts]
+            ended = min(self._done.intersection(missing()))
+        self._lost(ended)  # whose program was another, and is over
+        raise ConnectionAbortedError(what, ended)
 
     def _listen(self, host: int, line: Line) -> None:
         while (said := line.receive()) is not None:
@@ -248,6 +256,9 @@ class Wire:
                     self._heard.notify_all()
             elif "bye" in said:
                 self._farewell.add(host)
+                with self._heard:
+                    self._done.add(host)
+                    self._heard.notify_all()
             elif "noted" in said:
                 self._noted.set()
             elif "gone" in said:

@@ -1,0 +1,132 @@
+"""A SLURM of one node, set up on this machine by `tools/slurm_here.sh`, runs and stops chipwise for real."""
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import chipwise as cw
+import processes
+import tasks
+from chipwise.chips.targets import parse
+from chipwise.errors import RecipeError
+from chipwise.launch import start
+from chipwise.launch.job import Job
+from chipwise.launch.places import place, write
+from chipwise.recipes import digits
+from refusals import refused
+
+MISSING = os.geteuid() or not all(map(shutil.which, ("munged", "slurmctld", "slurmd", "srun")))
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(MISSING, reason="needs root and SLURM: apt-get install slurm-wlm munge"),
+]
+
+SCRIPT = Path(__file__).parents[2] / "tools" / "slurm_here.sh"
+LONG = f"{Path(__file__).parents[1] / 'tasks.py'}:long"
+HOW = ["--checkpoint-every", "10st", "--eval-every", "end", "--quiet", "--json"]
+CHIPWISE = f'#!/bin/sh\nexec {sys.executable} -c "from chipwise.cli import main; main()" "$@"\n'
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """The environment of a user of it."""
+    folder = tmp_path_factory.mktemp("slurm") / "here"
+    subprocess.run(["bash", SCRIPT, "up", folder], check=True, timeout=60)
+    kept = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "NPROC")}
+    told = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2", "PYTHONPATH": processes.search()}
+    yield {**kept, **told, "SLURM_CONF": str(folder / "slurm.conf")}
+    subprocess.run(["bash", SCRIPT, "down", folder], check=True, timeout=60)
+
+
+@pytest.fixture
+def chipwise(tmp_path):
+    """The command, as an installed one stands on the PATH."""
+    program = tmp_path / "chipwise-tasks-env" / "bin" / "chipwise"
+    program.parent.mkdir(parents=True)
+    program.write_text(CHIPWISE)
+    program.chmod(0o755)
+    return program
+
+
+def srun(cluster, chipwise, *words, tasks=2):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    name = f"--job-name={chipwise.parents[2].name}"
+    command = ["srun", name, "--kill-on-bad-exit=0", f"--ntasks={tasks}", chipwise, *words]
+    return subprocess.Popen(list(map(str, command)), env=cluster, **pipes)
+
+
+def wait_for_checkpoint(run):
+    limit = time.monotonic() + 240
+    while not any(p.name.isdigit() for p in (run / "checkpoints").glob("*")):
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+
+
+def scancel(cluster, name):
+    """As an administrator's preemption does: SIGTERM to the tasks, not to the script around them."""
+    subprocess.run(["scancel", "--signal=TERM", "--name", name], check=True, env=cluster, timeout=30)
+
+
+def test_two_tasks_train_digits_as_one_process(cluster, chipwise, tmp_path):
+    words = ["train", "digits", "--set", "duration=2ep", "--run", tmp_path / "run", "--quiet", "--json"]
+    said = processes.answer([srun(cluster, chipwise, *words)])
+    alone = cw.fit(dataclasses.replace(digits.recipe(), duration="2ep"), on=cw.On(devices=1), progress="none")
+    assert said["fingerprint"] == alone.fingerprint
+    assert (said["devices"]["hosts"], said["devices"]["count"]) == (2, 4)
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return cw.fit(tasks.long(), on=cw.On(devices=1), progress="none", eval_every=None).fingerprint
+
+
+def test_a_signal_by_scancel_saves_and_the_same_command_goes_on(cluster, chipwise, whole, tmp_path):
+    run = tmp_path / "run"
+    words = ["train", LONG, "--run", run, *HOW]
+    stopped = srun(cluster, chipwise, *words)
+    wait_for_checkpoint(run)
+    scancel(cluster, tmp_path.name)
+    ((code, _, said),) = processes.ends([stopped], 120)
+    assert code == cw.Stopped.exit_code, said
+    assert not (run / "result.json").exists()
+    assert processes.answer([srun(cluster, chipwise, *words, tasks=1)])["fingerprint"] == whole
+
+
+JOB = Job(name="chipwise-tasks", target=parse("h100"), words=(LONG, *HOW), packages=("chipwise",))
+
+
+def test_the_written_script_is_stopped_queued_again_and_ends(cluster, chipwise, whole, tmp_path):
+    (name, text), *_ = write(place("slurm"), JOB).items()
+    (tmp_path / name).write_text(text)
+    subprocess.run(["sbatch", name], check=True, cwd=tmp_path, env=cluster, timeout=30)
+    run = tmp_path / "runs" / JOB.name
+    wait_for_checkpoint(run)
+    scancel(cluster, JOB.name)
+    limit = time.monotonic() + 300
+    while not (run / "result.json").exists():
+        assert time.monotonic() < limit, [log.read_text() for log in tmp_path.glob("*.log")]
+        time.sleep(0.2)
+    assert json.loads((run / "result.json").read_text())["fingerprint"] == whole
+    assert len((run / "processes.jsonl").read_text().splitlines()) > 1
+
+
+def test_sbatch_reads_what_was_written(cluster, tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_CONF", cluster["SLURM_CONF"])
+    for target in ("h100", "a100:8"):
+        files = write(place("slurm"), dataclasses.replace(JOB, target=parse(target)))
+        for name, text in files.items():
+            (tmp_path / name).write_text(text)
+        told = start.check(place("slurm"), tmp_path, list(files))
+        assert [one["tool"] for one in told] == ["sbatch --test-only"]
+    (name,) = files
+    (tmp_path / name).write_text(files[name].replace("--nodes=1", "--nodes=2"))  # it has one
+    with refused(RecipeError, "launch-refused-by-tool", tool="sbatch --test-only", file=name):
+        start.check(place("slurm"), tmp_path, [name])
