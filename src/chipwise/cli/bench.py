@@ -44,6 +44,9 @@ def bench(
     steps: Annotated[int | None, option("Timed steps. [about 10 seconds of them]", "N", min=1)] = None,
     warmup: Annotated[int, option("Steps before the clock, whose losses are kept.", "N", min=1)] = 50,
     set_: options.Set = None,
+    predict: Annotated[
+        bool, option("Measure how fast its model predicts, and one example alone.", name="--predict")
+    ] = False,
     profile: Annotated[
         Path | None, option("Then trace some steps, and say which operations take the time.", "DIR")
     ] = None,
@@ -61,6 +64,7 @@ def bench(
       chipwise bench digits
       chipwise bench cifar10-resnet32 --data synthetic --steps 100
       chipwise bench mnist --data DIR --set batch=512 --profile trace
+      chipwise bench mnist --data DIR --predict
     """
     began = _process_began()
     _check_writable(out)
@@ -74,6 +78,11 @@ def bench(
     loaded = load(recipe, set_ or (), data, synthetic)
     described = {"set": list(set_ or ()), "data_note": "" if synthetic else _note(recipe, data)}
     progress = "none" if json_ else "auto"
+    if predict:
+        if steps is not None or profile is not None:
+            raise RecipeError("bench-predict-alone")
+        _predict(loaded, on, described, out, json_)
+        return
     arguments: dict[str, Any] = dict(steps=steps, warmup=warmup, profile=profile, progress=progress)
     try:
         record = measure_train(loaded, on=on, **arguments, began=began, described=described)
@@ -93,6 +102,30 @@ def bench(
         to.print()
         _profile(to, record.measured["profile"])
     lines(to, "", fact("written", path=out))
+
+
+def _predict(recipe: Any, on: Any, described: dict[str, Any], out: Path | None, json_: bool) -> None:
+    from ..measure.bench_predict import measure_predict
+
+    record = measure_predict(recipe, on=on, described=described)
+    out = _write(record, out, "predict")
+    if json_:
+        print(json.dumps({**record.to_json(), "written": str(out)}))
+        return
+    told, alone = record.measured, record.figures["latency_seconds"]
+    chips, seconds = told["devices"], told["seconds"]
+    numbers = {"block": told["block"], "seconds": seconds["timed"], "compile": seconds["compile"]}
+    rows = [
+        ("recipe", " ".join([record.name, *(f"--set {text}" for text in told["set"])])),
+        ("data", ", ".join(str(text) for text in (told["data"], told["data_note"]) if text)),
+        ("devices", fact("bench-devices-simulated" if chips["simulated"] else "bench-devices", **chips)),
+        ("speed", f"{_spread(record.figures['examples_per_second'])} examples/s"),
+        ("one alone", fact("bench-alone", milliseconds=_spread(alone, 1e3), examples=len(alone.runs))),
+        ("clock", fact("bench-predict-clock", **numbers)),
+        ("machine", f"{record.machine.title} ({record.machine.hash})"),
+    ]
+    console().print(grid(rows))
+    lines(console(), "", fact("written", path=out))
 
 
 def _write(record: Record, out: Path | None, kind: str) -> Path:
@@ -139,9 +172,9 @@ def _rows(record: Record) -> list[tuple[str, Any]]:
     ]
 
 
-def _spread(series: Any) -> str:
+def _spread(series: Any, factor: float = 1.0) -> str:
     low, high = series.quartiles
-    return f"{digits(series.median)} ({digits(low)} to {digits(high)})"
+    return f"{digits(factor * series.median)} ({digits(factor * low)} to {digits(factor * high)})"
 
 
 def _memory(sizes: dict[str, int | None], host: int | None) -> str:

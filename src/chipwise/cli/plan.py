@@ -33,6 +33,9 @@ def plan(
     largest_batch: Annotated[
         bool, typer.Option("--largest-batch", help="Also search for the largest batch that fits each target.")
     ] = False,
+    predict: Annotated[
+        int | None, options.option("Plan so many predictions by the trained model, not its training.", "N")
+    ] = None,
     host_cores: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Cores of the hosts that feed. [this host's]")
     ] = None,
@@ -53,6 +56,7 @@ def plan(
       chipwise plan mnist --on v5e-8,v6e-8,v3-8,a100,h100:8,t4,v100
       chipwise plan cifar10-davidnet --set batch=1024 --on v2-8,t4 --html plan.html
       chipwise plan my_task.py:recipe --on v5e-1 --largest-batch --json
+      chipwise plan imagenet-resnet50 --synthetic --predict 1000000 --on v5e-1,t4,l4
       chipwise plan gpt2-124m --on v5e-8,h100 --kernels --cloud gcp,aws --no-marketplace
     """
     options.only_look()
@@ -71,6 +75,7 @@ def plan(
             market=Market(tuple(_names(cloud)), tuple(_names(region)), marketplace),
             exact=exact,
             find_largest_batch=largest_batch,
+            predict=predict,
             measure_feed=recipe.data is not None,
             feed_record=feed_record,
             host_cores=host_cores,

@@ -33,6 +33,16 @@ _CPU_BYTES = 1 << 30  # of temporary memory; a chip may give half of its own
 _IN_FLIGHT = 2  # batches: while one is computed, the one before is fetched
 
 
+def largest_block(examples: int) -> int:
+    """Of so many examples, how many a device takes at a time if its memory allows."""
+    return min(LARGEST_BLOCK, -(-examples // 8))
+
+
+def temporary_limit(memory_bytes: int | None) -> int:
+    """Of a device's memory, what a program's temporary arrays may take; a block that needs more is halved."""
+    return _CPU_BYTES if memory_bytes is None else memory_bytes // 2
+
+
 def inputs_of(recipe: Recipe) -> Spec:
     """The columns that `Task.predict` reads, to the shape and type of one example, as training stores them.
 
@@ -124,7 +134,7 @@ class Predictor:
         self.source_spec = given
         self._held = [placement.put(tree) for tree in (params, state)]
         self._shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, state))
-        self.block = block or min(LARGEST_BLOCK, -(-self.examples // 8))
+        self.block = block or largest_block(self.examples)
         self._compile(chosen=block is not None)
         self._wanted = workers
         self._workers: Workers | None = None
@@ -143,16 +153,23 @@ class Predictor:
         with contextlib.closing(stream):
             for first in stops:
                 beside, placed = stream.next()
-                made = [
-                    run(params, state, block)
-                    for run, params, state, block in zip(self._programs, *self._held, placed, strict=True)
-                ]
+                made = self._run(placed)
                 del placed
                 flying.append((first, beside, made))
                 if len(flying) == _IN_FLIGHT:
                     yield self._fetched(*flying.popleft())
             while flying:
                 yield self._fetched(*flying.popleft())
+
+    def now(self, columns: Columns) -> dict[str, np.ndarray]:
+        """The outputs for `rows` examples, there when it returns."""
+        _, placed = self._place(columns, np.arange(self.rows))
+        return self._fetched(0, {}, self._run(placed))[1]
+
+    def _run(self, placed: list[Any]) -> list[Any]:
+        """What each device makes of its block; does not wait."""
+        programs = zip(self._programs, *self._held, placed, strict=True)
+        return [run(params, state, block) for run, params, state, block in programs]
 
     def close(self) -> None:
         """Ends the workers that read the source."""
@@ -182,7 +199,7 @@ class Predictor:
     def _compile(self, chosen: bool) -> None:
         """Compiles for each device, with the largest block, halved as often as needed, that fits."""
         run = jax.jit(prediction(self.recipe))
-        limit = _CPU_BYTES if self.placement.memory_bytes is None else self.placement.memory_bytes // 2
+        limit = temporary_limit(self.placement.memory_bytes)
 
         def compiled(device: jax.Device) -> Any:
             inputs = {

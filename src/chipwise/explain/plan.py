@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from rich.console import RenderableType
@@ -17,7 +17,7 @@ from rich.text import Text
 
 from .. import __version__
 from ..chips.prices import OLD_DAYS
-from ..planner.plans import SCHEMA, Memory, Plan, Range
+from ..planner.plans import SCHEMA, Cost, Memory, Plan, Range
 from ..planner.timing import evaluations
 from ..planner.verdict import all_prices_old, judge
 from ..recipe.recipe import Recipe
@@ -58,7 +58,7 @@ def parts(plans: Sequence[Plan]) -> Iterator[RenderableType]:
     for told in first(plans):
         yield Text(str(told))
     yield ""
-    yield table(plans)
+    yield table(plans) if plans[0].predicts is None else predictions(plans)
     rest, notes = statements(plans), list(_shared((p.target, p.notes) for p in plans))
     for some, style in ((rest, ""), (notes, "dim")):
         if some:
@@ -70,8 +70,17 @@ def parts(plans: Sequence[Plan]) -> Iterator[RenderableType]:
 def first(plans: Sequence[Plan]) -> list[Fact]:
     """What stands above the table: which target to take, and what decides it."""
     verdict = judge(plans)
+    alone = [_alone(plans)] if any(p.latency_seconds for p in plans) else []
     cannot = [fact("plan-cannot", target=p.target, problem=p.problem) for p in plans if not p.runs]
-    return [*verdict.fastest, *verdict.cheapest, *_shared((p.target, p.decisive) for p in plans), *cannot]
+    decisive = _shared((p.target, p.decisive) for p in plans)
+    return [*verdict.fastest, *verdict.cheapest, *alone, *decisive, *cannot]
+
+
+def _alone(plans: Sequence[Plan]) -> Fact:
+    """Which target predicts a single example fastest."""
+    known = [(p.latency_seconds, p.target) for p in plans if p.latency_seconds is not None]
+    latency, target = min(known, key=lambda one: one[0].value)
+    return fact("plan-predicts-alone", target=target, **vars(latency).copy() | {"seconds": latency.value})
 
 
 def statements(plans: Sequence[Plan]) -> list[Fact]:
@@ -90,6 +99,27 @@ def _shared(texts: Iterable[tuple[str, Iterable[Fact]]]) -> Iterator[Fact]:
         for text in own:
             of.setdefault(str(text), []).append(target)
     return (fact("plan-says", targets=targets, words=text) for text, targets in of.items())
+
+
+def predictions(plans: Sequence[Plan]) -> Table:
+    """One row a target: memory, one example alone, examples/s of the whole target, wall time of all, and
+    dollars of a million examples with whose price it is."""
+    marked = _marks_old(plans)
+    rows: list[list[Any]] = []
+    for p in plans:
+        row: list[Any] = [p.target + ("" if p.method == "compiled" else " *"), _memory(p.memory)]
+        if p.examples_per_second is None or p.wall_seconds is None:
+            rows.append([*row, Text("-", style="red"), *"------"])
+            continue
+        shown = "-" if p.share_of_peak is None else share(p.share_of_peak)
+        prices = [_priced(cost, p.per_million, marked) for cost in (p.cheapest(), p.cheapest(True))]
+        rate = digits(p.examples_per_second.value)
+        alone = "-" if p.latency_seconds is None else _spread(p.latency_seconds.times(1e3))
+        figures = [alone, rate, shown, p.bound or ""]
+        rows.append([*row, *figures, duration(p.wall_seconds.value), *prices])
+    money = ["$ a million", "$ spot"]
+    columns = ["target", "memory", "ms alone", "examples/s", "peak", "bound by", "wall", *money]
+    return terminal.table(columns, rows, left=("target", "bound by"), fold=money, padding=(0, 1))
 
 
 def table(plans: Sequence[Plan]) -> Table:
@@ -142,6 +172,11 @@ def _marks_old(plans: Sequence[Plan]) -> bool:
 def _price(plan: Plan, spot: bool, marked: bool) -> str:
     """`$12.30 gcp`: spot prices of one cloud may be above another's on demand."""
     cost = plan.cheapest(spot)
-    if cost is None:
+    return _priced(cost, lambda cost: cost.usd, marked)
+
+
+def _priced(cost: Cost | None, usd: Callable[[Cost], Range | None], marked: bool) -> str:
+    spent = None if cost is None else usd(cost)
+    if cost is None or spent is None:
         return "-"
-    return f"{dollars(cost.usd.value)} {cost.cloud}{'†' if cost.old and marked else ''}"
+    return f"{dollars(spent.value)} {cost.cloud}{'†' if cost.old and marked else ''}"

@@ -47,6 +47,7 @@ def render(document: Mapping[str, Any]) -> str:
         recipe=document["recipe"],
         verdict=verdict,
         by_step=by_step,
+        predicts=plans[0].get("predicts"),
         pareto=verdict["pareto"],
         decides=decides,
         fastest=by_name.get(next(iter(verdict["by_time"]), "")),

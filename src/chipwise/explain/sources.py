@@ -222,6 +222,8 @@ def _plans(document: Mapping[str, Any], path: Path) -> list[Row]:
     good = isinstance(plans, list) and all(isinstance(p, dict) and text(p, "target") for p in plans)
     if not good or not plans or name is None or batch is None:
         raise DataError("plan-damaged", path=path)
+    if any(p.get("predicts") is not None for p in plans):
+        raise DataError("plan-of-predictions", path=path)
     facts = {"path": str(path), "day": str(document.get("created"))[:10]}
     rows = []
     for p in plans:

@@ -31,6 +31,7 @@ SCHEMA = "chipwise.record/1"
 COMMANDS = {
     "feed": "chipwise bench-feed RECIPE --out FILE.json",
     "train": "chipwise bench RECIPE --out FILE.json",
+    "predict": "chipwise bench RECIPE --predict --out FILE.json",
 }  # kind to what measures it
 
 
@@ -70,7 +71,7 @@ class Series:
 class Record:
     """A measurement. `measured` says of what and how, in plain JSON values; `figures` by name."""
 
-    kind: str  # "feed" or "train"
+    kind: str  # "feed", "train" or "predict"
     name: str  # of what was measured, such as a recipe or a pack
     created: str  # ISO 8601, UTC
     measured: Mapping[str, Any]

@@ -121,11 +121,11 @@ def _more_replicas(recipe: Recipe, plan: Plan) -> list[Fact]:
     return []
 
 
-def lacks(target: Target, step: StepTime) -> Fact | None:
+def lacks(target: Target, dtypes: frozenset[str]) -> Fact | None:
     """Why a program cannot run on a TPU that the compiler would not say as plainly."""
-    if target.chip.kind == "TPU" and "float64" in step.dtypes:
+    if target.chip.kind == "TPU" and "float64" in dtypes:
         return fact("tpu-without-float64")
-    if target.chip.kind == "TPU" and "float16" in step.dtypes:
+    if target.chip.kind == "TPU" and "float16" in dtypes:
         return fact("tpu-without-float16")
     return None
 

@@ -17,13 +17,13 @@ from typing import Any
 
 from ..chips.catalogue import peak_flops_per_device
 from ..chips.market import Market
-from ..chips.prices import Price, prices_for
+from ..chips.prices import Price
 from ..chips.prices import load as load_prices
 from ..chips.targets import Target, parse
 from ..engine import feed
 from ..engine.layout import Layout, shares, usable
 from ..engine.state import TrainState, abstract_state
-from ..errors import ChipwiseError, DeviceError
+from ..errors import ChipwiseError, DeviceError, RecipeError
 from ..recipe.precision import TPU_PASSES
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
@@ -32,7 +32,8 @@ from .advice import advice, decisive, does_not_fit, lacks, room
 from .compiler import Progress
 from .feeding import HostSpeed, feeding, measured, recorded
 from .kernels import costliest
-from .plans import Cost, Feeding, Memory, Plan, Range
+from .plans import Feeding, Memory, Plan, Range, costs
+from .predicting import Predictions
 from .programs import StepPrograms, available, equations, largest_batch, step_programs, tracing
 from .timing import StepTime, at_least, compilation, run_time
 
@@ -46,6 +47,7 @@ def plan(
     today: datetime.date | None = None,
     exact: bool = True,
     find_largest_batch: bool = False,
+    predict: int | None = None,
     measure_feed: bool = False,
     feed_record: str | os.PathLike | None = None,
     host_cores: int | None = None,
@@ -65,6 +67,7 @@ def plan(
     - `today`: the day from which a price's age counts; by default the clock's.
     - `exact`: as for `fit`.
     - `find_largest_batch`: search for it on every target, not only where the recipe's does not fit.
+    - `predict`: plan the prediction of so many examples by the trained model instead of the training.
     - `measure_feed`: read examples for half a second, to compare this host's cores with what the chips want.
     - `feed_record`: a file by `chipwise bench-feed`, maybe of another host, in the place of that measurement.
     - `host_cores`: of the targets' hosts, for feeding; by default the record's, or this host's.
@@ -74,8 +77,8 @@ def plan(
       compiled before, then from the smallest programs up, last those whose largest batch is searched for.
 
     Raises `DeviceError` for an unknown or impossible target, `RecipeError` for a recipe that cannot be
-    traced, `DataError` for a `feed_record` that cannot be read or is of other examples, and for a cloud or
-    region without prices.
+    traced, or with `predict` has no prediction, `DataError` for a `feed_record` that cannot be read or is
+    of other examples, and for a cloud or region without prices.
     """
     targets = list({t.name: t for t in map(parse, on)}.values())
     if not targets:
@@ -86,34 +89,51 @@ def plan(
         recipe, exact, (market or Market()).select(table), today or datetime.date.today(), host, host_cores,
         None if cache is None else Path(cache),
     )  # fmt: skip
+    if predict is None:
+        plans = _trainings(question, targets, find_largest_batch, measure_feed, progress)
+    else:
+        if find_largest_batch:
+            raise RecipeError("plan-predict-largest")
+        if host is None and measure_feed:
+            question = dataclasses.replace(question, host=measured(recipe.task.train))
+        plans = question.predictions(predict).plans(targets, progress)
+    made: dict[str, Plan] = {}
+    for one in plans:
+        made[one.target] = one
+        if ready is not None:
+            ready(one)
+    return [made[target.name] for target in targets]
 
+
+def _trainings(
+    question: _Question,
+    targets: Sequence[Target],
+    largest: bool,
+    measure_feed: bool,
+    progress: Progress | None,
+) -> Iterator[Plan]:
+    """Each target's plan, as it is known: last those whose `largest` batch is searched for."""
+    recipe = question.recipe
     # ---- each target's layout and programs; targets with the same layout share them
     programs_of: dict[tuple[int, bool], StepPrograms] = {}
     cases: list[tuple[Target, StepPrograms]] = []
     for target in targets:
-        key = usable(shares(recipe, exact), target.devices, exact), _resident(recipe, target)
+        devices = usable(shares(recipe, question.exact), target.devices, question.exact)
+        key = devices, _resident(recipe, target)
         if key not in programs_of:
             programs_of[key] = question.programs(recipe, target)
         cases.append((target, programs_of[key]))
-    if host is None and measure_feed and any(not p.resident for _, p in cases):
+    if question.host is None and measure_feed and any(not p.resident for _, p in cases):
         question = dataclasses.replace(question, host=measured(recipe.task.train))
-
-    made: dict[str, Plan] = {}
-
-    def tell(one: Plan) -> None:
-        made[one.target] = one
-        if ready is not None:
-            ready(one)
 
     searched: list[tuple[Target, StepPrograms, StepTime]] = []
     for target, programs, step in question.timed(cases, progress):
-        if find_largest_batch or (step.memory is not None and not step.memory.fits):
+        if largest or (step.memory is not None and not step.memory.fits):
             searched.append((target, programs, step))
         else:
-            tell(question.plan(target, programs, step))
+            yield question.plan(target, programs, step)
     for target, programs, step in searched:
-        tell(question.searched(target, programs, step))
-    return [made[target.name] for target in targets]
+        yield question.searched(target, programs, step)
 
 
 def _resident(recipe: Recipe, target: Target) -> bool:
@@ -133,6 +153,10 @@ class _Question:
     host: HostSpeed | None
     host_cores: int | None
     cache: Path | None
+
+    def predictions(self, examples: int) -> Predictions:
+        known = (self.prices, self.today, self.host, self.host_cores, self.cache)
+        return Predictions(self.recipe, examples, *known)
 
     def programs(self, recipe: Recipe, target: Target) -> StepPrograms:
         layout = Layout.of(recipe, usable(shares(recipe, self.exact), target.devices, self.exact), self.exact)
@@ -187,7 +211,7 @@ class _Question:
         self, target: Target, programs: StepPrograms, step: StepTime, largest: int | None = None
     ) -> Plan:
         recipe, layout = self.recipe, programs.layout
-        problem = lacks(target, step) or step.problem
+        problem = lacks(target, step.dtypes) or step.problem
         if problem is None and step.memory is not None and not step.memory.fits:
             problem = does_not_fit(step.memory, largest, layout, recipe.clock.examples)
         if problem is None and step.seconds is None:
@@ -248,10 +272,6 @@ class _Question:
             seconds = at_least(seconds, recipe.batch / (fed.examples_per_second_per_core * fed.cores))
         peak = peak_flops_per_device(target.chip, recipe.precision)
         run = run_time(recipe, target, seconds, self.compilation(target, programs, step))
-        known = prices_for(target, self.prices)
-        # The CPU is this host, measured: what another host of so many cores costs is no price of it.
-        if target.chip.kind == "CPU" and not any(p.owned for p in known):
-            known = []
         return {
             "step_seconds": seconds,
             "step_parts": step.parts,
@@ -264,7 +284,7 @@ class _Question:
             "ranked_by": run.ranked_by,
             "wall_seconds": run.total,
             "feeding": fed,
-            "costs": tuple(cost for price in known for cost in _costs(price, run.total, self.today)),
+            "costs": costs(target, self.prices, run.total, self.today),
         }
 
 
@@ -279,20 +299,6 @@ def _timed(target: Target, programs: StepPrograms, answers: steps.Answers) -> St
     if programs.fused:
         step = dataclasses.replace(step, notes=(*step.notes, fact("fused-step")))
     return step
-
-
-def _costs(price: Price, total: Range, today: datetime.date) -> Iterator[Cost]:
-    """Of the run on demand and spot, as far as these are known."""
-    same = ("cloud", "instance", "includes", "date", "source", "note", "reckoned", "machines", "market")
-    shared = {name: getattr(price, name) for name in same}
-    for rate, spot, region in (
-        (price.usd_per_hour, False, price.region),
-        (price.spot_usd_per_hour, True, price.spot_region or price.region),
-    ):
-        if rate is not None:
-            usd = total.times(rate / 3600)
-            old = not price.owned and price.old(today, spot)
-            yield Cost(usd_per_hour=rate, usd=usd, spot=spot, region=region, old=old, **shared)
 
 
 def about_spot(plan: Plan) -> tuple[Fact, ...]:

@@ -6,10 +6,13 @@ of a step are *per device*; batch, examples/s and dollars are of the whole targe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import datetime
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..chips.prices import Price, prices_for
+from ..chips.targets import Target
 from ..words.facts import Fact, plain
 from .kernels import Kernel
 
@@ -110,6 +113,28 @@ class Cost:
         return (self.includes == "accelerator alone", self.machines, self.market, self.old, self.usd.value)
 
 
+def costs(target: Target, prices: Sequence[Price], total: Range, today: datetime.date) -> tuple[Cost, ...]:
+    """Of a run of `total` seconds, at each of the prices that is known of `target`, on demand and spot."""
+    known = prices_for(target, prices)
+    # The CPU is this host, measured: what another host of so many cores costs is no price of it.
+    if target.chip.kind == "CPU" and not any(price.owned for price in known):
+        return ()
+    return tuple(cost for price in known for cost in _costs(price, total, today))
+
+
+def _costs(price: Price, total: Range, today: datetime.date) -> Iterator[Cost]:
+    same = ("cloud", "instance", "includes", "date", "source", "note", "reckoned", "machines", "market")
+    shared = {name: getattr(price, name) for name in same}
+    for rate, spot, region in (
+        (price.usd_per_hour, False, price.region),
+        (price.spot_usd_per_hour, True, price.spot_region or price.region),
+    ):
+        if rate is not None:
+            usd = total.times(rate / 3600)
+            old = not price.owned and price.old(today, spot)
+            yield Cost(usd_per_hour=rate, usd=usd, spot=spot, region=region, old=old, **shared)
+
+
 @dataclass(frozen=True)
 class Feeding:
     """What the chip wants of its host. Rates are global; `None` is unknown."""
@@ -157,6 +182,8 @@ class Plan:
     wire_bytes_per_step_per_device: float | None = None
     xla_seconds: float | None = None  # of a step, by XLA's own cost analysis: for comparison
     steps: int | None = None
+    predicts: int | None = None  # so many examples, with no training: a step is a block on every device
+    latency_seconds: Range | None = None  # of one example alone, in a plan of predictions
     seconds: dict[str, float] = field(default_factory=dict)  # start, compile, train, evaluate
     overhead_seconds: tuple[float, float] = (0.0, 0.0)  # start-up and compilation, from low to high
     ranked_by: str = "run"  # "step" where training may take less than `overhead_seconds`: compare steps then
@@ -176,6 +203,12 @@ class Plan:
         a marketplace or old only where no other is known."""
         return min((c for c in self.costs if c.spot is spot), key=lambda c: c.order, default=None)
 
+    def per_million(self, cost: Cost) -> Range | None:
+        """Dollars of a million predictions at one of the prices, without starting and compiling."""
+        if self.examples_per_second is None:
+            return None
+        return self.examples_per_second.inverse(cost.usd_per_hour / 3600 * 1e6)
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; the derived ones (`fits`, `needed`, cheapest prices) are included."""
         plan = plain(self)
@@ -184,4 +217,7 @@ class Plan:
         if self.feeding is not None:
             plan["feeding"]["input_bound"] = self.feeding.input_bound
         plan["cheapest"], plan["cheapest_spot"] = plain(self.cheapest()), plain(self.cheapest(spot=True))
+        if self.predicts is not None:
+            each = (self.cheapest(), self.cheapest(spot=True))
+            plan["usd_per_million"] = [plain(cost and self.per_million(cost)) for cost in each]
         return plan

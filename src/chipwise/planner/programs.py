@@ -26,6 +26,7 @@ from ..machine.detect import GPU_SHARE
 from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
 from ..words.facts import Fact, fact
+from .exporting import ReduceRequest
 from .plans import Memory
 
 
@@ -58,6 +59,22 @@ class StepPrograms:
     state_bytes: int
     data_bytes: int
     fused: bool  # `fit` runs all of them as one program
+
+    @property
+    def programs(self) -> tuple[Traceable, ...]:
+        """What a device's compiler is given."""
+        return self.replica, self.update
+
+    @property
+    def reduce(self) -> ReduceRequest | None:
+        """The sum over replicas, where there is more than one vector."""
+        if self.layout.devices == 1 and self.calls == 1:
+            return None
+        return ReduceRequest(self.layout.devices, self.local_vectors, self.size, self.layout.exact)
+
+    @property
+    def exact(self) -> bool:
+        return self.layout.exact
 
     @property
     def local_vectors(self) -> int:

@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ..chips.catalogue import Chip
 from ..chips.gpus import compiled_as, target_config
@@ -17,13 +17,14 @@ from ..errors import DeviceError
 from ..models.target import Target as Kernels
 from ..models.target import traced_for
 from ..recipe import precision
+from ..recipe.recipe import Recipe
 from ..words.facts import fact
 from .compiler import Compiled, Progress, Request, compile_each, refusal
 from .compilers import COMPILERS
 from .exporting import Exported, ReduceRequest, export_program, flat_positions
 from .kernels import Kernel
 from .plans import Memory, unique
-from .programs import StepPrograms, dtypes, held
+from .programs import StepPrograms, Traceable, dtypes, held
 from .timing import (
     TPU_FACTORS,
     StepTime,
@@ -36,12 +37,26 @@ Answers = dict[str, Compiled]
 
 Topology = dict[str, Any]
 
+
+class Programs(Protocol):
+    """What a device runs, of one recipe: `programs`, and the sum over devices `reduce`, if there is one."""
+
+    @property
+    def recipe(self) -> Recipe: ...
+    @property
+    def programs(self) -> tuple[Traceable, ...]: ...
+    @property
+    def reduce(self) -> ReduceRequest | None: ...
+    @property
+    def exact(self) -> bool: ...
+
+
 _PRODUCTS = ("matmul", "convolution")
 PLATFORM = {"GPU": "cuda", "TPU": "tpu"}
 
 
 def compile_steps(
-    cases: Sequence[tuple[Target, StepPrograms]],
+    cases: Sequence[tuple[Target, Programs]],
     *,
     cache: Path | None = None,
     progress: Progress | None = None,
@@ -87,18 +102,17 @@ def compile_steps(
 
 
 def _requests(
-    target: Target, programs: StepPrograms, bodies: list[Exported], one: Topology, whole: Topology
+    target: Target, programs: Programs, bodies: list[Exported], one: Topology, whole: Topology
 ) -> list[Request]:
-    platform, layout = PLATFORM[target.chip.kind], programs.layout
+    platform = PLATFORM[target.chip.kind]
     speeds = device_speeds(target.chip) if platform == "tpu" else (None, None)
-    options = compiler_options(platform, layout.exact)
+    options = compiler_options(platform, programs.exact)
     asked = [
         Request(p.name, one, body, flat_positions(p.specs, p.donate), *speeds, platform, options)
-        for p, body in zip((programs.replica, programs.update), bodies, strict=True)
+        for p, body in zip(programs.programs, bodies, strict=True)
     ]
-    if layout.devices > 1 or programs.calls > 1:
-        reduce = ReduceRequest(layout.devices, programs.local_vectors, programs.size, layout.exact)
-        asked.append(Request("reduce", whole, reduce, (), *speeds, platform))
+    if programs.reduce is not None:
+        asked.append(Request("reduce", whole, programs.reduce, (), *speeds, platform))
     return asked
 
 
@@ -120,14 +134,13 @@ def device_speeds(chip: Chip) -> tuple[float | None, float | None]:
     return chip.clock_GHz, None if memory is None else memory / chip.jax_devices_per_chip
 
 
-def _exported(programs: StepPrograms, platform: str) -> list[Exported]:
+def _exported(programs: Programs, platform: str) -> list[Exported]:
     """On TPUs f32 and tf32 products are compiled in one pass, and their cycles counted several times: the
     compiler takes minutes to search for the best convolution of six passes."""
-    pair = (programs.replica, programs.update)
     if platform != "tpu" or precision.TPU_PASSES[programs.recipe.precision] == 1:
-        return [export_program(p.function, p.specs, platform) for p in pair]
+        return [export_program(p.function, p.specs, platform) for p in programs.programs]
     with precision.one_pass():  # traced anew: what was traced before has all passes
-        return [export_program(inspect.unwrap(p.function), p.specs, platform) for p in pair]
+        return [export_program(inspect.unwrap(p.function), p.specs, platform) for p in programs.programs]
 
 
 def compiled_step(target: Target, programs: StepPrograms, answers: Answers, framework: float = 0) -> StepTime:
@@ -176,30 +189,33 @@ def timed_on_tpu(target: Target, programs: StepPrograms, answers: Answers) -> St
         step = dataclasses.replace(step, notes=(*step.notes, counted))
     if refused(step, answers):
         return step
-    if target.chip.clock_GHz is None:
-        return dataclasses.replace(step, problem=fact("chip-without-clock", chip=target.chip.name))
-
-    def products(name: str) -> float:
-        """Seconds of a program's products, in one pass."""
-        return sum(answers[name].seconds_by_kind.get(kind, 0.0) for kind in _PRODUCTS)
-
-    def seconds(name: str) -> float:
-        return answers[name].seconds + (passes - 1) * products(name) if name in answers else 0.0
-
+    try:
+        each = {name: seconds_on_tpu(target, answer, passes) for name, answer in answers.items()}
+    except DeviceError as error:
+        return dataclasses.replace(step, problem=fact(error.code, **error.facts))
     wire = all_reduce_seconds(4.0 * programs.size, programs.layout.devices, target.chip)
     parts = {
-        "replica": programs.calls * seconds("replica"),
-        "reduce": seconds("reduce") + wire,
-        "update": seconds("update"),
+        "replica": programs.calls * each["replica"][0],
+        "reduce": (each["reduce"][0] if "reduce" in each else 0.0) + wire,
+        "update": each["update"][0],
     }
-    kernels = {
-        name: [_in_passes(k, passes) if k.kind in _PRODUCTS else k for k in answer.kernels]
-        for name, answer in answers.items()
-    }
+    kernels = {name: own for name, (_, _, own) in each.items()}
     step = dataclasses.replace(step, kernels=of_a_step(programs, kernels))
-    others = sum(answers["replica"].seconds_by_kind.values()) - products("replica")
-    busiest = "compute" if passes * products("replica") >= others else "memory"
-    return step.timed(parts, TPU_FACTORS, dispatch_seconds(programs, target.hosts), busiest)
+    return step.timed(parts, TPU_FACTORS, dispatch_seconds(programs, target.hosts), each["replica"][1])
+
+
+def seconds_on_tpu(target: Target, answer: Compiled, passes: int) -> tuple[float, str, list[Kernel]]:
+    """Of one execution of a program, whose products take so many passes; what bounds it; its kernels.
+
+    Raises `DeviceError` for a chip without a known clock.
+    """
+    if target.chip.clock_GHz is None:
+        raise DeviceError("chip-without-clock", chip=target.chip.name)
+    products = sum(answer.seconds_by_kind.get(kind, 0.0) for kind in _PRODUCTS)  # in one pass
+    others = sum(answer.seconds_by_kind.values()) - products
+    kernels = [_in_passes(k, passes) if k.kind in _PRODUCTS else k for k in answer.kernels]
+    bound = "compute" if passes * products >= others else "memory"
+    return answer.seconds + (passes - 1) * products, bound, kernels
 
 
 def _in_passes(kernel: Kernel, passes: int) -> Kernel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import Iterable
 
 from ..chips.gpus import compiled_as
 from ..chips.targets import Target
@@ -45,13 +46,13 @@ def timed_on_gpu(target: Target, programs: StepPrograms, answers: Answers) -> St
         "update": seconds["update"],
     }
     step = dataclasses.replace(step, kernels=of_a_step(programs, kernels))
-    shares = _shares(step.kernels)
-    bound = max(shares, key=lambda name: shares[name]) if shares else "memory"
-    factors = interval(chip, shares.get("launch", 0.0))
+    by_bound = shares(step.kernels)
+    bound = max(by_bound, key=lambda name: by_bound[name]) if by_bound else "memory"
+    factors = interval(chip, by_bound.get("launch", 0.0))
     return step.timed(parts, factors, dispatch_seconds(programs, target.hosts), bound)
 
 
-def _shares(kernels: tuple[Kernel, ...]) -> dict[str, float]:
+def shares(kernels: Iterable[Kernel]) -> dict[str, float]:
     """Of the kernels' time, by what bounds them."""
     seconds: dict[str, float] = collections.defaultdict(float)
     for kernel in kernels:

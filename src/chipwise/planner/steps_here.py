@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -41,21 +41,26 @@ shows a fifth between runs of one program."""
 
 def compiled_here(target: Target, programs: StepPrograms) -> tuple[StepTime, list[Any]]:
     """The step as compiled for one device of this host's CPU, without its time, and its two programs."""
-    start = time.perf_counter()
-    with jax.default_device(_cpu()), tracing(programs.recipe.name):
-        compiled = [_compile(program) for program in (programs.replica, programs.update)]
-    compilation = time.perf_counter() - start
-    replica, update = (c.memory_analysis() for c in compiled)
+    both, compilation = compiled(programs.programs, programs.recipe.name)
+    replica, update = (c.memory_analysis() for c in both)
     step = StepTime(
         method="measured",
-        flops=programs.calls * _flops(compiled[0]),
+        flops=programs.calls * flops(both[0]),
         wire_bytes=0.0,
         memory=held(programs, target, replica.temp_size_in_bytes, update.temp_size_in_bytes, 0),
-        compile_seconds=Range.around(compilation, OTHER_HOST),
+        compile_seconds=compilation,
         dtypes=dtypes(programs.replica),
         notes=(fact("measured-here"),),
     )
-    return step, compiled
+    return step, both
+
+
+def compiled(programs: Sequence[Traceable], name: str) -> tuple[list[Any], Range]:
+    """The programs of the recipe `name` for one device of this host's CPU, and how long compiling took."""
+    start = time.perf_counter()
+    with jax.default_device(_cpu()), tracing(name):
+        made = [_compile(program) for program in programs]
+    return made, Range.around(time.perf_counter() - start, OTHER_HOST)
 
 
 def timed_here(target: Target, programs: StepPrograms) -> StepTime:
@@ -64,16 +69,16 @@ def timed_here(target: Target, programs: StepPrograms) -> StepTime:
     if step.memory is not None and not step.memory.fits:
         return step
     each = programs.recipe.batch // programs.recipe.replicas
-    fewer = _examples(each, _flops(replica))
+    fewer = _examples(each, flops(replica))
     with jax.default_device(_cpu()):
         if fewer < each:
             replica = _compile(_smaller(programs, fewer).replica)
             scaled = fact("measured-on-fewer", fewer=fewer, each=each)
             step = dataclasses.replace(step, notes=(*step.notes, scaled))
         parts = {
-            "replica": programs.calls * each / fewer * _seconds(replica),
+            "replica": programs.calls * each / fewer * seconds(replica),
             "reduce": _reduction(programs),
-            "update": _seconds(update),
+            "update": seconds(update),
         }
     return step.timed(parts, (1 / AROUND, AROUND), dispatch_seconds(programs, target.hosts), "compute")
 
@@ -86,14 +91,14 @@ def _compile(program: Traceable) -> Any:
     return jax.jit(program.function).lower(*program.specs).compile()
 
 
-def _flops(compiled: Any) -> float:
-    return float((compiled.cost_analysis() or {}).get("flops", 0.0))
+def flops(program: Any) -> float:
+    return float((program.cost_analysis() or {}).get("flops", 0.0))
 
 
-def _examples(each: int, flops: float) -> int:
+def _examples(each: int, operations: float) -> int:
     """Of a replica's `each` examples, how many can be computed in `LONG` seconds."""
     possible = LONG * FLOPS_PER_CORE * (psutil.cpu_count(logical=False) or 1)
-    return max(1, min(each, int(each * possible / flops))) if flops else each
+    return max(1, min(each, int(each * possible / operations))) if operations else each
 
 
 def _smaller(programs: StepPrograms, examples: int) -> StepPrograms:
@@ -109,10 +114,11 @@ def _zero(aval: Any) -> jax.Array:
     return jnp.zeros(aval.shape, aval.dtype)
 
 
-def _seconds(compiled: Any) -> float:
-    """Of a call of a program, with zeros."""
-    arguments = jax.tree.map(_zero, compiled.in_avals[0])
-    return _median(lambda: jax.block_until_ready(compiled(*arguments)))
+def seconds(program: Any) -> float:
+    """Of a call of a compiled program, with zeros."""
+    with jax.default_device(_cpu()):
+        arguments = jax.tree.map(_zero, program.in_avals[0])
+        return _median(lambda: jax.block_until_ready(program(*arguments)))
 
 
 def _median(call: Callable[[], Any]) -> float:

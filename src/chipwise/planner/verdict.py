@@ -155,7 +155,9 @@ def _fastest(ranked: list[_Ranked], plans: Sequence[Plan], by_step: bool) -> Fac
     if not ranked:
         return fact("plan-none-runs", targets=[p.target for p in plans])
     first = ranked[0]
-    shown = first.plan.step_seconds if by_step and first.plan.step_seconds is not None else first.seconds
+    shown = first.seconds
+    if by_step and first.plan.predicts is None and first.plan.step_seconds is not None:
+        shown = first.plan.step_seconds
     numbers: dict[str, Any] = {
         "target": first.target,
         "seconds": shown.value,
@@ -169,9 +171,10 @@ def _fastest(ranked: list[_Ranked], plans: Sequence[Plan], by_step: bool) -> Fac
     second = ranked[1]
     ratio = second.seconds.value / first.seconds.value
     numbers |= {"second": second.target, "ratio": ratio, "second_seconds": shown.value * ratio}
-    if first.seconds.overlaps(second.seconds):
-        return fact("plan-fastest-step-tied" if by_step else "plan-fastest-tied", **numbers)
-    return fact("plan-fastest-step" if by_step else "plan-fastest", **numbers)
+    code = "plan-fastest"
+    if by_step:
+        code = "plan-fastest-step" if first.plan.predicts is None else "plan-fastest-blocks"
+    return fact(f"{code}-tied" if first.seconds.overlaps(second.seconds) else code, **numbers)
 
 
 def all_prices_old(plans: Sequence[Plan]) -> bool:

@@ -1,0 +1,142 @@
+"""How fast a recipe's model predicts on this machine: examples a second, fed from its data, and one alone.
+
+The weights are those that training begins with: no speed depends on them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..data.sources import Columns, Source, Spec, fill, take
+from ..data.synthetic import Synthetic
+from ..engine import keys
+from ..engine.on import ALL, On
+from ..engine.placement import Placement
+from ..engine.predict import Predictor
+from ..errors import RecipeError
+from ..machine.detect import detect
+from ..machine.fingerprint import this_machine
+from ..machine.record import Record, Series
+from ..recipe.recipe import Recipe
+from ..recipe.source import spec_of
+from .bench import INTERVALS, SECONDS
+
+LENGTH = 1 << 30  # examples, more than anybody waits for
+WARMUP = 4  # calls before the clock
+ALONE = 200  # examples predicted one at a time, at most
+
+
+@dataclass(frozen=True)
+class _Endless:
+    """A source again and again."""
+
+    source: Source
+
+    @property
+    def spec(self) -> Spec:
+        return spec_of(self.source)
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        return self.source[index % len(self.source)]
+
+    def fill(self, indices: np.ndarray, out: Columns) -> None:
+        fill(self.source, np.asarray(indices) % len(self.source), out)
+
+
+def measure_predict(
+    recipe: Recipe,
+    *,
+    seconds: float = SECONDS,
+    on: On = ALL,
+    described: Mapping[str, Any] | None = None,
+) -> Record:
+    """Measures how fast the model of `recipe` predicts its training data, read and decoded as `cw.predict`
+    reads it, on the devices of `on`; and one example alone on one of them, from the host and back.
+
+    *Arguments:* `seconds`: of all timed intervals. `described`: more for the record, plain JSON values.
+
+    *Returns* a record of the kind "predict": `examples_per_second` (global), a run for each interval, and
+    `latency_seconds`, a run for each example.
+
+    Raises `RecipeError` for a task without `predict`, `DataError` or `DeviceError`.
+    """
+    if not 0 < seconds < math.inf:
+        raise RecipeError("bench-nothing-to-time", steps=None, seconds=seconds, warmup=WARMUP)
+    machine = detect(on.devices, on.platform)
+    params, state = jax.device_get(jax.jit(recipe.task.init)(keys.init_key(recipe.seed)))
+    source = recipe.task.train
+    spent: dict[str, float] = {}
+    began = time.perf_counter()
+    placement = Placement(machine)
+    predictor = Predictor(recipe, params, state, _Endless(source), placement, None, on.workers)
+    spent["compile"] = time.perf_counter() - began
+    with contextlib.closing(predictor):
+        stream = predictor()
+        for _ in range(WARMUP):
+            next(stream)
+        began = time.perf_counter()
+        speeds = tuple(_speeds(stream, seconds))
+        spent["timed"] = time.perf_counter() - began
+        del stream  # ends its threads
+    single = Placement(machine, 1)
+    alone = Predictor(recipe, params, state, _Endless(source), single, 1, on.workers)
+    example = take(source, np.zeros(1, np.int32))
+    with contextlib.closing(alone):
+        taken = [_seconds(alone, example) for _ in range(WARMUP + ALONE)][WARMUP:]
+    measured = {
+        "framework": "chipwise",
+        "recipe": recipe.describe(),
+        "set": [],
+        "data": "synthetic" if isinstance(source, Synthetic) else "real",
+        **(described or {}),
+        "block": predictor.block,
+        "precision": recipe.precision,
+        "devices": {
+            "platform": machine.platform,
+            "kind": machine.kind,
+            "count": len(machine.devices),
+            "simulated": machine.simulated,
+        },
+        "seconds": {name: round(value, 6) for name, value in spent.items()},
+    }
+    return Record(
+        kind="predict",
+        name=recipe.name,
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        measured=measured,
+        figures={
+            "examples_per_second": Series("examples/s", speeds),
+            "latency_seconds": Series("s", tuple(taken)),
+        },
+        machine=this_machine(machine.devices),
+    )
+
+
+def _speeds(stream: Iterator[tuple[Columns, dict[str, np.ndarray]]], seconds: float) -> Iterator[float]:
+    """Examples/s of each of at least `INTERVALS` intervals, which together take about `seconds`."""
+    for _ in range(INTERVALS):
+        began, examples = time.perf_counter(), 0
+        for _, made in stream:
+            examples += len(next(iter(made.values())))
+            if (taken := time.perf_counter() - began) >= seconds / INTERVALS:
+                break
+        yield examples / taken
+
+
+def _seconds(predictor: Predictor, example: Columns) -> float:
+    """From an example on the host to what is predicted of it, on the host."""
+    began = time.perf_counter()
+    predictor.now(example)
+    return time.perf_counter() - began

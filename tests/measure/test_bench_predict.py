@@ -1,0 +1,38 @@
+"""Measuring predictions: what the record holds. No speed is asserted."""
+
+import pytest
+
+import chipwise as cw
+import tasks
+from chipwise.machine.record import read
+from chipwise.measure.bench import INTERVALS
+from chipwise.measure.bench_predict import ALONE, measure_predict
+from refusals import refused
+
+
+def recipe(**changes):
+    def predict(params, state, inputs):
+        return tasks.plain_logits(params, inputs)
+
+    return tasks.recipe(task=tasks.task(**{"predict": predict, "loss": tasks.plain_loss, **changes}))
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_record_of_predictions_survives_the_file(tmp_path, devices):
+    record = measure_predict(recipe(), seconds=0.05, on=cw.On(devices=devices))
+    assert (record.kind, record.name, record.measured["block"]) == ("predict", "recipe", 256)
+    assert record.measured["devices"]["count"] == devices
+    speed, alone = record.figures["examples_per_second"], record.figures["latency_seconds"]
+    assert (len(speed.runs), len(alone.runs)) == (INTERVALS, ALONE)
+    assert min(speed.runs) > 0 and min(alone.runs) > 0
+    record.write(tmp_path / "r.json")
+    assert read(tmp_path / "r.json", "predict") == record
+    with refused(cw.DataError, "record-kind", kind="predict", expected="train"):
+        read(tmp_path / "r.json", "train")
+
+
+def test_what_cannot_be_measured_is_refused():
+    with refused(cw.RecipeError, "task-without-predict"):
+        measure_predict(tasks.recipe(), seconds=0.05, on=cw.On(devices=1))
+    with refused(cw.RecipeError, "bench-nothing-to-time"):
+        measure_predict(recipe(), seconds=0, on=cw.On(devices=1))
