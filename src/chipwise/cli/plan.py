@@ -43,6 +43,12 @@ def plan(
         Path | None,
         typer.Option(metavar="FILE.json", help="By chipwise bench-feed, on the host that would feed."),
     ] = None,
+    spot: Annotated[
+        bool, options.option("Machines that may be taken away: time and dollars with that.", name="--spot")
+    ] = False,
+    interruptions: Annotated[
+        str | None, options.option("How often, such as 0.1/h or 2/d. [as published]", "RATE")
+    ] = None,
     kernels: Annotated[
         bool, options.option("Show each target's costliest kernels, and what would help.", name="--kernels")
     ] = False,
@@ -58,6 +64,7 @@ def plan(
       chipwise plan my_task.py:recipe --on v5e-1 --largest-batch --json
       chipwise plan imagenet-resnet50 --synthetic --predict 1000000 --on v5e-1,t4,l4
       chipwise plan gpt2-124m --on v5e-8,h100 --kernels --cloud gcp,aws --no-marketplace
+      chipwise plan gpt2-124m --on v5e-64,h100:64 --spot --interruptions 0.1/h
     """
     options.only_look()
     from ..chips.market import Market
@@ -79,6 +86,8 @@ def plan(
             measure_feed=recipe.data is not None,
             feed_record=feed_record,
             host_cores=host_cores,
+            spot=spot,
+            interruptions=interruptions,
             progress=told.progress,
             ready=told.ready,
         )

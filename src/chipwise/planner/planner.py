@@ -31,10 +31,11 @@ from . import steps, steps_gpu, steps_here
 from .advice import advice, decisive, does_not_fit, lacks, room
 from .compiler import Progress
 from .feeding import HostSpeed, feeding, measured, recorded
+from .interruptions import Rate, interrupted, stated, unknown
 from .kernels import costliest
 from .plans import Feeding, Memory, Plan, Range, costs
 from .predicting import Predictions
-from .programs import StepPrograms, available, equations, largest_batch, step_programs, tracing
+from .programs import StepPrograms, available, equations, largest_batch, nbytes, step_programs, tracing
 from .timing import StepTime, at_least, compilation, run_time
 
 
@@ -51,6 +52,8 @@ def plan(
     measure_feed: bool = False,
     feed_record: str | os.PathLike | None = None,
     host_cores: int | None = None,
+    spot: bool = False,
+    interruptions: str | None = None,
     cache: str | os.PathLike | None = None,
     progress: Progress | None = None,
     ready: Callable[[Plan], None] | None = None,
@@ -71,6 +74,8 @@ def plan(
     - `measure_feed`: read examples for half a second, to compare this host's cores with what the chips want.
     - `feed_record`: a file by `chipwise bench-feed`, maybe of another host, in the place of that measurement.
     - `host_cores`: of the targets' hosts, for feeding; by default the record's, or this host's.
+    - `spot`: on machines that may be taken away; `Plan.interrupted` says what that does.
+    - `interruptions`: their rate, such as `"0.1/h"` or `"2/d"`, in the place of a published one.
     - `cache`: folder for compiled results; by default in the user's cache folder.
     - `progress`: see `chipwise.planner.compiler.Progress`.
     - `ready`: called with each plan as soon as it is made: first those that need no compilation or were
@@ -87,7 +92,7 @@ def plan(
     table = load_prices(prices) if prices is None or isinstance(prices, str | Path) else prices
     question = _Question(
         recipe, exact, (market or Market()).select(table), today or datetime.date.today(), host, host_cores,
-        None if cache is None else Path(cache),
+        None if cache is None else Path(cache), spot, stated(interruptions),
     )  # fmt: skip
     if predict is None:
         plans = _trainings(question, targets, find_largest_batch, measure_feed, progress)
@@ -153,6 +158,8 @@ class _Question:
     host: HostSpeed | None
     host_cores: int | None
     cache: Path | None
+    spot: bool = False
+    rate: Rate | None = None
 
     def predictions(self, examples: int) -> Predictions:
         known = (self.prices, self.today, self.host, self.host_cores, self.cache)
@@ -243,11 +250,14 @@ class _Question:
             notes=notes,
             **run,
         )
+        state_bytes = nbytes(self.state.without("saved"))
+        found = interrupted(one, target, state_bytes, self.spot, self.rate)
+        one = dataclasses.replace(one, interrupted=found)
         return dataclasses.replace(
             one,
             decisive=decisive(recipe, target, one),
             notes=(*one.notes, *about_spot(one)),
-            advice=advice(recipe, target, programs, one, step),
+            advice=(*unknown(one, self.spot), *advice(recipe, target, programs, one, step)),
         )
 
     def compilation(self, target: Target, programs: StepPrograms, step: StepTime) -> Range:

@@ -154,6 +154,23 @@ class Feeding:
 
 
 @dataclass(frozen=True)
+class Interrupted:
+    """A run on machines that may be taken away, or fail: expected values, of the whole target."""
+
+    spot: bool
+    cloud: str  # whose price and rate it is; "" without a price
+    per_hour: Range  # interruptions
+    source: Fact  # of that rate
+    expected: float  # interruptions of the run
+    save_seconds: float  # of a checkpoint
+    interval_seconds: float  # of steps between checkpoints, which costs least
+    interval_steps: int  # the same in steps
+    wall_seconds: Range  # with restarts, lost steps, checkpoints and waits for a machine
+    usd: Range | None
+    told: Fact  # the same in a sentence
+
+
+@dataclass(frozen=True)
 class Plan:
     """A prediction for a recipe on a target. `problem` says why it cannot run there; then what depends on
     running is `None`."""
@@ -189,6 +206,7 @@ class Plan:
     ranked_by: str = "run"  # "step" where training may take less than `overhead_seconds`: compare steps then
     wall_seconds: Range | None = None
     costs: tuple[Cost, ...] = ()
+    interrupted: Interrupted | None = None  # where spot was asked for, a rate stated, or there are many hosts
     feeding: Feeding | None = None
     decisive: tuple[Fact, ...] = ()  # what makes it as slow as it is, where that is a fact of chip or host
     advice: tuple[Fact, ...] = ()  # what could be changed; no number above rests on it

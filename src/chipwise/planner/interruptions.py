@@ -1,0 +1,163 @@
+"""A run that is interrupted: how long it takes and what it costs, and how often to save.
+
+Interruptions come at random, so many an hour, and take the steps since the last checkpoint with them; then
+the run waits for a machine, starts and compiles again. How often they come is read from `interruptions.csv`
+or stated. What they cost, and the interval between checkpoints that costs least, are Daly's: "A higher order
+estimate of the optimum checkpoint interval for restart dumps", Future Generation Computer Systems 22 (2006),
+equations 20 and 37.
+
+A cloud's notice, which lets `fit` save in time, is left out: what is lost may be less.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import math
+import re
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from .. import chips
+from ..chips.targets import Target
+from ..errors import DeviceError
+from ..words.facts import Fact, fact
+from .plans import Interrupted, Plan, Range
+from .timing import ALLOWANCE
+
+WAIT_SECONDS = Range.around(600.0, ALLOWANCE)
+"""For a machine in the place of one that is gone. An allowance: a busy zone may have none for hours."""
+
+SAVE_SECONDS, SAVE_BYTES = 1.0, 1e9
+"""Of a checkpoint, and a second: allowances, as if steps waited until it is on disk."""
+
+_UNITS = {"h": 1.0, "d": 1 / 24}
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Interruptions of a whole target in an hour, and who says so."""
+
+    per_hour: Range
+    source: Fact
+
+
+def stated(text: str | None) -> Rate | None:
+    """The rate of such as "0.1/h" or "2/d", `None` of nothing. Raises `DeviceError` for anything else."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d*\.?\d+(?:e-?\d+)?)/([hd])", text.strip())
+    number = float(match[1]) * _UNITS[match[2]] if match else math.inf
+    if not match or not math.isfinite(number):
+        raise DeviceError("interruptions-unreadable", given=text)
+    return Rate(Range(number, number, number), fact("interruptions-stated", given=text.strip()))
+
+
+def known(target: Target, cloud: str, spot: bool) -> Rate | None:
+    """The published rate of `target` at `cloud`; `None` where nobody published one. Each machine may be
+    taken or fail; a TPU slice is taken whole, and fails as one of its machines does."""
+    for row in _rows():
+        if row["kind"] == ("spot" if spot else "failure") and row["cloud"] in ("", cloud):
+            machines = 1 if spot and target.chip.kind == "TPU" else target.hosts
+            value, low, high = (float(row[name]) for name in ("per_machine_hour", "low", "high"))
+            told = fact("interruptions-known", source=row["source"], machines=machines, each=value)
+            return Rate(Range(value, low, high).times(machines), told)
+    return None
+
+
+@functools.cache
+def _rows() -> list[dict[str, str]]:
+    text = files(chips).joinpath("interruptions.csv").read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))
+
+
+def best_interval(save: float, between: float) -> float:
+    """Seconds of steps from one checkpoint to the next that cost least, each taking `save`, with `between`
+    seconds from one interruption to the next on average (Daly, equation 37)."""
+    if save >= 2 * between:
+        return between
+    part = save / (2 * between)
+    return math.sqrt(2 * save * between) * (1 + math.sqrt(part) / 3 + part / 9) - save
+
+
+def running(steps: float, interval: float, save: float, restart: float, between: float) -> float:
+    """Expected seconds on the machine, without the waits, until `steps` seconds of steps are done and saved.
+
+    Each stretch of `interval` and its `save` has to come through whole, the first of a process after its
+    `restart` too: Daly's equation 20, with the first start, and a last stretch as short as it is.
+    """
+    whole = math.ceil(steps / interval - 1e-9) - 1
+    try:
+        again = between * math.exp(restart / between)
+        each, last = (
+            again * math.expm1((stretch + save) / between) for stretch in (interval, steps - whole * interval)
+        )
+        return between * math.expm1(restart / between) + whole * each + last
+    except OverflowError:
+        return math.inf
+
+
+def interrupted(
+    plan: Plan, target: Target, state_bytes: int, spot: bool, rate: Rate | None
+) -> Interrupted | None:
+    """What becomes of `plan`, at its cheapest price, where it may be interrupted.
+
+    `None` where nothing is to be said: it cannot run, has no such price or no known rate, or nobody asked and
+    the failures of one machine would hardly show.
+
+    *Arguments:* `state_bytes` of a checkpoint; `spot`: on such machines; `rate`: stated, in the place of the
+    published one.
+    """
+    cost = plan.cheapest(spot)
+    if plan.wall_seconds is None or plan.step_seconds is None or (spot and cost is None):
+        return None
+    if rate is None and not spot and target.hosts == 1:
+        return None
+    rate = rate or known(target, cost.cloud if cost else "", spot)
+    if rate is None or not rate.per_hour.value:
+        return None
+    save = SAVE_SECONDS + state_bytes / SAVE_BYTES
+    steps, usual = plan.seconds["train"] + plan.seconds["evaluate"], plan.wall_seconds
+    interval = min(best_interval(save, 3600 / rate.per_hour.value), steps)
+    restart = Range(plan.seconds["start"] + plan.seconds["compile"], *plan.overhead_seconds)
+    ends = [
+        _ends(steps, usual, interval, save, restart, rate.per_hour, end) for end in ("value", "low", "high")
+    ]
+    up, wall = (Range(*column) for column in zip(*ends, strict=True))
+    usd = None if cost is None else up.times(cost.usd_per_hour / 3600)
+    numbers: dict[str, Any] = {
+        "cloud": cost.cloud if cost else "",
+        "expected": up.value * rate.per_hour.value / 3600,
+        "interval_seconds": interval,
+        "interval_steps": max(1, round(interval / plan.step_seconds.value)),
+    }
+    code = "plan-on-spot" if spot else "plan-with-failures" if cost else "plan-with-failures-unpriced"
+    return Interrupted(
+        spot=spot,
+        per_hour=rate.per_hour,
+        source=rate.source,
+        save_seconds=save,
+        wall_seconds=wall,
+        usd=usd,
+        told=fact(code, **numbers, per_hour=rate.per_hour.value, wall=vars(wall), usd=usd and vars(usd)),
+        **numbers,
+    )
+
+
+def _ends(
+    steps: float, usual: Range, interval: float, save: float, restart: Range, per_hour: Range, end: str
+) -> tuple[float, float]:
+    """Seconds on the machine, and with the waits, at one end of everything that is not known: what is short
+    is short together."""
+    scale, often = getattr(usual, end) / usual.value, getattr(per_hour, end)
+    up = running(steps * scale, interval, save, getattr(restart, end), 3600 / often)
+    return up, up * (1 + often / 3600 * getattr(WAIT_SECONDS, end))
+
+
+def unknown(plan: Plan, spot: bool) -> tuple[Fact, ...]:
+    """That nobody published how often the machines are taken away whose spot price the plan has."""
+    cost = plan.cheapest(spot=True)
+    if not spot or cost is None or plan.interrupted is not None or plan.wall_seconds is None:
+        return ()
+    return (fact("plan-spot-unknown", cloud=cost.cloud),)
