@@ -23,12 +23,12 @@ from .compiler import Compiled, Progress, Request, compile_each, refusal
 from .compilers import COMPILERS
 from .exporting import Exported, ReduceRequest, export_program, flat_positions
 from .kernels import Kernel
+from .links import sum_seconds
 from .plans import Memory, unique
 from .programs import StepPrograms, Traceable, dtypes, held
 from .timing import (
     TPU_FACTORS,
     StepTime,
-    all_reduce_seconds,
     dispatch_seconds,
 )
 
@@ -193,7 +193,7 @@ def timed_on_tpu(target: Target, programs: StepPrograms, answers: Answers) -> St
         each = {name: seconds_on_tpu(target, answer, passes) for name, answer in answers.items()}
     except DeviceError as error:
         return dataclasses.replace(step, problem=fact(error.code, **error.facts))
-    wire = all_reduce_seconds(4.0 * programs.size, programs.layout.devices, target.chip)
+    wire = sum_seconds(4.0 * programs.size, target, programs.layout.devices, programs.layout.exact)
     parts = {
         "replica": programs.calls * each["replica"][0],
         "reduce": (each["reduce"][0] if "reduce" in each else 0.0) + wire,

@@ -12,9 +12,10 @@ from ..errors import DeviceError
 from ..words.facts import fact
 from .gpu_timing import interval, timed
 from .kernels import Kernel
+from .links import sum_seconds
 from .programs import StepPrograms
 from .steps import Answers, compiled_step, of_a_step, refused
-from .timing import StepTime, all_reduce_seconds, dispatch_seconds
+from .timing import StepTime, dispatch_seconds
 
 FRAMEWORK_BYTES = 0.8e9
 """What a process holds on a GPU before any array: CUDA context, cuDNN, cuBLAS and NCCL. An allowance."""
@@ -34,7 +35,7 @@ def timed_on_gpu(target: Target, programs: StepPrograms, answers: Answers) -> St
     step = dataclasses.replace(step, notes=tuple(notes))
     kernels = {name: timed(answer.kernels, chip) for name, answer in answers.items()}
     try:
-        wire = all_reduce_seconds(4.0 * programs.size, programs.layout.devices, chip)
+        wire = sum_seconds(4.0 * programs.size, target, programs.layout.devices, programs.layout.exact)
     except DeviceError as error:
         return dataclasses.replace(step, problem=fact(error.code, **error.facts))
     adds = max(programs.calls - programs.local_vectors, 0)  # as vectors come: two are read, one written

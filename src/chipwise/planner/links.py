@@ -1,0 +1,100 @@
+"""Seconds of a sum over the devices of several hosts, by the links as they lie.
+
+The exact sum exchanges chunks, all with all, adds them and gathers the result (`engine.reduce`). What that
+takes depends on the wiring:
+
+- **TPU slices** are meshes of two or three axes, closed to rings where Google wires them so. Gathering uses
+  all links of a chip at once, in a mesh those of the corner, which has one an axis. The exchange has to
+  cross the middle of the slice, which in a large one is much the slower.
+- **GPU hosts** talk through a card for each GPU. The exchange sends what leaves the host through it, every
+  GPU its own; when gathering, a host's cards bring each value into the host once.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from ..chips.targets import Target
+from .timing import (
+    HOP_SECONDS,
+    LINK_EFFICIENCY,
+    NETWORK_HOP_SECONDS,
+    NETWORK_GBps,
+    ONE_CARD_GBps,
+    all_reduce_seconds,
+)
+
+_FULL = 16  # an axis that v5e and v6e close to a ring; v2 only in its whole pod, the same number
+_CUBE = 4  # v4, v5p and 7x close their axes where all are multiples of it
+
+
+def sum_seconds(bytes_per_device: float, target: Target, devices: int, exact: bool = True) -> float:
+    """Seconds to sum an array of `bytes_per_device` over `devices` of `target`, whole on each at the end.
+
+    Within a host, and without `exact`, as `all_reduce_seconds`. Raises `DeviceError` when the chip's
+    interconnect is not in the catalogue.
+    """
+    near = max(target.chip.chips_per_host, _domain(target))
+    within = all_reduce_seconds(bytes_per_device, devices, replace(target.chip, chips_per_host=near))
+    if not exact or devices <= max(target.devices // target.hosts, _domain(target)):
+        return within
+    sent = bytes_per_device * (devices - 1) / devices
+    if target.chip.kind == "TPU":
+        crossing, gathering = _on_slice(target)
+        return HOP_SECONDS["ICI"] * 2 * (devices - 1) + sent * (crossing + gathering)
+    return _over_network(target, devices, bytes_per_device)
+
+
+def axes(target: Target) -> list[tuple[int, bool]]:
+    """The axes of a TPU slice longer than one chip, each with whether it is closed to a ring.
+
+    https://cloud.google.com/tpu/docs/system-architecture-tpu-vm: v4 and later 3D slices from 4x4x4 on are
+    tori; v5e and v6e have rings along whole axes of 16; the whole v2 pod is a torus, the v3's is larger than
+    any target.
+    """
+    assert target.topology is not None
+    version, _, shape = target.topology.partition(":")
+    sizes = [int(size) for size in shape.split("x")]
+    if len(sizes) == 3:
+        closed = [all(size % _CUBE == 0 for size in sizes)] * 3
+    else:
+        closed = [size == _FULL and (version != "v2" or min(sizes) == _FULL) for size in sizes]
+        closed = [False, False] if version == "v3" else closed
+    return [(size, ring) for size, ring in zip(sizes, closed, strict=True) if size > 1]
+
+
+def _domain(target: Target) -> int:
+    """GPUs of several hosts that NVLink joins, as in a GB200's rack; 0 where it ends in the host."""
+    match = re.search(r"(\d+)-GPU domain", target.chip.interconnect_kind)
+    return int(match[1]) if match else 0
+
+
+def _on_slice(target: Target) -> tuple[float, float]:
+    """Seconds for each byte of a device, to exchange and to gather it.
+
+    Half of what half of the chips have crosses the middle of an axis one way, over one link a row of chips,
+    over two where it is a ring. All axes work at once, so the longest decides.
+    """
+    chip, found = target.chip, axes(target)
+    ports = 6 if target.topology is not None and target.topology.count("x") == 2 else 4
+    link = (chip.interconnect_GBps_both_ways or 0.0) * 1e9 / 2 / ports * LINK_EFFICIENCY["ICI"]
+    link /= chip.jax_devices_per_chip  # a chip moves what all of its devices have
+    crossing = max(size / (4 * (2 if ring else 1)) for size, ring in found)
+    gathering = 1 / sum(2 if ring else 1 for _, ring in found)
+    return crossing / link, gathering / link
+
+
+def _over_network(target: Target, devices: int, sent: float) -> float:
+    """Exchange, then gather, each as long as the slower of the cards and the links inside a host."""
+    chip, each = target.chip, target.devices // target.hosts
+    words = chip.interconnect_kind
+    kind = "NVLink" if words.startswith("NVLink") else "PCIe"
+    inside = (chip.interconnect_GBps_both_ways or 0.0) * 1e9 / 2 * LINK_EFFICIENCY[kind]
+    card = NETWORK_GBps.get(words.split(" ")[0], ONE_CARD_GBps / each) * 1e9 * LINK_EFFICIENCY[kind]
+    hosts = devices // each
+    away = (devices - each) / devices
+    exchange = max(sent * away / card, sent * (each - 1) / devices / inside)
+    gather = max(sent * away / each / card, sent * (devices - 1) / devices / inside)
+    hops = 2 * (each - 1) * HOP_SECONDS[kind] + 2 * (hosts - 1) * NETWORK_HOP_SECONDS
+    return exchange + gather + hops
