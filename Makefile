@@ -12,7 +12,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-demo: install  ## train digits on 1 and on 8 simulated devices, compare the bits, draw the curves
+demo: install  ## train on 1 and on 8 simulated devices, compare, plan, write a job, report
 	$(BIN)/chipwise devices
 	$(BIN)/python examples/demo.py
 

@@ -1,9 +1,8 @@
-"""`make demo`: one recipe on 1 and on 8 devices, the fingerprints side by side, the curves as a picture;
-both runs compared and one of them reported; then what it and ResNet-50 on ImageNet would take and cost on
-chips that are not here.
+"""`make demo`: one recipe on 1 and on 8 devices, the fingerprints side by side, the curves as a picture, both
+runs compared; then a plan for chips that are not here, the job for one of them, and the report of a run.
 
-Writes `demo/curves.svg`, `demo/curves.png` and the pages `demo/compare.html`, `demo/report.html`,
-`demo/plan-digits.html` and `demo/plan-imagenet-resnet50.html`.
+Writes in `demo/`: `curves.svg`, `curves.png`, the pages `compare.html`, `plan.html` and `report.html`, and the
+notebook for a rented chip in `launch/`.
 """
 
 import json
@@ -31,8 +30,7 @@ def train(devices: int) -> dict:
     return json.loads(chipwise(command, stdout=subprocess.PIPE).stdout)
 
 
-def shown(command: str, page: str) -> None:
-    command = f"{command} --html {DEMO}/{page}.html"
+def shown(command: str) -> None:
     print(f"\n== chipwise {command} ==", flush=True)
     chipwise(command)
 
@@ -66,10 +64,10 @@ def main() -> int:
     for kind in ("svg", "png"):
         figure.savefig(DEMO / f"curves.{kind}", dpi=130)
     print(f"\nThe curves: {DEMO}/curves.svg and {DEMO}/curves.png")
-    shown(f"compare {DEMO}/devices1 {DEMO}/devices8", "compare")
-    shown(f"report {DEMO}/devices8", "report")
-    shown("plan digits --on v5e-8,t4", "plan-digits")
-    shown("plan imagenet-resnet50 --on v5e-8,a100:8", "plan-imagenet-resnet50")
+    shown(f"compare {DEMO}/devices1 {DEMO}/devices8 --html {DEMO}/compare.html")
+    shown(f"plan digits --on v5e-8,t4 --html {DEMO}/plan.html")
+    shown(f"launch digits --on t4 --to colab --out {DEMO}/launch")
+    shown(f"report {DEMO}/devices8 --html {DEMO}/report.html")
     return 0 if same else 1
 
 

@@ -3,6 +3,7 @@ import json
 
 import pytest
 
+import chipwise as cw
 from chipwise import cli, errors
 
 FAST = ("--eval-every", "end", "--json", "--quiet")
@@ -164,3 +165,26 @@ def test_usage_errors_go_to_standard_error(chipwise):
     assert (said.code, said.out) == (2, "")
     assert "trian" in said.err
     assert "Traceback" not in said.err
+
+
+def test_from_goes_on_with_the_weights_of_a_run(chipwise, mine, whole, tmp_path):
+    old, new = whole[1], tmp_path / "new"
+    command = ["train", f"{mine}:recipe", "--set", "lr=0", "--from", old, "--run", new, "--devices", 1, *FAST]
+    went_on = chipwise(*command)
+    assert went_on.code == 0, went_on.err
+    result = json.loads(went_on.out)
+    before, after = (cw.pretrained(run) for run in (old, new))
+    assert result["steps"] == 12 and before.digest == after.digest  # at a rate of 0 they stay what they were
+    stored = json.loads((new / "recipe.json").read_text())
+    assert stored["source"]["from"] == str(old)
+    assert stored["task"]["init"].endswith(f" from weights {before.digest[:16]}")
+    evaluated = chipwise("eval", new, "--recipe", f"{mine}:recipe", "--devices", 1, "--json")
+    assert "warning" not in evaluated.err
+    assert json.loads(evaluated.out)["metrics"]["loss"] == result["metrics"]["eval/loss"]
+    assert f"--from {old} " in chipwise("report", new, "--json").out
+    # The same command resumes; what begins otherwise is another run
+    assert json.loads(chipwise(*command).out)["fingerprint"] == result["fingerprint"]
+    without = [word for word in command if word not in ("--from", old)]
+    assert chipwise(*without).refused(5, "run-of-another-recipe")
+    assert chipwise(*[old if word == new else word for word in command]).refused(2, "from-itself")
+    assert chipwise(*command, "--seeds", 2).refused(2, "seeds-with-from")

@@ -1,12 +1,14 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import chipwise as cw
 import tasks
 from chipwise.engine.stored import read_run
+from chipwise.words.facts import fact
 from refusals import refused
 
 QUIET = {"progress": "none"}
@@ -206,3 +208,32 @@ def test_mix_sees_one_replicas_batch_and_a_key():
     two = cw.fit(tasks.recipe(task=tasks.task(mix=mix), duration="3st"), on=cw.On(devices=2), **QUIET)
     assert set(shapes) == {(3, tasks.FEATURES)}
     assert one.fingerprint == two.fingerprint
+
+
+@pytest.mark.parametrize("momentum, warned", [(0.99, True), (0.5, False)])
+def test_running_statistics_that_hold_their_start_are_named(momentum, warned, capsys):
+    """0.98 in training, 0.10 in evaluation: 20 steps are too few for a momentum of 0.99."""
+
+    def loss(params, state, batch, key, train):
+        mean = jnp.mean(batch["x"].astype(jnp.float32), axis=0)
+        if train:
+            state = {"mean": momentum * state["mean"] + (1 - momentum) * mean}
+        else:
+            mean = state["mean"]
+        logits = (batch["x"].astype(jnp.float32) - mean[None]) @ params["w"]
+        values = cw.losses.softmax_cross_entropy(logits, batch["label"])
+        right = cw.losses.correct(logits, batch["label"])
+        return {"loss": cw.Sum.of(values), "accuracy": cw.Sum.of(right)}, state
+
+    label = np.arange(48, dtype=np.int32) % 2
+    x = (100 + np.random.default_rng(0).normal(size=(48, 2))).astype(np.float32)
+    x[:, 0] += 6 * label
+    data = cw.Arrays(x=x, label=label)
+    start = {"w": jnp.zeros((2, 2))}, {"mean": jnp.zeros(2)}
+    task = cw.Task(init=lambda key: start, loss=loss, train=data, eval=data)
+    recipe = cw.Recipe(task=task, batch=48, replicas=1, duration="20st", optimizer=cw.sgd(lr=0.1))
+    result = cw.fit(recipe, on=cw.On(devices=1), progress="none")
+    assert result.metrics["train/accuracy"] > 0.98
+    assert (result.metrics["eval/accuracy"] < 0.6) is warned
+    told = str(fact("statistics-unsettled", steps=20))
+    assert capsys.readouterr().err.count(told) == warned

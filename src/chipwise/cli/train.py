@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,6 +44,10 @@ def train(
     patience: Annotated[
         str | None, option("With --keep-best: end when nothing better came for so long.", "DURATION")
     ] = None,
+    start: Annotated[
+        str | None,
+        option("Begin with the weights of that run, or file; the steps begin anew.", "RUN", name="--from"),
+    ] = None,
     fresh: Annotated[bool, option("Discard a run found in the folder.", name="--fresh")] = False,
     json_: options.Json = False,
     quiet: options.Quiet = False,
@@ -57,10 +62,13 @@ def train(
       chipwise train my_task.py:recipe --set lr=0.2 --devices 4
       chipwise train mnist --data DIR --seeds 5 --run runs/mnist-5
       chipwise train mnist --data DIR --keep-best eval/accuracy --patience 5ep
+      chipwise train mnist --data DIR --from runs/mnist --set lr=0.001 --run runs/mnist-2
     """
     if seeds is not None:
         if keep_best is not None or patience is not None:
             raise RecipeError("seeds-with-keep-best")
+        if start is not None:
+            raise RecipeError("seeds-with-from")
         _seeds_go_with(stop_after, fresh, recipe.settings)
         _study(context, recipe, {}, how, run, seeds, at_once, metric, json_, quiet)
         return
@@ -70,6 +78,7 @@ def train(
         recipe,
         how,
         run,
+        start,
         json_,
         quiet,
         stop_after=stop_after,
@@ -151,7 +160,7 @@ def evaluate_run(
 
     stored = read_run(run)
     loaded = recipe_of(stored, recipe, data)
-    changed = disagreement(stored.recipe, loaded.describe())
+    changed = disagreement(stored.recipe, loaded.describe(), beginning=False)
     if changed:
         warn(fact("recipe-changed", recipe=loaded.name, run=run, changed=changed))
     restored = restore_run(loaded, run, warn, best=best)
@@ -170,19 +179,32 @@ def _folder(name: str) -> str:
 
 
 def _one(
-    given: options.Given, how: options.Training, run: str | None, json_: bool, quiet: bool, **more: Any
+    given: options.Given,
+    how: options.Training,
+    run: str | None,
+    start: str | None,
+    json_: bool,
+    quiet: bool,
+    **more: Any,
 ) -> None:
-    """Trains one run and prints its result."""
+    """Trains one run, from the weights of `start` if there are any, and prints its result."""
     arguments = how.arguments
     from ..engine.fit import fit
     from ..study.runs import Origin
 
     origin = Origin(given.recipe, tuple(given.settings), given.data, given.synthetic)
-    recipe = origin.make()
+    recipe, source = origin.make(), origin.source()
+    if start is not None:
+        from ..deploy.pretrained import pretrained
+
+        if run is not None and Path(run).absolute() == Path(start).absolute():
+            raise RecipeError("from-itself", run=run)
+        recipe = replace(recipe, task=pretrained(start).start(recipe.task))
+        source = {**(source or {}), "from": str(Path(start).absolute())}
     if not quiet:
         console(sys.stderr, width=None).print(grid(recipe.rows()))
     progress = "none" if quiet else "auto"
-    arguments |= more | {"progress": progress, "source": origin.source()}
+    arguments |= more | {"progress": progress, "source": source}
     result = fit(recipe, run or _folder(recipe.name), **arguments)
     if json_:
         print(json.dumps(result.to_json()))

@@ -77,7 +77,7 @@ def trained(
         raise RecipeError("not-a-trained-model", kind=type(model).__name__)
     stored = read_run(model)
     made = recipe if recipe is not None else _wherever_its_data_is(stored)
-    changed = disagreement(_without_data(stored.recipe), _without_data(made.describe()))
+    changed = disagreement(_without_data(stored.recipe), _without_data(made.describe()), beginning=False)
     if changed:
         say(fact("recipe-changed", recipe=made.name, run=str(model), changed=changed))
     found = restore_run(made, model, say)

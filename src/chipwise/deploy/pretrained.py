@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..engine.checkpoint import Checkpoints, digest, flatten
+from ..engine.stored import FROM_WEIGHTS
 from ..errors import DataError, RecipeError
 from ..recipe.task import Task, Tree
 from ..words.figures import one_line
@@ -127,7 +128,7 @@ class Weights:
             return made["params"], made["state"]
 
         name = getattr(first, "__qualname__", type(first).__qualname__)
-        init.__qualname__ = f"{name} from weights {self.digest[:16]}"
+        init.__qualname__ = f"{name}{FROM_WEIGHTS}{self.digest[:16]}"
         return dataclasses.replace(task, init=init)
 
 

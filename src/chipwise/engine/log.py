@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -12,11 +13,31 @@ from ..data.watch import Watch
 from ..errors import DivergedError, RunError
 from ..recipe.recipe import Recipe
 from ..recipe.task import finished
+from ..words.facts import fact
 from .meter import Meter
 from .progress import Reporter
 from .run_folder import RunFolder
 from .saver import Saver
 from .session import Session
+
+SETTLED = 1000
+"""Steps after which running statistics no longer hold their start: at a momentum of 0.99, Flax's and Keras's
+default, 0.99 ** 1000 = 4e-5 of it is left, and after 100 steps a third."""
+
+
+def unsettled(metrics: Mapping[str, Any], step: int) -> bool:
+    """Whether a model with running statistics evaluates as one whose statistics still hold their start: far
+    worse than it trains, after few steps."""
+    train, held_out = (metrics.get(f"{on}/accuracy") for on in ("train", "eval"))
+    if isinstance(train, float) and isinstance(held_out, float):
+        return step < SETTLED and train - held_out > 0.2
+    train, held_out = (metrics.get(f"{on}/loss") for on in ("train", "eval"))
+    return (
+        isinstance(train, float)
+        and isinstance(held_out, float)
+        and step < SETTLED
+        and held_out > 3 * train > 0
+    )
 
 
 class Log:
@@ -46,6 +67,7 @@ class Log:
         for row in self.history:
             self.final |= {k: v for k, v in row.items() if k.startswith(("train/", "eval/"))}
         self._pending: tuple[int, dict] | None = None
+        self._warned = False
 
     @property
     def seconds(self) -> float:
@@ -89,6 +111,11 @@ class Log:
             self.final = values | self.final  # a finished run, looked at again: its first answer stays
         else:
             self._keep(self._row(session.step, values), values)
+        told = session.step == session.total or session.step >= SETTLED / 10
+        if told and jax.tree.leaves(session.abstract.state) and unsettled(self.final, session.step):
+            if not self._warned:
+                self.reporter.warn(fact("statistics-unsettled", steps=session.step))
+            self._warned = True
 
     def diverged(self, code: str, step: int, value: float) -> DivergedError:
         """The error that ends a run, with its window of steps and the last good checkpoint.

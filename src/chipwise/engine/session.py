@@ -108,13 +108,14 @@ class Session:
         return start_fact(self.machine, self.layout, self.recipe.precision)
 
     def describe(self) -> dict[str, Any]:
-        """The machine, the layout, the precision and the parameters' number as plain JSON values."""
+        """The machine, the layout, the precision and the numbers of the model as plain JSON values."""
         update = "flat" if self.recipe.optimizer.elementwise else "whole"
         update = update if self._sharding is None else "sharded"
         return {
             **describe(self.machine, self.layout),
             "precision": self.recipe.precision,
             "parameters": count((self.abstract.params, self.abstract.frozen)),
+            "task_state": count(self.abstract.state),
             "update": update,
         }
 

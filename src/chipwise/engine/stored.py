@@ -20,6 +20,9 @@ from ..recipe.duration import Clock
 from ..recipe.recipe import difference
 from ..words.facts import Fact, fact
 
+FROM_WEIGHTS = " from weights "
+"""In the name of a task's `init` that begins with weights of a file or a run; their digest follows."""
+
 _DIGITS = 15  # of a step or a number of examples; a file that says more is damaged
 
 
@@ -133,11 +136,22 @@ def stored_recipe(run: Path) -> dict[str, Any]:
     return stored
 
 
-def disagreement(stored: dict[str, Any], given: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+def disagreement(
+    stored: dict[str, Any], given: dict[str, Any], *, beginning: bool = True
+) -> list[tuple[str, Any, Any]]:
     """What two descriptions of a recipe differ in: (setting, stored, given). Where a recipe came from
-    (`source`) does not count."""
+    (`source`) does not count, nor, without `beginning`, the weights that training began with."""
     a, b = ({k: v for k, v in d.items() if k != "source"} for d in (stored, json.loads(json.dumps(given))))
+    if not beginning:
+        a, b = _of_any_weights(a), _of_any_weights(b)
     return difference(a, b)
+
+
+def _of_any_weights(described: dict[str, Any]) -> dict[str, Any]:
+    task = described.get("task")
+    if not isinstance(task, dict) or not isinstance(task.get("init"), str):
+        return described
+    return {**described, "task": {**task, "init": task["init"].partition(FROM_WEIGHTS)[0]}}
 
 
 def newest_checkpoint(run: Path) -> int | None:

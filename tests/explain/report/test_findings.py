@@ -108,6 +108,17 @@ def test_a_gap_between_training_and_held_out(tmp_path):
     assert (one["train"], one["eval"]) == (0.99, 0.8)
 
 
+def test_a_gap_of_running_statistics_that_hold_their_start(tmp_path):
+    devices = {"platform": "cpu", "kind": "cpu", "count": 1, "task_state": 64}
+    rows = evaluated([9.0] * 4, [0.1] * 4)
+    document = whole(tmp_path / "a", rows, devices=devices)
+    one = found(document, "statistics-at-their-start")
+    assert (one["train"], one["eval"], one["steps"]) == (0.99, 0.1, 160)
+    assert found(document, "accuracy-gap") is None
+    stateless = whole(tmp_path / "b", rows, devices={**devices, "task_state": 0})
+    assert found(stateless, "statistics-at-their-start") is None and found(stateless, "accuracy-gap")
+
+
 def test_a_loss_that_still_falls(tmp_path):
     rows = [runs.timed(at, train_loss=3 * 0.99**at) for at in range(10, 201, 10)]
     one = found(whole(tmp_path, rows), "loss-still-falling")

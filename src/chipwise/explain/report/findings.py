@@ -17,6 +17,7 @@ from typing import Any
 
 from ...data.stages import NAMES
 from ...data.watch import FED
+from ...engine.log import unsettled
 from ...engine.stored import StoredRun, number
 from ...errors import RecipeError
 from ...recipe.duration import Duration
@@ -181,6 +182,11 @@ def _gap(run: StoredRun) -> list[Finding]:
     a, b = train[-1][1], held_out[-1][1]
     if a - b < GAP or a - b < 2 * _chance(b, _held_out(run)):
         return []
+    devices, step = (run.result or {}).get("devices"), run.rows[-1]["step"]
+    running = isinstance(devices, dict) and devices.get("task_state")
+    if running and unsettled({"train/accuracy": a, "eval/accuracy": b}, step):
+        begun = fact("statistics-at-their-start", train=a, eval=b, steps=step)
+        return [Finding("learning", begun, (), (fact("try-lower-momentum"),))]
     tries = fact("try-decay-or-augmentation"), fact("try-more-examples")
     return [Finding("learning", fact("accuracy-gap", train=a, eval=b), (), tries)]
 

@@ -150,7 +150,8 @@ def next_commands(run: StoredRun, state: str, devices: Mapping[str, Any], lower:
             return [tried if lower is None else fact("next-try-again-with-in-program", setting=lower)]
         resume = [fact("next-resume-in-program", run=one_line(run.path))]
         return [*(resume if state in ("unfinished", "empty") else []), fact("next-repeat-in-program")]
-    more = ""
+    start = (run.source or {}).get("from")
+    more = f" {command('--from', start)}" if isinstance(start, str) else ""
     if devices.get("simulated") is True and number(devices.get("count")):
         more += f" --simulate {devices['count']:g}"
     if devices.get("exact") is False:

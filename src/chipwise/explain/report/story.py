@@ -245,7 +245,7 @@ def _load(run: StoredRun, recipe: str | None) -> tuple[Recipe | None, Fact | Non
     given, data = (source["set"], source.get("data")) if source is not None else ((), None)
     try:
         loaded = load(spec, given, data, bool(source and source.get("synthetic") is True))
-        changed = disagreement(dict(run.recipe), loaded.describe())
+        changed = disagreement(dict(run.recipe), loaded.describe(), beginning=False)
     except ChipwiseError as error:
         if recipe is not None:
             raise
