@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow check install clean
+.PHONY: demo docs test test-slow check install clean
 
 install: $(VENV)/.installed
 
@@ -15,6 +15,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install  ## train on 1 and on 8 simulated devices, compare, plan, write a job, report
 	$(BIN)/chipwise devices
 	$(BIN)/python examples/demo.py
+
+docs: install  ## the documentation as a site, in build/site
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/mkdocs build --quiet
+	@echo "build/site/index.html"
 
 # A file's tests stay together, since they share what their fixtures made
 PARALLEL := -n auto --maxprocesses=4 --dist loadfile

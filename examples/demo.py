@@ -1,8 +1,8 @@
 """`make demo`: one recipe on 1 and on 8 devices, the fingerprints side by side, the curves as a picture, both
 runs compared; then a plan for chips that are not here, the job for one of them, and the report of a run.
 
-Writes in `demo/`: `curves.svg`, `curves.png`, the pages `compare.html`, `plan.html` and `report.html`, and the
-notebook for a rented chip in `launch/`.
+Writes in `demo/`: `curves.svg`, `curves.png`, the pages `compare.html`, `plan.html` and `report.html`, and
+the notebook for a rented chip in `launch/`.
 """
 
 import json
