@@ -18,7 +18,7 @@ demo: install  ## train on 1 and on 8 simulated devices, compare, plan, write a 
 
 docs: install  ## the documentation as a site, in build/site
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
-	$(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "build/site/index.html"
 
 # A file's tests stay together, since they share what their fixtures made
@@ -28,7 +28,8 @@ test: install  ## the default suite: minutes on two cores
 	$(BIN)/python -m pytest $(PARALLEL)
 
 test-slow: install  ## kills, long runs, models of other frameworks
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,frameworks]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,frameworks]'
+	-npm install --no-save --silent axe-core  # pages are looked over with it, where npm is
 	$(BIN)/python -m pytest -m slow --timeout=3600
 
 check: install  ## lint, types, tests

@@ -1,7 +1,7 @@
 """Pages in Chromium as a reader sees them: at a width, light or dark, looked over by axe-core.
 
-Chromium is driven by its own protocol (https://chromedevtools.github.io/devtools-protocol), over a socket of this
-machine. axe-core is a file that npm brings (`npm install --no-save axe-core`); nothing is fetched here.
+Chromium is driven by its own protocol (https://chromedevtools.github.io/devtools-protocol), over a socket of
+this machine. axe-core is a file that npm brings (`npm install --no-save axe-core`); nothing is fetched here.
 """
 
 import asyncio
@@ -43,7 +43,8 @@ class Seen(NamedTuple):
 OUTSIDE = """(() => {
   const wide = document.documentElement.scrollWidth > innerWidth;
   if (!wide) return [];
-  return [...document.querySelectorAll("body *")].filter(e => e.getBoundingClientRect().right > innerWidth + 1)
+  return [...document.querySelectorAll("body *")]
+    .filter(e => e.getBoundingClientRect().right > innerWidth + 1)
     .slice(0, 5).map(e => e.outerHTML.slice(0, 100));
 })()"""
 FAULTS = """axe.run(document, {runOnly: ["wcag2a", "wcag2aa"]}).then(found => found.violations.map(v =>
@@ -60,6 +61,8 @@ async def _look(pages, script, folder):
     seen = []
     async with _tab(folder / "profile") as ask:
         await ask("Page.enable")
+        # Not the look that the page before chose
+        await ask("Page.addScriptToEvaluateOnNewDocument", source="localStorage.clear()")
         for name, url in pages.items():
             for width, scheme in LOOKS:
                 size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
@@ -77,7 +80,7 @@ async def _look(pages, script, folder):
 
 
 _LOADED = """new Promise(done => {
-  const settle = () => setTimeout(done, 300);
+  const settle = () => setTimeout(done, 500);
   document.readyState == "complete" ? settle() : addEventListener("load", settle);
 })"""
 

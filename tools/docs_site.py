@@ -44,6 +44,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return _LINK.sub(neighbour, markdown)
 
 
+def on_page_content(html: str, **_: Any) -> str:
+    """Code wider than a telephone scrolls in its own box, which the keyboard reaches (see site.css)."""
+    return html.replace("<pre><span></span>", '<pre tabindex="0"><span></span>')
+
+
 def commands() -> str:
     """A page of every command's help, in the groups of the main one."""
     import typer
