@@ -1,5 +1,5 @@
-"""What a reader sees: the pages that commands write and the documentation's site, in Chromium at two widths, light
-and dark. Nothing sticks out, and axe-core finds nothing against WCAG 2 AA: contrast, names, roles.
+"""What a reader sees: the pages that commands write and the documentation's site, in Chromium at two widths,
+light and dark. Nothing sticks out, and axe-core finds nothing against WCAG 2 AA: contrast, names, roles.
 
 `CHIPWISE_SCREENSHOTS=DIR` keeps the pictures."""
 
