@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ..errors import Stopped
+from ..errors import RecipeError, Stopped
 from ..explain.terminal import console, lines, table
 from ..words.facts import Fact, fact
 from ..words.figures import byte_size, duration, printable
@@ -26,6 +27,7 @@ from .options import option
 if TYPE_CHECKING:
     from ..data.pack.job import Job, Report
     from ..data.pack.job import Progress as Done
+    from ..data.pack.text import TextForm
 
 _LINE_SECONDS = 5.0  # between lines where there is no terminal
 _SHOWN = 20  # skipped files in the report; the manifest has all
@@ -36,7 +38,8 @@ def pack(
         str,
         typer.Argument(
             help="A folder of images by class, or of train/ and test/; a .tar, .tar.gz or .tar.xz of one; "
-            "a .csv of files and labels; a folder with MNIST's or CIFAR's files; or the URL of one."
+            "a .csv of files and labels; a folder with MNIST's or CIFAR's files; Parquet, TFRecord or "
+            "WebDataset files; text; or the URL of one."
         ),
     ],
     dst: Annotated[str, typer.Argument(help="The folder to make; it appears when it is complete.")],
@@ -61,6 +64,22 @@ def pack(
     strict: Annotated[bool, option("Stop at the first file that cannot be packed.", name="--strict")] = False,
     max_skipped: Annotated[int | None, option("Stop beyond so many of them. [1 %, at least 10]", "N")] = None,
     workers: Annotated[int | None, option("Threads. [one a core]", "N")] = None,
+    tokens: Annotated[int | None, option("SRC is text: so many tokens an example. [1025]", "N")] = None,
+    tokenizer: Annotated[
+        Path | None, option("Of the tokenizers library; without it a byte is a token.", "FILE.json")
+    ] = None,
+    each: Annotated[
+        bool, option("An example is one document with its label, not a piece of all text.", name="--each")
+    ] = False,
+    boundaries: Annotated[
+        bool, option("A column `document` counts documents within an example.", name="--boundaries")
+    ] = False,
+    end: Annotated[
+        str | None, option("The tokenizer's token after a document.", "TOKEN", name="--end")
+    ] = None,
+    columns: Annotated[
+        str | None, option("What is what in a table: image=img,label=fine_label,text=body.", "ROLE=NAME,...")
+    ] = None,
     dry_run: Annotated[bool, option("Predict size and time, and write nothing.", name="--dry-run")] = False,
     json_: options.Json = False,
 ) -> None:
@@ -71,14 +90,36 @@ def pack(
       chipwise pack photos photos-224 --size 224
       chipwise pack photos.tar.xz photos-224 --size 224 --store jpeg --split 0.1
       chipwise pack labels.csv scans --size 512 --keep-aspect --store jpeg --dry-run
+      chipwise pack books tokens --tokens 1025 --tokenizer gpt2.json --split 0.01
+      chipwise pack reviews.parquet reviews --each --tokens 256 --columns text=body,label=stars
     """
     from ..data.pack.job import Job
 
     job = Job(
         src, dst, size=size, fit="keep-aspect" if keep_aspect else "crop", store=store, quality=quality,
         labels=labels, split=split, shards=shards, strict=strict, max_skipped=max_skipped, workers=workers,
+        text=_text(tokens=tokens, tokenizer=tokenizer, each=each, boundaries=boundaries, end=end),
+        columns=_columns(columns),
     )  # fmt: skip
     _run(job, dry_run, json_)
+
+
+def _text(**given: Any) -> TextForm | None:
+    """How text becomes tokens, where an option says so."""
+    from ..data.pack.text import TextForm
+
+    said = {name: value for name, value in given.items() if value}
+    return TextForm(**said) if said else None
+
+
+def _columns(told: str | None) -> dict[str, str]:
+    from ..data.pack.rows import COLUMNS
+
+    pairs = [part.partition("=") for part in (told or "").split(",") if part.strip()]
+    for role, equals, name in pairs:
+        if role.strip() not in COLUMNS or not equals or not name.strip():
+            raise RecipeError("pack-columns-option", given=told, roles=list(COLUMNS))
+    return {role.strip(): name.strip() for role, _, name in pairs}
 
 
 def _run(job: Job, dry_run: bool, json_: bool) -> None:
@@ -199,7 +240,7 @@ class _Terminated(BaseException):
 
 
 class _Shown:
-    """Progress with images/s and the time left: a bar on a terminal, else a line now and then."""
+    """Progress with examples/s and the time left: a bar on a terminal, else a line now and then."""
 
     def __init__(self, job: Job, quiet: bool):
         lengths = [len(split) for split in job.listing.splits.values()]
@@ -223,7 +264,7 @@ class _Shown:
                 self._console.print(str(fact("pack-going-on", done=done, total=self._total)))
         took = time_now - self._begun[1]
         rate = (done - self._begun[0]) / took if took > 0.5 else 0.0
-        speed = f"{rate:,.0f} images/s" + (f", {now.skipped} skipped" if now.skipped else "")
+        speed = f"{rate:,.0f} examples/s" + (f", {now.skipped} skipped" if now.skipped else "")
         self.bar.update(self._task, completed=done, description=now.split, speed=speed)
         if self._quiet or self._console.is_terminal or not rate or time_now - self._printed < _LINE_SECONDS:
             return

@@ -96,7 +96,7 @@ def _tokens(data: str | Path | None, context: int, vocabulary: int) -> tuple[Sou
         return train, held_out
     packed = PackedFolder(data, "train"), PackedFolder(data, "eval")
     for source in packed:
-        if source.spec != spec or source.below.get("token", 65_537) > vocabulary:
+        if source.spec.get("token") != spec["token"] or source.below.get("token", 65_537) > vocabulary:
             columns = [f"{name} {c.dtype}{list(c.shape)}" for name, c in source.spec.items()]
             about = {"columns": columns, "below": source.below.get("token")}
             raise DataError(

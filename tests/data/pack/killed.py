@@ -11,9 +11,9 @@ import signal
 import sys
 import threading
 
-from chipwise.data.pack import job
+from chipwise.data.pack import examples, job
 
-job._PIECE_ENTRIES = 4
+examples.PIECE_ENTRIES = 4
 
 
 def attempt(src, dst, store, moment, going_on):

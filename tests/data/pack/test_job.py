@@ -12,7 +12,7 @@ import pytest
 
 from chipwise.data import ImageFolder, PackedFolder
 from chipwise.data.images import decode
-from chipwise.data.pack import job
+from chipwise.data.pack import examples
 from chipwise.data.pack.job import Job, pack
 from chipwise.data.sources import materialize
 from chipwise.errors import DataError, RecipeError
@@ -64,7 +64,7 @@ def test_neither_workers_nor_pieces_nor_archives_change_a_byte(tmp_path, monkeyp
         with tarfile.open(tmp_path / f"src.tar{suffix}", f"w:{suffix[1:]}") as archive:
             archive.add(src, "deep/src")
         assert files(pack(tmp_path / f"src.tar{suffix}", tmp_path / f"tar{suffix}", **options)) == expected
-    monkeypatch.setattr(job, "_PIECE_ENTRIES", 2)
+    monkeypatch.setattr(examples, "PIECE_ENTRIES", 2)
     assert files(pack(src, tmp_path / "three", workers=3, **options)) == expected
     assert len([name for name in expected if name.startswith("train/image")]) == 2
 

@@ -14,7 +14,7 @@ import os
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,14 +30,15 @@ from ...errors import DataError, RecipeError
 from ...machine.limits import usable_cores
 from ..images import MAX_PIXELS
 from ..manifest import MANIFEST
-from .examples import Form, Record, records
+from ..remote import local
+from .documents import is_text
+from .examples import Form, Record, check_alike, pieces_of, records
 from .folders import divided
 from .predict import SAMPLE_SECONDS, Prediction, check_disk, predict
 from .sources import listing_of
+from .text import TextForm, text_listing
 from .writer import SHARD_BYTES, Writer
 
-# Work for some ms: a piece of one small image would cost its own time again
-_PIECE_ENTRIES, _PIECE_BYTES = 64, 1 << 20
 _SKIPPED_SHARE, _SKIPPED_LEAST = 0.01, 10
 
 
@@ -81,6 +82,8 @@ class Options:
     max_skipped: int | None = None
     workers: int | None = None
     names: Sequence[str] = ()
+    text: TextForm | None = None
+    columns: Mapping[str, str] | None = None
 
     def __post_init__(self):
         if self.store not in ("raw", "jpeg"):
@@ -129,9 +132,14 @@ class Job:
                 raise DataError("pack-inside-source", dst=self.dst, src=src)
         given = self.options
         self.form = Form(given.size, given.fit == "crop", given.store, given.quality)
-        self.listing = listing_of(src, given.labels, given.names)
-        if given.split is not None:
-            self.listing = divided(self.listing, given.split)
+        columns, path = given.columns, None if not isinstance(src, (str, os.PathLike)) else local(str(src))
+        self.text = text = given.text or (TextForm() if path is not None and is_text(path) else None)
+        if text is None or path is None:
+            self.listing = listing_of(src, given.labels, given.names, columns)
+            if given.split is not None:
+                self.listing = divided(self.listing, given.split)
+        else:
+            self.listing = text_listing(path, text, self.dst.parent, columns, given.split)
         for name, split in self.listing.splits.items():
             if not len(split):
                 raise DataError("pack-split-no-examples", src=self.src, split=name)
@@ -182,6 +190,7 @@ class Job:
             "quality": self.form.quality if self.form.store == "jpeg" else None,
             "shard_bytes": shard_bytes,
             "decoders": f"simplejpeg {simplejpeg.__version__}, Pillow {PIL.__version__}",
+            **({} if self.text is None else {"text": {k: v and str(v) for k, v in vars(self.text).items()}}),
         }
 
     def run(self, progress: Callable[[Progress], None] = lambda _: None) -> Report:
@@ -257,7 +266,7 @@ class Job:
 
             tell()
             if not writer.complete:
-                pieces = _pieces(split.sizes, begun)
+                pieces = pieces_of(split.sizes, begun)
                 for piece in records(split, pieces, self.form, self.workers):
                     self._write(writer, piece, len(report.skipped))
                     report.enlarged += sum(record.enlarged for record in piece)
@@ -276,7 +285,7 @@ class Job:
                 continue
             for record in run:
                 self._check_size(record.name, record.shape)
-            _check_alike(run)
+            check_alike(run)
             columns: dict[str, Any] = {}
             for column in run[0].columns:
                 values = [record.columns[column] for record in run]
@@ -328,6 +337,8 @@ def pack(
     max_skipped: int | None = None,
     workers: int | None = None,
     names: Sequence[str] = (),
+    text: TextForm | None = None,
+    columns: Mapping[str, str] | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Path:
     """Packs `src` to the folder `dst` and returns it. It appears whole, or not at all.
@@ -336,8 +347,9 @@ def pack(
 
     - `src`: a folder of images with one sub-folder a class, or with `train/` and `test/` (`val/`, ...) of
       them; a `.tar`, `.tar.gz` or `.tar.xz` of one; a `.csv` with files and labels; the files of MNIST or
-      CIFAR; a URL, as a string, of any of these but the `.csv`; any object with `len` and `[i]`, whose
-      examples are dicts of columns or pairs (image, label), or a dict of those by split.
+      CIFAR; Parquet, TFRecord or WebDataset files; text; a URL, as a string, of any of these but the
+      `.csv`; any object with `len` and `[i]`, whose examples are dicts of columns or pairs (image, label),
+      or a dict of those by split.
     - `size`: in pixels; `None` keeps images as they are. `fit="crop"` scales to cover `size` × `size` and
       cuts around the centre; `"keep-aspect"` scales until the shorter side has `size`.
     - `store`: `"raw"` pixels, all of one size, or `"jpeg"`, of `quality` where an image must be encoded;
@@ -349,6 +361,8 @@ def pack(
     - `strict`: the first entry that cannot be packed is an error; else at most `max_skipped` are left out, by
       default 1 % and at least 10, and the manifest names them.
     - `workers`: threads, by default one a core; `names`: classes of objects that do not say.
+    - `text`: how text becomes tokens; a `.txt`, `.md` or `.jsonl` is text without it too. `columns`: what
+      "image", "label" or "text" is called in Parquet, TFRecord, WebDataset or a table of text.
     - `progress`: called with `Progress` after each piece of work.
 
     After a kill the same call goes on behind the last complete shard; the pack is the same, byte for byte.
@@ -357,34 +371,6 @@ def pack(
     """
     job = Job(
         src, dst, size=size, fit=fit, store=store, quality=quality, labels=labels, split=split, shards=shards,
-        strict=strict, max_skipped=max_skipped, workers=workers, names=names,
+        strict=strict, max_skipped=max_skipped, workers=workers, names=names, text=text, columns=columns,
     )  # fmt: skip
     return job.run(progress or (lambda _: None)).path
-
-
-def _pieces(sizes: np.ndarray, start: int) -> Iterator[range]:
-    """The rows from `start` on in pieces of so many entries and bytes at most."""
-    first, held = start, 0
-    for row in range(start, len(sizes)):
-        held += int(sizes[row])
-        if row + 1 - first == _PIECE_ENTRIES or held >= _PIECE_BYTES:
-            yield range(first, row + 1)
-            first, held = row + 1, 0
-    if first < len(sizes):
-        yield range(first, len(sizes))
-
-
-def _check_alike(run: Sequence[Record]) -> None:
-    """Records of a piece have the same columns, each of one shape."""
-
-    def shapes(record: Record) -> Mapping[str, tuple[int, ...]]:
-        return {c: () if isinstance(v, bytes) else np.shape(v) for c, v in record.columns.items()}
-
-    expected = shapes(run[0])
-    for record in run:
-        if shapes(record) != expected:
-            raise DataError(
-                "examples-differ",
-                first=run[0].name, expected=[f"{c} {list(s)}" for c, s in expected.items()],
-                name=record.name, columns=[f"{c} {list(s)}" for c, s in shapes(record).items()],
-            )  # fmt: skip

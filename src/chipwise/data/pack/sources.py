@@ -17,7 +17,9 @@ from ..folder import list_tar, walk
 from ..originals import read_idx, unpickle
 from ..sources import Columns, check_labels
 from .folders import Listing, Split, arrange, listed_by
+from .rows import files_at, from_rows
 from .tables import Table, read_table
+from .text import Numbered
 
 _TARS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2")
 _TABLES = (".csv",)
@@ -25,7 +27,12 @@ _IDX = re.compile(r"(.*)images[-.]idx3-ubyte(\.gz)?$")
 _RENAMED = {"img": "image", "images": "image", "labels": "label"}  # in Hugging Face data sets
 
 
-def listing_of(src: Any, labels: str | Path = "folders", names: Sequence[str] = ()) -> Listing:
+def listing_of(
+    src: Any,
+    labels: str | Path = "folders",
+    names: Sequence[str] = (),
+    columns: Mapping[str, str] | None = None,
+) -> Listing:
     """The entries of `src`, by what it is; what is at a URL is fetched.
 
     Raises `DataError` when it is nothing that can be packed.
@@ -44,6 +51,8 @@ def listing_of(src: Any, labels: str | Path = "folders", names: Sequence[str] = 
         for classes in (10, 100):
             if originals.batches_at(path, classes) is not None:
                 return from_cifar(path, classes)
+        if (rows := files_at(path)) is not None:
+            return from_rows(*rows, columns)
         if path.is_dir():
             for folder in (path, path / "mnist", path / "MNIST" / "raw"):
                 if folder.is_dir() and (files := idx_files(folder)):
@@ -118,7 +127,7 @@ def _cifar_names(path: Path, classes: int) -> tuple[str, ...]:
 def _of_arrays(splits: Mapping[str, Columns], names: tuple[str, ...]) -> Listing:
     def split(image: np.ndarray, label: np.ndarray) -> Split:
         return Split(
-            names=_numbered(len(image)),
+            names=Numbered(len(image)),
             sizes=np.full(len(image), image[:1].nbytes, np.int64),
             labels={"label": label},
             read=lambda i: {"image": image[i]},
@@ -127,11 +136,6 @@ def _of_arrays(splits: Mapping[str, Columns], names: tuple[str, ...]) -> Listing
 
     entries = {name: split(columns["image"], columns["label"]) for name, columns in splits.items()}
     return Listing(entries, names, {"label": len(names)})
-
-
-def _numbered(n: int) -> list[str]:
-    width = len(str(max(n - 1, 0)))
-    return [f"{i:0{width}}" for i in range(n)]
 
 
 # ---- objects
@@ -223,4 +227,4 @@ def _of_object(source: Any, labels: Columns) -> Split:
         for name, value in sorted(example.items()):
             content = value if isinstance(value, bytes) else np.asarray(value).tobytes()
             digest.update(name.encode() + content)
-    return Split(_numbered(n), np.zeros(n, np.int64), labels, read, digest.hexdigest(), threads=False)
+    return Split(Numbered(n), np.zeros(n, np.int64), labels, read, digest.hexdigest(), threads=False)

@@ -1,0 +1,143 @@
+"""Texts one after another, out of files, folders and tables, in pieces: memory holds one of these."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...errors import DataError, unreadable
+from .rows import chosen, files_at, parquet, split_of
+from .tables import EVAL
+
+ENDINGS = (".txt", ".md", ".text")
+_PIECE = 1 << 20  # bytes of a document that are handed over at a time, up to the last line's end in them
+
+
+class Document(NamedTuple):
+    """A text in `pieces`, the split it belongs to, where it came from, and its label or `None`."""
+
+    split: str
+    name: str
+    label: Any
+    pieces: Iterable[bytes]
+
+
+def is_text(path: Path) -> bool:
+    """Whether a file's name says that it is text."""
+    return path.suffix.lower() in (*ENDINGS, ".jsonl")
+
+
+def documents(path: Path, columns: dict[str, str], each: bool) -> Iterator[Document]:
+    """The documents at `path`, one after another; see `text_listing`."""
+    try:
+        if not path.exists():
+            raise DataError("pack-source-missing", path=path)
+        if path.is_dir() and (found := files_at(path)) is not None and found[0] == "parquet":
+            for file in found[1]:
+                yield from _rows(file, columns, _parquet_rows(file, columns))
+        elif path.is_dir():
+            yield from _files(path, each)
+        elif path.suffix == ".parquet":
+            yield from _rows(path, columns, _parquet_rows(path, columns))
+        elif path.suffix == ".jsonl":
+            yield from _rows(path, columns, _json_lines(path))
+        elif path.suffix == ".csv":
+            yield from _rows(path, columns, _csv_lines(path))
+        else:
+            yield Document("train", path.name, None, _pieces(path))
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def _files(path: Path, each: bool) -> Iterator[Document]:
+    """The text files of a folder, at any depth; `train/` beside `test/` or the like are splits, and with
+    `each` the folder below is the class."""
+    found = sorted(
+        (Path(folder) / name).relative_to(path)
+        for folder, _, names in os.walk(path)
+        for name in names
+        if name.lower().endswith(ENDINGS)
+    )
+    tops = {file.parts[0] for file in found if len(file.parts) > 1}
+    other = next((name for name in EVAL if name in tops), None) if "train" in tops else None
+    for file in found:
+        split, inner = "train", file.parts
+        if other is not None:
+            if file.parts[0] not in ("train", other):
+                continue
+            split, inner = "eval" if file.parts[0] == other else "train", file.parts[1:]
+        if each and len(inner) < 2:
+            raise DataError("text-without-class", path=path, name=str(file))
+        yield Document(split, str(file), inner[0] if each else None, _pieces(path / file))
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    """A file in pieces that end with a line, where lines are not longer than a piece."""
+    rest = b""
+    with open(path, "rb") as file:
+        while block := file.read(_PIECE):
+            whole, newline, after = (rest + block).rpartition(b"\n")
+            if newline:
+                yield whole + newline
+                rest = after
+            else:
+                rest = after
+                if len(rest) >= 16 * _PIECE:
+                    yield rest
+                    rest = b""
+    if rest:
+        yield rest
+
+
+def _rows(path: Path, columns: dict[str, str], rows: Iterator[dict[str, Any]]) -> Iterator[Document]:
+    text: str | None = None
+    label: str | None = None
+    for number, row in enumerate(rows):
+        if text is None:
+            text, label = (chosen(role, list(row), columns, path) for role in ("text", "label"))
+            if text is None:
+                raise DataError("text-column", path=path, columns=list(row))
+        value = row.get(text)
+        if not isinstance(value, str):
+            raise DataError("text-row", path=path, row=number, column=text, kind=type(value).__name__)
+        yield Document(split_of(path.name), f"{path.name}/{number}", row.get(label or ""), [value.encode()])
+
+
+def _parquet_rows(path: Path, columns: dict[str, str]) -> Iterator[dict[str, Any]]:
+    with parquet(path) as file:
+        there = file.schema_arrow.names
+        taken = [name for role in ("text", "label") if (name := chosen(role, there, columns, path))]
+        try:
+            for batch in file.iter_batches(1024, columns=taken or there):
+                yield from batch.to_pylist()
+        except (OSError, ValueError) as error:
+            reason = " ".join(str(error).split())[:160]
+            raise DataError("parquet-damaged", path=path, reason=reason) from error
+
+
+def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    offset = 0
+    with open(path, "rb") as file:
+        for line in file:
+            try:
+                row = json.loads(line) if line.strip() else None
+            except (ValueError, RecursionError) as error:
+                raise DataError("text-line", path=path, offset=offset, reason=str(error)[:160]) from error
+            if row is not None:
+                if not isinstance(row, dict):
+                    raise DataError("text-line", path=path, offset=offset, reason=type(row).__name__)
+                yield row
+            offset += len(line)
+
+
+def _csv_lines(path: Path) -> Iterator[dict[str, Any]]:
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file)
+        try:
+            yield from reader
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise DataError("table-no-csv", path=path, reason=str(error)[:160]) from error

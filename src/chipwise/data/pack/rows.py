@@ -1,0 +1,344 @@
+"""Data sets in files of many rows: Parquet, TFRecord, and WebDataset's tars.
+
+    data/train-00000-of-00002.parquet   train-00000-of-01024   set-train-000000.tar
+    data/test-00000-of-00001.parquet    validation-00000-of-…  set-val-000000.tar
+
+A file's name decides between train and eval. Everything is read once to list and check it, and once more to
+pack it; memory holds names, labels and places, and of Parquet one group of rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import DataError, RecipeError
+from ..folder import SUFFIXES
+from . import tfrecord
+from .folders import Listing, Split
+
+COLUMNS = {
+    "image": ("image", "image/encoded", "img", "jpg", "png", "jpeg"),
+    "label": ("label", "labels", "image/class/label", "cls", "class", "target", "fine_label"),
+    "text": ("text", "content", "document", "sentence"),
+}
+"""What columns are called elsewhere; the first that is there is taken where the user names none."""
+
+_FILES = {
+    "parquet": re.compile(r".*\.parquet"),
+    "tfrecord": re.compile(r".*\.tfrecords?|.*-\d+-of-\d+"),
+    "webdataset": re.compile(r".*\.tar"),
+}
+_SPLIT = re.compile(r"(?:^|[-_./])(train|eval|val|valid|validation|test)(?=[-_./]|$)")
+
+
+@dataclass
+class Rows:
+    """The rows of some files: a name, a label or `None`, and a reader each; `content` is to be digested."""
+
+    names: list[str] = field(default_factory=list)
+    labels: list[Any] = field(default_factory=list)
+    read: list[Callable[[], Mapping[str, Any]]] = field(default_factory=list)
+    content: list[str] = field(default_factory=list)
+
+    def add(self, name: str, label: Any, read: Callable[[], Mapping[str, Any]]) -> None:
+        self.names.append(name)
+        self.labels.append(label)
+        self.read.append(read)
+
+    def at(self, index: int) -> Mapping[str, Any]:
+        return self.read[index]()
+
+
+def files_at(path: Path) -> tuple[str, list[Path]] | None:
+    """What rows are at `path`, "parquet", "tfrecord" or "webdataset", and in which files; else `None`."""
+    folders = [path, path / "data"] if path.is_dir() else []
+    listed = [sorted(p for p in folder.iterdir() if p.is_file()) for folder in folders if folder.is_dir()]
+    for files in listed or [[path]]:
+        for kind, pattern in _FILES.items():
+            found = [file for file in files if pattern.fullmatch(file.name)]
+            if found and (kind != "webdataset" or any(map(_is_webdataset, found))):
+                return kind, found
+    return None
+
+
+def _is_webdataset(path: Path) -> bool:
+    """Whether an image of the first members of a tar has its class beside it."""
+    try:
+        with tarfile.open(path, "r:") as archive:
+            first = [
+                _key(member.name) for _, member in zip(range(16), archive, strict=False) if member.isfile()
+            ]
+    except (tarfile.TarError, OSError):
+        return False  # whoever reads tars says what is wrong with it
+    images = {key for key, ending in first if f".{ending}" in SUFFIXES}
+    return any(key in images and ending in ("cls", "json") for key, ending in first)
+
+
+def from_rows(kind: str, files: Sequence[Path], columns: Mapping[str, str] | None = None) -> Listing:
+    """The rows of `files`, of images or of numbers, with labels where there are some.
+
+    Raises `DataError`, naming file and offset, for what is cut or damaged.
+    """
+    by_split: dict[str, list[Path]] = {}
+    for file in files:
+        by_split.setdefault(split_of(file.name), []).append(file)
+    order: list[str] = [split for split in ("train", "eval") if split in by_split]
+    found = {split: _READERS[kind](by_split[split], dict(columns or {})) for split in order}
+    labels, classes = labels_of({split: rows.labels for split, rows in found.items()})
+    entries: dict[str, Split] = {}
+    for split, rows in found.items():
+        content = hashlib.sha256("\n".join(rows.content).encode()).hexdigest()
+        entries[split] = Split(
+            names=rows.names,
+            sizes=np.zeros(len(rows.names), np.int64),
+            labels=labels[split],
+            read=rows.at,
+            content=content,
+            threads=kind != "parquet",
+        )
+    return Listing(entries, classes, {"label": len(classes)} if classes else {})
+
+
+def split_of(name: str) -> str:
+    """ "train" or "eval", by a file's name; train where it says nothing."""
+    told = _SPLIT.search(name.lower())
+    return "eval" if told and told[1] != "train" else "train"
+
+
+def chosen(role: str, there: Sequence[str], columns: Mapping[str, str], path: Path) -> str | None:
+    """Which of the columns that are `there` is the image, the label or the text.
+
+    Raises `DataError` for a column that the user names and that is not there.
+    """
+    if role in columns:
+        if columns[role] not in there:
+            raise DataError("rows-column", path=path, role=role, column=columns[role], columns=sorted(there))
+        return columns[role]
+    return next((name for name in COLUMNS[role] if name in there), None)
+
+
+def labels_of(values: Mapping[str, list[Any]]) -> tuple[dict[str, dict[str, np.ndarray]], tuple[str, ...]]:
+    """Labels by split, and the classes: text sorted, or whole numbers from 0 to the largest."""
+    every = [value for some in values.values() for value in some]
+    if all(value is None for value in every):
+        return {split: {} for split in values}, ()
+    if None in every:
+        raise DataError("rows-label-missing", row=every.index(None))
+    if all(isinstance(value, str) for value in every):
+        classes = tuple(sorted(set(every)))
+        number = {name: i for i, name in enumerate(classes)}
+        numbers = {s: np.asarray([number[v] for v in some], np.int32) for s, some in values.items()}
+        return {split: {"label": column} for split, column in numbers.items()}, classes
+    columns = {split: np.asarray(some) for split, some in values.items()}
+    kinds = {column.dtype.kind for column in columns.values()}
+    if not kinds <= set("biuf") or any(column.ndim > 2 for column in columns.values()):
+        raise DataError("rows-label-kind", label=str(every[0])[:60])
+    if "f" in kinds or any(column.ndim > 1 for column in columns.values()):
+        return {split: {"label": column.astype(np.float32)} for split, column in columns.items()}, ()
+    low, high = min(int(c.min()) for c in columns.values()), max(int(c.max()) for c in columns.values())
+    if not 0 <= low <= high < 1 << 24:
+        raise DataError("rows-label-range", low=low, high=high)
+    made = {split: {"label": column.astype(np.int32)} for split, column in columns.items()}
+    return made, tuple(map(str, range(high + 1)))
+
+
+# ---- Parquet
+
+
+def parquet(path: Path) -> Any:
+    """An open Parquet file. Raises `DataError` for a damaged one."""
+    try:
+        from pyarrow import ArrowInvalid
+        from pyarrow.parquet import ParquetFile
+    except ImportError as error:
+        raise RecipeError("pack-library", library="pyarrow") from error
+    try:
+        return ParquetFile(path)
+    except (ArrowInvalid, OSError) as error:
+        raise DataError("parquet-damaged", path=path, reason=" ".join(str(error).split())[:200]) from error
+
+
+class _Group:
+    """The last group of rows that was read, of one file after another."""
+
+    def __init__(self) -> None:
+        self.of: tuple[Path, int] | None = None
+        self.rows: list[dict[str, Any]] = []
+
+    def row(self, path: Path, group: int, at: int, columns: list[str]) -> dict[str, Any]:
+        if self.of != (path, group):
+            try:
+                self.rows = parquet(path).read_row_group(group, columns).to_pylist()
+            except (OSError, ValueError) as error:  # pyarrow's own are kinds of these
+                reason = f"row group {group}: {' '.join(str(error).split())[:160]}"
+                raise DataError("parquet-damaged", path=path, reason=reason) from error
+            self.of = path, group
+        return self.rows[at]
+
+
+def _parquet_rows(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
+    found, cached = Rows(), _Group()
+    for path in files:
+        with parquet(path) as file:
+            there = file.schema_arrow.names
+            image, label = (chosen(role, there, columns, path) for role in ("image", "label"))
+            taken = [image] if image else [name for name in there if name != label]
+            groups = [file.metadata.row_group(g).num_rows for g in range(file.num_row_groups)]
+            labels = file.read([label]).column(label).to_pylist() if label else [None] * sum(groups)
+            found.content.append(f"{path.name} {path.stat().st_size} {file.schema_arrow} {groups}")
+        row = 0
+        for group, size in enumerate(groups):
+            for at in range(size):
+
+                def read(path=path, group=group, at=at, taken=taken, image=image) -> dict[str, Any]:
+                    example = cached.row(path, group, at, taken)
+                    return {"image": _encoded(example[image], path)} if image else dict(example)
+
+                found.add(f"{path.name}/{row:08}", labels[row], read)
+                row += 1
+    return found
+
+
+def _encoded(image: Any, path: Path) -> Any:
+    """An image's bytes, which Hugging Face keeps beside a path."""
+    if isinstance(image, Mapping) and isinstance(image.get("bytes"), bytes):
+        return image["bytes"]
+    if image is None or isinstance(image, Mapping):
+        raise DataError("rows-image-missing", path=path)
+    return image if isinstance(image, bytes) else np.asarray(image)
+
+
+# ---- TFRecord
+
+
+def _tfrecord_rows(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
+    found = Rows()
+    for path in files:
+        digest = hashlib.sha256()
+        for row, (offset, data) in enumerate(tfrecord.records(path)):
+            digest.update(data)
+            features = _features(path, offset, data)
+            image, label = (chosen(role, list(features), columns, path) for role in ("image", "label"))
+            value = None if label is None else _single(features[label])
+            length = len(data)
+
+            def read(path=path, offset=offset, length=length, image=image, label=label) -> dict[str, Any]:
+                with open(path, "rb") as file:
+                    file.seek(offset)
+                    features = _features(path, offset, file.read(length))
+                if image is not None:
+                    return {"image": _single(features[image])}
+                return {n.replace("/", "_"): _column(v) for n, v in features.items() if n != label}
+
+            found.add(f"{path.name}/{row:08}", value.decode() if isinstance(value, bytes) else value, read)
+        found.content.append(f"{path.name} {digest.hexdigest()}")
+    return found
+
+
+def _features(path: Path, offset: int, data: bytes) -> dict[str, tfrecord.Value]:
+    try:
+        return tfrecord.example(data)
+    except ValueError as error:  # of UnicodeDecodeError too
+        raise DataError("tfrecord-no-example", path=path, offset=offset, reason=str(error)) from error
+
+
+def _single(value: tfrecord.Value) -> Any:
+    return value[0] if len(value) == 1 else _column(value)
+
+
+def _column(value: tfrecord.Value) -> Any:
+    if isinstance(value, list):
+        raise DataError("rows-column-bytes", values=len(value))
+    return value
+
+
+# ---- WebDataset
+
+
+def _key(name: str) -> tuple[str, str]:
+    """`a/b.left.jpg` as `a/b` and `left.jpg`: what stands before the first dot of the file's name."""
+    folder, slash, file = name.rpartition("/")
+    stem, _, ending = file.partition(".")
+    return folder + slash + stem, ending.lower()
+
+
+def _webdataset_rows(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
+    found = Rows()
+    for path in files:
+        found.content.append(f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}")
+        for key, members in _samples(path):
+            image = columns.get("image") or next((e for e in members if f".{e}" in SUFFIXES), None)
+            if image not in members:
+                raise DataError("webdataset-no-image", path=path, name=key, endings=sorted(members))
+
+            def read(path=path, place=members[image]) -> dict[str, Any]:
+                return {"image": _bytes(path, *place)}
+
+            found.add(f"{path.name}/{key}", _class(path, key, members, columns), read)
+    return found
+
+
+def _samples(path: Path) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
+    """Key of each sample, and its members' endings to offset and bytes. They lie one after another."""
+    size, end = path.stat().st_size, 0
+    sample: tuple[str, dict[str, tuple[int, int]]] | None = None
+    try:
+        with tarfile.open(path, "r:") as archive:
+            for member in archive:
+                if not member.isfile():
+                    continue
+                end = member.offset_data + member.size
+                if end > size:
+                    raise DataError("webdataset-cut", path=path, offset=member.offset, name=member.name)
+                key, ending = _key(member.name)
+                if sample is None or sample[0] != key:
+                    if sample is not None:
+                        yield sample
+                    sample = key, {}
+                sample[1][ending] = member.offset_data, member.size
+    except (tarfile.TarError, OSError) as error:
+        raise DataError("webdataset-damaged", path=path, offset=end, reason=str(error)) from error
+    if sample is not None:
+        yield sample
+
+
+def _class(path: Path, key: str, members: Mapping[str, tuple[int, int]], columns: Mapping[str, str]) -> Any:
+    name = columns.get("label", "cls")
+    if name in members:
+        text = _bytes(path, *members[name]).decode("utf-8", "replace").strip()
+        return int(text) if text.lstrip("-").isdigit() else text
+    if "json" not in members:
+        return None
+    try:
+        told = json.loads(_bytes(path, *members["json"]))
+    except ValueError as error:
+        raise DataError(
+            "webdataset-damaged", path=path, offset=members["json"][0], reason=str(error)
+        ) from error
+    label = columns.get("label", "label")
+    return told.get(label) if isinstance(told, dict) else None
+
+
+def _bytes(path: Path, offset: int, size: int) -> bytes:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        return os.pread(handle, size, offset)
+    finally:
+        os.close(handle)
+
+
+_READERS: dict[str, Callable[[Sequence[Path], Mapping[str, str]], Rows]] = {
+    "parquet": _parquet_rows,
+    "tfrecord": _tfrecord_rows,
+    "webdataset": _webdataset_rows,
+}

@@ -1,0 +1,270 @@
+"""Text as tokens of one length: documents after one another for a language model, or one by one with a label.
+
+    one two | three <end> four | <end> five ...      every token but the first is predicted once
+    one two three . . .   cat                        a document an example, cut or filled up (`each`)
+
+Tokens are bytes, or those of a `tokenizers` JSON file. Text is read once, in pieces, and its tokens wait in a
+file without a name beside the pack; memory holds a label and a place for each document.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import DataError, RecipeError
+from .documents import Document, documents
+from .folders import Listing, Split, divided
+from .rows import labels_of
+
+_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+
+
+@dataclass(frozen=True)
+class TextForm:
+    """How text becomes examples.
+
+    *Fields:* `tokens`, of an example; `tokenizer`, a JSON file of the `tokenizers` library; None for bytes.
+
+    - `each`: an example is a document with its label, cut or filled up, and `length` its tokens. Otherwise
+      documents follow each other, `end` between them, and an example begins with the last token of the one
+      before.
+    - `boundaries`: a column `document` counts the documents within an example.
+    - `end`: the tokenizer's token after a document, one of the usual ones when left out; 256 for bytes.
+    """
+
+    tokens: int = 1025
+    tokenizer: str | Path | None = None
+    each: bool = False
+    boundaries: bool = False
+    end: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.tokens, int) or self.tokens < 2:
+            raise RecipeError("pack-tokens", tokens=self.tokens)
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """*Fields:* `encode`: a piece of text to its tokens; `kinds` of tokens; `end`; `dtype`."""
+
+    encode: Callable[[bytes], Any]
+    kinds: int
+    end: int
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(np.uint16 if self.kinds <= 1 << 16 else np.uint32)
+
+
+def text_listing(
+    path: Path,
+    form: TextForm,
+    where: Path,
+    columns: Mapping[str, str] | None = None,
+    share: float | None = None,
+) -> Listing:
+    """The examples of the text at `path`: a file, a folder of files, or a column of a table.
+
+    *Arguments:* `where`: a folder with room for the tokens; `share` of the documents that goes to eval, by
+    their names; of a single document its last part.
+
+    Raises `DataError`, with the file and the byte, for text that is damaged.
+    """
+    tokens = _tokens_of(form)
+    spools = {split: _Spool(where, tokens.dtype) for split in ("train", "eval")}
+    labels: dict[str, list[Any]] = {split: [] for split in spools}
+    lengths: dict[str, list[int]] = {split: [] for split in spools}
+    with contextlib.ExitStack() as closing:
+        for spool in spools.values():
+            closing.callback(spool.close)
+        for document in documents(path, dict(columns or {}), form.each):
+            split = document.split
+            if share is not None and not form.each and _drawn(document.name) < share:
+                split = "eval"
+            try:
+                found = _encoded(document, form, tokens, spools[split])
+            except UnicodeDecodeError as error:
+                raise DataError("text-not-utf8", path=path, name=document.name, byte=error.start) from error
+            lengths[split].append(found)
+            labels[split].append(document.label)
+        used = {split: some for split, some in lengths.items() if some}
+        if not used:
+            raise DataError("text-empty", path=path)
+        if form.each:
+            listing = _one_each(form, tokens, spools, {s: labels[s] for s in used}, lengths)
+            return listing if share is None else divided(listing, share)
+        return _joined(path, form, tokens, spools, sum(map(len, lengths.values())), share)
+
+
+def _drawn(name: str) -> float:
+    """From 0 to 1, the same for a name everywhere."""
+    return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:8]) / 2.0**64
+
+
+def _encoded(document: Document, form: TextForm, tokens: _Tokens, spool: _Spool) -> int:
+    """Its tokens go to `spool`; returns how many it has, cut ones not counted."""
+    if not form.each:
+        found = 0
+        for piece in document.pieces:
+            found += spool.write(tokens.encode(piece))
+        return found + spool.write([tokens.end])
+    row: list[int] = []
+    for piece in document.pieces:
+        row += list(tokens.encode(piece))[: form.tokens - len(row)]
+        if len(row) == form.tokens:
+            break
+    spool.write(row + [tokens.end] * (form.tokens - len(row)))
+    return len(row)
+
+
+def _joined(
+    path: Path,
+    form: TextForm,
+    tokens: _Tokens,
+    spools: dict[str, _Spool],
+    documents: int,
+    share: float | None,
+) -> Listing:
+    step = form.tokens - 1
+    splits: dict[str, Split] = {}
+    for name, spool in spools.items():
+        if not spool.tokens:
+            continue
+        rows = max(1, -(-(spool.tokens - 1) // step))
+        spool.write([tokens.end] * (rows * step + 1 - spool.tokens))
+        splits[name] = _sequences(spool, form, tokens.end, 0, rows)
+        if share is not None and documents == 1 and rows > 1:
+            first = min(rows - 1, max(1, round(rows * (1 - share))))
+            splits = {"train": _sequences(spool, form, tokens.end, 0, first)}
+            splits["eval"] = _sequences(spool, form, tokens.end, first, rows)
+            break
+    if share is not None and len(splits) < 2:
+        raise DataError(
+            "split-empty", share=share, examples=documents, empty=({"train", "eval"} - set(splits)).pop()
+        )
+    if "train" not in splits:
+        raise DataError("pack-no-train", src=str(path), splits=list(splits))
+    return Listing(splits, (), {"token": tokens.kinds})
+
+
+def _sequences(spool: _Spool, form: TextForm, end: int, first: int, stop: int) -> Split:
+    step, stream = form.tokens - 1, spool.array()
+
+    def read(i: int) -> dict[str, Any]:
+        begin = (first + i) * step
+        found = {"token": np.asarray(stream[begin : begin + form.tokens])}
+        if form.boundaries:
+            ends = np.cumsum(found["token"][:-1] == end)
+            found["document"] = np.concatenate([[0], ends]).astype(np.uint16)
+        return found
+
+    return Split(Numbered(stop - first), np.zeros(stop - first, np.int64), {}, read, spool.digest)
+
+
+def _one_each(
+    form: TextForm, tokens: _Tokens, spools: dict[str, _Spool], labels: dict[str, list[Any]],
+    lengths: dict[str, list[int]],
+) -> Listing:  # fmt: skip
+    found, classes = labels_of(labels)
+    splits = {}
+    for name in labels:
+        rows = spools[name].array().reshape(-1, form.tokens)
+        columns = {**found[name], "length": np.asarray(lengths[name], np.int32)}
+
+        def read(i: int, rows: np.ndarray = rows) -> dict[str, Any]:
+            return {"token": np.asarray(rows[i])}
+
+        content = spools[name].digest
+        splits[name] = Split(Numbered(len(rows)), np.zeros(len(rows), np.int64), columns, read, content)
+    below = {"label": len(classes)} if classes else {}
+    return Listing(splits, classes, {"token": tokens.kinds, **below})
+
+
+class Numbered(Sequence):
+    """ "0000", "0001", ...: names of `n` entries that have none."""
+
+    def __init__(self, n: int):
+        self.n, self.width = n, len(str(max(n - 1, 0)))
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: Any) -> Any:
+        if not 0 <= index < self.n:
+            raise IndexError(index)
+        return f"{index:0{self.width}}"
+
+
+class _Spool:
+    """Tokens in a file without a name, which goes with the process."""
+
+    def __init__(self, where: Path, dtype: np.dtype):
+        self.where, self.dtype, self.tokens = where, dtype, 0
+        self._file: Any = None
+        self._sha = hashlib.sha256()
+
+    def write(self, tokens: Any) -> int:
+        """Appends `tokens`, and returns their number."""
+        block = np.asarray(tokens, self.dtype)
+        try:
+            if self._file is None:
+                self.where.mkdir(parents=True, exist_ok=True)
+                self._file = tempfile.TemporaryFile(dir=self.where)  # noqa: SIM115 (as long as the spool)
+            self._file.write(block.data)
+        except OSError as error:
+            raise DataError(
+                "pack-unwritable", path=self.where, reason=error.strerror or str(error)
+            ) from error
+        self._sha.update(block.data)
+        self.tokens += len(block)
+        return len(block)
+
+    def array(self) -> np.ndarray:
+        """All that was written, read from the file as it is asked for; nothing may follow."""
+        self._file.flush()
+        return np.memmap(self._file, self.dtype, "r", shape=(self.tokens,))  # which outlives the file's name
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    @property
+    def digest(self) -> str:
+        return self._sha.hexdigest()
+
+
+def _tokens_of(form: TextForm) -> _Tokens:
+    if form.tokenizer is None:
+        if form.end is not None:
+            raise RecipeError("pack-end-of-bytes", end=form.end)
+        return _Tokens(lambda piece: np.frombuffer(piece, np.uint8), 257, 256)
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise RecipeError("pack-library", library="tokenizers") from error
+    path = Path(form.tokenizer)
+    if not path.is_file():
+        raise DataError("tokenizer-missing", path=path)
+    try:
+        made = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library's errors have no class of their own
+        raise DataError("tokenizer-damaged", path=path, reason=" ".join(str(error).split())[:160]) from error
+    made.no_truncation()
+    made.no_padding()
+    ends = [form.end] if form.end is not None else _ENDS
+    end = next((found for name in ends if (found := made.token_to_id(name)) is not None), None)
+    if end is None:
+        raise RecipeError("tokenizer-without-end", path=path, names=list(ends))
+
+    def encode(piece: bytes) -> list[int]:
+        return made.encode(piece.decode("utf-8"), add_special_tokens=False).ids
+
+    return _Tokens(encode, made.get_vocab_size(with_added_tokens=True), end)

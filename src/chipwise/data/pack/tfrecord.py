@@ -1,0 +1,159 @@
+"""TFRecord files without TensorFlow: their framing, and the fields of `tf.train.Example`.
+
+    uint64 length | uint32 masked CRC-32C of it | data | uint32 masked CRC-32C of the data
+
+(https://www.tensorflow.org/tutorials/load_data/tfrecord). The data is a protocol buffer: an Example holds a
+map from names to lists of bytes, of float32 or of int64, of which only the wire format is needed here.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import DataError
+
+MOST = 1 << 30  # bytes of a record: a length beyond it is damage
+_POLYNOMIAL, _MASK = 0x82F63B78, 0xA282EAD8
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
+
+Value = list[bytes] | np.ndarray
+"""Of a feature: bytes, float32 or int64."""
+
+
+def records(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Offset of the data and data of each record, checked.
+
+    Raises `DataError` with the file and the offset of what is cut or damaged.
+    """
+    with open(path, "rb") as file:
+        offset = 0
+        while head := file.read(12):
+            length, expected = struct.unpack("<QI", head) if len(head) == 12 else (0, 0)
+            if len(head) < 12 or length > MOST or _masked(head[:8]) != expected:
+                raise DataError("tfrecord-damaged", path=path, offset=offset, part="length")
+            data, tail = file.read(length), file.read(4)
+            if len(tail) < 4:
+                raise DataError("tfrecord-cut", path=path, offset=offset, bytes=length)
+            if _masked(data) != int.from_bytes(tail, "little"):
+                raise DataError("tfrecord-damaged", path=path, offset=offset + 12, part="data")
+            yield offset + 12, data
+            offset += 16 + length
+
+
+def example(data: bytes) -> dict[str, Value]:
+    """The features of a `tf.train.Example`. Raises `ValueError` for bytes that are none."""
+    found: dict[str, Value] = {}
+    for features in _messages(data, 1):
+        for entry in _messages(features, 1):
+            names, values = list(_messages(entry, 1)), list(_messages(entry, 2))
+            if len(names) != 1 or len(values) != 1:
+                raise ValueError("a feature without its name or its values")
+            found[names[0].decode()] = _values(values[0])
+    return found
+
+
+def _values(feature: bytes) -> Value:
+    for number, kind, value in _fields(feature):
+        if kind != _BYTES:
+            break
+        if number == 1:
+            return list(_messages(value, 1))
+        if number == 2:
+            return np.frombuffer(b"".join(v for _, _, v in _fields(value)), "<f4")
+        if number == 3:
+            return np.asarray(list(_integers(value)), np.int64)
+    return []
+
+
+def _integers(items: bytes) -> Iterator[int]:
+    """Packed, or one by one."""
+    for _, kind, value in _fields(items):
+        at = 0
+        if kind == _VARINT:
+            yield _signed(value)
+        while kind == _BYTES and at < len(value):
+            number, at = _varint(value, at)
+            yield _signed(number)
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >= 1 << 63 else number
+
+
+def _messages(data: bytes, number: int) -> Iterator[bytes]:
+    return (value for n, kind, value in _fields(data) if n == number and kind == _BYTES)
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int, Any]]:
+    """Number, wire type and value of each field: an int for a varint, else its bytes."""
+    at = 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        number, kind = tag >> 3, tag & 7
+        if kind == _VARINT:
+            value, at = _varint(data, at)
+            yield number, kind, value
+            continue
+        if kind == _BYTES:
+            size, at = _varint(data, at)
+        elif kind in (_FIXED32, _FIXED64):
+            size = 4 if kind == _FIXED32 else 8
+        else:
+            raise ValueError(f"wire type {kind}")
+        if at + size > len(data):
+            raise ValueError("a field is longer than what is left")
+        yield number, kind, data[at : at + size]
+        at += size
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            break
+        value |= (data[at] & 127) << shift
+        at += 1
+        if data[at - 1] < 128:
+            return value & (1 << 64) - 1, at
+    raise ValueError("a number without an end")
+
+
+# ---- CRC-32C
+
+
+def _masked(data: bytes) -> int:
+    crc = crc32c()(data)
+    return (((crc >> 15) | (crc << 17)) + _MASK) & 0xFFFFFFFF
+
+
+@cache
+def crc32c() -> Callable[[bytes], int]:
+    """The checksum (Castagnoli): google-crc32c's where that is installed, far faster than the one below."""
+    try:
+        from google_crc32c import value
+    except ImportError:
+        return _crc32c
+    return value
+
+
+def _crc32c(data: bytes) -> int:
+    crc, table = 0xFFFFFFFF, _table()
+    for byte in data:
+        crc = table[(crc ^ byte) & 255] ^ (crc >> 8)
+    return crc ^ 0xFFFFFFFF
+
+
+@cache
+def _table() -> list[int]:
+    rows = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = (byte >> 1) ^ (_POLYNOMIAL if byte & 1 else 0)
+        rows.append(byte)
+    return rows

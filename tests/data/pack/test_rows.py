@@ -1,0 +1,198 @@
+"""Parquet, TFRecord and WebDataset: the same images and labels as a folder's, and what damage is told of."""
+
+import contextlib
+import io
+import json
+import struct
+import tarfile
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chipwise.data import PackedFolder
+from chipwise.data.pack import tfrecord
+from chipwise.data.pack.job import pack
+from chipwise.data.sources import materialize
+from chipwise.errors import DataError
+from pictures import encoded, smooth
+from refusals import refused
+
+IMAGES = [encoded(smooth(seed, (12, 10))) for seed in range(5)]
+LABELS = [2, 0, 1, 0, 2]
+
+
+def varint(n):
+    n &= (1 << 64) - 1
+    out = b""
+    while n > 127:
+        out, n = out + bytes([n & 127 | 128]), n >> 7
+    return out + bytes([n])
+
+
+def field(number, data):
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def example(**features):
+    entries = b""
+    for name, value in features.items():
+        if isinstance(value, bytes):
+            listed = field(1, field(1, value))
+        elif isinstance(value, np.ndarray):
+            listed = field(2, field(1, value.astype("<f4").tobytes()))
+        else:
+            listed = field(3, field(1, b"".join(map(varint, np.atleast_1d(value).tolist()))))
+        entries += field(1, field(1, name.encode()) + field(2, listed))
+    return field(1, entries)
+
+
+def framed(data):
+    def crc(part):
+        return struct.pack("<I", tfrecord._masked(part))
+
+    head = struct.pack("<Q", len(data))
+    return head + crc(head) + data + crc(data)
+
+
+def packed(folder):
+    made = PackedFolder(folder)
+    made.verify()
+    return made, materialize(made)
+
+
+@pytest.fixture
+def expected(tmp_path):
+    _, columns = packed(pack(list(zip(IMAGES, LABELS, strict=True)), tmp_path / "expected", names="abc"))
+    return columns
+
+
+def test_crc32c_is_castagnoli_s():
+    # RFC 3720, B.4
+    assert tfrecord._crc32c(bytes(32)) == 0x8A9136AA
+    assert tfrecord._crc32c(b"\xff" * 32) == 0x62A8AB43
+    assert tfrecord._crc32c(bytes(range(32))) == 0x46DD794E
+    assert tfrecord.crc32c()(b"123456789") == tfrecord._crc32c(b"123456789") == 0xE3069283
+
+
+@given(
+    st.dictionaries(
+        st.text("abc/", min_size=1, max_size=4),
+        st.one_of(
+            st.binary(max_size=300), st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=4)
+        ),
+        max_size=4,
+    )
+)
+def test_an_example_is_read_as_it_was_written(features):
+    found = tfrecord.example(example(**features))
+    assert list(found) == list(features)
+    for name, value in features.items():
+        assert list(found[name]) == ([value] if isinstance(value, bytes) else value)
+
+
+@given(st.binary(max_size=60))
+def test_bytes_that_are_no_example_end_in_a_value_error(data):
+    with contextlib.suppress(ValueError):
+        assert isinstance(tfrecord.example(data), dict)
+
+
+@pytest.mark.parametrize("names", [("image/encoded", "image/class/label"), ("photo", "kind")])
+def test_tfrecords_of_images(tmp_path, expected, names):
+    image, label = names
+    for shard, rows in enumerate((range(3), range(3, 5))):
+        data = [framed(example(**{image: IMAGES[i], label: LABELS[i], "w": np.ones(2)})) for i in rows]
+        (tmp_path / f"train-0000{shard}-of-00002").write_bytes(b"".join(data))
+    (tmp_path / "validation-00000-of-00001").write_bytes(framed(example(**{image: IMAGES[0], label: 1})))
+    columns = None if "/" in image else {"image": image, "label": label}
+    made, found = packed(pack(tmp_path, tmp_path.parent / f"{tmp_path.name}-out", columns=columns))
+    np.testing.assert_array_equal(found["image"], expected["image"])
+    assert found["label"].tolist() == LABELS and made.names == ("0", "1", "2")
+    assert len(PackedFolder(made.path.parent, "eval")) == 1
+
+
+def test_tfrecords_of_numbers(tmp_path):
+    rows = [example(x=np.arange(3) + i, label=i % 2) for i in range(4)]
+    (tmp_path / "a.tfrecord").write_bytes(b"".join(map(framed, rows)))
+    _, found = packed(pack(tmp_path / "a.tfrecord", tmp_path / "out"))
+    assert found["x"].tolist() == [[i, i + 1, i + 2] for i in range(4)] and found["label"].tolist() == [
+        0,
+        1,
+        0,
+        1,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("at", "code"), [(3, "tfrecord-damaged"), (-9, "tfrecord-damaged"), (None, "tfrecord-cut")]
+)
+def test_a_damaged_tfrecord_is_refused_with_its_place(tmp_path, at, code):
+    first, second = (framed(example(x=np.ones(3), label=i)) for i in range(2))
+    data = bytearray(first + second)
+    if at is None:
+        data = data[:-5]
+    else:
+        data[len(first) + at if at > 0 else at] ^= 1
+    (tmp_path / "a.tfrecord").write_bytes(data)
+    with refused(DataError, code, path=tmp_path / "a.tfrecord") as error:
+        pack(tmp_path / "a.tfrecord", tmp_path / "out")
+    assert len(first) <= error.value.facts["offset"] <= len(first) + 12
+
+
+def parquet(path, images, labels, **more):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = pa.table({"image": images, "label": labels, **more})
+    pq.write_table(table, path, row_group_size=2)
+    return path
+
+
+@pytest.mark.parametrize("form", ["bytes", "hugging face"])
+def test_parquet_of_images(tmp_path, expected, form):
+    images = IMAGES if form == "bytes" else [{"bytes": image, "path": "x.jpeg"} for image in IMAGES]
+    (tmp_path / "data").mkdir()
+    parquet(tmp_path / "data" / "train-00000-of-00001.parquet", images, LABELS)
+    parquet(tmp_path / "data" / "test-00000-of-00001.parquet", images[:2], LABELS[:2])
+    made, found = packed(pack(tmp_path, tmp_path.parent / f"{tmp_path.name}-out"))
+    np.testing.assert_array_equal(found["image"], expected["image"])
+    assert found["label"].tolist() == LABELS
+    assert len(PackedFolder(made.path.parent, "eval")) == 2
+
+
+def test_a_damaged_parquet_is_refused(tmp_path):
+    path = parquet(tmp_path / "a.parquet", IMAGES, LABELS)
+    path.write_bytes(path.read_bytes()[:-20])
+    with refused(DataError, "parquet-damaged", path=path):
+        pack(path, tmp_path / "out")
+    parquet(path, IMAGES, [1, 2, None, 0, 1])
+    with refused(DataError, "rows-label-missing", row=2):
+        pack(path, tmp_path / "out")
+    with refused(DataError, "rows-column", column="z"):
+        pack(path, tmp_path / "out", columns={"label": "z"})
+
+
+def tar(path, members):
+    with tarfile.open(path, "w") as archive:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return path
+
+
+@pytest.mark.parametrize("ending", ["cls", "json"])
+def test_webdataset(tmp_path, expected, ending):
+    members = []
+    for i, (image, label) in enumerate(zip(IMAGES, LABELS, strict=True)):
+        told = str(label) if ending == "cls" else json.dumps({"label": label})
+        members += [(f"d/{i:03}.jpeg", image), (f"d/{i:03}.{ending}", told.encode())]
+    tar(tmp_path / "set-train-0.tar", members[:6])
+    tar(tmp_path / "set-train-1.tar", members[6:])
+    tar(tmp_path / "set-val-0.tar", members[:2])
+    made, found = packed(pack(tmp_path, tmp_path.parent / f"{tmp_path.name}-out"))
+    np.testing.assert_array_equal(found["image"], expected["image"])
+    assert found["label"].tolist() == LABELS and len(PackedFolder(made.path.parent, "eval")) == 1
+    cut = tmp_path / "set-train-1.tar"
+    cut.write_bytes(cut.read_bytes()[:700])
+    with refused(DataError, "webdataset-cut", path=cut, offset=0):
+        pack(tmp_path, tmp_path.parent / f"{tmp_path.name}-cut")

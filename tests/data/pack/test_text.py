@@ -1,0 +1,150 @@
+"""Text as tokens: no token lost, boundaries where documents end, the same pack from every kind of file."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chipwise.data import PackedFolder
+from chipwise.data.pack.job import pack
+from chipwise.data.pack.text import TextForm
+from chipwise.data.sources import materialize
+from chipwise.errors import DataError, RecipeError
+from refusals import refused
+
+END = 256
+DOCUMENTS = ["one two\nthree", "", "four", "five six seven eight" * 3]
+
+
+def tokens(folder, split="train", column="token"):
+    packed = PackedFolder(folder, split)
+    packed.verify()
+    return packed, materialize(packed)[column]
+
+
+def stream(documents):
+    return [token for text in documents for token in [*text.encode(), END]]
+
+
+def lines(path, documents, **more):
+    rows = [
+        {"text": text, **{name: column[i] for name, column in more.items()}}
+        for i, text in enumerate(documents)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def folder(path, documents):
+    path.mkdir()
+    for i, text in enumerate(documents):
+        (path / f"{i}.txt").write_text(text)
+    return path
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.lists(st.text("ab\n\u00e9", max_size=9), min_size=1, max_size=5), st.integers(2, 9))
+def test_every_token_is_there_once_and_predicted_once(tmp_path_factory, documents, length):
+    root = tmp_path_factory.mktemp("text")
+    src = lines(root / "a.jsonl", documents)
+    packed, rows = tokens(pack(src, root / "out", text=TextForm(tokens=length)))
+    assert rows.dtype == np.uint16 and packed.below == {"token": 257}
+    whole = stream(documents)
+    flat = np.concatenate([rows[:1, 0], rows[:, 1:].ravel()])  # each begins with the last of the one before
+    assert (rows[1:, 0] == rows[:-1, -1]).all()
+    assert flat[: len(whole)].tolist() == whole and (flat[len(whole) :] == END).all()
+    assert len(flat) - len(whole) < max(2, length - 1)
+
+
+def test_a_file_a_folder_and_columns_are_the_same_text(tmp_path):
+    pytest.importorskip("pyarrow")
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"body": DOCUMENTS, "n": [1, 2, 3, 4]}), tmp_path / "a.parquet", row_group_size=2)
+    (tmp_path / "a.csv").write_text("text\n" + "".join(json.dumps(text) + "\n" for text in DOCUMENTS[2:]))
+    form = TextForm(tokens=8)
+    _, expected = tokens(pack(lines(tmp_path / "a.jsonl", DOCUMENTS), tmp_path / "0", text=form))
+    sources = [
+        (folder(tmp_path / "texts", DOCUMENTS), None),
+        (tmp_path / "a.parquet", {"text": "body"}),
+    ]
+    for i, (src, columns) in enumerate(sources, 1):
+        _, found = tokens(pack(src, tmp_path / str(i), text=form, columns=columns))
+        np.testing.assert_array_equal(found, expected)
+    _, found = tokens(pack(tmp_path / "a.csv", tmp_path / "9", text=form))
+    assert found.ravel()[:5].tolist() == stream(["four"])
+
+
+def test_boundaries_count_documents_within_an_example(tmp_path):
+    src = lines(tmp_path / "a.jsonl", ["ab", "c", "defgh"])
+    packed, rows = tokens(pack(src, tmp_path / "out", text=TextForm(tokens=6, boundaries=True)))
+    assert rows[0].tolist() == [97, 98, END, 99, END, 100]
+    assert materialize(packed)["document"][0].tolist() == [0, 0, 0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("documents", [DOCUMENTS * 20, ["only one, and long enough " * 40]])
+def test_a_share_goes_to_eval_and_no_document_is_in_both(tmp_path, documents):
+    out = pack(lines(tmp_path / "a.jsonl", documents), tmp_path / "out", text=TextForm(tokens=8), split=0.25)
+    (_, train), (_, held) = tokens(out), tokens(out, "eval")
+    assert 0.1 < len(held) / (len(train) + len(held)) < 0.5
+    ends = sum(int((rows[:, 1:] == END).sum()) for rows in (train, held))
+    assert ends >= len(documents)
+
+
+def test_documents_with_labels_feed_a_classifier(tmp_path):
+    src = lines(tmp_path / "a.jsonl", ["good", "bad one", "fine"], label=["pos", "neg", "pos"])
+    packed, rows = tokens(pack(src, tmp_path / "out", text=TextForm(tokens=5, each=True)))
+    columns = materialize(packed)
+    assert packed.names == ("neg", "pos") and columns["label"].tolist() == [1, 0, 1]
+    assert columns["length"].tolist() == [4, 5, 4]
+    assert [bytes(row[:n].astype(np.uint8)) for row, n in zip(rows, columns["length"], strict=True)] == [
+        b"good", b"bad o", b"fine",
+    ]  # fmt: skip
+    assert (rows[[0, 2], 4] == END).all()
+    for split, name in (("train", "pos"), ("train", "neg"), ("test", "pos")):
+        (tmp_path / "imdb" / split / name).mkdir(parents=True)
+        (tmp_path / "imdb" / split / name / "0.txt").write_text(name)
+    out = pack(tmp_path / "imdb", tmp_path / "classes", text=TextForm(tokens=5, each=True))
+    assert len(PackedFolder(out)) == 2 and len(PackedFolder(out, "eval")) == 1
+    assert PackedFolder(out, "eval").names == ("neg", "pos")
+
+
+def test_a_tokenizer_cuts_text_into_its_words(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {"<|endoftext|>": 0, "one": 1, "two": 2, "?": 3}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="?"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(tmp_path / "t.json"))
+    src = lines(tmp_path / "a.jsonl", ["one two", "two three"])
+    packed, rows = tokens(pack(src, tmp_path / "out", text=TextForm(tokens=7, tokenizer=tmp_path / "t.json")))
+    assert rows.tolist() == [[1, 2, 0, 2, 3, 0, 0]] and packed.below == {"token": 4}
+    with refused(RecipeError, "tokenizer-without-end"):
+        pack(src, tmp_path / "x", text=TextForm(tokenizer=tmp_path / "t.json", end="</s>"))
+    (tmp_path / "t.json").write_text("{}")
+    with refused(DataError, "tokenizer-damaged"):
+        pack(src, tmp_path / "x", text=TextForm(tokenizer=tmp_path / "t.json"))
+
+
+def test_bad_text_is_refused_with_its_place(tmp_path):
+    whole = lines(tmp_path / "a.jsonl", ["one", "two"]).read_bytes()
+    cut = tmp_path / "cut.jsonl"
+    cut.write_bytes(whole[:-4])
+    with refused(DataError, "text-line", path=cut, offset=whole.index(b"\n") + 1):
+        pack(cut, tmp_path / "x")
+    with refused(DataError, "text-column"):
+        pack(lines(tmp_path / "b.jsonl", ["a"]), tmp_path / "x", columns={"text": "text"}) and None
+        (tmp_path / "c.jsonl").write_text('{"a": 1}\n')
+        pack(tmp_path / "c.jsonl", tmp_path / "y")
+    with refused(DataError, "text-row", row=0, kind="int"):
+        pack(tmp_path / "c.jsonl", tmp_path / "y", columns={"text": "a"})
+    with refused(DataError, "rows-column", role="text", column="b"):
+        pack(tmp_path / "c.jsonl", tmp_path / "y", columns={"text": "b"})
+    with refused(RecipeError, "pack-tokens", tokens=1):
+        TextForm(tokens=1)
+    (tmp_path / "empty").mkdir()
+    with refused(DataError, "text-empty"):
+        pack(tmp_path / "empty", tmp_path / "y", text=TextForm())
+    assert not (tmp_path / "y").exists()
