@@ -2,8 +2,11 @@
 
 import pytest
 
+import chipwise as cw
+import tasks
+from chipwise.engine.placement import lay_out
 from chipwise.errors import DeviceError
-from chipwise.machine.cluster import PORT, Seat, found, given
+from chipwise.machine.cluster import PORT, Seat, found, given, outside_srun
 from refusals import refused
 
 SLURM = {
@@ -100,3 +103,27 @@ def test_addresses():
 def test_a_number_that_is_none():
     with refused(DeviceError, "variable-not-whole", variable="CHIPWISE_HOST", value="two"):
         found({**TOLD, "CHIPWISE_HOST": "two"}, 0)
+
+
+@pytest.mark.parametrize(
+    "environment, number",
+    [
+        ({}, None),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1"}, None),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2"}, 2),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2"}, None),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "SLURM_STEP_ID": "0"}, None),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "many"}, None),
+        ({"SLURM_NTASKS": "8"}, None),  # left over from another job
+    ],
+)
+def test_tasks_that_nobody_started_are_named(environment, number):
+    told = outside_srun(environment)
+    assert (told and told["tasks"]) == number
+
+
+def test_training_says_so(monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    _, _, warnings = lay_out(tasks.recipe(), cw.On(devices=1))
+    assert [warning.code for warning in warnings] == ["slurm-outside-srun"]

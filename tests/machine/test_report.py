@@ -145,6 +145,10 @@ def test_each_problem_alone(facts, changes, severity, code, numbers):
     assert json.loads(json.dumps(problem.to_json()))["code"] == code
 
 
+def test_hosts_that_met_are_no_problem():
+    assert listed(SLURM, processes=4, joined=4) == []
+
+
 def test_tensorflow_for_the_cpu_only_is_no_problem():
     facts = HostFacts(packages={**JAX, "tensorflow-cpu": "2.18"}, pci_tpu_chips=8)
     assert listed(facts, devices=kinds(*["TPU v5 lite"] * 8)) == []

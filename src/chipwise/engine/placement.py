@@ -8,6 +8,7 @@ position among all, since numbers (`id`) jump from host to host.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ import psutil
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from ..machine.cluster import outside_srun
 from ..machine.detect import Machine, detect, shared
 from ..machine.hosts import hosts
 from ..recipe import precision
@@ -193,7 +195,8 @@ def lay_out(recipe: Any, on: On, machine: Machine | None = None) -> tuple[Machin
     precision.check_on(recipe.precision, machine.platform)
     found, replicas, of = len(machine.devices), recipe.replicas, hosts().count
     used = found if on.devices is not None else usable(shares(recipe, on.exact), found, on.exact, of)
-    warnings = []
+    alone = outside_srun(os.environ) if of == 1 else None
+    warnings = [alone] if alone is not None else []
     if used < found:
         code = "devices-left-exact" if on.exact else "devices-left"
         if on.exact and recipe.block_count < replicas:

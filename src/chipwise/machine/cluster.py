@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..errors import DeviceError
+from ..words.facts import Fact, fact
 
 PORT = 8482  # JAX's own default
 TOLD = ("CHIPWISE_HOSTS", "CHIPWISE_HOST", "CHIPWISE_COORDINATOR")
@@ -109,6 +110,15 @@ def _of_jax(environment: Mapping[str, str], visible_gpus: int) -> Seat | None:
             gpus = tuple(range(mine * each, (mine + 1) * each))
         return Seat(cluster.get_process_id(), count, address, int(number), cluster.name, gpus)
     return None
+
+
+def outside_srun(environment: Mapping[str, str]) -> Fact | None:
+    """What to say where SLURM gave the job several tasks, and `srun` did not start this process."""
+    tasks = environment.get("SLURM_NTASKS", "1")
+    inside = "SLURM_STEP_ID" in environment or "SLURM_STEP_NUM_TASKS" in environment
+    if "SLURM_JOB_ID" not in environment or inside or not tasks.isdecimal() or int(tasks) < 2:
+        return None
+    return fact("slurm-outside-srun", tasks=int(tasks))
 
 
 def _bound(environment: Mapping[str, str]) -> bool:

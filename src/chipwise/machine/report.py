@@ -21,6 +21,7 @@ from ..words.facts import Fact, fact, say
 from . import guard
 from .detect import jax_errors, setting
 from .facts import HostFacts, gather, installed
+from .hosts import joined
 from .limits import Cores, Disk, Memory, cores, disk, memory
 
 SCHEMA = 1
@@ -91,6 +92,7 @@ class Situation:
     jax_platforms: str | None = None
     jax_errors: dict[str, str] = field(default_factory=dict)  # by platform; "" when JAX did not start
     float64: bool = False
+    joined: int = 1  # processes that met as one run
 
     @property
     def platform(self) -> str | None:
@@ -170,6 +172,7 @@ def look(path: str | Path = ".", facts: HostFacts | None = None) -> Report:
         setting("jax_platforms"),
         errors,
         bool(setting("jax_enable_x64")),
+        1 if (run := joined()) is None else run.count,
     )
     return Report(situation, versions(facts), tuple(problems(situation)))
 
@@ -249,9 +252,9 @@ def _settings(s: Situation) -> Iterator[tuple[str, Fact]]:
         yield "warning" if s.place.name == "kaggle" else "note", fact("tpu-shared", packages=tensorflow)
     if s.float64:
         yield "warning", fact("float64-enabled")
-    if s.processes > 1:
+    if s.processes > s.joined:
         yield "error", fact("processes-apart", processes=s.processes)
-    elif s.place.hosts > 1:
+    elif s.place.hosts > s.joined:
         yield "warning", fact("hosts-apart", hosts=s.place.hosts)
 
 
