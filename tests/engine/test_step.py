@@ -8,8 +8,9 @@ import pytest
 import chipwise as cw
 import tasks
 from chipwise.data.sources import spec_of
-from chipwise.engine import keys
+from chipwise.engine import keys, programs
 from chipwise.engine.layout import Layout
+from chipwise.engine.session import Session
 from chipwise.engine.state import init_state, read
 from chipwise.engine.step import Step
 from refusals import refused
@@ -34,8 +35,35 @@ def test_every_exact_device_count_gives_the_same_bits(replicas, counts):
     assert all(other == first for other in others)
 
 
+def looped(loss, **feed):
+    recipe = tasks.recipe(duration="2st", task=tasks.task(loss=loss))
+    with Session(recipe, cw.On(devices=1, **feed)) as session:
+        session.begin()
+        session.compile()
+        return session.programs.looped
+
+
+def test_small_replicas_are_turns_of_a_loop_unless_their_convolutions_are_slow_there():
+    def across(params, state, batch, key, train):
+        row = params["w"].reshape(1, 1, -1)
+        params = {**params, "w": jax.lax.conv(row, row[:, :, :1], (1,), "SAME").reshape(params["w"].shape)}
+        return tasks.loss(params, state, batch, key, train)
+
+    assert looped(tasks.loss)
+    assert not looped(across)
+
+
 @pytest.mark.slow
-def test_many_replicas_on_a_device_meet_on_a_stack_with_the_same_bits():
+@pytest.mark.parametrize("changes", [{}, {"replicas": 6}, {"precision": "bf16"}])
+def test_streamed_turns_have_the_same_bits(changes):
+    recipe = tasks.recipe(duration="8st", **changes)
+    first, *others = [bits(run(recipe, n, feed="host")) for n in (1, 2, recipe.replicas)]
+    assert all(other == first for other in others)
+
+
+@pytest.mark.slow
+def test_many_replicas_on_a_device_meet_on_a_stack_with_the_same_bits(monkeypatch):
+    monkeypatch.setattr(programs, "TURNS_BYTES", 0)
     recipe = tasks.recipe(replicas=24, batch=24, duration="6st")
     assert bits(run(recipe, 1)) == bits(run(recipe, 8))
 

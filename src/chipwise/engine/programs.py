@@ -29,6 +29,8 @@ from .step import Step, compiler_options
 
 MEET_AT_ONCE = 8  # local replicas' vectors handed to `reduce` together; more are added as they come
 MEET_BYTES = 1 << 30
+TURNS_BYTES = 32 << 20  # all replicas' vectors up to which a device makes one call for its own
+_FAST = "dim_numbers = [b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]"
 
 
 def meet_at_once(calls: int, size: int) -> bool:
@@ -46,7 +48,7 @@ class Programs:
     it is the step's own batch, each device its rows; `shard_optimizer`: see `update.shares_out`.
 
     *Fields:* `steps_at_once`, that one call of `step` may make; `flops_per_step_per_device`; `sharding`,
-    where the optimizer's state is shared out.
+    where the optimizer's state is shared out; `looped`, that a device makes one call for all its replicas.
     """
 
     def __init__(
@@ -71,7 +73,9 @@ class Programs:
         self.sharding = Sharding(self.of, placement) if self.of.sharded else None
         self.steps_at_once = 1
         self.flops_per_step_per_device: float | None = None
-        self.compiled = False
+        self.compiled = self.looped = False
+        self._places: list[list[jax.Array]]
+        self._turns: list[Any]
         self._counts: dict[int, jax.Array] = {}
 
     def data_shapes(self) -> list:
@@ -88,10 +92,12 @@ class Programs:
         layout, each = self.layout, self.layout.replicas_per_device
         options = compiler_options(self.placement.lead.platform, layout.exact)
         starts = range(0, each, self.of.together)
-        self._places = [  # of each call: the number of its first replica, globally and on the device
-            [jax.device_put(np.asarray([g.index * each + i, i], np.int32), g.device) for i in starts]
-            for g in self.placement.local
-        ]
+        self._places, self._turns = [], []  # of each call: its first replica's number, globally and here
+        for group in self.placement.local:
+            places = np.asarray([[group.index * each + i, i] for i in starts], np.int32)
+            self._places.append([jax.device_put(place, group.device) for place in places])
+            rows = places[np.arange(max(2, len(places))) % len(places)]
+            self._turns.append(jax.device_put((rows, np.int32(len(places))), group.device))
         if self.of.fused:
             fused = jax.jit(self.of.replica_and_update, donate_argnums=0, compiler_options=options)
             arguments = (*_apart(carry[0]), window[0], data[0], self._places[0][0])
@@ -105,8 +111,10 @@ class Programs:
         # Compiled for the first device, and loaded on the others; side by side, since XLA lets go of the GIL.
         devices = self.placement.devices
         with ThreadPoolExecutor(max(1, min(len(devices), os.cpu_count() or 1))) as pool:
+            replica = self.of.in_turn if self._in_turn(carry, window, data) else self.of.replica
+            self.looped = replica == self.of.in_turn
             jitted = [  # made once, so that a function is traced once for all devices
-                jax.jit(self.of.replica, compiler_options=options),
+                jax.jit(replica, compiler_options=options),
                 jax.jit(self.of.update, donate_argnums=0, compiler_options=options),
                 jax.jit(self.of.square, compiler_options=options),
             ]
@@ -132,8 +140,8 @@ class Programs:
         self._reduce = reducer(self.placement.mesh, layout.exact)
         if self.sharding is not None:
             self.sharding.compile(window, options)
-        replica, update = map(_flops, self.executables)
-        self.flops_per_step_per_device = replica * len(starts) + update
+        one, update = map(_flops, self.executables)  # of a loop, a turn
+        self.flops_per_step_per_device = one * len(starts) + update
         self.compiled = True
         return None
 
@@ -189,7 +197,8 @@ class Programs:
         total = _on(jax.ShapeDtypeStruct((of.updates.size,), jnp.float32), device)
         squares, (replica, update, square) = _on(of.updates.squares, device), jitted
         state, _ = _apart(carry[d])
-        arguments = (*read(carry[d]), window[d]["rows"], data[d], self._places[d][0])
+        places = self._turns[d] if self.looped else self._places[d][:1]
+        arguments = (*read(carry[d]), window[d]["rows"], data[d], *places)
         if self.sharding is not None:
             return replica.lower(*arguments), None, None
         return (
@@ -197,6 +206,19 @@ class Programs:
             update.lower(state, total, window[d]["hyper"], squares),
             square.lower(total) if squares is not None else None,
         )
+
+    def _in_turn(self, carry: list, window: list, data: list) -> bool:
+        """Whether a device makes one call for all its replicas: on the CPU, for a net so small that it feels
+        its calls. Not with convolutions of another layout than XLA's fast code has: outside of loops alone
+        it turns them into that one (JAX 0.10.2: 40 times as slow). The recipe decides, so it is so on any
+        number of devices."""
+        layout, size = self.layout, self.of.updates.size
+        small = 4 * size * layout.blocks <= TURNS_BYTES
+        if not (layout.exact and small and self.placement.lead.platform == "cpu"):
+            return False
+        arguments = (*read(carry[0]), window[0]["rows"], data[0], self._places[0][0])
+        text = self.of.traced.lower(*arguments).as_text()
+        return text.count("stablehlo.convolution(") == text.count(_FAST)
 
     def _choose_loop(self, arguments: tuple, options: dict | None, wanted: int | None) -> Fact | None:
         """Decides how many steps a call makes, by trial unless `wanted`."""
@@ -218,6 +240,8 @@ class Programs:
     def _vectors(self, d: int, state: TrainState, window: dict, data: dict) -> list[jax.Array]:
         """The vectors of one device's replicas, `(1, n)` each, or their sum in tree order."""
         run, of, at = self._replicas[d], read(state), window["rows"]
+        if self.looped:
+            return [run(*of, at, data, *self._turns[d])]
         if self._at_once:
             return [run(*of, at, data, place) for place in self._places[d]]
         stack: list[jax.Array] = []

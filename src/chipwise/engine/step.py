@@ -7,8 +7,9 @@ A step is three programs, four where it clips, none of which touches the host:
     square    the squares of the gradient's chunks, where its norm clips       on each device
     update    optimizer, averages, state                                      on each device
 
-All but `reduce` are compiled for a single device, whatever their number: a device with
-several replicas runs the same program several times. That is what makes the bits equal. In one
+All but `reduce` are compiled for a single device, whatever their number: a device with several replicas
+runs the same program several times (on the CPU, where the calls of a small net cost more than its work, it
+is the body of a loop: `in_turn`). That is what makes the bits equal. In one
 program for all, the compiler fuses each replica's work differently depending on what stands around
 it, contracts products and sums into fused multiply-adds or not, and orders the terms of a reduction
 accordingly; measured on the CPU back end, the gradients on 1 and on 2 devices then differ in the
@@ -38,7 +39,7 @@ from ..data.sources import Spec, spec_of
 from ..models.target import traced_for
 from ..recipe.recipe import Recipe
 from . import feed
-from .layout import Layout
+from .layout import Layout, tree_sum
 from .replica import contribution
 from .state import TrainState, abstract_state, read
 from .update import Update, shares_out
@@ -97,6 +98,28 @@ class Step:
         """The vector of the replicas that begin at `place`, `(1, n)` float32; see `Update.vector`.
         `params` is the vector of `Update.flat`."""
         return self._vector((params, frozen, state, step, scale), at, data, place).reshape(1, -1)
+
+    def in_turn(self, params, frozen, state, step, scale, at, data, places, calls) -> jax.Array:
+        """The sum of the vectors of all a device's blocks in the order of the tree, `(1, n)`: `replica` in a
+        loop, which spares the host all calls but one.
+
+        `calls` is an input, `()` int32, `places` `(calls, 2)` has two rows at least, and the examples are at
+        least those of two blocks: where the compiler sees that there is one turn, it takes the body apart.
+        """
+        if self.calls == 1:
+            more = self.layout.device_batch
+            at = {**at, "indices": jnp.pad(at["indices"], ((0, 0), (0, more)))}
+            if not self.resident:
+                data = {k: jnp.pad(v, [(0, more)] + [(0, 0)] * (v.ndim - 1)) for k, v in data.items()}
+
+        def turn(i, made):
+            place = lax.dynamic_index_in_dim(places, i, keepdims=False)
+            vector = self.traced(params, frozen, state, step, scale, at, data, place)
+            return lax.dynamic_update_slice(made, vector, (i, jnp.int32(0)))
+
+        made = jnp.zeros((places.shape[0], self.updates.size), jnp.float32)
+        made = lax.fori_loop(jnp.int32(0), calls, turn, made)
+        return tree_sum([made[i : i + 1] for i in range(self.calls)], jnp.add)
 
     def update(self, state: TrainState, total: jax.Array, hyper: dict, squares: jax.Array | None):
         return self.updates(state, total, hyper, squares)
