@@ -1,5 +1,6 @@
 """Hundreds of cases of bad input: each ends in a line, within seconds, in bounded memory."""
 
+import contextlib
 import json
 import os
 import select
@@ -61,6 +62,9 @@ class Worker:
         if self.process is not None:
             self.process.kill()
             self.process.wait()
+            for pipe in (self.process.stdin, self.process.stdout):
+                with contextlib.suppress(BrokenPipeError):  # what it no longer reads
+                    pipe.close()
             self.process = None
 
 

@@ -25,12 +25,13 @@ SAY_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class File:
-    """`name` below the folder it goes to; `remote`, its filesystem's name for it; `sha256` where known."""
+    """`name` below the folder it goes to; `remote`, its filesystem's name for it; `digest` where known: an
+    algorithm of hashlib, and what it gives in hexadecimal."""
 
     name: str
     remote: str
     nbytes: int
-    sha256: str | None = None
+    digest: tuple[str, str] | None = None
 
 
 class Incomplete(EOFError):
@@ -99,8 +100,8 @@ class Transfer:
             ) from error
         with open(path, "rb") as opened:
             os.fsync(opened)  # or a power cut could leave the name without the bytes
-            sha256 = file.sha256 and hashlib.file_digest(opened, "sha256").hexdigest()
-        if sha256 != file.sha256:
+            whole = file.digest and hashlib.file_digest(opened, file.digest[0]).hexdigest()
+        if file.digest and whole != file.digest[1]:
             raise DataError("fetched-not-as-listed", data=self.place.shown, file=file.name)
         target = self.to / file.name
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,8 @@ would leave a mixture of two versions; so files of no known checksum are listed 
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import functools
 import hashlib
 import json
@@ -17,7 +19,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -115,7 +117,7 @@ def _fetched(url: _Url, cache: Cache, prefix: str, say: Callable[[str], None]) -
                 Transfer(url, listing.files, to, folder / ".parts", say).run(url.workers)
             except DataError as error:
                 failure = error
-            known = all(file.sha256 for file in listing.files)
+            known = all(file.digest for file in listing.files)
             if (failure or not known) and url.look().version != listing.version:
                 shutil.rmtree(folder)
                 raise _Changed
@@ -235,8 +237,8 @@ class _Url:
                         if PurePosixPath(name).name != name or name in (".", ".."):
                             raise DataError("file-outside", path=f"{self.shown}/{at}", name=name)
                         remote = f"{self.path}/{folder}/{quote(name) if self.http else name}"
-                        size, sha256 = int(file["bytes"]), str(file["sha256"])
-                        files.append(File(f"{folder}/{name}", remote, size, sha256))
+                        size, digest = int(file["bytes"]), ("sha256", str(file["sha256"]))
+                        files.append(File(f"{folder}/{name}", remote, size, digest))
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 why = f"{type(error).__name__}: {error}"
                 raise DataError("manifest-damaged", path=f"{self.shown}/{at}", reason=why) from error
@@ -247,7 +249,7 @@ class _Url:
         for name, info in sorted(infos.items()):
             if info.get("size") is None:
                 raise DataError("size-untold", url=self.shown, file=name)
-            files.append(File(name, info["name"], int(info["size"])))
+            files.append(File(name, info["name"], int(info["size"]), _stated(info)))
             known.append([name, int(info["size"]), *(str(info.get(mark, "")) for mark in (*_MARKS, *_TIMES))])
         return _Listing(tuple(files), _digest(json.dumps(known).encode()), single)
 
@@ -309,6 +311,19 @@ class _Url:
             where = self.shown.rstrip("/") + path.removeprefix(self.path)
             code = "url-unreadable-http" if self.http else "url-unreadable"
             raise DataError(code, url=where, reason=reason(error)) from error
+
+
+def _stated(info: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The digest of a file's contents that its place states: Google's MD5, Hugging Face's SHA-256 of a large
+    file. S3's ETag is no digest: of an encrypted file, or of one that came in parts, it is another number."""
+    lfs = info.get("lfs")
+    sha256 = lfs.get("sha256") if isinstance(lfs, Mapping) else getattr(lfs, "sha256", None)
+    if isinstance(sha256, str) and re.fullmatch("[0-9a-f]{64}", sha256):
+        return "sha256", sha256
+    with contextlib.suppress(TypeError, ValueError):
+        md5 = base64.b64decode(info["md5Hash"], validate=True) if "md5Hash" in info else b""
+        return ("md5", md5.hex()) if len(md5) == 16 else None
+    return None
 
 
 def _inside(link: str, folder: str) -> bool:
