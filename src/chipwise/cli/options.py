@@ -38,6 +38,7 @@ HostCount = Annotated[
 ]
 HostIndex = Annotated[int | None, option("Which of them this is, from 0.", "I", name="--host", min=0)]
 Coordinator = Annotated[str | None, option("Where they meet: the address of host 0.", "ADDRESS")]
+NoCache = Annotated[bool, option("Compile anew, and keep no compiled program.", name="--no-cache")]
 Set = Annotated[
     list[str] | None, option("Change a setting of the recipe; may be repeated.", "KEY=VALUE", name="--set")
 ]
@@ -133,6 +134,7 @@ class Here:
     hosts: HostCount = None
     host: HostIndex = None
     coordinator: Coordinator = None
+    no_cache: NoCache = False
 
     def on(self, **how: Any) -> On:
         """The machine's side of a call; `--simulate` takes effect on JAX here, and the hosts meet. All but
@@ -150,6 +152,11 @@ class Here:
 
             simulate(self.simulate)
             platform = "cpu"
+        if not self.no_cache:
+            from ..data.cache import home
+            from ..machine.kept import keep
+
+            keep(home() / "programs")
         from ..engine.on import On
         from ..machine.hosts import hosts
 

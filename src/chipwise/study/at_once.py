@@ -38,29 +38,27 @@ from ..engine.on import On
 from ..engine.progress import Reporter
 from ..engine.signals import StopRequest
 from ..errors import ChipwiseError, DeviceError, RecipeError, RunError, Stopped
+from ..machine import kept
 from ..machine.detect import detect, setting
 from ..words.facts import fact
 from .runs import Job, Origin
 
 _LOOK_SECONDS = 0.2  # between looks at whether to stop
-_CACHE = {  # of what takes so long to compile that reading it back is faster
-    "jax_persistent_cache_min_compile_time_secs": 0.1,
-    "jax_persistent_cache_min_entry_size_bytes": -1,
-}
 
 
 @contextlib.contextmanager
 def one_compilation() -> Iterator[dict[str, str]]:
     """While it is open, this process compiles no program twice.
 
-    *Returns* the environment in which other processes share in that. A cache that the user has set up stays
-    as it is.
+    *Returns* the environment in which other processes share in that. A cache that is there stays as it is.
     """
+    kept.key_by_processor()
+    names = ["jax_compilation_cache_dir", *kept.SETTINGS]
     if setting("jax_compilation_cache_dir"):
-        yield {}
+        yield {name.upper(): str(setting(name)) for name in names}
         return
     with tempfile.TemporaryDirectory(prefix="chipwise-compiled-") as folder:
-        cache = {"jax_compilation_cache_dir": folder, **_CACHE}
+        cache = {"jax_compilation_cache_dir": folder, **kept.SETTINGS}
         before = {name: setting(name) for name in cache}
         _set(cache)
         try:

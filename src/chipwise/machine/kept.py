@@ -1,0 +1,102 @@
+"""Compiled programs kept on disk, so that a recipe's second run starts at once: JAX's compilation cache.
+
+What lies there is run as it is. So the folder belongs to the user alone, or it is not used. JAX's key knows
+the program, the versions and the compiler's options; to it comes this processor, whose instructions the code
+uses. And a CPU's devices share an entry: eight simulated ones would otherwise compile eight times.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import hashlib
+import os
+import platform
+import stat
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+BYTES = 1 << 30  # kept; beyond it the programs used longest ago go
+SETTINGS = {  # of what takes so long to compile that reading it back is faster
+    "jax_persistent_cache_min_compile_time_secs": 0.1,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+}
+
+
+def keep(folder: Path) -> bool:
+    """From here on, this process looks for compiled programs in `folder` and leaves there what it compiles.
+
+    *Returns* whether it does: not where the user has chosen a folder, or none, for JAX's cache, and not where
+    others could write to `folder`.
+    """
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ or jax.config.values["jax_compilation_cache_dir"]:
+        return False
+    if not _private(folder):
+        return False
+    _shorten(folder)
+    key_by_processor()
+    for name, value in {"jax_compilation_cache_dir": str(folder), **SETTINGS}.items():
+        jax.config.update(name, value)
+    return True
+
+
+def _private(folder: Path) -> bool:
+    """Whether `folder` is there, made if it was not, and nobody but the user can enter it."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        about = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o077
+
+
+def _shorten(folder: Path) -> None:
+    """Deletes what was used longest ago, until `BYTES` are left."""
+    found = []
+    for path in folder.iterdir():
+        try:
+            about = path.stat()
+        except FileNotFoundError:  # another process deletes too
+            continue
+        found.append((max(about.st_atime, about.st_mtime), about.st_size, path))
+    left = sum(size for _, size, _ in found)
+    for _, size, path in sorted(found):
+        if left <= BYTES:
+            return
+        path.unlink(missing_ok=True)
+        left -= size
+
+
+@functools.cache
+def key_by_processor() -> None:
+    """From here on, JAX's key differs by processor, and not by a CPU's devices."""
+    from jax._src import cache_key
+    from jax._src.lib import xla_client
+
+    key, here = cache_key.get, processor()
+
+    def get(
+        module: Any, devices: np.ndarray, compile_options: Any, backend: Any, *rest: Any, **more: Any
+    ) -> str:
+        if backend.platform == "cpu" and devices.size == 1:
+            compile_options = copy.deepcopy(compile_options)
+            compile_options.device_assignment = xla_client.DeviceAssignment.create(np.zeros((1, 1), np.int32))
+        return f"{key(module, devices, compile_options, backend, *rest, **more)}-{here}"
+
+    cache_key.get = get
+
+
+def processor() -> str:
+    """A short name of what compiled code depends on here: the processor's features, and the size of the pool
+    of threads for which work is cut."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = [platform.processor()]
+    told = ("model name", "flags", "Features", "CPU part")
+    about = sorted({line for line in lines if line.startswith(told)} or set(lines[:1]))
+    return hashlib.sha256("\n".join([*about, os.environ.get("NPROC", "")]).encode()).hexdigest()[:12]
