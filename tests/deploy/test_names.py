@@ -1,6 +1,5 @@
 """Weights of torchvision, timm and efficientnet-lite-pytorch in the built-in models."""
 
-import contextlib
 import io
 import os
 import tarfile
@@ -121,18 +120,6 @@ def test_positions_are_scaled_when_asked(places):
 # ---- against the other libraries
 
 others = pytest.mark.filterwarnings("ignore")  # of torchvision and timm
-
-
-@pytest.fixture(scope="module")
-def torch():
-    """PyTorch, with names that its CPU build lacks, which torchvision looks up when it is imported."""
-    torch = pytest.importorskip("torch")
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    for name in ("nms", "qnms"):
-        with contextlib.suppress(RuntimeError):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    yield torch
-    del library  # and with it what it defined
 
 
 def theirs(torch, net, images):

@@ -35,7 +35,12 @@ def test_a_built_in_recipe_is_as_it_should_be(name, on):
 
 
 def test_every_built_in_recipe_says_where_it_worked():
-    small = {"vit-s16": ["depth=1"], "gpt2-124m": ["depth=1"], "imagenet-resnet50": ["blocks=1,1,1,1"]}
+    small = {
+        "vit-s16": ["depth=1"],
+        "gpt2-124m": ["depth=1"],
+        "bert-base": ["depth=1"],
+        "imagenet-resnet50": ["blocks=1,1,1,1"],
+    }
     for name in BUILT_IN:
         recipe = cw.load(name, small.get(name, ()))
         point = recipe.validated.point

@@ -17,8 +17,9 @@ SMALL = {
     "imagenet-resnet50": ["image=16", "width=8", "blocks=1,"],
     "vit-s16": ["image=16", "patch=8", "depth=2", "width=16", "heads=2"],
     "gpt2-124m": ["context=8", "vocabulary=13", "depth=2", "width=16", "heads=2"],
+    "bert-base": ["length=8", "vocabulary=13", "depth=2", "width=16", "heads=2"],
 }
-RATES = {"imagenet-resnet50": 0.05, "vit-s16": 0.01, "gpt2-124m": 0.01}
+RATES = {"imagenet-resnet50": 0.05, "vit-s16": 0.01, "gpt2-124m": 0.01, "bert-base": 0.01}
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,13 @@ def packs(tmp_path_factory):
         write_packed(folder / "images", [{"image": image, "label": label}], classes=2, split=split)
         token = ((np.arange(9) + rng.integers(0, 13, (16, 1))) % 13).astype(np.uint16)
         write_packed(folder / "text", [{"token": token}], below={"token": 13}, split=split)
-    return {name: str(folder / ("text" if name == "gpt2-124m" else "images")) for name in SMALL}
+        says = (label + 1)[:, None] * np.where(
+            np.arange(8) < rng.integers(2, 9, (16, 1)), 1, 0
+        )  # then padding
+        texts = {"token": says.astype(np.uint16), "label": label}
+        write_packed(folder / "texts", [texts], below={"token": 13}, classes=2, split=split)
+    kinds = {"gpt2-124m": "text", "bert-base": "texts"}
+    return {name: str(folder / kinds.get(name, "images")) for name in SMALL}
 
 
 def small(name, data, *more):
@@ -61,7 +68,7 @@ def on_one(name, data):
 
 # Not ViT by default: it is GPT-2's blocks.
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if "gpt" in n else pytest.mark.slow) for n in SMALL]
+    "name", [pytest.param(n, marks=() if n[:4] in ("gpt2", "bert") else pytest.mark.slow) for n in SMALL]
 )
 def test_a_small_one_learns(name, packs):
     if name == "vit-s16":  # six steps are too few where RandAugment inverts brightness, which is the class
@@ -117,6 +124,8 @@ def test_variants_have_names_of_their_own():
         ),
         ("gpt2-124m", ["context=8", "vocabulary=12"], "gpt2-124m", "tokens-differ", {"vocabulary": 12}),
         ("gpt2-124m", [], "vit-s16", "tokens-differ", {"below": None}),
+        ("bert-base", ["length=8", "vocabulary=12"], "bert-base", "texts-differ", {"vocabulary": 12}),
+        ("bert-base", [], "gpt2-124m", "texts-differ", {"expected": "token uint16[128]"}),
     ],
 )
 def test_a_pack_of_something_else_is_refused(name, settings, pack, code, facts, packs):
@@ -133,6 +142,7 @@ def test_a_pack_of_something_else_is_refused(name, settings, pack, code, facts, 
         ("vit-s16", "heads=5", "vit-sizes"),
         ("gpt2-124m", "heads=5", "gpt2-sizes"),
         ("gpt2-124m", "vocabulary=70000", "gpt2-sizes"),
+        ("bert-base", "heads=5", "bert-sizes"),
     ],
 )
 def test_settings_that_fit_no_net_are_refused(name, setting, code):

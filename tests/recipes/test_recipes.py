@@ -18,6 +18,7 @@ PARAMETERS = {
     "imagenet-resnet50": 25_557_032,
     "vit-s16": 22_050_664,
     "gpt2-124m": 124_439_808,
+    "bert-base": 109_483_778,
 }
 STEPS = {
     "digits": 674,
@@ -28,6 +29,7 @@ STEPS = {
     "imagenet-resnet50": 112_603,
     "vit-s16": 112_603,
     "gpt2-124m": 19_560,
+    "bert-base": 6_314,
 }
 
 

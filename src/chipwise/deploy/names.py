@@ -1,20 +1,23 @@
 """The names that other libraries give the parameters of the built-in models, and how their arrays lie.
 
 A table has rules, patterns of a module's name to its name here; the rest holds for every model: PyTorch's
-kernels are `(out, in, height, width)` and `(out, in)`, here `(height, width, in, out)` and `(in, out)`.
+kernels are `(out, in, height, width)` and `(out, in)`, here `(height, width, in, out)` and `(in, out)`. What
+others keep as three arrays, of queries, keys and values, is one here.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..errors import RecipeError, near
 
-_LEAVES = {"bias": "bias", "running_mean": "mean", "running_var": "var"}
+_LEAVES = {"bias": "bias", "beta": "bias", "running_mean": "mean", "running_var": "var"}
+_WEIGHTS = ("weight", "gamma")
+_PARTS = re.compile(r"(.*)\.(query|key|value)\.(kernel|bias)")
 _STAGED = re.compile(r"blocks\.(\d+)-(\d+)\.(.*)")
 _NUMBERED = re.compile(r"blocks\.(\d+)\.(.*)")
 
@@ -22,15 +25,27 @@ _NUMBERED = re.compile(r"blocks\.(\d+)\.(.*)")
 @dataclass(frozen=True)
 class Table:
     """*Fields:* `rules`: a pattern of the whole module's name to its name here, the first that fits; block 1
-    of stage 2 is `blocks.2-1`, and blocks are then counted through. `stacked`: the blocks' arrays lie in
-    one with a leading axis."""
+    of stage 2 is `blocks.2-1`, and blocks are then counted through; a name here that ends with "embedding" is
+    that of an array. `stacked`: the blocks' arrays lie in one with a leading axis; `turned`: matrices are
+    `(out, in)` there."""
 
     rules: tuple[tuple[str, str], ...]
     stacked: bool = False
+    turned: bool = True
+
+
+def _hugging_face_resnet() -> Iterator[tuple[str, str]]:
+    yield r"(?:resnet\.)?embedder\.embedder\.convolution", "stem"
+    yield r"(?:resnet\.)?embedder\.embedder\.normalization", "norm"
+    yield r"classifier\.1", "classifier"
+    block = r"(?:resnet\.)?encoder\.stages\.(\d+)\.layers\.(\d+)"
+    for place, number in (("shortcut", 0), *((rf"layer\.{i}", i + 1) for i in range(3))):
+        yield rf"{block}\.{place}\.convolution", rf"blocks.\1-\2.conv{number}"
+        yield rf"{block}\.{place}\.normalization", rf"blocks.\1-\2.norm{number}"
 
 
 TABLES = {
-    # torchvision and timm
+    # torchvision and timm, then Hugging Face
     "resnet50": Table(
         (
             (r"conv1", "stem"),
@@ -40,6 +55,7 @@ TABLES = {
             (r"layer(\d+)\.(\d+)\.downsample\.1", r"blocks.\1-\2.norm0"),
             (r"layer(\d+)\.(\d+)\.conv(\d)", r"blocks.\1-\2.conv\3"),
             (r"layer(\d+)\.(\d+)\.bn(\d)", r"blocks.\1-\2.norm\3"),
+            *_hugging_face_resnet(),
         )
     ),
     # timm, whose first block has no expansion and counts from its second step; then efficientnet-lite-pytorch
@@ -68,7 +84,7 @@ TABLES = {
             (r"_blocks\.(\d+)\._bn(\d)", r"blocks.\1.norm\2"),
         )
     ),
-    # timm
+    # timm, then Hugging Face
     "vit": Table(
         (
             (r"cls_token", "token"),
@@ -81,8 +97,58 @@ TABLES = {
             (r"blocks\.(\d+)\.mlp\.fc2", r"blocks.\1.out"),
             (r"norm", "norm"),
             (r"head", "classifier"),
+            (r"(?:vit\.)?embeddings\.cls_token", "token"),
+            (r"(?:vit\.)?embeddings\.position_embeddings", "places"),
+            (r"(?:vit\.)?embeddings\.patch_embeddings\.projection", "patches"),
+            (r"(?:vit\.)?encoder\.layer\.(\d+)\.layernorm_before", r"blocks.\1.norm1"),
+            (r"(?:vit\.)?encoder\.layer\.(\d+)\.layernorm_after", r"blocks.\1.norm2"),
+            (
+                r"(?:vit\.)?encoder\.layer\.(\d+)\.attention\.attention\.(query|key|value)",
+                r"blocks.\1.attention.\2",
+            ),
+            (r"(?:vit\.)?encoder\.layer\.(\d+)\.attention\.output\.dense", r"blocks.\1.attention.out"),
+            (r"(?:vit\.)?encoder\.layer\.(\d+)\.intermediate\.dense", r"blocks.\1.hidden"),
+            (r"(?:vit\.)?encoder\.layer\.(\d+)\.output\.dense", r"blocks.\1.out"),
+            (r"(?:vit\.)?layernorm", "norm"),
+            (r"classifier", "classifier"),
         ),
         stacked=True,
+    ),
+    # Hugging Face
+    "bert": Table(
+        (
+            (r"(?:bert\.)?embeddings\.word_embeddings", "words.embedding"),
+            (r"(?:bert\.)?embeddings\.position_embeddings", "places.embedding"),
+            (r"(?:bert\.)?embeddings\.token_type_embeddings", "kinds.embedding"),
+            (r"(?:bert\.)?embeddings\.LayerNorm", "norm"),
+            (
+                r"(?:bert\.)?encoder\.layer\.(\d+)\.attention\.self\.(query|key|value)",
+                r"blocks.\1.attention.\2",
+            ),
+            (r"(?:bert\.)?encoder\.layer\.(\d+)\.attention\.output\.dense", r"blocks.\1.attention.out"),
+            (r"(?:bert\.)?encoder\.layer\.(\d+)\.attention\.output\.LayerNorm", r"blocks.\1.norm1"),
+            (r"(?:bert\.)?encoder\.layer\.(\d+)\.intermediate\.dense", r"blocks.\1.hidden"),
+            (r"(?:bert\.)?encoder\.layer\.(\d+)\.output\.dense", r"blocks.\1.out"),
+            (r"(?:bert\.)?encoder\.layer\.(\d+)\.output\.LayerNorm", r"blocks.\1.norm2"),
+            (r"(?:bert\.)?pooler\.dense", "pooler"),
+            (r"classifier", "classifier"),
+        ),
+        stacked=True,
+    ),
+    # Hugging Face, whose GPT-2 keeps matrices as they are here
+    "gpt2": Table(
+        (
+            (r"(?:transformer\.)?wte", "words.embedding"),
+            (r"(?:transformer\.)?wpe", "places.embedding"),
+            (r"(?:transformer\.)?ln_f", "norm"),
+            (r"(?:transformer\.)?h\.(\d+)\.ln_(\d)", r"blocks.\1.norm\2"),
+            (r"(?:transformer\.)?h\.(\d+)\.attn\.c_attn", r"blocks.\1.attention.qkv"),
+            (r"(?:transformer\.)?h\.(\d+)\.attn\.c_proj", r"blocks.\1.attention.out"),
+            (r"(?:transformer\.)?h\.(\d+)\.mlp\.c_fc", r"blocks.\1.hidden"),
+            (r"(?:transformer\.)?h\.(\d+)\.mlp\.c_proj", r"blocks.\1.out"),
+        ),
+        stacked=True,
+        turned=False,
     ),
 }
 """The built-in model to the names that its weights have elsewhere."""
@@ -102,27 +168,41 @@ def translate(arrays: Mapping[str, np.ndarray], model: str) -> dict[str, np.ndar
         for name, array in arrays.items()
         if not name.endswith(".num_batches_tracked")
     )
-    found = _counted_through(found)
+    found = _counted_through(_joined(found))
     return _stacked(found) if table.stacked else found
 
 
 def _translated(table: Table, name: str, array: np.ndarray) -> tuple[str, np.ndarray]:
     """One array's name and layout here."""
-    module, dot, leaf = name.rpartition(".")
-    whole = module if dot else leaf  # an array that belongs to the model itself has no module's name
+    module, _, leaf = name.rpartition(".")
+    of_module = bool(module) and leaf in {*_WEIGHTS, *_LEAVES}
+    whole = module if of_module else name  # others belong to the model itself
     fits = ((re.fullmatch(pattern, whole), here) for pattern, here in table.rules)
     new = next((at.expand(here) for at, here in fits if at), None)
-    if new is None or (dot and leaf not in {"weight", *_LEAVES}):
+    if new is None:
         return name, array
-    if not dot:
+    if not of_module or new.endswith(".embedding"):
         return new, array
-    if leaf != "weight":
+    if leaf not in _WEIGHTS:
         return f"{new}.{_LEAVES[leaf]}", array
     if array.ndim == 4:
         return f"{new}.kernel", array.transpose(2, 3, 1, 0)
     if array.ndim == 2:
-        return f"{new}.kernel", array.T
+        return f"{new}.kernel", array.T if table.turned else array
     return f"{new}.scale", array
+
+
+def _joined(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """`attention.query.kernel` and those of keys and values as one `attention.qkv.kernel`."""
+    whole: dict[str, np.ndarray] = {}
+    for name, array in arrays.items():
+        at = _PARTS.fullmatch(name)
+        parts = [arrays.get(f"{at[1]}.{part}.{at[3]}") for part in ("query", "key", "value")] if at else []
+        if at and all(part is not None for part in parts):
+            whole[f"{at[1]}.qkv.{at[3]}"] = np.concatenate(parts, axis=-1)  # type: ignore[arg-type]
+        else:  # shown under its own name where one is missing
+            whole[name] = array
+    return whole
 
 
 def _counted_through(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

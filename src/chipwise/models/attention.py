@@ -20,11 +20,15 @@ import jax
 import jax.numpy as jnp
 
 from ..errors import RecipeError
+from . import wide
 from .target import Target, target
 
 SAVED = "attention"
 """The name of what the kernels keep for their gradient, for `jax.checkpoint_policies.save_only_these_names`.
 cuDNN's is a primitive of its own: see `saveable`."""
+
+
+_LOST = 256.0  # squared and divided by the root of a head of 512, still far below what a softmax sees
 
 
 class Mask(NamedTuple):
@@ -35,20 +39,30 @@ class Mask(NamedTuple):
 
 
 def attention(
-    query: jax.Array, key: jax.Array, value: jax.Array, *, causal: bool = False, window: int | None = None
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    seen: jax.Array | None = None,
 ) -> jax.Array:
     """`softmax(query key^T / sqrt(d)) value` in each head, without ever holding all of its weights.
 
     *Arguments:* `query` `(batch, t, heads, d)`; `key` and `value` `(batch, s, kv_heads, d)`, of one dtype,
     where `kv_heads` divides `heads`: each group of heads reads one of them (Ainslie et al., 2023,
     arXiv:2305.13245). `causal`: no position looks ahead; `window`: it sees the positions less than `window`
-    away, itself included; both need `t` equal to `s`.
+    away, itself included; both need `t` equal to `s`. `seen` `(batch, s)` bool: the keys that are there, such
+    as those that are no padding; None for all.
 
     *Returns* `(batch, t, heads, d)` in the inputs' dtype; sums and the softmax are float32.
 
     Raises `RecipeError` for shapes that do not fit.
     """
     _check(query, key, value, causal, window)
+    if seen is not None:
+        padded = _with_seen(query, key, value, seen)
+        return attention(*padded, causal=causal, window=window)[..., : query.shape[-1]]
     if window is not None and window >= query.shape[1]:
         window = None
     mask = Mask(causal, window)
@@ -60,6 +74,19 @@ def attention(
     from .attention_fused import cudnn, splash
 
     return {"cudnn": cudnn, "splash": splash}[form](query, key, value, mask)
+
+
+def _with_seen(query, key, value, seen) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The three with eight more entries a head, by which keys that are not there lose: kernels that know no
+    mask then need none. Its product with any query falls by 65,536, so that its weight is 0."""
+    if seen.shape != key.shape[:2]:
+        raise RecipeError("attention-seen", seen=list(seen.shape), expected=list(key.shape[:2]))
+    d, more = query.shape[-1], [(0, 0)] * 3 + [(0, 8)]
+    scale = math.sqrt((d + 8) / d)  # kernels divide by the root of the wider head
+    query = (query.astype(wide(query.dtype)) * scale).astype(query.dtype)
+    query = jnp.pad(query, more).at[..., d].set(jnp.asarray(_LOST, query.dtype))
+    gone = jnp.where(seen, 0, -_LOST).astype(key.dtype)
+    return query, jnp.pad(key, more).at[..., d].set(gone[:, :, None]), jnp.pad(value, more)
 
 
 def form_for(chip: Target, query, key, mask: Mask) -> str:

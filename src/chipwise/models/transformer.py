@@ -71,10 +71,11 @@ class Attention(nnx.Module):
         self.out = nnx.Linear(width, width, kernel_init=out_init, rngs=rngs)
         self.heads, self.causal = heads, causal
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, seen: jax.Array | None = None) -> jax.Array:
+        """`seen` `(b, t)` bool: the positions that are there; None for all."""
         b, t, width = x.shape
         qkv = self.qkv(x).reshape(b, t, 3, self.heads, width // self.heads)
-        y = attention(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], causal=self.causal)
+        y = attention(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], causal=self.causal, seen=seen)
         return self.out(y.reshape(b, t, width))
 
 
@@ -110,12 +111,12 @@ class Block(nnx.Module):
 
 
 class Blocks(nnx.Module):
-    """`depth` blocks, one after another: `(b, t, width)` -> the same.
+    """`depth` blocks, one after another: `(b, t, width)` -> the same. Each gets `more` as it is.
 
-    Parameters are those of a `Block`, each with a leading axis of `depth`.
+    Parameters are those of one block, each with a leading axis of `depth`.
     """
 
-    def __init__(self, depth: int, make: Callable[[nnx.Rngs], Block], *, rngs: nnx.Rngs):
+    def __init__(self, depth: int, make: Callable[[nnx.Rngs], nnx.Module], *, rngs: nnx.Rngs):
         @nnx.split_rngs(splits=depth)
         @nnx.vmap
         def stacked(rngs):
@@ -123,13 +124,13 @@ class Blocks(nnx.Module):
 
         self.stack = stacked(rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, *more: jax.Array) -> jax.Array:
         graph, layers = nnx.split(self.stack)
 
         # prevent_cse: needed outside loops only
         @partial(jax.checkpoint, policy=_KEPT, prevent_cse=False)
         def step(x, layer):
-            return nnx.merge(graph, layer)(x), None
+            return nnx.merge(graph, layer)(x, *more), None
 
         return lax.scan(step, x, layers)[0]
 

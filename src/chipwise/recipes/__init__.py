@@ -13,4 +13,5 @@ BUILT_IN = {
     "imagenet-resnet50": "imagenet_resnet50",
     "vit-s16": "vit_s16",
     "gpt2-124m": "gpt2_124m",
+    "bert-base": "bert_base",
 }

