@@ -1,6 +1,6 @@
 """What ImageNet's weights are worth on a part of CIFAR-10: fine-tuned and as features, beside random weights.
 
-    python benchmarks/transfer_learning.py --data DIR [--train 2000] [--held-out 1000] [--image 96] [--seeds 3]
+    python benchmarks/transfer_learning.py --data DIR [--train 2000] [--image 96] [--seeds 3]
 
 DIR holds CIFAR-10. The recipes are those of `examples/pretrained_net.py`, all with the same examples; fine-
 tuning and training from scratch have the same steps. Seconds of training have no compilation and no

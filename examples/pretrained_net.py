@@ -44,7 +44,7 @@ def part(source, count):
 
 
 def task(data, classes, image=96, train=0, held_out=0):
-    """The net with `classes` outputs on `train` and `held_out` examples (0: all), scaled to `image` pixels."""
+    """The net with `classes` outputs on so many examples (0: all), scaled to `image` pixels."""
     images = cw.datasets.cifar10(data)
 
     def scaled(batch):

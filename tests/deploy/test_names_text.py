@@ -144,10 +144,8 @@ def test_berts_logits(torch, tmp_path):
         BertConfig(vocab_size=20, max_position_embeddings=16, num_labels=3, **settings)
     )
     tokens = torch.from_numpy(TOKENS).long()
-    make = partial(BERT, **SIZES, classes=3)
-    compared(
-        torch, tmp_path, net, "bert", make, TOKENS, lambda n: n(tokens, attention_mask=(tokens != 0).long()).logits
-    )  # fmt: skip
+    make, mask = partial(BERT, **SIZES, classes=3), (tokens != 0).long()
+    compared(torch, tmp_path, net, "bert", make, TOKENS, lambda n: n(tokens, attention_mask=mask).logits)
 
 
 @theirs

@@ -34,7 +34,7 @@ class PostNormBlock(nnx.Module):
 
 
 class BERT(nnx.Module):
-    """Tokens `(batch, t)`, whole numbers, `t <= context` -> logits `(batch, classes)`, of the first token; with
+    """Tokens `(batch, t)`, whole numbers, `t <= context` -> logits `(batch, classes)` of the first token; with
     `classes=0` features `(batch, width)`.
 
     Token 0 is padding: no position sees it. 109,483,778 parameters for two classes. `kinds`: how many kinds
