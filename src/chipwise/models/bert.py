@@ -34,8 +34,8 @@ class PostNormBlock(nnx.Module):
 
 
 class BERT(nnx.Module):
-    """Tokens `(batch, t)`, whole numbers, `t <= context` -> logits `(batch, classes)` of the first token; with
-    `classes=0` features `(batch, width)`.
+    """Tokens `(batch, t)`, whole numbers, `t <= context` -> logits `(batch, classes)`; with `classes=0`
+    features `(batch, width)` of the first token.
 
     Token 0 is padding: no position sees it. 109,483,778 parameters for two classes. `kinds`: how many kinds
     of segments the text has; `__call__` takes the kind of each token too, 0 when left out.

@@ -4,9 +4,9 @@
     chipwise train bert-base --synthetic               # made-up tokens: speed without a data set
     chipwise plan bert-base --on t4,v5e-8              # no data needed
 
-DIR is a packed folder with the columns `token`, as many whole numbers as `length` says, 0 for padding behind
-the text, and `label`. Settings are those of fine-tuning in Devlin et al. (2018, arXiv:1810.04805): batch 32, 3
-epochs, Adam with a decoupled decay of 0.01 on matrices, a peak of 5e-5 after a tenth of the run.
+DIR is a packed folder with the columns `token`, as many whole numbers as `length` says, 0 for padding
+behind the text, and `label`. Settings are those of fine-tuning in Devlin et al. (2018, arXiv:1810.04805):
+batch 32, 3 epochs, Adam with a decoupled decay of 0.01 on matrices, a peak of 5e-5 after a tenth of the run.
 
 To begin with BERT's weights, in a recipe of your own, that of your `train` and `eval` sources:
 
@@ -47,8 +47,8 @@ def recipe(
     heads: int = 12,
     classes: int = 2,
 ) -> Recipe:
-    """*Arguments:* `length`: tokens of a text; `vocabulary`: their kinds; `depth`: blocks; `width`: entries of a
-    token's state; `heads`: of attention, a divisor of `width`; `classes`: where there is no data."""
+    """*Arguments:* `length`: tokens of a text; `vocabulary`: their kinds; `depth`: blocks; `width`: entries
+    of a token's state; `heads`: of attention, a divisor of `width`; `classes`: where there is no data."""
     if width % heads or not 1 <= vocabulary <= 65_536:
         raise RecipeError("bert-sizes", width=width, heads=heads, vocabulary=vocabulary)
     train, held_out, classes = _texts(data, length, vocabulary, classes)
