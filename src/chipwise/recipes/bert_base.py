@@ -14,8 +14,8 @@ To begin with BERT's weights, in a recipe of your own, that of your `train` and 
     weights = cw.pretrained("model.safetensors", names="bert")
     recipe = dataclasses.replace(recipe, task=weights.start(recipe.task, fresh=("classifier/*",)))
 
-Expected accuracy: with BERT's weights 93.5 % on the sentences of SST-2 (the source's table 1), whose number of
-examples stands here where there is no data; from random weights much less. Not measured here.
+Expected accuracy: with BERT's weights 93.5 % on the sentences of SST-2 (the source's table 1), whose number
+of examples stands here where there is no data; from random weights much less. Not measured here.
 """
 
 from __future__ import annotations
