@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -122,6 +123,88 @@ def test_scripts_are_sound(where, target, tmp_path):
         command = ["shellcheck", "--exclude=SC2016", *scripts]
         found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert found.returncode == 0, found.stdout
+
+
+def wrong(value, schema, where="") -> list[str]:
+    """Where `value` is not of the JSON `schema`, as far as a CRD goes."""
+    if schema.get("x-kubernetes-int-or-string"):
+        return [] if isinstance(value, (int, str)) else [where]
+    kinds = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}
+    if not isinstance(value, kinds[schema["type"]]) or (schema["type"] == "integer" and value is True):
+        return [f"{where}: no {schema['type']}"]
+    found = []
+    if isinstance(value, dict):
+        known, others = schema.get("properties", {}), schema.get("additionalProperties", True)
+        found += [f"{where}.{name}: missing" for name in schema.get("required", ()) if name not in value]
+        found += [f"{where}.{name}: unknown" for name in value if name not in known and not others]
+        for name, inner in value.items():
+            of = known.get(name, others)
+            found += wrong(inner, of, f"{where}.{name}") if isinstance(of, dict) else []
+    elif isinstance(value, list):
+        found = [
+            one for i, inner in enumerate(value) for one in wrong(inner, schema["items"], f"{where}[{i}]")
+        ]
+    elif isinstance(value, str):
+        fits = re.search(schema.get("pattern", ""), value) and len(value) <= schema.get("maxLength", 1 << 20)
+        found = [] if fits and value in schema.get("enum", [value]) else [f"{where}: {value!r}"]
+    elif value < schema.get("minimum", value):
+        found = [f"{where}: {value}"]
+    return found
+
+
+JOBSET = json.loads(Path(__file__).with_name("jobset.json").read_text())
+
+
+@pytest.mark.parametrize("target", ["v6e-16", "h100:16", "t4", "v5e-8"])
+@pytest.mark.parametrize("spot", [False, True])
+def test_a_jobset_is_of_its_published_schema(target, spot):
+    import yaml
+
+    texts = write(place("gke"), job(target, spot=spot)).values()
+    (document,) = (yaml.safe_load(text) for text in texts if "kind: JobSet" in text)
+    assert wrong(document, JOBSET) == []
+    replicated = document["spec"]["replicatedJobs"][0]
+    replicated["replica"] = replicated.pop("replicas")
+    replicated["template"]["spec"]["parallelism"] = "two"
+    del replicated["name"]
+    assert len(wrong(document, JOBSET)) == 3
+
+
+CELLS = """
+import sys
+import nbclient, nbformat
+notebook = nbformat.read(sys.argv[1], as_version=4)
+nbformat.validate(notebook)
+nbclient.NotebookClient(notebook, timeout=120).execute()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where, target", [e for e in EXAMPLES if e[0] in ("kaggle", "colab")])
+def test_a_notebook_runs(where, target, tmp_path):
+    """Every cell, in a kernel; programs in the place of pip and chipwise say how they were called."""
+    pytest.importorskip("nbclient", reason="pip install nbclient ipykernel")
+    file = tmp_path / "my_task.py"
+    file.write_text("recipe = 1\n")
+    own = job(target, words=(f"{file}:recipe", "--set", AWKWARD), file=file)
+    (name,) = write_in(tmp_path, where, own)
+    (tmp_path / "google" / "colab").mkdir(parents=True)
+    (tmp_path / "google" / "colab" / "__init__.py").write_text("")
+    (tmp_path / "google" / "colab" / "drive.py").write_text(
+        "def mount(path): assert path == '/content/drive'"
+    )
+    tools, ran = tmp_path / "tools", tmp_path / "ran"
+    tools.mkdir(), ran.mkdir()
+    called = f'echo "$(basename "$0") $*" >> {tools}/called'
+    environment = programs(tools, pip=called, chipwise=called) | {"PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", CELLS, str(tmp_path / name)]
+    done = subprocess.run(command, cwd=ran, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-2000:]
+    calls = (tools / "called").read_text().splitlines()
+    assert [call.split()[:2] for call in calls] == [
+        ["pip", "install"], ["chipwise", "train"], ["chipwise", "report"],
+    ]  # fmt: skip
+    assert AWKWARD in calls[1] and (ran / "my_task.py").read_text() == "recipe = 1\n"
 
 
 @pytest.mark.skipif(not installed("skypilot"), reason="SkyPilot is not installed")
