@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from namespaces import ADDRESS
+
 HERE = Path(__file__).parent
 
 
@@ -17,10 +19,11 @@ def free_port():
         return one.getsockname()[1]
 
 
-def start(program, processes, devices=1, *arguments, **environment):
-    """The Python program in so many processes of so many CPU devices each, as `Popen`s with pipes."""
+def start(program, processes, devices=1, *arguments, namespaces=None, **environment):
+    """The Python program in so many processes of so many CPU devices each, as `Popen`s with pipes; each in a
+    network namespace of `namespaces`, if there are any."""
     kept = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "NPROC")}
-    where = f"127.0.0.1:{free_port()}"
+    where = f"{ADDRESS if namespaces else '127.0.0.1'}:{free_port()}"
     started = []
     for index in range(processes):
         told = {"CHIPWISE_HOSTS": str(processes), "CHIPWISE_HOST": str(index), "CHIPWISE_COORDINATOR": where}
@@ -28,6 +31,8 @@ def start(program, processes, devices=1, *arguments, **environment):
         told |= {"CHIPWISE_WAIT": "120", **environment}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         command = [sys.executable, "-c", program, *map(str, arguments)]
+        if namespaces:
+            command = ["ip", "netns", "exec", namespaces[index], *command]
         started.append(subprocess.Popen(command, env=kept | told, **pipes))
     return started
 
