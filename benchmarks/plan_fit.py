@@ -16,27 +16,23 @@ constants of tiles, of L2 and of collectives. Needs scipy and the GPU's compiler
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from benchmarks.plan_accuracy.rows import Row, rows
 from scipy.optimize import least_squares
 
 from chipwise.chips.targets import Target
-from chipwise.engine.layout import Layout, usable
+from chipwise.engine.layout import Layout, shares, usable
 from chipwise.errors import RecipeError
-from chipwise.planner import steps
+from chipwise.planner import step_time, steps
 from chipwise.planner.gpu_timing import Ideal, ideal_times, split
+from chipwise.planner.links import sum_seconds
 from chipwise.planner.programs import StepPrograms, step_programs
-from chipwise.planner.timing import all_reduce_seconds
-from chipwise.recipe import precision
 
 TARGET = Path(__file__).parents[1] / "src/chipwise/planner/efficiencies.json"
 
@@ -56,7 +52,7 @@ FIXED = {"elementwise": 0.5, "launch_seconds": 4e-6}
 """Not fitted: no row depends on them."""
 
 WIDER = 1.3
-"""Power of the interval's factors where nothing was measured: another chip, or a step of small kernels."""
+"""Power of the interval's factors on a chip where nothing was measured."""
 
 UNLIKE = 3.0
 """The interval's factor on GPUs before Volta, of which no row is fitted."""
@@ -70,55 +66,24 @@ class Sample:
     parts: tuple[tuple[Ideal, float], ...]
     wire: float
 
-    def seconds(self, values: dict[str, float]) -> tuple[float, float]:
-        """Of a step, and of its launches."""
-        total, launches = self.wire, 0.0
+    def residual(self, values: dict[str, float]) -> float:
+        """The logarithm of predicted over measured seconds of a step."""
+        total = self.wire
         for ideal, count in self.parts:
             arithmetic, memory, launch = split(ideal, values)
             total += count * float(np.sum(np.maximum(arithmetic, memory) + launch))
-            launches += count * float(np.sum(launch))
-        return total, launches
-
-    def residual(self, values: dict[str, float]) -> float:
-        return float(np.log(self.seconds(values)[0] / self.row.seconds))
-
-
-@contextlib.contextmanager
-def in_float16() -> Iterator[None]:
-    """Traces bf16 recipes in float16, as the rows of mixed precision by NVIDIA were run; the scaling of their
-    losses takes no time worth counting."""
-    cast = precision.cast
-
-    def half(tree, name):
-        return jax.tree.map(
-            lambda x: x.astype(jnp.float16) if x.dtype == jnp.bfloat16 else x, cast(tree, name)
-        )
-
-    precision.cast = half
-    try:
-        yield
-    finally:
-        precision.cast = cast
+        return float(np.log(total / self.row.seconds))
 
 
 def samples(only: Sequence[int] = ()) -> list[Sample]:
     """Every GPU row that may be fitted, or some of them by number."""
-    made: list[Sample] = []
-    known = [row for row in rows("fit", "GPU") if row.clock == "steps" and (not only or row.row in only)]
-    half = [row for row in known if "precision=f16" in row.settings]
-    for some, context in ((half, in_float16), ([r for r in known if r not in half], contextlib.nullcontext)):
-        with context():
-            made += _compiled(some)
-    return sorted(made, key=lambda sample: sample.row.row)
-
-
-def _compiled(some: Sequence[Row]) -> Iterator[Sample]:
     cases: list[tuple[Target, StepPrograms]] = []
     kept: list[Row] = []
-    for row in some:
-        settings = tuple(word.replace("precision=f16", "precision=bf16") for word in row.settings)
-        recipe, target = replace(row, settings=settings).load(), row.target
-        layout = Layout(recipe.batch, recipe.replicas, usable(recipe.replicas, target.devices, True), True)
+    for row in rows("fit", "GPU"):
+        if row.clock != "steps" or (only and row.row not in only):
+            continue
+        recipe, target = row.load(), row.target
+        layout = Layout.of(recipe, usable(shares(recipe, True), target.devices, True), True)
         try:
             cases.append((target, step_programs(recipe, layout, resident=False)))
             kept.append(row)
@@ -128,18 +93,21 @@ def _compiled(some: Sequence[Row]) -> Iterator[Sample]:
     def progress(done: int, total: int, name: str, left: float | None) -> None:
         print(f"{done} of {total} compiled; {left or 0:.0f} s left", flush=True)
 
+    made = []
     for place, answers in steps.compile_steps(cases, progress=progress):
         row, (target, programs) = kept[place], cases[place]
         problem = next((a.problem for a in answers.values() if a.problem), None)
         if problem is not None:
             print(f"row {row.row} left out: {problem}")
             continue
-        parts = [
-            (ideal_times(answer.kernels, target.chip), float(programs.calls if name == "replica" else 1))
-            for name, answer in answers.items()
-        ]
-        wire = all_reduce_seconds(4.0 * programs.size, programs.layout.devices, target.chip)
-        yield Sample(row, tuple(parts), wire)
+        parts = [(ideal_times(step_time.additions(programs), target.chip), 1.0)]
+        for name, answer in answers.items():
+            kernels = [kernel for kernel in answer.kernels if kernel.kind != "collective"]
+            count = float(programs.calls if name == "replica" else 1)
+            parts.append((ideal_times(kernels, target.chip), count))
+        wire = sum_seconds(4.0 * programs.size, target, programs.layout.devices)
+        made.append(Sample(row, tuple(parts), wire))
+    return sorted(made, key=lambda sample: sample.row.row)
 
 
 def fit(train: Sequence[Sample]) -> dict[str, float]:
@@ -231,7 +199,6 @@ def main() -> None:
         print(name, line)
     known, elsewhere = factors(families), factors(chips)
     other = tuple(pick(a, b) ** WIDER for pick, a, b in zip((min, max), known, elsewhere, strict=True))
-    shares = [launches / total for total, launches in (s.seconds(values) for s in train)]
     print(f"90 % within {known[0]:.2f} to {known[1]:.2f}, elsewhere {other[0]:.2f} to {other[1]:.2f}")
     if write:
         TARGET.write_text(
@@ -246,7 +213,6 @@ def main() -> None:
                         "other": [round(x, 3) for x in other],
                         "unlike": [round(1 / UNLIKE, 3), UNLIKE],
                     },
-                    "largest_launch_share": round(max(shares), 3),
                     "cross_validation": result,
                     "chips": sorted({s.row.target.chip.name for s in train}),
                     "rows": [

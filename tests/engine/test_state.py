@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 
 import chipwise as cw
 import tasks
+from chipwise.chips.catalogue import named
 from chipwise.engine.flat import Flat
 from chipwise.engine.freeze import split, whole_params
 from chipwise.engine.on import On
 from chipwise.engine.replica import from_sums, summable
 from chipwise.engine.session import Session
 from chipwise.engine.state import ROLES, TrainState, fingerprint
+from chipwise.models.target import traced_for
 from refusals import refused
 from traffic import compiled, sent_bytes
 
@@ -194,3 +196,22 @@ def test_an_optimizer_that_looks_at_whole_leaves_gets_the_tree_and_says_so():
             prints.add(fingerprint(session.snapshot().params))
     assert len(prints) == 1
     assert Session(tasks.recipe(), On(devices=1)).describe()["update"] == "flat"
+
+
+def test_a_leaf_of_narrow_rows_is_taken_before_a_tpu_reshapes_it():
+    vector = jnp.arange(1000, dtype=jnp.float32)
+    for tree, kept in (
+        ({"w": jnp.zeros((500, 2))}, 1),
+        ({"w": jnp.zeros((100, 10))}, 0),
+        ({"b": jnp.zeros(2)}, 0),
+    ):
+        flat = Flat(tree)
+        with traced_for(named("v4")):
+            traced = str(jax.make_jaxpr(flat.unpack)(vector[: flat.size]))
+        assert traced.count("optimization_barrier") == kept
+        assert "optimization_barrier" not in str(
+            jax.make_jaxpr(lambda v, f=flat: f.unpack(v))(vector[: flat.size])
+        )
+        assert jnp.array_equal(
+            jax.tree.leaves(flat.unpack(vector[: flat.size]))[0].reshape(-1), vector[: flat.size]
+        )

@@ -12,8 +12,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
+from ..models.target import target
 from ..recipe.task import Tree
+
+_NARROW = 8
+"""Last axis of a leaf, below which a TPU's compiler is kept from reshaping the whole vector before it takes
+the leaf: it fills each row up to 128 values, 87 GB for BERT-Large with its head of two classes."""
 
 
 class Flat:
@@ -67,6 +73,10 @@ class Flat:
         """The tree whose `pack` is `vector`, traced or a NumPy array; each leaf in its own dtype."""
         leaves, start = [], 0
         for leaf, size in zip(self._leaves, self._sizes, strict=True):
-            leaves.append(vector[start : start + size].reshape(leaf.shape).astype(leaf.dtype))
+            part = vector[start : start + size]
+            narrow = leaf.ndim > 1 and 1 < leaf.shape[-1] < _NARROW
+            if narrow and isinstance(part, jax.Array) and target().platform == "tpu":
+                part = lax.optimization_barrier(part)
+            leaves.append(part.reshape(leaf.shape).astype(leaf.dtype))
             start += size
         return jax.tree.unflatten(self._structure, leaves)

@@ -39,6 +39,9 @@ MOST = 0.95
 L2_SPEED = 2.0
 """How many times memory's bandwidth the second cache has, at least: what XLA's own cost model assumes."""
 
+LAUNCH_FACTOR = 3.0
+"""Up and down, of what starting kernels takes: their host does it, hosts differ, and no fitted row tells."""
+
 _REFERENCE_BALANCE = 312e12 / 2039e9  # of an A100 with 80 GB: FLOP per byte
 _SIXTEEN = ("bf16", "f16")
 _SMALL = 8  # channels of a group, below which a convolution is not multiplied by matrix units
@@ -199,17 +202,14 @@ def interval(chip: Chip, launches: float) -> tuple[float, float]:
     """The factors on a step's seconds between which nine of ten measurements should lie: from the
     cross-validated residuals.
 
-    Wider on chips without a measurement, and where `launches`, a share of the time, is more than in any of
-    them; a guess on GPUs before Volta.
+    Wider on chips without a measurement, a guess on GPUs before Volta; of `launches`, a share of the time,
+    `LAUNCH_FACTOR` up and down.
     """
     fitted = efficiencies()
     kind = "known_chip" if chip.name in fitted["chips"] else "other"
-    if not has_tensor_cores(chip):
-        kind = "unlike"
-    elif launches > fitted["largest_launch_share"]:
-        kind = "other"
-    low, high = fitted["interval_90"][kind]
-    return float(low), float(high)
+    low, high = fitted["interval_90"][kind if has_tensor_cores(chip) else "unlike"]
+    rest = 1 - launches
+    return rest * low + launches / LAUNCH_FACTOR, rest * high + launches * LAUNCH_FACTOR
 
 
 # ---- how much of a GPU a product can occupy: whole tiles on whole waves of multiprocessors

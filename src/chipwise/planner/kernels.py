@@ -27,7 +27,7 @@ class Kernel:
     - `seconds`: of all these executions on one device; 0 where the compiler names no time.
     - `bytes`, `flops`, `work`: of *one* execution: memory traffic of the device, two for each multiply-add of
       its products, and elementwise arithmetic (on TPUs not counted).
-    - `bound`: what takes the time: "compute", "memory" or "launch"; "" where there is none.
+    - `bound`: what takes the time: "compute", "memory", "launch" or "interconnect"; "" where there is none.
     - `program`: of the step: "replica", "reduce" or "update".
     - `dtype`: that products multiply in ("bf16", "f16", "tf32", "f32"), or of the largest array.
     - `shape`: of a product, `(m, n, k, groups)`: `groups` products `(m, k) @ (k, n)`; otherwise empty.

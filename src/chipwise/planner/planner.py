@@ -27,7 +27,7 @@ from ..errors import ChipwiseError, DeviceError, RecipeError
 from ..recipe.precision import TPU_PASSES
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
-from . import steps, steps_gpu, steps_here
+from . import step_time, steps, steps_here
 from .advice import advice, decisive, does_not_fit, lacks, room
 from .compiler import Progress
 from .feeding import HostSpeed, feeding, measured, recorded
@@ -226,8 +226,7 @@ class _Question:
         run: dict[str, Any] = {}
         if problem is None:
             run = self.run(target, programs, step)
-        asked = problem is None or not problem.code.startswith("compiler-")
-        notes = (*(step.notes if asked else ()), *([target.note] if target.note else []))
+        notes = (*(step.notes if problem is None else ()), *([target.note] if target.note else []))
         one = Plan(
             target=target.name,
             chip=target.chip.name,
@@ -302,10 +301,8 @@ def _timed(target: Target, programs: StepPrograms, answers: steps.Answers) -> St
     """By the compiler's answers; on the CPU, by this machine."""
     if target.chip.kind == "CPU":
         step = steps_here.timed_here(target, programs)
-    elif target.chip.kind == "TPU":
-        step = steps.timed_on_tpu(target, programs, answers)
     else:
-        step = steps_gpu.timed_on_gpu(target, programs, answers)
+        step = step_time.timed_away(target, programs, answers)
     if programs.fused:
         step = dataclasses.replace(step, notes=(*step.notes, fact("fused-step")))
     return step

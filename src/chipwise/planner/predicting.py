@@ -25,12 +25,10 @@ from ..errors import DeviceError, RecipeError
 from ..recipe.precision import TPU_PASSES
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
-from . import steps, steps_gpu, steps_here, timing
+from . import step_time, steps, steps_here, timing
 from .advice import lacks
 from .compiler import Compiled, Progress
 from .feeding import HostSpeed, feeding
-from .gpu_timing import interval
-from .gpu_timing import timed as kernels_timed
 from .kernels import costliest
 from .plans import Memory, Plan, Range, costs, unique
 from .programs import Traceable, available, dtypes, equations, nbytes, tracing
@@ -270,7 +268,7 @@ def _away(target: Target, programs: ForwardPrograms, answers: steps.Answers) -> 
     if answer is None or problem is not None or answer.problem is not None:
         failed = next(iter(answers.values())) if answer is None else answer  # or no compiler at all
         return dataclasses.replace(known, problem=problem or failed.problem)
-    own = steps_gpu.FRAMEWORK_BYTES if target.chip.kind == "GPU" else 0
+    own = step_time.FRAMEWORK_BYTES if target.chip.kind == "GPU" else 0
     memory = programs.memory(answer.temp_bytes, own + answer.code_bytes, target)
     known = dataclasses.replace(known, memory=memory, flops=answer.flops)
     try:
@@ -284,14 +282,8 @@ def _away(target: Target, programs: ForwardPrograms, answers: steps.Answers) -> 
 
 def _seconds(target: Target, recipe: Recipe, answer: Compiled) -> tuple[Range, str, tuple[Any, ...]]:
     """Of a program on one device, with what bounds it, and its kernels."""
-    if target.chip.kind == "TPU":
-        seconds, bound, kernels = steps.seconds_on_tpu(target, answer, TPU_PASSES[recipe.precision])
-        factors = timing.TPU_FACTORS
-    else:
-        kernels = kernels_timed(answer.kernels, target.chip)
-        seconds, shares = sum(kernel.seconds for kernel in kernels), steps_gpu.shares(kernels)
-        bound = max(shares, key=lambda name: shares[name]) if shares else "memory"
-        factors = interval(target.chip, shares.get("launch", 0.0))
-    low, high = factors
+    kernels = step_time.timed(target, recipe.precision, answer.kernels)
+    seconds, bound = sum(k.seconds for k in kernels), next(iter(step_time.shares(kernels)), "memory")
+    low, high = step_time.factors(target, recipe.precision, kernels)
     own = tuple(dataclasses.replace(kernel, program="forward") for kernel in kernels)
     return Range(seconds, low * seconds, high * seconds), bound, own

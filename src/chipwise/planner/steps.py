@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,15 +22,9 @@ from ..words.facts import fact
 from .compiler import Compiled, Progress, Request, compile_each, refusal
 from .compilers import COMPILERS
 from .exporting import Exported, ReduceRequest, export_program, flat_positions
-from .kernels import Kernel
-from .links import sum_seconds
 from .plans import Memory, unique
 from .programs import StepPrograms, Traceable, dtypes, held
-from .timing import (
-    TPU_FACTORS,
-    StepTime,
-    dispatch_seconds,
-)
+from .timing import StepTime
 
 Answers = dict[str, Compiled]
 """Program name to what its compilation says."""
@@ -51,7 +45,6 @@ class Programs(Protocol):
     def exact(self) -> bool: ...
 
 
-_PRODUCTS = ("matmul", "convolution")
 PLATFORM = {"GPU": "cuda", "TPU": "tpu"}
 
 
@@ -167,68 +160,18 @@ def compiled_step(target: Target, programs: StepPrograms, answers: Answers, fram
 
 
 def _xla_seconds(programs: StepPrograms, answers: Answers) -> float | None:
-    """The step by XLA's own cost analysis, without its sums over devices; `None` where it makes none."""
+    """The step by XLA's own cost analysis, without its sums over devices; `None` where it makes none, or says
+    less than nothing of one of the programs."""
     runs = {"replica": programs.calls, "update": 1}
-    optimal = {name: answers[name].optimal_seconds for name in runs if name in answers}
-    if len(optimal) < len(runs) or not all(optimal.values()):
+    optimal = {name: (answers[name].optimal_seconds or 0.0) if name in answers else 0.0 for name in runs}
+    if min(optimal.values()) <= 0:
         return None
-    return sum(runs[name] * (seconds or 0.0) for name, seconds in optimal.items())
+    return sum(runs[name] * seconds for name, seconds in optimal.items())
 
 
 def refused(step: StepTime, answers: Answers) -> bool:
     """Whether there is no time to tell."""
     return step.problem is not None or any(a.problem is not None for a in answers.values())
-
-
-def timed_on_tpu(target: Target, programs: StepPrograms, answers: Answers) -> StepTime:
-    """The step from the cycles that the compiler states."""
-    passes = precision.TPU_PASSES[programs.recipe.precision]
-    step = compiled_step(target, programs, answers)
-    if passes > 1:
-        counted = fact("passes-counted", precision=programs.recipe.precision, passes=passes)
-        step = dataclasses.replace(step, notes=(*step.notes, counted))
-    if refused(step, answers):
-        return step
-    try:
-        each = {name: seconds_on_tpu(target, answer, passes) for name, answer in answers.items()}
-    except DeviceError as error:
-        return dataclasses.replace(step, problem=fact(error.code, **error.facts))
-    wire = sum_seconds(4.0 * programs.size, target, programs.layout.devices, programs.layout.exact)
-    parts = {
-        "replica": programs.calls * each["replica"][0],
-        "reduce": (each["reduce"][0] if "reduce" in each else 0.0) + wire,
-        "update": each["update"][0],
-    }
-    kernels = {name: own for name, (_, _, own) in each.items()}
-    step = dataclasses.replace(step, kernels=of_a_step(programs, kernels))
-    return step.timed(parts, TPU_FACTORS, dispatch_seconds(programs, target.hosts), each["replica"][1])
-
-
-def seconds_on_tpu(target: Target, answer: Compiled, passes: int) -> tuple[float, str, list[Kernel]]:
-    """Of one execution of a program, whose products take so many passes; what bounds it; its kernels.
-
-    Raises `DeviceError` for a chip without a known clock.
-    """
-    if target.chip.clock_GHz is None:
-        raise DeviceError("chip-without-clock", chip=target.chip.name)
-    products = sum(answer.seconds_by_kind.get(kind, 0.0) for kind in _PRODUCTS)  # in one pass
-    others = sum(answer.seconds_by_kind.values()) - products
-    kernels = [_in_passes(k, passes) if k.kind in _PRODUCTS else k for k in answer.kernels]
-    bound = "compute" if passes * products >= others else "memory"
-    return answer.seconds + (passes - 1) * products, bound, kernels
-
-
-def _in_passes(kernel: Kernel, passes: int) -> Kernel:
-    return dataclasses.replace(kernel, seconds=passes * kernel.seconds)
-
-
-def of_a_step(programs: StepPrograms, kernels: Mapping[str, Sequence[Kernel]]) -> tuple[Kernel, ...]:
-    """Every kernel of a step, from those of each program."""
-    return tuple(
-        dataclasses.replace(kernel.times(programs.calls if name == "replica" else 1), program=name)
-        for name, own in kernels.items()
-        for kernel in own
-    )
 
 
 def _memory(target: Target, programs: StepPrograms, answers: Answers, framework: float) -> Memory | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, replace
-from importlib.resources import files
 
 import jax
 
@@ -75,13 +73,6 @@ class StepTime:
             parts={**parts, "dispatch": dispatch},
             bound="launch" if dispatch > device else bound,
         )
-
-
-_TPU = json.loads(files(__package__).joinpath("allowances.json").read_text(encoding="utf-8"))["tpu"]
-
-TPU_FACTORS: tuple[float, float] = tuple(_TPU["interval_90"])
-"""On the compiler's time, between which nine of ten measurements should lie. The time itself is fitted to
-nothing; the factors are, by `benchmarks/plan_fit_tpu.py`, to the published rows that may be."""
 
 
 DISPATCH_FACTOR = 2.0

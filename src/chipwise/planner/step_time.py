@@ -1,0 +1,117 @@
+"""The time of a step on a target that is not there: its compiled kernels, timed, and what lies between its
+programs: sums of replicas, and over devices by the catalogue's links, which nothing overlaps."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+from ..chips.gpus import compiled_as
+from ..chips.targets import Target
+from ..errors import DeviceError
+from ..recipe.precision import TPU_PASSES
+from ..words.facts import fact
+from . import gpu_timing, tpu_timing
+from .kernels import Kernel
+from .links import sum_seconds
+from .programs import StepPrograms
+from .steps import Answers, compiled_step, refused
+from .timing import StepTime, dispatch_seconds
+
+FRAMEWORK_BYTES = 0.8e9
+"""What a process holds on a GPU before any array: CUDA context, cuDNN, cuBLAS and NCCL. An allowance."""
+
+_RING = Kernel("all-reduce", "collective", bound="interconnect", dtype="f32", source="devices/all-reduce")
+
+
+def timed_away(target: Target, programs: StepPrograms, answers: Answers) -> StepTime:
+    """The step on a TPU or a GPU, from what its compiler says of each program."""
+    gpu, chip, wanted = target.chip.kind == "GPU", target.chip, programs.recipe.precision
+    step = compiled_step(target, programs, answers, FRAMEWORK_BYTES if gpu else 0)
+    if refused(step, answers):
+        return step
+    notes = [fact("kernels-timed")] if gpu else list(step.notes)
+    if not gpu and (passes := TPU_PASSES[wanted]) > 1:
+        notes.append(fact("passes-counted", precision=wanted, passes=passes))
+    if gpu and (stands_in := compiled_as(chip)) is not chip:
+        notes.append(fact("compiled-as-another", chip=chip.name, other=stands_in.name))
+    if gpu and wanted == "bf16" and chip.bf16_dense_tflops is None:
+        notes.append(fact("chip-without-matrix-units", chip=chip.name, precision="bf16"))
+    step = dataclasses.replace(step, notes=tuple(notes))
+    try:
+        kernels = {name: timed(target, wanted, answer.kernels) for name, answer in answers.items()}
+        kernels["reduce"] = between(target, programs, kernels.get("reduce", []))
+    except DeviceError as error:
+        return dataclasses.replace(step, problem=fact(error.code, **error.facts))
+    return finished(step, target, programs, kernels)
+
+
+def timed(target: Target, precision: str, kernels: Sequence[Kernel]) -> list[Kernel]:
+    """The kernels of a program with their seconds on `target`. Raises `DeviceError` for a chip without a
+    known clock."""
+    if target.chip.kind == "GPU":
+        return gpu_timing.timed(kernels, target.chip)
+    if target.chip.clock_GHz is None:
+        raise DeviceError("chip-without-clock", chip=target.chip.name)
+    return tpu_timing.timed(kernels, target.chip, TPU_PASSES[precision])
+
+
+def factors(target: Target, precision: str, kernels: Sequence[Kernel]) -> tuple[float, float]:
+    """On the time of `timed` kernels, between which nine of ten measurements should lie."""
+    if target.chip.kind == "GPU":
+        return gpu_timing.interval(target.chip, shares(kernels).get("launch", 0.0))
+    return tpu_timing.interval(kernels, target.chip, TPU_PASSES[precision])
+
+
+def shares(kernels: Iterable[Kernel]) -> dict[str, float]:
+    """Of the kernels' time, by what bounds them, the largest first."""
+    seconds: dict[str, float] = collections.defaultdict(float)
+    for kernel in kernels:
+        seconds[kernel.bound] += kernel.seconds
+    total = sum(seconds.values())
+    parts = {bound: part / total for bound, part in seconds.items() if total}
+    return dict(sorted(parts.items(), key=lambda one: -one[1]))
+
+
+def additions(programs: StepPrograms) -> list[Kernel]:
+    """What adds up a device's replicas that run one after another, where they do not meet in `reduce`: two
+    vectors are read and one is written. Not timed yet."""
+    count, size = programs.calls - programs.local_vectors, float(programs.size)
+    one = Kernel("add", "elementwise", count, bytes=12 * size, work=size, dtype="f32", source="replicas/add")
+    return [dataclasses.replace(one, bound="memory")] if count > 0 else []
+
+
+def between(target: Target, programs: StepPrograms, reduce: Sequence[Kernel]) -> list[Kernel]:
+    """All kernels of the sum over replicas, those of its program timed: on its links the sum takes the place
+    of what collectives move in memory meanwhile."""
+    layout, chip, size = programs.layout, target.chip, float(programs.size)
+    made = [kernel for kernel in reduce if kernel.kind != "collective"]
+    if chip.kind == "GPU":
+        made += gpu_timing.timed(additions(programs), chip)
+    elif chip.memory_GBps:
+        each = chip.memory_GBps * 1e9 / chip.jax_devices_per_chip
+        made += [dataclasses.replace(k, seconds=k.count * k.bytes / each) for k in additions(programs)]
+    wire = sum_seconds(4 * size, target, layout.devices, layout.exact)
+    if wire:
+        sent = 8 * size * (layout.devices - 1) / layout.devices
+        made.append(dataclasses.replace(_RING, seconds=wire, bytes=sent))
+    return made
+
+
+def finished(
+    step: StepTime, target: Target, programs: StepPrograms, kernels: Mapping[str, Sequence[Kernel]]
+) -> StepTime:
+    """`step` with its time: that of each program's timed `kernels`."""
+    whole = tuple(
+        dataclasses.replace(kernel.times(programs.calls if name == "replica" else 1), program=name)
+        for name, own in kernels.items()
+        for kernel in own
+    )
+    parts: dict[str, float] = dict.fromkeys(("replica", "reduce", "update"), 0.0)
+    for kernel in whole:
+        parts[kernel.program] += kernel.seconds
+    bound = next(iter(shares(whole)), "memory")
+    span = factors(target, programs.recipe.precision, whole)
+    host = dispatch_seconds(programs, target.hosts)
+    return dataclasses.replace(step, kernels=whole).timed(parts, span, host, bound)

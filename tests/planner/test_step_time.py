@@ -1,0 +1,86 @@
+"""A step's kernels hold all of its time: its programs, the sums between them, the links."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from chipwise.chips.targets import parse
+from chipwise.planner import step_time, steps, tpu_timing
+from chipwise.planner.compiler import Compiled
+from chipwise.planner.kernels import Kernel
+from chipwise.planner.links import sum_seconds
+from chipwise.planner.timing import StepTime
+
+SIZE = 10**8  # float32 of a gradient
+
+
+def programs(calls, local, devices):
+    layout = SimpleNamespace(devices=devices, exact=True)
+    recipe = SimpleNamespace(precision="bf16")
+    return SimpleNamespace(calls=calls, local_vectors=local, size=SIZE, layout=layout, recipe=recipe)
+
+
+@pytest.mark.parametrize("name", ["a100:8", "v5e-8"])
+def test_the_links_take_the_place_of_what_a_collective_moves_meanwhile(name, monkeypatch):
+    monkeypatch.setattr(step_time, "dispatch_seconds", lambda programs, hosts: 1e-5)
+    target, of = parse(name), programs(3, 3, 8)
+    add = Kernel("add", "elementwise", seconds=0.01, bound="memory")
+    moved = Kernel("all-gather", "collective", seconds=9.0, bound="memory")
+    kernels = {
+        "replica": [Kernel("dot", "matmul", seconds=0.1, bound="compute")],
+        "reduce": step_time.between(target, of, [add, moved]),
+        "update": [Kernel("sgd", "elementwise", seconds=0.02, bound="memory")],
+    }
+    empty = StepTime("compiled", 0.0, 0.0, None, frozenset(), notes=())
+    step = step_time.finished(empty, target, of, kernels)
+    wire = sum_seconds(4.0 * SIZE, target, 8)
+    assert step.parts["reduce"] == pytest.approx(0.01 + wire) and step.parts["replica"] == pytest.approx(0.3)
+    (ring,) = (k for k in step.kernels if k.kind == "collective")
+    assert ring.seconds == wire and (ring.bound, ring.program) == ("interconnect", "reduce")
+    assert step.seconds.value == pytest.approx(sum(k.seconds for k in step.kernels))
+    assert step.bound == "compute" and step.seconds.low < step.seconds.value < step.seconds.high
+
+
+@pytest.mark.parametrize("name", ["a100", "v5e-1"])
+def test_replicas_one_after_another_are_added_as_they_come(name):
+    assert step_time.between(parse(name), programs(4, 4, 1), []) == []
+    (added,) = step_time.between(parse(name), programs(64, 1, 1), [])
+    assert added.count == 63 and added.seconds >= 63 * 12 * SIZE / (parse(name).chip.memory_GBps * 1e9)
+
+
+def test_xla_s_own_estimate_is_none_where_it_is_no_time():
+    def told(replica, update):
+        answers = {"replica": Compiled("replica", optimal_seconds=replica)}
+        answers["update"] = Compiled("update", optimal_seconds=update)
+        return steps._xla_seconds(programs(3, 3, 1), answers)
+
+    assert told(0.1, 0.2) == pytest.approx(0.5)
+    assert told(-1e-3, 0.2) is None and told(None, 0.2) is None and told(0.1, 0.0) is None
+
+
+def test_what_only_moves_data_on_a_tpu_reaches_a_share_of_its_memory():
+    chip = parse("v4-8").chip
+    moving = 1e9 / (chip.memory_GBps * 1e9)  # seconds of a GB
+
+    def time(kind, times, passes=1):
+        one = Kernel("k", kind, count=2, seconds=2 * times * moving, bytes=1e9, flops=1e9)
+        return tpu_timing.timed([one], chip, passes)[0].seconds / (2 * moving)
+
+    share = 1 / tpu_timing.MEMORY_SHARE
+    assert time("copy", 9) == pytest.approx(share) and time("copy", 1.2) == pytest.approx(1.2)
+    assert time("elementwise", 3.9) == pytest.approx(share) and time("elementwise", 4.1) == pytest.approx(4.1)
+    assert time("matmul", 9, passes=6) == pytest.approx(54) and time("other", 9) == pytest.approx(9)
+    prefetch = Kernel("prefetch", "copy", seconds=0.1)
+    assert tpu_timing.timed([prefetch], chip)[0].seconds == 0.1
+
+
+def test_the_further_a_tpu_s_cycles_are_above_its_bandwidth_the_less_they_are_known():
+    chip = parse("v4-8").chip
+    low, high = tpu_timing.FACTORS
+
+    def factors(seconds):
+        kernel = Kernel("k", "matmul", seconds=seconds, bytes=chip.memory_GBps * 1e9)
+        return tpu_timing.interval([kernel], chip)
+
+    assert factors(1.0) == (low, high) and factors(16.0) == (pytest.approx(0.25), high)
+    assert tpu_timing.interval([], chip) == (low, high)
