@@ -2,8 +2,9 @@
 
 Starting a program costs the host some 10 µs to 1 ms, which a small step feels. A loop over steps inside the
 program saves it, but compilers do not always make of a loop's body what they make of the body alone: on
-the CPU a small step of `digits` becomes 1.8 times as fast, one of `mnist` 4 times as slow (2 cores, JAX
-0.10.2, `benchmarks/dispatch.md`). So both are tried, on a copy of the state, and the faster one is kept.
+the CPU a small step of `digits` becomes 1.8 times as fast, while the gradient of a convolution as JAX writes
+it becomes 40 times as slow (2 cores, JAX 0.10.2; see `models.conv_cpu`). So both are tried, on a copy of the
+state, and the faster one is kept.
 
 For the one program of `exact=False` on one device only: where bits must not depend on the number of
 devices, the programs of a step stay apart.
