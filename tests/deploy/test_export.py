@@ -49,6 +49,27 @@ def test_every_format_runs_elsewhere_and_gives_the_same(tmp_path, to):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # TensorFlow's own
+@pytest.mark.parametrize("name", ["digits", "mnist"])
+def test_a_saved_model_runs_in_tensorflow_with_any_batch(tmp_path, name):
+    tensorflow = pytest.importorskip("tensorflow")
+    recipe, *settings = name.split()
+    model = untrained(recipe, *settings)
+    source = module.like(model.recipe.task.train, model.recipe.task.classes)
+    for again in (False, True):
+        made = cw.export(model, "saved-model", tmp_path / "m", data=source, examples=130, fresh=again)
+        assert made.difference <= 1e-4 * max(1, made.largest) and made.labels_differ == 0
+        assert [p.name for p in tmp_path.iterdir()] == ["m"]
+    assert made.bytes == sum(p.stat().st_size for p in made.file.rglob("*") if p.is_file())
+    serve = tensorflow.saved_model.load(str(made.file)).signatures["serving_default"]
+    images = module.take(source, np.arange(3))["image"]
+    logits = cw.predict(model, cw.Arrays(image=images)).outputs
+    np.testing.assert_allclose(serve(image=images)["logits"], logits, rtol=1e-4, atol=1e-4)
+    with refused(cw.DataError, "export-exists"):
+        cw.export(model, "saved-model", tmp_path / "m", data=source)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("to", NEEDS)
 @pytest.mark.parametrize(
     "name",

@@ -70,7 +70,7 @@ def predict(
 @options.taking
 def export(
     run: Run,
-    to: Annotated[str, option("The format.", "stablehlo|onnx|safetensors|torch|keras")],
+    to: Annotated[str, option("The format.", "stablehlo|onnx|safetensors|saved-model|torch|keras")],
     out: Annotated[Path | None, option("The file. [the run's name with the format's ending]", "FILE")] = None,
     data: Annotated[
         str | None, option("Examples to compare on, as in predict. [the evaluation data]", "PATH")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -74,7 +75,8 @@ def export(
 
     - `model`, `recipe`: as in `cw.predict`.
     - `to`: `"stablehlo"` (any model; `jax.export` reads it), `"onnx"`, `"safetensors"` (the weights alone),
-      `"torch"` or `"keras"` (a model that came from there; `module` is that model).
+      `"saved-model"` (a folder for TensorFlow), `"torch"` or `"keras"` (of a model that came from there:
+      `module`).
     - `out`: the file; the run's or the recipe's name, with the format's ending, when left out.
     - `data`: examples to compare on, as in `cw.predict`; the evaluation data, or made-up examples where the
       recipe has no data, when left out. `examples`: how many at most.
@@ -97,18 +99,21 @@ def export(
     expected, classifier = _expected(known, rows)
     names = {n: ("logits" if n == "outputs" and classifier else n) for n in expected}
     request = Request(known, inputs, names, module)
-    temporary = _temporary(file, kind.suffix)
+    temporary = _temporary(file, kind.suffix, kind.folder)
     try:
         kind.write(request, temporary)
         run = kind.open(request, temporary)
         found = _run(run, rows)
         compared = _compare(expected, {n: found[names[n]] for n in names}, classifier, to)
-        size = temporary.stat().st_size
-        os.chmod(temporary, 0o644)
+        size = sum(p.stat().st_size for p in (temporary, *temporary.rglob("*")) if p.is_file())
+        os.chmod(temporary, 0o755 if kind.folder else 0o644)
+        if kind.folder and file.is_dir():  # which nothing replaces at once
+            shutil.rmtree(file)
         os.replace(temporary, file)
     except OSError as error:
         raise DataError("export-unwritable", path=file, reason=error.strerror or str(error)) from error
     finally:
+        shutil.rmtree(temporary, ignore_errors=True)
         temporary.unlink(missing_ok=True)
     count = len(next(iter(rows.values())))
     seconds = time.perf_counter() - began
@@ -119,9 +124,11 @@ def _stem(known: Trained) -> str:
     return Path(known.run).name if known.run else known.recipe.name
 
 
-def _temporary(file: Path, suffix: str) -> Path:
+def _temporary(file: Path, suffix: str, folder: bool) -> Path:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
+        if folder:
+            return Path(tempfile.mkdtemp(dir=file.parent, prefix=".export-", suffix=suffix))
         handle, path = tempfile.mkstemp(dir=file.parent, prefix=".export-", suffix=suffix)
     except OSError as error:
         raise DataError("export-unwritable", path=file, reason=error.strerror or str(error)) from error

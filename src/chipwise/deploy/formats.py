@@ -48,6 +48,18 @@ class Request:
         return lambda inputs: run(params, state, inputs)
 
     @property
+    def split(self) -> tuple[Callable, list[np.ndarray]]:
+        """`(weights, inputs) -> outputs` by their names in the file, and the weights, a list of arrays."""
+        run, outputs = prediction(self.model.recipe), self.outputs
+        leaves, tree = jax.tree.flatten((self.model.params, self.model.state))
+
+        def function(weights: list, inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
+            params, state = jax.tree.unflatten(tree, weights)
+            return {outputs[name]: value for name, value in run(params, state, inputs).items()}
+
+        return function, [np.asarray(leaf) for leaf in leaves]
+
+    @property
     def about(self) -> dict[str, str]:
         """What is stored with a model: short texts."""
         names = {"classes": "\n".join(self.model.class_names)} if self.model.class_names else {}
@@ -58,12 +70,14 @@ class Request:
 @dataclass(frozen=True)
 class Format:
     """*Fields:* `suffix` of its files; `write(request, path)`; `open(request, path)`, which reads the file
-    back in the library that its users have, and returns what runs it; `runs`: that library, for people."""
+    back in the library that its users have, and returns what runs it; `runs`: that library, for people;
+    `folder`: it is one, not a file."""
 
     suffix: str
     write: Callable[[Request, Path], None]
     open: Callable[[Request, Path], Runner]
     runs: str
+    folder: bool = False
 
 
 def library(name: str, extra: str = "export") -> Any:
@@ -233,12 +247,28 @@ def _open_keras(request: Request, path: Path) -> Runner:
     return runner
 
 
+# ---- TensorFlow
+
+
+def _write_saved_model(request: Request, path: Path) -> None:
+    from .saved_model import write
+
+    write(request, path)
+
+
+def _open_saved_model(request: Request, path: Path) -> Runner:
+    from .saved_model import open_again
+
+    return open_again(request, path)
+
+
 FORMATS = {
     "stablehlo": Format(".stablehlo", _write_stablehlo, _open_stablehlo, "jax.export"),
     "onnx": Format(".onnx", _write_onnx, _open_onnx, "onnxruntime"),
     "safetensors": Format(".safetensors", _write_safetensors, _open_safetensors, "safetensors"),
     "torch": Format(".pt", _write_torch, _open_torch, "PyTorch"),
     "keras": Format(".keras", _write_keras, _open_keras, "Keras"),
+    "saved-model": Format(".saved_model", _write_saved_model, _open_saved_model, "TensorFlow", folder=True),
 }
 """Its name on the command line to each format."""
 
