@@ -77,4 +77,4 @@ def test_errors_name_what_would_work():
 
 def test_a_layout_says_each_count_globally_and_per_device():
     layout = Layout(batch=512, replicas=8, devices=4)
-    assert (layout.replicas_per_device, layout.replica_batch, layout.device_batch) == (2, 64, 128)
+    assert (layout.replicas_per_device, layout.replica_batch, layout.group_batch) == (2, 64, 128)

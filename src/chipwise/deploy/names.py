@@ -150,6 +150,20 @@ TABLES = {
         stacked=True,
         turned=False,
     ),
+    # transformers' LlamaForCausalLM
+    "llama": Table(
+        (
+            (r"model\.embed_tokens", "words.embedding"),
+            (r"lm_head", "head.embedding"),
+            (r"model\.norm", "norm"),
+            (r"model\.layers\.(\d+)\.self_attn\.([qkv])_proj", r"blocks.\1.attention.\2"),
+            (r"model\.layers\.(\d+)\.self_attn\.o_proj", r"blocks.\1.attention.out"),
+            (r"model\.layers\.(\d+)\.mlp\.(gate|up|down)_proj", r"blocks.\1.\2"),
+            (r"model\.layers\.(\d+)\.input_layernorm", r"blocks.\1.norm1"),
+            (r"model\.layers\.(\d+)\.post_attention_layernorm", r"blocks.\1.norm2"),
+        ),
+        stacked=True,
+    ),
 }
 """The built-in model to the names that its weights have elsewhere."""
 

@@ -118,7 +118,7 @@ def predict(
         raise DataError("predictions-exist", path=file)
     path = os.path.abspath(data) if isinstance(data, str | os.PathLike) else ""
     machine = detect(on.devices, on.platform)
-    placement = Placement(machine, min(len(machine.devices), len(source)))
+    placement = Placement.of(machine, known.recipe.shards, most=len(source))
     predictor = Predictor(known.recipe, known.params, known.state, source, placement, batch, on.workers)
     with contextlib.closing(predictor):
         classes = known.recipe.task.classes

@@ -190,7 +190,7 @@ def _run(folder: Path) -> dict[str, np.ndarray]:
     checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
     try:
         steps = checkpoints.steps()
-        flat = checkpoints._read(steps[-1])[0] if steps else {}
+        flat = checkpoints.arrays(steps[-1]) if steps else {}
     finally:
         checkpoints.close()
     names = {n: n.replace("frozen.", "params.", 1) if n.startswith("frozen.") else n for n in flat}

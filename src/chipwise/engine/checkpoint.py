@@ -1,7 +1,8 @@
 """Checkpoints: Orbax arrays, written in the background, with a digest that is checked on reading.
 
 A checkpoint is a flat dictionary of arrays, named by their path in the training state, beside a
-JSON object with the recipe, the position and the digest. Neither knows the number of devices.
+JSON object with the recipe, the position and the digest. Neither knows the number of devices; where the
+recipe has `shards`, arrays are written, read and hashed part by part, as they lie on one group.
 Orbax gives a folder its final name only when it is complete, so a killed process leaves the last
 good checkpoint; the digest finds bytes that changed afterwards.
 """
@@ -46,14 +47,28 @@ def flatten(tree: Tree) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
-def digest(flat: dict[str, np.ndarray]) -> str:
-    """SHA-256 over names, types, shapes and bytes, in the order of the names."""
+def digest(flat: dict[str, Any], cut: dict[str, Any] | None = None) -> str:
+    """SHA-256 over names, types, shapes and bytes, in the order of the names; of arrays that are `cut`, the
+    bytes of one part after another.
+
+    *Arguments:* `cut`, of checkpoints of groups: `shards`, and `axes`, names to the axis; `shapes` too.
+    """
     h = hashlib.sha256()
+    axes, shards = (cut["axes"], cut["shards"]) if cut else ({}, 1)
     for name in sorted(flat):
-        array = np.ascontiguousarray(flat[name])
+        array = flat[name]
         h.update(f"{name}:{array.dtype}:{array.shape};".encode())
-        h.update(array.tobytes())
+        for part in _parts(array, axes.get(name, -1), shards):
+            h.update(np.ascontiguousarray(part).tobytes())
     return h.hexdigest()
+
+
+def _parts(array: Any, axis: int, shards: int) -> list[Any]:
+    if axis < 0:
+        return [array]
+    if isinstance(array, np.ndarray):
+        return np.split(array, shards, axis)
+    return [s.data for s in sorted(array.addressable_shards, key=lambda s: s.index[axis].start or 0)]
 
 
 class Checkpoints:
@@ -95,13 +110,20 @@ class Checkpoints:
         """The steps that have a complete checkpoint, ascending."""
         return sorted(self._manager.all_steps())
 
-    def save(self, step: int, host: Tree, about: dict[str, Any]) -> None:
+    def save(self, step: int, host: Tree, about: dict[str, Any], axes: Tree = None) -> None:
         """Begins to write `host`, a tree of NumPy arrays that nobody changes, and returns.
 
+        *Arguments:* `axes`: where `host` lies on a group's devices, the axis along which each array is cut.
         Raises `RunError` when this or the previous one, which is waited for, cannot be written.
         """
-        flat = {name: np.asarray(leaf) for name, leaf in flatten(host).items()}
-        about = {**about, "digest": digest(flat)}
+        flat = flatten(host)
+        if axes is None:
+            flat = {name: np.asarray(leaf) for name, leaf in flat.items()}
+        else:
+            shapes = {name: [str(leaf.dtype), *leaf.shape] for name, leaf in flat.items()}
+            shards = about["recipe"]["shards"]
+            about = {**about, "cut": {"shards": shards, "axes": flatten(axes), "shapes": shapes}}
+        about = {**about, "digest": digest(flat, about.get("cut"))}
         self._guarded(
             lambda: self._manager.save(
                 step,
@@ -125,17 +147,22 @@ class Checkpoints:
         restored = self._manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))
         return restored["about"]
 
-    def restore(self, template: Tree, say: Callable[[Fact], None]) -> tuple[Tree, dict[str, Any]] | None:
-        """The newest readable checkpoint as NumPy arrays in the structure of `template`, and its JSON.
+    def restore(
+        self, template: Tree, say: Callable[[Fact], None], shards: int = 1
+    ) -> tuple[Tree, dict[str, Any]] | None:
+        """The newest readable checkpoint as NumPy arrays in the structure of `template`, and its JSON; where
+        `template` says how arrays are cut over devices, as arrays there.
 
         A damaged one is reported through `say`, moved out of the way, and the one before it is taken.
         `None` when the folder holds no checkpoint; raises `CheckpointError` when it holds some and none
-        is readable, or when the newest readable one is of another model.
+        is readable, or when the newest readable one is of another model, or of other `shards`.
         """
         steps, damaged = self.steps(), []
         for step in reversed(steps):
             try:
-                flat, about = self._read(step)
+                flat, about = self._read(step, template, shards)
+            except ChipwiseError:
+                raise
             except Exception as error:  # damaged bytes make Orbax raise anything
                 self._abandoned.expected = True
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
@@ -150,12 +177,29 @@ class Checkpoints:
             raise CheckpointError("checkpoints-unreadable", path=str(self.folder), steps=steps)
         return None
 
-    def _read(self, step: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    def arrays(self, step: int) -> dict[str, np.ndarray]:
+        """The arrays of one checkpoint by name; raises anything when it is damaged."""
+        return self._read(step)[0]
+
+    def _read(
+        self, step: int, template: Tree = None, shards: int | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """The arrays and the JSON object of one checkpoint; raises anything when it is damaged."""
         about = self.about(step)
-        restored = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore()))
-        flat = {name: np.asarray(leaf) for name, leaf in restored["state"].items()}
-        if digest(flat) != about["digest"]:
+        cut, item = about.get("cut"), None
+        if shards not in (stored := cut["shards"] if cut else 1, None):
+            raise CheckpointError("checkpoint-of-other-shards", step=step, stored=stored, shards=shards)
+        if cut is not None:  # or Orbax would put the arrays where they lay when they were written
+            held = {n: jax.ShapeDtypeStruct(s[1:], np.dtype(s[0])) for n, s in cut["shapes"].items()}
+            if template is not None:
+                _fill(template, held, step)
+                held = flatten(template)
+            item = {name: _target(leaf) for name, leaf in held.items()}
+        restored = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(item)))
+        flat = restored["state"]
+        if cut is None:
+            flat = {name: np.asarray(leaf) for name, leaf in flat.items()}
+        if digest(flat, cut) != about["digest"]:
             raise ValueError("its digest does not match its bytes")
         return flat, about
 
@@ -210,14 +254,19 @@ class _Abandoned:
             sys.unraisablehook = self._before
 
 
-def _fill(template: Tree, flat: dict[str, np.ndarray], step: int) -> Tree:
+def _target(leaf: Any) -> Any:
+    """How Orbax is asked for an array: on devices as `leaf` says, or in NumPy's."""
+    return leaf if leaf.sharding is not None else np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+
+
+def _fill(template: Tree, flat: dict[str, Any], step: int) -> Tree:
     wanted = flatten(template)
     odd = sorted(set(wanted) ^ set(flat))
     if odd:
         raise CheckpointError("checkpoint-of-other-arrays", step=step, arrays=odd[:3])
     for name in wanted:
         there, here = flat[name], wanted[name]
-        if tuple(here.shape) != there.shape or here.dtype != there.dtype:
+        if tuple(here.shape) != tuple(there.shape) or here.dtype != there.dtype:
             old, new = f"{there.dtype}{list(there.shape)}", f"{here.dtype}{list(here.shape)}"
             raise CheckpointError("checkpoint-of-other-shapes", step=step, array=name, old=old, new=new)
     return jax.tree.unflatten(jax.tree.structure(template), [flat[name] for name in wanted])
@@ -252,7 +301,7 @@ def restore_run(
     if not folder.is_dir():
         raise CheckpointError("run-without-checkpoints", run=str(run))
     with contextlib.closing(Checkpoints(folder, read_only=True)) as checkpoints:
-        found = checkpoints.restore(abstract_state(recipe), say or _warn)
+        found = checkpoints.restore(abstract_state(recipe), say or _warn, recipe.shards)
     if found is None:
         raise CheckpointError("run-without-checkpoints", run=str(run))
     state: TrainState = found[0]

@@ -14,12 +14,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from ..data.sources import check_labels, spec_of
 from ..data.stream import Stream
 from ..data.workers import Workers
 from ..errors import DataError, DeviceError, RecipeError
+from ..models.large import in_group
 from ..models.target import traced_for
 from ..recipe import precision
 from ..recipe.recipe import Recipe
@@ -60,7 +63,7 @@ class Evaluator:
             raise RecipeError("evaluation-batch-below-one", batch=batch)
         self.recipe, self.placement, self.source = recipe, placement, source
         self.examples = len(source)
-        self.devices = placement.groups
+        self.devices = placement.count
         self.resident = placement.all("resident evaluation", feed.fits(source, placement.memory_bytes))
         self.data = None
         if self.resident:
@@ -123,6 +126,11 @@ class Evaluator:
         indices, mask = whole(
             (jax.ShapeDtypeStruct((rows,), jnp.int32), jax.ShapeDtypeStruct((rows,), jnp.bool_)), rows=True
         )
+        if self.placement.shards > 1:
+            held = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params)
+            over = NamedSharding(self.placement.mesh, P(GROUP))
+            grouped = jax.jit(self._group_eval, out_shardings=over)
+            return grouped.lower(held, whole(state), data, indices, mask)
         body = jax.shard_map(
             self._device_eval,
             mesh=self.placement.mesh,
@@ -146,6 +154,25 @@ class Evaluator:
         # pool that the others compute with.
         return jax.tree.map(total, jax.vmap(self._one, (None, None, 0))(params, state, batch))
 
+    def _group_eval(self, params, state, data, indices, mask):
+        """`_device_eval` where groups are several devices, over which the compiler cuts the parameters: one
+        program for all groups, whose collectives stay in each."""
+        mesh, batch = self.placement.mesh.abstract_mesh, data
+        if self.resident:
+            over = NamedSharding(mesh, P(mesh.axis_names))
+            picked = feed.pick(data, indices, self._spec)
+            batch = jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, over), picked)
+        params = precision.cast(params, self.recipe.precision)
+
+        def total(x):
+            keep = mask.reshape(-1, *[1] * (x.ndim - 1))
+            kept = jnp.where(keep, x, jnp.zeros_like(x))
+            return jnp.sum(kept.reshape(self.placement.groups, -1, *x.shape[1:]), axis=1)
+
+        with in_group(mesh, rows=False):
+            sums = jax.vmap(self._one, (None, None, 0))(params, state, batch)
+        return jax.tree.map(total, sums)
+
     def _one(self, params, state, example: dict) -> dict[str, Sum]:
         """The sums of one unbatched example."""
         recipe = self.recipe
@@ -161,7 +188,7 @@ class Evaluator:
             self._workers = Workers(self.source, self._wanted)  # kept: processes take seconds to start
         with contextlib.ExitStack() as closing:
             if self.data is None:
-                rows = self.device_batch * len(self.placement.local)
+                rows = self.device_batch * len(self.placement.devices)
                 wanted = (self.placement.own(self._rows(start)) for start in starts)
                 stream = Stream(self.source, wanted, rows, self._place, self._workers)
                 closing.callback(stream.close)
@@ -185,6 +212,9 @@ class Evaluator:
         """What the batches gave, each `(groups, ...)` over the mesh, as `(groups, batches, ...)`."""
         if self.placement.hosts.count == 1:
             return np.stack(jax.device_get(parts), axis=1)
+        if self.placement.shards > 1:
+            every = [multihost_utils.process_allgather(part, tiled=True) for part in parts]
+            return np.stack(every, axis=1)
         held = [np.stack(of, axis=1) for of in zip(*map(self.placement.split, parts), strict=True)]
         placed = [
             jax.device_put(of, group.device) for of, group in zip(held, self.placement.local, strict=True)

@@ -12,12 +12,14 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import PartitionSpec as P
 
 from ..data import order
 from ..data.sources import Spec, check_labels, materialize, nbytes
 from ..data.stream import Stream
 from ..errors import DataError
 from ..machine.limits import memory
+from ..models.large import SHARD
 from ..recipe.source import Source
 from ..words.facts import Fact, fact
 from .placement import Placement
@@ -208,7 +210,11 @@ class Streamed:
 
         def place(columns, indices):
             check_labels(columns, task.classes, "training", indices)
-            return placement.cut(columns)
+            if recipe.shards == 1:
+                return placement.cut(columns)
+            each = recipe.batch // recipe.replicas
+            apart = {k: v.reshape(-1, each, *v.shape[1:]) for k, v in columns.items()}
+            return placement.cut(apart, within=P(None, SHARD))
 
         rows = recipe.batch // placement.groups * len(placement.local)
         self.stream = Stream(task.train, wanted(), rows, place, workers)

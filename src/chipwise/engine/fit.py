@@ -24,6 +24,7 @@ from .run_folder import RunFolder
 from .saver import Saver
 from .session import Session
 from .signals import StopRequest
+from .state import axes_of
 
 
 def fit(
@@ -170,9 +171,12 @@ def evaluate(
     *Arguments:* `batch` is global and chosen from the memory needed when left out; of `on` only
     the devices count (any number will do).
     """
-    placement = Placement(detect(on.devices, on.platform))
+    placement = Placement.of(detect(on.devices, on.platform), recipe.shards)
     with placement.hosts.failing(), contextlib.closing(Evaluator(recipe, placement, batch)) as evaluator:
-        return evaluator(*placement.spread((params, state)))
+        if placement.shards == 1:
+            return evaluator(*placement.spread((params, state)))
+        held = placement.put_cut(params, axes_of(recipe, params)), placement.put(state)
+        return evaluator(*map(placement.gather, held))
 
 
 def _result(

@@ -61,7 +61,8 @@ def even_counts(replicas: int) -> list[int]:
 class Layout:
     """How one recipe lies on one machine. All counts are global unless the name says otherwise.
 
-    `blocks`: of the recipe, as many as replicas when 0; without `exact` as many as devices.
+    `blocks`: of the recipe, as many as replicas when 0; without `exact` as many as groups. `shards`: devices
+    of a group, which computes its replicas one after another; mostly 1.
     """
 
     batch: int
@@ -69,11 +70,12 @@ class Layout:
     devices: int
     exact: bool = True
     blocks: int = 0
+    shards: int = 1
 
     @classmethod
     def of(cls, recipe: Recipe, devices: int, exact: bool = True) -> Layout:
         """`recipe` on so many devices."""
-        return cls(recipe.batch, recipe.replicas, devices, exact, recipe.block_count)
+        return cls(recipe.batch, recipe.replicas, devices, exact, recipe.block_count, recipe.shards)
 
     def __post_init__(self):
         if self.batch < 1 or self.replicas < 1:
@@ -82,15 +84,29 @@ class Layout:
             lower = self.batch // self.replicas * self.replicas
             near = [n for n in (lower, lower + self.replicas) if n]
             raise RecipeError("batch-indivisible", batch=self.batch, replicas=self.replicas, near=near)
-        blocks = (self.blocks or self.replicas) if self.exact else self.devices
-        counts, facts = exact_counts(blocks), {"devices": self.devices, "replicas": self.replicas}
+        if self.replica_batch % self.shards:
+            unit = self.replicas * self.shards
+            near = [n for n in (self.batch // unit * unit, (self.batch // unit + 1) * unit) if n]
+            facts = {"batch": self.batch, "replicas": self.replicas, "shards": self.shards}
+            raise RecipeError("shards-above-batch", **facts, near=near)
+        if self.devices % self.shards:
+            raise DeviceError("shards-uneven", shards=self.shards, devices=self.devices)
+        blocks = (self.blocks or self.replicas) if self.exact else self.groups
+        counts = [n * self.shards for n in exact_counts(blocks)]
+        facts = {"devices": self.devices, "replicas": self.replicas}
         if self.exact and blocks < self.replicas and self.devices not in counts:
             raise DeviceError("devices-above-blocks", **facts, blocks=blocks, counts=counts)
-        if self.replicas % self.devices:
-            raise DeviceError("devices-uneven", **facts, counts=exact_counts(self.replicas))
+        if self.replicas % self.groups:
+            every = [n * self.shards for n in exact_counts(self.replicas)]
+            raise DeviceError("devices-uneven", **facts, counts=every)
         if self.exact and self.devices not in counts:
             raise DeviceError("devices-inexact", **facts, counts=counts)
         object.__setattr__(self, "blocks", blocks)
+
+    @property
+    def groups(self) -> int:
+        """Over which the replicas are shared out: one device each, or `shards`."""
+        return self.devices // self.shards
 
     @property
     def together(self) -> int:
@@ -99,25 +115,35 @@ class Layout:
 
     @property
     def blocks_per_device(self) -> int:
-        """How many programs a device runs in a step to compute its replicas."""
-        return self.blocks // self.devices
+        """How many programs a device, or a group, runs in a step to compute its replicas."""
+        return self.blocks // self.groups
 
     @property
     def replicas_per_device(self) -> int:
-        return self.replicas // self.devices
+        return self.replicas // self.groups
 
     @property
     def replica_batch(self) -> int:
         return self.batch // self.replicas
 
     @property
-    def device_batch(self) -> int:
-        return self.batch // self.devices
+    def group_batch(self) -> int:
+        return self.batch // self.groups
 
 
 def shares(recipe: Recipe, exact: bool) -> int:
     """What devices share out: the recipe's blocks, or without `exact` its replicas. See `usable`."""
     return recipe.block_count if exact else recipe.replicas
+
+
+def usable_devices(recipe: Recipe, available: int, exact: bool = True, hosts: int = 1) -> int:
+    """The largest device count up to `available` that `recipe` can use; see `usable`.
+
+    Raises `DeviceError` also where the devices cannot be cut into its groups.
+    """
+    if available % recipe.shards:
+        raise DeviceError("shards-uneven", shards=recipe.shards, devices=available)
+    return recipe.shards * usable(shares(recipe, exact), available // recipe.shards, exact, hosts)
 
 
 def usable(replicas: int, available: int, exact: bool = True, hosts: int = 1) -> int:

@@ -1,8 +1,8 @@
 """Where replicas run: which device holds what, and what every host decides alike.
 
 A mesh has two axes: `group`, over which replicas are shared out, and `shard`, over which one replica's
-parameters would lie. Today a group is one device. Each host drives its own devices; a device is known by its
-position among all, since numbers (`id`) jump from host to host.
+parameters lie. A group is one device unless the recipe has `shards`, and lies on one host. Each host drives
+its own devices; a device is known by its position among all, since numbers (`id`) jump from host to host.
 """
 
 from __future__ import annotations
@@ -19,59 +19,99 @@ import psutil
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from ..errors import DeviceError
 from ..machine.cluster import outside_srun
 from ..machine.detect import Machine, detect, shared
 from ..machine.hosts import hosts
+from ..models.large import SHARD, spec_at
 from ..recipe import precision
 from ..recipe.task import Tree
 from ..words.facts import Fact, fact
-from .layout import Layout, shares, usable
+from .layout import Layout, usable_devices
 from .on import On
 from .reduce import AXIS as GROUP
 
-SHARD = "shard"  # the other axis of the mesh
+WHOLE = P()
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Group:
-    """Devices that together run a replica's program, on this host. `index` among all groups of the run."""
+    """Devices that together run a replica's program, on this host. `index` among all groups of the run;
+    `device`, the first of `devices`; `mesh` of all."""
 
     index: int
-    device: jax.Device
+    devices: tuple[jax.Device, ...]
+
+    @property
+    def device(self) -> jax.Device:
+        return self.devices[0]
+
+    @functools.cached_property
+    def mesh(self) -> Mesh:
+        return Mesh(np.asarray(self.devices), (SHARD,))
+
+    def place(self, spec: P = WHOLE) -> Any:
+        """Where arrays lie that are whole on each device, or cut as `spec` says."""
+        return self.device if len(self.devices) == 1 else NamedSharding(self.mesh, spec)
 
 
 class Placement:
     """The groups of a run on a machine.
 
-    *Arguments:* `groups`, how many of the machine's devices to use, the first ones.
+    *Arguments:* `devices`, how many of the machine's to use, the first ones; `shards`, how many make a group.
 
     *Fields:* `mesh`; `groups`, their number over all hosts; `local`, those of this host; `lead`, its device
     for what is computed once; `hosts`.
 
-    Raises `DeviceError` when a host would have none of so many.
+    Raises `DeviceError` when a host would have none of so many, or half a group.
     """
 
-    def __init__(self, machine: Machine, groups: int | None = None):
+    def __init__(self, machine: Machine, devices: int | None = None, shards: int = 1):
         self.hosts = hosts()
-        count = len(machine.devices) if groups is None else groups
-        devices = shared(machine.devices, count, self.hosts.count)
-        self.machine, self.groups = machine, len(devices)
-        self.mesh = Mesh(np.asarray(devices).reshape(len(devices), 1), (GROUP, SHARD))
-        self.local = tuple(
-            Group(i, device) for i, device in enumerate(devices) if device.process_index == self.hosts.index
-        )
+        count = len(machine.devices) if devices is None else devices
+        used = shared(machine.devices, count, self.hosts.count)
+        if len(used) % shards:
+            raise DeviceError("shards-uneven", shards=shards, devices=len(used))
+        if (here := len(used) // self.hosts.count) % shards:
+            raise DeviceError("shards-over-hosts", shards=shards, here=here)
+        self.machine, self.groups, self.shards = machine, len(used) // shards, shards
+        self.mesh = Mesh(np.asarray(used).reshape(self.groups, shards), (GROUP, SHARD))
+        found = (Group(i, tuple(row)) for i, row in enumerate(self.mesh.devices))
+        self.local = tuple(group for group in found if group.device.process_index == self.hosts.index)
         self.lead = self.local[0].device
-        self._whole, self._cut = NamedSharding(self.mesh, P()), NamedSharding(self.mesh, P(GROUP))
+        over = P(GROUP) if shards == 1 else P((GROUP, SHARD))
+        self._whole, self._cut = NamedSharding(self.mesh, P()), NamedSharding(self.mesh, over)
+
+    @classmethod
+    def of(cls, machine: Machine, shards: int, most: int | None = None) -> Placement:
+        """Groups of `shards` of all devices, at most as many as `most`; without groups where the devices
+        cannot be cut into them: for what needs no fixed bits."""
+        shards = shards if len(machine.devices) % shards == 0 else 1
+        groups = len(machine.devices) // shards
+        return cls(machine, shards * min(groups, most or groups), shards)
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:
         """The devices of this host."""
-        return tuple(group.device for group in self.local)
+        return tuple(device for group in self.local for device in group.devices)
+
+    @property
+    def count(self) -> int:
+        """The devices of all hosts."""
+        return self.groups * self.shards
 
     def put(self, tree: Tree) -> list[Tree]:
-        """`tree` whole on every local group."""
-        return [jax.device_put(tree, group.device) for group in self.local]
+        """`tree` whole on every local group: on each of its devices."""
+        return [jax.device_put(tree, group.place()) for group in self.local]
+
+    def put_cut(self, tree: Tree, axes: Tree, only: int | None = None) -> list[Tree]:
+        """`tree` on every local group, or the first `only`, each leaf cut over the devices along its axis, -1
+        for none."""
+        return [
+            jax.tree.map(lambda leaf, axis, to=to: jax.device_put(leaf, to.place(spec_at(axis))), tree, axes)
+            for to in self.local[:only]
+        ]
 
     def own(self, tree: Tree, axis: int = 0) -> Tree:
         """Of a global batch, arrays with it along `axis`, the rows of this host, in its groups' order."""
@@ -85,39 +125,60 @@ class Placement:
 
         return jax.tree.map(rows, tree)
 
-    def cut(self, tree: Tree, axis: int = 0) -> list[Tree]:
-        """This host's rows of a batch (`own`), with them along `axis`: on each local group its own."""
+    def cut(self, tree: Tree, axis: int = 0, within: P = WHOLE) -> list[Tree]:
+        """This host's rows of a batch (`own`), with them along `axis`: on each local group its own, and there
+        on each device or cut as `within` says."""
 
         def rows(array: np.ndarray, at: int) -> np.ndarray:
             each = array.shape[axis] // len(self.local)
             return array[(slice(None),) * axis + (slice(at * each, (at + 1) * each),)]
 
         return [
-            jax.device_put(jax.tree.map(lambda a, at=at: rows(a, at), tree), group.device)
+            jax.device_put(jax.tree.map(lambda a, at=at: rows(a, at), tree), group.place(within))
             for at, group in enumerate(self.local)
         ]
 
     def join(self, parts: Sequence[jax.Array]) -> jax.Array:
-        """Arrays `(k, n)` of the local groups as one `(k * groups, n)` over the mesh. Copies nothing."""
+        """Arrays `(k, n)` of the local groups, where these are several devices cut along `k`, as one
+        `(k * groups, n)` over the mesh. Copies nothing."""
         shape = (self.groups * parts[0].shape[0], *parts[0].shape[1:])
-        return jax.make_array_from_single_device_arrays(shape, self._cut, list(parts))
+        held = list(parts) if self.shards == 1 else [s.data for p in parts for s in p.addressable_shards]
+        return jax.make_array_from_single_device_arrays(shape, self._cut, held)
 
     def split(self, array: jax.Array) -> list[jax.Array]:
-        """What each local group holds of an array over the mesh. Copies nothing."""
-        return [shard.data for shard in array.addressable_shards]
+        """What each local group holds of an array over the mesh: where a group is several devices, of one
+        that is whole on every group. Copies nothing."""
+        held = [shard.data for shard in array.addressable_shards]
+        if self.shards == 1:
+            return held
+        on = {next(iter(data.devices())): data for data in held}
+        return [
+            jax.make_array_from_single_device_arrays(
+                array.shape, group.place(_spec(array)), [on[device] for device in group.devices]
+            )
+            for group in self.local
+        ]
 
     def gather(self, carry: Sequence[Tree]) -> Tree:
-        """Equal trees of the local groups as arrays over the mesh, whole on every group. Copies nothing."""
-        return jax.tree.map(
-            lambda *parts: jax.make_array_from_single_device_arrays(parts[0].shape, self._whole, list(parts)),
-            *carry,
-        )
+        """Equal trees of the local groups as arrays over the mesh, whole on every group, and there cut as
+        they were. Copies nothing."""
+
+        def joined(*parts: jax.Array) -> jax.Array:
+            over, held = self._whole, list(parts)
+            if self.shards > 1:
+                over = NamedSharding(self.mesh, _spec(parts[0]))
+                held = [shard.data for part in parts for shard in part.addressable_shards]
+            return jax.make_array_from_single_device_arrays(parts[0].shape, over, held)
+
+        return jax.tree.map(joined, *carry)
 
     def spread(self, tree: Tree, *, rows: bool = False) -> Tree:
-        """`tree` as arrays over the mesh: whole on every group or, with `rows`, this host's rows (`own`) of
+        """`tree` as arrays over the mesh: whole on every device or, with `rows`, this host's rows (`own`) of
         arrays that are cut along the first axis."""
         if self.hosts.count == 1:
             return jax.device_put(tree, self._cut if rows else self._whole)
+        if self.shards > 1 and rows:
+            return jax.tree.map(lambda x: jax.make_array_from_process_local_data(self._cut, x), tree)
         if not rows:
             return self.gather(self.put(tree))
         return jax.tree.map(lambda *parts: self.join(parts), *self.cut(tree))
@@ -185,6 +246,10 @@ class Placement:
         return psutil.virtual_memory().available // len(self.local)
 
 
+def _spec(array: Any) -> P:
+    return array.sharding.spec
+
+
 def lay_out(recipe: Any, on: On, machine: Machine | None = None) -> tuple[Machine, Layout, list[Fact]]:
     """The machine, the recipe's layout on it, and what is to be said of that.
 
@@ -194,7 +259,7 @@ def lay_out(recipe: Any, on: On, machine: Machine | None = None) -> tuple[Machin
     machine = machine or detect(on.devices, on.platform)
     precision.check_on(recipe.precision, machine.platform)
     found, replicas, of = len(machine.devices), recipe.replicas, hosts().count
-    used = found if on.devices is not None else usable(shares(recipe, on.exact), found, on.exact, of)
+    used = found if on.devices is not None else usable_devices(recipe, found, on.exact, of)
     alone = outside_srun(os.environ) if of == 1 else None
     warnings = [alone] if alone is not None else []
     if used < found:
@@ -211,6 +276,7 @@ def describe(machine: Machine, layout: Layout) -> dict[str, Any]:
         "platform": machine.platform,
         "kind": machine.kind,
         "count": layout.devices,
+        **({"shards": layout.shards, "groups": layout.groups} if layout.shards > 1 else {}),
         "simulated": machine.simulated,
         "replicas": layout.replicas,
         "replicas_per_device": layout.replicas_per_device,
@@ -225,7 +291,9 @@ def describe(machine: Machine, layout: Layout) -> dict[str, Any]:
 
 def start_fact(machine: Machine, layout: Layout, computed_in: str) -> Fact:
     """Platform, device kind, count, replicas a device, precision and batches: the first line of a run."""
-    if not layout.exact:
+    if layout.shards > 1:
+        code = "start-groups"
+    elif not layout.exact:
         code = "start-free"
     elif layout.together > 1:
         code = "start-together"

@@ -1,8 +1,8 @@
 """What a trained model says of examples: each once, in order, the same on any number of devices.
 
 Examples are cut into blocks whose size depends on the model, the chip and the number of examples alone. Every
-block goes through one program, compiled for one device, on whichever device is next. So the number of devices
-cannot show in the outputs, and any block can be computed again later.
+block goes through one program, compiled for one device (or group), on whichever is next. So the number of
+devices cannot show in the outputs, and any block can be computed again later.
 """
 
 from __future__ import annotations
@@ -16,17 +16,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec as P
 
 from ..data.sources import Columns, Spec, described
 from ..data.stream import Stream
 from ..data.workers import Workers
 from ..errors import DataError, DeviceError, RecipeError
+from ..models.large import SHARD, in_group
 from ..recipe import precision
 from ..recipe.recipe import Recipe
 from ..recipe.source import Source, spec_of
 from ..recipe.task import Tree
 from . import keys
 from .placement import Placement
+from .state import axes_of
 
 LARGEST_BLOCK = 256  # examples: past it no chip we know of predicts faster
 _CPU_BYTES = 1 << 30  # of temporary memory; a chip may give half of its own
@@ -132,9 +135,11 @@ class Predictor:
         if wrong:
             raise DataError("predict-columns", columns=described(given), expected=described(self.inputs))
         self.source_spec = given
-        self._held = [placement.put(tree) for tree in (params, state)]
-        self._shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, state))
-        self.block = block or largest_block(self.examples)
+        self._held = [placement.put_cut(params, axes_of(recipe, params)), placement.put(state)]
+        unit = placement.shards  # a group's devices share out its block
+        if block is not None and block % unit:
+            raise RecipeError("predict-batch-shards", batch=block, shards=unit)
+        self.block = block or unit * -(-largest_block(self.examples) // unit)
         self._compile(chosen=block is not None)
         self._wanted = workers
         self._workers: Workers | None = None
@@ -185,7 +190,7 @@ class Predictor:
 
     def _place(self, columns: Columns, indices: np.ndarray) -> tuple[Columns, list[Any]]:
         beside = {n: np.array(c) for n, c in columns.items() if n not in self.inputs}  # the buffer is reused
-        return beside, self.placement.cut({n: columns[n] for n in self.inputs})
+        return beside, self.placement.cut({n: columns[n] for n in self.inputs}, within=P(SHARD))
 
     def _fetched(self, first: int, beside: Columns, made: list[Any]) -> tuple[Columns, dict[str, np.ndarray]]:
         count = min(self.rows, self.examples - first)
@@ -197,35 +202,44 @@ class Predictor:
         return {n: c[:count] for n, c in beside.items()}, joined
 
     def _compile(self, chosen: bool) -> None:
-        """Compiles for each device, with the largest block, halved as often as needed, that fits."""
-        run = jax.jit(prediction(self.recipe))
+        """Compiles for each group, with the largest block, halved as often as needed, that fits."""
+        predict, groups, least = prediction(self.recipe), self.placement.local, self.placement.shards
+        mesh = groups[0].mesh.abstract_mesh
+
+        @jax.jit
+        def run(params, state, inputs):
+            with in_group(mesh):
+                return predict(params, state, inputs)
+
         limit = temporary_limit(self.placement.memory_bytes)
 
-        def compiled(device: jax.Device) -> Any:
+        def compiled(g: int) -> Any:
+            to = groups[g].place(P(SHARD))
+            here = to if isinstance(to, jax.sharding.Sharding) else jax.sharding.SingleDeviceSharding(to)
             inputs = {
-                n: jax.ShapeDtypeStruct((self.block, *s.shape), s.dtype) for n, s in self.inputs.items()
+                n: jax.ShapeDtypeStruct((self.block, *s.shape), s.dtype, sharding=here)
+                for n, s in self.inputs.items()
             }
-            here = jax.sharding.SingleDeviceSharding(device)
-            shapes = jax.tree.map(
-                lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=here), (*self._shapes, inputs)
-            )
-            return run.lower(*shapes).compile()
+            return run.lower(self._held[0][g], self._held[1][g], inputs).compile()
 
         while True:
             try:
-                first = compiled(self.placement.devices[0])
+                first = compiled(0)
             except jax.errors.JaxRuntimeError as error:
-                if chosen or self.block == 1:
+                if chosen or self.block == least:
                     raise _above_memory(error, self.block) from error
-                self.block //= 2
+                self.block = self._half(least)
                 continue
             analysis = first.memory_analysis()
-            if chosen or self.block == 1 or analysis is None or analysis.temp_size_in_bytes <= limit:
+            if chosen or self.block == least or analysis is None or analysis.temp_size_in_bytes <= limit:
                 break
-            self.block //= 2
+            self.block = self._half(least)
         self.outputs = {n: jax.ShapeDtypeStruct(s.shape[1:], s.dtype) for n, s in first.out_info.items()}
         with ThreadPoolExecutor(4) as pool:
-            self._programs = [first, *pool.map(compiled, self.placement.devices[1:])]
+            self._programs = [first, *pool.map(compiled, range(1, len(groups)))]
+
+    def _half(self, unit: int) -> int:
+        return max(unit, self.block // 2 // unit * unit)
 
 
 def _above_memory(error: jax.errors.JaxRuntimeError, block: int) -> Exception:

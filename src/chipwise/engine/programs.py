@@ -62,7 +62,7 @@ class Programs:
         shard_optimizer: bool | None = None,
     ):
         self.layout, self.placement = layout, placement
-        self.of = Step(
+        self.of: Any = Step(
             recipe,
             layout,
             resident=resident,
@@ -80,7 +80,7 @@ class Programs:
 
     def data_shapes(self) -> list:
         """What `step` takes as data, as shapes, when it is streamed: to compile before the first batch."""
-        n = self.layout.device_batch
+        n = self.layout.group_batch
         batch = {name: jax.ShapeDtypeStruct((n, *s.shape), s.dtype) for name, s in self.of.spec.items()}
         return [_on(batch, device) for device in self.placement.devices]
 

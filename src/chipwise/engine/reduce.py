@@ -81,16 +81,19 @@ def reducer(mesh: Mesh, exact: bool = True) -> Callable[[Sequence[jax.Array]], j
     """A jitted function from the vectors of each device's replicas to the sum over all replicas.
 
     Its argument is a list with one entry for each local replica (or local partial sum) in order:
-    `(devices, n)`, row `d` on device `d` of `mesh`. It returns `(n,)`, whole on every device. Without
+    `(devices, n)`, row `d` on device `d` of `mesh`. It returns `(n,)`, whole on every device. Where groups
+    are several devices, each adds its own shard over the groups, and the shards are returned one behind
+    another, `(shards * n,)`. Without
     `exact` the order of additions over devices is the back end's.
     """
-    devices = mesh.devices.size
+    devices, others = mesh.shape[AXIS], tuple(a for a in mesh.axis_names if a != AXIS and mesh.shape[a] > 1)
 
     def local(vectors):
         mine = tree_sum([v[0] for v in vectors], jnp.add)
         return device_sum(mine, devices) if exact or devices == 1 else lax.psum(mine, AXIS)
 
-    if devices == 1:
+    if devices == 1 and not others:
         return jax.jit(local)
-    body = jax.shard_map(local, mesh=mesh, in_specs=P(AXIS), out_specs=P(), check_vma=False)
+    rows, whole = (P((AXIS, *others)), P(others)) if others else (P(AXIS), P())
+    body = jax.shard_map(local, mesh=mesh, in_specs=rows, out_specs=whole, check_vma=False)
     return jax.jit(body)

@@ -5,9 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import jax
-import numpy as np
-
 from ..words.facts import fact
 from .agenda import Agenda
 from .best import FOLDER
@@ -16,7 +13,7 @@ from .meter import Meter
 from .progress import Reporter
 from .run_folder import RunFolder
 from .session import Session
-from .state import TrainState
+from .state import TrainState, finite
 from .stored import number
 
 if TYPE_CHECKING:
@@ -45,13 +42,21 @@ class Saver:
 
         Raises `CheckpointError` when none is readable, or it is of another model.
         """
-        template, placement = session.abstract.without("saved"), session.placement
-        found = self._checkpoints.restore(template, reporter.warn) if self._checkpoints is not None else None
-        if not placement.agree("found", found is not None):
+        template, placement, shards = (
+            session.template.without("saved"),
+            session.placement,
+            session.layout.shards,
+        )
+        found = None
+        if self._checkpoints is not None:
+            found = self._checkpoints.restore(template, reporter.warn, shards)
+        step = placement.agree("found", None if found is None else int(found[0].step))
+        if step is None:
             return None
-        state, about = found or (None, {})
-        state = placement.broadcast(state, template)
-        self._saved_at = int(state.step)
+        state, about = found or (template, {})
+        if shards == 1:  # with groups, devices send it to devices: see `GroupPrograms.put`
+            state = placement.broadcast(state, template)
+        self._saved_at = step
         self.seconds = number(about.get("seconds")) or 0.0
         reporter.say(fact("resumed", step=self._saved_at, total=self._agenda.total, run=self._run))
         return state
@@ -83,7 +88,7 @@ class Saver:
     def _write(self, to: Checkpoints | None, session: Session, log: Log) -> None:
         with self._meter.section("checkpoint"):
             host = session.snapshot().without("saved")
-            if not all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(host.params)):
+            if not finite(host.params):
                 raise log.diverged("parameter-not-finite", session.step, math.nan)
             about: dict[str, Any] = {
                 "step": session.step,
@@ -91,7 +96,7 @@ class Saver:
                 "seconds": log.seconds,
             }
             if to is not None:
-                to.save(session.step, host, about)
+                to.save(session.step, host, about, session.saved_axes)
 
     def save_last(self, session: Session, log: Log) -> None:
         """Waits for the steps begun, saves the state unless it is saved, and waits until it is on disk: every

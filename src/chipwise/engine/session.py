@@ -34,6 +34,7 @@ from . import feed
 from .evaluate import Evaluator
 from .flat import Flat
 from .freeze import whole_params
+from .groups import GroupPrograms
 from .on import ALL, On
 from .placement import Placement, describe, lay_out, start_fact
 from .programs import Programs, check_steps_per_call
@@ -65,7 +66,7 @@ class Session:
         self.recipe, self.on = recipe, on
         self.total, self.step = recipe.clock.total or 0, 0
         self.machine, self.layout, warnings = lay_out(recipe, on)
-        self.placement = Placement(self.machine, self.layout.devices)
+        self.placement = Placement(self.machine, self.layout.devices, recipe.shards)
         self._compare()
         self.abstract = abstract_state(recipe)
         self.layout_warnings = warnings
@@ -76,13 +77,12 @@ class Session:
         self.resident = self.placement.all("resident", feed.resident(recipe.task.train, memory, on.feed))
         if steps_per_call not in (None, 1):
             check_steps_per_call(steps_per_call, self.layout, self.resident)
-        self.programs = Programs(
-            recipe,
-            self.layout,
-            self.placement,
-            resident=self.resident,
-            state=self.abstract,
-            shard_optimizer=on.shard_optimizer,
+        step: dict[str, Any] = {"resident": self.resident, "state": self.abstract}
+        self._groups: GroupPrograms | None = None
+        if recipe.shards > 1:
+            self._groups = GroupPrograms(recipe, self.layout, self.placement, **step)
+        self.programs: Programs = self._groups or Programs(
+            recipe, self.layout, self.placement, **step, shard_optimizer=on.shard_optimizer
         )
         self._steps_per_call, self._window = steps_per_call, window
         self._columns: dict[str, np.ndarray] | None = None
@@ -110,7 +110,7 @@ class Session:
     def describe(self) -> dict[str, Any]:
         """The machine, the layout, the precision and the numbers of the model as plain JSON values."""
         update = "flat" if self.recipe.optimizer.elementwise else "whole"
-        update = update if self._sharding is None else "sharded"
+        update = update if self._sharding is None and self._groups is None else "sharded"
         return {
             **describe(self.machine, self.layout),
             "precision": self.recipe.precision,
@@ -118,6 +118,16 @@ class Session:
             "task_state": count(self.abstract.state),
             "update": update,
         }
+
+    @property
+    def template(self) -> TrainState:
+        """What a checkpoint holds, as shapes; with groups, as shapes on the devices of the first."""
+        return self.abstract if self._groups is None else self._groups.template
+
+    @property
+    def saved_axes(self) -> Tree:
+        """With groups, the axis along which each array of `snapshot` is cut, -1 for none."""
+        return None if self._groups is None else self._groups.of.saved_axes.without("saved")
 
     @property
     def state_bytes(self) -> int:
@@ -135,7 +145,8 @@ class Session:
     def begin(
         self, state: TrainState | None = None, recipe: Recipe | None = None, *, last: int | None = None
     ) -> None:
-        """Goes to `state`, of NumPy arrays, or to the recipe's first one, and opens the feed there.
+        """Goes to `state`, of NumPy arrays, or to the recipe's first one, and opens the feed there. With
+        groups the arrays may lie on the run's first one, as `GroupPrograms.template` says.
 
         *Arguments:* `recipe`: another one from here on, with the same programs: of other schedules, another
         seed or duration; `last`, the step to stop at, where that is before the recipe's last.
@@ -147,16 +158,9 @@ class Session:
                 self._evaluator = None
             self.recipe, self.total = recipe, recipe.clock.total or 0
         self.read()
-        if state is None:
-            with jax.default_device(self.placement.lead):
-                state = first_state(self.recipe, self._make_first, lambda t: self.placement.broadcast(t, t))
-        self.step = int(state.step)
         self._carry: list[TrainState] = []  # the former state makes room
-        params = self._flat.pack_host(jax.device_get(state.params))
-        put: Callable[[Any], list[Any]] = self.placement.put
-        if self._sharding is not None:
-            put = self._sharding.put if state.optimizer is not None else self._sharding.first
-        self._carry = put(dataclasses.replace(state, params=params))
+        self._carry = self._placed_state(state)
+        self.step = int(self._carry[0].step)
         self._queued.clear()
         if self.step >= (self.total if last is None else last):
             return
@@ -174,6 +178,25 @@ class Session:
         self._open.callback(self._windows.close)
         share = len(self.placement.local) / self.placement.groups
         self.watch = Watch(self.recipe.task.train, self._data.stream, share)
+
+    def _placed_state(self, state: TrainState | None) -> list[TrainState]:
+        """`state`, or the first one, on every local group."""
+
+        def alike(tree: Tree) -> Tree:
+            return self.placement.broadcast(tree, tree)
+
+        if self._groups is not None:
+            if state is None:
+                return self._groups.first(self.recipe, self._make_first, alike)
+            return self._groups.put(state)
+        if state is None:
+            with jax.default_device(self.placement.lead):
+                state = first_state(self.recipe, self._make_first, alike)
+        params = self._flat.pack_host(jax.device_get(state.params))
+        put: Callable[[Any], list[Any]] = self.placement.put
+        if self._sharding is not None:
+            put = self._sharding.put if state.optimizer is not None else self._sharding.first
+        return put(dataclasses.replace(state, params=params))
 
     @property
     def data(self) -> Fact:
@@ -240,8 +263,11 @@ class Session:
     # ---- what came of it
 
     def snapshot(self) -> TrainState:
-        """The state as NumPy arrays of one's own. Waits; for all hosts where devices share parts of it."""
+        """The state as NumPy arrays of one's own. Waits; for all hosts where devices share parts of it. With
+        groups the arrays stay on the devices of the first local one."""
         state = self._carry[0]
+        if self._groups is not None:
+            return self._groups.snapshot(state)
         if self._sharding is not None:
             if state.optimizer is None:  # forgotten
                 return self._host(dataclasses.replace(state, ema=self._ema()))
@@ -250,8 +276,11 @@ class Session:
         return self._host(state)
 
     def parameters(self) -> tuple[Tree, Tree]:
-        """The parameters, trained and frozen, and the task's state, as NumPy arrays of one's own. Waits."""
-        state = self._host(dataclasses.replace(self._carry[0], optimizer=None, ema=None, sums={}))
+        """The parameters, trained and frozen, and the task's state, as arrays of `snapshot`. Waits."""
+        if self._groups is not None:
+            state = self._groups.snapshot(dataclasses.replace(self._carry[0], optimizer=None, ema=None))
+        else:
+            state = self._host(dataclasses.replace(self._carry[0], optimizer=None, ema=None, sums={}))
         return whole_params(state.params, state.frozen), state.state
 
     def _host(self, state: TrainState) -> TrainState:
@@ -275,6 +304,10 @@ class Session:
         assert self._evaluator is not None
         read = [dataclasses.replace(s, optimizer=None, ema=None, sums={}) for s in self._carry]
         state, average = self.placement.gather(read), self._ema()
+        if self._groups is not None:
+            vector, averaged = (state.params, False) if average is None else (average, True)
+            whole = whole_params(self._groups.unpack(vector, averaged), state.frozen)
+            return self._evaluator(whole, state.state)
         unpack, vector = (self._unpack, state.params) if average is None else (self._unpack_average, average)
         return self._evaluator(whole_params(unpack(vector), state.frozen), state.state)
 
@@ -295,10 +328,12 @@ class Session:
 
     @property
     def _flat(self) -> Flat:
-        return self.programs.of.updates.flat
+        return self.programs.of.updates.flat  # without groups
 
     @functools.cached_property
     def _make_first(self) -> Any:
+        if self._groups is not None:
+            return self._groups.maker(self.recipe)
         return first_maker(self.recipe, moments=self._sharding is None)
 
     @functools.cached_property

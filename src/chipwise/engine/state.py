@@ -15,9 +15,10 @@ import numpy as np
 from ..data.sources import Spec, spec_of
 from ..errors import RecipeError, near
 from ..recipe.recipe import Recipe
+from ..recipe.sharding import axes
 from ..recipe.task import Tree
 from . import keys, scaling
-from .flat import Flat
+from .flat import Cut, Flat
 from .freeze import split, whole_params
 from .replica import shapes_of
 
@@ -79,10 +80,21 @@ class TrainState:
         return dataclasses.replace(self, **gone)
 
 
-def first_maker(recipe: Recipe, *, moments: bool = True) -> Any:
-    """`init_state` of `recipe`, jitted: (seed `()` uint32, parameters in the place of the task's)."""
+def first_maker(
+    recipe: Recipe,
+    then: Callable[[TrainState], Any] = lambda state: state,
+    *,
+    moments: bool = True,
+    **options: Any,
+) -> Any:
+    """`init_state` of `recipe`, jitted: (seed `()` uint32, parameters in the place of the task's).
+
+    *Arguments:* `then`, what is done with it in the same program; `options` of `jax.jit`.
+    """
     example = spec_of(recipe.task.train)
-    return jax.jit(lambda seed, given: init_state(recipe, example, seed, given, moments=moments))
+    return jax.jit(
+        lambda seed, given: then(init_state(recipe, example, seed, given, moments=moments)), **options
+    )
 
 
 def first_state(recipe: Recipe, make: Any = None, alike: Callable[[Tree], Tree] = lambda t: t) -> TrainState:
@@ -162,15 +174,23 @@ def read(state: TrainState) -> tuple[Tree, Tree, Tree, jax.Array, Tree]:
     return state.params, state.frozen, state.state, state.step, state.scale
 
 
-def flat_of(recipe: Recipe, params: Tree) -> Flat:
+def flat_of(recipe: Recipe, params: Tree) -> Any:
     """How the trained parameters lie in the vector that the update works on: `replicas` chunks, float32 or
-    as wide as the widest parameter. Raises `RecipeError` for a parameter that is no floating number."""
+    as wide as the widest parameter; a `Flat`, or a `Cut` where the recipe has `shards`. Raises `RecipeError`
+    for a parameter that is no floating number."""
     dtypes = [jnp.dtype(leaf.dtype) for leaf in jax.tree.leaves(params)]
     wrong = sorted({str(dtype) for dtype in dtypes if not jnp.issubdtype(dtype, jnp.floating)})
     if wrong:
         raise RecipeError("parameter-without-gradient", dtypes=wrong)
     widest = max([jnp.dtype(jnp.float32), *dtypes], key=lambda dtype: dtype.itemsize)
-    return Flat(params, recipe.replicas, widest)
+    if recipe.shards == 1:
+        return Flat(params, recipe.replicas, widest)
+    return Cut(params, axes_of(recipe, params), recipe.shards, recipe.replicas, widest)
+
+
+def axes_of(recipe: Recipe, params: Tree) -> Tree:
+    """Along which axis each of some `params` is cut, -1 for none: see `recipe.sharding`."""
+    return axes(params, recipe.shards, recipe.task.sharding)
 
 
 def parameters(recipe: Recipe, state: TrainState, *, averaged: bool = False) -> Tree:
@@ -188,6 +208,14 @@ def fingerprint(params: Tree) -> str:
     for leaf in jax.tree.leaves(params):
         digest.update(np.ascontiguousarray(jax.device_get(leaf)).tobytes())
     return digest.hexdigest()
+
+
+def finite(params: Tree) -> bool:
+    """Whether no value is NaN or infinite."""
+    return all(
+        bool(jnp.isfinite(leaf).all()) if isinstance(leaf, jax.Array) else bool(np.all(np.isfinite(leaf)))
+        for leaf in jax.tree.leaves(params)
+    )
 
 
 def count(params: Tree) -> int:

@@ -107,7 +107,7 @@ class Step:
         least those of two blocks: where the compiler sees that there is one turn, it takes the body apart.
         """
         if self.calls == 1:
-            more = self.layout.device_batch
+            more = self.layout.group_batch
             at = {**at, "indices": jnp.pad(at["indices"], ((0, 0), (0, more)))}
             if not self.resident:
                 data = {k: jnp.pad(v, [(0, more)] + [(0, 0)] * (v.ndim - 1)) for k, v in data.items()}
@@ -142,11 +142,8 @@ class Step:
     def specs(self) -> dict[str, Any]:
         """Shapes of what the programs take on one device: `state`, `window`, `data`, `place`, `vector` and
         `squares`, as `ShapeDtypeStruct`s. Reads no data and touches no device."""
-        recipe, n = self.recipe, self.layout.device_batch
-        rows, data = len(recipe.task.train) if self.resident else n, {}
-        for name, s in self.spec.items():
-            shape = (math.prod(s.shape),) if self.resident and s.shape else s.shape
-            data[name] = jax.ShapeDtypeStruct((rows, *shape), s.dtype)
+        recipe, n = self.recipe, self.layout.group_batch
+        data = stored(self.spec, len(recipe.task.train) if self.resident else n, self.resident)
         return {
             "state": self.carried,
             "window": feed.window_spec(recipe, n),
@@ -203,6 +200,15 @@ class Step:
         return self.updates.vector(contributed)
 
 
+def stored(spec: Spec, count: int, resident: bool) -> Spec:
+    """The shapes of `count` examples as a device holds them: as rows (`feed.flat`), or as a batch."""
+
+    def shape(one: Any) -> tuple[int, ...]:
+        return (math.prod(one.shape),) if resident and one.shape else one.shape
+
+    return {name: jax.ShapeDtypeStruct((count, *shape(s)), s.dtype) for name, s in spec.items()}
+
+
 def rows(layout: Layout, resident: bool, spec: Spec, step, at: dict, data: dict, place):
     """The batch of one replica: columns `(replica_batch, ...)`, indices, epochs, and its number.
 
@@ -213,6 +219,8 @@ def rows(layout: Layout, resident: bool, spec: Spec, step, at: dict, data: dict,
     indices = lax.dynamic_slice(at["indices"], (row, local * n), (1, n))[0]
     if resident:
         batch = feed.pick(data, indices, spec)
+    elif layout.shards > 1:  # the rows of each replica apart, since each are cut over the devices
+        batch = {k: lax.dynamic_index_in_dim(v, local, keepdims=False) for k, v in data.items()}
     else:
         batch = {k: lax.dynamic_slice_in_dim(v, local * n, n) for k, v in data.items()}
     # A batch may begin in one epoch and end in the next, from position `cut` on.

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..errors import RecipeError
 from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
 from . import scaling
@@ -33,25 +34,29 @@ class Update:
     *Arguments:* `state`, as arrays or shapes.
 
     *Fields:* `flat`: how the parameters lie in the vector that is summed, which begins with their gradient;
-    `aside`: how the metric sums and the task's state lie behind it; `size` of that vector; `squares`: the
-    shape of what `square` gives, where the norm is clipped or the loss scaled, otherwise None.
+    where the recipe has `shards`, a device's part of the parameters, of which `whole` are all;
+    `gradient`: how the gradient lies there; `aside`: how the metric sums and the task's state lie behind it;
+    `size` of that vector; `squares`: the shape of what `square` gives, where the norm is clipped or the loss
+    scaled, otherwise None.
     """
 
     def __init__(self, recipe: Recipe, state: TrainState):
         self.recipe, self._params = recipe, state.params
-        self.flat = flat_of(recipe, state.params)
-        self._gradient = Flat(state.params, self.flat.chunks).widened()  # as it is summed, float32
+        self.whole = flat_of(recipe, state.params)
+        self.flat = self.whole.local
+        self.gradient = self.whole.widened(jnp.dtype(jnp.float32))  # as it is summed
         summed = jax.eval_shape(lambda s: summable(s, jnp.int32(0), recipe.replicas), state.state)
         self.aside = Flat({"sums": state.sums, "state": summed})
         self.size = self.flat.size + self.aside.size
         self._clips = "clip" in recipe.optimizer.hyper
         wanted = self._clips or recipe.precision == "f16"
-        self.squares = jax.ShapeDtypeStruct((recipe.replicas,), jnp.float32) if wanted else None
+        chunks = recipe.replicas * recipe.shards
+        self.squares = jax.ShapeDtypeStruct((chunks,), jnp.float32) if wanted else None
 
     def vector(self, contribution: dict[str, Any]) -> jax.Array:
         """What a replica contributes, as the vector `(size,)` float32 that is summed."""
         aside = {name: contribution[name] for name in ("sums", "state")}
-        return jnp.concatenate([self._gradient.pack(contribution["grads"]), self.aside.pack(aside)])
+        return jnp.concatenate([self.gradient.pack(contribution["grads"]), self.aside.pack(aside)])
 
     def square(self, total: jax.Array) -> jax.Array:
         """`(chunks,)` float32: the sum of squares of each chunk of the gradient in `total` `(size,)`, or in
@@ -93,7 +98,7 @@ class Update:
         now = {name: table[state.step - hyper["start"]] for name, table in hyper["tables"].items()}
         norm, square = None, None
         if squares is not None:
-            square = tree_sum([squares[i] for i in range(flat.chunks)], jnp.add)
+            square = tree_sum([squares[i] for i in range(squares.size)], jnp.add)
         if square is not None and self._clips:
             norm = jnp.sqrt(square) / examples
         gradient = summed / examples
@@ -110,7 +115,7 @@ class Update:
             if flat.rounds:
                 params = flat.pack(flat.unpack(params))
         else:
-            tree, gradients = flat.unpack(state.params), self._gradient.unpack(gradient)
+            tree, gradients = flat.unpack(state.params), self.gradient.unpack(gradient)
             tree, moments = optimizer.update(gradients, state.optimizer, tree, now, norm=norm)
             params = flat.pack(tree)
         done = state.step + jnp.int32(1)
@@ -149,7 +154,16 @@ class Update:
         return {name: self._spread(np, *mask) for name, mask in self.masks().items()}
 
     def _spread(self, numpy: Any, dtype: Any, leaves: Tree) -> Any:
-        spread = jax.tree.map(lambda one, leaf: numpy.full(leaf.shape, one, dtype), leaves, self._params)
+        if self.recipe.shards > 1:  # what is of some rows must be the same on every device
+            fits = jax.tree.map(lambda one, leaf: np.ndim(one) in (0, leaf.ndim), leaves, self.flat.tree)
+            cut = jax.tree.map(
+                lambda one, leaf: np.shape(one)[:1] in ((), leaf.shape[:1]), leaves, self.flat.tree
+            )
+            if not all(jax.tree.leaves((fits, cut))):
+                raise RecipeError(
+                    "shards-rows", shards=self.recipe.shards, patterns=self.recipe.optimizer.patterns
+                )
+        spread = jax.tree.map(lambda one, leaf: numpy.full(leaf.shape, one, dtype), leaves, self.flat.tree)
         flat = Flat(spread, self.flat.chunks, dtype)
         return flat.pack_host(spread) if numpy is np else flat.pack(spread)
 

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .large import fsdp
+
 _CHUNK = 1024  # tokens whose logits exist at a time: 206 MB of float32 with GPT-2's vocabulary
 
 
@@ -113,6 +115,13 @@ def _loss_backward(residuals, g):
 
 
 next_token_loss.defvjp(_loss_forward, _loss_backward)
+
+
+def tied_loss(table: jax.Array, hidden: jax.Array, targets: jax.Array) -> jax.Array:
+    """`next_token_loss`, as a layer of `cw.fsdp`."""
+    return fsdp(
+        lambda table, hidden, targets: next_token_loss(hidden, table, targets), table, hidden, targets
+    )
 
 
 def _chunks(hidden, targets):

@@ -20,16 +20,15 @@ from flax import nnx
 from jax import lax
 
 from . import wide
-from .attention import attention, saveable
+from .attention import attention
 from .conv import conv
+from .large import fsdp, remat
 from .tied import embed
 
 Initializer = Callable
-# What a block keeps for its gradient: the products with its kernels, and what attention made. Norms and GELU
-# are computed again, which costs little arithmetic; a loop would otherwise keep every step of them.
-_KEPT = jax.checkpoint_policies.save_from_both_policies(
-    jax.checkpoint_policies.dots_with_no_batch_dims_saveable, saveable
-)
+KEPT = "dots_with_no_batch_dims_saveable"
+"""What a block keeps for its gradient: the products with its kernels, and what attention made. Norms and GELU
+are computed again, which costs little arithmetic; a loop would otherwise keep every step of them."""
 
 
 class LayerNorm(nnx.Module):
@@ -113,24 +112,25 @@ class Block(nnx.Module):
 class Blocks(nnx.Module):
     """`depth` blocks, one after another: `(b, t, width)` -> the same. Each gets `more` as it is.
 
-    Parameters are those of one block, each with a leading axis of `depth`.
+    Parameters are those of one block, each with a leading axis of `depth`; `keep`: a policy of `cw.remat`.
     """
 
-    def __init__(self, depth: int, make: Callable[[nnx.Rngs], nnx.Module], *, rngs: nnx.Rngs):
+    def __init__(
+        self, depth: int, make: Callable[[nnx.Rngs], nnx.Module], *, keep: str = KEPT, rngs: nnx.Rngs
+    ):
         @nnx.split_rngs(splits=depth)
         @nnx.vmap
         def stacked(rngs):
             return make(rngs)
 
-        self.stack = stacked(rngs)
+        self.stack, self.keep = stacked(rngs), keep
 
     def __call__(self, x: jax.Array, *more: jax.Array) -> jax.Array:
         graph, layers = nnx.split(self.stack)
 
-        # prevent_cse: needed outside loops only
-        @partial(jax.checkpoint, policy=_KEPT, prevent_cse=False)
+        @partial(remat, policy=self.keep, prevent_cse=False)
         def step(x, layer):
-            return nnx.merge(graph, layer)(x, *more), None
+            return fsdp(lambda whole, x, *more: nnx.merge(graph, whole)(x, *more), layer, x, *more), None
 
         return lax.scan(step, x, layers)[0]
 
@@ -159,6 +159,7 @@ class GPT2(nnx.Module):
         depth: int = 12,
         width: int = 768,
         heads: int = 12,
+        keep: str = KEPT,
         rngs: nnx.Rngs,
     ):
         normal = nnx.initializers.normal
@@ -166,13 +167,17 @@ class GPT2(nnx.Module):
         self.places = Table(context, width, rngs=rngs)
         block = partial(Block, width, heads, causal=True, tanh=True, epsilon=1e-5)
         out = normal(0.02 * (2 * depth) ** -0.5)
-        self.blocks = Blocks(depth, lambda rngs: block(init=normal(0.02), out_init=out, rngs=rngs), rngs=rngs)
+        make = partial(block, init=normal(0.02), out_init=out)
+        self.blocks = Blocks(depth, lambda rngs: make(rngs=rngs), keep=keep, rngs=rngs)
         self.norm = LayerNorm(width, epsilon=1e-5)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        x = embed(self.words.embedding[...], tokens)
-        x = x + self.places.embedding[...][None, : tokens.shape[1]]
-        return self.norm(self.blocks(x))
+        def begin(tables, tokens):
+            return embed(tables[0], tokens) + tables[1][None, : tokens.shape[1]]
+
+        x = self.blocks(fsdp(begin, (self.words.embedding[...], self.places.embedding[...]), tokens))
+        graph, norm = nnx.split(self.norm)
+        return fsdp(lambda whole, x: nnx.merge(graph, whole)(x), norm, x)
 
 
 class Table(nnx.Module):

@@ -80,6 +80,8 @@ class Recipe:
     - `blocks`: programs that compute a step's replicas, each `replicas / blocks` of them together; as many
       as replicas when None. Bits are equal on up to so many devices; another number gives other bits, and
       fewer are faster where one replica does not fill a chip.
+    - `shards`: devices that compute a replica together, over which its parameters lie: a group. Devices are
+      `shards` times the groups. Bits are equal on any number of groups, and others for another `shards`.
     - `precision`: `"f32"`, `"tf32"`, `"bf16"` or `"f16"`; see `chipwise.recipe.precision`.
     - `seed`: fixes initial parameters, data order, dropout and augmentation.
     - `ema`: decay a step of an exponential moving average of the parameters, which evaluation then
@@ -99,6 +101,7 @@ class Recipe:
     optimizer: Optimizer
     replicas: int = 8
     blocks: int | None = None
+    shards: int = 1
     precision: str = "f32"
     seed: int = 0
     ema: float | None = None
@@ -111,7 +114,7 @@ class Recipe:
             raise RecipeError("task-expected", kind=type(self.task).__name__)
         if not isinstance(self.optimizer, Optimizer):
             raise RecipeError("optimizer-expected", kind=type(self.optimizer).__name__)
-        for name in ("batch", "replicas", "blocks", "seed"):
+        for name in ("batch", "replicas", "blocks", "shards", "seed"):
             value, least = getattr(self, name), 0 if name == "seed" else 1
             if name == "blocks" and value is None:
                 continue
@@ -120,6 +123,10 @@ class Recipe:
         if self.replicas % self.block_count:
             near = [n for n in range(1, self.replicas + 1) if self.replicas % n == 0]
             raise RecipeError("blocks-indivisible", blocks=self.blocks, replicas=self.replicas, near=near)
+        if self.shards > 1 and not self.optimizer.elementwise:
+            raise RecipeError(
+                "shards-whole-leaves", shards=self.shards, optimizer=self.optimizer.describe()["optimizer"]
+            )
         if self.seed >= 2**32:
             raise RecipeError("seed-too-large", seed=self.seed)
         if self.ema is not None and not 0 < self.ema < 1:
@@ -227,6 +234,7 @@ class Recipe:
             "seed": self.seed,
             "ema": self.ema,
             **({"blocks": self.blocks} if self.block_count != self.replicas else {}),
+            **({"shards": self.shards} if self.shards > 1 else {}),
             **({"frozen": list(self.frozen)} if self.frozen else {}),
         }
 
@@ -246,6 +254,8 @@ class Recipe:
         if self.block_count != self.replicas:
             each = self.replicas // self.block_count
             rows.append(("blocks", f"{self.block_count} of {each} replicas, computed together"))
+        if self.shards > 1:
+            rows.append(("shards", f"{self.shards} devices a replica"))
         rows.append(("optimizer", str(described.pop("optimizer"))))
         rows += [(f"  {key}", as_typed(value)) for key, value in described.items() if value is not None]
         rows += [("precision", self.precision), ("seed", str(self.seed))]

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from ..errors import RecipeError
 from .source import Source
@@ -79,6 +80,9 @@ class Task:
     - `class_names`: the classes in words, in their order.
     - `from_data`: `(train) -> {path: array}`: parameters such as "whiten/kernel" that are made from the
       training source, once, before the first step of a run, in the place of `init`'s.
+    - `sharding`: `(path) -> PartitionSpec`: along which axis a parameter such as "words/embedding" is cut
+      where the recipe has `shards`: `P(None, "shard")`; None for the default, the largest axis that they
+      divide.
     """
 
     init: Callable[[jax.Array], tuple[Tree, Tree]]
@@ -91,12 +95,13 @@ class Task:
     predict: Callable[[Tree, Tree, dict[str, jax.Array]], Any] | None = None
     class_names: tuple[str, ...] = ()
     from_data: Callable[[Source], Mapping[str, Any]] | None = None
+    sharding: Callable[[str], PartitionSpec | None] | None = None
 
     def __post_init__(self):
         object.__setattr__(self, "class_names", tuple(self.class_names))
         if self.class_names and self.classes not in (None, len(self.class_names)):
             raise RecipeError("class-names-number", names=len(self.class_names), classes=self.classes)
-        for name in ("init", "loss", "augment", "mix", "predict", "from_data"):
+        for name in ("init", "loss", "augment", "mix", "predict", "from_data", "sharding"):
             given = getattr(self, name)
             if not callable(given) and (given is not None or name in ("init", "loss")):
                 raise RecipeError("task-function-expected", name=name, kind=type(given).__name__)

@@ -13,5 +13,7 @@ BUILT_IN = {
     "imagenet-resnet50": "imagenet_resnet50",
     "vit-s16": "vit_s16",
     "gpt2-124m": "gpt2_124m",
+    "gpt2-xl": "gpt2_xl",
+    "llama-8b": "llama_8b",
     "bert-base": "bert_base",
 }

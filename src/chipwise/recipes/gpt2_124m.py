@@ -19,24 +19,18 @@ depends on the text: 1 % less loss is about 3 % less perplexity. Not measured he
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import jax
 import jax.numpy as jnp
-import numpy as np
 
-from ..data.packed import PackedFolder
-from ..data.synthetic import Absent
-from ..errors import DataError, RecipeError
+from ..errors import RecipeError
 from ..interop.nnx import functional
-from ..models.tied import next_token_loss
-from ..models.transformer import GPT2, kernels
+from ..models.tied import tied_loss
+from ..models.transformer import GPT2, KEPT, kernels
 from ..recipe.metrics import perplexity
 from ..recipe.optimizers import adamw
 from ..recipe.recipe import Recipe, Validated
 from ..recipe.schedules import cosine, warmup
-from ..recipe.source import Source
 from ..recipe.task import Sum, Task
+from .tokens import tokens
 
 _BATCH, _STEPS = 512, 19_560
 _EVAL = 10_240  # sequences, 10.5 million tokens
@@ -49,30 +43,38 @@ def recipe(
     depth: int = 12,
     width: int = 768,
     heads: int = 12,
+    remat: str = KEPT,
 ) -> Recipe:
     """*Arguments:* `context`: tokens predicted in a sequence; `vocabulary`: their kinds; `depth`:
-    blocks; `width`: entries of a token's state; `heads`: of attention, a divisor of `width`."""
+    blocks; `width`: entries of a token's state; `heads`: of attention, a divisor of `width`; `remat`: what a
+    block keeps for its gradient, a policy of `cw.remat`."""
     if width % heads or not 1 <= vocabulary <= 65_536:
         raise RecipeError("gpt2-sizes", width=width, heads=heads, vocabulary=vocabulary)
     init, apply = functional(
         lambda rngs: GPT2(
-            vocabulary=vocabulary, context=context, depth=depth, width=width, heads=heads, rngs=rngs
+            vocabulary=vocabulary,
+            context=context,
+            depth=depth,
+            width=width,
+            heads=heads,
+            keep=remat,
+            rngs=rngs,
         )
     )
 
     def loss(params, state, batch, key, train):
-        tokens = batch["token"].astype(jnp.int32)
-        states, state = apply(params, state, tokens[:, :-1], key, train)
-        total = next_token_loss(states, params["words"]["embedding"], tokens[:, 1:])
-        mean = Sum(total, jnp.float32(tokens[:, 1:].size))
+        text = batch["token"].astype(jnp.int32)
+        states, state = apply(params, state, text[:, :-1], key, train)
+        total = tied_loss(params["words"]["embedding"], states, text[:, 1:])
+        mean = Sum(total, jnp.float32(text[:, 1:].size))
         return {"loss": mean, "perplexity": perplexity(mean)}, state
 
     def predict(params, state, inputs):
-        tokens = inputs["token"].astype(jnp.int32)[:, :context]
-        last = apply(params, state, tokens, None, False)[0][:, -1]
+        text = inputs["token"].astype(jnp.int32)[:, :context]
+        last = apply(params, state, text, None, False)[0][:, -1]
         return (last @ params["words"]["embedding"].T).astype(jnp.float32)
 
-    train, held_out = _tokens(data, context, vocabulary)
+    train, held_out = tokens(data, context, vocabulary, (_BATCH * _STEPS, _EVAL))
     same = (context, vocabulary, depth, width, heads) == (1024, 50_257, 12, 768, 12)
     return Recipe(
         name="gpt2-124m" if same else "gpt2",
@@ -84,26 +86,3 @@ def recipe(
         precision="bf16",
         validated=Validated(source="a loss of 3.28 on FineWeb, llm.c"),
     )
-
-
-def _tokens(data: str | Path | None, context: int, vocabulary: int) -> tuple[Source, Source]:
-    """Training and evaluation sequences: column `token` `(context + 1,)` uint16, each below `vocabulary`."""
-    spec = {"token": jax.ShapeDtypeStruct((context + 1,), np.uint16)}
-    if data is None:
-        train, held_out = (
-            Absent(n, spec, "Text in tokens", {"token": vocabulary}) for n in (_BATCH * _STEPS, _EVAL)
-        )
-        return train, held_out
-    packed = PackedFolder(data, "train"), PackedFolder(data, "eval")
-    for source in packed:
-        if source.spec.get("token") != spec["token"] or source.below.get("token", 65_537) > vocabulary:
-            columns = [f"{name} {c.dtype}{list(c.shape)}" for name, c in source.spec.items()]
-            about = {"columns": columns, "below": source.below.get("token")}
-            raise DataError(
-                "tokens-differ",
-                path=str(source.path),
-                **about,
-                expected=f"token uint16[{context + 1}]",
-                vocabulary=vocabulary,
-            )
-    return packed

@@ -1,0 +1,197 @@
+"""The step where a replica is computed by a group of devices: its programs, for any group.
+
+GSPMD partitions them. A replica's rows are cut over the group's devices, and so are its parameters, each
+along one axis; the vector that leaves has a row for each device: its part of the gradient, and the sums,
+which all have. Layers in `cw.fsdp` gather their parameters where they are used; elsewhere the compiler
+chooses. What a device then adds over groups and updates is its own row, by the same functions as without
+groups.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from ..data.sources import spec_of
+from ..models.large import SHARD, in_group, spec_at
+from ..models.target import traced_for
+from ..recipe.recipe import Recipe
+from ..recipe.task import Tree
+from . import feed
+from .layout import Layout
+from .placement import WHOLE
+from .replica import contribution
+from .state import TrainState, abstract_state, axes_of
+from .step import rows, stored
+from .update import Update
+
+
+class GroupStep:
+    """The programs of a recipe's step as pure functions of arrays, for one group of a layout. As `Step`,
+    whose fields it has. `mesh`: the group's, where it is known."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        layout: Layout,
+        *,
+        resident: bool,
+        state: TrainState | None = None,
+        device: jax.Device | None = None,
+        mesh: AbstractMesh | None = None,
+    ):
+        self.recipe, self.layout, self.resident, self.device = recipe, layout, resident, device
+        self.spec = spec_of(recipe.task.train)
+        self.together, self.calls = layout.together, layout.blocks_per_device
+        self.fused = self.sharded = False
+        self.state = abstract_state(recipe) if state is None else state
+        self.updates = Update(recipe, self.state)
+        self.mesh = mesh or AbstractMesh((layout.shards,), (SHARD,))
+        self.axes = axes_of(recipe, self.state.params)
+        self.frozen_axes = axes_of(recipe, self.state.frozen)
+
+    # ---- what lies where
+
+    @property
+    def carried(self) -> TrainState:
+        """The shapes of the state as a group holds it: its parameters as a vector."""
+        return dataclasses.replace(self.state, params=self.updates.whole.shape)
+
+    @property
+    def parts(self) -> TrainState:
+        """How `carried` is cut, a `PartitionSpec` for each leaf."""
+        whole = jax.tree.map(lambda _: P(), self.carried)
+        flat = functools.partial(jax.tree.map, lambda leaf: P(SHARD) if self.is_flat(leaf) else P())
+        return dataclasses.replace(
+            whole,
+            params=P(SHARD),
+            frozen=jax.tree.map(spec_at, self.frozen_axes),
+            optimizer=flat(self.state.optimizer),
+            ema=flat(self.state.ema),
+        )
+
+    @property
+    def saved_axes(self) -> TrainState:
+        """Along which axis each leaf of the state is cut where the parameters are a tree, as checkpoints have
+        it, -1 for none."""
+        parts = jax.tree.map(lambda spec: 0 if spec == P(SHARD) else -1, self.parts)
+        return dataclasses.replace(parts, params=self.axes, frozen=self.frozen_axes)
+
+    def is_flat(self, leaf: Any) -> bool:
+        """Whether a leaf of the optimizer's state has a value for each of the vector of parameters."""
+        return leaf.shape == (self.updates.whole.size,)
+
+    def specs(self, mesh: AbstractMesh | Mesh | None = None) -> dict[str, Any]:
+        """As of `Step`, for a group, each with its sharding over `mesh`."""
+        recipe, n, on = self.recipe, self.layout.group_batch, mesh or self.mesh
+        data = stored(self.spec, len(recipe.task.train) if self.resident else n, self.resident)
+        over = P()
+        if not self.resident:
+            each, over = self.layout.replica_batch, P(None, SHARD)
+            data = {
+                k: jax.ShapeDtypeStruct((n // each, each, *v.shape[1:]), v.dtype) for k, v in data.items()
+            }
+        vector = jax.ShapeDtypeStruct((self.layout.shards, self.updates.size), jnp.float32)
+        return {
+            "state": jax.tree.map(functools.partial(_shape, on), self.carried, self.parts),
+            "window": _shapes(on, feed.window_spec(recipe, n)),
+            "data": _shapes(on, data, over),
+            "place": _shapes(on, jax.ShapeDtypeStruct((2,), jnp.int32)),
+            "vector": _shapes(on, vector, P(SHARD)),
+            "squares": _shapes(on, self.updates.squares),
+        }
+
+    def update_specs(self, hyper: dict) -> tuple[Any, ...]:
+        """The shapes of what `update` takes."""
+        specs = self.specs()
+        total = jax.ShapeDtypeStruct((specs["vector"].size,), jnp.float32)
+        squares = specs["squares"]
+        return specs["state"].without("donated"), _shapes(self.mesh, total, P(SHARD)), hyper, squares
+
+    # ---- programs
+
+    @functools.cached_property
+    def traced(self):
+        """`replica`, jitted."""
+        return jax.jit(self.replica)
+
+    def replica(self, params, frozen, state, step, scale, at, data, place) -> jax.Array:
+        """As of `Step`: `(shards, n)`, a row a device. `params` is the vector of `Update.whole`."""
+        updates, shards = self.updates, self.layout.shards
+        params = self._constrained(updates.whole.unpack(params), self.axes)
+        frozen = self._constrained(frozen, self.frozen_axes)
+        take = functools.partial(rows, self.layout, self.resident, self.spec, step, at, data)
+        over = P(SHARD)
+        if self.together > 1:
+            place, over = place[None] + jnp.arange(self.together, dtype=jnp.int32)[:, None], P(None, SHARD)
+            take = jax.vmap(take)
+        batch, indices, epochs, number = take(place)
+        batch, indices, epochs = self._cut((batch, indices, epochs), over)
+        with traced_for(self.device), in_group(self.mesh):
+            read = (params, frozen, state, step, scale)
+            made = contribution(self.recipe, read, batch, indices, epochs, number, at["seed"])
+        grads = updates.gradient.pack(self._constrained(made["grads"], self.axes)).reshape(shards, -1)
+        beside = updates.aside.pack({name: made[name] for name in ("sums", "state")})
+        every = jnp.broadcast_to(beside[None], (shards, beside.size))
+        vector = jnp.concatenate([self._cut(grads, P(SHARD)), self._cut(every, P(SHARD))], axis=1)
+        return self._cut(vector, P(SHARD))
+
+    def square(self, total: jax.Array) -> jax.Array:
+        """`(shards * chunks,)`: the squares of the chunks of every device, whole on each."""
+
+        def own(total):
+            return lax.all_gather(self.updates.square(total), SHARD, tiled=True)
+
+        return jax.shard_map(own, mesh=self.mesh, in_specs=P(SHARD), out_specs=P(), check_vma=False)(total)
+
+    def update(self, state: TrainState, total: jax.Array, hyper: dict, squares: jax.Array | None):
+        """As of `Update`, on each device its own row; `state` without its frozen part."""
+        parts = self.parts.without("donated")
+        body = jax.shard_map(
+            self.updates,
+            mesh=self.mesh,
+            in_specs=(parts, P(SHARD), P(), P()),
+            out_specs=(parts, P()),
+            check_vma=False,
+        )
+        return body(state, total, hyper, squares)
+
+    def packed(self, state: TrainState) -> TrainState:
+        """A state with parameters as a tree, as a group holds it."""
+        return self._placed(
+            dataclasses.replace(state, params=self.updates.whole.pack(state.params)), self.parts
+        )
+
+    def unpacked(self, vector: jax.Array) -> Tree:
+        """The trained parameters."""
+        return self._constrained(self.updates.whole.unpack(vector), self.axes)
+
+    def unpacked_average(self, vector: jax.Array) -> Tree:
+        """Their average."""
+        return self._constrained(self.updates.whole.widened().unpack(vector), self.axes)
+
+    def _constrained(self, tree: Tree, axes: Tree) -> Tree:
+        return self._placed(tree, jax.tree.map(spec_at, axes))
+
+    def _cut(self, tree: Tree, spec: P) -> Tree:
+        return self._placed(tree, jax.tree.map(lambda _: spec, tree))
+
+    def _placed(self, tree: Tree, specs: Tree) -> Tree:
+        return jax.tree.map(
+            lambda x, spec: lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec)), tree, specs
+        )
+
+
+def _shape(mesh: AbstractMesh | Mesh, leaf: Any, spec: P) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
+
+
+def _shapes(mesh: AbstractMesh | Mesh, tree: Tree, spec: P = WHOLE) -> Tree:
+    return jax.tree.map(lambda leaf: _shape(mesh, leaf, spec), tree)

@@ -1,0 +1,157 @@
+"""For models larger than a device: `cw.fsdp`, a layer whose parameters lie over several devices, and
+`cw.remat`.
+
+A recipe with `shards` computes each replica on a group of devices (`chipwise.engine.groups`). Whoever traces
+a program for one says so with `in_group`; elsewhere a layer is called as it stands.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec as P
+
+from ..errors import RecipeError, near
+from . import wide
+from .attention import saveable
+
+SHARD = "shard"
+"""The axis of a mesh, and the name in a `PartitionSpec`, over which one replica's parameters lie."""
+
+
+class Group(NamedTuple):
+    """Devices to trace for. `rows`: their arrays begin with the examples, which the devices share out;
+    otherwise examples are mapped over, one at a time, and the devices share out what is mapped."""
+
+    mesh: AbstractMesh
+    rows: bool
+
+
+_GROUP: Any = jax.make_user_context(None)
+
+
+def in_group(mesh: AbstractMesh, rows: bool = True) -> AbstractContextManager[Any]:
+    """Within it, programs are traced for a group of devices, of which a mesh of one needs nothing."""
+    return _GROUP(Group(mesh, rows)) if mesh.size > 1 else nullcontext()
+
+
+def axis_of(shape: tuple[int, ...], shards: int) -> int:
+    """The largest axis that `shards` divides, of equal ones the last; -1 where there is none."""
+    return max(((n, axis) for axis, n in enumerate(shape) if n and n % shards == 0), default=(0, -1))[1]
+
+
+def spec_at(axis: int) -> P:
+    """The specification of an array that is cut along `axis`, or of a whole one for -1."""
+    return P(*[None] * axis, SHARD) if axis >= 0 else P()
+
+
+def fsdp(function: Callable[..., Any], params: Any, *rows: Any) -> Any:
+    """`function(params, *rows)`; with `Recipe(shards=M)` fully sharded over a group of M devices.
+
+    Each device has a part of every parameter and of the rows: it gathers the parameters, computes its rows,
+    and lets them go; their gradients are added over the devices (in float32) and scattered to who has the
+    part (Zhao et al., 2023, arXiv:2304.11277). Around a layer, inside of `cw.remat` and of a loop over
+    layers, a device never has more than one whole layer.
+
+    *Arguments:* `function` of the whole `params` and some rows, a pure one that reads no arrays but these,
+    and treats each row by itself; `params`, a tree of arrays, each cut as a recipe's parameters are unless
+    they say otherwise; `rows`, trees of arrays `(batch, ...)`.
+
+    *Returns* what `function` does: arrays `(batch, ...)`, and numbers `()`, sums over rows, which are added.
+    """
+    group: Group | None = _GROUP.value
+    if group is None:
+        return function(params, *rows)
+    if group.rows:
+        return _over(group, function, params, rows)
+
+    @jax.custom_batching.custom_vmap
+    def alone(params, *rows):
+        with _GROUP(None):
+            return function(params, *rows)
+
+    @alone.def_vmap
+    def mapped(size, batched, params, *rows):
+        of_params, *of_rows = jax.tree.map(
+            lambda one: 0 if one else None, list(batched), is_leaf=lambda x: x is False
+        )
+        made = _over(group, jax.vmap(function, (of_params, *of_rows)), params, rows)
+        return made, jax.tree.map(lambda _: True, made)
+
+    return alone(params, *rows)
+
+
+def _over(group: Group, function: Callable[..., Any], params: Any, rows: tuple) -> Any:
+    """`function`, each device of `group` with its rows."""
+    axes = jax.tree.map(lambda leaf: axis_of(leaf.shape, group.mesh.shape[SHARD]), params)
+    cut, structure, single = P(group.mesh.axis_names), None, []
+
+    def body(params, *rows):
+        nonlocal structure, single
+        with _GROUP(None):
+            made = function(jax.tree.map(_whole, params, axes), *rows)
+        leaves, structure = jax.tree.flatten(made)
+        single = [leaf.ndim == 0 for leaf in leaves]
+        return [leaf[None] if alone else leaf for leaf, alone in zip(leaves, single, strict=True)]
+
+    specs = (jax.tree.map(spec_at, axes), *[cut for _ in rows])
+    made = jax.shard_map(body, mesh=group.mesh, in_specs=specs, out_specs=cut, check_vma=False)(params, *rows)
+    whole = [jnp.sum(leaf) if alone else leaf for leaf, alone in zip(made, single, strict=True)]
+    return jax.tree.unflatten(structure, whole)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _whole(part: jax.Array, axis: int) -> jax.Array:
+    return part if axis < 0 else lax.all_gather(part, SHARD, axis=axis, tiled=True)
+
+
+def _whole_forward(part, axis):
+    return _whole(part, axis), None
+
+
+def _whole_backward(axis, _, gradient):
+    if axis < 0:
+        return (gradient,)  # which `shard_map` adds
+    added = lax.psum_scatter(gradient.astype(wide(gradient.dtype)), SHARD, scatter_dimension=axis, tiled=True)
+    return (added.astype(gradient.dtype),)
+
+
+_whole.defvjp(_whole_forward, _whole_backward)
+
+POLICIES = (
+    "everything_saveable",
+    "nothing_saveable",
+    "dots_saveable",
+    "dots_with_no_batch_dims_saveable",
+)
+"""Of `jax.checkpoint_policies`."""
+
+
+def remat(
+    function: Callable[..., Any],
+    policy: str = "dots_with_no_batch_dims_saveable",
+    *,
+    prevent_cse: bool = True,
+) -> Callable[..., Any]:
+    """`function`, whose gradient computes again what `policy` does not keep: `jax.checkpoint`.
+
+    *Arguments:* `policy`, a name of `jax.checkpoint_policies`: `"nothing_saveable"` keeps the arguments
+    alone, `"dots_with_no_batch_dims_saveable"` also the products with parameters, `"dots_saveable"` all
+    products; these two keep what `cw.attention` made as well. `prevent_cse`: false inside of a loop, where it
+    is not needed.
+
+    Raises `RecipeError` for another name.
+    """
+    if policy not in POLICIES:
+        raise RecipeError("remat-policy", policy=policy, near=near(policy, POLICIES), policies=POLICIES)
+    chosen = getattr(jax.checkpoint_policies, policy)
+    if policy.startswith("dots"):
+        chosen = jax.checkpoint_policies.save_from_both_policies(chosen, saveable)
+    return jax.checkpoint(function, policy=chosen, prevent_cse=prevent_cse)

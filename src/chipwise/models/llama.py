@@ -1,0 +1,122 @@
+"""Llama 3: a pre-norm transformer with rotary positions, grouped-query attention and gated layers, without
+biases.
+
+Sources: Dubey et al., "The Llama 3 Herd of Models" (2024, arXiv:2407.21783); RMSNorm: Zhang and Sennrich
+(2019, arXiv:1910.07467); rotary positions: Su et al. (2021, arXiv:2104.09864); grouped queries: Ainslie et
+al. (2023, arXiv:2305.13245); SwiGLU: Shazeer (2020, arXiv:2002.05202). Blocks are stacked and looped over,
+and each is a layer of `cw.fsdp`: see `chipwise.models.transformer`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from . import wide
+from .attention import attention
+from .large import fsdp
+from .tied import embed
+from .transformer import Blocks, Table
+
+_NORMAL = nnx.initializers.normal(0.02)
+
+
+class RMSNorm(nnx.Module):
+    """Each vector of `width` entries over its root mean square, times a scale. Computed in float32."""
+
+    def __init__(self, width: int, *, epsilon: float):
+        self.scale = nnx.Param(jnp.ones((width,), jnp.float32))
+        self.epsilon = epsilon
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """`(..., width)` -> the same shape and dtype."""
+        y = x.astype(wide(x.dtype))
+        y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.epsilon)
+        scale = self.scale[...].astype(y.dtype).reshape((1,) * (x.ndim - 1) + (-1,))
+        return (y * scale).astype(x.dtype)
+
+
+def rotated(x: jax.Array, base: float) -> jax.Array:
+    """`(batch, t, heads, d)` with entries `i` and `i + d / 2` turned by `position / base ** (2 i / d)`, the
+    order of the weights at huggingface.co. Angles are float32, whatever the type of `x`."""
+    t, half = x.shape[1], x.shape[3] // 2
+    frequencies = jnp.float32(base) ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angles = jnp.arange(t, dtype=jnp.float32)[:, None] * frequencies[None]
+    cos, sin = (f(angles)[None, :, None, :] for f in (jnp.cos, jnp.sin))
+    left, right = (part.astype(jnp.float32) for part in (x[..., :half], x[..., half:]))
+    turned = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
+    return turned.astype(x.dtype)
+
+
+class Attention(nnx.Module):
+    """Causal self-attention, `heads / kv_heads` queries a key: `(b, t, width)` -> the same."""
+
+    def __init__(self, width: int, heads: int, kv_heads: int, base: float, *, rngs: nnx.Rngs):
+        linear = partial(nnx.Linear, use_bias=False, kernel_init=_NORMAL, rngs=rngs)
+        self.q, self.out = linear(width, width), linear(width, width)
+        self.k, self.v = (linear(width, width // heads * kv_heads) for _ in range(2))
+        self.heads, self.kv_heads, self.base = heads, kv_heads, base
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        b, t, width = x.shape
+        q, k, v = (
+            layer(x).reshape(b, t, heads, width // self.heads)
+            for layer, heads in ((self.q, self.heads), (self.k, self.kv_heads), (self.v, self.kv_heads))
+        )
+        made = attention(rotated(q, self.base), rotated(k, self.base), v, causal=True)
+        return self.out(made.reshape(b, t, width))
+
+
+class Block(nnx.Module):
+    """`x + attention(norm(x))`, then `x + down(silu(gate(norm(x))) * up(norm(x)))`."""
+
+    def __init__(
+        self, width: int, heads: int, kv_heads: int, hidden: int, base: float, epsilon: float, rngs: nnx.Rngs
+    ):
+        linear = partial(nnx.Linear, use_bias=False, kernel_init=_NORMAL, rngs=rngs)
+        self.norm1, self.norm2 = (RMSNorm(width, epsilon=epsilon) for _ in range(2))
+        self.attention = Attention(width, heads, kv_heads, base, rngs=rngs)
+        self.gate, self.up, self.down = linear(width, hidden), linear(width, hidden), linear(hidden, width)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = x + self.attention(self.norm1(x))
+        y = self.norm2(x)
+        return x + self.down(jax.nn.silu(self.gate(y)) * self.up(y))
+
+
+class Llama(nnx.Module):
+    """Tokens `(batch, t)`, whole numbers -> final states `(batch, t, width)`.
+
+    The logits are `states @ head.T`, with the table `params["head"]["embedding"]`.
+
+    8,030,261,248 parameters: those of Llama 3 8B. `base`: of the rotary positions; `keep`: a policy of
+    `cw.remat`. Initial values: normal of 0.02.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocabulary: int = 128_256,
+        depth: int = 32,
+        width: int = 4096,
+        heads: int = 32,
+        kv_heads: int = 8,
+        hidden: int = 14_336,
+        base: float = 500_000.0,
+        epsilon: float = 1e-5,
+        keep: str = "nothing_saveable",
+        rngs: nnx.Rngs,
+    ):
+        self.words, self.head = Table(vocabulary, width, rngs=rngs), Table(vocabulary, width, rngs=rngs)
+        block = partial(Block, width, heads, kv_heads, hidden, base, epsilon)
+        self.blocks = Blocks(depth, block, keep=keep, rngs=rngs)
+        self.norm = RMSNorm(width, epsilon=epsilon)
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        x = self.blocks(fsdp(embed, self.words.embedding[...], tokens))
+        graph, norm = nnx.split(self.norm)
+        return fsdp(lambda whole, x: nnx.merge(graph, whole)(x), norm, x)

@@ -1,0 +1,88 @@
+"""Llama 3 8B (8,030,261,248 parameters), each replica computed by a group of 8 devices.
+
+    chipwise train llama-8b --data DIR
+    chipwise plan llama-8b --on h100:8,v5p-16,v6e-16
+    chipwise plan llama-8b --set shards=16 --on v5e-16     # a group of 16 devices
+    chipwise train llama-8b --set depth=2,width=64,...     # see the settings below: any size
+
+DIR is a packed folder with one column, `token`: sequences of 8,193 uint32, of which each of the first 8,192
+predicts its successor. Random weights, or those of another run or of a file: `cw.pretrained(recipe,
+"model.safetensors", names="llama")` takes the names at huggingface.co.
+
+The net, the rate of 3e-4 and its end at a tenth are those of Dubey et al. (2024, arXiv:2407.21783, tables 3
+and section 3.4.1), the batch of 4 million tokens too; AdamW's b2 of 0.95, its decay of 0.1 on matrices and
+the clipping at a norm of 1 those of Llama 2 (Touvron et al. 2023, arXiv:2307.09288). 160 billion tokens, 20
+for each parameter (Hoffmann et al. 2022, arXiv:2203.15556), where Llama 3 had 15 trillion.
+
+The state of a parameter, its gradient and their sum are 20 bytes, 161 GB in all: `shards` says over how many
+devices they lie. 32 replicas of 16 sequences. Blocks keep their input alone (`remat`). Not measured here.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from ..errors import RecipeError
+from ..interop.nnx import functional
+from ..models.llama import Llama
+from ..models.tied import tied_loss
+from ..models.transformer import kernels
+from ..recipe.metrics import perplexity
+from ..recipe.optimizers import adamw
+from ..recipe.recipe import Recipe
+from ..recipe.schedules import cosine, warmup
+from ..recipe.task import Sum, Task
+from .tokens import tokens
+
+_BATCH, _STEPS = 512, 38_300
+_EVAL = 1024  # sequences, 8.4 million tokens
+
+
+def recipe(
+    data: str | None = None,
+    context: int = 8192,
+    vocabulary: int = 128_256,
+    depth: int = 32,
+    width: int = 4096,
+    heads: int = 32,
+    kv_heads: int = 8,
+    hidden: int = 14_336,
+    remat: str = "nothing_saveable",
+) -> Recipe:
+    """*Arguments:* `context`: tokens predicted in a sequence; `vocabulary`: their kinds; `depth`: blocks;
+    `width`: entries of a token's state; `heads`: of queries, a divisor of `width`; `kv_heads`: of keys and
+    values, a divisor of `heads`; `hidden`: entries of the gated layer; `remat`: what a block keeps for its
+    gradient, a policy of `cw.remat`."""
+    if vocabulary < 1 or width % heads or heads % kv_heads or (width // heads) % 2:
+        raise RecipeError("llama-sizes", width=width, heads=heads, kv_heads=kv_heads, vocabulary=vocabulary)
+    sizes = {"vocabulary": vocabulary, "depth": depth, "width": width, "heads": heads}
+    init, apply = functional(
+        lambda rngs: Llama(**sizes, kv_heads=kv_heads, hidden=hidden, keep=remat, rngs=rngs)
+    )
+
+    def loss(params, state, batch, key, train):
+        text = batch["token"].astype(jnp.int32)
+        states, state = apply(params, state, text[:, :-1], key, train)
+        total = tied_loss(params["head"]["embedding"], states, text[:, 1:])
+        mean = Sum(total, jnp.float32(text[:, 1:].size))
+        return {"loss": mean, "perplexity": perplexity(mean)}, state
+
+    def predict(params, state, inputs):
+        text = inputs["token"].astype(jnp.int32)[:, :context]
+        last = apply(params, state, text, None, False)[0][:, -1]
+        return (last @ params["head"]["embedding"].T).astype(jnp.float32)
+
+    train, held_out = tokens(data, context, vocabulary, (_BATCH * _STEPS, _EVAL))
+    given = (*sizes.values(), kv_heads, hidden, context)
+    same = given == (128_256, 32, 4096, 32, 8, 14_336, 8192)
+    rate = warmup(cosine(3e-4, end=3e-5), "2%")
+    return Recipe(
+        name="llama-8b" if same else "llama",
+        task=Task(init=init, loss=loss, train=train, eval=held_out, predict=predict),
+        batch=_BATCH,
+        replicas=32,
+        shards=8,
+        duration=f"{_STEPS}st",
+        optimizer=adamw(lr=rate, b2=0.95, weight_decay=0.1, decay=kernels, clip=1.0),
+        precision="bf16",
+    )

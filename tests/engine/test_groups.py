@@ -1,0 +1,217 @@
+"""Groups: a replica that several devices compute, with the same bits on any number of groups."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import chipwise as cw
+import processes
+import tasks
+from chipwise.engine.flat import Cut
+from chipwise.engine.layout import Layout
+from chipwise.engine.placement import Placement, lay_out
+from chipwise.engine.predict import Predictor
+from chipwise.engine.session import Session
+from chipwise.errors import CheckpointError, DeviceError, RecipeError, RunError
+from chipwise.machine.detect import detect
+from chipwise.recipe.sharding import axes
+from refusals import refused
+
+PLAIN = tasks.task(loss=tasks.plain_loss, augment=None, eval=None)
+CLIPPED = cw.adamw(lr=cw.one_cycle(0.02, warmup="20%"), weight_decay=0.01, clip=0.5, decay="kernels")
+
+
+def recipe(**changes):
+    settings = {"batch": 32, "replicas": 4, "shards": 2, "duration": "4st", "optimizer": CLIPPED, **changes}
+    return tasks.recipe(**settings)
+
+
+def trained(recipe, groups, run=None, **more):
+    on = cw.On(devices=groups * recipe.shards, feed=more.pop("feed", "auto"))
+    return cw.fit(recipe, run, on=on, log_every="2st", progress="none", **more)
+
+
+def test_the_same_bits_on_any_number_of_groups():
+    one, two = (trained(recipe(task=PLAIN, duration="2st"), groups) for groups in (1, 2))
+    assert one.fingerprint == two.fingerprint and one.metrics == two.metrics
+    assert (two.devices["count"], two.devices["shards"], two.devices["groups"]) == (4, 2, 2)
+    for leaf in jax.tree.leaves(two.params):  # of 12 x 16, 16, and 16 x 5
+        assert leaf.addressable_shards[0].data.size == leaf.size // 2
+
+
+def test_a_device_has_a_part_of_every_leaf():
+    tree = {"a": np.arange(24.0).reshape(2, 4, 3), "b": np.arange(5.0), "c": np.arange(6.0).reshape(6, 1)}
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, np.float32), tree)
+    cut = Cut(shapes, {"a": 1, "b": -1, "c": 0}, 2, chunks=4)
+    vector = np.asarray(cut.pack(tree))
+    assert vector.shape == (cut.size,) and cut.local.used == 12 + 3 + 3 and cut.local.size == 20
+    jax.tree.map(np.testing.assert_array_equal, cut.unpack(vector), tree)
+    for device, row in enumerate(vector.reshape(2, -1)):
+        part = cut.local.unpack(row)
+        np.testing.assert_array_equal(part["a"], tree["a"][:, 2 * device : 2 * device + 2])
+        np.testing.assert_array_equal(part["c"], tree["c"][3 * device : 3 * device + 3])
+        np.testing.assert_array_equal(part["b"], np.pad(tree["b"], (0, 1))[3 * device : 3 * device + 3])
+
+
+def test_which_axis_is_cut():
+    shapes = {
+        name: jax.ShapeDtypeStruct(shape, np.float32)
+        for name, shape in {"stack": (2, 8, 8), "table": (50, 12), "odd": (5,)}.items()
+    }
+    assert axes(shapes, 4) == {"stack": 2, "table": 1, "odd": -1}
+    assert axes(shapes, 2)["table"] == 0
+    by_hand = {"stack": P(None, "shard"), "table": P()}
+    assert axes(shapes, 2, by_hand.get) == {"stack": 1, "table": -1, "odd": -1}
+    for spec, code in (
+        (P("model"), "sharding-names"),
+        (P("shard", "shard"), "sharding-names"),
+        (P("shard", None), "sharding-indivisible"),
+        (P(None, None, None, "shard"), "sharding-indivisible"),
+        ("shard", "sharding-answer"),
+    ):
+        with refused(RecipeError, code, path="stack", shards=4):
+            axes(shapes, 4, {"stack": spec}.get)
+    with refused(RecipeError, "shards-fit-nothing", shards=7, count=3):
+        axes(shapes, 7)
+
+
+def test_what_groups_do_not_fit():
+    with refused(RecipeError, "field-not-whole", name="shards"):
+        recipe(shards=0)
+    with refused(RecipeError, "shards-whole-leaves", shards=2, optimizer="from_optax"):
+        import optax
+
+        recipe(optimizer=cw.from_optax(optax.lamb, lr=0.1))
+    with refused(RecipeError, "shards-above-batch", shards=16, near=[64]):
+        Layout.of(recipe(shards=16), 16)
+    with refused(DeviceError, "shards-uneven", shards=2, devices=7):
+        lay_out(recipe(), cw.On(devices=7))
+    with refused(DeviceError, "shards-uneven", shards=3, devices=8):
+        lay_out(recipe(shards=3, batch=36), cw.On())
+    with refused(DeviceError, "devices-uneven", counts=[2, 4, 8]):
+        Layout.of(recipe(), 6)
+    layout = Layout.of(recipe(shards=2), 4)
+    assert (layout.groups, layout.blocks_per_device, layout.group_batch) == (2, 2, 16)
+    assert Placement(detect(8), 8, 4).groups == 2 and Placement.of(detect(3), 2).shards == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shards", [2, 4])
+@pytest.mark.parametrize(
+    "changes", [{"ema": 0.9}, {"blocks": 2, "frozen": ("v",)}, {"optimizer": cw.sgd(lr=0.1, momentum=0.9)}]
+)
+def test_the_same_bits_of_everything(shards, changes):
+    made = recipe(shards=shards, **changes)
+    first, *others = (trained(made, groups) for groups in (1, 2, 4) if groups * shards <= 8)
+    for other in (*others, trained(made, 2, feed="host"), trained(made, 2, feed="device")):
+        assert other.fingerprint == first.fingerprint
+        for name in ("params", "state"):
+            jax.tree.map(np.testing.assert_array_equal, getattr(other, name), getattr(first, name))
+        for a, b in zip(first.history, other.history, strict=True):
+            assert {k: v for k, v in a.items() if k.startswith("train/")} == {
+                k: v for k, v in b.items() if k.startswith("train/")
+            }
+        assert other.metrics["eval/loss"] == pytest.approx(first.metrics["eval/loss"], rel=1e-6)
+    # A replica is what it is without groups: the same batch norm, keys and rows, in other bits
+    alone = trained(dataclasses.replace(made, shards=1), 1)
+    for a, b in zip(jax.tree.leaves(alone.params), jax.tree.leaves(first.params), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
+    assert alone.metrics["eval/loss"] == pytest.approx(first.metrics["eval/loss"], rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["f16", "bf16"])
+def test_half_precision(precision):
+    made = recipe(task=PLAIN, precision=precision)
+    assert trained(made, 1).fingerprint == trained(made, 4).fingerprint
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_on_other_groups(tmp_path):
+    made = recipe(ema=0.9, duration="6st")
+    whole = trained(made, 2)
+    for first, then in ((1, 4), (4, 1)):
+        run = tmp_path / f"{first}"
+        trained(made, first, run, stop_after="3st")
+        ended = trained(made, then, run)
+        assert ended.fingerprint == whole.fingerprint
+        kept = cw.restore_run(made, run)
+        jax.tree.map(np.testing.assert_array_equal, kept.params, whole.params)
+        assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(kept.params))
+    again = cw.evaluate(made, kept.params, kept.state, on=cw.On(devices=3))  # without groups
+    assert again["loss"] == pytest.approx(whole.metrics["eval/loss"], rel=1e-6)
+    for shards in (1, 4):
+        other = dataclasses.replace(made, shards=shards)
+        with refused(RunError, "run-of-another-recipe"):
+            trained(other, 1, run)
+        with refused(CheckpointError, "checkpoint-of-other-shards", stored=2, shards=shards):
+            cw.restore_run(other, run)
+
+
+@pytest.mark.slow
+def test_a_part_of_a_checkpoint_that_changed_is_found(tmp_path):
+    made, run = recipe(task=PLAIN, duration="6st"), tmp_path / "run"
+    trained(made, 2, run, checkpoint_every="2st", stop_after="4st")
+    for path in (run / "checkpoints" / "4" / "state").rglob("*"):
+        if path.is_file() and path.parent.name == "d":
+            text = bytearray(path.read_bytes())
+            text[len(text) // 2] ^= 1
+            path.write_bytes(text)
+    assert trained(made, 1, run).fingerprint == trained(made, 1).fingerprint
+
+
+TRAIN = """
+import json, sys
+import chipwise as cw
+import tasks
+devices, run, stop = json.loads(sys.argv[1])
+optimizer = cw.adamw(lr=cw.one_cycle(0.02, warmup="20%"), weight_decay=0.01, clip=0.5, decay="kernels")
+recipe = tasks.recipe(batch=32, replicas=4, shards=2, duration="4st", optimizer=optimizer, ema=0.9)
+result = cw.fit(recipe, run, on=cw.On(devices=devices), log_every="2st", progress="none", stop_after=stop)
+said = {"fingerprint": result.fingerprint, "loss": result.metrics["eval/loss"], "steps": result.steps}
+print(json.dumps(said))
+"""
+
+
+@pytest.mark.slow
+def test_the_same_bits_over_two_processes_and_after_a_resume(tmp_path):
+    def over(count, devices, run=None, stop=None):
+        said = json.dumps([devices, run and str(run), stop])
+        return processes.answer(processes.start(TRAIN, count, devices // count, said))
+
+    whole = trained(recipe(ema=0.9), 2)
+    for devices in (4, 8):
+        said = over(2, devices)
+        assert said["fingerprint"] == whole.fingerprint
+        assert said["loss"] == pytest.approx(whole.metrics["eval/loss"], rel=1e-6)
+    # each host its own disk but for host 0's run folder: what is read there is sent to the others
+    assert over(2, 8, tmp_path / "a", "2st")["steps"] == 2
+    assert trained(recipe(ema=0.9), 1, tmp_path / "a").fingerprint == whole.fingerprint
+    trained(recipe(ema=0.9), 2, tmp_path / "b", stop_after="2st")
+    assert over(2, 8, tmp_path / "b")["fingerprint"] == whole.fingerprint
+
+
+@pytest.mark.slow
+def test_predictions_of_a_group():
+    def predict(params, state, inputs):
+        return tasks.plain_logits(params, inputs)
+
+    task = dataclasses.replace(PLAIN, predict=predict, classes=tasks.CLASSES)
+    with Session(recipe(task=task), cw.On(devices=4)) as session:
+        session.begin()
+        params, state = session.parameters()
+
+    def said(shards, devices, block=None):
+        placement = Placement(detect(devices), devices, shards)
+        made = Predictor(recipe(task=task), params, state, tasks.data(21, 1), placement, block)
+        return np.concatenate([out["outputs"] for _, out in made()])
+
+    alone = said(1, 1)
+    np.testing.assert_allclose(said(2, 4), alone, rtol=1e-5, atol=1e-6)
+    assert len(said(4, 8)) == 21
+    with refused(RecipeError, "predict-batch-shards", batch=3, shards=2):
+        said(2, 4, 3)
