@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from chipwise import cli
+
 HEAD = """
 import numpy as np
 import chipwise as cw
@@ -69,6 +71,34 @@ def test_an_unknown_recipe_or_field(refused):
     source = "def recipe(): return made(tasks.data(), replica=8)"
     refused(2, "no-such-field", source=source, near="replicas")
     refused(2, "recipe-file-fails", source="\nrecipe = 1 / 0", line=15)
+
+
+LOSS = """
+def loss(params, state, batch, key, train):
+    return helper(batch)
+
+def helper(batch):
+    return batch["nothing"] + 1
+
+task = tasks.task(loss=loss)
+recipe = tasks.recipe(task=task)
+"""
+
+
+def test_a_loss_that_raises_names_its_own_line(refused, tmp_path):
+    facts = refused(2, "own-code", source=LOSS, file="bad_task.py", function="helper")
+    lines = (tmp_path / "bad_task.py").read_text().splitlines()
+    assert lines[facts["line"] - 1] == '    return batch["nothing"] + 1'
+
+
+def test_what_nobody_elses_code_raised_is_a_traceback():
+    """A fault of chipwise's own is shown whole."""
+    assert cli.own_code(RuntimeError("no frames")) is None
+    try:
+        json.loads("{")
+    except ValueError as error:
+        inner = error.with_traceback(error.__traceback__.tb_next)  # without this file
+    assert cli.own_code(inner) is None
 
 
 @pytest.mark.parametrize("option", ["--eval-every", "--log-every", "--checkpoint-every", "--stop-after"])

@@ -489,6 +489,23 @@ def test_a_cache_that_cannot_be_written(memory, tmp_path):
         fetch("memory://d")
 
 
+def test_a_server_that_never_answers(server, monkeypatch):
+    monkeypatch.setattr(remote, "SILENCE_SECONDS", 0.2)
+    url = serve(server, "quiet", {"a.bin": b"a"})
+    server.hang = "/quiet/a.bin"
+    with refused(DataError, "fetch-failed", file="a.bin", reason=fact("no-answer")):
+        fetch(url)
+    assert server.gets("/quiet/a.bin") == 2
+
+
+def test_a_listing_that_lists_itself(server):
+    """A page for every folder that is asked for, with a folder in it."""
+    serve(server, "loop", {"again/" * depth + "a.bin": b"a" for depth in range(remote.MOST_FOLDERS_DEEP + 2)})
+    with refused(DataError, "url-endless", deep=remote.MOST_FOLDERS_DEEP):
+        fetch(f"{server.url}/loop")
+    assert not server.gets("/loop/a.bin")  # nothing is fetched before the list is whole
+
+
 def test_ctrl_c_ends_a_big_file_too(server, monkeypatch):
     monkeypatch.setattr(transfer, "SAY_SECONDS", 0.01)
     server.files["/x.tar"] = bytes(10_000)

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import re
 import sys
+import sysconfig
+import traceback
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +18,7 @@ import typer.core
 
 from .. import errors
 from ..words.facts import fact
-from ..words.figures import printable
+from ..words.figures import one_line, printable
 
 INTERRUPTED = 130
 LONGEST = 300  # characters of an error's line: what was given may be a file's worth of text
@@ -121,19 +124,42 @@ def error_line(error: errors.ChipwiseError) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 140]} … {text[-137:]}"
 
 
+def own_code(error: Exception) -> errors.RecipeError | None:
+    """Where the user's own code raised `error`: the innermost line of a file that is not installed. `None`
+    where there is none: then it is chipwise's fault."""
+    installed = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    installed.append(Path(__file__).parents[1])
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        if file.is_absolute() and not any(file.is_relative_to(folder) for folder in installed):
+            facts = {"file": file.name, "line": frame.lineno, "function": frame.name}
+            return errors.RecipeError("own-code", **facts, error=type(error).__name__, reason=one_line(error))
+    return None
+
+
+def _show(error: errors.ChipwiseError) -> int:
+    """Shows an error and returns its exit code."""
+    if _shown(error):
+        print(f"error: {error_line(error)}", file=sys.stderr)
+    return error.exit_code
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code; ends the process when called as a script."""
     try:
         app()(args=arguments)
         code = 0
     except errors.ChipwiseError as error:
-        if _shown(error):
-            print(f"error: {error_line(error)}", file=sys.stderr)
-        code = error.exit_code
+        code = _show(error)
     except SystemExit as leave:  # how typer ends: help, usage errors (2), typer.Exit
         code = leave.code if isinstance(leave.code, int) else int(leave.code is not None)
         if code == INTERRUPTED:  # while training, Ctrl-C is a request to stop and does not come here
             print("interrupted", file=sys.stderr)
+    except Exception as error:
+        own = own_code(error)
+        if own is None:
+            raise
+        code = _show(own)
     if arguments is None:
         sys.exit(code)
     return code

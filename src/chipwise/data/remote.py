@@ -34,6 +34,7 @@ from .manifest import FORMAT, MANIFEST
 
 T = TypeVar("T")
 
+SILENCE_SECONDS = 30.0  # of a server, after which it is asked once more
 MOST_FOLDERS_DEEP = 40  # a web server may list a folder in itself, without end
 _SPLITS = ("train", "eval")
 # What fsspec opens besides places of data: this machine's files, other Python code, and chains of them
@@ -183,7 +184,7 @@ class _Url:
                 import aiohttp
 
                 # Its own limit of 5 minutes a file is too short for a big one; proxies from the environment
-                timeout = aiohttp.ClientTimeout(total=None, sock_connect=15, sock_read=30)
+                timeout = aiohttp.ClientTimeout(total=None, sock_connect=15, sock_read=SILENCE_SECONDS)
                 client = {"trust_env": True, "timeout": timeout}
                 options = {"simple_links": False, "client_kwargs": client}
             return fsspec.core.url_to_fs(self._text, **options)  # kept by fsspec, not made each time
