@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from chipwise import cli
+from chipwise.words.facts import fact
 
 HEAD = """
 import numpy as np
@@ -85,10 +86,14 @@ recipe = tasks.recipe(task=task)
 """
 
 
-def test_a_loss_that_raises_names_its_own_line(refused, tmp_path):
-    facts = refused(2, "own-code", source=LOSS, file="bad_task.py", function="helper")
-    lines = (tmp_path / "bad_task.py").read_text().splitlines()
-    assert lines[facts["line"] - 1] == '    return batch["nothing"] + 1'
+def test_a_loss_that_raises_names_its_own_line(chipwise, tmp_path):
+    file = tmp_path / "bad_task.py"
+    file.write_text(HEAD + LOSS)
+    line = 1 + (HEAD + LOSS).splitlines().index('    return batch["nothing"] + 1')
+    said = chipwise("train", f"{file}:recipe", "--run", tmp_path / "run", "--devices", 1, "--quiet")
+    facts = {"file": file.name, "line": line, "function": "helper"}
+    told = fact("own-code", **facts, error="KeyError", reason="'nothing'")
+    assert (said.code, said.out, said.err) == (2, "", f"error: {told}\n")
 
 
 def test_what_nobody_elses_code_raised_is_a_traceback():
