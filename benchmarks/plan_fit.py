@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 from benchmarks.plan_accuracy.rows import Row, rows
+from scipy import stats
 from scipy.optimize import least_squares
 
 from chipwise.chips.targets import Target
@@ -136,27 +137,25 @@ def left_out(data: Sequence[Sample], name: str) -> list[float]:
     return [s.residual(made[getattr(s.row, name)]) for s in data]
 
 
-def factors(residuals: Sequence[float]) -> tuple[float, float]:
-    """The factors on predicted seconds between which 90 % of measured ones lie: a twentieth of the residuals,
-    with their sign, left out on each side, one rank further out as so few rows ask for. With fewer than
-    twenty rows neither side is known: the largest residual counts for both."""
-    measured = np.sort(-np.asarray(residuals))  # logarithms of measured over predicted
-    if len(measured) < 20:
-        widest = float(np.exp(np.abs(measured).max()))
-        return 1 / widest, widest
-    rank = int(np.floor(0.05 * (len(measured) + 1)))
-    low, high = measured[rank - 1], measured[len(measured) - rank]
-    return float(np.exp(min(low, 0.0))), float(np.exp(max(high, 0.0)))
+def factors(groups: Sequence[str], residuals: Sequence[float]) -> tuple[float, float]:
+    """The factors on predicted seconds between which nine of ten measured ones lie, of a group that was not
+    fitted: Student's t for a new one, as far to both sides. Groups count alike, however many rows they have,
+    since rows of a group err together."""
+    squares: dict[str, list[float]] = {}
+    for group, residual in zip(groups, residuals, strict=True):
+        squares.setdefault(group, []).append(residual**2)
+    spread = float(np.sqrt(np.mean([np.mean(own) for own in squares.values()])))
+    size = float(stats.t.ppf(0.95, len(squares))) * spread
+    return float(np.exp(-size)), float(np.exp(size))
 
 
 def coverage(data: Sequence[Sample], residuals: Sequence[float], name: str) -> float:
     """Share of rows inside an interval that was made from the other groups' residuals alone."""
+    groups = [getattr(s.row, name) for s in data]
     inside = []
-    for s, r in zip(data, residuals, strict=True):
-        others = [
-            q for t, q in zip(data, residuals, strict=True) if getattr(t.row, name) != getattr(s.row, name)
-        ]
-        low, high = factors(others)
+    for own, r in zip(groups, residuals, strict=True):
+        others = [(group, q) for group, q in zip(groups, residuals, strict=True) if group != own]
+        low, high = factors(*zip(*others, strict=True))
         inside.append(low <= np.exp(-r) <= high)
     return float(np.mean(inside))
 
@@ -197,7 +196,8 @@ def main() -> None:
         result[f"{name}_left_out"] = {**summary(residuals), "coverage_90": covered}
     for name, line in result.items():
         print(name, line)
-    known, elsewhere = factors(families), factors(chips)
+    known = factors([s.row.family for s in train], families)
+    elsewhere = factors([s.row.device for s in train], chips)
     other = tuple(pick(a, b) ** WIDER for pick, a, b in zip((min, max), known, elsewhere, strict=True))
     print(f"90 % within {known[0]:.2f} to {known[1]:.2f}, elsewhere {other[0]:.2f} to {other[1]:.2f}")
     if write:

@@ -9,30 +9,20 @@ it is read off what `benchmarks.plan_accuracy` answered for these rows.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 
 import numpy as np
 from benchmarks.plan_accuracy.__main__ import stored
 from benchmarks.plan_accuracy.rows import FOLDER, rows
-from scipy import stats
+from benchmarks.plan_fit import factors
 
 TARGET = FOLDER.parents[1] / "src/chipwise/planner/allowances.json"
-
-
-def around(residuals: Sequence[float]) -> tuple[float, float]:
-    """Factors on predicted seconds between which nine of ten measured ones lie, from the logarithms of
-    predicted over measured: Student's t for a new one, as far to both sides of what was predicted, though
-    the middle of so few may lie on one."""
-    spread = float(np.sqrt(np.mean(np.square(residuals))))
-    size = float(stats.t.ppf(0.95, len(residuals))) * spread
-    return float(np.exp(-size)), float(np.exp(size))
 
 
 def main() -> None:
     answers = stored()
     known = [r for r in rows("fit", "TPU") if "value" in answers.get(r.row, {})]
     ratios = {r.row: round(r.measured / answers[r.row]["value"], 3) for r in known}
-    low, high = around([float(np.log(ratio)) for ratio in ratios.values()])
+    low, high = factors([str(row) for row in ratios], [float(np.log(ratio)) for ratio in ratios.values()])
     about = "Written by benchmarks/plan_fit_tpu.py; not by hand. Of the rows: predicted over measured."
     found = {"about": about, "tpu": {"interval_90": [round(low, 3), round(high, 3)], "rows": ratios}}
     TARGET.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

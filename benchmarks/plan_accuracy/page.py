@@ -27,7 +27,8 @@ command beside it says. Throughputs are of all chips, in images or sequences a s
 * **Rule**: what 40 % of the chip's peak would give, for the FLOPs of the same recipe.
 * **XLA**: its own cost analysis of the same compiled programs (`cost_analysis`), which it makes for TPUs.
 * **Error** is a factor less one: 25 % is a quarter too fast, or slow by as much.
-* **Wall** rows include evaluation, input or start-up, so that a right prediction is above them.
+* **Wall** rows include evaluation, input or start-up, so that a right prediction is above them; those
+  whose steps alone were timed have a line of their own.
 * Whose kernels the measured program ran: **xla** is XLA's own, **library** a framework that calls vendors'
   libraries operation by operation, **kernels** hand-written attention or layers.
 * Rows **apart** are programs that are no recipe. They count in no summary.
@@ -102,6 +103,9 @@ def _summaries(known: Sequence[Prediction]) -> list[str]:
         for chips in ("TPU", "GPU"):
             some = [p for p in known if p.row.use == use and p.row.chips == chips]
             lines += _summary(f"**{use}, {chips}**", some)
+            clocked = [p for p in some if p.row.clock == "steps"]
+            if 0 < len(clocked) < len(some):
+                lines += _summary(f"{use}, {chips}, steps alone timed", clocked)
             for program in ("xla", "library", "kernels"):
                 part = [p for p in some if p.row.program == program]
                 if 0 < len(part) < len(some):
