@@ -74,11 +74,11 @@ def test_the_first_losses_are_those_of_fit(record):
 
 
 def test_the_first_losses_are_the_same_on_any_number_of_devices():
-    task = tasks.task(loss=tasks.plain_loss, augment=None, eval=None)  # quick to compile eight times
+    task = tasks.task(loss=tasks.plain_loss, augment=None, eval=None)  # quick to compile for two devices
     recipe = tasks.recipe(task=task, optimizer=cw.sgd(lr=0.1))
-    one, eight = (measured(recipe, on=cw.On(devices=n), steps=1).measured for n in (1, 8))
-    assert (one["devices"]["count"], eight["devices"]["count"]) == (1, 8)
-    assert len(one["first_losses"]) == 8 and one["first_losses"] == eight["first_losses"]
+    one, two = (measured(recipe, on=cw.On(devices=n), steps=1).measured for n in (1, 2))
+    assert (one["devices"]["count"], two["devices"]["count"]) == (1, 2)
+    assert len(one["first_losses"]) == 8 and one["first_losses"] == two["first_losses"]
 
 
 def test_a_recipe_that_ends_first_goes_on(record):

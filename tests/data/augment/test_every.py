@@ -112,7 +112,11 @@ CHAIN = {
 
 
 @pytest.mark.parametrize(
-    "name", [*CHAIN, *(pytest.param(n, marks=pytest.mark.slow) for n in MOVES | COLORS | TONES | SIZES)]
+    "name",
+    [
+        "pixels",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("policy", *MOVES, *COLORS, *TONES, *SIZES)),
+    ],
 )
 def test_the_bits_do_not_depend_on_how_the_batch_is_cut(name):
     stage = (CHAIN | MOVES | COLORS | TONES | SIZES)[name]
