@@ -66,15 +66,10 @@ def on_one(name, data):
     return trained(small(name, data), 1)
 
 
-<<<<<<< HEAD
-# Not ViT by default: it is GPT-2's blocks.
+# One by default: GPT-2's and ViT's blocks are BERT's.
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n[:4] in ("gpt2", "bert") else pytest.mark.slow) for n in SMALL]
+    "name", [pytest.param(n, marks=() if n.startswith("bert") else pytest.mark.slow) for n in SMALL]
 )
-=======
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SMALL)
->>>>>>> 495d58b (The default suite is shorter: many devices, policies and a large recipe's training run with the slow ones)
 def test_a_small_one_learns(name, packs):
     if name == "vit-s16":  # six steps are too few where RandAugment inverts brightness, which is the class
         losses = trained(small(name, packs[name], "magnitude=0", "mixup=0"), 1)[1]
