@@ -4,28 +4,34 @@
     python benchmarks/attention.py --time                         # adds the CPU's time: on a quiet machine
 
 Three nets' attention, 8 sequences in bfloat16: what `cw.attention` chooses for the chip, the blocks in a loop
-that every chip can run, and the plain form, which holds all weights.
+that every chip can run, and the plain form, which holds all weights. Then plans of `gpt2-124m` with each.
 """
 
 import argparse
+import contextlib
 import functools
 import platform
 import statistics
 import tempfile
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
 
+import chipwise as cw
 from chipwise.chips.targets import parse
 from chipwise.engine.step import compiler_options
+from chipwise.models import attention as models
+from chipwise.models import attention_blocks
 from chipwise.models.attention import Mask, attention, form_for
 from chipwise.models.attention_blocks import blocks
 from chipwise.models.target import Target, traced_for
 from chipwise.planner.compiler import Request, compile_all
 from chipwise.planner.exporting import export_program
 from chipwise.planner.steps import PLATFORM, topologies
+from chipwise.recipe.settings import load
 
 CHIPS = ("a100", "h100", "t4", "v5e-1", "v3-8")
 CASES = {  # length, heads, entries of a head, causal
@@ -115,6 +121,22 @@ def of(chip, case):
     return form_for(Target.of(parse(chip).chip), shapes[0], shapes[1], mask)
 
 
+def planned(target):
+    """`gpt2-124m` on `target`: a row each for what is chosen there and for the other forms in its place."""
+    for name, form in FORMS.items():
+        with contextlib.ExitStack() as changed:
+            if name != "chosen":
+                changed.enter_context(patch.object(models, "form_for", lambda *_: "blocks"))
+                changed.enter_context(patch.object(attention_blocks, "blocks", form))
+            (plan,) = cw.plan(load("gpt2-124m", synthetic=True), on=[target])
+        shown = of(target, next(iter(CASES))) if name == "chosen" else name
+        memory = "-" if plan.memory is None else f"{plan.memory.needed / 1e9:.1f}"
+        step = plan.step_seconds
+        told = plan.problem.code if step is None else f"{1e3 * step.value:,.0f}"
+        span = "-" if step is None else f"{1e3 * step.low:,.0f} to {1e3 * step.high:,.0f}"
+        yield f"| {target} | {shown} | {memory} | {told} | {span} |"
+
+
 def main():
     reader = argparse.ArgumentParser(description=__doc__)
     reader.add_argument("--time", action="store_true")
@@ -131,6 +153,12 @@ def main():
         for case in CASES:
             form = "blocks" if chip == "cpu" else of(chip, case)
             print("| " + " | ".join([chip, case, form, *(found[case, name] for name in FORMS)]) + " |")
+    print("\n`chipwise plan gpt2-124m --synthetic`, with each form in the place of the chosen one. Splash")
+    print("attention is timed by an allowance, cuDNN's by an efficiency fitted to published rows.\n")
+    print("| target | attention | GB a device | ms a step | interval |\n|---|---|---|---|---|")
+    for target in ("h100", "v5e-8"):
+        for line in planned(target):
+            print(line, flush=True)
 
 
 if __name__ == "__main__":

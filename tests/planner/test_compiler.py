@@ -491,3 +491,20 @@ def test_answers_are_plain_json():
     problem = fact("refused", program="replica", message="no")
     answer = Compiled("replica", problem, notes=notes, kernels=[kernel])
     assert Compiled.from_json(json.loads(json.dumps(answer.json()))) == answer
+
+
+def test_lines_follow_a_program_that_moved_without_another_compilation():
+    def compiled(source):
+        scope = {"jnp": jnp}
+        exec(compile(source, "net.py", "exec"), scope)
+        return export_program(scope["f"], [jax.ShapeDtypeStruct((2, 2), jnp.float32)], "cpu")
+
+    old, new = (compiled("\n" * gap + "def f(x):\n    y = jnp.sin(x)\n    return y @ y\n") for gap in (0, 7))
+    assert old.key == new.key and "net.py:2" in old.places and "net.py:9" in new.places
+    kernels = [Kernel("sin", "elementwise", line="net.py:2"), Kernel("dot", "matmul", line="net.py:3")]
+    answer = Compiled("replica", kernels=kernels, places=list(old.places))
+    assert [k.line for k in answer.at(new.places).kernels] == ["net.py:9", "net.py:10"]
+    assert answer.at(old.places) == answer
+    assert [k.line for k in answer.at(new.places[1:]).kernels] == ["", ""]  # which is which nobody knows
+    before = dataclasses.replace(answer, places=[])  # remembered before places were
+    assert before.at(new.places) == before

@@ -92,6 +92,16 @@ class Compiled:
     optimal_seconds: float | None = None  # XLA's own cost analysis, which GPUs' compiler does not make
     kernels: list[Kernel] = field(default_factory=list)
     notes: list[Fact] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)  # the program's, when it was compiled: `Exported.places`
+
+    def at(self, places: Sequence[str]) -> Compiled:
+        """The same of a program that has moved: its kernels' lines are those of `places`, or none where these
+        do not correspond to what was compiled."""
+        if not self.places or list(places) == self.places:
+            return self
+        same = len(places) == len(self.places)
+        moved = dict(zip(self.places, places, strict=True)) if same else {}
+        return replace(self, kernels=[replace(k, line=moved.get(k.line, "")) for k in self.kernels])
 
     def json(self) -> dict[str, Any]:
         return asdict(self)
@@ -172,7 +182,7 @@ def compile_each(
         if answer is None:
             missing[key] = requests[owners[0]]
         else:
-            yield from ((i, _named(answer, requests[i].name)) for i in owners)
+            yield from ((i, _named(answer.at(requests[i].program.places), requests[i].name)) for i in owners)
     if not missing:
         return
     start, done, whole = time.monotonic(), 0, sum(r.size for r in missing.values())
@@ -181,7 +191,7 @@ def compile_each(
     for number, (key, answer) in enumerate(_ask_each(missing, compilers, folder), 1):
         done += missing[key].size
         if not answer.died or answer.problem["signal"] not in _FROM_OUTSIDE:  # type: ignore[index]
-            text = json.dumps(answer.json())
+            text = json.dumps(replace(answer, places=list(missing[key].program.places)).json())
             replace_text(folder / f"{key}.json", text, "plan-cache-unwritable")
         if progress is not None:
             left = (time.monotonic() - start) * (whole - done) / done

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from jax import export
@@ -20,15 +20,18 @@ from ..engine import reduce
 CUDNN_VERSION = 91000
 """That programs for GPUs are traced for, and `chips.gpus.CUDNN` says to their compiler."""
 # Where in the source an operation came from, which changes without the program changing.
+_PLACE = re.compile(r'(?m)^#loc\d* = loc\("([^"]+)":(\d+):')
 _LOCATION = re.compile(r"(?m)^#loc.*\n?|\s*\bloc\((?:[^()]|\([^()]*\))*\)")
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A program without its source: `body` as `jax.export` writes it, `key` the hash of what it computes."""
+    """A program without its source: `body` as `jax.export` writes it, `key` the hash of what it computes,
+    `places` the lines that it comes from, "path:line", each once in the program's order."""
 
     body: bytes
     key: str
+    places: tuple[str, ...] = ()
 
     def entry(self, folder: Path, name: str) -> dict[str, Any]:
         """How `compile_child` is told of it."""
@@ -44,6 +47,7 @@ class ReduceRequest:
     local: int
     size: int
     exact: bool
+    places: ClassVar[tuple[str, ...]] = ()
 
     @property
     def key(self) -> str:
@@ -68,8 +72,10 @@ def export_program(function: Callable[..., Any], specs: Sequence[Any], platform:
         exported = export.export(
             jax.jit(flat, keep_unused=True), platforms=(platform,), disabled_checks=unchecked
         )(*leaves)
-    text = _LOCATION.sub("", exported.mlir_module())
-    return Exported(bytes(exported.serialize()), hashlib.sha256(text.encode()).hexdigest())
+    text = exported.mlir_module()
+    places = dict.fromkeys(f"{path}:{line}" for path, line in _PLACE.findall(text))
+    key = hashlib.sha256(_LOCATION.sub("", text).encode()).hexdigest()
+    return Exported(bytes(exported.serialize()), key, tuple(places))
 
 
 _LIBRARY_CALLS = (
