@@ -1,4 +1,5 @@
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
@@ -72,5 +73,8 @@ def test_the_table_does_the_arithmetic():
 def test_a_task_needs_functions_and_sources(name):
     with refused(cw.RecipeError, "task-function-expected", name=name, kind="int"):
         tasks.task(**{name: 3})
+    loader = SimpleNamespace(dataset=tasks.data(), batch_sampler=None)  # what a DataLoader is known by
+    with refused(cw.RecipeError, "data-loader-given", name="train"):
+        tasks.task(train=loader)
     with refused(cw.RecipeError, "task-source-expected", name="train", kind="int"):
         tasks.task(train=3)

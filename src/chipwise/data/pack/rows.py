@@ -63,7 +63,7 @@ def files_at(path: Path) -> tuple[str, list[Path]] | None:
     """What rows are at `path`, "parquet", "tfrecord" or "webdataset", and in which files; else `None`."""
     folders = [path, path / "data"] if path.is_dir() else []
     listed = [sorted(p for p in folder.iterdir() if p.is_file()) for folder in folders if folder.is_dir()]
-    for files in listed or [[path]]:
+    for files in listed or [[path] if path.is_file() else []]:  # a pipe would be waited for
         for kind, pattern in _FILES.items():
             found = [file for file in files if pattern.fullmatch(file.name)]
             if found and (kind != "webdataset" or any(map(_is_webdataset, found))):
@@ -78,7 +78,7 @@ def _is_webdataset(path: Path) -> bool:
             first = [
                 _key(member.name) for _, member in zip(range(16), archive, strict=False) if member.isfile()
             ]
-    except (tarfile.TarError, OSError):
+    except (tarfile.TarError, OSError, RecursionError):
         return False  # whoever reads tars says what is wrong with it
     images = {key for key, ending in first if f".{ending}" in SUFFIXES}
     return any(key in images and ending in ("cls", "json") for key, ending in first)
@@ -306,8 +306,9 @@ def _samples(path: Path) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
                         yield sample
                     sample = key, {}
                 sample[1][ending] = member.offset_data, member.size
-    except (tarfile.TarError, OSError) as error:
-        raise DataError("webdataset-damaged", path=path, offset=end, reason=str(error)) from error
+    except (tarfile.TarError, OSError, RecursionError) as error:
+        reason = "chained headers" if isinstance(error, RecursionError) else str(error)
+        raise DataError("webdataset-damaged", path=path, offset=end, reason=reason) from error
     if sample is not None:
         yield sample
 
