@@ -1,6 +1,7 @@
 """PyTorch modules through torchax: what eager PyTorch computes, and what is refused before training."""
 
 import contextlib
+import copy
 import functools
 
 import jax
@@ -263,36 +264,78 @@ def real(name):
     return made, library
 
 
+def eager_steps(module, dtype, images, label, lr):
+    """Three steps of PyTorch's SGD with momentum 0.9: the losses, and weights and statistics in the end."""
+    module = copy.deepcopy(module).to(dtype).train()
+    optimizer = torch.optim.SGD(module.parameters(), lr=lr, momentum=0.9)
+    x, label, losses = torch.from_numpy(images).to(dtype), torch.from_numpy(label).long(), []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(module(x), label)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return losses, {name: tensor.detach().double().numpy() for name, tensor in tensors.items()}
+
+
+def float64_steps(module, images, label, lr):
+    """The same of the traced module and chipwise's optimizer, in float64."""
+    data = cw.Arrays(image=images, label=label, classes=10)
+    optimizer = cw.sgd(lr=lr, momentum=0.9)
+    with jax.enable_x64(True):
+        task = cw.torch.task(copy.deepcopy(module).double(), nn.CrossEntropyLoss(), train=data, check=False)
+        params, state = task.init(jax.random.key(0))
+        batch = {"image": jnp.asarray(images, jnp.float64), "label": label}
+
+        def mean(params, state):
+            sums, new = task.loss(params, state, batch, jax.random.key(1), True)
+            return sums["loss"].total / sums["loss"].count.astype(jnp.float64), new
+
+        @jax.jit
+        def step(params, state, moments):
+            (loss, state), slopes = jax.value_and_grad(mean, has_aux=True)(params, state)
+            hyper = {name: schedule.value for name, schedule in optimizer.hyper.items()}
+            return *optimizer.update(slopes, moments, params, hyper), state, loss
+
+        moments, losses = optimizer.init(params), []
+        for _ in range(3):
+            params, moments, state, loss = step(params, state, moments)
+            losses.append(float(loss))
+        return losses, {**flattened(params, "."), **flattened(jax.device_get(state), ".")}
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # three programs of a ResNet are compiled
 @pytest.mark.filterwarnings("ignore")  # of torchvision and timm
 @pytest.mark.parametrize("name", ["resnet18", "vit"])
 def test_three_steps_beside_eager_pytorch(name):
-    """The recipe's own steps, float32, one replica: losses, weights and statistics after each of three."""
+    """Losses, weights and statistics. In float64 the same to its last digits. In float32, through the step of
+    a recipe, as near to that as PyTorch's float32 comes, within a factor of 8: the two add in other orders,
+    which changes what the rounding is, not how large."""
     module, _library = real(name)
-    images = RNG.normal(size=(32, 3, 32, 32)).astype(np.float32)
-    data = cw.Arrays(image=images, label=RNG.integers(0, 10, 32), classes=10)
-    task = cw.torch.task(module, nn.CrossEntropyLoss(), train=data)
-    theirs = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.9)
+    images, label, lr = RNG.normal(size=(16, 3, 32, 32)).astype(np.float32), RNG.integers(0, 10, 16), 0.01
+    losses, exact = eager_steps(module, torch.float64, images, label, lr)
+    ours, found = float64_steps(module, images, label, lr)
+    np.testing.assert_allclose(ours, losses, rtol=1e-9)
+    for key, array in found.items():
+        np.testing.assert_allclose(array, exact[key], rtol=1e-8, atol=1e-9, err_msg=key)
+
+    near_losses, near = eager_steps(module, torch.float32, images, label, lr)
+    data = cw.Arrays(image=images, label=label, classes=10)
     recipe = cw.Recipe(
-        task=task, batch=32, replicas=1, duration="3st", optimizer=cw.torch.optimizer(theirs), precision="f32"
-    )
+        task=cw.torch.task(module, nn.CrossEntropyLoss(), train=data), batch=16, replicas=1, duration="3st",
+        optimizer=cw.sgd(lr=lr, momentum=0.9),
+    )  # fmt: skip
     result = cw.fit(recipe, on=cw.On(devices=1), run=None, progress="none", log_every="1st")
-    x, label = torch.from_numpy(images), torch.from_numpy(data.columns["label"]).long()
-    module.train()
-    losses = []
-    for _ in range(3):  # each step takes all 32 examples, so their order is all that differs
-        theirs.zero_grad()
-        loss = F.cross_entropy(module(x), label)
-        loss.backward()
-        theirs.step()
-        losses.append(float(loss.detach()))
+    noise = max(abs(a - b) for a, b in zip(near_losses, losses, strict=True))
     ours = [row["train/loss"] for row in result.history if "train/loss" in row]
-    np.testing.assert_allclose(ours, losses, rtol=2e-4)
-    for flat, tensors in (
-        (flattened(result.params, "."), dict(module.named_parameters())),
-        (flattened(result.state, "."), dict(module.named_buffers())),
-    ):
-        for key, array in flat.items():
-            expected = tensors[key].detach().numpy()
-            scale = max(np.abs(expected).max(), 1e-2)  # biases have just left 0
-            assert np.abs(array - expected).max() <= 5e-3 * scale, key
+    np.testing.assert_allclose(ours, losses, rtol=1e-6, atol=8 * noise)
+    worst = {}
+    for key, array in {**flattened(result.params, "."), **flattened(result.state, ".")}.items():
+        # At least float32's spacing, and the noise of a typical entry: one small tensor may be lucky
+        scale = np.abs(exact[key]).max()
+        noise = max(np.abs(near[key] - exact[key]).max(), 2**-22 * max(scale, lr))
+        worst[key] = float(np.abs(array - exact[key]).max() / noise)
+    print(sorted(worst.items(), key=lambda pair: -pair[1])[:5])
+    assert max(worst.values()) <= 8, max(worst, key=worst.get)

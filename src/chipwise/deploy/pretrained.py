@@ -23,6 +23,7 @@ from ..engine.stored import FROM_WEIGHTS
 from ..errors import DataError, RecipeError
 from ..recipe.task import Task, Tree
 from ..words.figures import one_line
+from . import trees
 from .formats import library
 from .names import translate
 
@@ -134,11 +135,12 @@ class Weights:
 
 def pretrained(path: str | Path, names: str | None = None) -> Weights:
     """The weights in a `.safetensors` file or a folder of them, a PyTorch state dict (`.pt`, `.pth`,
-    `.bin`), or a run folder of chipwise, of which the newest checkpoint is taken
-    (averaged parameters are left out).
+    `.bin`), Keras's `.weights.h5`, a checkpoint of Orbax, or a run folder of chipwise; of several checkpoints
+    the newest (averaged parameters are left out).
 
-    `names`: a built-in model, "resnet50", "efficientnet-lite0" or "vit", whose weights the file has under the
-    names of torchvision, timm or efficientnet-lite-pytorch: they get the built-in model's names and layout.
+    `names`: a built-in model, "resnet50", "efficientnet-lite0", "vit", "bert" or "gpt2", whose weights the
+    file has under the names of torchvision, timm, Hugging Face or efficientnet-lite-pytorch: they get the
+    built-in model's names and layout.
 
     Raises `DataError` for what is missing, damaged or no weights; nothing in the file is executed.
     `RecipeError` for `names` without a table.
@@ -149,16 +151,20 @@ def pretrained(path: str | Path, names: str | None = None) -> Weights:
     try:
         if (path / "checkpoints").is_dir():
             arrays = _run(path)
+        elif path.is_dir() and trees.is_orbax(path):
+            arrays = trees.orbax(path)
         elif path.is_dir():
             arrays = {
                 n: a for file in sorted(path.glob("*.safetensors")) for n, a in _safetensors(file).items()
             }
         elif path.suffix == ".safetensors":
             arrays = _safetensors(path)
+        elif path.name.endswith(".weights.h5"):
+            arrays = trees.keras(path)
         elif path.suffix in _PICKLES:
             arrays = _state_dict(path)
         else:
-            raise DataError("weights-format", path=path, known=[".safetensors", *_PICKLES])
+            raise DataError("weights-format", path=path, known=[".safetensors", ".weights.h5", *_PICKLES])
     except (DataError, RecipeError):
         raise
     except Exception as error:  # readers of damaged files raise what they like

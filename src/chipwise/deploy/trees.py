@@ -1,0 +1,88 @@
+"""Weights of Keras (`.weights.h5`) and Orbax, as arrays by name. Nothing in a file is executed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..engine.checkpoint import flatten
+from ..errors import DataError
+from .formats import library
+
+_NORM = ("gamma", "beta", "moving_mean", "moving_variance")
+_VARIABLES = {"batch_normalization": _NORM, "layer_normalization": _NORM[:2], "embedding": ("embeddings",)}
+_KERNEL = ("kernel", "bias")
+"""Keras numbers a layer's variables in the order in which it makes them."""
+
+
+def keras(file: Path) -> dict[str, np.ndarray]:
+    """`conv2d.kernel` and so on, as `cw.keras.task` names them: layers with a name of their own by that,
+    others by their kind and number in the file."""
+    h5py = library("h5py", "keras")
+    found: dict[str, np.ndarray] = {}
+    with h5py.File(file, "r") as h5:
+        groups: dict[str, Any] = {}
+        h5.visititems(groups.__setitem__)  # which follows no link out of the file
+        named: dict[str, str] = {}
+        for name, item in sorted(groups.items(), key=lambda pair: _natural(pair[0])):
+            if not isinstance(item, h5py.Dataset):
+                continue
+            layer, _, index = name.partition("/vars/")
+            if layer not in named:
+                named[layer] = _layer(layer, str(groups[f"{layer}/vars"].attrs.get("name", "")), named)
+            if item.dtype.kind not in "fiub" or item.external or item.id.get_storage_size() < item.nbytes:
+                raise DataError("weights-damaged", path=file, reason=f"{name} is not whole in it")
+            found[f"{named[layer]}.{_variable(layer, index)}"] = item[()]
+    return found
+
+
+def _natural(name: str) -> list[Any]:
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name)]
+
+
+def _layer(path: str, given: str, named: dict[str, str]) -> str:
+    """The name of the layer at `layers/conv2d_1`, called `given` by its maker or by Keras's count."""
+    above = [part for part in path.split("/")[:-1] if part != "layers"]
+    kind = _kind(path)
+    if given and re.sub(r"_\d+$", "", given) != kind:
+        return ".".join([*above, given])
+    plain = ".".join([*above, kind])
+    number = sum(re.fullmatch(rf"{re.escape(plain)}(_\d+)?", name) is not None for name in named.values())
+    return f"{plain}_{number}" if number else plain
+
+
+def _kind(path: str) -> str:
+    return re.sub(r"_\d+$", "", path.rpartition("/")[2])
+
+
+def _variable(layer: str, index: str) -> str:
+    names = _VARIABLES.get(_kind(layer), _KERNEL)
+    return names[int(index)] if index.isdecimal() and int(index) < len(names) else index
+
+
+def is_orbax(folder: Path) -> bool:
+    """Whether Orbax wrote `folder`: a checkpoint, or a manager's folder of them."""
+    return any((_newest(folder) / name).exists() for name in ("_METADATA", "manifest.ocdbt"))
+
+
+def orbax(folder: Path) -> dict[str, np.ndarray]:
+    """The arrays of a checkpoint, of a manager's newest one, by their paths in its tree."""
+    import orbax.checkpoint as ocp
+
+    newest = _newest(folder).absolute()
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        tree = reader.metadata(newest).item_metadata.tree
+        host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+        read = reader.restore(newest, args=ocp.args.PyTreeRestore(restore_args=host))
+    return {name: np.asarray(leaf) for name, leaf in flatten(read).items() if hasattr(leaf, "dtype")}
+
+
+def _newest(folder: Path) -> Path:
+    steps = [int(one.name) for one in folder.iterdir() if one.is_dir() and one.name.isdecimal()]
+    folder = folder / str(max(steps)) if steps else folder
+    inside = [folder / name for name in ("default", "params", "state") if (folder / name).is_dir()]
+    return inside[0] if inside else folder
