@@ -63,8 +63,7 @@ def chipwise_child(net: str, size: str, again: bool) -> dict[str, Any]:
     from chipwise.measure.bench import measure_train
 
     machine = cw.detect(1)
-    settings = [*NETS[net][size], f"precision={precision(machine.devices[0])}"]
-    recipe = cw.load(net, settings, synthetic=True)
+    recipe = made_up(net, size, precision(machine.devices[0]))
     with Session(recipe, cw.On(devices=1)) as session:
         session.begin()
         session.advance(BIT_STEPS)
@@ -82,6 +81,17 @@ def chipwise_child(net: str, size: str, again: bool) -> dict[str, Any]:
     return {**made, "speeds": speeds, "batch": recipe.batch, "precision": recipe.precision}
 
 
+def made_up(net: str, size: str, computed_in: str) -> Any:
+    """The recipe, with so few examples that they lie in the memory of any GPU."""
+    import chipwise as cw
+    from chipwise.data.synthetic import Synthetic
+
+    recipe = cw.load(net, [*NETS[net][size], f"precision={computed_in}"], synthetic=True)
+    many = recipe.task.train
+    few = Synthetic(8 * recipe.batch, many.spec, many.below)
+    return dataclasses.replace(recipe, task=dataclasses.replace(recipe.task, train=few))
+
+
 def precision(device: Any) -> str:
     """The fastest one of `device`: bfloat16 is emulated before compute capability 8.0."""
     if device.platform == "cpu":
@@ -97,7 +107,7 @@ def plan_child(net: str, size: str, device: str, computed_in: str) -> dict[str, 
 
     chip = find(device)
     target = "cpu" if chip is None else spelled(chip.name)
-    (plan,) = cw.plan(cw.load(net, [*NETS[net][size], f"precision={computed_in}"], synthetic=True), [target])
+    (plan,) = cw.plan(made_up(net, size, computed_in), [target])
     if plan.step_seconds is None:
         raise RuntimeError(str(plan.problem))
     return {"seconds": plan.step_seconds.value}
