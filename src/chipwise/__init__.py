@@ -62,6 +62,8 @@ if _TYPE_CHECKING:
     from .machine.detect import simulate as simulate
     from .machine.hosts import hosts as hosts
     from .models.attention import attention as attention
+    from .models.large import fsdp as fsdp
+    from .models.large import remat as remat
     from .planner.planner import plan as plan
     from .planner.plans import Plan as Plan
     from .recipe import losses as losses
@@ -123,6 +125,7 @@ _NAMES = {
     ".machine.detect": "detect simulate",
     ".machine.hosts": "hosts",
     ".models.attention": "attention",
+    ".models.large": "fsdp remat",
     ".planner.planner": "plan",
     ".planner.plans": "Plan",
     ".recipe": "losses metrics",

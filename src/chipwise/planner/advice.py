@@ -5,9 +5,11 @@ Nothing here changes a number of the plan.
 
 from __future__ import annotations
 
+import dataclasses
+
 from ..chips.catalogue import CHIPS
 from ..chips.targets import SLICES, Target, parse
-from ..engine.layout import Layout, exact_counts, usable
+from ..engine.layout import Layout, exact_counts, usable, usable_devices
 from ..recipe.check import SUBLANES
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
@@ -36,8 +38,8 @@ def room(
     for replicas in range(recipe.replicas // 2, 0, -1) if each_alone else ():
         if recipe.replicas % replicas:
             continue
-        devices = usable(replicas, target.devices, exact)
-        sums, _ = waiting(replicas // devices if exact else 1, programs.size)
+        devices = recipe.shards * usable(replicas, target.devices // recipe.shards, exact)
+        sums, _ = waiting(replicas * recipe.shards // devices if exact else 1, programs.size)
         needed = least.needed - least.replica_sums + sums
         if devices == programs.layout.devices and needed <= least.available:
             facts.append(fact("room-fewer-replicas", replicas=replicas, needed=needed))
@@ -94,7 +96,7 @@ def advice(
     facts: list[Fact] = []
     if target.chip.kind == "GPU" and "float64" in step.dtypes:
         facts.append(fact("advice-float64"))
-    if plan.devices != plan.devices_found:
+    if plan.devices != plan.devices_found and plan.devices_found % recipe.shards == 0:
         facts.append(_idle(recipe, plan, programs.layout.exact))
     each = recipe.batch // recipe.replicas
     if plan.problem is not None and plan.problem.code in ("batch-does-not-fit", "batch-of-all-fits"):
@@ -131,12 +133,13 @@ def lacks(target: Target, dtypes: frozenset[str]) -> Fact | None:
 
 
 def _idle(recipe: Recipe, plan: Plan, exact: bool) -> Fact:
-    used, devices = plan.devices, plan.devices_found
+    used, devices = plan.devices, plan.devices_found // recipe.shards * recipe.shards
     numbers = {"replicas": recipe.replicas, "used": used, "devices": devices}
-    if exact and usable(recipe.replicas, devices) > used:
-        more = usable(recipe.replicas, devices)
+    whole = dataclasses.replace(recipe, blocks=None)
+    if exact and usable_devices(whole, devices) > used:
+        more = usable_devices(whole, devices) // recipe.shards
         return fact("advice-blocks", **numbers, blocks=recipe.block_count, better=more)
-    better = replicas_for(devices, recipe.replicas, exact)
+    better = replicas_for(devices // recipe.shards, recipe.replicas, exact)
     if better is None:
         return fact("advice-devices-idle", **numbers, counts=exact_counts(recipe.replicas))
     if recipe.batch % better:

@@ -28,6 +28,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from ..engine.reduce import AXIS, reducer
+from ..models.large import SHARD
 from ..words.facts import fact
 from . import hlo, hlo_gpu
 from .compiler import Compiled, refusal
@@ -117,8 +118,14 @@ def _lower(request: dict[str, Any], folder: Path, devices: list):
         reduced = reducer(mesh, reduce["exact"])
         return jax.jit(reduced, compiler_options=request["options"]).lower([spec] * reduce["local"])
     exported = export.deserialize(bytearray((folder / request["program"]["file"]).read_bytes()))
-    here = SingleDeviceSharding(devices[0])
-    specs = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=here) for a in exported.in_avals]
+    over: Any = [SingleDeviceSharding(devices[0])] * len(exported.in_avals)
+    if exported.nr_devices > 1:  # of a group
+        group = Mesh(np.asarray(devices[: exported.nr_devices]), (SHARD,))
+        over = exported.in_shardings_jax(group)
+    specs = [
+        jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=to)
+        for a, to in zip(exported.in_avals, over, strict=True)
+    ]
     donate, options = tuple(request["donate"]), request["options"]
     jitted = jax.jit(exported.call, donate_argnums=donate, keep_unused=True, compiler_options=options)
     return jitted.lower(*specs)

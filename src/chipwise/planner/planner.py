@@ -21,7 +21,7 @@ from ..chips.prices import Price
 from ..chips.prices import load as load_prices
 from ..chips.targets import Target, parse
 from ..engine import feed
-from ..engine.layout import Layout, shares, usable
+from ..engine.layout import Layout, usable_devices
 from ..engine.state import TrainState, abstract_state
 from ..errors import ChipwiseError, DeviceError, RecipeError
 from ..recipe.precision import TPU_PASSES
@@ -123,11 +123,14 @@ def _trainings(
     programs_of: dict[tuple[int, bool], StepPrograms] = {}
     cases: list[tuple[Target, StepPrograms]] = []
     for target in targets:
-        devices = usable(shares(recipe, question.exact), target.devices, question.exact)
+        devices = _usable(recipe, target, question.exact)
         key = devices, _resident(recipe, target)
         if key not in programs_of:
             programs_of[key] = question.programs(recipe, target)
-        cases.append((target, programs_of[key]))
+        if devices > target.devices or target.devices % recipe.shards:
+            yield question.plan(target, programs_of[key], _no_groups(recipe, target))
+        else:
+            cases.append((target, programs_of[key]))
     if question.host is None and measure_feed and any(not p.resident for _, p in cases):
         question = dataclasses.replace(question, host=measured(recipe.task.train))
 
@@ -139,6 +142,18 @@ def _trainings(
             yield question.plan(target, programs, step)
     for target, programs, step in searched:
         yield question.searched(target, programs, step)
+
+
+def _usable(recipe: Recipe, target: Target, exact: bool) -> int:
+    """The devices that the recipe uses there, one group at least."""
+    whole = target.devices // recipe.shards * recipe.shards
+    return usable_devices(recipe, max(whole, recipe.shards), exact)
+
+
+def _no_groups(recipe: Recipe, target: Target) -> StepTime:
+    """What is known of a step on a target whose devices cannot be cut into the recipe's groups."""
+    facts = {"shards": recipe.shards, "devices": target.devices}
+    return StepTime("compiled", 0.0, 0.0, None, frozenset(), notes=(), problem=fact("shards-uneven", **facts))
 
 
 def _resident(recipe: Recipe, target: Target) -> bool:
@@ -166,7 +181,7 @@ class _Question:
         return Predictions(self.recipe, examples, *known)
 
     def programs(self, recipe: Recipe, target: Target) -> StepPrograms:
-        layout = Layout.of(recipe, usable(shares(recipe, self.exact), target.devices, self.exact), self.exact)
+        layout = Layout.of(recipe, _usable(recipe, target, self.exact), self.exact)
         state = self.state if recipe is self.recipe else None
         return step_programs(recipe, layout, resident=_resident(recipe, target), state=state)
 

@@ -50,6 +50,7 @@ class ForwardPrograms:
     state_bytes: int
     data_bytes: int
     exact = False  # nothing is added over devices
+    shards = 1
     reduce = None
 
     @property

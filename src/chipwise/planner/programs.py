@@ -17,6 +17,7 @@ import psutil
 
 from ..chips.targets import Target
 from ..data.stream import batches_in_memory
+from ..engine.group_step import GroupStep
 from ..engine.layout import Layout, merges
 from ..engine.programs import meet_at_once
 from ..engine.state import TrainState, read
@@ -68,13 +69,17 @@ class StepPrograms:
     @property
     def reduce(self) -> ReduceRequest | None:
         """The sum over replicas, where there is more than one vector."""
-        if self.layout.devices == 1 and self.calls == 1:
+        if self.layout.groups == 1 and self.calls == 1:
             return None
-        return ReduceRequest(self.layout.devices, self.local_vectors, self.size, self.layout.exact)
+        return ReduceRequest(self.layout.groups, self.local_vectors, self.size, self.layout.exact)
 
     @property
     def exact(self) -> bool:
         return self.layout.exact
+
+    @property
+    def shards(self) -> int:
+        return self.layout.shards
 
     @property
     def local_vectors(self) -> int:
@@ -102,7 +107,7 @@ class StepPrograms:
 def step_programs(
     recipe: Recipe, layout: Layout, *, resident: bool, state: TrainState | None = None
 ) -> StepPrograms:
-    """The programs of `recipe` on one device of `layout`. Reads no data and runs nothing.
+    """The programs of `recipe` on one device, or group, of `layout`. Reads no data and runs nothing.
 
     *Arguments:* `state`: `abstract_state(recipe)`, if it is known: half of the work, and the same in every
     layout.
@@ -110,7 +115,8 @@ def step_programs(
     Raises `RecipeError` when the recipe's own functions raise while they are traced.
     """
     with tracing(recipe.name):
-        step = Step(recipe, layout, resident=resident, state=state)
+        make = Step if recipe.shards == 1 else GroupStep
+        step: Any = make(recipe, layout, resident=resident, state=state)
         specs = step.specs()
     state, window, data = specs["state"], specs["window"], specs["data"]
     size = specs["vector"].shape[1]
@@ -203,12 +209,15 @@ def tracing(name: str) -> Iterator[None]:
 
 
 def nbytes(tree: Tree) -> int:
-    """Bytes of a tree of arrays or shapes; keys count as their data."""
+    """Bytes of a tree of arrays or shapes, where these are cut over devices those of one; keys count as their
+    data."""
     total = 0
     for leaf in jax.tree.leaves(tree):
         if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             leaf = jax.eval_shape(jax.random.key_data, leaf)
-        total += math.prod(leaf.shape) * leaf.dtype.itemsize
+        over = getattr(leaf, "sharding", None)
+        shape = leaf.shape if over is None else over.shard_shape(leaf.shape)
+        total += math.prod(shape) * leaf.dtype.itemsize
     return total
 
 

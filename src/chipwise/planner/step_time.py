@@ -41,6 +41,7 @@ def timed_away(target: Target, programs: StepPrograms, answers: Answers) -> Step
     step = dataclasses.replace(step, notes=tuple(notes))
     try:
         kernels = {name: timed(target, wanted, answer.kernels) for name, answer in answers.items()}
+        kernels["replica"] = within(target, programs, answers, kernels["replica"])
         kernels["reduce"] = between(target, programs, kernels.get("reduce", []))
     except DeviceError as error:
         return dataclasses.replace(step, problem=fact(error.code, **error.facts))
@@ -92,11 +93,22 @@ def between(target: Target, programs: StepPrograms, reduce: Sequence[Kernel]) ->
     elif chip.memory_GBps:
         each = chip.memory_GBps * 1e9 / chip.jax_devices_per_chip
         made += [dataclasses.replace(k, seconds=k.count * k.bytes / each) for k in additions(programs)]
-    wire = sum_seconds(4 * size, target, layout.devices, layout.exact)
+    wire = sum_seconds(4 * size, target, layout.groups, layout.exact)
     if wire:
-        sent = 8 * size * (layout.devices - 1) / layout.devices
+        sent = 8 * size * (layout.groups - 1) / layout.groups
         made.append(dataclasses.replace(_RING, seconds=wire, bytes=sent))
     return made
+
+
+def within(target: Target, programs: StepPrograms, answers: Answers, timed: list[Kernel]) -> list[Kernel]:
+    """The kernels of a replica, `timed`; where a group computes it, what its devices send each other takes
+    the place of what collectives move in memory, as if nothing were computed at the same time."""
+    shards, sent = programs.shards, answers["replica"].wire_bytes
+    if shards == 1 or not sent:
+        return timed
+    seconds = sum_seconds(sent * shards / (2 * (shards - 1)), target, shards, exact=False)
+    ring = dataclasses.replace(_RING, seconds=seconds, bytes=sent)
+    return [*(kernel for kernel in timed if kernel.kind != "collective"), ring]
 
 
 def finished(

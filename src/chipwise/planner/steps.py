@@ -43,6 +43,8 @@ class Programs(Protocol):
     def reduce(self) -> ReduceRequest | None: ...
     @property
     def exact(self) -> bool: ...
+    @property
+    def shards(self) -> int: ...
 
 
 PLATFORM = {"GPU": "cuda", "TPU": "tpu"}
@@ -100,6 +102,8 @@ def _requests(
     platform = PLATFORM[target.chip.kind]
     speeds = device_speeds(target.chip) if platform == "tpu" else (None, None)
     options = compiler_options(platform, programs.exact)
+    if programs.shards > 1 and platform == "cuda":
+        one = one | {"topology": f"1x1x{programs.shards}"}  # of TPUs it is the slice in any case
     asked = [
         Request(p.name, one, body, flat_positions(p.specs, p.donate), *speeds, platform, options)
         for p, body in zip(programs.programs, bodies, strict=True)
