@@ -72,10 +72,13 @@ def compile_steps(
         except DeviceError as error:
             yield i, {"replica": Compiled("replica", fact(error.code, **error.facts))}
             continue
-        bodies = exported.setdefault((id(programs), Kernels.of(target.chip)), [])
+        chip = target.chip
+        if programs.shards > 1 and platform == "cuda":  # cuDNN's attention wants the devices themselves
+            chip = dataclasses.replace(chip, year=None)  # so blocks stand in
+        bodies = exported.setdefault((id(programs), Kernels.of(chip)), [])
         if not bodies:
             try:
-                with traced_for(target.chip):
+                with traced_for(chip):
                     bodies += _exported(programs, platform)
             except Exception as error:  # it traces, but has no form for such a chip
                 yield i, {"replica": refusal("replica", str(error), platform=platform)}
