@@ -13,7 +13,7 @@ import json
 import numpy as np
 from benchmarks.plan_accuracy.__main__ import stored
 from benchmarks.plan_accuracy.rows import FOLDER, rows
-from benchmarks.plan_fit import factors
+from benchmarks.plan_fit import WIDER, factors
 
 TARGET = FOLDER.parents[1] / "src/chipwise/planner/allowances.json"
 
@@ -23,8 +23,11 @@ def main() -> None:
     known = [r for r in rows("fit", "TPU") if "value" in answers.get(r.row, {})]
     ratios = {r.row: round(r.measured / answers[r.row]["value"], 3) for r in known}
     low, high = factors([str(row) for row in ratios], [float(np.log(ratio)) for ratio in ratios.values()])
+    spans = {"known_chip": (low, high), "other": (low**WIDER, high**WIDER)}
+    chips = sorted({row.target.chip.name for row in known})
     about = "Written by benchmarks/plan_fit_tpu.py; not by hand. Of the rows: predicted over measured."
-    found = {"about": about, "tpu": {"interval_90": [round(low, 3), round(high, 3)], "rows": ratios}}
+    rounded = {name: [round(end, 3) for end in ends] for name, ends in spans.items()}
+    found = {"about": about, "tpu": {"interval_90": rounded, "chips": chips, "rows": ratios}}
     TARGET.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(f"nine of ten between {low:.2f} and {high:.2f} of what is predicted; of the rows: {ratios}")
 

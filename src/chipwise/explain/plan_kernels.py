@@ -101,7 +101,7 @@ def would_help(kernel: Mapping[str, Any], reached: float | None, precision: Any)
         if precision in ("f32", "tf32") and kernel["dtype"] not in ("f16", "f64"):
             return fact("kernel-precision", precision=precision)
         if reached is not None and reached < GOOD_SHARE:
-            return fact("kernel-shape", reached=reached)
+            return fact("kernel-heads" if kind == "attention" else "kernel-shape", reached=reached)
         return fact("kernel-computes")
     if kind == "copy":
         return fact("kernel-copy")

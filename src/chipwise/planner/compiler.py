@@ -100,8 +100,8 @@ class Compiled:
         if not self.places or list(places) == self.places:
             return self
         same = len(places) == len(self.places)
-        moved = dict(zip(self.places, places, strict=True)) if same else {}
-        return replace(self, kernels=[replace(k, line=moved.get(k.line, "")) for k in self.kernels])
+        moved = dict(zip(self.places, places, strict=True)) if same else dict.fromkeys(self.places, "")
+        return replace(self, kernels=[replace(k, line=moved.get(k.line, k.line)) for k in self.kernels])
 
     def json(self) -> dict[str, Any]:
         return asdict(self)

@@ -26,9 +26,9 @@ ARITHMETIC = 4.0
 PRODUCTS = ("matmul", "convolution")
 
 _FITTED = json.loads(files(__package__).joinpath("allowances.json").read_text(encoding="utf-8"))["tpu"]
-FACTORS: tuple[float, float] = tuple(_FITTED["interval_90"])
-"""On the predicted time, between which nine of ten measurements of nets and chips like the fitted ones should
-lie (`benchmarks/plan_fit_tpu.py`)."""
+FACTORS: dict[str, list[float]] = _FITTED["interval_90"]
+"""On the predicted time, between which nine of ten measurements should lie: on a "known_chip", of which rows
+were fitted, and on an "other" one (`benchmarks/plan_fit_tpu.py`)."""
 
 
 def timed(kernels: Sequence[Kernel], chip: Chip, passes: int = 1) -> list[Kernel]:
@@ -63,7 +63,7 @@ def interval(kernels: Sequence[Kernel], chip: Chip, passes: int = 1) -> tuple[fl
         else min(kernel.seconds, kernel.count * max(kernel.bytes / bandwidth, kernel.flops / peak))
         for kernel in kernels
     )
-    low, high = FACTORS
+    low, high = FACTORS["known_chip" if chip.name in _FITTED["chips"] else "other"]
     return (min(low, math.sqrt(least / whole)) if whole else low), high
 
 
