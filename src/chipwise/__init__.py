@@ -51,6 +51,8 @@ if _TYPE_CHECKING:
     from .errors import RecipeError as RecipeError
     from .errors import RunError as RunError
     from .errors import Stopped as Stopped
+    from .explain.notebook import compare as compare
+    from .explain.notebook import report as report
     from .interop import equinox as equinox
     from .interop import keras as keras
     from .interop import linen as linen
@@ -120,6 +122,7 @@ _NAMES = {
     ".engine.stepper": "Stepper",
     ".errors": "CheckpointError ChipwiseError DataError DeviceError DivergedError HostLost RecipeError "
     "RunError Stopped",
+    ".explain.notebook": "compare report",
     ".interop": "equinox keras linen nnx read torch",
     ".interop.nnx": "functional",
     ".machine.detect": "detect simulate",

@@ -18,28 +18,33 @@ SECONDS_BETWEEN_LINES = 10.0  # between plain lines, so that a log file stays re
 class Reporter:
     """Writes to standard error, so that standard output stays free for `--json`.
 
-    *Arguments:* `kind`: `"bar"`, `"lines"`, `"none"` (warnings only), `"silent"` or `"auto"` (a bar on a
-    terminal, else lines).
+    *Arguments:* `kind`: `"bar"`, `"live"` (one line, written over), `"lines"`, `"none"` (warnings only),
+    `"silent"` or `"auto"` (a bar on a terminal, a live line in a notebook, else lines).
     """
 
     def __init__(self, kind: str = "auto"):
         self.console = Console(stderr=True, highlight=False, soft_wrap=True)
         if kind == "auto":
             kind = "bar" if self.console.is_terminal and sys.stderr.isatty() else "lines"
+            if type(sys.stderr).__module__.startswith("ipykernel"):
+                kind = "live"
         self.kind = kind
         self._bar: Progress | None = None
         self._task: Any = None
         self._last = -SECONDS_BETWEEN_LINES
         self._unsaid: dict[str, Any] = {}
+        self._live = 0  # letters of the line that is written over
         self._began = time.perf_counter()
 
     def say(self, text: str | Fact, style: str | None = None) -> None:
         """One line, above the bar if there is one."""
+        self._end_live()
         if self.kind not in ("none", "silent"):
             self.console.print(str(text), style=style, markup=False)
 
     def warn(self, text: str | Fact) -> None:
         """One line, whatever the kind: who wants no progress still wants to know what went wrong."""
+        self._end_live()
         if self.kind != "silent":
             self.console.print(f"warning: {text}", style="yellow", markup=False)
 
@@ -71,6 +76,11 @@ class Reporter:
         text = _numbers(self._unsaid)
         if self._bar is not None:
             self._bar.update(self._task, completed=row["step"], text=text)
+        elif self.kind == "live":
+            line = f"step {row['step']}/{self._total}  {text}{self._eta(row['step'], time.perf_counter())}"
+            sys.stderr.write(f"\r{line:{self._live}}")
+            sys.stderr.flush()
+            self._live = len(line)
         elif self.kind == "lines":
             now = time.perf_counter()
             last = row["step"] >= self._total
@@ -78,7 +88,13 @@ class Reporter:
                 self._last, self._unsaid = now, {}
                 self.say(f"step {row['step']}/{self._total}  {text}{self._eta(row['step'], now)}")
 
+    def _end_live(self) -> None:
+        if self._live:
+            sys.stderr.write("\n")
+            self._live = 0
+
     def stop(self) -> None:
+        self._end_live()
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

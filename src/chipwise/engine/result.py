@@ -93,6 +93,12 @@ class Result:
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in skipped}
         return json.loads(json.dumps(values, default=_plain), parse_constant=lambda _: None)
 
+    def _repr_html_(self) -> str:
+        """In a notebook: the curves, and what the run came to."""
+        from ..explain.notebook import of_result
+
+        return of_result(self)
+
     def to_torch(self, module: Any) -> Any:
         """Writes the trained weights into the PyTorch `module` that the task was made of, and returns it."""
         from ..interop.torch import to_module

@@ -33,7 +33,7 @@ from .compiler import Progress
 from .feeding import HostSpeed, feeding, measured, recorded
 from .interruptions import Rate, interrupted, stated, unknown
 from .kernels import costliest
-from .plans import Feeding, Memory, Plan, Range, costs
+from .plans import Feeding, Memory, Plan, Plans, Range, costs
 from .predicting import Predictions
 from .programs import StepPrograms, available, equations, largest_batch, nbytes, step_programs, tracing
 from .timing import StepTime, at_least, compilation, run_time
@@ -57,7 +57,7 @@ def plan(
     cache: str | os.PathLike | None = None,
     progress: Progress | None = None,
     ready: Callable[[Plan], None] | None = None,
-) -> list[Plan]:
+) -> Plans:
     """Predicts `recipe` on each target of `on`, in that order.
 
     Touches no accelerator and writes nothing outside its cache.
@@ -107,7 +107,7 @@ def plan(
         made[one.target] = one
         if ready is not None:
             ready(one)
-    return [made[target.name] for target in targets]
+    return Plans(made[target.name] for target in targets)
 
 
 def _trainings(

@@ -227,6 +227,10 @@ class Plan:
             return None
         return self.examples_per_second.inverse(cost.usd_per_hour / 3600 * 1e6)
 
+    def _repr_html_(self) -> str:
+        """In a notebook: what `chipwise plan` prints."""
+        return Plans([self])._repr_html_()
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; the derived ones (`fits`, `needed`, cheapest prices) are included."""
         plan = plain(self)
@@ -239,3 +243,12 @@ class Plan:
             each = (self.cheapest(), self.cheapest(spot=True))
             plan["usd_per_million"] = [plain(cost and self.per_million(cost)) for cost in each]
         return plan
+
+
+class Plans(list[Plan]):
+    """Plans of one recipe: a list that shows its verdict and its table in a notebook."""
+
+    def _repr_html_(self) -> str:
+        from ..explain.notebook import of_plans
+
+        return of_plans(self)

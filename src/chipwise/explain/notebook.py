@@ -1,0 +1,168 @@
+"""How results show themselves in a notebook: HTML with its style inside; scripts, notebooks would strip.
+
+What the terminal would show comes in its colours; above it stand the curves, as pictures.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+
+from . import terminal
+from .charts import Curve, Panel, Plot, panel
+
+if TYPE_CHECKING:
+    from ..engine.result import Result
+    from ..planner.plans import Plan
+
+COLORS = {"train": "#2f6db5", "eval": "#c9741a"}  # on light paper and on dark
+_GREY = "#8a94a0"
+_COLUMNS = 116
+_CURVES = 4  # pictures of a result or a report
+_BOX = "overflow-x:auto;line-height:1.35;font-family:ui-monospace,Menlo,Consolas,monospace;font-size:12px"
+
+
+class Shown(dict):
+    """A document, as `--json` prints it, that shows itself in a notebook.
+
+    *Fields:* `parts`, what the terminal shows of it; `curves` by name, such as "train/loss".
+    """
+
+    def __init__(
+        self,
+        document: Mapping[str, Any],
+        parts: Iterable[RenderableType],
+        curves: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+    ):
+        super().__init__(document)
+        self.parts, self.curves = list(parts), dict(curves or {})
+
+    def _repr_html_(self) -> str:
+        return pictures(self.curves) + written(self.parts)
+
+
+def report(run: str | os.PathLike, recipe: str | None = None) -> Shown:
+    """What `chipwise report` says of a run folder or a study: a dict, shown as text and curves in a notebook.
+
+    Raises `RunError` for a folder that is neither.
+    """
+    from .report.story import report as story
+    from .report.text import parts
+
+    document = story(run, recipe)
+    curves = document.get("curves") if document["kind"] == "run" else None
+    points = {name: [(p[0], p[3]) for p in rows] for name, rows in (curves or {}).items()}
+    return Shown(document, parts(document), points)
+
+
+def compare(*sources: str | os.PathLike, baseline: str | None = None, target: str | None = None) -> Shown:
+    """What `chipwise compare` says of records, runs, studies and plans: a dict, shown as text in a notebook.
+
+    *Arguments:* `sources`: paths, `LABEL=PATH`, or `published`; `baseline`: a label; `target`: such as
+    `"eval/accuracy=0.94"`. Raises `DataError`, `RunError` or `RecipeError`.
+    """
+    from ..chips.prices import load
+    from .compare.document import document
+    from .compare.figures import parse
+    from .compare.table import parts
+    from .sources import read, unpublished
+
+    given = [os.fspath(source) for source in sources]
+    rows = read(given)
+    made = document(
+        rows,
+        prices=load(None),
+        baseline=baseline,
+        target=None if target is None else parse(target),
+        notes=unpublished(given, rows),
+    )
+    return Shown(made, parts(made))
+
+
+def of_plans(plans: Sequence[Plan]) -> str:
+    """The verdict over plans of one recipe, and their table."""
+    from .plan import parts
+
+    return written(parts(plans)) if plans else ""
+
+
+def of_result(result: Result) -> str:
+    """The curves of a run and what it came to."""
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for row in result.history:
+        for name, value in row.items():
+            if name.startswith(("train/", "eval/")) and isinstance(value, float):
+                curves.setdefault(name, []).append((row["step"], value))
+    metrics = [(n, f"{v:.4g}") for n, v in result.metrics.items() if isinstance(v, (int, float))]
+    rate = result.examples_per_second
+    speed = [] if rate is None else [("examples/s", f"{rate:,.0f}")]
+    told = [("recipe", result.recipe), ("steps", f"{result.steps:,}"), *metrics, *speed]
+    return pictures(curves) + written([terminal.grid([*told, ("fingerprint", result.fingerprint)])])
+
+
+def written(parts: Iterable[RenderableType]) -> str:
+    """Parts as the terminal would show them, colours inside."""
+    console = Console(
+        file=io.StringIO(), record=True, width=_COLUMNS, highlight=False, color_system="standard"
+    )
+    for part in parts:
+        console.print(part, markup=False, soft_wrap=not isinstance(part, Table))
+    text = console.export_html(inline_styles=True, code_format="{code}").replace("color: #000000; ", "")
+    return f'<pre style="white-space:pre-wrap;{_BOX}">{text}</pre>'
+
+
+def pictures(curves: Mapping[str, Sequence[tuple[float, float | None]]]) -> str:
+    """One picture for each metric, its training and its evaluation together."""
+    names = list(dict.fromkeys(name.partition("/")[2] for name in curves))
+    drawn = []
+    for name in sorted(names, key=lambda name: (name != "loss", name != "accuracy", name))[:_CURVES]:
+        both = [(part, curves.get(f"{part}/{name}", ())) for part in COLORS]
+        lines = [Curve(part, part, [(x, y) for x, y in points if y is not None]) for part, points in both]
+        if (one := panel(name, lines, y_log="loss" in name)) is not None:
+            drawn.append(_picture(one))
+    return f'<div style="display:flex;flex-wrap:wrap;gap:12px">{"".join(drawn)}</div>' if drawn else ""
+
+
+def _picture(one: Panel) -> str:
+    plot = dict(one.sizes)["narrow"]
+    title = f'<text x="{plot.left:.0f}" y="10" font-weight="600">{html.escape(one.title)}</text>'
+    key = "".join(
+        f'<text x="{plot.right - 44 * i:.0f}" y="10" text-anchor="end" fill="{COLORS[style]}">{name}</text>'
+        for i, (name, style) in enumerate(reversed(one.key.items()))
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{plot.width}" height="{plot.height}" role="img" '
+        f'viewBox="0 0 {plot.width} {plot.height}" font-family="system-ui,sans-serif" font-size="11" '
+        f'fill="{_GREY}" aria-label="{html.escape(one.words)}">{_axes(plot)}{title}{key}{_lines(plot)}</svg>'
+    )
+
+
+def _axes(plot: Plot) -> str:
+    drawn = [
+        f'<line x1="{plot.left:.1f}" x2="{plot.right:.1f}" y1="{tick.at:.1f}" y2="{tick.at:.1f}" '
+        f'stroke="{_GREY}" stroke-opacity="0.25"/><text x="{plot.left - 6:.1f}" y="{tick.at + 4:.1f}" '
+        f'text-anchor="end">{html.escape(tick.label)}</text>'
+        for tick in plot.y_ticks
+    ]
+    under = f'y="{plot.bottom + 16:.1f}" text-anchor="middle"'
+    drawn += [f'<text x="{tick.at:.1f}" {under}>{html.escape(tick.label)}</text>' for tick in plot.x_ticks]
+    middle = (plot.left + plot.right) / 2
+    return (
+        "".join(drawn) + f'<text x="{middle:.1f}" y="{plot.bottom + 32:.1f}" text-anchor="middle">step</text>'
+    )
+
+
+def _lines(plot: Plot) -> str:
+    drawn = []
+    for line in plot.lines:
+        color = COLORS[line.style]
+        if line.path:
+            drawn.append(f'<path d="{line.path}" fill="none" stroke="{color}" stroke-width="1.8"/>')
+        drawn += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{color}"/>' for x, y in line.dots]
+    return "".join(drawn)

@@ -1,0 +1,44 @@
+"""What results show in a notebook: nothing that a notebook strips, and nothing of a name that would run."""
+
+import xml.etree.ElementTree as ET
+
+import chipwise as cw
+import tasks
+from chipwise.explain import notebook
+from chipwise.planner.plans import Plans
+from planner import documents
+
+
+def parsed(text):
+    """As XML, which knows of no unclosed tag; no script, link or style sheet in it."""
+    tree = ET.fromstring(f"<div>{text}</div>")
+    tags = {element.tag.rpartition("}")[2] for element in tree.iter()}
+    assert not tags & {"script", "style", "link", "iframe", "img"}
+    assert not any(name.startswith("on") for element in tree.iter() for name in element.attrib)
+    return tree, tags
+
+
+def test_a_result_shows_its_curves_and_what_it_came_to(tmp_path):
+    result = cw.fit(tasks.recipe(), on=cw.On(devices=1), progress="none", run=tmp_path / "run")
+    tree, tags = parsed(result._repr_html_())
+    text = "".join(tree.itertext())
+    assert {"svg", "path", "pre"} <= tags and result.fingerprint in text
+    assert f"{result.metrics['train/loss']:.4g}" in text
+    told = cw.report(tmp_path / "run")
+    assert told["kind"] == "run" and "svg" in parsed(told._repr_html_())[1]
+
+
+def test_plans_show_their_table():
+    plans = Plans(documents.plans())
+    tree, _ = parsed(plans._repr_html_())
+    text = "".join(tree.itertext())
+    assert all(plan.target in text for plan in plans) and notebook.of_plans([]) == ""
+    assert plans[0].target in plans[0]._repr_html_()
+
+
+def test_names_of_others_are_text():
+    hostile = "<script>alert(1)</script>"
+    tree, _ = parsed(
+        notebook.written([hostile]) + notebook.pictures({f"train/{hostile}": [(1, 2.0), (2, 1.0)]})
+    )
+    assert hostile in "".join(tree.itertext())
