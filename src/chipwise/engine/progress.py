@@ -33,18 +33,16 @@ class Reporter:
         self._task: Any = None
         self._last = -SECONDS_BETWEEN_LINES
         self._unsaid: dict[str, Any] = {}
-        self._live = 0  # letters of the line that is written over
+        self._live: Any = None  # the line that is written over
         self._began = time.perf_counter()
 
     def say(self, text: str | Fact, style: str | None = None) -> None:
         """One line, above the bar if there is one."""
-        self._end_live()
         if self.kind not in ("none", "silent"):
             self.console.print(str(text), style=style, markup=False)
 
     def warn(self, text: str | Fact) -> None:
         """One line, whatever the kind: who wants no progress still wants to know what went wrong."""
-        self._end_live()
         if self.kind != "silent":
             self.console.print(f"warning: {text}", style="yellow", markup=False)
 
@@ -77,10 +75,9 @@ class Reporter:
         if self._bar is not None:
             self._bar.update(self._task, completed=row["step"], text=text)
         elif self.kind == "live":
-            line = f"step {row['step']}/{self._total}  {text}{self._eta(row['step'], time.perf_counter())}"
-            sys.stderr.write(f"\r{line:{self._live}}")
-            sys.stderr.flush()
-            self._live = len(line)
+            self._write_over(
+                f"step {row['step']}/{self._total}  {text}{self._eta(row['step'], time.perf_counter())}"
+            )
         elif self.kind == "lines":
             now = time.perf_counter()
             last = row["step"] >= self._total
@@ -88,13 +85,17 @@ class Reporter:
                 self._last, self._unsaid = now, {}
                 self.say(f"step {row['step']}/{self._total}  {text}{self._eta(row['step'], now)}")
 
-    def _end_live(self) -> None:
-        if self._live:
-            sys.stderr.write("\n")
-            self._live = 0
+    def _write_over(self, line: str) -> None:
+        """The one line of a notebook's cell."""
+        from IPython.display import display
+
+        shown = {"text/plain": line}
+        if self._live is None:
+            self._live = display(shown, raw=True, display_id=True)
+        else:
+            self._live.update(shown, raw=True)
 
     def stop(self) -> None:
-        self._end_live()
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

@@ -109,8 +109,9 @@ def of_result(result: Result) -> str:
 def written(parts: Iterable[RenderableType]) -> str:
     """Parts as the terminal would show them, colours inside."""
     console = Console(
-        file=io.StringIO(), record=True, width=_COLUMNS, highlight=False, color_system="standard"
-    )
+        file=io.StringIO(), record=True, width=_COLUMNS, highlight=False, color_system="standard",
+        force_jupyter=False,
+    )  # fmt: skip
     for part in parts:
         console.print(part, markup=False, soft_wrap=not isinstance(part, Table))
     text = console.export_html(inline_styles=True, code_format="{code}").replace("color: #000000; ", "")
