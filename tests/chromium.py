@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -58,8 +59,13 @@ def look(pages: dict[str, str], script: Path, folder: Path) -> list[Seen]:
 
 
 async def _look(pages, script, folder):
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        return await _looks(pages, script, folder, Path(profile))
+
+
+async def _looks(pages, script, folder, profile):
     seen = []
-    async with _tab(folder / "profile") as ask:
+    async with _tab(profile) as ask:
         await ask("Page.enable")
         # Not the look that the page before chose
         await ask("Page.addScriptToEvaluateOnNewDocument", source="localStorage.clear()")
