@@ -30,6 +30,7 @@ from ..words.facts import Fact, fact
 from . import step_time, steps, steps_here
 from .advice import advice, decisive, does_not_fit, lacks, room
 from .compiler import Progress
+from .cutting import TOO_LARGE, too_large
 from .feeding import HostSpeed, feeding, measured, recorded
 from .interruptions import Rate, interrupted, stated, unknown
 from .kernels import costliest
@@ -136,7 +137,8 @@ def _trainings(
 
     searched: list[tuple[Target, StepPrograms, StepTime]] = []
     for target, programs, step in question.timed(cases, progress):
-        if largest or (step.memory is not None and not step.memory.fits):
+        above = step.problem is not None and step.problem.code == TOO_LARGE
+        if not above and (largest or (step.memory is not None and not step.memory.fits)):
             searched.append((target, programs, step))
         else:
             yield question.plan(target, programs, step)
@@ -195,10 +197,14 @@ class _Question:
         self, cases: Sequence[tuple[Target, StepPrograms]], progress: Progress | None = None
     ) -> Iterator[tuple[Target, StepPrograms, StepTime]]:
         """Each case with its step, as it is known."""
-        asked = [case for case in cases if case[0].chip.kind != "CPU"]
+        asked = []
         for target, programs in cases:
             if target.chip.kind == "CPU":
                 yield target, programs, _timed(target, programs, {})
+            elif step := too_large(target, programs, self.state):
+                yield target, programs, step
+            else:
+                asked.append((target, programs))
         for place, answers in steps.compile_steps(asked, cache=self.cache, progress=progress):
             target, programs = asked[place]
             yield target, programs, _timed(target, programs, answers)

@@ -21,6 +21,7 @@ from ..recipe.recipe import Recipe
 from ..words.facts import fact
 from .compiler import Compiled, Progress, Request, compile_each, refusal
 from .compilers import COMPILERS
+from .cutting import sizes
 from .exporting import Exported, ReduceRequest, export_program, flat_positions
 from .plans import Memory, unique
 from .programs import StepPrograms, Traceable, dtypes, held
@@ -106,14 +107,25 @@ def _requests(
     speeds = device_speeds(target.chip) if platform == "tpu" else (None, None)
     options = compiler_options(platform, programs.exact)
     if programs.shards > 1 and platform == "cuda":
-        one = one | {"topology": f"1x1x{programs.shards}"}  # of TPUs it is the slice in any case
+        one = one | {"topology": f"1x1x{programs.shards}"}
+    elif programs.shards > 1:
+        one = _spanning(target, programs.shards, whole)
     asked = [
         Request(p.name, one, body, flat_positions(p.specs, p.donate), *speeds, platform, options)
         for p, body in zip(programs.programs, bodies, strict=True)
     ]
     if programs.reduce is not None:
-        asked.append(Request("reduce", whole, programs.reduce, (), *speeds, platform))
+        over = whole if platform == "cuda" else _spanning(target, programs.reduce.devices, whole)
+        asked.append(Request("reduce", over, programs.reduce, (), *speeds, platform))
     return asked
+
+
+def _spanning(target: Target, devices: int, whole: Topology) -> Topology:
+    """The slice of so many devices of a TPU: its compiler crashes at a program that spans a part of what
+    it compiles for. `whole` where no slice has as many."""
+    if devices in (1, target.devices):
+        return whole
+    return next((topologies(other)[1] for other in sizes(target) if other.devices == devices), whole)
 
 
 def topologies(target: Target) -> tuple[Topology, Topology]:

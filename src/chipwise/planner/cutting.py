@@ -1,0 +1,90 @@
+"""A model that no device holds whole: which target holds it, and over how many devices it is cut.
+
+What a parameter keeps on its device is known from shapes: itself, its gradient and sum, the optimizer's
+state. Where that alone is more than a device has, nothing is compiled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import jax
+
+from ..chips.targets import MOST_CHIPS, SLICES, Target, parse
+from ..engine.layout import shares, usable
+from ..engine.state import TrainState
+from ..errors import ChipwiseError
+from ..recipe.recipe import Recipe
+from ..words.facts import Fact, fact
+from .programs import StepPrograms, available, held, nbytes, waiting
+from .timing import StepTime
+
+TOO_LARGE = "state-above-device"
+"""The code of the answer."""
+
+
+def too_large(target: Target, programs: StepPrograms, state: TrainState) -> StepTime | None:
+    """The answer where the state alone is more than a device of `target` has; `None` where it may fit.
+
+    *Arguments:* `state`, whole, as shapes.
+    """
+    memory = held(programs, target, 0, 0, 0)
+    if memory is None or memory.fits:
+        return None
+    return StepTime(
+        method="compiled",
+        flops=0.0,
+        wire_bytes=0.0,
+        memory=memory,
+        dtypes=frozenset(),
+        notes=(),
+        problem=fact(
+            TOO_LARGE,
+            needed=memory.needed,
+            available=memory.available,
+            shards=programs.layout.shards,
+            way=_way(programs.recipe, state, target, programs.layout.exact),
+        ),
+    )
+
+
+def _way(recipe: Recipe, state: TrainState, target: Target, exact: bool) -> Fact:
+    """How it could be cut: on this target, or on the smallest of the same chip that holds it."""
+    for other in (target, *sizes(target)):
+        found = smallest_cut(recipe, state, other, exact)
+        if found is not None:
+            shards, needed = found
+            code = "state-cut" if other is target else "state-cut-elsewhere"
+            return fact(code, target=other.name, shards=shards, needed=needed)
+    return fact("state-cut-nowhere", chip=target.chip.name)
+
+
+def smallest_cut(recipe: Recipe, state: TrainState, target: Target, exact: bool) -> tuple[int, int] | None:
+    """The fewest shards with which the state fits on a device of `target`, and its bytes there."""
+    room = available(target)[0]
+    kept = nbytes((state.params, state.frozen, state.optimizer, state.ema))
+    size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(state.params))
+    for shards in (2**n for n in range(1, target.devices.bit_length())):
+        if target.devices % shards or (recipe.batch // recipe.replicas) % shards:
+            continue
+        groups = usable(shares(recipe, exact), target.devices // shards, exact)
+        sums, _ = waiting(recipe.block_count // groups if exact else 1, size // shards)
+        needed = kept // shards + sums
+        if room is not None and needed <= room:
+            return shards, needed
+    return None
+
+
+def sizes(target: Target) -> Iterator[Target]:
+    """Every target of the same chip, from the smallest."""
+    short = target.chip.names[0]
+    if target.chip.kind == "TPU":
+        names = [f"{short}-{size}" for size in SLICES[short]]
+    else:
+        names = [f"{short}:{2**n}" for n in range(MOST_CHIPS.bit_length())]
+    for name in names:
+        try:
+            yield parse(name)
+        except ChipwiseError:  # of GPUs, no whole hosts
+            continue

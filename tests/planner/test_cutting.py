@@ -1,0 +1,59 @@
+"""A model that no device holds whole: refused before anything is compiled, with how it should be cut."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import pytest
+
+import chipwise as cw
+import tasks
+from chipwise.chips.targets import parse
+from chipwise.engine.state import abstract_state
+from chipwise.planner.cutting import TOO_LARGE, smallest_cut
+from chipwise.planner.programs import available
+
+GIB = 1 << 30
+
+
+def large(gigabytes, **changes):
+    """A recipe whose parameters take so much, and whose state five times that: never made, only looked at."""
+
+    def init(key):
+        params, state = tasks.init(key)
+        return {**params, "wide": jnp.zeros((gigabytes * 2**18, 2**10))}, state
+
+    settings = {"task": tasks.task(init=init), "batch": 1024, "replicas": 8, "optimizer": cw.adam(lr=0.1)}
+    return tasks.recipe(**{**settings, **changes})
+
+
+def plans(recipe, names):
+    return {one.target: one for one in cw.plan(recipe, names)}
+
+
+def test_what_no_device_holds_is_refused_with_its_cut_and_compiles_nothing(monkeypatch):
+    monkeypatch.setattr("chipwise.planner.steps.compile_each", None)
+    found = plans(large(40), ["v5e-8", "v5e-32", "h100:8"])
+    ways = {name: one.problem.numbers["way"] for name, one in found.items()}
+    assert {one.problem.code for one in found.values()} == {TOO_LARGE}
+    assert {name: way.code for name, way in ways.items()} == {
+        "v5e-8": "state-cut-elsewhere", "v5e-32": "state-cut", "h100:8": "state-cut",
+    }  # fmt: skip
+    assert ways["v5e-8"].numbers["target"] == "v5e-32" and ways["v5e-32"].numbers["shards"] == 16
+    assert ways["h100:8"].numbers["shards"] == 4
+    assert all(str(one.problem) for one in found.values())
+
+
+@pytest.mark.parametrize(("name", "shards"), [("v5e-64", 8), ("v5p-16", 2), ("v6e-16", 4)])
+def test_the_fewest_that_hold_it(name, shards):
+    recipe, target = large(20), parse(name)
+    found = smallest_cut(recipe, abstract_state(recipe), target, True)
+    assert found is not None and found[0] == shards
+    assert found[1] <= available(target)[0] < 2 * found[1] + 20 * GIB
+    wide = dataclasses.replace(recipe, batch=8)  # a replica's one example is cut over no devices
+    assert smallest_cut(wide, abstract_state(wide), target, True) is None
+
+
+def test_what_nothing_holds():
+    recipe = large(20_000)
+    (one,) = cw.plan(recipe, ["v5e-8"])
+    assert one.problem.numbers["way"].code == "state-cut-nowhere"
