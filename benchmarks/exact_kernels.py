@@ -21,7 +21,7 @@ def figures(name, precision, target, exact):
     recipe = load(name, [f"precision={precision}", "replicas=1", "batch=64"], synthetic=True)
     (plan,) = cw.plan(recipe, on=[target], exact=exact)
     if plan.step_seconds is None:
-        return None, plan.problem.code
+        return plan.problem.code, plan.problem.code
     products = sum(kernel.seconds for kernel in plan.kernels if kernel.kind in PRODUCTS)
     return 1e3 * products, 1e3 * plan.step_seconds.value
 
