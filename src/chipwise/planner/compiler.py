@@ -190,8 +190,9 @@ def compile_each(
         progress(0, len(missing), "", None)
     for number, (key, answer) in enumerate(_ask_each(missing, compilers, folder), 1):
         done += missing[key].size
+        answer = replace(answer, places=list(missing[key].program.places))
         if not answer.died or answer.problem["signal"] not in _FROM_OUTSIDE:  # type: ignore[index]
-            text = json.dumps(replace(answer, places=list(missing[key].program.places)).json())
+            text = json.dumps(answer.json())
             replace_text(folder / f"{key}.json", text, "plan-cache-unwritable")
         if progress is not None:
             left = (time.monotonic() - start) * (whole - done) / done
