@@ -2,7 +2,8 @@
 
     python -m benchmarks.plan_fit_tpu    # writes src/chipwise/planner/allowances.json
 
-A TPU's step is timed by its own compiler, and nothing is fitted to that time. How far measurements lie from
+A TPU's step is timed by its own compiler, and by memory's bandwidth where it only moves data
+(`planner.tpu_timing`): nothing here is fitted to that time. How far measurements lie from
 it is read off what `benchmarks.plan_accuracy` answered for these rows.
 """
 

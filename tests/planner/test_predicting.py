@@ -82,6 +82,9 @@ def test_what_cannot_be_planned_is_refused():
         cw.plan(recipe(), on=["t4"], predict=0)
     with refused(cw.RecipeError, "plan-predict-largest"):
         cw.plan(recipe(), on=["t4"], predict=5, find_largest_batch=True)
+    for more in ({"spot": True}, {"interruptions": "1/d"}):
+        with refused(cw.RecipeError, "plan-predict-spot"):
+            cw.plan(recipe(), on=["t4"], predict=5, **more)
     with refused(cw.RecipeError, "task-without-predict"):
         cw.plan(tasks.recipe(), on=["t4"], predict=5)
 

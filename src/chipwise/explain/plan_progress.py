@@ -43,7 +43,8 @@ class Telling:
             cost = one.cheapest()
             price = "" if cost is None else f", {dollars(cost.usd.value)} {cost.cloud}"
             speeds = {"seconds": one.step_seconds.value, "rate": one.examples_per_second.value}
-            told = fact("plan-ready", price=price, **speeds, **numbers)
+            code = "plan-ready" if one.predicts is None else "plan-ready-predicts"
+            told = fact(code, price=price, **speeds, **numbers)
         if self.waiting is None:
             self.say(told)
         else:

@@ -156,7 +156,7 @@ def _ends(
 
 
 def unknown(plan: Plan, spot: bool) -> tuple[Fact, ...]:
-    """That nobody published how often the machines are taken away whose spot price the plan has."""
+    """That `interruptions.csv` does not say how often the machines are taken away whose spot price it is."""
     cost = plan.cheapest(spot=True)
     if not spot or cost is None or plan.interrupted is not None or plan.wall_seconds is None:
         return ()

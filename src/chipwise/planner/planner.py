@@ -100,6 +100,8 @@ def plan(
     else:
         if find_largest_batch:
             raise RecipeError("plan-predict-largest")
+        if spot or interruptions is not None:
+            raise RecipeError("plan-predict-spot")
         if host is None and measure_feed:
             question = dataclasses.replace(question, host=measured(recipe.task.train))
         plans = question.predictions(predict).plans(targets, progress)

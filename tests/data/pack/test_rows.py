@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from chipwise.data import PackedFolder
 from chipwise.data.pack import tfrecord
 from chipwise.data.pack.job import pack
+from chipwise.data.pack.rows import labels_of
 from chipwise.data.sources import materialize
 from chipwise.errors import DataError
 from pictures import encoded, smooth
@@ -196,3 +197,35 @@ def test_webdataset(tmp_path, expected, ending):
     cut.write_bytes(cut.read_bytes()[:700])
     with refused(DataError, "webdataset-cut", path=cut, offset=0):
         pack(tmp_path, tmp_path.parent / f"{tmp_path.name}-cut")
+
+
+@pytest.mark.parametrize("told", [b"--5", "²".encode(), b"9" * 5000])
+def test_a_class_that_is_nearly_a_number_is_a_name(tmp_path, told):
+    tar(tmp_path / "a.tar", [("0.jpeg", IMAGES[0]), ("0.cls", told)])
+    _, found = packed(pack(tmp_path / "a.tar", tmp_path / "out"))
+    assert found["label"].tolist() == [0]
+
+
+def test_labels_of_several_numbers_are_vectors_and_of_several_lengths_are_refused():
+    pairs = [np.asarray([1, 2]), np.asarray([3, 4])]
+    found, classes = labels_of({"train": pairs})
+    assert found["train"]["label"].tolist() == [[1, 2], [3, 4]] and classes == ()
+    with refused(DataError, "rows-label-kind"):
+        labels_of({"train": [*pairs, np.asarray([5])]})
+
+
+def test_floats_that_are_none_are_no_example():
+    feature = field(2, varint(1 << 3) + varint(5))  # a list of floats with a varint in it
+    data = field(1, field(1, field(1, b"x") + field(2, feature)))
+    with contextlib.suppress(ValueError):
+        assert tfrecord.example(data)["x"].size == 0
+
+
+def test_a_parquet_damaged_among_its_labels_is_refused(tmp_path):
+    path = parquet(tmp_path / "a.parquet", IMAGES, [str(label) * 40 for label in LABELS])
+    whole = bytearray(path.read_bytes())
+    for at in range(4, len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")):
+        whole[at] = 0xFF  # all but the footer
+    path.write_bytes(whole)
+    with refused(DataError, "parquet-damaged", path=path):
+        pack(path, tmp_path / "out")

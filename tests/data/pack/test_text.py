@@ -1,6 +1,7 @@
 """Text as tokens: no token lost, boundaries where documents end, the same pack from every kind of file."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chipwise.data import PackedFolder
+from chipwise.data.pack import documents as documents_of
 from chipwise.data.pack.job import pack
 from chipwise.data.pack.text import TextForm
 from chipwise.data.sources import materialize
@@ -134,12 +136,14 @@ def test_bad_text_is_refused_with_its_place(tmp_path):
     cut.write_bytes(whole[:-4])
     with refused(DataError, "text-line", path=cut, offset=whole.index(b"\n") + 1):
         pack(cut, tmp_path / "x")
-    with refused(DataError, "text-column"):
-        pack(lines(tmp_path / "b.jsonl", ["a"]), tmp_path / "x", columns={"text": "text"}) and None
-        (tmp_path / "c.jsonl").write_text('{"a": 1}\n')
+    (tmp_path / "c.jsonl").write_text('{"a": 1}\n')
+    with refused(DataError, "text-column", columns=["a"]):
         pack(tmp_path / "c.jsonl", tmp_path / "y")
     with refused(DataError, "text-row", row=0, kind="int"):
         pack(tmp_path / "c.jsonl", tmp_path / "y", columns={"text": "a"})
+    (tmp_path / "half.jsonl").write_text('{"text": "\\ud800"}\n')
+    with refused(DataError, "text-surrogate", row=0, column="text"):
+        pack(tmp_path / "half.jsonl", tmp_path / "y")
     with refused(DataError, "rows-column", role="text", column="b"):
         pack(tmp_path / "c.jsonl", tmp_path / "y", columns={"text": "b"})
     with refused(RecipeError, "pack-tokens", tokens=1):
@@ -148,3 +152,23 @@ def test_bad_text_is_refused_with_its_place(tmp_path):
     with refused(DataError, "text-empty"):
         pack(tmp_path / "empty", tmp_path / "y", text=TextForm())
     assert not (tmp_path / "y").exists()
+
+
+def test_no_line_is_too_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(documents_of, "_PIECE", 64)
+    text = "aé€😀" * 500  # one line, of characters of 1 to 4 bytes
+    (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+    pieces = list(documents_of._pieces(tmp_path / "a.txt"))
+    assert len(pieces) > 1 and "".join(piece.decode() for piece in pieces) == text
+    whole = lines(tmp_path / "a.jsonl", ["one", "x" * 100])
+    monkeypatch.setattr(documents_of, "_LINE", 90)
+    with refused(DataError, "text-line-long", most=90):
+        pack(whole, tmp_path / "y")
+
+
+def test_a_pipe_in_a_folder_is_left_out(tmp_path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("one")
+    os.mkfifo(tmp_path / "texts" / "b.txt")
+    found = documents_of.documents(tmp_path / "texts", {}, each=False)
+    assert [one.name for one in found] == ["a.txt"]

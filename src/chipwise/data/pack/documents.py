@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import DataError, unreadable
-from .rows import chosen, files_at, parquet, split_of
+from .rows import chosen, files_at, parquet, reading, split_of
 from .tables import EVAL
 
 ENDINGS = (".txt", ".md", ".text")
 _PIECE = 1 << 20  # bytes of a document that are handed over at a time, up to the last line's end in them
+
+_LINE = 1 << 28  # bytes of a line of JSON, at most
 
 
 class Document(NamedTuple):
@@ -60,7 +62,7 @@ def _files(path: Path, each: bool) -> Iterator[Document]:
         (Path(folder) / name).relative_to(path)
         for folder, _, names in os.walk(path)
         for name in names
-        if name.lower().endswith(ENDINGS)
+        if name.lower().endswith(ENDINGS) and (Path(folder) / name).is_file()
     )
     tops = {file.parts[0] for file in found if len(file.parts) > 1}
     other = next((name for name in EVAL if name in tops), None) if "train" in tops else None
@@ -87,8 +89,9 @@ def _pieces(path: Path) -> Iterator[bytes]:
             else:
                 rest = after
                 if len(rest) >= 16 * _PIECE:
-                    yield rest
-                    rest = b""
+                    end = len(rest) - next((i for i in (1, 2, 3) if rest[-i] >= 0xC0), 0)
+                    yield rest[:end]  # without a character that it cuts
+                    rest = rest[end:]
     if rest:
         yield rest
 
@@ -98,31 +101,39 @@ def _rows(path: Path, columns: dict[str, str], rows: Iterator[dict[str, Any]]) -
     label: str | None = None
     for number, row in enumerate(rows):
         if text is None:
-            text, label = (chosen(role, list(row), columns, path) for role in ("text", "label"))
+            there = [name for name in row if name is not None]  # of a table's cells beyond its header
+            text, label = (chosen(role, there, columns, path) for role in ("text", "label"))
             if text is None:
-                raise DataError("text-column", path=path, columns=list(row))
+                raise DataError("text-column", path=path, columns=there)
         value = row.get(text)
         if not isinstance(value, str):
             raise DataError("text-row", path=path, row=number, column=text, kind=type(value).__name__)
-        yield Document(split_of(path.name), f"{path.name}/{number}", row.get(label or ""), [value.encode()])
+        try:
+            piece = value.encode()
+        except UnicodeEncodeError as error:
+            raise DataError("text-surrogate", path=path, row=number, column=text) from error
+        yield Document(split_of(path.name), f"{path.name}/{number}", row.get(label or ""), [piece])
 
 
 def _parquet_rows(path: Path, columns: dict[str, str]) -> Iterator[dict[str, Any]]:
     with parquet(path) as file:
         there = file.schema_arrow.names
         taken = [name for role in ("text", "label") if (name := chosen(role, there, columns, path))]
-        try:
-            for batch in file.iter_batches(1024, columns=taken or there):
-                yield from batch.to_pylist()
-        except (OSError, ValueError) as error:
-            reason = " ".join(str(error).split())[:160]
-            raise DataError("parquet-damaged", path=path, reason=reason) from error
+        batches = file.iter_batches(1024, columns=taken or there)
+        while True:
+            with reading(path):
+                if (batch := next(batches, None)) is None:
+                    return
+                rows = batch.to_pylist()
+            yield from rows
 
 
 def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
     offset = 0
     with open(path, "rb") as file:
-        for line in file:
+        while line := file.readline(_LINE):
+            if len(line) == _LINE:
+                raise DataError("text-line-long", path=path, offset=offset, most=_LINE)
             try:
                 row = json.loads(line) if line.strip() else None
             except (ValueError, RecursionError) as error:

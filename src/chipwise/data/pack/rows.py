@@ -9,6 +9,7 @@ pack it; memory holds names, labels and places, and of Parquet one group of rows
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -22,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import DataError, RecipeError
+from ...words.figures import one_line
 from ..folder import SUFFIXES
 from . import tfrecord
 from .folders import Listing, Split
@@ -78,7 +80,7 @@ def _is_webdataset(path: Path) -> bool:
             first = [
                 _key(member.name) for _, member in zip(range(16), archive, strict=False) if member.isfile()
             ]
-    except (tarfile.TarError, OSError, RecursionError):
+    except (tarfile.TarError, OSError, ValueError, RecursionError):
         return False  # whoever reads tars says what is wrong with it
     images = {key for key, ending in first if f".{ending}" in SUFFIXES}
     return any(key in images and ending in ("cls", "json") for key, ending in first)
@@ -132,14 +134,18 @@ def labels_of(values: Mapping[str, list[Any]]) -> tuple[dict[str, dict[str, np.n
     every = [value for some in values.values() for value in some]
     if all(value is None for value in every):
         return {split: {} for split in values}, ()
-    if None in every:
-        raise DataError("rows-label-missing", row=every.index(None))
+    missing = next((row for row, value in enumerate(every) if value is None), None)
+    if missing is not None:
+        raise DataError("rows-label-missing", row=missing)
     if all(isinstance(value, str) for value in every):
         classes = tuple(sorted(set(every)))
         number = {name: i for i, name in enumerate(classes)}
         numbers = {s: np.asarray([number[v] for v in some], np.int32) for s, some in values.items()}
         return {split: {"label": column} for split, column in numbers.items()}, classes
-    columns = {split: np.asarray(some) for split, some in values.items()}
+    try:
+        columns = {split: np.asarray(some) for split, some in values.items()}
+    except (ValueError, OverflowError) as error:  # rows of several lengths
+        raise DataError("rows-label-kind", label=str(every[0])[:60]) from error
     kinds = {column.dtype.kind for column in columns.values()}
     if not kinds <= set("biuf") or any(column.ndim > 2 for column in columns.values()):
         raise DataError("rows-label-kind", label=str(every[0])[:60])
@@ -158,14 +164,22 @@ def labels_of(values: Mapping[str, list[Any]]) -> tuple[dict[str, dict[str, np.n
 def parquet(path: Path) -> Any:
     """An open Parquet file. Raises `DataError` for a damaged one."""
     try:
-        from pyarrow import ArrowInvalid
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
         raise RecipeError("pack-library", library="pyarrow") from error
-    try:
+    with reading(path):
         return ParquetFile(path)
-    except (ArrowInvalid, OSError) as error:
-        raise DataError("parquet-damaged", path=path, reason=" ".join(str(error).split())[:200]) from error
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turns what pyarrow raises for a damaged file into a `DataError`."""
+    from pyarrow import ArrowException
+
+    try:
+        yield
+    except (ArrowException, LookupError, OSError, ValueError, OverflowError, MemoryError) as error:
+        raise DataError("parquet-damaged", path=path, reason=one_line(error, 160)) from error
 
 
 class _Group:
@@ -177,24 +191,27 @@ class _Group:
 
     def row(self, path: Path, group: int, at: int, columns: list[str]) -> dict[str, Any]:
         if self.of != (path, group):
-            try:
-                self.rows = parquet(path).read_row_group(group, columns).to_pylist()
-            except (OSError, ValueError) as error:  # pyarrow's own are kinds of these
-                reason = f"row group {group}: {' '.join(str(error).split())[:160]}"
-                raise DataError("parquet-damaged", path=path, reason=reason) from error
+            with reading(path), parquet(path) as file:
+                self.rows = file.read_row_group(group, columns).to_pylist()
             self.of = path, group
+        if at >= len(self.rows):
+            raise DataError(
+                "parquet-damaged", path=path, reason=f"row group {group} has {len(self.rows)} rows"
+            )
         return self.rows[at]
 
 
 def _parquet_rows(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
     found, cached = Rows(), _Group()
     for path in files:
-        with parquet(path) as file:
+        with reading(path), parquet(path) as file:
             there = file.schema_arrow.names
             image, label = (chosen(role, there, columns, path) for role in ("image", "label"))
             taken = [image] if image else [name for name in there if name != label]
             groups = [file.metadata.row_group(g).num_rows for g in range(file.num_row_groups)]
-            labels = file.read([label]).column(label).to_pylist() if label else [None] * sum(groups)
+            labels = file.read([label]).column(label).to_pylist() if label else []
+            if label and len(labels) != sum(groups):
+                raise ValueError(f"{len(labels)} labels for {sum(groups)} rows")
             found.content.append(f"{path.name} {path.stat().st_size} {file.schema_arrow} {groups}")
         row = 0
         for group, size in enumerate(groups):
@@ -204,7 +221,7 @@ def _parquet_rows(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
                     example = cached.row(path, group, at, taken)
                     return {"image": _encoded(example[image], path)} if image else dict(example)
 
-                found.add(f"{path.name}/{row:08}", labels[row], read)
+                found.add(f"{path.name}/{row:08}", labels[row] if label else None, read)
                 row += 1
     return found
 
@@ -230,6 +247,7 @@ def _tfrecord_rows(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
             features = _features(path, offset, data)
             image, label = (chosen(role, list(features), columns, path) for role in ("image", "label"))
             value = None if label is None else _single(features[label])
+            value = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
             length = len(data)
 
             def read(path=path, offset=offset, length=length, image=image, label=label) -> dict[str, Any]:
@@ -240,7 +258,7 @@ def _tfrecord_rows(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
                     return {"image": _single(features[image])}
                 return {n.replace("/", "_"): _column(v) for n, v in features.items() if n != label}
 
-            found.add(f"{path.name}/{row:08}", value.decode() if isinstance(value, bytes) else value, read)
+            found.add(f"{path.name}/{row:08}", value, read)
         found.content.append(f"{path.name} {digest.hexdigest()}")
     return found
 
@@ -306,7 +324,7 @@ def _samples(path: Path) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
                         yield sample
                     sample = key, {}
                 sample[1][ending] = member.offset_data, member.size
-    except (tarfile.TarError, OSError, RecursionError) as error:
+    except (tarfile.TarError, OSError, ValueError, RecursionError) as error:
         reason = "chained headers" if isinstance(error, RecursionError) else str(error)
         raise DataError("webdataset-damaged", path=path, offset=end, reason=reason) from error
     if sample is not None:
@@ -317,15 +335,14 @@ def _class(path: Path, key: str, members: Mapping[str, tuple[int, int]], columns
     name = columns.get("label", "cls")
     if name in members:
         text = _bytes(path, *members[name]).decode("utf-8", "replace").strip()
-        return int(text) if text.lstrip("-").isdigit() else text
+        return int(text) if re.fullmatch("-?[0-9]{1,18}", text) else text
     if "json" not in members:
         return None
     try:
         told = json.loads(_bytes(path, *members["json"]))
-    except ValueError as error:
-        raise DataError(
-            "webdataset-damaged", path=path, offset=members["json"][0], reason=str(error)
-        ) from error
+    except (ValueError, RecursionError) as error:
+        offset = members["json"][0]
+        raise DataError("webdataset-damaged", path=path, offset=offset, reason=str(error)) from error
     label = columns.get("label", "label")
     return told.get(label) if isinstance(told, dict) else None
 

@@ -65,7 +65,8 @@ def _values(feature: bytes) -> Value:
         if number == 1:
             return list(_messages(value, 1))
         if number == 2:
-            return np.frombuffer(b"".join(v for _, _, v in _fields(value)), "<f4")
+            floats = (v for _, of, v in _fields(value) if of in (_BYTES, _FIXED32))
+            return np.frombuffer(b"".join(floats), "<f4")
         if number == 3:
             return np.asarray(list(_integers(value)), np.int64)
     return []
