@@ -29,7 +29,8 @@ def figures(name, precision, target, exact):
 def main():
     print("# Exact kernels\n")
     print("Milliseconds of a step of 64 examples on one GPU, by `chipwise plan`: the products among its")
-    print(f"costliest kernels, and all of it. `python benchmarks/exact_kernels.py`, JAX {jax.__version__}.\n")
+    print(f"costliest kernels, and all of it. `python benchmarks/exact_kernels.py`, JAX {jax.__version__}.")
+    print("By efficiencies: a kernel that is slower than its bytes and its arithmetic say is not seen.\n")
     print("| recipe | target | products, exact | free | ratio | step, exact | free | ratio |")
     print("|---|---|---|---|---|---|---|---|")
     for name, precision in CASES:

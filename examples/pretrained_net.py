@@ -8,7 +8,7 @@
 
 DIR holds CIFAR-10; its images are scaled up on the device. `recipe` trains every layer, lower ones at lower
 rates; batch norm keeps ImageNet's statistics, so that the number of replicas changes nothing. `probe` makes
-the features once and trains a linear head on them. What they reach: benchmarks/transfer_learning.md.
+the features once and trains a linear head on them. benchmarks/transfer_learning.py compares them.
 """
 
 from importlib.util import find_spec

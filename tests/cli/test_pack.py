@@ -237,3 +237,9 @@ def test_urls_are_fetched(chipwise, tmp_path, monkeypatch):
     record = ("--out", tmp_path / "feed.json", "--seconds", 0.05, "--batch", 4)
     said = chipwise("bench-feed", "memory://urls/out", *record)
     assert said.code == 0 and (tmp_path / "feed.json").exists(), said.err
+
+
+def test_no_tokens_are_refused_and_not_taken_for_the_default(chipwise, tmp_path):
+    (tmp_path / "a.txt").write_text("one two")
+    said = chipwise("pack", tmp_path / "a.txt", tmp_path / "out", "--tokens", 0)
+    assert said.error.code == "pack-tokens" and not (tmp_path / "out").exists()

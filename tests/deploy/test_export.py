@@ -185,3 +185,10 @@ def test_what_cannot_be_is_one_line(tmp_path, monkeypatch):
     with refused(cw.RecipeError, "export-library", library="flatbuffers"):
         cw.export(small(), "stablehlo", tmp_path / "m")
     assert [p.name for p in tmp_path.iterdir()] == ["there"]
+
+
+def test_a_folder_that_is_no_saved_model_is_never_replaced(tmp_path):
+    (tmp_path / "mine").write_text("kept")
+    with refused(cw.DataError, "export-other-folder", path=tmp_path):
+        cw.export(small(), "saved-model", tmp_path, fresh=True)
+    assert (tmp_path / "mine").read_text() == "kept"

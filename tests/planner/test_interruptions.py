@@ -102,6 +102,9 @@ def test_a_plan_on_spot_takes_longer_and_says_how_often_to_save():
     rare = interrupted(PLAN, target, 10**10, True, stated("0.01/h"))
     assert rare.wall_seconds.value < found.wall_seconds.value and rare.interval_steps > found.interval_steps
     assert found.told.code == "plan-on-spot" and str(found.told)
+    never = interrupted(PLAN, target, 10**10, True, stated("1e6/h"))
+    assert never.told.code == "plan-never-ends" and math.isfinite(never.wall_seconds.high)
+    assert math.isfinite(never.expected) and math.isfinite(never.usd.high)
 
 
 def test_failures_of_several_machines_are_counted_unasked():

@@ -108,7 +108,7 @@ def _text(**given: Any) -> TextForm | None:
     """How text becomes tokens, where an option says so."""
     from ..data.pack.text import TextForm
 
-    said = {name: value for name, value in given.items() if value}
+    said = {name: value for name, value in given.items() if value is not None and value is not False}
     return TextForm(**said) if said else None
 
 

@@ -80,7 +80,7 @@ def export(
     - `out`: the file; the run's or the recipe's name, with the format's ending, when left out.
     - `data`: examples to compare on, as in `cw.predict`; the evaluation data, or made-up examples where the
       recipe has no data, when left out. `examples`: how many at most.
-    - `fresh`: replace a file that is there. `say` is given warnings.
+    - `fresh`: replace a file, or a SavedModel's folder, that is there. `say` is given warnings.
 
     Raises `RecipeError` for a model that cannot be written so or comes out otherwise, `RunError` or
     `DataError`.
@@ -92,6 +92,8 @@ def export(
     file = Path(out) if out is not None else Path(_stem(known) + kind.suffix)
     if file.exists() and not fresh:
         raise DataError("export-exists", path=file)
+    if kind.folder and file.is_dir() and not (file / "saved_model.pb").is_file():
+        raise DataError("export-other-folder", path=file)
     known = dataclasses.replace(known, recipe=dataclasses.replace(known.recipe, precision="f32"))
     source, where = _examples(known, data, inputs)
     rows = take(source, np.arange(min(len(source), max(1, examples))))

@@ -49,8 +49,8 @@ def features(
     fit.
 
     *Arguments:* `out`: a packed folder for them, `split` in it, which memory need not hold; one that is there
-    is returned as it is if it was made by this model from this data. `precision`: as of `Recipe`; `seed`: of
-    parameters that no file gave.
+    is returned as it is if it was made by this model from this data, as a sample of that tells.
+    `precision`: as of `Recipe`; `seed`: of parameters that no file gave.
 
     *Returns* a source with the columns `feature` `(values,)` float32, or those of the dict that `predict`
     returns, and the columns of `data` that the model does not read, such as `label`.

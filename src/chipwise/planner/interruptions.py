@@ -32,6 +32,9 @@ WAIT_SECONDS = Range.around(600.0, ALLOWANCE)
 SAVE_SECONDS, SAVE_BYTES = 1.0, 1e9
 """Of a checkpoint, and a second: allowances, as if steps waited until it is on disk."""
 
+ENDLESS = 100 * 365 * 86_400.0
+"""Seconds, beyond which nobody waits: longer expectations are cut to it, so that none is infinite."""
+
 _UNITS = {"h": 1.0, "d": 1 / 24}
 
 
@@ -133,6 +136,7 @@ def interrupted(
         "interval_steps": max(1, round(interval / plan.step_seconds.value)),
     }
     code = "plan-on-spot" if spot else "plan-with-failures" if cost else "plan-with-failures-unpriced"
+    code = "plan-never-ends" if wall.value >= ENDLESS else code
     return Interrupted(
         spot=spot,
         per_hour=rate.per_hour,
@@ -152,7 +156,8 @@ def _ends(
     is short together."""
     scale, often = getattr(usual, end) / usual.value, getattr(per_hour, end)
     up = running(steps * scale, interval, save, getattr(restart, end), 3600 / often)
-    return up, up * (1 + often / 3600 * getattr(WAIT_SECONDS, end))
+    up = min(up, ENDLESS)
+    return up, min(up * (1 + often / 3600 * getattr(WAIT_SECONDS, end)), ENDLESS)
 
 
 def unknown(plan: Plan, spot: bool) -> tuple[Fact, ...]:
