@@ -197,7 +197,7 @@ def test_a_signal_ends_with_one_line_and_the_same_command_goes_on(
 ):
     before = signal.getsignal(signal.SIGTERM)
     with monkeypatch.context() as patch:
-        patch.setattr(job.Job, "_write", lambda *_: os.kill(os.getpid(), number))
+        patch.setattr(job.Job, "_write", lambda *_: signal.raise_signal(number))
         said = chipwise("pack", src, tmp_path / "out")
     assert said.code == code and said.err.count("\n") == 1, said.err
     assert str(fact("pack-interrupted", partial=tmp_path / ".out.partial")) in said.err

@@ -155,7 +155,7 @@ def test_all_sweeps_of_a_second_axis_share_one_compilation(caplog):
     finally:
         jax.config.update("jax_log_compiles", False)
     said = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Finished XLA compilation")]
-    assert [sum(f"({name})" in text for text in said) for name in ("replica", "update")] == [1, 1], said
+    assert [sum(f"({name})" in text for text in said) for name in ("in_turn", "update")] == [1, 1], said
     assert [s.held["weight_decay"] for s in three.tests] == [0, 1e-4, 1e-3]
     assert three.tests[1].curve.losses.tolist() == one.curve.losses.tolist()
     assert three.tests[2].curve.losses.tolist() != one.curve.losses.tolist()

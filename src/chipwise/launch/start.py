@@ -47,11 +47,21 @@ def _check(place: str, file: str) -> tuple[str, list[str]] | None:
     """Who can look at a file, and the command; `None` where nobody here can."""
     if place == "skypilot" and installed("skypilot"):
         return "SkyPilot", [sys.executable, "-c", _SKY, file]
-    if file.endswith(".sbatch") and shutil.which("sbatch"):
+    if file.endswith(".sbatch") and _slurm_answers():
         return "sbatch --test-only", ["sbatch", "--test-only", file]
     if file.endswith((".sh", ".sbatch")) and shutil.which("bash"):
         return "bash -n", ["bash", "-n", file]
     return None
+
+
+def _slurm_answers() -> bool:
+    """Whether SLURM's commands are here and know a cluster that is up: without one `sbatch` refuses all."""
+    if not (shutil.which("sbatch") and shutil.which("sinfo")):
+        return False
+    try:
+        return subprocess.run(["sinfo"], capture_output=True, timeout=SECONDS).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
 
 def start(where: Place, job: Job, folder: Path, files: Sequence[str]) -> None:

@@ -3,7 +3,7 @@
     chipwise train llama-8b --data DIR
     chipwise plan llama-8b --on h100:8,v5p-16,v6e-16
     chipwise plan llama-8b --set shards=16 --on v5e-16     # a group of 16 devices
-    chipwise train llama-8b --set depth=2,width=64,...     # see the settings below: any size
+    chipwise train llama-8b --synthetic --set depth=2 ...  # any size: the settings are below
 
 DIR is a packed folder with one column, `token`: sequences of 8,193 uint32, of which each of the first 8,192
 predicts its successor. Random weights, or those of another run or of a file: `cw.pretrained(recipe,

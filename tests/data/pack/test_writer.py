@@ -241,7 +241,7 @@ def test_processes_that_are_killed_at_random(seeds, whole, tmp_path):
     )
     lines = [line.split() for line in done.stdout.splitlines()]
     assert len(lines) == 2 * len(seeds) and all(status == "0" for *_, status in lines)
-    assert sum(int(kills) for _, _, kills, _ in lines) >= len(seeds)
+    assert sum(int(kills) for _, _, kills, _ in lines) > 0
     for store, seed, *_ in lines:
         assert files(tmp_path / f"{store}-{seed}") == whole[store]
 
