@@ -14,6 +14,7 @@ def of_a_file(mine, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_the_batch_and_the_devices_do_not_change_the_result(chipwise, digits):
     trained = json.loads((digits / "result.json").read_text())["metrics"]
     found = []

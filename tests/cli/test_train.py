@@ -56,6 +56,7 @@ def test_the_folder_knows_how_it_was_made(whole, mine):
     assert stored["optimizer"]["momentum"] == 0.5
 
 
+@pytest.mark.slow
 def test_simulated_devices_give_one_fingerprint(subprocess_chipwise, mine, tmp_path):
     said = {}
     for count in (1, 8):

@@ -46,7 +46,7 @@ def test_the_best_evaluation_can_be_had_again(whole):
     assert restore_run(recipe(), folder).steps == 30
 
 
-@pytest.mark.parametrize("stop", ["6st", "14st"])
+@pytest.mark.parametrize("stop", [pytest.param("6st", marks=pytest.mark.slow), "14st"])
 def test_a_run_that_was_stopped_keeps_the_same(whole, tmp_path, stop):
     result, folder = whole
     cw.fit(recipe(), tmp_path / "run", on=cw.On(devices=2), stop_after=stop, **QUIET)

@@ -20,7 +20,7 @@ from sessions import bits, run
 
 @pytest.mark.parametrize(
     "replicas, blocks, counts",
-    [(8, 4, (1, 4)), (12, 6, (1, 6)), pytest.param(8, 2, (1, 2), marks=pytest.mark.slow)],
+    [(8, 4, (1, 4)), *(pytest.param(*n, marks=pytest.mark.slow) for n in ((12, 6, (1, 6)), (8, 2, (1, 2))))],
 )
 def test_the_same_bits_on_up_to_so_many_devices(replicas, blocks, counts):
     recipe = tasks.recipe(replicas=replicas, blocks=blocks, duration="8st", ema=0.9)

@@ -80,7 +80,7 @@ def test_tensorboard_can_read_the_events(whole):
     assert losses[-1].value == pytest.approx(result.metrics["train/loss"])
 
 
-@pytest.mark.parametrize("then", [2, 8])
+@pytest.mark.parametrize("then", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_resuming_on_other_devices_gives_the_same_bits(whole, tmp_path, then):
     first = cw.fit(tasks.recipe(), tmp_path, on=cw.On(devices=1), stop_after="13st", log_every="4st", **QUIET)
     assert first.steps == 13

@@ -142,6 +142,7 @@ def test_check_says_where_bfloat16_is_emulated():
     assert "bf16-emulated-on" not in codes("f16", "t4") + codes("bf16", "a100")
 
 
+@pytest.mark.slow
 def test_digits_learn_as_in_float32():
     def accuracy(precision):
         small = cw.load("digits", [f"precision={precision}", "duration=8ep"])

@@ -25,7 +25,9 @@ def trained(recipe, shard, devices, **more):
     return cw.fit(recipe, on=on, log_every="3st", progress="none", **more)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name", ["adamw", *(pytest.param(n, marks=pytest.mark.slow) for n in ("sgd", "grouped"))]
+)
 def test_the_bits_are_those_of_the_whole_update(name):
     recipe = tasks.recipe(optimizer=OPTIMIZERS[name], ema=0.9, duration="12st")
     whole = trained(recipe, False, 2)

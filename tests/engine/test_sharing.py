@@ -34,6 +34,7 @@ def test_a_program_that_may_have_come_from_the_cache_is_not_written_out(tmp_path
     assert sharing.on_device(object(), jax.devices()[1], lambda: "compiled") == "compiled"
 
 
+@pytest.mark.slow
 def test_a_step_has_the_same_bits(monkeypatch):
     monkeypatch.setattr(sharing, "_loaded", spied := Spy(sharing._loaded))
     prints = [

@@ -54,6 +54,7 @@ def test_computes_in_the_dtype_given_and_keeps_statistics_float32(net, shape, dt
     assert all(changed) if train else not any(changed)
 
 
+@pytest.mark.slow
 def test_davidnet_starts_within_pytorch_bounds():
     params, _ = functional(lambda rngs: DavidNet(width=16, rngs=rngs))[0](jax.random.key(0))
     kernel = params["block2"]["conv"]["conv"]["kernel"]

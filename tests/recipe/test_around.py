@@ -214,6 +214,7 @@ def test_rows_of_stacked_arrays_are_groups():
         cw.grouped(cw.sgd(lr=1.0), {"stack/*#3": {"lr": 0}}).members(p)
 
 
+@pytest.mark.slow
 def test_rows_are_the_same_on_1_and_2_devices():
     """In the step, where they lie in a vector."""
     optimizer = cw.layerwise(cw.sgd(lr=0.1), ["w#0", ("w#1", "scale")], 0.5, unfreeze="50%")

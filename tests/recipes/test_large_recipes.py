@@ -66,10 +66,8 @@ def on_one(name, data):
     return trained(small(name, data), 1)
 
 
-# One by default: GPT-2's and ViT's blocks are BERT's.
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n.startswith("bert") else pytest.mark.slow) for n in SMALL]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
 def test_a_small_one_learns(name, packs):
     if name == "vit-s16":  # six steps are too few where RandAugment inverts brightness, which is the class
         losses = trained(small(name, packs[name], "magnitude=0", "mixup=0"), 1)[1]
