@@ -207,7 +207,7 @@ class Predictions:
         )  # fmt: skip
         called = Range.around(call, timing.DISPATCH_FACTOR)
         start = timing.START_SECONDS[target.chip.kind]
-        overhead, all_of_it = start.plus(compiling), step.times(self.examples / rows)
+        overhead, all_of_it = start.plus(compiling), step.times(-(-self.examples // rows))
         wall = overhead.plus(all_of_it)
         peak = peak_flops_per_device(target.chip, recipe.precision)
         return {

@@ -172,3 +172,9 @@ def test_a_pipe_in_a_folder_is_left_out(tmp_path):
     os.mkfifo(tmp_path / "texts" / "b.txt")
     found = documents_of.documents(tmp_path / "texts", {}, each=False)
     assert [one.name for one in found] == ["a.txt"]
+
+
+def test_a_document_in_a_table_may_be_long(tmp_path):
+    (tmp_path / "a.csv").write_text(f"text\n{'x' * 200_000}\n")
+    made, found = tokens(pack(tmp_path / "a.csv", tmp_path / "out", text=TextForm(tokens=1001)))
+    assert len(made) == 200 and found[0, 0] == ord("x")

@@ -16,7 +16,7 @@ from .tables import EVAL
 ENDINGS = (".txt", ".md", ".text")
 _PIECE = 1 << 20  # bytes of a document that are handed over at a time, up to the last line's end in them
 
-_LINE = 1 << 28  # bytes of a line of JSON, at most
+_LINE = 1 << 28  # bytes of a line of JSON, and characters of a table's cell, at most
 
 
 class Document(NamedTuple):
@@ -147,8 +147,10 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def _csv_lines(path: Path) -> Iterator[dict[str, Any]]:
     with open(path, encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file)
+        reader, before = csv.DictReader(file), csv.field_size_limit(_LINE)  # its own is 128 KiB
         try:
             yield from reader
         except (csv.Error, UnicodeDecodeError) as error:
             raise DataError("table-no-csv", path=path, reason=str(error)[:160]) from error
+        finally:
+            csv.field_size_limit(before)
