@@ -8,6 +8,7 @@ import pytest
 
 import chipwise as cw
 import tasks
+from chipwise.deploy import trees
 from chipwise.deploy.pretrained import pretrained
 from refusals import refused
 
@@ -81,3 +82,13 @@ def test_a_file_that_declares_more_than_it_holds(tmp_path):
     (tmp_path / "cut.weights.h5").write_bytes((tmp_path / "w.weights.h5").read_bytes()[:100])
     with refused(cw.DataError, "weights-damaged"):
         pretrained(tmp_path / "cut.weights.h5")
+
+
+def test_an_orbax_checkpoint_that_states_more_than_it_holds_is_refused(tmp_path, monkeypatch):
+    import orbax.checkpoint as ocp
+
+    with ocp.StandardCheckpointer() as writer:
+        writer.save(tmp_path / "all", {"w": np.zeros((1000, 1000), np.float32)})
+    monkeypatch.setattr(trees, "_ANYWAY", 0)
+    with refused(cw.DataError, "weights-damaged", path=tmp_path / "all"):
+        pretrained(tmp_path / "all")
