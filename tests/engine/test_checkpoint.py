@@ -1,6 +1,7 @@
 """Checkpoints that were damaged, cut short, or could not be written."""
 
 import errno
+import hashlib
 import os
 import random
 import resource
@@ -13,7 +14,7 @@ import pytest
 
 import chipwise as cw
 import tasks
-from chipwise.engine.checkpoint import KEEP, Checkpoints
+from chipwise.engine.checkpoint import KEEP, Checkpoints, digest
 from chipwise.engine.run_folder import RunFolder
 from chipwise.engine.state import abstract_state
 from refusals import refused
@@ -150,6 +151,15 @@ def test_a_half_written_checkpoint_is_not_there(run, template, tmp_path):
     while (place / "30.orbax-checkpoint-tmp").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not (place / "30.orbax-checkpoint-tmp").exists()
+
+
+def test_the_digest_is_that_of_all_versions():
+    """Of checkpoints, and of the weights that a run began with: another one would call both damaged."""
+    flat = {"step": np.int32(3), "w": np.arange(6, dtype=np.float32).reshape(2, 3)}
+    text = b"step:int32:(1,);" + flat["step"].tobytes() + b"w:float32:(2, 3);"
+    assert digest(flat) == hashlib.sha256(text + flat["w"].tobytes()).hexdigest()
+    cut = digest(flat, {"shards": 3, "axes": {"step": -1, "w": 1}})
+    assert cut == hashlib.sha256(text + flat["w"].T.tobytes()).hexdigest()
 
 
 def test_a_checkpoint_of_another_model_is_not_called_damaged(run, tmp_path):

@@ -57,7 +57,7 @@ def digest(flat: dict[str, Any], cut: dict[str, Any] | None = None) -> str:
     axes, shards = (cut["axes"], cut["shards"]) if cut else ({}, 1)
     for name in sorted(flat):
         array = flat[name]
-        h.update(f"{name}:{array.dtype}:{array.shape};".encode())
+        h.update(f"{name}:{array.dtype}:{array.shape or (1,)};".encode())  # as NumPy has a contiguous number
         for part in _parts(array, axes.get(name, -1), shards):
             h.update(np.ascontiguousarray(part).tobytes())
     return h.hexdigest()
@@ -124,6 +124,8 @@ class Checkpoints:
             shards = about["recipe"]["shards"]
             about = {**about, "cut": {"shards": shards, "axes": flatten(axes), "shapes": shapes}}
         about = {**about, "digest": digest(flat, about.get("cut"))}
+        if hosts().count > 1:  # where Orbax writes no array that lies on one host's devices
+            flat = {name: np.asarray(leaf) for name, leaf in flat.items()}
         self._guarded(
             lambda: self._manager.save(
                 step,

@@ -65,7 +65,8 @@ class GroupPrograms(Programs):
     def put(self, state: TrainState) -> list[TrainState]:
         """`state`, with parameters as a tree: NumPy arrays, or arrays on the run's first group (on other
         hosts, of their shapes), on every local group."""
-        if isinstance(jax.tree.leaves(state.params)[0], jax.Array) and self.placement.hosts.count > 1:
+        read = not isinstance(jax.tree.leaves(state.params)[0], np.ndarray)
+        if read and self.placement.hosts.count > 1:
             held = self._broadcast(state)
         else:
             held = self.placement.put_cut(state, self.of.saved_axes, only=1)
