@@ -1,6 +1,8 @@
 """Compiled programs on disk: whose folder it may be, what goes when it is full, what an entry is known by."""
 
 import os
+import tempfile
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -95,3 +97,43 @@ def test_another_processor_is_another_entry(tmp_path, monkeypatch):
     jax.jit(lambda x: jnp.sin(x) * 3)(jnp.ones(5))
     names = entries(tmp_path / "programs")
     assert names and all(name.endswith("-other-cache") for name in names)
+
+
+def test_nor_is_one_that_others_could_replace():
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:  # pytest's own folder lets nobody in
+        shared = Path(name)
+        shared.chmod(0o777)
+        assert not kept.keep(shared / "below" / "programs")
+        shared.chmod(0o1777)
+        assert kept.keep(shared / "below" / "programs")
+
+
+def test_a_folder_of_xlas_stays_when_programs_go(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept, "BYTES", 0)
+    folder = tmp_path / "programs"
+    (folder / "autotune").mkdir(parents=True)
+    folder.chmod(0o700)
+    (folder / "0-cache").write_bytes(bytes(100))
+    assert kept.keep(folder) and [path.name for path in folder.iterdir()] == ["autotune"]
+
+
+def test_an_entry_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    def full(*paths):
+        raise OSError("No space left on device")
+
+    monkeypatch.setitem(kept.SETTINGS, "jax_persistent_cache_min_compile_time_secs", 0.0)
+    assert kept.keep(tmp_path / "programs")
+    jax.clear_caches()
+    with monkeypatch.context() as patched, pytest.warns(UserWarning, match="No space left"):
+        patched.setattr(os, "replace", full)
+        assert jax.jit(lambda x: jnp.cos(x) * 5)(jnp.float32(0)) == 5
+    assert list((tmp_path / "programs").iterdir()) == []
+
+
+def test_a_process_with_other_cores_has_entries_of_its_own(monkeypatch):
+    monkeypatch.delenv("NPROC", raising=False)
+    found = set()
+    for cores in ({0}, {0, 1}):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: cores, raising=False)
+        found.add(kept.processor())
+    assert len(found) == 2

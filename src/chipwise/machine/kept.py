@@ -7,12 +7,14 @@ uses. And a CPU's devices share an entry: eight simulated ones would otherwise c
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import hashlib
 import os
 import platform
 import stat
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -38,20 +40,34 @@ def keep(folder: Path) -> bool:
         return False
     _shorten(folder)
     key_by_processor()
+    write_whole()
     for name, value in {"jax_compilation_cache_dir": str(folder), **SETTINGS}.items():
         jax.config.update(name, value)
     return True
 
 
 def _private(folder: Path) -> bool:
-    """Whether `folder` is there, made if it was not, and nobody but the user can enter it."""
+    """Whether `folder` is there, made if it was not, and nobody but the user can enter or replace it."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
         about = folder.lstat()
+        own = stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o077
+        return own and not _replaceable(folder)
     except OSError:
         return False
-    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o077
+
+
+def _replaceable(folder: Path) -> bool:
+    """Whether others could put another folder in its place: through one above it that they may write to."""
+    for above in reversed(folder.resolve().parents):
+        about = above.stat()
+        if not about.st_mode & 0o011:  # nobody else comes further
+            return False
+        group = about.st_mode & 0o020 and about.st_gid != os.getegid()
+        if (group or about.st_mode & 0o002) and not about.st_mode & stat.S_ISVTX:
+            return True
+    return False
 
 
 def _shorten(folder: Path) -> None:
@@ -62,12 +78,14 @@ def _shorten(folder: Path) -> None:
             about = path.stat()
         except FileNotFoundError:  # another process deletes too
             continue
-        found.append((max(about.st_atime, about.st_mtime), about.st_size, path))
+        if stat.S_ISREG(about.st_mode):  # XLA keeps a folder of its own there
+            found.append((max(about.st_atime, about.st_mtime), about.st_size, path))
     left = sum(size for _, size, _ in found)
     for _, size, path in sorted(found):
         if left <= BYTES:
             return
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink()
         left -= size
 
 
@@ -90,6 +108,31 @@ def key_by_processor() -> None:
     cache_key.get = get
 
 
+@functools.cache
+def write_whole() -> None:
+    """From here on, an entry appears whole or not at all: one that a killed process had half written would be
+    read in vain by every later one, since JAX writes no entry again that is there."""
+    from jax._src.lru_cache import LRUCache
+
+    put = LRUCache.put
+
+    def whole(cache: Any, key: str, value: bytes) -> None:
+        to = Path(str(cache.path), f"{key}-cache")
+        if cache.eviction_enabled or not to.parent.is_dir():  # under a lock of JAX's, or not on a disk here
+            put(cache, key, value)
+        elif not to.exists():
+            handle, temporary = tempfile.mkstemp(dir=to.parent, prefix=".")
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(value)
+                os.replace(temporary, to)
+            except BaseException:
+                Path(temporary).unlink(missing_ok=True)
+                raise
+
+    LRUCache.put = whole  # type: ignore[method-assign,assignment]
+
+
 def processor() -> str:
     """A short name of what compiled code depends on here: the processor's features, and the size of the pool
     of threads for which work is cut."""
@@ -99,4 +142,6 @@ def processor() -> str:
         lines = [platform.processor()]
     told = ("model name", "flags", "Features", "CPU part")
     about = sorted({line for line in lines if line.startswith(told)} or set(lines[:1]))
-    return hashlib.sha256("\n".join([*about, os.environ.get("NPROC", "")]).encode()).hexdigest()[:12]
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    threads = os.environ.get("NPROC") or str(len(usable))
+    return hashlib.sha256("\n".join([*about, threads]).encode()).hexdigest()[:12]

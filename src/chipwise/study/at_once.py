@@ -53,6 +53,7 @@ def one_compilation() -> Iterator[dict[str, str]]:
     *Returns* the environment in which other processes share in that. A cache that is there stays as it is.
     """
     kept.key_by_processor()
+    kept.write_whole()
     names = ["jax_compilation_cache_dir", *kept.SETTINGS]
     if setting("jax_compilation_cache_dir"):
         yield {name.upper(): str(setting(name)) for name in names}
