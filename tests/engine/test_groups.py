@@ -77,6 +77,7 @@ def test_which_axis_is_cut():
             axes(shapes, 4, {"stack": spec}.get)
     with refused(RecipeError, "shards-fit-nothing", shards=7, count=3):
         axes(shapes, 7)
+    assert axes({"odd": shapes["odd"]}, 2, some=False) == {"odd": -1}
 
 
 def test_what_groups_do_not_fit():

@@ -39,6 +39,9 @@ def test_mistakes_are_one_line():
         cw.freeze("a/*", batch_norm="evaluate")
     with refused(cw.RecipeError, "frozen-matches-nothing", pattern="meen", near="mean"):
         split({"w": 1}, ("meen",), {"mean": 2})
+    with refused(cw.RecipeError, "frozen-matches-nothing", pattern="!v"):
+        split({"w": 1, "b": 1}, ("w", "!v"), {"mean": 2})
+    assert split({"w": 1, "b": 1}, cw.freeze("w", batch_norm="train"))[1] == {"w": 1, "b": None}
 
 
 def test_statistics_alone_may_be_frozen():

@@ -7,7 +7,7 @@ import fnmatch
 import jax
 
 from ..errors import RecipeError, near
-from ..recipe.freezing import is_frozen
+from ..recipe.freezing import MOVING, is_frozen
 from ..recipe.task import Tree
 
 
@@ -24,7 +24,7 @@ def split(params: Tree, patterns: tuple[str, ...], state: Tree = None) -> tuple[
     names = _names(params)
     known = [*names, *(name.removeprefix("batch_stats/") for name in _names(state))]
     for pattern in patterns:
-        if not pattern.startswith("!") and not fnmatch.filter(known, pattern):
+        if pattern not in MOVING and not fnmatch.filter(known, pattern.removeprefix("!")):
             raise RecipeError(
                 "frozen-matches-nothing", pattern=pattern, near=near(pattern, known), names=known
             )

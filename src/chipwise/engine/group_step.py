@@ -55,7 +55,7 @@ class GroupStep:
         self.updates = Update(recipe, self.state)
         self.mesh = mesh or AbstractMesh((layout.shards,), (SHARD,))
         self.axes = axes_of(recipe, self.state.params)
-        self.frozen_axes = axes_of(recipe, self.state.frozen)
+        self.frozen_axes = axes_of(recipe, self.state.frozen, some=False)
 
     # ---- what lies where
 

@@ -188,9 +188,9 @@ def flat_of(recipe: Recipe, params: Tree) -> Any:
     return Cut(params, axes_of(recipe, params), recipe.shards, recipe.replicas, widest)
 
 
-def axes_of(recipe: Recipe, params: Tree) -> Tree:
+def axes_of(recipe: Recipe, params: Tree, *, some: bool = True) -> Tree:
     """Along which axis each of some `params` is cut, -1 for none: see `recipe.sharding`."""
-    return axes(params, recipe.shards, recipe.task.sharding)
+    return axes(params, recipe.shards, recipe.task.sharding, some=some)
 
 
 def parameters(recipe: Recipe, state: TrainState, *, averaged: bool = False) -> Tree:

@@ -16,6 +16,8 @@ import jax
 from ..errors import RecipeError, near
 
 _STATISTICS = ("mean", "var", "variance", "num_batches_tracked", "batch_counter")
+MOVING = tuple(f"!*{name}" for name in _STATISTICS)
+"""Patterns of the statistics that move, of which a model need not have any."""
 
 
 def freeze(*patterns: str, batch_norm: str = "eval") -> tuple[str, ...]:
@@ -36,7 +38,7 @@ def freeze(*patterns: str, batch_norm: str = "eval") -> tuple[str, ...]:
     if batch_norm not in ("eval", "train"):
         choices = ["eval", "train"]
         raise RecipeError("freeze-batch-norm", given=batch_norm, near=near(str(batch_norm), choices))
-    return (*patterns, *(f"!*{name}" for name in _STATISTICS if batch_norm == "train"))
+    return (*patterns, *(MOVING if batch_norm == "train" else ()))
 
 
 def is_frozen(path: str, patterns: Sequence[str]) -> bool:

@@ -14,12 +14,18 @@ from ..models.large import SHARD, axis_of
 Tree = Any
 
 
-def axes(params: Tree, shards: int, sharding: Callable[[str], PartitionSpec | None] | None = None) -> Tree:
+def axes(
+    params: Tree,
+    shards: int,
+    sharding: Callable[[str], PartitionSpec | None] | None = None,
+    *,
+    some: bool = True,
+) -> Tree:
     """For each leaf the axis along which it is cut into `shards` parts, -1 for one that has none: such a leaf
     is kept in parts too, but whole where it is used.
 
     *Arguments:* `params`, arrays or shapes; `sharding`: of the task, path to a `PartitionSpec` of the axis
-    `"shard"`, or to None for the default, the largest axis that `shards` divides.
+    `"shard"`, or to None for the default, the largest axis that `shards` divides; `some`: a leaf must be cut.
 
     Raises `RecipeError` for a specification that does not fit, or when no leaf can be cut.
     """
@@ -41,7 +47,7 @@ def axes(params: Tree, shards: int, sharding: Callable[[str], PartitionSpec | No
 
     found = jax.tree_util.tree_map_with_path(chosen, params)
     leaves = jax.tree.leaves(found)
-    if shards > 1 and leaves and max(leaves) < 0:
+    if some and shards > 1 and leaves and max(leaves) < 0:
         largest = max((tuple(leaf.shape) for leaf in jax.tree.leaves(params)), key=len)
         raise RecipeError("shards-fit-nothing", shards=shards, shape=list(largest), count=len(leaves))
     return found
