@@ -104,6 +104,11 @@ def test_what_nobody_elses_code_raised_is_a_traceback():
     except ValueError as error:
         inner = error.with_traceback(error.__traceback__.tb_next)  # without this file
     assert cli.own_code(inner) is None
+    try:
+        exec(compile("1 / 0", "/usr/lib/python3/dist-packages/library.py", "exec"))
+    except ZeroDivisionError as error:
+        inner = error.with_traceback(error.__traceback__.tb_next)
+    assert cli.own_code(inner) is None
 
 
 @pytest.mark.parametrize("option", ["--eval-every", "--log-every", "--checkpoint-every", "--stop-after"])

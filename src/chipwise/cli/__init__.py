@@ -127,11 +127,12 @@ def error_line(error: errors.ChipwiseError) -> str:
 def own_code(error: Exception) -> errors.RecipeError | None:
     """Where the user's own code raised `error`: the innermost line of a file that is not installed. `None`
     where there is none: then it is chipwise's fault."""
-    installed = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    installed = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
     installed.append(Path(__file__).parents[1])
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
-        if file.is_absolute() and not any(file.is_relative_to(folder) for folder in installed):
+        packages = {"site-packages", "dist-packages"} & set(file.parts)  # also the user's and the system's
+        if file.is_absolute() and not packages and not any(map(file.is_relative_to, installed)):
             facts = {"file": file.name, "line": frame.lineno, "function": frame.name}
             return errors.RecipeError("own-code", **facts, error=type(error).__name__, reason=one_line(error))
     return None

@@ -49,7 +49,8 @@ def features(
     fit.
 
     *Arguments:* `out`: a packed folder for them, `split` in it, which memory need not hold; one that is there
-    is returned as it is if it was made by this model from this data, as a sample of that tells.
+    is returned as it is if the model's arrays, the precision, the number of examples, their columns and a few
+    of them are those that it was made of: after another change, such as of `predict`, name another folder.
     `precision`: as of `Recipe`; `seed`: of parameters that no file gave.
 
     *Returns* a source with the columns `feature` `(values,)` float32, or those of the dict that `predict`

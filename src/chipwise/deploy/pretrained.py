@@ -138,9 +138,9 @@ def pretrained(path: str | Path, names: str | None = None) -> Weights:
     `.bin`), Keras's `.weights.h5`, a checkpoint of Orbax, or a run folder of chipwise; of several checkpoints
     the newest (averaged parameters are left out).
 
-    `names`: a built-in model, "resnet50", "efficientnet-lite0", "vit", "bert" or "gpt2", whose weights the
-    file has under the names of torchvision, timm, Hugging Face or efficientnet-lite-pytorch: they get the
-    built-in model's names and layout.
+    `names`: a built-in model, "resnet50", "efficientnet-lite0", "vit", "bert", "gpt2" or "llama", whose
+    weights the file has under the names of torchvision, timm, Hugging Face or efficientnet-lite-pytorch: they
+    get the built-in model's names and layout.
 
     Raises `DataError` for what is missing, damaged or no weights; nothing in the file is executed.
     `RecipeError` for `names` without a table.

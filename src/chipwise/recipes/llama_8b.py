@@ -6,8 +6,8 @@
     chipwise train llama-8b --synthetic --set depth=2 ...  # any size: the settings are below
 
 DIR is a packed folder with one column, `token`: sequences of 8,193 uint32, of which each of the first 8,192
-predicts its successor. Random weights, or those of another run or of a file: `cw.pretrained(recipe,
-"model.safetensors", names="llama")` takes the names at huggingface.co.
+predicts its successor. Random weights, or those of another run (`--from`) or of a file:
+`cw.pretrained("model.safetensors", names="llama").start(recipe.task)` takes the names at huggingface.co.
 
 The net, the rate of 3e-4 and its end at a tenth are those of Dubey et al. (2024, arXiv:2407.21783, tables 3
 and section 3.4.1), the batch of 4 million tokens too; AdamW's b2 of 0.95, its decay of 0.1 on matrices and
