@@ -196,9 +196,12 @@ def test_a_signal_ends_with_one_line_and_the_same_command_goes_on(
     chipwise, src, tmp_path, monkeypatch, number, code
 ):
     before = signal.getsignal(signal.SIGTERM)
+    # A shell starts what runs behind it with SIGINT ignored
+    interrupted = signal.signal(signal.SIGINT, signal.default_int_handler)
     with monkeypatch.context() as patch:
         patch.setattr(job.Job, "_write", lambda *_: signal.raise_signal(number))
         said = chipwise("pack", src, tmp_path / "out")
+    signal.signal(signal.SIGINT, interrupted)
     assert said.code == code and said.err.count("\n") == 1, said.err
     assert str(fact("pack-interrupted", partial=tmp_path / ".out.partial")) in said.err
     assert signal.getsignal(signal.SIGTERM) == before
