@@ -48,9 +48,8 @@ class StoredRun:
 
     @property
     def checkpoints(self) -> list[int]:
-        """The steps of its checkpoints. One gets its final name, the step, only when it is complete."""
-        names = (p.name for p in (self.path / "checkpoints").glob("*"))
-        return sorted(int(name) for name in names if name.isdecimal() and len(name) < _DIGITS)
+        """The steps of its checkpoints, in order."""
+        return _checkpoints(self.path)
 
     @property
     def clock(self) -> Clock | None:
@@ -156,8 +155,13 @@ def _of_any_weights(described: dict[str, Any]) -> dict[str, Any]:
 
 def newest_checkpoint(run: Path) -> int | None:
     """The step of the newest checkpoint of a run; `None` without one."""
+    return max(_checkpoints(run), default=None)
+
+
+def _checkpoints(run: Path) -> list[int]:
     # A checkpoint gets its final name, the step, only when it is complete.
-    return max((int(p.name) for p in (run / "checkpoints").glob("*") if p.name.isdigit()), default=None)
+    names = (p.name for p in (run / "checkpoints").glob("*"))
+    return sorted(int(name) for name in names if name.isdecimal() and len(name) < _DIGITS)
 
 
 def read_rows(run: Path) -> tuple[list[dict[str, Any]], list[int]]:
