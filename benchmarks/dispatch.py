@@ -12,6 +12,7 @@ around a convolution is slow on this back end, a loop around little is not. Meas
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
 import statistics
@@ -49,7 +50,9 @@ def steps_in_a_call(recipe: cw.Recipe) -> tuple[float, float, list[float]]:
     machine, layout, _ = lay_out(recipe, cw.On(devices=1, exact=False))
     placement = Placement(machine, 1)
     programs = Programs(recipe, layout, placement, resident=True)
-    carry = placement.put(first_state(recipe))
+    state = first_state(recipe)
+    params = programs.of.updates.flat.pack_host(jax.device_get(state.params))
+    carry = placement.put(dataclasses.replace(state, params=params))
     data = placement.put(feed.flat(feed.read(recipe.task.train, recipe.task.classes, "training")))
     windows = feed.Windows(recipe, placement, 0)
     window = windows.at(0)

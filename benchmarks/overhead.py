@@ -43,7 +43,9 @@ class Bare:
         self.programs.compile(self._state(), self.window, self.data)
 
     def _state(self):
-        return self.placement.put(first_state(self.recipe))
+        state = first_state(self.recipe)
+        params = self.programs.of.updates.flat.pack_host(jax.device_get(state.params))
+        return self.placement.put(dataclasses.replace(state, params=params))
 
     def examples_per_second(self) -> float:
         carry, total = self._state(), self.recipe.clock.total
