@@ -19,22 +19,35 @@ def free_port():
         return one.getsockname()[1]
 
 
-def start(program, processes, devices=1, *arguments, namespaces=None, **environment):
+def start(program, processes, devices=1, *arguments, namespaces=None, **more):
     """The Python program in so many processes of so many CPU devices each, as `Popen`s with pipes; each in a
     network namespace of `namespaces`, if there are any."""
-    kept = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "NPROC")}
-    where = f"{ADDRESS if namespaces else '127.0.0.1'}:{free_port()}"
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     started = []
-    for index in range(processes):
-        told = {"CHIPWISE_HOSTS": str(processes), "CHIPWISE_HOST": str(index), "CHIPWISE_COORDINATOR": where}
-        told |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": search()}
-        told |= {"CHIPWISE_WAIT": "120", **environment}
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        command = [sys.executable, "-c", program, *map(str, arguments)]
-        if namespaces:
-            command = ["ip", "netns", "exec", namespaces[index], *command]
-        started.append(subprocess.Popen(command, env=kept | told, **pipes))
+    for index, seat in enumerate(seats(processes, devices, namespaces)):
+        command = [*within(namespaces and namespaces[index]), sys.executable, "-c", program]
+        command += map(str, arguments)
+        started.append(subprocess.Popen(command, env=environment(**{**seat, **more}), **pipes))
     return started
+
+
+def seats(processes, devices, namespaces=None):
+    """What the environment tells each host."""
+    where = f"{ADDRESS if namespaces else '127.0.0.1'}:{free_port()}"
+    told = {"CHIPWISE_HOSTS": str(processes), "CHIPWISE_COORDINATOR": where, "CHIPWISE_WAIT": "120"}
+    told |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
+    return [{**told, "CHIPWISE_HOST": str(index)} for index in range(processes)]
+
+
+def environment(**more):
+    """This process's, without what it says of its own devices."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "NPROC")}
+    return {**kept, "PYTHONPATH": search(), **more}
+
+
+def within(namespace):
+    """How a command begins that is to run in a network namespace, or in none."""
+    return ["ip", "netns", "exec", namespace] if namespace else []
 
 
 def search():

@@ -131,6 +131,20 @@ def test_when_all_are_damaged_it_says_so_as_often_as_it_is_asked(run, tmp_path):
     assert sorted((tmp_path / "run").rglob("*")) == before
 
 
+def test_one_that_cannot_be_opened_is_not_called_damaged(run, template, tmp_path, monkeypatch):
+    shutil.copytree(run[0], tmp_path / "run")
+    before = sorted((tmp_path / "run").rglob("*"))
+
+    def closed(*_):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "d/0")
+
+    monkeypatch.setattr(Checkpoints, "about", closed)
+    path = str(tmp_path / "run" / "checkpoints" / "30")
+    with refused(cw.CheckpointError, "checkpoint-closed", path=path, reason=os.strerror(errno.EACCES)):
+        restored(tmp_path / "run", template)
+    assert sorted((tmp_path / "run").rglob("*")) == before
+
+
 def test_reading_leaves_alone_what_is_damaged_or_just_being_written(run, template, tmp_path):
     shutil.copytree(run[0], tmp_path / "run")
     damage(tmp_path / "run" / "checkpoints" / "30")

@@ -18,6 +18,7 @@ from chipwise.engine.predict import Predictor
 from chipwise.engine.session import Session
 from chipwise.errors import CheckpointError, DeviceError, RecipeError, RunError
 from chipwise.machine.detect import detect
+from chipwise.recipe.settings import load
 from chipwise.recipe.sharding import axes
 from refusals import refused
 
@@ -165,6 +166,37 @@ def test_a_part_of_a_checkpoint_that_changed_is_found(tmp_path):
     assert trained(made, 1, run).fingerprint == trained(made, 1).fingerprint
 
 
+LLAMA = {
+    "context": 64,
+    "vocabulary": 512,
+    "depth": 24,
+    "width": 128,
+    "heads": 4,
+    "kv_heads": 2,
+    "hidden": 384,
+}
+LLAMA |= {"batch": 32, "replicas": 4}
+
+
+@pytest.mark.slow
+def test_the_memory_of_a_device_falls_with_the_devices_of_a_group():
+    """By the compiler's figures: what a device holds between programs, and at most beside it in one."""
+    peaks = []
+    for shards in (1, 2, 4, 8):
+        made = load("llama-8b", [f"{k}={v}" for k, v in {**LLAMA, "shards": shards}.items()], None, True)
+        with Session(made, cw.On(devices=shards, feed="host")) as session:
+            session.begin()
+            session.compile()
+            replica, update = (one.memory_analysis() for one in session.programs.executables)
+        held = update.argument_size_in_bytes  # state and summed vector
+        beside = update.temp_size_in_bytes + update.output_size_in_bytes - update.alias_size_in_bytes
+        peaks.append(held + max(replica.temp_size_in_bytes, beside))
+        told = (held, replica.temp_size_in_bytes, beside, peaks[-1])
+        print(shards, *(f"{n / 1e6:.2f} MB" for n in told), f"1/{peaks[0] / peaks[-1]:.2f}")
+    for shards, peak in zip((2, 4, 8), peaks[1:], strict=True):
+        assert peaks[0] / shards <= peak < 1.25 * peaks[0] / shards
+
+
 TRAIN = """
 import json, sys
 import chipwise as cw
@@ -194,6 +226,24 @@ def test_the_same_bits_over_two_processes_and_after_a_resume(tmp_path):
     assert trained(recipe(ema=0.9), 1, tmp_path / "a").fingerprint == whole.fingerprint
     trained(recipe(ema=0.9), 2, tmp_path / "b", stop_after="2st")
     assert over(2, 8, tmp_path / "b")["fingerprint"] == whole.fingerprint
+
+
+@pytest.mark.slow
+def test_what_the_first_group_read_is_sent_to_the_others():
+    def loss(params, state, batch, key, train):
+        return tasks.plain_loss(params, {}, batch, key, train)[0], state
+
+    def init(key):
+        state = {"seen": np.array([True, False]), "zero": np.float32([-0.0, np.nan]), "calls": np.int8(-3)}
+        return tasks.init(key)[0], jax.tree.map(jax.numpy.asarray, state)
+
+    made = recipe(task=tasks.task(init=init, loss=loss, augment=None, eval=None))
+    with Session(made, cw.On(devices=8)) as session:
+        session.begin()
+        read = session.snapshot()
+        for sent in session.programs._broadcast(read):
+            for a, b in zip(jax.tree.leaves(read), jax.tree.leaves(sent), strict=True):
+                assert a.dtype == b.dtype and np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Several processes train one recipe: the same bits, rows and metrics as one process."""
 
-import uuid
+import json
 from pathlib import Path
 
 import numpy as np
@@ -61,61 +61,74 @@ def test_parameters_made_from_the_data_are_those_of_host_0():
 
 # ---- every cut of eight devices into processes, however fed, with and without the shared optimizer
 
-MAIN = "from chipwise.cli import main; main()"
-TASKS = Path(__file__).parents[1] / "tasks.py"
-NETS = {  # the last two have batch norm, dropout, augmentation, 101 examples in batches of 24, and AdamW
-    "digits": ["digits", "--set", "duration=5ep"],
-    "mnist": ["mnist", "--synthetic", "--set", "duration=200st", "--set", "batch=16"],
-    "arrays": [f"{TASKS}:recipe"],
-    "packed": [f"{TASKS}:packed"],
-}
+MATRIX = """
+import json, sys
+import chipwise as cw
+from chipwise.machine import kept
+from chipwise.recipe.settings import load
+
+kept.key_by_processor()  # as with the cache of a user: all processes share what one has compiled
+nets, hows = json.loads(sys.argv[1])
+for net, words in nets.items():
+    recipe = load(*words)
+    for how, fields in hows.items():
+        result = cw.fit(recipe, on=cw.On(**fields), eval_every=None, progress="none")
+        on = result.devices
+        told = [on["count"], on["hosts"], on["update"], result.fingerprint, result.metrics]
+        print(json.dumps([net, how, *told]), flush=True)
+"""
+TASKS = str(Path(__file__).parents[1] / "tasks.py")
 HOW = {
-    "resident": ["--feed", "device"],
-    "streamed": ["--feed", "host"],
-    "shared": ["--feed", "device", "--shard-optimizer"],
-    "streamed, shared": ["--feed", "host", "--shard-optimizer"],
+    "resident": {"feed": "device", "shard_optimizer": False},
+    "streamed": {"feed": "host", "shard_optimizer": False},
+    "resident, shared": {"feed": "device", "shard_optimizer": True},
+    "streamed, shared": {"feed": "host", "shard_optimizer": True},
 }
+CUTS = [(1, 8), (2, 4), (4, 2), (8, 1)]  # processes and the devices of each
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Of runs, with a pack of 101 images of 2 by 2 pixels."""
+def nets(tmp_path_factory):
+    """What `load` takes for each. The last two have batch norm, dropout, augmentation, 101 examples in
+    batches of 24, and AdamW; the last one reads a pack of 101 images of 2 by 2 pixels."""
     home, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
     for i in range(101):
         file = home / "photos" / "abcde"[i % tasks.CLASSES] / f"{i}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 256, (2, 2, 3), np.uint8)).save(file)
     pack(home / "photos", home / "pack", store="raw")
-    return home
+    return {
+        "digits": ["digits", ["duration=5ep"]],
+        "mnist": ["mnist", ["duration=200st", "batch=16"], None, True],
+        "arrays": [f"{TASKS}:recipe"],
+        "packed": [f"{TASKS}:packed", [], str(home / "pack")],
+    }
+
+
+def trained(nets, count, devices, hows):
+    """Every net fed in every way, one after the other in the same processes: what host 0 says of each."""
+    told = processes.ends(processes.start(MATRIX, count, devices, json.dumps([nets, hows])), 3000)
+    assert [code for code, _, _ in told] == [0] * count, told
+    rows = [json.loads(line) for line in told[0][1].splitlines() if line.startswith('["')]  # others print too
+    return {(net, how): said for net, how, *said in rows}
 
 
 @pytest.fixture(scope="module")
-def alone(folder):
-    """What one process with one device says of a net."""
-    found = {}
-
-    def of(net):
-        if net not in found:
-            found[net] = train(net, folder, 1, 1, HOW["resident"])
-        return found[net]
-
-    return of
-
-
-def train(net, folder, count, devices, how):
-    words = ["train", *NETS[net], *(["--data", folder / "pack"] if net == "packed" else []), *how]
-    words += ["--eval-every", "end", "--quiet", "--json", "--run", folder / "runs" / uuid.uuid4().hex]
-    return processes.answer(processes.start(MAIN, count, devices, *words), limit=1200)
+def alone(nets):
+    """What one process with one device says."""
+    return trained(nets, 1, 1, {"resident": {"feed": "device"}})
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
-@pytest.mark.parametrize("net", NETS)
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("count", [1, 2, 4, 8])
-def test_any_cut_of_eight_devices_into_processes(alone, folder, count, how, net):
-    said = train(net, folder, count, 8 // count, HOW[how])
-    assert (said["devices"]["count"], said["devices"]["hosts"]) == (8, count)
-    assert said["devices"]["update"] == ("sharded" if "shared" in how else "flat")
-    assert said["fingerprint"] == alone(net)["fingerprint"]
-    assert said["metrics"]["train/loss"] == alone(net)["metrics"]["train/loss"]
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("count", "devices"), CUTS)
+def test_any_cut_of_eight_devices_into_processes(alone, nets, count, devices):
+    said, odd = trained(nets, count, devices, HOW), []
+    for (net, how), (*where, fingerprint, metrics) in said.items():
+        *_, wanted, first = alone[net, "resident"]
+        assert where == [8, count, "sharded" if HOW[how]["shard_optimizer"] else "flat"]
+        equal = fingerprint == wanted and metrics["train/loss"] == first["train/loss"]
+        assert metrics == pytest.approx(first, rel=1e-5)
+        print(f"{count} x {devices} {net}, {how}: {fingerprint[:12]}{'' if equal else f' not {wanted[:12]}'}")
+        odd += [] if equal else [(net, how, metrics, first)]
+    assert len(said) == len(nets) * len(HOW) and not odd

@@ -19,22 +19,50 @@ import chipwise as cw
 import namespaces
 import processes
 import tasks
+import warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]
 
 ROUNDS = int(os.environ.get("CHIPWISE_CAMPAIGN", "6"))
 SILENCE = float(os.environ.get("CHIPWISE_SILENCE", "8"))
-STEPS = "600st"
+STEPS, LAST = 600, 400  # beyond the last checkpoint that counts, a run may end before it is struck
+EACH = 4  # strikes a run
+IMPORTS = "import chipwise.cli, chipwise.engine.fit, jax.experimental.multihost_utils, tasks"
 TRAIN = f"""
-import sys
-from chipwise.cli import main
-how = "--quiet --json --set duration={STEPS} --checkpoint-every 10st --eval-every 200st".split()
+how = "--quiet --json --set duration={STEPS}st --checkpoint-every 10st --eval-every 200st".split()
 sys.argv = ["chipwise", "train", "{Path(__file__).parents[1] / "tasks.py"}:long", "--run", sys.argv[1], *how]
-main()
+chipwise.cli.main()
 """
-CUT = "a link cut"
-KINDS = [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP] + [CUT] * namespaces.possible()
+CUT, HEALED = "a link cut", "a link cut that heals"
+KINDS = ["SIGKILL", "SIGTERM", "SIGSTOP"] + [CUT, HEALED] * namespaces.possible()
 LOST, STOPPED = cw.HostLost.exit_code, cw.Stopped.exit_code
+
+
+class Ground:
+    """Where runs are struck: processes kept warm, on loopback and at either end of a link."""
+
+    def __init__(self, folder, names):
+        self.names = names
+        self.servers = {name: warm.Server(IMPORTS, TRAIN, folder, name) for name in (None, *(names or ()))}
+
+    def start(self, run, count, devices=1, namespaces=None):
+        seats = processes.seats(count, devices, namespaces)
+        where = namespaces or [None] * count
+        told = {"CHIPWISE_SILENCE": str(SILENCE)}
+        return [self.servers[at].start({**seat, **told}, run) for at, seat in zip(where, seats, strict=True)]
+
+    def orphans(self):
+        return [c for server in self.servers.values() for c in psutil.Process(server.process.pid).children()]
+
+
+@pytest.fixture
+def ground(tmp_path):
+    with contextlib.ExitStack() as open_:
+        names = open_.enter_context(namespaces.pair()) if CUT in KINDS else None
+        made = Ground(tmp_path, names)
+        for server in made.servers.values():
+            open_.callback(server.close)
+        yield made
 
 
 def newest(run):
@@ -46,69 +74,87 @@ def saving(run):
     return any(not p.name.isdigit() for p in (run / "checkpoints").glob("*"))
 
 
-def strike(started, run, rng, kind, whom, names):
+def until(true, one, seconds=240):
+    limit = time.monotonic() + seconds
+    while not true():
+        assert one.poll() is None and time.monotonic() < limit, processes.ends([one], 1)
+        time.sleep(0.001)
+
+
+def strike(ground, started, run, rng, kind, whom):
     """Waits for a moment, in training or in a save, and strikes. *Returns* when, and whether in a save."""
-    before, limit = newest(run), time.monotonic() + 240
-    while newest(run) <= before and started[whom].poll() is None and time.monotonic() < limit:
-        time.sleep(0.002)
+    before, one = newest(run), started[whom]
+    until(lambda: newest(run) > before, one)
     if rng.random() < 0.5:
-        while not saving(run) and started[whom].poll() is None and time.monotonic() < limit:
-            time.sleep(0.0005)
+        until(lambda: saving(run), one)
     else:
         time.sleep(rng.uniform(0, 0.5))
     sent, within = time.monotonic(), saving(run)
-    if kind == CUT:
-        namespaces.link(names, "down")
-    elif started[whom].poll() is None:
-        started[whom].send_signal(kind)
+    if kind in (CUT, HEALED):
+        namespaces.link(ground.names, "down")
+    else:
+        one.send_signal(signal.Signals[kind])
+    if kind == HEALED:
+        time.sleep(rng.uniform(0.2, 2))
+        namespaces.link(ground.names, "up")
+        before = newest(run) + 10  # what was on its way is no sign of life
+        until(lambda: newest(run) > before, one)
+        sent = time.monotonic()
+        one.send_signal(signal.SIGTERM)
     return sent, within
 
 
-def left(started, whom, kind, sent):
-    """Waits for the others; *returns* how long they took."""
-    for index, one in enumerate(started):
-        if index != whom or kind in (signal.SIGTERM, CUT):
-            one.wait(SILENCE + 10 + 60)
+def leave(ground, started, rng, kind, whom, sent):
+    """Waits for all to leave. *Returns* codes and errors of those that must say why, and the seconds that
+    they took."""
+    others = [one for i, one in enumerate(started) if i != whom or kind not in ("SIGKILL", "SIGSTOP")]
+    for one in others:
+        one.wait(SILENCE + 10 + 60)
     taken = time.monotonic() - sent
-    if kind == signal.SIGSTOP:
+    if kind == CUT:
+        namespaces.link(ground.names, "up")
+    if kind == "SIGSTOP" and rng.random() < 0.5:  # it wakes, and finds that the others went on without it
+        started[whom].send_signal(signal.SIGCONT)
+        started[whom].wait(SILENCE + 10)
+        others = started
+    elif kind == "SIGSTOP":
         started[whom].kill()
-    return taken
+    said = dict(zip(started, processes.ends(started), strict=True))
+    return [(code, err) for code, _, err in (said[one] for one in others)], taken
 
 
-def test_a_campaign(tmp_path):
+def test_a_campaign(tmp_path, ground):
     """Runs are struck again and again, each time on another number of processes, until they end."""
-    whole = cw.fit(tasks.long(duration=STEPS), on=cw.On(devices=1), progress="none", eval_every="200st")
+    whole = cw.fit(
+        tasks.long(duration=f"{STEPS}st"), on=cw.On(devices=1), progress="none", eval_every="200st"
+    )
     rng, ended, slowest = random.Random(int(os.environ.get("CHIPWISE_SEED", "7"))), 0, 0.0
     struck: collections.Counter = collections.Counter()
-    with contextlib.ExitStack() as open_:
-        names = open_.enter_context(namespaces.pair()) if CUT in KINDS else None
-        while struck.total() < ROUNDS:
-            run = tmp_path / f"run{ended}"
-            for _ in range(3):
-                kind = KINDS[struck.total()] if struck.total() < len(KINDS) else rng.choice(KINDS)
-                count = 2 if kind == CUT else rng.choice((2, 4))
-                whom = rng.choice((0, rng.randrange(1, count)))
-                where = names if kind == CUT else None
-                environment = {"CHIPWISE_SILENCE": str(SILENCE)}
-                started = processes.start(TRAIN, count, 1, run, namespaces=where, **environment)
-                sent, within = strike(started, run, rng, kind, whom, names)
-                taken = left(started, whom, kind, sent)
-                struck[getattr(kind, "name", kind), "host 0" if whom == 0 else "another", within] += 1
-                told = processes.ends(started)
-                if kind == CUT:
-                    namespaces.link(names, "up")
-                assert not psutil.Process().children()
-                others = [one for i, one in enumerate(told) if i != whom or kind == CUT]
-                codes = [code for code, _, _ in others]
-                assert set(codes) <= {STOPPED if kind == signal.SIGTERM else LOST, 0}, (kind, whom, told)
-                if codes[0] == LOST:
-                    slowest = max(slowest, taken)
-                    assert [err.count("error: host") for _, _, err in others] == [1] * len(codes), told
-                print(f"{struck.total()}: {kind!r} of {whom} in {count}: {codes}, {taken:.1f} s", flush=True)
-            said = processes.answer(processes.start(TRAIN, rng.choice((1, 2)), 2, run), limit=400)
-            assert said["fingerprint"] == whole.fingerprint
-            assert said["metrics"]["train/loss"] == whole.metrics["train/loss"]
-            ended += 1
+    while struck.total() < ROUNDS:
+        run = tmp_path / f"run{ended}"
+        for _ in range(EACH):
+            if newest(run) > LAST:
+                break
+            kind = KINDS[struck.total()] if struck.total() < len(KINDS) else rng.choice(KINDS)
+            linked = kind in (CUT, HEALED)
+            count = 2 if linked else rng.choice((2, 4))
+            whom = rng.choice((0, rng.randrange(1, count)))
+            started = ground.start(run, count, 1, ground.names if linked else None)
+            sent, within = strike(ground, started, run, rng, kind, whom)
+            told, taken = leave(ground, started, rng, kind, whom, sent)
+            struck[kind, "host 0" if whom == 0 else "another", within] += 1
+            slowest = max(slowest, taken)
+            codes = [code for code, _ in told]
+            sentences = [err.count("error: ") for _, err in told]
+            print(f"{struck.total()}: {kind} of {whom} in {count}: {codes}, {taken:.1f} s", flush=True)
+            assert not ground.orphans()
+            stops = kind in ("SIGTERM", HEALED)
+            assert codes == [STOPPED if stops else LOST] * len(codes), told
+            assert sentences == [1] * len(codes) or (stops and sum(sentences) == 1), told
+        said = processes.answer(ground.start(run, rng.choice((1, 2)), 2), limit=400)
+        assert said["fingerprint"] == whole.fingerprint
+        assert said["metrics"]["train/loss"] == whole.metrics["train/loss"]
+        ended += 1
     assert slowest < SILENCE + 10
     print(f"\n{struck.total()} strikes on {ended} runs, 0 differing bits; others left within {slowest:.1f} s")
     for (kind, whom, within), times in sorted(struck.items()):

@@ -5,10 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import PartitionSpec as P
 
+from chipwise.data.sources import Arrays
 from chipwise.errors import RecipeError
-from chipwise.interop.nnx import functional
+from chipwise.interop.nnx import functional, task
 from chipwise.models.layers import BatchNorm
+from chipwise.recipe.losses import softmax_cross_entropy
+from chipwise.recipe.sharding import axes
 from refusals import refused
 
 
@@ -95,6 +99,21 @@ def test_grad_and_vmap(net):
 def test_a_model_instead_of_its_maker(given, code):
     with refused(RecipeError, code):
         functional(given)
+
+
+def test_how_parameters_lie_is_read():
+    def make(rngs):
+        kernel = nnx.with_partitioning(nnx.initializers.lecun_normal(), (None, "shard"))
+        bias = nnx.with_partitioning(nnx.initializers.zeros_init(), ("model",))
+        return nnx.Linear(4, 2, kernel_init=kernel, bias_init=bias, rngs=rngs)
+
+    data = Arrays(x=np.ones((3, 4), np.float32), label=np.zeros(3, np.int32))
+    made = task(make, softmax_cross_entropy, train=data)
+    params, _ = made.init(jax.random.key(0))
+    assert made.sharding("kernel") == P(None, "shard") and made.sharding("bias") is None
+    assert axes(params, 2, made.sharding) == {"kernel": 1, "bias": 0}
+    assert axes(params, 2) == {"kernel": 0, "bias": 0}
+    assert made.loss(params, {}, data.columns, jax.random.key(0), True)[0]["loss"].total.shape == ()
 
 
 def test_a_maker_that_returns_no_module():

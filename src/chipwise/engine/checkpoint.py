@@ -36,6 +36,10 @@ from .stored import newest_checkpoint
 
 KEEP = 3  # enough to fall back twice
 _FULL = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)]
+_CLOSED = [  # what keeps a reader from a file and says nothing of its bytes
+    os.strerror(number)
+    for number in (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.ETIMEDOUT)
+]
 
 # Orbax logs every save at WARNING and every damaged file at ERROR, which `restore` says in its own words.
 logging.getLogger("absl").setLevel(logging.CRITICAL)
@@ -157,7 +161,8 @@ class Checkpoints:
 
         A damaged one is reported through `say`, moved out of the way, and the one before it is taken.
         `None` when the folder holds no checkpoint; raises `CheckpointError` when it holds some and none
-        is readable, or when the newest readable one is of another model, or of other `shards`.
+        is readable, when the newest readable one is of another model, or of other `shards`, and when one
+        cannot be opened, which may be whole.
         """
         steps, damaged = self.steps(), []
         for step in reversed(steps):
@@ -167,6 +172,9 @@ class Checkpoints:
                 raise
             except Exception as error:  # damaged bytes make Orbax raise anything
                 self._abandoned.expected = True
+                if closed := next((text for text in _CLOSED if text in str(error)), None):
+                    path = str(self.folder / str(step))
+                    raise CheckpointError("checkpoint-closed", path=path, reason=closed) from error
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
                 say(fact("checkpoint-damaged", step=step, reason=reason))
                 damaged.append(step)

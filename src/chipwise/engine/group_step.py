@@ -19,7 +19,6 @@ from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from ..data.sources import spec_of
 from ..models.large import SHARD, in_group, spec_at
 from ..models.target import traced_for
 from ..recipe.recipe import Recipe
@@ -28,31 +27,24 @@ from . import feed
 from .layout import Layout
 from .placement import WHOLE
 from .replica import contribution
-from .state import TrainState, abstract_state, axes_of
-from .step import rows, stored
-from .update import Update
+from .state import TrainState, axes_of
+from .step import Step, rows, stored
 
 
-class GroupStep:
-    """The programs of a recipe's step as pure functions of arrays, for one group of a layout. As `Step`,
-    whose fields it has. `mesh`: the group's, where it is known."""
+class GroupStep(Step):
+    """The programs of a recipe's step as pure functions of arrays, for one group of a layout: `replica`,
+    `square` and `update`. `mesh`: the group's, where it is known."""
 
     def __init__(
         self,
         recipe: Recipe,
         layout: Layout,
         *,
-        resident: bool,
-        state: TrainState | None = None,
-        device: jax.Device | None = None,
         mesh: AbstractMesh | None = None,
+        **more: Any,
     ):
-        self.recipe, self.layout, self.resident, self.device = recipe, layout, resident, device
-        self.spec = spec_of(recipe.task.train)
-        self.together, self.calls = layout.together, layout.blocks_per_device
-        self.fused = self.sharded = False
-        self.state = abstract_state(recipe) if state is None else state
-        self.updates = Update(recipe, self.state)
+        super().__init__(recipe, layout, shard_optimizer=False, **more)
+        self.fused = False
         self.mesh = mesh or AbstractMesh((layout.shards,), (SHARD,))
         self.axes = axes_of(recipe, self.state.params)
         self.frozen_axes = axes_of(recipe, self.state.frozen, some=False)
@@ -116,11 +108,6 @@ class GroupStep:
         return specs["state"].without("donated"), _shapes(self.mesh, total, P(SHARD)), hyper, squares
 
     # ---- programs
-
-    @functools.cached_property
-    def traced(self):
-        """`replica`, jitted."""
-        return jax.jit(self.replica)
 
     def replica(self, params, frozen, state, step, scale, at, data, place) -> jax.Array:
         """As of `Step`: `(shards, n)`, a row a device. `params` is the vector of `Update.whole`."""

@@ -25,8 +25,7 @@ from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
 from . import reduce
 from .group_step import GroupStep
-from .layout import Layout, merges
-from .placement import Placement
+from .layout import merges
 from .programs import Programs, meet_at_once
 from .state import TrainState, first_maker, first_state, read
 from .step import compiler_options
@@ -35,21 +34,9 @@ from .step import compiler_options
 class GroupPrograms(Programs):
     """The step of `recipe` on the groups of `placement`. Arguments and fields as of `Programs`."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        layout: Layout,
-        placement: Placement,
-        *,
-        resident: bool,
-        state: TrainState | None = None,
-    ):
-        self.layout, self.placement, self.sharding, self.steps_at_once = layout, placement, None, 1
-        mesh = placement.local[0].mesh.abstract_mesh
-        step: dict[str, Any] = {"resident": resident, "state": state, "device": placement.lead}
-        self.of: Any = GroupStep(recipe, layout, **step, mesh=mesh)
-        self.flops_per_step_per_device: float | None = None
-        self.compiled = self.looped = False
+    def _step(self, recipe: Recipe, *, shard_optimizer: bool | None = None, **more: Any) -> GroupStep:
+        put = self.placement
+        return GroupStep(recipe, self.layout, device=put.lead, mesh=put.local[0].mesh.abstract_mesh, **more)
 
     # ---- the state
 
@@ -108,20 +95,17 @@ class GroupPrograms(Programs):
 
         def one(leaf: jax.Array, axis: int) -> list[jax.Array]:
             spec = spec_at(axis)
-            word = jnp.dtype(f"uint{8 * leaf.dtype.itemsize}")
             parts = []
             for group in local:
                 given = leaf if group.index == 0 else jnp.zeros(leaf.shape, leaf.dtype)
-                parts.append(
-                    jax.device_put(lax.bitcast_convert_type(given, word)[None], group.place(P(None, *spec)))
-                )
+                parts.append(jax.device_put(_as_word(given)[None], group.place(P(None, *spec))))
             held = [s.data for part in parts for s in part.addressable_shards]
             over = NamedSharding(mesh, P(reduce.AXIS, *spec))
             shape = (self.placement.groups, *leaf.shape)
             every = jax.make_array_from_single_device_arrays(shape, over, held)
             total = jax.jit(
                 jax.shard_map(
-                    lambda x: lax.bitcast_convert_type(lax.psum(x, reduce.AXIS)[0], leaf.dtype),
+                    lambda x: _of_word(lax.psum(x, reduce.AXIS)[0], leaf.dtype),
                     mesh=mesh,
                     in_specs=over.spec,
                     out_specs=spec,
@@ -212,3 +196,14 @@ class GroupPrograms(Programs):
             token = done if token is None else token
         assert token is not None
         return after, token
+
+
+def _as_word(array: jax.Array) -> jax.Array:
+    """The bits of each value as a whole number."""
+    if array.dtype.kind == "b":  # of which lax knows no bits
+        return array.astype(jnp.uint8)
+    return lax.bitcast_convert_type(array, jnp.dtype(f"uint{8 * array.dtype.itemsize}"))
+
+
+def _of_word(word: jax.Array, dtype: Any) -> jax.Array:
+    return word.astype(bool) if np.dtype(dtype).kind == "b" else lax.bitcast_convert_type(word, dtype)

@@ -62,14 +62,7 @@ class Programs:
         shard_optimizer: bool | None = None,
     ):
         self.layout, self.placement = layout, placement
-        self.of: Any = Step(
-            recipe,
-            layout,
-            resident=resident,
-            state=state,
-            device=placement.lead,
-            shard_optimizer=shard_optimizer,
-        )
+        self.of = self._step(recipe, resident=resident, state=state, shard_optimizer=shard_optimizer)
         self.sharding = Sharding(self.of, placement) if self.of.sharded else None
         self.steps_at_once = 1
         self.flops_per_step_per_device: float | None = None
@@ -77,6 +70,9 @@ class Programs:
         self._places: list[list[jax.Array]]
         self._turns: list[Any]
         self._counts: dict[int, jax.Array] = {}
+
+    def _step(self, recipe: Recipe, **more: Any) -> Any:
+        return Step(recipe, self.layout, device=self.placement.lead, **more)
 
     def data_shapes(self) -> list:
         """What `step` takes as data, as shapes, when it is streamed: to compile before the first batch."""

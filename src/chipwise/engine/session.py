@@ -96,11 +96,16 @@ class Session:
         here, task = self.placement.hosts, self.recipe.task
         if here.count == 1:
             return
-        facts = {f"the recipe's {name}": value for name, value in self.recipe.describe().items()}
-        facts["training data"] = sample_digest(task.train)
-        facts["evaluation data"] = sample_digest(task.eval)
+        data = {"training": sample_digest(task.train), "evaluation": sample_digest(task.eval)}
         chip = self.machine.kind if self.machine.platform != "cpu" else this_machine().cpu
-        here.compare("recipe", {**facts, "chip": chip})
+        here.compare(
+            "recipe",
+            {
+                "host-differs-recipe": self.recipe.describe(),
+                "host-differs-data": data,
+                "host-differs": {"chip": chip},
+            },
+        )
 
     @property
     def start(self) -> Fact:

@@ -4,14 +4,17 @@
 target.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 from flax import nnx
+from jax.sharding import PartitionSpec
 
 from ..errors import RecipeError, near
+from ..models.large import SHARD
 from ..recipe import freezing
 from ..recipe.task import Task
 from .door import Data, own_promotion, with_loss
@@ -25,7 +28,8 @@ def task(make_model: Callable[[nnx.Rngs], nnx.Module], loss: Callable, **data: A
 
     *Arguments:* `make_model`: as of `functional`; `loss`: `(outputs, target)`: values `(batch,)`, their mean,
     or a `Sum`; `data`: `train`, `eval`, `inputs`, `target`, `metrics` and more, as of `interop.door.Data`.
-    The module reads one argument, or a tuple or dict of them by `inputs`.
+    The module reads one argument, or a tuple or dict of them by `inputs`. Parameters lie as it says: see
+    `sharding`.
 
     Raises `RecipeError` as `functional` does, and for columns that the data lacks.
     """
@@ -36,8 +40,25 @@ def task(make_model: Callable[[nnx.Rngs], nnx.Module], loss: Callable, **data: A
             outputs, state = call(params, state, args, kwargs, key, train)
         return outputs, state, None
 
-    name = type(nnx.eval_shape(lambda: make_model(nnx.Rngs(0)))).__name__
-    return Data(**data).task(f"nnx.{name}", init, with_loss(forward, loss))
+    with nnx.use_eager_sharding(False):
+        name = type(nnx.eval_shape(lambda: make_model(nnx.Rngs(0)))).__name__
+    made = Data(**data).task(f"nnx.{name}", init, with_loss(forward, loss))
+    return dataclasses.replace(made, sharding=sharding(make_model))
+
+
+def sharding(make_model: Callable[[nnx.Rngs], nnx.Module]) -> Callable[[str], PartitionSpec | None]:
+    """For `Task(sharding=...)`: how the module's parameters lie over the devices of a group, as it says by
+    `nnx.with_partitioning(initializer, (None, "shard"))` and the like.
+
+    *Returns* a parameter's path to its `PartitionSpec`; None for one that names no axis `"shard"`. Names of
+    other axes are of other meshes, and left out.
+    """
+    specs = {}
+    for path, variable in nnx.to_flat_state(_abstract(make_model)[1]["params"]):
+        names = variable.get_metadata().get("out_sharding") or ()
+        if SHARD in names:
+            specs["/".join(map(str, path))] = PartitionSpec(*(n if n == SHARD else None for n in names))
+    return specs.get
 
 
 def functional(make_model: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Callable, Callable]:
@@ -80,7 +101,9 @@ def _functions(make_model: Callable) -> tuple[Callable, Callable]:
     holding = functools.cache(lambda patterns: _abstract(make_model)[0][True])  # asks for them itself
 
     def init(key: jax.Array) -> tuple[Tree, Tree]:
-        _, params, _, state = nnx.split(make_model(nnx.Rngs(key)), nnx.Param, nnx.RngState, ...)  # type: ignore[misc]
+        with nnx.use_eager_sharding(False):
+            model = make_model(nnx.Rngs(key))
+        _, params, _, state = nnx.split(model, nnx.Param, nnx.RngState, ...)  # type: ignore[misc]
         return _to_tree(params), _to_tree(state)
 
     def call(params: Tree, state: Tree, args: tuple, kwargs: dict, key, train: bool):
@@ -111,7 +134,8 @@ def _abstract(make_model):
             raise RecipeError("nnx-no-module", returned=type(model).__name__)
         return model
 
-    model = nnx.eval_shape(build)
+    with nnx.use_eager_sharding(False):  # what it says of a mesh is for `sharding` to read
+        model = nnx.eval_shape(build)
     graphs: dict[bool, nnx.GraphDef] = {}
     for train in (True, False):
         (model.train if train else model.eval)()

@@ -66,14 +66,20 @@ class Hosts:
         """What each host says, JSON values in their order. All wait for all."""
         return [value] if self._wire is None else self._wire.everyone(what, value)
 
-    def compare(self, what: str, facts: dict[str, Any]) -> None:
-        """Raises `DeviceError`, the same on all hosts, unless all say the same of `facts`, JSON values."""
+    def compare(self, what: str, facts: dict[str, dict[str, Any]]) -> None:
+        """Raises `DeviceError`, the same on all hosts, unless all say the same.
+
+        *Arguments:* `facts`: the code of the error to the values that it is about, JSON values by name.
+        """
         rows = self.everyone(what, json.loads(json.dumps(facts, default=str)))
         for host, row in enumerate(rows):
-            for name in facts:
-                if row.get(name) != rows[0].get(name):
-                    told = {"name": name, "here": row.get(name), "there": rows[0].get(name)}
-                    raise DeviceError("host-differs", host=host, host_name=self.names[host], **told)
+            for code, values in facts.items():
+                for name in values:
+                    here, there = ((told.get(code) or {}).get(name) for told in (row, rows[0]))
+                    if here != there:
+                        which = {"host": host, "host_name": self.names[host], "name": name}
+                        known = "host-differs" if there is None else code
+                        raise DeviceError(known, **which, here=here, there=there)
 
     def alone(self, what: str) -> None:
         """Raises `DeviceError` where several hosts have met for `what` one host does."""
@@ -228,8 +234,10 @@ def _join(seat: Seat, wait: float, silence: float) -> Hosts:
 
 
 def _alike(here: Hosts) -> None:
-    facts: dict[str, Any] = {f"{package} version": installed(package) for package in _COMPARED}
-    here.compare("program", {**facts, "NPROC": os.environ.get("NPROC")})
+    versions = {package: installed(package) for package in _COMPARED}
+    here.compare(
+        "program", {"host-differs-version": versions, "host-differs": {"NPROC": os.environ.get("NPROC")}}
+    )
 
 
 def _start_jax(seat: Seat, wire: Wire, silence: float) -> None:

@@ -1,0 +1,179 @@
+"""What keeps hosts from meeting, and hosts that differ: one line, which names the host."""
+
+import os
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import chipwise as cw
+import processes
+import tasks
+from chipwise.engine import placement
+from chipwise.engine.layout import usable
+from chipwise.errors import DeviceError
+from chipwise.machine import detect, hosts
+from chipwise.machine.cluster import Seat
+from chipwise.machine.facts import installed
+from chipwise.words.facts import fact
+from refusals import refused
+
+HERE = "127.0.0.1"
+
+
+@pytest.fixture
+def join(monkeypatch):
+    """Joins as one host of several, before JAX has started."""
+    monkeypatch.setattr(detect, "started", lambda: False)
+    return lambda index, count, port, wait=10.0: hosts._join(Seat(index, count, HERE, port), wait, 5.0)
+
+
+def test_a_missing_host(join):
+    port = processes.free_port()
+    with refused(DeviceError, "hosts-missing", missing=[1, 2], hosts=3, address=HERE, port=port):
+        join(0, 3, port, wait=0.0)
+
+
+def test_a_port_in_use(join):
+    with socket.create_server((HERE, 0)) as other:
+        port = other.getsockname()[1]
+        with refused(DeviceError, "hosts-port-taken", port=port, host_name=socket.gethostname()):
+            join(0, 2, port)
+
+
+def test_hosts_that_count_differently(join):
+    port = processes.free_port()
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(join, 1, 3, port)
+        for joining in (lambda: join(0, 2, port), other.result):
+            with refused(DeviceError, "host-twice", host=1, other=3, hosts=2):
+                joining()
+
+
+def test_after_jax_has_started():
+    detect.detect(1)
+    with refused(DeviceError, "hosts-too-late", hosts=2):
+        hosts._join(Seat(0, 2, HERE), 0.0, 5.0)
+
+
+def test_a_count_that_is_not_exact():
+    assert usable(8, 9, hosts=4) == 8
+    with refused(DeviceError, "hosts-inexact", hosts=3, replicas=8, counts=[1, 2, 4, 8], most=2, last=2):
+        usable(8, 9, hosts=3)
+
+
+class Told:
+    """A wire on which the hosts have said `rows`."""
+
+    def __init__(self, *rows):
+        self.rows = rows
+
+    def everyone(self, what, value):
+        return list(self.rows)
+
+
+@pytest.mark.parametrize("code", ["host-differs-version", "host-differs-recipe", "host-differs-data"])
+def test_the_host_that_differs_is_named(code):
+    alike, other = {code: {"jax": "1", "seed": None}}, {code: {"jax": "2", "seed": None}}
+    here = hosts.Hosts(Seat(1, 3, HERE), Told(alike, alike, other), ("a", "b", "c"))
+    with refused(DeviceError, code, host=2, host_name="c", name="jax", here="2", there="1"):
+        here.compare("program", alike)
+    here = hosts.Hosts(Seat(1, 2, HERE), Told({code: {"libtpu": None}}, {code: {"libtpu": "2"}}), ("a", "b"))
+    with refused(DeviceError, "host-differs", host=1, host_name="b", name="libtpu", here="2", there=None):
+        here.compare("program", {code: {"libtpu": "2"}})
+    here = hosts.Hosts(Seat(1, 2, HERE), Told(alike, {}), ("a", "b"))  # an older chipwise
+    with refused(DeviceError, code, host=1, here=None, there="1"):
+        here.compare("program", alike)
+    hosts.Hosts(Seat(1, 2, HERE), Told(alike, alike), ("a", "b")).compare("program", alike)
+
+
+def test_a_group_over_hosts(monkeypatch):
+    machine = detect.detect(8)
+    monkeypatch.setattr(placement, "hosts", lambda: hosts.Hosts(Seat(0, 2, HERE), Told(), ("a", "b")))
+    monkeypatch.setattr(placement, "shared", lambda devices, count, of: devices[:count])
+    with refused(DeviceError, "shards-over-hosts", shards=8, here=4):
+        placement.Placement(machine, 8, shards=8)
+
+
+# ---- as two processes say it
+
+RECIPE = """
+import os
+import tasks
+
+def recipe(**changes):
+    seed = 2 * int(os.environ["CHIPWISE_HOST"]) if "OTHER_DATA" in os.environ else 0
+    return tasks.recipe(duration="4st", task=tasks.task(train=tasks.data(seed=seed)), **changes)
+"""
+START = """
+import os, sys
+from chipwise.cli import main
+from chipwise.machine import hosts
+how = "--quiet --json --set duration=4st".split()
+if os.environ["CHIPWISE_HOST"] == "1":
+    if "OTHER_JAX" in os.environ:
+        found = hosts.installed
+        hosts.installed = lambda package: "0.1.2" if package == "jax" else found(package)
+    how += os.environ.get("OTHER_RECIPE", "").split()
+sys.argv = ["chipwise", "train", sys.argv[1], *how]
+main()
+"""
+OTHER = {
+    "host-differs-version": ({"OTHER_JAX": ""}, {"name": "jax", "here": "0.1.2", "there": installed("jax")}),
+    "host-differs-recipe": ({"OTHER_RECIPE": "--set seed=4"}, {"name": "seed", "here": 4, "there": 3}),
+    "host-differs-data": ({"OTHER_DATA": ""}, {"name": "training"}),
+}
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    (tmp_path / "mine.py").write_text(RECIPE)
+    return f"{tmp_path / 'mine.py'}:recipe"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", OTHER)
+def test_two_processes_that_differ_say_so_once(recipe, code):
+    environment, facts = OTHER[code]
+    if code == "host-differs-data":
+        from chipwise.data.sources import sample_digest
+
+        facts |= {"here": sample_digest(tasks.data(seed=2)), "there": sample_digest(tasks.data())}
+    told = processes.ends(processes.start(START, 2, 1, recipe, **environment))
+    sentence = str(fact(code, host=1, host_name=socket.gethostname(), **facts))
+    assert [exit_code for exit_code, _, _ in told] == [DeviceError.exit_code] * 2, told
+    assert [err.count("error: ") for _, _, err in told] == [1, 0], told
+    assert f"error: {sentence}" in told[0][2]
+    print(sentence)
+
+
+@pytest.mark.slow
+def test_a_host_that_waits_in_vain(recipe):
+    started = processes.start(START, 2, 1, recipe, CHIPWISE_WAIT="4")
+    started[1].kill()
+    (code, _, err), _ = processes.ends(started)
+    assert code == DeviceError.exit_code and err.count("error: ") == 1
+    assert "waiting for host" in err and "host 1 of 2" in err.split("error: ")[1], err
+    print(err)
+
+
+@pytest.mark.slow
+def test_proxies_do_not_stand_in_the_way(recipe):
+    kept = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
+    proxies = {f"{name}_proxy": "http://127.0.0.1:9" for name in ("http", "https", "all", "grpc")}
+    proxies |= {name.upper(): value for name, value in proxies.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        for name in os.environ.keys() - kept.keys():
+            patch.delenv(name)
+        said = processes.answer(processes.start(START, 2, 1, recipe, **proxies))
+    alone = cw.fit(tasks.recipe(duration="4st"), on=cw.On(devices=1), progress="none")
+    assert said["fingerprint"] == alone.fingerprint and said["devices"]["hosts"] == 2
+
+
+@pytest.mark.slow
+def test_three_hosts_do_not_share_eight_replicas(recipe):
+    told = processes.ends(processes.start(START, 3, 1, recipe))
+    facts = {"hosts": 3, "replicas": 8, "counts": [1, 2, 4, 8], "most": 2, "last": 2}
+    assert f"error: {fact('hosts-inexact', **facts)}" in told[0][2]
+    assert sum(err.count("error: ") for _, _, err in told) == 1, told
+    assert {code for code, _, _ in told} == {DeviceError.exit_code}
