@@ -23,7 +23,9 @@ class Server:
         self._heard = threading.Condition()
         text = f"import warm\n{imports}\nwarm.fork()\n{program}"
         command = [*processes.within(namespace), sys.executable, "-c", text]
-        environment = processes.environment(JAX_PLATFORMS="cpu")
+        environment = processes.environment(JAX_PLATFORMS="cpu", CHIPWISE_CACHE=str(self.folder / "cache"))
+        environment["OPENBLAS_NUM_THREADS"] = "1"  # NumPy would start threads when it is imported
+        environment.pop("JAX_COMPILATION_CACHE_DIR", None)  # as a user's, whose kept programs all share
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
         self.process = subprocess.Popen(command, env=environment, **pipes)
         threading.Thread(target=self._listen, daemon=True).start()
@@ -95,7 +97,8 @@ def fork():
     """In a server's process: returns in each of the processes that it is told to start."""
     import jax
 
-    assert len(os.listdir("/proc/self/task")) == 1, "a thread would be missing in the forks"
+    threads = [Path(f"/proc/self/task/{task}/comm").read_text() for task in os.listdir("/proc/self/task")]
+    assert len(threads) == 1, f"missing in the forks: {threads}"
     while True:
         if select.select([0], [], [], 0.02)[0]:
             line = sys.stdin.readline()

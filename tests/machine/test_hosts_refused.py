@@ -37,8 +37,9 @@ def test_a_missing_host(join):
 def test_a_port_in_use(join):
     with socket.create_server((HERE, 0)) as other:
         port = other.getsockname()[1]
-        with refused(DeviceError, "hosts-port-taken", port=port, host_name=socket.gethostname()):
+        with refused(DeviceError, "hosts-port-taken", port=port, host_name=socket.gethostname()) as caught:
             join(0, 2, port)
+    assert 1024 < caught.value.facts["other"] < 65536
 
 
 def test_hosts_that_count_differently(join):

@@ -204,7 +204,9 @@ def _join(seat: Seat, wait: float, silence: float) -> Hosts:
         else:
             lines = answer_the_roll(seat.address, seat.port, seat.index, seat.count, wait, told)
     except PortTaken as error:
-        raise DeviceError("hosts-port-taken", **where, host_name=name, reason=error.strerror) from error
+        other = seat.port + 100 if seat.port < 65000 else seat.port - 1000
+        facts = {**where, "other": other, "host_name": name, "reason": error.strerror}
+        raise DeviceError("hosts-port-taken", **facts) from error
     except TimeoutError as error:
         raise DeviceError(
             "hosts-missing", **where, missing=error.args[0], hosts=seat.count, waited=wait
