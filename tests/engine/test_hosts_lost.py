@@ -29,6 +29,7 @@ STEPS, LAST = 600, 400  # beyond the last checkpoint that counts, a run may end 
 EACH = 4  # strikes a run
 IMPORTS = "import chipwise.cli, chipwise.engine.fit, jax.experimental.multihost_utils, tasks"
 TRAIN = f"""
+import sys
 how = "--quiet --json --set duration={STEPS}st --checkpoint-every 10st --eval-every 200st".split()
 sys.argv = ["chipwise", "train", "{Path(__file__).parents[1] / "tasks.py"}:long", "--run", sys.argv[1], *how]
 chipwise.cli.main()
