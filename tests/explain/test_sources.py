@@ -36,8 +36,7 @@ def test_warm_up_counts_nowhere(tmp_path):
 
 def test_when_a_run_diverged():
     assert divergence(WHEN).json() == BETWEEN and divergence(None) is divergence("") is None
-    older = divergence("The training loss\nbecame nan " + 300 * "x")
-    assert older.code == "diverged-as-told" and "\n" not in older["words"] and len(older["words"]) == 160
+    assert divergence("damaged") is divergence({"first": "3"}) is None
 
 
 def test_bad_files_are_one_line(tmp_path):

@@ -16,12 +16,11 @@ from ..errors import DataError, DeviceError
 from ..planner.plans import Range
 from ..recipe.schedules import as_typed
 from ..words.facts import Fact, fact
-from ..words.figures import known, one_line
+from ..words.figures import known
 from .published import Published
 
 MEASURED, PREDICTED, PUBLISHED = KINDS = ("measured", "predicted", "published")
 _FIELDS = ("name", "batch", "replicas", "precision", "source", "seed")  # of a recipe: a row's, or a repeat's
-_LONGEST = 160  # characters of what a file says of a divergence
 
 
 @dataclass(frozen=True)
@@ -172,7 +171,7 @@ def divergence(stored: Any) -> Fact | None:
         first, last = whole(stored, "first"), whole(stored, "last")
         if first is not None and last is not None:
             return fact("diverged-between", first=first, last=last)
-    return fact("diverged-as-told", words=one_line(stored, _LONGEST)) if stored else None
+    return None
 
 
 def as_range(stored: Any) -> Range | None:

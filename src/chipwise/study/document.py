@@ -30,14 +30,14 @@ class Run:
 
     *Fields:* `run`: its folder, from the study's; `done`: whether it trained to its end; `metrics`,
     `fingerprint` and `examples_per_second` (global, median) as in its result; `seconds`: wall time over all
-    processes that worked on it; `diverged`: how, if it did, as in its
-    metrics.jsonl: `code`, between which steps (`first`, `last`) and `value`; text in old studies.
+    processes that worked on it; `diverged`: how, if it did, as in its metrics.jsonl: `code`, between which
+    steps (`first`, `last`) and `value`.
     """
 
     seed: int
     run: str
     done: bool = False
-    diverged: Mapping[str, Any] | str | None = None
+    diverged: Mapping[str, Any] | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
     steps: int | None = None
     seconds: float | None = None

@@ -96,13 +96,10 @@ def divergence(run: StoredRun) -> tuple[int, Fact] | None:
     for row in run.rows:
         stated = row.get("diverged")
         if isinstance(stated, dict) and {"first", "last", "value"} <= set(stated):
-            parameter = stated.get("code") == "parameter-not-finite"
-            value, first, last = one_line(stated["value"]), stated["first"], stated["last"]
-            if parameter:
-                return row["step"], fact("story-diverged-parameter", first=first, last=last)
-            return row["step"], fact("story-diverged-loss", value=value, first=first, last=last)
-        if stated is not None:  # as older versions wrote it
-            return row["step"], fact("story-diverged-as-told", words=one_line(stated).rstrip("."))
+            between = {"first": stated["first"], "last": stated["last"]}
+            if stated.get("code") == "parameter-not-finite":
+                return row["step"], fact("story-diverged-parameter", **between)
+            return row["step"], fact("story-diverged-loss", value=one_line(stated["value"]), **between)
     for row in run.rows:
         losses = [row[name] for name in ("train/loss", "eval/loss") if name in row]
         if any(x is None or (isinstance(x, float) and not math.isfinite(x)) for x in losses):

@@ -59,7 +59,7 @@ def settings(stored: Mapping[str, Any], clock: Clock | None) -> list[list[str]]:
 
 def rebuilt(value: Any) -> Schedule | None:
     """The schedule that `value`, a number or what `Schedule.json` gave, describes; `None` for anything else:
-    a function of the step, of which a run stores the name alone, or text, as older versions wrote it."""
+    a function of the step, say, of which a run stores only the name."""
     try:
         return from_json(value)
     except (ChipwiseError, ValueError, TypeError, RecursionError):
@@ -97,8 +97,6 @@ def curve(stored: Mapping[str, Any], clock: Clock | None, loaded: Recipe | None)
     text = one_line(as_typed(optimizer[name]))
     schedule = loaded.optimizer.hyper.get(name) if loaded is not None else rebuilt(optimizer[name])
     rate: dict[str, Any] = {"name": name, "text": text}
-    if schedule is None and isinstance(optimizer[name], str):
-        return rate | {"note": fact("rate-is-text", name=name, value=text)}
     if schedule is None:
         return rate | {"note": fact("rate-is-code", name=name, value=text)}
     if clock is None or not clock.total:

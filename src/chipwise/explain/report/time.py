@@ -121,9 +121,6 @@ def spent(run: StoredRun, timed: Sequence[Interval]) -> Spent | None:
         last = run.starts[-1]["step"] if run.starts else 0
         if last:
             covers = fact("covers-finishing-process", step=last + 1)
-        elif everything is not None and everything > 1.5 * total:
-            # older versions did not note their processes, but their rows' clock goes on
-            covers = fact("covers-last-process")
         else:
             covers = fact("covers-run")
     elif everything is not None:
