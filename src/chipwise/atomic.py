@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, get_args, get_origin, get_type_hints
 from .errors import DataError
 from .words.figures import known
 
-MOST_BYTES = 1 << 26  # of a settings or results file: more is no such file
+MOST_BYTES = 1 << 26  # of a settings or results file: a larger file is not one
 
 
 def open_regular(path: str | os.PathLike) -> BinaryIO:

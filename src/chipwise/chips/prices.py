@@ -42,7 +42,7 @@ from .targets import Target, parse
 INCLUDES = ("accelerator alone", "whole VM", "slice with its host")
 LOOK_BACK_DAYS = 730
 OLD_DAYS = 90
-"""From then on a price may be another by now: it is told, with its day, and decides nothing."""
+"""From this age on a price may have changed: it is shown with its date, and not used for a verdict."""
 
 HOURS_A_YEAR = 24 * 365.25
 

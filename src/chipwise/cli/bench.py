@@ -227,7 +227,7 @@ def _note(recipe: str, data: str | None) -> str:
 
 
 def _process_began() -> float:
-    """`time.perf_counter()` as it was, or would have been, when this process started."""
+    """What `time.perf_counter()` was, or would have been, when this process started."""
     import psutil
 
     return time.perf_counter() - (time.time() - psutil.Process().create_time())
@@ -243,14 +243,14 @@ def bench_feed(
     data: options.Data = None,
     set_: options.Set = None,
     size: Annotated[
-        int | None, option("Of a pack of encoded images: decode to so many pixels square.", min=1)
+        int | None, option("For a pack of encoded images: decode to N × N pixels.", "N", min=1)
     ] = None,
     batch: Annotated[
         int | None, option(f"Examples read at once. [the recipe's; {PACK_BATCH} for a pack]", min=1)
     ] = None,
     seconds: Annotated[float, option("How long to measure, in all.", min=0.01)] = 10.0,
     workers: Annotated[
-        str | None, option("Compare one worker with so many. [cores]", "N|threads:N|processes:N")
+        str | None, option("Compare one worker with N. [cores]", "N|threads:N|processes:N")
     ] = None,
     out: Annotated[Path | None, option("The record. [feed-NAME-MACHINE.json]", "FILE.json")] = None,
     devices: options.Devices = None,

@@ -22,7 +22,7 @@ SCHEMA = 1
 """Grows when a key of the JSON changes its meaning or goes; new keys do not change it."""
 
 WIDE = 170
-"""Columns of a table of prices, where standard output is no terminal."""
+"""Columns of a table of prices when standard output is not a terminal."""
 
 # What each figure of a row counts: its unit, and of what.
 FIGURES = {

@@ -27,9 +27,9 @@ _PARENT_DEATH = 1  # prctl's PR_SET_PDEATHSIG
 def run_local(
     command: Annotated[list[str], typer.Argument(help="A chipwise command.", metavar="-- COMMAND")],
     processes: Annotated[int, option("How many.", "N", min=1)],
-    restart: Annotated[int, option("Start all again so often, if one was lost.", "N", min=0)] = 0,
+    restart: Annotated[int, option("Restart all up to N times if one is lost.", "N", min=0)] = 0,
 ) -> None:
-    """Start several processes on this machine that are the hosts of one run.
+    """Run a command in several processes on this machine, as the hosts of one run.
 
     \b
     Examples:
@@ -53,7 +53,7 @@ def run_local(
 
 
 def _run(command: list[str], processes: int, asked: list[int]) -> list[int]:
-    """The exit codes of `command` in so many processes. A signal in `asked` is passed on, once."""
+    """The exit codes of `command` in `processes` processes. A signal in `asked` is passed on, once."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         where = f"127.0.0.1:{free.getsockname()[1]}"
@@ -82,6 +82,6 @@ def _run(command: list[str], processes: int, asked: list[int]) -> list[int]:
 
 
 def _end_with_parent() -> None:
-    """In the new process: it is told to stop when the one that started it is killed (Linux)."""
+    """Runs in the new process: it gets SIGTERM when the process that started it is killed (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PARENT_DEATH, signal.SIGTERM)

@@ -30,24 +30,24 @@ def option(
 
 Recipe = Annotated[str, typer.Argument(help="A built-in recipe (digits, mnist, ...) or path.py:name.")]
 Devices = Annotated[
-    str | None, option("Use N of the devices found; 'cpu' leaves an accelerator alone.", "N|cpu")
+    str | None, option("Use N of the devices found; 'cpu' ignores accelerators.", "N|cpu")
 ]
-Simulate = Annotated[int | None, option("Make N CPU devices, on any machine, and use them.", "N", min=1)]
+Simulate = Annotated[int | None, option("Simulate N CPU devices, on any machine, and use them.", "N", min=1)]
 HostCount = Annotated[
-    int | None, option("Hosts of the run, where the place does not say.", "N", name="--hosts", min=1)
+    int | None, option("Number of hosts, where the environment does not say it.", "N", name="--hosts", min=1)
 ]
-HostIndex = Annotated[int | None, option("Which of them this is, from 0.", "I", name="--host", min=0)]
-Coordinator = Annotated[str | None, option("Where they meet: the address of host 0.", "ADDRESS")]
-NoCache = Annotated[bool, option("Compile anew, and keep no compiled program.", name="--no-cache")]
+HostIndex = Annotated[int | None, option("Number of this host, from 0.", "I", name="--host", min=0)]
+Coordinator = Annotated[str | None, option("Address of host 0.", "ADDRESS")]
+NoCache = Annotated[bool, option("Compile again, and keep no compiled programs.", name="--no-cache")]
 Set = Annotated[
     list[str] | None, option("Change a setting of the recipe; may be repeated.", "KEY=VALUE", name="--set")
 ]
 Data = Annotated[str | None, option("Folder or URL with the data set; default: download.", "DIR")]
 Synthetic = Annotated[
-    bool, option("Made-up examples of the data set's shapes: speed without data.", name="--synthetic")
+    bool, option("Random examples of the data set's shapes: speed without data.", name="--synthetic")
 ]
 Workers = Annotated[
-    str | None, option("Who reads streamed data: 4, threads:4 or processes:4. [by trial]", "N")
+    str | None, option("What reads streamed data: 4, threads:4 or processes:4. [by trial]", "N")
 ]
 Exact = Annotated[
     bool, option("Add in a fixed order: the same bits on any number of devices.", name="--exact/--no-exact")
@@ -55,7 +55,7 @@ Exact = Annotated[
 ShardOptimizer = Annotated[
     bool | None,
     option(
-        "Devices share out the optimizer's state. [where it saves much]",
+        "Split the optimizer's state over the devices. [where it saves much]",
         name="--shard-optimizer/--no-shard-optimizer",
     ),
 ]
@@ -67,7 +67,7 @@ CheckpointEvery = Annotated[str | None, option("[5% of the run, at least 30 seco
 Feed = Annotated[str, option("Keep the training data on the device, or stream it.", "auto|device|host")]
 StepsPerCall = Annotated[int | None, option("With --no-exact, one device and data on it. [by trial]", "N")]
 AtOnce = Annotated[
-    int, option("Runs side by side, each in a process of its own, on the CPU: same bits.", "N")
+    int, option("Train N runs in parallel, each in its own process, on the CPU: same bits.", "N")
 ]
 Metric = Annotated[
     str | None, option("What to compare. [eval/accuracy, else eval/loss, else train/loss]", "NAME")
@@ -75,7 +75,7 @@ Metric = Annotated[
 OfRun = Annotated[
     str | None,
     option(
-        "The recipe of the run, where it is no built-in one: a run's files are not executed.", "FILE:NAME"
+        "The run's recipe, if it is not built in: files named in a run are not executed.", "FILE:NAME"
     ),
 ]
 Prices = Annotated[
@@ -114,7 +114,7 @@ class Given:
         return write_recipe(file, old=old, new=new, spec=self.recipe, settings=self.settings, title=title)
 
     def words(self, settings: Sequence[str] | None = None) -> list[str]:
-        """What one types after a recipe: its settings, or others, and where its data is."""
+        """What to type after a recipe: its settings, or others, and where its data is."""
         own = self.settings if settings is None else settings
         words = [word for text in own for word in ("--set", text)]
         return words + (["--data", self.data] if self.data else []) + ["--synthetic"] * self.synthetic

@@ -62,9 +62,9 @@ def pack(
     split: Annotated[float | None, option("Of each class to eval, such as 0.1.", "SHARE")] = None,
     shards: Annotated[str, option("Files a column. [1 GiB each]", "auto|N")] = "auto",
     strict: Annotated[bool, option("Stop at the first file that cannot be packed.", name="--strict")] = False,
-    max_skipped: Annotated[int | None, option("Stop beyond so many of them. [1 %, at least 10]", "N")] = None,
+    max_skipped: Annotated[int | None, option("Stop if more are skipped. [1 %, at least 10]", "N")] = None,
     workers: Annotated[int | None, option("Threads. [one a core]", "N")] = None,
-    tokens: Annotated[int | None, option("SRC is text: so many tokens an example. [1025]", "N")] = None,
+    tokens: Annotated[int | None, option("SRC is text: N tokens in an example. [1025]", "N")] = None,
     tokenizer: Annotated[
         Path | None, option("Of the tokenizers library; without it a byte is a token.", "FILE.json")
     ] = None,

@@ -34,7 +34,7 @@ def plan(
         bool, typer.Option("--largest-batch", help="Also search for the largest batch that fits each target.")
     ] = False,
     predict: Annotated[
-        int | None, options.option("Plan so many predictions by the trained model, not its training.", "N")
+        int | None, options.option("Plan N predictions by the trained model instead of its training.", "N")
     ] = None,
     host_cores: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Cores of the hosts that feed. [this host's]")

@@ -85,7 +85,7 @@ class Cache:
     """The cache of this user. `limit_bytes`: of data, all entries together; `None`: CHIPWISE_CACHE_BYTES,
     else half of what the disk has free and the cache has taken.
 
-    Raises `DataError` for a limit that is no number. Methods raise `OSError` where the disk does.
+    Raises `DataError` for a limit that is not a number. Methods raise `OSError` where the disk does.
     """
 
     def __init__(self, limit_bytes: float | None = None):

@@ -214,7 +214,7 @@ def imagenet(data: str | Path | None = None, image: int = 224) -> Dataset:
     shapes only, `image * 8 / 7` pixels square (256 for 224), enough to plan with. `mean` and `std` are
     torchvision's.
 
-    Raises `DataError` when `data` is no such folder.
+    Raises `DataError` when `data` is not such a folder.
     """
     if data is None:
         side = image * 8 // 7

@@ -70,7 +70,7 @@ def is_image(name: str) -> bool:
 def walk(root: Path) -> Files:
     """Every image file below `root`, hidden ones left out. Raises `DataError` for what cannot be read.
 
-    A pipe, a socket or a device is no image file, whatever its name: reading one would never end.
+    A pipe, a socket or a device is not an image file, whatever its name: reading one would never end.
     """
     files = Files(read=read_file)
 

@@ -63,7 +63,7 @@ def read_idx(path: str | Path, sha256: str | None = None) -> np.ndarray:
 
     *Arguments:*
 
-    - `path`: the file; compression is told from its first bytes, not from its name.
+    - `path`: the file; compression is recognised by its first bytes, not by its name.
     - `sha256`: the expected SHA-256 of the uncompressed bytes, in hexadecimal; not checked when `None`.
 
     *Returns* an array of the shape and type that the header names.

@@ -56,8 +56,8 @@ def local(
 ) -> Path:
     """The path on this machine of data that may be elsewhere.
 
-    A path, or `file://`, is returned as it is, with `~` expanded. Of a URL, the folder (with all that is in
-    it; of a packed folder, what its manifests name) or the single file is fetched and the copy's path
+    A path, or `file://`, is returned unchanged, but with `~` expanded. Of a URL, the folder (with all that is
+    in it; of a packed folder, what its manifests name) or the single file is fetched and the copy's path
     returned. The copy is in use by this process, and is not evicted, until it ends or calls `cache.release`.
 
     *Arguments:*

@@ -1,7 +1,7 @@
 """Who reads the examples: threads, or processes for sources that hold on to Python's lock.
 
 Sources with a `fill` are read by as many threads as there are cores: copying, decoding JPEG and reading
-files let go of Python's lock, and threads write straight into the batch. Where examples are so small and
+files release Python's lock, and threads write straight into the batch. Where examples are so small and
 quick that threads would mostly hand that lock to each other, one is faster (32×32 JPEGs on two cores: 29,000
 a second by one thread, 19,000 by two). A stranger's `[i]` need not be safe in threads, and Python code would
 only take turns in them: it is called by one thread, or by processes when asked (`workers="processes:4"`),
@@ -39,7 +39,7 @@ from .stages import Stages
 _SMALLEST_PIECE_BYTES = 1 << 20
 _HANGING_SECONDS = 5.0  # that a thread may take to end: longer, and its read hangs
 _TRIED = 9  # examples
-_LARGE_BYTES, _DEAR_SECONDS = 1 << 14, 2e-4  # an example that is so large or slow is worth threads
+_LARGE_BYTES, _DEAR_SECONDS = 1 << 14, 2e-4  # examples at least this large or slow are worth threads
 _PIECES = 2  # a worker and batch, so that one slow image does not hold up all
 
 
@@ -115,7 +115,7 @@ class Batch:
         self._columns, self._futures, self._stages = columns, futures, stages
 
     def ready(self, seconds: float) -> bool:
-        """Whether `result` would not wait; waits for that so long itself."""
+        """Whether `result` would return at once; waits for that at most `seconds`."""
         for future in self._futures:
             try:
                 future.exception(seconds)
@@ -168,7 +168,7 @@ class Threads:
         return future
 
     def close(self, seconds: float | None = None) -> None:
-        """Waits so long for what the threads are doing; what has not begun is cancelled."""
+        """Waits at most `seconds` for what the threads are doing; what has not begun is cancelled."""
         self._closed.set()
         while True:
             try:

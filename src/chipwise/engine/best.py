@@ -26,9 +26,9 @@ _LOWER = (
 
 
 class Best:
-    """The best value of `metric` so far, and its `step`; `over`: the run ends for want of a better one.
+    """The best value of `metric` so far, and its `step`; `over`: the run ends because no better one came.
 
-    *Arguments:* `metric`, such as `"eval/accuracy"`; `patience`, a duration: after so many steps without a
+    *Arguments:* `metric`, such as `"eval/accuracy"`; `patience`, a duration: after that many steps without a
     better value the run ends, `None` never.
 
     Raises `RecipeError` for a metric that no evaluation has, and for a recipe without evaluation data.

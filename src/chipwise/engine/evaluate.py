@@ -42,7 +42,7 @@ class Evaluator:
     `limit_bytes` of temporary memory a device (default: four fifths of what is free); `workers`: who reads
     data that does not live on the devices, see `data.workers`.
 
-    Raises `DataError` when there is no or empty evaluation data, `DeviceError` when not even one
+    Raises `DataError` when evaluation data is missing or empty, `DeviceError` when not even one
     example a device fits.
     """
 

@@ -190,7 +190,7 @@ def _result(
 ) -> Result:
     """Evaluates at the end, and writes what came out unless it stands there."""
     if best is None:
-        session.forget_optimizer()  # which is no longer needed: the evaluation may have its memory
+        session.forget_optimizer()  # no longer needed: the evaluation can use its memory
     log.evaluate(session)
     _keep(session, log, saver, best)
     log.reporter.stop()

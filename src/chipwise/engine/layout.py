@@ -74,7 +74,7 @@ class Layout:
 
     @classmethod
     def of(cls, recipe: Recipe, devices: int, exact: bool = True) -> Layout:
-        """`recipe` on so many devices."""
+        """`recipe` on `devices` devices."""
         return cls(recipe.batch, recipe.replicas, devices, exact, recipe.block_count, recipe.shards)
 
     def __post_init__(self):
@@ -149,7 +149,7 @@ def usable_devices(recipe: Recipe, available: int, exact: bool = True, hosts: in
 def usable(replicas: int, available: int, exact: bool = True, hosts: int = 1) -> int:
     """The largest device count up to `available` that this many replicas can use, equally many on each host.
 
-    Raises `DeviceError` where so many hosts cannot share them.
+    Raises `DeviceError` where this number of hosts cannot share them.
     """
     counts = exact_counts(replicas) if exact else even_counts(replicas)
     fit = [n for n in counts if n <= available and n % hosts == 0]

@@ -37,7 +37,7 @@ _IN_FLIGHT = 2  # batches: while one is computed, the one before is fetched
 
 
 def largest_block(examples: int) -> int:
-    """Of so many examples, how many a device takes at a time if its memory allows."""
+    """How many of `examples` examples a device takes at a time if its memory allows."""
     return min(LARGEST_BLOCK, -(-examples // 8))
 
 

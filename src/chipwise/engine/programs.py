@@ -104,7 +104,7 @@ class Programs:
                 return None
             return self._choose_loop(arguments, options, steps_at_once)
 
-        # Compiled for the first device, and loaded on the others; side by side, since XLA lets go of the GIL.
+        # Compiled for the first device, and loaded on the others; side by side, since XLA releases the GIL.
         devices = self.placement.devices
         with ThreadPoolExecutor(max(1, min(len(devices), os.cpu_count() or 1))) as pool:
             replica = self.of.in_turn if self._in_turn(carry, window, data) else self.of.replica

@@ -168,7 +168,7 @@ def from_sums(old: Tree, summed: list[jax.Array], replicas: int, blocks: int | N
 
 
 def _multiple(value: jax.Array, replicas: int) -> jax.Array:
-    """The sum of so many equal values in the brackets of the tree, each of which is made once."""
+    """The sum of `replicas` equal values in the tree's order; each partial sum is computed once."""
     known = {1: value}
 
     def multiple(n: int) -> jax.Array:
@@ -180,5 +180,5 @@ def _multiple(value: jax.Array, replicas: int) -> jax.Array:
 
 
 def _inexact(replicas: int) -> bool:
-    """Whether so many equal values, added and divided, may come to another value."""
+    """Whether `replicas` equal values, added and divided, may give another value."""
     return replicas & (replicas - 1) != 0

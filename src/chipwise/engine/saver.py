@@ -73,7 +73,7 @@ class Saver:
         return self._agenda.save_always or session.placement.agree("save", waited)
 
     def save(self, session: Session, log: Log) -> None:
-        """Begins a checkpoint of the state as it is. Raises `DivergedError` rather than keep NaNs."""
+        """Begins a checkpoint of the current state. Raises `DivergedError` rather than keep NaNs."""
         self._write(self._checkpoints, session, log)
         self._saved_at, self._last = session.step, self._meter.total()
 

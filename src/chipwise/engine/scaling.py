@@ -46,7 +46,7 @@ def unless_overflown(before: TrainState, after: TrainState, square: jax.Array) -
 
     *Arguments:* `square` `()`: the sum of squares of the summed gradient.
 
-    A gradient that is not finite at the least scale is no matter of the scale: its step is taken, and the
+    A gradient that is not finite at the smallest scale is not the scale's fault: its step is taken, and the
     run stops because its parameters are not finite.
     """
     scale, good = before.scale["scale"], before.scale["good"]

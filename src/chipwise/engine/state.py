@@ -100,7 +100,7 @@ def first_maker(
 def first_state(recipe: Recipe, make: Any = None, alike: Callable[[Tree], Tree] = lambda t: t) -> TrainState:
     """`init_state` on the default device. *Arguments:* `make`: the `first_maker` of `recipe`, or of one with
     the same task that differs in the seed and schedules alone; then nothing is compiled again; `alike`: what
-    makes NumPy arrays that hosts reckoned from the data equal, which other processors may round elsewise."""
+    makes NumPy arrays equal that the hosts computed from the data, since processors may round differently."""
     task = recipe.task
     given = {} if task.from_data is None else dict(task.from_data(task.train))
     if given:

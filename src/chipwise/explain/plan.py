@@ -94,7 +94,7 @@ def statements(plans: Sequence[Plan]) -> list[Fact]:
 
 
 def _shared(texts: Iterable[tuple[str, Iterable[Fact]]]) -> Iterator[Fact]:
-    """What is said of targets, once for all of whom it is said."""
+    """Notes on targets, each once with all targets that it is about."""
     of: dict[str, list[str]] = {}
     for target, own in texts:
         for text in own:

@@ -1,4 +1,4 @@
-"""What is seen on standard error while a plan is made: each answer as it is there, and how long the rest may
+"""What standard error shows while a plan is made: each answer when it is ready, and how long the rest may
 take."""
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from .rows import (
 )
 
 _ROUNDING = 0.01  # seconds
-_LONG = 60  # characters: a label of more settings is no name
+_LONG = 60  # characters: a longer label of settings is too long for a name
 
 
 def run_row(folder: Path, diverged: Any = None) -> Row:

@@ -64,7 +64,7 @@ def _asked(*platforms: str) -> bool:
 
 
 def leave_libtpu_alone() -> None:
-    """Makes libtpu seem not installed, unless it is wanted; then it is told to keep its log to itself: what
+    """Makes libtpu seem not installed, unless it is wanted; then its log is silenced: what
     fails there comes as an error too."""
     if tpu_wanted():
         for level in ("TPU_MIN_LOG_LEVEL", "TPU_STDERR_LOG_LEVEL"):

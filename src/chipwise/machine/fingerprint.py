@@ -62,7 +62,7 @@ class Fingerprint:
 
 
 def this_machine(devices: Sequence[Any] = ()) -> Fingerprint:
-    """This machine now. `devices`: JAX's, all of one kind; the CPU's are no accelerators."""
+    """This machine now. `devices`: JAX's, all of one kind; CPU devices do not count as accelerators."""
     chips = [d for d in devices if d.platform != "cpu"]
     commit = _git("rev-parse", "HEAD") if _git("ls-files", "--error-unmatch", "errors.py") else None
     changes = None if commit is None else _git("status", "--porcelain")

@@ -1,8 +1,9 @@
 """Compiled programs kept on disk, so that a recipe's second run starts at once: JAX's compilation cache.
 
-What lies there is run as it is. So the folder belongs to the user alone, or it is not used. JAX's key knows
-the program, the versions and the compiler's options; to it comes this processor, whose instructions the code
-uses. And a CPU's devices share an entry: eight simulated ones would otherwise compile eight times.
+These programs are run without further checks, so the folder must belong to the user alone, or it is not used.
+JAX's key covers the program, the versions and the compiler's options; the processor is added here, since the
+code uses its instructions. And a CPU's devices share an entry: eight simulated ones would otherwise compile
+eight times.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ COMMANDS = {
 class Series:
     """One figure, measured several times: `runs` in the order they were made, in `unit`.
 
-    Raises `ValueError` for no runs, and for runs that are no finite numbers.
+    Raises `ValueError` for no runs, and for runs that are not finite numbers.
     """
 
     unit: str

@@ -48,7 +48,7 @@ class Line:
             pass
 
     def receive(self, seconds: float | None = None) -> dict[str, Any] | None:
-        """What was said next; `None` at the end, after `seconds`, or for what is no line of ours."""
+        """What was said next; `None` at the end, after `seconds`, or for anything else than our lines."""
         try:
             self._socket.settimeout(seconds)
             while b"\n" not in self._rest:

@@ -62,7 +62,7 @@ def measure_train(
     began: float | None = None,
     described: Mapping[str, Any] | None = None,
 ) -> Record:
-    """Measures the training of `recipe` as it is: its own data, order, augmentation and schedules.
+    """Measures the training of `recipe` unchanged, with its own data, order, augmentation and schedules.
 
     *Arguments:*
 

@@ -3,7 +3,7 @@
 The batches are read by the workers that feed training, into memory that goes round as it does there, in
 the order of training; no device takes part. By turns in the same run: one worker, all workers, plain
 copies of as many bytes into memory already touched by as many threads, and the transfer to the device
-where there is one. How long reading, decoding and transforming take is told by the source.
+where there is one. The source reports how long reading, decoding and transforming take.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Copy:
         self._from = np.ones((max(2, size // batch), batch), np.uint8)
 
     def rate(self, threads: int, seconds: float) -> float:
-        """Bytes a second that so many threads copy together, each for `seconds`."""
+        """Bytes a second that `threads` threads copy together, each for `seconds`."""
         source, length = self._from, len(self._from)
         rates = [0.0] * threads
         targets = np.ones((threads, 2, source.shape[1]), np.uint8)  # two each by turns, as batches have

@@ -93,22 +93,21 @@ class Llama(nnx.Module):
 
     The logits are `states @ head.T`, with the table `params["head"]["embedding"]`.
 
-    8,030,261,248 parameters: those of Llama 3 8B. `base`: of the rotary positions; `keep`: a policy of
-    `cw.remat`. Initial values: normal of 0.02.
+    `base`: of the rotary positions; `keep`: a policy of `cw.remat`. Initial values: normal of 0.02.
     """
 
     def __init__(
         self,
         *,
-        vocabulary: int = 128_256,
-        depth: int = 32,
-        width: int = 4096,
-        heads: int = 32,
-        kv_heads: int = 8,
-        hidden: int = 14_336,
+        vocabulary: int,
+        depth: int,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        hidden: int,
+        keep: str,
         base: float = 500_000.0,
         epsilon: float = 1e-5,
-        keep: str = "nothing_saveable",
         rngs: nnx.Rngs,
     ):
         self.words, self.head = Table(vocabulary, width, rngs=rngs), Table(vocabulary, width, rngs=rngs)

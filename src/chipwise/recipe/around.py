@@ -27,7 +27,7 @@ from .schedules import piecewise
 
 
 class _Around(Optimizer):
-    """What an optimizer around `inner` leaves as it is."""
+    """The fields of `inner` that an optimizer around it passes on."""
 
     inner: Optimizer
 

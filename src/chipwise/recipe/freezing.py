@@ -21,7 +21,7 @@ MOVING = tuple(f"!*{name}" for name in _STATISTICS)
 
 
 def freeze(*patterns: str, batch_norm: str = "eval") -> tuple[str, ...]:
-    """What stays as it is in training, for `Recipe(frozen=...)`: `frozen=cw.freeze("backbone/*")`.
+    """What training does not change, for `Recipe(frozen=...)`: `frozen=cw.freeze("backbone/*")`.
 
     Frozen parameters have no gradient and no place in the optimizer. Batch norm whose statistics are frozen
     uses them, as in evaluation, and they stay.

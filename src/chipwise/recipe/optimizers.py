@@ -29,7 +29,7 @@ _OPTIONAL = ("momentum", "weight_decay", "clip")
 """Settings that are inputs of the step, these only where they are not None or exactly 0."""
 
 HIGHEST_ADAM = 0.03
-"""Adam's rate from which few nets train: every weight may move by so much a step. A rule of thumb."""
+"""Adam's rate from which few nets train: every weight may move by this much a step. A rule of thumb."""
 
 
 class _Named(Optimizer):

@@ -19,18 +19,12 @@ depends on the text: 1 % less loss is about 3 % less perplexity. Not measured he
 
 from __future__ import annotations
 
-import jax.numpy as jnp
-
 from ..errors import RecipeError
-from ..interop.nnx import functional
-from ..models.tied import tied_loss
 from ..models.transformer import GPT2, KEPT, kernels
-from ..recipe.metrics import perplexity
 from ..recipe.optimizers import adamw
 from ..recipe.recipe import Recipe, Validated
 from ..recipe.schedules import cosine, warmup
-from ..recipe.task import Sum, Task
-from .tokens import tokens
+from .tokens import language
 
 _BATCH, _STEPS = 512, 19_560
 _EVAL = 10_240  # sequences, 10.5 million tokens
@@ -50,35 +44,12 @@ def recipe(
     block keeps for its gradient, a policy of `cw.remat`."""
     if width % heads or not 1 <= vocabulary <= 65_536:
         raise RecipeError("gpt2-sizes", width=width, heads=heads, vocabulary=vocabulary)
-    init, apply = functional(
-        lambda rngs: GPT2(
-            vocabulary=vocabulary,
-            context=context,
-            depth=depth,
-            width=width,
-            heads=heads,
-            keep=remat,
-            rngs=rngs,
-        )
-    )
-
-    def loss(params, state, batch, key, train):
-        text = batch["token"].astype(jnp.int32)
-        states, state = apply(params, state, text[:, :-1], key, train)
-        total = tied_loss(params["words"]["embedding"], states, text[:, 1:])
-        mean = Sum(total, jnp.float32(text[:, 1:].size))
-        return {"loss": mean, "perplexity": perplexity(mean)}, state
-
-    def predict(params, state, inputs):
-        text = inputs["token"].astype(jnp.int32)[:, :context]
-        last = apply(params, state, text, None, False)[0][:, -1]
-        return (last @ params["words"]["embedding"].T).astype(jnp.float32)
-
-    train, held_out = tokens(data, context, vocabulary, (_BATCH * _STEPS, _EVAL))
+    sizes = {"vocabulary": vocabulary, "context": context, "depth": depth, "width": width, "heads": heads}
+    text = {"vocabulary": vocabulary, "sequences": (_BATCH * _STEPS, _EVAL)}
     same = (context, vocabulary, depth, width, heads) == (1024, 50_257, 12, 768, 12)
     return Recipe(
         name="gpt2-124m" if same else "gpt2",
-        task=Task(init=init, loss=loss, train=train, eval=held_out, predict=predict),
+        task=language(lambda rngs: GPT2(**sizes, keep=remat, rngs=rngs), "words", data, context, **text),
         batch=_BATCH,
         replicas=64,
         duration=f"{_STEPS}st",

@@ -20,19 +20,15 @@ devices they lie. 32 replicas of 16 sequences. Blocks keep their input alone (`r
 
 from __future__ import annotations
 
-import jax.numpy as jnp
+from functools import partial
 
 from ..errors import RecipeError
-from ..interop.nnx import functional
 from ..models.llama import Llama
-from ..models.tied import tied_loss
 from ..models.transformer import kernels
-from ..recipe.metrics import perplexity
 from ..recipe.optimizers import adamw
 from ..recipe.recipe import Recipe
 from ..recipe.schedules import cosine, warmup
-from ..recipe.task import Sum, Task
-from .tokens import tokens
+from .tokens import language
 
 _BATCH, _STEPS = 512, 38_300
 _EVAL = 1024  # sequences, 8.4 million tokens
@@ -56,29 +52,14 @@ def recipe(
     if vocabulary < 1 or width % heads or heads % kv_heads or (width // heads) % 2:
         raise RecipeError("llama-sizes", width=width, heads=heads, kv_heads=kv_heads, vocabulary=vocabulary)
     sizes = {"vocabulary": vocabulary, "depth": depth, "width": width, "heads": heads}
-    init, apply = functional(
-        lambda rngs: Llama(**sizes, kv_heads=kv_heads, hidden=hidden, keep=remat, rngs=rngs)
-    )
-
-    def loss(params, state, batch, key, train):
-        text = batch["token"].astype(jnp.int32)
-        states, state = apply(params, state, text[:, :-1], key, train)
-        total = tied_loss(params["head"]["embedding"], states, text[:, 1:])
-        mean = Sum(total, jnp.float32(text[:, 1:].size))
-        return {"loss": mean, "perplexity": perplexity(mean)}, state
-
-    def predict(params, state, inputs):
-        text = inputs["token"].astype(jnp.int32)[:, :context]
-        last = apply(params, state, text, None, False)[0][:, -1]
-        return (last @ params["head"]["embedding"].T).astype(jnp.float32)
-
-    train, held_out = tokens(data, context, vocabulary, (_BATCH * _STEPS, _EVAL))
+    net = partial(Llama, **sizes, kv_heads=kv_heads, hidden=hidden, keep=remat)
+    text = {"vocabulary": vocabulary, "sequences": (_BATCH * _STEPS, _EVAL)}
     given = (*sizes.values(), kv_heads, hidden, context)
     same = given == (128_256, 32, 4096, 32, 8, 14_336, 8192)
     rate = warmup(cosine(3e-4, end=3e-5), "2%")
     return Recipe(
         name="llama-8b" if same else "llama",
-        task=Task(init=init, loss=loss, train=train, eval=held_out, predict=predict),
+        task=language(lambda rngs: net(rngs=rngs), "head", data, context, **text),
         batch=_BATCH,
         replicas=32,
         shards=8,

@@ -1,19 +1,50 @@
-"""Packed tokens for the language models."""
+"""What the language models learn: to predict the next token of packed text."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from ..data.packed import PackedFolder
 from ..data.synthetic import Absent
 from ..errors import DataError
+from ..interop.nnx import functional
+from ..models.tied import tied_loss
+from ..recipe.metrics import perplexity
 from ..recipe.source import Source
+from ..recipe.task import Sum, Task
 
 _NARROW = 65_536
 _UNKNOWN = 2**32
+
+
+def language(
+    net: Callable[[nnx.Rngs], nnx.Module], table: str, data: str | Path | None, context: int, *,
+    vocabulary: int, sequences: tuple[int, int],
+) -> Task:  # fmt: skip
+    """The task of a net `(batch, context)` tokens -> `(batch, context, width)` states, whose logits are
+    their products with the rows of `params[table]["embedding"]`; data as of `tokens`."""
+    init, apply = functional(net)
+
+    def loss(params, state, batch, key, train):
+        text = batch["token"].astype(jnp.int32)
+        states, state = apply(params, state, text[:, :-1], key, train)
+        total = tied_loss(params[table]["embedding"], states, text[:, 1:])
+        mean = Sum(total, jnp.float32(text[:, 1:].size))
+        return {"loss": mean, "perplexity": perplexity(mean)}, state
+
+    def predict(params, state, inputs):
+        text = inputs["token"].astype(jnp.int32)[:, :context]
+        last = apply(params, state, text, None, False)[0][:, -1]
+        return (last @ params[table]["embedding"].T).astype(jnp.float32)
+
+    train, held_out = tokens(data, context, vocabulary, sequences)
+    return Task(init=init, loss=loss, train=train, eval=held_out, predict=predict)
 
 
 def tokens(

@@ -66,7 +66,7 @@ def split(text: str) -> list[str]:
 
 
 def points(settings: Mapping[str, Sequence[str]]) -> list[Settings]:
-    """Every combination, the last setting changing fastest; of no settings one point, the recipe as it is.
+    """Every combination, the last setting changing fastest; without settings one point, the unchanged recipe.
 
     Raises `RecipeError` for a setting without values, for one with the same value twice, and for `seed`.
     """

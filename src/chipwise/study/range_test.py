@@ -59,7 +59,7 @@ def tested(
     Its other hyperparameters keep the value that they have where the recipe's rate is highest, or that of
     `held`. Each is an input of the step even where it is 0, so that all tests share the same programs.
 
-    Raises `RecipeError` when `held` names what is no number of the optimizer.
+    Raises `RecipeError` when `held` names something that is not a number of the optimizer.
     """
     optimizer, at = recipe.optimizer, _peak_step(recipe)
     for name in held or {}:
@@ -131,7 +131,7 @@ class Losses:
 
         It ends at the first loss that is not finite, and where the average of the last steps, an
         exponential one without the bias of its start, is above 4 times the best that it was and above the
-        first loss. A small loss that wavers, as of a task already learned, is no divergence.
+        first loss. A small loss that fluctuates, as for a task already learned, is not a divergence.
         """
         if not math.isfinite(loss):
             self.ended = NOT_FINITE

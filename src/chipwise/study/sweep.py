@@ -45,7 +45,7 @@ def sweep(
     *Arguments:*
 
     - `recipe`: a built-in name, `path.py:name`, or a `Recipe`.
-    - `settings`: setting to values; none for the recipe as it is.
+    - `settings`: setting to values; none for the unchanged recipe.
     - `seeds`: 5 are the seeds 0 to 4; a list names them.
     - `run`: the study's folder, with `study.json` and an ordinary run folder a run.
     - `set`: settings that all points share, such as `["batch=128"]`; `data`, `synthetic`: as in `cw.load`.

@@ -81,7 +81,7 @@ def timed_steps(each: float) -> int:
 
 
 def rounds(first: float) -> int:
-    """How many rounds there is time for, when the steps of the first one took so many seconds."""
+    """How many rounds there is time for, when the steps of the first one took `first` seconds."""
     return max(1, min(ROUNDS, int(LONGEST_SECONDS / first))) if first else ROUNDS
 
 

@@ -110,7 +110,7 @@ def between(share: jax.Array, low: float, high: float) -> jax.Array:
 def span(given: float | tuple[float, float], call: str, around: float | None = None) -> tuple[float, float]:
     """The range `given` stands for: itself, or as far to both sides of `around` (not below 0 around 1).
 
-    Raises `DataError` for one that runs backwards, is negative where it must not be, or is no number.
+    Raises `DataError` for one that runs backwards, is negative where it must not be, or is not a number.
     """
     if isinstance(given, (int, float)):
         if around is None or not 0 <= given < math.inf:

@@ -73,7 +73,7 @@ def mix_choice(*mixes: Mix, p: Sequence[float] | None = None) -> Mix:
     """One of `mixes` for each batch, with probabilities `p`, by default as likely one as the other.
 
     `mix_choice(mixup(1000, 0.8), cutmix(1000, 1.0))` is timm's usual pair. Only the one drawn is computed.
-    Raises `DataError` when `p` are no probabilities of as many.
+    Raises `DataError` unless `p` has one probability for each.
     """
     weights = np.full(len(mixes), 1 / max(len(mixes), 1)) if p is None else np.asarray(p, np.float64)
     if not mixes or weights.shape != (len(mixes),) or (weights < 0).any() or abs(weights.sum() - 1) > 1e-6:

@@ -49,7 +49,7 @@ def document(
     *Arguments:* `prices`, a table of `chips.prices`; `baseline`, a row's label, by default the first with a
     speed; `target`, a value of a metric to be timed; `notes`, what to say of arguments that gave no row.
 
-    Raises `RecipeError` for fewer than two rows, rows of several recipes, a baseline that is no row, and a
+    Raises `RecipeError` for fewer than two rows, rows of several recipes, a baseline that is not a row, and a
     target that no row ever measured.
     """
     if len(rows) < 2:

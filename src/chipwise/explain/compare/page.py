@@ -126,7 +126,7 @@ def _measure(row: Document) -> Measure:
 
 
 def _group(group: Document) -> Marks | None:
-    """Published ratios: a bar to the middle of each, and from the lowest to the highest that is said."""
+    """Published ratios: a bar to the middle of each, and from the lowest to the highest value stated."""
     measures = []
     for row in group["rows"]:
         low, high = row["low"], row["high"]

@@ -1,7 +1,7 @@
 """What stood out in a run, and what to try: rules, each with the figures that it rests on.
 
 A rule speaks when its figure passes a threshold, which stands here; where no rule speaks nothing stood out.
-A sign is no proof, and what a rule advises is a command or a setting to try, not a promise. An accuracy
+A sign is not a proof, and what a rule advises is a command or a setting to try, not a promise. An accuracy
 counts as lower only where chance over the held-out examples does not explain it.
 """
 
@@ -139,7 +139,7 @@ def _held_out(run: StoredRun) -> int | None:
 
 
 def _chance(value: float, examples: int | None) -> float:
-    """The standard error of an accuracy over so many examples."""
+    """The standard error of an accuracy over `examples` examples."""
     return math.sqrt(max(value * (1 - value), 0.0) / examples) if examples and 0 <= value <= 1 else math.inf
 
 
