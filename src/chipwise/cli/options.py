@@ -29,9 +29,7 @@ def option(
 
 
 Recipe = Annotated[str, typer.Argument(help="A built-in recipe (digits, mnist, ...) or path.py:name.")]
-Devices = Annotated[
-    str | None, option("Use N of the devices found; 'cpu' ignores accelerators.", "N|cpu")
-]
+Devices = Annotated[str | None, option("Use N of the devices found; 'cpu' ignores accelerators.", "N|cpu")]
 Simulate = Annotated[int | None, option("Simulate N CPU devices, on any machine, and use them.", "N", min=1)]
 HostCount = Annotated[
     int | None, option("Number of hosts, where the environment does not say it.", "N", name="--hosts", min=1)
@@ -74,9 +72,7 @@ Metric = Annotated[
 ]
 OfRun = Annotated[
     str | None,
-    option(
-        "The run's recipe, if it is not built in: files named in a run are not executed.", "FILE:NAME"
-    ),
+    option("The run's recipe, if it is not built in: files named in a run are not executed.", "FILE:NAME"),
 ]
 Prices = Annotated[
     str | None, option("Your own prices instead of the bundled ones.", "FILE", name="--prices")

@@ -12,7 +12,6 @@ devices, the programs of a step stay apart.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+from .state import nbytes
 
 STEPS = 16
 _LONG_SECONDS = 0.003  # a step that takes so long does not feel its start
@@ -52,8 +53,7 @@ def compile_loop(step: Call, arguments: tuple, options: dict[str, Any] | None) -
 def worth_a_trial(single: Any, arguments: tuple) -> bool:
     """Whether the state is small and a step, run on a copy of it, so short that its start may matter."""
     state, *rest = arguments
-    size = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(state))
-    if size > _LARGE_BYTES:
+    if nbytes(state) > _LARGE_BYTES:
         return False
     _seconds(lambda s: single(s, *rest), state, 1)  # the first call of a program may load it
     return _seconds(lambda s: single(s, *rest), state, 2) < _LONG_SECONDS

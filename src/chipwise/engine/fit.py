@@ -24,7 +24,7 @@ from .run_folder import RunFolder
 from .saver import Saver
 from .session import Session
 from .signals import StopRequest
-from .state import axes_of
+from .state import axes_of, nbytes
 
 
 def fit(
@@ -117,7 +117,7 @@ def _introduce(session: Session, reporter: Reporter) -> None:
 
 def _open(run: str | Path, session: Session, source: dict[str, Any] | None, fresh: bool) -> RunFolder:
     described = {**session.recipe.describe(), "source": source}
-    return RunFolder(run, described, needed_bytes=4 * session.state_bytes, fresh=fresh)
+    return RunFolder(run, described, needed_bytes=4 * nbytes(session.abstract), fresh=fresh)
 
 
 def _compile(session: Session, meter: Meter, reporter: Reporter, trial: bool) -> None:

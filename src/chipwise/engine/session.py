@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -133,11 +132,6 @@ class Session:
     def saved_axes(self) -> Tree:
         """With groups, the axis along which each array of `snapshot` is cut, -1 for none."""
         return None if self._groups is None else self._groups.of.saved_axes.without("saved")
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of the state."""
-        return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(self.abstract))
 
     # ---- data and state
 

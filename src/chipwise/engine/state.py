@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -221,3 +222,16 @@ def finite(params: Tree) -> bool:
 def count(params: Tree) -> int:
     """The number of parameters."""
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
+
+
+def nbytes(tree: Tree) -> int:
+    """Bytes of a tree of arrays or shapes, where these are cut over devices those of one; keys count as their
+    data."""
+    total = 0
+    for leaf in jax.tree.leaves(tree):
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.eval_shape(jax.random.key_data, leaf)
+        over = getattr(leaf, "sharding", None)
+        shape = leaf.shape if over is None else over.shard_shape(leaf.shape)
+        total += math.prod(shape) * leaf.dtype.itemsize
+    return total

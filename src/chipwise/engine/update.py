@@ -25,7 +25,7 @@ from . import scaling
 from .flat import Flat
 from .layout import tree_sum
 from .replica import from_sums, summable
-from .state import TrainState, flat_of
+from .state import TrainState, flat_of, nbytes
 
 
 class Update:
@@ -188,8 +188,8 @@ def shares_out(recipe: Recipe, state: TrainState, devices: int, wanted: bool | N
         return False
     if flat_of(recipe, state.params).rounds:
         return False
-    sizes = [x.size * x.dtype.itemsize for x in jax.tree.leaves((state.optimizer, state.ema))]
-    return bool(wanted) or sum(sizes) * (devices - 1) // devices >= WORTH_BYTES
+    saved = nbytes((state.optimizer, state.ema)) * (devices - 1) // devices
+    return bool(wanted) or saved >= WORTH_BYTES
 
 
 def _added(old: Tree, new: Tree) -> Tree:

@@ -31,13 +31,13 @@ from ..engine.placement import describe
 from ..engine.programs import Programs
 from ..engine.progress import Reporter
 from ..engine.session import Session
-from ..engine.state import TrainState
+from ..engine.state import TrainState, nbytes
 from ..errors import DivergedError, RecipeError
 from ..machine.fingerprint import this_machine
 from ..machine.hosts import hosts
 from ..machine.record import Record, Series
 from ..planner.hlo_proto import program_bytes
-from ..planner.programs import nbytes, waiting
+from ..planner.programs import waiting
 from ..recipe.recipe import Recipe
 from ..recipe.task import finished
 from ..words.facts import Fact

@@ -13,11 +13,11 @@ import jax
 
 from ..chips.targets import MOST_CHIPS, SLICES, Target, parse
 from ..engine.layout import shares, usable
-from ..engine.state import TrainState
+from ..engine.state import TrainState, nbytes
 from ..errors import ChipwiseError
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
-from .programs import StepPrograms, available, held, nbytes, waiting
+from .programs import StepPrograms, available, held, waiting
 from .timing import StepTime
 
 TOO_LARGE = "state-above-device"

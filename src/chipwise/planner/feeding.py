@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from ..data.sources import empty, fill, spec_of
+from ..engine.state import nbytes
 from ..errors import DataError
 from ..machine import record as records
 from ..recipe.recipe import Recipe
 from ..recipe.source import Source
 from ..words.facts import Fact, fact
 from .plans import Feeding
-from .programs import nbytes
 
 _MEASURE_SECONDS = 0.5
 

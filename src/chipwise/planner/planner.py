@@ -22,7 +22,7 @@ from ..chips.prices import load as load_prices
 from ..chips.targets import Target, parse
 from ..engine import feed
 from ..engine.layout import Layout, usable_devices
-from ..engine.state import TrainState, abstract_state
+from ..engine.state import TrainState, abstract_state, nbytes
 from ..errors import ChipwiseError, DeviceError, RecipeError
 from ..recipe.precision import TPU_PASSES
 from ..recipe.recipe import Recipe
@@ -36,7 +36,7 @@ from .interruptions import Rate, interrupted, stated, unknown
 from .kernels import costliest
 from .plans import Feeding, Memory, Plan, Plans, Range, costs
 from .predicting import Predictions
-from .programs import StepPrograms, available, equations, largest_batch, nbytes, step_programs, tracing
+from .programs import StepPrograms, available, equations, largest_batch, step_programs, tracing
 from .timing import StepTime, at_least, compilation, run_time
 
 

@@ -21,6 +21,7 @@ from ..chips.prices import Price
 from ..chips.targets import Target
 from ..engine import keys
 from ..engine.predict import inputs_of, largest_block, prediction, temporary_limit
+from ..engine.state import count, nbytes
 from ..errors import DeviceError, RecipeError
 from ..recipe.precision import TPU_PASSES
 from ..recipe.recipe import Recipe
@@ -31,7 +32,7 @@ from .compiler import Compiled, Progress
 from .feeding import HostSpeed, feeding
 from .kernels import costliest
 from .plans import Memory, Plan, Range, costs, unique
-from .programs import Traceable, available, dtypes, equations, nbytes, tracing
+from .programs import Traceable, available, dtypes, equations, tracing
 
 BLOCK, ONE = "block", "one"
 _IN_FLIGHT = 3  # blocks that a device holds inputs or outputs of: one computed, one before, one after
@@ -88,7 +89,7 @@ def forward_programs(recipe: Recipe, block: int) -> ForwardPrograms:
         recipe=recipe,
         block=block,
         programs=(program(BLOCK, block), program(ONE, 1)),
-        parameters=sum(math.prod(x.shape) for x in jax.tree.leaves(params)),
+        parameters=count(params),
         parameter_bytes=nbytes(params),
         state_bytes=nbytes(state),
         data_bytes=_IN_FLIGHT * (nbytes(of(block)) + nbytes(made)),

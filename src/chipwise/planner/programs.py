@@ -20,12 +20,11 @@ from ..data.stream import batches_in_memory
 from ..engine.group_step import GroupStep
 from ..engine.layout import Layout, merges
 from ..engine.programs import meet_at_once
-from ..engine.state import TrainState, read
+from ..engine.state import TrainState, count, nbytes, read
 from ..engine.step import Step
 from ..errors import ChipwiseError, RecipeError
 from ..machine.detect import GPU_SHARE
 from ..recipe.recipe import Recipe
-from ..recipe.task import Tree
 from ..words.facts import Fact, fact
 from .exporting import ReduceRequest
 from .plans import Memory
@@ -134,7 +133,7 @@ def step_programs(
         ),
         calls=step.calls,
         size=size,
-        parameters=sum(math.prod(x.shape) for x in jax.tree.leaves((step.state.params, step.state.frozen))),
+        parameters=count((step.state.params, step.state.frozen)),
         parameter_bytes=nbytes(state.params) + nbytes(state.frozen) + nbytes(state.ema),
         optimizer_bytes=nbytes(state.optimizer),
         state_bytes=nbytes(state.state) + nbytes(state.sums),
@@ -206,19 +205,6 @@ def tracing(name: str) -> Iterator[None]:
         raise RecipeError(
             "recipe-not-traced", recipe=name, error=type(error).__name__, message=line
         ) from error
-
-
-def nbytes(tree: Tree) -> int:
-    """Bytes of a tree of arrays or shapes, where these are cut over devices those of one; keys count as their
-    data."""
-    total = 0
-    for leaf in jax.tree.leaves(tree):
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            leaf = jax.eval_shape(jax.random.key_data, leaf)
-        over = getattr(leaf, "sharding", None)
-        shape = leaf.shape if over is None else over.shard_shape(leaf.shape)
-        total += math.prod(shape) * leaf.dtype.itemsize
-    return total
 
 
 TPU_GIB = {"TPU v2": 7.48, "TPU v5e": 15.75, "TPU v6e (Trillium)": 31.25}
