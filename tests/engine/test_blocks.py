@@ -17,6 +17,8 @@ from chipwise.words.facts import fact
 from refusals import refused
 from sessions import bits, run
 
+pytestmark = pytest.mark.optimised
+
 
 @pytest.mark.parametrize(
     "replicas, blocks, counts",

@@ -10,6 +10,8 @@ import tasks
 from chipwise.engine import dispatch
 from refusals import refused
 
+pytestmark = pytest.mark.optimised
+
 FREE = cw.On(devices=1, exact=False)
 LOOSE = {"on": FREE, "progress": "none"}
 

@@ -12,6 +12,8 @@ import processes
 import tasks
 from chipwise.data.pack import pack
 
+pytestmark = pytest.mark.optimised
+
 TRAIN = """
 import json, sys
 import chipwise as cw

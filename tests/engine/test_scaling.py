@@ -19,6 +19,8 @@ from chipwise.engine.state import fingerprint, first_state
 from chipwise.machine.detect import detect
 from refusals import refused
 
+pytestmark = pytest.mark.optimised
+
 TASK = tasks.task(loss=tasks.plain_loss, augment=None, eval=None)
 
 

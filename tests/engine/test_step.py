@@ -16,6 +16,8 @@ from chipwise.engine.step import Step
 from refusals import refused
 from sessions import bits, run
 
+pytestmark = pytest.mark.optimised
+
 
 def close(a, b, tolerance=1e-5):
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):

@@ -130,7 +130,7 @@ def notes(study: Study, metric: str | None = None) -> list[Fact]:
     """What must be said beside the table."""
     points = rows(study, metric)
     beside = [
-        fact("seed-diverged", point=row.name, seed=seed, when=str(divergence(when)))
+        fact("seed-diverged", point=row.name, seed=seed, when=str(divergence(when) or ""))
         for row in points
         for seed, when in row.diverged.items()
     ]
@@ -171,7 +171,7 @@ def document(folder: Path) -> dict[str, Any]:
             {
                 **row.to_json(),
                 "name": one_line(row.name),
-                "diverged": {str(seed): str(divergence(when)) for seed, when in row.diverged.items()},
+                "diverged": {str(seed): str(divergence(when) or "") for seed, when in row.diverged.items()},
                 "set": {one_line(k): one_line(v) for k, v in point.settings.items()},
                 "batch": of and of.recipe.get("batch"),
                 "replicas": of and of.recipe.get("replicas"),

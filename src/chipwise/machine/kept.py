@@ -35,13 +35,14 @@ def keep(folder: Path) -> bool:
     *Returns* whether it does: not where the user has chosen a folder, or none, for JAX's cache, and not where
     others could write to `folder`.
     """
-    if "JAX_COMPILATION_CACHE_DIR" in os.environ or jax.config.values["jax_compilation_cache_dir"]:
+    chosen = "JAX_COMPILATION_CACHE_DIR" in os.environ or jax.config.values["jax_compilation_cache_dir"]
+    if not chosen and not _private(folder):
         return False
-    if not _private(folder):
-        return False
-    _shorten(folder)
     key_by_processor()
     write_whole()
+    if chosen:
+        return False
+    _shorten(folder)
     for name, value in {"jax_compilation_cache_dir": str(folder), **SETTINGS}.items():
         jax.config.update(name, value)
     return True

@@ -10,6 +10,8 @@ from chipwise.data.augment import compose
 from chipwise.errors import DataError
 from refusals import refused
 
+pytestmark = pytest.mark.optimised
+
 A = cw.augment
 KEYS = jax.random.split(jax.random.key(0), 8)
 COLORS = {

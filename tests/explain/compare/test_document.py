@@ -140,7 +140,7 @@ def test_a_study_says_what_diverged_before_any_row(tmp_path):
     made = study(tmp_path / "study")
     (made / "lr=0.1" / "seed-2" / "metrics.jsonl").write_text("")
     stored = json.loads((made / "study.json").read_text())
-    stored["points"][0]["runs"][2] |= {"done": False, "diverged": "The training loss became nan"}
+    stored["points"][0]["runs"][2] |= {"done": False, "diverged": WHEN}
     (made / "study.json").write_text(json.dumps(stored))
     low = compared(made)["rows"][0]
     assert (low["diverged"]["runs"], low["diverged"]["of"], low["metric"]["n"]) == (1, 3, 2)

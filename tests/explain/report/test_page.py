@@ -70,7 +70,8 @@ def test_a_run_that_tells_little(tmp_path, rows):
 
 def test_a_metric_that_is_not_finite_is_called_so_beside_its_step(tmp_path):
     rows = [*runs.usual(80), runs.row(84, eval_accuracy=0.0, eval_loss=None)]
-    words = read(report(runs.write(tmp_path / "run", [*rows, runs.row(90, diverged="nan")]))).text
+    how = {"code": "loss-not-finite", "first": 81, "last": 90, "value": "nan"}
+    words = read(report(runs.write(tmp_path / "run", [*rows, runs.row(90, diverged=how)]))).text
     assert "eval/accuracy 0 · eval/loss NaN (step 84)" in words and "(step 80)" in words
 
 
