@@ -81,7 +81,10 @@ def bench(
     if predict:
         if steps is not None or profile is not None:
             raise RecipeError("bench-predict-alone")
-        _predict(loaded, on, described, out, json_)
+        from ..measure.bench_predict import measure_predict
+
+        record = measure_predict(loaded, on=on, described=described)
+        _finish(record, out, "predict", _predict_rows(record), json_)
         return
     arguments: dict[str, Any] = dict(steps=steps, warmup=warmup, profile=profile, progress=progress)
     try:
@@ -92,40 +95,38 @@ def bench(
         raise stopped from error
     if not hosts().first:  # host 0 writes
         return
-    out = _write(record, out, "bench")
+    _finish(record, out, "bench", _rows(record), json_)
+
+
+def _finish(record: Record, out: Path | None, kind: str, rows: list[tuple[str, Any]], json_: bool) -> None:
+    """Writes the record and prints it, as JSON or as `rows` of its kind."""
+    out = _write(record, out, kind)
     if json_:
         print(json.dumps({**record.to_json(), "written": str(out)}))
         return
-    to = console()
-    to.print(grid(_rows(record)))
-    if profile is not None:
+    told, to = record.measured, console()
+    devices = "bench-devices-simulated" if told["devices"]["simulated"] else "bench-devices"
+    common = [
+        ("recipe", " ".join([record.name, *(f"--set {text}" for text in told["set"])])),
+        ("data", ", ".join(str(text) for text in (told["data"], told["data_note"]) if text)),
+        ("devices", fact(devices, **told["devices"])),
+    ]
+    to.print(grid([*common, *rows, ("machine", f"{record.machine.title} ({record.machine.hash})")]))
+    if told.get("profile") is not None:
         to.print()
-        _profile(to, record.measured["profile"])
+        _profile(to, told["profile"])
     lines(to, "", fact("written", path=out))
 
 
-def _predict(recipe: Any, on: Any, described: dict[str, Any], out: Path | None, json_: bool) -> None:
-    from ..measure.bench_predict import measure_predict
-
-    record = measure_predict(recipe, on=on, described=described)
-    out = _write(record, out, "predict")
-    if json_:
-        print(json.dumps({**record.to_json(), "written": str(out)}))
-        return
+def _predict_rows(record: Record) -> list[tuple[str, Any]]:
+    """How fast the model of a record of the kind "predict" predicts, and what the clock covered."""
     told, alone = record.measured, record.figures["latency_seconds"]
-    chips, seconds = told["devices"], told["seconds"]
-    numbers = {"block": told["block"], "seconds": seconds["timed"], "compile": seconds["compile"]}
-    rows = [
-        ("recipe", " ".join([record.name, *(f"--set {text}" for text in told["set"])])),
-        ("data", ", ".join(str(text) for text in (told["data"], told["data_note"]) if text)),
-        ("devices", fact("bench-devices-simulated" if chips["simulated"] else "bench-devices", **chips)),
+    numbers = {"seconds": told["seconds"]["timed"], "compile": told["seconds"]["compile"]}
+    return [
         ("speed", f"{_spread(record.figures['examples_per_second'])} examples/s"),
         ("one alone", fact("bench-alone", milliseconds=_spread(alone, 1e3), examples=len(alone.runs))),
-        ("clock", fact("bench-predict-clock", **numbers)),
-        ("machine", f"{record.machine.title} ({record.machine.hash})"),
+        ("clock", fact("bench-predict-clock", block=told["block"], **numbers)),
     ]
-    console().print(grid(rows))
-    lines(console(), "", fact("written", path=out))
 
 
 def _write(record: Record, out: Path | None, kind: str) -> Path:
@@ -136,8 +137,8 @@ def _write(record: Record, out: Path | None, kind: str) -> Path:
 
 
 def _rows(record: Record) -> list[tuple[str, Any]]:
-    """A record of the kind "train" as lines to read: what, how fast, and what the clock covered."""
-    told, seconds, chips = record.measured, record.measured["seconds"], record.measured["devices"]
+    """How fast the recipe of a record of the kind "train" trains, and what the clock covered."""
+    told, seconds = record.measured, record.measured["seconds"]
     speed, examples = record.figures["steps_per_second"], record.figures["examples_per_second"]
     losses, share = told["first_losses"], told["share_of_peak"]
     exact = "bench-speed" if told["exact"] else "bench-speed-not-exact"
@@ -145,9 +146,6 @@ def _rows(record: Record) -> list[tuple[str, Any]]:
     shown = [f"{value:.4g}" for value in losses]
     first = ", ".join(shown if len(shown) <= 6 else [*shown[:4], "...", shown[-1]])
     return [
-        ("recipe", " ".join([record.name, *(f"--set {text}" for text in told["set"])])),
-        ("data", ", ".join(str(text) for text in (told["data"], told["data_note"]) if text)),
-        ("devices", fact("bench-devices-simulated" if chips["simulated"] else "bench-devices", **chips)),
         ("speed", fact(exact, speed=_spread(examples), unit="examples/s", **recipe)),
         ("", fact(exact, speed=_spread(speed), unit="steps/s", **recipe)),
         ("", fact("bench-intervals", intervals=len(speed.runs), steps=told["steps_per_interval"])),
@@ -168,7 +166,6 @@ def _rows(record: Record) -> list[tuple[str, Any]]:
         ("waiting", told["feed"]["verdict"]),
         ("memory", _memory(told["memory_bytes_per_device"], told["host_peak_bytes"])),
         ("share of peak", "unknown" if share is None else f"{share:.1%}"),
-        ("machine", f"{record.machine.title} ({record.machine.hash})"),
     ]
 
 
