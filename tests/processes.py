@@ -10,6 +10,7 @@ from pathlib import Path
 from namespaces import ADDRESS
 
 HERE = Path(__file__).parent
+SHARING = "from chipwise.machine import kept\nkept.key_by_processor()\n"  # with what the tests compiled
 
 
 def free_port():
@@ -25,7 +26,7 @@ def start(program, processes, devices=1, *arguments, namespaces=None, **more):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     started = []
     for index, seat in enumerate(seats(processes, devices, namespaces)):
-        command = [*within(namespaces and namespaces[index]), sys.executable, "-c", program]
+        command = [*within(namespaces and namespaces[index]), sys.executable, "-c", SHARING + program]
         command += map(str, arguments)
         started.append(subprocess.Popen(command, env=environment(**{**seat, **more}), **pipes))
     return started

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def check(
     recipe: options.Given,
     on: Annotated[
-        str | None, option("Also doubts about that device, such as v3-8 or a100:8.", "TARGET")
+        str | None, option("Also warn about this device, such as v3-8 or a100:8.", "TARGET")
     ] = None,
     json_: options.Json = False,
 ) -> None:
@@ -56,10 +56,10 @@ def transfer(
     replicas: Annotated[int | None, option("The new number of replicas.", "N")] = None,
     duration: Annotated[str | None, option("The new length, such as 48ep.", "DURATION")] = None,
     lr: Annotated[
-        float | None, option("A peak rate instead of the rule's; the decay makes up for it.")
+        float | None, option("Peak rate to use instead of the rule's; the decay compensates.")
     ] = None,
     apply: Annotated[
-        Path | None, option("Write the new recipe; FILE.py:recipe is then it.", "FILE.py")
+        Path | None, option("Write the new recipe to FILE.py; train it as FILE.py:recipe.", "FILE.py")
     ] = None,
     json_: options.Json = False,
 ) -> None:

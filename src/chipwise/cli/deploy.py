@@ -28,7 +28,7 @@ def predict(
         str | None, option("Images, a packed folder, .npy or .npz. [the evaluation data]", "PATH")
     ] = None,
     out: Annotated[Path, option("A .parquet, .csv or .jsonl file.", "FILE")] = Path("predictions.csv"),
-    top: Annotated[int, option("How many classes a row has.", "N", min=1)] = 1,
+    top: Annotated[int, option("Number of classes in a row.", "N", min=1)] = 1,
     probabilities: Annotated[bool, option("Those of all classes too.", name="--probabilities")] = False,
     recipe: options.OfRun = None,
     batch: Annotated[int | None, option("Examples that a device takes at a time.", "N", min=1)] = None,
@@ -75,10 +75,10 @@ def export(
     data: Annotated[
         str | None, option("Examples to compare on, as in predict. [the evaluation data]", "PATH")
     ] = None,
-    examples: Annotated[int, option("Compare on so many.", "N", min=1)] = 1000,
+    examples: Annotated[int, option("Number of examples to compare on.", "N", min=1)] = 1000,
     recipe: options.OfRun = None,
     module: Annotated[
-        str | None, option("For torch and keras: the model that the task was made of.", "FILE:NAME")
+        str | None, option("For torch and keras: the model that the task was made from.", "FILE:NAME")
     ] = None,
     fresh: Annotated[bool, option("Replace a file that is there.", name="--fresh")] = False,
     json_: options.Json = False,

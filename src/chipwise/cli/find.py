@@ -32,12 +32,12 @@ def find_lr(
     recipe: options.Given,
     here: options.Here,
     low: Annotated[float, option("The first rate.")] = 1e-5,
-    high: Annotated[float, option("The last one.")] = 10.0,
+    high: Annotated[float, option("The last rate.")] = 10.0,
     steps: Annotated[int, option("Steps, one rate each.", "N")] = 100,
     second: Annotated[
         str | None,
         option(
-            "One test for each of several values: momentum=0.8,0.9,0.95 (Adam's is b1), weight_decay.",
+            "One test for each value of another setting: momentum=0.8,0.9,0.95 (Adam's is b1), weight_decay.",
             "NAME[=V,...]",
         ),
     ] = None,
@@ -45,7 +45,8 @@ def find_lr(
     picture: Annotated[Path | None, option("Draw the curves; .png works too.", "FILE.svg")] = None,
     out: Annotated[Path | None, option("Write what --json prints.", "FILE.json")] = None,
     apply: Annotated[
-        Path | None, option("Write the recipe with the found rate; FILE.py:recipe is it.", "FILE.py")
+        Path | None,
+        option("Write the recipe with this rate to FILE.py; train it as FILE.py:recipe.", "FILE.py"),
     ] = None,
     json_: options.Json = False,
 ) -> None:

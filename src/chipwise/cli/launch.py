@@ -34,11 +34,15 @@ def launch(
     cheapest: Annotated[
         bool, option("The cheapest target of the place, by the plan.", name="--cheapest")
     ] = False,
-    within: Annotated[str | None, option("With --cheapest: at most so long, such as 2h.", "TIME")] = None,
+    within: Annotated[
+        str | None, option("With --cheapest: take at most this long, such as 2h.", "TIME")
+    ] = None,
     spot: Annotated[bool, option("Machines that may be taken away; the run resumes.", name="--spot")] = False,
-    bucket: Annotated[str | None, option("Keeps the run folder, such as gs://NAME/FOLDER.", "URL")] = None,
-    zone: Annotated[str | None, option("Of the TPU at Google.", "ZONE")] = None,
-    image: Annotated[str | None, option("Of the container, with its registry.", "NAME:TAG")] = None,
+    bucket: Annotated[
+        str | None, option("Where the run folder is kept, such as gs://NAME/FOLDER.", "URL")
+    ] = None,
+    zone: Annotated[str | None, option("Google's zone of the TPU.", "ZONE")] = None,
+    image: Annotated[str | None, option("The container's image, with its registry.", "NAME:TAG")] = None,
     package: Annotated[
         str | None, option("What pip installs as chipwise: URL of a wheel, or git+URL.", "SPEC")
     ] = None,

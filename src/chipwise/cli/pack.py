@@ -42,31 +42,33 @@ def pack(
             "WebDataset files; text; or the URL of one."
         ),
     ],
-    dst: Annotated[str, typer.Argument(help="The folder to make; it appears when it is complete.")],
-    size: Annotated[int | None, option("Height and width. [as they are]", "PIXELS")] = None,
+    dst: Annotated[str, typer.Argument(help="The folder to create; it appears when complete.")],
+    size: Annotated[int | None, option("Height and width. [unchanged]", "PIXELS")] = None,
     keep_aspect: Annotated[
         bool,
         typer.Option(
             "--keep-aspect/--crop",
-            help="--crop cuts size × size around the centre; --keep-aspect gives the shorter side the size.",
+            help="--crop cuts size × size around the centre; --keep-aspect scales the shorter side to size.",
         ),
     ] = False,
     store: Annotated[str, option("jpeg is smaller, raw is faster.", "jpeg|raw")] = "raw",
-    quality: Annotated[int, option("Of JPEGs that must be encoded.", "1-100")] = 90,
+    quality: Annotated[int, option("Quality of JPEGs that must be encoded.", "1-100")] = 90,
     labels: Annotated[
         str,
         typer.Option(
             metavar="folders|FILE.csv|REGEX", help="REGEX: its first group in a file's path is the class."
         ),
     ] = "folders",
-    split: Annotated[float | None, option("Of each class to eval, such as 0.1.", "SHARE")] = None,
-    shards: Annotated[str, option("Files a column. [1 GiB each]", "auto|N")] = "auto",
+    split: Annotated[
+        float | None, option("Share of each class that goes to eval, such as 0.1.", "SHARE")
+    ] = None,
+    shards: Annotated[str, option("Files for each column. [1 GiB each]", "auto|N")] = "auto",
     strict: Annotated[bool, option("Stop at the first file that cannot be packed.", name="--strict")] = False,
     max_skipped: Annotated[int | None, option("Stop if more are skipped. [1 %, at least 10]", "N")] = None,
-    workers: Annotated[int | None, option("Threads. [one a core]", "N")] = None,
+    workers: Annotated[int | None, option("Threads. [one per core]", "N")] = None,
     tokens: Annotated[int | None, option("SRC is text: N tokens in an example. [1025]", "N")] = None,
     tokenizer: Annotated[
-        Path | None, option("Of the tokenizers library; without it a byte is a token.", "FILE.json")
+        Path | None, option("From the tokenizers library; without it a byte is a token.", "FILE.json")
     ] = None,
     each: Annotated[
         bool, option("An example is one document with its label, not a piece of all text.", name="--each")
@@ -78,12 +80,13 @@ def pack(
         str | None, option("The tokenizer's token after a document.", "TOKEN", name="--end")
     ] = None,
     columns: Annotated[
-        str | None, option("What is what in a table: image=img,label=fine_label,text=body.", "ROLE=NAME,...")
+        str | None,
+        option("A table's columns: image=img,label=fine_label,text=body.", "ROLE=NAME,..."),
     ] = None,
     dry_run: Annotated[bool, option("Predict size and time, and write nothing.", name="--dry-run")] = False,
     json_: options.Json = False,
 ) -> None:
-    """Resize once and pack into a few large files; the same command goes on after a kill.
+    """Resize once and pack into a few large files; the same command continues after a kill.
 
     \b
     Examples:

@@ -22,9 +22,9 @@ def plan(
     ] = EVERYTHING,
     exact: options.Exact = True,
     prices: options.Prices = None,
-    cloud: Annotated[str, options.option("Prices of these alone, such as gcp,aws.", "NAMES")] = "",
+    cloud: Annotated[str, options.option("Only prices of these, such as gcp,aws.", "NAMES")] = "",
     region: Annotated[
-        str, options.option("Prices of these alone, or of those that begin so: us-,europe-west4.", "NAMES")
+        str, options.option("Only prices of regions that begin with these: us-,europe-west4.", "NAMES")
     ] = "",
     marketplace: Annotated[
         bool,
@@ -37,17 +37,18 @@ def plan(
         int | None, options.option("Plan N predictions by the trained model instead of its training.", "N")
     ] = None,
     host_cores: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Cores of the hosts that feed. [this host's]")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Cores of the feeding hosts. [this host's]"),
     ] = None,
     feed_record: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.json", help="By chipwise bench-feed, on the host that would feed."),
+        typer.Option(metavar="FILE.json", help="A record by chipwise bench-feed of the feeding host."),
     ] = None,
     spot: Annotated[
         bool, options.option("Machines that may be taken away: time and dollars with that.", name="--spot")
     ] = False,
     interruptions: Annotated[
-        str | None, options.option("How often, such as 0.1/h or 2/d. [as published]", "RATE")
+        str | None, options.option("Rate of interruptions, such as 0.1/h or 2/d. [as published]", "RATE")
     ] = None,
     kernels: Annotated[
         bool, options.option("Show each target's costliest kernels, and what would help.", name="--kernels")

@@ -16,7 +16,7 @@ def report(
     run: Annotated[Path, typer.Argument(help="A run folder, or the folder of a study.")],
     recipe: Annotated[
         str | None,
-        option("The run's recipe, path.py:name; its file is run. [if built in]", "SPEC"),
+        option("The run's recipe, path.py:name; that file is executed. [if built in]", "SPEC"),
     ] = None,
     html: options.Html = None,
     json_: options.Json = False,
@@ -46,9 +46,7 @@ def compare(
             "LABEL=PATH names a row.",
         ),
     ],
-    baseline: Annotated[
-        str | None, option("The row that the others are held against. [the first]", "A")
-    ] = None,
+    baseline: Annotated[str | None, option("The row to compare the others with. [the first]", "A")] = None,
     target: Annotated[
         str | None, option("Also the time to 0.94 (eval/accuracy), or to METRIC=VALUE.", "VALUE")
     ] = None,

@@ -24,29 +24,27 @@ def train(
     recipe: options.Given,
     how: options.Training,
     run: Annotated[
-        str | None, option("Run folder; one that holds a run is resumed. [runs/NAME-TIME]", "DIR")
+        str | None, option("Run folder; a run found there is resumed. [runs/NAME-TIME]", "DIR")
     ] = None,
     stop_after: Annotated[
-        str | None, option("Stop there, saved, with the schedules unchanged.", "DURATION")
+        str | None, option("Stop and save after this long; schedules stay the same.", "DURATION")
     ] = None,
     seeds: Annotated[
         str | None,
-        option(
-            "A run a seed, and their spread: 5 being the seeds 0 to 4, or a list such as 0,3,7.", "N|LIST"
-        ),
+        option("Train one run for each seed: 5 means seeds 0 to 4, or list them, such as 0,3,7.", "N|LIST"),
     ] = None,
     at_once: options.AtOnce = 1,
     metric: options.Metric = None,
     keep_best: Annotated[
         str | None,
-        option("Also keep the checkpoint of its best evaluation, such as eval/accuracy.", "METRIC"),
+        option("Also keep the checkpoint with the best value of METRIC, such as eval/accuracy.", "METRIC"),
     ] = None,
     patience: Annotated[
-        str | None, option("With --keep-best: end when nothing better came for so long.", "DURATION")
+        str | None, option("With --keep-best: stop when nothing better came for this long.", "DURATION")
     ] = None,
     start: Annotated[
         str | None,
-        option("Begin with the weights of that run, or file; the steps begin anew.", "RUN", name="--from"),
+        option("Start from the weights of a run or a file, at step 0.", "RUN", name="--from"),
     ] = None,
     fresh: Annotated[bool, option("Discard a run found in the folder.", name="--fresh")] = False,
     json_: options.Json = False,
@@ -96,14 +94,14 @@ def sweep(
     set_: Annotated[
         list[str] | None,
         option(
-            "Values of a setting; may be repeated, every combination is trained.",
+            "Values of a setting; may be repeated; every combination is trained.",
             "KEY=VALUE,VALUE",
             name="--set",
         ),
     ] = None,
-    seeds: Annotated[str, option("Their number, 3 being 0 to 2, or a list such as 0,3,7.", "N|LIST")] = "3",
+    seeds: Annotated[str, option("3 means seeds 0 to 2; or list them, such as 0,3,7.", "N|LIST")] = "3",
     run: Annotated[
-        str | None, option("The study's folder; what it holds is not repeated. [runs/NAME-TIME]", "DIR")
+        str | None, option("The study's folder; finished runs are not repeated. [runs/NAME-TIME]", "DIR")
     ] = None,
     at_once: options.AtOnce = 1,
     metric: options.Metric = None,
@@ -120,8 +118,8 @@ def sweep(
       chipwise sweep digits --set lr=1e-3,3e-3 --set batch=32,64 --seeds 5 --at-once 2
       chipwise sweep my_task.py:recipe --set warmup=5ep,10ep --metric eval/f1_macro --json
 
-    A comma in brackets or quotes, or after a backslash, belongs to the value. The same command with the same
-    --run goes on after a stop, and more values or seeds extend it.
+    A comma in brackets or quotes, or after a backslash, is part of the value. The same command with the same
+    --run continues after a stop, and more values or seeds extend the study.
     """
     from ..study.grid import parse
 
