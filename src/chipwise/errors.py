@@ -96,7 +96,7 @@ class Stopped(ChipwiseError):
 
 
 class HostLost(ChipwiseError):
-    """Another host of the run is gone: the run, started again, goes on where it saved."""
+    """Another host of the run is gone: start the run again and it continues where it saved."""
 
     exit_code = 76
 

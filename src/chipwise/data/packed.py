@@ -63,9 +63,9 @@ class PackedFolder:
     below; `names`, the classes' names or `()`; `classes`, their number or `None`; `mean` and `std` of the
     stored pixels, one a channel, in pixel units, or `()`; `manifest`, all that is known about the split.
 
-    Making one reads the manifest and the files' sizes, no data. Raises `DataError` when a file is missing
-    or of another size and when the format is newer; and on access for damage and values out of range. It
-    may be used by several threads at once, and pickled for other processes.
+    The constructor reads the manifest and the files' sizes, no data. Raises `DataError` when a file is
+    missing or of another size and when the format is newer; and on access for damage and values out of range.
+    It may be used by several threads at once, and pickled for other processes.
     """
 
     def __init__(

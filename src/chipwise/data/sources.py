@@ -99,7 +99,7 @@ class Arrays:
 
     - `classes`: when given, the column `label` must hold integers in `[0, classes)`.
     - `**columns`: each `(n, ...)`, of one length `n >= 1`. float64 and int64 become float32 and
-      int32; other columns are kept as they are, without a copy.
+      int32; other columns are kept unchanged, without a copy.
 
     Raises `DataError` for no columns, no examples, unequal lengths, values that 32 bits cannot hold,
     and labels out of range, naming the first bad row.
@@ -149,8 +149,8 @@ class Lazy:
 
     - `length`: number of examples.
     - `spec`: column to `jax.ShapeDtypeStruct` of one example.
-    - `load`: `() -> dict of arrays (length, ...)`, called once, by whichever thread comes first; what
-      it raises is raised by the access, and the next access tries again.
+    - `load`: `() -> dict of arrays (length, ...)`, called once, by whichever thread comes first; an error
+      is raised by that access, and the next access tries again.
     - `classes`: as in `Arrays`.
 
     Raises `DataError` on access when what was loaded is not what was promised.

@@ -43,7 +43,7 @@ def fit(
     progress: str = "auto",
     source: dict[str, Any] | None = None,
 ) -> Result:
-    """Trains `recipe` on every device found, and says what came of it.
+    """Trains `recipe` on every device found, and returns the result.
 
     Nothing but `recipe` changes the result, unless `On(exact=False)` allows the device count to.
 
@@ -53,9 +53,9 @@ def fit(
     - `on`: which devices, and how they are fed; see `On`.
     - `eval_every`, `log_every`, `checkpoint_every`: durations such as `"1ep"`, `"100st"`, `"5%"`.
       `eval_every=None` evaluates at the end only.
-    - `stop_after`: stop there, saved, without changing any schedule.
+    - `stop_after`: stop and save after this duration, without changing any schedule.
     - `keep_best`: a metric such as `"eval/accuracy"`, whose best checkpoint is kept in the folder `best`;
-      `patience`: a duration with nothing better, after which the run ends.
+      `patience`: a duration; the run ends after it without a better value.
     - `fresh`: discard a run found in the folder.
     - `steps_per_call`: steps that the host starts at once, with `exact=False`, one device and data in its
       memory; `None` tries in long runs whether 16 are faster.
@@ -169,7 +169,7 @@ def evaluate(
     """Metric name to value over the task's `eval` source, every example exactly once.
 
     *Arguments:* `batch` is global and chosen from the memory needed when left out; of `on` only
-    the devices count (any number will do).
+    the devices are used (any number works).
     """
     placement = Placement.of(detect(on.devices, on.platform), recipe.shards)
     with placement.hosts.failing(), contextlib.closing(Evaluator(recipe, placement, batch)) as evaluator:

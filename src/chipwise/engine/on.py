@@ -16,13 +16,14 @@ class On:
 
     *Fields:*
 
-    - `devices`: use only so many; all that are found when None.
-    - `platform`: `"cpu"` leaves an accelerator alone; `"gpu"` or `"tpu"` insists on one.
+    - `devices`: how many to use; all that are found when None.
+    - `platform`: `"cpu"` ignores accelerators; `"gpu"` or `"tpu"` requires one.
     - `exact`: one fixed order of additions, so that 1, 2, 4 and 8 devices give the same bits.
     - `feed`: `"device"` keeps the training data in the devices' memory, `"host"` streams it from there;
       `"auto"` does the first where it takes at most a quarter of that memory.
     - `shard_optimizer`: devices share out the optimizer's state; by default where each saves 16 MB.
-    - `workers`: who reads streamed data, such as `4` or `"processes:4"`; chosen by what is read when None.
+    - `workers`: threads or processes that read streamed data, such as `4` or `"processes:4"`; chosen by trial
+      when None.
 
     Raises `RecipeError` for a feed that is none of the three.
     """

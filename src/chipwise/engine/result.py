@@ -1,4 +1,4 @@
-"""What a run came to."""
+"""The result of a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .state import fingerprint, parameters
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to.
+    """The result of a run.
 
     *Fields:* `metrics`, the last `"train/..."` and `"eval/..."` values; `fingerprint`, SHA-256 of
     the parameters' bytes; `steps` done; `examples_per_second` (global, median) and `speed` (with

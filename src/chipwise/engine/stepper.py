@@ -18,15 +18,15 @@ from .state import fingerprint
 
 
 class Stepper:
-    """The steps of `fit`, one call each, for a loop of one's own.
+    """The steps of `fit`, one call each, for your own loop.
 
         with cw.Stepper(recipe) as stepper:  # reads the data, compiles
             while stepper.done < stepper.total:
                 stepper.step()
             print(stepper.metrics(), stepper.evaluate(), stepper.fingerprint())
 
-    is what `cw.fit(recipe)` computes, to the bit. No run folder, no checkpoints, no signals, and no stop
-    when the loss is NaN: those are the loop's.
+    computes what `cw.fit(recipe)` computes, to the bit. There is no run folder, no checkpoint, no signal
+    handling, and no stop when the loss is NaN: your loop decides about those.
 
     *Arguments:* `on` as in `fit`.
 

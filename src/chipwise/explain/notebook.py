@@ -62,7 +62,7 @@ def report(run: str | os.PathLike, recipe: str | None = None) -> Shown:
 
 
 def compare(*sources: str | os.PathLike, baseline: str | None = None, target: str | None = None) -> Shown:
-    """What `chipwise compare` says of records, runs, studies and plans: a dict, shown as text in a notebook.
+    """What `chipwise compare` shows for records, runs, studies and plans: a dict, displayed in a notebook.
 
     *Arguments:* `sources`: paths, `LABEL=PATH`, or `published`; `baseline`: a label; `target`: such as
     `"eval/accuracy=0.94"`. Raises `DataError`, `RunError` or `RecipeError`.

@@ -51,12 +51,12 @@ def detect(count: int | None = None, platform: str | None = None) -> Machine:
 
     *Arguments:*
     - `count`: use the first `count` devices only.
-    - `platform`: `"cpu"`, `"gpu"` or `"tpu"`; by default the best that is there. `"cpu"` leaves an
-      accelerator alone: when JAX has not started yet, it starts without one, for the life of this process.
+    - `platform`: `"cpu"`, `"gpu"` or `"tpu"`; by default the best that is there. `"cpu"` ignores
+      accelerators: when JAX has not started yet, it starts without one, for the life of this process.
 
     Raises `DeviceError` when fewer devices are there than asked for, when the host has an accelerator that
     JAX cannot use, or when JAX runs several processes; the message says why and what to type.
-    `JAX_PLATFORMS=cpu`, `simulate` and an empty `CUDA_VISIBLE_DEVICES` are taken as the wish to use the CPU.
+    `JAX_PLATFORMS=cpu`, `simulate` and an empty `CUDA_VISIBLE_DEVICES` count as a request for the CPU.
     """
     if platform is not None and platform not in PLATFORMS:
         raise DeviceError(

@@ -52,8 +52,8 @@ def attention(
     *Arguments:* `query` `(batch, t, heads, d)`; `key` and `value` `(batch, s, kv_heads, d)`, of one dtype,
     where `kv_heads` divides `heads`: each group of heads reads one of them (Ainslie et al., 2023,
     arXiv:2305.13245). `causal`: no position looks ahead; `window`: it sees the positions less than `window`
-    away, itself included; both need `t` equal to `s`. `seen` `(batch, s)` bool: the keys that are there, such
-    as those that are no padding; None for all.
+    away, itself included; both need `t` equal to `s`. `seen` `(batch, s)` bool: the keys to look at, such
+    as those that are not padding; None for all.
 
     *Returns* `(batch, t, heads, d)` in the inputs' dtype; sums and the softmax are float32.
 

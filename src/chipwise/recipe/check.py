@@ -68,10 +68,10 @@ class Finding:
 
 
 def check(recipe: Recipe, on: str | None = None) -> list[Finding]:
-    """What is probably not meant in `recipe`; empty when nothing was found. Nothing is computed or read.
+    """Settings of `recipe` that are probably mistakes; empty when there are none. Computes and reads nothing.
 
-    *Arguments*: `on`: a target such as `"v3-8"` or `"a100:8"`, for doubts about that device; without it, the
-    TPU's rules are checked for any.
+    *Arguments*: `on`: a target such as `"v3-8"` or `"a100:8"`, to check for that device; without it, the
+    rules of TPUs are checked.
 
     Raises `RecipeError` when the replicas do not divide the batch, `DeviceError` for an unknown target.
     """

@@ -197,7 +197,7 @@ def from_optax(
     numbers that vary, such as flags, masks and starting values, go in beforehand:
     `from_optax(functools.partial(optax.lamb, mask=mask), learning_rate=0.01)`.
     `elementwise=True` says of `make` what `Optimizer.elementwise` means: true
-    of Lion or RMSprop, not of LAMB, LARS, Adafactor or Muon, which look at
+    of Lion or RMSprop, not of LAMB, LARS, Adafactor or Muon, which need
     whole parameters. `make` must not branch on the numbers. A scheduled one is
     NaN in `init`, where it has no step, so that a state made from it cannot
     pass unseen.

@@ -77,18 +77,18 @@ class Recipe:
     - `optimizer`: `cw.sgd(...)`, `cw.adam(...)`, `cw.adamw(...)` or `cw.from_optax(...)`.
     - `replicas`: logical data-parallel workers; each takes `batch / replicas` examples of a step,
       with its own batch-norm statistics and random key. Devices share replicas, never the reverse.
-    - `blocks`: programs that compute a step's replicas, each `replicas / blocks` of them together; as many
-      as replicas when None. Bits are equal on up to so many devices; another number gives other bits, and
-      fewer are faster where one replica does not fill a chip.
+    - `blocks`: programs that compute a step's replicas, each `replicas / blocks` of them together; one
+      for each replica when None. Bits are equal on up to `blocks` devices; another number gives different
+      bits, and fewer are faster where one replica does not fill a chip.
     - `shards`: devices that compute a replica together, over which its parameters lie: a group. Devices are
       `shards` times the groups. Bits are equal on any number of groups, and others for another `shards`.
     - `precision`: `"f32"`, `"tf32"`, `"bf16"` or `"f16"`; see `chipwise.recipe.precision`.
     - `seed`: fixes initial parameters, data order, dropout and augmentation.
-    - `ema`: decay a step of an exponential moving average of the parameters, which evaluation then
+    - `ema`: decay per step of an exponential moving average of the parameters, which evaluation then
       uses; `None` for none.
-    - `frozen`: patterns of parameters and statistics that stay as they are, such as `("backbone/*",)`; see
-      `cw.freeze`. They are inputs of the step, with no gradient and no place in the optimizer.
-    - `name`: for people.
+    - `frozen`: patterns of parameters and statistics that training leaves alone, such as `("backbone/*",)`;
+      see `cw.freeze`. They are inputs of the step, with no gradient and no place in the optimizer.
+    - `name`: shown to people, no effect.
     - `validated`: where these settings are known to work; see `Validated`. It stays what it was when
       settings are replaced, so that `cw.check` can tell how far they have moved.
 

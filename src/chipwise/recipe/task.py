@@ -20,15 +20,15 @@ Tree = Any  # a pytree of arrays
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Sum:
-    """A total and how many things were totalled; the library divides, once, at the end.
+    """A total and the number of values in it; the library divides, once, at the end.
 
     Means of parts cannot be combined without knowing how large the parts were. Sums can: over
-    examples, replicas, devices and evaluation batches, in any cut.
+    examples, replicas, devices and evaluation batches, however they are cut.
 
     *Fields:* `total`, an array of any shape; `count`, of the same shape or `()`; `finish`,
-    `(total, count) -> value`, for a metric that is no mean, such as F1 from three counts. It is called
+    `(total, count) -> value`, for a metric that is not a mean, such as F1 from three counts. It is called
     once, on the host, with float64 NumPy arrays of everything added up, and returns a number or an
-    array; it is no part of the traced program, so it must not use the loss's arrays. See `cw.metrics`.
+    array; it is not part of the traced program, so it must not use the loss's arrays. See `cw.metrics`.
     """
 
     total: Any
@@ -66,17 +66,18 @@ class Task:
       batch-norm statistics; `{}` when there is none.
     - `loss`: `(params, state, batch, key, train) -> (metrics, state)`. `batch` is a dict of arrays
       `(replica_batch, ...)`; `metrics` a dict of `Sum` with at least `"loss"`, whose total over
-      count is minimised. With `train=False` each example must be judged by itself, independent of the
-      rest of the batch: evaluation pads and masks. In bf16, floating columns come as bfloat16, but for
+      count is minimised. With `train=False` an example's result must not depend on the rest of the
+      batch: evaluation pads and masks. In bf16, floating columns come as bfloat16, but for
       `label`, which keeps its digits.
     - `train`, `eval`: sources: `len()` and `[i] -> dict of arrays`. `eval` may be `None`.
     - `augment`: `(example, key) -> example`, one unbatched example, traced, runs on the device; its
       key depends on the seed, the epoch and the example only.
     - `mix`: `(batch, key) -> batch` within one replica, for mixup and the like.
     - `classes`: when given, the column `"label"` is checked to lie in `[0, classes)`.
-    - `predict`: `(params, state, inputs) -> outputs`, what the trained model says of `inputs`, the columns of
-      a batch but for `label`: an array `(batch, ...)` or a dict of such arrays. With `classes`, an array
-      `(batch, classes)` is logits. It judges each example by itself. What `cw.predict` and `cw.export` run.
+    - `predict`: `(params, state, inputs) -> outputs`, what the trained model predicts for `inputs`, the
+      columns of a batch without `label`: an array `(batch, ...)` or a dict of such arrays. With `classes`,
+      an array `(batch, classes)` is logits. Examples must not depend on each other. `cw.predict` and
+      `cw.export` run it.
     - `class_names`: the classes in words, in their order.
     - `from_data`: `(train) -> {path: array}`: parameters such as "whiten/kernel" that are made from the
       training source, once, before the first step of a run, in the place of `init`'s.

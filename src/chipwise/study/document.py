@@ -63,8 +63,8 @@ class Point:
 
 @dataclass(frozen=True)
 class Study:
-    """Several settings of one recipe, each with several seeds. The first point is what others are held
-    against.
+    """Several settings of one recipe, each with several seeds. The others are compared with the
+    first point.
 
     *Fields:* `folder`; `recipe`: its name; `source`: how the command line made it; `points`.
     """

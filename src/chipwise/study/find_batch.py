@@ -45,7 +45,7 @@ class BatchSearch:
     batch, or at the smallest when none fits; None when unknown; `bound`, what keeps the batch from being
     larger; `confirmed`, whether a real step was made with it; `examples_per_second`, measured, by global
     batch, one value a round; `predicted`, examples/s of an absent target by global batch; `move`, the recipe
-    moved there, or None; `findings`, what `cw.check` says of it there; `notes`, what else is to be said.
+    moved there, or None; `findings`, what `cw.check` says about it; `notes`, further remarks.
     """
 
     old: Recipe
@@ -117,8 +117,8 @@ def find_batch(
 
     *Arguments:*
 
-    - `target`: an absent one such as `"v5e-8"` or `"t4"`, asked of its compiler or of the model that
-      `cw.plan` has of it. By default the devices of this machine, where real steps confirm what was found.
+    - `target`: an absent one such as `"v5e-8"` or `"t4"`, whose compiler is asked, as by `cw.plan`. By
+      default the devices of this machine, where real steps confirm the result.
     - `on`: as in `fit`, for this machine; its `exact` for any. `progress`: as there.
     - `at_most`: search no further.
 

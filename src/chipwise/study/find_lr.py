@@ -71,8 +71,8 @@ class RangeTest:
 class LrSearch:
     """What `find_lr` found.
 
-    *Fields:* `old`, the recipe it was asked about; `tests`, one, or one for each value of the second axis;
-    `chosen`, the place among them of the one that the suggestion is from, and `why`; `devices`, what it ran
+    *Fields:* `old`, the recipe it was asked about; `tests`, one, or one for each value of the second
+    setting; `chosen`, the index of the test that the suggestion comes from, and `why`; `devices`, what it ran
     on, and `notes` about that. `curve` and the marks are those of the chosen test.
     """
 
@@ -178,8 +178,8 @@ def find_lr(
     """A peak learning rate for `recipe`, from the range test of Smith (2015, arXiv:1506.01186): fresh
     parameters, rates that grow from `low` to `high` with every step, and the loss at each.
 
-    The bits are those of `fit`: the same curve on 1 and on 8 devices. Nothing of the caller's changes, and
-    nothing is written.
+    The bits are those of `fit`: the same curve on 1 and on 8 devices. The caller's recipe is not changed,
+    and nothing is written.
 
     *Arguments:*
 
