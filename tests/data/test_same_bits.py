@@ -16,8 +16,6 @@ from chipwise.data import PackedFolder
 from chipwise.data.pack import pack
 from chipwise.recipe import settings
 
-pytestmark = pytest.mark.optimised
-
 QUIET = {"progress": "none", "eval_every": None}
 
 RECIPE = """

@@ -17,9 +17,8 @@ from chipwise.words.facts import fact
 from refusals import refused
 from sessions import bits, run
 
-pytestmark = pytest.mark.optimised
 
-
+@pytest.mark.optimised
 @pytest.mark.parametrize(
     "replicas, blocks, counts",
     [(8, 4, (1, 4)), *(pytest.param(*n, marks=pytest.mark.slow) for n in ((12, 6, (1, 6)), (8, 2, (1, 2))))],
@@ -41,6 +40,7 @@ def test_replicas_keep_what_they_mean():
         assert together.state["calls"] == 1
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("replicas, blocks", [(5, 1), (12, 4), (10, 2)])
 def test_equal_state_stays_equal(replicas, blocks):
     def loss(params, state, batch, key, train):

@@ -8,8 +8,6 @@ from jax.sharding import PartitionSpec as P
 from chipwise.engine.reduce import AXIS, reducer
 from traffic import compiled, sent_bytes
 
-pytestmark = pytest.mark.optimised
-
 
 @pytest.mark.parametrize("devices", [2, 4, 8])
 def test_traffic_is_that_of_a_plain_all_reduce(devices):

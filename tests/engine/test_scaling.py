@@ -19,8 +19,6 @@ from chipwise.engine.state import fingerprint, first_state
 from chipwise.machine.detect import detect
 from refusals import refused
 
-pytestmark = pytest.mark.optimised
-
 TASK = tasks.task(loss=tasks.plain_loss, augment=None, eval=None)
 
 
@@ -69,6 +67,7 @@ def test_overflow_skips_one_step_and_nothing_else(settled, monkeypatch):
     assert int(before.scale["good"]) == skipped and int(found[-1].scale["good"]) == 11 - skipped
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("devices", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 8))])
 def test_the_same_decisions_on_any_number_of_devices(devices, settled, monkeypatch):
     monkeypatch.setattr(scaling, "FIRST", 2 * settled)

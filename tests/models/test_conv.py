@@ -16,8 +16,6 @@ from jax.sharding import PartitionSpec as P
 from chipwise.models import conv_cpu
 from chipwise.models.conv import NHWC, conv
 
-pytestmark = pytest.mark.optimised
-
 # batch, height, width, in, out, kernel, stride: each form in each of its three uses, N-1, N, N+1.
 SHAPES = [
     (1, 5, 5, 1, 6, 3, 1),

@@ -10,8 +10,6 @@ from chipwise.data.augment import compose
 from chipwise.errors import DataError
 from refusals import refused
 
-pytestmark = pytest.mark.optimised
-
 A = cw.augment
 KEYS = jax.random.split(jax.random.key(0), 8)
 COLORS = {
@@ -56,6 +54,7 @@ def test_shapes_and_types_are_kept(shape, dtype):
     assert (normal.shape, normal.dtype) == (shape, jnp.float32)
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize(
     "stage",
     [
@@ -87,6 +86,7 @@ def test_settings_that_change_nothing_give_back_the_bits(stage):
         assert any(np.array_equal(made, x) for x in (image, image[:, ::-1]))
 
 
+@pytest.mark.optimised
 def test_a_drawn_identity_gives_back_the_bits_of_floats():
     image = np.random.default_rng(0).normal(size=(9, 8, 3)).astype(np.float32)
     image[0, 0] = [np.nan, -0.0, np.inf]
@@ -113,6 +113,7 @@ CHAIN = {
 }
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize(
     "name",
     [
