@@ -1,9 +1,11 @@
 import json
 
+from chipwise.words.facts import fact
+
 
 def test_warnings_are_lines_and_the_code_is_0(chipwise, mine):
     fine = chipwise("check", f"{mine}:recipe", "--set", "replicas=1")
-    assert fine.code == 0 and fine.out == "mine: nothing to warn about.\n"
+    assert fine.code == 0 and fine.out == f"{fact('no-findings', recipe='mine')}\n"
     doubted = chipwise("check", f"{mine}:recipe", "--set", "replicas=1", "--set", "lr=30", "--on", "v3-8")
     assert doubted.code == 0
     lines = doubted.out.splitlines()
