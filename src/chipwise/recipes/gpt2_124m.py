@@ -45,11 +45,14 @@ def recipe(
     if width % heads or not 1 <= vocabulary <= 65_536:
         raise RecipeError("gpt2-sizes", width=width, heads=heads, vocabulary=vocabulary)
     sizes = {"vocabulary": vocabulary, "context": context, "depth": depth, "width": width, "heads": heads}
-    text = {"vocabulary": vocabulary, "sequences": (_BATCH * _STEPS, _EVAL)}
+
+    def net(rngs):
+        return GPT2(**sizes, keep=remat, rngs=rngs)
+
     same = (context, vocabulary, depth, width, heads) == (1024, 50_257, 12, 768, 12)
     return Recipe(
         name="gpt2-124m" if same else "gpt2",
-        task=language(lambda rngs: GPT2(**sizes, keep=remat, rngs=rngs), "words", data, context, **text),
+        task=language(net, "words", data, context, vocabulary, (_BATCH * _STEPS, _EVAL)),
         batch=_BATCH,
         replicas=64,
         duration=f"{_STEPS}st",

@@ -20,8 +20,6 @@ devices they lie. 32 replicas of 16 sequences. Blocks keep their input alone (`r
 
 from __future__ import annotations
 
-from functools import partial
-
 from ..errors import RecipeError
 from ..models.llama import Llama
 from ..models.transformer import kernels
@@ -52,14 +50,16 @@ def recipe(
     if vocabulary < 1 or width % heads or heads % kv_heads or (width // heads) % 2:
         raise RecipeError("llama-sizes", width=width, heads=heads, kv_heads=kv_heads, vocabulary=vocabulary)
     sizes = {"vocabulary": vocabulary, "depth": depth, "width": width, "heads": heads}
-    net = partial(Llama, **sizes, kv_heads=kv_heads, hidden=hidden, keep=remat)
-    text = {"vocabulary": vocabulary, "sequences": (_BATCH * _STEPS, _EVAL)}
+
+    def net(rngs):
+        return Llama(**sizes, kv_heads=kv_heads, hidden=hidden, keep=remat, rngs=rngs)
+
     given = (*sizes.values(), kv_heads, hidden, context)
     same = given == (128_256, 32, 4096, 32, 8, 14_336, 8192)
     rate = warmup(cosine(3e-4, end=3e-5), "2%")
     return Recipe(
         name="llama-8b" if same else "llama",
-        task=language(lambda rngs: net(rngs=rngs), "head", data, context, **text),
+        task=language(net, "head", data, context, vocabulary, (_BATCH * _STEPS, _EVAL)),
         batch=_BATCH,
         replicas=32,
         shards=8,

@@ -24,9 +24,13 @@ _UNKNOWN = 2**32
 
 
 def language(
-    net: Callable[[nnx.Rngs], nnx.Module], table: str, data: str | Path | None, context: int, *,
-    vocabulary: int, sequences: tuple[int, int],
-) -> Task:  # fmt: skip
+    net: Callable[[nnx.Rngs], nnx.Module],
+    table: str,
+    data: str | Path | None,
+    context: int,
+    vocabulary: int,
+    sequences: tuple[int, int],
+) -> Task:
     """The task of a net `(batch, context)` tokens -> `(batch, context, width)` states, whose logits are
     their products with the rows of `params[table]["embedding"]`; data as of `tokens`."""
     init, apply = functional(net)
