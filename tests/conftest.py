@@ -24,6 +24,7 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import hypothesis
 import jax  # the settings above must be there before JAX starts
+import pytest
 
 from chipwise.machine import kept
 
@@ -38,3 +39,11 @@ hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=No
 hypothesis.settings.load_profile("repeatable")
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `import tasks`: the small tasks that tests share
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Most of the suite's time is spent compiling. Programs that few steps run are compiled with little
+    optimization, but where bits of different programs are compared: there as users' programs are."""
+    thorough = any(item.iter_markers("optimised")) or any(item.iter_markers("slow"))
+    jax.config.update("jax_disable_most_optimizations", not thorough)

@@ -11,8 +11,6 @@ from chipwise.engine import dispatch
 from chipwise.words.facts import fact
 from refusals import refused
 
-pytestmark = pytest.mark.optimised
-
 FREE = cw.On(devices=1, exact=False)
 LOOSE = {"on": FREE, "progress": "none"}
 
