@@ -43,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # for `import tasks`: the small 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    """Most of the suite's time is spent compiling. Programs that few steps run are compiled with little
-    optimization, but where bits of different programs are compared: there as users' programs are."""
+    """Most of the suite's time goes into compiling, so programs are compiled with little optimization. Tests
+    that compare bits of different programs are marked, and compile as users do."""
     thorough = any(item.iter_markers("optimised")) or any(item.iter_markers("slow"))
     jax.config.update("jax_disable_most_optimizations", not thorough)
