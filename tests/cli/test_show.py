@@ -108,7 +108,7 @@ def test_floats_and_gray_are_drawn_and_examples_are_not_repeated(file):
             2,
             fact("picture-suffix", option="--out", path="made.txt", suffix=".txt", stem="made"),
         ),
-        (["--out", "/dev/null/made.png"], 3, "/dev/null/made.png: "),
+        (["--out", "/dev/null/made.png"], 3, "/dev/null/made.png"),
         (["--examples", "0"], 2, "--examples"),
     ],
 )
