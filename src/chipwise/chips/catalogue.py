@@ -73,9 +73,11 @@ class Chip:
     source: str
 
 
-def _cell(type_name: str, text: str):
+def cell(type_name: str, text: str):
+    """A cell of a CSV file as a value of a field's type: several parts are separated by ";", an empty number is
+    `None`."""
     if type_name.startswith("tuple"):
-        return tuple(text.split(";"))
+        return tuple(map(float if "float" in type_name else str, filter(None, text.split(";"))))
     if type_name == "str":
         return text
     if not text:
@@ -87,7 +89,7 @@ def _read() -> tuple[Chip, ...]:
     text = files(__package__).joinpath("chips.csv").read_text(encoding="utf-8")
     types = {f.name: str(f.type) for f in fields(Chip)}
     rows = csv.DictReader(text.splitlines())
-    return tuple(Chip(**{name: _cell(types[name], value) for name, value in row.items()}) for row in rows)
+    return tuple(Chip(**{name: cell(types[name], value) for name, value in row.items()}) for row in rows)
 
 
 CHIPS: tuple[Chip, ...] = _read()

@@ -19,6 +19,8 @@ from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
 
+from ..chips.catalogue import cell
+
 
 @dataclass(frozen=True)
 class Published:
@@ -59,19 +61,9 @@ def table() -> tuple[Published, ...]:
     text = files(__package__).joinpath("published.csv").read_text(encoding="utf-8")
     types = {f.name: str(f.type) for f in fields(Published)}
     rows = csv.DictReader(text.splitlines())
-    return tuple(Published(**{name: _cell(types[name], row[name]) for name in types}) for row in rows)
+    return tuple(Published(**{name: cell(types[name], row[name]) for name in types}) for row in rows)
 
 
 def rows_for(recipe: str | None, words: str = "") -> tuple[Published, ...]:
     """The rows of a recipe (of all, for `None`) in which every one of `words` occurs."""
     return tuple(row for row in table() if recipe in (None, row.recipe) and row.matches(words))
-
-
-def _cell(type_name: str, text: str):
-    if type_name.startswith("tuple"):
-        return tuple(float(part) for part in text.split(";") if part)
-    if type_name == "str":
-        return text
-    if not text:
-        return None
-    return int(text) if type_name.startswith("int") else float(text)
