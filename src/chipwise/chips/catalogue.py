@@ -74,7 +74,7 @@ class Chip:
 
 
 def cell(type_name: str, text: str):
-    """A cell of a CSV file as a value of a field's type: ";" separates the parts of a tuple, an empty number is
+    """A CSV file's cell as a value of a field's type: ";" separates the parts of a tuple, an empty number is
     `None`."""
     if type_name.startswith("tuple"):
         return tuple(map(float if "float" in type_name else str, filter(None, text.split(";"))))
