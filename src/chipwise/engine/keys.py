@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import jax
 
+from . import threefry  # noqa: F401  hashes one key without a loop
+
 # Streams are folded in first, so that no two uses can meet on one key.
 _INIT, _REPLICA, _AUGMENT, _EVAL, _OWN = range(5)
 

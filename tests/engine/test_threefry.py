@@ -1,0 +1,38 @@
+"""One key is hashed without a loop on the CPU; its bits are those that JAX documents for Threefry."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import chipwise.engine.keys  # noqa: F401  what registers it
+from chipwise.engine.threefry import threefry2x32
+
+KNOWN = [  # Random123 1.14, kat_vectors, threefry2x32 20
+    ((0x00000000, 0x00000000), (0x00000000, 0x00000000), (0x6B200159, 0x99BA4EFE)),
+    ((0xFFFFFFFF, 0xFFFFFFFF), (0xFFFFFFFF, 0xFFFFFFFF), (0x1CB996FC, 0xBB002BE7)),
+    ((0x13198A2E, 0x03707344), (0x243F6A88, 0x85A308D3), (0xC4923A9C, 0x483DF7A0)),
+]
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,)])
+@pytest.mark.parametrize(("key", "counter", "hashed"), KNOWN)
+def test_published_vectors(key, counter, hashed, shape):
+    words = [jnp.full(shape, np.uint32(word)) for word in (*key, *counter)]
+    made = jax.jit(threefry2x32)(*words)
+    assert [set(np.ravel(x).tolist()) for x in made] == [{hashed[0]}, {hashed[1]}]
+
+
+@pytest.mark.parametrize("shape", [(), (2,)])
+def test_jax_hashes_a_key_without_a_loop_and_keys_in_one(shape):
+    text = jax.jit(_folded).lower(_keys(shape)).as_text()
+    assert text.count("stablehlo.while") == (1 if shape else 0)
+
+
+def _keys(shape):
+    return jax.random.split(jax.random.key(0), shape)
+
+
+def _folded(keys):
+    fold = jax.vmap(jax.random.fold_in, (0, None)) if keys.shape else jax.random.fold_in
+    return jax.random.key_data(fold(keys, 7))
