@@ -224,6 +224,25 @@ ENTRY %main (p: f32[100,8,128], i: s32[], q: f32[8,65]) -> f32[100,8,128] {
     assert found.cycles is None
 
 
+def test_a_copy_that_turns_an_array_is_bound_by_that_and_room_for_one_costs_nothing():
+    tile, cycles = "T(8,128)(2,1)", 'backend_config={"window_config":{"estimated_cycles":"9000000"}}'
+    module = program(f"""HloModule m, is_scheduled=true
+
+ENTRY %main (x: bf16[512,1,256]) -> bf16[9] {{
+  %x = bf16[512,1,256]{{2,1,0:{tile}}} parameter(0)
+  %turned = bf16[512,1,256]{{0,1,2:{tile}}} copy(%x), {cycles}
+  %moved = bf16[512,1,256]{{1,2,0:{tile}}} copy(%x), {cycles}
+  %across = bf16[256,512,1]{{1,2,0:{tile}}} transpose(%x), dimensions={{2,0,1}}, {cycles}
+  %along = bf16[256,512,1]{{0,2,1:{tile}}} transpose(%x), dimensions={{2,0,1}}, {cycles}
+  %room = bf16[512,512,256]{{2,1,0:{tile}}} custom-call(), custom_call_target="AllocateBuffer"
+  ROOT %r = bf16[9]{{0:{tile}}} custom-call(), custom_call_target="AllocateBuffer"
+}}
+""")
+    found = hlo.read(module, clock_GHz=1.0, memory_GBps=1000)
+    bounds = {kernel.name: kernel.bound for kernel in found.kernels}
+    assert bounds == {"turned": "compute", "moved": "memory", "across": "compute", "along": "memory"}
+
+
 def test_shapes():
     module = hlo_proto.parse(
         program("""HloModule m, is_scheduled=true

@@ -58,20 +58,39 @@ def test_xla_s_own_estimate_is_none_where_it_is_no_time():
     assert told(-1e-3, 0.2) is None and told(None, 0.2) is None and told(0.1, 0.0) is None
 
 
-def test_what_only_moves_data_on_a_tpu_reaches_a_share_of_its_memory():
+def test_what_only_moves_data_on_a_tpu_takes_its_bytes_at_the_speed_of_a_copy():
     chip = parse("v4-8").chip
     moving = 1e9 / (chip.memory_GBps * 1e9)  # seconds of a GB
 
-    def time(kind, times, passes=1):
-        one = Kernel("k", kind, count=2, seconds=2 * times * moving, bytes=1e9, flops=1e9)
+    def time(kind, times, passes=1, bound="memory", dtype="f32"):
+        seconds = 2 * times * moving
+        one = Kernel("k", kind, count=2, seconds=seconds, bytes=1e9, flops=1e9, bound=bound, dtype=dtype)
         return tpu_timing.timed([one], chip, passes)[0].seconds / (2 * moving)
 
-    share = 1 / tpu_timing.MEMORY_SHARE
-    assert time("copy", 9) == pytest.approx(share) and time("copy", 1.2) == pytest.approx(1.2)
-    assert time("elementwise", 3.9) == pytest.approx(share) and time("elementwise", 4.1) == pytest.approx(4.1)
+    share = 1 / tpu_timing.MEMORY_SHARE + tpu_timing.START_SECONDS / moving
+    assert time("copy", 9) == pytest.approx(share) and time("copy", 1.1) == pytest.approx(1.1)
+    assert time("copy", 9, bound="compute") == pytest.approx(9)  # turned
+    for dtype, counted in (("f32", 1), ("bf16", 2)):
+        edge = tpu_timing.ARITHMETIC * counted
+        assert time("elementwise", 0.99 * edge, dtype=dtype) == pytest.approx(share)
+        assert time("elementwise", 1.01 * edge, dtype=dtype) == pytest.approx(1.01 * edge)
     assert time("matmul", 9, passes=6) == pytest.approx(54) and time("other", 9) == pytest.approx(9)
-    prefetch = Kernel("prefetch", "copy", seconds=0.1)
+    prefetch = Kernel("prefetch", "copy", seconds=0.1, bound="memory")
     assert tpu_timing.timed([prefetch], chip)[0].seconds == 0.1
+
+
+@pytest.mark.parametrize(
+    ("target", "size", "published"),  # bytes copied, GB/s of reading and writing, by one device
+    [
+        ("tpu7x-8", 2 << 20, 1379.3), ("tpu7x-8", 4 << 20, 2249.7), ("tpu7x-8", 16 << 20, 2757.3),
+        ("tpu7x-8", 64 << 20, 3097.2), ("tpu7x-8", 1 << 30, 3198.4), ("tpu7x-8", 8 << 30, 3210.5),
+        ("v6e-8", 32 << 20, 1359.6),
+    ],
+)  # fmt: skip
+def test_a_copy_takes_what_google_published(target, size, published):
+    copy = Kernel("k", "copy", seconds=1.0, bytes=2 * size, bound="memory", dtype="bf16")
+    (timed,) = tpu_timing.timed([copy], parse(target).chip)
+    assert timed.seconds == pytest.approx(2 * size / (published * 1e9), rel=0.12)
 
 
 def test_the_further_a_tpu_s_cycles_are_above_its_bandwidth_the_less_they_are_known():

@@ -80,9 +80,9 @@ def mixer():
     return recipe("mixer-b16", lambda rngs: Mixer(rngs), optimizer="adamw")
 
 
-def vit(width=384, heads=6):
-    """ViT-S/16 by default, without the recipe `vit-s16`'s augmentation."""
-    return recipe("vit", lambda rngs: ViT(width=width, heads=heads, rngs=rngs), optimizer="adamw")
+def vit(width=384, heads=6, tanh=False):
+    """ViT-S/16 by default, without the recipe `vit-s16`'s augmentation. `tanh`: GELU as Flax has it."""
+    return recipe("vit", lambda rngs: ViT(width=width, heads=heads, tanh=tanh, rngs=rngs), optimizer="adamw")
 
 
 class Residual(nnx.Module):

@@ -44,9 +44,10 @@ def of_words(logits, words):
     return jnp.mean(cw.losses.softmax_cross_entropy(flat, words.reshape(-1)).reshape(words.shape), 1)
 
 
-def bert(length=128, masked=0, size="large", optimizer="lamb"):
+def bert(length=128, masked=0, size="large", optimizer="lamb", tanh=False):
     """Pretraining. *Arguments:* `length`: tokens; `masked`: of them to tell, 20 of 128 and 80 of 512 when 0;
-    `size`: `base` or `large`; `optimizer`: `lamb` or `adamw`."""
+    `size`: `base` or `large`; `optimizer`: `lamb` or `adamw`; `tanh`: GELU by its tanh formula, as Google's
+    programs have it (google-research/bert, `modeling.py`), instead of the exact one."""
     masked = masked or (20 if length == 128 else 80)
     lr = cw.warmup(cw.cosine(1e-3), "10%")
     lamb = cw.from_optax(partial(optax.lamb, weight_decay=0.01), learning_rate=lr)
@@ -59,7 +60,7 @@ def bert(length=128, masked=0, size="large", optimizer="lamb"):
 
     columns = {"token": (length,), "segment": (length,), "place": (masked,), "word": (masked,), "next": ()}
     made = lamb if optimizer == "lamb" else cw.adamw(lr=lr)
-    return _recipe(f"bert-{size}", lambda rngs: Bert(size, rngs), loss, columns, made)
+    return _recipe(f"bert-{size}", lambda rngs: Bert(size, rngs, tanh=tanh), loss, columns, made)
 
 
 def bert_classifier(length=128, size="base"):
@@ -89,30 +90,31 @@ def t5(size="small"):
 class BertBlock(nnx.Module):
     """`norm(x + attention(x))`, then the same around two layers: the norms come after."""
 
-    def __init__(self, width, heads, rngs):
+    def __init__(self, width, heads, tanh, rngs):
         self.attention = Attention(width, heads, causal=False, init=NORMAL, out_init=NORMAL, rngs=rngs)
+        self.tanh = tanh
         self.hidden = nnx.Linear(width, 4 * width, rngs=rngs)
         self.out = nnx.Linear(4 * width, width, rngs=rngs)
         self.norm1, self.norm2 = (LayerNorm(width, epsilon=1e-12) for _ in range(2))
 
     def __call__(self, x):
         x = self.norm1(x + self.attention(x))
-        return self.norm2(x + self.out(nnx.gelu(self.hidden(x), approximate=False)))
+        return self.norm2(x + self.out(nnx.gelu(self.hidden(x), approximate=self.tanh)))
 
 
 class Bert(nnx.Module):
     """`(tokens, segments, places)` -> logits of the words at `places`, and of the pair's label."""
 
-    def __init__(self, size, rngs, classes=2, vocabulary=30_528):
+    def __init__(self, size, rngs, classes=2, vocabulary=30_528, tanh=False):
         width, depth, heads = {"base": (768, 12, 12), "large": (1024, 24, 16)}[size]
         self.words, self.places, self.segments = (
             Table(count, width, rngs=rngs) for count in (vocabulary, 512, 2)
         )
-        self.blocks = Blocks(depth, lambda rngs: BertBlock(width, heads, rngs), rngs=rngs)
+        self.blocks = Blocks(depth, lambda rngs: BertBlock(width, heads, tanh, rngs), rngs=rngs)
         self.norm, self.told_norm = (LayerNorm(width, epsilon=1e-12) for _ in range(2))
         self.pooled, self.told = (nnx.Linear(width, width, rngs=rngs) for _ in range(2))
         self.bias = nnx.Param(jnp.zeros((vocabulary,), jnp.float32))
-        self.following = nnx.Linear(width, classes, rngs=rngs)
+        self.following, self.tanh = nnx.Linear(width, classes, rngs=rngs), tanh
 
     def __call__(self, inputs):
         tokens, segments, places = inputs
@@ -122,7 +124,7 @@ class Bert(nnx.Module):
         if places is None:
             return None, following
         told = jnp.take_along_axis(x, places[:, :, None], axis=1)
-        told = self.told_norm(nnx.gelu(self.told(told), approximate=False))
+        told = self.told_norm(nnx.gelu(self.told(told), approximate=self.tanh))
         return told @ self.words.embedding[...].T + self.bias[...].reshape(1, 1, -1), following
 
 

@@ -195,7 +195,8 @@ class ViT(nnx.Module):
     ViT-S/16, the size of ResNet-50: 22,050,664 parameters at 224×224, 4.6 billion multiply-adds an image
     forwards. Source: Dosovitskiy et al., "An Image is Worth 16x16 Words" (2021, arXiv:2010.11929), in the
     small size of Touvron et al. (2021, arXiv:2012.12877): a class token, learned positions, no dropout; the
-    same net as timm's `vit_small_patch16_224`.
+    same net as timm's `vit_small_patch16_224`. `tanh`: GELU by its tanh formula, as in Flax, instead of the
+    exact one.
     """
 
     def __init__(
@@ -207,6 +208,7 @@ class ViT(nnx.Module):
         width: int = 384,
         heads: int = 6,
         classes: int = 1000,
+        tanh: bool = False,
         rngs: nnx.Rngs,
     ):
         init = nnx.initializers.truncated_normal(0.02)
@@ -223,7 +225,7 @@ class ViT(nnx.Module):
         self.token = nnx.Param(jnp.zeros((1, 1, width), jnp.float32))
         places = (image // patch) ** 2 + 1
         self.places = nnx.Param(init(rngs.params(), (1, places, width)))
-        block = partial(Block, width, heads, causal=False, tanh=False, epsilon=1e-6)
+        block = partial(Block, width, heads, causal=False, tanh=tanh, epsilon=1e-6)
         self.blocks = Blocks(depth, lambda rngs: block(init=init, out_init=init, rngs=rngs), rngs=rngs)
         self.norm = LayerNorm(width, epsilon=1e-6)
         # Zeros: the first loss is that of even odds, log(classes), whatever the rest does.

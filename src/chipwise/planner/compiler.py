@@ -28,9 +28,9 @@ from typing import Any
 from ..atomic import replace_text
 from ..errors import ChipwiseError
 from ..words.facts import Fact, fact
+from . import hlo, hlo_gpu
 from .compilers import COMPILERS, Compiler
 from .exporting import Exported, ReduceRequest
-from .hlo import VERSION
 from .kernels import Kernel
 
 SCHEMA = 3
@@ -67,7 +67,8 @@ class Request:
 
     def key(self, versions: str) -> str:
         """Names the answer in the cache."""
-        parts = [SCHEMA, VERSION, versions, self.topology, self.program.key, self.donate, self.clock_GHz]
+        reader = (hlo_gpu if self.platform == "cuda" else hlo).VERSION
+        parts = [SCHEMA, reader, versions, self.topology, self.program.key, self.donate, self.clock_GHz]
         text = json.dumps([*parts, self.memory_GBps, self.platform, self.options], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -45,11 +45,12 @@ from .hlo_operations import (
     parts,
     tiled,
     trips,
+    turned,
 )
 from .hlo_proto import Computation, Instruction, parse
 from .kernels import Kernel
 
-VERSION = 6
+VERSION = 7
 """Of what `read` makes of a program: raised whenever it would make something else of the same one."""
 
 _NOTICEABLE = 0.1  # of the products' work, lost to padding
@@ -258,7 +259,7 @@ class _TpuReader(Reader):
         if time:
             sums.seconds_by_kind[kind] += time
             product = kind in ("matmul", "convolution", "attention") and computing >= moving
-            bound = "compute" if product else "memory"
+            bound = "compute" if product or turned(op) else "memory"
             made = described(op, kind, seconds=time, bound=bound)
             sums.kernels.append(replace(made, bytes=bytes_moved, flops=sums.product_flops))
 

@@ -28,6 +28,10 @@ from .hlo_operations import (
 )
 from .hlo_proto import Instruction, Shape, parse
 
+VERSION = 6
+"""Of what `read` makes of a program, apart from `hlo.VERSION`: raised as that is, and for changes of
+`hlo_operations` both are."""
+
 CUBLAS, CONVOLUTION, ATTENTION = "__cublas$", "__cudnn$conv", "__cudnn$fmha"
 _SORT = "__cub$DeviceRadixSort"
 # fmt: off

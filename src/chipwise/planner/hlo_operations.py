@@ -90,6 +90,8 @@ def kind_of(op: Instruction) -> str:
 def moved(op: Instruction) -> float:
     """Of one execution of `op`, with the shapes' padding."""
     code = op.opcode.removesuffix("-start")
+    if code == "custom-call" and op.target in QUIET_CALLS:  # such as room for what a loop will write
+        return 0.0
     if code in COLLECTIVES:
         return float(sum(s.hbm_bytes for s in op.operand_shapes) * 2)
     if op.opcode == "copy-start":
@@ -158,6 +160,20 @@ def _written(op: Instruction, fused: Computation) -> float:
         else:
             total += shape.padded_bytes
     return total
+
+
+def turned(op: Instruction) -> bool:
+    """Whether `op` lays another dimension along the fastest one: a TPU turns such arrays in a unit of its
+    own, at some 50 elements a cycle of a core, which is slower than memory where elements are small."""
+    for part in parts(op):
+        if part.opcode not in ("copy", "transpose") or not part.operand_shapes:
+            continue
+        (before, *_), (after, *_) = part.operand_shapes, part.shapes
+        came_from = tuple(part.proto.numbers(14)) or tuple(range(len(after.dims)))
+        first, second = (next((i for i in s.order if s.dims[i] > 1), None) for s in (before, after))
+        if second is not None and came_from[second] != first:
+            return True
+    return False
 
 
 # ---- products
