@@ -58,6 +58,7 @@ def test_shares_are_of_the_step_on_the_device():
         ({"kind": "matmul", "bound": "compute"}, "bf16", "kernel-computes"),
         ({"kind": "convolution", "bound": "compute", "flops": 1e9}, "bf16", "kernel-shape"),
         ({"kind": "copy"}, "bf16", "kernel-copy"),
+        ({"kind": "elementwise", "bound": "compute"}, "bf16", "kernel-arithmetic"),
         ({"dtype": "f32"}, "bf16", "kernel-moves-f32"),
         ({}, "bf16", "kernel-moves"),
     ],

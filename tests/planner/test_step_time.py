@@ -77,6 +77,8 @@ def test_what_only_moves_data_on_a_tpu_takes_its_bytes_at_the_speed_of_a_copy():
     assert time("matmul", 9, passes=6) == pytest.approx(54) and time("other", 9) == pytest.approx(9)
     prefetch = Kernel("prefetch", "copy", seconds=0.1, bound="memory")
     assert tpu_timing.timed([prefetch], chip)[0].seconds == 0.1
+    erf = Kernel("k", "elementwise", seconds=9 * moving, bytes=1e9, bound="memory")
+    assert tpu_timing.timed([erf], chip)[0].bound == "compute"
 
 
 @pytest.mark.parametrize(

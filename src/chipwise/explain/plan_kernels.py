@@ -105,6 +105,8 @@ def would_help(kernel: Mapping[str, Any], reached: float | None, precision: Any)
         return fact("kernel-computes")
     if kind == "copy":
         return fact("kernel-copy")
+    if kind == "elementwise" and bound == "compute":
+        return fact("kernel-arithmetic")
     return fact("kernel-moves-f32" if kernel["dtype"] == "f32" and precision == "bf16" else "kernel-moves")
 
 

@@ -47,13 +47,15 @@ def timed(kernels: Sequence[Kernel], chip: Chip, passes: int = 1) -> list[Kernel
     bandwidth = _bandwidth(chip)
     made = []
     for kernel in kernels:
-        seconds, bytes_moved = kernel.seconds, kernel.count * kernel.bytes
+        seconds, bound = kernel.seconds, kernel.bound
         if kernel.kind in PRODUCTS:
             seconds *= passes
         elif _moves(kernel, bandwidth):
-            moving = kernel.count * START_SECONDS + bytes_moved / (MEMORY_SHARE * bandwidth)
-            seconds = min(seconds, moving)
-        made.append(dataclasses.replace(kernel, seconds=seconds))
+            moving = kernel.bytes / (MEMORY_SHARE * bandwidth)
+            seconds = min(seconds, kernel.count * (START_SECONDS + moving))
+        elif kernel.kind == "elementwise" and kernel.bytes:
+            bound = "compute"
+        made.append(dataclasses.replace(kernel, seconds=seconds, bound=bound))
     return made
 
 
