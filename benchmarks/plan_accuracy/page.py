@@ -23,9 +23,9 @@ command beside it says. Throughputs are of all chips, in images or sequences a s
 
 * **Held-out** rows are never used in a fit, neither of efficiencies nor of intervals. **Fit** rows may be. A
   family of nets from one source is on one side; the file says on which.
-* No number of a TPU's step is fitted to a row. What only moves data is timed by the copies that Google published
-  of a 7x and a v6e, all else by the compiler's cycles. That the cycles of such kernels do not hold was looked
-  into because held-out rows of v4 came out too slow.
+* No number of a TPU's step is fitted to a row. What only moves data is timed by the copies that Google
+  published of a 7x and a v6e, all else by the compiler's cycles. That the cycles of such kernels do not hold
+  was looked into because held-out rows of v4 came out too slow.
 * **Inside**: the measurement lies in the stated 90 % interval.
 * **Rule**: what 40 % of the chip's peak would give, for the FLOPs of the same recipe.
 * **XLA**: its own cost analysis of the same compiled programs (`cost_analysis`), which it makes for TPUs.
