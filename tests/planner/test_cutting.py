@@ -32,18 +32,19 @@ def plans(recipe, names):
 
 def test_what_no_device_holds_is_refused_with_its_cut_and_compiles_nothing(monkeypatch):
     monkeypatch.setattr("chipwise.planner.steps.compile_each", None)
-    found = plans(large(40), ["v5e-8", "v5e-32", "h100:8"])
+    found = plans(large(40), ["v6e-16", "v5e-32", "h100:8"])
     ways = {name: one.problem.numbers["way"] for name, one in found.items()}
     assert {one.problem.code for one in found.values()} == {TOO_LARGE}
     assert {name: way.code for name, way in ways.items()} == {
-        "v5e-8": "state-cut-elsewhere", "v5e-32": "state-cut", "h100:8": "state-cut",
+        "v6e-16": "state-cut-elsewhere", "v5e-32": "state-cut-nowhere", "h100:8": "state-cut",
     }  # fmt: skip
-    assert ways["v5e-8"].numbers["target"] == "v5e-32" and ways["v5e-32"].numbers["shards"] == 16
+    # A host of a v6e-16 has four chips, that of a v6e-8 eight.
+    assert ways["v6e-16"].numbers["target"] == "v6e-8" and ways["v6e-16"].numbers["shards"] == 8
     assert ways["h100:8"].numbers["shards"] == 4
     assert all(str(one.problem) for one in found.values())
 
 
-@pytest.mark.parametrize(("name", "shards"), [("v5e-64", 8), ("v5p-16", 2), ("v6e-16", 4)])
+@pytest.mark.parametrize(("name", "shards"), [("v5e-8", 8), ("v5p-16", 2), ("v6e-16", 4)])
 def test_the_fewest_that_hold_it(name, shards):
     recipe, target = large(20), parse(name)
     found = smallest_cut(recipe, abstract_state(recipe), target, True)
@@ -57,3 +58,11 @@ def test_what_nothing_holds():
     recipe = large(20_000)
     (one,) = cw.plan(recipe, ["v5e-8"])
     assert one.problem.numbers["way"].code == "state-cut-nowhere"
+
+
+def test_a_group_over_several_hosts_is_refused_as_in_training():
+    recipe = tasks.recipe(batch=64, replicas=2, shards=8, optimizer=cw.adam(lr=0.1))
+    (one,) = cw.plan(recipe, ["v6e-16"])
+    assert (one.problem.code, one.problem.numbers["here"]) == ("shards-over-hosts", 4)
+    (one,) = cw.plan(recipe, ["v6e-4"])
+    assert one.problem.code == "shards-uneven"

@@ -61,12 +61,13 @@ def _way(recipe: Recipe, state: TrainState, target: Target, exact: bool) -> Fact
 
 
 def smallest_cut(recipe: Recipe, state: TrainState, target: Target, exact: bool) -> tuple[int, int] | None:
-    """The fewest shards with which the state fits on a device of `target`, and its bytes there."""
+    """The fewest shards with which the state fits on a device of `target`, and its bytes there. A group lies
+    on one host."""
     room = available(target)[0]
     kept = nbytes((state.params, state.frozen, state.optimizer, state.ema))
     size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(state.params))
     for shards in (2**n for n in range(1, target.devices.bit_length())):
-        if target.devices % shards or (recipe.batch // recipe.replicas) % shards:
+        if target.devices // target.hosts % shards or (recipe.batch // recipe.replicas) % shards:
             continue
         groups = usable(shares(recipe, exact), target.devices // shards, exact)
         sums, _ = waiting(recipe.block_count // groups if exact else 1, size // shards)

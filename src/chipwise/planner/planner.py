@@ -130,7 +130,7 @@ def _trainings(
         key = devices, _resident(recipe, target)
         if key not in programs_of:
             programs_of[key] = question.programs(recipe, target)
-        if devices > target.devices or target.devices % recipe.shards:
+        if devices > target.devices or target.devices // target.hosts % recipe.shards:
             yield question.plan(target, programs_of[key], _no_groups(recipe, target))
         else:
             cases.append((target, programs_of[key]))
@@ -156,8 +156,11 @@ def _usable(recipe: Recipe, target: Target, exact: bool) -> int:
 
 def _no_groups(recipe: Recipe, target: Target) -> StepTime:
     """What is known of a step on a target whose devices cannot be cut into the recipe's groups."""
-    facts = {"shards": recipe.shards, "devices": target.devices}
-    return StepTime("compiled", 0.0, 0.0, None, frozenset(), notes=(), problem=fact("shards-uneven", **facts))
+    here = target.devices // target.hosts
+    problem = fact("shards-uneven", shards=recipe.shards, devices=target.devices)
+    if target.devices % recipe.shards == 0:
+        problem = fact("shards-over-hosts", shards=recipe.shards, here=here)
+    return StepTime("compiled", 0.0, 0.0, None, frozenset(), notes=(), problem=problem)
 
 
 def _resident(recipe: Recipe, target: Target) -> bool:
