@@ -32,7 +32,7 @@ def plans(recipe, names):
 
 def test_what_no_device_holds_is_refused_with_its_cut_and_compiles_nothing(monkeypatch):
     monkeypatch.setattr("chipwise.planner.steps.compile_each", None)
-    found = plans(large(40), ["v6e-16", "v5e-32", "h100:8"])
+    found = plans(large(40, replicas=1), ["v6e-16", "v5e-32", "h100:8"])
     ways = {name: one.problem.numbers["way"] for name, one in found.items()}
     assert {one.problem.code for one in found.values()} == {TOO_LARGE}
     assert {name: way.code for name, way in ways.items()} == {
@@ -44,7 +44,7 @@ def test_what_no_device_holds_is_refused_with_its_cut_and_compiles_nothing(monke
     assert all(str(one.problem) for one in found.values())
 
 
-@pytest.mark.parametrize(("name", "shards"), [("v5e-8", 8), ("v5p-16", 2), ("v6e-16", 4)])
+@pytest.mark.parametrize(("name", "shards"), [("v5p-16", 2), ("v6e-16", 4)])
 def test_the_fewest_that_hold_it(name, shards):
     recipe, target = large(20), parse(name)
     found = smallest_cut(recipe, abstract_state(recipe), target, True)

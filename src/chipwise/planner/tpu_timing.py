@@ -9,7 +9,7 @@ The compiler states cycles to choose among its own forms. In what it makes for c
   float32 takes as many cycles, 75 to 94 % of the memory's bandwidth for float32 and half of that for
   bfloat16. A v6e was measured at 83 % for bfloat16. Sums come to 17 to 43 %. So what only moves data is timed
   by its bytes, at the speed that was published of copies.
-- **Turning an array** (`hlo_operations.turned`) goes through a unit of its own, at 47 to 62 elements a cycle
+- **Turning an array** (`hlo_operations.turned`) goes through a unit of its own, at 39 to 62 elements a cycle
   of a core on every chip; there the cycles stand.
 """
 
