@@ -66,6 +66,11 @@ class Row:
         return self.target.chip.kind
 
     @property
+    def origin(self) -> str:
+        """Of `source` the site or repository, without the place in it."""
+        return "/".join(re.split(r"[ @]", self.source)[0].split("/")[2:5])
+
+    @property
     def spec(self) -> str:
         """What `chipwise plan` takes for a recipe, from the repository's root."""
         return f"benchmarks/plan_accuracy/recipes/{self.recipe}" if ".py" in self.recipe else self.recipe
