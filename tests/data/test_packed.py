@@ -140,7 +140,7 @@ def test_nothing_is_left_of_a_pack_that_failed(tmp_path):
         ),
         ([columns(2)], {"below": {"token": 9}}, "pack-columns"),
         ([{"x": np.array(["a"])}], {"classes": None}, "expected numbers"),
-        ([{"x": np.array([2**40])}], {"classes": None}, "int32 cannot hold"),
+        ([{"x": np.array([2**40])}], {"classes": None}, "column-overflows"),
     ],
 )
 def test_what_cannot_be_packed_is_refused(tmp_path, batches, changes, expected):
