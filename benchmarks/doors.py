@@ -1,35 +1,246 @@
-"""Steps a second through each door, beside the framework's own training loop, on this machine's CPU.
+"""The same small network through each door, beside its own framework: first step, fingerprints, speed, glue.
 
-    python benchmarks/doors.py [--doors torch keras] [--runs 5] [--steps 200]
+    python benchmarks/doors.py [parity] [bits] [speed] [--doors torch keras] [--runs 3] [--steps 200]
 
-The networks are those of `examples/my_*.py`: batch 64 of 8 x 8 digits, SGD with momentum, float32. chipwise
-runs 1 replica, so that both sides compute one batch at once. A step is forward, loss, backward and update;
-compiling and 20 warm-up steps come before the clock. Every measurement is a process of its own, and the
-contenders alternate, so that a busy minute meets both. Writes its table to `benchmarks/doors.md`. Run it on
-a quiet machine.
+The networks are those of `examples/my_*.py`, on batches of 64 digits of 8 x 8.
+
+* `parity`: one step of SGD at rate 1 without dropout in float64, by the door's task and by the framework
+  itself: loss, parameters and statistics afterwards. Plain functions have no framework; NNX computes theirs.
+* `bits`: fingerprints of 12 steps on 1, 2, 4 and 8 simulated devices.
+* `speed`: steps a second in float32, SGD with momentum; forward, loss, backward and update. chipwise runs 1
+  replica, so that both sides compute one batch at once. Compiling and 20 steps come before the clock. Every
+  measurement is a process of its own and the contenders alternate. Run it on a quiet machine.
+
+What was found is kept in `--keep`, and `benchmarks/doors.md` is written when all is there.
 """
 
+from __future__ import annotations
+
 import argparse
+import ast
+import contextlib
+import importlib
 import json
-import platform
+import os
 import statistics
 import subprocess
 import sys
 import time
 from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-DOORS = ("torch", "keras", "nnx", "linen", "equinox")
+sys.path.insert(0, str(ROOT / "examples"))
+os.environ.setdefault("KERAS_BACKEND", "jax")
+
+LIBRARIES = {"torch": "torch", "keras": "keras", "nnx": "flax", "linen": "flax"}
+LIBRARIES |= {"equinox": "equinox", "functions": "jax"}
+DOORS = tuple(LIBRARIES)
 BATCH, WARM = 64, 20
 
 
+def example(door):
+    return importlib.import_module(f"my_{door}")
+
+
+def digits():
+    """The first batch: images `(64, 8, 8)` uint8 and labels `(64,)` int32."""
+    import numpy as np
+
+    import chipwise as cw
+
+    return cw.datasets.digits().train.take(np.arange(BATCH))
+
+
+# ---- parity
+
+
+def parity(door):
+    """The largest difference from the framework's own step, of the largest value beside it."""
+    import jax
+
+    from chipwise.interop.door import own_promotion
+
+    with jax.enable_x64(True), own_promotion(), _keras_in_float64(door):
+        task = example(door).recipe(dropout=0.0).task
+        start = jax.tree.map(_double, task.init(jax.random.key(0)))
+        batch = digits()
+
+        @jax.jit
+        def step(params, state):
+            def mean(params):
+                sums, new = task.loss(params, state, batch, jax.random.key(1), True)
+                return sums["loss"].total / sums["loss"].count, new
+
+            (loss, new), slopes = jax.value_and_grad(mean, has_aux=True)(params)
+            return loss, jax.tree.map(lambda p, slope: p - slope, params, slopes), new
+
+        loss, *end = step(*start)
+        theirs = {"torch": _torch, "keras": _keras, "linen": _linen, "equinox": _equinox}.get(door, _nnx)
+        expected, pairs = theirs(door, start, end, batch["image"][..., None] / 16.0, batch["label"])
+        return max(_apart(one, other) for one, other in [(loss, expected), *pairs])
+
+
+def _double(x):
+    import jax.numpy as jnp
+
+    return jnp.asarray(x, jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+
+def _apart(one, other):
+    import numpy as np
+
+    one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
+    if one.shape != other.shape:
+        raise SystemExit(f"{one.shape} beside {other.shape}")
+    return float(np.max(np.abs(one - other)) / np.max(np.abs(other)))
+
+
+@contextlib.contextmanager
+def _keras_in_float64(door):
+    if door != "keras":
+        yield
+        return
+    import keras
+
+    before = keras.config.floatx()
+    keras.config.set_floatx("float64")
+    try:
+        yield
+    finally:
+        keras.config.set_floatx(before)
+
+
+def _torch(door, start, end, images, labels):
+    import torch
+
+    from chipwise.interop.torch import to_module
+
+    def module(trees):
+        return to_module(example(door).net(0.0).double(), *trees)
+
+    own, ours = module(start).train(), module(end)
+    x = torch.from_numpy(images).permute(0, 3, 1, 2)
+    loss = torch.nn.functional.cross_entropy(own(x), torch.from_numpy(labels).long())
+    loss.backward()
+    torch.optim.SGD(own.parameters(), lr=1.0).step()
+    return loss.detach(), zip(ours.state_dict().values(), own.state_dict().values(), strict=True)
+
+
+def _keras(door, start, end, images, labels):
+    import keras
+
+    from chipwise.interop.keras import to_model
+
+    own, ours = (to_model(example(door).net(0.0), *trees) for trees in (start, end))
+    own.compile(keras.optimizers.SGD(1.0), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    loss = own.train_on_batch(images, labels)
+    return loss, [(a.value, b.value) for a, b in zip(ours.variables, own.variables, strict=True)]
+
+
+def _linen(door, start, end, images, labels):
+    import jax
+    import optax
+
+    net, (params, state) = example(door).Net(0.0), start
+
+    def mean(params):
+        logits, new = net.apply({"params": params, **state}, images, True, mutable=["batch_stats"])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), new
+
+    (loss, new), slopes = jax.value_and_grad(mean, has_aux=True)(params)
+    return loss, _zipped(end, [jax.tree.map(lambda p, slope: p - slope, params, slopes), new])
+
+
+def _equinox(door, start, end, images, labels):
+    import equinox as eqx
+    import jax
+    import optax
+
+    from chipwise.interop.equinox import to_model
+
+    def make(key):
+        return example(door).Net(key, 0.0)
+
+    model, state = to_model(make, *start)
+
+    def mean(model):
+        call = jax.vmap(model, axis_name="batch", in_axes=(0, None, None), out_axes=(0, None))
+        logits, new = call(images.transpose(0, 3, 1, 2), state, jax.random.key(0))
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), new
+
+    (loss, new), slopes = eqx.filter_value_and_grad(mean, has_aux=True)(model)
+    after = eqx.apply_updates(model, jax.tree.map(lambda slope: -slope, slopes))
+    return loss, _zipped(
+        eqx.filter(to_model(make, *end), eqx.is_array), eqx.filter((after, new), eqx.is_array)
+    )
+
+
+def _nnx(door, start, end, images, labels):
+    """NNX's own step; plain functions have the same arrays, theirs with axes of length 1."""
+    import my_nnx
+    import optax
+    from flax import nnx
+
+    model = my_nnx.Net(nnx.Rngs(0), 0.0)
+    model.train()
+    kinds = (nnx.Param, nnx.BatchStat)
+    for kind, tree in zip(kinds, start, strict=True):
+        own = nnx.state(model, kind)
+        flat = [(path, v.replace(_at(tree, path).reshape(v.shape))) for path, v in nnx.to_flat_state(own)]
+        nnx.update(model, nnx.from_flat_state(flat))
+
+    def mean(model):
+        return optax.softmax_cross_entropy_with_integer_labels(model(images), labels).mean()
+
+    optimizer = nnx.Optimizer(model, optax.sgd(1.0), wrt=nnx.Param)
+    loss, slopes = nnx.value_and_grad(mean)(model)
+    optimizer.update(model, slopes)
+    own = [nnx.to_flat_state(nnx.state(model, kind)) for kind in kinds]
+    return loss, [
+        (_at(tree, path).reshape(v.shape), v[...])
+        for tree, flat in zip(end, own, strict=True)
+        for path, v in flat
+    ]
+
+
+def _at(tree, path):
+    for name in path:
+        tree = tree[str(name)]
+    return tree
+
+
+def _zipped(ours, theirs):
+    import jax
+
+    return list(zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True))
+
+
+# ---- bits
+
+
+def bits(door):
+    """Fingerprints on 1, 2, 4 and 8 devices."""
+    import chipwise as cw
+
+    cw.simulate(8)
+    recipe = cw.load(f"{ROOT}/examples/my_{door}.py:recipe", ["duration=12st"])
+    return [
+        cw.fit(recipe, on=cw.On(devices=n), run=None, progress="none", eval_every=None).fingerprint
+        for n in (1, 2, 4, 8)
+    ]
+
+
+# ---- speed
+
+
 def ours(door, steps):
-    """Steps a second of chipwise's own loop, its median."""
+    """Steps a second of chipwise's own loop."""
     import chipwise as cw
 
     settings = [f"duration={WARM + steps}st", "replicas=1"]
-    recipe = cw.load(str(ROOT / f"examples/my_{door}.py:recipe"), settings)
+    recipe = cw.load(f"{ROOT}/examples/my_{door}.py:recipe", settings)
     with cw.Stepper(recipe, on=cw.On(devices=1)) as stepper:
 
         def run(n):
@@ -42,12 +253,10 @@ def ours(door, steps):
 
 def theirs(door, steps):
     """Steps a second of the loop that the framework's own documentation shows."""
-    sys.path.insert(0, str(ROOT / "examples"))
     import numpy as np
 
-    rng = np.random.default_rng(0)
-    images = rng.normal(size=(BATCH, 8, 8, 1)).astype(np.float32)
-    labels = rng.integers(0, 10, BATCH)
+    batch = digits()
+    images, labels = (batch["image"][..., None] / 16).astype(np.float32), batch["label"]
     return rate({"torch": torch_loop, "keras": keras_loop}.get(door, jax_loop)(door, images, labels), steps)
 
 
@@ -59,12 +268,11 @@ def rate(run, steps):
 
 
 def torch_loop(door, images, labels):
-    import my_torch
     import torch
 
-    module = my_torch.net().train()
+    module = example(door).net().train()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
-    x, y = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(labels)
+    x, y = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(labels).long()
 
     def run(steps):
         for _ in range(steps):
@@ -77,9 +285,8 @@ def torch_loop(door, images, labels):
 
 def keras_loop(door, images, labels):
     import keras
-    import my_keras
 
-    model = my_keras.net()
+    model = example(door).net()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9, weight_decay=5e-4), loss=loss)
 
@@ -92,15 +299,13 @@ def keras_loop(door, images, labels):
 
 def jax_loop(door, images, labels):
     """Flax and Equinox leave the loop to their users: jit, grad and optax, as in their examples."""
-    import importlib
-
     import jax
     import jax.numpy as jnp
     import optax
 
-    task = importlib.import_module(f"my_{door}").recipe().task
+    task = example(door).recipe().task
     optimizer = optax.chain(optax.add_decayed_weights(5e-4), optax.sgd(0.1, momentum=0.9))
-    batch = {"image": jnp.asarray(images.reshape(BATCH, 8, 8)), "label": jnp.asarray(labels, jnp.int32)}
+    batch = {"image": jnp.asarray(images[..., 0] * 16), "label": jnp.asarray(labels)}
     params, state = task.init(jax.random.key(0))
     held = [params, state, optimizer.init(params), jax.random.key(1)]
 
@@ -124,37 +329,88 @@ def jax_loop(door, images, labels):
     return run
 
 
-def measured(kind, door, steps):
+# ---- glue, and the page
+
+
+def glue(door):
+    """Lines of the statement that makes the task."""
+    tree = ast.parse((ROOT / f"examples/my_{door}.py").read_text())
+    made = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
+    (task,) = (node for node in made if ast.unparse(node.targets[0]) == "task")
+    return task.end_lineno - task.lineno + 1
+
+
+def page(found, given):
+    """The table as Markdown."""
+    from chipwise.machine.fingerprint import this_machine
+
+    rows = []
+    for door, one in found.items():
+        same = "the same" if len(set(one["bits"])) == 1 else "differ"
+        speeds = [f"{statistics.median(v):.0f} ({min(v):.0f} to {max(v):.0f})" for v in one["speed"].values()]
+        ratio = statistics.median(one["speed"]["ours"]) / statistics.median(one["speed"]["theirs"])
+        rows.append(
+            f"| [{door}](../examples/my_{door}.py), {LIBRARIES[door]} {one['version']} | {one['glue']} |"
+            f" {one['parity']:.1e} | {same} | {' | '.join(speeds)} | {ratio:.2f} |"
+        )
+    machine = this_machine()
+    return f"""# The same network through each door
+
+`python benchmarks/doors.py`, whose docstring says how each column is measured. {machine.cpu}, {date.today()}.
+The first step is compared with the framework's own, fingerprints on 1, 2, 4 and 8 devices. Steps a second are
+the median of {given.runs} processes of {given.steps} steps each, and their range.
+
+| door | lines of glue | first step, float64: off by | fingerprints | steps/s | own loop | ratio |
+|---|---|---|---|---|---|---|
+{chr(10).join(rows)}
+"""
+
+
+def apart(kind, door, steps):
+    """What `--one kind door` prints, in a process of its own."""
     command = [sys.executable, __file__, "--one", kind, door, "--steps", str(steps)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    if done.returncode:
+        raise SystemExit(done.stderr[-3000:])
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def measured(part, door, given):
+    if part != "speed":
+        return apart(part, door, given.steps)
+    runs = {"ours": [], "theirs": []}
+    for _ in range(given.runs):
+        for kind, values in runs.items():
+            values.append(apart(kind, door, given.steps))
+    return runs
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parts = ("parity", "bits", "speed")
+    parser.add_argument("parts", nargs="*", default=list(parts), metavar="|".join(parts))
     parser.add_argument("--doors", nargs="+", default=list(DOORS), choices=DOORS)
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--one", nargs=2)
+    parser.add_argument("--keep", type=Path, default=ROOT / "runs" / "doors.json")
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
         kind, door = given.one
-        print(json.dumps({"ours": ours, "theirs": theirs}[kind](door, given.steps)))
+        functions = {"parity": parity, "bits": bits, "ours": ours, "theirs": theirs}
+        print(json.dumps(functions[kind](door, *([given.steps] if kind in ("ours", "theirs") else []))))
         return
-    lines = ["| door | chipwise, steps/s | the framework's own loop | ratio |", "|---|---|---|---|"]
+    found = json.loads(given.keep.read_text()) if given.keep.exists() else {}
     for door in given.doors:
-        runs = {"ours": [], "theirs": []}
-        for _ in range(given.runs):
-            for kind, values in runs.items():
-                values.append(measured(kind, door, given.steps))
-        a, b = (statistics.median(values) for values in runs.values())
-        spread = {k: f"{min(v):.0f} to {max(v):.0f}" for k, v in runs.items()}
-        lines.append(f"| {door} | {a:.0f} ({spread['ours']}) | {b:.0f} ({spread['theirs']}) | {a / b:.2f} |")
-        print(lines[-1], flush=True)
-    chip = platform.processor() or platform.machine()
-    about = f"{chip}, {given.runs} runs of {given.steps} steps, {date.today()}; median (range)."
-    page = [f"# Steps a second through each door\n\n`python benchmarks/doors.py`: {about}\n", *lines]
-    (ROOT / "benchmarks" / "doors.md").write_text("\n".join(page) + "\n")
+        one = found.setdefault(door, {})
+        one |= {"glue": glue(door), "version": version(LIBRARIES[door])}
+        for part in given.parts:
+            one[part] = measured(part, door, given)
+            print(door, part, one[part], flush=True)
+            given.keep.parent.mkdir(parents=True, exist_ok=True)
+            given.keep.write_text(json.dumps(found))
+    if all(part in found.get(door, {}) for door in DOORS for part in parts):
+        (ROOT / "benchmarks" / "doors.md").write_text(page({door: found[door] for door in DOORS}, given))
 
 
 if __name__ == "__main__":

@@ -17,11 +17,11 @@ class Net(eqx.Module):
     drop: eqx.nn.Dropout
     head: eqx.nn.Linear
 
-    def __init__(self, key):
+    def __init__(self, key, dropout=0.2):
         keys = jax.random.split(key, 3)
         self.convs = [eqx.nn.Conv2d(i, o, 3, padding=1, key=keys[int(i > 1)]) for i, o in ((1, 16), (16, 32))]
         self.norms = [eqx.nn.BatchNorm(n, "batch", momentum=0.9, mode="batch") for n in (16, 32)]
-        self.drop, self.head = eqx.nn.Dropout(0.2), eqx.nn.Linear(512, 10, key=keys[2])
+        self.drop, self.head = eqx.nn.Dropout(dropout), eqx.nn.Linear(512, 10, key=keys[2])
 
     def __call__(self, x, state, key):
         x, state = self.norms[0](self.convs[0](x), state)
@@ -30,10 +30,10 @@ class Net(eqx.Module):
         return self.head(self.drop(jax.nn.relu(x).reshape(-1), key=key)), state
 
 
-def recipe():
+def recipe(dropout: float = 0.2):
     data = cw.datasets.digits()
     task = cw.equinox.task(
-        Net, cw.losses.softmax_cross_entropy, train=data.train, eval=data.eval,
+        lambda key: Net(key, dropout), cw.losses.softmax_cross_entropy, train=data.train, eval=data.eval,
         inputs=lambda batch: batch["image"].reshape(-1, 1, 8, 8) / 16,
         metrics={"accuracy": cw.losses.correct},
     )  # fmt: skip

@@ -10,18 +10,20 @@ import chipwise as cw
 
 
 class Net(linen.Module):
+    dropout: float = 0.2
+
     @linen.compact
     def __call__(self, x, train):
         x = linen.relu(linen.BatchNorm(not train, momentum=0.9)(linen.Conv(16, (3, 3))(x)))
         x = linen.max_pool(x, (2, 2), (2, 2))
         x = linen.relu(linen.BatchNorm(not train, momentum=0.9)(linen.Conv(32, (3, 3))(x)))
-        return linen.Dense(10)(linen.Dropout(0.2, deterministic=not train)(x.reshape(len(x), -1)))
+        return linen.Dense(10)(linen.Dropout(self.dropout, deterministic=not train)(x.reshape(len(x), -1)))
 
 
-def recipe():
+def recipe(dropout: float = 0.2):
     data = cw.datasets.digits()
     task = cw.linen.task(
-        Net(), cw.losses.softmax_cross_entropy, train=data.train, eval=data.eval,
+        Net(dropout), cw.losses.softmax_cross_entropy, train=data.train, eval=data.eval,
         inputs=lambda batch: batch["image"].reshape(-1, 8, 8, 1) / 16,
         metrics={"accuracy": cw.losses.correct},
     )  # fmt: skip

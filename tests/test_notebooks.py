@@ -20,7 +20,7 @@ def test_a_notebook_is_clean_and_installs_only_where_chipwise_is_not(path):
     first, *rest = ("".join(cell["source"]) for cell in code)
     condition, install = first.splitlines()[-2:]
     assert condition == 'if importlib.util.find_spec("chipwise") is None:'
-    assert install.startswith('    %pip install --quiet "chipwise') and not any(
+    assert install.startswith('    %pip install --quiet "{FOLDER}') and not any(
         "%pip" in text for text in rest
     )
 

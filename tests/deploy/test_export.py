@@ -192,3 +192,27 @@ def test_a_folder_that_is_no_saved_model_is_never_replaced(tmp_path):
     with refused(cw.DataError, "export-other-folder", path=tmp_path):
         cw.export(small(), "saved-model", tmp_path, fresh=True)
     assert (tmp_path / "mine").read_text() == "kept"
+    pytest.importorskip("safetensors")
+    with refused(cw.DataError, "export-unwritable", path=tmp_path):
+        cw.export(small(), "safetensors", tmp_path, fresh=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["mine"]
+
+
+def test_an_old_folder_comes_back_where_the_new_one_cannot_take_its_place(tmp_path, monkeypatch):
+    made, at = tmp_path / ".export-1", tmp_path / "m"
+    for folder in (made, at):
+        folder.mkdir()
+        (folder / "saved_model.pb").write_text(folder.name)
+    rename = module.os.rename
+
+    def full(old, new):
+        if old == made:
+            raise OSError(28, "No space left on device")
+        rename(old, new)
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
+        patched.setattr(module.os, "rename", full)
+        module._put(made, at)
+    assert (at / "saved_model.pb").read_text() == "m" and made.is_dir()
+    module._put(made, at)
+    assert (at / "saved_model.pb").read_text() == ".export-1" and list(tmp_path.iterdir()) == [at]

@@ -9,6 +9,7 @@ import pytest
 
 import chipwise as cw
 import tasks
+from chipwise.deploy import features as module
 from chipwise.engine import keys
 from refusals import refused
 
@@ -46,6 +47,17 @@ def test_a_folder_is_made_once(tmp_path, monkeypatch):
             cw.features(body(), data, tmp_path / "f", on=ONE, **change)
     with refused(cw.DataError, "features-of-others"):
         cw.features(body(), tasks.data(53, 2), tmp_path / "f", on=ONE)
+
+
+def test_one_other_value_is_other_data(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_PIECE", 100)  # bytes: examples are read in several pieces
+    data = tasks.data(53, 1)
+    cw.features(body(), data, tmp_path / "f", on=ONE)
+    changed = {name: column.copy() for name, column in data.columns.items()}
+    cw.features(body(), cw.Arrays(**changed), tmp_path / "f", on=ONE)
+    changed["x"][17, 3] += 1
+    with refused(cw.DataError, "features-of-others"):
+        cw.features(body(), cw.Arrays(**changed), tmp_path / "f", on=ONE)
 
 
 def test_a_head_trains_on_them():

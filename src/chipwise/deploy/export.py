@@ -109,9 +109,7 @@ def export(
         compared = _compare(expected, {n: found[names[n]] for n in names}, classifier, to)
         size = sum(p.stat().st_size for p in (temporary, *temporary.rglob("*")) if p.is_file())
         os.chmod(temporary, 0o755 if kind.folder else 0o644)
-        if kind.folder and file.is_dir():  # which nothing replaces at once
-            shutil.rmtree(file)
-        os.replace(temporary, file)
+        _put(temporary, file)
     except OSError as error:
         raise DataError("export-unwritable", path=file, reason=error.strerror or str(error)) from error
     finally:
@@ -120,6 +118,22 @@ def export(
     count = len(next(iter(rows.values())))
     seconds = time.perf_counter() - began
     return Export(file, to, kind.runs, count, *compared, where, size, seconds)
+
+
+def _put(made: Path, at: Path) -> None:
+    """`made` under its name. Nothing replaces a folder at once: the old one steps aside, and comes back
+    where the new one cannot take its place."""
+    if not (made.is_dir() and at.is_dir()):
+        os.replace(made, at)
+        return
+    aside = made.with_name(f"{made.name}.old")
+    os.rename(at, aside)
+    try:
+        os.rename(made, at)
+    except OSError:
+        os.rename(aside, at)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _stem(known: Trained) -> str:

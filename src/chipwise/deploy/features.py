@@ -19,7 +19,7 @@ import numpy as np
 
 from ..data.pack.writer import write_packed
 from ..data.packed import PackedFolder
-from ..data.sources import Arrays, described, sample_digest
+from ..data.sources import Arrays, described, example_bytes, take
 from ..engine import keys
 from ..engine.on import ALL, On
 from ..engine.placement import Placement
@@ -49,8 +49,9 @@ def features(
     fit.
 
     *Arguments:* `out`: a packed folder for them, `split` in it, which memory need not hold; one that is there
-    is returned as it is if the model's arrays, the precision, the number of examples, their columns and a few
-    of them are those that it was made of: after another change, such as of `predict`, name another folder.
+    is returned as it is if the model's arrays, the precision and every example are those that it was made of:
+    after another change, such as of `predict`, name another folder. For that the examples are read once more;
+    a packed folder's manifest stands for its.
     `precision`: as of `Recipe`; `seed`: of parameters that no file gave.
 
     *Returns* a source with the columns `feature` `(values,)` float32, or those of the dict that `predict`
@@ -62,16 +63,12 @@ def features(
     idle = Recipe(task=task, batch=1, replicas=1, duration="1st", optimizer=sgd(lr=0.0), precision=precision)
     params, state = jax.device_get(jax.jit(task.init)(keys.init_key(seed)))
     classes = getattr(data, "classes", None) or task.classes
-    about = [
-        fingerprint((params, state)),
-        precision,
-        len(data),
-        described(spec_of(data)),
-        sample_digest(data),
-    ]
-    of = hashlib.sha256(json.dumps(about).encode()).hexdigest()
-    if out is not None and (Path(out) / split).exists():
-        return _made_before(Path(out), split, of)
+    of = ""
+    if out is not None:
+        about = [fingerprint((params, state)), precision, len(data), described(spec_of(data)), _content(data)]
+        of = hashlib.sha256(json.dumps(about).encode()).hexdigest()
+        if (Path(out) / split).exists():
+            return _made_before(Path(out), split, of)
     placement = Placement(detect(on.devices, on.platform))
     predictor = Predictor(idle, params, state, data, placement, workers=on.workers)
 
@@ -85,6 +82,21 @@ def features(
             return PackedFolder(out, split)
         parts = list(batches())
     return Arrays(classes=classes, **{n: np.concatenate([part[n] for part in parts]) for n in parts[0]})
+
+
+_PIECE = 1 << 26
+"""Bytes of examples that are read at a time."""
+
+
+def _content(data: Source) -> str:
+    """SHA-256 of every example, or of a packed folder's manifest, which has the digests of its files."""
+    if isinstance(data, PackedFolder):
+        return data.manifest["sha256"]
+    digest, rows = hashlib.sha256(), max(1, _PIECE // max(1, example_bytes(spec_of(data))))
+    for start in range(0, len(data), rows):
+        for name, column in sorted(take(data, np.arange(start, min(start + rows, len(data)))).items()):
+            digest.update(name.encode() + np.ascontiguousarray(column).data)
+    return digest.hexdigest()
 
 
 def _made_before(out: Path, split: str, of: str) -> PackedFolder:

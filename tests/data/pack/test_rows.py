@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chipwise.data import PackedFolder
+from chipwise.data.pack import rows as module
 from chipwise.data.pack import tfrecord
 from chipwise.data.pack.job import pack
 from chipwise.data.pack.rows import labels_of
@@ -172,6 +173,19 @@ def test_a_damaged_parquet_is_refused(tmp_path):
         pack(path, tmp_path / "out", columns={"label": "z"})
 
 
+def test_a_parquet_that_states_more_rows_than_bytes_is_refused(tmp_path, monkeypatch):
+    """Each row costs memory before the first one is read, and a footer may state any number."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"x": np.zeros(30_000, np.int32)}), path)
+    assert path.stat().st_size < 30_000
+    monkeypatch.setattr(module, "_FEWEST_ROWS", 29_999)
+    with refused(DataError, "parquet-damaged", path=path):
+        pack(path, tmp_path / "out")
+    monkeypatch.setattr(module, "_FEWEST_ROWS", 30_000)
+    assert len(module.from_rows("parquet", [path]).splits["train"].names) == 30_000
+
+
 def tar(path, members):
     with tarfile.open(path, "w") as archive:
         for name, data in members:
@@ -197,6 +211,20 @@ def test_webdataset(tmp_path, expected, ending):
     cut.write_bytes(cut.read_bytes()[:700])
     with refused(DataError, "webdataset-cut", path=cut, offset=0):
         pack(tmp_path, tmp_path.parent / f"{tmp_path.name}-cut")
+
+
+@pytest.mark.parametrize("ending", ["cls", "json"])
+def test_members_larger_than_labels_and_images_are_not_read(tmp_path, monkeypatch, ending):
+    told = b'{"label": 1}' if ending == "json" else b"1" * 12
+    path = tar(tmp_path / "a.tar", [("0.jpeg", IMAGES[0]), (f"0.{ending}", told)])
+    for most, limit in (("_LABEL_BYTES", len(told)), ("MOST_IMAGE_BYTES", len(IMAGES[0]))):
+        code = "webdataset-damaged" if most == "_LABEL_BYTES" else "image-file-too-large"
+        with monkeypatch.context() as patched:
+            patched.setattr(module, most, limit)
+            module.from_rows("webdataset", [path])
+            patched.setattr(module, most, limit - 1)
+            with refused(DataError, code):
+                module.from_rows("webdataset", [path])
 
 
 @pytest.mark.parametrize("told", [b"--5", "²".encode(), b"9" * 5000])

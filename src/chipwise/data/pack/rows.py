@@ -24,7 +24,7 @@ import numpy as np
 
 from ...errors import DataError, RecipeError
 from ...words.figures import one_line
-from ..folder import SUFFIXES
+from ..folder import MOST_IMAGE_BYTES, SUFFIXES
 from . import tfrecord
 from .folders import Listing, Split
 
@@ -40,6 +40,10 @@ _FILES = {
     "tfrecord": re.compile(r".*\.tfrecords?|.*-\d+-of-\d+"),
     "webdataset": re.compile(r".*\.tar"),
 }
+_FEWEST_ROWS = 1 << 16
+"""Rows that a Parquet file may state whatever its size; beyond them no row is smaller than a byte."""
+_LABEL_BYTES = 1 << 20
+"""Of a member of a WebDataset that is read for its label."""
 _SPLIT = re.compile(r"(?:^|[-_./])(train|eval|val|valid|validation|test)(?=[-_./]|$)")
 
 
@@ -209,13 +213,16 @@ def _parquet_rows(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
             image, label = (chosen(role, there, columns, path) for role in ("image", "label"))
             taken = [image] if image else [name for name in there if name != label]
             groups = [file.metadata.row_group(g).num_rows for g in range(file.num_row_groups)]
+            size = path.stat().st_size
+            if min(groups, default=0) < 0 or sum(groups) > max(_FEWEST_ROWS, size):
+                raise ValueError(f"{sum(groups)} rows in {size} bytes")
             labels = file.read([label]).column(label).to_pylist() if label else []
             if label and len(labels) != sum(groups):
                 raise ValueError(f"{len(labels)} labels for {sum(groups)} rows")
-            found.content.append(f"{path.name} {path.stat().st_size} {file.schema_arrow} {groups}")
+            found.content.append(f"{path.name} {size} {file.schema_arrow} {groups}")
         row = 0
-        for group, size in enumerate(groups):
-            for at in range(size):
+        for group, rows in enumerate(groups):
+            for at in range(rows):
 
                 def read(path=path, group=group, at=at, taken=taken, image=image) -> dict[str, Any]:
                     example = cached.row(path, group, at, taken)
@@ -298,6 +305,9 @@ def _webdataset_rows(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
             image = columns.get("image") or next((e for e in members if f".{e}" in SUFFIXES), None)
             if image not in members:
                 raise DataError("webdataset-no-image", path=path, name=key, endings=sorted(members))
+            if (size := members[image][1]) > MOST_IMAGE_BYTES:
+                name = f"{key}.{image}"
+                raise DataError("image-file-too-large", name=name, bytes=size, limit=MOST_IMAGE_BYTES)
 
             def read(path=path, place=members[image]) -> dict[str, Any]:
                 return {"image": _bytes(path, *place)}
@@ -333,6 +343,10 @@ def _samples(path: Path) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
 
 def _class(path: Path, key: str, members: Mapping[str, tuple[int, int]], columns: Mapping[str, str]) -> Any:
     name = columns.get("label", "cls")
+    offset, size = members.get(name if name in members else "json", (0, 0))
+    if size > _LABEL_BYTES:
+        reason = f"a label's member has {size} bytes"
+        raise DataError("webdataset-damaged", path=path, offset=offset, reason=reason)
     if name in members:
         text = _bytes(path, *members[name]).decode("utf-8", "replace").strip()
         return int(text) if re.fullmatch("-?[0-9]{1,18}", text) else text
@@ -341,7 +355,6 @@ def _class(path: Path, key: str, members: Mapping[str, tuple[int, int]], columns
     try:
         told = json.loads(_bytes(path, *members["json"]))
     except (ValueError, RecursionError) as error:
-        offset = members["json"][0]
         raise DataError("webdataset-damaged", path=path, offset=offset, reason=str(error)) from error
     label = columns.get("label", "label")
     return told.get(label) if isinstance(told, dict) else None
