@@ -1,4 +1,4 @@
-"""Weights of Hugging Face's BERT, GPT-2, ViT and ResNet in the built-in models."""
+"""Weights of Hugging Face's BERT, GPT-2, ViT, ResNet and Llama in the built-in models."""
 
 from functools import partial
 
@@ -11,6 +11,7 @@ from chipwise.deploy.names import translate
 from chipwise.deploy.pretrained import Weights, pretrained
 from chipwise.interop.nnx import functional
 from chipwise.models.bert import BERT
+from chipwise.models.llama import Llama
 from chipwise.models.resnet50 import ResNet50
 from chipwise.models.transformer import GPT2, ViT
 
@@ -191,3 +192,22 @@ def test_resnets_logits(torch, tmp_path):
     make = partial(ResNet50, blocks=(2, 1, 1, 1), classes=5)
     first = torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
     compared(torch, tmp_path, net, "resnet50", make, images, lambda n: n(first).logits)
+
+
+@theirs
+def test_llamas_states(torch, tmp_path):
+    pytest.importorskip("transformers")
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"vocabulary": 20, "depth": 2, "width": 16, "heads": 4, "kv_heads": 2, "hidden": 24}
+    net = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=20, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, rms_norm_eps=1e-5, tie_word_embeddings=False,
+            rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
+        )
+    )  # fmt: skip
+    tokens = torch.from_numpy(TOKENS).long()
+    make = partial(Llama, **sizes)
+    compared(torch, tmp_path, net, "llama", make, TOKENS, lambda n: n.model(tokens).last_hidden_state)
