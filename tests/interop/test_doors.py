@@ -311,7 +311,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.slow
-@each
+@pytest.mark.parametrize("door", [*DOORS, "functions"])
 def test_the_example_trains_and_is_planned(door):
     if door in ("torch", "keras", "equinox"):
         pytest.importorskip("torchax" if door == "torch" else door)
