@@ -11,7 +11,7 @@ The networks are those of `examples/my_*.py`, on batches of 64 digits of 8 x 8.
   replica, so that both sides compute one batch at once. Compiling and 20 steps come before the clock. Every
   measurement is a process of its own and the contenders alternate. Run it on a quiet machine.
 
-What was found is kept in `--keep`, and `benchmarks/doors.md` is written when all is there.
+What was found is kept in `--keep`; the table is written to `benchmarks/doors.md` and `docs/models.md`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import contextlib
 import importlib
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -104,12 +105,14 @@ def _keras_in_float64(door):
         return
     import keras
 
-    before = keras.config.floatx()
+    before = keras.config.floatx(), keras.config.dtype_policy()
     keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
     try:
         yield
     finally:
-        keras.config.set_floatx(before)
+        keras.config.set_floatx(before[0])
+        keras.config.set_dtype_policy(before[1])
 
 
 def _torch(door, start, end, images, labels):
@@ -340,30 +343,46 @@ def glue(door):
     return task.end_lineno - task.lineno + 1
 
 
-def page(found, given):
-    """The table as Markdown."""
+NOT_YET = "not measured"
+
+
+def table(found):
+    """What was found of each door, as Markdown."""
+    lines = [
+        "| door | lines of glue | first step, float64: off by | fingerprints | steps/s | own loop | ratio |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for door in DOORS:
+        one = found.get(door, {})
+        off = f"{one['parity']:.0e}" if "parity" in one else NOT_YET
+        same = ("equal" if len(set(one["bits"])) == 1 else "differ") if "bits" in one else NOT_YET
+        speeds = [NOT_YET, NOT_YET, ""]
+        if "speed" in one:
+            runs = [one["speed"]["ours"], one["speed"]["theirs"]]
+            speeds = [f"{statistics.median(v):.0f} ({min(v):.0f} to {max(v):.0f})" for v in runs]
+            speeds.append(f"{statistics.median(runs[0]) / statistics.median(runs[1]):.2f}")
+        name = f"[{door}](../examples/my_{door}.py), {LIBRARIES[door]} {one.get('version', '')}"
+        lines.append(f"| {' | '.join([name, str(glue(door)), off, same, *speeds])} |")
+    return "\n".join(lines)
+
+
+def write(found, given):
+    """The table on its own page and on docs/models.md."""
     from chipwise.machine.fingerprint import this_machine
 
-    rows = []
-    for door, one in found.items():
-        same = "the same" if len(set(one["bits"])) == 1 else "differ"
-        speeds = [f"{statistics.median(v):.0f} ({min(v):.0f} to {max(v):.0f})" for v in one["speed"].values()]
-        ratio = statistics.median(one["speed"]["ours"]) / statistics.median(one["speed"]["theirs"])
-        rows.append(
-            f"| [{door}](../examples/my_{door}.py), {LIBRARIES[door]} {one['version']} | {one['glue']} |"
-            f" {one['parity']:.1e} | {same} | {' | '.join(speeds)} | {ratio:.2f} |"
-        )
-    machine = this_machine()
-    return f"""# The same network through each door
+    cpu = this_machine().cpu
+    page = f"""# The same network through each door
 
-`python benchmarks/doors.py`, whose docstring says how each column is measured. {machine.cpu}, {date.today()}.
+`python benchmarks/doors.py`, whose docstring says how each column is measured. {cpu}, {date.today()}.
 The first step is compared with the framework's own, fingerprints on 1, 2, 4 and 8 devices. Steps a second are
 the median of {given.runs} processes of {given.steps} steps each, and their range.
 
-| door | lines of glue | first step, float64: off by | fingerprints | steps/s | own loop | ratio |
-|---|---|---|---|---|---|---|
-{chr(10).join(rows)}
+{table(found)}
 """
+    (ROOT / "benchmarks" / "doors.md").write_text(page)
+    docs = ROOT / "docs" / "models.md"
+    text, old = docs.read_text(), r"\| door \| lines of glue .*?\n\n"
+    docs.write_text(re.sub(old, lambda _: f"{table(found)}\n\n", text, flags=re.DOTALL))
 
 
 def apart(kind, door, steps):
@@ -403,14 +422,13 @@ def main():
     found = json.loads(given.keep.read_text()) if given.keep.exists() else {}
     for door in given.doors:
         one = found.setdefault(door, {})
-        one |= {"glue": glue(door), "version": version(LIBRARIES[door])}
+        one["version"] = version(LIBRARIES[door])
         for part in given.parts:
             one[part] = measured(part, door, given)
             print(door, part, one[part], flush=True)
             given.keep.parent.mkdir(parents=True, exist_ok=True)
             given.keep.write_text(json.dumps(found))
-    if all(part in found.get(door, {}) for door in DOORS for part in parts):
-        (ROOT / "benchmarks" / "doors.md").write_text(page({door: found[door] for door in DOORS}, given))
+    write(found, given)
 
 
 if __name__ == "__main__":

@@ -97,11 +97,13 @@ def recipe():
     return of(Net(4, 3))
 """
 ELSEWHERE = """
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 def recipe():
-    with FakeTensorMode():  # the device may be absent
-        module = torch.nn.Linear(4, 3, device="cuda:0")
+    module, mode = torch.nn.Linear(4, 3, device="meta"), FakeTensorMode()
+    for name, tensor in list(module.named_parameters()):  # the device may be absent
+        there = FakeTensor(mode, tensor.detach(), torch.device("cuda:0"))
+        setattr(module, name, torch.nn.Parameter(there))
     return of(module)
 """
 UNMOVED = """

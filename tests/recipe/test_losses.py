@@ -26,6 +26,24 @@ LOGITS = rng.normal(size=(7, 10)).astype(np.float32) * 3
 LABELS = rng.integers(0, 10, size=7)
 
 
+def test_float64_stays_float64():
+    logits, k = LOGITS.astype(np.float64), np.arange(10)
+    log = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    with jax.enable_x64(True):
+        near = dict(rtol=1e-13, atol=0)
+        losses = softmax_cross_entropy(logits, LABELS, 0.1)
+        target = 0.9 * (LABELS[:, None] == k) + 0.01
+        np.testing.assert_allclose(losses, -(target * log).sum(1), **near)
+        np.testing.assert_allclose(Sum.of(losses).total, -(target * log).sum(), **near)
+        weighted = weighted_softmax_cross_entropy(logits, LABELS, k + 1.0)
+        np.testing.assert_allclose(weighted.total, -(log[np.arange(7), LABELS] * (LABELS + 1)).sum(), **near)
+        np.testing.assert_allclose(
+            sigmoid_cross_entropy(logits, np.zeros((7, 10), np.int32), positive_weights=np.ones(10)),
+            np.log1p(np.exp(logits)).mean(1), **near,
+        )  # fmt: skip
+        np.testing.assert_allclose(squared_error(logits, LOGITS * 0), (logits**2).mean(1), **near)
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.2, 0.9])
 def test_softmax_equals_torch(smoothing):
     torch = pytest.importorskip("torch")

@@ -13,12 +13,12 @@ With class weights it is the weights that are counted and not the examples, so
     return {"loss": weighted_softmax_cross_entropy(logits, batch["label"], weights)}, state
 
 Logits may be of any float dtype; the arithmetic is float32, because bfloat16
-keeps 8 bits of a loss. A label outside the classes makes that example's loss
-NaN, where JAX would count it from the end, or clamp it, and train on a wrong
-class without a word; its gradient is 0. So a loader may pad with -1, and
-`jnp.where(mask, losses, 0)` leaves the padding out, value and gradient
-(`mask * losses` does not: 0 * NaN is NaN). Unmasked, the NaN reaches the run's
-loss, which stops the run.
+keeps 8 bits of a loss, and float64 for logits of float64. A label outside the
+classes makes that example's loss NaN, where JAX would count it from the end, or
+clamp it, and train on a wrong class without a word; its gradient is 0. So a
+loader may pad with -1, and `jnp.where(mask, losses, 0)` leaves the padding out,
+value and gradient (`mask * losses` does not: 0 * NaN is NaN). Unmasked, the NaN
+reaches the run's loss, which stops the run.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ def softmax_cross_entropy(logits: Any, labels: Any, smoothing: float = 0.0) -> j
     _share(smoothing)
     classes = logits.shape[1]
     if labels.shape == logits.shape and jnp.issubdtype(labels.dtype, jnp.floating):
-        targets = labels.astype(jnp.float32)
+        targets = labels.astype(logits.dtype)
         return optax.softmax_cross_entropy(logits, optax.smooth_labels(targets, smoothing))
     labels = class_labels(labels, logits)
     if smoothing:
-        targets = jax.nn.one_hot(labels, classes, dtype=jnp.float32)
+        targets = jax.nn.one_hot(labels, classes, dtype=logits.dtype)
         losses = optax.softmax_cross_entropy(logits, optax.smooth_labels(targets, smoothing))
     else:
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
@@ -85,9 +85,9 @@ def weighted_softmax_cross_entropy(logits: Any, labels: Any, weights: Any, smoot
     examples, classes = logits.shape
     if weights.shape != (classes,):
         raise RecipeError("weights-shape", name="weights", shape=weights.shape, expected=(classes,))
-    weights = jnp.where(weights >= 0, weights.astype(jnp.float32), jnp.nan)
+    weights = jnp.where(weights >= 0, weights.astype(logits.dtype), jnp.nan)
     if labels.shape == logits.shape and jnp.issubdtype(labels.dtype, jnp.floating):
-        targets = optax.smooth_labels(labels.astype(jnp.float32), smoothing)
+        targets = optax.smooth_labels(labels.astype(logits.dtype), smoothing)
         return Sum(
             jnp.sum(optax.softmax_cross_entropy(logits, targets * weights[None])), jnp.float32(examples)
         )
@@ -137,7 +137,7 @@ def sigmoid_cross_entropy(
                 "weights-shape", name="positive_weights", shape=weights.shape, expected=expected
             )
         yes, no = -jax.nn.log_sigmoid(logits), -jax.nn.log_sigmoid(-logits)
-        losses = weights.astype(jnp.float32)[None] * targets * yes + (1.0 - targets) * no
+        losses = weights.astype(logits.dtype)[None] * targets * yes + (1.0 - targets) * no
     return jnp.where(jnp.all(inside, axis=1), jnp.mean(losses, axis=1), jnp.nan)
 
 
@@ -215,7 +215,7 @@ def _share(smoothing: float) -> None:
 
 
 def floats(values: Any, name: str, ndim: int | None = None) -> jax.Array:
-    """`values` as float32, of `ndim` axes if that is given and of at least one.
+    """`values` as float32, or float64 as they are, of `ndim` axes if that is given and of at least one.
 
     Shapes are known while the loss is traced, so a mistake costs one line and no step.
     Raises `RecipeError` for integers and for other shapes.
@@ -226,7 +226,7 @@ def floats(values: Any, name: str, ndim: int | None = None) -> jax.Array:
     if values.ndim == 0 or (ndim is not None and values.ndim != ndim):
         expected = "(batch, classes)" if ndim == 2 else "(batch, ...)"
         raise RecipeError("axes-differ", name=name, shape=values.shape, expected=expected)
-    return values.astype(jnp.float32)
+    return values if values.dtype == jnp.float64 else values.astype(jnp.float32)
 
 
 def class_labels(labels: jax.Array, logits: jax.Array) -> jax.Array:
@@ -241,8 +241,8 @@ def class_labels(labels: jax.Array, logits: jax.Array) -> jax.Array:
 
 
 def same_shape(values: Any, name: str, like: jax.Array, like_name: str) -> jax.Array:
-    """`values` as float32. Raises `RecipeError` unless they have exactly the shape of `like`."""
+    """`values` in the dtype of `like`. Raises `RecipeError` unless they have exactly its shape."""
     values = jnp.asarray(values)
     if values.shape != like.shape:
         raise RecipeError("shapes-differ", name=name, shape=values.shape, like=like_name, expected=like.shape)
-    return values.astype(jnp.float32)
+    return values.astype(like.dtype)

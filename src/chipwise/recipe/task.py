@@ -40,7 +40,9 @@ class Sum:
         """The sum of `values` `(batch, ...)` over examples, counting each example once."""
         if isinstance(values, Sum):
             raise RecipeError("sum-of-a-sum")
-        return cls(jnp.sum(values, axis=0, dtype=jnp.float32), jnp.float32(values.shape[0]))
+        values = jnp.asarray(values)
+        dtype = jnp.float64 if values.dtype == jnp.float64 else jnp.float32
+        return cls(jnp.sum(values, axis=0, dtype=dtype), jnp.float32(values.shape[0]))
 
     @property
     def value(self) -> Any:
