@@ -54,8 +54,7 @@ def recipe(
     def net(rngs):
         return Llama(**sizes, kv_heads=kv_heads, hidden=hidden, keep=remat, rngs=rngs)
 
-    given = (*sizes.values(), kv_heads, hidden, context)
-    same = given == (128_256, 32, 4096, 32, 8, 14_336, 8192)
+    same = (context, *sizes.values(), kv_heads, hidden) == (recipe.__defaults__ or ())[1:-1]
     rate = warmup(cosine(3e-4, end=3e-5), "2%")
     return Recipe(
         name="llama-8b" if same else "llama",
