@@ -10,14 +10,13 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks import doors
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
-OWN = ("nnx", "linen", "functions")
-"""Doors of what chipwise itself depends on."""
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Keras as it reads its own variables
 @pytest.mark.parametrize("door", doors.DOORS)
 def test_the_first_step_in_float64_is_the_frameworks_own(door):
-    if door not in OWN:
+    if door in ("torch", "keras", "equinox"):
         pytest.importorskip("torchax" if door == "torch" else door)
     assert doors.parity(door) < 1e-9
 
