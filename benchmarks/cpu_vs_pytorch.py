@@ -1,8 +1,8 @@
 """Training steps on the CPU: chipwise's models against the same nets in PyTorch.
 
-    python benchmarks/cpu_vs_pytorch.py [--nets mnist davidnet] [--runs 5] [--threads 2]
+    python benchmarks/cpu_vs_pytorch.py [--nets mnist davidnet resnet32] [--runs 5] [--threads 2]
 
-A step is forward, loss, backward and optimizer (Adam for MNIST, Nesterov SGD for DavidNet), float32,
+A step is forward, loss, backward and optimizer (Adam for MNIST, Nesterov SGD for the others), float32,
 batch 128, the data already in memory. Each contender lives in its own process and waits while another
 is measured; runs alternate, so that a busy minute of the machine meets all of them. Compilation and
 three warm-up steps come before the clock. Writes its table to `benchmarks/cpu_vs_pytorch.md`.
@@ -20,11 +20,14 @@ from pathlib import Path
 
 BATCH = 128
 #: Steps in one run: one to three seconds.
-STEPS = {"mnist": 40, "davidnet": 2}
-SHAPES = {"mnist": (28, 28, 1), "davidnet": (32, 32, 3)}
-CONTENDERS = ("chipwise", "chipwise-lax", "pytorch", "pytorch-channels-last")
+STEPS = {"mnist": 40, "davidnet": 2, "resnet32": 4}
+SHAPES = {"mnist": (28, 28, 1), "davidnet": (32, 32, 3), "resnet32": (32, 32, 3)}
+CONTENDERS = ("chipwise", "chipwise-kept", "chipwise-lax", "pytorch", "pytorch-channels-last")
+#: glibc then keeps the memory of XLA's temporaries from call to call.
+KEPT = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "2147483647"}
 LABELS = {
     "chipwise": "chipwise",
+    "chipwise-kept": "chipwise, memory kept",
     "chipwise-lax": "the same with XLA's own convolutions",
     "pytorch": "PyTorch, NCHW (its default)",
     "pytorch-channels-last": "PyTorch, channels last",
@@ -43,11 +46,12 @@ def jax_step(net: str, plain: bool):
         layers.conv = jax.lax.conv_general_dilated
     from chipwise.interop.nnx import functional
     from chipwise.models.davidnet import DavidNet
+    from chipwise.models.resnet32 import ResNet32
     from chipwise.models.small import MnistNet
 
-    model = {"mnist": MnistNet, "davidnet": DavidNet}[net]
+    model = {"mnist": MnistNet, "davidnet": DavidNet, "resnet32": ResNet32}[net]
     init, apply = functional(lambda rngs: model(rngs=rngs))
-    optimizer = {"mnist": optax.adam(1e-3), "davidnet": optax.sgd(1e-3, momentum=0.9, nesterov=True)}[net]
+    optimizer = optax.adam(1e-3) if net == "mnist" else optax.sgd(1e-3, momentum=0.9, nesterov=True)
 
     def step(carry, x, y):
         params, state, moments, key = carry
@@ -119,7 +123,10 @@ def torch_step(net: str, threads: int, channels_last: bool):
             nn.Dropout(0.5),
             nn.Linear(200, 10, bias=False),
         )
-        optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    elif net == "resnet32":
+        from resnet32_pytorch import ResNet32
+
+        model = ResNet32()
     else:
         pool = nn.MaxPool2d(2)
         model = nn.Sequential(
@@ -134,16 +141,21 @@ def torch_step(net: str, threads: int, channels_last: bool):
             Residual(512),
             Head(512),
         )
+    if net == "mnist":
+        optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    else:
         optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9, nesterov=True)
     h, w, c = SHAPES[net]
     x, y = torch.randn(BATCH, c, h, w), torch.arange(BATCH) % 10
     if channels_last:
         model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
 
+    logits = model.logits if net == "resnet32" else model
+
     def run(n: int):
         for _ in range(n):
             optimizer.zero_grad(set_to_none=True)
-            value = F.cross_entropy(model(x), y)
+            value = F.cross_entropy(logits(x), y)
             value.backward()
             optimizer.step()
         return value.item()
@@ -173,7 +185,11 @@ def measure(net: str, runs: int, threads: int):
         # One after another: compiling two at a time would also need twice the memory.
         command = [sys.executable, __file__, "--child", name, "--nets", net, "--threads", str(threads)]
         processes[name] = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment | (KEPT if name == "chipwise-kept" else {}),
         )
         versions[name] = processes[name].stdout.readline().strip()
     seconds = {name: [] for name in CONTENDERS}
@@ -236,6 +252,7 @@ def main():
         f"{arguments.threads} cores, {', '.join(sorted(set(versions.values())))}, "
         f"Python {platform.python_version()}, float32.\n"
         "A step is forward, loss, backward and optimizer; runs alternate between the contenders.\n"
+        f"Memory kept: {' '.join(f'{name}={value}' for name, value in KEPT.items())} (docs/measured.md).\n"
     )
     text = "\n".join([header, *parts])
     Path(__file__).with_suffix(".md").write_text(text)

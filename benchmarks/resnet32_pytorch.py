@@ -88,6 +88,10 @@ class ResNet32(nn.Module):
         x = (x - mean) / std.clamp(min=x[0].numel() ** -0.5)
         if self.stem.weight.is_contiguous(memory_format=torch.channels_last):
             x = x.contiguous(memory_format=torch.channels_last)
+        return self.logits(x)
+
+    def logits(self, x):
+        """Of standardised images `(b, 3, 32, 32)`."""
         x = F.leaky_relu(self.norm(self.units(self.stem(x))), 0.1)
         return self.classifier(x.mean((2, 3)))
 

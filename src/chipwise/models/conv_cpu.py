@@ -10,13 +10,12 @@ winograd  3x3 kernels of stride 1 with many channels: F(2x2, 3x3) of Lavin and G
 blocks    few channels: a matrix product 6 or 12 columns wide wastes a 16-lane vector unit.
           t x t neighbouring outputs become one output with t*t times the channels, and the input is
           cut into blocks such that every kernel becomes a 2x2 kernel of stride 1 over blocks.
-columns   few input channels, or 1x1: patches copied side by side (im2col), one product.
+rows      the kernel gradient of 1x1 kernels: the patches are the input itself, one product.
 
 `x` is `(B, H, W, C)`, `k` `(kh, kw, C, O)`, `g` and the result `(B, H', W', O)`; `strides` is
 (down, across), `pads` ((low, high), (low, high)) in pixels. Sums run in float32 or wider.
 """
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -35,9 +34,7 @@ def forward_form(strides, kernel_shape) -> str:
     kh, kw, c, o = kernel_shape
     if _is_winograd(strides, kernel_shape):
         return "winograd"
-    if kh * kw * c <= 32 and o >= _WIDE:
-        return "columns"
-    return "blocks" if kh * kw * c <= 32 and _overlaps(strides, kernel_shape) else "lax"
+    return "blocks" if kh * kw * c <= 32 and o < _WIDE and _overlaps(strides, kernel_shape) else "lax"
 
 
 def input_form(strides, kernel_shape) -> str:
@@ -45,22 +42,23 @@ def input_form(strides, kernel_shape) -> str:
     kh, kw, c, o = kernel_shape
     if _is_winograd(strides, kernel_shape):
         return "winograd"
-    # XLA spreads g by the stride, zeros between, and convolves the zeros too: 6x slower at 6x6 stride 2.
-    small = kh * kw * c <= 32 or (kh > 2 * strides[0] and strides[0] > 1 and c < 32)
+    # XLA spreads g by the stride, zeros between, and convolves the zeros too: 6x slower at 6x6 stride 2, 3x
+    # at 3x3 with 16 channels; with 128 no slower.
+    small = kh * kw * c <= 32 or (strides[0] > 1 and c < 32)
     return "blocks" if small and o < _WIDE and _overlaps(strides, kernel_shape) else "lax"
 
 
 def kernel_form(strides, kernel_shape) -> str:
     """Form of the gradient with respect to the kernel."""
-    form = forward_form(strides, kernel_shape)
-    # 1x1: the patches are the input itself; XLA's convolution took 4x the time of the product.
-    one = kernel_shape[:2] == (1, 1) and max(kernel_shape[2:]) >= _WIDE
-    return "columns" if form == "lax" and one else form
+    if _is_winograd(strides, kernel_shape):
+        return "winograd"
+    # XLA's convolution took 4x the time of the product.
+    return "rows" if kernel_shape[:2] == (1, 1) and max(kernel_shape[2:]) >= _WIDE else "lax"
 
 
 def _is_winograd(strides, kernel_shape) -> bool:
-    # With 16 channels the transforms cost more than the products they save.
-    return kernel_shape[:2] == (3, 3) and strides == (1, 1) and min(kernel_shape[2:]) >= 32
+    # With fewer channels the transforms cost more than the products they save.
+    return kernel_shape[:2] == (3, 3) and strides == (1, 1) and min(kernel_shape[2:]) >= _WIDE
 
 
 def _overlaps(strides, kernel_shape) -> bool:
@@ -75,8 +73,6 @@ def forward(strides, pads, x, k):
         y = _winograd(pads, x, k)
     elif form == "blocks":
         y = _blocks_forward(strides, pads, x, k)
-    elif form == "columns":
-        y = jnp.tensordot(_columns(strides, pads, x, k.shape), k.reshape(-1, k.shape[3]), 1)
     else:
         y = _lax_conv(strides, pads, x, k)
     return y.astype(dtype)
@@ -103,10 +99,8 @@ def kernel_gradient(strides, pads, x, k, g):
     x, k, g = _widen(x, k, g)
     if form == "winograd":
         dk = _winograd_kernel_gradient(pads, x, g)
-    elif form == "blocks":
-        dk = _blocks_kernel_gradient(strides, pads, x, k, g)
-    elif form == "columns":
-        dk = _rows_product(_columns(strides, pads, x, k.shape), g).reshape(k.shape)
+    elif form == "rows":
+        dk = _rows_product(_seen(strides, pads, x, g), g).reshape(k.shape)
     else:
         dk = _lax_kernel_gradient(strides, pads, x, k, g)
     return dk.astype(dtype)
@@ -166,21 +160,11 @@ def _rows_product(a, g):
     return y.T
 
 
-# columns --------------------------------------------------------------------------------------
-
-
-def _columns(strides, pads, x, kernel_shape):
-    """Patches `(B, H', W', kh*kw*C)` in the kernel's own order."""
-    kh, kw, c, _ = kernel_shape
-    (sh, sw), (b, h, w, _) = strides, x.shape
-    oh, ow = (h + sum(pads[0]) - kh) // sh + 1, (w + sum(pads[1]) - kw) // sw + 1
-    if (kh, kw) == (1, 1) and pads == ((0, 0), (0, 0)):
-        return x[:, ::sh, ::sw]
-    x = _pad_to(x, (pads[0][0], pads[1][0]), ((oh - 1) * sh + kh, (ow - 1) * sw + kw))
-    # In two stages: one stack of kh*kw operands is several times slower than kw, then kh.
-    x = jnp.stack([x[:, :, j : j + (ow - 1) * sw + 1 : sw] for j in range(kw)], 3)
-    x = jnp.stack([x[:, i : i + (oh - 1) * sh + 1 : sh] for i in range(kh)], 3)
-    return x.reshape(b, oh, ow, kh * kw * c)
+def _seen(strides, pads, x, g):
+    """The pixels that a 1x1 kernel sees."""
+    (sh, sw), (oh, ow) = strides, g.shape[1:3]
+    x = _pad_to(x, (pads[0][0], pads[1][0]), ((oh - 1) * sh + 1, (ow - 1) * sw + 1))
+    return x[:, ::sh, ::sw]
 
 
 # blocks ---------------------------------------------------------------------------------------
@@ -258,13 +242,6 @@ def _blocks_input_gradient(strides, pads, x, k, g):
     dx = _lax_conv((1, 1), ((1, 1), (1, 1)), geometry.cut_output(g), turned)
     dx = _depth_to_space(dx, geometry.block)
     return _pad_to(dx, [-low for low in geometry.low], x.shape[1:3])
-
-
-def _blocks_kernel_gradient(strides, pads, x, k, g):
-    geometry = _Blocks(strides, pads, x.shape, k.shape)
-    dk = _rows_product(geometry.patches(x), geometry.cut_output(g))
-    shape, back = jax.vjp(geometry.kernel, k)
-    return back(dk.reshape(shape.shape))[0]
 
 
 # winograd -------------------------------------------------------------------------------------
