@@ -39,40 +39,38 @@ TARGET = Path(__file__).parents[1] / "src/chipwise/planner/efficiencies.json"
 
 #: Name: (value where the rows say nothing, one standard deviation of its logarithm).
 PRIORS = {
-    "matmul": (0.8, 0.2),
+    "matmul": (0.9, 0.1),
     "convolution": (0.7, 0.3),
-    "convolution_tf32": (0.4, 0.3),
-    "attention": (0.5, 0.3),
+    "convolution_tf32": (0.5, 0.3),
+    "attention": (0.6, 0.3),
     "vector": (0.9, 0.1),
-    "balance_exponent": (0.3, 0.5),
-    "depthwise": (0.5, 0.4),
+    "winograd": (1.3, 0.25),
+    "depthwise": (0.15, 1.0),
     "memory": (0.8, 0.1),
     "passes": (0.8, 0.1),
 }
 FIXED = {"elementwise": 0.5, "launch_seconds": 4e-6}
 """Not fitted: no row depends on them."""
 
-WIDER = 1.3
-"""Power of the interval's factors on a chip where nothing was measured."""
-
-UNLIKE = 3.0
-"""The interval's factor on GPUs before Volta, of which no row is fitted."""
-
 
 @dataclass(frozen=True)
 class Sample:
-    """A row, the programs of its step as ideal times with counts, and the seconds of its sum over devices."""
+    """A row, the kernels of its step as ideal times, and the seconds of its sum over devices."""
 
     row: Row
-    parts: tuple[tuple[Ideal, float], ...]
+    ideal: Ideal
     wire: float
+
+    def group(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Its row's family, the origin of its measurement and the generation of its chip, those in `names`."""
+        chip = self.row.target.chip
+        every = {"family": self.row.family, "origin": self.row.origin, "generation": chip.compute_capability}
+        return tuple(str(every[name]) for name in names)
 
     def residual(self, values: dict[str, float]) -> float:
         """The logarithm of predicted over measured seconds of a step."""
-        total = self.wire
-        for ideal, count in self.parts:
-            arithmetic, memory, launch = split(ideal, values)
-            total += count * float(np.sum(np.maximum(arithmetic, memory) + launch))
+        arithmetic, memory, launch = split(self.ideal, values)
+        total = self.wire + float(np.sum(np.maximum(arithmetic, memory) + launch))
         return float(np.log(total / self.row.seconds))
 
 
@@ -101,13 +99,12 @@ def samples(only: Sequence[int] = ()) -> list[Sample]:
         if problem is not None:
             print(f"row {row.row} left out: {problem}")
             continue
-        parts = [(ideal_times(step_time.additions(programs), target.chip), 1.0)]
+        kernels = step_time.additions(programs)
         for name, answer in answers.items():
-            kernels = [kernel for kernel in answer.kernels if kernel.kind != "collective"]
-            count = float(programs.calls if name == "replica" else 1)
-            parts.append((ideal_times(kernels, target.chip), count))
+            runs = programs.calls if name == "replica" else 1
+            kernels += [k.times(runs) for k in answer.kernels if k.kind != "collective"]
         wire = sum_seconds(4.0 * programs.size, target, programs.layout.groups)
-        made.append(Sample(row, tuple(parts), wire))
+        made.append(Sample(row, ideal_times(kernels, target.chip), wire))
     return sorted(made, key=lambda sample: sample.row.row)
 
 
@@ -124,28 +121,29 @@ def fit(train: Sequence[Sample]) -> dict[str, float]:
         # A line measures to about 10 % what the model can mean by it.
         return np.concatenate([[s.residual(values) / 0.1 for s in train], (x - start) / spread])
 
-    found = [
-        least_squares(residuals, start + away * spread, loss="soft_l1", f_scale=1.5, diff_step=1e-4)
-        for away in (0.0, -1.0, 1.0)  # there are several valleys
-    ]
-    return named(min(found, key=lambda one: one.cost).x)
+    return named(least_squares(residuals, start, loss="soft_l1", f_scale=1.5, diff_step=1e-4).x)
 
 
-def left_out(data: Sequence[Sample], name: str) -> list[float]:
-    """Residuals of each sample by a fit without those that share its `name`, "family" or "device"."""
-    made: dict[str, dict[str, float]] = {}
+LEFT_OUT = {"known_chip": ("family", "origin"), "other": ("family", "origin", "generation")}
+"""What a row shares with none of those that its prediction is fitted to, by the interval that comes of it."""
+
+
+def left_out(data: Sequence[Sample], names: Sequence[str]) -> list[float]:
+    """Residuals of each sample by a fit without those that share any of its `names`."""
+    made: dict[tuple[str, ...], dict[str, float]] = {}
     for s in data:
-        group = getattr(s.row, name)
-        if group not in made:
-            made[group] = fit([t for t in data if getattr(t.row, name) != group])
-    return [s.residual(made[getattr(s.row, name)]) for s in data]
+        own = s.group(names)
+        if own not in made:
+            others = (t for t in data if all(a != b for a, b in zip(own, t.group(names), strict=True)))
+            made[own] = fit(list(others))
+    return [s.residual(made[s.group(names)]) for s in data]
 
 
-def factors(groups: Sequence[str], residuals: Sequence[float]) -> tuple[float, float]:
+def factors(groups: Sequence[tuple[str, ...]], residuals: Sequence[float]) -> tuple[float, float]:
     """The factors on predicted seconds between which nine of ten measured ones lie, of a group that was not
     fitted: Student's t for a new one, as far to both sides. Groups count alike, however many rows they have,
     since rows of a group err together."""
-    squares: dict[str, list[float]] = {}
+    squares: dict[tuple[str, ...], list[float]] = {}
     for group, residual in zip(groups, residuals, strict=True):
         squares.setdefault(group, []).append(residual**2)
     spread = float(np.sqrt(np.mean([np.mean(own) for own in squares.values()])))
@@ -153,9 +151,8 @@ def factors(groups: Sequence[str], residuals: Sequence[float]) -> tuple[float, f
     return float(np.exp(-size)), float(np.exp(size))
 
 
-def coverage(data: Sequence[Sample], residuals: Sequence[float], name: str) -> float:
+def coverage(groups: Sequence[tuple[str, ...]], residuals: Sequence[float]) -> float:
     """Share of rows inside an interval that was made from the other groups' residuals alone."""
-    groups = [getattr(s.row, name) for s in data]
     inside = []
     for own, r in zip(groups, residuals, strict=True):
         others = [(group, q) for group, q in zip(groups, residuals, strict=True) if group != own]
@@ -184,56 +181,41 @@ def main() -> None:
     train = samples([int(number) for number in options.rows.split(",")] if options.rows else ())
     values = fit(train)
     inside = [s.residual(values) for s in train]
-    families, chips = left_out(train, "family"), left_out(train, "device")
+    apart = {kind: left_out(train, names) for kind, names in LEFT_OUT.items()}
 
     print("value               fitted   prior")
     for name, value in values.items():
         print(f"{name:20s}{value:.4g}   {PRIORS.get(name, ('fixed',))[0]}")
-    print("\nrow  predicted / measured seconds: fit, family left out, device left out")
-    for s, a, b, c in zip(train, inside, families, chips, strict=True):
-        r = s.row
-        ratios = " ".join(f"{np.exp(x):.2f}" for x in (a, b, c))
+    print("\nrow  predicted / measured seconds: fit; family and source left out; generation too")
+    for s, *found in zip(train, inside, *apart.values(), strict=True):
+        r, ratios = s.row, " ".join(f"{np.exp(x):.2f}" for x in found)
         print(f"{r.row:4d}  {ratios}  {r.model[:30]:30s} {r.on:17s} {' '.join(r.settings)} {r.program}")
+    # Rows of a family from one source on one generation err together, and count as one.
+    groups = [s.group(LEFT_OUT["other"]) for s in train]
+    intervals = {kind: factors(groups, residuals) for kind, residuals in apart.items()}
     result = {"fit": summary(inside)}
-    for name, residuals in (("family", families), ("device", chips)):
-        covered = round(coverage(train, residuals, name), 3)
-        result[f"{name}_left_out"] = {**summary(residuals), "coverage_90": covered}
+    for kind, residuals in apart.items():
+        covered = round(coverage(groups, residuals), 3)
+        result[kind] = {**summary(residuals), "coverage_90": covered}
     for name, line in result.items():
-        print(name, line)
-    known = factors([s.row.family for s in train], families)
-    elsewhere = factors([s.row.device for s in train], chips)
-    other = tuple(pick(a, b) ** WIDER for pick, a, b in zip((min, max), known, elsewhere, strict=True))
-    print(f"90 % within {known[0]:.2f} to {known[1]:.2f}, elsewhere {other[0]:.2f} to {other[1]:.2f}")
+        print(name, line, *(f"{x:.2f}" for x in intervals.get(name, ())))
     if write:
-        TARGET.write_text(
-            json.dumps(
-                {
-                    "about": "Written by benchmarks/plan_fit.py; not by hand.",
-                    "date": datetime.date.today().isoformat(),
-                    "values": {name: float(f"{value:.4g}") for name, value in values.items()},
-                    "fixed": sorted(FIXED),
-                    "interval_90": {
-                        "known_chip": [round(x, 3) for x in known],
-                        "other": [round(x, 3) for x in other],
-                        "unlike": [round(1 / UNLIKE, 3), UNLIKE],
-                    },
-                    "cross_validation": result,
-                    "chips": sorted({s.row.target.chip.name for s in train}),
-                    "rows": [
-                        {
-                            "row": s.row.row,
-                            "predicted_over_measured": round(float(np.exp(a)), 3),
-                            "family_left_out": round(float(np.exp(b)), 3),
-                            "device_left_out": round(float(np.exp(c)), 3),
-                        }
-                        for s, a, b, c in zip(train, inside, families, chips, strict=True)
-                    ],
-                },
-                indent=1,
-            )
-            + "\n",
-            encoding="utf-8",
-        )
+        document = {
+            "about": "Written by benchmarks/plan_fit.py; not by hand.",
+            "date": datetime.date.today().isoformat(),
+            "values": {name: float(f"{value:.4g}") for name, value in values.items()},
+            "fixed": sorted(FIXED),
+            "interval_90": {kind: [round(x, 3) for x in pair] for kind, pair in intervals.items()},
+            "left_out": LEFT_OUT,
+            "cross_validation": result,
+            "generations": sorted({str(s.row.target.chip.compute_capability) for s in train}),
+            "rows": [
+                {"row": s.row.row, **{name: round(float(np.exp(x)), 3) for name, x in found.items()}}
+                for i, s in enumerate(train)
+                for found in [{"fit": inside[i], **{kind: r[i] for kind, r in apart.items()}}]
+            ],
+        }
+        TARGET.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         print(f"wrote {TARGET}")
 
 

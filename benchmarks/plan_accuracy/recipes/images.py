@@ -4,9 +4,12 @@
 
 `resnet` with a depth of 50 is chipwise's own net. The others were written here from their papers, sizes as in
 timm: EfficientNet (Tan & Le 2019, arXiv:1905.11946; 2021, arXiv:2104.00298), MLP-Mixer (Tolstikhin et al.
-2021, arXiv:2105.01601), ResNet v2 (He et al. 2016, arXiv:1603.05027).
+2021, arXiv:2105.01601), ResNet v2 (He et al. 2016, arXiv:1603.05027), ResNeXt (Xie et al. 2016,
+arXiv:1611.05431), VGG (Simonyan & Zisserman 2014, arXiv:1409.1556), MobileNetV2 (Sandler et al. 2018,
+arXiv:1801.04381), ConvNeXt (Liu et al. 2022, arXiv:2201.03545).
 """
 
+import itertools
 import math
 from functools import partial
 
@@ -49,13 +52,14 @@ def recipe(name, net, image=224, classes=1000, optimizer="sgd"):
     )  # fmt: skip
 
 
-def resnet(depth=50, image=224, wide=1, v2=False, optimizer="sgd"):
-    """*Arguments:* `depth`: 18, 50 or 152; `wide`: times the channels inside a bottleneck; `v2`: batch norm
-    and ReLU before each convolution; `optimizer`: `sgd` or `lars`."""
+def resnet(depth=50, image=224, wide=1, groups=1, v2=False, optimizer="sgd"):
+    """*Arguments:* `depth`: 18, 50 or 152; `wide`: times the channels inside a bottleneck, cut into `groups`,
+    32 and twice as wide in ResNeXt; `v2`: batch norm and ReLU before each convolution; `optimizer`: `sgd` or
+    `lars`."""
     if wide == 1 and depth > 18 and not v2:
         net = partial(ResNet50, blocks=BLOCKS[depth])
     else:
-        net = partial(ResNet, BLOCKS[depth], small=depth == 18, wide=wide, v2=v2)
+        net = partial(ResNet, BLOCKS[depth], small=depth == 18, wide=wide, groups=groups, v2=v2)
     return recipe(f"resnet{depth}", lambda rngs: net(rngs=rngs), image, optimizer=optimizer)
 
 
@@ -69,10 +73,26 @@ def resnet164():
     )
 
 
-def efficientnet(kind="b0"):
-    """*Arguments:* `kind`: `b0`, `b4` or `v2_s`."""
-    stem, image, blocks, head = EFFICIENTNETS[kind]
-    return recipe(f"efficientnet-{kind}", lambda rngs: EfficientNet(stem, blocks, head, rngs), image)
+def efficientnet(kind="b0", image=0):
+    """*Arguments:* `kind`: `b0`, `b4` or `v2_s`; `image`: pixels on a side, the paper's when 0."""
+    stem, pixels, blocks, head = EFFICIENTNETS[kind]
+    return recipe(
+        f"efficientnet-{kind}", lambda rngs: EfficientNet(stem, blocks, head, rngs), image or pixels
+    )
+
+
+def mobilenet():
+    """MobileNetV2."""
+    return recipe("mobilenet-v2", lambda rngs: EfficientNet(32, MOBILENET, 1280, rngs, plain=True))
+
+
+def convnext():
+    """ConvNeXt-T."""
+    return recipe("convnext-t", lambda rngs: ConvNeXt(rngs), optimizer="adamw")
+
+
+def vgg16():
+    return recipe("vgg16", lambda rngs: VGG(rngs))
 
 
 def mixer():
@@ -88,13 +108,13 @@ def vit(width=384, heads=6, tanh=False):
 class Residual(nnx.Module):
     """Two 3x3 convolutions (`small`) or a bottleneck, around a shortcut."""
 
-    def __init__(self, c_in, middle, *, stride, small, wide, v2, rngs):
+    def __init__(self, c_in, middle, *, stride, small, wide, groups, v2, rngs):
         c_out, inner = (middle, middle) if small else (4 * middle, wide * middle)
-        shapes = [(3, c_in, inner, stride), (3, inner, c_out, 1)] if small else [
-            (1, c_in, inner, 1), (3, inner, inner, stride), (1, inner, c_out, 1)
+        shapes = [(3, c_in, inner, stride, 1), (3, inner, c_out, 1, 1)] if small else [
+            (1, c_in, inner, 1, 1), (3, inner, inner, stride, groups), (1, inner, c_out, 1, 1)
         ]  # fmt: skip
-        self.convs = nnx.List([convolution(a, b, size, s, rngs) for size, a, b, s in shapes])
-        self.norms = nnx.List([BatchNorm(a if v2 else b, epsilon=1e-5) for _, a, b, _ in shapes])
+        self.convs = nnx.List([convolution(a, b, size, s, rngs, g) for size, a, b, s, g in shapes])
+        self.norms = nnx.List([BatchNorm(a if v2 else b, epsilon=1e-5) for _, a, b, *_ in shapes])
         project = stride != 1 or c_in != c_out
         self.shortcut = nnx.List([convolution(c_in, c_out, 1, stride, rngs)] if project else [])
         self.last = nnx.List([BatchNorm(c_out, epsilon=1e-5)] if project and not v2 else [])
@@ -119,15 +139,15 @@ class ResNet(nnx.Module):
     """Stages of `blocks`; `stem`: pixels on a side of the first kernel, 7 with a pool behind it."""
 
     def __init__(
-        self, blocks, *, small=False, wide=1, v2=False, width=64, stem=7, classes=1000, rngs
+        self, blocks, *, small=False, wide=1, groups=1, v2=False, width=64, stem=7, classes=1000, rngs
     ):  # fmt: skip
         self.first, self.pool = convolution(3, width, stem, 2 if stem == 7 else 1, rngs), stem == 7
         made, channels = [], width
         for stage, count in enumerate(blocks):
             for block in range(count):
                 stride = 2 if stage > 0 and block == 0 else 1
-                options = {"stride": stride, "small": small, "wide": wide, "v2": v2, "rngs": rngs}
-                made.append(Residual(channels, width << stage, **options))
+                options = {"stride": stride, "small": small, "wide": wide, "groups": groups, "v2": v2}
+                made.append(Residual(channels, width << stage, **options, rngs=rngs))
                 channels = (1 if small else 4) * (width << stage)
         self.blocks, self.v2 = nnx.List(made), v2
         self.norm = BatchNorm(channels if v2 else width, epsilon=1e-5)
@@ -144,10 +164,10 @@ class ResNet(nnx.Module):
         return self.classifier(mean(x, (1, 2)))
 
 
-def convolution(c_in, c_out, size, stride, rngs, groups=1):
+def convolution(c_in, c_out, size, stride, rngs, groups=1, bias=False):
     pad = (size - 1) // 2
     return nnx.Conv(
-        c_in, c_out, (size, size), strides=stride, padding=((pad, pad), (pad, pad)), use_bias=False,
+        c_in, c_out, (size, size), strides=stride, padding=((pad, pad), (pad, pad)), use_bias=bias,
         feature_group_count=groups, conv_general_dilated=conv, rngs=rngs,
     )  # fmt: skip
 
@@ -158,12 +178,12 @@ def mean(x, axes, keepdims=False):
 
 class Inverted(nnx.Module):
     """1x1 to `expand` times the channels, a depthwise convolution, squeeze and excite, 1x1; or, `fused`, the
-    first two as one convolution and no squeeze."""
+    first two as one convolution and no squeeze; or, `plain`, no squeeze and ReLU6."""
 
-    def __init__(self, c_in, c_out, *, expand, size, stride, fused, rngs):
+    def __init__(self, c_in, c_out, *, expand, size, stride, fused, rngs, plain=False):
         inner, thin = c_in * expand, max(1, c_in // 4)
         first = size if fused else 1
-        self.residual = stride == 1 and c_in == c_out
+        self.residual, self.active = stride == 1 and c_in == c_out, jax.nn.relu6 if plain else nnx.silu
         start = convolution(
             c_in, inner if expand > 1 or not fused else c_out, first, stride if fused else 1, rngs
         )
@@ -172,7 +192,7 @@ class Inverted(nnx.Module):
             [] if fused else [convolution(inner, inner, size, stride, rngs, groups=inner)]
         )
         pair = [nnx.Linear(inner, thin, rngs=rngs), nnx.Linear(thin, inner, rngs=rngs)]
-        self.squeeze = nnx.List([] if fused else pair)
+        self.squeeze = nnx.List([] if fused or plain else pair)
         self.project = nnx.List([convolution(inner, c_out, 1, 1, rngs)] if expand > 1 or not fused else [])
         layers = (*self.expand, *self.depthwise, *self.project)
         self.norms = nnx.List([BatchNorm(layer.out_features, epsilon=1e-3) for layer in layers])
@@ -180,7 +200,7 @@ class Inverted(nnx.Module):
     def __call__(self, x):
         norms, y = iter(self.norms), x
         for layer in (*self.expand, *self.depthwise):
-            y = nnx.silu(next(norms)(layer(y)))
+            y = self.active(next(norms)(layer(y)))
         if self.squeeze:
             down, up = self.squeeze
             y = y * nnx.sigmoid(up(nnx.silu(down(mean(y, (1, 2), True)))))
@@ -214,24 +234,103 @@ EFFICIENTNETS = {  # stem, pixels, stages, head
 }  # fmt: skip
 
 
+MOBILENET = [
+    (False, n, 3, stride, expand, c) for n, stride, expand, c in
+    [(1, 1, 1, 16), (2, 2, 6, 24), (3, 2, 6, 32), (4, 2, 6, 64), (3, 1, 6, 96), (3, 2, 6, 160), (1, 1, 6, 320)]
+]  # fmt: skip
+
+
 class EfficientNet(nnx.Module):
-    def __init__(self, stem, stages, head, rngs):
+    """`plain`: MobileNetV2's blocks and ReLU6."""
+
+    def __init__(self, stem, stages, head, rngs, plain=False):
+        self.active = jax.nn.relu6 if plain else nnx.silu
         self.first, self.norm = convolution(3, stem, 3, 2, rngs), BatchNorm(stem, epsilon=1e-3)
         made, channels = [], stem
         for fused, count, size, stride, expand, c_out in stages:
             for i in range(count):
                 options = {"expand": expand, "size": size, "stride": stride if i == 0 else 1, "fused": fused}
-                made.append(Inverted(channels, c_out, **options, rngs=rngs))
+                made.append(Inverted(channels, c_out, **options, rngs=rngs, plain=plain))
                 channels = c_out
         self.blocks = nnx.List(made)
         self.head, self.last = convolution(channels, head, 1, 1, rngs), BatchNorm(head, epsilon=1e-3)
         self.classifier = nnx.Linear(head, 1000, rngs=rngs)
 
     def __call__(self, x):
-        x = nnx.silu(self.norm(self.first(x)))
+        x = self.active(self.norm(self.first(x)))
         for block in self.blocks:
             x = block(x)
-        return self.classifier(mean(nnx.silu(self.last(self.head(x))), (1, 2)))
+        return self.classifier(mean(self.active(self.last(self.head(x))), (1, 2)))
+
+
+class VGG(nnx.Module):
+    """Of 16 layers, without batch norm."""
+
+    def __init__(self, rngs):
+        made, channels = [], 3
+        for count, width in ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512)):
+            stage = []
+            for _ in range(count):
+                stage.append(convolution(channels, width, 3, 1, rngs, bias=True))
+                channels = width
+            made.append(nnx.List(stage))
+        self.stages = nnx.List(made)
+        sizes = (49 * 512, 4096, 4096, 1000)
+        self.layers = nnx.List([nnx.Linear(a, b, rngs=rngs) for a, b in itertools.pairwise(sizes)])
+
+    def __call__(self, x):
+        for stage in self.stages:
+            for layer in stage:
+                x = nnx.relu(layer(x))
+            x = nnx.max_pool(x, (2, 2), strides=(2, 2))
+        first, second, last = self.layers
+        return last(nnx.relu(second(nnx.relu(first(x.reshape(x.shape[0], -1))))))
+
+
+class ConvNeXt(nnx.Module):
+    """Its smallest: stages of 3, 3, 9 and 3 blocks."""
+
+    def __init__(self, rngs, depths=(3, 3, 9, 3), width=96):
+        norm = partial(LayerNorm, epsilon=1e-6)
+        stages, channels = [], 3
+        for i, depth in enumerate(depths):
+            size, c = (4, width) if i == 0 else (2, width << i)
+            down = nnx.Conv(
+                channels, c, (size, size), strides=size, padding="VALID", conv_general_dilated=conv, rngs=rngs
+            )
+            blocks = [
+                nnx.List(
+                    [
+                        convolution(c, c, 7, 1, rngs, groups=c, bias=True),
+                        norm(c),
+                        nnx.Linear(c, 4 * c, rngs=rngs),
+                        nnx.Linear(4 * c, c, rngs=rngs),
+                        Scale(c),
+                    ]
+                )
+                for _ in range(depth)
+            ]
+            stages.append(nnx.List([norm(c if i == 0 else channels), down, nnx.List(blocks)]))
+            channels = c
+        self.stages, self.norm = nnx.List(stages), norm(channels)
+        self.classifier = nnx.Linear(channels, 1000, rngs=rngs)
+
+    def __call__(self, x):
+        for i, (norm, down, blocks) in enumerate(self.stages):
+            x = norm(down(x)) if i == 0 else down(norm(x))
+            for depthwise, inner, wide, narrow, scale in blocks:
+                x = x + scale(narrow(nnx.gelu(wide(inner(depthwise(x))), approximate=False)))
+        return self.classifier(self.norm(mean(x, (1, 2))))
+
+
+class Scale(nnx.Module):
+    """Each channel times a factor of its own."""
+
+    def __init__(self, channels):
+        self.factor = nnx.Param(jnp.full((channels,), 1e-6))
+
+    def __call__(self, x):
+        return x * self.factor[...].astype(x.dtype)
 
 
 class Mixer(nnx.Module):

@@ -1,4 +1,4 @@
-"""Published language models besides GPT-2, as recipes: BERT and T5.
+"""Published language models besides GPT-2, as recipes: BERT, T5, GPT without fused attention.
 
     chipwise plan benchmarks/plan_accuracy/recipes/text.py:bert --set batch=8192 --set replicas=32 --on a100
 
@@ -17,8 +17,8 @@ from flax import nnx
 
 import chipwise as cw
 from chipwise.data.synthetic import Absent
-from chipwise.models.tied import embed
-from chipwise.models.transformer import Attention, Blocks, LayerNorm, Table
+from chipwise.models.tied import embed, tied_loss
+from chipwise.models.transformer import GPT2, Attention, Block, Blocks, LayerNorm, Table, kernels
 
 NORMAL = nnx.initializers.normal(0.02)
 
@@ -75,6 +75,28 @@ def bert_classifier(length=128, size="base"):
     return _recipe(f"bert-{size}-3", lambda rngs: Bert(size, rngs, classes=3), loss, columns, made)
 
 
+def gpt(context=2048, vocabulary=50_304, depth=12, width=768, heads=12):
+    """GPT-2 whose attention holds its weights, as before fused kernels: XLA's products and softmax."""
+    init, apply = cw.functional(
+        lambda rngs: PlainGPT(
+            vocabulary=vocabulary, context=context, depth=depth, width=width, heads=heads, rngs=rngs
+        )
+    )
+
+    def loss(params, state, batch, key, train):
+        text = batch["token"].astype(jnp.int32)
+        states, state = apply(params, state, text[:, :-1], key, train)
+        total = tied_loss(params["words"]["embedding"], states, text[:, 1:])
+        return {"loss": cw.Sum(total, jnp.float32(text[:, 1:].size))}, state
+
+    spec = {"token": jax.ShapeDtypeStruct((context + 1,), np.uint16)}
+    return cw.Recipe(
+        name="gpt2-plain", task=cw.Task(init=init, loss=loss, train=Absent(10_000_000, spec, "gpt2-plain")),
+        batch=256, replicas=1, duration="10000st", precision="bf16",
+        optimizer=cw.adamw(lr=cw.cosine(6e-4), b2=0.95, weight_decay=0.1, decay=kernels, clip=1.0),
+    )  # fmt: skip
+
+
 def t5(size="small"):
     """Span corruption: 512 tokens in, 128 out. *Arguments:* `size`: `small` or `large`, of version 1.1."""
 
@@ -85,6 +107,29 @@ def t5(size="small"):
     optimizer = cw.from_optax(optax.adafactor, learning_rate=cw.cosine(1e-2))
     columns = {"input": (512,), "target": (128,)}
     return _recipe(f"t5-{size}", lambda rngs: T5(*T5_SIZES[size], rngs), loss, columns, optimizer)
+
+
+class PlainAttention(Attention):
+    def __call__(self, x, seen=None):
+        b, t, width = x.shape
+        q, k, v = jnp.split(self.qkv(x).reshape(b, t, 3 * self.heads, -1), 3, axis=2)
+        scores = jnp.einsum("btnd,bsnd->bnts", q, k).astype(jnp.float32) * (width // self.heads) ** -0.5
+        scores = jnp.where(jnp.tril(jnp.ones((t, t), bool))[None, None], scores, -jnp.inf)
+        y = jnp.einsum("bnts,bsnd->btnd", jax.nn.softmax(scores).astype(x.dtype), v)
+        return self.out(y.reshape(b, t, width))
+
+
+class PlainBlock(Block):
+    def __init__(self, width, heads, rngs):
+        options = {"causal": True, "init": NORMAL, "out_init": NORMAL, "rngs": rngs}
+        super().__init__(width, heads, tanh=True, epsilon=1e-5, **options)
+        self.attention = PlainAttention(width, heads, **options)
+
+
+class PlainGPT(GPT2):
+    def __init__(self, *, depth, width, heads, rngs, **sizes):
+        super().__init__(depth=depth, width=width, heads=heads, rngs=rngs, **sizes)
+        self.blocks = Blocks(depth, lambda rngs: PlainBlock(width, heads, rngs), rngs=rngs)
 
 
 class BertBlock(nnx.Module):
@@ -148,9 +193,9 @@ class T5Block(nnx.Module):
         b, t, _ = x.shape
         q = self.queries[i](x).reshape(b, t, self.heads, 64)
         k, v = jnp.split(self.pairs[i](others).reshape(b, -1, 2 * self.heads, 64), 2, axis=2)
-        scores = jnp.einsum("btnd,bsnd->bnts", q, k).astype(jnp.float32)
+        scores = jnp.einsum("btnd,bsnd->bnts", q, k)  # T5X: in the type of the net, not in float32
         scores = scores if bias is None else scores + bias
-        y = jnp.einsum("bnts,bsnd->btnd", jax.nn.softmax(scores).astype(x.dtype), v)
+        y = jnp.einsum("bnts,bsnd->btnd", jax.nn.softmax(scores), v)
         return self.outs[i](y.reshape(b, t, -1))
 
     def __call__(self, x, bias, memory=None):
@@ -183,7 +228,7 @@ class Stack(nnx.Module):
         bucket = jnp.clip(jnp.abs(apart), 0, 15) + jnp.where(
             apart > 0, 16, 0
         )  # the original's grow with the log
-        bias = self.distances[...][bucket].transpose(2, 0, 1)[None].astype(jnp.float32)
+        bias = self.distances[...][bucket].transpose(2, 0, 1)[None].astype(x.dtype)
         if self.decoder:
             bias = jnp.where(apart[None, None] > 0, -jnp.inf, bias)
         graph, layers = nnx.split(self.blocks.stack)

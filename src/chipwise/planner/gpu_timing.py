@@ -2,9 +2,9 @@
 
     seconds = sum over kernels of  count x (max(arithmetic, memory) + launch)
 
-- *arithmetic*: a product's multiplications on whole tiles on whole waves of multiprocessors, at the
-  catalogue's peak for the type that it multiplies in, times an efficiency; elementwise work at the float32
-  peak;
+- *arithmetic*: a product's multiplications on whole tiles on whole waves of multiprocessors, at the rate that
+  large products of its type were measured to reach on that chip, times an efficiency; depthwise convolutions
+  and elementwise work at that of float32, on the vector units;
 - *memory*: bytes at the catalogue's bandwidth times an efficiency; what fits in half of L2 is found there;
 - *launch*: what starting a kernel costs.
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -29,20 +29,40 @@ import numpy as np
 from ..chips.catalogue import Chip
 from .kernels import Kernel
 
-SUSTAINED_TFLOPS = {"T4": 24.0}
-"""Of 16-bit products on cards whose power limit, here 70 W, lets the clock reach its peak only for moments:
-cuBLAS at 4096 x 4096 x 4096 (https://forums.developer.nvidia.com/t/about-gpu-peak-performance/264462)."""
+PRODUCT_TFLOPS = {
+    "P100-PCIe": (8.6, None),
+    "P100-SXM2": (9.5, None),
+    "V100-SXM2": (14.4, 97.0),
+    "V100-SXM2-32GB": (14.4, 97.0),
+    "T4": (4.2, 24.0),
+    "RTX 3090": (24.5, 75.6),
+    "RTX 4090": (54.7, 165.0),
+    "A10G": (23.2, 66.0),
+    "L4": (10.7, 56.0),
+    "L40S": (46.9, 266.0),
+    "A100-SXM4-40GB": (19.2, 260.0),
+    "A100-SXM4-80GB": (19.2, 260.0),
+    "H100-PCIe-80GB": (36.9, 465.0),
+    "H100-SXM5-80GB": (51.8, 765.0),
+    "H200-SXM-141GB": (51.3, 775.0),
+    "B200 (HGX)": (66.2, 1660.0),
+}
+"""What cuBLAS reached with matrices of 8192 x 8192, in float32 and in 16 bits: power and what the units share
+keep cards below their data sheets, an L4 by more than half. From
+https://github.com/zzc0721/torch-performance-test-data (database.md and its issues 29, 79, 95, 120, 126, 140,
+174, 180); a T4's 16 bits, in a longer run, from
+https://forums.developer.nvidia.com/t/about-gpu-peak-performance/264462."""
 
-MOST = 0.95
-"""Of their peak that matrix units reach, however slow against memory they are."""
+USUAL = 0.8
+"""Of the peak, on chips of which no such measurement is in the table."""
 
 L2_SPEED = 2.0
 """How many times memory's bandwidth the second cache has, at least: what XLA's own cost model assumes."""
 
-LAUNCH_FACTOR = 3.0
-"""Up and down, of what starting kernels takes: their host does it, hosts differ, and no fitted row tells."""
+ALLOWED = {"launch": 3.0, "interconnect": 2.0}
+"""Up and down, of what starting kernels and sums over devices take: hosts and networks differ, and no fitted
+row tells them apart."""
 
-_REFERENCE_BALANCE = 312e12 / 2039e9  # of an A100 with 80 GB: FLOP per byte
 _SIXTEEN = ("bf16", "f16")
 _SMALL = 8  # channels of a group, below which a convolution is not multiplied by matrix units
 
@@ -53,51 +73,50 @@ def efficiencies() -> dict[str, Any]:
     return json.loads(files(__package__).joinpath("efficiencies.json").read_text(encoding="utf-8"))
 
 
+ARITHMETIC = {
+    "matmul_tensor": "matmul",
+    "matmul_tf32": "matmul",
+    "convolution_tensor": "convolution",
+    "convolution_tf32": "convolution_tf32",
+    "attention": "attention",
+    "vector": "vector",
+    "winograd": "winograd",
+    "depthwise": "depthwise",
+    "elementwise": "elementwise",
+}
+"""What a kernel computes with, and the efficiency for it."""
+
+_KINDS, _REACHES = tuple(ARITHMETIC), ("memory", "passes")
+
+
 @dataclass(frozen=True)
 class Ideal:
     """What one execution of each kernel would take at full efficiency: arrays with one entry for each, and
-    the names of the efficiencies that apply to them."""
+    which of `ARITHMETIC` and of the two efficiencies of memory apply to it."""
 
     arithmetic: np.ndarray
     memory: np.ndarray
     count: np.ndarray
-    arithmetic_class: list[str]
-    memory_class: list[str]
-    balance: float  # of the chip, against that of `_REFERENCE_BALANCE`
-    sustained: float  # share of the 16-bit peak that the chip's power allows
+    kind: np.ndarray
+    reach: np.ndarray
 
 
 def ideal_times(kernels: Sequence[Kernel], chip: Chip) -> Ideal:
     """*Arguments:* `chip`: a GPU with every figure of `chips.gpus.NEEDED`."""
-    assert chip.memory_GBps is not None and chip.fp32_tflops is not None and chip.l2_MiB is not None
-    rows, classes = [], []
+    assert chip.memory_GBps is not None and chip.l2_MiB is not None
+    rows = []
     for kernel in kernels:
         memory = kernel.bytes / (chip.memory_GBps * 1e9)
         if kernel.bytes <= chip.l2_MiB * 2**19:
             memory /= L2_SPEED
         if kernel.flops:
-            peak, unit = _peak(chip, kernel.dtype)
-            arithmetic, name = _product(kernel, chip, peak, unit)
+            arithmetic, name = _product(kernel, chip, *_peak(chip, kernel.dtype))
         else:
-            arithmetic, name = kernel.work / (chip.fp32_tflops * 1e12), "elementwise"
-        rows.append((arithmetic, memory, kernel.count))
-        classes.append((name, _memory_class(kernel, name)))
-    table = np.array(rows, dtype=float).reshape(-1, 3)
-    return Ideal(
-        arithmetic=table[:, 0],
-        memory=table[:, 1],
-        count=table[:, 2],
-        arithmetic_class=[c[0] for c in classes],
-        memory_class=[c[1] for c in classes],
-        balance=_balance(chip),
-        sustained=SUSTAINED_TFLOPS.get(chip.name, math.inf) / (chip.fp16_dense_tflops or 1.0),
-    )
-
-
-def _memory_class(kernel: Kernel, arithmetic: str) -> str:
-    if arithmetic == "depthwise":
-        return "depthwise_memory"
-    return "passes" if not kernel.flops else "memory"
+            arithmetic, name = kernel.work / _peak(chip, "f32")[0], "elementwise"
+        rows.append((arithmetic, memory, kernel.count, _KINDS.index(name), not kernel.flops))
+    table = np.array(rows, dtype=float).reshape(-1, 5)
+    arithmetic, memory, count = table[:, :3].T
+    return Ideal(arithmetic, memory, count, *table[:, 3:].T.astype(int))
 
 
 def _product(kernel: Kernel, chip: Chip, peak: float, unit: str) -> tuple[float, str]:
@@ -106,12 +125,27 @@ def _product(kernel: Kernel, chip: Chip, peak: float, unit: str) -> tuple[float,
         return kernel.flops / peak, "attention" if kernel.kind == "attention" else _class(kernel.kind, unit)
     m, n, k, groups = kernel.shape
     if kernel.kind == "convolution" and groups > 1 and min(n, max(1, k)) < _SMALL:
-        return kernel.flops / ((chip.fp32_tflops or 0) * 1e12), "depthwise"
+        return kernel.flops / _peak(chip, "f32")[0], "depthwise"
     step = 1 if unit == "vector" else 8 if kernel.dtype in _SIXTEEN else 4
     n, k = -(-n // step) * step, -(-k // step) * step
     cores = chip.streaming_multiprocessors or 1
     share = share_of_peak(m, n, k, groups, cores, "vector" if unit == "vector" else "tensor")
-    return 2.0 * groups * m * n * k / share / peak, _class(kernel.kind, unit)
+    name = "winograd" if unit == "vector" and _is_winograd(kernel) else _class(kernel.kind, unit)
+    return 2.0 * groups * m * n * k / share / peak, name
+
+
+def _is_winograd(kernel: Kernel) -> bool:
+    """Whether a convolution's window is 3 x 3 in steps of one, for which cuDNN multiplies 2.25 times less on
+    vector units (Lavin & Gray 2015, arXiv:1509.09308). A kernel keeps its sizes and bytes: from them come the
+    channels of what is slid over, and then its taps, fewer than nine for what hangs over the edge."""
+    m, n, k, groups = kernel.shape
+    if kernel.kind != "convolution" or groups > 1:
+        return False
+    for pixels, inner in ((m, k), (k, m)):  # in the kernel's gradient the sum is over pixels
+        channels = (kernel.bytes / 4 - inner * n) / pixels - n
+        if channels >= _SMALL and 6.0 < inner / channels < 9.5:
+            return True
+    return False
 
 
 def _class(kind: str, unit: str) -> str:
@@ -119,34 +153,31 @@ def _class(kind: str, unit: str) -> str:
 
 
 def _peak(chip: Chip, dtype: str) -> tuple[float, str]:
-    """FLOP/s for products of `dtype`, and the unit: "tensor" (16 bits and less), "tf32" or "vector"."""
+    """FLOP/s that large products of `dtype` reach, and the unit: "tensor" (16 bits and less), "tf32" or
+    "vector"."""
     assert chip.fp32_tflops is not None
-    vector = (chip.fp32_tflops * 1e12, "vector")
-    if dtype in _SIXTEEN:
-        peak = chip.fp16_dense_tflops if dtype == "f16" else chip.bf16_dense_tflops
-        if peak is None:
-            return vector
-        # Without tensor cores (P100) float16 runs twice as fast as float32, on the same units.
-        return peak * 1e12, "tensor" if has_tensor_cores(chip) else "vector"
-    if dtype == "tf32" and chip.tf32_dense_tflops is not None:
-        return chip.tf32_dense_tflops * 1e12, "tf32"
-    if dtype.startswith("f8") or dtype in ("s8", "u8"):
-        return (chip.int8_dense_tops or chip.fp32_tflops) * 1e12, "tensor"
+    measured = PRODUCT_TFLOPS.get(chip.name, (None, None))
+    vector = min(measured[0] or USUAL * chip.fp32_tflops, chip.fp32_tflops) * 1e12
+    sixteen = chip.fp16_dense_tflops
+    share = USUAL if sixteen is None or measured[1] is None else min(measured[1] / sixteen, 1.0)
+    if not has_tensor_cores(chip):  # their float16 products, summed in float32, are no faster
+        peak = None
+    elif dtype in _SIXTEEN:
+        peak = sixteen if dtype == "f16" else chip.bf16_dense_tflops
+    elif dtype.startswith("f8") or dtype in ("s8", "u8"):
+        peak = chip.int8_dense_tops
+    else:
+        peak = chip.tf32_dense_tflops if dtype == "tf32" else None
+    if peak is not None:
+        return share * peak * 1e12, "tf32" if dtype == "tf32" else "tensor"
     if dtype == "f64":
-        return chip.fp32_tflops * 1e12 / (2 if chip.compute_capability in _DOUBLE else 32), "vector"
-    return vector
+        return vector / (2 if chip.compute_capability in _DOUBLE else 32), "vector"
+    return vector, "vector"
 
 
 _DOUBLE = ("6.0", "7.0", "8.0", "9.0", "10.0")
 """Compute capabilities with half as many float64 units as float32 ones; the others have a thirty-second
 or less."""
-
-
-def _balance(chip: Chip) -> float:
-    """How fast matrix units are against memory, compared with an A100: the faster, the less is reached."""
-    if not has_tensor_cores(chip) or chip.fp16_dense_tflops is None or chip.memory_GBps is None:
-        return 1.0
-    return chip.fp16_dense_tflops * 1e12 / (chip.memory_GBps * 1e9) / _REFERENCE_BALANCE
 
 
 def has_tensor_cores(chip: Chip) -> bool:
@@ -160,26 +191,10 @@ def split(ideal: Ideal, values: dict[str, float]) -> tuple[np.ndarray, np.ndarra
     *Arguments:* `values`: those of `efficiencies.json`, or others to try.
     """
 
-    def units(name: str) -> float:
-        return min(values[name] * ideal.balance ** -values["balance_exponent"], MOST)
-
-    speed = {
-        "matmul_tensor": min(units("matmul"), ideal.sustained),
-        "matmul_tf32": min(units("matmul"), MOST),
-        "convolution_tensor": min(units("convolution"), ideal.sustained),
-        "convolution_tf32": units("convolution_tf32"),
-        "attention": min(units("attention"), ideal.sustained),
-        "vector": values["vector"],
-        "depthwise": values["depthwise"],
-        "elementwise": values["elementwise"],
-    }
-    reach = {
-        "memory": values["memory"],
-        "passes": values["passes"],
-        "depthwise_memory": values["memory"] * values["depthwise"],
-    }
-    arithmetic = ideal.arithmetic / np.array([speed[name] for name in ideal.arithmetic_class])
-    memory = ideal.memory / np.array([reach[name] for name in ideal.memory_class])
+    speed = np.array([values[ARITHMETIC[name]] for name in _KINDS])
+    reach = np.array([values[name] for name in _REACHES])
+    arithmetic = ideal.arithmetic / speed[ideal.kind]
+    memory = ideal.memory / reach[ideal.reach]
     launch = np.full(len(ideal.count), values["launch_seconds"])
     return arithmetic * ideal.count, memory * ideal.count, launch * ideal.count
 
@@ -198,18 +213,21 @@ def timed(kernels: Sequence[Kernel], chip: Chip) -> list[Kernel]:
     return made
 
 
-def interval(chip: Chip, launches: float) -> tuple[float, float]:
-    """The factors on a step's seconds between which nine of ten measurements should lie: from the
-    cross-validated residuals.
+def interval(chip: Chip, shares: Mapping[str, float]) -> tuple[float, float]:
+    """The factors on a step's seconds between which nine of ten measurements should lie: of nets and sources
+    that were not fitted, and where nothing was fitted for the generation of `chip`, of generations neither.
 
-    Wider on chips without a measurement, a guess on GPUs before Volta; of `launches`, a share of the time,
-    `LAUNCH_FACTOR` up and down.
+    *Arguments:* `shares` of the time by what bounds it; those of `ALLOWED` have their own factors.
     """
     fitted = efficiencies()
-    kind = "known_chip" if chip.name in fitted["chips"] else "other"
-    low, high = fitted["interval_90"][kind if has_tensor_cores(chip) else "unlike"]
-    rest = 1 - launches
-    return rest * low + launches / LAUNCH_FACTOR, rest * high + launches * LAUNCH_FACTOR
+    kind = "known_chip" if chip.compute_capability in fitted["generations"] else "other"
+    low, high = fitted["interval_90"][kind]
+    own = {bound: shares.get(bound, 0.0) for bound in ALLOWED}
+    rest = 1 - sum(own.values())
+    return (
+        rest * low + sum(share / ALLOWED[bound] for bound, share in own.items()),
+        rest * high + sum(share * ALLOWED[bound] for bound, share in own.items()),
+    )
 
 
 # ---- how much of a GPU a product can occupy: whole tiles on whole waves of multiprocessors

@@ -61,7 +61,7 @@ def timed(target: Target, precision: str, kernels: Sequence[Kernel]) -> list[Ker
 def factors(target: Target, precision: str, kernels: Sequence[Kernel]) -> tuple[float, float]:
     """On the time of `timed` kernels, between which nine of ten measurements should lie."""
     if target.chip.kind == "GPU":
-        return gpu_timing.interval(target.chip, shares(kernels).get("launch", 0.0))
+        return gpu_timing.interval(target.chip, shares(kernels))
     return tpu_timing.interval(kernels, target.chip, TPU_PASSES[precision])
 
 
