@@ -193,6 +193,8 @@ def main() -> None:
     # Rows of a family from one source on one generation err together, and count as one.
     groups = [s.group(LEFT_OUT["other"]) for s in train]
     intervals = {kind: factors(groups, residuals) for kind, residuals in apart.items()}
+    lows, highs = zip(*intervals.values(), strict=True)
+    intervals["other"] = min(lows), max(highs)  # where less is known, never narrower
     result = {"fit": summary(inside)}
     for kind, residuals in apart.items():
         covered = round(coverage(groups, residuals), 3)
