@@ -62,7 +62,7 @@ class Sample:
     wire: float
 
     def group(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Its row's family, the origin of its measurement and the generation of its chip, those in `names`."""
+        """Of its row's family, its source and its chip's generation, those in `names`."""
         chip = self.row.target.chip
         every = {"family": self.row.family, "origin": self.row.origin, "generation": chip.compute_capability}
         return tuple(str(every[name]) for name in names)

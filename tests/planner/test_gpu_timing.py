@@ -112,8 +112,8 @@ def test_cudnn_multiplies_less_in_windows_of_three():
 
     assert rate(9, 1) > 1.2 * rate(25, 1) and rate(9, 1) > 1.2 * rate(9, 2)
     assert rate(9, 1, "f16") < 1.2 * rate(25, 1, "f16")
-    swapped = dataclasses.replace(convolution(9, 1), shape=(9 * 128, 128, 64 * 28 * 28, 1))  # kernel's gradient
-    assert on(named("v100"), swapped).seconds < 1.2 * on(named("v100"), convolution(9, 1)).seconds
+    of_kernel = dataclasses.replace(convolution(9, 1), shape=(9 * 128, 128, 64 * 28 * 28, 1))  # its gradient
+    assert on(named("v100"), of_kernel).seconds < 1.2 * on(named("v100"), convolution(9, 1)).seconds
 
 
 def test_the_interval_is_wider_where_nothing_was_measured():
