@@ -236,7 +236,8 @@ EFFICIENTNETS = {  # stem, pixels, stages, head
 
 MOBILENET = [
     (False, n, 3, stride, expand, c) for n, stride, expand, c in [
-        (1, 1, 1, 16), (2, 2, 6, 24), (3, 2, 6, 32), (4, 2, 6, 64), (3, 1, 6, 96), (3, 2, 6, 160), (1, 1, 6, 320),
+        (1, 1, 1, 16), (2, 2, 6, 24), (3, 2, 6, 32), (4, 2, 6, 64), (3, 1, 6, 96), (3, 2, 6, 160),
+        (1, 1, 6, 320),
     ]
 ]  # fmt: skip
 
