@@ -24,7 +24,6 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import hypothesis
 import jax  # the settings above must be there before JAX starts
-import pytest
 
 from chipwise.machine import kept
 
@@ -39,11 +38,3 @@ hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=No
 hypothesis.settings.load_profile("repeatable")
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `import tasks`: the small tasks that tests share
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item):
-    """Most of the suite's time goes into compiling, so programs are compiled with little optimization. Tests
-    that compare bits of different programs are marked, and compile as users do."""
-    thorough = any(item.iter_markers("optimised")) or any(item.iter_markers("slow"))
-    jax.config.update("jax_disable_most_optimizations", not thorough)

@@ -10,7 +10,7 @@ from pathlib import Path
 from namespaces import ADDRESS
 
 HERE = Path(__file__).parent
-SHARING = "from chipwise.machine import kept\nkept.key_by_processor()\n"  # with what the tests compiled
+SHARING = "from chipwise.machine import kept\nkept.key_by_processor()\nkept.write_whole()\n"  # with the tests
 
 
 def free_port():

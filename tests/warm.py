@@ -56,6 +56,7 @@ class Server:
             said = json.loads(line)
             with self._heard:
                 if "started" in said:
+                    self.codes.pop(said["started"], None)  # of an earlier process with this number
                     self._started.append(said["started"])
                 else:
                     self.codes[said["ended"]] = said["code"]
@@ -99,21 +100,26 @@ def fork():
 
     threads = [Path(f"/proc/self/task/{task}/comm").read_text() for task in os.listdir("/proc/self/task")]
     assert len(threads) == 1, f"missing in the forks: {threads}"
+    living = set()
     while True:
         if select.select([0], [], [], 0.02)[0]:
             line = sys.stdin.readline()
             if not line:
+                for pid in living:
+                    os.kill(pid, signal.SIGKILL)  # not waited for, so that the number is still its own
                 os._exit(0)
             told = json.loads(line)
             pid = os.fork()
             if pid == 0:
                 break
+            living.add(pid)
             print(json.dumps({"started": pid}), flush=True)
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             continue
         if pid:
+            living.discard(pid)
             print(json.dumps({"ended": pid, "code": os.waitstatus_to_exitcode(status)}), flush=True)
     for number, name in enumerate([os.devnull, *told["files"]]):
         os.dup2(os.open(name, os.O_RDWR | os.O_CREAT, 0o600), number)

@@ -18,7 +18,6 @@ from refusals import refused
 from sessions import bits, run
 
 
-@pytest.mark.optimised
 @pytest.mark.parametrize(
     "replicas, blocks, counts",
     [(8, 4, (1, 4)), *(pytest.param(*n, marks=pytest.mark.slow) for n in ((12, 6, (1, 6)), (8, 2, (1, 2))))],
@@ -40,7 +39,6 @@ def test_replicas_keep_what_they_mean():
         assert together.state["calls"] == 1
 
 
-@pytest.mark.optimised
 @pytest.mark.parametrize("replicas, blocks", [(5, 1), (12, 4), (10, 2)])
 def test_equal_state_stays_equal(replicas, blocks):
     def loss(params, state, batch, key, train):

@@ -22,8 +22,6 @@ from chipwise.recipe.settings import load
 from chipwise.recipe.sharding import axes
 from refusals import refused
 
-pytestmark = pytest.mark.optimised
-
 PLAIN = tasks.task(loss=tasks.plain_loss, augment=None, eval=None)
 CLIPPED = cw.adamw(lr=cw.one_cycle(0.02, warmup="20%"), weight_decay=0.01, clip=0.5, decay="kernels")
 

@@ -12,8 +12,6 @@ import processes
 import tasks
 from chipwise.data.pack import pack
 
-pytestmark = pytest.mark.optimised
-
 TRAIN = """
 import json, sys
 import chipwise as cw

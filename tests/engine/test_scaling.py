@@ -67,7 +67,6 @@ def test_overflow_skips_one_step_and_nothing_else(settled, monkeypatch):
     assert int(before.scale["good"]) == skipped and int(found[-1].scale["good"]) == 11 - skipped
 
 
-@pytest.mark.optimised
 @pytest.mark.parametrize("devices", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 8))])
 def test_the_same_decisions_on_any_number_of_devices(devices, settled, monkeypatch):
     monkeypatch.setattr(scaling, "FIRST", 2 * settled)

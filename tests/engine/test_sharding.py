@@ -12,8 +12,6 @@ from chipwise.engine.state import abstract_state
 from chipwise.engine.step import Step
 from chipwise.engine.update import WORTH_BYTES, shares_out
 
-pytestmark = pytest.mark.optimised
-
 RATE = cw.one_cycle(0.02, warmup="20%")
 OPTIMIZERS = {
     "adamw": cw.adamw(lr=RATE, weight_decay=0.01, clip=0.5, decay="kernels"),

@@ -10,8 +10,6 @@ import chipwise as cw
 import tasks
 from chipwise.engine import sharing
 
-pytestmark = pytest.mark.optimised
-
 
 def program(x, y):
     return jnp.sin(x @ x) * 2.5 + y, jnp.sum(x)

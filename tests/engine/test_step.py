@@ -22,7 +22,6 @@ def close(a, b, tolerance=1e-5):
         np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.optimised
 @pytest.mark.parametrize(
     "replicas,counts",
     [
@@ -72,7 +71,6 @@ def test_many_replicas_on_a_device_meet_on_a_stack_with_the_same_bits(monkeypatc
     assert bits(run(recipe, 1)) == bits(run(recipe, 8))
 
 
-@pytest.mark.optimised
 def test_bfloat16_is_exact_too():
     recipe = tasks.recipe(
         precision="bf16", duration="8st", task=tasks.task(loss=tasks.plain_loss, augment=None)

@@ -1,5 +1,6 @@
 """Compiled programs on disk: whose folder it may be, what goes when it is full, what an entry is known by."""
 
+import inspect
 import os
 import tempfile
 from pathlib import Path
@@ -21,15 +22,13 @@ def as_a_user(monkeypatch):
     """Without the folder that the tests share, and with all as it was afterwards."""
     before = {name: getattr(jax.config, name) for name in NAMES}
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
-    monkeypatch.setattr(cache_key, "get", cache_key.get)
-    kept.key_by_processor.cache_clear()
+    monkeypatch.setattr(cache_key, "get", inspect.unwrap(cache_key.get))
     jax.config.update("jax_compilation_cache_dir", None)
     compilation_cache.reset_cache()
     yield
     for name, value in before.items():
         jax.config.update(name, value)
     compilation_cache.reset_cache()
-    kept.key_by_processor.cache_clear()
 
 
 def entries(folder):

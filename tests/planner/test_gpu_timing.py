@@ -116,16 +116,22 @@ def test_cudnn_multiplies_less_in_windows_of_three():
     assert on(named("v100"), of_kernel).seconds < 1.2 * on(named("v100"), convolution(9, 1)).seconds
 
 
-def test_the_interval_is_wider_where_nothing_was_measured():
-    known, new = named("a100"), dataclasses.replace(named("a100"), compute_capability="99.0")
-    assert known.compute_capability in gpu_timing.efficiencies()["generations"]
-    shares = ({}, {"launch": 0.5}, {"launch": 1.0})
-    widths = [high / low for low, high in (interval(known, share) for share in shares)]
-    assert 1 < widths[0] < widths[1] < widths[2] == pytest.approx(9)
-    low, high = interval(new, {})
-    assert high / low >= widths[0]
+def test_the_interval_goes_by_the_chip_and_by_what_bounds_the_step(monkeypatch):
+    fitted = {"generations": ["8.0"], "interval_90": {"known_chip": [0.8, 1.3], "other": [0.5, 2.0]}}
+    monkeypatch.setattr(gpu_timing, "efficiencies", lambda: fitted)
+    known, new = named("a100"), dataclasses.replace(named("a100"), compute_capability="9.9")
+    assert interval(known, {}) == (0.8, 1.3) and interval(new, {}) == (0.5, 2.0)
+    assert interval(named("p100"), {}) == (pytest.approx(1 / 3), 3.0)  # no matrix units
+    assert interval(known, {"launch": 1.0}) == (pytest.approx(1 / 3), 3.0)
     low, high = interval(known, {"launch": 0.4, "interconnect": 0.6})
     assert low == pytest.approx(0.4 / 3 + 0.6 / 2) and high == pytest.approx(0.4 * 3 + 0.6 * 2)
+
+
+def test_where_less_is_known_the_fitted_interval_is_no_narrower():
+    (low, high), (least, most) = (
+        gpu_timing.efficiencies()["interval_90"][k] for k in ("known_chip", "other")
+    )
+    assert least <= low < 1 < high <= most
 
 
 def test_efficiencies_are_shares_and_few():

@@ -70,7 +70,7 @@ def test_what_only_moves_data_on_a_tpu_takes_its_bytes_at_the_speed_of_a_copy():
     share = 1 / tpu_timing.MEMORY_SHARE + tpu_timing.START_SECONDS / moving
     assert time("copy", 9) == pytest.approx(share) and time("copy", 1.1) == pytest.approx(1.1)
     assert time("copy", 9, bound="compute") == pytest.approx(9)  # turned
-    for dtype, counted in (("f32", 1), ("bf16", 2)):
+    for dtype, counted in (("f32", 1), ("bf16", 2), ("u8", 4), ("pred", 4)):
         edge = tpu_timing.ARITHMETIC * counted
         assert time("elementwise", 0.99 * edge, dtype=dtype) == pytest.approx(share)
         assert time("elementwise", 1.01 * edge, dtype=dtype) == pytest.approx(1.01 * edge)

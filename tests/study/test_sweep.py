@@ -18,8 +18,6 @@ from chipwise.study.at_once import one_compilation
 from chipwise.study.sweep import sweep
 from refusals import refused
 
-pytestmark = pytest.mark.optimised
-
 RATES = {"lr": [0.02, 0.04]}
 FAST = {"on": cw.On(devices=1), "log_every": "2st", "eval_every": None, "progress": "none"}
 

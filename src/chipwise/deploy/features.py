@@ -95,7 +95,7 @@ def _content(data: Source) -> str:
     digest, rows = hashlib.sha256(), max(1, _PIECE // max(1, example_bytes(spec_of(data))))
     for start in range(0, len(data), rows):
         for name, column in sorted(take(data, np.arange(start, min(start + rows, len(data)))).items()):
-            digest.update(name.encode() + np.ascontiguousarray(column).data)
+            digest.update(name.encode() + np.ascontiguousarray(column).tobytes())
     return digest.hexdigest()
 
 

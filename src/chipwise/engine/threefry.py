@@ -7,7 +7,6 @@ kernels: in the step of a small net with dropout the keys took a fifth of the ti
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -24,7 +23,7 @@ def threefry2x32(key1: Any, key2: Any, x1: Any, x2: Any) -> tuple[Any, Any]:
     of `(...)` uint32 arrays that broadcast. A loop where there is more than one value."""
     keys = key1, key2, key1 ^ key2 ^ np.uint32(0x1BD11BDA)
     carry = (x1 + keys[0], x2 + keys[1]), (keys[1], keys[2], keys[0]), _ROTATIONS
-    if math.prod(np.broadcast_shapes(*map(np.shape, (key1, key2, x1, x2)))) > 1:
+    if any(np.shape(x) not in ((), (1,)) for x in (key1, key2, x1, x2)):  # or of a size not known yet
         return lax.fori_loop(0, 5, _four_rounds, carry)[0]
     for turn in range(5):
         carry = _four_rounds(turn, carry)

@@ -72,14 +72,15 @@ class Hosts:
         *Arguments:* `facts`: the code of the error to the values that it is about, JSON values by name.
         """
         rows = self.everyone(what, json.loads(json.dumps(facts, default=str)))
+        every = sorted({(code, name) for row in rows for code in row for name in row[code] or {}})
         for host, row in enumerate(rows):
-            for code, values in facts.items():
-                for name in values:
-                    here, there = ((told.get(code) or {}).get(name) for told in (row, rows[0]))
-                    if here != there:
-                        which = {"host": host, "host_name": self.names[host], "name": name}
-                        known = "host-differs" if there is None else code
-                        raise DeviceError(known, **which, here=here, there=there)
+            for code, name in every:
+                here, there = ((told.get(code) or {}).get(name) for told in (row, rows[0]))
+                if here != there:
+                    which = {"host": host, "host_name": self.names[host], "name": name}
+                    if there is None and code == "host-differs-version":  # nothing to install
+                        code = "host-differs"
+                    raise DeviceError(code, **which, here=here, there=there)
 
     def alone(self, what: str) -> None:
         """Raises `DeviceError` where several hosts have met for `what` one host does."""

@@ -15,7 +15,7 @@ import hashlib
 import os
 import platform
 import stat
-import tempfile
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -91,12 +91,13 @@ def _shorten(folder: Path) -> None:
         left -= size
 
 
-@functools.cache
 def key_by_processor() -> None:
     """From here on, JAX's key differs by processor, and not by a CPU's devices."""
     from jax._src import cache_key
     from jax._src.lib import xla_client
 
+    if hasattr(cache_key.get, "__wrapped__"):
+        return
     key, here = cache_key.get, processor()
 
     def get(
@@ -107,6 +108,7 @@ def key_by_processor() -> None:
             compile_options.device_assignment = xla_client.DeviceAssignment.create(np.zeros((1, 1), np.int32))
         return f"{key(module, devices, compile_options, backend, *rest, **more)}-{here}"
 
+    get.__wrapped__ = key  # type: ignore[attr-defined]
     cache_key.get = get
 
 
@@ -123,13 +125,12 @@ def write_whole() -> None:
         if cache.eviction_enabled or not to.parent.is_dir():  # under a lock of JAX's, or not on a disk here
             put(cache, key, value)
         elif not to.exists():
-            handle, temporary = tempfile.mkstemp(dir=to.parent, prefix=".")
+            temporary = to.with_name(f".{uuid.uuid4().hex}")
             try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(value)
+                temporary.write_bytes(value)  # with the user's umask, since others may share a chosen folder
                 os.replace(temporary, to)
             except BaseException:
-                Path(temporary).unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
                 raise
 
     LRUCache.put = whole  # type: ignore[method-assign,assignment]

@@ -40,21 +40,25 @@ PRODUCT_TFLOPS = {
     "A10G": (23.2, 66.0),
     "L4": (10.7, 56.0),
     "L40S": (46.9, 266.0),
-    "A100-SXM4-40GB": (19.2, 260.0),
+    "A100-SXM4-40GB": (18.1, 247.0),
     "A100-SXM4-80GB": (19.2, 260.0),
     "H100-PCIe-80GB": (36.9, 465.0),
     "H100-SXM5-80GB": (51.8, 765.0),
     "H200-SXM-141GB": (51.3, 775.0),
     "B200 (HGX)": (66.2, 1660.0),
 }
-"""What cuBLAS reached with matrices of 8192 x 8192, in float32 and in 16 bits: power and what the units share
-keep cards below their data sheets, an L4 by more than half. From
-https://github.com/zzc0721/torch-performance-test-data (database.md and its issues 29, 79, 95, 120, 126, 140,
-174, 180); a T4's 16 bits, in a longer run, from
-https://forums.developer.nvidia.com/t/about-gpu-peak-performance/264462."""
+"""What cuBLAS reached with large square matrices, in float32 and in 16 bits, the mean of both kinds where
+they differ: power and what the units share keep cards below their data sheets, an L4 by more than half. The
+best of 1,024 to 10,240 rows, or 8,192 where only that was told: https://github.com/zzc0721/torch-performance-test-data
+(database.md and its issues 29, 79, 95, 120, 126, 140, 174, 180). A T4's 16 bits, at 4,096 rows, are of
+https://forums.developer.nvidia.com/t/about-gpu-peak-performance/264462: in short runs it reaches 42."""
 
 USUAL = 0.8
-"""Of the peak, on chips of which no such measurement is in the table."""
+"""Of the peak, on chips that are not in the table: chosen, near the middle of those that are."""
+
+UNLIKE = 3.0
+"""Up and down, of a step on GPUs without matrix units: three fitted rows of theirs are 0.5 to 1.2 of what was
+measured, and tell too little of the others."""
 
 L2_SPEED = 2.0
 """How many times memory's bandwidth the second cache has, at least: what XLA's own cost model assumes."""
@@ -139,7 +143,7 @@ def _is_winograd(kernel: Kernel) -> bool:
     vector units (Lavin & Gray 2015, arXiv:1509.09308). A kernel keeps its sizes and bytes: from them come the
     channels of what is slid over, and then its taps, fewer than nine for what hangs over the edge."""
     m, n, k, groups = kernel.shape
-    if kernel.kind != "convolution" or groups > 1:
+    if kernel.kind != "convolution" or groups > 1 or kernel.dtype not in ("f32", "tf32"):
         return False
     for pixels, inner in ((m, k), (k, m)):  # in the kernel's gradient the sum is over pixels
         channels = (kernel.bytes / 4 - inner * n) / pixels - n
@@ -221,7 +225,7 @@ def interval(chip: Chip, shares: Mapping[str, float]) -> tuple[float, float]:
     """
     fitted = efficiencies()
     kind = "known_chip" if chip.compute_capability in fitted["generations"] else "other"
-    low, high = fitted["interval_90"][kind]
+    low, high = fitted["interval_90"][kind] if has_tensor_cores(chip) else (1 / UNLIKE, UNLIKE)
     own = {bound: shares.get(bound, 0.0) for bound in ALLOWED}
     rest = 1 - sum(own.values())
     return (

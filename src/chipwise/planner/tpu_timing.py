@@ -34,7 +34,7 @@ ARITHMETIC = 1.75
 arithmetic, such as erf: movement comes to 1.07 to 1.34 times by the compiler's cycles."""
 
 PRODUCTS = ("matmul", "convolution")
-_HALF = ("bf16", "f16")
+_HALF, _BYTE = ("bf16", "f16"), ("pred", "s8", "u8")
 
 _FITTED = json.loads(files(__package__).joinpath("allowances.json").read_text(encoding="utf-8"))["tpu"]
 FACTORS: dict[str, list[float]] = _FITTED["interval_90"]
@@ -63,7 +63,7 @@ def _moves(kernel: Kernel, bandwidth: float) -> bool:
     """Whether memory alone decides what `kernel` takes."""
     if kernel.bound != "memory" or not kernel.bytes:
         return False
-    each = 2 if kernel.dtype in _HALF else 1
+    each = 2 if kernel.dtype in _HALF else 4 if kernel.dtype in _BYTE or kernel.dtype.startswith("f8") else 1
     as_counted = kernel.count * kernel.bytes * each / bandwidth
     return kernel.kind in ("reduce", "copy") or (
         kernel.kind == "elementwise" and kernel.seconds < ARITHMETIC * as_counted

@@ -54,7 +54,6 @@ def test_shapes_and_types_are_kept(shape, dtype):
     assert (normal.shape, normal.dtype) == (shape, jnp.float32)
 
 
-@pytest.mark.optimised
 @pytest.mark.parametrize(
     "stage",
     [
@@ -86,7 +85,6 @@ def test_settings_that_change_nothing_give_back_the_bits(stage):
         assert any(np.array_equal(made, x) for x in (image, image[:, ::-1]))
 
 
-@pytest.mark.optimised
 def test_a_drawn_identity_gives_back_the_bits_of_floats():
     image = np.random.default_rng(0).normal(size=(9, 8, 3)).astype(np.float32)
     image[0, 0] = [np.nan, -0.0, np.inf]
@@ -113,7 +111,6 @@ CHAIN = {
 }
 
 
-@pytest.mark.optimised
 @pytest.mark.parametrize(
     "name",
     [
