@@ -1,6 +1,7 @@
 """One key is hashed without a loop on the CPU; its bits are those that JAX documents for Threefry."""
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -27,6 +28,16 @@ def test_published_vectors(key, counter, hashed, shape):
 def test_jax_hashes_a_key_without_a_loop_and_keys_in_one(shape):
     text = jax.jit(_folded).lower(_keys(shape)).as_text()
     assert text.count("stablehlo.while") == (1 if shape else 0)
+
+
+def test_a_batch_of_unknown_size_can_be_exported():
+    def noisy(x):
+        return x + jax.random.normal(jax.random.key(0), x.shape)
+
+    batch = jax.ShapeDtypeStruct(jax.export.symbolic_shape("batch, 3"), "float32")
+    exported = jax.export.export(jax.jit(noisy))(batch)
+    x = jnp.zeros((5, 3), "float32")
+    np.testing.assert_array_equal(exported.call(x), jax.jit(noisy)(x))
 
 
 def _keys(shape):

@@ -72,7 +72,7 @@ class Hosts:
         *Arguments:* `facts`: the code of the error to the values that it is about, JSON values by name.
         """
         rows = self.everyone(what, json.loads(json.dumps(facts, default=str)))
-        every = sorted({(code, name) for row in rows for code in row for name in row[code] or {}})
+        every = dict.fromkeys((code, name) for row in rows for code in row for name in row[code] or {})
         for host, row in enumerate(rows):
             for code, name in every:
                 here, there = ((told.get(code) or {}).get(name) for told in (row, rows[0]))

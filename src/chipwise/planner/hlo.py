@@ -260,8 +260,10 @@ class _TpuReader(Reader):
             sums.seconds_by_kind[kind] += time
             product = kind in ("matmul", "convolution", "attention") and computing >= moving
             bound = "compute" if product or turned(op) else "memory"
-            moved = "copy" if kind == "elementwise" and turned(op) else kind  # the turning is what takes long
-            made = described(op, moved, seconds=time, bound=bound)
+            as_kind = (
+                "copy" if kind == "elementwise" and turned(op) else kind
+            )  # the turning is what takes long
+            made = described(op, as_kind, seconds=time, bound=bound)
             sums.kernels.append(replace(made, bytes=bytes_moved, flops=sums.product_flops))
 
     def product(self, op: Instruction, sums: Reading) -> None:
