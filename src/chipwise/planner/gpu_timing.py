@@ -40,7 +40,7 @@ PRODUCT_TFLOPS = {
     "A10G": (23.2, 66.0),
     "L4": (10.7, 56.0),
     "L40S": (46.9, 266.0),
-    "A100-SXM4-40GB": (18.1, 247.0),
+    "A100-SXM4-40GB": (19.2, 260.0),
     "A100-SXM4-80GB": (19.2, 260.0),
     "H100-PCIe-80GB": (36.9, 465.0),
     "H100-SXM5-80GB": (51.8, 765.0),
@@ -49,9 +49,11 @@ PRODUCT_TFLOPS = {
 }
 """What cuBLAS reached with large square matrices, in float32 and in 16 bits, the mean of both kinds where
 they differ: power and what the units share keep cards below their data sheets, an L4 by more than half. The
-best of 1,024 to 10,240 rows, or 8,192 where only that was told: https://github.com/zzc0721/torch-performance-test-data
-(database.md and its issues 29, 79, 95, 120, 126, 140, 174, 180). A T4's 16 bits, at 4,096 rows, are of
-https://forums.developer.nvidia.com/t/about-gpu-peak-performance/264462: in short runs it reaches 42."""
+best of 1,024 to 10,240 rows, or 8,192 where only that was told
+(https://github.com/zzc0721/torch-performance-test-data, database.md and its issues 29, 79, 95, 120, 126, 140,
+174, 180). An A100 of 40 GB has the figures of one of 80 GB; a row of its own says 18.1 and 247. A T4's 16
+bits, at 4,096 rows, are of https://forums.developer.nvidia.com/t/about-gpu-peak-performance/264462: in short
+runs it reaches 42."""
 
 USUAL = 0.8
 """Of the peak, on chips that are not in the table: chosen, near the middle of those that are."""
