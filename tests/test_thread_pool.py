@@ -1,6 +1,12 @@
+"""What the thread pool of XLA's CPU client asks for: one size for all, and not too many programs at once."""
+
 import os
 import subprocess
 import sys
+
+import chipwise as cw
+import tasks
+from chipwise.engine.session import Session
 
 PRODUCT = """
 import chipwise, hashlib, jax, numpy as np
@@ -11,40 +17,27 @@ print(len(jax.devices()), hashlib.sha256(np.asarray(product).tobytes()).hexdiges
 """
 
 
-def run(devices, program=PRODUCT):
+def run(devices):
     environment = {k: v for k, v in os.environ.items() if k != "NPROC"}
     environment |= {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
     out = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", PRODUCT], env=environment, capture_output=True, text=True, check=True
     )
-    found, said = out.stdout.split()
+    found, digest = out.stdout.split()
     assert int(found) == devices
-    return said
+    return digest
 
 
 def test_a_long_product_has_the_same_bits_in_processes_with_1_and_8_devices():
     assert run(1) == run(8)
 
 
-WAITING = """
-import chipwise as cw, jax, jax.numpy as jnp, numpy as np
-
-def init(key):
-    a, b, c = jax.random.split(key, 3)
-    sizes = {"a": (a, (784, 1024)), "b": (b, (1024, 1024)), "c": (c, (1024, 10))}
-    return {name: 0.03 * jax.random.normal(k, size) for name, (k, size) in sizes.items()}, {}
-
-def loss(params, state, batch, key, train):
-    x = jax.nn.relu(jax.nn.relu(batch["x"] @ params["a"]) @ params["b"]) @ params["c"]
-    return {"loss": cw.Sum.of(cw.losses.softmax_cross_entropy(x, batch["label"]))}, state
-
-data = cw.Arrays(x=np.ones((256, 784), np.float32), label=np.zeros(256, np.int32))
-task = cw.Task(init=init, loss=loss, train=data)
-recipe = cw.Recipe(task=task, batch=256, replicas=8, duration="6st", optimizer=cw.adam(lr=1e-3))
-cw.fit(recipe, progress="none")
-print(len(jax.devices()), "trained")
-"""
-
-
-def test_devices_that_wait_for_others_leave_a_thread_for_their_products():
-    assert run(8, WAITING) == "trained"
+def test_several_cpu_devices_have_fewer_programs_under_way_than_block_the_pool():
+    most_in_flight = 32  # a device, of the XLA CPU client: a thread of the pool waits beyond
+    programs = 5  # of a step on a device, at most: replica, reduce, square, update, gather
+    for devices in (1, 2):
+        with Session(tasks.recipe(duration="40st"), cw.On(devices=devices)) as session:
+            session.begin()
+            session.advance(40)
+            assert len(session._queued) <= session.ahead
+            assert devices == 1 or programs * (session.ahead + 1) < most_in_flight

@@ -14,11 +14,9 @@ from .machine import absent as _absent
 # On the CPU, XLA cuts a long matrix product among the threads of a pool and adds the parts, so its bits
 # depend on the size of the pool: the larger of the cores and the simulated devices. Processes with 1 and
 # with 8 devices then differ (measured: a product over 2,048 rows, on 2 cores). With one size they agree, and
-# so do machines of 2 and of 8 cores; it costs no speed that could be measured. It is one more than eight
-# devices: each of them holds a thread while it waits in a collective, and with none left for the products of
-# those that still compute, all wait for ever. XLA reads the variable once, when its CPU client starts; what
-# the user has set stays.
-_os.environ.setdefault("NPROC", str(max(8, _os.cpu_count() or 1) + 1))
+# so do machines of 2 and of 8 cores; it costs no speed that could be measured. XLA reads the variable once,
+# when its CPU client starts; what the user has set stays.
+_os.environ.setdefault("NPROC", str(max(8, _os.cpu_count() or 1)))
 
 _absent.leave_cuda_alone()
 _absent.leave_libtpu_alone()

@@ -32,6 +32,7 @@ from .placement import GROUP, Placement
 from .replica import checked
 
 FIRST_BATCH_PER_DEVICE = 1024  # past this size a larger batch no longer speeds up any chip we know of
+QUEUED_BATCHES = 16  # that the devices may have to do: more bring nothing (see `session.QUEUED_ON_CPUS`)
 CPU_LIMIT_BYTES = 1 << 30  # on the host a larger batch only leaves the caches
 
 
@@ -186,20 +187,22 @@ class Evaluator:
         parts: list[Any] = []
         if self.data is None and self._workers is None:
             self._workers = Workers(self.source, self._wanted)  # kept: processes take seconds to start
+        queued = QUEUED_BATCHES
         with contextlib.ExitStack() as closing:
             if self.data is None:
                 rows = self.device_batch * len(self.placement.devices)
                 wanted = (self.placement.own(self._rows(start)) for start in starts)
                 stream = Stream(self.source, wanted, rows, self._place, self._workers)
                 closing.callback(stream.close)
+                queued = min(queued, stream.in_use)
             for start in starts:
                 mask = np.arange(start, start + self.batch) < self.examples
                 placed = self.placement.spread(self.placement.own((self._rows(start), mask)), rows=True)
                 data = stream.next() if self.data is None else self.data
                 parts.append(self._compiled(params, state, data, *placed))
                 del data  # its memory may be used for another batch
-                if self.data is None and len(parts) >= stream.in_use:
-                    jax.block_until_ready(parts[-stream.in_use])  # or batches would queue up on the device
+                if len(parts) >= queued:
+                    jax.block_until_ready(parts[-queued])  # or batches would queue up on the device
             host = jax.tree.map(lambda *found: self._whole(found), *parts)
         # One wait, at the end; added in float64 so that the cut into batches cannot show.
         totals: dict[str, Sum] = {}

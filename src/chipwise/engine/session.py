@@ -41,6 +41,10 @@ from .sharding import Sharding
 from .state import TrainState, abstract_state, count, first_maker, first_state
 
 QUEUED_STEPS = 32  # how far the host may run ahead of the device: a stop is answered within these
+# ... of several CPU devices. XLA begins a program over devices in its pool of threads, one a device, and that
+# thread waits while 32 programs of the device are under way. Other threads may wait in a collective for a device
+# that then finds none, and all wait for ever. A step is at most five programs a device.
+QUEUED_ON_CPUS = 4
 
 
 class Session:
@@ -247,7 +251,9 @@ class Session:
     @property
     def ahead(self) -> float:
         """How many calls the host may run ahead of the device."""
-        return min(QUEUED_STEPS // self.steps_at_once, self._data.in_use - 1)
+        several_cpus = self.placement.lead.platform == "cpu" and len(self.placement.devices) > 1
+        queued = QUEUED_ON_CPUS if several_cpus else QUEUED_STEPS // self.steps_at_once
+        return min(queued, self._data.in_use - 1)
 
     def drain(self) -> dict[str, Any]:
         """The metric sums of the steps since the last call, on the device."""
@@ -301,6 +307,7 @@ class Session:
         """Metric name to value over the task's `eval` source, with the averaged parameters if any. Waits."""
         self.open_evaluation()
         assert self._evaluator is not None
+        self.wait()
         read = [dataclasses.replace(s, optimizer=None, ema=None, sums={}) for s in self._carry]
         state, average = self.placement.gather(read), self._ema()
         if self._groups is not None:
