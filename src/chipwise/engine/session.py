@@ -41,9 +41,9 @@ from .sharding import Sharding
 from .state import TrainState, abstract_state, count, first_maker, first_state
 
 QUEUED_STEPS = 32  # how far the host may run ahead of the device: a stop is answered within these
-# ... of several CPU devices. XLA begins a program over devices in its pool of threads, one a device, and that
-# thread waits while 32 programs of the device are under way. Other threads may wait in a collective for a device
-# that then finds none, and all wait for ever. A step is at most five programs a device.
+# ... of several CPU devices. XLA begins a program over devices in its pool of threads, one a device, which
+# waits while the device has 32 programs under way. Other threads may wait in a collective for a device that
+# then finds none, and all wait for ever. A step is at most five programs a device.
 QUEUED_ON_CPUS = 4
 
 
