@@ -1,1 +1,1 @@
-"""A trained model used elsewhere: predictions, exports to other formats."""
+"""Uses of a trained model: predictions, exports to other formats, pretrained weights."""

@@ -1,4 +1,4 @@
-"""`export`: a trained model in another format, run there before anyone is told that it is done."""
+"""`export`: writes a trained model in another format, and runs the file before it reports success."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ from .model import Trained, trained
 from .predict import predict
 
 EXAMPLES = 1000
-TOLERANCE = 1e-3  # of the largest output: float32 added up in another order
+TOLERANCE = 1e-3  # relative to the largest output: float32 sums in another order
 
 
 @dataclass(frozen=True)
 class Export:
     """An exported model, and how it was checked.
 
-    *Fields:* `file`; `format`; `runs`, the library that ran it; `examples`, on how many it was compared with
-    the model itself, in float32; `difference`, the largest between outputs, of `largest`; `labels_differ`,
-    always 0 for a classifier, None for other models; `data`: "evaluation", "given" or "made-up".
+    *Fields:* `file`; `format`; `runs`: the library that ran it; `examples`: how many were compared with the
+    model itself, in float32; `difference`: the largest absolute difference of outputs; `largest`: the largest
+    absolute output; `labels_differ`: 0 for a classifier, None for other models; `data`: "evaluation", "given"
+    or "made-up".
     """
 
     file: Path
@@ -67,22 +68,22 @@ def export(
 ) -> Export:
     """Writes a trained model as a file of another format, and checks it by running it.
 
-    The file takes the data's columns as they are stored, such as uint8 pixels, in a batch of any size, and
-    computes in float32, whatever the recipe's precision. It gets its name when its outputs agree with the
-    model's: the same labels, and values within 0.1 % of the largest.
+    The file takes the data's columns as stored, such as uint8 pixels, in batches of any size, and computes in
+    float32, whatever the recipe's precision. It gets its name only if its outputs agree with the model's:
+    equal labels, and values within 0.1 % of the largest.
 
     *Arguments:*
 
     - `model`, `recipe`: as in `cw.predict`.
-    - `to`: `"stablehlo"` (any model; `jax.export` reads it), `"onnx"`, `"safetensors"` (the weights alone),
-      `"saved-model"` (a folder for TensorFlow), `"torch"` or `"keras"` (of a model that came from there:
+    - `to`: `"stablehlo"` (any model; `jax.export` reads it), `"onnx"`, `"safetensors"` (only the weights),
+      `"saved-model"` (a folder for TensorFlow), `"torch"` or `"keras"` (models from these frameworks; pass
       `module`).
-    - `out`: the file; the run's or the recipe's name, with the format's ending, when left out.
-    - `data`: examples to compare on, as in `cw.predict`; the evaluation data, or made-up examples where the
-      recipe has no data, when left out. `examples`: how many at most.
-    - `fresh`: replace a file, or a SavedModel's folder, that is there. `say` is given warnings.
+    - `out`: the file; by default the run's or the recipe's name with the format's suffix.
+    - `data`: examples to compare on, as in `cw.predict`; by default the evaluation data, or made-up examples
+      if the recipe has no data. `examples`: how many at most.
+    - `fresh`: replace an existing file or SavedModel folder. `say` is called with warnings.
 
-    Raises `RecipeError` for a model that cannot be written so or comes out otherwise, `RunError` or
+    Raises `RecipeError` if the format cannot hold the model or the file's outputs differ, `RunError` or
     `DataError`.
     """
     began = time.perf_counter()
@@ -121,8 +122,8 @@ def export(
 
 
 def _put(made: Path, at: Path) -> None:
-    """`made` under its name. Nothing replaces a folder at once: the old one steps aside, and comes back
-    where the new one cannot take its place."""
+    """Moves `made` to `at`. A folder cannot be replaced atomically, so the old one is renamed first, and
+    restored if that fails."""
     if not (made.is_dir() and at.is_dir()):
         os.replace(made, at)
         return
@@ -153,7 +154,7 @@ def _temporary(file: Path, suffix: str, folder: bool) -> Path:
 
 
 def _examples(known: Trained, data: Any, inputs: Any) -> tuple[Source, str]:
-    """What to compare on, and what it is."""
+    """The examples to compare on, and which kind they are."""
     if data is not None:
         return open_data(data, inputs), "given"
     task = known.recipe.task
@@ -161,7 +162,7 @@ def _examples(known: Trained, data: Any, inputs: Any) -> tuple[Source, str]:
         try:
             task.eval[0]
             return task.eval, "evaluation"
-        except DataError:  # a recipe that is known without its data
+        except DataError:  # the recipe is known, but its data is missing
             pass
     source: Any = task.eval if task.eval is not None else task.train
     if not spec_of(source).keys() >= inputs.keys():
@@ -170,7 +171,7 @@ def _examples(known: Trained, data: Any, inputs: Any) -> tuple[Source, str]:
 
 
 def _expected(known: Trained, rows: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], bool]:
-    """The model's own outputs, and whether they are a classifier's logits."""
+    """The model's own outputs, and whether they are logits of a classifier."""
     from ..data.sources import Arrays
 
     columns: Any = rows
@@ -181,7 +182,7 @@ def _expected(known: Trained, rows: dict[str, np.ndarray]) -> tuple[dict[str, np
 
 
 def _run(run: Callable, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """In batches of 1, of 100 and of what is left: a batch may be of any size."""
+    """Runs the file in batches of 1, 100 and the rest, since it takes any batch."""
     total = len(next(iter(rows.values())))
     cuts = [0, 1, *range(101, total, 100), total] if total > 1 else [0, 1]
     parts = []
@@ -193,8 +194,8 @@ def _run(run: Callable, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def _compare(
     expected: dict[str, np.ndarray], found: dict[str, np.ndarray], classifier: bool, to: str
 ) -> tuple[float, float, int | None]:
-    """The largest difference, the largest output, and how many labels differ. Raises `RecipeError` where the
-    exported model is another one."""
+    """The largest difference, the largest output, and how many labels differ. Raises `RecipeError` if the
+    exported model computes something else."""
     wide = {n: np.asarray(v, np.float64) for n, v in expected.items()}
     for name, value in wide.items():
         if found[name].shape != value.shape:

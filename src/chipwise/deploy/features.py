@@ -1,4 +1,4 @@
-"""What a model makes of examples, computed once: a head is then trained on that alone (a linear probe).
+"""Features: a model's outputs for a data set, computed once to train a head on (a linear probe).
 
 body = cw.pretrained("net.pth", names="efficientnet-lite0").start(cw.nnx.task(body_of, loss, train=images))
 train = cw.features(body, images, "features")
@@ -43,22 +43,23 @@ def features(
     seed: int = 0,
     on: On = ALL,
 ) -> Arrays | PackedFolder:
-    """What `task.predict` makes of each example of `data` with the parameters of `task.init`, as data.
+    """The outputs of `task.predict` for every example of `data`, as a data set to train on.
 
-    The same bits on any number of devices. Arrays in memory are kept on the device in training, where they
-    fit.
+    The parameters are those of `task.init`. The bits are the same on any number of devices.
 
-    *Arguments:* `out`: a packed folder for them, `split` in it, which memory need not hold; one that is there
-    is returned as it is if the model's arrays, the precision and every example are those that it was made of:
-    after another change, such as of `predict`, name another folder. For that the examples are read once more;
-    a packed folder's manifest stands for its.
-    `precision`: as of `Recipe`; `seed`: of parameters that no file gave.
+    *Arguments:*
 
-    *Returns* a source with the columns `feature` `(values,)` float32, or those of the dict that `predict`
-    returns, and the columns of `data` that the model does not read, such as `label`.
+    - `out`: a folder to pack the features into, as its split `split`; by default they stay in memory. An
+      existing folder is reused if the model's arrays, the precision and every example are the same. This
+      reads the examples again, or only the manifest of a packed folder. Other changes, such as to `predict`,
+      are not noticed: name another folder.
+    - `precision`: as in `Recipe`; `seed`: of parameters that do not come from a file.
 
-    Raises `RecipeError` for a task without `predict`, `DataError` for data that it cannot read, and for a
-    folder with other content.
+    *Returns* a source with the column `feature` `(values,)` float32, or the columns of the dict that
+    `predict` returns, and with the columns of `data` that the model does not read, such as `label`.
+
+    Raises `RecipeError` for a task without `predict`, `DataError` for data that it cannot read and for an
+    existing folder with other content.
     """
     idle = Recipe(task=task, batch=1, replicas=1, duration="1st", optimizer=sgd(lr=0.0), precision=precision)
     params, state = jax.device_get(jax.jit(task.init)(keys.init_key(seed)))
@@ -89,7 +90,7 @@ _PIECE = 1 << 26
 
 
 def _content(data: Source) -> str:
-    """SHA-256 of every example, or of a packed folder's manifest, which has the digests of its files."""
+    """SHA-256 of all examples, or of a packed folder's manifest, which has the digests of its files."""
     if isinstance(data, PackedFolder):
         return data.manifest["sha256"]
     digest, rows = hashlib.sha256(), max(1, _PIECE // max(1, example_bytes(spec_of(data))))

@@ -1,6 +1,6 @@
-"""The formats that a trained model is exported to: how each is written, and how what was written is run.
+"""Export formats: for each one, how to write a model and how to run the file.
 
-Every export takes the columns of the data as they are stored, a batch of any size, and computes in float32.
+Every export takes the data's columns as stored, in batches of any size, and computes in float32.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be exported.
+    """What to export.
 
-    *Fields:* the `model`, in float32; its `inputs`; its `outputs`, to their names in the file; `module`, of
-    another framework, that it was made of, if any.
+    *Fields:* `model`, in float32; `inputs`; `outputs`, mapped to their names in the file; `module`: the
+    module of another framework that the model came from, if any.
     """
 
     model: Trained
@@ -42,14 +42,14 @@ class Request:
 
     @property
     def function(self) -> Callable:
-        """`inputs -> outputs` with the trained weights inside."""
+        """`inputs -> outputs`, with the trained weights as constants."""
         run = prediction(self.model.recipe)
         params, state = jax.tree.map(jnp.asarray, (self.model.params, self.model.state))
         return lambda inputs: run(params, state, inputs)
 
     @property
     def split(self) -> tuple[Callable, list[np.ndarray]]:
-        """`(weights, inputs) -> outputs` by their names in the file, and the weights, a list of arrays."""
+        """`(weights, inputs) -> outputs`, by their names in the file, and the weights as a list of arrays."""
         run, outputs = prediction(self.model.recipe), self.outputs
         leaves, tree = jax.tree.flatten((self.model.params, self.model.state))
 
@@ -61,7 +61,7 @@ class Request:
 
     @property
     def about(self) -> dict[str, str]:
-        """What is stored with a model: short texts."""
+        """Short texts to store with a model."""
         names = {"classes": "\n".join(self.model.class_names)} if self.model.class_names else {}
         made = {"recipe": self.model.recipe.name, "steps": str(self.model.steps)}
         return {**made, "fingerprint": self.model.fingerprint, **names}
@@ -69,9 +69,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Format:
-    """*Fields:* `suffix` of its files; `write(request, path)`; `open(request, path)`, which reads the file
-    back in the library that its users have, and returns what runs it; `runs`: that library, for people;
-    `folder`: it is one, not a file."""
+    """*Fields:* `suffix` of its files; `write(request, path)`; `open(request, path)`, which loads the file
+    with the library that users have, and returns a function that runs it; `runs`: the name of that library;
+    `folder`: whether the format is a folder."""
 
     suffix: str
     write: Callable[[Request, Path], None]
@@ -81,14 +81,14 @@ class Format:
 
 
 def library(name: str, extra: str = "export") -> Any:
-    """An optional library. Raises `RecipeError` with the line that installs it."""
+    """Imports an optional library. Raises `RecipeError` with the pip line if it is missing."""
     try:
         return import_module(name)
     except ImportError as error:
         raise RecipeError("export-library", library=name.partition(".")[0], extra=extra) from error
 
 
-# ---- StableHLO: every model, every chip
+# ---- StableHLO: every model, on every chip
 
 
 def _write_stablehlo(request: Request, path: Path) -> None:
@@ -132,7 +132,7 @@ def _open_onnx(request: Request, path: Path) -> Runner:
     options.log_severity_level = 3
     try:
         session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # its errors have no common class
+    except Exception as error:  # its errors have no common base class
         raise RecipeError(
             "export-unrunnable", library="onnxruntime", reason=" ".join(str(error).split())
         ) from error
@@ -140,7 +140,7 @@ def _open_onnx(request: Request, path: Path) -> Runner:
     return lambda inputs: dict(zip(names, session.run(names, inputs), strict=True))
 
 
-# ---- safetensors: the weights alone
+# ---- safetensors: only the weights
 
 
 def weights_of(model: Trained) -> Arrays:
@@ -168,14 +168,14 @@ def _open_safetensors(request: Request, path: Path) -> Runner:
     return runner
 
 
-# ---- the framework that a model came from
+# ---- PyTorch and Keras, for models that came from there
 
 
 def _born(request: Request, framework: str, kind: type) -> Any:
-    """The other framework's module that is to get the weights. Raises `RecipeError` where there is none."""
+    """The framework's module that gets the weights. Raises `RecipeError` if there is none."""
     module = request.module
     if module is not None and not isinstance(module, kind) and callable(module):
-        module = module()  # a function that makes one, as `cw.torch.task` takes too
+        module = module()  # a function that makes a module, as `cw.torch.task` takes too
     task = request.model.recipe.task
     name = getattr(task.loss, "__qualname__", "")
     if not name.startswith(f"{framework}.") or not hasattr(task.predict, "arguments"):
@@ -186,7 +186,7 @@ def _born(request: Request, framework: str, kind: type) -> Any:
 
 
 def _arguments(request: Request, inputs: Arrays) -> tuple[tuple, dict[str, Any]]:
-    """What the module is called with, as NumPy arrays of one's own."""
+    """The module's arguments, as writable NumPy copies."""
     read: Any = request.model.recipe.task.predict
     given = read.arguments({n: jnp.asarray(c) for n, c in inputs.items()}, request.model.params)
     return jax.tree.map(np.array, given)
@@ -274,7 +274,7 @@ FORMATS = {
 
 
 def format_named(name: str) -> Format:
-    """Raises `DataError` for a name that is none."""
+    """The format called `name`. Raises `DataError` for an unknown name."""
     if name not in FORMATS:
         raise DataError("export-format", name=name, known=list(FORMATS), near=near(name, FORMATS))
     return FORMATS[name]

@@ -1,6 +1,6 @@
-"""Data to predict: what a path holds, fitted to what a model reads.
+"""Data to predict: opens a path and scales its images to what the model reads.
 
-A packed folder, arrays (`.npy`, `.npz`), or any folder or tar of images: these need no classes and no labels.
+A path is a packed folder, arrays (`.npy`, `.npz`), or a folder or tar of images, without classes or labels.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _GREY = np.asarray([0.299, 0.587, 0.114], np.float32)  # ITU-R BT.601, as Pillow
 
 
 class Pictures:
-    """Every image in a folder or a tar, at any depth, by path: examples of one column, without labels.
+    """All images in a folder or a tar, at any depth, sorted by path: one column, no labels.
 
-    *Arguments:* `shape`: of the pixels that the model reads, `(h, w, 3)`, or `(h, w)` or `(h, w, 1)` for
-    grey; each image is scaled to cover it and cut around its centre. `column`: its name.
+    *Arguments:* `shape`: the pixels that the model reads, `(h, w, 3)`, or `(h, w)` or `(h, w, 1)` for grey;
+    each image is scaled to cover it and cropped at the centre. `column`: its name.
 
-    Raises `DataError` when there is no image, and on access, with the file's name, for one that cannot be
+    Raises `DataError` if there is no image, and on access, with the file's name, if an image cannot be
     decoded.
     """
 
@@ -58,7 +58,7 @@ class Pictures:
         return {self.column: out[self.column][0]}
 
     def fill(self, indices: np.ndarray, out: Columns) -> None:
-        """Decodes the images at `indices` `(n,)` into `out`; several threads may do so at once."""
+        """Decodes the images at `indices` `(n,)` into `out`. Thread-safe."""
         height, width, *channels = self.shape
         for row, index in enumerate(np.asarray(indices).tolist()):
             key = self._files.keys[self._order[index]]
@@ -78,14 +78,14 @@ class Pictures:
             out[self.column][row] = pixels
 
     def record_name(self, index: int) -> str:
-        """The path of example `index` below the folder."""
+        """The path of example `index`, relative to the folder."""
         return "/".join(self._files.paths[self._order[index]])
 
 
 def open_data(data: Any, inputs: Spec) -> Source:
-    """The source at the path `data`, for a model that reads `inputs`; a source is taken as it is.
+    """The source at the path `data`, for a model that reads `inputs`. A source is returned as it is.
 
-    Raises `DataError` for a path that holds nothing that a model could read.
+    Raises `DataError` if the path has nothing that a model can read.
     """
     if not isinstance(data, str | os.PathLike):
         return data
@@ -110,7 +110,7 @@ def open_data(data: Any, inputs: Spec) -> Source:
 
 
 def name_of(source: Any) -> Callable[[int], str] | None:
-    """What the examples of a source are called, where it tells."""
+    """The function that names the examples of a source, if it has one."""
     return getattr(source, "record_name", None)
 
 

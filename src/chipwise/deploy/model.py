@@ -24,8 +24,8 @@ from ..words.facts import Fact, fact
 class Trained:
     """A trained model.
 
-    *Fields:* `recipe`; `params` and `state` as NumPy arrays, the averaged parameters where the recipe has an
-    EMA; `steps` trained; `run`, the folder it came from, or "".
+    *Fields:* `recipe`; `params` and `state` as NumPy arrays, with averaged parameters if the recipe has an
+    EMA; `steps` trained; `run`: the run folder, or "".
     """
 
     recipe: Recipe
@@ -45,13 +45,13 @@ class Trained:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The classes in words: the task's, else those that its data names; `()` where nobody does."""
+        """The names of the classes: the task's, else the data's, else `()`."""
         task = self.recipe.task
         found = task.class_names or tuple(getattr(task.train, "names", ()))
         return tuple(map(str, found)) if task.classes in (None, len(found)) else ()
 
     def evaluation(self) -> Source:
-        """The evaluation data. Raises `DataError` when the task has none."""
+        """The evaluation data. Raises `DataError` if the task has none."""
         if self.recipe.task.eval is None:
             raise DataError("no-evaluation-data")
         return self.recipe.task.eval
@@ -64,10 +64,10 @@ def trained(
 ) -> Trained:
     """The model of a `Result`, or of the newest checkpoint of a run folder.
 
-    *Arguments:* `recipe`: the one it was trained with; a folder of a built-in recipe names it itself. What a
-    folder says is never executed: where it names a Python file, the caller must. `say` is given warnings.
+    *Arguments:* `recipe`: the recipe of the run, needed unless it is a built-in one. A Python file that only
+    the folder names is never executed. `say` is called with warnings.
 
-    Raises `RunError`, or `RecipeError` where the recipe must be named.
+    Raises `RunError`, or `RecipeError` if the recipe must be named.
     """
     if isinstance(model, Trained):
         return model
@@ -85,15 +85,15 @@ def trained(
 
 
 def settings_of(run: str | Path) -> list[str]:
-    """The settings, such as `"lr=0.2"`, that the command line trained a run with."""
+    """The settings, such as `"lr=0.2"`, with which the command line trained a run."""
     return list((read_run(run).source or {}).get("set", ()))
 
 
 def recipe_of(run: StoredRun, recipe: str | None = None, data: str | None = None) -> Recipe:
-    """The recipe that a run was trained with, its data too, or that at `data`.
+    """The recipe of a run, with the run's data or the data at `data`.
 
-    A run folder may come from anybody: of a recipe file it names the path, and only the `recipe` that the
-    caller names, such as `"my_task.py:recipe"`, is executed. Raises `RunError` where one must be named.
+    A run folder may come from anybody, so a recipe file that it names is not executed: the caller must name
+    it as `recipe`, such as `"my_task.py:recipe"`. Raises `RunError` if it must be named.
     """
     source = run.source or {}
     if recipe is None:
@@ -106,7 +106,7 @@ def recipe_of(run: StoredRun, recipe: str | None = None, data: str | None = None
 
 
 def _wherever_its_data_is(run: StoredRun) -> Recipe:
-    """`recipe_of`, also where its data is gone or elsewhere: the model may not need it."""
+    """`recipe_of`, also if its data is missing, since the model may not need it."""
     try:
         return recipe_of(run)
     except DataError:
@@ -114,7 +114,7 @@ def _wherever_its_data_is(run: StoredRun) -> Recipe:
 
 
 def _without_data(described: dict[str, Any]) -> dict[str, Any]:
-    """Of a description: what the model is of, and not what it was trained on."""
+    """A recipe's description without what depends on the data."""
     task = described.get("task")
     task = {k: v for k, v in task.items() if k not in ("train", "eval")} if isinstance(task, dict) else task
     return {**described, "task": task}

@@ -1,8 +1,8 @@
-"""The names that other libraries give the parameters of the built-in models, and how their arrays lie.
+"""Translates parameters from the names and layouts of other libraries to those of the built-in models.
 
-A table has rules, patterns of a module's name to its name here; the rest holds for every model: PyTorch's
-kernels are `(out, in, height, width)` and `(out, in)`, here `(height, width, in, out)` and `(in, out)`. What
-others keep as three arrays, of queries, keys and values, is one here.
+Each model's table has rules from a module's name there to its name here. Common to all models: PyTorch's
+kernels are `(out, in, height, width)` and `(out, in)`, here they are `(height, width, in, out)` and `(in,
+out)`; separate arrays for queries, keys and values are joined to one.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _NUMBERED = re.compile(r"blocks\.(\d+)\.(.*)")
 
 @dataclass(frozen=True)
 class Table:
-    """*Fields:* `rules`: a pattern of the whole module's name to its name here, the first that fits; block 1
-    of stage 2 is `blocks.2-1`, and blocks are then counted through; a name here that ends with "embedding" is
-    that of an array. `stacked`: the blocks' arrays lie in one with a leading axis; `turned`: matrices are
-    `(out, in)` there."""
+    """*Fields:* `rules`: a pattern of the whole module name to its name here; the first match counts. Block 1
+    of stage 2 is `blocks.2-1`; blocks are then numbered over all stages. A name here that ends with
+    "embedding" is an array's. `stacked`: arrays of all blocks are stacked along a leading axis; `turned`:
+    matrices are `(out, in)` there."""
 
     rules: tuple[tuple[str, str], ...]
     stacked: bool = False
@@ -58,7 +58,7 @@ TABLES = {
             *_hugging_face_resnet(),
         )
     ),
-    # timm, whose first block has no expansion and counts from its second step; then efficientnet-lite-pytorch
+    # timm, whose first block has no expansion, so its numbers are shifted; then efficientnet-lite-pytorch
     "efficientnet-lite0": Table(
         (
             (r"conv_stem|_conv_stem", "stem"),
@@ -135,7 +135,7 @@ TABLES = {
         ),
         stacked=True,
     ),
-    # Hugging Face, whose GPT-2 keeps matrices as they are here
+    # Hugging Face, whose GPT-2 stores matrices as (in, out), as here
     "gpt2": Table(
         (
             (r"(?:transformer\.)?wte", "words.embedding"),
@@ -169,10 +169,10 @@ TABLES = {
 
 
 def translate(arrays: Mapping[str, np.ndarray], model: str) -> dict[str, np.ndarray]:
-    """`arrays` under the names and in the layout of the built-in `model`.
+    """`arrays` with the names and layouts of the built-in `model`.
 
-    Arrays that no rule knows keep their names, so that `Weights.match` shows them; PyTorch's counters of
-    batches are left out. Raises `RecipeError` for a model without a table.
+    Arrays without a rule keep their names, so that `Weights.match` shows them. PyTorch's counters of batches
+    are dropped. Raises `RecipeError` for a model without a table.
     """
     if model not in TABLES:
         raise RecipeError("weights-names", given=model, known=list(TABLES), near=near(model, TABLES))
@@ -187,10 +187,10 @@ def translate(arrays: Mapping[str, np.ndarray], model: str) -> dict[str, np.ndar
 
 
 def _translated(table: Table, name: str, array: np.ndarray) -> tuple[str, np.ndarray]:
-    """One array's name and layout here."""
+    """The name and layout of one array here."""
     module, _, leaf = name.rpartition(".")
     of_module = bool(module) and leaf in {*_WEIGHTS, *_LEAVES}
-    whole = module if of_module else name  # others belong to the model itself
+    whole = module if of_module else name  # else an array of the model itself
     fits = ((re.fullmatch(pattern, whole), here) for pattern, here in table.rules)
     new = next((at.expand(here) for at, here in fits if at), None)
     if new is None:
@@ -207,20 +207,20 @@ def _translated(table: Table, name: str, array: np.ndarray) -> tuple[str, np.nda
 
 
 def _joined(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """`attention.query.kernel` and those of keys and values as one `attention.qkv.kernel`."""
+    """Joins `attention.query.kernel`, `.key` and `.value` to one `attention.qkv.kernel`."""
     whole: dict[str, np.ndarray] = {}
     for name, array in arrays.items():
         at = _PARTS.fullmatch(name)
         parts = [arrays.get(f"{at[1]}.{part}.{at[3]}") for part in ("query", "key", "value")] if at else []
         if at and all(part is not None for part in parts):
             whole[f"{at[1]}.qkv.{at[3]}"] = np.concatenate(parts, axis=-1)  # type: ignore[arg-type]
-        else:  # shown under its own name where one is missing
+        else:  # if one is missing, the others keep their names
             whole[name] = array
     return whole
 
 
 def _counted_through(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """`blocks.2-1.conv` of stages as `blocks.4.conv`, the blocks of all stages in one row."""
+    """Renames `blocks.2-1.conv` to `blocks.4.conv`: blocks are numbered over all stages."""
     staged = {name: at for name in arrays if (at := _STAGED.fullmatch(name))}
     pairs = sorted({(int(at[1]), int(at[2])) for at in staged.values()})
     index = {pair: i for i, pair in enumerate(pairs)}
@@ -233,7 +233,7 @@ def _counted_through(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _stacked(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """`blocks.3.norm.bias` of every block as one `blocks.stack.norm.bias` with a leading axis."""
+    """Stacks `blocks.3.norm.bias` of all blocks to `blocks.stack.norm.bias`, along a leading axis."""
     rest = {name: array for name, array in arrays.items() if not _NUMBERED.fullmatch(name)}
     layers: dict[str, dict[int, np.ndarray]] = {}
     for name, array in arrays.items():
@@ -242,6 +242,6 @@ def _stacked(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     for name, one in layers.items():
         if sorted(one) == list(range(len(one))) and len({a.shape for a in one.values()}) == 1:
             rest[f"blocks.stack.{name}"] = np.stack([one[i] for i in range(len(one))])
-        else:  # not a stack of equal blocks: shown under their own names
+        else:  # blocks that differ keep their names
             rest |= {f"blocks.{i}.{name}": array for i, array in one.items()}
     return rest

@@ -1,8 +1,8 @@
 """A traced JAX function as an ONNX model, with a batch of any size.
 
-The function's jaxpr is read with a symbolic batch. What depends on constants alone, such as batch norm folded
-into a scale and a shift, is computed here and now. Calls are inlined, loops of a fixed length unrolled, and
-where code differs by platform the general branch is taken. `onnx_ops.py` has the operations.
+The function is traced with a symbolic batch, and its jaxpr translated. Constant expressions, such as batch
+norm folded into a scale and a shift, are evaluated. Calls are inlined and loops of a fixed length unrolled.
+Code that depends on the platform uses the default branch. `onnx_ops.py` has the operations.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from ..data.sources import Spec
 from ..errors import RecipeError
 
 OPSET = 18
-_LONGEST_LOOP = 128  # turns of a loop that are written out
+_LONGEST_LOOP = 128  # iterations of a loop that are unrolled
 _LARGEST_FOLD = (
     1 << 24
-)  # elements of a constant that is made of others, unless it is not larger than they are
+)  # elements of a computed constant, unless it is not larger than its operands
 _INLINED = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 
 class Ref:
-    """A value of the graph: `name`, `shape`, whose entries are ints or expressions of the batch, and `dtype`.
+    """A value of the graph: `name`, `shape` (ints or expressions of the batch) and `dtype`.
 
-    `lazy`: the tensor of that name has ones where `shape` has more; elementwise operations broadcast it.
+    `lazy`: a broadcast that is not carried out; the tensor has ones where `shape` has larger sizes, and
+    elementwise operations broadcast it.
     """
 
     def __init__(self, name: str, shape: tuple, dtype: Any, lazy: bool = False):
@@ -37,7 +38,7 @@ class Ref:
 
 
 class Graph:
-    """The nodes of a model while it is built. Operations call `node`, `name` and `dims`."""
+    """The nodes of a model under construction. Operations call `node`, `name` and `dims`."""
 
     def __init__(self, batch: Any, first_input: str):
         self.batch, self._first = batch, first_input
@@ -57,7 +58,7 @@ class Graph:
         return out
 
     def nodes_of(self, op: str, count: int, *inputs: Any, **attributes: Any) -> list[str]:
-        """As `node`, for one with several outputs."""
+        """Like `node`, for several outputs."""
         import onnx
 
         names = [value if isinstance(value, str) else self.name(value) for value in inputs]
@@ -66,25 +67,25 @@ class Graph:
         return outs
 
     def name(self, value: Any) -> str:
-        """The name of a value as elementwise operations take it."""
+        """The name of a value for elementwise operations, maybe not yet broadcast."""
         if isinstance(value, Ref):
             return value.name
         array = np.asarray(value)
         key = (array.dtype.str, array.shape, array.tobytes()) if array.size < 64 else (id(value),)
         if key not in self._known:
-            self._alive.append(value)  # or another array might get its id
+            self._alive.append(value)  # keep it alive, or another array might get its id
             self._known[key] = self._fresh("c")
             self.constants[self._known[key]] = array
         return self._known[key]
 
     def whole(self, value: Any) -> str:
-        """The name of a value of its full shape."""
+        """The name of a value in its full shape."""
         if isinstance(value, Ref) and value.lazy:
             return self.node("Expand", value, self.dims(value.shape))
         return self.name(value)
 
     def dims(self, shape: Sequence[Any]) -> Any:
-        """A shape as an int64 vector: a constant, or computed from the batch that comes in."""
+        """A shape as an int64 vector: a constant, or computed from the batch at run time."""
         if all(isinstance(d, int) for d in shape):
             return np.asarray(shape, np.int64)
         return self.node("Concat", *[self._dim(d) for d in shape], axis=0)
@@ -112,9 +113,9 @@ class Graph:
 def to_onnx(function: Callable, inputs: Spec, outputs: Mapping[str, str], about: Mapping[str, str]) -> Any:
     """`function(inputs) -> outputs`, dicts of arrays `(batch, ...)`, as an `onnx.ModelProto`.
 
-    *Arguments:* `inputs`: column to the shape and type of one example; `outputs`: what the function calls its
-    outputs to what the model does; `about`: texts to store with it.
-    Raises `RecipeError` for an operation that has no counterpart here.
+    *Arguments:* `inputs`: column to the shape and type of one example; `outputs`: the function's output names
+    to the model's; `about`: texts to store as metadata. Raises `RecipeError` for an operation that cannot be
+    translated.
     """
     import onnx
 
@@ -146,7 +147,7 @@ def to_onnx(function: Callable, inputs: Spec, outputs: Mapping[str, str], about:
 
 
 def _run(graph: Graph, jaxpr: Any, consts: Sequence[Any], given: Sequence[Any]) -> list[Any]:
-    """The values that `jaxpr` comes to: `Ref`s, or NumPy arrays where they are known."""
+    """The outputs of `jaxpr`: `Ref`s, or NumPy arrays if they are constant."""
     from .onnx_ops import OPS
 
     known: dict[Any, Any] = dict(zip(jaxpr.constvars, map(_constant, consts), strict=True))
@@ -199,7 +200,7 @@ def _constant(value: Any) -> np.ndarray:
 
 
 def _inner(equation: Any) -> Any:
-    """The jaxpr that a call runs, closed; `None` of what is no call."""
+    """The closed jaxpr that a call runs; `None` if the equation is not a call."""
     for name in _INLINED:
         found = equation.params.get(name)
         if found is not None and equation.primitive.name != "while":

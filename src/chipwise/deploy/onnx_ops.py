@@ -1,6 +1,7 @@
-"""JAX's operations in ONNX's: each takes the graph, the equation and its operands, and returns names.
+"""Translates JAX operations to ONNX: each function takes the graph, the equation and its operands, and
+returns names.
 
-An operation that is not in `OPS`, or used in a way that ONNX lacks, is refused by name.
+Operations that are not in `OPS`, or that ONNX cannot express, are refused by name.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def _refuse(equation: Any) -> RecipeError:
 
 
 def _each(op: Callable) -> Callable:
-    """An elementwise operation: what is broadcast stays so where all operands are."""
+    """An elementwise operation; the result stays unbroadcast if all operands are."""
 
     def run(graph: Graph, equation: Any, *values: Any) -> Any:
         refs = [v for v in values if isinstance(v, Ref)]
@@ -90,7 +91,7 @@ def _reshape(graph: Graph, equation: Any, x: Any) -> str:
 
 
 def _broadcast(graph: Graph, equation: Any, x: Any) -> Ref:
-    """The shape with ones in it; what needs all of it asks `Graph.whole`."""
+    """A lazy broadcast: a reshape with ones. Operations that need the full shape call `Graph.whole`."""
     aval, places = equation.outvars[0].aval, equation.params["broadcast_dimensions"]
     old = equation.invars[0].aval.shape
     if isinstance(x, Ref) and x.lazy:  # its tensor may have ones where the shape has more
@@ -193,7 +194,7 @@ def _cumsum(graph: Graph, equation: Any, x: Any) -> str:
 
 
 def _dot(graph: Graph, equation: Any, left: Any, right: Any) -> str:
-    """As MatMul where the contracted axes are in its places, else as Einsum."""
+    """MatMul if the contracted axes are in its places, else Einsum."""
     (lc, rc), (lb, rb) = equation.params["dimension_numbers"]
     a, b = equation.invars[0].aval, equation.invars[1].aval
     n, m = len(a.shape), len(b.shape)
@@ -242,7 +243,7 @@ def _convolution(graph: Graph, equation: Any, x: Any, kernel: Any) -> str:
 
 
 def _pool(kind: str) -> Callable:
-    """Windows over all axes but two: those that have a window of one are batch and channels."""
+    """Pooling over all axes but two: batch and channels are the axes with a window of one."""
 
     def run(graph: Graph, equation: Any, x: Any) -> str:
         p = equation.params
@@ -275,7 +276,7 @@ def _pool(kind: str) -> Callable:
 
 
 def _gather(graph: Graph, equation: Any, x: Any, indices: Any) -> str:
-    """A window whose place is known, or whole slices along one axis: a look-up in a table."""
+    """A gather of a window at a constant position, or of whole slices along one axis (a table look-up)."""
     p, shape = equation.params, equation.invars[0].aval.shape
     order, sizes = p["dimension_numbers"], p["slice_sizes"]
     axes = order.start_index_map
@@ -292,8 +293,8 @@ def _gather(graph: Graph, equation: Any, x: Any, indices: Any) -> str:
         s != d for i, (s, d) in enumerate(zip(sizes, shape, strict=True)) if i != axis
     ):
         raise _refuse(equation)
-    rank = len(equation.invars[1].aval.shape) - 1  # of the indices, whose last axis has length 1
-    # ONNX puts the indices' axes where the axis was; JAX the others at offset_dims
+    rank = len(equation.invars[1].aval.shape) - 1  # without the last axis of the indices, which has length 1
+    # ONNX puts the axes of the indices at the gathered axis; JAX puts the others at offset_dims
     made = [*range(axis), *([None] * rank), *range(axis + 1, len(shape))]
     offset = iter(order.offset_dims)
     places = {i: next(offset) for i in range(len(shape)) if i != axis}

@@ -1,7 +1,7 @@
 """Predictions of a trained model, in memory or as a file that is written part by part.
 
-A part that is complete is never computed again: the same command goes on after a stop, on any number of
-devices, and ends with the same bytes. The file has its name when it is whole.
+Complete parts are not computed again: after a stop the same command continues, on any number of devices, and
+ends with the same bytes. The file gets its name when it is complete.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from .inputs import name_of, open_data
 from .model import Trained, trained
 from .table import Columns, encode, format_of, join, softmax
 
-_PART_ROWS, _PART_BYTES = 1 << 16, 1 << 25  # of a part, which memory holds a few times
+_PART_ROWS, _PART_BYTES = 1 << 16, 1 << 25  # of a part; memory holds a few parts
 _ABOUT = "predictions.json"
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model says of some data.
+    """Predictions of a model for a data set.
 
-    *Fields:* `examples`, their number; `outputs`: as `Task.predict` returns them, NumPy arrays
-    `(examples, ...)`, or None where they were written to `file`; `accuracy`, where the model classifies and
-    the data has labels; `seconds` that it took; `class_names`, maybe `()`.
+    *Fields:* `examples`: their number; `outputs`: what `Task.predict` returns, NumPy arrays `(examples,
+    ...)`, or None if they were written to `file`; `accuracy`: of a classifier, if the data has labels;
+    `seconds`: wall time; `class_names`: maybe `()`.
     """
 
     examples: int
@@ -57,12 +57,12 @@ class Predictions:
 
     @property
     def labels(self) -> np.ndarray:
-        """The most probable class of each example, `(examples,)` int32; of equal ones the lower."""
+        """The most probable class of each example, `(examples,)` int32; the lower one of equal classes."""
         return np.argmax(self._logits, axis=1).astype(np.int32)
 
     @property
     def probabilities(self) -> np.ndarray:
-        """Of all classes: `(examples, classes)` float32."""
+        """The probabilities of all classes: `(examples, classes)` float32."""
         return softmax(self._logits)
 
     @property
@@ -85,20 +85,21 @@ def predict(
     fresh: bool = False,
     say: Callable[[Fact], None] = lambda told: None,
 ) -> Predictions:
-    """What a trained model says of every example of `data`, once and in order, on every device found.
+    """Predicts every example of `data` once, in order, on all devices.
 
-    The same bits on any number of devices.
+    The bits are the same on any number of devices.
 
     *Arguments:*
 
-    - `model`: a `Result`, or a run folder, of which the newest checkpoint is taken; averaged parameters where
-      the recipe has an EMA, as evaluation does. `recipe`: for a folder that names none of the built-in ones.
+    - `model`: a `Result`, or a run folder, whose newest checkpoint is read. If the recipe has an EMA, the
+      averaged parameters are used, as in evaluation. `recipe`: needed for a folder whose recipe is not built
+      in.
     - `data`: a source, or the path of a packed folder, of `.npy` or `.npz` arrays, or of a folder or tar of
-      images; the recipe's evaluation data when left out.
-    - `batch`: examples that a device takes at a time, chosen by the memory needed when left out.
-    - `out`: write a `.parquet`, `.csv` or `.jsonl` file, part by part, instead of keeping all in memory;
-      `top`: how many classes a row has; `probabilities`: those of all classes too; `fresh`: replace a file
-      that is there. `say` is given warnings and progress.
+      images; by default the recipe's evaluation data.
+    - `batch`: examples per device and call; by default it is chosen from the memory needed.
+    - `out`: write a `.parquet`, `.csv` or `.jsonl` file, part by part, instead of keeping everything in
+      memory; `top`: the number of classes in a row; `probabilities`: also write those of all classes;
+      `fresh`: replace an existing file. `say` is called with warnings and progress.
 
     Raises `RecipeError` for a task without `predict`, `RunError`, `DataError` or `DeviceError`.
     """
@@ -135,7 +136,7 @@ def predict(
 
 
 def _whole(predictor: Predictor, logits: bool) -> tuple[Any, int | None]:
-    """The outputs of all examples, and how many a classifier has right, where that is known."""
+    """The outputs of all examples, and how many a classifier gets right, if known."""
     found = list(predictor())
     counts = [_right(beside, made, logits) for beside, made in found]
     outputs = {n: np.concatenate([made[n] for _, made in found]) for n in predictor.outputs}
@@ -156,7 +157,7 @@ def _right(beside: Examples, made: dict[str, np.ndarray], logits: bool) -> int |
 
 
 class _Job:
-    """Predictions on their way into a file: parts in a folder beside it, and what they are parts of."""
+    """Predictions being written to a file: the parts in a folder beside it, and a description of the job."""
 
     def __init__(
         self,
@@ -189,8 +190,8 @@ class _Job:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def run(self, say: Callable[[Fact], None]) -> int | None:
-        """Computes the parts that are missing and joins all. *Returns* how many examples a classifier has
-        right, where that is known."""
+        """Computes the missing parts and joins all. *Returns* how many examples a classifier gets right, if
+        known."""
         there = self._there()
         first = min(len(there) * self.part_rows, self.predictor.examples)
         if there:
@@ -211,7 +212,7 @@ class _Job:
         return self._join()
 
     def _parts(self, first: int) -> Iterator[tuple[Examples, dict[str, np.ndarray]]]:
-        """What the predictor gives from example `first` on, `part_rows` examples at a time."""
+        """The predictor's outputs from example `first` on, `part_rows` examples at a time."""
         if first >= self.predictor.examples:
             return
         kept: list[tuple[Examples, dict[str, np.ndarray]]] = []
@@ -227,12 +228,12 @@ class _Job:
             yield _joined(kept)
 
     def _there(self) -> list[Path]:
-        """The parts that are complete, from the first on without a gap."""
+        """The complete parts, from the first one up to the first gap."""
         try:
             about = json.loads((self.folder / _ABOUT).read_bytes())
             head = about.pop("head")
         except (OSError, ValueError, KeyError, AttributeError):
-            shutil.rmtree(self.folder, ignore_errors=True)  # of a job that wrote no part
+            shutil.rmtree(self.folder, ignore_errors=True)  # a job that wrote no part
             return []
         wrong = sorted(name for name in self.about if about.get(name) != self.about[name])
         if wrong:

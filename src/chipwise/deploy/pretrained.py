@@ -1,7 +1,7 @@
 """Training that starts from weights in a file: `cw.pretrained("net.safetensors").start(task)`.
 
-Weights are found by their names. Nothing in a file is executed: pickles are read by PyTorch's reader of
-weights alone, which refuses code.
+Weights are matched by name. Nothing in a file is executed: pickles are read with PyTorch's `weights_only`,
+which refuses code.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _INSIDE = ("state_dict", "model", "params")  # where training scripts put a stat
 
 @dataclass(frozen=True)
 class Match:
-    """Which of a task's arrays get weights.
+    """Which of a task's arrays get weights from a file.
 
-    *Fields:* names: `matched`, the task's to the file's; `fresh`, that keep what `Task.init` makes because
-    the caller said so; `missing` from the file; `unused` of it; `shapes`, name to (the file's, the
-    task's) where they differ; `resized`, the same for those of `matched` that are scaled.
+    *Fields:* `matched`: the task's names to the file's; `fresh`: names that keep their initial values, as the
+    caller asked; `missing`: names that the file lacks; `unused`: names only in the file; `shapes`: name to
+    (the file's, the task's) shape if they differ; `resized`: the same for matched arrays that are scaled.
     """
 
     matched: dict[str, str]
@@ -58,7 +58,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Weights:
-    """Arrays by name, from a file. *Fields:* `path`; `arrays`; `digest`: SHA-256 of all."""
+    """Arrays by name, from a file. *Fields:* `path`; `arrays`; `digest`: SHA-256 of all arrays."""
 
     path: str
     arrays: dict[str, np.ndarray] = field(repr=False)
@@ -71,7 +71,7 @@ class Weights:
         rename: Callable[[str], str | None] = lambda name: name,
         resize: Sequence[str] = (),
     ) -> Match:
-        """Which arrays go where. Nothing is computed; see `start`."""
+        """Which arrays would be used, without computing anything. Arguments as in `start`."""
         shapes = {name: tuple(s.shape) for name, s in flatten(_abstract(task)).items()}
         files = {new: old for old in self.arrays if (new := rename(old)) is not None}
         found = Match({}, [], [], [], {})
@@ -99,13 +99,15 @@ class Weights:
         rename: Callable[[str], str | None] = lambda name: name,
         resize: Sequence[str] = (),
     ) -> Task:
-        """`task`, beginning with these weights; the run's recipe.json then has their digest.
+        """Returns `task` with these weights as its initial values. The run's recipe.json has their digest.
 
-        *Arguments:* `fresh`: patterns of arrays that keep what `task.init` makes, such as `("classifier/*",)`
-        for a new head; `rename`: a name in the file to the task's, `params.conv.kernel` or `conv.kernel`, or
-        None to leave it out; `resize`: patterns of a transformer's learned positions `(1, places, width)`,
-        such as `("places",)`, whose square grid is scaled to the task's.
-        Raises `RecipeError` where any other array is missing or of another shape: `match` shows all of them.
+        *Arguments:* `fresh`: patterns of arrays that keep the values of `task.init`, such as
+        `("classifier/*",)` for a new head; `rename`: a function from a name in the file to the task's,
+        `params.conv.kernel` or `conv.kernel`, or to None to ignore it; `resize`: patterns of a transformer's
+        learned positions `(1, places, width)`, such as `("places",)`, whose square grid is scaled to the
+        task's.
+
+        Raises `RecipeError` if any other array is missing or has another shape; `match` shows all of them.
         """
         found = self.match(task, fresh, rename, resize)
         if found.missing or found.shapes:
@@ -134,16 +136,19 @@ class Weights:
 
 
 def pretrained(path: str | Path, names: str | None = None) -> Weights:
-    """The weights in a `.safetensors` file or a folder of them, a PyTorch state dict (`.pt`, `.pth`,
-    `.bin`), Keras's `.weights.h5`, a checkpoint of Orbax, or a run folder of chipwise; of several checkpoints
-    the newest (averaged parameters are left out).
+    """Reads weights from a file or folder, to start training from them.
 
-    `names`: a built-in model, "resnet50", "efficientnet-lite0", "vit", "bert", "gpt2" or "llama", whose
-    weights the file has under the names of torchvision, timm, Hugging Face or efficientnet-lite-pytorch: they
-    get the built-in model's names and layout.
+    *Arguments:*
 
-    Raises `DataError` for what is missing, damaged or no weights; nothing in the file is executed.
-    `RecipeError` for `names` without a table.
+    - `path`: a `.safetensors` file or a folder of them, a PyTorch state dict (`.pt`, `.pth`, `.bin`,
+      `.ckpt`), Keras's `.weights.h5`, an Orbax checkpoint, or a run folder of chipwise. Of several
+      checkpoints the newest is read, without averaged parameters.
+    - `names`: a built-in model, "resnet50", "efficientnet-lite0", "vit", "bert", "gpt2" or "llama", if the
+      file has the names of torchvision, timm, Hugging Face or efficientnet-lite-pytorch. They are translated
+      to the built-in model's names and layouts.
+
+    Raises `DataError` if the file is missing, damaged or has no weights, `RecipeError` for unknown `names`.
+    Nothing in the file is executed.
     """
     path = Path(path)
     if not path.exists():
@@ -167,7 +172,7 @@ def pretrained(path: str | Path, names: str | None = None) -> Weights:
             raise DataError("weights-format", path=path, known=[".safetensors", ".weights.h5", *_PICKLES])
     except (DataError, RecipeError):
         raise
-    except Exception as error:  # readers of damaged files raise what they like
+    except Exception as error:  # readers of damaged files raise all kinds of exceptions
         raise DataError("weights-damaged", path=path, reason=one_line(error, 160)) from error
     if not arrays:
         raise DataError("weights-none", path=path)
@@ -208,7 +213,7 @@ def _named(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _places(old: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, int, int] | None:
-    """Tokens before the grid, and the sides of the old and the new grid; None where these are none."""
+    """Tokens before the grid, and the sides of the old and new grid; None if they are not square grids."""
     if len(old) != 3 or len(new) != 3 or old[0] != new[0] or old[2] != new[2]:
         return None
     for tokens in (1, 0):
@@ -219,7 +224,7 @@ def _places(old: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, int, int] 
 
 
 def _resized(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Positions of another grid: cubic, smoothed where it shrinks, as timm's `resample_abs_pos_embed`."""
+    """Positions for another grid: cubic, antialiased if it shrinks, like timm's `resample_abs_pos_embed`."""
     sides = _places(array.shape, shape)
     assert sides is not None, (array.shape, shape)  # `match` asked
     tokens, old, new = sides

@@ -1,4 +1,4 @@
-"""TensorFlow's SavedModel, by JAX's own bridge: the program as StableHLO, its weights as variables."""
+"""TensorFlow's SavedModel through `jax2tf`: the program as StableHLO, the weights as variables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIGNATURE = "serving_default"
 
 
 def _tensorflow() -> tuple[Any, Any]:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow tells of its start otherwise
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # or TensorFlow logs its start
     tensorflow = library("tensorflow", "tensorflow")
     try:
         from jax.experimental import jax2tf
@@ -57,7 +57,7 @@ def write(request: Request, path: Path) -> None:
 
 
 def open_again(request: Request, path: Path) -> Runner:
-    """What runs the folder `path` in TensorFlow."""
+    """A function that runs the folder `path` in TensorFlow."""
     tensorflow, _ = _tensorflow()
     loaded = tensorflow.saved_model.load(str(path))
     run = loaded.signatures[SIGNATURE]

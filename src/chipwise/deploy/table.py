@@ -1,7 +1,7 @@
 """Predictions as rows of a table: Parquet, CSV or JSON lines, a part at a time.
 
-A classifier's row has the label, its name and its probability, the next ones as `prediction_2` and so on, and
-all probabilities where asked for. Other models' rows have their outputs.
+A classifier's row has the label, its name and its probability, the next classes as `prediction_2` and so on,
+and all probabilities on request. Other models' rows have their outputs.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Columns:
-    """What the columns of a table are.
+    """The columns of a table.
 
-    *Fields:* `classifier`: whether outputs are logits; `class_names`, maybe `()`; `top`: how many classes a
-    row has; `probabilities`: whether it has those of all classes.
+    *Fields:* `classifier`: whether outputs are logits; `class_names`, maybe `()`; `top`: the number of
+    classes in a row; `probabilities`: whether it has those of all classes.
     """
 
     classifier: bool
@@ -45,7 +45,7 @@ class Columns:
     def rows(
         self, first: int, names: Sequence[str] | None, label: np.ndarray | None, outputs: dict[str, Any]
     ) -> Rows:
-        """The columns of the examples from `first` on. `label` `(n,)`: as the data has it, if it does."""
+        """The columns of the examples from `first` on. `label` `(n,)`: the data's labels, if it has any."""
         count = len(next(iter(outputs.values())))
         rows: Rows = {"index": np.arange(first, first + count, dtype=np.int64)}
         if names is not None:
@@ -55,7 +55,7 @@ class Columns:
         if not self.classifier:
             return {**rows, **{n: v.reshape(count, -1) if v.ndim > 2 else v for n, v in outputs.items()}}
         chances = softmax(outputs["outputs"])
-        best = np.argsort(-chances, axis=1, kind="stable")[:, : self.top]  # of equal ones the lower class
+        best = np.argsort(-chances, axis=1, kind="stable")[:, : self.top]  # the lower one of equal classes
         for place in range(best.shape[1]):
             mark = "" if place == 0 else f"_{place + 1}"
             rows[f"prediction{mark}"] = best[:, place].astype(np.int32)
@@ -68,7 +68,7 @@ class Columns:
 
 
 def format_of(file: Path) -> str:
-    """`.parquet`, `.csv` or `.jsonl`, for whose library is there. Raises `DataError` for others."""
+    """`.parquet`, `.csv` or `.jsonl`. Raises `DataError` for others, or if the library is missing."""
     suffix = file.suffix.lower()
     if suffix not in FORMATS:
         raise DataError("predictions-format", path=file, formats=list(FORMATS), near=near(suffix, FORMATS))
@@ -78,7 +78,7 @@ def format_of(file: Path) -> str:
 
 
 def arrow() -> Any:
-    """pyarrow. Raises `DataError` where it is not installed."""
+    """pyarrow. Raises `DataError` if it is not installed."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -88,7 +88,7 @@ def arrow() -> Any:
 
 
 def encode(rows: Rows, suffix: str) -> bytes:
-    """Rows as a part of a file: CSV without its head, a whole Parquet file."""
+    """Encodes rows as a part: CSV without its header, or a whole Parquet file."""
     if suffix == ".parquet":
         pa = arrow()
         sink = io.BytesIO()
@@ -106,7 +106,7 @@ def encode(rows: Rows, suffix: str) -> bytes:
 
 
 def join(parts: Sequence[Path], out: IO[bytes], suffix: str, head: Sequence[str]) -> None:
-    """Writes the parts, in their order, as one file; holds one part in memory at a time."""
+    """Joins the parts in order to one file; holds one part in memory at a time."""
     if suffix == ".parquet":
         pa, writer = arrow(), None
         for part in parts:
@@ -131,7 +131,7 @@ def _arrow_column(pa: Any, values: Any) -> Any:
 
 
 def _texts(values: Any, suffix: str) -> list[Any]:
-    """Values as they stand in a line. Text is quoted by JSON here, by the writer for CSV."""
+    """Values as text for a line. JSON text is quoted here, CSV text by its writer."""
     if isinstance(values, list):
         return [json.dumps(text) for text in values] if suffix == ".jsonl" else values
     one = _number(values.dtype)
@@ -141,7 +141,7 @@ def _texts(values: Any, suffix: str) -> list[Any]:
 
 
 def _number(dtype: np.dtype) -> Callable[[Any], str]:
-    """The shortest digits that read back as the same value; JSON has no NaN."""
+    """A formatter with the shortest digits that read back as the same value; JSON has no NaN."""
     if dtype.kind == "f":
         return lambda v: _short(v) if np.isfinite(v) else "null"
     return lambda v: json.dumps(v.item())

@@ -1,4 +1,4 @@
-"""Weights of Keras (`.weights.h5`) and Orbax, as arrays by name. Nothing in a file is executed."""
+"""Reads weights of Keras (`.weights.h5`) and Orbax as arrays by name. Nothing in a file is executed."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _KERNEL = ("kernel", "bias")
 
 
 def keras(file: Path) -> dict[str, np.ndarray]:
-    """`conv2d.kernel` and so on, as `cw.keras.task` names them: layers with a name of their own by that,
-    others by their kind and number in the file."""
+    """Arrays named as by `cw.keras.task`, such as `conv2d.kernel`: by the layer's given name, or else by its
+    kind and number in the file."""
     h5py = library("h5py", "keras")
     found: dict[str, np.ndarray] = {}
     with h5py.File(file, "r") as h5:
         groups: dict[str, Any] = {}
-        h5.visititems(groups.__setitem__)  # which follows no link out of the file
+        h5.visititems(groups.__setitem__)  # does not follow links out of the file
         named: dict[str, str] = {}
         for name, item in sorted(groups.items(), key=lambda pair: _natural(pair[0])):
             if not isinstance(item, h5py.Dataset):
@@ -46,7 +46,7 @@ def _natural(name: str) -> list[Any]:
 
 
 def _layer(path: str, given: str, named: dict[str, str]) -> str:
-    """The name of the layer at `layers/conv2d_1`, called `given` by its maker or by Keras's count."""
+    """The name of the layer at `layers/conv2d_1`, which the user or Keras's counter called `given`."""
     above = [part for part in path.split("/")[:-1] if part != "layers"]
     kind = _kind(path)
     if given and re.sub(r"_\d+$", "", given) != kind:
@@ -66,7 +66,7 @@ def _variable(layer: str, index: str) -> str:
 
 
 def is_orbax(folder: Path) -> bool:
-    """Whether Orbax wrote `folder`: a checkpoint, or a manager's folder of them."""
+    """Whether `folder` is an Orbax checkpoint, or a checkpoint manager's folder."""
     return any((_newest(folder) / name).exists() for name in ("_METADATA", "manifest.ocdbt"))
 
 
@@ -75,7 +75,7 @@ _ANYWAY, _DENSEST = 1 << 30, 100
 
 
 def orbax(folder: Path) -> dict[str, np.ndarray]:
-    """The arrays of a checkpoint, of a manager's newest one, by their paths in its tree."""
+    """The arrays of a checkpoint, or of a manager's newest one, by their paths in its tree."""
     import orbax.checkpoint as ocp
 
     newest = _newest(folder).absolute()

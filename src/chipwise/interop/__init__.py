@@ -1,1 +1,1 @@
-"""Models written elsewhere, as the plain functions of a `Task`."""
+"""Models of other frameworks as the plain functions of a `Task`."""

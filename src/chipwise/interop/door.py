@@ -1,7 +1,8 @@
-"""What every door shares: the columns that a model reads, a loss of any kind as a `Sum`, and the `Task` of
-both.
+"""Common to all frameworks: selects the columns that a model reads, turns any loss into a `Sum`, makes the
+`Task`.
 
-A door brings `init(key) -> (params, state)` and a function `Scored`; the rest is the same for all of them.
+A framework's module provides `init(key) -> (params, state)` and a function `Scored`; the rest is the same for
+all.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ no loss to take (`Sum` of nothing), and `key` may be None."""
 class Data:
     """The data of a task, and which columns of it the model and the loss read.
 
-    *Fields:* `train`, `eval`, `augment`, `mix`, `classes`: as of `Task`. `inputs`: what the model is called
-    with: a column's name; a tuple of names, in the order of its arguments; or a function of the batch (a dict
-    of arrays) that returns an array, a tuple of arguments or a dict of keyword arguments. None: every column
-    but the target, by name where there are several. `target`: what the loss and the metrics get beside the
-    outputs: a column's name or a function of the batch. `metrics`: name to `(outputs, target) -> values
-    (batch,)` or a `Sum`, such as `{"accuracy": cw.losses.correct}`.
+    *Fields:* `train`, `eval`, `augment`, `mix`, `classes`: as in `Task`. `inputs`: the model's arguments: a
+    column's name; a tuple of names, in the order of the arguments; or a function of the batch (a dict of
+    arrays) that returns an array, a tuple of arguments or a dict of keyword arguments. None: every column but
+    the target, by name if there are several. `target`: the second argument of the loss and the metrics: a
+    column's name or a function of the batch. `metrics`: name to `(outputs, target) -> values (batch,)` or a
+    `Sum`, such as `{"accuracy": cw.losses.correct}`.
     """
 
     train: Source
@@ -48,7 +49,7 @@ class Data:
     classes: int | None = None
 
     def arguments(self, batch: Batch, params: Tree) -> tuple[tuple, dict]:
-        """What the model is called with; floating arrays in the dtype of its parameters."""
+        """The model's arguments; floating-point arrays are cast to the dtype of its parameters."""
         names = self.inputs
         if names is None:
             names = tuple(name for name in sorted(batch) if name != self.target)
@@ -67,7 +68,7 @@ class Data:
         return _in_dtype(tuple(given) if isinstance(given, (tuple, list)) else (given,), params), {}
 
     def wanted(self, batch: Batch) -> Any:
-        """What the outputs are compared with."""
+        """The target that the outputs are compared with."""
         return (
             _column(batch, self.target)
             if isinstance(self.target, str)
@@ -75,7 +76,7 @@ class Data:
         )
 
     def task(self, name: str, init: Callable, scored: Scored) -> Task:
-        """The `Task`; `name` is the model's, for people and for comparing runs."""
+        """The `Task`; `name` is the model's name, for messages and for comparing runs."""
         metrics = dict(self.metrics or {})
         if "loss" in metrics or not all(map(callable, metrics.values())):
             raise RecipeError("door-metrics", metrics=sorted(metrics))
@@ -110,9 +111,9 @@ class Data:
 
 
 def with_loss(forward: Callable, loss: Callable) -> Scored:
-    """`Scored` of a model in JAX. *Arguments:* `forward`: `(params, state, args, kwargs, key, train) ->
-    (outputs, state, penalty)`, `penalty` what is added to the mean loss in training, or None; `loss`:
-    `(outputs, target) ->` a `Sum`, values of each example, or their mean `()`."""
+    """`Scored` for a model in JAX. *Arguments:* `forward`: `(params, state, args, kwargs, key, train) ->
+    (outputs, state, penalty)`; `penalty` is added to the mean loss in training, or None; `loss`: `(outputs,
+    target) ->` a `Sum`, a value for each example, or their mean `()`."""
     if not callable(loss):
         raise RecipeError("door-loss", given=repr(loss))
 
@@ -129,7 +130,7 @@ def with_loss(forward: Callable, loss: Callable) -> Scored:
 
 
 def as_sum(value: Any, examples: int) -> Sum:
-    """A `Sum` as it is, values `(batch, ...)` as their sum, and a mean `()` as the sum that it is of."""
+    """The `Sum` of a loss: a `Sum` as it is, values `(batch, ...)` summed, a mean `()` times `examples`."""
     if isinstance(value, Sum):
         return value
     value = jnp.asarray(value)
@@ -140,13 +141,14 @@ def as_sum(value: Any, examples: int) -> Sum:
 
 @contextlib.contextmanager
 def own_promotion() -> Iterator[None]:
-    """Other frameworks mix dtypes and ranks as JAX does by default; a program may have forbidden that."""
+    """Allows JAX's default promotion of dtypes and ranks, which frameworks rely on, if the program forbids
+    it."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
 
 def library(name: str, command: str) -> Any:
-    """The module `name`. Raises `RecipeError` with the `command` that installs it."""
+    """Imports the module `name`. Raises `RecipeError` with the `command` that installs it."""
     try:
         return import_module(name)
     except ImportError as error:
@@ -155,7 +157,7 @@ def library(name: str, command: str) -> Any:
 
 
 def nested(flat: Mapping[str, Any], separator: str) -> Tree:
-    """`{"a.b": 1}` as `{"a": {"b": 1}}`."""
+    """Turns `{"a.b": 1}` into `{"a": {"b": 1}}`."""
     tree: Tree = {}
     for name, value in flat.items():
         *place, last = name.split(separator)
@@ -180,7 +182,7 @@ def flattened(tree: Tree, separator: str, prefix: str = "") -> dict[str, Any]:
 def fitting(
     given: Mapping[str, Any], expected: Mapping[str, tuple[int, ...]], what: str
 ) -> dict[str, np.ndarray]:
-    """`given` on the host, after a check that it has the names and the shapes of `expected`."""
+    """Copies `given` to the host. Raises `RecipeError` if names or shapes differ from `expected`."""
     for name, shape in expected.items():
         if name not in given:
             raise RecipeError("door-weight-missing", what=what, name=name, near=near(name, given))

@@ -1,12 +1,11 @@
-"""Bring an Equinox module: `cw.equinox.task(make, loss, train=data)`, `make(key)` being its constructor.
+"""Train an Equinox module: `cw.equinox.task(make, loss, train=data)`, where `make(key)` constructs it.
 
     task = cw.equinox.task(lambda key: Net(key), cw.losses.softmax_cross_entropy, train=train, eval=test)
     result = cw.fit(cw.Recipe(task=task, ...))
     model = result.to_equinox(lambda key: Net(key))
 
-A module judges one example, as Equinox has it: it is mapped over the batch under the axis name "batch", which
-`eqx.nn.BatchNorm` asks for. What it is called with beside the example, `state` and `key`, is read off its
-signature.
+The module is called with one example, as usual in Equinox, and mapped over the batch with the axis name
+"batch" that `eqx.nn.BatchNorm` needs. `state` and `key` are passed if its signature has them.
 """
 
 from __future__ import annotations
@@ -36,13 +35,12 @@ def task(model: Any, loss: Callable, **data: Any) -> Task:
     """An Equinox module and a loss as a `Task`.
 
     *Arguments:* `model`: a function of a key that makes the module (`eqx.nn.make_with_state` is applied
-    here), or a module, or the pair of a module and its `eqx.nn.State`: then every seed begins with its
-    weights.
-    `loss`: `(outputs, target)`, on the whole batch: values `(batch,)`, their mean, or a `Sum`. `data`: as of
-    `interop.door.Data`; the module's arguments have no batch axis.
+    here), or a module, or the pair of a module and its `eqx.nn.State`. A module's weights are the initial
+    values for every seed. `loss`: `(outputs, target)` on the whole batch: values `(batch,)`, their mean, or a
+    `Sum`. `data`: as in `interop.door.Data`; the module's arguments have no batch axis.
 
-    The floating arrays of the module are the parameters, named by their paths; other arrays are constants.
-    Raises `RecipeError` when Equinox is missing, or for what is no module.
+    The floating-point arrays of the module are the parameters, named by their paths; other arrays are
+    constants. Raises `RecipeError` if Equinox is missing or `model` is not a module.
     """
     eqx = _equinox()
     make = _maker(eqx, model)
@@ -60,7 +58,7 @@ def task(model: Any, loss: Callable, **data: Any) -> Task:
 
     def forward(params, state, args, kwargs, key, train):
         with own_promotion():
-            made, fresh = make(jax.random.key(0))  # its structure and constants; the compiler drops the rest
+            made, fresh = make(jax.random.key(0))  # for structure and constants; the compiler drops the rest
             made = eqx.nn.inference_mode(_with_params(eqx, made, params), value=not train)
             made = _holding(eqx, made) if train else made
             held = _with_state(fresh, state)
@@ -82,7 +80,7 @@ def task(model: Any, loss: Callable, **data: Any) -> Task:
 def to_model(model: Any, params: Tree, state: Tree) -> Any:
     """The module with trained weights, and its state if it has any: `module` or `(module, state)`.
 
-    *Arguments:* `model`: as for `task`. Raises `RecipeError` for weights that are not this module's.
+    *Arguments:* `model`: as for `task`. Raises `RecipeError` if the weights do not fit the module.
     """
     eqx = _equinox()
     made, fresh = _maker(eqx, model)(jax.random.key(0))
@@ -126,7 +124,7 @@ def _with_params(eqx: Any, made: Any, params: Tree) -> Any:
 
 
 def _holding(eqx: Any, made: Any) -> Any:
-    """Batch norm whose statistics are frozen in evaluation mode."""
+    """Puts batch norm with frozen statistics in evaluation mode."""
 
     def is_norm(part: Any) -> bool:
         return isinstance(part, eqx.nn.BatchNorm)
@@ -141,8 +139,7 @@ def _holding(eqx: Any, made: Any) -> Any:
 
 
 def _state_names(state: Any) -> list[str]:
-    """A name for each leaf, from the places that `make_with_state` keeps it under:
-    `Net.norm.batch_counter`."""
+    """A name for each leaf, such as `Net.norm.batch_counter`, from its path in `make_with_state`."""
     values, places = state.tree_flatten()
     names = []
     for place, value in zip(places, values, strict=True):

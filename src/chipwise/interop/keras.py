@@ -1,13 +1,13 @@
-"""Bring a Keras model: `cw.keras.task(model, loss, train=data)`, and take its weights home afterwards.
+"""Train a Keras model: `cw.keras.task(model, loss, train=data)`; `result.to_keras(model)` returns the
+weights.
 
     model = keras.Sequential([keras.Input((28, 28, 1)), keras.layers.Conv2D(16, 3), ...])
     task = cw.keras.task(model, keras.losses.SparseCategoricalCrossentropy(from_logits=True), train=train)
     result = cw.fit(cw.Recipe(task=task, ...))
     result.to_keras(model)
 
-Keras runs on JAX here (`KERAS_BACKEND=jax`). Its seed generators keep a state of their own; in its place
-layers get values folded from the step's key, so that dropout depends on the seed, the step and the replica
-alone.
+Keras runs on JAX here (`KERAS_BACKEND=jax`). The states of its seed generators are replaced by values folded
+from the step's key, so dropout depends only on the seed, the step and the replica.
 """
 
 from __future__ import annotations
@@ -36,15 +36,13 @@ INSTALL = "pip install 'chipwise[keras]'"
 def task(model: Any, loss: Any = None, **data: Any) -> Task:
     """A Keras model and a loss as a `Task`.
 
-    *Arguments:* `model`: its weights are those that training begins with, whatever the seed; a model that is
-    not built is built for the data's shapes. `loss`: a Keras loss, its name
-    ("sparse_categorical_crossentropy"), or a function `(outputs, target)` such as
-    `cw.losses.softmax_cross_entropy`; None: the one that the model was compiled with. `data`: as of
-    `interop.door.Data`.
+    *Arguments:* `model`: its weights are the initial values for every seed; an unbuilt model is built for the
+    data's shapes. `loss`: a Keras loss, its name ("sparse_categorical_crossentropy"), or a function
+    `(outputs, target)` such as `cw.losses.softmax_cross_entropy`; None: the loss that the model was compiled
+    with. `data`: as in `interop.door.Data`.
 
-    Losses that layers add themselves, such as `kernel_regularizer`, are added to the mean loss in training.
-    Raises `RecipeError` when Keras is missing or does not run on JAX, and for a loss that sums over the
-    batch.
+    Losses that layers add, such as `kernel_regularizer`, are added to the mean loss in training. Raises
+    `RecipeError` if Keras is missing or does not run on JAX, or if the loss sums over the batch.
     """
     keras = keras_library()
     if not isinstance(model, keras.Model):
@@ -87,7 +85,7 @@ def task(model: Any, loss: Any = None, **data: Any) -> Task:
 def to_model(model: Any, params: Tree, state: Tree) -> Any:
     """Writes trained weights and statistics into `model` and returns it.
 
-    Raises `RecipeError` for weights that are not this model's; then nothing is written.
+    Raises `RecipeError` if the weights do not fit the model; then nothing is written.
     """
     keras_library()
     trained, other, _ = _variables(model)
@@ -101,7 +99,7 @@ def to_model(model: Any, params: Tree, state: Tree) -> Any:
 
 
 def keras_library() -> Any:
-    """Keras on JAX. Raises `RecipeError` when it is missing, or was started on something else."""
+    """Keras on JAX. Raises `RecipeError` if it is missing or runs on another backend."""
     if "keras" not in sys.modules:
         os.environ.setdefault("KERAS_BACKEND", "jax")
     keras = library("keras", INSTALL)
@@ -112,13 +110,13 @@ def keras_library() -> Any:
 
 @contextlib.contextmanager
 def _holding(keras: Any, model: Any, names: dict[int, str]) -> Iterator[None]:
-    """Within it, batch norm whose statistics are frozen uses them, as Keras does where a layer is not
+    """A context in which batch norm with frozen statistics uses them, as in a Keras layer that is not
     trainable. *Arguments:* `names` of the variables by their `id`."""
     norms = [one for one in model._flatten_layers() if isinstance(one, keras.layers.BatchNormalization)]
     held = [n for n in norms if n.trainable and freezing.holds([names.get(id(n.moving_mean), "")])]
     try:
         for norm in held:
-            norm._trainable = False  # not by its property, which would make parameters of it into statistics
+            norm._trainable = False  # the property would turn parameters into statistics
         yield
     finally:
         for norm in held:
@@ -136,7 +134,7 @@ def _judge(keras: Any, model: Any, loss: Any) -> Callable:
         except ValueError as error:
             raise RecipeError("keras-loss-unknown", loss=given, reason=one_line(error)) from error
     if not isinstance(given, keras.losses.Loss):
-        if str(getattr(given, "__module__", "")).startswith("keras"):  # their functions take the target first
+        if str(getattr(given, "__module__", "")).startswith("keras"):  # they take the target first
             return lambda outputs, target: _with_promotion(given, target, outputs)
         return given
     if given.reduction == "sum":
@@ -156,7 +154,7 @@ def _with_promotion(loss: Callable, target: Any, outputs: Any) -> Any:
 
 
 def _build(model: Any, columns: Data) -> None:
-    """Makes the variables of a model that has none yet, for the shapes of the data."""
+    """Builds a model that has no variables yet, for the shapes of the data."""
     if model.built and (model.weights or not model.layers):
         return
     batch = {name: jnp.zeros((1, *s.shape), s.dtype) for name, s in spec_of(columns.train).items()}
@@ -174,8 +172,8 @@ def _build(model: Any, columns: Data) -> None:
 def _variables(model: Any) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
     """The trained variables and the others by name, and the states of seed generators.
 
-    Keras numbers layers by how many a process has made ("conv2d_7"). Here they are numbered within the model,
-    as they are in a process that makes this model alone, so that names do not depend on what ran before.
+    Keras numbers layers over the whole process ("conv2d_7"). Here they are numbered within the model, so that
+    names do not depend on what ran before.
     """
     seen: dict[str, int] = {}
     shown: dict[str, str] = {model.name: ""}

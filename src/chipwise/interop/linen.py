@@ -1,7 +1,7 @@
-"""Bring a Flax Linen module: `cw.linen.task(Net(), loss, train=data)`.
+"""Train a Flax Linen module: `cw.linen.task(Net(), loss, train=data)`.
 
-Its variables stay as Linen has them: `params` is the collection of that name, and every other collection
-(`batch_stats`) is state, so `net.apply({"params": result.params, **result.state}, x)` is the trained model.
+Variables keep Linen's structure: `params` is the collection of that name, and all other collections
+(`batch_stats`) are state. So `net.apply({"params": result.params, **result.state}, x)` is the trained model.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def task(
     """A Linen module and a loss as a `Task`.
 
     *Arguments:* `loss`: `(outputs, target)`: values `(batch,)`, their mean, or a `Sum`. `mode`: the argument
-    of the module's `__call__` that says whether it trains; None: whichever of `MODES` it has. `rngs`: the
-    random streams that layers draw from, each with a key of its own in every step and replica. `data`: as of
+    of the module's `__call__` for training or evaluation; None: the one of `MODES` that it has. `rngs`: the
+    random streams of its layers; each gets its own key in every step and replica. `data`: as in
     `interop.door.Data`.
 
-    Raises `RecipeError` for what is no module, or has no argument `mode`.
+    Raises `RecipeError` if it is not a module, or has no argument `mode`.
     """
     from flax import linen
 
@@ -48,7 +48,7 @@ def task(
     columns = Data(**data)
 
     def hold(call: Callable, given: tuple, named: dict, context: Any) -> Any:
-        """Batch norm whose statistics are frozen uses them."""
+        """Makes batch norm with frozen statistics use them."""
         norm = context.module
         if isinstance(norm, linen.BatchNorm) and freezing.holds(["/".join((*norm.path, "mean"))]):
             object.__setattr__(norm, "use_running_average", None)
@@ -64,7 +64,7 @@ def task(
         batch = {n: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for n, s in spec.items()}
         args, kwargs = jax.eval_shape(lambda batch: columns.arguments(batch, {}), batch)
         with own_promotion():
-            # By shapes: the compiler would take minutes to fold a forward pass over constants
+            # Shapes only: the compiler would take minutes to fold a forward pass over constants
             made = module.lazy_init({"params": key, **_streams(key)}, *args, **kwargs, **flag(False))
         state = {kind: values for kind, values in made.items() if kind != "params"}
         return made.get("params", {}), state

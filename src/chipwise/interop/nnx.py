@@ -1,7 +1,6 @@
-"""Bring a Flax NNX module: `cw.nnx.task(lambda rngs: Net(rngs=rngs), loss, train=data)`.
+"""Train a Flax NNX module: `cw.nnx.task(lambda rngs: Net(rngs=rngs), loss, train=data)`.
 
-`functional` gives the two plain functions that it is made of, for a loss that needs more than outputs and
-target.
+`functional` gives the two plain functions behind it, for a loss that needs more than outputs and target.
 """
 
 import dataclasses
@@ -19,19 +18,19 @@ from ..recipe import freezing
 from ..recipe.task import Task
 from .door import Data, own_promotion, with_loss
 
-#: Nested dictionaries with strings for keys and arrays for leaves.
+#: Nested dictionaries with string keys and arrays as leaves.
 Tree = dict[str, Any]
 
 
 def task(make_model: Callable[[nnx.Rngs], nnx.Module], loss: Callable, **data: Any) -> Task:
     """A Flax NNX module and a loss as a `Task`.
 
-    *Arguments:* `make_model`: as of `functional`; `loss`: `(outputs, target)`: values `(batch,)`, their mean,
-    or a `Sum`; `data`: `train`, `eval`, `inputs`, `target`, `metrics` and more, as of `interop.door.Data`.
-    The module reads one argument, or a tuple or dict of them by `inputs`. Parameters lie as it says: see
-    `sharding`.
+    *Arguments:* `make_model`: as in `functional`; `loss`: `(outputs, target)`: values `(batch,)`, their mean,
+    or a `Sum`; `data`: `train`, `eval`, `inputs`, `target`, `metrics` and more, as in `interop.door.Data`.
+    The module is called with one argument, or with several through `inputs`. With `shards`, parameters are
+    sharded as the module says: see `sharding`.
 
-    Raises `RecipeError` as `functional` does, and for columns that the data lacks.
+    Raises `RecipeError` as `functional` does, and if the data lacks a column.
     """
     init, call = _functions(make_model)
 
@@ -47,11 +46,11 @@ def task(make_model: Callable[[nnx.Rngs], nnx.Module], loss: Callable, **data: A
 
 
 def sharding(make_model: Callable[[nnx.Rngs], nnx.Module]) -> Callable[[str], PartitionSpec | None]:
-    """For `Task(sharding=...)`: how the module's parameters lie over the devices of a group, as it says by
-    `nnx.with_partitioning(initializer, (None, "shard"))` and the like.
+    """The value for `Task(sharding=...)`, from the module's own `nnx.with_partitioning(initializer, (None,
+    "shard"))` or similar annotations.
 
-    *Returns* a parameter's path to its `PartitionSpec`; None for one that names no axis `"shard"`. Names of
-    other axes are of other meshes, and left out.
+    *Returns* a function from a parameter's path to its `PartitionSpec`, or None if it names no axis
+    `"shard"`. Other axis names belong to other meshes and are ignored.
     """
     specs = {}
     for path, variable in nnx.to_flat_state(_abstract(make_model)[1]["params"]):
@@ -64,9 +63,8 @@ def sharding(make_model: Callable[[nnx.Rngs], nnx.Module]) -> Callable[[str], Pa
 def functional(make_model: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Callable, Callable]:
     """`init` and `apply` of the module that `make_model(rngs)` builds.
 
-    `init(key) -> (params, state)`: `params` holds the `nnx.Param` variables, `state` all others but
-    random number streams (batch statistics and the like; `{}` when there are none). Both are nested
-    dictionaries with strings for keys.
+    `init(key) -> (params, state)`: `params` holds the `nnx.Param` variables, `state` all others (such as
+    batch statistics) except random streams; it may be `{}`. Both are nested dictionaries with string keys.
 
     `apply(params, state, x, key, train) -> (outputs, new_state)`: calls the module on `x` in training
     mode (`train=True`, a Python bool) or evaluation mode, where `new_state` is `state` itself.
@@ -92,13 +90,13 @@ def functional(make_model: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Callable, 
 
 
 def _functions(make_model: Callable) -> tuple[Callable, Callable]:
-    """As `functional`, of a module with any arguments: `call(params, state, args, kwargs, key, train)`."""
+    """Like `functional`, for modules with any arguments: `call(params, state, args, kwargs, key, train)`."""
     if isinstance(make_model, nnx.Module):
         raise RecipeError("nnx-model-built", model=type(make_model).__name__)
     if not callable(make_model):
         raise RecipeError("nnx-no-function", given=make_model)
     graphs, shapes = _abstract(make_model)
-    holding = functools.cache(lambda patterns: _abstract(make_model)[0][True])  # asks for them itself
+    holding = functools.cache(lambda patterns: _abstract(make_model)[0][True])  # NNX modules ask for them
 
     def init(key: jax.Array) -> tuple[Tree, Tree]:
         with nnx.use_eager_sharding(False):
@@ -134,7 +132,7 @@ def _abstract(make_model):
             raise RecipeError("nnx-no-module", returned=type(model).__name__)
         return model
 
-    with nnx.use_eager_sharding(False):  # what it says of a mesh is for `sharding` to read
+    with nnx.use_eager_sharding(False):  # `sharding` reads the annotations for a mesh
         model = nnx.eval_shape(build)
     graphs: dict[bool, nnx.GraphDef] = {}
     for train in (True, False):
@@ -148,7 +146,7 @@ def _abstract(make_model):
 
 
 def _hold(model: nnx.Module) -> None:
-    """Batch norm whose statistics are frozen in evaluation mode."""
+    """Puts batch norm with frozen statistics in evaluation mode."""
     for path, module in nnx.iter_modules(model):
         statistics = [name for name, held in vars(module).items() if isinstance(held, nnx.BatchStat)]
         if freezing.holds("/".join(map(str, (*path, name))) for name in statistics):
@@ -156,7 +154,7 @@ def _hold(model: nnx.Module) -> None:
 
 
 def _to_tree(state: nnx.State) -> Tree:
-    """A state with its variables unwrapped. List indices become strings, as checkpoints need."""
+    """Unwraps the variables of a state. List indices become strings, as checkpoints need."""
     tree: Tree = {}
     for path, variable in nnx.to_flat_state(state):
         node = tree
@@ -194,10 +192,10 @@ def _leaves(tree, prefix=""):
 
 
 def _streams(like: nnx.State, key, train: bool) -> nnx.State:
-    """Random streams drawn from `key`: one for each stream of the model, all counts at zero.
+    """Random streams for the model, each with its own key folded from `key`, all counts at zero.
 
-    NNX copies a stream into each layer that asks for it, with one key: two dropouts would draw the
-    same mask. Hence a key folded with the stream's number.
+    NNX copies a stream with its key into each layer, so two dropouts would draw the same mask. So the key is
+    folded with the stream's number.
     """
     flat = nnx.to_flat_state(like)
     if key is None:

@@ -1,9 +1,9 @@
-"""Settings written for another framework, as this one counts them: `cw.read.fenwicks(batch=512, ...)`.
+"""Converts settings written for other frameworks: `cw.read.fenwicks(batch=512, ...)`.
 
-Here the batch is global, the loss a mean over it, weight decay acts once after the gradients are summed,
-and a schedule has a value a step. Elsewhere each of these can be a device's own. Each function takes the
-numbers as they were written and returns a `Reading`: the numbers that training really used, with one note
-for each that means something else here. The sources stand in the notes' words and in `docs/transfer.md`.
+Here the batch is global, the loss is a mean over it, weight decay acts once after the gradients are summed,
+and a schedule has a value for each step. In other frameworks each of these may be per device. Each function
+takes the settings as written and returns a `Reading`: the values that took effect, with a note for each
+number that means something else here. Sources are in the notes and in `docs/transfer.md`.
 
     >>> reading = fenwicks(batch=512, lr=0.4, weight_decay=1.25e-4, cores=8)
     >>> reading.weight_decay
@@ -27,11 +27,11 @@ from ..words.facts import Fact, fact
 
 @dataclass(frozen=True)
 class Reading:
-    """What training really used, in this library's terms.
+    """The settings that took effect, in this library's terms.
 
-    `batch` and `replicas` are global; `lr` is a number or a schedule on the mean gradient;
-    `weight_decay` acts once a step; `duration` is the run's length and `schedule` the length after which the
-    written schedule ends, both None when not told. `notes`: what differs from the numbers as written.
+    `batch` and `replicas` are global; `lr` is a number or a schedule on the mean gradient; `weight_decay`
+    acts once a step; `duration` is the run's length and `schedule` the length after which the written
+    schedule ends, both None if unknown. `notes`: what differs from the numbers as written.
     """
 
     framework: str
@@ -45,7 +45,7 @@ class Reading:
 
     @property
     def settings(self) -> list[str]:
-        """For `cw.load(recipe, settings)` or `--set`: every number that was told. A schedule is left out."""
+        """All known numbers, for `cw.load(recipe, settings)` or `--set`. A schedule is left out."""
         names = ("batch", "replicas", "lr", "weight_decay", "duration")
         values = {name: getattr(self, name) for name in names}
         return [f"{k}={v}" for k, v in values.items() if v is not None and not isinstance(v, Schedule)]
@@ -61,11 +61,11 @@ def fenwicks(
 ) -> Reading:  # fmt: skip
     """Settings of Fenwicks (2019) on a TPU of `cores` cores; `cores=1` on a GPU.
 
-    *Arguments*: `batch`: global, as there; `lr`: the peak, and with `base_lr` and `decay_steps` the
-    `init_lr` of `exp_decay_lr`; `weight_decay`: as given to `sgd_optimizer` or, with `optimizer="adam"`, to
-    `adam_optimizer`; `summed_loss`: the loss was a sum over the batch, with `lr / batch` and
-    `weight_decay * batch` given, as in its CIFAR-10 tutorial: `lr` and `weight_decay` are those two;
-    `epochs` of `examples`, of which it drops the last, incomplete batch.
+    *Arguments*: `batch`: global, as there; `lr`: the peak, or with `base_lr` and `decay_steps` the `init_lr`
+    of `exp_decay_lr`; `weight_decay`: as passed to `sgd_optimizer` or, with `optimizer="adam"`, to
+    `adam_optimizer`; `summed_loss`: the loss was a sum over the batch; `lr` and `weight_decay` are the values
+    that were passed, `lr / batch` and `weight_decay * batch` as in its CIFAR-10 tutorial; `epochs` of
+    `examples`, of which it drops the last, incomplete batch.
 
     Raises `RecipeError` for counts below 1 and other optimizers.
     """
@@ -105,9 +105,9 @@ def pytorch_ddp(
 ) -> Reading:  # fmt: skip
     """Settings of PyTorch's DistributedDataParallel, on `world` processes of one device each.
 
-    *Arguments*: `batch`: of the DataLoader, a process; `lr`, `weight_decay`: of the optimizer;
-    `summed_loss`: the loss is a sum over the process's batch; `epochs` of `examples`; `sync_batch_norm`:
-    statistics over all processes.
+    *Arguments*: `batch`: of each process's DataLoader; `lr`, `weight_decay`: of the optimizer; `summed_loss`:
+    the loss is a sum over the process's batch; `epochs` of `examples`; `sync_batch_norm`: statistics over all
+    processes.
     """
     _counts(batch=batch, world=world)
     total, replicas = batch * world, 1 if sync_batch_norm else world
@@ -131,9 +131,9 @@ def lightning(
 ) -> Reading:  # fmt: skip
     """Settings of Lightning's Trainer.
 
-    *Arguments*: `batch`: of the DataLoader, a device; `devices` of each of `nodes`; `schedule_length`: the
-    length written into the scheduler (`T_max`, `total_steps`), which is stepped once an `interval`:
-    `"epoch"`, Lightning's default, or `"step"`, an optimizer step; `epochs` of `examples`.
+    *Arguments*: `batch`: of each device's DataLoader; `devices`: of each of `nodes`; `schedule_length`: the
+    scheduler's length (`T_max`, `total_steps`); `interval`: how often it is stepped, `"epoch"` (Lightning's
+    default) or `"step"` (an optimizer step); `epochs` of `examples`.
     """
     _counts(batch=batch, devices=devices, nodes=nodes, accumulate_grad_batches=accumulate_grad_batches)
     _one_of("interval", interval, ("epoch", "step"))
@@ -159,8 +159,8 @@ def accelerate(
 ) -> Reading:  # fmt: skip
     """Settings of Hugging Face Accelerate with a prepared scheduler.
 
-    *Arguments*: `batch`: of the DataLoader, a process, or all of them with `split_batches`;
-    `schedule_length`: steps written into the scheduler; `epochs` of `examples`.
+    *Arguments*: `batch`: of each process's DataLoader, or of all with `split_batches`; `schedule_length`: the
+    scheduler's length in steps; `epochs` of `examples`.
     """
     _counts(batch=batch, processes=processes, gradient_accumulation_steps=gradient_accumulation_steps)
     if split_batches and batch % processes:
@@ -189,14 +189,14 @@ def tpu_util(
 ) -> Reading:  # fmt: skip
     """Settings of tpu-util's `OneCyclePolicy_TPU` (2021).
 
-    *Arguments*: `batch`: `FLAGS["bs"]`, a core; `lr`: the peak, `FLAGS["lr"]`; `epochs` of `examples`;
+    *Arguments*: `batch`: `FLAGS["bs"]`, per core; `lr`: the peak, `FLAGS["lr"]`; `epochs` of `examples`;
     `pct_start`, `div_factor`: as there. The reading's `lr` is the part of the cycle that ran.
     """
     _counts(batch=batch, cores=cores, epochs=epochs, examples=examples)
     start, end, total = lr / div_factor, lr / div_factor / 1e4, batch * cores
     meant: Schedule = one_cycle(lr, f"{100 * pct_start:g}%", rounded(start), rounded(end), "linear-cosine")
     planned = examples // batch * epochs
-    # DistributedSampler gives each core as many, repeating some; an incomplete batch is dropped.
+    # DistributedSampler repeats examples to give each core equally many; an incomplete batch is dropped.
     ran = -(-examples // cores) // batch * epochs
     if not ran:
         raise RecipeError("read-no-batch", examples=examples, batch=batch, cores=cores)
@@ -217,7 +217,7 @@ def tpu_util(
 
 
 def _ends(length: float, run: float | None) -> list[Fact]:
-    """What there is to say of a schedule of `length` in a run, both in steps or both in epochs."""
+    """Notes about a schedule of `length` in a run, both in steps or both in epochs."""
     if run and length > 1.02 * run:
         return [fact("read-schedule-outlasts", share=run / length)]
     return [fact("read-schedule-over", share=length / run)] if run and length < 0.98 * run else []

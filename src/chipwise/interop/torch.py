@@ -1,4 +1,5 @@
-"""Bring a PyTorch module: `cw.torch.task(module, loss, train=data)`, and take its weights home afterwards.
+"""Train a PyTorch module: `cw.torch.task(module, loss, train=data)`; `result.to_torch(module)` returns the
+weights.
 
     net = torchvision.models.resnet18(num_classes=10)
     task = cw.torch.task(net, torch.nn.CrossEntropyLoss(), train=train, eval=test,
@@ -6,8 +7,8 @@
     result = cw.fit(cw.Recipe(task=task, batch=256, duration="10ep", optimizer=cw.sgd(lr=0.1)))
     result.to_torch(net)
 
-The module is traced by torchax into the same JAX program as any other task: replicas, fixed order, plans for
-absent chips. PyTorch itself runs once, in `task`, to be compared with.
+torchax traces the module into a JAX program, so replicas, the fixed order of sums and plans work as for any
+other task. PyTorch itself runs once, in `task`, for a comparison.
 """
 
 from __future__ import annotations
@@ -30,20 +31,23 @@ from .torch_trace import Traced, torch_library
 def task(module: Any, loss: Any, *, check: bool = True, **data: Any) -> Task:
     """A PyTorch module and a loss as a `Task`.
 
-    *Arguments:* `module`: a `torch.nn.Module` on the CPU, whose weights training begins with, or a function
-    without arguments that makes one: then the recipe's seed decides the first weights too. `loss`:
-    `(outputs, target)`, as PyTorch code (`torch.nn.CrossEntropyLoss()`; any function of your own) or a
-    function of chipwise, JAX or optax (`cw.losses.softmax_cross_entropy`). `check`: whether to compare one
-    step with eager PyTorch now, on the first examples: outputs in both modes, gradients and buffers. `data`:
-    `train`, `eval`, `inputs`, `target`, `metrics`, `augment`, `mix` and `classes`, as of `interop.door.Data`;
-    `inputs` and `metrics` are in JAX.
+    *Arguments:*
 
-    Parameters and moving buffers keep their names, with `/` for `.` in `Recipe(frozen=...)`. Buffers that
-    training never writes to are constants of the program.
+    - `module`: a `torch.nn.Module` on the CPU, with the initial weights, or a function without arguments that
+      makes one; then the initial weights depend on the recipe's seed.
+    - `loss`: `(outputs, target)` in PyTorch (`torch.nn.CrossEntropyLoss()`, or your own function), or a
+      function of chipwise, JAX or optax (`cw.losses.softmax_cross_entropy`).
+    - `check`: compare one step on the first examples with eager PyTorch: outputs in both modes, gradients and
+      buffers.
+    - `data`: `train`, `eval`, `inputs`, `target`, `metrics`, `augment`, `mix` and `classes`, as in
+      `interop.door.Data`; `inputs` and `metrics` are JAX functions.
 
-    Raises `RecipeError` when PyTorch or torchax is missing or they do not fit, for a module on another
-    device, an operation that torchax lacks, control flow that depends on values, buffers that would not
-    move, and a step that differs from eager PyTorch's.
+    Parameters and buffers that training writes keep their names, with `/` for `.` in `Recipe(frozen=...)`.
+    Other buffers are constants of the program.
+
+    Raises `RecipeError` if PyTorch or torchax is missing or their versions do not fit, if the module is on
+    another device, uses an operation that torchax lacks or control flow that depends on values, if tracing
+    loses a buffer's update, or if the step differs from eager PyTorch's.
     """
     traced, columns = Traced(module), Data(**data)
     scored = _scored(traced, loss)
@@ -53,10 +57,10 @@ def task(module: Any, loss: Any, *, check: bool = True, **data: Any) -> Task:
 
 
 def to_module(module: Any, params: Tree, state: Tree) -> Any:
-    """Writes trained weights, and the buffers that moved, into `module` and returns it.
+    """Writes trained weights and updated buffers into `module` and returns it.
 
-    *Arguments:* `params`, `state`: as of a `Result` whose task came from such a module.
-    Raises `RecipeError` for weights that are not this module's; then nothing is written.
+    *Arguments:* `params`, `state`: of a `Result` whose task came from such a module. Raises `RecipeError` if
+    the weights do not fit the module; then nothing is written.
     """
     torch = torch_library()
     weights = dict(module.named_parameters())
@@ -97,7 +101,7 @@ def _examples(args: tuple, kwargs: dict) -> int:
 
 
 def _wide(outputs: Any) -> Any:
-    """Half precision as float32: a loss in bfloat16 keeps 8 bits."""
+    """Casts half precision to float32, since a loss in bfloat16 has only 8 bits."""
     torch = torch_library()
 
     def one(x: Any) -> Any:

@@ -1,7 +1,7 @@
-"""One step of the traced module beside eager PyTorch, before training starts.
+"""Compares one step of the traced module with eager PyTorch, before training starts.
 
-What tracing loses shows here: buffers that do not move, gradients that `no_grad` or a custom `backward` would
-stop or change, writes to views, and operations that are lowered to something else.
+This finds what tracing loses: buffer updates, gradients changed by `no_grad` or a custom `backward`, writes
+to views, and operations that are lowered to something else.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ EXAMPLES = 8
 _OUTPUTS, _GRADIENTS = 1e-3, 2e-2
 """Relative differences that float32 explains in one step, and no other lowering does: GELU by its tanh is
 1e-3 off. A gradient's is relative to the largest of its parameter, and at least to a thousandth of all."""
-_HALF = 50  # times as much where parameters are bfloat16
+_HALF = 50  # times as much if parameters are bfloat16
 
 
 def check(traced: Traced, scored: Scored, loss: Any, data: Data, task: Task, compare: bool) -> None:
-    """Finds the buffers that move, and with `compare` does one step both ways.
+    """Finds the buffers that training writes, and with `compare` computes one step both ways.
 
-    *Arguments:* `loss`: the loss where it is PyTorch code, else None: then the outputs, weighted, are what is
+    *Arguments:* `loss`: the loss if it is PyTorch code, else None; then a weighted sum of the outputs is
     differentiated.
     """
     if compare:
@@ -60,7 +60,7 @@ def check(traced: Traced, scored: Scored, loss: Any, data: Data, task: Task, com
 
 @dataclass(frozen=True)
 class _Step:
-    """What a step comes to: `outputs` and `gradients` and `buffers` by name, `value` what was
+    """The results of a step: `outputs`; `gradients` and `buffers` by name; `value`: what was
     differentiated."""
 
     value: float
@@ -83,7 +83,7 @@ def _shape(value: np.ndarray) -> jax.ShapeDtypeStruct:
 
 @contextlib.contextmanager
 def _still(module: Any) -> Iterator[None]:
-    """Within it PyTorch's own dropout lets everything through: the two sides draw other numbers."""
+    """A context without PyTorch's dropout, since the two sides draw different random numbers."""
     torch = torch_library()
     before = []
     for part in module.modules():
@@ -177,7 +177,7 @@ def _compare(traced: Traced, eager: _Step, judged: _Step, ours: _Step, ours_judg
 
 
 def _weighted(leaves: list) -> Any:
-    """The outputs, each times a number of its own, added up: something to differentiate."""
+    """The sum of the outputs with different weights: a scalar to differentiate."""
     torch, total = torch_library(), 0.0
     for leaf in leaves:
         if hasattr(leaf, "dtype") and "float" in str(leaf.dtype):
@@ -188,7 +188,7 @@ def _weighted(leaves: list) -> Any:
 
 
 def _floating(outputs: Any) -> dict[str, np.ndarray]:
-    """The floating arrays among PyTorch's outputs, or ours of the same structure, by their place."""
+    """The floating-point arrays in PyTorch's outputs, or in ours of the same structure, by position."""
     torch = torch_library()
     leaves = torch.utils._pytree.tree_leaves(outputs)
     arrays = [as_numpy(x) if isinstance(x, torch.Tensor) else x for x in leaves]
@@ -197,7 +197,7 @@ def _floating(outputs: Any) -> dict[str, np.ndarray]:
 
 
 def _as_tensor(array: Any) -> Any:
-    """An array for eager PyTorch, which counts in int64."""
+    """An array as a tensor for eager PyTorch, with integers as int64."""
     torch = torch_library()
     array = np.array(array)
     if array.dtype == jnp.bfloat16:

@@ -1,5 +1,5 @@
-"""A loss written in PyTorch as a total and a count, so that replicas and uneven batches weigh what they
-should."""
+"""Turns a loss written in PyTorch into a total and a count, so that replicas and uneven batches are weighted
+correctly."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _JAX = ("chipwise", "jax", "optax", "flax")
 
 
 def is_torch(loss: Any) -> bool:
-    """Whether `loss` is PyTorch code: a module of PyTorch's, or a function that is not from a JAX library.
+    """Whether `loss` is PyTorch code: a PyTorch module, or a function that is not from a JAX library.
 
-    Raises `RecipeError` for what is neither.
+    Raises `RecipeError` for other objects.
     """
     torch = torch_library()
     if isinstance(loss, torch.nn.Module):
@@ -31,13 +31,13 @@ def is_torch(loss: Any) -> bool:
 
 
 def totalled(loss: Any) -> Callable[[Any, Any, int], tuple[Any, Any]]:
-    """`(outputs, target, examples) -> (total, count)`, tensors or numbers, of a loss in PyTorch.
+    """`(outputs, target, examples) -> (total, count)`, tensors or numbers, for a loss in PyTorch.
 
-    A mean of PyTorch's divides by the examples (and positions), or by the weights of those that count: the
-    total and that divisor. A function of one's own returns values of each example, or their mean.
+    PyTorch's means divide by the examples (and positions), or by the sum of class weights: that divisor is
+    the count. Your own function returns a value for each example, or their mean.
 
-    Raises `RecipeError` for a loss that sums over the batch: its gradient, and with it the rate, would depend
-    on the number of replicas.
+    Raises `RecipeError` for a loss that sums over the batch: its gradient, and with it the best rate, would
+    depend on the number of replicas.
     """
     torch = torch_library()
     functional = torch.nn.functional
@@ -57,11 +57,11 @@ def totalled(loss: Any) -> Callable[[Any, Any, int], tuple[Any, Any]]:
 
 
 def _weighted(loss: Any, outputs: Any, target: Any, examples: int) -> tuple[Any, Any]:
-    """Cross-entropy and NLL: PyTorch's mean leaves out `ignore_index` and divides by the classes' weights."""
+    """Cross-entropy and NLL: PyTorch's mean leaves out `ignore_index` and divides by the class weights."""
     summed = copy.copy(loss)
     summed.reduction = "sum"
     total = summed(outputs, target)
-    if target.is_floating_point():  # probabilities: divided by the examples and positions alone
+    if target.is_floating_point():  # probabilities: divided only by the examples and positions
         return total, target.numel() // target.shape[1]
     counts = target != loss.ignore_index
     if loss.weight is None:

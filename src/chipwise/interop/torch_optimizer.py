@@ -1,11 +1,11 @@
-"""A PyTorch optimizer and scheduler as a recipe's: the same updates, step by step.
+"""Converts a PyTorch optimizer and scheduler to a recipe's optimizer with the same updates.
 
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.4, total_steps=2000)
     recipe = cw.Recipe(..., optimizer=cw.torch.optimizer(optimizer, scheduler, step="step"))
 
-What chipwise has itself (`cw.sgd`, `cw.adam`, `cw.adamw`) is used where it says the same. Dampening, Adam
-with L2 and groups with settings of their own become an optax chain.
+The result is `cw.sgd`, `cw.adam` or `cw.adamw` if these compute the same. Dampening, Adam with L2, and groups
+with their own settings become an optax chain.
 """
 
 from __future__ import annotations
@@ -31,15 +31,19 @@ _INPUTS = ("lr", "momentum", "b1", "weight_decay")
 def optimizer(
     optimizer: Any, scheduler: Any = None, *, module: Any = None, step: str | None = None
 ) -> Optimizer:
-    """The recipe's optimizer that makes the updates of PyTorch's `optimizer`, moved by `scheduler`.
+    """An optimizer for a recipe, with the updates of PyTorch's `optimizer` and `scheduler`.
 
-    *Arguments:* `optimizer`: `torch.optim.SGD`, `Adam` or `AdamW`, not yet used; `scheduler`: `OneCycleLR`,
-    `CosineAnnealingLR`, `StepLR`, `MultiStepLR`, `LinearLR` or a `SequentialLR` of these, made for it and not
-    yet stepped; `step`: "step" or "epoch", how often the training loop calls `scheduler.step()`; `module`:
-    whose parameters the groups hold, which tells their names: needed where there are several groups.
-    Parameters of `module` that no group holds stay as they are, as in PyTorch.
+    *Arguments:*
 
-    The gradient is that of the mean loss over the batch. Raises `RecipeError` for what has no equal here.
+    - `optimizer`: a new `torch.optim.SGD`, `Adam` or `AdamW`.
+    - `scheduler`: a new `OneCycleLR`, `CosineAnnealingLR`, `StepLR`, `MultiStepLR`, `LinearLR` or a
+      `SequentialLR` of these, made for `optimizer`.
+    - `step`: how often the training loop calls `scheduler.step()`: "step" or "epoch".
+    - `module`: the module of the parameters, for their names; needed with several parameter groups.
+      Parameters that are in no group are not updated, as in PyTorch.
+
+    The gradient is that of the mean loss over the batch. Raises `RecipeError` for optimizers, schedulers and
+    settings that have no counterpart here.
     """
     torch = torch_library()
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -52,7 +56,7 @@ def optimizer(
     if scheduler is not None and scheduler.optimizer is not optimizer:
         raise RecipeError("torch-scheduler-foreign", kind=type(scheduler).__name__)
     decoupled = {bool(group.get("decoupled_weight_decay")) for group in optimizer.param_groups}
-    if kind == "Adam" and True in decoupled:  # as AdamW is made of it
+    if kind == "Adam" and True in decoupled:  # Adam(decoupled_weight_decay=True) is AdamW
         if len(decoupled) > 1:
             raise RecipeError("torch-optimizer-setting", kind=kind, name="decoupled_weight_decay")
         kind = "AdamW"
@@ -70,7 +74,7 @@ def optimizer(
 
 
 class Names(tuple):
-    """Pairs of a parameter and its group; it prints short, since a recipe's description holds it."""
+    """Pairs of a parameter and its group, with a short repr, since it is in a recipe's description."""
 
     def __repr__(self) -> str:
         counts = [sum(at == i for _, at in self) for i in range(1 + max(at for _, at in self))]
@@ -78,8 +82,9 @@ class Names(tuple):
 
 
 def groups(kind: str, fixed: tuple[dict[str, Any], ...], names: Names, **inputs: Any) -> Any:
-    """PyTorch's parameter groups as an optax transformation. *Arguments:* `fixed`: of each group the settings
-    that are no inputs; `inputs` of all groups: `lr` and the others of the first, `lr_1` of the second."""
+    """PyTorch's parameter groups as an optax transformation. *Arguments:* `fixed`: for each group the
+    settings that are not inputs; `inputs` of all groups: `lr` and others of the first, `lr_1` of the
+    second."""
     known = dict(names)
 
     def labels(params: Any) -> Any:
@@ -111,7 +116,7 @@ def _single(kind: str, group: dict[str, Any]) -> Optimizer:
 
 
 def chain(kind: str, **group: Any) -> optax.GradientTransformation:
-    """One group's rule. *Arguments:* all settings of it, the inputs as arrays."""
+    """The update rule of one group. *Arguments:* its settings, with the inputs as arrays."""
     decay = optax.stateless(
         lambda updates, params: jax.tree.map(lambda u, p: u + group["weight_decay"] * p, updates, params)
     )
@@ -123,7 +128,7 @@ def chain(kind: str, **group: Any) -> optax.GradientTransformation:
 
 
 def _momentum(momentum: Any, dampening: float, nesterov: bool) -> optax.GradientTransformation:
-    """`torch.optim.SGD`: the first step's velocity is the gradient, undampened."""
+    """`torch.optim.SGD`: the velocity of the first step is the gradient, without dampening."""
 
     def init(params: Any) -> Any:
         return {"first": jnp.ones(()), "velocity": jax.tree.map(jnp.zeros_like, params)}
@@ -142,7 +147,7 @@ def _momentum(momentum: Any, dampening: float, nesterov: bool) -> optax.Gradient
 
 
 def _settings(kind: str, group: dict[str, Any]) -> dict[str, Any]:
-    """A group's settings by our names, after refusing what has no equal."""
+    """A group's settings by our names. Raises `RecipeError` for settings without a counterpart."""
     for name in ("maximize", "amsgrad"):
         if group.get(name):
             raise RecipeError("torch-optimizer-setting", kind=kind, name=name)
@@ -159,7 +164,7 @@ def _number(value: Any) -> Any:
 
 
 def _names(optimizer: Any, module: Any) -> Names | None:
-    """Parameter to the number of its group; None where one group holds all that there is."""
+    """Parameter to the number of its group; None if one group has all parameters."""
     groups = optimizer.param_groups
     held = {id(p): i for i, group in enumerate(groups) for p in group["params"]}
     if module is None:

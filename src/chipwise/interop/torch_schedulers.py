@@ -1,4 +1,4 @@
-"""A PyTorch scheduler as the schedule of a group's rate, and of its momentum where it moves that too."""
+"""Converts a PyTorch scheduler to schedules of a group's rate and, for `OneCycleLR`, of its momentum."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _UNITS = {"step": "st", "epoch": "ep"}
 
 
 def rate_of(scheduler: Any, group: int, settings: dict[str, Any], step: str | None) -> float | Schedule:
-    """The rate of parameter group `group`: a number without a scheduler.
+    """The rate of parameter group `group`: a schedule, or a number without a scheduler.
 
-    *Arguments:* `settings`, PyTorch's dict of the group; `step`: "step" or "epoch", how often it is stepped.
-    Raises `RecipeError` for a scheduler that has no equal here, or that has been stepped.
+    *Arguments:* `settings`: PyTorch's dict of the group; `step`: how often the scheduler is stepped, "step"
+    or "epoch". Raises `RecipeError` for a scheduler without a counterpart here, or one that was stepped.
     """
     if scheduler is None:
         return float(settings["lr"])
@@ -25,7 +25,7 @@ def rate_of(scheduler: Any, group: int, settings: dict[str, Any], step: str | No
 def momentum_of(
     scheduler: Any, group: int, settings: dict[str, Any], step: str | None, fixed: float
 ) -> float | Schedule:
-    """The momentum, or Adam's first average: `fixed`, unless a `OneCycleLR` cycles it."""
+    """The momentum, or Adam's `b1`: `fixed`, unless a `OneCycleLR` cycles it."""
     if type(scheduler).__name__ != "OneCycleLR" or not scheduler.cycle_momentum:
         return fixed
     low, high = float(settings["base_momentum"]), float(settings["max_momentum"])

@@ -1,8 +1,8 @@
-"""A PyTorch module as a pure function of JAX arrays, by way of torchax.
+"""Turns a PyTorch module into a pure function of JAX arrays, with torchax.
 
-torchax computes what batch norm's running statistics become and drops it (0.0.14), so batch norm is done
-here, in place on the buffers, as PyTorch does it. Buffers that the training program writes to are the task's
-state; the others are constants of the program. Random layers draw from the step's key.
+torchax 0.0.14 discards the new running statistics of batch norm. So batch norm is implemented here, in place
+on the buffers as in PyTorch. Buffers that the training program writes to are the task's state; the others are
+constants of the program. Random layers use the step's key.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _LOCK = threading.RLock()
 
 
 def torch_library() -> Any:
-    """PyTorch, or a `RecipeError` that says how to install it."""
+    """Imports PyTorch. Raises `RecipeError` with the pip line if it is missing."""
     return library("torch", INSTALL)
 
 
 class Traced:
     """A module, or a function that makes one, as `init` and `call`.
 
-    *Fields:* `module`; `params` and `buffers`, name to NumPy array, as of its `named_parameters` and
-    `named_buffers`; `moving`, the names of the buffers that training writes to, known after `find_moving`.
+    *Fields:* `module`; `params` and `buffers`: name to NumPy array, from its `named_parameters` and
+    `named_buffers`; `moving`: the names of the buffers that training writes to, set by `find_moving`.
     """
 
     def __init__(self, given: Any):
@@ -61,8 +61,8 @@ class Traced:
         return type(self.module).__name__
 
     def init(self, key: jax.Array) -> tuple[Tree, Tree]:
-        """`(params, state)`: the module's own weights; of a function that makes modules, those of a new one,
-        drawn from `key` by the same initialisers."""
+        """`(params, state)`: the module's weights, or those of a new module from the function, initialised
+        with `key`."""
         if self._make is None:
             return self.own()
         with self._running(key), self._torch.device("jax"):
@@ -75,7 +75,7 @@ class Traced:
         return self._tree(params, {name: as_jax(b, self.env) for name, b in made.named_buffers()})
 
     def own(self) -> tuple[Tree, Tree]:
-        """`(params, state)` of `module` as it was."""
+        """`(params, state)` of `module` as it was passed."""
         return self._tree(self.params, self.buffers)
 
     def _tree(self, params: dict[str, Any], buffers: dict[str, Any]) -> tuple[Tree, Tree]:
@@ -85,7 +85,7 @@ class Traced:
         )
 
     def find_moving(self, args: tuple, kwargs: dict) -> None:
-        """Finds out which buffers training writes to, by tracing a call. *Arguments:* arrays or shapes."""
+        """Finds the buffers that training writes to, by tracing a call. *Arguments:* arrays or shapes."""
         written: set[str] = set()
 
         def watched(args: tuple, kwargs: dict) -> None:
@@ -103,7 +103,7 @@ class Traced:
     def call(
         self, params: Tree, state: Tree, args: tuple, kwargs: dict, key: Any, train: bool, then: Any = None
     ) -> tuple[Any, Tree]:
-        """`(outputs, state)` of the module; with `then`, a function of PyTorch outputs, what it returns."""
+        """`(outputs, state)` of the module. `then`, a function of PyTorch outputs, replaces the outputs."""
         given = flattened(params, ".")
         floats = [p.dtype for p in given.values() if jnp.issubdtype(p.dtype, jnp.floating)]
         fixed = {n: _narrowed(b) for n, b in self.buffers.items() if n not in self.moving}
@@ -126,7 +126,7 @@ class Traced:
             return self.env.t2j_iso(outputs), nested(new, ".")
 
     def wrapped(self, tree: Any) -> Any:
-        """JAX arrays as the tensors that the module computes with."""
+        """JAX arrays as torchax tensors, for the module."""
         return self.env.j2t_iso(jax.tree.map(jnp.asarray, tree))
 
     @contextlib.contextmanager
@@ -139,7 +139,7 @@ class Traced:
                 yield
 
     def _refuse_kept(self) -> None:
-        """A tensor that the module keeps as a plain attribute would leave the trace."""
+        """Raises `RecipeError` if the module stored a traced tensor in a plain attribute."""
         kind = type(self.env).tensor
         for place, module in self.module.named_modules():
             kept = [name for name, value in vars(module).items() if isinstance(value, kind)]
@@ -169,8 +169,8 @@ class Traced:
 
 @contextlib.contextmanager
 def flags(module: Any, train: bool) -> Iterator[None]:
-    """`module` in training or evaluation mode, as its own `train` sets it, batch norm whose statistics are
-    frozen in evaluation mode; afterwards as it was."""
+    """A context with `module` in training or evaluation mode, set by its `train` method, and batch norm with
+    frozen statistics in evaluation mode. The old mode is restored afterwards."""
     before = {part: part.training for part in module.modules()}
     module.train(train)
     norm = torch_library().nn.modules.batchnorm._NormBase
@@ -186,7 +186,7 @@ def flags(module: Any, train: bool) -> Iterator[None]:
 
 
 def as_numpy(tensor: Any) -> np.ndarray:
-    """A tensor on the host as an array of its own memory; bfloat16 as JAX has it."""
+    """A copy of a tensor as a NumPy array; bfloat16 becomes JAX's bfloat16."""
     tensor = tensor.detach()
     if str(tensor.dtype) == "torch.bfloat16":
         return tensor.float().numpy().astype(jnp.bfloat16)
@@ -198,7 +198,7 @@ def as_jax(tensor: Any, env: Any) -> jax.Array:
 
 
 def _narrowed(value: Any) -> Any:
-    """64-bit numbers as JAX holds them: 32-bit unless told otherwise."""
+    """Casts 64-bit numbers as JAX does: to 32 bits unless x64 is enabled."""
     return (
         value.astype(jax.dtypes.canonicalize_dtype(value.dtype)) if isinstance(value, np.ndarray) else value
     )
@@ -215,7 +215,7 @@ def _refuse_elsewhere(module: Any) -> None:
 
 
 def _where(error: BaseException) -> str:
-    """The line of the user's code in which it happened."""
+    """The line of the user's code that raised `error`."""
     libraries = [Path(library(name, INSTALL).__file__).parent for name in ("torch", "torchax", "jax")]
     libraries.append(Path(__file__).parent)
     found = ""
@@ -227,7 +227,7 @@ def _where(error: BaseException) -> str:
 
 
 def _environment() -> Any:
-    """torchax's environment with batch norm as PyTorch does it, and plain tensors taken for constants."""
+    """torchax's environment with PyTorch's batch norm, in which plain tensors are constants."""
     torch = torch_library()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torchax's own, at import
@@ -251,7 +251,7 @@ def _environment() -> Any:
             return super().dispatch(func, types, *given)
 
         def constant(self, x: Any) -> Any:
-            """A tensor of PyTorch's own as one of the program."""
+            """A plain PyTorch tensor as a constant of the program."""
             return self.j2t_iso(self.t2j_copy(x)) if type(x) in (torch.Tensor, torch.nn.Parameter) else x
 
         def t2j_iso(self, torchtensors: Any) -> Any:
@@ -265,14 +265,14 @@ def _environment() -> Any:
 
 
 def _erfinv_(tensor: Any) -> Any:
-    """What `trunc_normal_` calls, and torchax 0.0.14 lacks in place."""
+    """In-place `erfinv` for `trunc_normal_`; torchax 0.0.14 lacks it."""
     tensor._elem = jax.scipy.special.erfinv(tensor.jax())
     return tensor
 
 
 def _normal_(env: Any) -> Callable:
     def normal_(tensor, mean=0.0, std=1.0, *, generator=None):
-        """Draws anew in place: what initialisers call, and torchax 0.0.14 fails at."""
+        """In-place `normal_` for initialisers; torchax 0.0.14 fails on it."""
         old = tensor.jax()
         drawn = jax.random.normal(env.get_and_rotate_prng_key(generator), old.shape, jnp.float32)
         tensor._elem = (mean + std * drawn).astype(old.dtype)
@@ -285,7 +285,7 @@ def _batch_norm(env: Any) -> Callable:
     def batch_norm(
         input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5
     ):  # fmt: skip
-        """`torch.nn.functional.batch_norm`: normalises by the biased variance, keeps the unbiased one."""
+        """`torch.nn.functional.batch_norm`: normalises with the biased variance, stores the unbiased one."""
         x = input.jax()
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         axes, spread = (0, *range(2, x.ndim)), (1, -1, *[1] * (x.ndim - 2))

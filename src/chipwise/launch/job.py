@@ -1,4 +1,4 @@
-"""A job: what is trained, on which chip, with which software, and where its run folder lives."""
+"""A job: what is trained, on which chip, with which software, and where its run folder is."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ BUCKET = re.compile(r"(gs|s3)://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/[A-Za-z0-9._=
 
 @dataclass(frozen=True)
 class Job:
-    """All that a place's files are made of.
+    """Everything that the files of a place need.
 
-    `words`: what follows `chipwise train`, without `--run`. `file`: the user's recipe file, if it is one.
-    `bucket`: where the run folder outlives the machine, `gs://...` or `s3://...`. `packages`: for pip.
+    `words`: the arguments of `chipwise train`, without `--run`. `file`: the user's recipe file, if any.
+    `bucket`: for the run folder, so that it outlives the machine: `gs://...` or `s3://...`. `packages`: for
+    pip.
     """
 
     name: str
@@ -34,16 +35,16 @@ class Job:
     packages: tuple[str, ...]
     spot: bool = False
     file: Path | None = None
-    data: Path | None = None  # a folder of this machine
+    data: Path | None = None  # a folder on this machine
     bucket: str | None = None
     zone: str | None = None
-    image: str | None = None  # of a container, with its registry
-    hours: int = 24  # at most; where a place wants to know
+    image: str | None = None  # a container image, with its registry
+    hours: int = 24  # time limit, for places that need one
     about: tuple[Fact, ...] = ()
 
     @property
     def python(self) -> str:
-        """The version planned with; some machines bring an older one."""
+        """The Python version of the plan; some machines have an older one."""
         return f"{sys.version_info.major}.{sys.version_info.minor}"
 
     @property
@@ -51,13 +52,13 @@ class Job:
         return self.target.chip.kind == "GPU" and self.target.hosts > 1
 
     def train(self, run: str, data: str | None = None) -> list[str]:
-        """The command on the rented machine: its run folder, and where its data lies there."""
+        """The command for the rented machine. *Arguments:* `run`, `data`: the folders there."""
         words = ["chipwise", "train", *self.words]
         return [*words, *(["--data", data] if data else []), "--run", run]
 
 
 def name_of(recipe: str) -> str:
-    """A name that every place takes: lower case, letters first, at most 40 characters."""
+    """A name that every place accepts: lower case, a letter first, at most 40 characters."""
     path, _, attribute = recipe.partition(":")
     stem = f"{Path(path).stem}-{attribute}" if attribute and attribute != "recipe" else Path(path).stem
     clean = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")
@@ -71,14 +72,14 @@ def recipe_file(recipe: str) -> Path | None:
 
 
 def local_data(data: str | None) -> Path | None:
-    """The folder that `--data` names, where it is no URL."""
+    """The folder that `--data` names, if it is not a URL."""
     return None if data is None or _URL.match(data) else Path(data)
 
 
 def packages(target: Target, data: str | None, chipwise: str | None) -> tuple[str, ...]:
-    """What the job installs: the versions that are installed here, so that what was planned is what runs.
+    """The job's packages, in the versions that are installed here and were planned with.
 
-    `chipwise`: what pip is to install in place of the released version, such as a wheel or a git URL.
+    `chipwise`: what pip installs instead of the released version, such as a wheel or a git URL.
     """
     kind = {"TPU": "tpu", "GPU": "cuda12"}.get(target.chip.kind)
     extra = f"[{kind}]" if kind else ""
@@ -101,7 +102,7 @@ def from_folder() -> bool:
 
 
 def check(job: Job) -> list[Fact]:
-    """What to know before starting. Raises for what can run nowhere."""
+    """Notes to show before starting. Raises an error for a job that cannot run anywhere."""
     unprintable = [word for word in job.words if not word.isprintable()]
     if unprintable:
         raise RecipeError("launch-word", word=unprintable[0])

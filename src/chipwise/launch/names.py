@@ -1,4 +1,4 @@
-"""What each place calls a chip. A chip that a place does not have is not in its table.
+"""The names of chips at each place. A table lists only the chips that the place has.
 
 SkyPilot's names are those of its catalogue (`sky show-gpus`). Google's types and runtime versions:
 https://cloud.google.com/tpu/docs/runtimes; SkyPilot's own default runtime for v5litepod is that of v5p.
@@ -45,7 +45,7 @@ def short(target: Target) -> str:
 
 
 def gpu(target: Target) -> bool:
-    """Whether it is of GPUs that the CUDA of today's JAX runs on: no driver of its has a K80."""
+    """Whether the target has GPUs that JAX's CUDA version supports; its drivers do not support a K80."""
     return target.chip.kind == "GPU" and float(target.chip.compute_capability or 0) >= 6
 
 
@@ -63,7 +63,7 @@ def google_type(target: Target) -> str | None:
 
 
 def skypilot(target: Target) -> str | None:
-    """SkyPilot's name with the count of one host, such as `A100-80GB:8` or `tpu-v5litepod-8`."""
+    """SkyPilot's name, with the number on one host, such as `A100-80GB:8` or `tpu-v5litepod-8`."""
     if target.chip.kind == "TPU":
         google = google_type(target)
         return google and f"tpu-{google}"
@@ -72,7 +72,7 @@ def skypilot(target: Target) -> str | None:
 
 
 def gke(target: Target) -> tuple[dict[str, str], str, int] | None:
-    """Node labels, the resource, and how many of it one host has."""
+    """Node labels, the resource, and its count on one host."""
     a_host = target.chips // target.hosts
     if short(target) in GKE_GPUS:
         label = {"cloud.google.com/gke-accelerator": GKE_GPUS[short(target)]}

@@ -1,4 +1,5 @@
-"""Notebooks for Kaggle and Colab: install, the recipe's file, train in a folder that outlives the session."""
+"""Notebooks for Kaggle and Colab: install, write the recipe's file, train into a folder that outlives the
+session."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Places that rent chips, and the files each wants. Nothing here starts anything.
+"""Places that rent chips, and their job files. Nothing here starts anything.
 
-A place says which targets it has (`offers`), writes its files (`files`), and names the command that starts
-the job (`start`) and the one that ends what is paid for (`stop`). The texts are in `templates/`.
+A place says which targets it has (`offers`), writes its files (`files`), and has the commands that start the
+job (`start`) and stop the billing (`stop`). The templates are in `templates/`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Files = dict[str, str]
 
 @dataclass(frozen=True)
 class Place:
-    """`offers`: whether it has a target. `tool`: the program that starts the job, `None` where a person does.
-    `stop` ends what is paid for.
-    `keeps`: it needs a bucket for the run folder, of `google` alone. `sends`: a folder of data reaches it."""
+    """`offers`: whether it has a target. `tool`: the program that starts the job; `None` if a person does.
+    `stop`: the command that stops the billing. `keeps`: it needs a bucket for the run folder; with `google`,
+    only a Google bucket. `sends`: a local data folder can be used there."""
 
     name: str
     offers: Callable[[Target], bool]
@@ -45,14 +45,14 @@ class Place:
 
 
 def place(name: str) -> Place:
-    """The place called `name`; `RecipeError` with the nearest otherwise."""
+    """The place called `name`. Raises `RecipeError` with the nearest name otherwise."""
     if name not in PLACES:
         raise RecipeError("launch-place-unknown", place=name, hint=near(name, PLACES), places=list(PLACES))
     return PLACES[name]
 
 
 def offered(where: Place) -> list[Target]:
-    """Every target of the catalogue that `where` has."""
+    """All targets of the catalogue that `where` has."""
     return [target for target in map(parse, names()) if where.offers(target) and not target.rented_as]
 
 
@@ -95,7 +95,7 @@ def _environment() -> jinja2.Environment:
         "sh": lambda value: (
             shlex.join(value) if isinstance(value, (list, tuple)) else shlex.quote(str(value))
         ),
-        "yaml": json.dumps,  # JSON strings are YAML's
+        "yaml": json.dumps,  # JSON strings are valid YAML
         "comment": lambda about: "".join(f"# {_one_line(line)}\n" for line in about).rstrip("\n"),
     }
     return environment
@@ -110,7 +110,7 @@ def _text(template: str, job: Job, **more: Any) -> str:
 
 
 def _moved(job: Job, folder: str) -> Job:
-    """The job as it is where its recipe file lies in `folder`."""
+    """The job with its recipe file in `folder`."""
     if job.file is None:
         return job
     attribute = job.words[0].partition(":")[2]
@@ -174,7 +174,7 @@ def _lends(where: str) -> Callable[[Target], bool]:
 
 
 def zone(job: Job) -> str | None:
-    """Of a TPU at Google: the one asked for, or one that has the version."""
+    """The Google zone of a TPU: the requested one, or one that has the version."""
     return job.zone or called.ZONES.get(called.short(job.target))
 
 

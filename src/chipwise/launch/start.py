@@ -1,4 +1,4 @@
-"""Starts a job's files, and lets the place's own tool look at them first where it is installed."""
+"""Checks a job's files with the place's own tool, if installed, and starts the job."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .job import Job
 from .places import Place
 
 SECONDS = 120
-# SkyPilot's own reading of a task. In a process of its own: it logs, and reads the user's configuration.
+# SkyPilot parses the task in a separate process, since it logs and reads the user's configuration.
 _SKY = "import sys, sky; sky.Task.from_yaml(sys.argv[1])"
 
 
 def check(where: Place, folder: Path, files: Sequence[str]) -> list[Fact]:
-    """What the place's own tools say of the files: `launch-checked` for each that looked.
+    """Checks the files with the place's own tools: a fact `launch-checked` for each tool.
 
-    Raises `RecipeError` where one refuses a file.
+    Raises `RecipeError` if a tool refuses a file.
     """
     looked = []
     for name in files:
@@ -44,7 +44,7 @@ def check(where: Place, folder: Path, files: Sequence[str]) -> list[Fact]:
 
 
 def _check(place: str, file: str) -> tuple[str, list[str]] | None:
-    """Who can look at a file, and the command; `None` where nobody here can."""
+    """The tool that can check a file, and its command; `None` if none is installed."""
     if place == "skypilot" and installed("skypilot"):
         return "SkyPilot", [sys.executable, "-c", _SKY, file]
     if file.endswith(".sbatch") and _slurm_answers():
@@ -55,7 +55,7 @@ def _check(place: str, file: str) -> tuple[str, list[str]] | None:
 
 
 def _slurm_answers() -> bool:
-    """Whether SLURM's commands are here and know a cluster that is up: without one `sbatch` refuses all."""
+    """Whether SLURM is installed and its cluster is up; otherwise `sbatch` refuses every file."""
     if not (shutil.which("sbatch") and shutil.which("sinfo")):
         return False
     try:
@@ -65,9 +65,9 @@ def _slurm_answers() -> bool:
 
 
 def start(where: Place, job: Job, folder: Path, files: Sequence[str]) -> None:
-    """Starts the job with the place's tool, whose output is shown.
+    """Starts the job with the place's tool, and shows its output.
 
-    Raises `DeviceError` where the tool is missing or fails, `RecipeError` where a person must start it.
+    Raises `DeviceError` if the tool is missing or fails, `RecipeError` if a person must start the job.
     """
     if where.start is None or where.tool is None:
         raise RecipeError("launch-by-hand", place=where.name, file=folder / files[0])

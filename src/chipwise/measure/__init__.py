@@ -1,1 +1,1 @@
-"""Measurements on this machine, and the records they leave."""
+"""Measurements on this machine, and their records."""

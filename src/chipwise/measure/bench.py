@@ -1,8 +1,8 @@
-"""How fast a recipe trains on this machine, what that speed was made of, and the record of it.
+"""Measures how fast a recipe trains on this machine, and writes a record.
 
-The first steps are those of a fresh run: their losses are kept, so that two records can be checked to be of
-the same training before their speeds are compared. Then come timed intervals; only between them does the host
-wait for the device. What is not training, such as evaluation or checkpoints, does not take place.
+The first steps are those of a fresh run. Their losses are kept, so that `compare` can check that two records
+are of the same training before it compares speeds. Then follow timed intervals; the host waits for the device
+only between them. There are no evaluations, checkpoints or logs.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from ..recipe.task import finished
 from ..words.facts import Fact
 from .profile import capture, explain, make_folder
 
-WARMUP = 50  # steps before the clock, whose losses are kept
-SECONDS = 10.0  # of all timed intervals
-INTERVAL_SECONDS = 0.5  # long beside the wait at its end, short beside what disturbs a machine
-INTERVALS = 10  # at least: quartiles of fewer say little
+WARMUP = 50  # steps before the timed ones; their losses are kept
+SECONDS = 10.0  # all timed intervals together
+INTERVAL_SECONDS = 0.5  # long compared with the wait at its end, short compared with other work on the machine
+INTERVALS = 10  # at least; quartiles of fewer say little
 _CALIBRATION_SECONDS = 0.1
 
 
@@ -62,26 +62,26 @@ def measure_train(
     began: float | None = None,
     described: Mapping[str, Any] | None = None,
 ) -> Record:
-    """Measures the training of `recipe` unchanged, with its own data, order, augmentation and schedules.
+    """Measures how fast `recipe` trains, with its own data, order, augmentation and schedules.
 
     *Arguments:*
 
-    - `steps`: timed steps; otherwise as many as take about `seconds`.
-    - `warmup`: steps before the clock, begun one by one; their losses are kept. More follow, of a tenth of a
-      second or a few times that, to learn how long a step takes (`calibration_steps`).
+    - `steps`: timed steps; by default as many as take about `seconds`.
+    - `warmup`: untimed steps, started one by one; their losses are kept. Then `calibration_steps`, for a
+      tenth of a second or a few times that, measure the length of a step.
     - `on` and `progress` as in `fit`.
-    - `profile`: a folder for a trace of some further steps, made when the clock has stopped.
-    - `began`: `time.perf_counter()` from which the start-up counts; otherwise this call.
+    - `profile`: a folder for a trace of some further, untimed steps.
+    - `began`: start of the start-up time, from `time.perf_counter()`; by default this call.
     - `described`: more about the recipe's origin, plain JSON values for the record.
 
-    A recipe that ends earlier goes on in the same order of examples, with the last values of its schedules.
+    If the recipe is shorter, training continues with the last values of its schedules.
 
-    *Returns* a record of the kind "train" with one run an interval of these figures: `steps_per_second`,
-    `examples_per_second` (global) and, where data is streamed, `wait_data_share`, the share of the time in
-    which the device had nothing to do but wait for it. `docs/bench.md` names what `measured` holds.
+    *Returns* a record of the kind "train" with these figures, a value for each interval: `steps_per_second`,
+    `examples_per_second` (global) and, if data is streamed, `wait_data_share`, the share of the time in which
+    the device waited for data. `docs/bench.md` describes `measured`.
 
-    Raises `RecipeError`, `DataError` or `DeviceError` before anything is compiled; `DivergedError` for a
-    loss that is not finite, naming the step where it is one of the first.
+    Raises `RecipeError`, `DataError` or `DeviceError` before anything is compiled; `DivergedError` for a loss
+    that is not finite, with the step if it is one of the first.
     """
     began = time.perf_counter() if began is None else began
     if warmup < 1 or (steps is not None and steps < 1) or not 0 < seconds < math.inf:
@@ -133,15 +133,15 @@ def measure_train(
 
 
 def _session(recipe: Recipe, on: On) -> Session:
-    """Of the recipe without an end. Its windows are as long as those of `fit`, so that the program is the
-    same, for compilation caches too."""
+    """A session of the recipe without an end. Its windows are as long as those of `fit`, so the programs are
+    the same, also in the compilation cache."""
     at_once = 1 if (recipe.clock.total or 0) < MANY else None
     window = feed.window_length(recipe)
     return Session(recipe.endless(), on, steps_per_call=at_once, window=window)
 
 
 def _begin(session: Session, recipe: Recipe, reporter: Reporter) -> None:
-    """Places data and state, and says where. Waits."""
+    """Places data and state on the devices, reports it, and waits."""
     reporter.say(session.start)
     for warning in [*session.layout_warnings, *recipe.warnings()]:
         reporter.warn(warning)
@@ -157,8 +157,8 @@ def _tell(reporter: Reporter, warmup: int, warm: int, counts: list[int]) -> None
 
 @dataclass(frozen=True)
 class _Timed:
-    """What the clock saw: the steps of each interval and the seconds that they took, the share of these that
-    the device waited for data (`streamed` data alone can make it wait), and the feed's account."""
+    """The timed intervals: their steps and seconds, the share of these in which the device waited for data
+    (only `streamed` data makes it wait), and the statistics of the feed."""
 
     counts: list[int]
     seconds: list[float]
@@ -189,9 +189,9 @@ class _Timed:
 
 
 def _timed(session: Session, counts: list[int], reporter: Reporter) -> _Timed:
-    """The intervals of so many steps, with a wait and a look at the loss after each."""
+    """Times intervals of the given numbers of steps; waits and checks the loss after each."""
     stream, batch, warm = session.watch.stream, session.recipe.batch, session.step
-    watch = Watch(session.recipe.task.train, stream)  # what was waited for before the clock is not its part
+    watch = Watch(session.recipe.task.train, stream)  # resets the waiting time
     reporter.start(0, sum(counts))
     seconds, waits = [], []
     for steps in counts:
@@ -207,7 +207,7 @@ def _timed(session: Session, counts: list[int], reporter: Reporter) -> _Timed:
 
 
 def _described(recipe: Recipe, session: Session, more: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What was measured and where, as plain JSON values."""
+    """The recipe, its data and devices, as plain JSON values."""
     synthetic = isinstance(recipe.task.train, Synthetic)
     return {
         "framework": "chipwise",
@@ -228,7 +228,7 @@ def _described(recipe: Recipe, session: Session, more: Mapping[str, Any] | None)
 
 
 def _held(recipe: Recipe, session: Session, timed: _Timed) -> dict[str, Any]:
-    """Memory, and the arithmetic of a step beside the chip's peak, as plain JSON values."""
+    """Memory, FLOPs of a step and share of the chip's peak, as plain JSON values."""
     flops = session.programs.flops_per_step_per_device or None
     share = share_of_peak(flops, float(np.median(timed.speeds)), session.machine.kind, recipe.precision)
     return {
@@ -249,10 +249,11 @@ def _profiled(session: Session, folder: str | Path, seconds_a_step: float) -> di
 
 
 def intervals(seconds_a_step: float, steps: int | None = None, seconds: float = SECONDS) -> list[int]:
-    """How many steps each timed interval has: of about `INTERVAL_SECONDS`, and at least `INTERVALS` of them.
+    """The number of steps of each interval: about `INTERVAL_SECONDS` each, and at least `INTERVALS`
+    intervals.
 
-    *Arguments:* `steps`: in all; fewer than `INTERVALS` are an interval each. Otherwise as many as take about
-    `seconds`. All intervals are of the same length, but for what is left over, which the last one gets.
+    *Arguments:* `steps`: in all; if fewer than `INTERVALS`, each is an interval. None: as many as take about
+    `seconds`. Intervals are equally long; the last one also gets the remaining steps.
     """
     if steps is None:
         number = max(INTERVALS, round(seconds / INTERVAL_SECONDS))
@@ -265,7 +266,7 @@ def intervals(seconds_a_step: float, steps: int | None = None, seconds: float = 
 
 
 def traced_calls(seconds_a_call: float) -> int:
-    """How many calls of the step a trace shows: about half a second, so that its file stays small."""
+    """The number of traced calls of the step: about half a second, so that the file stays small."""
     return max(3, min(20, round(0.5 / seconds_a_call)))
 
 
@@ -279,14 +280,14 @@ def first_losses(session: Session, steps: int) -> list[float]:
 
 
 def mean_loss(session: Session, first: int) -> float:
-    """The mean loss since step `first`, since which it was not asked for. Waits."""
+    """The mean loss of the steps since `first`, the last time it was read. Waits."""
     return _finite(jax.device_get(session.drain()["loss"]), first, session.step)
 
 
 def seconds_a_step(session: Session) -> float:
-    """Measured over as many steps as take a while, and few more."""
+    """The length of a step, measured over as many steps as needed."""
     steps, first = 1, session.step + 1
-    session.advance(steps)  # not timed: the first call after a wait, and that of several steps at once
+    session.advance(steps)  # untimed: the first call after a wait, and the first of several steps at once
     session.wait()
     while True:
         began = time.perf_counter()
@@ -296,7 +297,7 @@ def seconds_a_step(session: Session) -> float:
         if taken >= _CALIBRATION_SECONDS:
             mean_loss(session, first)
             return taken / steps
-        # The first stretches are too short to tell by how much
+        # The first stretches are too short to extrapolate far
         steps = min(4 * steps, math.ceil(1.2 * steps * _CALIBRATION_SECONDS / taken))
 
 
@@ -310,12 +311,11 @@ def _finite(loss: Any, first: int, last: int) -> float:
 
 
 def by_category(program: Programs, state: TrainState, window: Any, data: Any) -> dict[str, int | None]:
-    """Bytes of one device, all of a kind: `state`, `window` and `data` are what it holds.
+    """Memory of one device in bytes, by category; `state`, `window` and `data` are its arrays.
 
-    *Returns* `parameters` (with their average), `optimizer`, `state`, `data` (examples, and the windows of
-    indices and rates, of which there are two), `temporaries` of the hungriest program with the replicas'
-    sums, `program` code; and what the device itself says: the most that was ever `peak_measured` in use, and
-    `available` in all. `None` is unknown: a CPU keeps no such account.
+    *Returns* `parameters` (with their average), `optimizer`, `state`, `data` (examples, and two windows of
+    indices and rates), `temporaries` of the program that needs most, with the replicas' sums, `program` code;
+    and the device's own figures: `peak_measured` and `available`. `None` is unknown, as on a CPU.
     """
     known = [a for a in (one.memory_analysis() for one in program.executables) if a is not None]
     stats = program.placement.lead.memory_stats() or {}
@@ -329,14 +329,14 @@ def by_category(program: Programs, state: TrainState, window: Any, data: Any) ->
         "state": nbytes((state.state, state.sums)),
         "data": nbytes(data) + 2 * nbytes(window),
         "temporaries": temporaries,
-        "program": sum(a.generated_code_size_in_bytes for a in known) or None,  # the CPU says 0
+        "program": sum(a.generated_code_size_in_bytes for a in known) or None,  # 0 on the CPU
         "peak_measured": stats.get("peak_bytes_in_use"),
         "available": stats.get("bytes_limit"),
     }
 
 
 def host_peak_bytes() -> int | None:
-    """The most memory that this process ever held on the host; `None` where the system does not say."""
+    """The peak host memory of this process in bytes; `None` if the system does not state it."""
     try:
         import resource
     except ImportError:  # Windows

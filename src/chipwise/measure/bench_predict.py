@@ -1,6 +1,7 @@
-"""How fast a recipe's model predicts on this machine: examples a second, fed from its data, and one alone.
+"""Measures how fast a recipe's model predicts here: examples a second, fed from its data, and the latency of
+one.
 
-The weights are those that training begins with: no speed depends on them.
+The weights are the initial ones, since the speed does not depend on them.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from ..recipe.recipe import Recipe
 from ..recipe.source import spec_of
 from .bench import INTERVALS, SECONDS
 
-LENGTH = 1 << 30  # examples, more than anybody waits for
-WARMUP = 4  # calls before the clock
-ALONE = 200  # examples predicted one at a time, at most
+LENGTH = 1 << 30  # examples: more than any benchmark reads
+WARMUP = 4  # untimed calls
+ALONE = 200  # at most; examples predicted one at a time
 
 
 @dataclass(frozen=True)
 class _Endless:
-    """A source again and again."""
+    """A source, repeated."""
 
     source: Source
 
@@ -62,13 +63,13 @@ def measure_predict(
     on: On = ALL,
     described: Mapping[str, Any] | None = None,
 ) -> Record:
-    """Measures how fast the model of `recipe` predicts its training data, read and decoded as `cw.predict`
-    reads it, on the devices of `on`; and one example alone on one of them, from the host and back.
+    """Measures how fast the model of `recipe` predicts its training data on the devices of `on`, read and
+    decoded as by `cw.predict`, and the latency of single examples on one device, from the host and back.
 
     *Arguments:* `seconds`: of all timed intervals. `described`: more for the record, plain JSON values.
 
-    *Returns* a record of the kind "predict": `examples_per_second` (global), a run for each interval, and
-    `latency_seconds`, a run for each example.
+    *Returns* a record of the kind "predict": `examples_per_second` (global), a value for each interval, and
+    `latency_seconds`, a value for each example.
 
     Raises `RecipeError` for a task without `predict`, `DataError` or `DeviceError`.
     """
@@ -125,7 +126,7 @@ def measure_predict(
 
 
 def _speeds(stream: Iterator[tuple[Columns, dict[str, np.ndarray]]], seconds: float) -> Iterator[float]:
-    """Examples/s of each of at least `INTERVALS` intervals, which together take about `seconds`."""
+    """Examples/s of at least `INTERVALS` intervals, which together take about `seconds`."""
     for _ in range(INTERVALS):
         began, examples = time.perf_counter(), 0
         for _, made in stream:
@@ -136,7 +137,7 @@ def _speeds(stream: Iterator[tuple[Columns, dict[str, np.ndarray]]], seconds: fl
 
 
 def _seconds(predictor: Predictor, example: Columns) -> float:
-    """From an example on the host to what is predicted of it, on the host."""
+    """The seconds from an example on the host to its prediction on the host."""
     began = time.perf_counter()
     predictor.now(example)
     return time.perf_counter() - began

@@ -1,9 +1,9 @@
-"""How many examples a second the host delivers to memory, and how near that is to a plain copy.
+"""Measures how many examples a second the host delivers to memory, and how close that is to a plain copy.
 
-The batches are read by the workers that feed training, into memory that goes round as it does there, in
-the order of training; no device takes part. By turns in the same run: one worker, all workers, plain
-copies of as many bytes into memory already touched by as many threads, and the transfer to the device
-where there is one. The source reports how long reading, decoding and transforming take.
+Batches are read by the workers of training, in training's order, into reused buffers. No device takes part,
+except for the transfer. The measurement alternates between one worker, all workers, plain copies of as many
+bytes by as many threads into memory already in use, and the transfer if there is a device. The source reports
+the time of reading, decoding and transforming.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from ..machine.record import Record, Series
 from ..words.facts import Fact, fact
 
 ROUNDS = 5
-NEAR_COPY = 0.5  # share of a plain copy beyond which there is little left to win on the host
-STAGES = NAMES[:3]  # reading, decoding and transforming: what is done before an example is in memory
-_COPY_BYTES = 512 << 20  # that a plain copy reads from: far beyond caches, little beside a host's memory
-_READS = 4  # that fit into a turn at least: where examples are slow, a read is less than a batch
+NEAR_COPY = 0.5  # share of a plain copy above which the host can gain little
+STAGES = NAMES[:3]  # the stages before an example is in memory
+_COPY_BYTES = 512 << 20  # the source of a plain copy: far larger than caches, small compared with a host's memory
+_READS = 4  # at least in each turn; if examples are slow, a read is less than a batch
 _UNITS = {"examples": "examples/s", "copy": "bytes/s", "seconds": "s", "transfer": "bytes/s"}
 
 
@@ -51,12 +51,11 @@ def measure_feed(
 
     *Arguments:*
 
-    - `batch`: examples that are read at once, as in training; fewer where they are so slow that a batch
-      would take longer than its turn.
-    - `seconds`: of the whole measurement, cut into `rounds`; a few reads to warm up come on top.
-    - `workers`: as for training: `None`, a number, `"threads:N"` or `"processes:N"`. Measured are one of
-      them and all.
-    - `devices`: the transfer is measured to the first, unless it is the CPU.
+    - `batch`: examples of a read, as in training; fewer if a batch takes longer than a turn.
+    - `seconds`: of the whole measurement, divided into `rounds`; a few reads to warm up are added.
+    - `workers`: as for training: `None`, a number, `"threads:N"` or `"processes:N"`. One worker and all are
+      measured.
+    - `devices`: the transfer goes to the first one, unless it is the CPU.
     - `described`: more about the source, plain JSON values for the record.
 
     *Returns* a record of the kind "feed" with these figures, where `N` is a number of workers:
@@ -66,7 +65,7 @@ def measure_feed(
     - `seconds_per_example.read`, `.decode` and `.transform`, of one worker;
     - `transfer_bytes_per_second`, with an accelerator.
 
-    Raises `DataError` for an empty source and what reading raises, `RecipeError` for impossible arguments.
+    Raises `DataError` for an empty source, errors of reading, and `RecipeError` for invalid arguments.
     """
     if batch < 1 or rounds < 1 or not 0 < seconds < float("inf"):
         raise RecipeError("feed-nothing-to-time", batch=batch, seconds=seconds, rounds=rounds)
@@ -123,24 +122,24 @@ def _column(spec: Any) -> dict[str, Any]:
 
 
 class Copy:
-    """Plain copies of batches of `rows` examples of `spec`: what no reader can beat.
+    """Plain copies of batches of `rows` examples of `spec`: an upper bound for any reader.
 
-    From memory as large as the source, up to 512 MiB and an eighth of what is free; into memory already
-    touched.
+    They read from memory as large as the source, up to 512 MiB and an eighth of the free memory, and write
+    into memory already in use.
     """
 
     def __init__(self, spec: Mapping[str, Any], rows: int, examples: int):
         each = example_bytes(dict(spec))
         size = min(examples * each, _COPY_BYTES, memory().available_bytes // 8)
         batch = max(1, rows * each)
-        # Ones, since untouched zeros would all be one page of the system's
+        # Ones, since untouched zeros would all share one page
         self._from = np.ones((max(2, size // batch), batch), np.uint8)
 
     def rate(self, threads: int, seconds: float) -> float:
-        """Bytes a second that `threads` threads copy together, each for `seconds`."""
+        """Bytes a second copied by `threads` threads together, each for `seconds`."""
         source, length = self._from, len(self._from)
         rates = [0.0] * threads
-        targets = np.ones((threads, 2, source.shape[1]), np.uint8)  # two each by turns, as batches have
+        targets = np.ones((threads, 2, source.shape[1]), np.uint8)  # two each in turn, as for batches
         ready = threading.Barrier(threads)
 
         def copy(thread: int) -> None:
@@ -162,20 +161,20 @@ class Copy:
 
 
 class _Reader:
-    """Batches of `source` by `workers`, in the order of training, some on their way at a time.
+    """Reads batches of `source` with `workers`, in the order of training, several in flight.
 
-    *Attributes:* `rows`: examples a read, at most `batch`, such that one takes about `seconds` at most.
+    *Attributes:* `rows`: examples of a read, at most `batch`, such that it takes at most about `seconds`.
     """
 
     def __init__(self, source: Any, workers: str, batch: int, seconds: float):
         self._workers = Workers(source, workers)
         self._examples, self._position = len(source), 0
-        # Two batches on their way keep all workers busy; parts of batches may go to one worker each
+        # Two batches in flight keep all workers busy; parts of batches may go to one worker each
         self.rows = self._calibrated(batch, seconds)
         self._buffers = self._made(self.rows, 2 if self.rows == batch else 2 * self._workers.count)
 
     def rate(self, seconds: float) -> tuple[float, dict[str, float]]:
-        """Examples a second over `seconds` or one read, and core-seconds an example by stage."""
+        """Examples a second over `seconds` or one read, and core-seconds per example by stage."""
         before, done, number = self._workers.stages.seconds, 0, 0
         flying: deque[Any] = deque()
         began = time.perf_counter()
@@ -193,7 +192,7 @@ class _Reader:
         return done / taken, {stage: (after[stage] - before[stage]) / done for stage in NAMES}
 
     def transfer(self, device: jax.Device, seconds: float) -> float:
-        """Bytes a second at which batches go to `device`, one after another."""
+        """Bytes a second of transferring batches to `device`, one after another."""
         columns, sent = self._buffers[0].columns(), 0
         jax.block_until_ready(jax.device_put(columns, device))
         began = time.perf_counter()
@@ -212,7 +211,7 @@ class _Reader:
         return self._workers.submit(order.indices(0, start, start + rows, self._examples), buffer)
 
     def _made(self, rows: int, count: int) -> list[Any]:
-        """Buffers already touched, as those of a running training are."""
+        """Buffers already in use, like those of a running training."""
         buffers = [self._workers.buffer(rows) for _ in range(count)]
         for buffer in buffers:
             for column in buffer.columns().values():
@@ -220,10 +219,10 @@ class _Reader:
         return buffers
 
     def _calibrated(self, batch: int, seconds: float) -> int:
-        """How many examples to read at once: one at first, then more while they are quick."""
+        """The examples of a read: one at first, then more while reads are quick."""
         rows = 1
         (buffer,) = self._made(rows, 1)
-        self._submit(rows, buffer).result()  # not timed: a source may open files or load its data now
+        self._submit(rows, buffer).result()  # untimed: a source may open files or load its data now
         buffer.close()
         while True:
             (buffer,) = self._made(rows, 1)
@@ -237,8 +236,8 @@ class _Reader:
 
 
 def verdict(record: Record) -> list[Fact]:
-    """What a record of the kind "feed" comes to: the speed and its limit, which stage holds it up, and what
-    would help; of these only the first where the host delivers half of a plain copy or more."""
+    """The conclusion from a record of the kind "feed", as facts: the speed and its limit, the slowest stage,
+    and what would help. Only the first if the host delivers at least half of a plain copy."""
     measured, figures = record.measured, record.figures
     count, size = max(measured["workers"]), measured["bytes_per_example"]
     rate = figures[f"examples_per_second.{count}"].median

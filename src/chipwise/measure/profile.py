@@ -1,8 +1,8 @@
-"""A trace of some training steps for TensorBoard's profiler, and the operations in it that take the time.
+"""Traces some training steps for TensorBoard's profiler, and finds the operations that take the time.
 
-A trace is an XSpace: planes (a device, or the host), with lines (a core, a stream or a thread), with events.
-GPUs and TPUs have planes of their own, where every event is an operation's run. The CPU's operations lie on
-the host's plane, each on the thread that ran it; helper threads of a parallel operation do not show.
+A trace is an XSpace: planes (a device, or the host) with lines (a core, a stream or a thread) with events.
+Each GPU and TPU has a plane, where every event is a run of an operation. The CPU's operations are on the
+host's plane, each on its thread; helper threads of a parallel operation are not shown.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ..planner.hlo_operations import parts as inside
 from ..planner.hlo_proto import Instruction, parse
 
 SHOWN = 10
-_CHIP = re.compile(r"/device:\w+:\d+")  # other planes tell of its parts or of the network
-_OPS_LINE = "XLA Ops"  # of a TPU's plane, beside lines that tell of the same time as steps and modules
+_CHIP = re.compile(r"/device:\w+:\d+")  # other planes show parts of the chip, or the network
+_OPS_LINE = "XLA Ops"  # on a TPU's plane; other lines show the same time as steps and modules
 
 CONVOLUTION, PRODUCT, COLLECTIVE, REDUCTION = "convolution", "matrix product", "collective", "reduction"
 INDEXED, SORT, MOVEMENT, ELEMENTWISE = "gather and scatter", "sort", "data movement", "elementwise"
 CONTROL, OTHER = "loops and calls", "other"
 
-_KINDS = {  # category to how its opcodes, custom calls and kernels begin
+_KINDS = {  # category to prefixes of its opcodes, custom calls and kernels
     COLLECTIVE: r"all-?reduce|all-?gather|reduce-scatter|all-?to-?all|collective|nccl|send|recv",
     CONVOLUTION: r"conv(?!ert)",
     PRODUCT: r"dot|gemm|matmul|cublas|triangular-solve|cholesky|ynn",
@@ -39,37 +39,36 @@ _KINDS = {  # category to how its opcodes, custom calls and kernels begin
     MOVEMENT: r"copy|transpose|pad|concatenate|slice|reverse|broadcast|iota|bitcast|reshape|mem(cpy|set)"
     r"|formatting",
 }
-# Of several in one fusion, the first of these names it
+# The first of these in a fusion is the fusion's category
 _TELLING = (COLLECTIVE, CONVOLUTION, PRODUCT, SORT, INDEXED, REDUCTION, CONTROL, OTHER, ELEMENTWISE)
 _STRUCTURE = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast")
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation of the compiled step. On a GPU or TPU times are of one device, on a CPU of all its
-    threads together."""
+    """One operation of the compiled step. Times are of one GPU or TPU, or of all threads of a CPU."""
 
-    name: str  # the compiler's
+    name: str  # from the compiler
     category: str
-    source: str  # what JAX called it, or ""
-    count: float  # runs a step
-    milliseconds: float  # a step, without the time of operations inside it
-    share: float  # of all operations' time
+    source: str  # JAX's name, or ""
+    count: float  # runs per step
+    milliseconds: float  # per step, without the time of operations inside it
+    share: float  # of the time of all operations
 
 
 @dataclass(frozen=True)
 class Spent:
-    """What a trace says of one operation of one program, summed over its events."""
+    """One operation of one program in a trace, summed over its events."""
 
     module: str  # the program's name, "" if the trace does not say
     name: str
-    category: str  # the trace's own word for its kind, or ""
+    category: str  # the trace's own category, or ""
     count: int
     nanoseconds: float
 
 
 def make_folder(folder: str | Path) -> None:
-    """So that one learns before measuring that a trace cannot be written. Raises `DataError`."""
+    """Creates the folder before the measurement. Raises `DataError` if it cannot be written."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -80,7 +79,7 @@ def make_folder(folder: str | Path) -> None:
 def capture(folder: str | Path, steps: int, step: Callable[[], Any], wait: Callable[[], Any]) -> Path:
     """Traces `steps` calls of `step`, between two calls of `wait`. *Returns* the file below `folder`."""
     options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0  # every Python call costs time, and there are many in a step
+    options.python_tracer_level = 0  # tracing Python calls would slow the step
     before = _traces(folder)
     wait()
     with jax.profiler.trace(str(folder), profiler_options=options):
@@ -102,11 +101,11 @@ def _traces(folder: str | Path) -> dict[Path, int]:
 def explain(trace: Path, programs: Sequence[bytes], steps: int) -> dict[str, Any]:
     """The trace of `steps` steps as plain JSON values.
 
-    *Arguments:* `programs`: the compiled programs by `planner.hlo_proto.program_bytes`, which tell what an
-    operation does and what JAX called it.
+    *Arguments:* `programs`: the compiled programs from `planner.hlo_proto.program_bytes`, which have the
+    category and JAX's name of each operation.
 
     *Returns* `folder`, `steps`, `milliseconds_per_step` of all operations, the `share` of each category, and
-    the `operations` that take most of it (`Operation`), most first.
+    the costliest `operations` (`Operation`), longest first.
     """
     runs, devices = read(trace)
     listed = operations(runs, programs, steps * devices)
@@ -123,7 +122,7 @@ def explain(trace: Path, programs: Sequence[bytes], steps: int) -> dict[str, Any
 
 
 def read(trace: str | Path) -> tuple[list[Spent], int]:
-    """The operations in a trace's file, and how many devices' planes they were taken from."""
+    """The operations in a trace file, and the number of device planes that they come from."""
     from jax.profiler import ProfileData
 
     planes = list(ProfileData.from_file(str(trace)).planes)
@@ -141,7 +140,7 @@ def read(trace: str | Path) -> tuple[list[Spent], int]:
 
 
 def _of_plane(plane: Any) -> list[tuple[tuple[str, str, str], float]]:
-    """((module, name, category), own nanoseconds) of every run of an operation."""
+    """((module, name, category), own nanoseconds) of each run of an operation."""
     lines = list(plane.lines)
     chosen = [line for line in lines if line.name == _OPS_LINE]
     own = []
@@ -161,13 +160,13 @@ _STATS = ("hlo_op", "hlo_module", "hlo_category")
 
 
 def _named(text: str) -> str:
-    """The name in `%fusion.3 = f32[8]{0} fusion(...)`, as a TPU's events are called."""
+    """The name in `%fusion.3 = f32[8]{0} fusion(...)`, the form of a TPU's events."""
     match = re.match(r"%?([\w.\-]+)( = |$)", text)
     return match[1] if match else text
 
 
 def own_time(events: Iterable[tuple[float, float, Any]]) -> list[tuple[Any, float]]:
-    """(what, its time without that of events inside it) of events (begin, end, what) on one line."""
+    """(what, time without events inside it) for events (begin, end, what) on one line."""
     spent: list[list[Any]] = []
     open_: list[tuple[float, int]] = []  # (end, position in `spent`)
     for begin, end, what in sorted(events, key=lambda event: (event[0], -event[1])):
@@ -182,7 +181,7 @@ def own_time(events: Iterable[tuple[float, float, Any]]) -> list[tuple[Any, floa
 
 
 def operations(runs: Sequence[Spent], programs: Sequence[bytes], steps: int) -> list[Operation]:
-    """`runs` as operations a step, those that take most first; equal ones of several programs apart."""
+    """Turns `runs` into operations per step, longest first; equal names in several programs stay separate."""
     total = sum(run.nanoseconds for run in runs)
     meanings = _meanings(programs)
     listed = []
@@ -202,8 +201,8 @@ def operations(runs: Sequence[Spent], programs: Sequence[bytes], steps: int) -> 
 
 
 def _meanings(programs: Sequence[bytes]) -> dict[tuple[str, str], tuple[str, str]]:
-    """(program, operation) to its category and what JAX called it. Under the program "" are those whose name
-    only one program has, for traces that do not say which one ran."""
+    """(program, operation) to its category and JAX's name. Operations that only one program has are also
+    listed under the program "", for traces that do not name the program."""
     meanings: dict[tuple[str, str], tuple[str, str]] = {}
     several: set[str] = set()
     for module in map(parse, programs):
@@ -219,7 +218,7 @@ def _meanings(programs: Sequence[bytes]) -> dict[tuple[str, str], tuple[str, str
 
 
 def _meaning(instruction: Instruction) -> tuple[str, str]:
-    """The category and source of an instruction: of a fusion those of the most telling part of it."""
+    """The category and source of an instruction; for a fusion, those of its main part."""
     working = [part for part in inside(instruction) if part.opcode not in _STRUCTURE or part is instruction]
     parts = [(_kind(part), part.source) for part in working]
     category = next((c for c in _TELLING if any(c == found for found, _ in parts)), MOVEMENT)
@@ -231,11 +230,11 @@ def _kind(instruction: Instruction) -> str:
     if instruction.opcode != "custom-call":
         return _category(instruction.opcode)
     found = _category(instruction.target)
-    return OTHER if found == ELEMENTWISE else found  # somebody's kernel, of which only the name is known
+    return OTHER if found == ELEMENTWISE else found  # a custom kernel, known only by its name
 
 
 def _category(word: str) -> str:
-    """Of an opcode, a custom call's target, a TPU's own category or, if there is nothing else, a name."""
+    """The category of an opcode, a custom call's target, a TPU's own category or else a name."""
     for category, pattern in _KINDS.items():
         if re.search(rf"(?<![a-z])(?:{pattern})", word, re.IGNORECASE):
             return category
