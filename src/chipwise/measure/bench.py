@@ -45,7 +45,7 @@ from .profile import capture, explain, make_folder
 
 WARMUP = 50  # steps before the timed ones; their losses are kept
 SECONDS = 10.0  # all timed intervals together
-INTERVAL_SECONDS = 0.5  # long compared with the wait at its end, short compared with other work on the machine
+INTERVAL_SECONDS = 0.5  # far longer than the wait at its end
 INTERVALS = 10  # at least; quartiles of fewer say little
 _CALIBRATION_SECONDS = 0.1
 

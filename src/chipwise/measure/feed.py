@@ -31,7 +31,7 @@ from ..words.facts import Fact, fact
 ROUNDS = 5
 NEAR_COPY = 0.5  # share of a plain copy above which the host can gain little
 STAGES = NAMES[:3]  # the stages before an example is in memory
-_COPY_BYTES = 512 << 20  # the source of a plain copy: far larger than caches, small compared with a host's memory
+_COPY_BYTES = 512 << 20  # source of a plain copy: far larger than caches, small beside a host's memory
 _READS = 4  # at least in each turn; if examples are slow, a read is less than a batch
 _UNITS = {"examples": "examples/s", "copy": "bytes/s", "seconds": "s", "transfer": "bytes/s"}
 

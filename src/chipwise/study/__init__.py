@@ -1,1 +1,1 @@
-"""Runs of one recipe that belong together: the same settings with several seeds, and several settings."""
+"""Studies: runs of a recipe with several seeds and settings. Finders of rates and batches, and transfer."""

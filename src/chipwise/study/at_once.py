@@ -1,16 +1,16 @@
-"""Runs that share their compiled programs, one after another or several side by side on the CPU.
+"""Trains runs that share compiled programs, one after another or several at once on the CPU.
 
-The seed and the schedules' values are inputs of the compiled programs, so runs that differ in nothing else
-have equal ones. JAX's own cache of compiled programs, in a folder that lives as long as the study is worked
-on, hands them from run to run and from process to process.
+The seed and the values of schedules are inputs of the compiled programs, so runs that differ only in these
+share programs. JAX's compilation cache, in a folder that exists while the study runs, passes them on between
+runs and processes.
 
-A small model's step is mostly waiting: for Python to start the next program, for one thread of many. Another
-process fills that time. Each does what it would do alone, with the same programs and the same size of the
-thread pool (`machine.threads`), so a run's bits do not depend on its neighbours.
+A small model's step is mostly waiting: for Python to start the next program, or for the slowest thread.
+Another process can use that time. Each process uses the same programs and the same size of the thread pool
+(`machine.threads`) as a single one, so a run's bits do not depend on the other runs.
 
-A worker is this file run as a program. It reads lines of JSON, first how all runs are made and trained, then
-one run a line, and answers each with a line. When its input ends, because the study was stopped or killed,
-the run at hand saves itself.
+A worker is this file run as a program. It reads lines of JSON: first how runs are made and trained, then one
+run per line, and it answers each with a line. When its input ends, because the study was stopped or killed,
+it saves the current run.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from ..machine.detect import detect, setting
 from ..words.facts import fact
 from .runs import Job, Origin
 
-_LOOK_SECONDS = 0.2  # between looks at whether to stop
+_LOOK_SECONDS = 0.2  # seconds between checks for a request to stop
 
 
 @contextlib.contextmanager
 def one_compilation() -> Iterator[dict[str, str]]:
-    """While it is open, this process compiles no program twice.
+    """A context in which no program is compiled twice.
 
-    *Returns* the environment in which other processes share in that. A cache that is there stays as it is.
+    *Yields* the environment variables with which other processes share the cache. An existing cache is kept.
     """
     kept.key_by_processor()
     kept.write_whole()
@@ -71,11 +71,11 @@ def one_compilation() -> Iterator[dict[str, str]]:
 def _set(values: dict[str, Any]) -> None:
     for name, value in values.items():
         jax.config.update(name, value)
-    compilation_cache.reset_cache()  # JAX looks at these settings once, at the first compilation
+    compilation_cache.reset_cache()  # JAX reads these settings once, at the first compilation
 
 
 def check(n: int, origin: Origin, on: On) -> None:
-    """Raises `RecipeError` or `DeviceError` unless `n` runs of `origin` can be trained side by side."""
+    """Raises `RecipeError` or `DeviceError` unless `n` runs of `origin` can be trained at once."""
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise RecipeError("at-once-too-few", given=n)
     if n == 1:
@@ -96,10 +96,10 @@ def train(
     stop: StopRequest,
     reporter: Reporter,
 ) -> Generator[tuple[Job, dict[str, Any] | None]]:
-    """Trains `jobs`, at most `n` side by side, and yields each as it ends, with how it diverged or `None`.
+    """Trains `jobs`, at most `n` at once, and yields each when it ends, with its divergence or `None`.
 
-    *Arguments:* `environment`: variables for the processes. Ends early after a request to stop, with all
-    saved. Raises the error of a run that failed, once the others are saved.
+    *Arguments:* `environment`: variables for the processes. After a request to stop, it saves all runs and
+    ends early. Raises the error of a run that failed, after the others are saved.
     """
     waiting, asked = list(jobs), False
     with contextlib.ExitStack() as closing:
@@ -110,7 +110,7 @@ def train(
             closing.callback(workers[-1].close)
             selector.register(workers[-1].answers, selectors.EVENT_READ, workers[-1])
             workers[-1].begin(waiting.pop(0))
-        closing.callback(_stop, workers)  # all of them, before the first is waited for
+        closing.callback(_stop, workers)  # all of them, before it waits for the first
         while selector.get_map():
             if stop and not asked:
                 asked = True
@@ -135,18 +135,18 @@ def _stop(workers: list[_Worker]) -> None:
 
 
 class _Worker:
-    """A process that trains runs, and the run it is at."""
+    """A process that trains runs, and its current run."""
 
     def __init__(self, origin: Origin, options: dict[str, Any], environment: dict[str, str]):
         cpus = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(len(jax.devices("cpu")))}
-        cpus["CHIPWISE_HOSTS"] = "1"  # a host of its own, wherever the study was started
+        cpus["CHIPWISE_HOSTS"] = "1"  # a single host, however the study was started
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "chipwise.study.at_once"],
             env={**os.environ, **environment, **cpus},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C comes to the study, which asks its workers to stop
+            start_new_session=True,  # Ctrl-C goes to the study, which asks its workers to stop
         )
         assert self._process.stdout is not None
         self.answers = self._process.stdout
@@ -159,22 +159,22 @@ class _Worker:
         self._tell({"settings": job.settings, "seed": job.seed, "folder": str(job.folder)})
 
     def ended(self) -> tuple[Job, dict[str, Any] | None, ChipwiseError | None]:
-        """The run that was begun, how it diverged and the error that ended it. Waits for its end."""
+        """The run that was started, its divergence, and its error. Waits for its end."""
         line, job = self.answers.readline(), self._job
         assert job is not None
         self._job = None
         if line:
             answer = json.loads(line)
             error = answer["error"]
-            # From a process of ours, over a pipe that nobody else writes to
+            # Safe: the pipe is written only by our own process
             return job, answer["diverged"], None if error is None else pickle.loads(bytes.fromhex(error))
         code = self._process.wait()
-        if self._asked:  # before it had begun, with nothing to save
+        if self._asked:  # before it started, so there is nothing to save
             return job, None, Stopped("stopped-early")
         raise RunError("worker-ended", run=job.name, exit_code=code)
 
     def stop(self) -> None:
-        """Asks the process to end, and the run at hand to save itself before."""
+        """Asks the process to save the current run and end."""
         assert self._process.stdin is not None
         self._asked = True
         with contextlib.suppress(BrokenPipeError):
@@ -183,13 +183,13 @@ class _Worker:
     def close(self) -> None:
         """Waits until the process has ended."""
         self.stop()
-        self.answers.read()  # lest it waits to be heard
+        self.answers.read()  # or it may block on writing
         self._process.wait()
         self.answers.close()
 
     def _tell(self, what: dict[str, Any]) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended, which its answer will show
+        with contextlib.suppress(BrokenPipeError):  # it has ended; its answer shows why
             print(json.dumps(what), file=self._process.stdin, flush=True)
 
 
@@ -197,9 +197,9 @@ class _Worker:
 
 
 def work() -> None:
-    """Trains the runs that standard input names, and answers each with a line on standard output."""
+    """Trains the runs named on standard input, and answers each with a line on standard output."""
     answers = os.dup(1)
-    os.dup2(2, 1)  # what a recipe prints must not stand between the answers
+    os.dup2(2, 1)  # output of a recipe must not mix with the answers
     lines = _lines()
     first = next(lines, None)
     if first is None:
@@ -216,12 +216,12 @@ def work() -> None:
                 answer["diverged"] = run.train(origin, options, "none")
             except ChipwiseError as error:
                 answer["error"] = pickle.dumps(error).hex()
-            with contextlib.suppress(BrokenPipeError):  # nobody is left to be told
+            with contextlib.suppress(BrokenPipeError):  # the study has ended
                 os.write(answers, f"{json.dumps(answer)}\n".encode())
 
 
 def _lines() -> Iterator[str]:
-    """The lines of standard input. While one is being worked on, the input's end is a SIGTERM."""
+    """The lines of standard input. If the input ends during a run, the process gets a SIGTERM."""
     read: queue.Queue[str | None] = queue.Queue()
     ended, busy = threading.Event(), threading.Event()
 
@@ -235,7 +235,7 @@ def _lines() -> Iterator[str]:
 
     threading.Thread(target=listen, daemon=True).start()
     while (line := read.get()) is not None:
-        busy.set()  # before the question: if the input ends after it, `listen` sees this
+        busy.set()  # set before the run starts, so that `listen` sees it
         if ended.is_set():
             return
         yield line

@@ -1,11 +1,11 @@
-"""`study.json`: what runs a study has and what came of each, rewritten whole after every run.
+"""`study.json`: all runs of a study and their results, rewritten after every run.
 
     {"schema": "chipwise.study/1", "recipe": "mnist", "source": {"recipe": "mnist", "set": [], ...},
      "settings": {"lr": ["0.2", "0.4"]}, "seeds": [0, 1],
      "points": [{"set": {"lr": "0.2"},
                  "runs": [{"seed": 0, "run": "lr=0.2/seed-0", "done": true, "metrics": {...}, ...}]}]}
 
-The run folders are the truth: a finished run is read from its `result.json` again.
+The run folders are authoritative: the result of a finished run is read again from its `result.json`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ FILE = "study.json"
 class Run:
     """One run of a study.
 
-    *Fields:* `run`: its folder, from the study's; `done`: whether it trained to its end; `metrics`,
+    *Fields:* `run`: its folder, relative to the study's; `done`: whether it is finished; `metrics`,
     `fingerprint` and `examples_per_second` (global, median) as in its result; `seconds`: wall time over all
-    processes that worked on it; `diverged`: how, if it did, as in its metrics.jsonl: `code`, between which
-    steps (`first`, `last`) and `value`.
+    its processes; `diverged`: None, or as in its metrics.jsonl: `code`, the steps `first` and `last`, and
+    `value`.
     """
 
     seed: int
@@ -63,10 +63,9 @@ class Point:
 
 @dataclass(frozen=True)
 class Study:
-    """Several settings of one recipe, each with several seeds. The others are compared with the
-    first point.
+    """Several settings of a recipe, each with several seeds. Points are compared with the first one.
 
-    *Fields:* `folder`; `recipe`: its name; `source`: how the command line made it; `points`.
+    *Fields:* `folder`; `recipe`: its name; `source`: how the command line made the recipe; `points`.
     """
 
     folder: Path
@@ -76,12 +75,12 @@ class Study:
 
     @property
     def seeds(self) -> list[int]:
-        """Every seed that some point has, in the order of their first runs."""
+        """The seeds of all points, in the order of their first runs."""
         return list(dict.fromkeys(seed for point in self.points for seed in point.runs))
 
     @property
     def settings(self) -> dict[str, list[str]]:
-        """Every setting that some point has, with its values."""
+        """The settings of all points, with their values."""
         settings: dict[str, list[str]] = {}
         for point in self.points:
             for name, value in point.settings.items():
@@ -90,7 +89,7 @@ class Study:
         return settings
 
     def point(self, settings: grid.Settings) -> Point:
-        """The point that means the same as `settings`; a new one, at the end, where there is none."""
+        """The point equal to `settings`, added at the end if there is none."""
         for point in self.points:
             if grid.identity(point.settings) == grid.identity(settings):
                 return point
@@ -111,7 +110,7 @@ class Study:
         }
 
     def write(self) -> None:
-        """Raises `RunError` when it cannot be written; the old file is then whole."""
+        """Replaces `study.json`. Raises `RunError` if it cannot be written; the old file then stays."""
         text = json.dumps(self.to_json(), indent=1) + "\n"
         try:
             replace_text(self.folder / FILE, text, "study-document-unwritable")
@@ -120,10 +119,10 @@ class Study:
 
 
 def read(folder: str | Path) -> Study | None:
-    """The study in `folder`, or `None` when there is none.
+    """The study in `folder`, or `None` if there is none.
 
-    Runs' folders are worked out again from settings and seeds, so a damaged file points nowhere else.
-    Raises `RunError` for a file that cannot be read, is damaged, or is of another version.
+    The runs' folders are computed from settings and seeds, so a damaged file cannot point elsewhere. Raises
+    `RunError` for a file that cannot be read, is damaged, or is of another version.
     """
     folder = Path(folder).absolute()
     file = folder / FILE

@@ -1,8 +1,7 @@
-"""`cw.find_batch(recipe)`: the largest batch that fits a device, and what moving there would change.
+"""`cw.find_batch(recipe)`: the largest batch that fits a device, and what it would change.
 
-Found without risk: the step's own programs are compiled at candidate batches, and the compiler says what
-each needs. Then, where the device is present, confirmed by real steps, which are timed beside those of the
-recipe's own batch.
+The step's programs are compiled at candidate batches, and the compiler states how much memory each needs. If
+the device is present, real steps confirm the result, and are timed in turn with those of the recipe's batch.
 """
 
 from __future__ import annotations
@@ -38,14 +37,17 @@ refuse, it kills."""
 
 @dataclass(frozen=True)
 class BatchSearch:
-    """The largest batch of a recipe on one target, and what it means.
+    """The largest batch of a recipe on one target.
 
-    *Fields:* `old`, the recipe; `target`, such as "this machine, 1 × cpu" or "v5e-8"; `devices` used;
-    `batch`, global, or None when not even one example a replica fits; `memory`, bytes of one device at that
-    batch, or at the smallest when none fits; None when unknown; `bound`, what keeps the batch from being
-    larger; `confirmed`, whether a real step was made with it; `examples_per_second`, measured, by global
-    batch, one value a round; `predicted`, examples/s of an absent target by global batch; `move`, the recipe
-    moved there, or None; `findings`, what `cw.check` says about it; `notes`, further remarks.
+    *Fields:*
+
+    - `old`: the recipe; `target`: such as "this machine, 1 × cpu" or "v5e-8"; `devices`: the number used.
+    - `batch`: global, or None if not even one example per replica fits; `bound`: a fact, what limits it.
+    - `memory`: bytes of one device at that batch, or at the smallest if none fits; None if unknown.
+    - `confirmed`: whether real steps ran with it.
+    - `examples_per_second`: measured, by global batch, a value for each round; `predicted`: examples/s of an
+      absent target by global batch.
+    - `move`: the transfer to that batch, or None; `findings`: of `cw.check` for it; `notes`: facts.
     """
 
     old: Recipe
@@ -71,8 +73,8 @@ class BatchSearch:
 
     @property
     def speedup(self) -> Difference | None:
-        """How many times as many examples/s as with the recipe's own batch, and whether that is shown; None
-        where one of the two was not measured, or both are the same."""
+        """The ratio of examples/s to the recipe's own batch, with its interval and verdict; None if one of
+        the two was not measured, or both are the same."""
         speeds, own = self.examples_per_second, self.old.batch
         if self.batch == own or self.batch not in speeds or own not in speeds:
             return None
@@ -110,20 +112,20 @@ def find_batch(
     at_most: int | None = None,
     progress: str = "auto",
 ) -> BatchSearch:
-    """The largest global batch of `recipe` that fits, a multiple of its replicas, within a fortieth.
+    """Finds the largest global batch of `recipe` that fits, a multiple of its replicas, to within 1/40.
 
-    It is never above the training examples. Larger is not better: see `BatchSearch.move` for what it does
-    to the training, and `speedup` for whether it is even faster.
+    It is at most the number of training examples. Larger is not always better: `BatchSearch.move` says what
+    it does to training, and `speedup` whether it is faster at all.
 
     *Arguments:*
 
-    - `target`: an absent one such as `"v5e-8"` or `"t4"`, whose compiler is asked, as by `cw.plan`. By
-      default the devices of this machine, where real steps confirm the result.
-    - `on`: as in `fit`, for this machine; its `exact` for any. `progress`: as there.
-    - `at_most`: search no further.
+    - `target`: an absent chip such as `"v5e-8"` or `"t4"`, planned as by `cw.plan`. By default the devices of
+      this machine, where real steps confirm the result.
+    - `on`: as in `fit`, for this machine; `exact` also applies to a target. `progress`: as in `fit`.
+    - `at_most`: an upper limit of the search.
 
     Raises `RecipeError` for `at_most` below the replicas or a recipe that cannot be traced, `DeviceError` as
-    `fit` does and for an unknown target, `DataError` when there are fewer training examples than replicas.
+    `fit` does and for an unknown target, `DataError` if there are fewer training examples than replicas.
     """
     examples = recipe.clock.examples
     if at_most is not None and (isinstance(at_most, bool) or at_most < recipe.replicas):
@@ -159,7 +161,7 @@ def _here(recipe: Recipe, on: On, limit: int, reporter: Reporter) -> BatchSearch
         return BatchSearch(recipe, target, layout.devices, None, memory, bound, notes=tuple(notes))
     for batch in (recipe.batch, largest):
         fits(dataclasses.replace(recipe, batch=batch))
-    with one_compilation():  # of each batch, for all its visits
+    with one_compilation():  # one for each batch, for all its rounds
         batch, speeds = _confirmed(recipe, largest, known, machine, layout, notes, reporter)
     if machine.platform == "cpu":
         notes.append(fact("host-memory-filled"))
@@ -188,8 +190,8 @@ def _confirmed(
     notes: list[Any],
     reporter: Reporter,
 ) -> tuple[int, dict[int, list[float]]]:
-    """The batch that real steps ran with, or `largest` where none was dared, and examples/s by batch: of the
-    recipe's own and of that one, as many rounds as there is time for."""
+    """The batch that real steps ran with, or `largest` if none was tried, and examples/s by batch: of the
+    recipe's own and of that one, for as many rounds as there is time."""
     speeds: dict[int, list[float]] = {}
     spent = 0.0
 
@@ -225,7 +227,7 @@ def _confirmed(
 
 
 def _dared(batch: int, memory: Memory | None, own: int, speeds: dict[int, list[float]]) -> Fact | None:
-    """Why the CPU should not try this batch, or None."""
+    """Why this batch should not be tried on a CPU, or None."""
     if memory is not None and memory.needed > SAFE_SHARE * memory.available:
         return fact("batch-risky", batch=batch, share=SAFE_SHARE)
     if own in speeds and (seconds := LEAST_STEPS * batch / speeds[own][0]) > LONGEST_SECONDS:
@@ -283,7 +285,7 @@ def _bound(recipe: Recipe, batch: int, limit: int) -> Fact:
 
 
 def _moved(search: BatchSearch, on: str | None) -> BatchSearch:
-    """`search` with what moving to its batch does."""
+    """`search` with the transfer to its batch, and its findings."""
     recipe, move, notes = search.old, None, list(search.notes)
     assert search.batch is not None
     there = dataclasses.replace(recipe, batch=search.batch)
@@ -291,6 +293,6 @@ def _moved(search: BatchSearch, on: str | None) -> BatchSearch:
         try:
             move = transfer(recipe, batch=search.batch)
             there = move.recipe
-        except RecipeError as error:  # an optimizer that no rule covers
+        except RecipeError as error:  # an optimizer without a rule
             notes.append(Fact(error.code, error.facts))
     return dataclasses.replace(search, move=move, findings=tuple(check(there, on)), notes=tuple(notes))

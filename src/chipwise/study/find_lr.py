@@ -45,8 +45,8 @@ MARKS = ("suggestion", "valley", "steep", "last_stable")
 
 @dataclass(frozen=True)
 class RangeTest:
-    """One test: `held`, what was held at which value besides the recipe's own, such as
-    `{"momentum": 0.9}`; its `curve`; `stopped`, why it ended before its last step, or None."""
+    """One test. *Fields:* `held`: settings held at other values than the recipe's, such as `{"momentum":
+    0.9}`; `curve`; `stopped`: a fact, why it ended before its last step, or None."""
 
     held: dict[str, float]
     curve: RangeCurve
@@ -54,7 +54,7 @@ class RangeTest:
 
     @property
     def name(self) -> str:
-        """`momentum=0.9`, or nothing."""
+        """Such as `momentum=0.9`, or ""."""
         return ", ".join(f"{name}={value:g}" for name, value in self.held.items())
 
     def to_json(self) -> dict[str, Any]:
@@ -69,11 +69,11 @@ class RangeTest:
 
 @dataclass(frozen=True)
 class LrSearch:
-    """What `find_lr` found.
+    """The result of `find_lr`.
 
-    *Fields:* `old`, the recipe it was asked about; `tests`, one, or one for each value of the second
-    setting; `chosen`, the index of the test that the suggestion comes from, and `why`; `devices`, what it ran
-    on, and `notes` about that. `curve` and the marks are those of the chosen test.
+    *Fields:* `old`: the recipe; `tests`: one, or one for each value of the second setting; `chosen`: the
+    index of the test that gives the suggestion, and `why`, a fact; `devices`: what it ran on; `notes`: facts.
+    `curve` and the marks are those of the chosen test.
     """
 
     old: Recipe
@@ -85,7 +85,7 @@ class LrSearch:
 
     @property
     def test(self) -> RangeTest:
-        """The chosen one."""
+        """The chosen test."""
         return self.tests[self.chosen]
 
     @property
@@ -94,7 +94,7 @@ class LrSearch:
 
     @property
     def suggestion(self) -> float:
-        """The peak rate to use, see `range_test`."""
+        """The peak rate to use: the middle of the bottom of the curve."""
         return self.curve.suggestion
 
     @property
@@ -116,29 +116,29 @@ class LrSearch:
 
     @property
     def own_peak(self) -> float:
-        """The highest rate of the recipe as it was."""
+        """The highest rate of the original recipe."""
         optimizer = self.old.optimizer
         return optimizer.hyper[optimizer.lr_name].highest(self.old.clock)
 
     @property
     def settings(self) -> dict[str, float]:
-        """What to type: the suggested rate, to the two digits that a curve can tell, and the second axis."""
+        """The settings to use: the suggested rate, to two digits, and the value of the second setting."""
         held = {name: value for name, value in self.test.held.items() if value != value_of(self.old, name)}
         return {self.old.optimizer.lr_name: rounded(self.suggestion, 2), **held}
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe with `settings`: the rate becomes its schedule's peak, whose shape stays.
+        """The recipe with `settings`: the schedule keeps its shape and gets the rate as its peak.
 
-        It is `validated` by the test, where that says anything, so that `cw.check` measures from here.
-        Raises `RecipeError` for a schedule that is a function of the step, whose peak cannot be set.
+        If the curve is conclusive, the recipe counts as `validated` by the test, for `cw.check`. Raises
+        `RecipeError` if the schedule is a function of the step, whose peak cannot be set.
         """
         optimizer = self.old.optimizer
         changed: dict[str, Any] = {}
         for name, value in self.settings.items():
             given, highest = optimizer.settings[name], value
             schedule = as_schedule(given, name)
-            if name != optimizer.lr_name:  # held at its value where the rate is highest
+            if name != optimizer.lr_name:  # held at its value at the highest rate
                 highest = value * schedule.highest(self.old.clock) / (value_of(self.old, name) or 1.0)
             number = isinstance(given, int | float)
             changed[name] = value if number else schedule.with_peak(rounded(highest))
@@ -175,24 +175,23 @@ def find_lr(
     on: On = ALL,
     progress: str = "auto",
 ) -> LrSearch:
-    """A peak learning rate for `recipe`, from the range test of Smith (2015, arXiv:1506.01186): fresh
-    parameters, rates that grow from `low` to `high` with every step, and the loss at each.
+    """Finds a peak learning rate for `recipe` with the range test of Smith (2015, arXiv:1506.01186, section
+    3.3): a fresh run whose rate grows from `low` to `high` with every step.
 
-    The bits are those of `fit`: the same curve on 1 and on 8 devices. The caller's recipe is not changed,
-    and nothing is written.
+    The curve has the same bits on 1 and on 8 devices. The recipe is not changed, and nothing is written.
 
     *Arguments:*
 
-    - `low`, `high`: the first and the last rate. `steps`: one rate each, from 10 to 2,000.
-    - `second`: one test for each of several values of `"momentum"` (Adam's is `"b1"`), `"weight_decay"` or
-      another number of the optimizer, and suggest a pair, after Smith (2018, arXiv:1803.09820, sections 4.3
-      and 4.4).
-    - `values`: those; by default some around the recipe's own. Where it follows a schedule, the value is
-      that at the highest rate.
+    - `low`, `high`: the first and the last rate. `steps`: their number, from 10 to 2,000.
+    - `second`: also vary `"momentum"` (`"b1"` for Adam), `"weight_decay"` or another number of the optimizer,
+      with one test for each value, and suggest a pair, after Smith (2018, arXiv:1803.09820, sections 4.3 and
+      4.4).
+    - `values`: the values of `second`; by default some around the recipe's own. If it follows a schedule, its
+      value at the highest rate counts.
     - `on`, `progress`: as in `fit`; a test is always exact.
 
-    Raises `RecipeError` for what cannot be tested, `DataError` and `DeviceError` as `fit` does, and
-    `DivergedError` when the loss is not finite before any rate could act.
+    Raises `RecipeError` for settings that cannot be tested, `DataError` and `DeviceError` as `fit` does, and
+    `DivergedError` if the very first loss is not finite.
     """
     _check(low, high, steps)
     if second is None and values is not None:
@@ -213,7 +212,7 @@ def find_lr(
                 reporter.say(fact("range-test-of-several", number=number, count=len(cases), name=name))
 
             def seen(step: int, loss: float) -> None:
-                if step == 1:  # of which compilation is a part, but not of the others
+                if step == 1:  # it includes compilation; the others do not
                     reporter.start(step, steps)
                 reporter.update({"step": step, "train/loss": loss})
 
@@ -229,16 +228,16 @@ def find_lr(
 
 
 def check_peak(recipe: Recipe) -> None:
-    """Raises `RecipeError` unless the peak of the recipe's rate can be set: of a function of the step not."""
+    """Raises `RecipeError` if the peak of the recipe's rate cannot be set, as for a function of the step."""
     optimizer = recipe.optimizer
     as_schedule(optimizer.hyper[optimizer.lr_name]).with_peak(1.0)
 
 
 def choose(tests: Sequence[RangeTest]) -> tuple[int, Fact]:
-    """The place of the test to follow, and the reason.
+    """The index of the best test, and the reason.
 
-    Smith (2018, sections 4.3 and 4.4): the value whose test reaches the lowest loss, and where several come
-    as low, the one that stays stable up to the highest rate.
+    Smith (2018, sections 4.3 and 4.4): the value whose test reaches the lowest loss; if several do, the one
+    that stays stable up to the highest rate.
     """
     if len(tests) == 1:
         return 0, fact("one-range-test")
@@ -277,7 +276,7 @@ def _check(low: float, high: float, steps: int) -> None:
 def axis(recipe: Recipe, second: str, values: Sequence[float] | None = None) -> list[float]:
     """The values to hold `second` at, ascending and distinct; by default some around the recipe's own.
 
-    Raises `RecipeError` when the optimizer has no such number, or a value is out of range.
+    Raises `RecipeError` if the optimizer has no such number, or a value is out of range.
     """
     own = value_of(recipe, second)
     schedule = as_schedule(hyperparameter(recipe.optimizer, second), second)
@@ -285,7 +284,7 @@ def axis(recipe: Recipe, second: str, values: Sequence[float] | None = None) -> 
         raise RecipeError("second-is-zero-at-peak", name=second)
     averages = second in ("momentum", "b1", "b2")
     if values is None:
-        if averages:  # Smith's 0.8, 0.9, 0.95: averages half and twice as long
+        if averages:  # as Smith's 0.8, 0.9, 0.95: averages over half and twice as many steps
             around = [1 - 2 * (1 - own), own, 1 - (1 - own) / 2] if own > 0.5 else [0.0, 0.5, 0.9]
         else:
             around = [own / 3, own, own * 3] if own else [0.0, 1e-5, 1e-4, 1e-3]

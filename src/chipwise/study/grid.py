@@ -1,10 +1,10 @@
-"""Which runs a study has: every combination of the values given, each with every seed.
+"""The runs of a study: every combination of the values, each with every seed.
 
     lr=0.2,0.4  momentum=0.9,0.95            4 points
     lr=0.2,momentum=0.9/seed-0               the folder of a run
 
-Values are text, as `--set` takes it, and become numbers only when the recipe is made. A comma separates
-two values unless it stands in brackets, in quotes or after a backslash.
+Values are text, as for `--set`, and become numbers when the recipe is made. A comma separates two values
+unless it is in brackets, in quotes or after a backslash.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ..errors import RecipeError
 
 Settings = dict[str, str]  # one point: setting to value
 _SEEDS = 2**32
-_MOST = 1000  # seeds; more are a seed's number given by mistake
+_MOST = 1000  # seeds; a higher count is probably a seed given by mistake
 _OPEN, _CLOSED = "([{", ")]}"
-_LONGEST = 100  # characters of a folder's name, of the 255 bytes that file systems allow
+_LONGEST = 100  # characters of a folder's name; file systems allow 255 bytes
 _ODD = re.compile(r"[^A-Za-z0-9._+=,-]")
 
 
 def parse(texts: Sequence[str]) -> dict[str, list[str]]:
-    """`["lr=0.2,0.4"]` as `{"lr": ["0.2", "0.4"]}`. Raises `RecipeError` for anything else."""
+    """Parses `["lr=0.2,0.4"]` to `{"lr": ["0.2", "0.4"]}`. Raises `RecipeError` for other text."""
     settings: dict[str, list[str]] = {}
     for text in texts:
         name, equals, values = (part.strip() for part in text.partition("="))
@@ -47,7 +47,7 @@ def split(text: str) -> list[str]:
         if text.startswith("\\,", at):
             value, at = value + ",", at + 2
             continue
-        if end > 0:  # a quote that is closed; another one is an apostrophe
+        if end > 0:  # a closed quote; otherwise it is an apostrophe
             value, at = value + text[at : end + 1], end + 1
             continue
         depth = max(0, depth + (c in _OPEN) - (c in _CLOSED))
@@ -66,9 +66,9 @@ def split(text: str) -> list[str]:
 
 
 def points(settings: Mapping[str, Sequence[str]]) -> list[Settings]:
-    """Every combination, the last setting changing fastest; without settings one point, the unchanged recipe.
+    """All combinations; the last setting changes fastest. Without settings: one point, the unchanged recipe.
 
-    Raises `RecipeError` for a setting without values, for one with the same value twice, and for `seed`.
+    Raises `RecipeError` for a setting without values, for a repeated value, and for `seed`.
     """
     if "seed" in settings:
         raise RecipeError("seed-is-no-setting")
@@ -83,9 +83,9 @@ def points(settings: Mapping[str, Sequence[str]]) -> list[Settings]:
 
 
 def seeds(given: str | int | Sequence[int]) -> tuple[int, ...]:
-    """`5` or `"5"` are the seeds 0 to 4; `"3,7"` or `[3, 7]` these two, `"7,"` this one.
+    """`5` or `"5"` means the seeds 0 to 4; `"3,7"` or `[3, 7]` these two, `"7,"` seed 7 alone.
 
-    Raises `RecipeError` for anything else, and for a seed twice.
+    Raises `RecipeError` for other text, and for a repeated seed.
     """
     if isinstance(given, str):
         numbers = [n.strip() for n in given.split(",")]
@@ -117,15 +117,15 @@ def identity(point: Mapping[str, str]) -> Hashable:
 
 
 def name(point: Mapping[str, str]) -> str:
-    """`lr=0.2, momentum=0.9`, for people."""
+    """The name to show, such as `lr=0.2, momentum=0.9`."""
     return ", ".join(f"{key}={value}" for key, value in point.items()) or "as it is"
 
 
 def folder(point: Mapping[str, str], seed: int) -> str:
-    """The run's folder inside the study's: a relative path, another one for every other run.
+    """The run's folder, relative to the study's, different for every run.
 
-    Characters that a shell, a file system or a URL could mind become `_`, and the name then ends with a
-    digest of what it stood for, as does one that is too long.
+    Characters that are unsafe in a shell, a file system or a URL become `_`. Then, or if it is too long, the
+    name ends with a digest of the original.
     """
     exact = ",".join(f"{key}={value}" for key, value in point.items())
     shown = _ODD.sub("_", exact)

@@ -1,19 +1,19 @@
-"""The learning-rate range test: a fresh run whose rate grows with every step, and what its losses say.
+"""The learning-rate range test: a fresh run whose rate grows with every step, and how to read its losses.
 
-The idea is Smith's (2015, arXiv:1506.01186, section 3.3; 2018, arXiv:1803.09820, section 4.1): train while
-the rate grows, and look where the loss falls, holds and breaks. Looking is made a rule here, in which neither
-the unit of the loss nor that of the rate has a part: a curve shifted or stretched reads the same.
+The method is Smith's (2015, arXiv:1506.01186, section 3.3; 2018, arXiv:1803.09820, section 4.1): train while
+the rate grows, and see where the loss falls, levels off and rises. Smith reads the curve by eye; here rules
+do, which do not depend on the units of loss and rate: a shifted or scaled curve gives the same marks.
 
 - `valley`: the middle of the longest falling stretch, fastai's default (`callback/schedule.py`). Safe, low;
-- `steep`: where the loss falls fastest against the logarithm of the rate, fastai's other one;
-- `last_stable`: the highest rate up to which the loss keeps nine tenths of what it has fallen;
-- `suggestion`: the middle, in the logarithm, of the bottom of the curve: from where nine tenths of the fall
-  are done, the knee, to `last_stable`. Smith takes a highest rate from where the curve stops falling, by
-  eye; the middle is as far as can be from both ends, which a longer run meets earlier than a test.
+- `steep`: where the loss falls fastest against the logarithm of the rate, fastai's alternative;
+- `last_stable`: the highest rate up to which the loss keeps nine tenths of its fall;
+- `suggestion`: the logarithmic middle of the bottom of the curve, which goes from the knee, where the loss
+  has fallen by nine tenths, to `last_stable`. Smith takes the highest rate before the curve stops falling;
+  the middle keeps away from both ends, which a longer run reaches earlier than a test.
 
-Everything works on smoothed losses. A causal mean lags: it would move all marks towards higher rates.
-This one weighs neighbours on both sides alike, by `exp(-distance / width)`, over those that there are, so
-its ends are unbiased too.
+All marks use smoothed losses. A causal mean lags, and would move all marks towards higher rates. This one
+weighs neighbours on both sides equally, by `exp(-distance / width)`. The weights are normalised, so its ends
+are unbiased too.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from ..recipe.schedule import Schedule, as_schedule, constant, rounded
 from ..recipe.schedules import exponential, piecewise
 from ..words.facts import Fact, fact
 
-FEWEST = 10  # losses from which a curve can be read at all
+FEWEST = 10  # losses that a curve needs at least
 NOT_FINITE, DIVERGED = "not-finite", "diverged"
-TOO_HIGH = 4.0  # times the best loss so far, on average, ends a test
-_MEMORY = 0.8  # of the average that watches a test: about 5 steps
-_WIDTH = 1 / 8  # of a decade: how far the smoothing of a finished curve reaches
-_KEPT = 0.9  # of the fall of the loss, which a stable rate keeps
+TOO_HIGH = 4.0  # a test ends when the average loss is this many times the best
+_MEMORY = 0.8  # of that average: about 5 steps
+_WIDTH = 1 / 8  # decades: width of the smoothing of a finished curve
+_KEPT = 0.9  # share of the fall of the loss that a stable rate keeps
 
 BEHIND = 8
 """Steps by which the host reads losses late, so that the device never waits to be asked. What is done after
@@ -56,10 +56,10 @@ def tested(
 ) -> Recipe:
     """`recipe` for `steps` steps with rates from `low` to `high`, evenly spaced on a logarithmic axis.
 
-    Its other hyperparameters keep the value that they have where the recipe's rate is highest, or that of
-    `held`. Each is an input of the step even where it is 0, so that all tests share the same programs.
+    Other hyperparameters have their value at the recipe's highest rate, or that of `held`. Each is an input
+    of the step, even if it is 0, so that all tests share the same programs.
 
-    Raises `RecipeError` when `held` names something that is not a number of the optimizer.
+    Raises `RecipeError` if `held` names something that is not a number of the optimizer.
     """
     optimizer, at = recipe.optimizer, _peak_step(recipe)
     for name in held or {}:
@@ -76,7 +76,7 @@ def tested(
 
 
 def value_of(recipe: Recipe, name: str) -> float:
-    """A hyperparameter where the recipe's rate is highest, to the seven digits of float32.
+    """A hyperparameter's value at the recipe's highest rate, to the seven digits of float32.
 
     Raises `RecipeError` as `hyperparameter` does.
     """
@@ -85,9 +85,9 @@ def value_of(recipe: Recipe, name: str) -> float:
 
 
 def hyperparameter(optimizer: Optimizer, name: str) -> Any:
-    """The setting `name` of an optimizer, a number or schedule, which a test may hold at other values.
+    """The setting `name` of an optimizer, a number or schedule, that a test can vary.
 
-    Raises `RecipeError` when it has none, or when it is the rate.
+    Raises `RecipeError` if the optimizer has no such setting, or if it is the rate.
     """
     given = optimizer.settings
     known: list[str] = [n for n in ("momentum", "weight_decay", "b1", "b2") if n in given]
@@ -114,10 +114,10 @@ def _at(schedule: Schedule, recipe: Recipe, step: int) -> float:
 
 @dataclass
 class Losses:
-    """The losses of a test as they come in, one a step.
+    """The losses of a running test, one for each step.
 
-    *Fields:* `finite`, those before the first that is not; `ended`, why no more are asked for: "", `DIVERGED`
-    or `NOT_FINITE`.
+    *Fields:* `finite`: the losses before the first that is not finite; `ended`: why the test ended early: "",
+    `DIVERGED` or `NOT_FINITE`.
     """
 
     finite: list[float] = field(default_factory=list)
@@ -127,11 +127,11 @@ class Losses:
     _best: float = math.inf
 
     def take(self, loss: float) -> bool:
-        """Notes the next step's loss; whether the test should go on.
+        """Adds the next step's loss. *Returns* whether the test should continue.
 
-        It ends at the first loss that is not finite, and where the average of the last steps, an
-        exponential one without the bias of its start, is above 4 times the best that it was and above the
-        first loss. A small loss that fluctuates, as for a task already learned, is not a divergence.
+        It ends at the first loss that is not finite, or when the exponential average of the last steps
+        (bias-corrected) is above 4 times its best value and above the first loss. A small loss that
+        fluctuates, as for a task already learned, is not a divergence.
         """
         if not math.isfinite(loss):
             self.ended = NOT_FINITE
@@ -149,11 +149,10 @@ class Losses:
 def run(
     session: Session, recipe: Recipe, seen: Callable[[int, float], None] = lambda step, loss: None
 ) -> Losses:
-    """What a fresh run of `recipe` comes to, up to its end or to where it diverges.
+    """The losses of a fresh run of `recipe`, up to its end or until it diverges.
 
-    *Arguments:* `session` is of `recipe`, or of one that differs from it in hyperparameters alone, whose
-    programs it then shares; `seen` is called with the number of each step whose loss was read, from 1, and
-    that loss.
+    *Arguments:* `session`: of `recipe`, or of a recipe that differs only in hyperparameters and so has the
+    same programs; `seen`: called with the number of each step, from 1, and its loss.
     """
     losses = Losses()
     waiting: deque[Any] = deque()
@@ -182,19 +181,19 @@ def _mean(loss: Any) -> float:
         return float(np.float64(total) / np.float64(count))
 
 
-# ---- what its losses say
+# ---- reading the curve
 
 
 def _limit(best: float) -> float:
-    # 4 x a positive loss; a likelihood of continuous values may be below 0, and 4 x that is lower still.
+    # The limit is 4 x the loss, but losses of densities may be negative, and 4 x that would be lower still.
     return best + (TOO_HIGH - 1) * abs(best)
 
 
 @dataclass(frozen=True)
 class RangeCurve:
-    """A finished test. *Fields:* `rates`, `losses` and `smoothed`, `(n,)` float64, all finite, n at least 1;
-    the marks, rates within `rates`; `fell`, whether the loss fell clearly at any rate, without which the
-    marks mean little; `doubts`, what makes them doubtful."""
+    """A finished test. *Fields:* `rates`, `losses` and `smoothed`: `(n,)` float64, all finite, n at least 1;
+    the marks `valley`, `steep`, `last_stable` and `suggestion`: rates within `rates`; `fell`: whether the
+    loss fell clearly at any rate (if not, the marks mean little); `doubts`: facts about doubtful marks."""
 
     rates: np.ndarray
     losses: np.ndarray
@@ -208,10 +207,10 @@ class RangeCurve:
 
 
 def read(rates: np.ndarray, losses: np.ndarray) -> RangeCurve:
-    """The curve through `rates`, (n,) ascending and above 0, and `losses`, (m,) with m at most n.
+    """Reads the curve of `rates`, (n,) ascending and above 0, and `losses`, (m,) with m at most n.
 
-    Of the losses those before the first that is not finite count. Fewer of them than rates are a test that
-    was stopped. Raises `ValueError` when there is none.
+    Only the losses before the first that is not finite count. If they are fewer than the rates, the test was
+    stopped. Raises `ValueError` if there are none.
     """
     finite = np.isfinite(losses)
     n = len(losses) if finite.all() else int(np.argmin(finite))
@@ -228,14 +227,14 @@ def read(rates: np.ndarray, losses: np.ndarray) -> RangeCurve:
     doubts = [fact("loss-never-fell", fall=fall, noise=noise)]
     if fell:
         doubts = _doubts(rates, smoothed, best, held=last_stable == n - 1 and not stopped)
-    # Nothing is looked for beyond the best: what falls there falls from where it should not be.
+    # Nothing beyond the best counts: a fall there starts from a loss that is already too high.
     valley = float(rates[_valley(smoothed[: best + 1])])
     steep = float(rates[_steep(np.log(rates[: best + 1]), smoothed[: best + 1])])
     return RangeCurve(
         rates=rates,
         losses=losses,
         smoothed=smoothed,
-        # Held in its range: the root of a product may leave it by a rounding.
+        # Clipped, since the root of a product may leave the range by rounding.
         suggestion=float(min(max(math.sqrt(rates[knee] * rates[last_stable]), rates[0]), rates[last_stable])),
         valley=valley,
         steep=steep,
@@ -246,9 +245,9 @@ def read(rates: np.ndarray, losses: np.ndarray) -> RangeCurve:
 
 
 def smooth(rates: np.ndarray, losses: np.ndarray) -> np.ndarray:
-    """Weighted means of `losses`, `(n,)`, by their distance in decades of `rates`, `(n,)`.
+    """Means of `losses`, `(n,)`, weighted by the distance in decades of `rates`, `(n,)`.
 
-    A loss above what ends a test counts as that much: the last one may be any number.
+    Losses are clipped at the value that ends a test, since the last one may be any number.
     """
     best = float(np.min(losses))
     capped = np.minimum(losses, max(_limit(best), float(losses[0])))
@@ -273,12 +272,12 @@ def _valley(falling: np.ndarray) -> int:
 
 
 def _steep(logs: np.ndarray, falling: np.ndarray) -> int:
-    """Where the slope is most negative; the first rate when there is one only."""
+    """The index of the most negative slope; 0 if there is only one rate."""
     return int(np.argmin(np.gradient(falling, logs))) if len(falling) > 1 else 0
 
 
 def _bottom(smoothed: np.ndarray, best: int) -> tuple[int, int]:
-    """The first and the last place around `best` where nine tenths of the fall are kept."""
+    """The first and last index around `best` where the loss keeps nine tenths of its fall."""
     above = smoothed > smoothed[best] + (1 - _KEPT) * (smoothed[0] - smoothed[best])
     before, after = np.flatnonzero(above[:best]), np.flatnonzero(above[best:])
     return (
@@ -288,7 +287,8 @@ def _bottom(smoothed: np.ndarray, best: int) -> tuple[int, int]:
 
 
 def _doubts(rates: np.ndarray, smoothed: np.ndarray, best: int, held: bool) -> list[Fact]:
-    """Of a loss that fell. `held`: it still did at the last rate of a whole test."""
+    """Doubts about the curve of a loss that fell. `held`: it was still low at the last rate of a whole
+    test."""
     doubts = [fact("loss-held-to-the-end", lr=float(rates[-1]))] if held else []
     if smoothed[0] - smoothed[min(3, best)] > (1 - _KEPT) * (smoothed[0] - smoothed[best]):
         doubts.append(fact("loss-fell-at-once", lr=float(rates[0])))

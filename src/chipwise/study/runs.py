@@ -1,4 +1,4 @@
-"""The runs of a study: where their recipes come from, whether they can be trained, and training one."""
+"""The runs of a study: makes their recipes, checks them, and trains one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..recipe.settings import apply, load
 from . import grid
 from .document import Run
 
-_OWN = ("recipe", "run", "stop_after", "fresh", "progress", "source")  # that a study decides itself
+_OWN = ("recipe", "run", "stop_after", "fresh", "progress", "source")  # options of `fit` that a study sets itself
 _DEFAULTS = {n: p.default for n, p in inspect.signature(fit).parameters.items() if n not in _OWN}
 
 
@@ -43,13 +43,13 @@ class Origin:
 
     @property
     def name(self) -> str:
-        """What `recipe.py` files and built-in recipes are called wherever the process stands."""
+        """The recipe's name, with an absolute path for a file, so that it works from any directory."""
         assert isinstance(self.recipe, str)
         path, _, name = self.recipe.partition(":")
         return f"{Path(path).absolute()}:{name}" if Path(path).suffix == ".py" else self.recipe
 
     def make(self, settings: Mapping[str, str] | None = None, seed: int | None = None) -> Recipe:
-        """The recipe with further `settings`, and of a `seed`. Raises `RecipeError` where it cannot be."""
+        """The recipe with further `settings` and a `seed`. Raises `RecipeError` for invalid ones."""
         settings = dict(settings or {})
         if isinstance(self.recipe, Recipe):
             recipe = apply(self.recipe, settings)
@@ -62,7 +62,7 @@ class Origin:
     def source(
         self, settings: Mapping[str, str] | None = None, seed: int | None = None
     ) -> dict[str, Any] | None:
-        """How `make` made it, to be stored with a run; `None` of a recipe made in Python."""
+        """How `make` makes the recipe, to store with a run; `None` for a recipe made in Python."""
         if isinstance(self.recipe, Recipe):
             return None
         data = self.data and str(Path(self.data).absolute())
@@ -76,7 +76,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Job:
-    """A run to be trained. *Fields:* `settings` of the point; `seed`; `folder`: the run's, absolute."""
+    """A run to train. *Fields:* `settings` of the point; `seed`; `folder`: the run's, absolute."""
 
     settings: grid.Settings
     seed: int
@@ -87,7 +87,7 @@ class Job:
         return f"{grid.name(self.settings)}, seed {self.seed}" if self.settings else f"seed {self.seed}"
 
     def train(self, origin: Origin, options: dict[str, Any], progress: str) -> dict[str, Any] | None:
-        """Trains the run, or the rest of it, as `fit` does. *Returns* how it diverged, or `None`."""
+        """Trains the run, or the rest of it, as `fit` does. *Returns* its divergence, or `None`."""
         recipe = origin.make(self.settings, self.seed)
         source = origin.source(self.settings, self.seed)
         try:
@@ -97,12 +97,12 @@ class Job:
         return None
 
     def finished(self, run: str) -> Run | None:
-        """The finished run in the folder, if there is one, with `run` as its folder from the study's."""
+        """The finished run in the folder, if any. *Arguments:* `run`: its folder, relative to the study's."""
         result, _ = read_result(self.folder)
         if result is None:
-            return None  # not finished, or damaged: then `fit` goes on from its checkpoint
+            return None  # unfinished or damaged: `fit` continues from its checkpoint
         rows, _ = read_rows(self.folder)
-        # Over all its processes; without such rows, of the last one
+        # Over all processes; if rows lack it, of the last one
         seconds = next((s for row in reversed(rows) if (s := number(row.get("seconds"))) is not None), None)
         try:
             total = result["seconds"]["total"] if seconds is None else seconds
@@ -112,7 +112,7 @@ class Job:
 
 
 def options_of(given: dict[str, Any]) -> dict[str, Any]:
-    """All options of `cw.fit` that runs of a study share. Raises `TypeError` for others."""
+    """All options of `cw.fit` for the runs of a study, with defaults. Raises `TypeError` for others."""
     for name in given:
         if name not in _DEFAULTS:
             raise TypeError(f"a study has no option {name!r}; of cw.fit it takes {', '.join(_DEFAULTS)}")
@@ -120,8 +120,8 @@ def options_of(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def check(recipe: Recipe, options: dict[str, Any]) -> None:
-    """Raises what `fit` raises before it reads data: what is wrong with any point is known before the first
-    is trained."""
+    """Raises the errors that `fit` raises before it reads data, so that all points are checked before the
+    first is trained."""
     clock, on = recipe.clock, options["on"]
     Agenda.of(clock, options["eval_every"], options["log_every"], options["checkpoint_every"], None)
     for schedule in recipe.optimizer.hyper.values():
@@ -130,6 +130,6 @@ def check(recipe: Recipe, options: dict[str, Any]) -> None:
 
 
 def agree(folder: Path, recipe: dict[str, Any]) -> None:
-    """Raises `RunError` when `folder` holds a run of another recipe than described."""
+    """Raises `RunError` if `folder` has a run of another recipe than `recipe`, a description."""
     if (folder / "recipe.json").exists() and (rows := disagreement(stored_recipe(folder), recipe)):
         raise RunError("study-run-of-another-recipe", folder=folder, differences=rows)

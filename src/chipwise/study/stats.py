@@ -1,8 +1,8 @@
-"""What repeated measurements say: a mean with its interval, and whether two of them differ.
+"""Statistics of repeated measurements: means with intervals, and whether two of them differ.
 
-Intervals are of 95 %, by Student's t; of two independent samples by Welch (1947, Biometrika 34, pages 28 to
-35), which does not take their variances to be equal. They hold for independent, roughly normal values: runs
-of several seeds, or repetitions of a benchmark.
+Intervals are 95 % intervals by Student's t; for two independent samples by Welch (1947, Biometrika 34, pages
+28 to 35), which does not assume equal variances. They hold for independent, roughly normal values: runs with
+several seeds, or repetitions of a benchmark.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ TWO_ALIKE = "two-alike"
 
 _SHARE = re.compile(
     r"accuracy|f1|precision|recall|exact_match|hamming|top_?\d"
-)  # metrics that lie between 0 and 1
+)  # metrics between 0 and 1
 
 
 @dataclass(frozen=True)
 class Spread:
     """`n` values: their mean, their deviation, and the interval of the mean.
 
-    *Fields:* `deviation` (with n - 1), `low` and `high` are `None` for a single value, of which they are
-    not known. The interval of a share ends at 0 and at 1.
+    *Fields:* `deviation` (with n - 1), `low` and `high` are `None` for a single value. The interval of a
+    share ends at 0 and at 1.
     """
 
     n: int
@@ -39,7 +39,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float], metric: str = "") -> Spread:
-        """Of `values` of `metric`. Raises `ValueError` for no values, or one that is not finite."""
+        """The spread of `values` of `metric`. Raises `ValueError` if there are none, or one is not finite."""
         _check(values)
         n, mean = len(values), statistics.fmean(values)
         if n == 1:
@@ -54,11 +54,11 @@ class Spread:
 
 @dataclass(frozen=True)
 class Difference:
-    """`value` with its interval, and a code for what may be said.
+    """A difference or ratio `value` with its interval and a verdict.
 
-    *Fields:* `verdict`: `NO_DIFFERENCE` where the interval holds the neutral value (0 of a difference, 1 of a
-    ratio), else `HIGHER` or `LOWER`; `UNKNOWN` where there is no interval, and `TWO_ALIKE` where two values
-    agree: chance does that easily, to accuracies above all, and a third may be elsewhere.
+    *Fields:* `verdict`: `NO_DIFFERENCE` if the interval has the neutral value (0 of a difference, 1 of a
+    ratio), else `HIGHER` or `LOWER`; `UNKNOWN` without an interval; `TWO_ALIKE` for two equal values, which
+    often happens by chance, above all with accuracies.
     """
 
     value: float
@@ -68,15 +68,15 @@ class Difference:
 
 
 def difference(a: Sequence[float], b: Sequence[float]) -> Difference:
-    """How much higher the mean of `a` is than that of `b`: independent samples, of any sizes.
+    """The mean of `a` minus that of `b`, for independent samples of any sizes.
 
-    Raises `ValueError` for no values, or one that is not finite.
+    Raises `ValueError` if a sample is empty, or a value is not finite.
     """
     _check(a)
     _check(b)
     value = statistics.fmean(a) - statistics.fmean(b)
     parts = [(len(x), statistics.variance(x) / len(x)) for x in (a, b) if len(x) > 1]
-    # A sample of one says nothing of its own spread: then that of the other stands for both
+    # A sample of one has no spread: the other's is used for both
     if not parts:
         return Difference(value, None, None, UNKNOWN)
     if len(parts) == 1:
@@ -91,9 +91,9 @@ def difference(a: Sequence[float], b: Sequence[float]) -> Difference:
 
 
 def paired(a: Sequence[float], b: Sequence[float]) -> Difference:
-    """How much higher `a` is than `b`, by pairs that share something, such as a seed.
+    """The mean of `a` minus `b` by pairs that share something, such as a seed.
 
-    Raises `ValueError` for lists of other lengths, no values, or one that is not finite.
+    Raises `ValueError` if the lengths differ or are 0, or a value is not finite.
     """
     pairs = Spread.of([x - y for x, y in zip(a, b, strict=True)])
     if pairs.high is None:
@@ -102,10 +102,10 @@ def paired(a: Sequence[float], b: Sequence[float]) -> Difference:
 
 
 def ratio(a: Sequence[float], b: Sequence[float]) -> Difference:
-    """How many times as high `a` is as `b`: the ratio of their geometric means, independent samples.
+    """The geometric mean of `a` over that of `b`, for independent samples.
 
-    Speeds vary by factors, so the arithmetic is done on logarithms. Raises `ValueError` for no values, or
-    one that is not finite and above 0.
+    Speeds vary by factors, so this uses logarithms. Raises `ValueError` if a sample is empty, or a value is
+    not finite and above 0.
     """
     if any(not (math.isfinite(x) and x > 0) for x in (*a, *b)):
         raise ValueError(f"values {list(a)[:4]} and {list(b)[:4]}: expected finite numbers above 0")
@@ -123,8 +123,8 @@ def _judged(value: float, half: float, n: int) -> Difference:
 
 
 def _t(freedom: float) -> float:
-    """The quantile of Student's t that leaves half of what is not `CONFIDENCE` above it."""
-    from scipy.special import stdtrit  # a third of a second, for those who need an interval
+    """The upper quantile of Student's t for a two-sided interval of `CONFIDENCE`."""
+    from scipy.special import stdtrit  # takes a third of a second, so only if needed
 
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
 

@@ -1,4 +1,4 @@
-"""`sweep`: trains every run of a study, and goes on where it was left."""
+"""`sweep`: trains the runs of a study, and resumes it."""
 
 from __future__ import annotations
 
@@ -34,30 +34,30 @@ def sweep(
     after_round: Callable[[Study], None] | None = None,
     **options: Any,
 ) -> Study:
-    """Trains `recipe` at every combination of `settings` with every seed, into one folder.
+    """Trains `recipe` with every combination of `settings` and every seed, into one folder.
 
         cw.sweep("mnist", {"lr": [0.005, 0.01]}, seeds=3, run="runs/mnist-lr", data=DIR)
 
-    Seeds alternate outermost: whenever it ends, all points have nearly as many. What `run` already holds is
-    not repeated: finished runs are read, half-done ones go on from their checkpoints, and more values or
-    seeds extend the study. A run that diverged is a result. Compiled programs are shared between runs.
+    All points run with the first seed, then all with the second, and so on. An existing study in `run` is
+    resumed: finished runs are not repeated, others continue from their checkpoints, and more values or seeds
+    extend it. A run that diverged is a result. Runs share compiled programs.
 
     *Arguments:*
 
     - `recipe`: a built-in name, `path.py:name`, or a `Recipe`.
-    - `settings`: setting to values; none for the unchanged recipe.
-    - `seeds`: 5 are the seeds 0 to 4; a list names them.
-    - `run`: the study's folder, with `study.json` and an ordinary run folder a run.
-    - `set`: settings that all points share, such as `["batch=128"]`; `data`, `synthetic`: as in `cw.load`.
-      Only for recipes by name.
-    - `at_once`: runs side by side, each in its own process, on the CPU; the same bits.
-    - `progress`: as in `cw.fit`; of runs side by side only their ends are shown.
-    - `after_round`: called with the study when a seed is done at every point.
-    - `options`: those of `cw.fit` that say how to train, such as `on=cw.On(devices=4)` or `eval_every="6ep"`.
+    - `settings`: setting to values; by default only the unchanged recipe.
+    - `seeds`: 5 means the seeds 0 to 4; a list names them.
+    - `run`: the study's folder, with `study.json` and an ordinary folder for each run.
+    - `set`: settings of all points, such as `["batch=128"]`; `data`, `synthetic`: as in `cw.load`. Only for
+      recipes by name.
+    - `at_once`: the number of runs at once, each in its own process, on the CPU; the bits are the same.
+    - `progress`: as in `cw.fit`; of runs at once only their ends are shown.
+    - `after_round`: called with the study after each seed.
+    - `options`: options of `cw.fit`, such as `on=cw.On(devices=4)` or `eval_every="6ep"`.
 
-    Raises, before anything is trained, `RecipeError` for a setting or a value that cannot be, at any point,
-    and `RunError` for a folder that cannot be used, is in use, or holds other runs; `Stopped` after SIGTERM
-    or Ctrl-C, when all is saved; what `fit` raises, but for `DivergedError`.
+    *Returns* the `Study`. Raises, before anything is trained, `RecipeError` for an invalid setting or value
+    at any point, and `RunError` for a folder that cannot be used, is in use, or has other runs; `Stopped`
+    after SIGTERM or Ctrl-C, when everything is saved; and the errors of `fit`, except `DivergedError`.
     """
     origin = Origin(recipe, tuple(set), data, synthetic)
     texts = {name: [str(value) for value in values] for name, values in (settings or {}).items()}
@@ -82,7 +82,7 @@ def sweep(
             reporter.say(fact("runs-done", done=done, total=total, folder=study.folder))
         stop = StopRequest()
         try:
-            # Closed here, whatever ends the loop: workers save their runs while the study is still held
+            # Closed here, however the loop ends: workers save their runs while the study is still locked
             with contextlib.closing(_trained(jobs, at_once, origin, options, stop, reporter)) as trained:
                 for job, diverged in trained:
                     _note(study.point(job.settings), job, diverged)
@@ -103,7 +103,7 @@ def sweep(
 
 @contextlib.contextmanager
 def _opened(run: str | Path, recipe: str, source: dict[str, Any] | None) -> Iterator[Study]:
-    """The study in the folder `run`, old or new, which this process then holds."""
+    """Opens the study in the folder `run`, old or new, and locks it for this process."""
     folder = Path(run).absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -126,9 +126,9 @@ def _opened(run: str | Path, recipe: str, source: dict[str, Any] | None) -> Iter
 def _planned(
     study: Study, points: Sequence[Point], described: Sequence[dict], seeds: Sequence[int]
 ) -> list[Job]:
-    """The runs that are still to be trained, seeds outermost; the others are noted in `study`.
+    """The runs still to train, seeds outermost; finished ones are entered in `study`.
 
-    Raises `RunError` where a run's folder holds something else.
+    Raises `RunError` if a run's folder has something else.
     """
     jobs = []
     for seed in seeds:
@@ -153,7 +153,7 @@ def _trained(
     stop: StopRequest,
     reporter: Reporter,
 ) -> Generator[tuple[Job, dict[str, Any] | None]]:
-    """Each job as it ends, with how it diverged or `None`. Ends early after a request to stop."""
+    """Yields each job when it ends, with its divergence or `None`. Ends early after a request to stop."""
     with side_by_side.one_compilation() as environment:
         if at_once > 1:
             yield from side_by_side.train(jobs, at_once, origin, options, environment, stop, reporter)

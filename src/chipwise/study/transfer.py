@@ -2,17 +2,17 @@
 
 With `k` = new batch / old batch, an epoch has 1/k as many steps. Three quantities are kept:
 
-- the noise. SGD: rate times `k`, since k small steps and one step of k times the rate move alike
-  (Krizhevsky 2014; Goyal et al. 2017). Adam: rate times the root of `k`, since it divides by the
-  gradient's size, which is mostly noise (Malladi et al. 2022);
-- memory, counted in examples. A decay a step `d` becomes `d ** k` (Busbridge et al. 2023). Malladi et
-  al. write `1 - k (1 - d)`, which is the same to first order and leaves (0, 1) where k is large;
-- forgetting: peak rate x weight decay x steps an epoch, one over the epochs over which weights
-  average their updates (Wang & Aitchison 2024). It fixes the decay for any rate, so a rate chosen by hand
-  is made up for by the decay.
+- the noise. SGD: rate times `k`, since k small steps go as far as one step of k times the rate (Krizhevsky
+  2014; Goyal et al. 2017). Adam: rate times the root of `k`, since it divides by the gradient's size, which
+  is mostly noise (Malladi et al. 2022);
+- the averaging time in examples. A decay per step `d` becomes `d ** k` (Busbridge et al. 2023). Malladi et
+  al. write `1 - k (1 - d)`, which is the same to first order and leaves (0, 1) if k is large;
+- forgetting: peak rate x weight decay x steps an epoch, the inverse of the epochs over which weights average
+  their updates (Wang & Aitchison 2024). It determines the decay for any rate, so the decay is also adjusted
+  to a rate chosen by hand.
 
-The last one is also what separates the six archived runs of DavidNet at 64, 128 and 512 examples a step:
-0.019 to 0.039 reached 94 %, 0.005 and 0.155 did not.
+The last one also separates the six archived runs of DavidNet at 64, 128 and 512 examples a step: 0.019 to
+0.039 reached 94 %, 0.005 and 0.155 did not.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ UNAFFECTED = fact("move-unaffected")
 
 @dataclass(frozen=True)
 class Change:
-    """One setting: what it was, what it is and why. `old == new` where it has to stay."""
+    """One setting: its old and new value, and why. `old == new` if it must stay."""
 
     setting: str
     old: Any
@@ -52,7 +52,7 @@ class Change:
 
     @property
     def source(self) -> str:
-        """Who says so."""
+        """The source of the rule."""
         return say(self.why, "source")
 
     @property
@@ -70,8 +70,8 @@ class Change:
 class Transfer:
     """A recipe made from another: `old` and `recipe`, the new one.
 
-    `changes`: the settings that the batch, the replicas and the length touch, also those that stay for a
-    reason. `limits`: where the rules are known to fail. `print` shows all of it.
+    `changes`: the settings that depend on the batch, the replicas and the length, also those that stay for a
+    reason. `limits`: where the rules are known to fail. `print` shows everything.
     """
 
     old: Recipe
@@ -105,13 +105,13 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Move:
-    """From one recipe to another: `batch`, new over old; `run`, examples of the whole run, new over old."""
+    """The factors of a transfer, new over old: `batch`; `run`: examples of the whole run."""
 
     batch: Fraction
     run: Fraction = Fraction(1)
 
     def length(self, text: str) -> str:
-        """A duration inside a schedule, so that it keeps its share of the run."""
+        """A duration in a schedule, scaled to keep its share of the run."""
         duration = Duration.parse(text)
         if not duration or duration.unit == "%":
             return str(duration)
@@ -133,19 +133,19 @@ def transfer(
 ) -> Transfer:
     """`recipe` at another batch, number of replicas or length, with the same dynamics.
 
-    *Arguments*: `batch` and `replicas`, global, as in a `Recipe`; `duration`, such as `"48ep"`; those not
-    given stay, except that a duration in steps follows the batch. `lr`: a peak rate to use instead of the
-    rule's; the weight decay then makes up for it. The rules and their sources are in this module.
+    *Arguments*: `batch` and `replicas`: global, as in a `Recipe`; `duration`: such as `"48ep"`. By default
+    they stay, except that a duration in steps is scaled with the batch. `lr`: a peak rate to use instead of
+    the rule's; the weight decay is adjusted to it. Rules and sources: `docs/transfer.md`.
 
-    Raises `RecipeError` when nothing is given, when the replicas do not divide the batch, and for an
-    optimizer or schedule that no rule covers.
+    *Returns* a `Transfer`. Raises `RecipeError` if no argument is given, if the replicas do not divide the
+    batch, and for an optimizer or schedule without a rule.
     """
     if batch is None and replicas is None and duration is None and lr is None:
         raise RecipeError("transfer-nothing")
     old_clock = recipe.clock
     given: dict[str, Any] = {"batch": batch, "replicas": replicas, "duration": duration}
     new = dataclasses.replace(recipe, **{name: value for name, value in given.items() if value is not None})
-    Layout(new.batch, new.replicas, devices=1)  # says which batches the replicas divide
+    Layout(new.batch, new.replicas, devices=1)  # raises if the replicas do not divide the batch
     k, run = Fraction(new.batch, recipe.batch), Fraction(1)
     if duration is None and Duration.parse(recipe.duration).unit == "st":
         new = dataclasses.replace(new, duration=Move(k).length(recipe.duration))
@@ -153,7 +153,7 @@ def transfer(
         run = _examples(new.duration, new.clock) / before
     move = Move(k, run)
     optimizer, changes = _moved(recipe.optimizer, move, old_clock, lr)
-    # A memory of less than a step is none: `None`, as an average over one step is the parameters.
+    # An average over less than a step is the parameters themselves: `None`.
     ema = recipe.ema if recipe.ema is None or k == 1 else _to_the_power(recipe.ema, k) or None
     new = dataclasses.replace(new, optimizer=optimizer, ema=ema)
     changes = [*_counts(recipe, new, run), *changes]
@@ -178,7 +178,7 @@ def _moved(
     optimizer: Optimizer, move: Move, clock: Clock, lr: float | None
 ) -> tuple[Optimizer, list[Change]]:
     """The optimizer after `move`, with its changes. `lr`: the peak rate instead of the rule's; `clock`: the
-    old run's. Raises `RecipeError` where there is no rule."""
+    old run's. Raises `RecipeError` if there is no rule."""
     settings: dict[str, Any] = {}
     changes: list[Change] = []
     factor = optimizer.rate_factor(move.batch)
@@ -198,7 +198,7 @@ def _moved(
 def _values(
     optimizer: Optimizer, k: Fraction, factor: Fraction | float, clock: Clock, lr: float | None
 ) -> tuple[dict[str, Any], list[Change]]:
-    """The settings whose values change at `k` times the batch and `factor` times the rate, and why."""
+    """The settings that change at `k` times the batch and `factor` times the rate, and why."""
     given, linear = optimizer.settings, optimizer.rate_power == 1
 
     def peak(value: Any) -> float:
@@ -251,10 +251,10 @@ def _scaled(value: Any, factor: Fraction | float) -> Any:
 
 
 def _to_the_power(value: Any, exponent: Fraction) -> Any:
-    """A decay a step, such as Adam's `b1` or an EMA's, for steps that are `exponent` times as large.
+    """A decay per step, such as Adam's `b1` or an EMA's, for steps that are `exponent` times as large.
 
-    The distance to 1, which is what matters of 0.999, keeps four digits. Raises `RecipeError` for an
-    exponential schedule, which would not stay one.
+    The distance to 1 keeps four digits. Raises `RecipeError` for an exponential schedule, whose power is not
+    an exponential schedule.
     """
     if isinstance(value, exponential):
         raise RecipeError("average-decays", schedule=repr(value))
@@ -275,10 +275,10 @@ _FEWEST_STEPS, _FEWEST_AN_EPOCH = 200, 10
 
 
 def limits(old: Recipe, new: Recipe, k: Fraction, run: Fraction, by_hand: bool = False) -> list[Fact]:
-    """What may make `new`, the transferred recipe, differ from `old` after all.
+    """Reasons why `new`, the transferred recipe, may train differently from `old`.
 
-    *Arguments:* `k`: new batch over old; `run`: examples of the whole run, new over old; `by_hand`: the rate
-    was chosen and is not the rule's.
+    *Arguments:* `k`: new batch over old; `run`: examples of the whole run, new over old; `by_hand`: whether
+    the rate was set by the caller.
     """
     facts = _of_the_optimizer(new) if k > 1 else []
     if k != 1 or run != 1:
@@ -301,7 +301,7 @@ def limits(old: Recipe, new: Recipe, k: Fraction, run: Fraction, by_hand: bool =
 
 
 def _of_the_optimizer(new: Recipe) -> list[Fact]:
-    """Of a larger batch."""
+    """Limits of the optimizer's rules at a larger batch."""
     optimizer, clock, facts = new.optimizer, new.clock, [fact("limit-critical-batch")]
     if optimizer.rate_power == 1:
         if new.batch > _LARGEST_LINEAR:

@@ -1,8 +1,8 @@
-"""Another batch on the device at hand: the memory that its compiler asks for, and some real steps, timed.
+"""Tries another batch on a present device: the memory that the compiler states, and some timed real steps.
 
-A step of a small net takes less than what disturbs a machine, and the first ones are slower than the rest. So
-each visit warms up and then times some tenths of a second, and batches that are to be compared are visited
-in turn: what slows the machine for a while slows both.
+Other work on the machine may last longer than steps of a small net, and the first steps are slower than the
+rest. So each trial warms up and then times some tenths of a second, and batches to compare alternate: what
+slows the machine for a while slows both.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ LONGEST_SECONDS = 60.0
 LEAST_STEPS = 3
 """Of a visit, however long a step takes: one after compilation, one to see how long it takes, one timed."""
 
-_WARM_UP, _WARM_UP_SECONDS = 10, 1.0  # steps that are not timed, where they take no longer
-_TIMED, _TIMED_SECONDS = 5, 0.3  # steps that are timed, or more where they take less
-_LONGEST_TIMED = 3.0  # seconds: or fewer where they take more
-_ENDLESS = 10**6  # steps, more than a visit makes
+_WARM_UP, _WARM_UP_SECONDS = 10, 1.0  # untimed steps, or fewer if they take longer than this
+_TIMED, _TIMED_SECONDS = 5, 0.3  # timed steps, or more if they take less than this
+_LONGEST_TIMED = 3.0  # seconds; fewer steps if they take more
+_ENDLESS = 10**6  # steps, more than a trial makes
 
 
 @dataclass(frozen=True)
 class Trial:
-    """`examples_per_second`, global; None when the device had too little memory, as `refused` then says.
-    `seconds`: what all steps of the visit took."""
+    """`examples_per_second`: global; None if the device had too little memory; then `refused` has the reason.
+    `seconds`: of all steps of the trial."""
 
     examples_per_second: float | None
     refused: str = ""
@@ -51,13 +51,13 @@ class Trial:
 
 
 def try_batch(recipe: Recipe, on: On = ALL) -> Trial:
-    """Some steps of `recipe` on fresh parameters. *Arguments:* `on` as in `fit`.
+    """Runs some steps of `recipe` with fresh parameters. *Arguments:* `on` as in `fit`.
 
-    Running out of memory is an answer here; every other error is raised.
+    Running out of memory is a result; every other error is raised.
     """
     optimizer = recipe.optimizer
     rate = optimizer.hyper[optimizer.lr_name].highest(recipe.clock) or 1e-3
-    held = tested(recipe, rate, rate, _ENDLESS)  # no schedule has anything to say about so short a run
+    held = tested(recipe, rate, rate, _ENDLESS)  # schedules warn about so short a run
     try:
         with Session(held, on) as session:
             session.begin()
@@ -76,12 +76,12 @@ def try_batch(recipe: Recipe, on: On = ALL) -> Trial:
 
 
 def timed_steps(each: float) -> int:
-    """How many steps of `each` seconds are timed: 5, or as many as take 0.3 s; in 3 s, and at least one."""
+    """The number of timed steps of `each` seconds: 5, or as many as take 0.3 s; at most 3 s, at least one."""
     return max(1, min(max(_TIMED, round(_TIMED_SECONDS / each)), int(_LONGEST_TIMED / each)))
 
 
 def rounds(first: float) -> int:
-    """How many rounds there is time for, when the steps of the first one took `first` seconds."""
+    """The number of rounds, if the steps of the first one took `first` seconds."""
     return max(1, min(ROUNDS, int(LONGEST_SECONDS / first))) if first else ROUNDS
 
 
@@ -96,9 +96,9 @@ def _seconds(session: Session, steps: int) -> float:
 
 
 def available(machine: Machine, devices: int) -> tuple[int, Fact]:
-    """Bytes that one of `devices` devices has free, and whose they are.
+    """The free bytes of one of `devices` devices, and their source.
 
-    A CPU has no memory of its own: its devices share what the host has free.
+    CPU devices share the free memory of the host.
     """
     stats = machine.devices[0].memory_stats() or {}
     if "bytes_limit" in stats:
@@ -109,12 +109,12 @@ def available(machine: Machine, devices: int) -> tuple[int, Fact]:
 
 
 def needed(recipe: Recipe, machine: Machine, layout: Layout) -> Memory:
-    """Bytes of one device while `recipe` trains in `layout`, by what they hold. Compiles the programs of
-    the step and runs nothing.
+    """Bytes of one device while `recipe` trains in `layout`, by category. Compiles the programs of the step
+    and runs nothing.
 
-    The evaluation counts with the data that it keeps on the device; its batch, it fits to what is left.
+    Evaluation counts with the data that it keeps on the device; it fits its batch to what is left.
 
-    Raises `RecipeError` when the recipe's own functions raise while they are traced.
+    Raises `RecipeError` if the recipe's own functions raise an error while they are traced.
     """
     device, task = machine.devices[0], recipe.task
     limit = (device.memory_stats() or {}).get("bytes_limit")
