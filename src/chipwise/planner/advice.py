@@ -1,6 +1,6 @@
-"""What a plan says beside its numbers: why a recipe cannot run, what would make it run, what would be faster.
+"""Advice of a plan: why a recipe cannot run, what would make it run, what would be faster.
 
-Nothing here changes a number of the plan.
+Advice does not change the numbers of a plan.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def does_not_fit(memory: Memory, largest: int | None, layout: Layout, examples: 
 def room(
     recipe: Recipe, target: Target, programs: StepPrograms, least: Memory, exact: bool
 ) -> tuple[Fact, ...]:
-    """What would make room on a target where not even one example a replica fits, which needs `least`.
+    """What would help on a target where not even one example per replica fits, which needs `least`.
 
-    Fewer replicas and another chip are counted with the same bytes; the rest is advice.
+    Memory with fewer replicas and on other chips is computed; the rest is advice.
     """
     facts: list[Fact] = []
-    each_alone = recipe.block_count == recipe.replicas  # otherwise those of a block share activations too
+    each_alone = recipe.block_count == recipe.replicas  # else activations are shared too
     for replicas in range(recipe.replicas // 2, 0, -1) if each_alone else ():
         if recipe.replicas % replicas:
             continue
@@ -63,7 +63,7 @@ def room(
 
 
 def _single_chips() -> list[Target]:
-    """The smallest that can be rented of each chip of the catalogue."""
+    """The smallest target of each chip in the catalogue that can be rented."""
     names = [
         f"{chip.names[0]}-{next(iter(SLICES[chip.names[0]]))}" if chip.kind == "TPU" else chip.names[0]
         for chip in CHIPS
@@ -73,13 +73,13 @@ def _single_chips() -> list[Target]:
 
 
 def _emulates_bf16(target: Target) -> bool:
-    """GPUs before Ampere. Where the catalogue knows neither peak, nothing is said."""
+    """Whether the target is a GPU before Ampere. False if the catalogue has neither peak."""
     chip = target.chip
     return chip.kind == "GPU" and chip.bf16_dense_tflops is None and chip.fp32_tflops is not None
 
 
 def decisive(recipe: Recipe, target: Target, plan: Plan) -> tuple[Fact, ...]:
-    """What is to be known before any number: the chip lacks what the recipe computes in, the host cannot feed
+    """What matters more than any number: the chip lacks the recipe's precision, or the host cannot feed
     it."""
     facts: list[Fact] = []
     if recipe.precision == "bf16" and _emulates_bf16(target):
@@ -92,7 +92,7 @@ def decisive(recipe: Recipe, target: Target, plan: Plan) -> tuple[Fact, ...]:
 def advice(
     recipe: Recipe, target: Target, programs: StepPrograms, plan: Plan, step: StepTime
 ) -> tuple[Fact, ...]:
-    """Advice for one target, most useful first; empty when there is none."""
+    """Advice for one target, most useful first; may be empty."""
     facts: list[Fact] = []
     if target.chip.kind == "GPU" and "float64" in step.dtypes:
         facts.append(fact("advice-float64"))
@@ -111,7 +111,7 @@ def advice(
 
 
 def _more_replicas(recipe: Recipe, plan: Plan) -> list[Fact]:
-    """The replicas with which a device takes the batch in parts no larger than those that fit."""
+    """A number of replicas with which a device computes the batch in parts that fit."""
     fits = (plan.largest_batch or 0) // recipe.replicas
     for replicas in range(2 * recipe.replicas, recipe.batch + 1, recipe.replicas):
         if recipe.batch % replicas == 0 and recipe.batch // replicas <= fits:
@@ -124,7 +124,7 @@ def _more_replicas(recipe: Recipe, plan: Plan) -> list[Fact]:
 
 
 def lacks(target: Target, dtypes: frozenset[str]) -> Fact | None:
-    """Why a program cannot run on a TPU that the compiler would not say as plainly."""
+    """Why a program cannot run on a TPU, if the compiler's own message would be unclear."""
     if target.chip.kind == "TPU" and "float64" in dtypes:
         return fact("tpu-without-float64")
     if target.chip.kind == "TPU" and "float16" in dtypes:
@@ -149,8 +149,8 @@ def _idle(recipe: Recipe, plan: Plan, exact: bool) -> Fact:
 
 
 def replicas_for(devices: int, replicas: int, exact: bool = True) -> int | None:
-    """The smallest replica count of at least `replicas` that `devices` devices can share; `None` where no
-    larger count has the same bits on so many."""
+    """The smallest replica count, at least `replicas`, that `devices` devices can share; `None` if no larger
+    count gives the same bits on so many."""
     if not exact or devices & (devices - 1) == 0:
         return _multiple(replicas, devices)
     return devices if devices >= replicas else None

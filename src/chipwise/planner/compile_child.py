@@ -1,11 +1,11 @@
 """The process that holds a compiler: `python -m chipwise.planner.compile_child FOLDER`.
 
-Reads `requests.json` in the folder, compiles each program for its absent chip, and prints a line of JSON when
-it begins one and another when it is done. Started by `compiler`, in whose environment it must run; it ends
-when its standard input does, so that it does not outlive who asked.
+Reads `requests.json` in the folder, compiles each program for its absent chip, and prints a line of JSON
+before and after each. `compiler` starts it, with the environment that it needs. It ends when its standard
+input ends, so it does not outlive its parent.
 
 Two programs are compiled at a time on two cores: one process holds the topologies of all chips, each made in
-milliseconds, and the compiler does not hold Python's lock.
+milliseconds, and the compiler releases the GIL.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from .hlo_proto import program_bytes
 
 def main(folder: Path) -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # the compiler prints what it likes
+    os.dup2(2, 1)  # the compiler also prints to standard output
     threading.Thread(target=_end_with_parent, daemon=True).start()
     requests = json.loads((folder / "requests.json").read_text(encoding="utf-8"))
     devices_of: dict[str, list | Exception] = {}
-    for request in requests:  # before the threads: one topology at a time
+    for request in requests:  # before the threads start: one topology at a time
         topology = _topology(request)
         if topology not in devices_of:
             devices_of[topology] = _devices(request)
@@ -75,18 +75,18 @@ def _topology(request: dict[str, Any]) -> str:
 
 def _devices(request: dict[str, Any]) -> list | Exception:
     try:
-        jax.devices()  # or JAX does not know of the CUDA plugin yet
+        jax.devices()  # loads the CUDA plugin
         return list(topologies.get_topology_desc(platform=request["platform"], **request["topology"]).devices)
     except Exception as error:
         return error
 
 
 def compiled(request: dict[str, Any], folder: Path, devices: list) -> Compiled:
-    """Compiles one program and reads what there is to read."""
+    """Compiles one program and reads its figures."""
     start = time.perf_counter()
     try:
         program = _lower(request, folder, devices).compile()
-    except Exception as error:  # whatever the compiler says of a program is the answer, not a failure here
+    except Exception as error:  # any error of the compiler is an answer, not a failure of this process
         return refusal(request["name"], str(error), time.perf_counter() - start, request["platform"])
     seconds = time.perf_counter() - start
     memory = program.memory_analysis()
@@ -119,7 +119,7 @@ def _lower(request: dict[str, Any], folder: Path, devices: list):
         return jax.jit(reduced, compiler_options=request["options"]).lower([spec] * reduce["local"])
     exported = export.deserialize(bytearray((folder / request["program"]["file"]).read_bytes()))
     over: Any = [SingleDeviceSharding(devices[0])] * len(exported.in_avals)
-    if exported.nr_devices > 1:  # of a group
+    if exported.nr_devices > 1:  # a group's program
         group = Mesh(np.asarray(devices[: exported.nr_devices]), (SHARD,))
         over = exported.in_shardings_jax(group)
     specs = [

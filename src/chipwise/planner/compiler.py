@@ -1,9 +1,9 @@
-"""Asks the compilers of chips that are not here about programs for them, and remembers the answers.
+"""Compiles programs for absent chips, and caches the results.
 
-A compiler is loaded in a process of its own (`compile_child`), never in this one: so a plan cannot disturb
-chips that this machine does have, and a compiler that dies takes nothing with it. Programs reach it as
-exported modules, so it does not run the user's code. One such process at a time for each kind of chip, by a
-lock in the cache folder; a GPU's compiler and a TPU's run side by side.
+A compiler runs in a separate process (`compile_child`), so a plan cannot disturb chips of this machine, and a
+crash of the compiler does no harm. Programs are passed as exported modules, so that process does not run the
+user's code. A lock in the cache folder allows one process for each kind of chip; the compilers of GPUs and
+TPUs run at the same time.
 """
 
 from __future__ import annotations
@@ -44,11 +44,10 @@ remembered."""
 
 @dataclass(frozen=True)
 class Request:
-    """A program, and the absent chip to compile it for: keyword arguments of `get_topology_desc`.
+    """A program, and the absent chip to compile it for, as keyword arguments of `get_topology_desc`.
 
-    `platform`: "tpu" or "cuda", whose compiler is asked. `donate`: which of the program's flat arguments may
-    be overwritten. `options`: of XLA, as training has them. `clock_GHz` and `memory_GBps` are of one JAX
-    device of a TPU, for `Compiled.seconds`.
+    `platform`: "tpu" or "cuda". `donate`: the flat arguments that may be overwritten. `options`: of XLA, as
+    in training. `clock_GHz` and `memory_GBps`: of one JAX device of a TPU, for `Compiled.seconds`.
     """
 
     name: str
@@ -62,11 +61,11 @@ class Request:
 
     @property
     def size(self) -> int:
-        """About in proportion to the time that its compilation takes."""
+        """Roughly proportional to the compilation time."""
         return 50_000 + (len(self.program.body) if isinstance(self.program, Exported) else 0)
 
     def key(self, versions: str) -> str:
-        """Names the answer in the cache."""
+        """The key of the answer in the cache."""
         reader = (hlo_gpu if self.platform == "cuda" else hlo).VERSION
         parts = [SCHEMA, reader, versions, self.topology, self.program.key, self.donate, self.clock_GHz]
         text = json.dumps([*parts, self.memory_GBps, self.platform, self.options], sort_keys=True)
@@ -75,10 +74,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What compiling a program said, for one execution on one device: see `hlo.Reading`. Without the chip's
-    clock, `seconds` mean nothing; a GPU's compiler states none, and its `kernels` have to be timed.
+    """The figures of a compiled program, for one execution on one device: see `hlo.Reading`. `seconds` need
+    the chip's clock; a GPU's compiler states none, and `gpu_timing` times its `kernels`.
 
-    `problem`: why there are no figures: what the compiler refused (`refusal`), or how its process died.
+    `problem`: why there are no figures: the compiler's refusal (`refusal`), or how its process died.
     """
 
     name: str
@@ -89,15 +88,15 @@ class Compiled:
     seconds_by_kind: dict[str, float] = field(default_factory=dict)
     wire_bytes: float = 0.0
     compile_seconds: float = 0.0
-    flops: float = 0.0  # of its products
-    optimal_seconds: float | None = None  # XLA's own cost analysis, which GPUs' compiler does not make
+    flops: float = 0.0  # of the products
+    optimal_seconds: float | None = None  # XLA's cost analysis; the GPU compiler has none
     kernels: list[Kernel] = field(default_factory=list)
     notes: list[Fact] = field(default_factory=list)
-    places: list[str] = field(default_factory=list)  # the program's, when it was compiled: `Exported.places`
+    places: list[str] = field(default_factory=list)  # `Exported.places` of the program when it was compiled
 
     def at(self, places: Sequence[str]) -> Compiled:
-        """The same of a program that has moved: its kernels' lines are those of `places`, or none where these
-        do not correspond to what was compiled."""
+        """The same figures for a program whose source has moved: kernels get the lines of `places`, or none
+        if these do not match what was compiled."""
         if not self.places or list(places) == self.places:
             return self
         same = len(places) == len(self.places)
@@ -115,12 +114,12 @@ class Compiled:
 
     @property
     def died(self) -> bool:
-        """Whether the compiler's process ended at this program, which says nothing about the program."""
+        """Whether the compiler's process ended at this program, perhaps for another reason."""
         return self.problem is not None and self.problem.code in DIED
 
 
 def refusal(name: str, message: str, seconds: float = 0.0, platform: str = "tpu") -> Compiled:
-    """The compiler's refusal as a code, with the bytes where it was for memory, and its own first lines."""
+    """The compiler's refusal as a fact, with bytes if it was about memory, and its first lines."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     facts = {"program": name, "message": " ".join(lines[:2])[:400]}
     match = next(filter(None, (pattern.search(message) for pattern in _MEMORY)), None)
@@ -134,7 +133,7 @@ def refusal(name: str, message: str, seconds: float = 0.0, platform: str = "tpu"
     return Compiled(name, problem, compile_seconds=seconds)
 
 
-# "Used 20.1G of 15.75G hbm", and, where a bound suffices to refuse, "the total memory required for HLO
+# "Used 20.1G of 15.75G hbm" or, if a bound is enough to refuse, "the total memory required for HLO
 # temporaries (60.42G) exceeds available HBM (7.48G)".
 _MEMORY = (
     re.compile(r"[Uu]sed ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm"),
@@ -164,12 +163,12 @@ take: `None` before the first."""
 def compile_each(
     requests: Sequence[Request], *, cache_dir: Path | None = None, progress: Progress | None = None
 ) -> Iterator[tuple[int, Compiled]]:
-    """The place of each request with its answer, as it is known: what the cache has at once, then in their
+    """Yields the index of each request with its answer as soon as it is ready: cached ones first, then in
     order.
 
-    *Arguments:* `progress` counts what had to be compiled.
+    *Arguments:* `progress` counts the programs to compile.
 
-    Waits while another plan uses the same compiler. Raises `DeviceError` when a compiler is not installed.
+    Waits while another plan uses the same compiler. Raises `DeviceError` if a compiler is not installed.
     """
     compilers = {platform: COMPILERS[platform]() for platform in {r.platform for r in requests}}
     folder = cache_dir if cache_dir is not None else default_cache()
@@ -204,7 +203,7 @@ def compile_each(
 def compile_all(
     requests: Sequence[Request], *, cache_dir: Path | None = None, progress: Progress | None = None
 ) -> list[Compiled]:
-    """The answers to `requests` in their order: `compile_each`, when all are known."""
+    """The answers to `requests` in their order, when all are ready; see `compile_each`."""
     answers = dict(compile_each(requests, cache_dir=cache_dir, progress=progress))
     return [answers[i] for i in range(len(requests))]
 
@@ -212,7 +211,7 @@ def compile_all(
 def _ask_each(
     requests: dict[str, Request], compilers: dict[str, Compiler], folder: Path
 ) -> Iterator[tuple[str, Compiled]]:
-    """Each key with its answer as it comes, of several compilers side by side."""
+    """Yields each key with its answer as soon as it is ready; several compilers run at once."""
     events: queue.SimpleQueue = queue.SimpleQueue()
     children: list[subprocess.Popen] = []
 
@@ -252,7 +251,7 @@ def _named(answer: Compiled, name: str) -> Compiled:
 
 
 def _load(path: Path) -> Compiled | None:
-    """A cached answer; `None` where there is none or it cannot be read, and it is asked for again."""
+    """A cached answer; `None` if there is none or it cannot be read, so that it is compiled again."""
     try:
         return Compiled.from_json(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
@@ -261,9 +260,8 @@ def _load(path: Path) -> Compiled | None:
 
 @contextlib.contextmanager
 def _alone(folder: Path, platform: str) -> Iterator[None]:
-    """Holds a compiler's lock, after another plan. It is the operating system's, so it goes with its holder,
-    however that ends."""
-    import fcntl  # not on Windows, and neither are the compilers
+    """Waits for a compiler's lock and holds it. The operating system releases it when the process ends."""
+    import fcntl  # Windows lacks it, and the compilers too
 
     with open(folder / f"compiler-{platform}.lock", "a", encoding="utf-8") as file:
         try:
@@ -280,8 +278,9 @@ CHIPS = {"tpu": "TPU", "cuda": "GPU"}
 def _ask(
     requests: dict[str, Request], compiler: Compiler, children: list[subprocess.Popen]
 ) -> Iterator[tuple[str, Compiled]]:
-    """Each key with its answer as it comes. Where a child dies, the program it was at is answered with that
-    and the rest go on in a new child; with several under way, each is tried alone to find which."""
+    """Yields each key with its answer as soon as it is ready. If a child dies, that is the answer for its
+    current program, and a new child does the rest; if it had several, each is tried alone to find which
+    one."""
     batches = [dict(requests)]
     while batches:
         left, under_way, end = batches.pop(0), set[str](), dict[str, Any]()
@@ -306,7 +305,7 @@ def _ask(
 
 
 def _died(name: str, exit_code: int, log: str) -> Fact:
-    """How a child ended at the program `name`, with its last words."""
+    """A fact: how a child died at the program `name`, with its last output."""
     facts = {"program": name, "log": log, "signal": ""}
     if exit_code >= 0:
         return fact("compiler-ended", exit_code=exit_code, **facts)
@@ -315,24 +314,24 @@ def _died(name: str, exit_code: int, log: str) -> Fact:
 
 
 def last_words(log: str) -> str:
-    """Of what a process wrote before it died: why, if it said so, else the last line that is no stack."""
+    """The reason that a process logged before it died, else the last line that is not a stack trace."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     fatal = [line.partition("] ")[2] for line in lines if _FATAL.match(line)]
     told = fatal or [line for line in lines if not _STACK.match(line)] or lines
     return told[-1][:400] if told else ""
 
 
-_FATAL = re.compile(r"F\d{4} .*\] ")  # as the compiler's C++ logs a check that failed
+_FATAL = re.compile(r"F\d{4} .*\] ")  # the format of a failed check in the compiler's C++
 _STACK = re.compile(r"@ |PC: |\*\*\*|#\d+ |0x|File \"|\[address")
 
 
 def _child(
     batch: dict[str, Request], compiler: Compiler, children: list[subprocess.Popen]
 ) -> Iterator[dict[str, Any]]:
-    """Runs a child over `batch`, which `children` holds until it ends, and gives what it says.
+    """Runs a child over `batch` and yields its messages; `children` holds it until it ends.
 
-    A `key` with its `answer`, `None` as it begins that program; at last its `exit_code`, with the last words
-    of its `log`.
+    A message is a `key` with its `answer`, `None` when it starts that program; the last one has its
+    `exit_code` and the end of its `log`.
     """
     with tempfile.TemporaryDirectory(prefix="chipwise-plan-") as place:
         folder, requests = Path(place), []
@@ -343,7 +342,7 @@ def _child(
         with open(folder / "log", "w+", encoding="utf-8", errors="replace") as log:
             child = subprocess.Popen(
                 [sys.executable, "-m", "chipwise.planner.compile_child", place],
-                stdin=subprocess.PIPE,  # its end tells the child that this process is gone
+                stdin=subprocess.PIPE,  # closes when this process ends, which ends the child
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,

@@ -1,7 +1,7 @@
-"""The compilers of absent chips: which is installed, what is in its way, and the process that it wants.
+"""Finds the installed compilers of absent chips, and the environment that their processes need.
 
-A TPU's is libtpu. A GPU's is JAX's CUDA plugin with NVIDIA's `ptxas`; it needs neither a driver nor CUDA's
-libraries. Each is loaded in a process of its own, so a plan cannot disturb the chips that this machine has.
+TPUs use libtpu. GPUs use JAX's CUDA plugin with NVIDIA's `ptxas`, which need neither a driver nor CUDA's
+libraries. Each runs in a separate process, so a plan cannot disturb the chips of this machine.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _PTXAS = {"12": ("cuda_nvcc/bin",), "13": ("cu13/bin",)}
 
 @dataclass(frozen=True)
 class Compiler:
-    """`platform`: "tpu" or "cuda"; `versions` of what its answers depend on; `path`: the folder that comes
-    first on the PATH of its process."""
+    """`platform`: "tpu" or "cuda"; `versions`: those that its answers depend on; `path`: the first folder on
+    the PATH of its process."""
 
     platform: str
     versions: str
     path: str | None = None
 
     def environment(self) -> dict[str, str]:
-        """Of its process: see `child_environment`."""
+        """The environment of its process: see `child_environment`."""
         return child_environment(self.platform, self.path)
 
 
 def tpu_compiler() -> Compiler:
-    """Raises `DeviceError` when libtpu is not installed."""
+    """The installed libtpu. Raises `DeviceError` if there is none."""
     version = installed("libtpu")
     if version is None:
         raise DeviceError("compiler-missing", chips="TPUs", install="pip install 'chipwise[plan-tpu]'")
@@ -48,10 +48,10 @@ def tpu_compiler() -> Compiler:
 
 
 def gpu_compiler() -> Compiler:
-    """The CUDA plugin that JAX would take, with the `ptxas` of its CUDA version.
+    """The CUDA plugin that JAX would load, with the `ptxas` of its CUDA version.
 
-    Raises `DeviceError` when none is installed, when two are, when it is of another version than jaxlib, and
-    when there is no `ptxas`.
+    Raises `DeviceError` if none or two are installed, if its version differs from jaxlib's, or if there is no
+    `ptxas`.
     """
     found = {cuda: version for cuda in CUDA if (version := installed(f"jax-cuda{cuda}-plugin"))}
     jaxlib, install = installed("jaxlib"), "pip install 'chipwise[plan-gpu]'"
@@ -84,7 +84,7 @@ def _jax() -> str:
 
 
 def _ptxas(cuda: str) -> Path | None:
-    """The folder of the package's `ptxas`, or of one on PATH: of another version it may refuse a chip."""
+    """The folder of the package's `ptxas`, or else of one on PATH, whose version may not support the chip."""
     package = importlib.util.find_spec("nvidia")
     for place in package.submodule_search_locations or [] if package else []:
         for folder in _PTXAS[cuda]:
@@ -98,12 +98,12 @@ _FOREIGN = ("TPU_", "MEGASCALE_", "CLOUD_TPU_", "LIBTPU_", "PJRT_", "JAX_", "XLA
 
 
 def child_environment(platform: str, path: str | None = None) -> dict[str, str]:
-    """For a process that loads a compiler only to compile.
+    """The environment of a process that loads a compiler only to compile.
 
-    What describes a real TPU VM and its place in a pod, or configures JAX and XLA here, is left out, but for
-    the path of another libtpu: answers depend on the request alone. JAX itself stays on the CPU, so no chip
-    is opened; `ALLOW_MULTIPLE_LIBTPU_LOAD` spares the lock that a process with the chips of this machine
-    holds. libtpu looks for no metadata server and writes no log files; the CUDA plugin sees no GPU.
+    Variables that describe a real TPU VM and its place in a pod, or configure JAX and XLA here, are removed,
+    except the path of another libtpu, so that answers depend only on the request. JAX stays on the CPU, so no
+    chip is opened; with `ALLOW_MULTIPLE_LIBTPU_LOAD` no lock is needed that a process with this machine's
+    chips may hold. libtpu asks no metadata server and writes no log files; the CUDA plugin sees no GPU.
     """
     kept = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
     if libtpu := os.environ.get("TPU_LIBRARY_PATH", os.environ.get(LIBTPU)):

@@ -1,7 +1,7 @@
-"""A model that no device holds whole: which target holds it, and over how many devices it is cut.
+"""Models larger than a device: which target holds one, with how many shards.
 
-What a parameter keeps on its device is known from shapes: itself, its gradient and sum, the optimizer's
-state. Where that alone is more than a device has, nothing is compiled.
+The memory of parameters, their gradients and sums, and the optimizer's state follows from shapes. If that
+alone is more than a device has, nothing is compiled.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ TOO_LARGE = "state-above-device"
 
 
 def too_large(target: Target, programs: StepPrograms, state: TrainState) -> StepTime | None:
-    """The answer where the state alone is more than a device of `target` has; `None` where it may fit.
+    """The problem, if the state alone is more than a device of `target` has; `None` if it may fit.
 
-    *Arguments:* `state`, whole, as shapes.
+    *Arguments:* `state`: the whole state, as shapes.
     """
     memory = held(programs, target, 0, 0, 0)
     if memory is None or memory.fits:
@@ -50,7 +50,7 @@ def too_large(target: Target, programs: StepPrograms, state: TrainState) -> Step
 
 
 def _way(recipe: Recipe, state: TrainState, target: Target, exact: bool) -> Fact:
-    """How it could be cut: on this target, or on the smallest of the same chip that holds it."""
+    """A number of shards for this target, or the smallest target of the same chip that holds it."""
     for other in (target, *sizes(target)):
         found = smallest_cut(recipe, state, other, exact)
         if found is not None:
@@ -61,8 +61,8 @@ def _way(recipe: Recipe, state: TrainState, target: Target, exact: bool) -> Fact
 
 
 def smallest_cut(recipe: Recipe, state: TrainState, target: Target, exact: bool) -> tuple[int, int] | None:
-    """The fewest shards with which the state fits on a device of `target`, and its bytes there. A group lies
-    on one host."""
+    """The fewest shards with which the state fits on a device of `target`, and its bytes there. A group is on
+    one host."""
     room = available(target)[0]
     kept = nbytes((state.params, state.frozen, state.optimizer, state.ema))
     size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(state.params))
@@ -78,7 +78,7 @@ def smallest_cut(recipe: Recipe, state: TrainState, target: Target, exact: bool)
 
 
 def sizes(target: Target) -> Iterator[Target]:
-    """Every target of the same chip, from the smallest."""
+    """All targets of the same chip, smallest first."""
     short = target.chip.names[0]
     if target.chip.kind == "TPU":
         names = [f"{short}-{size}" for size in SLICES[short]]
@@ -87,5 +87,5 @@ def sizes(target: Target) -> Iterator[Target]:
     for name in names:
         try:
             yield parse(name)
-        except ChipwiseError:  # of GPUs, no whole hosts
+        except ChipwiseError:  # GPUs: parts of a host
             continue

@@ -1,4 +1,4 @@
-"""Programs as a compiler's process takes them: without their source, as modules that `jax.export` writes."""
+"""Exports programs for a compiler's process: modules of `jax.export`, without source locations."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from ..engine import reduce
 
 CUDNN_VERSION = 91000
 """That programs for GPUs are traced for, and `chips.gpus.CUDNN` says to their compiler."""
-# Where in the source an operation came from, which changes without the program changing.
+# Source locations, which change without the program changing.
 _PLACE = re.compile(r'(?m)^#loc\d* = loc\("([^"]+)":(\d+):')
 _LOCATION = re.compile(r"(?m)^#loc.*\n?|\s*\bloc\((?:[^()]|\([^()]*\))*\)")
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A program without its source: `body` as `jax.export` writes it, `key` the hash of what it computes,
-    `places` the lines that it comes from, "path:line", each once in the program's order."""
+    """A program without source locations. `body`: written by `jax.export`; `key`: the hash of what it
+    computes; `places`: its source lines, "path:line", each once in the program's order."""
 
     body: bytes
     key: str
     places: tuple[str, ...] = ()
 
     def entry(self, folder: Path, name: str) -> dict[str, Any]:
-        """How `compile_child` is told of it."""
+        """The entry for `compile_child`."""
         (folder / name).write_bytes(self.body)
         return {"file": name}
 
@@ -51,7 +51,7 @@ class ReduceRequest:
 
     @property
     def key(self) -> str:
-        """Names the program: its sizes, and the code that makes it."""
+        """The key of the program: its sizes, and the code that makes it."""
         return f"{asdict(self)} {inspect.getsource(reduce)} {inspect.getsource(replicas)}"
 
     def entry(self, folder: Path, name: str) -> dict[str, Any]:
@@ -59,14 +59,14 @@ class ReduceRequest:
 
 
 def export_program(function: Callable[..., Any], specs: Sequence[Any], platform: str = "tpu") -> Exported:
-    """`function` of `specs` (trees of shapes) for a platform, its arguments and results flat. Runs nothing,
-    and needs no such chip. Raises what `function` raises while it is traced."""
+    """Exports `function` of `specs` (trees of shapes) for a platform, with flat arguments and results. Runs
+    nothing, and needs no such chip. Raises the errors of `function` while it is traced."""
     leaves, tree = jax.tree.flatten(tuple(specs))
 
     def flat(*values):
         return tuple(jax.tree.leaves(function(*jax.tree.unflatten(tree, values))))
 
-    # The compiler that reads the module is of the version that wrote it.
+    # The compiler that reads the module has the version that wrote it.
     unchecked = [export.DisabledSafetyCheck.custom_call(name) for name in _LIBRARY_CALLS]
     with _cudnn_assumed():
         exported = export.export(
@@ -92,8 +92,8 @@ _LIBRARY_CALLS = (
 
 @contextlib.contextmanager
 def _cudnn_assumed() -> Iterator[None]:
-    """JAX asks for cuDNN's version as it traces its attention, though compiling does not need the library:
-    1 GB that a plan can do without. A version of JAX without this question is asked nothing."""
+    """A context that gives JAX a cuDNN version, which it asks for when tracing its attention. Compiling does
+    not need the library of 1 GB. JAX versions that do not ask are left alone."""
     try:
         from jax._src.cudnn import fused_attention_stablehlo as module
     except ImportError:
@@ -111,6 +111,6 @@ def _cudnn_assumed() -> Iterator[None]:
 
 
 def flat_positions(specs: Sequence[Any], arguments: Sequence[int]) -> tuple[int, ...]:
-    """The places of the leaves of some `arguments` among all leaves of `specs`."""
+    """The positions of the leaves of some `arguments` among all leaves of `specs`."""
     counts = [len(jax.tree.leaves(s)) for s in specs]
     return tuple(i for a in arguments for i in range(sum(counts[:a]), sum(counts[: a + 1])))

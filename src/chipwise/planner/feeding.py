@@ -1,4 +1,4 @@
-"""What a step's speed asks of the host that feeds it, and whether the host can give it."""
+"""The data rate that a step needs, and whether the host can deliver it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _MEASURE_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class HostSpeed:
-    """How many examples a second one of a host's `cores` reads and decodes, and `source`, where that
-    comes from."""
+    """Examples a second that one of a host's `cores` reads and decodes; `source`: where that figure comes
+    from."""
 
     examples_per_second_per_core: float
     cores: int
@@ -32,9 +32,9 @@ class HostSpeed:
 
 
 def measured(source: Source) -> HostSpeed:
-    """This host's, by one core, measured for half a second.
+    """The speed of one core of this host, measured for half a second.
 
-    Examples are taken all over the source, so that a cache of the first ones does not flatter it.
+    Examples are spread over the source, so that cached ones at its beginning do not bias the result.
     """
     n, done, chunk = len(source), 0, 16
     order = np.random.default_rng(0).integers(0, min(n, 1 << 31), 1 << 14).astype(np.int32)
@@ -50,9 +50,9 @@ def measured(source: Source) -> HostSpeed:
 
 
 def recorded(path: str | os.PathLike, source: Source) -> HostSpeed:
-    """The speed in a record of `chipwise bench-feed`, a core's share of all workers at once.
+    """The speed of one core, from a record of `chipwise bench-feed` with all workers.
 
-    Raises `DataError` for a file that is no such record, or whose examples are not as large as those of
+    Raises `DataError` if the file is not such a record, or its examples have another size than those of
     `source`.
     """
     record = records.read(path, kind="feed")
@@ -75,10 +75,10 @@ def recorded(path: str | os.PathLike, source: Source) -> HostSpeed:
 def feeding(
     recipe: Recipe, examples_per_second: float, *, resident: bool, host: HostSpeed | None, cores: int | None
 ) -> Feeding:
-    """The demand of `examples_per_second` (global) beside what a host delivers.
+    """Compares the demand of `examples_per_second` (global) with what a host delivers.
 
-    *Arguments:* `host`: its speed, or `None` when the data is not there to be measured; `cores`: the target
-    host's, by default those of `host`, or this host's.
+    *Arguments:* `host`: its speed, or `None` if there is no data to measure it; `cores`: the target host's,
+    by default those of `host`, or this host's.
     """
     size = nbytes(spec_of(recipe.task.train))
     per_core = None if host is None else host.examples_per_second_per_core

@@ -1,16 +1,16 @@
-"""How long the kernels of a compiled program take on a GPU: each by what it is short of, then the sum.
+"""Times the kernels of a compiled program on a GPU: each by its bottleneck, then the sum.
 
     seconds = sum over kernels of  count x (max(arithmetic, memory) + launch)
 
-- *arithmetic*: a product's multiplications on whole tiles on whole waves of multiprocessors, at the rate that
-  large products of its type were measured to reach on that chip, times an efficiency; depthwise convolutions
-  and elementwise work at that of float32, on the vector units;
-- *memory*: bytes at the catalogue's bandwidth times an efficiency; what fits in half of L2 is found there;
-- *launch*: what starting a kernel costs.
+- *arithmetic*: a product's multiplications, in whole tiles on whole waves of multiprocessors, at the rate
+  measured on that chip for large products of its type, times an efficiency; depthwise convolutions and
+  elementwise work at the float32 rate of the vector units;
+- *memory*: bytes at the catalogue's bandwidth times an efficiency; arrays that fit in half of L2 are read
+  there;
+- *launch*: the cost of starting a kernel.
 
 The few efficiencies are shared by all programs and chips. `benchmarks/plan_fit.py` fits them to published
-training throughputs, and writes them to `efficiencies.json` with the residuals and the interval that these
-justify.
+training throughputs, and writes them to `efficiencies.json` with the residuals and the resulting interval.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ ALLOWED = {"launch": 3.0, "interconnect": 2.0}
 row tells them apart."""
 
 _SIXTEEN = ("bf16", "f16")
-_SMALL = 8  # channels of a group, below which a convolution is not multiplied by matrix units
+_SMALL = 8  # channels of a group, below which a convolution does not use matrix units
 
 
 @cache
 def efficiencies() -> dict[str, Any]:
-    """`efficiencies.json`."""
+    """The contents of `efficiencies.json`."""
     return json.loads(files(__package__).joinpath("efficiencies.json").read_text(encoding="utf-8"))
 
 
@@ -97,8 +97,8 @@ _KINDS, _REACHES = tuple(ARITHMETIC), ("memory", "passes")
 
 @dataclass(frozen=True)
 class Ideal:
-    """What one execution of each kernel would take at full efficiency: arrays with one entry for each, and
-    which of `ARITHMETIC` and of the two efficiencies of memory apply to it."""
+    """The time of one execution of each kernel at full efficiency: arrays with one entry for each kernel, and
+    the index into `ARITHMETIC` and into the two efficiencies of memory."""
 
     arithmetic: np.ndarray
     memory: np.ndarray
@@ -126,7 +126,7 @@ def ideal_times(kernels: Sequence[Kernel], chip: Chip) -> Ideal:
 
 
 def _product(kernel: Kernel, chip: Chip, peak: float, unit: str) -> tuple[float, str]:
-    """Seconds of a product at its peak, whole tiles and waves included, and the name of its efficiency."""
+    """Seconds of a product at its peak, in whole tiles and waves, and the name of its efficiency."""
     if kernel.kind == "attention" or len(kernel.shape) != 4:
         return kernel.flops / peak, "attention" if kernel.kind == "attention" else _class(kernel.kind, unit)
     m, n, k, groups = kernel.shape
@@ -141,13 +141,13 @@ def _product(kernel: Kernel, chip: Chip, peak: float, unit: str) -> tuple[float,
 
 
 def _is_winograd(kernel: Kernel) -> bool:
-    """Whether a convolution's window is 3 x 3 in steps of one, for which cuDNN multiplies 2.25 times less on
-    vector units (Lavin & Gray 2015, arXiv:1509.09308). A kernel keeps its sizes and bytes: from them come the
-    channels of what is slid over, and then its taps, fewer than nine for what hangs over the edge."""
+    """Whether a convolution has a 3 x 3 window with stride one, for which cuDNN needs 2.25 times fewer
+    multiplications on vector units (Lavin & Gray 2015, arXiv:1509.09308). The input's channels, and from them
+    the taps, follow from the kernel's sizes and bytes; there are fewer than nine because of the edges."""
     m, n, k, groups = kernel.shape
     if kernel.kind != "convolution" or groups > 1 or kernel.dtype not in ("f32", "tf32"):
         return False
-    for pixels, inner in ((m, k), (k, m)):  # in the kernel's gradient the sum is over pixels
+    for pixels, inner in ((m, k), (k, m)):  # the kernel's gradient sums over pixels
         channels = (kernel.bytes / 4 - inner * n) / pixels - n
         if channels >= _SMALL and 6.0 < inner / channels < 9.5:
             return True
@@ -159,14 +159,14 @@ def _class(kind: str, unit: str) -> str:
 
 
 def _peak(chip: Chip, dtype: str) -> tuple[float, str]:
-    """FLOP/s that large products of `dtype` reach, and the unit: "tensor" (16 bits and less), "tf32" or
+    """The FLOP/s of large products of `dtype`, and the unit: "tensor" (16 bits and less), "tf32" or
     "vector"."""
     assert chip.fp32_tflops is not None
     measured = PRODUCT_TFLOPS.get(chip.name, (None, None))
     vector = min(measured[0] or USUAL * chip.fp32_tflops, chip.fp32_tflops) * 1e12
     sixteen = chip.fp16_dense_tflops
     share = USUAL if sixteen is None or measured[1] is None else min(measured[1] / sixteen, 1.0)
-    if not has_tensor_cores(chip):  # their float16 products, summed in float32, are no faster
+    if not has_tensor_cores(chip):  # float16 products with float32 sums are no faster there
         peak = None
     elif dtype in _SIXTEEN:
         peak = sixteen if dtype == "f16" else chip.bf16_dense_tflops
@@ -192,9 +192,9 @@ def has_tensor_cores(chip: Chip) -> bool:
 
 
 def split(ideal: Ideal, values: dict[str, float]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Seconds of arithmetic, memory and launches of each kernel, all its executions together.
+    """Seconds of arithmetic, memory and launches of each kernel, for all its executions.
 
-    *Arguments:* `values`: those of `efficiencies.json`, or others to try.
+    *Arguments:* `values`: those of `efficiencies.json`, or others, for the fit.
     """
 
     speed = np.array([values[ARITHMETIC[name]] for name in _KINDS])
@@ -206,7 +206,7 @@ def split(ideal: Ideal, values: dict[str, float]) -> tuple[np.ndarray, np.ndarra
 
 
 def timed(kernels: Sequence[Kernel], chip: Chip) -> list[Kernel]:
-    """The kernels with their `seconds` on `chip` and what bounds them."""
+    """The kernels with their `seconds` and `bound` on `chip`."""
     ideal = ideal_times(kernels, chip)
     arithmetic, memory, launch = split(ideal, efficiencies()["values"])
     made = []
@@ -220,10 +220,10 @@ def timed(kernels: Sequence[Kernel], chip: Chip) -> list[Kernel]:
 
 
 def interval(chip: Chip, shares: Mapping[str, float]) -> tuple[float, float]:
-    """The factors on a step's seconds between which nine of ten measurements should lie: of nets and sources
-    that were not fitted, and where nothing was fitted for the generation of `chip`, of generations neither.
+    """The factors on a step's seconds between which nine of ten measurements should lie. They come from nets
+    and sources left out of the fit; for a chip generation without fitted rows also from generations left out.
 
-    *Arguments:* `shares` of the time by what bounds it; those of `ALLOWED` have their own factors.
+    *Arguments:* `shares`: of the time by bound; those in `ALLOWED` have their own factors.
     """
     fitted = efficiencies()
     kind = "known_chip" if chip.compute_capability in fitted["generations"] else "other"
@@ -238,8 +238,8 @@ def interval(chip: Chip, shares: Mapping[str, float]) -> tuple[float, float]:
 
 # ---- how much of a GPU a product can occupy: whole tiles on whole waves of multiprocessors
 
-# Rows, columns, and the share of the peak that a multiprocessor reaches with such tiles: smaller ones load
-# more for each multiplication, which matters less where multiplications are slow. Chosen, not measured; tiles
+# Rows, columns, and the share of the peak that a multiprocessor reaches with such tiles. Smaller tiles load
+# more for each multiplication, which matters less if multiplications are slow. Chosen, not measured; tiles
 # and waves as in https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/.
 _TILES = {
     "tensor": (
@@ -252,7 +252,7 @@ _TILES = {
     ),
     "vector": ((128, 128, 1.0), (128, 64, 0.97), (64, 64, 0.92), (64, 32, 0.8), (32, 32, 0.65)),
 }
-# Summands' worth of time to fill and to empty a tile's pipeline.
+# Time to fill and empty a tile's pipeline, in summands.
 _FILL = {"tensor": 48, "vector": 8}
 _SPLITS = (1, 2, 4, 8, 16, 32, 64)
 _SHORTEST = 128  # summands, below which a sum is not split
@@ -260,10 +260,10 @@ _SHORTEST = 128  # summands, below which a sum is not split
 
 @cache
 def share_of_peak(m: int, n: int, k: int, groups: int, multiprocessors: int, unit: str) -> float:
-    """Of `groups` products `(m, k) @ (k, n)`: useful over possible multiplications, with the best of a few
-    tile sizes and of ways to split the sum over several multiprocessors. Above 0, below 1.
+    """The share of the peak that `groups` products `(m, k) @ (k, n)` reach, between 0 and 1, with the best of
+    a few tile sizes and ways to split the sum over several multiprocessors.
 
-    *Arguments:* `unit`: "tensor" or "vector", what multiplies.
+    *Arguments:* `unit`: "tensor" or "vector".
     """
     best = math.inf
     for high, wide, quality in _TILES[unit]:

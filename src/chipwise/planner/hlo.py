@@ -1,24 +1,24 @@
-"""Reads the TPU compiler's own account of a program: its HLO module in, cycles, bytes and traffic out.
+"""Reads cycles, bytes and traffic of a program from the HLO module that the TPU compiler returns.
 
-A computation's operations run one after another. What each costs the compiler wrote beside it, in
-`backend_config.window_config.estimated_cycles`. Studied in what libtpu 0.0.42 makes for v2 to TPU7x:
+A computation's operations run one after another. The compiler states the cost of each in
+`backend_config.window_config.estimated_cycles`. Observed in programs of libtpu 0.0.42 for v2 to TPU7x:
 
 - **Unit**: cycles of the TensorCore's clock, of one JAX device. A v4 or v5p chip is one device (two cores
   in megacore), and its cycles are the chip's: a product of 4096 x 4096 bfloat16 matrices comes to 88 % and
   96 % of the *chip's* peak. On v2, v3 and 7x a device, and so a cycle count, is half a chip.
-- **Waiting for memory is included**, by a rule of thumb: work is cut into windows (`iteration_bounds`), and
-  the cycles fit a transfer and a fixed start of some 3,000 cycles for each. x + 1 over 256 MB of float32
-  comes to 71 to 94 % of the memory bandwidth, by chip; over bfloat16 to about half of that; the sum of
-  256 MB, whose windows are small, to 17 to 42 %. A chip fetches the next window while it works on one, so
-  these last may be too slow; `bytes_by_kind` tells what they move. The bandwidth alone would be too fast.
-- **It is missing** for gathers, sorts, custom calls and what the SparseCore of a 7x does (there
-  `2**63 - 1`). What is known of these is what they move. So an operation's time is taken as the longer of
-  `cycles / clock` and `bytes / bandwidth`, bytes counted in the memory they are in, with its padding:
-  memory space 1 of a layout is on the chip (VMEM), 0 is HBM.
+- **Waiting for memory is included**, as a rule of thumb: work is cut into windows (`iteration_bounds`), and
+  the cycles match a transfer plus a fixed start of some 3,000 cycles for each. x + 1 over 256 MB of float32
+  reaches 71 to 94 % of the memory bandwidth, depending on the chip; over bfloat16 about half of that; the sum
+  of 256 MB, whose windows are small, 17 to 42 %. A chip prefetches the next window, so the last figures may
+  be too slow; `bytes_by_kind` has their bytes. The bandwidth alone would be too fast.
+- **Cycles are missing** for gathers, sorts, custom calls and work of a 7x's SparseCore (there `2**63 - 1`);
+  only their bytes are known. So an operation's time is the longer of `cycles / clock` and `bytes /
+  bandwidth`. Bytes are padded, and count for the memory they are in: memory space 1 of a layout is on the
+  chip (VMEM), 0 is HBM.
 - `copy-start` and `slice-start` fetch from HBM while other operations compute. They have no cycles. Their
-  bytes count in `bytes_accessed`, and a program takes no less than all its bytes at the full bandwidth.
-- **Loops** state their body once, and not how often it runs: the trip count is read off the condition's
-  comparison, the counter's first value and its increment.
+  bytes count in `bytes_accessed`, and a program takes at least the time of all its bytes at full bandwidth.
+- **Loops** have the cost of one iteration: the trip count follows from the condition's comparison, the
+  counter's initial value and its increment.
 - A matrix product is a `convolution` too: without spatial dimensions, or with batch dimensions in their
   place (a window of 8 x 12, stride 7 x 11, base dilation 8 x 12).
 
@@ -53,12 +53,12 @@ from .kernels import Kernel
 VERSION = 7
 """Of what `read` makes of a program: raised whenever it would make something else of the same one."""
 
-_NOTICEABLE = 0.1  # of the products' work, lost to padding
+_NOTICEABLE = 0.1  # share of the products' work that is padding
 
 
 @dataclass
 class Reading:
-    """What one execution of a program, or a part of one, costs a device. Loops are multiplied out.
+    """The cost of one execution of a program, or of a part, on a device. Loops are multiplied out.
 
     Bytes are HBM traffic; `wire_bytes` goes to other devices. `product_flops` are 2 for each multiply and add
     of matrix products and convolutions, `padded_flops` the same with their padding. Seconds are on the given
@@ -89,7 +89,7 @@ class Reading:
 
     @property
     def cycles(self) -> float | None:
-        """`None` where the compiler named none."""
+        """The compiler's cycles; `None` if it states none."""
         return sum(self.cycles_by_kind.values()) if self.cycles_by_kind else None
 
     @property
@@ -107,12 +107,12 @@ def read(program: bytes, clock_GHz: float = 1.0, memory_GBps: float = math.inf) 
     *Arguments:* `clock_GHz` of the device's core, and `memory_GBps`, the HBM bandwidth of one *device* (half
     the chip's on v2, v3 and 7x), 1e9 bytes/s.
 
-    Raises `ValueError` if the bytes are no program.
+    Raises `ValueError` if the bytes are not a program.
     """
     entry, reader = parse(program).entry, _TpuReader(clock_GHz, memory_GBps)
     reading = Reading()
     reading.add(reader.computation(entry))
-    if reader.fuses:  # once more, now that the speed of the other products is known
+    if reader.fuses:  # again, now that the speed of the other products is known
         reader = _TpuReader(clock_GHz, memory_GBps, _fused_speed(reading))
         reading = Reading()
         reading.add(reader.computation(entry))
@@ -134,18 +134,18 @@ allowance; with fewer, as much less as the matrix unit is less full. None was me
 
 
 def _fused_speed(reading: Reading) -> float:
-    """FLOPs a cycle of splash attention's products in a program; infinite where no other product tells it."""
+    """FLOPs per cycle of splash attention's products in a program; infinite if it has no other product."""
     cycles = sum(reading.cycles_by_kind.get(kind, 0.0) for kind in ("matmul", "convolution"))
     return FUSED_EFFICIENCY * reading.product_flops / cycles if cycles else math.inf
 
 
 def _attention(op: Instruction) -> tuple[float, float] | None:
-    """The FLOPs of a kernel of splash attention, and those with the matrix unit filled up."""
+    """The FLOPs of a splash attention kernel, and the same with padding to the matrix unit."""
     return splash_work(op.source, [shape.dims for shape in op.operand_shapes])
 
 
 class Reader:
-    """Adds up what a compiled program's operations cost; a subclass says what one operation costs."""
+    """Adds up the costs of a compiled program's operations; a subclass defines the cost of one."""
 
     def __init__(self) -> None:
         self.notes: list[Fact] = []  # each once
@@ -182,11 +182,11 @@ class Reader:
         return sums
 
     def weight(self, branch: Reading) -> tuple[float, ...]:
-        """By which the costliest branch of a conditional is found."""
+        """The weight that selects the costliest branch of a conditional."""
         return branch.seconds, branch.bytes_accessed, branch.product_flops
 
     def kernel(self, op: Instruction, sums: Reading) -> None:
-        """Adds what `op` costs."""
+        """Adds the cost of `op`."""
         raise NotImplementedError
 
     def loop(self, op: Instruction) -> Reading:
@@ -201,7 +201,7 @@ class Reader:
         return sums
 
     def look(self, op: Instruction) -> None:
-        """Notes what costs time that nobody counted."""
+        """Records operations whose time is unknown."""
         for part in parts(op):
             code, source = part.opcode, part.source or part.name
             if code in ("send", "recv") and part.host_transfer:
@@ -235,7 +235,7 @@ class _TpuReader(Reader):
     def __init__(self, clock_GHz: float, memory_GBps: float, fused_speed: float | None = None):
         super().__init__()
         self.clock, self.bandwidth, self.fused_speed = clock_GHz, memory_GBps, fused_speed
-        self.fuses = False  # attention, in kernels whose cycles nobody states
+        self.fuses = False  # attention kernels, without cycles
         self.losses: dict[str, float] = defaultdict(float)
 
     def kernel(self, op: Instruction, sums: Reading) -> None:
@@ -244,7 +244,7 @@ class _TpuReader(Reader):
         kind, bytes_moved = kind_of(op), moved(op)
         sums.bytes_by_kind[kind] += bytes_moved
         if op.opcode.endswith("-start"):
-            return  # beside other operations; collectives have their wire bytes
+            return  # overlapped with other operations; collectives have wire bytes
         cycles = estimated_cycles(op)
         if op.opcode == "custom-call" and cycles is None and (work := _attention(op)):
             kind, self.fuses = "attention", True
@@ -262,7 +262,7 @@ class _TpuReader(Reader):
             bound = "compute" if product or turned(op) else "memory"
             as_kind = (
                 "copy" if kind == "elementwise" and turned(op) else kind
-            )  # the turning is what takes long
+            )  # the transposition takes the time
             made = described(op, as_kind, seconds=time, bound=bound)
             sums.kernels.append(replace(made, bytes=bytes_moved, flops=sums.product_flops))
 
@@ -276,7 +276,7 @@ class _TpuReader(Reader):
 
 
 def described(op: Instruction, kind: str, **more: Any) -> Kernel:
-    """A kernel with what the program says of where it comes from, and the type of its largest array."""
+    """A kernel with its source in the program, and the type of its largest array."""
     largest = max((*op.shapes, *op.operand_shapes), key=lambda s: s.nbytes, default=None)
     dtype = "" if largest is None else largest.dtype
     return Kernel(op.name, kind, dtype=dtype, source=op.source, line=op.line, **more)

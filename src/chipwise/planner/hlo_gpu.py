@@ -1,14 +1,14 @@
-"""Reads a program that XLA's GPU compiler made: its kernels, and what each moves and computes.
+"""Reads the kernels of a program from XLA's GPU compiler, with their bytes and FLOPs.
 
-The compiler states no times, so there are none here; `gpu_timing` makes them of these figures. The entry
-computation is scheduled, and each of its operations is one kernel: a fusion, or a call of a library.
+The compiler states no times; `gpu_timing` computes them from these figures. The entry computation is
+scheduled, and each of its operations is one kernel: a fusion, or a call of a library.
 
-- **Products** are calls of cuBLAS and cuDNN, whose shapes, dimension numbers and precision stand in the call,
-  or a `dot` inside a fusion that Triton compiles. A convolution counts as the product that it is multiplied
-  as: `(batch x pixels, window x inputs) @ (window x inputs, outputs)` forwards.
-- **Memory**: what a kernel reads of its operands and writes of its results, slices and updates in place as
-  such, and without a library's workspace.
-- **Loops** run their kernels once a trip; XLA states the number where it knows it.
+- **Products** are calls of cuBLAS and cuDNN, which state shapes, dimension numbers and precision, or a `dot`
+  inside a fusion that Triton compiles. A convolution counts as a matrix product: `(batch x pixels, window x
+  inputs) @ (window x inputs, outputs)` in the forward pass.
+- **Memory**: the bytes that a kernel reads and writes; of slices and in-place updates only the part. The
+  workspace of a library is left out.
+- **Loops** run their kernels once per iteration; XLA states the number if it knows it.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ WORK = {
 # fmt: on
 """Arithmetic of an elementwise operation for each element; 1 where it is not listed."""
 
-_PASSES_OF_SORT = 8  # of a radix sort over 32-bit keys, each reading and writing everything
+_PASSES_OF_SORT = 8  # of a radix sort over 32-bit keys; each reads and writes everything
 
 
 def read(program: bytes) -> Reading:
     """The kernels of a compiled program, given as `hlo_proto.program_bytes` takes it from the executable.
 
-    Raises `ValueError` if the bytes are no program.
+    Raises `ValueError` if the bytes are not a program.
     """
     reader = _GpuReader()
     reading = Reading()
@@ -70,7 +70,7 @@ class _GpuReader(Reader):
 
     def kernel(self, op: Instruction, sums: Reading) -> None:
         if op.opcode.endswith("-start") and not sums.wire_bytes:
-            return  # copies beside the computation
+            return  # copies that overlap with computation
         fused = list(parts(op))
         product = next((p for p in fused if p.opcode in ("dot", "convolution") or _library(p)), None)
         kind = kind_of(op)
@@ -83,7 +83,7 @@ class _GpuReader(Reader):
 
 
 def _library(op: Instruction) -> str | None:
-    """Which kind of kernel a custom call of NVIDIA's libraries is."""
+    """The kind of kernel of a custom call of NVIDIA's libraries."""
     if op.opcode != "custom-call":
         return None
     kinds = {CUBLAS: "matmul", CONVOLUTION: "convolution", ATTENTION: "attention"}
@@ -105,7 +105,7 @@ def _is_workspace(shape: Shape) -> bool:
 
 
 def _work(fused: list[Instruction]) -> float:
-    """Arithmetic beside products."""
+    """Elementwise arithmetic."""
     total = 0.0
     for op in fused:
         if op.opcode in ("reduce", "reduce-window"):
@@ -116,7 +116,7 @@ def _work(fused: list[Instruction]) -> float:
 
 
 def _product(op: Instruction, kernel):
-    """`kernel` with the product that it is."""
+    """`kernel` with the sizes of its product."""
     library = _library(op)
     operand = op.operand_shapes[0]
     if library == "attention":
@@ -132,8 +132,8 @@ def _product(op: Instruction, kernel):
 
 
 def _multiplied(op: Instruction, dtype: str) -> str:
-    """What a product multiplies in: float32 operands in TF32, where the chip can, unless the highest
-    precision is asked for (`PrecisionConfig`)."""
+    """The dtype that a product multiplies in: TF32 for float32 operands, if the chip has it, unless
+    `PrecisionConfig` requests the highest precision."""
     if dtype != "f32":
         return dtype
     stated = op.config.get("gemm_backend_config", {}).get("precision_config", {})
@@ -143,8 +143,8 @@ def _multiplied(op: Instruction, dtype: str) -> str:
 
 
 def _attention(op: Instruction, kernel):
-    """Queries, keys and their weights: two products forwards, five backwards, half of each behind a causal
-    mask."""
+    """The products of attention: two in the forward pass, five in the backward pass, half of each with a
+    causal mask."""
     config = op.config.get("cudnn_fmha_backend_config", {})
     sizes = [int(n) for n in config.get("intermediate_tensor_shape", {}).get("dimensions", ())]
     if len(sizes) != 4:

@@ -1,4 +1,4 @@
-"""An operation of a compiled program: its kind, what it moves and multiplies, how often a loop runs."""
+"""Operations of a compiled program: their kind, bytes and products, and the trip counts of loops."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ QUIET_CALLS = frozenset((
 # fmt: on
 _SLICES = frozenset(("slice", "dynamic-slice", "gather"))
 _FETCHES = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start")
-COLLECTIVES = {  # bytes a device sends in a ring of d, of the whole
+COLLECTIVES = {  # share of the array that a device sends, in a ring of d
     "all-reduce": lambda d: 2 * (d - 1) / d,
     "all-gather": lambda d: (d - 1) / d,
     "reduce-scatter": lambda d: (d - 1) / d,
@@ -46,17 +46,17 @@ COLLECTIVES = {  # bytes a device sends in a ring of d, of the whole
 _MIRRORED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "NE": "NE"}
 
 
-# ---- what an operation is
+# ---- kinds of operations
 
 
 def estimated_cycles(op: Instruction) -> float | None:
-    """The compiler's cycles; `None` where it wrote none, or the most that a number can say."""
+    """The compiler's cycles; `None` if it states none, or the largest number."""
     cycles = float(op.config.get("window_config", {}).get("estimated_cycles", -1))
     return cycles if 0 <= cycles < _SENTINEL else None
 
 
 def parts(op: Instruction) -> Iterator[Instruction]:
-    """The operation, or those fused into it, of any depth."""
+    """The operation, or the operations fused into it, at any depth."""
     if op.opcode.removesuffix("-start") != "fusion":
         yield op
         return
@@ -88,9 +88,9 @@ def kind_of(op: Instruction) -> str:
 
 
 def moved(op: Instruction) -> float:
-    """Of one execution of `op`, with the shapes' padding."""
+    """The bytes of one execution of `op`, with the padding of shapes."""
     code = op.opcode.removesuffix("-start")
-    if code == "custom-call" and op.target in QUIET_CALLS:  # such as room for what a loop will write
+    if code == "custom-call" and op.target in QUIET_CALLS:  # such as a buffer for the outputs of a loop
         return 0.0
     if code in COLLECTIVES:
         return float(sum(s.hbm_bytes for s in op.operand_shapes) * 2)
@@ -117,8 +117,8 @@ def moved(op: Instruction) -> float:
 
 
 def _taken(fused: Computation, number: int) -> float:
-    """Bytes of parameter `number` that the fusion reads: a slice of it, all of it, or nothing if it only
-    writes into it. Infinite where it hands it on as it is."""
+    """Bytes of parameter `number` that the fusion reads: a slice, everything, or nothing if it only writes
+    into it. Infinite if the fusion returns it unchanged."""
     values = [op for op in fused.instructions.values() if op.parameter == number]
     total = 0.0
     while values:
@@ -163,8 +163,8 @@ def _written(op: Instruction, fused: Computation) -> float:
 
 
 def turned(op: Instruction) -> bool:
-    """Whether `op` lays another dimension along the fastest one: a TPU turns such arrays in a unit of its
-    own, at some 50 elements a cycle of a core, which is slower than memory where elements are small."""
+    """Whether `op` changes the fastest dimension. A TPU transposes such arrays in a separate unit, at some 50
+    elements per cycle of a core, which is slower than memory for small elements."""
     for part in parts(op):
         if part.opcode not in ("copy", "transpose") or not part.operand_shapes:
             continue
@@ -180,7 +180,7 @@ def turned(op: Instruction) -> bool:
 
 
 def tiled(op: Instruction) -> list[Shape]:
-    """The two largest of a product's result and operands: the third is weights, or their gradient."""
+    """The two largest of a product's result and operands; the third is the weights, or their gradient."""
     tiled = [s for s in (*op.shapes, *op.operand_shapes) if s.tile]
     return sorted(tiled, key=lambda s: s.elements)[-2:]
 
@@ -189,22 +189,22 @@ def tiled(op: Instruction) -> list[Shape]:
 class _Window:
     """A convolution's window along one spatial dimension."""
 
-    size: int  # of the input
+    size: int  # padding of the input
     taps: int
     out: int
     stride: int
     pad: int
-    spread: int  # the input's dilation
-    apart: int  # the window's
+    spread: int  # dilation of the input
+    apart: int  # dilation of the window
 
     @property
     def holds_a_batch(self) -> bool:
-        """Whether each position meets one element: a batch dimension in a spatial one's place."""
+        """Whether each position has one element: it is a batch dimension."""
         return self.taps == self.spread and self.stride == max(self.taps - 1, 1)
 
     @property
     def meetings(self) -> int:
-        """How many of the `out * taps` pairs meet an element of the input."""
+        """The number of the `out * taps` pairs that have an element of the input."""
         at = np.arange(self.out)[:, None] * self.stride + np.arange(self.taps)[None] * self.apart - self.pad
         inside = (at >= 0) & (at <= (self.size - 1) * self.spread) & (at % self.spread == 0)
         return int(inside.sum())
@@ -212,8 +212,8 @@ class _Window:
 
 @dataclass(frozen=True)
 class _Arrays:
-    """A convolution's arrays as they stand forwards: in its gradients the library's calls have the same
-    dimension numbers, and the arrays change places."""
+    """A convolution's arrays in their forward roles: the library's calls for gradients have the same
+    dimension numbers, with exchanged arrays."""
 
     inputs: tuple[int, ...]
     kernel: tuple[int, ...]
@@ -228,7 +228,8 @@ class _Arrays:
 
 
 def _windows(op: Instruction) -> list[_Window]:
-    """Of a convolution's spatial dimensions (`ConvolutionDimensionNumbers` and `WindowDimension`)."""
+    """The windows of a convolution's spatial dimensions (`ConvolutionDimensionNumbers`,
+    `WindowDimension`)."""
     labels, dims = op.proto.message(16), op.proto.message(15).messages(1)
     at = _Arrays.of(op)
     lhs, rhs, out = at.inputs, at.kernel, at.outputs
@@ -239,7 +240,7 @@ def _windows(op: Instruction) -> list[_Window]:
 
 
 def _is_matmul(op: Instruction) -> bool:
-    """Whether a product has no window to slide. JAX's own name for it decides, where it was kept."""
+    """Whether a product has no sliding window. JAX's name for it decides, if it was kept."""
     name = op.source.rsplit("/", 1)[-1]
     if op.opcode == "dot" or "dot_general" in name:
         return True
@@ -250,8 +251,8 @@ def _is_matmul(op: Instruction) -> bool:
 
 
 def convolution_flops(op: Instruction) -> float:
-    """2 for each multiply and add; window positions outside the input, or between its spread elements, are
-    not work."""
+    """The FLOPs, 2 for each multiply-add. Window positions in the padding or between dilated elements do not
+    count."""
     labels, at = op.proto.message(16), _Arrays.of(op)
     products = float(at.outputs[labels.number(9)] * at.outputs[labels.number(10)])
     products *= at.kernel[labels.number(3)]
@@ -259,9 +260,9 @@ def convolution_flops(op: Instruction) -> float:
 
 
 def convolution_sizes(op: Instruction, flops: float) -> tuple[int, int, int, int]:
-    """`(m, n, k, groups)` of the products that a convolution of `flops` is computed as: forwards pixels of
-    the batch by outputs, for the inputs' gradient by inputs, for the kernel's inputs and window by outputs,
-    summed over pixels. `k` is what the multiplications leave."""
+    """`(m, n, k, groups)` of the matrix products of a convolution of `flops`. Forward: pixels of the batch by
+    outputs; input gradient: pixels by inputs; kernel gradient: inputs and window by outputs, summed over
+    pixels. `k` follows from `flops`."""
     labels, at = op.proto.message(16), _Arrays.of(op)
     groups = max(op.proto.number(50), 1)
     features = at.outputs[labels.number(10)] // groups
@@ -278,7 +279,7 @@ def convolution_sizes(op: Instruction, flops: float) -> tuple[int, int, int, int
 
 
 def dot_sizes(op: Instruction) -> tuple[int, int, int, int]:
-    """`(m, n, k, groups)` of a matrix product: of a `dot`, or of cuBLAS's call in its place."""
+    """`(m, n, k, groups)` of a matrix product: a `dot`, or a call of cuBLAS."""
     left, right = op.operand_shapes[0].dims, op.operand_shapes[1].dims
     if op.opcode == "dot":
         numbers = op.proto.message(30)
@@ -297,12 +298,12 @@ def dot_sizes(op: Instruction) -> tuple[int, int, int, int]:
 
 
 def trips(loop: Instruction) -> int | None:
-    """Runs of the body of `loop`, from its condition's comparison, its counter's start and its step; `None`
-    if they depend on data.
+    """The trip count of `loop`, from its condition's comparison, its counter's initial value and its step;
+    `None` if it depends on data.
 
-    JAX's `scan` and `fori_loop` make `while (i < n) { ...; i += 1 }` with the counter in a tuple. By the time
-    the compiler is done, comparison and increment may stand in fusions, values may be copied, and constants
-    may be carried in the tuple: all of that is followed here.
+    JAX's `scan` and `fori_loop` make `while (i < n) { ...; i += 1 }` with the counter in a tuple. In compiled
+    programs comparison and increment may be in fusions, values may be copied, and constants may be carried in
+    the tuple. All of these are handled.
     """
     stated = loop.config.get("known_trip_count")
     if stated:
@@ -335,14 +336,14 @@ def trips(loop: Instruction) -> int | None:
 
 
 def original(op: Instruction) -> Instruction:
-    """`op`, or what it is a plain copy of."""
+    """`op`, or the operation that it copies."""
     while op.opcode in ("copy", "bitcast"):
         op = op.operands[0]
     return op
 
 
 def _element(op: Instruction, index: int) -> Instruction | None:
-    """Element `index` of a tuple; `None` where the loop's state is no tuple that is made here."""
+    """Element `index` of a tuple; `None` if the loop's state is not a `tuple` operation."""
     return op.operands[index] if op.opcode == "tuple" and index < len(op.operands) else None
 
 
@@ -351,13 +352,13 @@ def _constant(op: Instruction | None) -> int | None:
 
 
 def _index(op: Instruction) -> int | None:
-    """Which element of the loop's tuple `op` is."""
+    """The index of `op` in the loop's tuple."""
     return original(op).index
 
 
 def _operands(op: Instruction, *opcodes: str) -> tuple[Instruction, list[Instruction]] | None:
-    """The instruction of one of `opcodes` that `op` is, or that the fusion `op` is, with its operands
-    as they stand outside."""
+    """The instruction of one of `opcodes`: `op` itself, or inside the fusion `op`, with its operands as seen
+    from outside."""
     if op.opcode in opcodes:
         return op, op.operands
     if op.opcode != "fusion":
@@ -370,7 +371,7 @@ def _operands(op: Instruction, *opcodes: str) -> tuple[Instruction, list[Instruc
 
 
 def _step(body: Computation, index: int) -> int | None:
-    """What the body adds to element `index` of its tuple; 0 if it leaves it alone."""
+    """The increment of element `index` of the body's tuple; 0 if it is unchanged."""
     after = _element(body.root, index)
     if after is None:
         return None
@@ -386,6 +387,6 @@ def _step(body: Computation, index: int) -> int | None:
         if _index(counter) == index:
             value, held = _constant(other), _index(other)
             if value is None and held is not None and _step(body, held) == 0:
-                value = 1  # a constant carried in the tuple: JAX's loops count by ones
+                value = 1  # a constant in the tuple: JAX's loops count by ones
             return -value if root.opcode == "subtract" and value is not None else value
     return None

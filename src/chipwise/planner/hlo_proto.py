@@ -1,9 +1,8 @@
-"""A compiled program as XLA's own protobuf messages hold it: computations, instructions, tiled shapes.
+"""Reads a compiled program from XLA's protobuf messages: computations, instructions, tiled shapes.
 
-`program_bytes` takes the `HloModuleProto` from an executable, `parse` reads the fields that plans and
-profiles need. No package that is installed here carries the messages' description, so fields are read by
-their numbers, which a protobuf message never changes: xla/service/hlo.proto and xla/xla_data.proto of
-https://github.com/openxla/xla.
+`program_bytes` takes the `HloModuleProto` from an executable, and `parse` reads the fields that plans and
+profiles need. No installed package has the messages' schema, so fields are read by number, which protobuf
+never changes: xla/service/hlo.proto and xla/xla_data.proto of https://github.com/openxla/xla.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from typing import Any
 
 
 def program_bytes(compiled: Any) -> bytes:
-    """The `HloModuleProto` of what `jax.jit(...).lower(...).compile()` returns."""
+    """The `HloModuleProto` of an executable from `jax.jit(...).lower(...).compile()`."""
     return compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
 
 
 class Message:
-    """A protobuf message without its description: what it holds is asked for by a field's number."""
+    """A protobuf message without its schema; fields are read by number."""
 
     def __init__(self, data: bytes | memoryview):
         self._fields: dict[int, list[int | memoryview]] = {}
@@ -40,7 +39,7 @@ class Message:
             at += length
 
     def number(self, field: int) -> int:
-        """An integer; 0, as everywhere in protobuf, where it is not there."""
+        """An integer; 0, the default of protobuf, if it is missing."""
         return next(self.numbers(field), 0)
 
     def numbers(self, field: int) -> Iterator[int]:
@@ -63,7 +62,7 @@ class Message:
         return [Message(v) for v in self.parts(field)]
 
     def message(self, field: int) -> Message:
-        """One message; an empty one where it is not there."""
+        """A message; an empty one if it is missing."""
         return next(iter(self.messages(field)), Message(b""))
 
 
@@ -94,15 +93,16 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class Shape:
-    """An array and where it lies: `bf16[8,100]{1,0:T(8,128)(2,1)S(1)}`. `memory` 0 is HBM, 1 VMEM."""
+    """An array's shape, layout and memory: `bf16[8,100]{1,0:T(8,128)(2,1)S(1)}`. `memory` 0 is HBM, 1
+    VMEM."""
 
     dtype: str
-    bits: int  # of an element
+    bits: int  # bits of an element
     dims: tuple[int, ...]
-    order: tuple[int, ...]  # dimensions from the one that varies fastest
+    order: tuple[int, ...]  # dimensions, the fastest one first
     tile: tuple[int, ...]
     memory: int
-    dynamic: bool  # `dims` are the most they can be
+    dynamic: bool  # `dims` are upper bounds
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.dims))}]"
@@ -113,7 +113,7 @@ class Shape:
 
     @property
     def padded_elements(self) -> int:
-        """With each tiled dimension filled up to its tile."""
+        """The number of elements with each tiled dimension padded to its tile."""
         sizes = [self.dims[i] for i in self.order]
         for at, length in enumerate(reversed(self.tile)):
             if at < len(sizes):
@@ -134,7 +134,7 @@ class Shape:
 
 
 def _shapes(proto: Message) -> Iterator[Shape]:
-    """Every array of a `ShapeProto`, in order, tuples taken apart."""
+    """All arrays of a `ShapeProto` in order, with tuples flattened."""
     parts = proto.messages(4)
     if parts:
         for part in parts:
@@ -150,8 +150,8 @@ def _shapes(proto: Message) -> Iterator[Shape]:
 
 
 class Instruction:
-    """An operation of `inside`. `operands` are instructions of the same computation, `called` the
-    computations that it runs or applies: of a loop body and condition, of a conditional its branches."""
+    """An operation of the computation `inside`. `operands` are instructions of the same computation; `called`
+    are the computations that it runs: body and condition of a loop, branches of a conditional."""
 
     def __init__(self, proto: Message, inside: Computation):
         self.proto, self.inside = proto, inside
@@ -172,39 +172,39 @@ class Instruction:
 
     @cached_property
     def operand_shapes(self) -> list[Shape]:
-        """The operands' arrays in order; of an operand that is a tuple, all of them."""
+        """The operands' arrays in order; for a tuple, all of its arrays."""
         return [shape for operand in self.operands for shape in operand.shapes]
 
     @property
     def parameter(self) -> int | None:
-        """Of a parameter, which one of its computation it is."""
+        """The number of a parameter in its computation."""
         return self.proto.number(9) if self.opcode == "parameter" else None
 
     @property
     def index(self) -> int | None:
-        """Of a `get-tuple-element`, the place in the tuple."""
+        """The index of a `get-tuple-element` in the tuple."""
         return self.proto.number(13) if self.opcode == "get-tuple-element" else None
 
     @property
     def value(self) -> int | None:
-        """Of an integer constant with one element."""
+        """The value of an integer constant with one element."""
         literal = self.proto.message(8) if self.opcode == "constant" else Message(b"")
         values = [value for field in (4, 5, 6, 7) for value in literal.numbers(field)]  # s32, s64, u32, u64
         return values[0] if len(values) == 1 else None
 
     @property
     def direction(self) -> str:
-        """Of a comparison: "LT", "GE" and so on."""
+        """The direction of a comparison: "LT", "GE" and so on."""
         return self.proto.text(63)
 
     @property
     def target(self) -> str:
-        """Of a custom call, what it calls."""
+        """The target of a custom call."""
         return self.proto.text(28)
 
     @property
     def source(self) -> str:
-        """What JAX called it."""
+        """JAX's name for it."""
         return self.proto.message(7).text(2)
 
     @property
@@ -218,16 +218,16 @@ class Instruction:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """What the back end notes beside an operation."""
+        """The back end's configuration of an operation."""
         try:
             config = json.loads(self.proto.text(43) or "{}")
-        except ValueError:  # a custom call's own
+        except ValueError:  # of a custom call
             return {}
         return config if isinstance(config, dict) else {}
 
     @property
     def group_size(self) -> int:
-        """How many devices a collective spans."""
+        """The number of devices in a collective."""
         tiled = self.proto.message(92).number(2) or self.proto.message(87).message(2).number(2)
         listed = self.proto.messages(49) or self.proto.message(87).messages(1)
         return tiled or (len(list(listed[0].numbers(1))) if listed else self.inside.module.devices)
@@ -252,7 +252,7 @@ class Computation:
 
 
 class Module:
-    """`devices`: that the program spans."""
+    """A program. `devices`: the number that it runs on."""
 
     def __init__(self, proto: Message):
         self.name = proto.text(1)
@@ -267,8 +267,8 @@ class Module:
         self._lines: dict[int, str] = {}
 
     def line(self, frame: int) -> str:
-        """The line of the user's source, "net.py:38", behind stack frame number `frame`: the innermost one
-        that is neither of a library nor of chipwise's own machinery. "" where there is none."""
+        """The user's source line for stack frame number `frame`, such as "net.py:38": the innermost line that
+        is not in a library or in chipwise's engine; "" if there is none."""
         if frame not in self._lines:
             found: dict[int, str] = {}
             at = frame
@@ -289,7 +289,7 @@ _USER, _NET, _LIBRARY, _DRIVER = range(4)
 
 
 def _rank(file: str) -> int:
-    """Whose line it is: the user's, of a net or loss that chipwise brings, a library's, or of what calls the
+    """The rank of a file: the user's, a model or loss of chipwise, a library's, or the engine that calls the
     user's functions."""
     if file.startswith(_PACKAGE):
         folder = file.removeprefix(_PACKAGE).split("/")[0]

@@ -1,12 +1,11 @@
-"""A run that is interrupted: how long it takes and what it costs, and how often to save.
+"""Interrupted runs: their expected time and cost, and the best interval between checkpoints.
 
-Interruptions come at random, so many an hour, and take the steps since the last checkpoint with them; then
-the run waits for a machine, starts and compiles again. How often they come is read from `interruptions.csv`
-or stated. What they cost, and the interval between checkpoints that costs least, are Daly's: "A higher order
-estimate of the optimum checkpoint interval for restart dumps", Future Generation Computer Systems 22 (2006),
-equations 20 and 37.
+Interruptions are random, with a given rate per hour. Each loses the steps since the last checkpoint; then the
+run waits for a machine, starts and compiles again. The rate comes from `interruptions.csv` or from the user.
+The cost and the best interval are those of Daly: "A higher order estimate of the optimum checkpoint interval
+for restart dumps", Future Generation Computer Systems 22 (2006), equations 20 and 37.
 
-A cloud's notice, which lets `fit` save in time, is left out: what is lost may be less.
+A checkpoint on the cloud's notice is left out, so the real loss may be smaller.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ _UNITS = {"h": 1.0, "d": 1 / 24}
 
 @dataclass(frozen=True)
 class Rate:
-    """Interruptions of a whole target in an hour, and who says so."""
+    """Interruptions of a whole target per hour, with the source."""
 
     per_hour: Range
     source: Fact
 
 
 def stated(text: str | None) -> Rate | None:
-    """The rate of such as "0.1/h" or "2/d", `None` of nothing. Raises `DeviceError` for anything else."""
+    """Parses a rate such as "0.1/h" or "2/d"; `None` for no text. Raises `DeviceError` for other text."""
     if text is None:
         return None
     match = re.fullmatch(r"(\d*\.?\d+(?:e-?\d+)?)/([hd])", text.strip())
@@ -58,8 +57,8 @@ def stated(text: str | None) -> Rate | None:
 
 
 def known(target: Target, cloud: str, spot: bool) -> Rate | None:
-    """The published rate of `target` at `cloud`; `None` where nobody published one. Each machine may be
-    taken or fail; a TPU slice is taken whole, and fails as one of its machines does."""
+    """The published rate of `target` at `cloud`; `None` if there is none. Each machine may be preempted or
+    fail; a TPU slice is preempted as a whole, and fails if one of its machines does."""
     for row in _rows():
         if row["kind"] == ("spot" if spot else "failure") and row["cloud"] in ("", cloud):
             machines = 1 if spot and target.chip.kind == "TPU" else target.hosts
@@ -76,8 +75,8 @@ def _rows() -> list[dict[str, str]]:
 
 
 def best_interval(save: float, between: float) -> float:
-    """Seconds of steps from one checkpoint to the next that cost least, each taking `save`, with `between`
-    seconds from one interruption to the next on average (Daly, equation 37)."""
+    """The best interval between checkpoints, in seconds of steps, if a checkpoint takes `save` and the mean
+    time between interruptions is `between` seconds (Daly, equation 37)."""
     if save >= 2 * between:
         return between
     part = save / (2 * between)
@@ -85,10 +84,10 @@ def best_interval(save: float, between: float) -> float:
 
 
 def running(steps: float, interval: float, save: float, restart: float, between: float) -> float:
-    """Expected seconds on the machine, without the waits, until `steps` seconds of steps are done and saved.
+    """Expected seconds on the machine, without waiting, until `steps` seconds of steps are done and saved.
 
-    Each stretch of `interval` and its `save` has to come through whole, the first of a process after its
-    `restart` too: Daly's equation 20, with the first start, and a last stretch as short as it is.
+    Each `interval` with its `save`, and the `restart` before the first one of a process, must complete
+    without interruption: Daly's equation 20, including the first start and a shorter last interval.
     """
     whole = math.ceil(steps / interval - 1e-9) - 1
     try:
@@ -104,12 +103,12 @@ def running(steps: float, interval: float, save: float, restart: float, between:
 def interrupted(
     plan: Plan, target: Target, state_bytes: int, spot: bool, rate: Rate | None
 ) -> Interrupted | None:
-    """What becomes of `plan`, at its cheapest price, where it may be interrupted.
+    """The expected time and cost of `plan` with interruptions, at its cheapest price.
 
-    `None` where nothing is to be said: it cannot run, has no such price or no known rate, or nobody asked and
-    the failures of one machine would hardly show.
+    `None` if it cannot run, has no such price or no known rate, or if neither `spot` nor `rate` is given and
+    it has one machine, whose failures hardly matter.
 
-    *Arguments:* `state_bytes` of a checkpoint; `spot`: on such machines; `rate`: stated, in the place of the
+    *Arguments:* `state_bytes`: of a checkpoint; `spot`: use spot machines; `rate`: the user's, instead of the
     published one.
     """
     cost = plan.cheapest(spot)
@@ -152,8 +151,7 @@ def interrupted(
 def _ends(
     steps: float, usual: Range, interval: float, save: float, restart: Range, per_hour: Range, end: str
 ) -> tuple[float, float]:
-    """Seconds on the machine, and with the waits, at one end of everything that is not known: what is short
-    is short together."""
+    """Seconds on the machine, and including waits, at the low or high `end` of all assumptions together."""
     scale, often = getattr(usual, end) / usual.value, getattr(per_hour, end)
     up = running(steps * scale, interval, save, getattr(restart, end), 3600 / often)
     up = min(up, ENDLESS)
@@ -161,7 +159,7 @@ def _ends(
 
 
 def unknown(plan: Plan, spot: bool) -> tuple[Fact, ...]:
-    """That `interruptions.csv` does not say how often the machines are taken away whose spot price it is."""
+    """A fact: `interruptions.csv` has no rate for the machines of the spot price."""
     cost = plan.cheapest(spot=True)
     if not spot or cost is None or plan.interrupted is not None or plan.wall_seconds is None:
         return ()

@@ -1,7 +1,6 @@
-"""One kernel of a compiled step: what it moves and computes, how long it takes, which line asked for it.
+"""Kernels of a compiled step: bytes, FLOPs, time and source line.
 
-Every compiled program gives a list of them, a GPU's as well as a TPU's, and a `Plan` keeps the costliest of
-its step.
+Programs for GPUs and TPUs are read as lists of kernels, and a `Plan` keeps the costliest of its step.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ class Kernel:
 
     *Fields:*
 
-    - `name`: the compiler's own, such as "loop_add_fusion.3" or "cudnn-conv.17".
+    - `name`: the compiler's, such as "loop_add_fusion.3" or "cudnn-conv.17".
     - `kind`: "matmul", "convolution", "attention", "elementwise", "reduce", "copy", "collective" or "other".
-    - `count`: executions, loops multiplied out: in one run of the program, in a `Plan` in one step.
-    - `seconds`: of all these executions on one device; 0 where the compiler names no time.
+    - `count`: executions, with loops multiplied out: per run of the program, or in a `Plan` per step.
+    - `seconds`: of all these executions on one device; 0 if the compiler states no time.
     - `bytes`, `flops`, `work`: of *one* execution: memory traffic of the device, two for each multiply-add of
-      its products, and elementwise arithmetic (on TPUs not counted).
-    - `bound`: what takes the time: "compute", "memory", "launch" or "interconnect"; "" where there is none.
+      its products, and elementwise operations (not counted on TPUs).
+    - `bound`: what takes the time: "compute", "memory", "launch" or "interconnect"; "" if unknown.
     - `program`: of the step: "replica", "reduce" or "update".
-    - `dtype`: that products multiply in ("bf16", "f16", "tf32", "f32"), or of the largest array.
+    - `dtype`: in which products multiply ("bf16", "f16", "tf32", "f32"), or of the largest array.
     - `shape`: of a product, `(m, n, k, groups)`: `groups` products `(m, k) @ (k, n)`; otherwise empty.
-    - `source`: what JAX calls it, such as "jit(flat)/transpose(jvp())/dot_general".
-    - `line`: the user's line that it comes from, "path/to/net.py:38"; "" where the program does not say.
+    - `source`: JAX's name, such as "jit(flat)/transpose(jvp())/dot_general".
+    - `line`: the user's source line, "path/to/net.py:38"; "" if unknown.
     """
 
     name: str
@@ -54,13 +53,13 @@ class Kernel:
         return cls(**{**value, "shape": tuple(value["shape"])})
 
     def times(self, runs: float) -> Kernel:
-        """`runs` runs of it."""
+        """The kernel for `runs` runs of the program."""
         return dataclasses.replace(self, count=self.count * runs, seconds=self.seconds * runs)
 
 
 def costliest(kernels: Iterable[Kernel], most: int = MOST) -> tuple[Kernel, ...]:
-    """The `most` that take longest, longest first. Those of one line that do the same, such as a layer of
-    each block, are one with the sum of their executions and seconds, and bytes and operations on average."""
+    """The `most` costliest kernels, longest first. Equal kernels of one line, such as a layer of each block,
+    are merged: executions and seconds are summed, bytes and operations averaged."""
     alike: dict[tuple, list[Kernel]] = {}
     for one in kernels:
         place = one.line or one.source or one.name

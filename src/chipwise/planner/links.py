@@ -1,13 +1,13 @@
-"""Seconds of a sum over the devices of several hosts, by the links as they lie.
+"""Seconds of a sum over the devices of several hosts, from the topology of the links.
 
-The exact sum exchanges chunks, all with all, adds them and gathers the result (`engine.reduce`). What that
-takes depends on the wiring:
+The exact sum exchanges chunks, all to all, adds them and gathers the result (`engine.reduce`). The time
+depends on the topology:
 
-- **TPU slices** are meshes of two or three axes, closed to rings where Google wires them so. Gathering uses
-  all links of a chip at once, in a mesh those of the corner, which has one an axis. The exchange has to
-  cross the middle of the slice, which in a large one is much the slower.
-- **GPU hosts** talk through a card for each GPU. The exchange sends what leaves the host through it, every
-  GPU its own; when gathering, a host's cards bring each value into the host once.
+- **TPU slices** are meshes of two or three axes, some with wrap-around links. Gathering uses all links of a
+  chip at once; in a mesh a corner limits it, which has one per axis. The exchange has to cross the middle of
+  the slice, which is much slower in a large one.
+- **GPU hosts** communicate through a network card for each GPU. In the exchange every GPU sends its data
+  through its card; when gathering, a host's cards receive each value once.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from .timing import (
     all_reduce_seconds,
 )
 
-_FULL = 16  # an axis that v5e and v6e close to a ring; v2 only in its whole pod, the same number
-_CUBE = 4  # v4, v5p and 7x close their axes where all are multiples of it
+_FULL = 16  # length of an axis that is a ring on v5e and v6e; on v2 only in its whole pod
+_CUBE = 4  # v4, v5p and 7x have rings if all axes are multiples of it
 
 
 def sum_seconds(bytes_per_device: float, target: Target, devices: int, exact: bool = True) -> float:
-    """Seconds to sum an array of `bytes_per_device` over `devices` of `target`, whole on each at the end.
+    """Seconds to sum an array of `bytes_per_device` over `devices` of `target`, with the result on each.
 
-    Within a host, and without `exact`, as `all_reduce_seconds`. Raises `DeviceError` when the chip's
+    Within a host, or without `exact`, like `all_reduce_seconds`. Raises `DeviceError` if the chip's
     interconnect is not in the catalogue.
     """
     near = max(target.chip.chips_per_host, _domain(target))
@@ -47,7 +47,7 @@ def sum_seconds(bytes_per_device: float, target: Target, devices: int, exact: bo
 
 
 def axes(target: Target) -> list[tuple[int, bool]]:
-    """The axes of a TPU slice longer than one chip, each with whether it is closed to a ring.
+    """The axes of a TPU slice longer than one chip, and whether each is a ring.
 
     https://cloud.google.com/tpu/docs/system-architecture-tpu-vm: v4 and later 3D slices from 4x4x4 on are
     tori; v5e and v6e have rings along whole axes of 16; the whole v2 pod is a torus, the v3's is larger than
@@ -65,28 +65,29 @@ def axes(target: Target) -> list[tuple[int, bool]]:
 
 
 def _domain(target: Target) -> int:
-    """GPUs of several hosts that NVLink joins, as in a GB200's rack; 0 where it ends in the host."""
+    """The number of GPUs of several hosts joined by NVLink, as in a GB200's rack; 0 if it ends in the
+    host."""
     match = re.search(r"(\d+)-GPU domain", target.chip.interconnect_kind)
     return int(match[1]) if match else 0
 
 
 def _on_slice(target: Target) -> tuple[float, float]:
-    """Seconds for each byte of a device, to exchange and to gather it.
+    """Seconds to exchange and to gather each byte of a device.
 
-    Half of what half of the chips have crosses the middle of an axis one way, over one link a row of chips,
-    over two where it is a ring. All axes work at once, so the longest decides.
+    Half of the data of half of the chips crosses the middle of an axis each way, over one link for each row
+    of chips, or two in a ring. All axes work at once, so the longest decides.
     """
     chip, found = target.chip, axes(target)
     ports = 6 if target.topology is not None and target.topology.count("x") == 2 else 4
     link = (chip.interconnect_GBps_both_ways or 0.0) * 1e9 / 2 / ports * LINK_EFFICIENCY["ICI"]
-    link /= chip.jax_devices_per_chip  # a chip moves what all of its devices have
+    link /= chip.jax_devices_per_chip  # a chip moves the data of all its devices
     crossing = max(size / (4 * (2 if ring else 1)) for size, ring in found)
     gathering = 1 / sum(2 if ring else 1 for _, ring in found)
     return crossing / link, gathering / link
 
 
 def _over_network(target: Target, devices: int, sent: float) -> float:
-    """Exchange, then gather, each as long as the slower of the cards and the links inside a host."""
+    """Seconds to exchange, then gather; each takes the slower of the cards and the links inside a host."""
     chip, each = target.chip, target.devices // target.hosts
     words = chip.interconnect_kind
     kind = "NVLink" if words.startswith("NVLink") else "PCIe"

@@ -1,7 +1,7 @@
-"""`plan`: a recipe and a list of targets in, a list of `Plan` out, from whatever machine this is.
+"""`plan`: predicts a recipe on absent chips, from any machine.
 
-The step's own programs are given to each chip's compiler: a TPU's states cycles, a GPU's kernels are timed by
-what they move and compute. The target `cpu` is this machine, where a few calls are timed.
+Each chip's compiler compiles the step's programs. A TPU's compiler states cycles; a GPU's kernels are timed
+from their bytes and FLOPs. The target `cpu` is this machine, where a few calls are timed.
 """
 
 from __future__ import annotations
@@ -59,32 +59,33 @@ def plan(
     progress: Progress | None = None,
     ready: Callable[[Plan], None] | None = None,
 ) -> Plans:
-    """Predicts `recipe` on each target of `on`, in that order.
+    """Predicts memory, speed and cost of `recipe` on each target of `on`.
 
-    Touches no accelerator and writes nothing outside its cache.
+    Uses no accelerator, and writes only its cache.
 
     *Arguments:*
 
     - `on`: targets such as `"v5e-8"`, `"v3-8"`, `"a100:8"`, `"t4"`, `"cpu"`; see `chipwise.chips.targets`.
     - `prices`: a price file, or prices; by default the bundled snapshot.
-    - `market`: the clouds and regions to take prices of; by default all.
-    - `today`: the day from which a price's age counts; by default the clock's.
-    - `exact`: as for `fit`.
-    - `find_largest_batch`: search for it on every target, not only where the recipe's does not fit.
-    - `predict`: plan the prediction of so many examples by the trained model instead of the training.
-    - `measure_feed`: read examples for half a second, to compare this host's cores with what the chips want.
-    - `feed_record`: a file by `chipwise bench-feed`, maybe of another host, in the place of that measurement.
+    - `market`: the clouds and regions whose prices count; by default all.
+    - `today`: the date from which the age of prices counts; by default today.
+    - `exact`: as in `fit`.
+    - `find_largest_batch`: search for it on every target, not only if the recipe's batch does not fit.
+    - `predict`: plan the prediction of so many examples instead of training.
+    - `measure_feed`: read examples for half a second, to compare this host's cores with the chips' demand.
+    - `feed_record`: a record of `chipwise bench-feed`, maybe of another host, instead of that measurement.
     - `host_cores`: of the targets' hosts, for feeding; by default the record's, or this host's.
-    - `spot`: on machines that may be taken away; `Plan.interrupted` says what that does.
-    - `interruptions`: their rate, such as `"0.1/h"` or `"2/d"`, in the place of a published one.
-    - `cache`: folder for compiled results; by default in the user's cache folder.
+    - `spot`: use spot machines; `Plan.interrupted` has the expected time and cost.
+    - `interruptions`: their rate, such as `"0.1/h"` or `"2/d"`, instead of a published one.
+    - `cache`: a folder for compiled results; by default in the user's cache folder.
     - `progress`: see `chipwise.planner.compiler.Progress`.
-    - `ready`: called with each plan as soon as it is made: first those that need no compilation or were
-      compiled before, then from the smallest programs up, last those whose largest batch is searched for.
+    - `ready`: called with each plan as soon as it is made: first cached ones and those that need no
+      compilation, then the smallest programs, last those whose largest batch is searched for.
 
-    Raises `DeviceError` for an unknown or impossible target, `RecipeError` for a recipe that cannot be
-    traced, or with `predict` has no prediction, `DataError` for a `feed_record` that cannot be read or is
-    of other examples, and for a cloud or region without prices.
+    *Returns* a list of `Plan`, in the order of `on`. Raises `DeviceError` for an unknown or impossible
+    target, `RecipeError` for a recipe that cannot be traced or, with `predict`, has no prediction,
+    `DataError` for a `feed_record` that cannot be read or has other examples, and for a cloud or region
+    without prices.
     """
     targets = list({t.name: t for t in map(parse, on)}.values())
     if not targets:
@@ -120,7 +121,7 @@ def _trainings(
     measure_feed: bool,
     progress: Progress | None,
 ) -> Iterator[Plan]:
-    """Each target's plan, as it is known: last those whose `largest` batch is searched for."""
+    """Yields each target's plan as soon as it is ready; last those whose `largest` batch is searched for."""
     recipe = question.recipe
     # ---- each target's layout and programs; targets with the same layout share them
     programs_of: dict[tuple[int, bool], StepPrograms] = {}
@@ -149,13 +150,13 @@ def _trainings(
 
 
 def _usable(recipe: Recipe, target: Target, exact: bool) -> int:
-    """The devices that the recipe uses there, one group at least."""
+    """The devices that the recipe uses on the target, at least one group."""
     whole = target.devices // recipe.shards * recipe.shards
     return usable_devices(recipe, max(whole, recipe.shards), exact)
 
 
 def _no_groups(recipe: Recipe, target: Target) -> StepTime:
-    """What is known of a step on a target whose devices cannot be cut into the recipe's groups."""
+    """The problem of a target whose devices cannot be divided into the recipe's groups."""
     here = target.devices // target.hosts
     problem = fact("shards-uneven", shards=recipe.shards, devices=target.devices)
     if target.devices % recipe.shards == 0:
@@ -164,14 +165,14 @@ def _no_groups(recipe: Recipe, target: Target) -> StepTime:
 
 
 def _resident(recipe: Recipe, target: Target) -> bool:
-    """As `fit` decides: JAX knows of no limit on the CPU."""
+    """Whether the data stays on the device, as `fit` decides: JAX states no limit on the CPU."""
     limit = None if target.chip.kind == "CPU" else available(target)[0]
     return feed.fits(recipe.task.train, limit)
 
 
 @dataclass(frozen=True)
 class _Question:
-    """What is asked of every target."""
+    """The question for every target: the recipe and the arguments of `plan`."""
 
     recipe: Recipe
     exact: bool
@@ -194,14 +195,14 @@ class _Question:
 
     @functools.cached_property
     def state(self) -> TrainState:
-        """Shapes, found once for all layouts."""
+        """The shapes of the state, computed once for all layouts."""
         with tracing(self.recipe.name):
             return abstract_state(self.recipe)
 
     def timed(
         self, cases: Sequence[tuple[Target, StepPrograms]], progress: Progress | None = None
     ) -> Iterator[tuple[Target, StepPrograms, StepTime]]:
-        """Each case with its step, as it is known."""
+        """Yields each case with its step as soon as it is ready."""
         asked = []
         for target, programs in cases:
             if target.chip.kind == "CPU":
@@ -215,7 +216,7 @@ class _Question:
             yield target, programs, _timed(target, programs, answers)
 
     def searched(self, target: Target, programs: StepPrograms, step: StepTime) -> Plan:
-        """The plan with its largest batch; where none fits, with what would."""
+        """The plan with its largest batch or, if none fits, with advice."""
         recipe = self.recipe
         held: dict[int, Memory] = {}  # by batch
 
@@ -226,7 +227,7 @@ class _Question:
                     step, _ = steps_here.compiled_here(target, programs)
                 else:
                     ((_, _, step),) = self.timed([(target, programs)])
-            except ChipwiseError:  # of a batch that nobody asked for: it is no answer
+            except ChipwiseError:  # of another batch, so not for the user
                 return False, 1.0
             if step.memory is None:
                 return step.problem is None, 1.0
@@ -286,7 +287,7 @@ class _Question:
         )
 
     def compilation(self, target: Target, programs: StepPrograms, step: StepTime) -> Range:
-        """On the target's host. The CPU is this host, whose own time is known."""
+        """The compilation time on the target's host; on the CPU it was measured."""
         kind, devices = target.chip.kind, -(-programs.layout.devices // target.hosts)
         if step.compile_seconds is not None:
             return step.compile_seconds
@@ -295,7 +296,7 @@ class _Question:
         return compilation(kind, operations, devices, self.host_cores, passes)
 
     def run(self, target: Target, programs: StepPrograms, step: StepTime) -> dict[str, Any]:
-        """What is known of a plan because the recipe runs there."""
+        """The fields of a plan for a recipe that runs on the target."""
         recipe, seconds, bound = self.recipe, step.seconds, step.bound
         assert seconds is not None
         speed = recipe.batch / seconds.value
@@ -324,7 +325,7 @@ class _Question:
 
 
 def _timed(target: Target, programs: StepPrograms, answers: steps.Answers) -> StepTime:
-    """By the compiler's answers; on the CPU, by this machine."""
+    """The timed step, from the compiler's answers or, on the CPU, measured here."""
     if target.chip.kind == "CPU":
         step = steps_here.timed_here(target, programs)
     else:
@@ -335,7 +336,7 @@ def _timed(target: Target, programs: StepPrograms, answers: steps.Answers) -> St
 
 
 def about_spot(plan: Plan) -> tuple[Fact, ...]:
-    """Why the lowest spot price of a plan is above its price on demand, where it is."""
+    """A fact if the lowest spot price of a plan is above its on-demand price."""
     demand, spot = plan.cheapest(), plan.cheapest(spot=True)
     if demand is None or spot is None or spot.usd_per_hour <= demand.usd_per_hour:
         return ()

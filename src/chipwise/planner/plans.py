@@ -1,7 +1,7 @@
-"""What is known of a recipe on one target: does it run, does it fit, how fast, at what price.
+"""Plans: does a recipe run on a target, does it fit, how fast is it, what does it cost.
 
-A `Plan` is plain values, so that a table, a JSON file and a page show the same. Bytes, FLOPs and seconds
-of a step are *per device*; batch, examples/s and dollars are of the whole target.
+A `Plan` has plain values, so that a table, a JSON file and a page show the same. Bytes, FLOPs and seconds of
+a step are *per device*; batch, examples/s and dollars are of the whole target.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SCHEMA = "chipwise.plan/2"
 
 
 def unique(facts: Iterable[Fact]) -> tuple[Fact, ...]:
-    """Each once, in order."""
+    """The facts in order, without duplicates."""
     kept: list[Fact] = []
     for one in facts:
         if one not in kept:
@@ -30,7 +30,7 @@ def unique(facts: Iterable[Fact]) -> tuple[Fact, ...]:
 
 @dataclass(frozen=True)
 class Range:
-    """A prediction and the interval that should hold the measured value nine times out of ten."""
+    """A prediction, and the interval that should contain nine of ten measurements."""
 
     value: float
     low: float
@@ -38,7 +38,7 @@ class Range:
 
     @classmethod
     def around(cls, value: float, factor: float) -> Range:
-        """`value`, and `factor` up and down."""
+        """The range from `value / factor` to `value * factor`."""
         return cls(value, value / factor, value * factor)
 
     def times(self, factor: float) -> Range:
@@ -48,7 +48,7 @@ class Range:
         return Range(self.value + other.value, self.low + other.low, self.high + other.high)
 
     def inverse(self, numerator: float) -> Range:
-        """`numerator / self`, the ends exchanged."""
+        """`numerator / self`, with exchanged ends."""
         return Range(numerator / self.value, numerator / self.high, numerator / self.low)
 
     def overlaps(self, other: Range) -> bool:
@@ -57,15 +57,15 @@ class Range:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one device's memory during training, by what they hold."""
+    """Bytes of one device's memory during training, by category."""
 
-    parameters: int  # and their averages, if the recipe keeps any
+    parameters: int  # with their averages, if the recipe has an EMA
     optimizer: int
     state: int  # batch-norm statistics and metric sums
-    replica_sums: int  # gradients waiting to be added over replicas
-    activations: int  # the compiler's temporary memory, at its largest
-    data: int  # examples kept on the device, or the batches on their way
-    program: int  # the compiled code, and on GPUs the libraries' own share
+    replica_sums: int  # gradients waiting for the sum over replicas
+    activations: int  # the compiler's temporary memory, at its peak
+    data: int  # examples kept on the device, or batches in flight
+    program: int  # compiled code, and on GPUs the libraries
     available: int
     available_source: Fact
 
@@ -95,28 +95,27 @@ class Cost:
     includes: str
     date: str
     source: str
-    note: str = ""  # of the price's row
-    reckoned: tuple[Fact, ...] = ()  # how the price follows from the row, where it is not the row's own
-    machines: int = 1  # more: the price of so many separate ones, whose links are not those of the plan
+    note: str = ""  # from the price file
+    reckoned: tuple[Fact, ...] = ()  # how the price follows from the listed one, if it differs
+    machines: int = 1  # if more than one: separate machines, without the plan's links
     market: bool = False  # the lowest offer of a marketplace
-    old: bool = False  # read more than `prices.OLD_DAYS` before the plan was made
+    old: bool = False  # read more than `prices.OLD_DAYS` days before the plan
 
     @property
     def decides(self) -> bool:
-        """Whether a verdict may rest on it; where no price does, list prices do whatever their age."""
+        """Whether it may decide a verdict. If no price may, all list prices do, whatever their age."""
         return not (self.market or self.old)
 
     @property
     def order(self) -> tuple[bool, int, bool, bool, float]:
-        """What comes first of several: what buys the whole thing, then list prices of these days, then the
-        lowest."""
+        """Sort key: complete machines first, then current list prices, then the lowest."""
         return (self.includes == "accelerator alone", self.machines, self.market, self.old, self.usd.value)
 
 
 def costs(target: Target, prices: Sequence[Price], total: Range, today: datetime.date) -> tuple[Cost, ...]:
-    """Of a run of `total` seconds, at each of the prices that is known of `target`, on demand and spot."""
+    """The costs of a run of `total` seconds, at each known price of `target`, on demand and spot."""
     known = prices_for(target, prices)
-    # The CPU is this host, measured: what another host of so many cores costs is no price of it.
+    # The CPU target is this host; the price of another host with as many cores is not its price.
     if target.chip.kind == "CPU" and not any(price.owned for price in known):
         return ()
     return tuple(cost for price in known for cost in _costs(price, total, today))
@@ -137,9 +136,9 @@ def _costs(price: Price, total: Range, today: datetime.date) -> Iterator[Cost]:
 
 @dataclass(frozen=True)
 class Feeding:
-    """What the chip wants of its host. Rates are global; `None` is unknown."""
+    """The data rate that the chip needs from its host. Rates are global; `None` is unknown."""
 
-    resident: bool  # the whole training set lives on each device: nothing to feed
+    resident: bool  # the training set is on each device, so it needs no feeding
     bytes_per_example: int
     wanted_examples_per_second: float
     wanted_bytes_per_second: float
@@ -155,25 +154,28 @@ class Feeding:
 
 @dataclass(frozen=True)
 class Interrupted:
-    """A run on machines that may be taken away, or fail: expected values, of the whole target."""
+    """A run on machines that may be preempted or fail: expected values, of the whole target."""
 
     spot: bool
-    cloud: str  # whose price and rate it is; "" without a price
+    cloud: str  # the cloud of the price and rate; "" without a price
     per_hour: Range  # interruptions
-    source: Fact  # of that rate
-    expected: float  # interruptions of the run
-    save_seconds: float  # of a checkpoint
-    interval_seconds: float  # of steps between checkpoints, which costs least
+    source: Fact  # source of the rate
+    expected: float  # expected interruptions of the run
+    save_seconds: float  # to write a checkpoint
+    interval_seconds: float  # of steps between checkpoints, the cheapest interval
     interval_steps: int  # the same in steps
-    wall_seconds: Range  # with restarts, lost steps, checkpoints and waits for a machine
+    wall_seconds: Range  # with restarts, lost steps, checkpoints and waiting for machines
     usd: Range | None
-    told: Fact  # the same in a sentence
+    told: Fact  # the same as a fact
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A prediction for a recipe on a target. `problem` says why it cannot run there; then what depends on
-    running is `None`."""
+    """A prediction for a recipe on a target.
+
+    Bytes, FLOPs and seconds of a step are per device; `batch`, `examples_per_second` and costs are global.
+    `problem`: a fact, why it cannot run there, or None. Unknown values are None.
+    """
 
     target: str  # as canonically written, such as "v5e-8"
     chip: str
@@ -188,51 +190,51 @@ class Plan:
     parameters: int  # numbers, not bytes
     problem: Fact | None = None
     memory: Memory | None = None
-    largest_batch: int | None = None  # searched for when asked, or when the recipe's own does not fit
+    largest_batch: int | None = None  # if requested, or if the recipe's own does not fit
     step_seconds: Range | None = None
     step_parts: dict[str, float] = field(default_factory=dict)  # seconds: replica, reduce, update, dispatch
-    kernels: tuple[Kernel, ...] = ()  # the costliest of a step on one device, costliest first
+    kernels: tuple[Kernel, ...] = ()  # the costliest of a step on one device, longest first
     bound: str | None = None  # "compute", "memory", "interconnect", "input" or "launch"
     examples_per_second: Range | None = None
     flops_per_step_per_device: float | None = None
     share_of_peak: float | None = None
     wire_bytes_per_step_per_device: float | None = None
-    xla_seconds: float | None = None  # of a step, by XLA's own cost analysis: for comparison
+    xla_seconds: float | None = None  # of a step, by XLA's cost analysis, for comparison
     steps: int | None = None
-    predicts: int | None = None  # so many examples, with no training: a step is a block on every device
-    latency_seconds: Range | None = None  # of one example alone, in a plan of predictions
+    predicts: int | None = None  # examples to predict; a step is then a block on every device
+    latency_seconds: Range | None = None  # latency of one example, in a plan of predictions
     seconds: dict[str, float] = field(default_factory=dict)  # start, compile, train, evaluate
-    overhead_seconds: tuple[float, float] = (0.0, 0.0)  # start-up and compilation, from low to high
+    overhead_seconds: tuple[float, float] = (0.0, 0.0)  # low and high of start-up and compilation
     ranked_by: str = "run"  # "step" where training may take less than `overhead_seconds`: compare steps then
     wall_seconds: Range | None = None
     costs: tuple[Cost, ...] = ()
-    interrupted: Interrupted | None = None  # where spot was asked for, a rate stated, or there are many hosts
+    interrupted: Interrupted | None = None  # with `spot`, `interruptions`, or several hosts
     feeding: Feeding | None = None
-    decisive: tuple[Fact, ...] = ()  # what makes it as slow as it is, where that is a fact of chip or host
-    advice: tuple[Fact, ...] = ()  # what could be changed; no number above rests on it
-    notes: tuple[Fact, ...] = ()  # where the figures come from and what they leave out
+    decisive: tuple[Fact, ...] = ()  # what chip or host lack
+    advice: tuple[Fact, ...] = ()  # possible changes; no number depends on them
+    notes: tuple[Fact, ...] = ()  # sources of the figures, and what they leave out
 
     @property
     def runs(self) -> bool:
         return self.problem is None
 
     def cheapest(self, spot: bool = False) -> Cost | None:
-        """The lowest price for the whole run, on demand or spot; without its host, of separate machines, of
-        a marketplace or old only where no other is known."""
+        """The lowest cost of the whole run, on demand or spot. Prices without a host, of separate machines,
+        of a marketplace or old ones count only if there are no others."""
         return min((c for c in self.costs if c.spot is spot), key=lambda c: c.order, default=None)
 
     def per_million(self, cost: Cost) -> Range | None:
-        """Dollars of a million predictions at one of the prices, without starting and compiling."""
+        """Dollars per million predictions at one of the prices, without start-up and compilation."""
         if self.examples_per_second is None:
             return None
         return self.examples_per_second.inverse(cost.usd_per_hour / 3600 * 1e6)
 
     def _repr_html_(self) -> str:
-        """In a notebook: what `chipwise plan` prints."""
+        """The output of `chipwise plan`, for a notebook."""
         return Plans([self])._repr_html_()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; the derived ones (`fits`, `needed`, cheapest prices) are included."""
+        """Plain JSON values, including derived ones (`fits`, `needed`, cheapest prices)."""
         plan = plain(self)
         if self.memory is not None:
             plan["memory"] = self.memory.json()
@@ -246,7 +248,7 @@ class Plan:
 
 
 class Plans(list[Plan]):
-    """Plans of one recipe: a list that shows its verdict and its table in a notebook."""
+    """Plans of one recipe: a list that is shown with its verdict in a notebook."""
 
     def _repr_html_(self) -> str:
         from ..explain.notebook import of_plans

@@ -1,7 +1,7 @@
-"""Plans of prediction: the forward program, given to each chip's compiler as the step's programs are.
+"""Plans of prediction: the forward program is compiled for each chip, as the step's programs are.
 
-A device predicts blocks of examples, as `engine.predict` does, and so a target's speed is a device's times
-their number. What one example alone takes, the latency, is the same program for a batch of 1.
+Each device predicts blocks of examples, as in `engine.predict`, so a target's speed is a device's times the
+number of devices. The latency of one example is that of the same program with batch 1.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from .plans import Memory, Plan, Range, costs, unique
 from .programs import Traceable, available, dtypes, equations, tracing
 
 BLOCK, ONE = "block", "one"
-_IN_FLIGHT = 3  # blocks that a device holds inputs or outputs of: one computed, one before, one after
+_IN_FLIGHT = 3  # blocks whose inputs or outputs a device holds: current, previous, next
 
 
 @dataclass(frozen=True)
 class ForwardPrograms:
-    """What a device runs to predict: `programs`, the model for `block` examples and for one. Bytes are of
-    one device."""
+    """The programs of a device that predicts: the model for `block` examples, and for one. Bytes are of one
+    device."""
 
     recipe: Recipe
     block: int
@@ -50,17 +50,17 @@ class ForwardPrograms:
     parameter_bytes: int
     state_bytes: int
     data_bytes: int
-    exact = False  # nothing is added over devices
+    exact = False  # no sum over devices
     shards = 1
     reduce = None
 
     @property
     def arrays(self) -> int:
-        """That a call of the program is given."""
+        """The bytes of a call's arguments."""
         return len(jax.tree.leaves(self.programs[0].specs))
 
     def memory(self, temporary: float, program: float, target: Target) -> Memory | None:
-        """What a device of `target` holds, with so many bytes of temporary memory and of code."""
+        """The memory of a device of `target`, with the given bytes of temporary memory and code."""
         limit, source = available(target)
         if limit is None:
             return None
@@ -69,7 +69,7 @@ class ForwardPrograms:
 
 
 def forward_programs(recipe: Recipe, block: int) -> ForwardPrograms:
-    """The programs that predict `block` examples, and one. Reads no data and runs nothing.
+    """The programs that predict `block` examples, and one example. Reads no data and runs nothing.
 
     Raises `RecipeError` for a task without `predict`, and for one that cannot be traced.
     """
@@ -98,7 +98,7 @@ def forward_programs(recipe: Recipe, block: int) -> ForwardPrograms:
 
 @dataclass(frozen=True)
 class _Timed:
-    """Seconds of a `block` and of `one` example on one device of a target, or why there are none."""
+    """Seconds of a `block` and of `one` example on one device of a target, or the problem."""
 
     programs: ForwardPrograms
     method: str
@@ -115,8 +115,7 @@ class _Timed:
 
 @dataclass(frozen=True)
 class Predictions:
-    """How many examples are to be predicted, and what prices and feeding are reckoned with: see
-    `planner.plan`."""
+    """The arguments of `planner.plan` for a plan of predictions."""
 
     recipe: Recipe
     examples: int
@@ -131,8 +130,8 @@ class Predictions:
             raise RecipeError("plan-predicts-none", examples=self.examples)
 
     def plans(self, targets: Sequence[Target], progress: Progress | None = None) -> Iterator[Plan]:
-        """The plan of each target, as it is known. A block that takes too much memory is halved, as
-        `engine.predict` halves it."""
+        """Yields the plan of each target as soon as it is ready. A block that needs too much memory is
+        halved, as in `engine.predict`."""
         by_block: dict[int, ForwardPrograms] = {}
         asked = [(target, largest_block(self.examples)) for target in targets]
         while asked:
@@ -191,7 +190,7 @@ class Predictions:
         )
 
     def _run(self, target: Target, timed: _Timed, block: Range) -> dict[str, Any]:
-        """What is known of a plan because the model runs there."""
+        """The fields of a plan for a model that runs on the target."""
         programs, recipe = timed.programs, self.recipe
         rows = target.devices * programs.block
         local = -(-target.devices // target.hosts)
@@ -229,7 +228,7 @@ class Predictions:
 
 
 def _smaller(target: Target, timed: _Timed) -> int | None:
-    """Fewer examples for a device at a time, where so many take too much temporary memory."""
+    """Programs with a smaller block, if this one needs too much temporary memory."""
     block = timed.programs.block
     refused = timed.problem is not None and timed.problem.code == "refused-for-memory"
     if block == 1 or (timed.memory is None and not refused):
@@ -243,7 +242,7 @@ def _smaller(target: Target, timed: _Timed) -> int | None:
 
 
 def _here(target: Target, programs: ForwardPrograms) -> _Timed:
-    """Measured on this machine."""
+    """The times measured on this machine."""
     compiled, compilation = steps_here.compiled(programs.programs, programs.recipe.name)
     limit, analysis = temporary_limit(None), compiled[0].memory_analysis()
     memory = programs.memory(analysis.temp_size_in_bytes, 0, target)
@@ -257,7 +256,7 @@ def _here(target: Target, programs: ForwardPrograms) -> _Timed:
 
 
 def _away(target: Target, programs: ForwardPrograms, answers: steps.Answers) -> _Timed:
-    """From what the chip's compiler says."""
+    """The times from the answers of the chip's compiler."""
     recipe, answer, alone = programs.recipe, answers.get(BLOCK), answers.get(ONE)
     notes = [fact("compiled-by-own-compiler" if target.chip.kind == "TPU" else "kernels-timed")]
     if target.chip.kind == "TPU" and (passes := TPU_PASSES[recipe.precision]) > 1:
@@ -268,7 +267,7 @@ def _away(target: Target, programs: ForwardPrograms, answers: steps.Answers) -> 
     known = _Timed(programs, "compiled", tuple(notes))
     problem = lacks(target, dtypes(programs.programs[0]))
     if answer is None or problem is not None or answer.problem is not None:
-        failed = next(iter(answers.values())) if answer is None else answer  # or no compiler at all
+        failed = next(iter(answers.values())) if answer is None else answer  # or there is no compiler
         return dataclasses.replace(known, problem=problem or failed.problem)
     own = step_time.FRAMEWORK_BYTES if target.chip.kind == "GPU" else 0
     memory = programs.memory(answer.temp_bytes, own + answer.code_bytes, target)
@@ -283,7 +282,7 @@ def _away(target: Target, programs: ForwardPrograms, answers: steps.Answers) -> 
 
 
 def _seconds(target: Target, recipe: Recipe, answer: Compiled) -> tuple[Range, str, tuple[Any, ...]]:
-    """Of a program on one device, with what bounds it, and its kernels."""
+    """The seconds of a program on one device, with its bound and its kernels."""
     kernels = step_time.timed(target, recipe.precision, answer.kernels)
     seconds, bound = sum(k.seconds for k in kernels), next(iter(step_time.shares(kernels)), "memory")
     low, high = step_time.factors(target, recipe.precision, kernels)

@@ -1,6 +1,6 @@
-"""The programs of a recipe's step for a device that need not be there, and what they keep of its memory.
+"""The programs of a recipe's step for a device that may be absent, and the memory that they need.
 
-They are the ones that `fit` runs (`engine.step.Step`), with shapes in place of arrays.
+They are the programs of `fit` (`engine.step.Step`), with shapes instead of arrays.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .plans import Memory
 
 @dataclass(frozen=True)
 class Traceable:
-    """A function of arrays, the shapes it takes, and which argument it may overwrite."""
+    """A function of arrays, the shapes of its arguments, and the arguments that it may overwrite."""
 
     name: str
     function: Callable[..., Any]
@@ -43,8 +43,8 @@ class Traceable:
 
 @dataclass(frozen=True)
 class StepPrograms:
-    """What one device of a layout runs in a step: `replica` `calls` times, then `update`; between them the
-    sum of `size` float32 over all replicas. Bytes are of one device."""
+    """The programs of one device in a step: `replica`, called `calls` times, the sum of `size` float32 over
+    all replicas, then `update`. Bytes are of one device."""
 
     recipe: Recipe
     layout: Layout
@@ -62,12 +62,12 @@ class StepPrograms:
 
     @property
     def programs(self) -> tuple[Traceable, ...]:
-        """What a device's compiler is given."""
+        """The programs to compile for a device."""
         return self.replica, self.update
 
     @property
     def reduce(self) -> ReduceRequest | None:
-        """The sum over replicas, where there is more than one vector."""
+        """The sum over replicas, if there is more than one vector."""
         if self.layout.groups == 1 and self.calls == 1:
             return None
         return ReduceRequest(self.layout.groups, self.local_vectors, self.size, self.layout.exact)
@@ -82,12 +82,13 @@ class StepPrograms:
 
     @property
     def local_vectors(self) -> int:
-        """How many vectors of a device meet in `reduce`; more are added as they come."""
+        """The number of a device's vectors in `reduce`; if there are more, they are added as they are
+        ready."""
         return self.calls if meet_at_once(self.calls, self.size) else 1
 
     def memory(self, replica: float, update: float, program: float, available: int, source: Fact) -> Memory:
-        """What a device holds in a step, in bytes, with the temporary memory of its two programs and the code
-        given: the larger of what the last replica and the update find beside them."""
+        """The memory of a device in a step, with the given temporary memory of its two programs and code: the
+        larger one of the last replica and the update."""
         sums, total = waiting(self.calls, self.size)
         held, activations = max((sums, replica), (total, update), key=sum)
         return Memory(
@@ -108,10 +109,10 @@ def step_programs(
 ) -> StepPrograms:
     """The programs of `recipe` on one device, or group, of `layout`. Reads no data and runs nothing.
 
-    *Arguments:* `state`: `abstract_state(recipe)`, if it is known: half of the work, and the same in every
+    *Arguments:* `state`: `abstract_state(recipe)`, if known; it is half of the work, and the same in every
     layout.
 
-    Raises `RecipeError` when the recipe's own functions raise while they are traced.
+    Raises `RecipeError` if the recipe's own functions raise an error while they are traced.
     """
     with tracing(recipe.name):
         make = Step if recipe.shards == 1 else GroupStep
@@ -143,10 +144,10 @@ def step_programs(
 
 
 def waiting(calls: int, size: int) -> tuple[int, int]:
-    """Bytes of the vectors of `size` float32 that a device holds at most while one of its `calls` replicas
-    runs, that replica's own among them, and while the sum of all is there: as `engine.programs` adds them.
+    """The peak bytes of a device's vectors of `size` float32 while one of its `calls` replicas runs
+    (including its own vector), and while the sum of all exists, in the order of `engine.programs`.
 
-    Added as they come, they are as many as the fixed tree is deep: a partial sum for each level, and a leaf.
+    If they are added as they are ready, there are a partial sum for each level of the tree, and a leaf.
     """
     if meet_at_once(calls, size):
         return 4 * size * calls, 4 * size * (calls + 1)
@@ -159,7 +160,7 @@ def waiting(calls: int, size: int) -> tuple[int, int]:
 
 
 def dtypes(program: Traceable) -> frozenset[str]:
-    """The types of all arrays of a program, as NumPy calls them."""
+    """The dtypes of all arrays of a program, by their NumPy names."""
     if not program.traced:
         with tracing(program.name):
             closed = jax.make_jaxpr(program.function)(*program.specs)
@@ -168,9 +169,9 @@ def dtypes(program: Traceable) -> frozenset[str]:
 
 
 def equations(program: Traceable) -> int:
-    """How many operations a program has, a loop's once: about in proportion to what a compiler does."""
+    """The number of operations of a program, loop bodies once: roughly proportional to compilation time."""
     with tracing(program.name):
-        closed = jax.make_jaxpr(program.function)(*program.specs)  # traced before, so this finds it
+        closed = jax.make_jaxpr(program.function)(*program.specs)  # already traced and cached
     return sum(len(one.eqns) for one in _inside(closed.jaxpr))
 
 
@@ -183,7 +184,7 @@ def _dtypes(jaxpr: Any) -> set[str]:
 
 
 def _inside(jaxpr: Any) -> Iterator[Any]:
-    """It, and all that its operations call."""
+    """The jaxpr, and all jaxprs that its operations call."""
     yield jaxpr
     for equation in jaxpr.eqns:
         for value in equation.params.values():
@@ -195,7 +196,7 @@ def _inside(jaxpr: Any) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def tracing(name: str) -> Iterator[None]:
-    """Makes one `RecipeError` of whatever a recipe's functions raise while they are traced."""
+    """A context that turns errors of a recipe's functions during tracing into a `RecipeError`."""
     try:
         yield
     except ChipwiseError:
@@ -215,7 +216,7 @@ TPU_SHARE = 7.48 / 8
 
 
 def available(target: Target) -> tuple[int | None, Fact]:
-    """Bytes of one JAX device of `target` for a program, and where the figure comes from."""
+    """The available bytes of one JAX device of `target`, and the source of the figure."""
     chip = target.chip
     if chip.kind == "CPU":
         return psutil.virtual_memory().total, fact("memory-of-this-host")
@@ -231,7 +232,7 @@ def available(target: Target) -> tuple[int | None, Fact]:
 def held(
     programs: StepPrograms, target: Target, replica: float, update: float, program: float
 ) -> Memory | None:
-    """What a step of `programs` holds on a device of `target`; `None` when its memory is unknown.
+    """The memory of a step of `programs` on a device of `target`; `None` if the device's is unknown.
 
     *Arguments:* `replica`, `update`: temporary bytes of the programs; `program`: bytes of code.
     """
@@ -243,10 +244,10 @@ def largest_batch(recipe: Recipe, fits: Callable[[Recipe], tuple[bool, float]], 
     """The largest global batch, a multiple of the replicas and at most `limit`, for which `fits`.
 
     *Arguments:* `fits` returns whether a recipe's step fits, and the share of the memory that it needs.
-    Memory grows almost linearly with the batch, so each try aims at where the line through the two nearest
-    says that it ends, and a few suffice to within a twentieth; the compiler's cache remembers them.
+    Memory grows almost linearly with the batch, so each try extrapolates from the two nearest ones. A few
+    tries give the result to within 1/20, and the compiler's cache keeps them.
 
-    *Returns* `None` when not even one example a replica fits.
+    *Returns* `None` if not even one example per replica fits.
     """
     unit = recipe.replicas
     most = limit // unit
@@ -258,7 +259,8 @@ def largest_batch(recipe: Recipe, fits: Callable[[Recipe], tuple[bool, float]], 
         return known[n][0]
 
     def end() -> float:
-        """Where the share is 1, on the line through the two tries nearest to it; infinite if that is flat."""
+        """The batch at which the share is 1, on the line through the two nearest tries; infinite if it is
+        flat."""
         (a, (_, low)), (b, (_, high)) = sorted(known.items(), key=lambda one: abs(one[1][1] - 1))[:2]
         slope = (high - low) / (b - a)
         return a + (1 - low) / slope if slope > 0 else math.inf

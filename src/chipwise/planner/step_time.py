@@ -1,5 +1,5 @@
-"""The time of a step on a target that is not there: its compiled kernels, timed, and what lies between its
-programs: sums of replicas, and over devices by the catalogue's links, which nothing overlaps."""
+"""The time of a step on an absent target: its timed kernels, the sums over replicas, and the sums over
+devices by the catalogue's links, without overlap."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _RING = Kernel("all-reduce", "collective", bound="interconnect", dtype="f32", so
 
 
 def timed_away(target: Target, programs: StepPrograms, answers: Answers) -> StepTime:
-    """The step on a TPU or a GPU, from what its compiler says of each program."""
+    """The step on a TPU or a GPU, from its compiler's answer for each program."""
     gpu, chip, wanted = target.chip.kind == "GPU", target.chip, programs.recipe.precision
     step = compiled_step(target, programs, answers, FRAMEWORK_BYTES if gpu else 0)
     if refused(step, answers):
@@ -49,8 +49,8 @@ def timed_away(target: Target, programs: StepPrograms, answers: Answers) -> Step
 
 
 def timed(target: Target, precision: str, kernels: Sequence[Kernel]) -> list[Kernel]:
-    """The kernels of a program with their seconds on `target`. Raises `DeviceError` for a chip without a
-    known clock."""
+    """The kernels of a program with their seconds on `target`. Raises `DeviceError` if the chip's clock is
+    unknown."""
     if target.chip.kind == "GPU":
         return gpu_timing.timed(kernels, target.chip)
     if target.chip.clock_GHz is None:
@@ -59,14 +59,14 @@ def timed(target: Target, precision: str, kernels: Sequence[Kernel]) -> list[Ker
 
 
 def factors(target: Target, precision: str, kernels: Sequence[Kernel]) -> tuple[float, float]:
-    """On the time of `timed` kernels, between which nine of ten measurements should lie."""
+    """The factors on the time of `timed` kernels between which nine of ten measurements should lie."""
     if target.chip.kind == "GPU":
         return gpu_timing.interval(target.chip, shares(kernels))
     return tpu_timing.interval(kernels, target.chip, TPU_PASSES[precision])
 
 
 def shares(kernels: Iterable[Kernel]) -> dict[str, float]:
-    """Of the kernels' time, by what bounds them, the largest first."""
+    """The shares of the kernels' time by bound, largest first."""
     seconds: dict[str, float] = collections.defaultdict(float)
     for kernel in kernels:
         seconds[kernel.bound] += kernel.seconds
@@ -76,16 +76,16 @@ def shares(kernels: Iterable[Kernel]) -> dict[str, float]:
 
 
 def additions(programs: StepPrograms) -> list[Kernel]:
-    """What adds up a device's replicas that run one after another, where they do not meet in `reduce`: two
-    vectors are read and one is written. Not timed yet."""
+    """The kernels that add a device's replicas if `reduce` does not: two vectors are read and one is written.
+    Not timed yet."""
     count, size = programs.calls - programs.local_vectors, float(programs.size)
     one = Kernel("add", "elementwise", count, bytes=12 * size, work=size, dtype="f32", source="replicas/add")
     return [dataclasses.replace(one, bound="memory")] if count > 0 else []
 
 
 def between(target: Target, programs: StepPrograms, reduce: Sequence[Kernel]) -> list[Kernel]:
-    """All kernels of the sum over replicas, those of its program timed: on its links the sum takes the place
-    of what collectives move in memory meanwhile."""
+    """All kernels of the sum over replicas, with timed kernels of its program: the links' time replaces the
+    memory traffic of collectives."""
     layout, chip, size = programs.layout, target.chip, float(programs.size)
     made = [kernel for kernel in reduce if kernel.kind != "collective"]
     if chip.kind == "GPU":
@@ -101,8 +101,8 @@ def between(target: Target, programs: StepPrograms, reduce: Sequence[Kernel]) ->
 
 
 def within(target: Target, programs: StepPrograms, answers: Answers, timed: list[Kernel]) -> list[Kernel]:
-    """The kernels of a replica, `timed`; where a group computes it, what its devices send each other takes
-    the place of what collectives move in memory, as if nothing were computed at the same time."""
+    """The kernels of a replica, `timed`. In a group, the links' time replaces the memory traffic of
+    collectives, without overlap with computation."""
     shards, sent = programs.shards, answers["replica"].wire_bytes
     if shards == 1 or not sent:
         return timed
@@ -114,7 +114,7 @@ def within(target: Target, programs: StepPrograms, answers: Answers, timed: list
 def finished(
     step: StepTime, target: Target, programs: StepPrograms, kernels: Mapping[str, Sequence[Kernel]]
 ) -> StepTime:
-    """`step` with its time: that of each program's timed `kernels`."""
+    """`step` with its time, from the timed `kernels` of each program."""
     whole = tuple(
         dataclasses.replace(kernel.times(programs.calls if name == "replica" else 1), program=name)
         for name, own in kernels.items()

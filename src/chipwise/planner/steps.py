@@ -1,4 +1,4 @@
-"""A step on a target that is not there, from what its chip's own compiler says of its programs."""
+"""A step on an absent target, from the answers of its chip's compiler."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ Topology = dict[str, Any]
 
 
 class Programs(Protocol):
-    """What a device runs, of one recipe: `programs`, and the sum over devices `reduce`, if there is one."""
+    """The programs of a device for a recipe: `programs`, and `reduce`, the sum over devices, if there is
+    one."""
 
     @property
     def recipe(self) -> Recipe: ...
@@ -57,11 +58,10 @@ def compile_steps(
     cache: Path | None = None,
     progress: Progress | None = None,
 ) -> Iterator[tuple[int, Answers]]:
-    """The place of each case with the compiler's answers, as it has them all: what the cache knows, then the
-    smallest programs first. A layout's programs are exported once for all chips with the
-    same kernels.
+    """Yields the index of each case with the compiler's answers as soon as all are ready: cached ones first,
+    then the smallest programs. A layout's programs are exported once for all chips with the same kernels.
 
-    Where a compiler is missing, or the catalogue lacks what it needs of a chip, that is the answer.
+    If a compiler is missing, or the catalogue lacks figures of a chip, the answer says so.
     """
     exported: dict[tuple[int, Kernels], list[Exported]] = {}
     asked: list[tuple[int, list[Request]]] = []
@@ -74,14 +74,14 @@ def compile_steps(
             yield i, {"replica": Compiled("replica", fact(error.code, **error.facts))}
             continue
         chip = target.chip
-        if programs.shards > 1 and platform == "cuda":  # cuDNN's attention wants the devices themselves
-            chip = dataclasses.replace(chip, year=None)  # so blocks stand in
+        if programs.shards > 1 and platform == "cuda":  # cuDNN's attention needs real devices
+            chip = dataclasses.replace(chip, year=None)  # so attention in blocks replaces it
         bodies = exported.setdefault((id(programs), Kernels.of(chip)), [])
         if not bodies:
             try:
                 with traced_for(chip):
                     bodies += _exported(programs, platform)
-            except Exception as error:  # it traces, but has no form for such a chip
+            except Exception as error:  # it can be traced, but not lowered for this chip
                 yield i, {"replica": refusal("replica", str(error), platform=platform)}
                 continue
         asked.append((i, _requests(target, programs, bodies, one, whole)))
@@ -97,7 +97,7 @@ def compile_steps(
         missing[i] -= 1
         if not missing[i]:
             names = (request.name for request in by_case[i])
-            yield i, {name: answers[i][name] for name in names}  # in one order, whichever came first
+            yield i, {name: answers[i][name] for name in names}  # in a fixed order
 
 
 def _requests(
@@ -121,15 +121,15 @@ def _requests(
 
 
 def _spanning(target: Target, devices: int, whole: Topology) -> Topology:
-    """The slice of so many devices of a TPU: its compiler crashes at a program that spans a part of what
-    it compiles for. `whole` where no slice has as many."""
+    """The TPU slice with so many devices, since the compiler crashes if a program spans a part of its
+    topology. `whole` if there is no such slice."""
     if devices in (1, target.devices):
         return whole
     return next((topologies(other)[1] for other in sizes(target) if other.devices == devices), whole)
 
 
 def topologies(target: Target) -> tuple[Topology, Topology]:
-    """What one device of `target` is compiled for, and all of them: arguments of `get_topology_desc`.
+    """The arguments of `get_topology_desc` for one device of `target`, and for all of them.
 
     Raises `DeviceError` for a GPU whose figures are not in the catalogue.
     """
@@ -147,18 +147,18 @@ def device_speeds(chip: Chip) -> tuple[float | None, float | None]:
 
 
 def _exported(programs: Programs, platform: str) -> list[Exported]:
-    """On TPUs f32 and tf32 products are compiled in one pass, and their cycles counted several times: the
-    compiler takes minutes to search for the best convolution of six passes."""
+    """Exports programs. For TPUs f32 and tf32 products are compiled in one pass, and their cycles multiplied:
+    the compiler takes minutes to search for the best convolution of six passes."""
     if platform != "tpu" or precision.TPU_PASSES[programs.recipe.precision] == 1:
         return [export_program(p.function, p.specs, platform) for p in programs.programs]
-    with precision.one_pass():  # traced anew: what was traced before has all passes
+    with precision.one_pass():  # traced again, since cached traces have all passes
         return [export_program(inspect.unwrap(p.function), p.specs, platform) for p in programs.programs]
 
 
 def compiled_step(target: Target, programs: StepPrograms, answers: Answers, framework: float = 0) -> StepTime:
-    """What the answers say of the step besides its time.
+    """The step from the answers, without its time.
 
-    *Arguments:* `framework`: bytes of a device that its libraries take.
+    *Arguments:* `framework`: bytes of a device that libraries take.
     """
     present = list(answers.values())
     flops = {name: a.flops * (programs.calls if name == "replica" else 1) for name, a in answers.items()}
@@ -179,8 +179,8 @@ def compiled_step(target: Target, programs: StepPrograms, answers: Answers, fram
 
 
 def _xla_seconds(programs: StepPrograms, answers: Answers) -> float | None:
-    """The step by XLA's own cost analysis, without its sums over devices; `None` where it makes none, or says
-    less than nothing of one of the programs."""
+    """The seconds of the step by XLA's cost analysis, without sums over devices; `None` if there is none, or
+    it is negative for one of the programs."""
     runs = {"replica": programs.calls, "update": 1}
     optimal = {name: (answers[name].optimal_seconds or 0.0) if name in answers else 0.0 for name in runs}
     if min(optimal.values()) <= 0:
@@ -189,12 +189,13 @@ def _xla_seconds(programs: StepPrograms, answers: Answers) -> float | None:
 
 
 def refused(step: StepTime, answers: Answers) -> bool:
-    """Whether there is no time to tell."""
+    """Whether the step has no time."""
     return step.problem is not None or any(a.problem is not None for a in answers.values())
 
 
 def _memory(target: Target, programs: StepPrograms, answers: Answers, framework: float) -> Memory | None:
-    """Of a program that was refused for memory, what it needs beyond its arguments."""
+    """The memory of the step; for a program that was refused for memory, what it needs beyond its
+    arguments."""
     problems = [a.problem for a in answers.values() if a.problem is not None]
     if any(problem.code != "refused-for-memory" for problem in problems):
         return None

@@ -1,7 +1,7 @@
-"""A step on the target `cpu`, which is this machine: its programs are compiled here, and a few calls timed.
+"""A step on the target `cpu`, this machine: its programs are compiled here, and a few calls are timed.
 
-Examples are zeros, so no data is read. Where one call would take long it is made with fewer examples and
-scaled; what does not fit in memory is not run.
+Examples are zeros, so no data is read. If a call would take long, it has fewer examples and is scaled.
+Programs that do not fit in memory are not run.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def compiled_here(target: Target, programs: StepPrograms) -> tuple[StepTime, lis
 
 
 def compiled(programs: Sequence[Traceable], name: str) -> tuple[list[Any], Range]:
-    """The programs of the recipe `name` for one device of this host's CPU, and how long compiling took."""
+    """The compiled programs of the recipe `name` for one device of this host's CPU, and the compilation
+    time."""
     start = time.perf_counter()
     with jax.default_device(_cpu()), tracing(name):
         made = [_compile(program) for program in programs]
@@ -64,7 +65,7 @@ def compiled(programs: Sequence[Traceable], name: str) -> tuple[list[Any], Range
 
 
 def timed_here(target: Target, programs: StepPrograms) -> StepTime:
-    """The step as measured now."""
+    """The step with measured times."""
     step, (replica, update) = compiled_here(target, programs)
     if step.memory is not None and not step.memory.fits:
         return step
@@ -96,7 +97,7 @@ def flops(program: Any) -> float:
 
 
 def _examples(each: int, operations: float) -> int:
-    """Of a replica's `each` examples, how many can be computed in `LONG` seconds."""
+    """The number of a replica's `each` examples that can be computed in `LONG` seconds."""
     possible = LONG * FLOPS_PER_CORE * (psutil.cpu_count(logical=False) or 1)
     return max(1, min(each, int(each * possible / operations))) if operations else each
 
@@ -115,14 +116,14 @@ def _zero(aval: Any) -> jax.Array:
 
 
 def seconds(program: Any) -> float:
-    """Of a call of a compiled program, with zeros."""
+    """The seconds of a call of a compiled program, with zeros."""
     with jax.default_device(_cpu()):
         arguments = jax.tree.map(_zero, program.in_avals[0])
         return _median(lambda: jax.block_until_ready(program(*arguments)))
 
 
 def _median(call: Callable[[], Any]) -> float:
-    """Seconds of a few calls, after one that counts only if it took long."""
+    """The median seconds of a few calls, after a first one that counts only if it took long."""
     taken: list[float] = []
     while len(taken) <= CALLS and sum(taken) < ENOUGH:
         start = time.perf_counter()

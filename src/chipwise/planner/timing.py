@@ -1,4 +1,4 @@
-"""From the time of a step to the time of a run, with what is assumed about everything around the step."""
+"""Computes the time of a run from the time of a step, with assumptions about everything else."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ OTHER_HOST = 2.0
 
 @dataclass(frozen=True)
 class StepTime:
-    """A step on one target, by its compiler or measured here; per device. `seconds` is `None` where a
-    `problem` is in the way, or where it does not fit."""
+    """A step on one target, from its compiler or measured here; per device. `seconds` is `None` if there is a
+    `problem`, or if it does not fit."""
 
     method: str
     flops: float
     wire_bytes: float
     memory: Memory | None
-    dtypes: frozenset[str]  # that a replica computes in
+    dtypes: frozenset[str]  # dtypes that a replica computes in
     xla_seconds: float | None = field(default=None, kw_only=True)
     notes: tuple[Fact, ...]
     warnings: tuple[Fact, ...] = ()
     problem: Fact | None = None
-    compile_seconds: Range | None = None  # where the target is this host: measured
+    compile_seconds: Range | None = None  # measured, if the target is this host
     seconds: Range | None = None
     parts: dict[str, float] = field(default_factory=dict)
     bound: str | None = None
@@ -59,9 +59,10 @@ class StepTime:
     def timed(
         self, parts: dict[str, float], factors: tuple[float, float], dispatch: float, busiest: str
     ) -> StepTime:
-        """With the seconds of its `parts` on the device, `factors` down and up, and of the host's `dispatch`.
+        """The step with the seconds of its `parts` on the device, with `factors` down and up, and of the
+        host's `dispatch`.
 
-        *Arguments:* `busiest`: what bounds the replica's program.
+        *Arguments:* `busiest`: the bound of the replica's program.
         """
         device = sum(parts.values())
         bound = "memory" if parts["update"] > parts["replica"] else busiest
@@ -80,7 +81,7 @@ DISPATCH_FACTOR = 2.0
 
 
 def at_least(device: Range, host: float) -> Range:
-    """A step that takes `device`, but no less than its host takes, `host` seconds give or take."""
+    """The time of a step: `device`, but at least the `host` seconds, with their interval."""
     return Range(
         max(device.value, host),
         max(device.low, host / DISPATCH_FACTOR),
@@ -89,10 +90,10 @@ def at_least(device: Range, host: float) -> Range:
 
 
 def compilation(kind: str, operations: int, devices: int, cores: int | None, passes: int = 1) -> Range:
-    """Seconds that a host of a TPU or a GPU compiles programs of so many operations, by nobody's stopwatch.
+    """Assumed seconds to compile programs of so many operations on the host of a TPU or GPU.
 
-    *Arguments:* `devices` of the host, for each of which they are compiled, side by side on as many `cores`
-    as there are, by default enough; `passes`: of a product on a TPU, which may take that much longer.
+    *Arguments:* `devices`: of the host; programs are compiled for each, in parallel on `cores`, by default
+    enough of them; `passes`: of a product on a TPU, which may take that much longer.
     """
     base, each = COMPILE_SECONDS[kind]
     turns = 1 if cores is None else max(1, -(-devices // cores))
@@ -111,7 +112,7 @@ def dispatch_seconds(programs: StepPrograms, hosts: int) -> float:
     return local * (programs.calls * call(programs.replica) + call(programs.update)) + reduce
 
 
-# ---- sums over devices, where no compiler says
+# ---- sums over devices, for which compilers state no time
 
 LINK_EFFICIENCY = {"NVLink": 0.78, "PCIe": 0.65, "ICI": 0.8}
 """Of the one-way bandwidth that a sum of large arrays reaches. NVLink: eight H200, whose switches add, reach
@@ -136,10 +137,10 @@ NETWORK_HOP_SECONDS = 15e-6
 def all_reduce_seconds(bytes_per_device: float, devices: int, chip: Chip) -> float:
     """Seconds to sum an array of `bytes_per_device`, one on each of `devices` JAX devices, in a ring.
 
-    Each device sends and receives 2(D-1)/D of the array over half of the catalogue's two-way bandwidth.
-    Beyond one host the ring is as fast as the slower of the links and the network between hosts.
+    Each device sends and receives 2(D-1)/D of the array over half of the catalogue's two-way bandwidth. With
+    several hosts the ring is as fast as the slower of the links and the network between hosts.
 
-    Raises `DeviceError` when the chip's interconnect is not in the catalogue.
+    Raises `DeviceError` if the chip's interconnect is not in the catalogue.
     """
     if devices <= 1:
         return 0.0
@@ -161,7 +162,7 @@ def all_reduce_seconds(bytes_per_device: float, devices: int, chip: Chip) -> flo
 
 
 def evaluations(recipe: Recipe) -> int:
-    """How often `fit` evaluates by default: after each epoch, and at the end."""
+    """The number of evaluations of `fit` by default: after each epoch, and at the end."""
     if recipe.task.eval is None:
         return 0
     clock = recipe.clock
@@ -170,7 +171,7 @@ def evaluations(recipe: Recipe) -> int:
 
 @dataclass(frozen=True)
 class RunTime:
-    """Seconds of a run: its `parts`, their `total`, and `overhead`, what comes before the first step."""
+    """Seconds of a run: its `parts`, their `total`, and `overhead`, the time before the first step."""
 
     parts: dict[str, float]
     total: Range
@@ -178,16 +179,15 @@ class RunTime:
 
     @property
     def ranked_by(self) -> str:
-        """ "step" where what comes before the first step may take longer than all steps: it is not known well
-        enough to decide between targets."""
+        """ "step" if the overhead, which is only assumed, may be longer than all steps; otherwise "run"."""
         return "run" if self.parts["train"] + self.parts["evaluate"] > self.overhead.high else "step"
 
 
 def run_time(recipe: Recipe, target: Target, step: Range, compilation: Range) -> RunTime:
-    """The run of `recipe` whose steps take `step`.
+    """The time of a run of `recipe` whose steps take `step`.
 
-    An example is evaluated in a third of its training time: one pass instead of a forward and a backward
-    one, which costs twice as much.
+    Evaluating an example takes a third of its training time: a forward pass without the backward pass, which
+    costs twice as much.
     """
     train = step.times(recipe.clock.total or 0)
     held = len(recipe.task.eval) if recipe.task.eval is not None else 0

@@ -1,16 +1,16 @@
-"""How long the kernels of a program for a TPU take: its compiler's cycles, and what is known of these.
+"""Times the kernels of a program for a TPU from its compiler's cycles, with corrections.
 
-The compiler states cycles to choose among its own forms. In what it makes for chips from v3 to 7x (libtpu
-0.0.42):
+The compiler states cycles to choose among its own implementations. Programs of libtpu 0.0.42 for chips from
+v3 to 7x show:
 
-- **Products** agree with what was published: of 1,024 to 8,192 rows and columns on a v6e and a 7x they are
-  0.82 to 1.28 of the measured time.
-- **Movement is counted at four bytes an element**, whatever its size: `x + 1` over as many bfloat16 as
-  float32 takes as many cycles, 75 to 94 % of the memory's bandwidth for float32 and half of that for
-  bfloat16. A v6e was measured at 83 % for bfloat16. Sums come to 17 to 43 %. So what only moves data is timed
-  by its bytes, at the speed that was published of copies.
-- **Turning an array** (`hlo_operations.turned`) goes through a unit of its own, at 39 to 62 elements a cycle
-  of a core on every chip; there the cycles stand.
+- **Products** agree with published times: for 1,024 to 8,192 rows and columns on a v6e and a 7x they are 0.82
+  to 1.28 of the measured time.
+- **Memory traffic counts four bytes for each element**, whatever its size: `x + 1` takes as many cycles for
+  bfloat16 as for float32. That is 75 to 94 % of the memory's bandwidth for float32, and half of that for
+  bfloat16. A v6e was measured at 83 % for bfloat16. Sums reach 17 to 43 %. So kernels that only move data are
+  timed by their bytes, at the published speed of copies.
+- **Transposing an array** (`hlo_operations.turned`) uses a separate unit, at 39 to 62 elements per cycle of a
+  core on every chip; there the cycles are kept.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def timed(kernels: Sequence[Kernel], chip: Chip, passes: int = 1) -> list[Kernel
 
 
 def _moves(kernel: Kernel, bandwidth: float) -> bool:
-    """Whether memory alone decides what `kernel` takes."""
+    """Whether the time of `kernel` depends only on memory."""
     if kernel.bound != "memory" or not kernel.bytes:
         return False
     each = 2 if kernel.dtype in _HALF else 4 if kernel.dtype in _BYTE or kernel.dtype.startswith("f8") else 1
@@ -73,9 +73,8 @@ def _moves(kernel: Kernel, bandwidth: float) -> bool:
 def interval(kernels: Sequence[Kernel], chip: Chip, passes: int = 1) -> tuple[float, float]:
     """The factors on seconds between which nine of ten measurements should lie, from `timed` kernels.
 
-    Upwards it is the fitted one. Downwards it also goes half of the way, in proportion, to what the chip
-    could do at most, with all of its bandwidth and its peak: the more the compiler's estimate is above that,
-    the less it is known.
+    The upper one is fitted. The lower one also goes half of the (logarithmic) way to the chip's bandwidth and
+    peak: the further the compiler's estimate is above that bound, the less certain it is.
     """
     peak = (chip.bf16_dense_tflops or math.inf) * 1e12 / chip.jax_devices_per_chip / passes
     bandwidth = _bandwidth(chip)
@@ -91,5 +90,5 @@ def interval(kernels: Sequence[Kernel], chip: Chip, passes: int = 1) -> tuple[fl
 
 
 def _bandwidth(chip: Chip) -> float:
-    """Bytes a second of one JAX device."""
+    """The memory bandwidth of one JAX device, in bytes a second."""
     return (chip.memory_GBps or math.inf) * 1e9 / chip.jax_devices_per_chip

@@ -1,7 +1,7 @@
-"""Which target to take: rankings by time and by money, the Pareto set, and the facts that say so.
+"""Which target to take: rankings by time and by money, the Pareto set, and their facts.
 
-Targets are ranked by the wall time of the run. Where some target's run may be shorter than starting and
-compiling, which are allowances, that would be a ranking of allowances: there it is by the steps alone.
+Targets are ranked by the wall time of the run. If a target's steps may take less time than starting and
+compiling, they are ranked by the steps alone, since those two are only assumed.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from .plans import Cost, Plan, Range
 
 @dataclass(frozen=True)
 class BreakEven:
-    """Two targets of which the dearer per hour must be `price_ratio` times faster to cost the same.
+    """Two targets: the one with the higher hourly price must be `price_ratio` times faster to cost the same.
 
-    `speed_ratio` is how many times faster it is predicted to be.
+    `speed_ratio`: how many times faster it is predicted to be.
     """
 
     dearer: str
@@ -38,11 +38,11 @@ class BreakEven:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Names are targets'. `by_money` is of on-demand prices; targets without a price are left out of it, and
-    those whose prices decide nothing, old ones and marketplaces' offers, come last.
+    """The verdict; names are those of targets. `by_money` uses on-demand prices: targets without a price are
+    left out, and those with only old or marketplace prices come last.
 
-    *Fields:* `ranked_by`: "run", its wall time, or "step", its steps alone; `by_time`, `by_money` and
-    `pareto` are all ranked so. `fastest` and `cheapest`: what is said of the first ones.
+    *Fields:* `ranked_by`: "run", by wall time, or "step", by the steps alone, for `by_time`, `by_money` and
+    `pareto`. `fastest` and `cheapest`: facts about the first ones.
     """
 
     ranked_by: str
@@ -52,16 +52,16 @@ class Verdict:
     fastest: tuple[Fact, ...]
     cheapest: tuple[Fact, ...]
     break_even: tuple[BreakEven, ...]
-    all_old: bool  # no price is current: old list prices decide, and it is said once
+    all_old: bool  # no price is current, so old list prices decide
 
     @property
     def facts(self) -> tuple[Fact, ...]:
-        """Everything that the verdict says, in order."""
+        """All facts of the verdict, in order."""
         return *self.fastest, *self.cheapest, *self.more
 
     @property
     def more(self) -> tuple[Fact, ...]:
-        """Beyond the first ones: where money buys time."""
+        """The facts after the first ones: where a higher price saves time."""
         front = [fact("plan-front", targets=self.pareto)] if len(self.pareto) > 1 else []
         return *front, *(pair.fact for pair in self.break_even)
 
@@ -76,7 +76,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class _Ranked:
-    """A plan by what it is ranked by: seconds of the run or of its steps, and their price if it is known."""
+    """A plan with its ranking: the seconds of the run or of its steps, and their price, if known."""
 
     plan: Plan
     seconds: Range
@@ -91,7 +91,7 @@ class _Ranked:
         return self.cost is not None and _decides(self.cost, all_old)
 
     def dollars(self, cost: Cost) -> Range:
-        """Of what it is ranked by, at one of its plan's prices."""
+        """The dollars of the ranked seconds, at one of the plan's prices."""
         return self.seconds.times(cost.usd_per_hour / 3600)
 
     @property
@@ -114,7 +114,7 @@ def judge(plans: Sequence[Plan]) -> Verdict:
     by_money = [one for _, one in sorted(priced, key=lambda row: row[0])]
     all_old = all_prices_old(plans)
     deciding = [one for one in by_money if one.decides(all_old)]
-    front: list[_Ranked] = []  # each with the next: where money buys time
+    front: list[_Ranked] = []  # pairs of neighbours: where a higher price saves time
     for one in deciding or by_money:
         if not front or one.seconds.value < front[-1].seconds.value:
             front.append(one)
@@ -134,7 +134,7 @@ def judge(plans: Sequence[Plan]) -> Verdict:
 
 
 def break_even(dearer_usd_per_hour: float, cheaper_usd_per_hour: float) -> float:
-    """How many times faster the dearer of two chips must be for a step to cost the same on both.
+    """How many times faster the more expensive of two chips must be for a step to cost the same on both.
 
     April 2018: a TPU v2-8 at $6.50 against a V100 at $3.06 must be 2.12 times faster.
     """
@@ -178,7 +178,7 @@ def _fastest(ranked: list[_Ranked], plans: Sequence[Plan], by_step: bool) -> Fac
 
 
 def all_prices_old(plans: Sequence[Plan]) -> bool:
-    """Whether list prices are known and none was read in the last `OLD_DAYS`."""
+    """Whether there are list prices and none was read in the last `OLD_DAYS` days."""
     listed = [cost for plan in plans for cost in plan.costs if not cost.spot and not cost.market]
     return bool(listed) and all(cost.old for cost in listed)
 
@@ -230,7 +230,7 @@ def _price_numbers(one: _Ranked, cost: Cost, usd: Range) -> dict[str, Any]:
 
 
 def _lower(ranked: list[_Ranked], deciding: list[_Ranked], usd: Range, all_old: bool) -> list[Fact]:
-    """The lowest price on demand that does not decide, if it is below the one that does."""
+    """The lowest on-demand price that may not decide, if it is below the deciding one."""
     others = [
         (one.dollars(cost).value, one, cost)
         for one in ranked
@@ -249,7 +249,7 @@ def _lower(ranked: list[_Ranked], deciding: list[_Ranked], usd: Range, all_old: 
 
 
 def _by_cloud(ranked: list[_Ranked], all_old: bool) -> list[Fact]:
-    """Which target is the cheapest on each cloud that offers several, if that is not the same on all."""
+    """The cheapest target on each cloud that offers several, if they differ."""
     offers: dict[str, dict[str, float]] = {}
     for one in ranked:
         for cost in one.plan.costs:
@@ -267,7 +267,7 @@ def _by_cloud(ranked: list[_Ranked], all_old: bool) -> list[Fact]:
 
 
 def about_price(cost: Cost) -> list[Fact]:
-    """What to know of a price before one believes it."""
+    """Caveats of a price."""
     facts = []
     if cost.includes == "accelerator alone":
         facts.append(fact("price-without-host"))

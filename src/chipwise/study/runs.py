@@ -20,7 +20,7 @@ from ..recipe.settings import apply, load
 from . import grid
 from .document import Run
 
-_OWN = ("recipe", "run", "stop_after", "fresh", "progress", "source")  # options of `fit` that a study sets itself
+_OWN = ("recipe", "run", "stop_after", "fresh", "progress", "source")  # of `fit`, set by the study
 _DEFAULTS = {n: p.default for n, p in inspect.signature(fit).parameters.items() if n not in _OWN}
 
 

@@ -57,7 +57,7 @@ def try_batch(recipe: Recipe, on: On = ALL) -> Trial:
     """
     optimizer = recipe.optimizer
     rate = optimizer.hyper[optimizer.lr_name].highest(recipe.clock) or 1e-3
-    held = tested(recipe, rate, rate, _ENDLESS)  # schedules warn about so short a run
+    held = tested(recipe, rate, rate, _ENDLESS)  # constants: schedules do not matter in so short a run
     try:
         with Session(held, on) as session:
             session.begin()
