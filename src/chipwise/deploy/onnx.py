@@ -20,9 +20,7 @@ from ..errors import RecipeError
 
 OPSET = 18
 _LONGEST_LOOP = 128  # iterations of a loop that are unrolled
-_LARGEST_FOLD = (
-    1 << 24
-)  # elements of a computed constant, unless it is not larger than its operands
+_LARGEST_FOLD = 1 << 24  # elements of a computed constant, unless it is not larger than its operands
 _INLINED = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 
