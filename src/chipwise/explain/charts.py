@@ -1,7 +1,7 @@
-"""Where everything stands in a chart: plain numbers, which `templates/charts.html.jinja` draws.
+"""Computes the layout of charts as plain numbers, which `templates/charts.html.jinja` draws.
 
-Curves are in pixels, of a size for a desk and one for a telephone; bars, strips and stacks are in percent of
-a figure's width, so that they fit any.
+Curves are in pixels, in one size for desktops and one for phones; bars, strips and stacks are in percent of a
+figure's width.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 from ..words.figures import dollars, known, short
 
-WIDE, NARROW = (560, 300), (330, 260)  # pixels of a picture of curves on a desk and on a telephone
-LOG_FROM = 30.0  # highest over lowest value, from which curves may have a logarithmic axis
-BARS = 100.0  # the same of bars, which have no foot on one: beyond, they are points
-SERIES = 6  # colours of `charts.css`; then they begin again, with other dashes
-_MOST = 260  # points of a curve; beyond them the lowest and the highest of each stretch
-_DOTS = 40  # points, up to which each has a dot
-_WIDEST = 1e100  # a logarithmic axis beyond cannot be cut into steps
+WIDE, NARROW = (560, 300), (330, 260)  # pixels of a plot on desktops and on phones
+LOG_FROM = 30.0  # highest over lowest value, above which curves may have a logarithmic axis
+BARS = 100.0  # the same for bars; above it they become points
+SERIES = 6  # colours of `charts.css`; then they repeat with other dashes
+_MOST = 260  # points of a curve; longer ones keep minima and maxima
+_DOTS = 40  # most points with dots
+_WIDEST = 1e100  # a wider logarithmic axis cannot have ticks
 _SECONDS = (
     (1e-3, "ms", (1, 10, 100)),
     (1.0, "s", (1, 2, 5, 10, 20, 30)),
@@ -36,15 +36,15 @@ Pixels = tuple[float, float]
 
 @dataclass(frozen=True)
 class Tick:
-    """A number on an axis: where it stands, and how it is written there."""
+    """A number on an axis: its position and its label."""
 
     at: float
     label: str
 
 
 def spread_out(values: Sequence[float], factor: float) -> bool:
-    """Whether values are all positive and more than a factor apart, so that a logarithmic axis shows them
-    better; not where the factor is beyond what such an axis can be cut into."""
+    """Whether a logarithmic axis is better: all values are positive, and their ratio is above `factor`, but
+    not too large for ticks."""
     return bool(values) and min(values) > 0 and factor < max(values) / min(values) < _WIDEST
 
 
@@ -60,7 +60,8 @@ def steps(low: float, high: float, most: int) -> list[float]:
 
 
 def log_steps(low: float, high: float, most: int) -> list[float]:
-    """Powers of ten within an interval above 0, with 2 and 5 between where there is room, or every few."""
+    """Powers of ten within an interval above 0; with 2 and 5 between them if there is room, or only every
+    few."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for digits in ((1, 2, 5), (1, 3), (1,)):
         values = [d * 10.0**p for p in powers for d in digits if low <= d * 10.0**p <= high]
@@ -70,9 +71,9 @@ def log_steps(low: float, high: float, most: int) -> list[float]:
 
 
 class Axis:
-    """From values to pixels, or percent, between `start` and `end`; what is beyond stands at the edge.
+    """Maps values to pixels, or percent, between `start` and `end`; values outside are clipped.
 
-    `unit` says how ticks are cut and written: "" for numbers, "s" for seconds, "$" for dollars.
+    `unit` selects the steps and the format of ticks: "" for numbers, "s" for seconds, "$" for dollars.
     """
 
     def __init__(self, low: float, high: float, start: float, end: float, log: bool = False, unit: str = ""):
@@ -90,7 +91,7 @@ class Axis:
         log: bool = False,
         unit: str = "",
     ) -> Axis:
-        """Around values, with room; from 0 on where `zero` and they are positive."""
+        """An axis around values, with a margin; from 0 if `zero` and all are positive."""
         low, high = min(values), max(values)
         if log:
             room = max((high / low) ** 0.05, 1.1)
@@ -136,8 +137,8 @@ def _money(usd: float) -> str:
 
 @dataclass(frozen=True)
 class Curve:
-    """`style`: CSS classes of `charts.css`, such as "train" or `series(k)`. `aside`: drawn at the edge where
-    it is beyond the others, and the axes do not mind it."""
+    """`style`: CSS classes of `charts.css`, such as "train" or `series(k)`. `aside`: the axes ignore this
+    curve, and it is clipped."""
 
     name: str
     style: str
@@ -147,7 +148,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Line:
-    """A curve as an SVG path, "" of one point, and as dots where points are few."""
+    """A curve as an SVG path ("" for one point), and as dots if there are few points."""
 
     name: str
     style: str
@@ -157,7 +158,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Frame:
-    """A pair of axes in pixels, and where its ticks stand."""
+    """A pair of axes in pixels, with their ticks."""
 
     width: int
     height: int
@@ -171,8 +172,8 @@ class Frame:
 
 @dataclass(frozen=True)
 class Plot(Frame):
-    """Curves over a pair of axes. `second`: ticks below those of x, in another unit; `marks`: upright lines;
-    `level`: the height of a line across."""
+    """Curves over a pair of axes. `second`: ticks below those of x, in another unit; `marks`: vertical lines;
+    `level`: the height of a horizontal line."""
 
     second: list[Tick]
     y_log: bool
@@ -183,7 +184,7 @@ class Plot(Frame):
 
 @dataclass(frozen=True)
 class Panel:
-    """A picture of curves, with all that stands around it; arguments as of `panel`."""
+    """A plot with its title, labels and key; fields as the arguments of `panel`."""
 
     title: str
     curves: Sequence[Curve]
@@ -203,13 +204,13 @@ class Panel:
 
     @property
     def below(self) -> str:
-        """What the axes say."""
+        """The labels of the axes."""
         up = f"; upwards {self.y}{' (logarithmic)' * self.y_log}" if self.y else ""
         return f"{self.x}{' (logarithmic)' * self.x_log}{up}{'; logarithmic' * (self.y_log and not self.y)}"
 
     @property
     def words(self) -> str:
-        """For those who do not see it."""
+        """A description for screen readers."""
         ends = [(c.name or self.title, short(c.points[0][1]), short(c.points[-1][1])) for c in self.curves]
         return f"{self.title}. {'; '.join(f'{name}: {a} to {b}' for name, a, b in ends[:8])}."
 
@@ -248,12 +249,13 @@ def panel(
     mark_words: str = "",
     **how: Any,
 ) -> Panel | None:
-    """Curves in both sizes; `None` where there is no point to draw.
+    """A plot in both sizes; `None` if there are no points.
 
-    *Arguments:* `x` and `y`, what the axes say, `x_unit` and `y_unit` as of `Axis`; `x_log` and `y_log`: an
-    axis may be logarithmic, where values span more than `LOG_FROM`; `zero`: the upward axis begins at 0 where
-    it is linear; `second`: the name of another unit of x, and how many of it one of x is; `marks`: values of
-    x with an upright line; `level`: a value of y with a line; the last two with their `_words`; `caption`.
+    *Arguments:* `x` and `y`: labels of the axes; `x_unit` and `y_unit` as in `Axis`; `x_log` and `y_log`: the
+    axis is logarithmic if values span more than `LOG_FROM`; `zero`: a linear y axis begins at 0; `second`:
+    the name of another unit of x, and its number per unit of x; `marks`: values of x with a vertical line;
+    `level`: a value of y with a horizontal line; their descriptions `mark_words` and `level_words`;
+    `caption`.
     """
     curves = [Curve(c.name, c.style, thinned(c.points), c.aside) for c in curves]
     curves = [c for c in curves if c.points]
@@ -268,13 +270,13 @@ def panel(
 
 
 def _values(curves: Sequence[Curve], level: float | None) -> tuple[list[float], list[float]]:
-    """Of x and y, what the axes mind."""
+    """The values of x and y that determine the axes."""
     points = [p for c in [c for c in curves if not c.aside] or curves for p in c.points]
     return [p[0] for p in points], [p[1] for p in points] + ([] if level is None else [level])
 
 
 def series(k: int) -> str:
-    """The style of the k-th of many rows."""
+    """The style of the k-th row."""
     return f"s{k % SERIES} dash{k // SERIES % 3}"
 
 
@@ -286,7 +288,8 @@ def _line(curve: Curve, across: Axis, up: Axis, crowded: bool) -> Line:
 
 
 def thinned(points: Iterable[Sequence[float]]) -> list[tuple[float, float]]:
-    """The finite ones, at most some `_MOST`: of each stretch the lowest and highest, so no peak is lost."""
+    """The finite points, at most about `_MOST`: the lowest and highest of each stretch, so no peak is
+    lost."""
     finite = [(p[0], p[1]) for p in points if known(p[0]) and known(p[1])]
     if len(finite) <= _MOST:
         return finite
@@ -303,7 +306,7 @@ def thinned(points: Iterable[Sequence[float]]) -> list[tuple[float, float]]:
 
 @dataclass(frozen=True)
 class Measure:
-    """A value with its interval, to be drawn as a bar or a point. `low`, `high`: `None` when unknown."""
+    """A value with its interval, drawn as a bar or a point. `low`, `high`: `None` if unknown."""
 
     name: str
     style: str
@@ -322,15 +325,15 @@ class Marks:
 
 
 def bars(measures: Sequence[Measure], *, linear: bool = False) -> Marks | None:
-    """Bars from zero, or points on a logarithmic axis (`log`) where the values span more than `BARS`, unless
-    `linear`; `None` for nothing to draw."""
+    """Bars from zero, or points on a logarithmic axis (`log`) if the values span more than `BARS`, unless
+    `linear`; `None` if there is nothing to draw."""
     if not measures:
         return None
     ends = [v for m in measures for v in (m.value, m.low, m.high) if v is not None and v > 0]
-    # an interval far beyond every bar is cut, lest it squeeze them all
+    # an interval far above all bars is clipped, or the bars would be tiny
     most = min(max(ends, default=1.0), 2 * max(m.value for m in measures))
     if not linear and spread_out([m.value for m in measures], BARS):
-        # an end far below everything else would squeeze what matters
+        # the same for an end far below everything else
         least = min(m.value for m in measures)
         low = 10.0 ** math.floor(math.log10(max(min(ends), least / 10)) - 0.1)
         return Marks(measures, Axis(low, most * 1.1, 0, 100, log=True))
@@ -338,14 +341,15 @@ def bars(measures: Sequence[Measure], *, linear: bool = False) -> Marks | None:
 
 
 def strips(measures: Sequence[Measure]) -> Marks | None:
-    """Points of each repeat and the interval of their mean, on an axis around them all; `None` for none."""
+    """Points of each repeat and the interval of their mean, on an axis around all; `None` if there are
+    none."""
     ends = [v for m in measures for v in (m.value, m.low, m.high, *m.points) if v is not None]
     return Marks(measures, Axis.around(ends, 0, 100)) if ends else None
 
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a bar from `x` on, in percent of the figure's width; `share`, 0 to 1, is of all parts."""
+    """A part of a bar: `x`, its start in percent of the figure's width; `share`: of all parts, 0 to 1."""
 
     name: str
     words: str
@@ -356,9 +360,9 @@ class Part:
 
 
 def stack(parts: Iterable[tuple[str, str, float | None]], full: float | None = None) -> list[Part]:
-    """Parts of (name, words, value), one after another; those of no value are left out.
+    """Parts of (name, words, value), one after another; those with value 0 are left out.
 
-    `full` is the value of the whole width, by default the sum; what is beyond is cut.
+    `full` is the value of the whole width, by default the sum; the rest is clipped.
     """
     kept = [(name, words, value) for name, words, value in parts if value]
     total, at, placed = sum(value for *_, value in kept), 0.0, []

@@ -1,4 +1,4 @@
-"""The curves of a learning-rate search as a picture, SVG or PNG, on light pages and on dark ones."""
+"""Draws the curves of a learning-rate search as SVG or PNG, for light and dark pages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..atomic import replace_bytes
 from ..errors import RecipeError
 from ..study.find_lr import LrSearch
 
-INK = "#808a94"  # grey, which can be read on a white page and on a dark one
+INK = "#808a94"  # grey, readable on white and on dark
 CURVES = ("#2f7ed8", "#e08214", "#1b9e77", "#b65fcf", "#c9a100", "#d9527a")
 SHAPES = {"valley": "v", "steep": "s", "last_stable": "D", "suggestion": "*"}
 _INKED = (
@@ -27,17 +27,17 @@ _INKED = (
 _STYLE: Any = dict.fromkeys(_INKED, INK) | {
     "figure.facecolor": "none", "axes.facecolor": "none", "axes.grid": True, "grid.color": f"{INK}40",
     "grid.linewidth": 0.6, "axes.titlesize": 10, "legend.fontsize": 8, "legend.frameon": False,
-    "svg.fonttype": "none", "svg.hashsalt": "chipwise",  # text stays text, and the file the same each time
+    "svg.fonttype": "none", "svg.hashsalt": "chipwise",  # keeps text as text, and the file reproducible
 }  # fmt: skip
 
 
 def draw(search: LrSearch, path: str | os.PathLike) -> Path:
-    """Writes the curves of `search` to `path`, whole or not at all, and returns it.
+    """Writes the curves of `search` to `path`, atomically, and returns it.
 
-    Raw losses are faint and smoothed ones strong, one colour a sweep, with its marks; a dotted line is at the
-    recipe's own peak. The background is clear.
+    Raw losses are faint and smoothed ones strong. Each test has a colour and its marks; a dotted line is at
+    the recipe's own peak. The background is transparent.
 
-    Raises `RecipeError` for another ending than .svg and .png, `DataError` when it cannot be written.
+    Raises `RecipeError` for a suffix other than .svg and .png, `DataError` if it cannot be written.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -54,7 +54,7 @@ def draw(search: LrSearch, path: str | os.PathLike) -> Path:
 
 
 def kind_of(path: str | os.PathLike) -> str:
-    """ "svg" or "png". Raises `RecipeError` for another ending."""
+    """ "svg" or "png". Raises `RecipeError` for another suffix."""
     kind = Path(path).suffix.removeprefix(".").lower()
     if kind not in ("svg", "png"):
         raise RecipeError("picture-not-svg-or-png", path=str(path))
@@ -76,4 +76,4 @@ def _curves(axes: Any, search: LrSearch) -> None:
     axes.axvline(search.own_peak, color=INK, ls=":", lw=1.2, label=f"recipe's own peak {search.own_peak:.3g}")
     first, lowest = curve.smoothed[0], min(test.curve.smoothed.min() for test in search.tests)
     fall = max(float(first - lowest), 1e-9 * max(abs(float(first)), 1e-300))
-    axes.set_ylim(lowest - 0.15 * fall, first + 0.6 * fall)  # a divergence leaves the picture upwards
+    axes.set_ylim(lowest - 0.15 * fall, first + 0.6 * fall)  # a divergence is clipped

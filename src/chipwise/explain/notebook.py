@@ -1,6 +1,6 @@
-"""How results show themselves in a notebook: HTML with its style inside; scripts, notebooks would strip.
+"""Displays results in a notebook: HTML with inline styles and without scripts, which notebooks may strip.
 
-What the terminal would show comes in its colours; above it stand the curves, as pictures.
+It shows the curves as pictures, and below them the terminal's output in colours.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from ..engine.result import Result
     from ..planner.plans import Plan
 
-COLORS = {"train": "#2f6db5", "eval": "#c9741a"}  # on light paper and on dark
+COLORS = {"train": "#2f6db5", "eval": "#c9741a"}  # for light and dark themes
 _GREY = "#8a94a0"
 _COLUMNS = 116
-_CURVES = 4  # pictures of a result or a report
+_CURVES = 4  # most pictures of a result or a report
 _BOX = "overflow-x:auto;line-height:1.35;font-family:ui-monospace,Menlo,Consolas,monospace;font-size:12px"
 
 
 class Shown(dict):
-    """A document, as `--json` prints it, that shows itself in a notebook.
+    """A document of `--json` that a notebook displays.
 
-    *Fields:* `parts`, what the terminal shows of it; `curves` by name, such as "train/loss".
+    *Fields:* `parts`: the terminal's output; `curves` by name, such as "train/loss".
     """
 
     def __init__(
@@ -48,9 +48,11 @@ class Shown(dict):
 
 
 def report(run: str | os.PathLike, recipe: str | None = None) -> Shown:
-    """What `chipwise report` says of a run folder or a study: a dict, shown as text and curves in a notebook.
+    """The report of a run folder or a study, as `chipwise report` gives it: a dict of the JSON document
+    (docs/report.md), displayed as text and curves in a notebook.
 
-    Raises `RunError` for a folder that is neither.
+    *Arguments:* `recipe`: the run's recipe, such as `"my_task.py:recipe"`, to check it too; this runs the
+    file. Raises `RunError` if the folder is neither a run nor a study.
     """
     from .report.story import report as story
     from .report.text import parts
@@ -62,7 +64,8 @@ def report(run: str | os.PathLike, recipe: str | None = None) -> Shown:
 
 
 def compare(*sources: str | os.PathLike, baseline: str | None = None, target: str | None = None) -> Shown:
-    """What `chipwise compare` shows for records, runs, studies and plans: a dict, displayed in a notebook.
+    """Compares records, runs, studies and plans, as `chipwise compare` does: a dict of the JSON document
+    (docs/compare.md), displayed as tables in a notebook.
 
     *Arguments:* `sources`: paths, `LABEL=PATH`, or `published`; `baseline`: a label; `target`: such as
     `"eval/accuracy=0.94"`. Raises `DataError`, `RunError` or `RecipeError`.
@@ -86,14 +89,14 @@ def compare(*sources: str | os.PathLike, baseline: str | None = None, target: st
 
 
 def of_plans(plans: Sequence[Plan]) -> str:
-    """The verdict over plans of one recipe, and their table."""
+    """HTML of plans of one recipe: the verdict, and the table."""
     from .plan import parts
 
     return written(parts(plans)) if plans else ""
 
 
 def of_result(result: Result) -> str:
-    """The curves of a run and what it came to."""
+    """HTML of a run: its curves and its result."""
     curves: dict[str, list[tuple[float, float]]] = {}
     for row in result.history:
         for name, value in row.items():
@@ -107,7 +110,7 @@ def of_result(result: Result) -> str:
 
 
 def written(parts: Iterable[RenderableType]) -> str:
-    """Parts as the terminal would show them, colours inside."""
+    """HTML of parts as the terminal shows them, with colours."""
     console = Console(
         file=io.StringIO(), record=True, width=_COLUMNS, highlight=False, color_system="standard",
         force_jupyter=False,
@@ -119,7 +122,7 @@ def written(parts: Iterable[RenderableType]) -> str:
 
 
 def pictures(curves: Mapping[str, Sequence[tuple[float, float | None]]]) -> str:
-    """One picture for each metric, its training and its evaluation together."""
+    """A picture for each metric, with training and evaluation together."""
     names = list(dict.fromkeys(name.partition("/")[2] for name in curves))
     drawn = []
     for name in sorted(names, key=lambda name: (name != "loss", name != "accuracy", name))[:_CURVES]:

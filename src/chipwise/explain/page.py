@@ -1,7 +1,7 @@
-"""Pages of one look: each a single HTML file that needs no network and no other file.
+"""Renders pages with a common style, each a single self-contained HTML file.
 
-Names, settings and messages come from files of others and are not trusted: all text is escaped, and a page's
-own policy lets no script run but its own, and nothing be fetched. What is not known reads "unknown".
+Names, settings and messages come from files and are not trusted: all text is escaped, and a page's content
+security policy allows only its own script, and no requests. Unknown values read "unknown".
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
 
 
 def render(name: str, filters: Mapping[str, Callable[..., Any]] | None = None, /, **values: Any) -> str:
-    """The page of `templates/NAME.html.jinja`, with `filters` beside `FILTERS`."""
+    """The page of `templates/NAME.html.jinja`, with `filters` in addition to `FILTERS`."""
     environment = jinja2.Environment(
         autoescape=True,
         trim_blocks=True,
@@ -47,5 +47,5 @@ def render(name: str, filters: Mapping[str, Callable[..., Any]] | None = None, /
 
 
 def _digest(script: str) -> str:
-    """The script's hash as a content security policy names it."""
+    """The script's hash, as in a content security policy."""
     return base64.b64encode(hashlib.sha256(str(script).encode()).digest()).decode()

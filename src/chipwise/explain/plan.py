@@ -1,7 +1,7 @@
-"""The plans of a recipe as `chipwise plan` prints them: a table and what it says, or one JSON document.
+"""Output of `chipwise plan`: a table with its verdict, or a JSON document.
 
-The document's schema is `plans.SCHEMA`; docs/plan.md describes every field. A field may be added under
-the same number; one that changes its meaning or goes raises it.
+The document's schema is `plans.SCHEMA`; docs/plan.md describes every field. Fields may be added under the
+same number; it is raised when a field changes its meaning or is removed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from . import terminal
 
 
 def document(recipe: Recipe, plans: Sequence[Plan]) -> dict[str, Any]:
-    """The whole answer as plain JSON values."""
+    """The whole document as plain JSON values."""
     answer = {
         "schema": SCHEMA,
         "chipwise": __version__,
@@ -53,8 +53,7 @@ def document(recipe: Recipe, plans: Sequence[Plan]) -> dict[str, Any]:
 
 
 def parts(plans: Sequence[Plan]) -> Iterator[RenderableType]:
-    """What to print, in order: the verdict and what decides, the table, what else there is to say, and where
-    the figures come from."""
+    """The parts to print, in order: verdict and deciding facts, table, other facts, sources."""
     for told in first(plans):
         yield Text(str(told))
     yield ""
@@ -68,7 +67,7 @@ def parts(plans: Sequence[Plan]) -> Iterator[RenderableType]:
 
 
 def first(plans: Sequence[Plan]) -> list[Fact]:
-    """What stands above the table: which target to take, and what decides it."""
+    """The facts above the table: which target to take, and what decides it."""
     verdict = judge(plans)
     alone = [_alone(plans)] if any(p.latency_seconds for p in plans) else []
     cannot = [fact("plan-cannot", target=p.target, problem=p.problem) for p in plans if not p.runs]
@@ -77,14 +76,14 @@ def first(plans: Sequence[Plan]) -> list[Fact]:
 
 
 def _alone(plans: Sequence[Plan]) -> Fact:
-    """Which target predicts a single example fastest."""
+    """The target with the lowest latency of a single example."""
     known = [(p.latency_seconds, p.target) for p in plans if p.latency_seconds is not None]
     latency, target = min(known, key=lambda one: one[0].value)
     return fact("plan-predicts-alone", target=target, **vars(latency).copy() | {"seconds": latency.value})
 
 
 def statements(plans: Sequence[Plan]) -> list[Fact]:
-    """Everything that stands below the table, but for the notes."""
+    """The facts below the table, except notes."""
     facts = list(judge(plans).more)
     facts += _shared((p.target, [p.interrupted.told]) for p in plans if p.interrupted is not None)
     facts += _shared((p.target, p.advice) for p in plans)
@@ -94,7 +93,7 @@ def statements(plans: Sequence[Plan]) -> list[Fact]:
 
 
 def _shared(texts: Iterable[tuple[str, Iterable[Fact]]]) -> Iterator[Fact]:
-    """Notes on targets, each once with all targets that it is about."""
+    """Notes on targets, each once with all its targets."""
     of: dict[str, list[str]] = {}
     for target, own in texts:
         for text in own:
@@ -103,8 +102,8 @@ def _shared(texts: Iterable[tuple[str, Iterable[Fact]]]) -> Iterator[Fact]:
 
 
 def predictions(plans: Sequence[Plan]) -> Table:
-    """One row a target: memory, one example alone, examples/s of the whole target, wall time of all, and
-    dollars of a million examples with whose price it is."""
+    """A row for each target: memory, latency of one example, examples/s of the whole target, wall time, and
+    dollars per million examples with the cloud."""
     marked = _marks_old(plans)
     rows: list[list[Any]] = []
     for p in plans:
@@ -124,9 +123,9 @@ def predictions(plans: Sequence[Plan]) -> Table:
 
 
 def table(plans: Sequence[Plan]) -> Table:
-    """One row a target: memory needed and available on a device, a step with its interval, examples/s of the
-    whole target, the share of its peak, wall time, and dollars of the run with whose price it is. Some 100
-    columns wide."""
+    """A row for each target: memory needed and available on a device, step time with its interval, examples/s
+    of the whole target, share of peak, wall time, and dollars of the run with the cloud. About 100 columns
+    wide."""
     rows: list[list[Any]] = []
     marked = _marks_old(plans)
     for p in plans:
@@ -165,13 +164,13 @@ def _spread(r: Range) -> str:
 
 
 def _marks_old(plans: Sequence[Plan]) -> bool:
-    """Whether some of the prices shown are old; where all are, it is said once."""
+    """Whether to mark old prices: some of the prices shown are old, but not all."""
     shown = [cost for p in plans for cost in (p.cheapest(), p.cheapest(spot=True)) if cost]
     return any(cost.old for cost in shown) and not all_prices_old(plans)
 
 
 def _price(plan: Plan, spot: bool, marked: bool) -> str:
-    """`$12.30 gcp`: spot prices of one cloud may be above another's on demand."""
+    """A price with its cloud, `$12.30 gcp`: one cloud's spot price may be above another's on-demand price."""
     cost = plan.cheapest(spot)
     return _priced(cost, lambda cost: cost.usd, marked)
 

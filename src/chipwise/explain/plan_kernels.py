@@ -1,6 +1,6 @@
-"""A chip's own view of a step: its costliest kernels, what bounds each, its line, and what would help.
+"""The costliest kernels of a step: what bounds each, its source line, and what would help.
 
-Of a plan document, so that a terminal and a page show the same.
+They come from a plan document, so that terminal and page show the same.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ PRODUCTS = ("matmul", "convolution", "attention")
 
 @dataclass(frozen=True)
 class Row:
-    """A kernel as it is shown. `share` is of the step on the device; `peak`, that its products reach of the
-    chip's, `None` where it has none or no peak is known; `place`: the user's line, or what JAX calls it."""
+    """A kernel to show. `share`: of the step on the device; `peak`: share of the chip's peak that its
+    products reach, `None` if it has none or no peak is known; `place`: the user's line, or JAX's name."""
 
     name: str
     kind: str
-    what: str  # of what type, and in which of the step's programs
+    what: str  # dtype and program of the step
     count: float
     seconds: float
     share: float
@@ -41,7 +41,7 @@ class Row:
 
 
 def costliest(plan: Mapping[str, Any], most: int = SHOWN) -> list[Row]:
-    """The first of a plan's kernels; empty where no compiler told any."""
+    """The costliest kernels of a plan; may be empty."""
     parts = {k: v for k, v in (plan.get("step_parts") or {}).items() if k != "dispatch" and known(v)}
     kernels = plan.get("kernels") or []
     whole = sum(parts.values()) or sum(k["seconds"] for k in kernels) or 1.0
@@ -68,14 +68,14 @@ def _row(kernel: Mapping[str, Any], whole: float, peak: float | None, plan: Mapp
 
 
 def _peak(plan: Mapping[str, Any]) -> float | None:
-    """FLOP/s of a device, from the share that the whole step reaches."""
+    """The peak FLOP/s of a device, from the whole step's share of it."""
     seconds, reached = (plan.get("step_seconds") or {}).get("value"), plan.get("share_of_peak")
     flops = plan.get("flops_per_step_per_device")
     return flops / seconds / reached if flops and seconds and reached else None
 
 
 def short(line: str) -> str:
-    """A path and its line, from the package or the working directory on."""
+    """A path and line, relative to the package or the working directory."""
     path, colon, number = line.rpartition(":")
     for parent in (_PACKAGE.parent, Path.cwd()):
         if colon and Path(path).is_relative_to(parent):
@@ -87,7 +87,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def would_help(kernel: Mapping[str, Any], reached: float | None, precision: Any) -> Fact:
-    """What would make a kernel take less of a step."""
+    """Advice that would make a kernel faster."""
     kind, bound = kernel["kind"], kernel["bound"]
     if kernel["program"] == "update":
         return fact("kernel-update")
@@ -114,7 +114,7 @@ def would_help(kernel: Mapping[str, Any], reached: float | None, precision: Any)
 
 
 def parts(plans: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
-    """What `chipwise plan --kernels` prints of each plan that runs."""
+    """The output of `chipwise plan --kernels` for each plan that runs."""
     for plan in plans:
         if plan["problem"] is not None:
             continue
@@ -138,7 +138,7 @@ def parts(plans: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
 
 
 def helps(rows: Sequence[Row]) -> list[tuple[Fact, list[int]]]:
-    """What would help, once, with the numbers of the rows that it would help."""
+    """Each piece of advice once, with the numbers of its rows."""
     of: dict[str, tuple[Fact, list[int]]] = {}
     for n, row in enumerate(rows, 1):
         of.setdefault(row.help.code, (row.help, []))[1].append(n)

@@ -1,5 +1,5 @@
-"""A plan document as one HTML page that needs nothing else, whose scripts only sort the table and open
-everything for printing: the targets, their time against dollars, and the memory of a device of each."""
+"""A plan document as a self-contained HTML page: the targets, time against dollars, and the memory of a
+device. Its scripts only sort the table and expand everything for printing."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..words.figures import byte_size, dollars, duration, interval, price
 from . import page, plan_kernels
 from .charts import Axis, Frame, Part, stack
 
-SIZES = {"wide": (660, 430), "narrow": (328, 360)}  # pixels of the scatter on a desk and on a telephone
-LONGEST = 1.5  # devices' worth of memory, at which a bar is cut
+SIZES = {"wide": (660, 430), "narrow": (328, 360)}  # pixels of the scatter plot on desktops and on phones
+LONGEST = 1.5  # times a device's memory, at which a bar is clipped
 CATEGORIES = {
     "parameters": "parameters",
     "optimizer": "optimizer state",
@@ -28,7 +28,7 @@ CATEGORIES = {
 
 
 def render(document: Mapping[str, Any]) -> str:
-    """The page of a document as `chipwise plan --json` prints it (`plans.SCHEMA`)."""
+    """The page of a document of `chipwise plan --json` (`plans.SCHEMA`)."""
     plans, verdict = document["plans"], document["verdict"]
     by_name = {p["target"]: p for p in plans}
     able, failed = ([p for p in plans if (p["problem"] is None) is runs] for runs in (True, False))
@@ -36,7 +36,7 @@ def render(document: Mapping[str, Any]) -> str:
     ranked = sorted(able, key=lambda p: p["step_seconds" if by_step else "wall_seconds"]["value"])
 
     def decides(cost: Mapping[str, Any]) -> bool:
-        """Whether it may stand in a headline: no marketplace's offer; an old one only where all are."""
+        """Whether a cost may be in a headline: not a marketplace's offer, and not old unless all are."""
         return not cost.get("market") and (verdict.get("all_old") or not cost.get("old"))
 
     spot = [p for p in able if p["cheapest_spot"] and decides(p["cheapest_spot"])]
@@ -65,9 +65,9 @@ def render(document: Mapping[str, Any]) -> str:
 
 
 def scatters(plans: Sequence[Mapping[str, Any]], pareto: Collection[str]) -> list[tuple[str, Scatter]]:
-    """The cheapest prices of each target that has one, in both sizes; empty where there is nothing to draw.
+    """Scatter plots of the cheapest price of each target, in both sizes; empty if there is nothing to draw.
 
-    At a fixed price an hour time and dollars are proportional, so an interval is a slanted line on
+    At a fixed hourly price, time and dollars are proportional, so an interval is a diagonal line on
     logarithmic axes, not a cross.
     """
     dots = []
@@ -86,7 +86,7 @@ def scatters(plans: Sequence[Mapping[str, Any]], pareto: Collection[str]) -> lis
 
 @dataclass(frozen=True)
 class Bar:
-    """A device's memory. `limit`: what it has, in percent of the figure; `parts`, of it too."""
+    """A device's memory. `limit`: its memory, in percent of the figure; `parts`: also in percent."""
 
     plan: Mapping[str, Any]
     parts: list[Part]
@@ -94,7 +94,8 @@ class Bar:
 
 
 def bars(plans: Sequence[Mapping[str, Any]]) -> list[Bar]:
-    """One bar a target whose memory is known, as shares of what the device has, all limits below each other.
+    """A bar for each target with known memory, relative to the device's memory, so that all limits are
+    aligned.
 
     The figure ends at the largest need, or at `LONGEST` devices' worth.
     """
@@ -116,8 +117,8 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom; or the ends
 
 @dataclass(frozen=True)
 class Dot:
-    """What a scatter draws: (value, low, high) along both axes, an interval from lower left to upper right.
-    Dots of one name are linked; the first has the name beside it."""
+    """A point of a scatter plot: (value, low, high) along both axes, an interval from lower left to upper
+    right. Dots with the same name are linked; the first is labelled."""
 
     name: str
     x: tuple[float, float, float]
@@ -144,7 +145,7 @@ class Label:
     text: str
     x: float  # of the text's left end
     y: float  # of its baseline
-    leader: Box | None  # a line to the point, where the text is far from it
+    leader: Box | None  # a line to the point, if the text is far from it
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ class Scatter(Frame):
 
 
 def scatter(dots: Sequence[Dot], size: tuple[int, int]) -> Scatter:
-    """Seconds and dollars; a line of stairs joins those of style "best", nothing being better."""
+    """A scatter plot of seconds and dollars; steps join the dots of style "best", the Pareto set."""
     width, height = size
     left, top, right, bottom = 58.0, 14.0, width - 16.0, height - 46.0
     across = _log_axis([v for d in dots for v in d.x], left, right, "s")
@@ -183,7 +184,7 @@ def scatter(dots: Sequence[Dot], size: tuple[int, int]) -> Scatter:
 
 
 def _log_axis(values: Sequence[float], start: float, end: float, unit: str) -> Axis:
-    """With room for names, and at least a factor of 6 long."""
+    """A logarithmic axis with room for names, spanning at least a factor of 6."""
     low, high = math.log(min(values)), math.log(max(values))
     room = max(0.07 * (high - low), (math.log(6) - (high - low)) / 2, 0.1)
     return Axis(math.exp(low - room), math.exp(high + room), start, end, True, unit)
@@ -199,7 +200,8 @@ _PLACES = [
 
 
 def _labels(spots: Sequence[Spot], named: Sequence[Spot], corners: Sequence[Spot], area: Box) -> list[Label]:
-    """A name beside each of `named`, where it covers least: no other name or dot, and lines if it can."""
+    """A label for each of `named`, placed where it covers no other label or dot and as few lines as
+    possible."""
     boxes = [(s.x - 8, s.y - 8, s.x + 8, s.y + 8) for s in spots]
     lines = [p for s in spots for p in _along(s.x1, s.y1, s.x2, s.y2)]
     for a, b in itertools.pairwise(corners):
@@ -219,7 +221,7 @@ def _labels(spots: Sequence[Spot], named: Sequence[Spot], corners: Sequence[Spot
         options = []
         for place in _PLACES:
             reach, cos, sin = place
-            # the box's nearest side touches the circle of that reach
+            # the nearest side of the box touches a circle of that radius
             x = s.x + reach * cos - width * (1 - cos) / 2
             y = s.y + reach * sin - _HEIGHT * (1 - sin) / 2
             options.append((place, (x, y, x + width, y + _HEIGHT)))

@@ -1,5 +1,4 @@
-"""What standard error shows while a plan is made: each answer when it is ready, and how long the rest may
-take."""
+"""Progress of a plan on standard error: each answer when it is ready, and the remaining time."""
 
 from __future__ import annotations
 
@@ -16,12 +15,12 @@ from . import terminal
 
 
 class Telling:
-    """Answers are told as soon as something has to be compiled: from a cache all are there at once, in the
-    table. On a terminal a bar stands below them; elsewhere each line says how long the rest may take."""
+    """Prints answers as they are ready, if something has to be compiled; cached ones appear at once in the
+    table. A terminal has a bar below them; elsewhere each line gives the remaining time."""
 
     def __init__(self, targets: int, bar: Progress, quiet: bool):
         self.targets, self.bar, self.quiet = targets, bar, quiet
-        self.waiting: list[Fact] | None = []  # what is not told yet; None once all is told as it comes
+        self.waiting: list[Fact] | None = []  # answers not printed yet; None once they are printed at once
         self.made = 0
         self.left: float | None = None
         self.task = bar.add_task("", total=None, visible=False)
@@ -62,7 +61,7 @@ class Telling:
 
 @contextlib.contextmanager
 def telling(targets: int, quiet: bool) -> Iterator[Telling]:
-    """A `Telling` of so many targets, whose bar goes when it is done; `quiet` says nothing."""
+    """A `Telling` of so many targets, whose bar is removed at the end; `quiet` prints nothing."""
     console = terminal.console(sys.stderr)
     columns = (
         TextColumn("[bold]compiling"),

@@ -1,13 +1,12 @@
-"""Training speeds that others published for the built-in recipes' models, each with its source and date.
+"""Published training speeds for the models of built-in recipes, each with its source and date.
 
-`published.csv` has a row a figure. What was not measured here is never mixed with what was: rows of
-`chipwise compare` that come from this table say so everywhere.
+`published.csv` has a row for each figure. `chipwise compare` labels these rows as published everywhere.
 
 - `examples_per_second` is global, of all the chips of the row, at the global `batch`.
-- Where a source gives ratios alone (`relative_low` to `relative_high`), they are to its own `anchor`, whose
-  absolute speed is not known: such rows can be compared with one another, and with nothing else.
+- If a source gives only ratios (`relative_low` to `relative_high`), they are relative to its own `anchor`,
+  whose absolute speed is unknown. Such rows can be compared only with each other.
 - `low` and `high` are the range of `examples_per_second` that the source states, over its runs or within one.
-- `similar` says where the model, its input or its data are not the recipe's; empty, they are.
+- `similar` says how the model, its input or its data differ from the recipe's; empty if they do not.
 - `accuracy` are the final evaluations of its runs, as shares.
 - `usd_per_hour` is the price that the source itself states, of its time.
 """
@@ -24,11 +23,11 @@ from ..chips.catalogue import cell
 
 @dataclass(frozen=True)
 class Published:
-    """One row of `published.csv`. `None` and `""` are unknown or do not apply."""
+    """A row of `published.csv`. `None` and `""`: unknown, or not applicable."""
 
     recipe: str  # name of the built-in recipe whose model it is
     label: str
-    target: str  # the chips as `chips.targets.parse` reads them; "" for what no catalogue has
+    target: str  # for `chips.targets.parse`; "" if the catalogue lacks the chips
     device: str
     framework: str
     precision: str
@@ -49,7 +48,7 @@ class Published:
     note: str
 
     def matches(self, words: str) -> bool:
-        """Whether every one of some `words` stands in what describes it; letter case does not count."""
+        """Whether its description contains all `words`, ignoring case."""
         names = ("recipe", "label", "target", "device", "framework", "precision", "date")
         text = " ".join(getattr(self, name) for name in names).lower()
         return all(word in text for word in words.lower().split())
@@ -57,7 +56,7 @@ class Published:
 
 @cache
 def table() -> tuple[Published, ...]:
-    """Every row, in the file's order."""
+    """All rows, in the file's order."""
     text = files(__package__).joinpath("published.csv").read_text(encoding="utf-8")
     types = {f.name: str(f.type) for f in fields(Published)}
     rows = csv.DictReader(text.splitlines())
@@ -65,5 +64,5 @@ def table() -> tuple[Published, ...]:
 
 
 def rows_for(recipe: str | None, words: str = "") -> tuple[Published, ...]:
-    """The rows of a recipe (of all, for `None`) in which every one of `words` occurs."""
+    """The rows of a recipe (`None`: all) that contain all `words`."""
     return tuple(row for row in table() if recipe in (None, row.recipe) and row.matches(words))

@@ -1,15 +1,15 @@
-"""Do rows compute the same thing? Their recipe, then what differs in it, then their first losses; all before
-anyone looks at speeds.
+"""Checks whether rows compute the same thing, before their speeds are compared: their recipe, its settings,
+then their first losses.
 
-Two devices, or two ways of adding up, round differently: their losses differ in the last bits, and training
-amplifies that, by ten times a step where the rate is high and the net still wild. (JAX against PyTorch,
-ResNet-32 at rate 0.1 from the first step on: relative 1e-7, 1e-7, 1e-5, 5e-5, 3e-4.) A *mistake*, another
-initial value, rate or decay, shows at once and far above rounding: the second loss has seen a whole update,
-the third one its momentum. So the first two losses must agree as far as rounding goes, what is allowed then
-grows tenfold a step, up to what one would still call the same loss. Rows that agree for `KNOWN` steps compute
-the same thing; where they part later, rounding has been amplified.
+Two devices, or two orders of summation, round differently. Their losses differ in the last bits, and training
+amplifies that, up to ten times a step early in training with a high rate. (JAX against PyTorch, ResNet-32 at
+rate 0.1 from the first step on: relative 1e-7, 1e-7, 1e-5, 5e-5, 3e-4.) A *mistake*, such as another initial
+value, rate or decay, is visible at once and far above rounding: the second loss follows a whole update, the
+third also its momentum. So the first two losses must agree within rounding. The bound then grows tenfold a
+step, up to a maximum. Rows that agree for `KNOWN` steps compute the same thing; if they part later, rounding
+was amplified.
 
-That losses come before speeds is AlgoPerf's idea (its test `traindiffs`).
+Comparing losses before speeds is AlgoPerf's idea (its test `traindiffs`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ..rows import MEASURED, Row, Window
 _COMMON = ("batch", "replicas", "precision", "exact", "data", "framework", "machine", "where")
 _WORDS = {"batch": "batch (global)", "where": "device"}
 SAME_BITS, AGREE, PART, UNKNOWN = "equal to the bit", "agree", "part", "not known"
-KNOWN = 4  # steps: every part of an update has reached the loss by then, momentum too
-# by precision, relative: what rounding may do to the first two losses, and what is still the same loss later
+KNOWN = 4  # steps: by then the loss depends on every part of an update, momentum too
+# relative bounds by precision: for the first two losses, and the maximum later
 ALLOWED = {"f32": (1e-5, 1e-3), "tf32": (5e-4, 5e-3), "bf16": (5e-3, 2e-2), "f16": (5e-3, 2e-2)}
 
 
@@ -36,16 +36,16 @@ ALLOWED = {"f32": (1e-5, 1e-3), "tf32": (5e-4, 5e-3), "bf16": (5e-3, 2e-2), "f16
 
 @dataclass(frozen=True)
 class Differing:
-    """A setting that is not the same in all rows that state it: `values` by label, `None` not set."""
+    """A setting that differs between the rows that state it: `values` by label; `None` is not set."""
 
     setting: str
     values: dict[str, Any]
 
 
 def check_recipe(rows: Sequence[Row]) -> None:
-    """Raises `RecipeError` for rows of two recipes: of another name, model size or shape of the data."""
+    """Raises `RecipeError` for rows of two recipes: other names, model sizes or data shapes."""
     for row in rows[1:]:
-        # whoever states it first is who the row is held against
+        # compared with the first row that states it
         named = rows[0]
         sized = next((r for r in rows if r.parameters is not None), named)
         shaped = next((r for r in rows if r.columns), named)
@@ -63,13 +63,13 @@ def _refuse(code: str, row: Row, other: Row, has: Any, was: Any) -> None:
 
 
 def _called(row: Row) -> str:
-    """Its label; of runs that a label of settings stands for, a folder too."""
+    """The row's label, with a folder if several runs share it."""
     return f"{row.label} ({row.repeats[0].name})" if row.form == "study" else row.label
 
 
 def same_device(row: Row, other: Row) -> bool:
-    """Whether two measured rows are known to have run on as many devices of one kind; of CPUs, which all
-    have one name, on one kind of machine."""
+    """Whether two measured rows are known to have run on equally many devices of one kind; for CPUs, which
+    all have one name, on one kind of machine."""
     if row.device is None or row.kind != MEASURED or other.kind != MEASURED or row.where != other.where:
         return False
     cpu = row.simulated or row.device.lower().startswith("cpu")
@@ -77,13 +77,14 @@ def same_device(row: Row, other: Row) -> bool:
 
 
 def differing(rows: Sequence[Row]) -> list[Differing]:
-    """What differs, the weightiest first. Settings of the recipe only among rows that store it."""
+    """The differences, most important first. Recipe settings are compared only between rows that store
+    them."""
     settings = []
     for name in _COMMON:
         stating = [row for row in rows if name != "where" or row.device is not None]
         values = {row.label: v for row in stating if (v := getattr(row, name)) is not None}
         settings.append(Differing(_WORDS.get(name, name), values))
-    stored = [row for row in rows if row.settings]  # a setting that one of them lacks differs too
+    stored = [row for row in rows if row.settings]  # a setting that one row lacks differs too
     for name in dict.fromkeys(key for row in stored for key in row.settings):
         settings.append(Differing(name, {row.label: row.settings.get(name) for row in stored}))
     for name in dict.fromkeys(key for row in rows for key in row.versions):
@@ -93,7 +94,7 @@ def differing(rows: Sequence[Row]) -> list[Differing]:
 
 
 def _computes_otherwise(row: Row, other: Row) -> list[Fact]:
-    """Why the losses of two rows cannot be expected to be the same; nothing, they should be."""
+    """Why the losses of two rows need not be equal; "" if they should be."""
     why = []
     for name in ("batch", "replicas", "precision", "data", "framework"):
         a, b = getattr(row, name), getattr(other, name)
@@ -105,7 +106,7 @@ def _computes_otherwise(row: Row, other: Row) -> list[Fact]:
 
 
 def _changed_settings(row: Row, other: Row) -> list[str]:
-    """Names of the recipe's settings that are not the same, where both rows store them."""
+    """Names of the recipe settings that differ, if both rows store them."""
     if not row.settings or not other.settings:
         return []
     names = sorted(row.settings.keys() | other.settings.keys())
@@ -117,11 +118,11 @@ def _changed_settings(row: Row, other: Row) -> list[str]:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What the losses of `label` say beside those of `against`.
+    """The comparison of the losses of `label` with those of `against`.
 
-    *Fields:* `status`, one of the constants; `same`, whether both are known to compute the same thing;
-    `steps`, the last step compared; `first_bits`, the first step of which the bits differ; `parts`, the first
-    step beyond what is allowed; `within`, the largest relative difference before that; `fact`, all that.
+    *Fields:* `status`: one of the constants; `same`: whether both are known to compute the same thing;
+    `steps`: the last step compared; `first_bits`: the first step at which bits differ; `parts`: the first
+    step above the bound; `within`: the largest relative difference before it; `fact`: the verdict.
     """
 
     label: str
@@ -136,7 +137,7 @@ class Agreement:
 
 
 def agreement(row: Row, other: Row) -> Agreement:
-    """Of two measured rows, by the repeats of one seed."""
+    """The agreement of two measured rows, from repeats with the same seed."""
     rows = {"label": row.label, "against": other.label}
 
     def unknown(why: Fact) -> Agreement:
@@ -192,7 +193,7 @@ def agreement(row: Row, other: Row) -> Agreement:
 
 @dataclass(frozen=True)
 class Met:
-    """The loss of two rows at one step, or the mean up to it; not `direct` where one was averaged here."""
+    """The losses of two rows at one step, or their means up to it; not `direct` if one was averaged here."""
 
     step: int
     a: float
@@ -201,9 +202,9 @@ class Met:
 
 
 def meet(a: Sequence[Window], b: Sequence[Window]) -> list[Met]:
-    """Where both know the mean loss of the same steps.
+    """The steps for which both have a loss, or a mean over the same steps.
 
-    A run that logged every tenth step meets a record of every step by the record's mean over ten.
+    A run that logged every tenth step is compared with a record's means over ten steps.
     """
     meetings: dict[int, Met] = {}
     for wide, fine, turned in ((a, b, False), (b, a, True)):
@@ -224,7 +225,7 @@ def meet(a: Sequence[Window], b: Sequence[Window]) -> list[Met]:
 
 
 def parting(met: Sequence[Met], allowed: tuple[float, float]) -> tuple[int | None, float | None]:
-    """The first step of which the relative difference is more than allowed, and the largest before it."""
+    """The first step with a relative difference above the bound, and the largest difference before it."""
     start, most = allowed
     within = None
     for m in met:
@@ -237,7 +238,7 @@ def parting(met: Sequence[Met], allowed: tuple[float, float]) -> tuple[int | Non
 
 
 def _allowed(row: Row, other: Row) -> tuple[float, float]:
-    """Of the coarser of two precisions; what has no name here is taken for half precision."""
+    """The bounds of the coarser of two precisions; an unknown one counts as half precision."""
     return max(ALLOWED.get(p or "f32", ALLOWED["bf16"]) for p in (row.precision, other.precision))
 
 

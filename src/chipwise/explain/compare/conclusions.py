@@ -1,5 +1,5 @@
-"""What a comparison concludes: who is faster, by how much, and which figures were measured. Facts, made of a
-document's plain values."""
+"""The conclusions of a comparison: who is faster, by how much, and which figures were measured, as facts from
+a document's values."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _KINDS = dict(zip(KINDS, ("rows-measured", "rows-predicted", "rows-published"), 
 
 
 def conclusions(document: Document) -> dict[str, list[Fact]]:
-    """By what they are about: `headline`, which is read as one; `kinds`, which figures were measured;
-    `speed`, `wall`, `target`, `money`, `metric` and `published`."""
+    """The facts by subject: `headline`; `kinds`: which figures were measured; `speed`, `wall`, `target`,
+    `money`, `metric` and `published`."""
     rows = [row for row in document["rows"] if row["examples_per_second"]]
     labels = document["labels"]
     return {
@@ -42,7 +42,7 @@ def _headline(document: Document, rows: list[Document]) -> list[Fact]:
 
 
 def _faster(document: Document, rows: list[Document]) -> list[Fact]:
-    """The fastest against the baseline; the baseline against the next where it is the fastest itself."""
+    """Compares the fastest row with the baseline; if the baseline is the fastest, it with the next one."""
     base = next(row for row in rows if row["label"] == document["baseline"])
     first, second, *_ = sorted(rows, key=lambda row: -row["examples_per_second"]["value"])
     if first is not base:
@@ -60,7 +60,7 @@ def _faster(document: Document, rows: list[Document]) -> list[Fact]:
 def _one(document: Document, a: Document, b: Document, ratio: Document, other: Document) -> list[Fact]:
     """`other`: the one of the two that is not the baseline, whose agreement counts.
 
-    Of one device no chip is the faster: what differs is how it was used, and what else it did.
+    On one device no chip is faster: the difference is in how it was used, and what else it did.
     """
     names = {"a": a["label"], "b": b["label"]}
     kinds = fact("kinds-of-both", **names, a_kind=a["kind"], b_kind=b["kind"])
@@ -83,7 +83,7 @@ def _one(document: Document, a: Document, b: Document, ratio: Document, other: D
 
 
 def _same_device(document: Document, a: Document, b: Document, device: str) -> Fact:
-    """What two rows of one device do otherwise: the framework, or settings."""
+    """What differs between two rows on one device: the framework, or settings."""
     names = []
     for d in document["differing"]:
         values = d["values"]
@@ -195,7 +195,7 @@ def _metric(document: Document) -> list[Fact]:
 
 
 def _relative(group: Document) -> list[Fact]:
-    """Ratios of one source, the fastest first, and what they cost at its own prices."""
+    """The ratios of one source, fastest first, and their cost at its own prices."""
     rows, anchor = group["rows"], group["anchor"]
     times = [fact("times", label=r["label"], span=r["span"]) for r in rows if r["label"] != anchor]
     facts = [fact("published-relative", anchor=anchor, times=times)]
@@ -213,7 +213,7 @@ def _relative(group: Document) -> list[Fact]:
 
 
 def _work_a_dollar(row: Document) -> float:
-    """How many times the anchor's speed one gets for a dollar an hour."""
+    """The speed, relative to the anchor, for a dollar an hour."""
     return (row["low"] + row["high"]) / 2 / row["usd_per_hour"]
 
 
@@ -233,7 +233,7 @@ def _divergence(stated: Document) -> dict[str, Any]:
 
 
 def interval_of(ratio: Document, row: Document, other: Document) -> str:
-    """The label of the row whose interval alone is that of a ratio; "" where it is that of both."""
+    """The label of the row if a ratio's interval comes from it alone; "" if it comes from both."""
     varying = [r["label"] for r in (row, other) if _varies(r["examples_per_second"])]
     return varying[0] if known(ratio["low"]) and len(varying) == 1 else ""
 

@@ -1,7 +1,7 @@
-"""A comparison as one JSON document: what `chipwise compare --json` prints, and the table and the page show.
+"""A comparison as a JSON document, for `chipwise compare --json`, the table and the page.
 
-docs/compare.md describes every field. A field may be added under the same number; one that changes its
-meaning or goes raises it.
+docs/compare.md describes every field. Fields may be added under the same number; it is raised when a field
+changes its meaning or is removed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .conclusions import conclusions
 from .figures import FEW, Figure, Target, TimeTo, costs, examples_per_second, ratio, times_to, wall_seconds
 
 SCHEMA = "chipwise.comparison/2"
-_POINTS = 400  # of a curve, at most
+_POINTS = 400  # at most, in a curve
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ def document(
 ) -> dict[str, Any]:
     """The whole comparison as plain JSON values.
 
-    *Arguments:* `prices`, a table of `chips.prices`; `baseline`, a row's label, by default the first with a
-    speed; `target`, a value of a metric to be timed; `notes`, what to say of arguments that gave no row.
+    *Arguments:* `prices`: a table of `chips.prices`; `baseline`: a row's label, by default the first with a
+    speed; `target`: a value of a metric, for the time to it; `notes`: facts on arguments that gave no row.
 
     Raises `RecipeError` for fewer than two rows, rows of several recipes, a baseline that is not a row, and a
-    target that no row ever measured.
+    target metric that no row has.
     """
     if len(rows) < 2:
         code = "compare-alone-unpublished" if notes else "compare-alone"
@@ -99,7 +99,7 @@ def document(
 
 
 def _stated(row: Row) -> dict[str, Any]:
-    """What a row says of itself."""
+    """The fields that a row states."""
     own = ("label", "kind", "form", "source", "created", "batch", "replicas", "precision", "exact", "data")
     diverged = [r.diverged for r in row.repeats if r.diverged is not None]
     return {name: getattr(row, name) for name in own} | {
@@ -121,7 +121,7 @@ def _stated(row: Row) -> dict[str, Any]:
 
 
 def _figures(t: _Timed, base: _Timed, prices: Sequence[Price], one_batch: bool) -> dict[str, Any]:
-    """Its speed, times and dollars; each ratio is to the baseline's, and `None` of the baseline itself."""
+    """A row's speed, times and dollars; ratios are to the baseline, and `None` for the baseline itself."""
     row = t.row
     money, no_price = costs(row, prices, t.speed, t.wall, t.time)
     trained, base_trained = (None if x.time is None else x.time.training for x in (t, base))
@@ -133,7 +133,7 @@ def _figures(t: _Timed, base: _Timed, prices: Sequence[Price], one_batch: bool) 
         "examples_per_second": t.speed,
         "ratio": beside(t.speed, base.speed),
         "steps_per_second": t.speed.value / row.batch if t.speed and row.batch and one_batch else None,
-        # whether its interval leaves out what differs from one run to the next
+        # whether its interval leaves out the variation between runs
         "within_one_run": row.kind == MEASURED and sum(bool(r.speeds) for r in row.sound) == 1,
         "wall_seconds": t.wall,
         "wall_ratio": beside(t.wall, base.wall) if _length(row) == _length(base.row) else None,
@@ -146,7 +146,7 @@ def _figures(t: _Timed, base: _Timed, prices: Sequence[Price], one_batch: bool) 
 
 
 def _same(row: Row, base: Row, beside: Agreement | None) -> dict[str, Any]:
-    """What it shares with the baseline: the computation, the device, the steps to the bit."""
+    """Whether a row shares the computation, the device and the bits of the steps with the baseline."""
     bits = beside is not None and beside.status == SAME_BITS and base.kind == MEASURED
     same = beside.same if beside else True if row is base and row.kind == MEASURED else None
     return {
@@ -174,12 +174,12 @@ def _baseline(timed: Sequence[_Timed], label: str | None) -> _Timed:
 
 
 def _length(row: Row) -> int | None:
-    """Examples that its whole run trains on."""
+    """The examples of a row's whole run."""
     return None if row.steps is None or row.batch is None else row.steps * row.batch
 
 
 def _metric(rows: Sequence[Row]) -> str | None:
-    """The metric whose final value is shown: accuracy where there is one."""
+    """The metric whose final value is shown: accuracy, if there is one."""
     seen = dict.fromkeys(k for row in rows for r in row.sound for k in r.metrics if k.startswith("eval/"))
     if "eval/accuracy" in seen or any(row.published and row.published.accuracy for row in rows):
         return "eval/accuracy"
@@ -187,8 +187,8 @@ def _metric(rows: Sequence[Row]) -> str | None:
 
 
 def _final(row: Row, base: Row, metric: str | None) -> dict[str, Any] | None:
-    """The last value of the metric in each repeat, its spread, and its difference to the baseline's: by pairs
-    where both have the same seeds."""
+    """The last value of the metric in each repeat, its spread, and its difference from the baseline's; by
+    pairs if both have the same seeds."""
     mine, other = _finals(row, metric), _finals(base, metric)
     if not mine:
         return None
@@ -213,7 +213,7 @@ def _finals(row: Row, metric: str | None) -> list[tuple[int | None, float]]:
 
 
 def _sections(row: Row) -> dict[str, float]:
-    """Wall seconds by section, as the total over repeats: the geometric mean. Predicted ones of a plan."""
+    """Wall seconds by section: the geometric mean over repeats, or predicted by a plan."""
     if row.plan is not None:
         return numbers(mapping(row.plan, "seconds"))
     names = dict.fromkeys(name for r in row.sound for name in r.seconds)
@@ -223,7 +223,7 @@ def _sections(row: Row) -> dict[str, float]:
 
 
 def _repeat(repeat: Repeat) -> dict[str, Any]:
-    """What the pictures draw of it."""
+    """The fields of a repeat that pictures need."""
     return {
         "name": repeat.name,
         "seed": repeat.seed,
@@ -236,13 +236,13 @@ def _repeat(repeat: Repeat) -> dict[str, Any]:
 
 
 def thinned(points: Sequence[Any]) -> list[Any]:
-    """At most `_POINTS` of them, evenly, the last one included."""
+    """At most `_POINTS` points, evenly spaced, including the last."""
     every = -(-len(points) // _POINTS) or 1
     return list(points[::-1][::every])[::-1]
 
 
 def _relative(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Published ratios by their anchor, the fastest first: with one another, and with nothing else."""
+    """Published ratios by their anchor, fastest first; they are compared only with each other."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         own = row.published

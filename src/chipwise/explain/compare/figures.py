@@ -1,9 +1,8 @@
-"""A row's speed, wall time, time to a target and dollars, each with what it varies by; and ratios that say
-when they show nothing.
+"""A row's speed, wall time, time to a target and dollars, with intervals; and ratios with verdicts.
 
-Of several repeats the figure is their geometric mean with the 95 % interval of Student's t on logarithms. Of
-two, which are too few for one, both values are shown. Of a single one it is the median of its intervals, with
-the range that 95 of 100 of them lie in: the spread within one run, which says nothing about the next. A
+For several repeats the figure is their geometric mean with the 95 % interval of Student's t on logarithms.
+Two repeats are too few for an interval, so both values are shown. A single one has the median of its
+intervals and the range of 95 % of them: the spread within one run, which says nothing about the next. A
 prediction has its own interval, a published figure the range that its source states, or none.
 """
 
@@ -27,30 +26,30 @@ from ...words.facts import Fact, fact
 from ..rows import MEASURED, PREDICTED, PUBLISHED, Repeat, Row, as_range, mapping, numbers
 
 NO_INTERVAL = "no-interval-known"
-FEW = 3  # independent values: of two, the interval of 95 % is 13 deviations wide
+FEW = 3  # independent values; the 95 % interval of two is 13 deviations wide
 _QUANTILES = (0.025, 0.975)
 _LOWER = ("loss", "perplexity", "error")  # metrics that training makes smaller
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A quantity of a row with its interval (`None`: not known), and how both were found."""
+    """A quantity of a row with its interval (`None` if unknown), and how both were computed."""
 
     value: float
     low: float | None
     high: float | None
-    n: int  # independent measurements behind it; 0 where it was not measured here
+    n: int  # independent measurements; 0 if it was not measured here
     how: Fact
     values: tuple[float, ...] = ()  # of each repeat
 
     @property
     def spread(self) -> bool:
-        """Whether anything is known of how it varies."""
+        """Whether its variation is known."""
         return self.low is not None or len(self.values) > 1
 
     @property
     def range(self) -> Range:
-        """Its interval; the lowest and highest of too few values; twice the value where nothing is known."""
+        """Its interval; the lowest and highest of too few values; the value twice if nothing is known."""
         if self.low is None or self.high is None:
             low, high = min(self.values, default=self.value), max(self.values, default=self.value)
             return Range(self.value, low, high)
@@ -58,7 +57,7 @@ class Figure:
 
 
 def examples_per_second(row: Row) -> Figure | None:
-    """Global speed of a row; `None` when it has none, or only a ratio to a machine of which none is known."""
+    """The global speed of a row; `None` if it has none, or only a ratio to a machine of unknown speed."""
     if (own := row.published) is not None:
         how = fact("published-alone" if own.low is None else "published-range")
         speed = own.examples_per_second
@@ -77,7 +76,8 @@ def examples_per_second(row: Row) -> Figure | None:
 
 
 def wall_seconds(row: Row) -> Figure | None:
-    """Of the whole run, start-up and evaluation included; `None` for benchmarks, and for runs not over."""
+    """The seconds of the whole run, with start-up and evaluation; `None` for benchmarks and unfinished
+    runs."""
     if row.plan is not None:
         return _predicted(as_range(row.plan.get("wall_seconds")))
     values = [v for r in row.sound if (v := r.wall_seconds)]
@@ -100,10 +100,10 @@ def repeated(values: Sequence[float]) -> Figure:
 
 
 def ratio(a: Figure, b: Figure) -> Difference:
-    """How many times as high `a` is as `b`.
+    """The ratio `a / b` with its interval.
 
-    By Welch's interval of the logarithms where either has repeats. Otherwise by the ends of both intervals,
-    which shows no difference exactly when they overlap; an end that is not known counts as none.
+    If either has repeats, it is Welch's interval of the logarithms. Otherwise it comes from the ends of both
+    intervals, so that it includes 1 exactly if they overlap; an unknown end counts as the value.
     """
     if a.n and b.n and max(a.n, b.n) > 1:
         return spread_ratio(a.values, b.values)
@@ -120,7 +120,7 @@ def ratio(a: Figure, b: Figure) -> Difference:
 
 @dataclass(frozen=True)
 class Target:
-    """A value of a metric that a run is to reach."""
+    """A value of a metric for a run to reach."""
 
     metric: str  # "eval/accuracy"
     value: float
@@ -138,34 +138,34 @@ class Target:
 
 @dataclass(frozen=True)
 class TimeTo:
-    """How long a row takes to the target: `None` when it does not get there, and `how` says why.
+    """The time of a row to the target; `None` if it is not reached, and `how` says why.
 
-    *Fields:* `training`, seconds of training alone, steps over speed, the same kind of time for every row;
-    `wall`, seconds since the run began, which runs log and plans predict; `steps` to it, of the median
-    repeat; `reached` of `runs` got there.
+    *Fields:* `training`: seconds of training alone, steps over speed, for every row; `wall`: seconds since
+    the start of the run, which runs log and plans predict; `steps`: of the median repeat; `reached` of `runs`
+    reached it.
     """
 
     training: Figure | None
     wall: Figure | None
     steps: int | None
-    kind: str  # MEASURED where its own runs took the steps, else PREDICTED
+    kind: str  # MEASURED if from its own runs, else PREDICTED
     reached: int
     runs: int
     how: Fact
 
     @property
     def paid(self) -> Figure | None:
-        """What one pays for: the wall time, or training alone where no more is known."""
+        """The time to pay for: the wall time, or training alone if that is unknown."""
         return self.wall or self.training
 
     @property
     def basis(self) -> str:
-        """What `paid` is."""
+        """Which time `paid` is."""
         return "wall time" if self.wall else "training alone" if self.training else ""
 
 
 def parse(text: str) -> Target:
-    """`0.94` is of `eval/accuracy`; `eval/loss=0.3`, of any metric. Raises `RecipeError`."""
+    """Parses `0.94` (of `eval/accuracy`) or `eval/loss=0.3`, for any metric. Raises `RecipeError`."""
     metric, equals, value = text.rpartition("=")
     name = metric.strip() if equals else "eval/accuracy"
     if not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", value.strip()) or not name:
@@ -174,7 +174,7 @@ def parse(text: str) -> Target:
 
 
 def times_to(rows: Sequence[Row], target: Target) -> list[TimeTo]:
-    """One a row. Raises `RecipeError` when no row has ever seen the metric."""
+    """The time to the target of each row. Raises `RecipeError` if no row has the metric."""
     seen = sorted({k for row in rows for r in row.sound for e in r.evaluations for k in e if "/" in k})
     if target.metric not in seen:
         raise RecipeError("target-not-measured", metric=target.metric, value=target.value, seen=seen)
@@ -202,7 +202,7 @@ def _time(row: Row, runs: Sequence[Row], target: Target) -> TimeTo:
 
 
 def _reckoned(row: Row, runs: Sequence[Row], target: Target) -> TimeTo:
-    """Of a row that was not evaluated: the steps that a run at the same batch took, at this row's speed."""
+    """For a row without evaluations: the steps of a run at the same batch, at this row's speed."""
     if row.kind == PUBLISHED and row.published is not None and row.published.similar:
         return _never(fact("another-model"))
     if row.repeats and not row.sound:
@@ -226,7 +226,7 @@ def _reckoned(row: Row, runs: Sequence[Row], target: Target) -> TimeTo:
 
 
 def _planned_wall(row: Row, training: Figure, steps: int) -> Figure | None:
-    """With a plan's start, compilation and evaluations up to there; `None` where it does not know them."""
+    """The wall time with a plan's start, compilation and evaluations; `None` if these are unknown."""
     known = numbers(mapping(row.plan or {}, "seconds"))
     if not row.steps or not {"start", "compile"} <= known.keys():
         return None
@@ -245,7 +245,7 @@ def _first(repeat: Repeat, target: Target):
 
 
 def _steps(row: Row, target: Target) -> list[int]:
-    """To the target, of each repeat that reached it, the fewest first."""
+    """The steps to the target of each repeat that reached it, ascending."""
     return sorted(int(e["step"]) for r in row.sound if (e := _first(r, target)) is not None)
 
 
@@ -256,10 +256,10 @@ def costs(
     row: Row, table: Sequence[Price], speed: Figure | None, wall: Figure | None, target: TimeTo | None
 ) -> tuple[list[dict[str, Any]], Fact | None]:
     """Dollars at the cheapest on-demand and spot price of the row's chips, or at a published row's own price;
-    and why there are none.
+    or the reason why there are none.
 
-    Of a million examples, the run and to the target, each with its interval and `None` where the time is not
-    known; `target_basis` is "wall time", as of the run, "training alone" where no more is known, or "".
+    They are of a million examples, of the run and to the target, each with its interval, or `None` if the
+    time is unknown; `target_basis` is "wall time", "training alone" if the wall time is unknown, or "".
     """
     own, on = row.published, row.rented
     if own is not None and own.usd_per_hour is not None:

@@ -1,4 +1,4 @@
-"""A comparison as one HTML page that needs nothing else."""
+"""A comparison as a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .table import prices_used, sources, stated, texts, times, values, verdict
 
 Document = Mapping[str, Any]
 SHAPES = dict(zip(KINDS, "●◇□", strict=True))
-_BESIDE = 3  # rows that a card names
+_BESIDE = 3  # rows named in a card
 
 
 def render(document: Document) -> str:
-    """The page of a document as `chipwise compare --json` prints it (`document.SCHEMA`)."""
+    """The page of a document of `chipwise compare --json` (`document.SCHEMA`)."""
     rows: list[Document] = document["rows"]
     able = [row for row in rows if row["examples_per_second"]]
     able.sort(key=lambda row: -row["examples_per_second"]["value"])
@@ -60,7 +60,7 @@ _FILTERS: dict[str, Callable[..., Any]] = {
 
 
 def _cards(document: Document, able: Sequence[Document]) -> list[dict[str, Any]]:
-    """One a kind: its fastest, and beside what."""
+    """A card for each kind: its fastest row, and what it is compared with."""
     cards = []
     for kind in KINDS:
         rows = [row for row in able if row["kind"] == kind]
@@ -79,7 +79,7 @@ def _cards(document: Document, able: Sequence[Document]) -> list[dict[str, Any]]
 
 
 def _beside(document: Document, rows: Sequence[Document]) -> str:
-    """The fastest of a kind beside the others of it, or beside the baseline where it is alone."""
+    """Compares the fastest of a kind with the others of the kind, or with the baseline if it is alone."""
     top, *others = rows
     at = f"Batch {stated(top['batch'])}, replicas {stated(top['replicas'])}, {top['device']}."
     if not others:
@@ -95,7 +95,7 @@ def _beside(document: Document, rows: Sequence[Document]) -> str:
         )
     left = len(others) - _BESIDE
     more = f" and {counted(left, 'other')}" if left > 0 else ""
-    # of rows that were published without intervals, nothing is known either way
+    # without published intervals, nothing is known
     doubt = "" if any_shown else f"; {' or '.join(dict.fromkeys(str(fact(f.verdict)) for f, *_ in beside))}"
     return f"{', '.join(parts)}{more}{', on the same device' if all_here else ''}{doubt}. {at}"
 
@@ -110,23 +110,23 @@ def _shown(apart: Difference) -> bool:
 
 
 def _same_device(document: Document, row: Document, other: Document) -> bool:
-    """As far as the rows say, each beside the baseline."""
+    """Whether both rows are known to be on one device, by their comparisons with the baseline."""
     base = document["baseline"]
     return all(r["label"] == base or r["same_device"] for r in (row, other))
 
 
-# ---- what is drawn
+# ---- pictures
 
 
 def _measure(row: Document) -> Measure:
-    """Of too few values, each is a point of its own."""
+    """A figure to draw; of too few values each is a point."""
     speed = row["examples_per_second"]
     few = tuple(speed["values"]) if pair(speed) else ()
     return Measure(row["label"], row["kind"], speed["value"], speed["low"], speed["high"], few)
 
 
 def _group(group: Document) -> Marks | None:
-    """Published ratios: a bar to the middle of each, and from the lowest to the highest value stated."""
+    """Published ratios: a bar to the middle of each, with the stated range."""
     measures = []
     for row in group["rows"]:
         low, high = row["low"], row["high"]
@@ -136,8 +136,7 @@ def _group(group: Document) -> Marks | None:
 
 
 def _pictures(document: Document) -> list[tuple[str, Panel | None, str]]:
-    """Curves of the rows that were measured, a subject each: its title, its picture, and where there is none
-    but could be one, why."""
+    """Curves of the measured rows by subject: title, picture, and the reason if a picture is missing."""
     metric = document["metric"] or ""
     rows = [(k, row) for k, row in enumerate(document["rows"]) if row["repeats"]]
     hourly = {row["label"]: c["usd_per_hour"] for _, row in rows for c in row["costs"][:1] if not c["spot"]}
@@ -181,13 +180,13 @@ def _pictures(document: Document) -> list[tuple[str, Panel | None, str]]:
 
 
 def _loss_steps(document: Document) -> float:
-    """How far the picture of the first losses goes: as far as benchmarks keep them, or as runs need."""
+    """The number of steps in the picture of first losses: all that benchmarks store, or enough for runs."""
     firsts = [r["losses"][0][0] for row in document["rows"] for r in row["repeats"] if r["losses"]]
     return max(50.0, 10.0 * max(firsts, default=1))
 
 
 def _finals(document: Document) -> Marks | None:
-    """The last value of the metric in each repeat, where any row has more than one."""
+    """The last value of the metric in each repeat, if any row has several."""
     rows = [(row["label"], row["metric"]) for row in document["rows"] if row["metric"]]
     if all(m["n"] < 2 for _, m in rows):
         return None

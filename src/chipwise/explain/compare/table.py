@@ -1,5 +1,4 @@
-"""A comparison in the terminal: one table, and around it the sentences that say how to read it. What the page
-shows of a document too, in the same words."""
+"""A comparison in the terminal: a table, and sentences on how to read it. The page uses the same texts."""
 
 from __future__ import annotations
 
@@ -16,12 +15,12 @@ from ...words.figures import digits, dollars, interval, pair, price, printable
 from ..terminal import table
 
 Document = Mapping[str, Any]
-_MANY = 4  # rows; of more, the values of a difference are grouped
+_MANY = 4  # rows; with more, the values of a difference are grouped
 _VERDICTS = {HIGHER: "faster", LOWER: "slower", NO_DIFFERENCE: "no difference"}
 
 
 def parts(document: Document) -> Iterator[RenderableType]:
-    """What to print of a document of `document.document`, in order."""
+    """The parts of a document of `document.document` to print, in order."""
 
     def part(title: str, lines: Sequence[str]) -> Iterator[Text]:
         if lines:
@@ -63,13 +62,13 @@ def texts(facts: Sequence[Document]) -> list[str]:
 def _table(
     rows: Sequence[Sequence[str]], words: Sequence[str], *figures: str, last: Sequence[str] = ()
 ) -> Table:
-    """Columns of words, of figures and of words again."""
+    """A table with columns of words, of figures, and of words again."""
     columns, left = (*words, *figures, *last), (*words, *last)
     return table(columns, rows, left=left, fold=left, padding=(0, 1))
 
 
 def speeds(document: Document) -> Table:
-    """A row each that has, or could have, a speed of its own: ratios alone have a table of theirs."""
+    """The rows with an absolute speed, known or not; rows with only ratios have their own table."""
     elsewhere = {row["label"] for group in document["relative"] for row in group["rows"]}
     rows = [row for row in document["rows"] if row["label"] not in elsewhere]
     per_step = ["steps/s"] * any(row["steps_per_second"] for row in rows)
@@ -92,7 +91,7 @@ def speeds(document: Document) -> Table:
 
 
 def costs(document: Document) -> Table:
-    """Dollars a row, on demand and spot: of a million examples, of the run and to the target."""
+    """Dollars of each row, on demand and spot: of a million examples, of the run and to the target."""
     cells = []
     for row in document["rows"]:
         for cost in row["costs"] if row["examples_per_second"] else ():
@@ -121,7 +120,7 @@ def times(ratio: Document) -> str:
 
 
 def verdict(row: Document) -> str:
-    """`faster`, `slower` or why not more; with a dagger where it may not be the same computation."""
+    """`faster`, `slower` or another verdict; with a dagger if it may not be the same computation."""
     if row["diverged"] and row["diverged"]["runs"] == row["diverged"]["of"]:
         return "diverged"
     if not row["ratio"]:
@@ -139,7 +138,7 @@ def stated(value: Any) -> str:
 
 
 def values(by_label: Document) -> str:
-    """`a: 128; b: 256`; of many rows by value: `128 (a, c); 256 (b)`."""
+    """`a: 128; b: 256`, or for many rows by value: `128 (a, c); 256 (b)`."""
     if len(by_label) <= _MANY:
         return "; ".join(f"{label}: {stated(value)}" for label, value in by_label.items())
     by_value: dict[str, list[str]] = {}
@@ -149,9 +148,9 @@ def values(by_label: Document) -> str:
 
 
 def prices_used(document: Document, amounts: bool = False) -> list[str]:
-    """Every price that figures rest on, once, with its day and source; and who has none, and why.
+    """All prices in use, each once, with date and source; and rows without a price, with the reason.
 
-    `amounts`: also what the run and the target cost at it.
+    `amounts`: also the cost of the run and of the target.
     """
     used: dict[str, list[str]] = {}
     none: dict[str, list[str]] = {}
@@ -170,7 +169,7 @@ def prices_used(document: Document, amounts: bool = False) -> list[str]:
 
 
 def sources(document: Document) -> list[str]:
-    """Where the figures of each row come from, rows of one source together, and what to know of them."""
+    """The sources of each row's figures, grouped by source, with notes."""
     by_source: dict[tuple[str, str], list[Document]] = {}
     for row in document["rows"]:
         by_source.setdefault((row["kind"], row["source"]["text"]), []).append(row)
@@ -184,7 +183,7 @@ def sources(document: Document) -> list[str]:
 
 
 def _within(figure: Document) -> str:
-    """` (67-106)`; of two values ` (67 and 106)`."""
+    """` (67-106)`, or ` (67 and 106)` for two values."""
     within = pair(figure) or interval(figure, between="-")
     return f" ({within})" if within else ""
 
@@ -194,5 +193,5 @@ def _count(value: Any) -> str:
 
 
 def _line(text: str, indent: str = "  ", style: str = "") -> Text:
-    # names come from files: no markup, and no line breaks of theirs
+    # names come from files: without markup and line breaks
     return Text(indent + printable(" ".join(text.split())), style=style)

@@ -1,1 +1,1 @@
-"""One run's story, or a study's: settings, curves, where the time went, what was slow, what to try."""
+"""Reports of a run or a study: settings, curves, where the time went, what was slow, what to try."""

@@ -1,8 +1,7 @@
-"""What stood out in a run, and what to try: rules, each with the figures that it rests on.
+"""Findings about a run, with advice: rules with thresholds, each with its figures.
 
-A rule speaks when its figure passes a threshold, which stands here; where no rule speaks nothing stood out.
-A sign is not a proof, and what a rule advises is a command or a setting to try, not a promise. An accuracy
-counts as lower only where chance over the held-out examples does not explain it.
+A rule fires if its figure passes its threshold. A finding is not a proof, and its advice is a command or a
+setting to try. An accuracy counts as lower only if chance over the held-out examples does not explain it.
 """
 
 from __future__ import annotations
@@ -25,24 +24,24 @@ from ...words.facts import Fact, fact, say, texts
 from ...words.figures import one_line
 from .time import Interval, Speed, Spent
 
-WORSE = 1.1  # evaluation loss at the end over its lowest
-GAP = 0.05  # accuracy on training examples less that on held-out ones
-FALLING = 0.9  # training loss of the last fifth over that of the fifth before
-IDLE = 0.10  # share of a run without any rate
-SHORT = 60.0  # seconds of a run below which shares of its wall time say little
-LARGE = 0.10  # share of the wall time from which work beside training is worth a change
-SMALL = 0.05  # and the share to bring it to
-UNEVEN = 0.25  # distance of the quartiles of the speed, over its median
-SLOW = 0.5  # of the median speed: below it an interval is slow
-ENOUGH = 6  # intervals, from which a spread can be told
-NOTABLE = 0.01  # share of the training time that slow intervals must have cost
+WORSE = 1.1  # final evaluation loss over its minimum
+GAP = 0.05  # training accuracy minus evaluation accuracy
+FALLING = 0.9  # training loss of the last fifth over the fifth before
+IDLE = 0.10  # share of a run with rate 0
+SHORT = 60.0  # seconds; in shorter runs shares of wall time say little
+LARGE = 0.10  # share of the wall time above which work other than training matters
+SMALL = 0.05  # the share to reduce it to
+UNEVEN = 0.25  # interquartile range of the speed over its median
+SLOW = 0.5  # share of the median speed below which an interval is slow
+ENOUGH = 6  # least intervals for a spread
+NOTABLE = 0.01  # least share of the training time lost to slow intervals
 LOW_PEAK = 0.2  # share of the chip's peak
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that stood out: a fact with its numbers, what there is to say `also`, and what to try.
-    `about` is "time", "learning" or "settings"."""
+    """A finding: a fact with its numbers, further facts `also`, and what to try. `about`: "time", "learning"
+    or "settings"."""
 
     about: str
     fact: Fact
@@ -50,7 +49,7 @@ class Finding:
     tries: Sequence[Fact] = ()
 
     def json(self) -> dict[str, Any]:
-        """The fact, its `evidence` as text, `also` as facts, and `try`, facts too."""
+        """JSON values: the fact, its `evidence` as text, and the facts `also` and `try`."""
         evidence = [say(self.fact, "evidence")] if "evidence" in texts(self.fact.code) else []
         return {
             "about": self.about,
@@ -62,18 +61,18 @@ class Finding:
 
 
 def typed_text(command: str) -> Fact:
-    """What one types: a command, or a part of one."""
+    """A command to type, or a part of one."""
     return fact("try-command", command=command)
 
 
-# ---- what was learned
+# ---- learning
 
 
 def learned(
     run: StoredRun, finished: bool, rate: Mapping[str, Any], lower: str | None, recipe: str
 ) -> list[Finding]:
-    """About what was learned. *Arguments:* `rate`: as `settings.curve` gives it; `lower`: a lower rate to
-    try, such as `lr=0.1`, if one is known; `recipe`: as one types it."""
+    """Findings about learning. *Arguments:* `rate`: from `settings.curve`; `lower`: a lower rate to try, such
+    as `lr=0.1`, if known; `recipe`: as typed in a command."""
     calmer = (
         fact("try-lower-rate") if lower is None else typed_text(f"--set {lower}"),
         typed_text("--set clip=1.0"),
@@ -91,8 +90,8 @@ def learned(
 
 
 def divergence(run: StoredRun) -> tuple[int, Fact] | None:
-    """The step of the row that says that the run diverged, and how it did; without one that of the first row
-    with a loss that is not finite; `None` where there is none."""
+    """The step of the row with the divergence, and the fact; else of the first row with a loss that is not
+    finite; `None` if there is none."""
     for row in run.rows:
         stated = row.get("diverged")
         if isinstance(stated, dict) and {"first", "last", "value"} <= set(stated):
@@ -219,13 +218,13 @@ def _idle(rate: Mapping[str, Any]) -> list[Finding]:
     return [Finding("settings", what, (), (fact("try-lengths-in-percent"),))]
 
 
-# ---- what was slow
+# ---- time
 
 
 def slow(
     run: StoredRun, timed: Sequence[Interval], spent: Spent | None, speed: Speed | None, recipe: str
 ) -> list[Finding]:
-    """About time, the largest cost first. *Arguments:* `recipe`: as it is typed after a command."""
+    """Findings about time, largest cost first. *Arguments:* `recipe`: as typed in a command."""
     return [
         *_input(run, timed, recipe),
         *_sections(run, spent),
@@ -236,7 +235,7 @@ def slow(
 
 
 def stored(run: StoredRun, part: str) -> Mapping[str, Any]:
-    """An object of result.json; an empty one where there is none."""
+    """An object of result.json; empty if missing."""
     value = (run.result or {}).get(part)
     return value if isinstance(value, dict) else {}
 
@@ -270,7 +269,7 @@ def _input(run: StoredRun, timed: Sequence[Interval], recipe: str) -> list[Findi
 
 
 def _sections(run: StoredRun, spent: Spent | None) -> list[Finding]:
-    """Work beside training that took a large share of the wall time. Only result.json tells it apart."""
+    """Work other than training that took a large share of the wall time, known only from result.json."""
     if spent is None or spent.of != "result.json":
         return []
     total, parts = spent.total, spent.parts
@@ -282,7 +281,7 @@ def _sections(run: StoredRun, spent: Spent | None) -> list[Finding]:
     evaluations = [row for row in run.rows if any(name.startswith("eval/") for name in row)]
 
     findings = {
-        # All of the data is read before the first step where it is to live on the device
+        # If the data is to stay on the device, all of it is read before the first step
         "start": ("starting-large", {}, [typed_text("--feed host")] if resident else []),
         "compile": ("compiling-large", {}, [typed_text("export JAX_COMPILATION_CACHE_DIR=~/.cache/jax")]),
         "evaluate": (

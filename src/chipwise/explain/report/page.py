@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs nothing else: no network and no other file."""
+"""A report as a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..charts import Curve, Marks, Measure, Panel, panel, series, strips
 from ..study import against
 from .text import beside, metric, study_title, time_bar
 
-CHARTS = 8  # metrics of a run that are drawn; more are in the JSON
+CHARTS = 8  # most metrics of a run in the page; the JSON has all
 STUDY_CHARTS = 6  # metrics of a study
 _FIRST = ("loss", "accuracy")
 _PARTS = {"train": "training", "eval": "evaluation"}
@@ -77,8 +77,7 @@ def _waits(document: Mapping[str, Any]) -> list[tuple[float, float]]:
 
 
 def _epochs(document: Mapping[str, Any]) -> tuple[str, float] | None:
-    """Epochs a step, below its axis; not where a run is shorter than an epoch, and steps alone say it
-    better."""
+    """Epochs per step, for a second axis; None if the run is shorter than an epoch."""
     points = (p for points in document["curves"].values() for p in points if p[1])
     last = max(points, key=lambda p: p[0], default=None)
     return ("epoch", last[1] / last[0]) if last is not None and last[0] and last[1] >= 1 else None
@@ -89,7 +88,7 @@ def _order(name: str) -> tuple[int, str]:
 
 
 def _by_step(document: Mapping[str, Any]) -> list[tuple[int | None, list[tuple[str, float | None]]]]:
-    """The metrics, those of one step together; its number is `None` for those of a run's result."""
+    """The metrics grouped by step; the step is `None` for those of a run's result."""
     steps: dict[int | None, list[tuple[str, float | None]]] = {}
     for name, value in sorted(document["metrics"].items(), key=lambda item: not item[0].startswith("eval/")):
         steps.setdefault(document["metric_steps"].get(name.partition("/")[0]), []).append((name, value))
@@ -97,7 +96,7 @@ def _by_step(document: Mapping[str, Any]) -> list[tuple[int | None, list[tuple[s
 
 
 def _best_known(metrics: Mapping[str, float | None]) -> str | None:
-    """The metric that a reader asks for first."""
+    """The most important metric."""
     first = ("eval/accuracy", "eval/loss", "train/accuracy", "train/loss")
     return next((name for name in first if name in metrics), next(iter(metrics), None))
 
@@ -119,7 +118,7 @@ def _study(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lines(document: Mapping[str, Any], name: str) -> Panel | None:
-    """A metric over steps: a line a seed, in the style of its point."""
+    """A metric over steps: a line for each seed, in the style of its point."""
     lines = [
         Curve(document["points"][line["point"]]["name"], series(line["point"]), line["points"])
         for line in document["curves"][name]
@@ -128,7 +127,7 @@ def _lines(document: Mapping[str, Any], name: str) -> Panel | None:
 
 
 def _strips(document: Mapping[str, Any]) -> Marks | None:
-    """The spread of the main metric over seeds, a row a point with values; `None` where no run is done."""
+    """The spread of the main metric over seeds, a row for each point; `None` if no run is done."""
     measures = []
     for k, point in enumerate(document["points"]):
         if (spread := point["spread"]) and (values := tuple(point["values"].values())):

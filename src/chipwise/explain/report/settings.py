@@ -1,4 +1,5 @@
-"""A recipe as a run stores it: its settings with their arithmetic, its rate over the steps, how it is typed.
+"""Reads the recipe that a run stores: its settings with their arithmetic, its rate over the steps, its
+commands.
 
 Stored text is data: nothing of it is executed.
 """
@@ -25,7 +26,7 @@ _POINTS = 240  # of a curve: enough for any screen
 
 
 def settings(stored: Mapping[str, Any], clock: Clock | None) -> list[list[str]]:
-    """The recipe as run, with the arithmetic done: (setting, value)."""
+    """The settings as run, with computed values: (setting, value)."""
     task, optimizer = _object(stored, "task"), dict(_object(stored, "optimizer"))
     rows = [["recipe", one_line(stored.get("name"))]]
     for part, words in (("train", "training examples"), ("eval", "evaluation examples")):
@@ -58,8 +59,8 @@ def settings(stored: Mapping[str, Any], clock: Clock | None) -> list[list[str]]:
 
 
 def rebuilt(value: Any) -> Schedule | None:
-    """The schedule that `value`, a number or what `Schedule.json` gave, describes; `None` for anything else:
-    a function of the step, say, of which a run stores only the name."""
+    """The schedule of `value`, a number or the output of `Schedule.json`; `None` for other values, such as a
+    Python function, of which a run stores only the name."""
     try:
         return from_json(value)
     except (ChipwiseError, ValueError, TypeError, RecursionError):
@@ -72,7 +73,7 @@ def _object(stored: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _forgetting(optimizer: Mapping[str, Any], clock: Clock | None) -> str | None:
-    """The product that sets how fast weights forget (see docs/transfer.md)."""
+    """Peak rate x weight decay x steps an epoch (see docs/transfer.md)."""
     rate = rebuilt(next((optimizer[n] for n in _RATES if n in optimizer), None))
     decay = rebuilt(optimizer.get("weight_decay"))
     if clock is None or not clock.total or rate is None or decay is None:
@@ -85,10 +86,10 @@ def _forgetting(optimizer: Mapping[str, Any], clock: Clock | None) -> str | None
 
 
 def curve(stored: Mapping[str, Any], clock: Clock | None, loaded: Recipe | None) -> dict[str, Any]:
-    """The learning rate over the steps: `name`, `steps`, `values`, `peak`; `note`, a fact, where it cannot be
-    drawn.
+    """The learning rate over the steps: `name`, `steps`, `values`, `peak`; or `note`, a fact, if it is
+    unknown.
 
-    *Arguments:* `stored`, the recipe as the run describes it; `loaded`, the recipe itself, if at hand.
+    *Arguments:* `stored`: the recipe as described by the run; `loaded`: the recipe itself, if available.
     """
     optimizer = _object(stored, "optimizer")
     name = next((n for n in _RATES if n in optimizer), None)
@@ -109,17 +110,17 @@ def curve(stored: Mapping[str, Any], clock: Clock | None, loaded: Recipe | None)
         return rate | {"note": fact("rate-not-drawn", name=name, value=text, reason=one_line(error))}
 
 
-# ---- what to type next
+# ---- commands
 
 
 def command(*words: str) -> str:
-    """Words as one line for a shell, quoted where they must be."""
+    """Words as a shell command, quoted if needed."""
     return shlex.join(one_line(word) for word in words)
 
 
 def typed(run: StoredRun, setting: str | None = None) -> str | None:
-    """The recipe as one types it after a command, with its settings and data; `None` for a run of a Python
-    program. *Arguments:* `setting`: one to add, or to change, such as `lr=0.1`."""
+    """The recipe as typed in a command, with its settings and data; `None` for a run of a Python program.
+    *Arguments:* `setting`: one to add or change, such as `lr=0.1`."""
     source = run.source
     if source is None:
         return None
@@ -138,8 +139,8 @@ def typed(run: StoredRun, setting: str | None = None) -> str | None:
 
 
 def next_commands(run: StoredRun, state: str, devices: Mapping[str, Any], lower: str | None) -> list[Fact]:
-    """What to type next, in order. A run that diverged would do so again: it is tried with a `lower` rate,
-    such as `lr=0.1`, if one is known."""
+    """The next commands to type, in order. A run that diverged would do so again, so it is tried with a
+    `lower` rate, such as `lr=0.1`, if known."""
     path, again = command(str(run.path)), command(f"{run.path}-again")
     recipe = typed(run)
     if recipe is None:

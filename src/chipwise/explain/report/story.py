@@ -1,9 +1,8 @@
-"""One run's story as a plain document: what came out, with what settings, where the time went, what to try.
+"""The report of a run as a JSON document: result, settings, where the time went, what to try.
 
-Everything is read from the run folder, and every figure says what it is of; what the folder does not tell
-stays `None`. Nothing is written there and no lock is taken, so a run may be reported while it goes on. The
-document's schema is `SCHEMA`: a field may be added under the same number, one that changes its meaning or
-goes raises it. docs/report.md describes every field.
+Everything is read from the run folder; unknown values are `None`. Nothing is written there and no lock is
+taken, so a running run can be reported. The document's schema is `SCHEMA`: fields may be added under the same
+number; it is raised when a field changes its meaning or is removed. docs/report.md describes every field.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from .time import Speed, Spent, clocks, intervals, speed, spent, warm_up
 
 
 def report(path: str | os.PathLike, recipe: str | None = None) -> dict[str, Any]:
-    """The story of the run folder `path`, or of a study folder's runs (`explain.study`), as JSON values.
+    """The report of the run folder or study folder (`explain.study`) `path`, as JSON values.
 
-    *Arguments:* `recipe`: a built-in name or `path.py:name`, whose file is then run. Without it a built-in
-    recipe is loaded by the name that the run stores, a recipe file never.
+    *Arguments:* `recipe`: a built-in name or `path.py:name`, whose file is then executed. Without it, only a
+    built-in recipe is loaded, by the name that the run stores.
 
-    Raises `RunError` where `path` holds neither, or cannot be read; what loading `recipe` raises.
+    Raises `RunError` if `path` is neither or cannot be read, and the errors of loading `recipe`.
     """
     folder = Path(path)
     if (folder / FILE).exists():
@@ -49,7 +48,7 @@ def report(path: str | os.PathLike, recipe: str | None = None) -> dict[str, Any]
 
 
 def _refuse_a_folder_of_runs(path: Path) -> None:
-    """Raises `RunError` that names the runs in `path`, where it is none but holds some."""
+    """Raises `RunError` with the names of the runs, if `path` is not a run but contains some."""
     if (path / "recipe.json").exists():
         return
     runs = sorted(file.parent for name in ("recipe.json", FILE) for file in path.glob(f"*/{name}"))
@@ -59,7 +58,7 @@ def _refuse_a_folder_of_runs(path: Path) -> None:
 
 
 def story(run: StoredRun, loaded: Recipe | None = None, unloaded: Fact | None = None) -> dict[str, Any]:
-    """The document of one run. *Arguments:* `loaded`: its recipe, if it may be had; `unloaded`: why not."""
+    """The document of a run. *Arguments:* `loaded`: its recipe, if available; `unloaded`: why not."""
     clock = run.clock
     total = clock.total if clock is not None else None
     timed = intervals(run)
@@ -114,7 +113,7 @@ def story(run: StoredRun, loaded: Recipe | None = None, unloaded: Fact | None = 
 
 
 def _about(run: StoredRun, devices: Mapping[str, Any] | None, total: int | None) -> list[Fact]:
-    """What was trained, on what."""
+    """Facts: what was trained, and on what."""
     facts, clock = [], run.clock
     if (many := number((devices or {}).get("parameters"))) is not None:
         facts.append(fact("about-parameters", parameters=many))
@@ -127,8 +126,8 @@ def _about(run: StoredRun, devices: Mapping[str, Any] | None, total: int | None)
 
 
 def _status(run: StoredRun, total: int | None) -> dict[str, Any]:
-    """`state` is "finished", "running", "diverged", "unfinished" or "empty"; `steps` those that are known to
-    be done; `facts` that say so."""
+    """`state`: "finished", "running", "diverged", "unfinished" or "empty"; `steps`: those known to be done;
+    `facts` about them."""
     last = max((row["step"] for row in run.rows), default=0)
     saved = run.checkpoints[-1] if run.checkpoints else None
     steps = max(last, saved or 0)
@@ -161,7 +160,7 @@ def _status(run: StoredRun, total: int | None) -> dict[str, Any]:
 
 
 def _end(run: StoredRun) -> Fact:
-    """What ended an unfinished run."""
+    """Facts: what ended an unfinished run."""
     last = run.processes[-1] if run.processes else {}
     if last.get("event") == "start":
         return fact("story-end-unsaid", host=one_line(last.get("host")), step=last["step"])
@@ -178,8 +177,8 @@ def _end(run: StoredRun) -> Fact:
 
 
 def _metrics(run: StoredRun) -> tuple[dict[str, float | None], dict[str, int]]:
-    """The metrics of result.json; else those of the last row of training and of the last evaluation, with
-    their steps, "train" and "eval". A number that is not finite is `None`."""
+    """The metrics of result.json; else of the last row of training and of the last evaluation, with their
+    steps "train" and "eval". Numbers that are not finite are `None`."""
     stored = (run.result or {}).get("metrics")
     if isinstance(stored, dict):
         return _values(stored), {}
@@ -202,7 +201,7 @@ def _values(row: Mapping[str, Any], begin: str = "") -> dict[str, float | None]:
 
 
 def _devices(run: StoredRun) -> dict[str, Any] | None:
-    """The devices of the process that finished the run, or of the last that began to."""
+    """The devices of the process that finished the run, or of the last one."""
     stored = _of_the_machine(run, "devices")
     if not isinstance(stored, dict):
         return None
@@ -218,7 +217,7 @@ def _of_the_machine(run: StoredRun, name: str) -> Any:
 
 
 def _curves(run: StoredRun, at: Sequence[float | None]) -> dict[str, list[list[float | None]]]:
-    """For each metric its points: [step, epoch, seconds, value]."""
+    """The points of each metric: [step, epoch, seconds, value]."""
     curves: dict[str, list[list[float | None]]] = {}
     for row, seconds in zip(run.rows, at, strict=True):
         clock = None if seconds is None else round(seconds, 4)
@@ -232,7 +231,7 @@ def _curves(run: StoredRun, at: Sequence[float | None]) -> dict[str, list[list[f
 
 
 def _load(run: StoredRun, recipe: str | None) -> tuple[Recipe | None, Fact | None]:
-    """The run's recipe where it may be loaded, or why it was not."""
+    """The run's recipe, if it may be loaded, or why it was not."""
     source = run.source
     if recipe is None:
         if source is None:
@@ -258,7 +257,7 @@ def _load(run: StoredRun, recipe: str | None) -> tuple[Recipe | None, Fact | Non
 
 
 def _doubts(loaded: Recipe | None) -> list[Finding]:
-    """What `chipwise check` says of the recipe."""
+    """The findings of `chipwise check` for the recipe."""
     if loaded is None:
         return []
     return [
@@ -272,8 +271,8 @@ _NAMED_RATES = {"rate-unusual": "near", "rate-far": "expected"}
 
 
 def _lower_rate(rate: Mapping[str, Any], doubts: Sequence[Finding]) -> str | None:
-    """A setting to try where the rate was too high, such as `lr=0.1`: what `chipwise check` names, where that
-    is lower, else a third of the peak. `None` where that is not known."""
+    """A setting to try if the rate was too high, such as `lr=0.1`: the value of `chipwise check` if that is
+    lower, else a third of the peak. `None` if unknown."""
     highest = number(rate.get("peak"))
     if not highest:
         return None
@@ -281,11 +280,11 @@ def _lower_rate(rate: Mapping[str, Any], doubts: Sequence[Finding]) -> str | Non
     return f"{rate['name']}={next((f'{lr:g}' for lr in named if lr < highest), f'{highest / 3:.2g}')}"
 
 
-# ---- where it comes from
+# ---- sources
 
 
 def _sources(run: StoredRun, time: Spent | None, fast: Speed | None) -> list[Fact]:
-    """Where each figure comes from."""
+    """Facts: the sources of the figures."""
     facts = [fact("source-settings")]
     if run.rows:
         facts.append(fact("source-curves", rows=len(run.rows)))
@@ -310,7 +309,7 @@ def _sources(run: StoredRun, time: Spent | None, fast: Speed | None) -> list[Fac
 
 
 def _notes(run: StoredRun, total: int | None) -> list[Fact]:
-    """What in the folder was not as expected."""
+    """Facts: what is wrong in the folder."""
     facts = list(run.problems)
     if total is None:
         facts.append(fact("length-unknown"))

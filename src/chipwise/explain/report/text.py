@@ -1,4 +1,4 @@
-"""A report in the terminal: the page's story, compact. Text of a run is never markup."""
+"""A report in the terminal. Text from a run is never markup."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SPARKS = 24  # of a curve
 
 
 def parts(document: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """What to print, in order."""
+    """The parts to print, in order."""
     yield from _study(document) if document["kind"] == "study" else _run(document)
 
 
@@ -97,12 +97,12 @@ def _advice(document: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 
 def metric(value: float | None) -> str:
-    """A metric of a report, which is `None` where it is not finite: JSON has no NaN."""
+    """A metric of a report; `None` is a value that is not finite, since JSON has no NaN."""
     return "NaN" if value is None else figure(value)
 
 
 def beside(batch: Any, replicas: Any) -> str:
-    """What stands beside every speed: `batch 512, 8 replicas`, global."""
+    """The text beside every speed, with global numbers: `batch 512, 8 replicas`."""
     of = counted(replicas, "replica") if type(replicas) is int else "replicas unknown"
     return f"batch {batch if type(batch) is int else 'unknown'}, {of}"
 
@@ -152,7 +152,7 @@ def _curves(document: Mapping[str, Any]) -> Table:
 
 
 def spark(values: Sequence[float]) -> str:
-    """A curve as one line of text, lowest to highest: `█▆▄▂▁`; on logarithms where the values span much."""
+    """A curve as a line of text, such as `█▆▄▂▁`; logarithmic if the values span much."""
     if spread_out(values, LOG_FROM):
         values = [math.log(v) for v in values]
     size = max(len(values) / _SPARKS, 1.0)
@@ -169,7 +169,7 @@ def _time(time: Mapping[str, Any]) -> Table:
 
 
 def time_bar(time: Mapping[str, Any]) -> list[Part]:
-    """The parts of a report's `seconds`, one after another."""
+    """A bar of the parts of a report's `seconds`."""
     return stack((name, words, time["parts"].get(name)) for name, words in PARTS.items())
 
 

@@ -1,4 +1,4 @@
-"""Where a run's time went: the intervals between log rows, and the seconds of each kind of work."""
+"""The time of a run: the intervals between log rows, and the seconds of each kind of work."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ PARTS = {
 
 @dataclass(frozen=True)
 class Interval:
-    """The steps `first` to `last` between two log rows. `seconds` are of training: neither evaluation nor
-    checkpoints; `speed` is global, in examples/s; `waited` is the share of the seconds in which the device
-    waited for data. `warmup`: the first of a process."""
+    """The steps `first` to `last` between two log rows. `seconds`: of training, without evaluation and
+    checkpoints; `speed`: global, in examples/s; `waited`: the share of the seconds in which the device waited
+    for data; `warmup`: whether it is the first of a process."""
 
     first: int
     last: int
@@ -56,7 +56,7 @@ class Speed:
 class Spent:
     """Seconds by part, which add up to `total`, and what they `cover`, `of` result.json or the rows.
 
-    `processes` is how many trained the run, `all_seconds` the wall time of all of them where rows have it.
+    `processes`: how many trained the run; `all_seconds`: the wall time of all of them, if rows have it.
     """
 
     parts: dict[str, float]
@@ -71,7 +71,7 @@ class Spent:
 
 
 def intervals(run: StoredRun) -> list[Interval]:
-    """One for each row that has a speed."""
+    """An interval for each row that has a speed."""
     begins = sorted({0, *(start["step"] for start in run.starts)})
     timed: list[Interval] = []
     logged, began = 0, -1
@@ -90,7 +90,7 @@ def intervals(run: StoredRun) -> list[Interval]:
 
 
 def speed(run: StoredRun, timed: Sequence[Interval]) -> Speed | None:
-    """Of result.json or else of the rows, warm-up left out where there is more. `None` when nothing was
+    """The speed from result.json, else from the rows, without warm-up if there is more. `None` if nothing was
     timed."""
     beside = {"batch": run.recipe.get("batch"), "replicas": run.recipe.get("replicas")}
     stored = (run.result or {}).get("speed")
@@ -108,7 +108,7 @@ def speed(run: StoredRun, timed: Sequence[Interval]) -> Speed | None:
 
 
 def spent(run: StoredRun, timed: Sequence[Interval]) -> Spent | None:
-    """Of result.json or else of the rows. `None` when nothing was timed."""
+    """The seconds from result.json, else from the rows. `None` if nothing was timed."""
     stored = (run.result or {}).get("seconds")
     clocks = [number(row.get("seconds")) for row in run.rows]
     wall = [t for t in clocks if t is not None]
@@ -135,7 +135,7 @@ def spent(run: StoredRun, timed: Sequence[Interval]) -> Spent | None:
 
 
 def _complete(stored: Mapping[str, Any]) -> tuple[dict[str, float], float]:
-    """result.json's seconds, with waiting taken out of training, and what is in no section as `other`."""
+    """The seconds of result.json, with waiting subtracted from training, and the rest as `other`."""
     known = {name: max(number(stored.get(name)) or 0.0, 0.0) for name in PARTS}
     total = number(stored.get("total")) or 0.0
     sections = sum(known[n] for n in ("start", "compile", "train", "evaluate", "checkpoint"))
@@ -145,7 +145,7 @@ def _complete(stored: Mapping[str, Any]) -> tuple[dict[str, float], float]:
 
 
 def warm_up(timed: Sequence[Interval]) -> Fact | None:
-    """The run's first interval beside the others; `None` when it is the only one."""
+    """A fact that compares the run's first interval with the others; `None` if it is the only one."""
     steady = [i.speed for i in timed if not i.warmup]
     if not timed or not steady:
         return None
@@ -157,8 +157,8 @@ def warm_up(timed: Sequence[Interval]) -> Fact | None:
 
 
 def clocks(run: StoredRun, timed: Sequence[Interval]) -> tuple[list[float | None], Fact]:
-    """For each row the seconds at which it was written, and what these are: wall time where every row has it,
-    else training alone, worked out from the speeds."""
+    """The seconds at which each row was written, and a fact on what they are: wall time if every row has it,
+    else training alone, computed from the speeds."""
     wall = [number(row.get("seconds")) for row in run.rows]
     if wall and all(t is not None for t in wall):
         return wall, fact("clock-wall")
