@@ -50,7 +50,7 @@ def permutations(examples: int, batch: int) -> Iterator[np.ndarray]:
 # ---- chipwise: the loader of training, up to where a batch would go to the device
 
 
-def chipwise(images: Images, store: str, workers: int = WORKERS) -> Batches:
+def chipwise(images: Images, store: str, workers: int | str | None = WORKERS) -> Batches:
     from chipwise.data import order
     from chipwise.data.folder import ImageFolder
     from chipwise.data.packed import PackedFolder
@@ -336,6 +336,10 @@ CHIPWISE = [
     Contender("chipwise, 1 thread", chipwise, {"workers": 1}, ("chipwise",)),
     Contender(f"chipwise, {WORKERS} threads", chipwise, {"workers": WORKERS}, ("chipwise",)),
 ]
+BY_ITSELF = Contender("chipwise, as it chooses", chipwise, {"workers": None}, ("chipwise",))
+PROCESSES = Contender(
+    f"chipwise, {WORKERS} processes", chipwise, {"workers": f"processes:{WORKERS}"}, ("chipwise",)
+)
 WEBDATASET = Contender(
     "WebDataset, 2 processes", webdataset, needs=("webdataset", "torch"),
     note="sequential: shards in random order, shuffled within 1,000 images",
@@ -393,7 +397,7 @@ class Case:
 CASES = (
     Case(
         "loose", "(a) Loose JPEGs, 32 × 32, 60,000 files, batches of 512", "small", "loose",
-        (*COPY, *CHIPWISE, *_torch_files(), *_grain("loose")),
+        (*COPY, *CHIPWISE, BY_ITSELF, PROCESSES, *_torch_files(), *_grain("loose")),
     ),
     Case(
         "jpeg", "(b) Packed JPEGs, 224 × 224, batches of 256", "large", "jpeg",
