@@ -1,4 +1,4 @@
-"""Feeding data: sources, their order, the way to the devices, and what is done to examples there."""
+"""Data: sources, their order, transfer to the devices, and augmentation there."""
 
 from . import augment as augment
 from . import datasets as datasets

@@ -1,9 +1,9 @@
-"""Memory for batches, used again and again.
+"""Reused memory for batches.
 
-Fresh memory costs a page fault every 4 KiB, which makes copying into it some ten times slower than
-copying into memory already touched. So a few buffers go round. One is free again when nothing refers to
-its memory: JAX keeps a NumPy array alive until its transfer is over or, on the CPU, where a device's array
-may be the host's memory itself, until that array is gone.
+Fresh memory costs a page fault every 4 KiB, which makes copying into it some ten times slower than copying
+into memory already in use. So a few buffers are reused. A buffer is free when nothing refers to its memory:
+JAX keeps a NumPy array alive until its transfer is over or, on the CPU, where a device's array may share the
+host's memory, until that array is gone.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _numbers = itertools.count()
 class Buffer:
     """Memory for a batch of `examples` of `spec`.
 
-    *Arguments:* `shared`: in a file that other processes map by its `path`; in memory where the system has
-    a place for that.
+    *Arguments:* `shared`: in a file that other processes map by its `path`; the file is in memory if the
+    system supports it.
     """
 
     def __init__(self, spec: Spec, examples: int, shared: bool = False):
         self.layout, size = layout(spec, examples)
-        size += ALIGNMENT  # room to begin at a multiple of it
+        size += ALIGNMENT  # room for alignment
         self.number = next(_numbers)  # a path may be that of an earlier buffer again
         self.path: str | None = None
         if shared:
@@ -55,18 +55,19 @@ class Buffer:
         return sys.getrefcount(self._owner) <= self._idle
 
     def columns(self) -> Columns:
-        """New arrays `(examples, ...)` over this memory; while one of them lives, it is not free."""
+        """New arrays `(examples, ...)` over this memory. The buffer is free when all of them are gone."""
         return columns(self._owner, self.start, self.layout)
 
     def close(self) -> None:
-        """Gives the shared file up; its memory goes with the last array over it."""
+        """Closes the shared file; its memory is freed with the last array over it."""
         if self.path is not None:
             self._forget()
             self.path = None
 
 
 def _memory_file() -> tuple[int, str]:
-    """An open file and a path to it; in memory where there is such a thing, gone with its last process."""
+    """An open file and its path; in memory if the system supports it, so that it ends with its last
+    process."""
     if hasattr(os, "memfd_create"):  # Linux: nothing stays behind even if the processes are killed
         handle = os.memfd_create("chipwise-batch")
         return handle, f"/proc/{os.getpid()}/fd/{handle}"
@@ -80,19 +81,19 @@ def _close(handle: int, path: str) -> None:
 
 
 def mapped(handle: int) -> np.ndarray:
-    """The memory of the open file `handle`, `(bytes,)` uint8, shared with whoever maps it too."""
+    """The memory of the open file `handle`, `(bytes,)` uint8, shared with other processes that map it."""
     return np.frombuffer(mmap.mmap(handle, 0), np.uint8)
 
 
 class Pool:
-    """`count` buffers, made when first needed."""
+    """`count` buffers, allocated when first needed."""
 
     def __init__(self, count: int, make: Callable[[], Buffer]):
         self.count, self._make = count, make
         self._buffers: list[Buffer] = []
 
     def get(self, closed: threading.Event) -> Buffer | None:
-        """A free buffer, waiting for one if need be; `None` once `closed` is set."""
+        """A free buffer; waits for one. `None` once `closed` is set."""
         while not closed.is_set():
             for buffer in self._buffers:
                 if buffer.free:
@@ -101,7 +102,7 @@ class Pool:
                 self._buffers.append(self._make())
                 return self._buffers[-1]
             closed.wait(_POLL_SECONDS)
-            # JAX drops what its own threads are done with at its next call, or, as here, when Python collects
+            # JAX releases memory of its threads at its next call or, as here, when Python collects garbage
             gc.collect(0)
         return None
 
@@ -114,7 +115,7 @@ Layout = dict[str, tuple[tuple[int, ...], np.dtype, int]]  # column to shape, ty
 
 
 def layout(spec: Spec, examples: int) -> tuple[Layout, int]:
-    """Where each column of a batch lies, one after another, and the bytes of all."""
+    """The offset of each column of a batch, one after another, and the total bytes."""
     columns, offset = {}, 0
     for name, s in spec.items():
         shape, dtype = (examples, *s.shape), np.dtype(s.dtype)

@@ -1,12 +1,12 @@
-"""Fetched data on disk, under a size limit: what was used longest ago makes room for what comes.
+"""A disk cache of fetched data with a size limit; the least recently used entries are evicted first.
 
     CACHE/remote/flowers-5f0c2b71-91ab04ce/flowers       the data, a folder or a file
                                            .entry.json   what they are; its time is that of their last use
                                            .lock         held by every process that uses them
     CACHE/remote/flowers-5f0c2b71-91ab04ce.partial/      being fetched, or left by an interrupted fetch
 
-An entry bears its name only when it is complete. Processes agree through locks on files, which the kernel
-releases when a process ends, however it ends.
+An entry has its final name only when it is complete. Processes coordinate through file locks, which the
+kernel releases when a process ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import IO
 from ..errors import DataError
 from ..words.facts import fact
 
-SHARE = 0.5  # of the free disk, with what the cache has already: the limit when none is given
+SHARE = 0.5  # default limit: this share of the free disk plus the cache's size
 _PARTIAL = ".partial"
 _HELD: dict[Path, IO[str]] = {}  # entries in use by this process, until it ends or releases them
 
@@ -42,8 +42,8 @@ def home() -> Path:
 def published(name: str, url: str, files: Mapping[str, str]) -> list[Path]:
     """The local paths of `files` (file name to SHA-256) found under `url`, downloaded if not cached.
 
-    `name` is how errors call the data set. A file appears in the cache only when its checksum is right, so an
-    interrupted download leaves nothing behind that looks whole.
+    `name` is the data set's name in errors. A file appears in the cache only if its checksum is right, so an
+    interrupted download leaves no file that looks complete.
 
     Raises `DataError` without network, for a wrong checksum, and for a cache that cannot be written.
     """
@@ -72,9 +72,9 @@ def published(name: str, url: str, files: Mapping[str, str]) -> list[Path]:
 
 
 def release(path: Path) -> None:
-    """Says that this process no longer uses the data at `path`, given by `remote.local`: they may make room.
+    """Releases the data at `path` from `remote.local`, so that they may be evicted.
 
-    For a program that goes from one data set to the next; what has ended releases its data anyway.
+    For programs that use several data sets one after another; data is also released when the process ends.
     """
     lock = _HELD.pop(path.parent, None)
     if lock is not None:
@@ -82,10 +82,10 @@ def release(path: Path) -> None:
 
 
 class Cache:
-    """The cache of this user. `limit_bytes`: of data, all entries together; `None`: CHIPWISE_CACHE_BYTES,
-    else half of what the disk has free and the cache has taken.
+    """The cache of this user. `limit_bytes`: of all entries together; `None`: CHIPWISE_CACHE_BYTES, else half
+    of the free disk plus the cache's size.
 
-    Raises `DataError` for a limit that is not a number. Methods raise `OSError` where the disk does.
+    Raises `DataError` for a limit that is not a number. Methods raise `OSError` for errors of the disk.
     """
 
     def __init__(self, limit_bytes: float | None = None):
@@ -102,7 +102,7 @@ class Cache:
         self._limit = limit_bytes
 
     def newest(self, prefix: str) -> Path | None:
-        """The entry last used among those whose names begin with `prefix`, in use from now on."""
+        """The most recently used entry whose name begins with `prefix`, now in use by this process."""
         with self._alone():
             entries = [e for e in self.home.glob(f"{glob.escape(prefix)}*") if e.suffix != _PARTIAL]
             return _used(max(entries, key=_last_used)) if entries else None
@@ -111,9 +111,9 @@ class Cache:
     def entry(self, name: str, nbytes: int, data: str, say: Callable[[str], None]) -> Iterator[Path | None]:
         """A context after which the entry `name` is complete and in use by this process.
 
-        It gives the folder to put `nbytes` into, which holds what an interrupted fetch has left, or `None`
-        when the entry is complete already. While another process fills it, waits. After an error the folder
-        stays, for the next to go on. Raises `DataError` when there is no room; `data` names the data in it.
+        It yields the folder for `nbytes`, with the files of an interrupted fetch, or `None` if the entry is
+        already complete. It waits while another process fills the entry. After an error the folder stays, so
+        that the next fetch continues. Raises `DataError` if there is no room; `data` names the data in it.
         """
         entry, partial, waited = self.home / name, self.home / (name + _PARTIAL), False
         while True:
@@ -174,15 +174,15 @@ class Cache:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """One thread of one process at a time: to look at entries, evict some, or rename one."""
+        """A lock for one thread of one process: to read, evict or rename entries."""
         with open(self.home / ".lock", "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
 
 def _used(entry: Path) -> Path:
-    """A complete entry, in use by this process from now on; inside `_alone`."""
-    now = time.time_ns()  # the filesystem's own clock may stand still for milliseconds
+    """Marks a complete entry as in use by this process; called inside `_alone`."""
+    now = time.time_ns()  # the filesystem's clock may be coarse
     os.utime(entry / ".entry.json", ns=(now, now))
     if entry not in _HELD:
         lock = _lock(entry, fcntl.LOCK_SH)
@@ -202,7 +202,7 @@ def _lock(entry: Path, kind: int) -> IO[str] | None:
 
 
 def _evict(entry: Path) -> bool:
-    """Removes an entry that no process uses. It is partial from the first step on: a kill leaves no other."""
+    """Removes an entry that no process uses. It is renamed to partial first, in case of a kill."""
     lock = _lock(entry, fcntl.LOCK_EX)
     if lock is None:
         return False
@@ -221,7 +221,7 @@ def _last_used(entry: Path) -> float:
 
 
 def _planned(entry: Path) -> int:
-    """Bytes of an entry when it is complete."""
+    """The bytes of an entry when it is complete."""
     try:
         return int(json.loads((entry / ".entry.json").read_text())["bytes"])
     except (FileNotFoundError, ValueError, KeyError):  # its making or its removal was killed

@@ -1,9 +1,9 @@
-"""The data sets that come with chipwise: digits, MNIST, CIFAR-10, and ImageNet where one has it.
+"""The built-in data sets: digits, MNIST, CIFAR-10, and a packed ImageNet of your own.
 
-Lengths, shapes and statistics are known without a file, so planning and listing need no data. The
-examples are read when first asked for: from a folder (`data=`, or the environment variable
-CHIPWISE_DATA), else downloaded from their public homes, with checksums, into the user's cache. ImageNet is
-not ours to pass on and may not be downloaded without an account: it is a packed folder.
+Lengths, shapes and statistics are known without files, so planning and listing need no data. Examples are
+read at the first access, from a folder (`data=`, or the environment variable CHIPWISE_DATA). Otherwise they
+are downloaded from their public sources, with checksums, into the user's cache. ImageNet may not be
+redistributed and needs an account, so it is read from a packed folder.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from .synthetic import Absent, Synthetic
 
 _MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 _CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/"
-# file: (SHA-256 of the published .gz, SHA-256 uncompressed). The second also holds for files that someone
-# unpacked, or packed again.
+# file: (SHA-256 of the published .gz, SHA-256 uncompressed). The second one also works for unpacked or
+# repacked files.
 _MNIST = {
     "train-images-idx3-ubyte": (
         "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
@@ -51,7 +51,7 @@ _MNIST = {
         "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
     ),
 }
-_CIFAR10_SHA256 = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"  # of the binary archive
+_CIFAR10_SHA256 = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"  # SHA-256 of the binary archive
 _CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 JPEG_NOTE = "CIFAR-10 (JPEG copy)"  # lossy: accuracies are a little lower than on the original arrays
 _IMAGENET = {"train": 1_281_167, "eval": 50_000}
@@ -59,11 +59,11 @@ _IMAGENET = {"train": 1_281_167, "eval": 50_000}
 
 @dataclass(frozen=True)
 class Dataset:
-    """A training and an evaluation source, and what a recipe needs to know about them.
+    """A training and an evaluation source, with their statistics.
 
-    *Fields:* `train`, `eval`: sources with columns `image` uint8 and `label` int32; `classes`: their
-    number; `mean`, `std`: of the training pixels, one a channel, in pixel units (0 to 255; digits 0 to
-    16); `name`; `class_names`; `note`: what must be said beside every figure measured on it, or "".
+    *Fields:* `train`, `eval`: sources with columns `image` uint8 and `label` int32; `classes`: their number;
+    `mean`, `std`: of the training pixels, one per channel, in pixel units (0 to 255; digits 0 to 16); `name`;
+    `class_names`; `note`: a caution to show with every figure measured on it, or "".
     """
 
     train: Source
@@ -77,9 +77,9 @@ class Dataset:
 
 
 def digits() -> Dataset:
-    """1,797 handwritten digits of 8×8 pixels, 0 to 16, which come with chipwise: no download.
+    """1,797 handwritten digits of 8×8 pixels, 0 to 16, included in chipwise.
 
-    Every fifth example, from the first, is for evaluation: 1,437 to train and 360 to evaluate.
+    Every fifth example, starting with the first, is for evaluation: 1,437 to train and 360 to evaluate.
 
     Source: E. Alpaydin, C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository
     (1998), https://doi.org/10.24432/C50P49, its test set, CC BY 4.0; values and order as in scikit-learn's
@@ -102,15 +102,16 @@ def digits() -> Dataset:
 def synthetic(
     shape: tuple[int, ...], classes: int, *, train: int = 50_000, eval: int = 10_000, seed: int = 0
 ) -> Dataset:
-    """Made-up images `shape`, `(H, W)` or `(H, W, C)` uint8, with labels below `classes`: to time and to plan
-    without data. Nothing is stored; an example is a function of `seed` and its index, the same everywhere.
+    """Random images `shape`, `(H, W)` or `(H, W, C)` uint8, with labels below `classes`, for timing and
+    planning without data. Nothing is stored; an example is a function of `seed` and its index, equal on every
+    machine.
 
-    *Arguments:* `train`, `eval`: numbers of examples. For columns of other names and types see
-    `chipwise.data.Synthetic`; `--synthetic` makes such data in the shapes of a recipe's own.
+    *Arguments:* `train`, `eval`: numbers of examples. For other columns see `chipwise.data.Synthetic`;
+    `--synthetic` makes such data in the shapes of a recipe's own.
     """
     spec, below = _image_spec(shape), {"label": classes}
     channels = shape[2] if len(shape) > 2 else 1
-    mean, std = 255 / 2, math.sqrt((256**2 - 1) / 12)  # of whole numbers drawn evenly from 0 to 255
+    mean, std = 255 / 2, math.sqrt((256**2 - 1) / 12)  # of uniform integers from 0 to 255
     return Dataset(
         Synthetic(train, spec, below, seed),
         Synthetic(eval, spec, below, seed + 1),
@@ -125,9 +126,9 @@ def mnist(data: str | Path | None = None) -> Dataset:
     """MNIST: 60,000 training and 10,000 evaluation images `(28, 28)` of handwritten digits.
 
     `data`: a folder with the four IDX files, plain or `.gz`, directly, in `mnist/` or in `MNIST/raw/`;
-    `None`: CHIPWISE_DATA when it has them, else a download of 11 MB on first use.
+    `None`: CHIPWISE_DATA if it has them, else a download of 11 MB at first use.
 
-    Raises `DataError` when `data` lacks a file; and on first use for a wrong checksum or no network.
+    Raises `DataError` if `data` lacks a file, and at first use for a wrong checksum or no network.
     """
     files = _look(data, _find_mnist, "mnist-missing", files=list(_MNIST))
 
@@ -150,13 +151,12 @@ def mnist(data: str | Path | None = None) -> Dataset:
 def cifar10(data: str | Path | None = None) -> Dataset:
     """CIFAR-10: 50,000 training and 10,000 evaluation images `(32, 32, 3)` of ten kinds of things.
 
-    `data`: the original batches (`cifar-10-batches-bin`, `cifar-10-batches-py` or their `.tar.gz`),
-    or an image folder with `train/` and `test/` or a tar archive of one; the path itself or a folder
-    that holds it. Originals are preferred; of an image folder `note` says "CIFAR-10 (JPEG copy)". Or a
-    packed folder of one of these (`chipwise pack`), read in place.
-    `None`: CHIPWISE_DATA when it has one of these, else a download of 170 MB on first use.
+    `data`: the original batches (`cifar-10-batches-bin`, `cifar-10-batches-py` or their `.tar.gz`), an image
+    folder with `train/` and `test/`, a tar archive of one, or a packed folder (`chipwise pack`); or a folder
+    that contains one of these. Originals are preferred; for an image folder `note` is "CIFAR-10 (JPEG copy)".
+    `None`: CHIPWISE_DATA if it has one of these, else a download of 170 MB at first use.
 
-    Raises `DataError` when `data` holds none of these; and on first use for damage or no network.
+    Raises `DataError` if `data` has none of these, and at first use for damage or no network.
     """
     place = _look(data, _find_cifar10, "cifar10-missing", archives=originals.ARCHIVES[10])
     kind, path = place or ("original", None)
@@ -164,7 +164,7 @@ def cifar10(data: str | Path | None = None) -> Dataset:
         assert path is not None
         return _packed_cifar10(path)
 
-    @functools.cache  # an archive is decompressed once for both halves
+    @functools.cache  # an archive is decompressed once for both splits
     def both() -> dict[str, Columns]:
         if kind == "jpeg":
             assert path is not None
@@ -201,7 +201,7 @@ def _packed_cifar10(path: Path) -> Dataset:
                 expected=_CIFAR10_CLASSES,
             )
         splits.append(packed)
-    # A pack does not tell whether its pixels were JPEGs before, but the original batches name no files
+    # A pack does not record whether its pixels were JPEGs before, but the original batches name no files
     lossy = splits[0].store == "jpeg" or splits[0].record_name(0).endswith((".jpg", ".jpeg"))
     return _cifar10(splits[0], splits[1], JPEG_NOTE if lossy else "")
 
@@ -209,12 +209,11 @@ def _packed_cifar10(path: Path) -> Dataset:
 def imagenet(data: str | Path | None = None, image: int = 224) -> Dataset:
     """ImageNet-1k for a net whose input is `image` × `image` pixels.
 
-    `data`: a packed folder with `train/` and `eval/`, columns `image` `(h, w, 3)` uint8 with both sides
-    at least `image`, and `label`: any images and labels, its classes are the net's; `None`: known by its
-    shapes only, `image * 8 / 7` pixels square (256 for 224), enough to plan with. `mean` and `std` are
-    torchvision's.
+    `data`: a packed folder with `train/` and `eval/`, with columns `image` `(h, w, 3)` uint8, both sides at
+    least `image`, and `label`. It may have any images; its classes are the net's. `None`: only shapes, `image
+    * 8 / 7` pixels square (256 for 224), which is enough for plans. `mean` and `std` are torchvision's.
 
-    Raises `DataError` when `data` is not such a folder.
+    Raises `DataError` if `data` is not such a folder.
     """
     if data is None:
         side = image * 8 // 7
@@ -253,7 +252,7 @@ def _lazy(length: int, shape: tuple[int, ...], load: Callable[[], Columns]) -> L
 
 
 def _look(data: str | Path | None, find: Callable[[Path], Any], missing: str, **expected: Any) -> Any:
-    """What `find` sees in `data`, or in CHIPWISE_DATA; `None` to download. `missing`: the error's code."""
+    """The result of `find` in `data` or CHIPWISE_DATA; `None` to download. `missing`: the error's code."""
     if data is not None:
         root = local(data)
         if not root.exists():
@@ -263,7 +262,7 @@ def _look(data: str | Path | None, find: Callable[[Path], Any], missing: str, **
             raise DataError(missing, data=str(data), **expected)
         return place
     default = os.environ.get("CHIPWISE_DATA")
-    # A default for several data sets may lack this one: then it is downloaded
+    # A folder for several data sets may lack this one: then it is downloaded
     return find(Path(default).expanduser()) if default else None
 
 

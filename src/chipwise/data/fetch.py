@@ -1,4 +1,4 @@
-"""Many files from one filesystem at once, each under its name only when it is whole."""
+"""Fetches many files from one filesystem in parallel; each gets its name when it is complete."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ SAY_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class File:
-    """`name` below the folder it goes to; `remote`, its filesystem's name for it; `digest` where known: an
-    algorithm of hashlib, and what it gives in hexadecimal."""
+    """`name`: relative to the target folder; `remote`: its path on the filesystem; `digest`, if known: an
+    algorithm of hashlib, and the hexadecimal digest."""
 
     name: str
     remote: str
@@ -35,7 +35,7 @@ class File:
 
 
 class Incomplete(EOFError):
-    """Another number of bytes came than was listed."""
+    """The number of received bytes differs from the listing."""
 
     def __init__(self, nbytes: int, expected: int):
         super().__init__()
@@ -43,12 +43,11 @@ class Incomplete(EOFError):
 
 
 class Transfer:
-    """Brings `files` to the folder `to`; those already there are left. What is not whole: `parts`.
+    """Fetches `files` to the folder `to`; existing files are kept. Incomplete files are in `parts`.
 
-    `place` is where files come from: `place.fs`, its fsspec filesystem for the thread that asks, and
-    `place.shown` for messages. Raises `DataError` naming the file that could not be had, and `OSError` of the
-    disk. What is known of a file's contents is checked when it is whole; that files did not change meanwhile
-    is for the caller.
+    `place` is the origin: `place.fs`, an fsspec filesystem for the calling thread, and `place.shown`, for
+    messages. Raises `DataError` with the file that could not be fetched, and `OSError` of the disk. Known
+    digests are checked when a file is complete; the caller checks that files did not change meanwhile.
     """
 
     def __init__(self, place: Any, files: Sequence[File], to: Path, parts: Path, say: Callable[[str], None]):
@@ -68,13 +67,13 @@ class Transfer:
             with ThreadPoolExecutor(workers) as threads:
                 try:
                     self._watch([threads.submit(self._file, file, n) for n, file in enumerate(missing)])
-                finally:  # also for Ctrl-C: what is under way ends, nothing new begins
+                finally:  # also for Ctrl-C: running transfers end, no new ones start
                     self.stop.set()
                     threads.shutdown(wait=True, cancel_futures=True)
         shutil.rmtree(self.parts)
 
     def _watch(self, jobs: list[Any]) -> None:
-        """Waits for the jobs and says how far they are. Raises what the first to fail raised."""
+        """Waits for the jobs and reports progress. Raises the error of the first job that failed."""
         began, at_first = time.monotonic(), sum(self.came.values())
         while True:
             ended, going = wait(jobs, timeout=SAY_SECONDS, return_when=FIRST_EXCEPTION)
@@ -99,7 +98,7 @@ class Transfer:
                 "fetch-failed", data=self.place.shown, file=file.name, reason=reason(error), **here
             ) from error
         with open(path, "rb") as opened:
-            os.fsync(opened)  # or a power cut could leave the name without the bytes
+            os.fsync(opened)  # or after a power cut the file might lack its contents
             whole = file.digest and hashlib.file_digest(opened, file.digest[0]).hexdigest()
         if file.digest and whole != file.digest[1]:
             raise DataError("fetched-not-as-listed", data=self.place.shown, file=file.name)
@@ -109,7 +108,7 @@ class Transfer:
         self.done.add(file)
 
     def _get(self, file: File, path: Path) -> None:
-        """All of a file, straight to the disk."""
+        """Writes a whole file to disk."""
         from fsspec.callbacks import Callback
 
         def watch(size: int | None, value: int, **_: Any) -> None:
@@ -124,12 +123,12 @@ class Transfer:
 
 
 def patiently(do: Callable[[], T], stop: threading.Event | None = None) -> T:
-    """`do()`, tried again after pauses while what it raises may pass, and until `stop` is set."""
+    """Calls `do()`, and retries after pauses while errors may be temporary, until `stop` is set."""
     stop, silences = stop or threading.Event(), 0
     for pause in PAUSES:
         try:
             return do()
-        except Exception as error:  # every filesystem has a tree of its own
+        except Exception as error:  # every filesystem has its own exceptions
             silences += isinstance(error, TimeoutError)  # half a minute each
             if lasting(error) or silences > 1 or stop.wait(pause):
                 raise
@@ -137,12 +136,12 @@ def patiently(do: Callable[[], T], stop: threading.Event | None = None) -> T:
 
 
 def lasting(error: BaseException) -> bool:
-    """Whether trying again will not help."""
+    """Whether a retry cannot help."""
     status = status_of(error)
     if status is not None:
         return 400 <= status < 500 and status not in (408, 425, 429)
     if isinstance(error, FileNotFoundError) and type(error.__cause__).__module__.startswith("aiohttp"):
-        return False  # fsspec calls every failure to look at a web page "not found"
+        return False  # fsspec reports every failure to read a web page as "not found"
     if isinstance(error, (ConnectionError, TimeoutError, EOFError)):
         return False
     if isinstance(error, OSError):
@@ -152,7 +151,7 @@ def lasting(error: BaseException) -> bool:
 
 
 def reason(error: BaseException) -> Fact:
-    """Why, in a few words: libraries' own texts are paragraphs of nested exceptions."""
+    """The reason in a few words; libraries' own texts are paragraphs of nested exceptions."""
     status, name = status_of(error), type(error).__name__
     if status is not None:
         return fact("server-answers", status=status)
@@ -170,7 +169,7 @@ def reason(error: BaseException) -> Fact:
 
 
 def status_of(error: BaseException) -> int | None:
-    """The web server's answer in an error of aiohttp, or under one of fsspec."""
+    """The HTTP status in an error of aiohttp, or in the cause of an error of fsspec."""
     for one in (error, error.__cause__):
         status = getattr(one, "status", None)
         if isinstance(status, int):

@@ -1,11 +1,10 @@
-"""Image files, one sub-folder a class, on disk or inside a tar archive.
+"""Image files with a sub-folder for each class, on disk or in a tar archive.
 
     flowers/daisy/1.jpg, flowers/daisy/2.png, flowers/rose/1.jpg, ...
 
-Classes are numbered by the sorted names of their folders, examples by class and file name. Files
-are decoded when asked for. A plain `.tar` is read at the members' places, so memory stays small whatever its
-size. A compressed one can only be read from its beginning: its encoded images are held in memory, up to a
-limit.
+Classes are numbered by the sorted names of their folders, examples by class and file name. Files are decoded
+on access. A plain `.tar` is read at the members' offsets, so memory stays small. A compressed one can only be
+read from its beginning, so its encoded images are kept in memory, up to a limit.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ _COMPRESSED: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.ope
 MAX_BYTES = 8 << 30  # encoded images kept in memory at most, and never more than half of what is free
 
 
-MOST_IMAGE_BYTES = 1 << 28  # of one encoded image
+MOST_IMAGE_BYTES = 1 << 28  # bytes of one encoded image
 
 
 @dataclass
 class Files:
-    """Image files: path parts below the source, bytes, and what `read` takes; and what lies beside them."""
+    """Image files: path parts relative to the source, bytes, and the argument of `read`; and other files."""
 
     paths: list[tuple[str, ...]] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
@@ -54,7 +53,7 @@ class Files:
     read: Callable[[Any], bytes] = lambda key: b""
 
     def add(self, parts: tuple[str, ...], size: int, key: Any) -> None:
-        """Raises `DataError` for a file that no image is as large as."""
+        """Adds a file. Raises `DataError` if it is too large for an image."""
         if size > MOST_IMAGE_BYTES:
             raise DataError("image-file-too-large", name="/".join(parts), bytes=size, limit=MOST_IMAGE_BYTES)
         self.paths.append(parts)
@@ -63,14 +62,14 @@ class Files:
 
 
 def is_image(name: str) -> bool:
-    """Whether a file's name is an image's."""
+    """Whether a file's name has the suffix of an image."""
     return not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES
 
 
 def walk(root: Path) -> Files:
-    """Every image file below `root`, hidden ones left out. Raises `DataError` for what cannot be read.
+    """All image files below `root`, except hidden ones. Raises `DataError` for folders that cannot be read.
 
-    A pipe, a socket or a device is not an image file, whatever its name: reading one would never end.
+    Pipes, sockets and devices are ignored: reading them might never end.
     """
     files = Files(read=read_file)
 
@@ -88,7 +87,7 @@ def walk(root: Path) -> Files:
                 files.folders.append((*parts, entry.name))
                 enter(entry.path, (*parts, entry.name), above | {here})
             elif is_image(entry.name) and (entry.is_file() or not os.path.exists(entry.path)):
-                # A dangling link is found when it is read, and reported like other files that cannot be
+                # A dangling link is reported on access, like other unreadable files
                 size = entry.stat().st_size if entry.is_file() else 0
                 files.add((*parts, entry.name), size, entry.path)
             else:
@@ -103,12 +102,12 @@ def walk(root: Path) -> Files:
 
 
 def read_file(path: str) -> bytes:
-    with open(path, "rb", buffering=0) as stream:  # a buffer costs a small file as much as its reading
+    with open(path, "rb", buffering=0) as stream:  # for a small file a buffer costs as much as reading it
         return stream.readall()
 
 
 def refuse_duplicates(names: Sequence[str], path: Any) -> None:
-    """Raises `DataError` when two entries of `path` have one name."""
+    """Raises `DataError` if two entries of `path` have the same name."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -117,10 +116,10 @@ def refuse_duplicates(names: Sequence[str], path: Any) -> None:
 
 
 def list_tar(path: Path, of: Callable[[tuple[str, ...]], bool] = lambda parts: True) -> Files:
-    """The images in an archive `.tar`, `.tar.gz`, `.tar.bz2` or `.tar.xz` whose parts are `of` it.
+    """The images in an archive `.tar`, `.tar.gz`, `.tar.bz2` or `.tar.xz` for whose path parts `of` is true.
 
-    Raises `DataError` for members that point outside, links, two of one name, damage, and compressed
-    archives that memory cannot hold.
+    Raises `DataError` for links, paths that point outside, duplicate names, damage, and compressed archives
+    that do not fit in memory.
     """
     try:
         with open_regular(path) as file:
@@ -134,13 +133,13 @@ def list_tar(path: Path, of: Callable[[tuple[str, ...]], bool] = lambda parts: T
         ):
             _list_members(path, archive, files, of, in_place=unzip is None)
             while unzip is not None and file.read(1 << 20):
-                pass  # at its end the decompressor checks the sum
+                pass  # the decompressor checks the checksum at the end
     except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise DataError("file-damaged", path=path, reason=str(error)) from error
     except RecursionError as error:  # headers that describe headers, thousands deep
         raise DataError("file-damaged", path=path, reason="chained headers") from error
     except OSError as error:
-        if error.errno is None:  # bz2's word for damage
+        if error.errno is None:  # bz2's error for damage
             raise DataError("file-damaged", path=path, reason=str(error)) from error
         raise unreadable(path, error) from error
     refuse_duplicates(["/".join(parts) for parts in files.paths], path)
@@ -153,7 +152,7 @@ def _list_members(
     limit, held = min(MAX_BYTES, psutil.virtual_memory().available // 2), 0
     for member in archive:
         archive.members = []  # type: ignore[attr-defined]  # or it keeps 1 kB a member
-        # Strings, not pathlib: 60,000 members cost a second more with it
+        # Strings, since pathlib costs a second more for 60,000 members
         parts = tuple(part for part in member.name.split("/") if part not in ("", "."))
         if member.name.startswith("/") or ".." in parts:
             raise DataError("member-outside", path=path, name=member.name[:80])
@@ -179,7 +178,7 @@ def _list_members(
 
 
 class _Member(tarfile.TarInfo):
-    """A member whose header is whole: tarfile takes a cut, and a damaged header, for the archive's end."""
+    """A member with a complete header; tarfile takes a truncated or damaged header for the archive's end."""
 
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
@@ -192,7 +191,7 @@ class _Member(tarfile.TarInfo):
 
 
 class _Places:
-    """Reads `(offset, bytes)` of a file; several threads may do so at once."""
+    """Reads `(offset, bytes)` of a file. Thread-safe."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -222,17 +221,17 @@ class ImageFolder:
 
     *Arguments:*
 
-    - `path`: a folder or its URL, or a `.tar`, `.tar.gz` or `.tar.xz` that holds one; nothing is unpacked to
-      disk: a plain `.tar` is read in place, a compressed one's encoded images are kept in memory.
-    - `size`: `(height, width)` or one number for both: each image is scaled to cover it and cut around
-      its centre. `None` keeps sizes as they are, and then all must be equal.
-    - `split`: a folder inside `path` that holds the classes, such as `"train"`.
+    - `path`: a folder, its URL, or a `.tar`, `.tar.gz` or `.tar.xz` of one. Nothing is unpacked to disk: a
+      plain `.tar` is read in place, and the encoded images of a compressed one are kept in memory.
+    - `size`: `(height, width)` or one number for both: each image is scaled to cover it and cropped at the
+      centre. `None` keeps the sizes, and then all must be equal.
+    - `split`: a folder inside `path` with the classes, such as `"train"`.
 
-    *Attributes:* `names`, the classes' names; `classes`, their number; `labels` `(n,)` int32.
+    *Attributes:* `names`: the classes' names; `classes`: their number; `labels` `(n,)` int32.
 
-    Raises `DataError` when made for a missing folder, no classes, a class without images or unsafe
-    archive members; and on access, with the file's name, for images that cannot be decoded or differ
-    in size. Files that are hidden or have no image's suffix are left out.
+    The constructor raises `DataError` for a missing folder, no classes, a class without images or unsafe
+    archive members. Access raises it, with the file's name, for images that cannot be decoded or differ in
+    size. Hidden files and files without the suffix of an image are ignored.
     """
 
     def __init__(self, path: str | Path, size: int | tuple[int, int] | None = None, split: str | None = None):
@@ -282,7 +281,7 @@ class ImageFolder:
         return {"image": image, "label": self.labels[index]}
 
     def fill(self, indices: np.ndarray, out: dict[str, np.ndarray]) -> None:
-        """Decodes the examples at `indices` `(n,)` into `out`; several threads may do so at once."""
+        """Decodes the examples at `indices` `(n,)` into `out`. Thread-safe."""
         out["label"][:] = self.labels[indices]
         for row, index in enumerate(indices.tolist()):
             self._decode_into(index, out["image"][row])
@@ -305,7 +304,7 @@ class ImageFolder:
             )
 
     def _of(self, index: int, error: DataError) -> DataError:
-        """`error`, which a decoder raised, with the file's name."""
+        """A decoder's `error` with the file's name."""
         if error.code in ("image-unreadable", "unreadable"):
             return error
         problem = fact(error.code, **error.facts)
@@ -333,7 +332,7 @@ def _in_folder(root: Path) -> dict[str, dict[str, Any]]:
 
 
 def _in_tar(path: Path, split: str | None) -> tuple[dict[str, dict[str, Any]], Callable[[Any], bytes]]:
-    """Class to file name to what the function returned beside it reads."""
+    """Class to file name to key, and the function that reads a key."""
     listed = list_tar(path, lambda parts: split is None or split in parts[:-2])
     files: dict[str, dict[str, Any]] = {}
     roots = set()

@@ -1,9 +1,9 @@
-"""Encoded images as pixels: RGB, upright, at the size that is wanted, and refused where that is unsafe.
+"""Decodes images to RGB pixels, upright and at the requested size; unsafe files are refused.
 
-Plain JPEGs go through simplejpeg, at 1/2, 1/4 or 1/8 of their size where that suffices: several times faster
-than Pillow, which does the rest. Grey becomes three equal channels, palettes and CMYK become RGB,
-transparency is laid on white (below it files hold any colour, often black), of several frames the first
-is taken, and the orientation a camera noted is applied.
+simplejpeg decodes plain JPEGs, at 1/2, 1/4 or 1/8 of their size if that is enough, several times faster than
+Pillow, which decodes everything else. Grey becomes three equal channels, palettes and CMYK become RGB,
+transparency becomes white (files have any colour below it, often black), of several frames the first is used,
+and the camera's orientation is applied.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from PIL import Image, ImageOps
 
 from ..errors import DataError
 
-# Height times width above which Pillow, too, takes a file for a decompression bomb: 13,377 squared.
+# Height times width; above it Pillow, too, assumes a decompression bomb: 13,377 squared.
 MAX_PIXELS = 178_956_970
-_WIDE_MODES = ("I", "F")  # 16 and 32 bits a channel: Pillow would clip them to 8
+_WIDE_MODES = ("I", "F")  # 16 and 32 bits per channel: Pillow would clip them to 8
 _ORIENTATION = 274  # the EXIF tag
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -33,12 +33,12 @@ _TURNS = {
 
 
 class Encoded:
-    """An encoded image whose header was read and whose pixels were not.
+    """An encoded image of which only the header was read.
 
-    *Attributes:* `height`, `width`: upright, in pixels; `plain`: a grey or colour JPEG to be seen as it is
-    stored.
+    *Attributes:* `height`, `width`: upright, in pixels; `plain`: whether it is a grey or colour JPEG that is
+    stored upright.
 
-    Raises `DataError` for what is not an image, or has more than `MAX_PIXELS`: nothing was decoded then.
+    Raises `DataError`, before anything is decoded, if it is not an image or has more than `MAX_PIXELS`.
     """
 
     def __init__(self, data: bytes):
@@ -53,7 +53,7 @@ class Encoded:
                         self.height, self.width = self.width, self.height
         except Image.DecompressionBombError as error:
             raise DataError("image-too-large", limit=MAX_PIXELS) from error
-        except Exception as error:  # decoders raise what they like on damaged files
+        except Exception as error:  # decoders raise all kinds of exceptions on damaged files
             raise _damaged(data, error) from error
         if self.height * self.width > MAX_PIXELS:
             raise DataError("image-too-large", limit=MAX_PIXELS)
@@ -61,8 +61,8 @@ class Encoded:
     def pixels(self, size: tuple[int, int] | None = None, crop: bool = True) -> np.ndarray:
         """`(height, width, 3)` uint8.
 
-        `size` `(height, width)`: scaled to cover it and, with `crop`, cut around the centre. Raises
-        `DataError` for damage, and for more than 8 bits a channel.
+        `size` `(height, width)`: scaled to cover it and, with `crop`, cropped at the centre. Raises
+        `DataError` for damage, and for more than 8 bits per channel.
         """
         try:
             if not self._jpeg:
@@ -113,15 +113,15 @@ def decode(data: bytes, size: tuple[int, int] | None = None, crop: bool = True) 
 
 
 def decode_into(data: bytes, out: np.ndarray, size: tuple[int, int] | None = None) -> tuple[int, ...]:
-    """Writes an encoded image, as `decode` gives it, to `out` `(height, width, 3)` uint8.
+    """Decodes an image, as `decode` does, into `out` `(height, width, 3)` uint8.
 
-    *Returns* the image's shape; where it is not that of `out`, nothing is written.
+    *Returns* the image's shape; if it differs from that of `out`, nothing is written.
     """
     encoded = Encoded(data)
     height, width = encoded.height, encoded.width
     if encoded.plain and (height, width) == out.shape[:2] and size in (None, (height, width)):
         try:
-            simplejpeg.decode_jpeg(data, "RGB", buffer=out)  # no copy: most of a small image's cost otherwise
+            simplejpeg.decode_jpeg(data, "RGB", buffer=out)  # no copy, which would be most of a small image's cost
         except Exception as error:
             raise _damaged(data, error) from error
         return out.shape
@@ -133,7 +133,7 @@ def decode_into(data: bytes, out: np.ndarray, size: tuple[int, int] | None = Non
 
 def from_pillow(image: Image.Image, size: tuple[int, int] | None = None, crop: bool = True) -> np.ndarray:
     """A Pillow image as `(height, width, 3)` uint8, as `Encoded.pixels` gives it."""
-    # Of 16-bit colour Pillow keeps the high byte, and only the way the file is read tells
+    # Pillow keeps the high byte of 16-bit colour, which only the raw mode of the file shows
     if image.mode.split(";")[0] in _WIDE_MODES or any(";16" in str(t[3]) for t in getattr(image, "tile", ())):
         raise DataError("image-depth")
     upright = ImageOps.exif_transpose(image)
@@ -147,10 +147,10 @@ def from_pillow(image: Image.Image, size: tuple[int, int] | None = None, crop: b
 def fitted(
     image: Image.Image, size: tuple[int, int] | None, crop: bool, shape: tuple[int, int] | None = None
 ) -> np.ndarray:
-    """`image` scaled to cover `size` and, with `crop`, cut around the centre, bilinear.
+    """`image` scaled to cover `size`, bilinear, and with `crop` cropped at the centre.
 
-    `shape`: height and width of the whole image, where `image` was decoded at a smaller scale. Raises
-    `DataError` for an image that would have more than `MAX_PIXELS`.
+    `shape`: height and width of the original, if `image` was decoded at a smaller scale. Raises `DataError`
+    if the result would have more than `MAX_PIXELS`.
     """
     if size is not None and crop:
         image = ImageOps.fit(image, size[::-1], Image.Resampling.BILINEAR)
@@ -169,7 +169,7 @@ def fitted(
 
 
 def covering(shape: tuple[int, int], size: tuple[int, int] | None) -> tuple[int, int]:
-    """The height and width of an image of `shape` scaled to just cover `size`; `shape` without one."""
+    """The height and width of an image of `shape` scaled to just cover `size`; `shape` if it is None."""
     if size is None:
         return shape
     (height, width), (to_height, to_width) = shape, size
@@ -181,6 +181,6 @@ def covering(shape: tuple[int, int], size: tuple[int, int] | None) -> tuple[int,
 def _damaged(data: bytes, error: Exception) -> DataError:
     if not data:
         return DataError("image-empty")
-    # Pillow's messages hold addresses in memory, which are others each time
+    # Pillow's messages contain memory addresses, which vary
     reason = " ".join(re.sub(r"<[^>]*>", "", str(error)).split())[:120]
     return DataError("image-damaged", bytes=len(data), reason=reason)

@@ -1,6 +1,6 @@
 """The format `chipwise-packed`: its manifest, headers and record tables (see `docs/format.md`).
 
-And whether files are whole: SHA-256 tells which of them are damaged, CRC-32 which records in them.
+It also finds damage: SHA-256 finds damaged files, CRC-32 the damaged records in them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SHOWN = 8  # damaged records that an error names
 
 
 def record_dtype(store: str, name_bytes: int) -> np.dtype:
-    """A line of a record table: CRC-32, name, and for jpeg where the encoded image ends."""
+    """The dtype of a record table: CRC-32, name, and for jpeg the end of the encoded image."""
     fields = [("crc32", "<u4"), ("name", f"S{max(1, name_bytes)}")]
     return np.dtype([*fields, ("end", "<i8")] if store == "jpeg" else fields)
 
@@ -49,7 +49,7 @@ def render(manifest: dict[str, Any]) -> str:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a split, whole and of a version that this chipwise knows, else `DataError`."""
+    """The manifest of a split. Raises `DataError` if it is damaged or of an unknown version."""
     path = folder / MANIFEST
     try:
         text = read_regular(path).decode("ascii")
@@ -84,8 +84,8 @@ def sha256(path: Path) -> str:
 def verify(folder: Path, manifest: dict[str, Any]) -> None:
     """Reads every file of a split once, those of damaged shards twice.
 
-    Raises one `DataError` with the number of damaged records, the first of them by number and name, and
-    the files. A file may be damaged where no record is: in its header, or in a record's name.
+    Raises a `DataError` with the number of damaged records, the first ones by number and name, and the files.
+    A file may also be damaged in its header, or in a record's name.
     """
     damaged: list[tuple[int, str]] = []
     files: list[str] = []
@@ -120,7 +120,7 @@ def record_text(name: bytes) -> str:
 
 
 def _damaged(folder: Path, manifest: dict[str, Any], shard: dict[str, Any]) -> Iterator[tuple[int, str]]:
-    """Row and name of the shard's records whose bytes are not those of their checksum."""
+    """Row and name of the shard's records whose checksum is wrong."""
     columns = manifest["columns"]
     record = np.dtype([tuple(field) for field in manifest["record"]])
     with ExitStack() as stack:
@@ -128,7 +128,7 @@ def _damaged(folder: Path, manifest: dict[str, Any], shard: dict[str, Any]) -> I
             name: stack.enter_context(open(folder / file["name"], "rb"))
             for name, file in shard["files"].items()
         }
-        # What follows the header is as long as it was, whatever the header says now
+        # The data after the header has its known length, even if the header is damaged
         size = shard["examples"] * record.itemsize
         lines = data[RECORD].read()[-size:].ljust(size, b"\0")
         table = np.frombuffer(lines, record)

@@ -1,8 +1,8 @@
 """The order of the training examples: a pure function of seed, epoch and position.
 
-The training stream is continuous. Position `p` (the number of examples seen before) lies in epoch
-`p // examples`; every epoch is one permutation of all examples; a batch may end one epoch and
-begin the next. Nothing is dropped, and resuming needs no state but the step.
+The training stream is continuous. Position `p` (the number of examples seen before) is in epoch `p //
+examples`; every epoch is a permutation of all examples; a batch may span two epochs. Nothing is dropped, and
+resuming needs only the step.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 def permutation(seed: int, epoch: int, examples: int) -> np.ndarray:
     """The order of one epoch, `(examples,)` int32.
 
-    Sorts raw Philox words: NumPy promises that a bit generator's words never change, but not that
-    `Generator.permutation` draws them in the same way for ever (NEP 19).
+    Sorts raw Philox words: NumPy guarantees that a bit generator's words never change, but not the algorithm
+    of `Generator.permutation` (NEP 19).
     """
     words = np.random.Philox(key=[seed % 2**64, epoch]).random_raw(examples)
     order = np.argsort(words)  # 4 times as fast as a stable sort, and the same unless two words are equal

@@ -1,4 +1,4 @@
-"""MNIST's and CIFAR's own files, as their authors publish them.
+"""Reads the original files of MNIST and CIFAR.
 
 MNIST's are IDX: two zero bytes, a type code, the number of dimensions, each dimension as big-endian uint32,
 the values. CIFAR's are binary records or Python pickles of an image as 3 planes (red, green, blue) of 32 × 32
@@ -29,8 +29,8 @@ from .sources import Columns, check_labels
 
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _CHUNK = 1 << 20
-MAX_BYTES = 1 << 28  # of a batch: CIFAR-100's training batch, the largest, has 155 MB
-MAX_STEPS = 1_000_000  # opcodes: it has 400,000
+MAX_BYTES = 1 << 28  # bytes of a batch; the largest, CIFAR-100's training batch, has 155 MB
+MAX_STEPS = 1_000_000  # opcodes; that batch has 400,000
 _PIXELS = 3 * 32 * 32
 # (classes, split): file names in order, without the .bin of binary ones
 _BATCHES = {
@@ -39,7 +39,7 @@ _BATCHES = {
     (100, "train"): ["train"],
     (100, "test"): ["test"],
 }
-# Where people keep them: the archives' own folders, or beside one another; binary first
+# Common locations: the archives' folders, or all in one folder; binary first
 FOLDERS = {10: ("cifar-10-batches-bin", "cifar-10-batches-py"), 100: ("cifar-100-binary", "cifar-100-python")}
 ARCHIVES = {
     10: ("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz"),
@@ -64,12 +64,12 @@ def read_idx(path: str | Path, sha256: str | None = None) -> np.ndarray:
     *Arguments:*
 
     - `path`: the file; compression is recognised by its first bytes, not by its name.
-    - `sha256`: the expected SHA-256 of the uncompressed bytes, in hexadecimal; not checked when `None`.
+    - `sha256`: the expected SHA-256 of the uncompressed bytes, in hexadecimal; not checked if `None`.
 
     *Returns* an array of the shape and type that the header names.
 
-    Raises `DataError` for files that are missing, not IDX, shorter or longer than the header says, damaged,
-    or of another checksum.
+    Raises `DataError` for files that are missing, damaged, not IDX, shorter or longer than the header says,
+    or have another checksum.
     """
     path = Path(path)
     try:
@@ -94,8 +94,8 @@ def _read_idx(stream: BinaryIO | gzip.GzipFile, path: Path, sha256: str | None) 
         raise DataError("idx-dimensions", path=path, bytes=len(sizes), expected=4 * dimensions)
     shape = tuple(np.frombuffer(sizes, ">u4").tolist())
     expected = math.prod(shape) * dtype.itemsize
-    # Read in pieces and stop one byte late: neither a header that promises 2^60 bytes nor a small
-    # gzip file that holds them can take the machine's memory.
+    # Read in pieces, and at most one byte too many: neither a header that states 2^60 bytes nor a small file
+    # with that content can exhaust the memory.
     values = bytearray()
     while len(values) <= expected and (piece := stream.read(min(_CHUNK, expected + 1 - len(values)))):
         values += piece
@@ -113,7 +113,7 @@ def _read_idx(stream: BinaryIO | gzip.GzipFile, path: Path, sha256: str | None) 
 
 
 def read_cifar(path: str | Path, splits: tuple[str, ...] = ("train", "test"), classes: int = 10) -> dict:
-    """The original batches in a folder or a `.tar.gz`, binary ones where both are there.
+    """The original batches in a folder or a `.tar.gz`; binary ones are preferred.
 
     *Arguments:*
 
@@ -123,7 +123,7 @@ def read_cifar(path: str | Path, splits: tuple[str, ...] = ("train", "test"), cl
 
     *Returns* split to `{"image": (n, 32, 32, 3) uint8, "label": (n,) int32}`.
 
-    Raises `DataError` for files that are missing, damaged, or hold anything but data.
+    Raises `DataError` for files that are missing, damaged, or contain anything but data.
     """
     path = Path(path)
     for split in splits:
@@ -156,7 +156,7 @@ def read_cifar(path: str | Path, splits: tuple[str, ...] = ("train", "test"), cl
 
 
 def read_batch(data: bytes, name: str, classes: int = 10) -> Columns:
-    """One batch file's bytes, pickled or binary (told by a name that ends in `.bin`).
+    """Reads the bytes of a batch file, binary if its name ends with `.bin`, otherwise pickled.
 
     *Returns* `{"image": (n, 32, 32, 3) uint8, "label": (n,) int32}`; raises `DataError`, with `name`.
     """
@@ -168,7 +168,7 @@ def read_batch(data: bytes, name: str, classes: int = 10) -> Columns:
 
 
 def _binary(data: bytes, name: str, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    labels = 1 if classes == 10 else 2  # CIFAR-100 puts the coarse label first
+    labels = 1 if classes == 10 else 2  # CIFAR-100 has the coarse label first
     record = labels + _PIXELS
     if not data or len(data) % record:
         raise DataError("cifar-records", path=name, bytes=len(data), record=record)
@@ -180,7 +180,7 @@ def _pickled(data: bytes, name: str, classes: int) -> tuple[np.ndarray, np.ndarr
     batch = unpickle(data, name)
     if not isinstance(batch, dict):
         raise DataError("cifar-not-dict", path=name, kind=type(batch).__name__)
-    # Python 2 wrote its keys as bytes
+    # Python 2 wrote keys as bytes
     batch = {k.decode("latin-1") if isinstance(k, bytes) else k: v for k, v in batch.items()}
     key = "labels" if classes == 10 else "fine_labels"
     pixels, label, keys = batch.get("data"), batch.get(key), sorted(map(str, batch))
@@ -194,7 +194,7 @@ def _pickled(data: bytes, name: str, classes: int) -> tuple[np.ndarray, np.ndarr
 
 
 def _in_folder(path: Path, names: list[str], classes: int) -> Iterator[tuple[str, bytes]]:
-    """Name and bytes of the batch files in the first of the usual places that has all, or else some."""
+    """Name and bytes of the batch files in the first common location that has all, or else some."""
     places = [(path / below, suffix) for suffix in (".bin", "") for below in ("", *FOLDERS[classes])]
     here = [[p for name in names if (p := place / (name + suffix)).is_file()] for place, suffix in places]
     for file in max(here, key=len):  # the first of the longest
@@ -233,19 +233,19 @@ class _Refused(Exception):
 
 
 class _StandIn(str):
-    """For something of NumPy's, by name. It is not text: all that is read is told by its exact type."""
+    """A placeholder for a NumPy object. Not a string, since values are recognised by their exact type."""
 
 
 def unpickle(data: bytes, name: str) -> Any:
     """The value pickled in `data`, by Python 2 or in the protocols 3 and 4 of Python 3; nothing is executed.
 
-    `pickle.load` runs whatever functions a file names. A subclass of it that allows only NumPy's would still
-    hand NumPy any state, hash keys for as long as a file likes, and size its memo by a number in the file. So
-    here the opcodes are only listed (`pickletools.genops` parses and never acts), and plain data is built
-    from the few that these batches need. Names are compared with three known ones and never looked up.
+    `pickle.load` runs any function that a file names. A subclass that allows only NumPy's would still pass
+    any state to NumPy, hash keys for any time, and allocate its memo by a number in the file. So the opcodes
+    are only parsed (`pickletools.genops`), and plain data is built from the few that these batches need.
+    Names are compared with three known ones and never imported.
 
-    Strings of Python 2 come as bytes, arrays of uint8 as read-only arrays. Raises `DataError`, with `name`,
-    for another opcode, name or call, for damage, trailing bytes, and more than `MAX_BYTES` or `MAX_STEPS`.
+    Strings of Python 2 become bytes, arrays of uint8 read-only arrays. Raises `DataError`, with `name`, for
+    any other opcode, name or call, for damage, trailing bytes, and more than `MAX_BYTES` or `MAX_STEPS`.
     """
     if len(data) > MAX_BYTES:
         raise DataError("file-too-large", path=name, bytes=len(data), limit=MAX_BYTES)
@@ -265,7 +265,7 @@ def unpickle(data: bytes, name: str) -> Any:
         return value
     except _Refused as error:
         raise DataError("pickle-refused", path=name, name=str(error)[:80], at=at) from error
-    # What parsing and building plain data can raise on damaged bytes; nothing here calls foreign code.
+    # Errors of parsing and building plain data from damaged bytes; nothing here calls foreign code.
     except (ValueError, TypeError, LookupError, OverflowError, EOFError, struct.error) as error:
         raise DataError("pickle-damaged", path=name, reason=" ".join(str(error).split())[:120]) from error
 
@@ -274,7 +274,7 @@ def _step(op: str, argument: Any, stack: list[Any], marks: list[int], memo: dict
     """One opcode of the pickle machine."""
 
     def pop(count: int) -> list[Any]:
-        start = len(stack) - count if count else marks.pop()  # 0: all since the last mark
+        start = len(stack) - count if count else marks.pop()  # 0: everything since the last mark
         if not 0 <= start <= len(stack):
             raise ValueError("too few values")
         items = stack[start:]
@@ -326,7 +326,7 @@ def _step(op: str, argument: Any, stack: list[Any], marks: list[int], memo: dict
                 raise ValueError("an array of something else than bytes")
             pixels = np.frombuffer(_of(bytes, content), np.uint8)  # a view: no copy
             stack[-1] = pixels.reshape(shape, order="F" if fortran else "C")
-        elif stack[-1] != "uint8":  # whose state says nothing that bytes need
+        elif stack[-1] != "uint8":  # whose state is not needed for bytes
             raise _Refused(op)
     elif op not in ("PROTO", "FRAME", "STOP"):
         raise _Refused(op)
