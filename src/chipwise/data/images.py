@@ -121,7 +121,7 @@ def decode_into(data: bytes, out: np.ndarray, size: tuple[int, int] | None = Non
     height, width = encoded.height, encoded.width
     if encoded.plain and (height, width) == out.shape[:2] and size in (None, (height, width)):
         try:
-            simplejpeg.decode_jpeg(data, "RGB", buffer=out)  # no copy, which would be most of a small image's cost
+            simplejpeg.decode_jpeg(data, "RGB", buffer=out)  # no copy: most of a small image's cost
         except Exception as error:
             raise _damaged(data, error) from error
         return out.shape

@@ -2,9 +2,9 @@
 
     DIR/train/manifest.json, image-00000.npy, label-00000.npy, record-00000.npy, ...      and DIR/eval/
 
-Random batches come out of such files 15 to 40 times faster than out of record files, since an example is
-one copy from the page cache. `docs/format.md` has the format, how to read it without chipwise, and the
-measurements. `chipwise.data.pack` writes it. Nothing is ever unpickled.
+Random batches are read 15 to 40 times faster than from record files, since an example is one copy from the
+page cache. `docs/format.md` has the format, how to read it without chipwise, and the measurements.
+`chipwise.data.pack` writes it. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from .manifest import verify as verify_files
 from .sources import Columns, Spec, empty, first_outside
 from .stages import stage
 
-_LARGE = 1 << 13  # bytes of a row from which copying rows one by one beats copying a block twice
+_LARGE = 1 << 13  # bytes of a row above which copying single rows beats copying a block twice
 _PREFETCHED = 1 << 14
 
 
 @dataclass(frozen=True)
 class _Shard:
-    """A shard's files: `columns` and `names` `(n, ...)`; for jpeg the images' bytes and `ends` `(n,)`."""
+    """A shard's arrays: `columns` and `names` `(n, ...)`; for jpeg the images' bytes and `ends` `(n,)`."""
 
     columns: Columns
     names: np.ndarray
@@ -42,7 +42,7 @@ class _Shard:
     ends: np.ndarray
 
     def encoded(self, at: int) -> bytes:
-        """The encoded image of record `at`: it begins where the one before ends."""
+        """The encoded image of record `at`, from the end of the previous one."""
         begin, end = self.ends.item(at - 1) if at else 0, self.ends.item(at)
         if not 0 <= begin <= end <= len(self.image):
             raise DataError("record-bytes", begin=begin, end=end, bytes=len(self.image))
@@ -54,18 +54,18 @@ class PackedFolder:
 
     *Arguments:*
 
-    - `path`: the packed folder, or its URL; `split`: the folder inside it, or `None` when `path` itself
-      holds the manifest.
+    - `path`: the packed folder, or its URL; `split`: the folder inside it, or `None` if `path` itself has the
+      manifest.
     - `size`: `(height, width)` or one number for both, for encoded images: each is scaled to cover it and
-      cut around its centre. `None` keeps their size, and then all must have one.
+      cropped at the centre. `None` keeps their size, which must then be equal.
 
-    *Attributes:* `store`, `"raw"` or `"jpeg"`; `below`, column to the number that its whole numbers stay
-    below; `names`, the classes' names or `()`; `classes`, their number or `None`; `mean` and `std` of the
-    stored pixels, one a channel, in pixel units, or `()`; `manifest`, all that is known about the split.
+    *Attributes:* `store`: `"raw"` or `"jpeg"`; `below`: column to the exclusive upper bound of its integers;
+    `names`: the classes' names or `()`; `classes`: their number or `None`; `mean` and `std`: of the stored
+    pixels, one per channel, in pixel units, or `()`; `manifest`: of the split, as a dict.
 
-    The constructor reads the manifest and the files' sizes, no data. Raises `DataError` when a file is
-    missing or of another size and when the format is newer; and on access for damage and values out of range.
-    It may be used by several threads at once, and pickled for other processes.
+    The constructor reads the manifest and the files' sizes, but no data. It raises `DataError` if a file is
+    missing or has another size, or if the format is newer; access raises it for damage and values out of
+    range. Thread-safe; can be pickled for other processes.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class PackedFolder:
 
     @property
     def spec(self) -> Spec:
-        """Column to the shape and type of one example. `DataError` for images that differ in size."""
+        """Column to the shape and type of an example. Raises `DataError` if images differ in size."""
         spec = {name: struct for name, struct in self._spec.items() if struct is not None}
         if len(spec) < len(self._spec):
             folder, split = str(self.path.parent), self.path.name
@@ -139,7 +139,7 @@ class PackedFolder:
     @property
     def classes(self) -> int | None:
         label = self._spec.get("label")
-        if label is not None and label.ndim == 1 and self.names:  # several labels an example, 0 or 1 each
+        if label is not None and label.ndim == 1 and self.names:  # several labels for an example, 0 or 1 each
             return len(self.names)
         return self.below.get("label")
 
@@ -166,7 +166,7 @@ class PackedFolder:
             shard = self._shard(number)
             for name, column in shard.columns.items():
                 if rows is None:
-                    # Bounds are checked: with NumPy's own check ("raise") it would copy through a buffer
+                    # Bounds were checked; NumPy's own check ("raise") would copy through a buffer
                     np.take(column, local, axis=0, out=out[name], mode="clip")
                 elif out[name][:1].nbytes < _LARGE:
                     out[name][rows] = column[local]
@@ -178,10 +178,10 @@ class PackedFolder:
         check_below(out, self.below, str(self.path), indices)
 
     def prefetch(self, indices: np.ndarray) -> None:
-        """Asks the kernel to read the examples at `indices` `(n,)` from the disk, and does not wait for it.
+        """Asks the kernel to read the examples at `indices` `(n,)` from disk, without waiting.
 
-        Worth 2 µs an example where they may not be in memory yet: `fill` of 224×224 pixels then ran 2 times
-        as fast. Does nothing for examples below 16 KiB, which the kernel's own reading ahead serves better.
+        It costs 2 µs for each example. If they were not in memory, `fill` of 224×224 pixels ran 2 times as
+        fast. Does nothing for examples below 16 KiB, for which the kernel's readahead is better.
         """
         for number, _, local in self._places(indices):
             shard = self._shard(number)
@@ -193,23 +193,23 @@ class PackedFolder:
                 _ask(column, len(column), local * size, (local + 1) * size)
 
     def encoded(self, index: int) -> bytes:
-        """The encoded image of example `index`, as it was packed. `DataError` for a raw pack."""
+        """The encoded image of example `index`, as packed. Raises `DataError` for a raw pack."""
         if self.store != "jpeg":
             raise DataError("pack-not-encoded", path=self.path, example=index)
         shard, at = self._place(index)
         return shard.encoded(at)
 
     def record_name(self, index: int) -> str:
-        """Where example `index` came from, such as "cat/0123.jpg"; "" when that was not told."""
+        """The origin of example `index`, such as "cat/0123.jpg"; "" if unknown."""
         shard, at = self._place(index)
         return record_text(shard.names[at])
 
     def verify(self) -> None:
-        """Reads everything, in bounded memory, and raises `DataError` naming each damaged record."""
+        """Reads everything, in bounded memory. Raises `DataError` with the damaged records."""
         verify_files(self.path, read_manifest(self.path))
 
     def _place(self, index: int) -> tuple[_Shard, int]:
-        """The shard of an example, and its row there."""
+        """The shard of an example, and its row in it."""
         ends = self._ends
         if not 0 <= index < ends[-1]:
             raise IndexError(f"{self.path} has {len(self)} examples, asked for {index}")
@@ -232,7 +232,7 @@ class PackedFolder:
 
     def _shard(self, number: int) -> _Shard:
         opened = self._maps[number]
-        if opened is None:  # two threads may both open it: then one's maps are dropped again
+        if opened is None:  # if two threads open it, one's maps are dropped
             shard = self._shards[number]
             n = shard["examples"]
             paths = {name: self.path / file["name"] for name, file in shard["files"].items()}
@@ -273,7 +273,7 @@ class PackedFolder:
 def check_below(
     columns: Columns, below: Mapping[str, int], data: str, indices: np.ndarray | None = None
 ) -> None:
-    """Raises `DataError` for whole numbers outside `[0, below[column])`, naming the example."""
+    """Raises `DataError` with the example for integers outside `[0, below[column])`."""
     for name, limit in below.items():
         bad = first_outside(columns[name], limit, indices)
         if bad is not None:

@@ -1,11 +1,11 @@
-"""Data at a URL: listed, fetched in parallel into the cache on disk, and read from there like any other.
+"""Data at a URL: lists it, fetches it in parallel into the disk cache, and returns the local path.
 
-    local("s3://bucket/flowers")        a folder, or a packed folder: s3, gs, https, whatever fsspec knows
-    local("https://host/flowers.tar")   a single file
+local("s3://bucket/flowers")        a folder, or a packed folder: s3, gs, https, whatever fsspec supports
+local("https://host/flowers.tar")   a single file
 
-A plain web server need not list its folders when the folder is a packed one: manifests name every file.
-What was fetched is used again until the files at the URL change. Files that change while they are fetched
-would leave a mixture of two versions; so files of no known checksum are listed again at the end.
+A web server need not list a packed folder, since manifests name every file. Fetched data is reused until the
+files at the URL change. Files that change during a fetch would give a mixture of two versions, so files
+without a known checksum are listed again at the end.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from .manifest import FORMAT, MANIFEST
 
 T = TypeVar("T")
 
-SILENCE_SECONDS = 30.0  # of a server, after which it is asked once more
-MOST_FOLDERS_DEEP = 40  # a web server may list a folder in itself, without end
+SILENCE_SECONDS = 30.0  # seconds of a server's silence before a retry
+MOST_FOLDERS_DEEP = 40  # a web server may list a folder inside itself, endlessly
 _SPLITS = ("train", "eval")
-# What fsspec opens besides places of data: this machine's files, other Python code, and chains of them
+# Protocols of fsspec that are refused: this machine's files, other Python code, and chains of them
 _LOCAL = ("local", "simplecache", "filecache", "blockcache", "reference", "zip", "tar", "data")
 _PROTOCOLS = "expected https, s3, gs, az or hf"
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _SQUEEZED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")  # what pathlib makes of one
-# What filesystems call the mark of a file's contents: S3, HTTP, Google, Azure, Hugging Face, SFTP, memory
+# Names of a file's version or digest in filesystems: S3, HTTP, Google, Azure, Hugging Face, SFTP, memory
 _MARKS = ("ETag", "etag", "md5Hash", "blob_id", "Last-Modified", "LastModified", "last_modified")
 _TIMES = ("mtime", "created")
 
@@ -54,21 +54,21 @@ def local(
     workers: int = 16,
     say: Callable[[str], None] | None = None,
 ) -> Path:
-    """The path on this machine of data that may be elsewhere.
+    """The local path of data that may be at a URL.
 
-    A path, or `file://`, is returned unchanged, but with `~` expanded. Of a URL, the folder (with all that is
-    in it; of a packed folder, what its manifests name) or the single file is fetched and the copy's path
-    returned. The copy is in use by this process, and is not evicted, until it ends or calls `cache.release`.
+    A path, or `file://`, is returned unchanged, except that `~` is expanded. A URL is fetched: a folder with
+    all its files (for a packed folder those in its manifests), or a single file. The copy is not evicted
+    until this process ends or calls `cache.release`.
 
     *Arguments:*
 
     - `limit_bytes`: of all fetched data together; `None`: CHIPWISE_CACHE_BYTES, else half of the free disk.
       The cache is CHIPWISE_CACHE, else the user's cache folder.
     - `workers`: files fetched at once.
-    - `say`: told in lines what is fetched and how far it came; `None`: standard error.
+    - `say`: called with lines about progress; `None`: standard error.
 
-    A fetch that was interrupted goes on, by file. Files that change meanwhile are fetched once more. Without
-    connection a copy fetched before is used, and said.
+    An interrupted fetch continues with the missing files. Files that change meanwhile are fetched once more.
+    Without a connection an earlier copy is used, with a message.
 
     Raises `DataError` for an unknown or unreachable URL, a missing library, data larger than the limit,
     a full disk, a transfer that fails again and again, and files that change again and again.
@@ -97,13 +97,13 @@ def local(
             except _Changed:
                 continue
         raise DataError("changed-while-fetched", url=url.shown)
-    except OSError as error:  # of the disk: the network's are handled where they come
+    except OSError as error:  # errors of the disk; those of the network are handled elsewhere
         folder, why = str(error.filename or "the cache"), error.strerror or str(error)
         raise DataError("cache-unwritable", data=url.shown, folder=folder, reason=why) from error
 
 
 def _fetched(url: _Url, cache: Cache, prefix: str, say: Callable[[str], None]) -> Path:
-    """The complete copy of what is at `url` now."""
+    """A complete copy of the current data at `url`."""
     listing = url.look()
     name = prefix + listing.version
     with cache.entry(name, listing.nbytes, url.shown, say) as folder:
@@ -130,7 +130,7 @@ def _fetched(url: _Url, cache: Cache, prefix: str, say: Callable[[str], None]) -
 @dataclass(frozen=True)
 class _Listing:
     files: tuple[File, ...]
-    version: str  # another when the files change
+    version: str  # changes with the files
     single: bool = False
     texts: dict[str, bytes] = field(default_factory=dict)  # files read already: the manifests
 
@@ -140,11 +140,11 @@ class _Listing:
 
 
 class _Changed(Exception):
-    """What is at the URL is not what was listed before the fetch."""
+    """The files at the URL changed during the fetch."""
 
 
 class _Unreachable(Exception):
-    """The network's fault, perhaps not there tomorrow."""
+    """An error of the network, which may be temporary."""
 
     def __init__(self, why: Fact):
         super().__init__()
@@ -172,7 +172,7 @@ class _Url:
 
     @property
     def fs(self) -> Any:
-        """The fsspec filesystem: one for all threads if it is made for it, else one a thread."""
+        """The fsspec filesystem: one for all threads if it is thread-safe, else one for each thread."""
         return self._open()[0]
 
     def _open(self) -> tuple[Any, str]:
@@ -183,23 +183,23 @@ class _Url:
             if self.http:
                 import aiohttp
 
-                # Its own limit of 5 minutes a file is too short for a big one; proxies from the environment
+                # Its limit of 5 minutes is too short for big files; proxies from the environment
                 timeout = aiohttp.ClientTimeout(total=None, sock_connect=15, sock_read=SILENCE_SECONDS)
                 client = {"trust_env": True, "timeout": timeout}
                 options = {"simple_links": False, "client_kwargs": client}
-            return fsspec.core.url_to_fs(self._text, **options)  # kept by fsspec, not made each time
+            return fsspec.core.url_to_fs(self._text, **options)  # cached by fsspec
         except ImportError as error:
-            # fsspec's names what to install, and of the web two where one is enough
+            # fsspec's message names what to install, for the web two packages where one is enough
             why = "pip install aiohttp" if self.http else " ".join(str(error).split())
             raise DataError("library-missing", protocol=self.protocol, reason=why) from error
         except ValueError as error:
             why = " ".join(str(error).split())
             raise DataError("protocol-unknown", url=self.shown, reason=why) from error
-        except OSError as error:  # some connect here
+        except OSError as error:  # some filesystems connect here
             raise DataError("unreachable", url=self.shown, reason=reason(error)) from error
 
     def look(self) -> _Listing:
-        """What there is to fetch. Raises `_Unreachable`, and `DataError` when that cannot be listed."""
+        """Lists the files to fetch. Raises `_Unreachable`, or `DataError` if they cannot be listed."""
         self.fs.invalidate_cache()
         packed = {} if self.http and "?" in self.path else self._manifests()
         if packed:
@@ -255,9 +255,9 @@ class _Url:
         return _Listing(tuple(files), _digest(json.dumps(known).encode()), single)
 
     def _walk(self) -> dict[str, dict[str, Any]]:
-        """Every file below: name, with `/` on any system, to fsspec's information about it.
+        """All files below: name, with `/` on any system, to fsspec's information.
 
-        Not fsspec's own `find`, which leaves out a folder that could not be read, and reads one at a time.
+        Not fsspec's `find`, which ignores unreadable folders and lists one at a time.
         """
         files: dict[str, dict[str, Any]] = {}
         with ThreadPoolExecutor(self.workers) as threads:
@@ -279,7 +279,7 @@ class _Url:
                     break
             else:
                 raise DataError("url-endless", url=self.shown, deep=MOST_FOLDERS_DEEP)
-            if self.http:  # its lists have names only
+            if self.http:  # its listings have only names
                 places = [info["name"] for info in files.values()]
                 full = threads.map(lambda p: self._ask(p, lambda: self.fs.info(p)), places)
                 files = dict(zip(files, full, strict=True))
@@ -287,7 +287,7 @@ class _Url:
 
     def _ls(self, path: str) -> list[dict[str, Any]]:
         def ask() -> list[dict[str, Any]]:
-            self.fs.invalidate_cache(path)  # some filesystems remember their folders
+            self.fs.invalidate_cache(path)  # some filesystems cache their listings
             # A web page's links are relative to its folder, which ends in a slash
             return self.fs.ls(f"{path}/" if self.http else path, detail=True)
 
@@ -295,17 +295,17 @@ class _Url:
         if self.http:
             infos = [{**i, "name": i["name"].replace("/./", "/")} for i in infos]
             return [i for i in infos if _inside(i["name"], path)]
-        # Object stores may hold an empty object in the name of a folder
+        # Object stores may have an empty object with the name of a folder
         return [i for i in infos if i["name"].strip("/") != path.strip("/")]
 
     def _ask(self, path: str, do: Callable[[], T], missing: bool = False) -> T:
-        """`do()`, tried again where it helps; `missing`: `FileNotFoundError` when there is no such file."""
+        """Calls `do()` with retries; `missing`: raise `FileNotFoundError` if there is no such file."""
         try:
             return patiently(do)
         except Exception as error:
             if not lasting(error):
                 raise _Unreachable(reason(error)) from error
-            # Forbidden is what S3 says of a file that is not there to people who may not list
+            # S3 answers "forbidden" for a missing file if the user may not list
             absent = isinstance(error, (FileNotFoundError, NotADirectoryError, PermissionError))
             if missing and (absent or status_of(error) in (403, 410)):
                 raise FileNotFoundError(path) from error
@@ -315,8 +315,8 @@ class _Url:
 
 
 def _stated(info: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The digest of a file's contents that its place states: Google's MD5, Hugging Face's SHA-256 of a large
-    file. S3's ETag is no digest: of an encrypted file, or of one that came in parts, it is another number."""
+    """The digest of a file that the server states: Google's MD5, Hugging Face's SHA-256 of a large file. S3's
+    ETag is not used: for encrypted files and multipart uploads it is not a digest."""
     lfs = info.get("lfs")
     sha256 = lfs.get("sha256") if isinstance(lfs, Mapping) else getattr(lfs, "sha256", None)
     if isinstance(sha256, str) and re.fullmatch("[0-9a-f]{64}", sha256):
@@ -328,13 +328,13 @@ def _stated(info: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def _inside(link: str, folder: str) -> bool:
-    """Whether a link on a folder's page is to what is in it: not to elsewhere, not to another order of it."""
+    """Whether a link on a folder's page leads to a file in it, not elsewhere or to another sort order."""
     parent, _, name = link.rstrip("/").rpartition("/")
     return parent == folder and name not in (".", "..") and not {*name} & {*"?#"}
 
 
 def _manifest(text: bytes) -> dict[str, Any]:
-    """The manifest of a packed folder; empty for other people's files of that name."""
+    """The manifest of a packed folder; empty for other files with that name."""
     try:
         manifest = json.loads(text)
     except (ValueError, RecursionError):

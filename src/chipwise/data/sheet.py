@@ -1,4 +1,4 @@
-"""A picture of examples: images in a grid, each with its label below."""
+"""Draws examples: images in a grid, each with its label."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..atomic import replace_bytes
 from ..errors import DataError, RecipeError
 from .packed import PackedFolder
 
-SIDE = 96  # pixels: smaller images are magnified by a whole number, to be seen as they are
+SIDE = 96  # pixels; smaller images are magnified by an integer
 GAP, LINE = 4, 14
 _WHITE, _INK = (255, 255, 255), (40, 40, 40)
 
 
 class Tile(NamedTuple):
-    """An image, and what to write below it."""
+    """An image and its caption."""
 
     image: Image.Image
     caption: str = ""
@@ -29,7 +29,7 @@ class Tile(NamedTuple):
 def sheet(source: PackedFolder, columns: int = 10, rows: int = 10) -> Image.Image:
     """`columns` × `rows` examples spread evenly over a pack, at most `SIDE` pixels large, with their classes.
 
-    Raises `DataError` when `source` has no images.
+    Raises `DataError` if `source` has no images.
     """
     image = source.spec.get("image")
     if image is None or len(image.shape) not in (2, 3):
@@ -46,7 +46,7 @@ def sheet(source: PackedFolder, columns: int = 10, rows: int = 10) -> Image.Imag
 
 
 def grid(columns: Sequence[Sequence[Tile]], titles: Sequence[str] = ()) -> Image.Image:
-    """A page of `columns`, none shorter than the next; with `titles` above, the first column stands apart."""
+    """A page of `columns`, the longest first; with `titles` above, the first column is set apart."""
     font = ImageFont.load_default(11)
     widths = [max(tile.image.width for tile in column) + GAP for column in columns]
     heights = [
@@ -69,7 +69,7 @@ def grid(columns: Sequence[Sequence[Tile]], titles: Sequence[str] = ()) -> Image
 
 
 def picture_of(pixels: np.ndarray, low: float = 0.0, high: float = 1.0) -> Image.Image:
-    """An array as a picture of at least `SIDE` pixels; floats are black at `low` and white at `high`."""
+    """An array as a picture of at least `SIDE` pixels; floats go from `low` (black) to `high` (white)."""
     if pixels.dtype != np.uint8:
         levels = np.rint((pixels.astype(np.float32) - low) / max(high - low, 1e-9) * 255)
         pixels = np.clip(np.nan_to_num(levels), 0, 255).astype(np.uint8)
@@ -81,7 +81,7 @@ def picture_of(pixels: np.ndarray, low: float = 0.0, high: float = 1.0) -> Image
 
 
 def caption(label: np.ndarray | None, names: Sequence[str] = ()) -> str:
-    """A class, several, the two largest shares of classes, or values."""
+    """The caption of a label: a class, several, the two largest shares of classes, or values."""
     if label is None:
         return ""
     label = np.asarray(label)
@@ -102,7 +102,8 @@ def caption(label: np.ndarray | None, names: Sequence[str] = ()) -> str:
 
 
 def picture_format(path: Path, option: str) -> str:
-    """Pillow's format for the suffix of `path`, which `option` gave; `RecipeError` when there is none."""
+    """Pillow's format for the suffix of `path`, the value of `option`. Raises `RecipeError` if there is
+    none."""
     kind = Image.registered_extensions().get(path.suffix.lower(), "")
     if kind not in Image.SAVE:
         raise RecipeError("picture-suffix", option=option, path=path, suffix=path.suffix, stem=path.stem)
@@ -110,9 +111,9 @@ def picture_format(path: Path, option: str) -> str:
 
 
 def write_picture(page: Image.Image, path: str | Path, option: str) -> Path:
-    """Writes `page` in the format that the suffix of `path` names, whole or not at all.
+    """Writes `page` in the format of the suffix of `path`, atomically.
 
-    Raises `RecipeError` for another suffix, and `DataError` where it cannot be written, naming `option`.
+    Raises `RecipeError` for another suffix, and `DataError` if it cannot be written; both name `option`.
     """
     path = Path(path).expanduser()
     buffer = io.BytesIO()
@@ -123,7 +124,7 @@ def write_picture(page: Image.Image, path: str | Path, option: str) -> Path:
 def _clipped(text: str, width: int, font) -> str:
     try:
         font.getlength(text)
-    except UnicodeEncodeError:  # without FreeType, Pillow's own font knows Latin letters only
+    except UnicodeEncodeError:  # without FreeType, Pillow's font has only Latin letters
         text = text.encode("ascii", "replace").decode()
     if font.getlength(text) <= width:
         return text

@@ -1,11 +1,10 @@
-"""Where examples come from: anything with `len()` and `[i] -> dict of arrays`, and three sources of our own.
+"""Sources of examples: anything with `len()` and `[i] -> dict of arrays`, and three classes.
 
-The contract is the one of a list or of a PyTorch map dataset, so most people's data already meets
-it. Three optional doors make it fast: `spec` tells shapes without reading anything, `take(indices)` reads a
-batch at once, and `fill(indices, out)` writes one into memory that is there already, column to `(n, ...)` of
-exactly the shapes and types of `spec`. A source with `fill` is read by several threads at once. One with
-`prefetch(indices)` is told, from another thread, what will be read soon. The last three count only beside a
-`spec`. Columns are the arrays that examples consist of, one example a row.
+A list or a PyTorch map-style dataset is a source. Optional attributes make it faster: `spec` gives shapes
+without reading anything; `take(indices)` reads a batch; `fill(indices, out)` writes a batch into existing
+memory, column to `(n, ...)` with exactly the shapes and types of `spec`, and is called by several threads;
+`prefetch(indices)` is called from another thread with the examples that will be read soon. The last three are
+used only together with `spec`. Columns are the arrays of examples, one example per row.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ def check_labels(
     data: str = "the data",
     indices: np.ndarray | None = None,
 ) -> None:
-    """Raises `DataError` when the column `label` `(n, ...)` is not of integers in `[0, classes)`.
+    """Raises `DataError` unless the column `label` `(n, ...)` has integers in `[0, classes)`.
 
-    Does nothing without `classes` or without such a column. `data` names the data in the error, and
-    `indices` `(n,)` the examples, when the columns are not the whole source.
+    Does nothing without `classes` or without that column. For the error, `data` is the name of the data, and
+    `indices` `(n,)` the numbers of the examples, if they are not the whole source.
     """
     if classes is None or "label" not in columns:
         return
@@ -54,7 +53,7 @@ def check_labels(
 def first_outside(
     values: np.ndarray, limit: int, indices: np.ndarray | None = None
 ) -> tuple[int, int] | None:
-    """Number and value of the first example of `values` `(n, ...)` that is not in `[0, limit)`."""
+    """Number and value of the first example of `values` `(n, ...)` outside `[0, limit)`."""
     bad = (values < 0) | (values >= limit)
     if not bad.any():
         return None
@@ -69,11 +68,11 @@ def empty(spec: Spec, examples: int) -> Columns:
 
 
 def copy_rows(columns: Columns, indices: np.ndarray, out: Columns) -> None:
-    """Copies rows `indices` `(n,)` of arrays to `out`, each byte once. `IndexError` outside the arrays."""
+    """Copies rows `indices` `(n,)` of arrays to `out`, without buffers. `IndexError` outside the arrays."""
     for name, column in columns.items():
         if len(indices) and not 0 <= indices.min() <= indices.max() < len(column):
             raise IndexError(f"{len(column)} examples, asked for {indices.min()} to {indices.max()}")
-        # Checked above, since NumPy's own check ("raise") would copy through a buffer
+        # Checked above; NumPy's own check ("raise") would copy through a buffer
         np.take(column, indices, axis=0, out=out[name], mode="clip")
 
 
@@ -87,22 +86,22 @@ def described(spec: Mapping[str, Any]) -> list[str]:
     return [f"{name} {np.dtype(s.dtype)}{list(s.shape)}" for name, s in sorted(spec.items())]
 
 
-_PIECE = 2048  # examples that one thread reads at a time when all are read
+_PIECE = 2048  # examples that a thread reads at a time when reading everything
 
 
 class Arrays:
-    """Examples that are rows of arrays, in memory or memory-mapped.
+    """Examples as rows of arrays, in memory or memory-mapped.
 
         Arrays(image=images, label=labels, classes=10)
 
     *Arguments:*
 
-    - `classes`: when given, the column `label` must hold integers in `[0, classes)`.
-    - `**columns`: each `(n, ...)`, of one length `n >= 1`. float64 and int64 become float32 and
-      int32; other columns are kept unchanged, without a copy.
+    - `classes`: if given, the column `label` must have integers in `[0, classes)`.
+    - `**columns`: each `(n, ...)`, of the same length `n >= 1`. float64 and int64 become float32 and int32;
+      other columns are used without a copy.
 
-    Raises `DataError` for no columns, no examples, unequal lengths, values that 32 bits cannot hold,
-    and labels out of range, naming the first bad row.
+    Raises `DataError` for no columns, no examples, unequal lengths, values that do not fit in 32 bits, and
+    labels out of range, with the first bad row.
     """
 
     def __init__(self, /, *, classes: int | None = None, **columns: Any):
@@ -141,19 +140,19 @@ class Arrays:
 
 
 class Lazy:
-    """Examples that are known by size and type, and read when the first one is asked for.
+    """Examples of known number, shape and type, loaded at the first access.
 
-    Planning, listing and describing a recipe then touch no file and no network.
+    Planning, listing and describing a recipe then need no file and no network.
 
     *Arguments:*
 
     - `length`: number of examples.
     - `spec`: column to `jax.ShapeDtypeStruct` of one example.
-    - `load`: `() -> dict of arrays (length, ...)`, called once, by whichever thread comes first; an error
-      is raised by that access, and the next access tries again.
+    - `load`: `() -> dict of arrays (length, ...)`, called once, by the first thread that needs it; after an
+      error the next access tries again.
     - `classes`: as in `Arrays`.
 
-    Raises `DataError` on access when what was loaded is not what was promised.
+    Access raises `DataError` if the loaded arrays do not match `length` and `spec`.
     """
 
     def __init__(
@@ -165,11 +164,11 @@ class Lazy:
         self.classes = classes
         self._length, self._load = length, load
         self._arrays: Arrays | None = None
-        self._lock = threading.Lock()  # the feed's thread and the main thread may both come first
+        self._lock = threading.Lock()  # the feed's thread and the main thread may both load
 
     @property
     def arrays(self) -> Arrays:
-        """What was loaded; loads it first if need be."""
+        """The loaded arrays; loads them if needed."""
         with self._lock:
             if self._arrays is None:
                 arrays = Arrays(classes=self.classes, **self._load())
@@ -201,13 +200,12 @@ class Lazy:
 
 
 class Mapped:
-    """The examples of `source`, each through `function`: example (a dict of arrays) to another such dict.
+    """Applies `function` to each example of `source`: from a dict of arrays to another dict.
 
-    For changes on the host that cannot be traced and run on the device. It runs each time an example is
-    read, so what can be done once belongs in a pack and what should differ in every epoch in
-    `Task(augment=...)`. Its time counts as the stage "transform".
-    Called by one thread, or by processes when a run is given some (`--workers processes:4`); `function`
-    must then be one that pickle can send: defined in a module, not a lambda.
+    It is for changes that JAX cannot trace. It runs each time an example is read. Do constant changes once in
+    a pack, and random ones in `Task(augment=...)`. Its time counts as the stage "transform". One thread calls
+    it, or processes with `--workers processes:4`; `function` must then be picklable, so it must be defined in
+    a module and not be a lambda.
     """
 
     def __init__(self, source: Source, function: Callable[[Mapping[str, Any]], Mapping[str, Any]]):
@@ -216,7 +214,7 @@ class Mapped:
 
     @functools.cached_property
     def spec(self) -> Spec:
-        """Column to the shape and type of one example, from example 0, read once."""
+        """Column to the shape and type of an example, from example 0, which is read once."""
         example = read_example(self[0], 0)
         return {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in example.items()}
 
@@ -224,7 +222,7 @@ class Mapped:
         return len(self.source)
 
     def prefetch(self, indices: np.ndarray) -> None:
-        """Tells the source below, if it listens, what will be read soon."""
+        """Passes a prefetch on to the source, if it supports it."""
         if has(self.source, "prefetch"):
             self.source.prefetch(indices)  # type: ignore[attr-defined]
 
@@ -235,14 +233,14 @@ class Mapped:
 
 
 def nbytes(source: Any) -> int:
-    """Bytes of the whole source as arrays, from its spec and length: reads example 0 at most."""
+    """The bytes of the whole source as arrays, from its spec and length; reads at most example 0."""
     return len(source) * example_bytes(spec_of(source))
 
 
 def has(source: Any, door: str) -> bool:
-    """Whether a source has the optional door `take`, `fill` or `prefetch`. Without a `spec` beside it, a
-    method of such a name may do anything, such as taking the first `n` examples."""
-    # Without asking for it: a property may read the first example
+    """Whether a source has the optional method `take`, `fill` or `prefetch`. Without `spec`, a method with
+    such a name may do something else, such as taking the first `n` examples."""
+    # Without evaluating it: a property may read the first example
     known = hasattr(type(source), "spec") or "spec" in getattr(source, "__dict__", ())
     return known and hasattr(source, door)
 
@@ -250,9 +248,8 @@ def has(source: Any, door: str) -> bool:
 def take(source: Any, indices: Any) -> Columns:
     """The examples at `indices` `(n,)` of any source: column to `(n, ...)`.
 
-    Uses the source's own `take` or `fill` when it has one, else stacks `source[i]`, one after another: a
-    stranger's `[i]` may not be safe in threads. Raises `DataError` for an example that is not
-    like the others.
+    Uses the source's `take` or `fill` if it has one, else stacks `source[i]` sequentially, since `[i]` may
+    not be thread-safe. Raises `DataError` if an example differs from the others in shape or type.
     """
     indices = np.asarray(indices)
     if indices.ndim != 1 or indices.dtype.kind not in "iu":
@@ -267,10 +264,9 @@ def take(source: Any, indices: Any) -> Columns:
 def fill(source: Any, indices: np.ndarray, out: Columns, stopped: Callable[[], bool] = lambda: False) -> None:
     """Writes the examples at `indices` `(n,)` of any source to `out`, column to `(n, ...)`.
 
-    A source with PyTorch's `__getitems__(indices) -> list of examples` is asked for all at once.
-    The time counts as reading, but for what the source says itself (`stages`). Examples that are read
-    one by one are left out once `stopped()`. Raises `DataError` when an example is not of the shapes and
-    types of `out`.
+    A source with PyTorch's `__getitems__(indices) -> list of examples` is called once for all. The time
+    counts as reading, except for stages that the source names (`stages`). Reading one by one ends early when
+    `stopped()`. Raises `DataError` if an example does not have the shapes and types of `out`.
     """
     with stage("read"):
         if has(source, "fill"):
@@ -297,8 +293,8 @@ def fill(source: Any, indices: np.ndarray, out: Columns, stopped: Callable[[], b
 
 
 def _examples(source: Any, indices: list[int]) -> Iterator[tuple[int, Any]]:
-    """Number and example: all at once from a source with PyTorch's batch hook, which Hugging Face's data sets
-    on Arrow have too; otherwise one by one."""
+    """Yields number and example: all at once with PyTorch's batch hook, which Hugging Face's data sets have
+    too, otherwise one by one."""
     hook = getattr(source, "__getitems__", None)
     if hook is None:
         yield from ((index, source[index]) for index in indices)
@@ -311,8 +307,8 @@ def _examples(source: Any, indices: list[int]) -> Iterator[tuple[int, Any]]:
 
 
 def sample_digest(source: Any) -> str | None:
-    """SHA-256 of some examples spread over `source`: whether two hosts see the same data. `None` for none,
-    and for sources of others, which may give another example each time."""
+    """SHA-256 of some examples spread over `source`, to compare the data of hosts. `None` for no data, and
+    for custom sources, which may return different examples each time."""
     known = isinstance(source, (Arrays, Lazy)) or has(source, "fill")
     if source is None or not known or not len(source):
         return None
@@ -328,8 +324,8 @@ def sample_digest(source: Any) -> str | None:
 def materialize(source: Any) -> Columns:
     """The whole source as contiguous arrays: column to `(len(source), ...)`.
 
-    Arrays in memory are returned as they are, so treat the result as read-only. Sources with `fill` are read
-    by a thread a core. Labels are checked when the source knows its number of classes. Raises `DataError`
+    Arrays in memory are returned without a copy, so treat the result as read-only. Sources with `fill` are
+    read by one thread per core. Labels are checked if the source has a number of classes. Raises `DataError`
     like `take`.
     """
     if isinstance(source, Lazy):

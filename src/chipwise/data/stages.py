@@ -1,12 +1,11 @@
-"""Where the host's time goes while it makes batches: reading, decoding, transforming, transferring.
+"""Measures the host's time for making batches by stage: reading, decoding, transforming, transferring.
 
-A `Stages` adds up what the threads that `watch` it spend; a source says what it is doing:
+A `Stages` sums the time of the threads that `watch` it. A source marks its stages:
 
     with stage("decode"):
         pixels = decode(data)
 
-Outside of a watched thread that counts nothing. Of stages inside each other, a second belongs to the
-innermost.
+Outside a watched thread this counts nothing. In nested stages, time belongs to the innermost one.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _local = threading.local()
 
 
 class Stages:
-    """Seconds by stage, summed over threads: with two threads they may grow by two a second."""
+    """Seconds by stage, summed over threads, so two threads may add two seconds per second."""
 
     def __init__(self) -> None:
         self._seconds = dict.fromkeys(NAMES, 0.0)
@@ -43,7 +42,7 @@ class Stages:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Counts the stages that this thread enters inside, here. They are added on leaving."""
+        """A context that counts the stages of this thread; they are added at its end."""
         seen = dict.fromkeys(NAMES, 0.0)
         before = getattr(_local, "seen", None), getattr(_local, "inside", None)
         _local.seen, _local.inside = seen, None
@@ -55,7 +54,7 @@ class Stages:
 
 
 class stage:
-    """Counts the time inside as one of `NAMES`."""
+    """A context whose time counts as one of `NAMES`."""
 
     __slots__ = ("_began", "_name", "_outer", "_seen")
 

@@ -1,7 +1,7 @@
-"""Batches on their way to the devices: read and transferred in the background, a few ahead of their use.
+"""Reads batches and transfers them to the devices in the background, a few ahead of their use.
 
-While one batch is transferred the next is being read. Everything in between is bounded: a stream owns a
-handful of buffers and waits for one to come back before it reads on.
+While one batch is transferred, the next is read. Memory is bounded: a stream owns a few buffers and waits for
+a free one before it reads on.
 """
 
 from __future__ import annotations
@@ -22,34 +22,35 @@ from .sources import Columns, example_bytes, has
 from .stages import stage
 from .workers import Batch, Workers
 
-LIMIT_BYTES = 1 << 30  # of batches in memory, on the host and on the devices, if `FEWEST` are not more
+LIMIT_BYTES = 1 << 30  # bytes of batches in memory, on host and devices, unless `FEWEST` need more
 FEWEST, MOST = 5, 16
-_FILLING = 2  # batches being read at a time: the workers begin the next while one is transferred
-_LOOK_SECONDS = 0.002  # between looks at what else may have happened
-_ANNOUNCED_BYTES = 1 << 14  # of an example: the kernel's own reading ahead serves smaller ones better
-_AHEAD = 3  # batches that lie on the devices, ready to be used
+_FILLING = 2  # batches read at a time: workers start the next while one is transferred
+_LOOK_SECONDS = 0.002  # seconds between checks for a stop
+_ANNOUNCED_BYTES = 1 << 14  # bytes of an example; for smaller ones the kernel's readahead is better
+_AHEAD = 3  # batches on the devices, ready for use
 
 
 def batches_in_memory(batch_bytes: int, limit_bytes: int = LIMIT_BYTES) -> int:
-    """How many batches of `batch_bytes` a stream holds at once, on the host and on the devices together."""
+    """The number of batches of `batch_bytes` that a stream holds at once, on host and devices together."""
     return max(FEWEST, min(MOST, limit_bytes // max(1, batch_bytes)))
 
 
 class Stream:
-    """The batches of `source` that hold the examples `order`, in order, as `place` puts them on devices.
+    """The batches of `source` with the examples of `order`, in order, placed on devices by `place`.
 
     *Arguments:*
 
     - `order`: arrays of indices `(n,)`, `n` at most `examples`.
-    - `place`: columns `(n, ...)` and their indices to what `next` gives, such as arrays on devices.
+    - `place`: a function of columns `(n, ...)` and their indices; `next` returns its result, such as arrays
+      on devices.
     - `workers`: see `workers.Workers`; or such an object, which the caller then closes.
-    - `limit_bytes`: of all batches in memory at once; at least five are.
+    - `limit_bytes`: of all batches in memory at once; at least five are kept.
 
-    *Attributes:* `waited`, seconds for which the device had nothing to do because its batch was not there;
-    `stages`, the seconds that reading took, summed over workers; `delivered`, examples so far; `batches`,
-    how many may be in memory at once; `in_use`, how many of these the caller may hold on to.
+    *Attributes:* `waited`: seconds in which the device was idle because its batch was missing; `stages`: the
+    seconds of reading, summed over workers; `delivered`: examples so far; `batches`: the most batches in
+    memory at once; `in_use`: how many of these the caller may keep.
 
-    What reading or placing raises is raised by `next`, again and again.
+    `next` raises the errors of reading and placing, every time.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Stream:
         self._place, self._examples = place, examples
         self._queue: queue.Queue = queue.Queue(maxsize=ahead)
         self._closed = threading.Event()
-        self._over: BaseException | None = None  # why there is no next batch
+        self._over: BaseException | None = None  # the error, if there is no next batch
         self._thread = threading.Thread(
             target=self._run, args=(iter(order),), name="chipwise-feed", daemon=True
         )
@@ -81,9 +82,9 @@ class Stream:
     def next(
         self, idle: Callable[[], bool] = lambda: True, stopped: Callable[[], bool] = lambda: False
     ) -> Any:
-        """The next batch, when it is there; `None` once `stopped()`, however long reading may take.
+        """Waits for the next batch and returns it; `None` once `stopped()`, even while reading hangs.
 
-        `idle()`: whether the device has nothing else to do. Raises `EOFError` after the last batch.
+        `idle()`: whether the device has no other work. Raises `EOFError` after the last batch.
         """
         while not stopped():
             if self._over is not None:
@@ -102,7 +103,7 @@ class Stream:
         return None
 
     def close(self) -> None:
-        """Ends reading and gives up what is being read."""
+        """Ends reading, and drops unfinished batches."""
         self._over = self._over or RuntimeError("the stream of batches is closed")
         self._closed.set()
         if self._owned:
@@ -130,7 +131,7 @@ class Stream:
             pool.close()
 
     def _announced(self, order: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
-        """`order`, each two batches after the source was told to fetch it from the disk, if it can be."""
+        """Yields `order`, and calls the source's `prefetch` two batches ahead, if it has one."""
         small = example_bytes(self.workers.spec) < _ANNOUNCED_BYTES
         if small or not has(self.workers.source, "prefetch"):
             yield from order
@@ -148,10 +149,10 @@ class Stream:
             if self._closed.is_set():
                 return False
         columns = batch.result()
-        if self._closed.is_set():  # what is filled then may be half
+        if self._closed.is_set():  # the batch may be incomplete
             return False
         with self.stages.watch(), stage("transfer"):
-            # Waiting here costs the step nothing, tells what a transfer takes, and gives the buffer back
+            # Waiting here does not delay the step, measures the transfer, and frees the buffer
             placed = jax.block_until_ready(self._place(columns, batch.indices))
         self.delivered += len(batch.indices)
         return self._put("batch", placed)

@@ -1,8 +1,8 @@
-"""Made-up examples of declared shapes: training and timing without a data set.
+"""Random examples of declared shapes, for training and timing without a data set.
 
-An example is a pure function of the seed and its index, so 1,281,167 images take no storage and are the
-same on every machine. And `Absent`, for data that a recipe declares but nobody has given: enough to
-plan with, and a clear word when the first example is asked for.
+An example is a pure function of the seed and its index, so 1,281,167 images take no storage and are equal on
+every machine. `Absent` is for data of known shapes that was not given: enough for plans, and a clear error at
+the first access.
 """
 
 from __future__ import annotations
@@ -17,24 +17,23 @@ import numpy as np
 from ..errors import DataError
 from .sources import Columns, Spec, spec_of
 
-_NOISE_BYTES = 1 << 20  # how far apart two examples' windows on the noise may begin
-_LARGE = 1 << 12  # bytes of a column from which an example is a window on the noise, not drawn itself
+_NOISE_BYTES = 1 << 20  # range of the offsets of examples in the noise
+_LARGE = 1 << 12  # bytes of a column above which an example is a window on shared noise
 
 
 class Synthetic:
-    """`length` random examples, nothing stored.
+    """`length` random examples; nothing is stored.
 
     *Arguments:*
 
     - `length`: number of examples.
     - `spec`: column to `jax.ShapeDtypeStruct` of one example.
-    - `below`: column to `n`, for whole numbers in `[0, n)`, such as `{"label": 1000}`; without it they
-      take the type's whole range. Floats lie in `[0, 1)`.
-    - `seed`: another one gives other examples.
+    - `below`: column to `n`, for integers in `[0, n)`, such as `{"label": 1000}`; by default the type's whole
+      range. Floats are in `[0, 1)`.
+    - `seed`: of the random examples.
 
-    The words of NumPy's Philox generator, keyed by seed and index. Large columns without a limit are
-    windows on one stretch of such words, beginning at a random byte: copying keeps up with any chip,
-    drawing would not.
+    The values come from NumPy's Philox generator, keyed by seed and index. Large columns without a limit are
+    windows on shared noise, from a random byte on: copying is fast enough for any chip, drawing would not be.
     """
 
     def __init__(self, length: int, spec: Spec, below: Mapping[str, int] | None = None, seed: int = 0):
@@ -87,10 +86,10 @@ class Synthetic:
 
 
 class Absent:
-    """Data known by size, type and range only, because none was given.
+    """Data of known number, shape and range, but without examples.
 
-    *Arguments:* as in `Synthetic`, and `what`: the data's name. Any access raises `DataError`, which
-    says what to give.
+    *Arguments:* as in `Synthetic`, and `what`: the data's name. Any access raises `DataError`, which says how
+    to give the data.
     """
 
     def __init__(self, length: int, spec: Spec, what: str, below: Mapping[str, int] | None = None):
@@ -107,10 +106,10 @@ class Absent:
 
 
 def like(source: Any, classes: int | None = None, seed: int = 0) -> Synthetic:
-    """Made-up examples of the length, shapes and ranges of `source`, which is not read if it has a `spec`.
+    """Random examples with the length, shapes and ranges of `source`, which is not read if it has a `spec`.
 
-    `classes`: the labels' range, where the source does not know it. Raises `DataError` when nobody does:
-    random 32-bit labels would only give a loss of NaN.
+    `classes`: the labels' range, if the source does not have it. Raises `DataError` if it is unknown, since
+    random 32-bit labels would give a loss of NaN.
     """
     spec = spec_of(source)
     below = dict(getattr(source, "below", None) or {})
@@ -123,7 +122,7 @@ def like(source: Any, classes: int | None = None, seed: int = 0) -> Synthetic:
 
 
 def _numbers(words: np.ndarray, dtype: Any, below: int | None) -> np.ndarray:
-    """`words` of 64 random bits as numbers of `dtype`: whole ones from the low bits, floats from the high."""
+    """Converts 64-bit random `words` to `dtype`: integers from the low bits, floats from the high bits."""
     dtype = np.dtype(dtype)
     if dtype == np.bool_:
         return (words & np.uint64(1)).astype(dtype)
@@ -139,5 +138,5 @@ def _noise(seed: int, words: int) -> np.ndarray:
 
 
 def _philox(seed: int, index: int) -> np.random.Philox:
-    # An array, for a list of Python integers beyond int64 would pass through float64
+    # An array, since a list of Python integers beyond int64 would become float64
     return np.random.Philox(key=np.array([seed, index], np.uint64))

@@ -1,4 +1,4 @@
-"""Does the device wait for its data, for which part of the work, and what would help?"""
+"""Measures whether the device waits for data, at which stage, and what would help."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .sources import Arrays, Lazy, example_bytes, has, nbytes, spec_of
 from .stages import NAMES
 from .stream import Stream
 
-FED = 0.02  # share of the time: below it waiting is noise
-_MOST = 0.9995  # share of the time waited from which nobody can tell how fast the step would be
+FED = 0.02  # share of the time below which waiting is noise
+_MOST = 0.9995  # share of waiting above which the step's own speed is unknown
 
 
 class Watch:
-    """Keeps account of a feed from now on.
+    """Collects statistics of a feed from now on.
 
-    *Arguments:* `source`, the training data; `stream`, how it comes; `None` when it lives on the device;
-    `share` of each batch that this host reads.
+    *Arguments:* `source`: the training data; `stream`: its stream, `None` if the data is on the device;
+    `share`: of each batch that this host reads.
     """
 
     def __init__(self, source: Source, stream: Stream | None, share: float = 1.0):
@@ -33,7 +33,7 @@ class Watch:
 
     @property
     def waited(self) -> float:
-        """Seconds for which the device had nothing to do but wait for data."""
+        """Seconds in which the device was idle, waiting for data."""
         return self.stream.waited - self._began[0] if self.stream is not None else 0.0
 
     def _busy(self, stream: Stream) -> dict[str, float]:
@@ -42,10 +42,10 @@ class Watch:
         return {name: now[name] - before for name, before in self._began[2].items()}
 
     def row(self, seconds: float) -> dict[str, float]:
-        """What a line of metrics says of the last `seconds` of training.
+        """The fields for a line of metrics, about the last `seconds` of training.
 
-        The share of them in which the device waited for data; and for each stage how many workers it kept
-        busy since the last line, evaluations included, since reading goes on meanwhile.
+        They are the share in which the device waited for data, and the workers that each stage kept busy
+        since the last line, including evaluations, since reading continues meanwhile.
         """
         if self.stream is None:
             return {"wait_data_seconds": 0.0, "wait_data_share": 0.0}
@@ -57,12 +57,12 @@ class Watch:
         return row
 
     def report(self, steps: int, batch: int, train_seconds: float) -> dict[str, Any]:
-        """The account of `steps` steps of `batch` examples (global), which took `train_seconds`.
+        """The statistics of `steps` steps of `batch` examples (global), which took `train_seconds`.
 
-        *Returns* JSON values (of this host, where there are several): where the data was, the share and
-        seconds waited, by stage; the examples/s that the host can deliver and that the steps would take
-        without waiting; the cores that each stage would need for these; `code` and `verdict`, what it comes
-        to as a code and as a line; and, when the code is "input-bound", `advice`, what would help.
+        *Returns* JSON values, of this host: where the data was; the share and the seconds of waiting, by
+        stage; the examples/s that the host can deliver, and those of the steps without waiting; the cores
+        that each stage would need for them; `code` and `verdict`: the conclusion as a code and a line; and,
+        if the code is "input-bound", `advice`.
         """
         if self.stream is None:
             verdict = fact("data-resident")
@@ -74,7 +74,7 @@ class Watch:
         share = waited / train_seconds if train_seconds > 0 else 0.0
         own = steps * batch * self._share
         needed = own / max(train_seconds - waited, 1e-9) if steps else None
-        each = {name: seconds / delivered for name, seconds in spent.items()}  # core-seconds an example
+        each = {name: seconds / delivered for name, seconds in spent.items()}  # core-seconds per example
         by_workers = sum(each[name] for name in NAMES if name != "transfer") / stream.workers.count
         possible = 1 / max(by_workers, each["transfer"], 1e-9)
         cores = {name: (needed or 0.0) * each[name] for name in NAMES}
@@ -110,7 +110,7 @@ class Watch:
         return {**account, "code": verdict.code, "verdict": str(verdict)}
 
     def _advice(self, stage: str, here: int) -> Fact:
-        """What would take the load off `stage` on a host of so many cores."""
+        """Advice that reduces the load of `stage`, on a host with so many cores."""
         assert self.stream is not None
         ours = has(self.source, "fill")
         if stage == "decode" and ours:

@@ -1,12 +1,11 @@
-"""Who reads the examples: threads, or processes for sources that hold on to Python's lock.
+"""Reads examples with threads, or with processes for sources that hold the GIL.
 
-Sources with a `fill` are read by as many threads as there are cores: copying, decoding JPEG and reading
-files release Python's lock, and threads write straight into the batch. Where examples are so small and
-quick that threads would mostly hand that lock to each other, one is faster (32×32 JPEGs on two cores: 29,000
-a second by one thread, 19,000 by two). A stranger's `[i]` need not be safe in threads, and Python code would
-only take turns in them: it is called by one thread, or by processes when asked (`workers="processes:4"`),
-each with its own copy of the source. They write into memory that is shared, so a batch is never copied
-from one process to another.
+Sources with `fill` are read by one thread per core: copying, decoding JPEG and reading files release the GIL,
+and threads write into the batch. For small, quick examples the threads would mostly compete for the GIL, so
+one thread is faster (32×32 JPEGs on two cores: 29,000 a second by one thread, 19,000 by two). Other sources'
+`[i]` may not be thread-safe, and Python code does not run in parallel in threads. It is called by one thread,
+or by processes on request (`workers="processes:4"`), each with its own copy of the source. Processes write
+into shared memory, so a batch is never copied between them.
 """
 
 from __future__ import annotations
@@ -35,23 +34,23 @@ from .buffers import Buffer, Layout, columns, mapped
 from .sources import Columns, example_bytes, fill, has
 from .stages import Stages
 
-# Below that, handing out the work costs as much as the work: 300 images of 32×32 pixels, 6 of 224×224
+# Below that, distributing the work costs as much as the work: 300 images of 32×32 pixels, 6 of 224×224
 _SMALLEST_PIECE_BYTES = 1 << 20
-_HANGING_SECONDS = 5.0  # that a thread may take to end: longer, and its read hangs
+_HANGING_SECONDS = 5.0  # seconds for a thread to end; after that its read hangs
 _TRIED = 9  # examples
-_LARGE_BYTES, _DEAR_SECONDS = 1 << 14, 2e-4  # examples at least this large or slow are worth threads
-_PIECES = 2  # a worker and batch, so that one slow image does not hold up all
+_LARGE_BYTES, _DEAR_SECONDS = 1 << 14, 2e-4  # examples at least this large or slow get threads
+_PIECES = 2  # pieces per worker and batch, so that one slow image does not delay all
 
 
 class Workers:
     """Fills batches with the examples of `source`.
 
-    *Arguments:* `workers`: `None`; a number; `"threads:N"` or `"processes:N"`. A number alone means threads
-    for a source with `spec` and `fill`, else processes.
+    *Arguments:* `workers`: `None`, a number, `"threads:N"` or `"processes:N"`. A number means threads for a
+    source with `spec` and `fill`, else processes.
 
-    *Attributes:* `count`; `stages`, their seconds by stage.
+    *Attributes:* `count`; `stages`: their seconds by stage.
 
-    Raises `RecipeError` for anything else, `DataError` for a source that cannot be sent to processes.
+    Raises `RecipeError` for other values, `DataError` for a source that cannot be sent to processes.
     """
 
     def __init__(self, source: Any, workers: int | str | None = None):
@@ -76,7 +75,7 @@ class Workers:
         return Buffer(self.spec, examples, shared=self._readers.shared)
 
     def submit(self, indices: np.ndarray, buffer: Buffer) -> Batch:
-        """Begins to write the examples at `indices` `(n,)` to the first `n` rows of `buffer`."""
+        """Starts writing the examples at `indices` `(n,)` to the first `n` rows of `buffer`."""
         out = {name: column[: len(indices)] for name, column in buffer.columns().items()}
         pieces = self._readers.pieces(len(indices), len(indices) * example_bytes(self.spec))
         cuts = np.linspace(0, len(indices), pieces + 1).astype(int).tolist()
@@ -89,12 +88,12 @@ class Workers:
         return Batch(indices, out, futures, self.stages)
 
     def close(self) -> None:
-        """Ends the workers. What they are reading is given up: at once by processes, by threads after the
-        example they are at, or left to itself when that hangs."""
+        """Ends the workers and drops their work: processes end at once, threads after the current example; a
+        hanging thread is abandoned."""
         self._readers.close()
 
     def _worth_threads(self) -> bool:
-        """Whether an example is large, or takes long to read, as a few from all over the source tell."""
+        """Whether examples are large or slow to read, from a small sample spread over the source."""
         if example_bytes(self.spec) >= _LARGE_BYTES:
             return True
         tried = np.linspace(0, len(self.source) - 1, _TRIED).astype(np.int32)
@@ -108,14 +107,14 @@ class Workers:
 
 
 class Batch:
-    """Columns that are being filled with the examples at `indices`."""
+    """A batch being filled with the examples at `indices`."""
 
     def __init__(self, indices: np.ndarray, columns: Columns, futures: list[Future], stages: Stages):
         self.indices = indices
         self._columns, self._futures, self._stages = columns, futures, stages
 
     def ready(self, seconds: float) -> bool:
-        """Whether `result` would return at once; waits for that at most `seconds`."""
+        """Whether `result` would return at once; waits at most `seconds`."""
         for future in self._futures:
             try:
                 future.exception(seconds)
@@ -124,7 +123,7 @@ class Batch:
         return True
 
     def result(self) -> Columns:
-        """The columns, when they are filled. Raises what a worker raised."""
+        """Waits for the columns and returns them. Raises a worker's error."""
         for future in self._futures:
             try:
                 seconds = future.result()
@@ -136,8 +135,7 @@ class Batch:
 
 
 class Threads:
-    """`count` daemon threads. Python's own pool waits for its threads when the interpreter ends, even for one
-    that hangs in a read."""
+    """`count` daemon threads. Python's own pool would wait for a hanging thread when the interpreter ends."""
 
     shared = False
 
@@ -149,7 +147,7 @@ class Threads:
             threading.Thread(target=_work, args=(self._tasks,), name=f"chipwise-read-{i}", daemon=True)
             for i in range(count)
         ]
-        self._end = weakref.finalize(self, _dismiss, self._tasks, count)  # also of a pool that nobody closed
+        self._end = weakref.finalize(self, _dismiss, self._tasks, count)  # also for a pool that was not closed
         for thread in self._threads:
             thread.start()
 
@@ -157,18 +155,18 @@ class Threads:
         return counted(self.count, "thread")
 
     def pieces(self, examples: int, nbytes: int) -> int:
-        """Into how many a batch is cut."""
+        """The number of pieces of a batch."""
         return max(1, min(_PIECES * self.count, examples, nbytes // _SMALLEST_PIECE_BYTES) * (self.count > 1))
 
     def read(self, indices: np.ndarray, start: int, buffer: Buffer, out: Columns) -> Future:
-        """Begins to write the examples at `indices` to `out`."""
+        """Starts writing the examples at `indices` to `out`."""
         future: Future = Future()
         arguments = (self.source, self.stages, self._closed, indices, out)
         self._tasks.put((future, _fill, arguments))
         return future
 
     def close(self, seconds: float | None = None) -> None:
-        """Waits at most `seconds` for what the threads are doing; what has not begun is cancelled."""
+        """Cancels pending work, and waits at most `seconds` for running work."""
         self._closed.set()
         while True:
             try:
@@ -192,7 +190,7 @@ def _work(tasks: queue.SimpleQueue) -> None:
             continue
         try:
             future.set_result(function(*arguments))
-        except BaseException as error:  # for whoever asks for the result
+        except BaseException as error:  # raised by `result`
             future.set_exception(error)
         del task, future, function, arguments  # and with them the batch's memory
 
@@ -203,10 +201,9 @@ def _dismiss(tasks: queue.SimpleQueue, count: int) -> None:
 
 
 class Processes:
-    """`count` processes that read. Fresh ones: forking one that runs JAX can hang, since its threads' locks
-    are copied, locked.
+    """`count` processes that read. They are spawned: a fork of a process with JAX's threads can deadlock.
 
-    Raises `DataError` for a source that cannot be sent to them, or be made there.
+    Raises `DataError` for a source that cannot be pickled or unpickled there.
     """
 
     shared = True  # they write to buffers that other processes can map
@@ -216,7 +213,7 @@ class Processes:
         kind = type(source)
         try:
             sent = pickle.dumps(source)
-        except Exception as error:  # pickle raises what the object's own methods raise
+        except Exception as error:  # pickle raises any exception of the object's methods
             ours = kind.__module__.startswith("chipwise.")
             code = "source-unsendable-ours" if ours else "source-unsendable"
             raise DataError(code, source=kind.__name__, reason=one_line(error)[:200]) from error
@@ -235,22 +232,22 @@ class Processes:
         return f"{self.count} process{'es' * (self.count > 1)}"
 
     def pieces(self, examples: int, nbytes: int) -> int:
-        """Into how many a batch is cut: these examples are dear, or nobody would have asked for processes."""
+        """The number of pieces of a batch; examples read by processes are slow."""
         return min(_PIECES * self.count, examples)
 
     def read(self, indices: np.ndarray, start: int, buffer: Buffer, out: Columns) -> Future:
-        """Begins to write the examples at `indices` to rows `start` and on of `buffer`."""
+        """Starts writing the examples at `indices` to the rows of `buffer` from `start` on."""
         place = (buffer.number, buffer.path, buffer.start, buffer.layout, start)
         return self.pool.submit(_fill_shared, *place, indices)
 
     def close(self) -> None:
         for process in list((self.pool._processes or {}).values()):
-            process.terminate()  # no public way before Python 3.14, and a hanging one would never end
+            process.terminate()  # no public way before Python 3.14; a hanging process would never end
         self.pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _recipe_files() -> dict[str, str]:
-    """Modules that were loaded from recipe files, which another process would not find by name."""
+    """Modules loaded from recipe files, which another process cannot import by name."""
     from ..recipe.settings import RECIPE_MODULE  # which imports the recipes, and they the feed
 
     return {
@@ -261,33 +258,33 @@ def _recipe_files() -> dict[str, str]:
 
 
 _source: Any = None
-_trouble: str | None = None  # why there is no source
+_trouble: str | None = None  # the error, if there is no source
 _maps: dict[int, np.ndarray] = {}  # by the buffer's number
 
 
 def _start(recipe_files: dict[str, str], sent: bytes) -> None:
-    """In a new process: gets the source."""
+    """Runs in a new process: receives the source."""
     global _source, _trouble
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the parent, which saves first
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles the terminal's Ctrl-C, and saves first
     threading.Thread(target=_end_with_parent, name="chipwise-parent", daemon=True).start()
-    os.environ["JAX_PLATFORMS"] = "cpu"  # should the source use JAX, it must not take the accelerator
+    os.environ["JAX_PLATFORMS"] = "cpu"  # if the source uses JAX, it must not take the accelerator
     from ..recipe.settings import import_file
 
     try:
         for name, file in recipe_files.items():
             import_file(name, file)
         _source = pickle.loads(sent)  # what our own parent process made a moment ago
-    except Exception as error:  # told to the parent: raised here it would only break the pool
+    except Exception as error:  # reported to the parent; raised here it would break the pool
         _trouble = f"{type(error).__name__}: {one_line(error)[:200]}"
 
 
 def _problem() -> str | None:
-    """In another process: why it cannot read, if it cannot."""
+    """Runs in another process: the error, if it cannot read."""
     return _trouble
 
 
 def _end_with_parent() -> None:
-    """A pool's processes wait for work, for ever if their parent was killed."""
+    """Ends this process if the parent was killed; it would wait for work for ever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -297,7 +294,8 @@ def _end_with_parent() -> None:
 def _fill_shared(
     number: int, path: str | None, start: int, layout: Layout, first: int, indices: np.ndarray
 ) -> dict[str, float]:
-    """In another process: fills rows `first` and on of the buffer at `path`. *Returns* seconds by stage."""
+    """Runs in another process: fills rows of the buffer at `path` from `first` on. *Returns* seconds by
+    stage."""
     if number not in _maps:
         assert path is not None  # of a shared buffer
         with open(path, "r+b") as file:
@@ -310,7 +308,7 @@ def _fill_shared(
     except Exception as error:
         try:
             pickle.loads(pickle.dumps(error))
-        except Exception:  # one that cannot travel would break the pool
+        except Exception:  # an exception that cannot be pickled would break the pool
             raise DataError(
                 "reader-failed", kind=type(error).__name__, reason=one_line(error)[:200]
             ) from None
@@ -319,7 +317,7 @@ def _fill_shared(
 
 
 def chosen(source: Any, workers: int | str | None) -> tuple[str, int]:
-    """("threads" or "processes", how many) for a source. See `Workers`."""
+    """("threads" or "processes", count) for a source. See `Workers`."""
     ours = has(source, "fill")
     if workers is None:
         return "threads", usable_cores() if ours else 1

@@ -1,4 +1,4 @@
-"""Packing: any source of examples into a few large files that are read at the speed of memory."""
+"""Packing: converts any source of examples to a few large files that are fast to read."""
 
 from .job import pack as pack
 from .writer import SHARD_BYTES as SHARD_BYTES

@@ -1,4 +1,4 @@
-"""Texts one after another, out of files, folders and tables, in pieces: memory holds one of these."""
+"""Reads texts from files, folders and tables in pieces; memory holds one piece."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .rows import chosen, files_at, parquet, reading, split_of
 from .tables import EVAL
 
 ENDINGS = (".txt", ".md", ".text")
-_PIECE = 1 << 20  # bytes of a document that are handed over at a time, up to the last line's end in them
+_PIECE = 1 << 20  # bytes of a piece of a document, which ends at a line break
 
-_LINE = 1 << 28  # bytes of a line of JSON, and characters of a table's cell, at most
+_LINE = 1 << 28  # at most: bytes of a line of JSON, and characters of a table's cell
 
 
 class Document(NamedTuple):
-    """A text in `pieces`, the split it belongs to, where it came from, and its label or `None`."""
+    """A text in `pieces`, with its split, its origin, and its label or `None`."""
 
     split: str
     name: str
@@ -29,12 +29,12 @@ class Document(NamedTuple):
 
 
 def is_text(path: Path) -> bool:
-    """Whether a file's name says that it is text."""
+    """Whether a file has the suffix of text."""
     return path.suffix.lower() in (*ENDINGS, ".jsonl")
 
 
 def documents(path: Path, columns: dict[str, str], each: bool) -> Iterator[Document]:
-    """The documents at `path`, one after another; see `text_listing`."""
+    """Yields the documents at `path`; see `text_listing`."""
     try:
         if not path.exists():
             raise DataError("pack-source-missing", path=path)
@@ -56,8 +56,8 @@ def documents(path: Path, columns: dict[str, str], each: bool) -> Iterator[Docum
 
 
 def _files(path: Path, each: bool) -> Iterator[Document]:
-    """The text files of a folder, at any depth; `train/` beside `test/` or the like are splits, and with
-    `each` the folder below is the class."""
+    """The text files of a folder, at any depth; `train/` with `test/` or similar are splits, and with `each`
+    the next folder is the class."""
     found = sorted(
         (Path(folder) / name).relative_to(path)
         for folder, _, names in os.walk(path)
@@ -78,7 +78,7 @@ def _files(path: Path, each: bool) -> Iterator[Document]:
 
 
 def _pieces(path: Path) -> Iterator[bytes]:
-    """A file in pieces that end with a line, where lines are not longer than a piece."""
+    """A file in pieces that end at a line break, unless a line is longer than a piece."""
     rest = b""
     with open(path, "rb") as file:
         while block := file.read(_PIECE):
@@ -90,7 +90,7 @@ def _pieces(path: Path) -> Iterator[bytes]:
                 rest = after
                 if len(rest) >= 16 * _PIECE:
                     end = len(rest) - next((i for i in (1, 2, 3) if rest[-i] >= 0xC0), 0)
-                    yield rest[:end]  # without a character that it cuts
+                    yield rest[:end]  # without a truncated character at the end
                     rest = rest[end:]
     if rest:
         yield rest
@@ -101,7 +101,7 @@ def _rows(path: Path, columns: dict[str, str], rows: Iterator[dict[str, Any]]) -
     label: str | None = None
     for number, row in enumerate(rows):
         if text is None:
-            there = [name for name in row if name is not None]  # of a table's cells beyond its header
+            there = [name for name in row if name is not None]  # the cells of a table, without its header
             text, label = (chosen(role, there, columns, path) for role in ("text", "label"))
             if text is None:
                 raise DataError("text-column", path=path, columns=there)

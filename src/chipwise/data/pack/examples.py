@@ -1,6 +1,6 @@
-"""An example as it came to a record as it is stored: images as pixels or JPEG bytes, made by threads.
+"""Converts examples to stored records, with images as pixels or JPEG bytes, in threads.
 
-Workers are threads, since both decoders release Python's lock; `benchmarks/packing.md` has the figures beside
+Workers are threads, since both decoders release the GIL; `benchmarks/packing.md` compares them with
 processes. Work in flight is bounded, and results come in the order of the listing.
 """
 
@@ -20,19 +20,19 @@ from ...errors import DataError
 from ..images import Encoded, fitted, from_pillow
 from .folders import Split
 
-# Chroma at half the resolution, as cameras store it. Photographs at 224×224 and quality 90: 15.9 kB that
-# decode in 0.23 ms, where 4:4:4 takes 21.3 kB and 0.44 ms for 2.8 dB more (simplejpeg 1.9 on one AMD EPYC
-# core).
+# Chroma at half the resolution, as in cameras. Photographs at 224×224 and quality 90 take 15.9 kB and 0.23 ms
+# to decode; 4:4:4 takes 21.3 kB and 0.44 ms for 2.8 dB more (simplejpeg 1.9 on one AMD EPYC core).
 _CHROMA = "420"
-# Work for some ms: a piece of one small image would cost its own time again
+# Work for some ms; pieces of one small image would double its cost
 PIECE_ENTRIES, PIECE_BYTES = 64, 1 << 20
 _JPEG_SIDE = 65_500  # libjpeg's limit
 
 
 @dataclass(frozen=True)
 class Form:
-    """How images are stored: `size` in pixels or `None` for as they are; `crop` to `size` × `size`, or scaled
-    until the shorter side has `size`; `store`, "raw" or "jpeg"; `quality` of JPEGs that must be encoded."""
+    """How images are stored. *Fields:* `size` in pixels, or `None` to keep it; `crop`: to `size` × `size`,
+    otherwise the shorter side is scaled to `size`; `store`: "raw" or "jpeg"; `quality`: of JPEGs that must be
+    encoded."""
 
     size: int | None = None
     crop: bool = True
@@ -41,8 +41,8 @@ class Form:
 
 
 class StoredImage(NamedTuple):
-    """`data`: what is written, pixels or JPEG bytes; `pixels`: what a reader will see; `enlarged`: whether
-    the image was smaller than the size it was given."""
+    """*Fields:* `data`: the stored pixels or JPEG bytes; `pixels`: as a reader decodes them; `enlarged`:
+    whether the image was smaller than its stored size."""
 
     data: np.ndarray | bytes
     pixels: np.ndarray
@@ -50,9 +50,9 @@ class StoredImage(NamedTuple):
 
 
 class Record(NamedTuple):
-    """An entry as it is stored, or `error`, why it cannot be.
+    """A stored entry, or `error`, the reason why it cannot be stored.
 
-    *Fields:* `name`; `columns`, `image` first; `pixels` of its image, if it has one; `enlarged`.
+    *Fields:* `name`; `columns`: `image` first; `pixels` of its image, if it has one; `enlarged`.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Record(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """Of its image, as a reader will see it."""
+        """The shape of its decoded image."""
         return None if self.pixels is None else self.pixels.shape
 
     @property
@@ -80,7 +80,7 @@ def records(
     with ThreadPoolExecutor(workers, "chipwise-pack") as pool:
         try:
             for rows in pieces:
-                # A stranger's [i] may not be safe in threads: then this one reads
+                # An object's [i] may not be thread-safe: then this thread reads
                 examples = None if split.threads else [_read(split, row) for row in rows]
                 waiting.append(pool.submit(piece, split, rows, examples, form))
                 if len(waiting) > workers + 2:
@@ -92,7 +92,7 @@ def records(
 
 
 def _read(split: Split, row: int) -> Mapping[str, Any] | DataError:
-    """An example, or why there is none."""
+    """An example, or the reason why it cannot be read."""
     try:
         return split.read(row)
     except DataError as error:
@@ -102,7 +102,7 @@ def _read(split: Split, row: int) -> Mapping[str, Any] | DataError:
 
 
 def piece(split: Split, rows: Sequence[int], examples: list | None, form: Form) -> list[Record]:
-    """The records of `rows`, from `examples`, or read here when that is `None`."""
+    """The records of `rows`, from `examples`, or read here if that is `None`."""
     done = []
     for at, row in enumerate(rows):
         example = _read(split, row) if examples is None else examples[at]
@@ -137,7 +137,7 @@ def stored_image(value: Any, form: Form) -> StoredImage:
     `(1 or 3, h, w)`, of uint8, or of floats from 0 to 1, which become 0 to 255. A JPEG that needs no change
     is stored byte for byte; arrays without `size` are stored raw as they are.
 
-    Raises `DataError`, for the caller to add the name, for what cannot be stored.
+    Raises `DataError` if it cannot be stored; the caller adds the name.
     """
     size = None if form.size is None else (form.size, form.size)
     if isinstance(value, bytes):
@@ -194,7 +194,7 @@ def _resized(array: np.ndarray, size: tuple[int, int], crop: bool) -> np.ndarray
 
 
 def pieces_of(sizes: np.ndarray, start: int) -> Iterator[range]:
-    """The rows from `start` on in pieces of so many entries and bytes at most."""
+    """The rows from `start` on, in pieces with a limit of entries and bytes."""
     first, held = start, 0
     for row in range(start, len(sizes)):
         held += int(sizes[row])
@@ -206,7 +206,7 @@ def pieces_of(sizes: np.ndarray, start: int) -> Iterator[range]:
 
 
 def check_alike(run: Sequence[Record]) -> None:
-    """Records of a piece have the same columns, each of one shape."""
+    """Raises `DataError` unless the records of a piece have the same columns and shapes."""
 
     def shapes(record: Record) -> Mapping[str, tuple[int, ...]]:
         return {c: () if isinstance(v, bytes) else np.shape(v) for c, v in record.columns.items()}

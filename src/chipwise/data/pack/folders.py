@@ -1,13 +1,12 @@
-"""What there is to pack, before any of it is decoded: names, sizes and labels, and how to read one.
+"""Listings of what to pack, before anything is decoded: names, sizes and labels, and a reader.
 
-And files of images as such lists, the same for a folder and for an archive of it:
+Files of images become listings, equal for a folder and its archive:
 
     SRC/cat/1.jpg, SRC/dog/2.png                                one split, classes by folder
     SRC/train/cat/1.jpg, SRC/val/cat/2.jpg                      train and eval
     SRC/1.jpg, SRC/2.jpg with a table, or a pattern for names   labels from elsewhere
 
-Folders above all of it, as archives have them, do not count. Files deeper inside a class's folder belong to
-it.
+Common parent folders, as in archives, are ignored. Files deeper inside a class's folder belong to the class.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ class Split:
 
     *Fields:*
 
-    - `names`: where each came from, such as `cat/0123.jpg`; no two alike.
-    - `sizes` `(n,)`: bytes of each as it lies there, 0 where nobody knows.
-    - `labels`: columns `(n, ...)` known beforehand; others come with the examples.
+    - `names`: unique origins, such as `cat/0123.jpg`.
+    - `sizes` `(n,)`: bytes of each file, 0 if unknown.
+    - `labels`: columns `(n, ...)` that are known already; others come with the examples.
     - `read`: `i -> columns of the example`; its `image` may be encoded bytes, an array or a Pillow image.
-    - `content`: a digest of what lies there, where names and sizes do not tell enough.
-    - `threads`: whether several may call `read` at once.
+    - `content`: a digest of the contents, if names and sizes are not enough.
+    - `threads`: whether `read` is thread-safe.
     """
 
     names: Sequence[str]
@@ -65,7 +64,7 @@ class Split:
         )
 
     def fingerprint(self) -> str:
-        """SHA-256 of names, sizes, labels and content: another listing has another one."""
+        """SHA-256 of names, sizes, labels and content."""
         digest = hashlib.sha256(f"{len(self)} entries {self.content}\n".encode())
         for name, size in zip(self.names, self.sizes.tolist(), strict=True):
             digest.update(f"{name}\0{size}\n".encode("utf-8", "surrogateescape"))
@@ -77,10 +76,9 @@ class Split:
 
 @dataclass(frozen=True)
 class Listing:
-    """Split to its entries; `names`, the classes; `below`, column to the number its values stay below.
+    """Split to its entries; `names`: the classes; `below`: column to the exclusive upper bound of its values.
 
-    `left_out`: files that are no entries, because their names end like no image's, and other things the
-    user should know were not packed.
+    `left_out`: files without the suffix of an image, and other things that are not packed, for the report.
     """
 
     splits: Mapping[str, Split]
@@ -92,9 +90,8 @@ class Listing:
 def divided(listing: Listing, share: float) -> Listing:
     """`listing` with `share` of each class of its one split moved to `eval`.
 
-    Of a class with `n` entries `round(n * share)` go, those whose names have the smallest SHA-256: the same
-    ones on every machine, and from a folder as from its archive. Entries without one whole number as label
-    are one class.
+    Of a class with `n` entries, the `round(n * share)` names with the smallest SHA-256 are moved: the same
+    ones on every machine, and for a folder and its archive. Entries without an integer label are one class.
     """
     if not isinstance(share, (int, float)) or not 0 < share < 1:
         raise RecipeError("split-share", share=share)
@@ -120,17 +117,17 @@ _ENDINGS = sorted(SUFFIXES)
 
 
 class _Rows(NamedTuple):
-    """The files of a split: `rows` in the list of all, and how many parts of their paths to `cut` off."""
+    """The files of a split: their `rows` in the list of all, and the number of path parts to `cut` off."""
 
     rows: list[int]
     cut: int
 
 
 def arrange(where: Path, files: Files, labels: str | Table = "folders", archive: bool = False) -> Listing:
-    """`files` as splits with labels.
+    """Arranges `files` in splits with labels.
 
-    `labels`: "folders", a table, or a regular expression whose first group, or the one named `label`, is the
-    class.
+    `labels`: "folders", a table, or a regular expression whose first group, or the group named `label`, is
+    the class.
     """
     if not files.paths:
         raise DataError("folder-no-images", path=where, endings=_ENDINGS)
@@ -175,18 +172,18 @@ def arrange(where: Path, files: Files, labels: str | Table = "folders", archive:
 
 
 def listed_by(table: Table) -> Listing:
-    """The files that a table names, beside it, in its order."""
+    """The files named in a table, relative to it, in its order."""
     root = table.path.parent
     sizes, absent = [], []
     for name in table.files:
         try:
             status = os.stat(root / name)
-        except (FileNotFoundError, ValueError):  # a name with a zero byte names nothing
+        except (FileNotFoundError, ValueError):  # a name with a zero byte is invalid
             absent.append(name)
             continue
         except OSError as error:
             raise unreadable(root / name, error) from error
-        if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for without end
+        if not stat.S_ISREG(status.st_mode):  # reading a pipe might never end
             raise DataError("table-irregular-file", table=table.path, name=name)
         sizes.append(status.st_size)
     if absent:
@@ -199,7 +196,7 @@ def listed_by(table: Table) -> Listing:
 
 
 def _sent(whole: Split, splits: Sequence[str]) -> dict[str, Split]:
-    """The entries of `whole` by split, where the column `split` of a table sends each."""
+    """The entries of `whole` by split, from the column `split` of a table."""
     of = np.asarray(splits)
     return {split: whole.only(np.flatnonzero(of == split)) for split in sorted(set(splits))[::-1]}
 
@@ -213,7 +210,7 @@ def _name(path: tuple[str, ...], cut: int = 0) -> str:
 
 
 def _above(paths: Sequence[tuple[str, ...]], keep: int) -> int:
-    """Folders that all files share and that say nothing; `keep` parts of each path always stay."""
+    """The number of common parent folders of all files; `keep` parts of each path always stay."""
     above = 0
     while all(len(path) > above + keep and path[above] == paths[0][above] for path in paths):
         above += 1
@@ -226,7 +223,7 @@ def _splits(paths: list[tuple[str, ...]], depth: int) -> tuple[dict[str, _Rows],
     for row, path in enumerate(paths):
         tops.setdefault(path[0] if len(path) > 1 else "", []).append(row)
     other = [name for name in EVAL if name in tops]
-    # Classes may be called train and test, too: then nothing lies deeper
+    # Classes may also be called train and test: then there are no deeper folders
     if "" in tops or not other or not any(len(paths[row]) >= depth for row in tops.get("train", ())):
         return {"train": _Rows(list(range(len(paths))), 0)}, []
     ignored = [f"{name}/" for name in sorted(tops) if name not in ("train", other[0])]
@@ -234,7 +231,7 @@ def _splits(paths: list[tuple[str, ...]], depth: int) -> tuple[dict[str, _Rows],
 
 
 def _check_folders(where: Path, files: Files, splits: Mapping[str, _Rows], above: int) -> None:
-    """Every image lies in a class's folder, and every class's folder holds an image."""
+    """Raises `DataError` unless every image is in a class's folder, and every such folder has an image."""
     for rows, cut in splits.values():
         start = above + cut
         outside = [_name(files.paths[row]) for row in rows if len(files.paths[row]) < start + 2]

@@ -1,7 +1,7 @@
-"""From a source to a pack: list, predict, then decode on every core and write in order.
+"""Packs a source: lists it, predicts size and time, then decodes on every core and writes in order.
 
-Neither the number of workers nor kills change a byte: records are written in the order of the listing, and a
-shard that was not complete is written again.
+The result does not depend on the number of workers or on kills: records are written in the order of the
+listing, and incomplete shards are written again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SKIPPED_SHARE, _SKIPPED_LEAST = 0.01, 10
 
 
 class Progress(NamedTuple):
-    """`split`; `done` of its `total` entries, `skipped` of all so far."""
+    """The progress of `split`: `done` of its `total` entries; `skipped` so far, of all splits."""
 
     split: str
     done: int
@@ -53,9 +53,9 @@ class Progress(NamedTuple):
 
 @dataclass
 class Report:
-    """What was packed. *Fields:* `path`; `splits`, name to `{"examples", "bytes", "files"}`; `names`, the
-    classes; `skipped`, `(split, name, reason)`; `left_out`; `images` settled by this call in `seconds`;
-    `enlarged`, of these."""
+    """The result of packing. *Fields:* `path`; `splits`: name to `{"examples", "bytes", "files"}`; `names`:
+    the classes; `skipped`: `(split, name, reason)`; `left_out`; `images`: processed by this call in
+    `seconds`; `enlarged`: how many of these were enlarged."""
 
     path: Path
     splits: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -111,10 +111,10 @@ class Options:
 
 
 class Job:
-    """A pack to be made; see `pack` for the arguments. Making it lists the source and writes nothing.
+    """A packing job; see `pack` for the arguments. The constructor lists the source and writes nothing.
 
-    *Attributes:* `src`, its name; `dst`; `partial`, where the pack is while it is made; `options`; `form`,
-    how images are stored; `listing`; `workers`; `max_skipped`.
+    *Attributes:* `src`: its name; `dst`; `partial`: the temporary folder; `options`; `form`: how images are
+    stored; `listing`; `workers`; `max_skipped`.
     """
 
     def __init__(self, src: Any, dst: str | Path, **options: Any):
@@ -156,14 +156,14 @@ class Job:
 
     @cached_property
     def prediction(self) -> Prediction:
-        """Sizes and time, from a few examples that are read when it is first asked for.
+        """The predicted sizes and time, from a sample of examples that is read at the first access.
 
-        Raises `DataError` when the sampled examples cannot be packed.
+        Raises `DataError` if no example of the sample can be packed.
         """
-        # Shards by number are cut where the prediction says: what was sampled must not depend on time
+        # A given number of shards is cut by the prediction, so the sample must not depend on time
         timed = self.options.shards == "auto" or self.form.store == "raw"
         self._first = None
-        with warnings.catch_warnings():  # `Encoded` has a limit of its own
+        with warnings.catch_warnings():  # `Encoded` has its own limit
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             return predict(
                 self.listing, self.form, self.workers, self._name_bytes, self._check_size,
@@ -172,12 +172,12 @@ class Job:
 
     @property
     def needed(self) -> int:
-        """Bytes still to be written: what was begun is on the disk already."""
+        """The bytes still to write, without those already on disk."""
         done = sum(f.stat().st_size for f in self.partial.rglob("*") if f.is_file())
         return self.prediction.bytes - done
 
     def settings(self, split: str) -> dict[str, Any]:
-        """What decides a split's bytes, beside its source: for the manifest."""
+        """The settings that determine a split's bytes, for the manifest."""
         shard_bytes = SHARD_BYTES
         if self.options.shards != "auto":
             share = self.prediction.splits[split]
@@ -194,7 +194,7 @@ class Job:
         }
 
     def run(self, progress: Callable[[Progress], None] = lambda _: None) -> Report:
-        """Makes the pack, or goes on with one that was begun; it appears at `dst` when it is whole.
+        """Makes the pack, or continues one; it appears at `dst` when it is complete.
 
         `progress` is called after each piece of work. Raises `DataError`; complete shards are kept.
         """
@@ -214,7 +214,7 @@ class Job:
                 for name in self.listing.splits:
                     self._split(name, report, progress)
             except DataError as error:
-                if error.code == "pack-image-sizes":  # what was begun cannot be gone on with
+                if error.code == "pack-image-sizes":  # the partial pack cannot be continued
                     shutil.rmtree(self.partial)
                 raise
         self._appear()
@@ -256,7 +256,7 @@ class Job:
             splits=tuple(self.listing.splits),
         )
         with closing(writer):
-            if self.options.strict and writer.skipped:  # by an earlier call, which was not
+            if self.options.strict and writer.skipped:  # by an earlier call without `strict`
                 raise self._refused(**writer.skipped[0])
             begun = writer.consumed
 
@@ -276,7 +276,7 @@ class Job:
             report.skipped += [(name, s["name"], s["reason"]) for s in writer.skipped]
 
     def _write(self, writer: Writer, piece: Sequence[Record], skipped: int) -> None:
-        """Hands over a piece of work in order: runs of records at once, and between them what is skipped."""
+        """Writes a piece of work in order: runs of records at once, with skipped entries between them."""
         for failed, group in itertools.groupby(piece, key=lambda record: record.error is not None):
             run = list(group)
             if failed:
@@ -341,33 +341,32 @@ def pack(
     columns: Mapping[str, str] | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Path:
-    """Packs `src` to the folder `dst` and returns it. It appears whole, or not at all.
+    """Packs `src` into the folder `dst`, which appears when it is complete, and returns its path.
 
     *Arguments:*
 
-    - `src`: a folder of images with one sub-folder a class, or with `train/` and `test/` (`val/`, ...) of
-      them; a `.tar`, `.tar.gz` or `.tar.xz` of one; a `.csv` with files and labels; the files of MNIST or
-      CIFAR; Parquet, TFRecord or WebDataset files; text; a URL, as a string, of any of these but the
-      `.csv`; any object with `len` and `[i]`, whose examples are dicts of columns or pairs (image, label),
-      or a dict of those by split.
-    - `size`: in pixels; `None` keeps images as they are. `fit="crop"` scales to cover `size` × `size` and
-      cuts around the centre; `"keep-aspect"` scales until the shorter side has `size`.
-    - `store`: `"raw"` pixels, all of one size, or `"jpeg"`, of `quality` where an image must be encoded;
-      JPEGs that need no change are kept byte for byte.
-    - `labels`: `"folders"`, the path of a `.csv`, or a regular expression whose first group, in an image's
-      path, is the class.
-    - `split`: share of each class that goes to `eval`; `shards`: about so many files a column, or `"auto"`: 1
-      GiB each.
-    - `strict`: the first entry that cannot be packed is an error; else at most `max_skipped` are left out, by
-      default 1 % and at least 10, and the manifest names them.
-    - `workers`: threads, by default one a core; `names`: classes of objects that do not say.
-    - `text`: how text becomes tokens; a `.txt`, `.md` or `.jsonl` is text without it too. `columns`: what
-      "image", "label" or "text" is called in Parquet, TFRecord, WebDataset or a table of text.
+    - `src`: a folder of images with a sub-folder for each class, or with `train/` and `test/` (`val/`, ...)
+      of them; a `.tar`, `.tar.gz` or `.tar.xz` of one; a `.csv` with files and labels; the files of MNIST or
+      CIFAR; Parquet, TFRecord or WebDataset files; text; the URL of any of these except a `.csv`, as a
+      string; any object with `len` and `[i]` whose examples are dicts of columns or pairs (image, label), or
+      a dict of such objects by split.
+    - `size`: in pixels; `None` keeps the sizes. `fit="crop"` scales images to cover `size` × `size` and crops
+      the centre; `"keep-aspect"` scales the shorter side to `size`.
+    - `store`: `"raw"` pixels, all of one size, or `"jpeg"`, with `quality` for images that must be encoded;
+      JPEGs that need no change are stored byte for byte.
+    - `labels`: `"folders"`, the path of a `.csv`, or a regular expression for an image's path, whose first
+      group is the class.
+    - `split`: the share of each class for `eval`; `shards`: the approximate number of files per column, or
+      `"auto"`: 1 GiB each.
+    - `strict`: the first entry that cannot be packed is an error. Otherwise at most `max_skipped` are
+      skipped, by default 1 % and at least 10, and the manifest lists them.
+    - `workers`: threads, by default one per core; `names`: the classes, for objects without them.
+    - `text`: how text becomes tokens; `.txt`, `.md` and `.jsonl` files are text also without it. `columns`:
+      the names of "image", "label" or "text" in Parquet, TFRecord, WebDataset or a table of text.
     - `progress`: called with `Progress` after each piece of work.
 
-    After a kill the same call goes on behind the last complete shard; the pack is the same, byte for byte.
-    Raises `RecipeError` for settings that cannot be, `DataError` for data that cannot be packed and for a
-    full disk.
+    After a kill the same call continues after the last complete shard, and the pack has the same bytes.
+    Raises `RecipeError` for invalid settings, `DataError` for data that cannot be packed and for a full disk.
     """
     job = Job(
         src, dst, size=size, fit=fit, store=store, quality=quality, labels=labels, split=split, shards=shards,

@@ -1,4 +1,4 @@
-"""What a pack will weigh and how long it will take, before a byte of it is written."""
+"""Predicts the size and time of a pack before it is written."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from ..manifest import record_dtype
 from .examples import Form, records
 from .folders import Listing, Split
 
-SAMPLE = 64  # examples that are read, decoded and encoded to predict the rest, at most
-SAMPLE_SECONDS, _SAMPLE_LEAST = 2.0, 4  # when to stop before that: large photographs take 0.3 s each
-_RECORD_SECONDS = 4e-5  # handing one over, checksum, sums and writing: one thread's work
+SAMPLE = 64  # at most; examples that are read, decoded and encoded to predict the rest
+SAMPLE_SECONDS, _SAMPLE_LEAST = 2.0, 4  # time limit; large photographs take 0.3 s each
+_RECORD_SECONDS = 4e-5  # passing one on, checksum, sums and writing: one thread's work
 
 
 @dataclass(frozen=True)
 class Share:
-    """One split: `examples`; `bytes` of its files; `record_bytes`, of one record's columns, on average."""
+    """The prediction of a split: `examples`; `bytes` of its files; `record_bytes`: mean of a record's
+    columns."""
 
     examples: int
     bytes: int
@@ -31,9 +32,8 @@ class Share:
 
 @dataclass(frozen=True)
 class Prediction:
-    """*Fields:* `splits`; `seconds`, with the workers given; `exact`: sizes are computed, not estimated;
-    `shape` of all stored images, or `None`; `enlarged`: share of the sampled images smaller than their
-    size."""
+    """*Fields:* `splits`; `seconds`, with the given workers; `exact`: whether sizes are exact; `shape` of all
+    stored images, or `None`; `enlarged`: the share of the sampled images that are enlarged."""
 
     splits: Mapping[str, Share]
     seconds: float
@@ -54,12 +54,12 @@ def predict(
     check: Callable[[str, tuple[int, ...] | None], None],
     seconds: float | None = None,
 ) -> Prediction:
-    """Predicts from up to `SAMPLE` examples of each split, spread evenly, each actually made.
+    """Predicts size and time from up to `SAMPLE` examples of each split, evenly spread, which are converted.
 
     *Arguments:* `name_bytes`: of the longest name, by split; `check`: called with each name and shape, in the
-    order of the listing, to refuse it; `seconds`: when to stop before `SAMPLE` examples, for all splits.
+    order of the listing, and may raise; `seconds`: a time limit for sampling all splits.
 
-    Raises `DataError` when none of a split can be packed.
+    Raises `DataError` if no example of a split's sample can be packed.
     """
     splits, total = {}, 0.0
     enlarged: list[bool] = []
@@ -69,7 +69,7 @@ def predict(
         rows: list[int] = []
         pieces = _spread(split, rows, None if seconds is None else seconds / len(listing.splits))
         sizes: list[int] = []
-        seen, failed = {}, {}  # row to record's name and shape, or reason: pixels might not fit in memory
+        seen, failed = {}, {}  # row to name and shape, or reason; all pixels might not fit in memory
         for number, [record] in enumerate(records(split, pieces, form, workers)):
             if record.error is not None:
                 failed[rows[number]] = {"name": record.name, "reason": str(record.error)}
@@ -91,10 +91,10 @@ def predict(
 
 
 def _spread(split: Split, sampled: list[int], seconds: float | None) -> Iterator[list[int]]:
-    """Rows spread evenly over `split`, one by one, until it is late; `sampled` gets them too."""
+    """Yields rows spread evenly over `split` until the time limit; `sampled` gets them too."""
     rows = np.unique(np.linspace(0, len(split) - 1, min(SAMPLE, len(split))).astype(np.int64))
     began = time.perf_counter()
-    # Mixed, or those that there is time for would all be of the first classes
+    # Shuffled, or the time limit would select the first classes
     for row in np.random.default_rng(0).permutation(rows).tolist():
         late = seconds is not None and time.perf_counter() - began > seconds
         if late and len(sampled) >= _SAMPLE_LEAST:
@@ -104,13 +104,13 @@ def _spread(split: Split, sampled: list[int], seconds: float | None) -> Iterator
 
 
 def check_disk(folder: Path, needed: int) -> int:
-    """Bytes free where `folder` will be; raises `DataError` when they are fewer than `needed`."""
+    """The free bytes on the disk of `folder`. Raises `DataError` if they are fewer than `needed`."""
     place = folder
     while not place.exists():
         place = place.parent
     free = shutil.disk_usage(place).free
     if needed > free:
-        if place == folder:  # a pack that was begun is not gone on with elsewhere or with other settings
+        if place == folder:  # a partial pack cannot continue elsewhere or with other settings
             raise DataError("disk-small-begun", folder=folder, needed=needed, free=free)
         raise DataError("disk-small", folder=folder, needed=needed, place=place, free=free)
     return free

@@ -1,10 +1,10 @@
-"""Data sets in files of many rows: Parquet, TFRecord, and WebDataset's tars.
+"""Data sets in files with many rows: Parquet, TFRecord and WebDataset.
 
     data/train-00000-of-00002.parquet   train-00000-of-01024   set-train-000000.tar
     data/test-00000-of-00001.parquet    validation-00000-of-…  set-val-000000.tar
 
-A file's name decides between train and eval. Everything is read once to list and check it, and once more to
-pack it; memory holds names, labels and places, and of Parquet one group of rows.
+A file's name decides between train and eval. Everything is read once to list and check it, and again to pack
+it; memory holds names, labels and offsets, and for Parquet one row group.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _SPLIT = re.compile(r"(?:^|[-_./])(train|eval|val|valid|validation|test)(?=[-_./
 
 @dataclass
 class Rows:
-    """The rows of some files: a name, a label or `None`, and a reader each; `content` is to be digested."""
+    """The rows of some files: names, labels or `None`, and readers; `content` goes into the digest."""
 
     names: list[str] = field(default_factory=list)
     labels: list[Any] = field(default_factory=list)
@@ -66,10 +66,10 @@ class Rows:
 
 
 def files_at(path: Path) -> tuple[str, list[Path]] | None:
-    """What rows are at `path`, "parquet", "tfrecord" or "webdataset", and in which files; else `None`."""
+    """The kind of rows at `path`, "parquet", "tfrecord" or "webdataset", and their files; else `None`."""
     folders = [path, path / "data"] if path.is_dir() else []
     listed = [sorted(p for p in folder.iterdir() if p.is_file()) for folder in folders if folder.is_dir()]
-    for files in listed or [[path] if path.is_file() else []]:  # a pipe would be waited for
+    for files in listed or [[path] if path.is_file() else []]:  # reading a pipe might never end
         for kind, pattern in _FILES.items():
             found = [file for file in files if pattern.fullmatch(file.name)]
             if found and (kind != "webdataset" or any(map(_is_webdataset, found))):
@@ -78,22 +78,22 @@ def files_at(path: Path) -> tuple[str, list[Path]] | None:
 
 
 def _is_webdataset(path: Path) -> bool:
-    """Whether an image of the first members of a tar has its class beside it."""
+    """Whether one of the first images in a tar has a class member."""
     try:
         with tarfile.open(path, "r:") as archive:
             first = [
                 _key(member.name) for _, member in zip(range(16), archive, strict=False) if member.isfile()
             ]
     except (tarfile.TarError, OSError, ValueError, RecursionError):
-        return False  # whoever reads tars says what is wrong with it
+        return False  # the reader of tars reports what is wrong
     images = {key for key, ending in first if f".{ending}" in SUFFIXES}
     return any(key in images and ending in ("cls", "json") for key, ending in first)
 
 
 def from_rows(kind: str, files: Sequence[Path], columns: Mapping[str, str] | None = None) -> Listing:
-    """The rows of `files`, of images or of numbers, with labels where there are some.
+    """The rows of `files`, of images or of numbers, with labels if there are any.
 
-    Raises `DataError`, naming file and offset, for what is cut or damaged.
+    Raises `DataError` with file and offset for truncated or damaged files.
     """
     by_split: dict[str, list[Path]] = {}
     for file in files:
@@ -116,15 +116,15 @@ def from_rows(kind: str, files: Sequence[Path], columns: Mapping[str, str] | Non
 
 
 def split_of(name: str) -> str:
-    """ "train" or "eval", by a file's name; train where it says nothing."""
+    """ "train" or "eval", from a file's name; train by default."""
     told = _SPLIT.search(name.lower())
     return "eval" if told and told[1] != "train" else "train"
 
 
 def chosen(role: str, there: Sequence[str], columns: Mapping[str, str], path: Path) -> str | None:
-    """Which of the columns that are `there` is the image, the label or the text.
+    """The column among `there` that is the image, the label or the text.
 
-    Raises `DataError` for a column that the user names and that is not there.
+    Raises `DataError` if the user names a column that is missing.
     """
     if role in columns:
         if columns[role] not in there:
@@ -134,7 +134,7 @@ def chosen(role: str, there: Sequence[str], columns: Mapping[str, str], path: Pa
 
 
 def labels_of(values: Mapping[str, list[Any]]) -> tuple[dict[str, dict[str, np.ndarray]], tuple[str, ...]]:
-    """Labels by split, and the classes: text sorted, or whole numbers from 0 to the largest."""
+    """Labels by split, and the classes: sorted text, or integers from 0 to the largest."""
     every = [value for some in values.values() for value in some]
     if all(value is None for value in every):
         return {split: {} for split in values}, ()
@@ -148,7 +148,7 @@ def labels_of(values: Mapping[str, list[Any]]) -> tuple[dict[str, dict[str, np.n
         return {split: {"label": column} for split, column in numbers.items()}, classes
     try:
         columns = {split: np.asarray(some) for split, some in values.items()}
-    except (ValueError, OverflowError) as error:  # rows of several lengths
+    except (ValueError, OverflowError) as error:  # rows with different lengths
         raise DataError("rows-label-kind", label=str(every[0])[:60]) from error
     kinds = {column.dtype.kind for column in columns.values()}
     if not kinds <= set("biuf") or any(column.ndim > 2 for column in columns.values()):
@@ -177,7 +177,7 @@ def parquet(path: Path) -> Any:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turns what pyarrow raises for a damaged file into a `DataError`."""
+    """Turns pyarrow's errors for a damaged file into a `DataError`."""
     from pyarrow import ArrowException
 
     try:
@@ -187,7 +187,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 class _Group:
-    """The last group of rows that was read, of one file after another."""
+    """A cache of the row group that was read last."""
 
     def __init__(self) -> None:
         self.of: tuple[Path, int] | None = None
@@ -234,7 +234,7 @@ def _parquet_rows(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
 
 
 def _encoded(image: Any, path: Path) -> Any:
-    """An image's bytes, which Hugging Face keeps beside a path."""
+    """An image's bytes; Hugging Face stores them with a path."""
     if isinstance(image, Mapping) and isinstance(image.get("bytes"), bytes):
         return image["bytes"]
     if image is None or isinstance(image, Mapping):
@@ -291,7 +291,7 @@ def _column(value: tfrecord.Value) -> Any:
 
 
 def _key(name: str) -> tuple[str, str]:
-    """`a/b.left.jpg` as `a/b` and `left.jpg`: what stands before the first dot of the file's name."""
+    """Splits `a/b.left.jpg` into `a/b` and `left.jpg`, at the first dot of the file's name."""
     folder, slash, file = name.rpartition("/")
     stem, _, ending = file.partition(".")
     return folder + slash + stem, ending.lower()
@@ -317,7 +317,7 @@ def _webdataset_rows(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
 
 
 def _samples(path: Path) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
-    """Key of each sample, and its members' endings to offset and bytes. They lie one after another."""
+    """The key of each sample, with its members' suffixes to offset and bytes; members are adjacent."""
     size, end = path.stat().st_size, 0
     sample: tuple[str, dict[str, tuple[int, int]]] | None = None
     try:

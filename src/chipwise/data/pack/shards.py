@@ -1,4 +1,4 @@
-"""What a shard is made of: `.npy` files, lines of the record table, and exact sums over pixels."""
+"""Parts of a shard: `.npy` files, the record table, and exact sums over pixels."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from ...errors import DataError
 from ..manifest import header, sha256
 from ..sources import Columns
 
-_PIXELS, _ROWS = 1024, 64  # a block of squares stays in the cache, and its sums in 32 bits
+_PIXELS, _ROWS = 1024, 64  # squares of a block fit in the cache, and its sums in 32 bits
 
 
 class NpyFile:
-    """One `.npy` file of `items` entries, each `shape` of `dtype`; its header counts them in the end."""
+    """A `.npy` file of `items` entries, each `shape` of `dtype`; `finish` writes their number to the
+    header."""
 
     def __init__(self, path: Path, dtype: np.dtype, shape: tuple[int, ...]):
         self.path, self.dtype, self.shape, self.items = path, dtype, shape, 0
@@ -33,7 +34,7 @@ class NpyFile:
         self.items += len(block)
 
     def finish(self) -> dict[str, Any]:
-        """Completes the file; what the manifest says of it."""
+        """Completes the file. *Returns* its entry for the manifest."""
         os.lseek(self.handle, 0, os.SEEK_SET)
         _write(self.handle, header(self.dtype, (self.items, *self.shape)))
         os.fsync(self.handle)
@@ -49,12 +50,12 @@ class NpyFile:
 
 def _write(handle: int, data) -> None:
     view = memoryview(data)
-    while view:  # a write may take less than all, before the disk is full or beyond 2 GiB
+    while view:  # a write may be partial, before the disk is full or above 2 GiB
         view = view[os.write(handle, view) :]
 
 
 def record_lines(dtype: np.dtype, names: Sequence[str], rows: Columns, ends: np.ndarray | None) -> np.ndarray:
-    """The lines of the record table, `(n,)` of `dtype`, all but where images end in their shard.
+    """The lines of the record table, `(n,)` of `dtype`, except the ends of images in their shard.
 
     `rows`: column to `(n, ...)`; with `ends` `(n,)`, `image` to the encoded images' bytes, which end there.
     """
@@ -78,9 +79,9 @@ def record_lines(dtype: np.dtype, names: Sequence[str], rows: Columns, ends: np.
 
 @dataclass
 class Moments:
-    """Sums over uint8 pixels by channel, as whole numbers of any size.
+    """Sums over uint8 pixels by channel, as integers of any size.
 
-    *Fields:* `count`, pixels; `sums` and `squares`, of their values and squares, one a channel.
+    *Fields:* `count`: pixels; `sums` and `squares`: of their values and squares, one per channel.
     """
 
     count: int = 0
@@ -88,12 +89,12 @@ class Moments:
     squares: list[int] = field(default_factory=list)
 
     def add(self, pixels: np.ndarray, channels: int) -> None:
-        """Adds uint8 `(..., channels)`, or such arrays one after another, contiguous."""
+        """Adds uint8 pixels `(..., channels)`, contiguous, or the concatenation of such arrays."""
         flat = pixels.reshape(-1)
         width = channels * _PIXELS
         whole = flat.size // width * width
         total = np.zeros((2, channels), np.int64)
-        # Sums along the rows' direction run in vectors; along 3 channels they would be 10 times slower
+        # Sums along rows are vectorised; along 3 channels they would be 10 times slower
         for start in range(0, whole, width * _ROWS):
             block = flat[start : min(whole, start + width * _ROWS)].reshape(-1, width)
             total[0] += block.sum(axis=0, dtype=np.uint32).reshape(-1, channels).sum(axis=0, dtype=np.int64)
@@ -113,13 +114,13 @@ class Moments:
 
     @property
     def std(self) -> list[float]:
-        """The deviation of the pixels themselves (divided by `count`, not `count - 1`)."""
+        """The standard deviation of the pixels (divided by `count`, not `count - 1`)."""
         n = self.count
         return [math.sqrt((n * q - s * s) / (n * n)) for s, q in zip(self.sums, self.squares, strict=True)]
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Writes a file whole or not at all, on the disk when this returns."""
+    """Writes a file atomically and durably."""
     new = path.with_name(f".{path.name}.new")
     with open(new, "w", encoding="utf-8") as file:
         file.write(text)
@@ -130,7 +131,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Names in a folder survive a power cut from here on."""
+    """Makes the names in a folder durable."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

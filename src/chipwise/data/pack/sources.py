@@ -1,4 +1,4 @@
-"""What SRC is: a folder, a table, an archive, the files of a published data set, or an object in Python."""
+"""Recognises SRC: a folder, a table, an archive, the files of a published data set, or a Python object."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def listing_of(
     names: Sequence[str] = (),
     columns: Mapping[str, str] | None = None,
 ) -> Listing:
-    """The entries of `src`, by what it is; what is at a URL is fetched.
+    """The entries of `src`, whatever its kind; a URL is fetched.
 
-    Raises `DataError` when it is nothing that can be packed.
+    Raises `DataError` if it cannot be packed.
     """
     if not isinstance(src, (str, os.PathLike)):
         return from_objects(src, names)
     path = remote.local(src if isinstance(src, str) else Path(src))
     if path.name in ("", ".."):
-        path = path.resolve()  # "." in a message reads like the end of a sentence
+        path = path.resolve()  # "." in a message looks like the end of a sentence
     by: str | Table = str(labels)
     if str(labels).lower().endswith(_TABLES):
         by = read_table(remote.local(labels))
@@ -69,11 +69,11 @@ def listing_of(
     raise DataError("pack-source-unknown", path=path)
 
 
-# ---- MNIST and CIFAR as published
+# ---- original files of MNIST and CIFAR
 
 
 def idx_files(folder: Path) -> dict[str, tuple[Path, Path]]:
-    """Split to its image and label files, where `folder` holds files named like MNIST's; else empty."""
+    """Split to its image and label files, if `folder` has files named like MNIST's; else empty."""
     splits: dict[str, tuple[Path, Path]] = {}
     for path in sorted(folder.iterdir()):
         match = _IDX.match(path.name)
@@ -105,13 +105,13 @@ def from_idx(files: Mapping[str, tuple[Path, Path]]) -> Listing:
 
 
 def from_cifar(path: Path, classes: int) -> Listing:
-    """CIFAR-10 or CIFAR-100, both halves."""
+    """CIFAR-10 or CIFAR-100, both splits."""
     halves = originals.read_cifar(path, classes=classes)
     return _of_arrays({"train": halves["train"], "eval": halves["test"]}, _cifar_names(path, classes))
 
 
 def _cifar_names(path: Path, classes: int) -> tuple[str, ...]:
-    """The classes' names; those of CIFAR-100 are in a file beside the batches, where there is one."""
+    """The classes' names; for CIFAR-100 from a file beside the batches, if there is one."""
     if classes == 10:
         return datasets.cifar10(path).class_names
     for folder in (path, *(path / name for name in originals.FOLDERS[classes])):
@@ -142,10 +142,11 @@ def _of_arrays(splits: Mapping[str, Columns], names: tuple[str, ...]) -> Listing
 
 
 def from_objects(sources: Any, names: Sequence[str] = ()) -> Listing:
-    """Any object with `len` and `[i]`, or a dict of them by split (`train`, and `test` or the like).
+    """The entries of any object with `len` and `[i]`, or of a dict of them by split (`train`, and `test` or
+    similar).
 
-    An example is a dict of columns or a pair (image, label). `names`: the classes, for objects that do not
-    say (by `features`, `classes` or `names`).
+    An example is a dict of columns or a pair (image, label). `names`: the classes, for objects without
+    `features`, `classes` or `names`.
     """
     by_split = {"train": sources}
     if isinstance(sources, Mapping):
@@ -165,7 +166,7 @@ def from_objects(sources: Any, names: Sequence[str] = ()) -> Listing:
 
 
 def _labels(source: Any) -> tuple[tuple[str, ...], Columns]:
-    """Classes, and labels, as far as they can be had without reading an example."""
+    """Classes and labels, if they are available without reading examples."""
     features = getattr(source, "features", None)
     if isinstance(features, Mapping):  # Hugging Face
         for column in ("label", "labels"):
@@ -187,7 +188,7 @@ def _labels(source: Any) -> tuple[tuple[str, ...], Columns]:
 
 
 def _encoded(source: Any) -> Any:
-    """A Hugging Face data set with its images as the bytes it holds: JPEGs can be kept as they are."""
+    """A Hugging Face data set that returns encoded images, so that JPEGs can be stored unchanged."""
     features = getattr(source, "features", None)
     if not isinstance(features, Mapping) or not hasattr(source, "cast_column"):
         return source
@@ -213,16 +214,16 @@ def _of_object(source: Any, labels: Columns) -> Split:
             raise DataError("object-example", index=index, source=kind, kind=type(example).__name__)
         columns = {str(_RENAMED.get(name, name)): value for name, value in example.items()}
         image = columns.get("image")
-        if isinstance(image, Mapping):  # how Hugging Face keeps encoded images
+        if isinstance(image, Mapping):  # Hugging Face's form of encoded images
             columns["image"] = image["bytes"] if image.get("bytes") else Path(image["path"]).read_bytes()
         return columns
 
-    # Content is only sampled: who changes an object between a kill and the next try is not found out
+    # Content is only sampled, so a change of the object between a kill and the next call may be missed
     digest = hashlib.sha256(f"{kind} {getattr(source, '_fingerprint', '')}".encode())
     for index in sorted({0, n // 2, n - 1}) if n else ():
         try:
             example = read(index)
-        except OSError:  # it is skipped, with its reason, when its turn comes
+        except OSError:  # it will be skipped later, with its reason
             continue
         for name, value in sorted(example.items()):
             content = value if isinstance(value, bytes) else np.asarray(value).tobytes()

@@ -1,11 +1,11 @@
-"""Labels from a CSV file: one row an image, its file first.
+"""Labels from a CSV file, with a row for each image.
 
     file,label            file,label                file,sunny,snow         file,age
     a.jpg,cat             a.jpg,beach|dog           a.jpg,1,0               a.jpg,31.5
 
-Text and whole numbers are classes; `|` or `;` separates several, which become a multi-hot row, as do several
-columns of 0 and 1; numbers of which one has a decimal point are values to be predicted, kept as float32. A
-column `split` sends rows to train, or to eval (also called val, valid, validation or test).
+Text and integers are classes. `|` or `;` separates several, which become a multi-hot row; so do several
+columns of 0 and 1. Numbers are values to be predicted, as float32, if at least one has a decimal point. A
+column `split` assigns rows to train or eval (also called val, valid, validation or test).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ...atomic import open_regular
 from ...errors import DataError, unreadable
 from ..folder import refuse_duplicates
 
-EVAL = ("eval", "val", "valid", "validation", "test")  # of several folders, the first is taken
+EVAL = ("eval", "val", "valid", "validation", "test")  # of several folders, the first is used
 _FILE = ("file", "filename", "file_name", "path", "image", "name", "image_id", "id")
 
 
 @dataclass(frozen=True)
 class Table:
     """*Fields:* `files` in the table's order; `labels` `(n,)` int32, `(n, k)` uint8 multi-hot, or float32
-    `(n,)` or `(n, k)`; `classes`; `below` as in `Listing`; `splits`, each row's, or `None`."""
+    `(n,)` or `(n, k)`; `classes`; `below` as in `Listing`; `splits`: of each row, or `None`."""
 
     path: Path
     files: list[str]
@@ -40,7 +40,7 @@ class Table:
 
 @dataclass(frozen=True)
 class _Row:
-    """A row, and where it is, for errors."""
+    """A row and its position, for errors."""
 
     table: Path
     line: int
@@ -48,7 +48,7 @@ class _Row:
 
 
 def read_table(path: Path) -> Table:
-    """Reads a table. Raises `DataError` for one that cannot be understood, with the line."""
+    """Reads a table. Raises `DataError` with the line if it cannot be understood."""
     try:
         with io.TextIOWrapper(open_regular(path), "utf-8-sig", newline="") as stream:
             reader = csv.reader(stream)
@@ -94,7 +94,7 @@ def _split(row: _Row, column: int) -> str:
 def _labels(
     rows: list[_Row], header: list[str], label_at: list[int]
 ) -> tuple[np.ndarray, tuple[str, ...], dict[str, int]]:
-    """The labels, the classes, and below what whole numbers they stay."""
+    """The labels, the classes, and the exclusive upper bounds of integer columns."""
     names = [header[i] for i in label_at]
     cells = [[row.cells[i] for i in label_at] for row in rows]
     numeric = all(_is_number(cell) for row in cells for cell in row)

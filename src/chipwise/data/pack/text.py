@@ -1,10 +1,10 @@
-"""Text as tokens of one length: documents after one another for a language model, or one by one with a label.
+"""Text as examples of tokens: joined documents for a language model, or single documents with a label.
 
-    one two | three <end> four | <end> five ...      every token but the first is predicted once
-    one two three . . .   cat                        a document an example, cut or filled up (`each`)
+one two | three <end> four | <end> five ...      every token but the first is predicted once one two three . .
+.   cat                        a document is an example, truncated or padded (`each`)
 
-Tokens are bytes, or those of a `tokenizers` JSON file. Text is read once, in pieces, and its tokens wait in a
-file without a name beside the pack; memory holds a label and a place for each document.
+Tokens are bytes, or those of a `tokenizers` JSON file. Text is read once, in pieces, and its tokens are kept
+in an unnamed temporary file next to the pack; memory holds a label and an offset for each document.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 class TextForm:
     """How text becomes examples.
 
-    *Fields:* `tokens`, of an example; `tokenizer`, a JSON file of the `tokenizers` library; None for bytes.
+    *Fields:*
 
-    - `each`: an example is a document with its label, cut or filled up, and `length` its tokens. Otherwise
-      documents follow each other, `end` between them, and an example begins with the last token of the one
-      before.
-    - `boundaries`: a column `document` counts the documents within an example.
-    - `end`: the tokenizer's token after a document, one of the usual ones when left out; 256 for bytes.
+    - `tokens`: of an example; `tokenizer`: a JSON file of the `tokenizers` library, or None for bytes.
+    - `each`: an example is a document with its label, truncated or padded, with its `length`. Otherwise
+      documents are joined with `end`, and an example begins with the last token of the previous one.
+    - `boundaries`: add a column `document` that counts the documents within an example.
+    - `end`: the tokenizer's token after a document, by default one of the usual ones; 256 for bytes.
     """
 
     tokens: int = 1025
@@ -53,7 +53,7 @@ class TextForm:
 
 @dataclass(frozen=True)
 class _Tokens:
-    """*Fields:* `encode`: a piece of text to its tokens; `kinds` of tokens; `end`; `dtype`."""
+    """*Fields:* `encode`: a piece of text to its tokens; `kinds`: size of the vocabulary; `end`; `dtype`."""
 
     encode: Callable[[bytes], Any]
     kinds: int
@@ -73,10 +73,10 @@ def text_listing(
 ) -> Listing:
     """The examples of the text at `path`: a file, a folder of files, or a column of a table.
 
-    *Arguments:* `where`: a folder with room for the tokens; `share` of the documents that goes to eval, by
-    their names; of a single document its last part.
+    *Arguments:* `where`: a folder with space for the tokens; `share`: of the documents for eval, selected by
+    name, or the last part of a single document.
 
-    Raises `DataError`, with the file and the byte, for text that is damaged.
+    Raises `DataError` with the file and the byte for damaged text.
     """
     tokens = _tokens_of(form)
     spools = {split: _Spool(where, tokens.dtype) for split in ("train", "eval")}
@@ -105,12 +105,12 @@ def text_listing(
 
 
 def _drawn(name: str) -> float:
-    """From 0 to 1, the same for a name everywhere."""
+    """A number from 0 to 1, a function of the name."""
     return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:8]) / 2.0**64
 
 
 def _encoded(document: Document, form: TextForm, tokens: _Tokens, spool: _Spool) -> int:
-    """Its tokens go to `spool`; returns how many it has, cut ones not counted."""
+    """Writes the document's tokens to `spool`. *Returns* their number, without truncated ones."""
     if not form.each:
         found = 0
         for piece in document.pieces:
@@ -189,7 +189,7 @@ def _one_each(
 
 
 class Numbered(Sequence):
-    """ "0000", "0001", ...: names of `n` entries that have none."""
+    """Names "0000", "0001", ... for `n` entries without names."""
 
     def __init__(self, n: int):
         self.n, self.width = n, len(str(max(n - 1, 0)))
@@ -204,7 +204,7 @@ class Numbered(Sequence):
 
 
 class _Spool:
-    """Tokens in a file without a name, which goes with the process."""
+    """Tokens in an unnamed temporary file, which is deleted with the process."""
 
     def __init__(self, where: Path, dtype: np.dtype):
         self.where, self.dtype, self.tokens = where, dtype, 0
@@ -228,9 +228,9 @@ class _Spool:
         return len(block)
 
     def array(self) -> np.ndarray:
-        """All that was written, read from the file as it is asked for; nothing may follow."""
+        """All tokens as a memory-mapped array; no more may be written."""
         self._file.flush()
-        return np.memmap(self._file, self.dtype, "r", shape=(self.tokens,))  # which outlives the file's name
+        return np.memmap(self._file, self.dtype, "r", shape=(self.tokens,))  # valid without the file's name
 
     def close(self) -> None:
         if self._file is not None:
@@ -255,7 +255,7 @@ def _tokens_of(form: TextForm) -> _Tokens:
         raise DataError("tokenizer-missing", path=path)
     try:
         made = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library's errors have no class of their own
+    except Exception as error:  # the library has no exception class
         raise DataError("tokenizer-damaged", path=path, reason=" ".join(str(error).split())[:160]) from error
     made.no_truncation()
     made.no_padding()

@@ -1,9 +1,9 @@
-"""TFRecord files without TensorFlow: their framing, and the fields of `tf.train.Example`.
+"""Reads TFRecord files without TensorFlow: their framing, and the fields of `tf.train.Example`.
 
     uint64 length | uint32 masked CRC-32C of it | data | uint32 masked CRC-32C of the data
 
-(https://www.tensorflow.org/tutorials/load_data/tfrecord). The data is a protocol buffer: an Example holds a
-map from names to lists of bytes, of float32 or of int64, of which only the wire format is needed here.
+(https://www.tensorflow.org/tutorials/load_data/tfrecord). The data is a protocol buffer: an Example is a map
+from names to lists of bytes, float32 or int64. Only the wire format is needed here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from ...errors import DataError
 
-MOST = 1 << 30  # bytes of a record: a length beyond it is damage
+MOST = 1 << 30  # bytes of a record; a larger length is damage
 _POLYNOMIAL, _MASK = 0x82F63B78, 0xA282EAD8
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 
@@ -27,9 +27,9 @@ Value = list[bytes] | np.ndarray
 
 
 def records(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Offset of the data and data of each record, checked.
+    """Yields the offset and the checked data of each record.
 
-    Raises `DataError` with the file and the offset of what is cut or damaged.
+    Raises `DataError` with file and offset for a truncated or damaged record.
     """
     with open(path, "rb") as file:
         offset = 0
@@ -47,7 +47,7 @@ def records(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def example(data: bytes) -> dict[str, Value]:
-    """The features of a `tf.train.Example`. Raises `ValueError` for bytes that are none."""
+    """The features of a `tf.train.Example`. Raises `ValueError` for other bytes."""
     found: dict[str, Value] = {}
     for features in _messages(data, 1):
         for entry in _messages(features, 1):
@@ -73,7 +73,7 @@ def _values(feature: bytes) -> Value:
 
 
 def _integers(items: bytes) -> Iterator[int]:
-    """Packed, or one by one."""
+    """The integers of a list, packed or not."""
     for _, kind, value in _fields(items):
         at = 0
         if kind == _VARINT:
@@ -135,7 +135,7 @@ def _masked(data: bytes) -> int:
 
 @cache
 def crc32c() -> Callable[[bytes], int]:
-    """The checksum (Castagnoli): google-crc32c's where that is installed, far faster than the one below."""
+    """The checksum function (Castagnoli): google-crc32c's if installed, which is much faster than ours."""
     try:
         from google_crc32c import value
     except ImportError:

@@ -1,8 +1,8 @@
-"""One split of a pack, written shard by shard: a shard is complete or it is written again.
+"""Writes a split of a pack shard by shard; incomplete shards are written again.
 
-`progress.json` is replaced when a shard is complete, and says everything that the manifest will say of the
-shards so far. The next `Writer` on the folder goes on after the last of them. What comes out is the same,
-byte for byte, whatever the kills and however the records were cut into calls.
+`progress.json` is replaced when a shard is complete, and has everything that the manifest will say about the
+shards so far. The next `Writer` on the folder continues after the last one. The result has the same bytes
+whatever the kills and however records were divided over calls.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _LEAST_ROOM = 100e6  # bytes asked for on a full disk
 
 @dataclass
 class _Progress:
-    """What is known of the complete shards and of the entries up to their end; `progress.json` holds it.
+    """The content of `progress.json`: the complete shards, and the entries up to their end.
 
     *Fields:* `identity` as in `Writer`; `shards` and `columns` as in the manifest; `counts` of the classes;
-    `moments` of the pixels; `skipped`, the entries left out as `{"name", "reason"}`.
+    `moments` of the pixels; `skipped`: the skipped entries as `{"name", "reason"}`.
     """
 
     identity: str
@@ -56,22 +56,22 @@ class _Progress:
 
 
 class Writer:
-    """Appends records to one split of a pack; `docs/format.md` says what is in the folder.
+    """Appends records to a split of a pack; `docs/format.md` describes the folder.
 
     *Arguments:*
 
-    - `folder`: the split's folder while it is being made; who calls renames the whole pack at the end.
+    - `folder`: the split's temporary folder; the caller renames the whole pack at the end.
     - `store`: `"raw"`, or `"jpeg"` for a column `image` of encoded images.
-    - `names`: the classes; `below`: column of whole numbers to the number that they stay below.
-    - `settings`: kept in the manifest as they are; `splits`: of the pack, so that a missing one is noticed.
-    - `identity`: a digest of what is packed and how. A folder of the same identity is gone on with.
-    - `name_bytes`: of the longest record's name in UTF-8; `shard_bytes`: of the records in a shard.
-    - `total`: records expected, for the message that the disk is full.
+    - `names`: the classes; `below`: column of integers to their exclusive upper bound.
+    - `settings`: stored in the manifest; `splits`: of the pack, so that a missing one is noticed.
+    - `identity`: a digest of the source and the settings. A folder with the same identity is continued.
+    - `name_bytes`: of the longest record name in UTF-8; `shard_bytes`: of the records in a shard.
+    - `total`: expected records, for the message about a full disk.
 
-    *Attributes:* `complete`, whether the split was finished before and needs nothing more.
+    *Attributes:* `complete`: whether the split was already finished.
 
-    Raises `DataError` for a folder in use or of another identity, columns that change, values out of
-    range, and a disk that is full. After an error only `close` may follow; complete shards stay.
+    Raises `DataError` for a folder in use or of another identity, columns that change, values out of range,
+    and a full disk. After an error only `close` may be called; complete shards stay.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Writer:
         self.complete = False
         self._line = record_dtype(store, name_bytes)
         self._progress = _Progress(identity)
-        self._files: dict[str, NpyFile] = {}  # of the shard that is being written
+        self._files: dict[str, NpyFile] = {}  # of the open shard
         self._rows = self._bytes = 0  # of its records
         self._lock: int | None = None
         try:
@@ -106,17 +106,17 @@ class Writer:
 
     @property
     def written(self) -> int:
-        """Records so far, those of the open shard included."""
+        """The number of records so far, including the open shard."""
         return self._progress.examples + self._rows
 
     @property
     def skipped(self) -> list[dict[str, str]]:
-        """The entries left out so far, as `{"name", "reason"}`."""
+        """The entries skipped so far, as `{"name", "reason"}`."""
         return self._progress.skipped
 
     @property
     def consumed(self) -> int:
-        """Entries of the listing that are settled, written or skipped: the caller goes on from there."""
+        """The number of entries written or skipped; the caller continues there."""
         return self.written + len(self.skipped)
 
     def add(
@@ -124,8 +124,9 @@ class Writer:
     ) -> None:
         """Adds records.
 
-        *Arguments:* `names` `(n,)`: where they came from; `columns`: column to `(n, ...)`, and for the store
-        `"jpeg"` `image` to `n` encoded images; `pixels`: these decoded, `(h, w, 3)` uint8 each, if at hand.
+        *Arguments:* `names` `(n,)`: their origins; `columns`: column to `(n, ...)`, and for the store
+        `"jpeg"` `image` to `n` encoded images; `pixels`: the decoded images, `(h, w, 3)` uint8 each, if
+        available.
         """
         ends = shapes = None
         rows: Columns = {}
@@ -151,7 +152,7 @@ class Writer:
                 room = self.shard_bytes - self._bytes
                 stop = int(np.searchsorted(upto, before + room, side="right"))
                 if not self._rows:
-                    stop = max(stop, start + 1)  # a record larger than a shard has one to itself
+                    stop = max(stop, start + 1)  # a record larger than a shard is a shard alone
                 if stop == start:
                     self._close_shard()
                     continue
@@ -168,14 +169,14 @@ class Writer:
                 start, before = stop, int(upto[stop - 1])
 
     def skip(self, name: str, reason: str) -> None:
-        """Settles an entry of the listing that is not packed, and says why."""
+        """Records an entry that is not packed, with the reason."""
         self.skipped.append({"name": name, "reason": reason})
 
     def finish(self, source: Mapping[str, Any]) -> None:
         """Completes the split: the last shard, and the manifest.
 
-        `source`: `fingerprint` and `examples` of what was packed; what was skipped is added here. Raises
-        `DataError` when nothing was written. Does nothing for a split that was complete before.
+        `source`: `fingerprint` and `examples` of the source; skipped entries are added here. Raises
+        `DataError` if nothing was written. Does nothing for a split that was already complete.
         """
         if self.complete:
             return
@@ -192,7 +193,7 @@ class Writer:
         self.close()
 
     def close(self) -> None:
-        """Lets go of the folder. Complete shards stay, and the next `Writer` goes on after them."""
+        """Releases the folder. Complete shards stay, and the next `Writer` continues after them."""
         for file in self._files.values():
             file.close()
         self._files.clear()
@@ -213,7 +214,7 @@ class Writer:
             others = [path.name for path in self.folder.iterdir() if path.name != f".{PROGRESS}.new"]
             if others:
                 raise DataError("pack-folder-not-empty", folder=self.folder, name=others[0])
-            self._save()  # from here on the folder is known as ours
+            self._save()  # now the folder is marked as ours
             return
         if begun.get("identity") != self._progress.identity:
             raise DataError("pack-other-settings", folder=self.folder)
@@ -232,14 +233,14 @@ class Writer:
                 path.unlink()
 
     def _check(self, rows: Columns, n: int, shapes: list[list[int]] | None) -> None:
-        """Raises `DataError` unless the records are like those before and their numbers are in range."""
+        """Raises `DataError` unless the records have the earlier columns and their values are in range."""
         columns: dict[str, dict[str, Any]] = {}
         for name, values in rows.items():
             columns[name] = {"dtype": values.dtype.name, "shape": list(values.shape[1:])}
             if name in self.below:
                 columns[name]["below"] = self.below[name]
         known = self._progress.columns
-        if shapes is not None:  # images may differ in size, and then have none in the manifest
+        if shapes is not None:  # images may differ in size; the manifest then has no shape
             shapes += [known["image"]["shape"]] if "image" in known else []
             columns["image"]["shape"] = shapes[0] if all(shape == shapes[0] for shape in shapes) else None
         expected = list(known or [*columns, *(name for name in self.below if name not in columns)])
@@ -282,7 +283,7 @@ class Writer:
             self._files[name].write(block)
 
     def _close_shard(self) -> None:
-        """Completes the open shard, if there is one: headers, and SHA-256 of what is on the disk."""
+        """Completes the open shard, if any: headers, and SHA-256 of the files."""
         if not self._files:
             return
         files = {name: file.finish() for name, file in self._files.items()}
@@ -318,7 +319,7 @@ class Writer:
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
-        """The system's errors as one line that says what to do."""
+        """A context that turns errors of the system into a `DataError` with advice."""
         try:
             yield
         except OSError as error:
@@ -345,15 +346,15 @@ def write_packed(
     shard_bytes: int = SHARD_BYTES,
     fingerprint: str | None = None,
 ) -> Path:
-    """Writes batches that a program makes as a split of a packed folder, and returns the split's path.
+    """Writes batches from a program as a split of a packed folder, and returns the split's path.
 
-    *Arguments:* `batches`: dicts of columns `(n, ...)`, all alike but for `n`, written as they come;
-    `classes`: column `label` lies in `[0, classes)`, and `names` are theirs; `below`: the same for
-    other columns of whole numbers, such as `{"token": 50257}`; `shard_bytes`: of the examples in a shard;
-    `fingerprint`: of what they were made from, for the manifest.
+    *Arguments:* `batches`: dicts of columns `(n, ...)`, equal except for `n`, written in order; `classes`:
+    column `label` is in `[0, classes)`, with the names `names`; `below`: the same for other integer columns,
+    such as `{"token": 50257}`; `shard_bytes`: of the examples in a shard; `fingerprint`: of their source, for
+    the manifest.
 
-    It appears whole, or not at all. Raises `DataError` when the folder exists, for no examples, columns that
-    change, values out of range and a full disk; nothing is left behind then.
+    The folder appears when it is complete. Raises `DataError` if it exists, for no examples, columns that
+    change, values out of range and a full disk; then nothing is left behind.
     """
     folder = Path(path).expanduser() / (split or "")
     if folder.exists():
@@ -361,7 +362,7 @@ def write_packed(
     limits = {**(below or {}), **({"label": classes} if classes is not None else {})}
     partial = folder.parent / f".{folder.name}.{os.getpid()}.partial"
     try:
-        writer = Writer(  # made by a program: the records have no names, and nothing goes on with it
+        writer = Writer(  # records of a program have no names, and the pack cannot be continued
             partial, store="raw", identity="", name_bytes=1,
             names=names, below=limits, shard_bytes=shard_bytes,
         )  # fmt: skip
