@@ -147,7 +147,7 @@ class Threads:
             threading.Thread(target=_work, args=(self._tasks,), name=f"chipwise-read-{i}", daemon=True)
             for i in range(count)
         ]
-        self._end = weakref.finalize(self, _dismiss, self._tasks, count)  # also for a pool that was not closed
+        self._end = weakref.finalize(self, _dismiss, self._tasks, count)  # also if not closed
         for thread in self._threads:
             thread.start()
 

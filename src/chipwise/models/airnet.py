@@ -1,4 +1,4 @@
-"""The net of airbench94, which trains to 94 % on CIFAR-10 in the least arithmetic known.
+"""The net of airbench94, which trains to 94 % on CIFAR-10 with the fewest operations known.
 
 Source: Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU" (2024, arXiv:2404.00498),
 github.com/KellerJordan/cifar10-airbench, `airbench94.py`.
@@ -17,7 +17,7 @@ from .starts import dirac
 
 
 class Group(nnx.Module):
-    """Two 3×3 convolutions, each with batch norm and GELU, a 2×2 max pool behind the first.
+    """Two 3×3 convolutions, each with batch norm and GELU, and a 2×2 max pool after the first.
 
     `(b, h, w, c_in)` -> `(b, h/2, w/2, c_out)`.
     """
@@ -36,8 +36,8 @@ class Group(nnx.Module):
 class AirNet(nnx.Module):
     """`(batch, 32, 32, 3)` normalised floats -> logits `(batch, classes)`.
 
-    `whiten/kernel` is to be replaced by `starts.whitening` of the data, and frozen. `momentum`: of batch
-    norm's running statistics; `width`: channels of the first group, of which the others have 4 times as many.
+    Replace `whiten/kernel` by `starts.whitening` of the data, and freeze it. `momentum`: of batch norm's
+    running statistics; `width`: channels of the first group; the others have 4 times as many.
     """
 
     def __init__(self, *, width: int = 64, classes: int = 10, momentum: float = 0.6, rngs: nnx.Rngs):

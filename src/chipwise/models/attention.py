@@ -1,14 +1,15 @@
-"""`cw.attention`: each chip's own fused kernel where it has one, and a blocked form everywhere else.
+"""`cw.attention`: a chip's own fused kernel if there is one, and a blocked implementation otherwise.
 
-The plain form keeps a number for every pair of positions; no form here does.
+Plain attention stores a number for every pair of positions; none of these implementations does.
 
-| chip | form | for |
+| chip | implementation | for |
 |---|---|---|
 | NVIDIA GPUs from Ampere (sm_80) on | cuDNN's | bf16 and f16; heads of 8 to 128 entries, in eights |
 | TPU v4 and later | splash attention, a kernel of JAX | bf16; more than 256 positions |
 | all others, and float32 | blocks in a loop, `attention_blocks` | everything |
 
-Every backward pass adds in a fixed order: cuDNN's by `xla_gpu_deterministic_ops`, which exact training sets.
+Every backward pass adds in a fixed order; cuDNN's with `xla_gpu_deterministic_ops`, which exact training
+sets.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ SAVED = "attention"
 cuDNN's is a primitive of its own: see `saveable`."""
 
 
-_LOST = 256.0  # squared and divided by the root of a head of 512, still far below what a softmax sees
+_LOST = 256.0  # squared and divided by the root of a head of 512, still vanishes in a softmax
 
 
 class Mask(NamedTuple):
-    """Which keys a query sees: of `causal`, none behind it; of `window`, none `window` or more away."""
+    """Which keys a query sees. `causal`: no later ones; `window`: only those less than `window` away."""
 
     causal: bool = False
     window: int | None = None
@@ -47,13 +48,13 @@ def attention(
     window: int | None = None,
     seen: jax.Array | None = None,
 ) -> jax.Array:
-    """`softmax(query key^T / sqrt(d)) value` in each head, without ever holding all of its weights.
+    """`softmax(query key^T / sqrt(d)) value` in each head, without storing all of its weights.
 
-    *Arguments:* `query` `(batch, t, heads, d)`; `key` and `value` `(batch, s, kv_heads, d)`, of one dtype,
-    where `kv_heads` divides `heads`: each group of heads reads one of them (Ainslie et al., 2023,
-    arXiv:2305.13245). `causal`: no position looks ahead; `window`: it sees the positions less than `window`
-    away, itself included; both need `t` equal to `s`. `seen` `(batch, s)` bool: the keys to look at, such
-    as those that are not padding; None for all.
+    *Arguments:* `query` `(batch, t, heads, d)`; `key` and `value` `(batch, s, kv_heads, d)`, of one dtype.
+    `kv_heads` divides `heads`, and each group of heads shares one of them (Ainslie et al., 2023,
+    arXiv:2305.13245). `causal`: no position sees later ones; `window`: a position sees those less than
+    `window` away, itself included; both need `t` equal to `s`. `seen` `(batch, s)` bool: False for keys to
+    ignore, such as padding; None for no such keys.
 
     *Returns* `(batch, t, heads, d)` in the inputs' dtype; sums and the softmax are float32.
 
@@ -77,12 +78,12 @@ def attention(
 
 
 def _with_seen(query, key, value, seen) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The three with eight more entries a head, by which keys that are not there lose: kernels that know no
-    mask then need none. Its product with any query falls by 65,536, so that its weight is 0."""
+    """The three arrays with eight more entries per head, which replace a mask that kernels lack: the product
+    of an unseen key with any query is lower by 65,536, so its weight is 0."""
     if seen.shape != key.shape[:2]:
         raise RecipeError("attention-seen", seen=list(seen.shape), expected=list(key.shape[:2]))
     d, more = query.shape[-1], [(0, 0)] * 3 + [(0, 8)]
-    scale = math.sqrt((d + 8) / d)  # kernels divide by the root of the wider head
+    scale = math.sqrt((d + 8) / d)  # since kernels divide by the root of the wider head
     query = (query.astype(wide(query.dtype)) * scale).astype(query.dtype)
     query = jnp.pad(query, more).at[..., d].set(jnp.asarray(_LOST, query.dtype))
     gone = jnp.where(seen, 0, -_LOST).astype(key.dtype)
@@ -90,38 +91,39 @@ def _with_seen(query, key, value, seen) -> tuple[jax.Array, jax.Array, jax.Array
 
 
 def form_for(chip: Target, query, key, mask: Mask) -> str:
-    """ "cudnn", "splash" or "blocks": the form on `chip` for arguments as of `attention`."""
+    """ "cudnn", "splash" or "blocks": the implementation on `chip` for the arguments of `attention`."""
     d, half = query.shape[-1], query.dtype.itemsize == 2
-    even = query.shape[1] % 2 == key.shape[1] % 2 == 0  # cuDNN's gradient takes no others
+    even = query.shape[1] % 2 == key.shape[1] % 2 == 0  # required by cuDNN's gradient
     gpu = chip == ("cuda", True) and half and (mask.causal or mask.window is None)
     if gpu and even and d % 8 == 0 and d <= 128:
         return "cudnn"
     tpu = chip == ("tpu", True) and query.dtype == jnp.bfloat16
-    # A single block's weights stay in the chip's own memory, where XLA's products are as fast.
+    # The weights of a single block fit in on-chip memory, where XLA's products are as fast.
     if tpu and (d <= 128 or d % 128 == 0) and max(query.shape[1], key.shape[1]) > 256:
         return "splash"
     return "blocks"
 
 
 def saveable(prim, *_, **params) -> bool:
-    """A `jax.checkpoint` policy: keep what a fused forward pass made, so that it does not run twice."""
+    """A `jax.checkpoint` policy that saves the outputs of fused forward passes, so that they do not run
+    twice."""
     return prim.name.startswith("dot_product_attention_fwd") or (
         prim.name == "name" and params["name"] == SAVED
     )
 
 
 def flops(rows: int, t: int, s: int, d: int, share: float, products: int) -> float:
-    """Of a fused kernel, for plans: compilers state none.
+    """The FLOPs of a fused kernel, for plans, since compilers state none.
 
-    *Arguments:* `rows`: batch times heads; `t`, `s`, `d` as in `attention`; `share` of the `t * s` pairs that
-    it computes, see `visited`; `products`: 2 forwards, and backwards 5, the weights' once more and one for
-    each gradient, or more where several kernels make the weights anew.
+    *Arguments:* `rows`: batch times heads; `t`, `s`, `d` as in `attention`; `share`: of the `t * s` pairs
+    that it computes, see `visited`; `products`: 2 in the forward pass; 5 in the backward pass (the weights
+    again and one for each gradient), or more if several kernels recompute the weights.
     """
     return 2.0 * rows * t * s * d * share * products
 
 
 def visited(t: int, s: int, mask: Mask, block: int = 1) -> float:
-    """The share of the pairs of positions in the square blocks that hold a visible pair."""
+    """The share of all pairs of positions that are in square blocks with a visible pair."""
     return len(pairs(t, s, mask, block)) / (math.ceil(t / block) * math.ceil(s / block))
 
 

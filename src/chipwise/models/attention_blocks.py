@@ -1,8 +1,8 @@
 """Attention in blocks of queries and keys, in plain JAX: memory grows with the length, not with its square.
 
-The weights of one pair of blocks are held at a time, forwards with a running maximum and sum (Dao et al.,
-2022, arXiv:2205.14135), backwards computed again. Pairs of blocks of which nothing is visible are left out.
-The loop's order is fixed, so the bits are.
+Only the weights of one pair of blocks exist at a time: the forward pass keeps a running maximum and sum (Dao
+et al., 2022, arXiv:2205.14135), and the backward pass recomputes them. Pairs of blocks without visible pairs
+are skipped. The loop's order is fixed, so the bits are too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HIDDEN = -1e30  # finite: a row that sees nothing yet has weights that the next
 
 
 def blocks(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask, block: int = BLOCK) -> jax.Array:
-    """`attention` of arguments that were checked, in blocks of at most `block` positions."""
+    """`attention` in blocks of at most `block` positions; arguments are already checked."""
     t, s = query.shape[1], key.shape[1]
     longest = max(t, s)
     # Equal blocks: 257 positions are two of 136 and not two of 256.
@@ -38,7 +38,7 @@ def _attend(query, key, value, mask: Mask, size: int) -> jax.Array:
 
 
 def _forward(query, key, value, mask, size):
-    """The result and, for the gradient, what it needs."""
+    """The result, and the residuals for the gradient."""
     (_, t, heads, d), (s, shared) = query.shape, key.shape[1:3]
     q, k, v = (
         _cut(query, size, shared),
@@ -78,7 +78,7 @@ def _backward(mask, size, kept, gradient):
     k, v = _cut(key, size, shared)[:, :, :, 0], _cut(value, size, shared)[:, :, :, 0]
     dtype = wide(q.dtype)
     product = partial(jnp.einsum, preferred_element_type=dtype)
-    # Of each query: the gradient by its weights' sum, which the softmax takes away
+    # For each query: the gradient's component that the softmax removes
     common = jnp.sum(g.astype(dtype) * _cut(out, size, shared).astype(dtype), axis=-1)
 
     def step(carry, at):
@@ -106,7 +106,8 @@ _attend.defvjp(_forward, _backward)
 
 
 def _scores(q, k, i, j, mask: Mask, t: int, s: int):
-    """`(b, n, g, size, size)` in float32, and which are visible, `(1, 1, 1, size, size)`, None where all."""
+    """The scores `(b, n, g, size, size)` in float32, and which are visible, `(1, 1, 1, size, size)` or
+    None."""
     scores = jnp.einsum("bngtd,bnsd->bngts", q, k, preferred_element_type=wide(q.dtype)) * q.shape[-1] ** -0.5
     size = q.shape[3]
     if not mask.causal and mask.window is None and s % size == 0:
@@ -130,7 +131,7 @@ def _order(t: int, s: int, mask: Mask, size: int):
 
 
 def _cut(x: jax.Array, size: int, shared: int) -> jax.Array:
-    """`(b, t, heads, d)` -> blocks `(t / size, b, shared, heads / shared, size, d)`, with zeros behind."""
+    """`(b, t, heads, d)` -> blocks `(t / size, b, shared, heads / shared, size, d)`, padded with zeros."""
     b, t, heads, d = x.shape
     n = math.ceil(t / size)
     x = jnp.pad(x, [(0, 0), (0, n * size - t), (0, 0), (0, 0)])

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 from ..errors import DeviceError
 from .attention import SAVED, Mask, flops, visited
 
-LANES = 128  # of a TPU's vector registers: a block of keys must be a multiple of them
+LANES = 128  # lanes of a TPU's vector registers; a block of keys must be a multiple
 
 
 def cudnn(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask) -> jax.Array:
-    """By cuDNN, as of `attention`. Raises `DeviceError` when the library is missing: what brings JAX to
-    NVIDIA's GPUs brings it too, so that is a plan for a GPU on a machine without one."""
+    """`attention` by cuDNN. Raises `DeviceError` if the library is missing. JAX's packages for NVIDIA GPUs
+    contain it, so this happens only when a GPU is planned on a machine without one."""
     window = None if mask.window is None else (mask.window - 1, 0)
     try:
         return jax.nn.dot_product_attention(
@@ -30,7 +30,7 @@ def cudnn(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask) -> jax
 
 
 def splash(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask) -> jax.Array:
-    """By JAX's kernel for TPUs, as of `attention`. Lengths are filled up to whole blocks."""
+    """`attention` by JAX's kernel for TPUs. Lengths are padded to whole blocks."""
     from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 
     (_, t, heads, d), s = query.shape, key.shape[1]
@@ -57,7 +57,7 @@ def splash(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask) -> ja
         )
         segments = None
         if (long, wide) != (t, s) and not mask.causal:
-            # What fills up is a sequence of its own; behind a causal mask nobody sees it.
+            # Padding is a separate segment; with a causal mask no position sees it.
             segments = kernels.SegmentIds(*(_numbered(n, m) for n, m in ((t, long), (s, wide))))
         parts = [
             jnp.pad(x, [(0, 0), (0, n - x.shape[1]), (0, 0), (0, 0)]).transpose(0, 2, 1, 3)
@@ -69,12 +69,12 @@ def splash(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask) -> ja
     return out.transpose(0, 2, 1, 3)[:, :t]
 
 
-_PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}  # of splash's kernels; the last two make the weights anew
+_PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}  # products of splash's kernels; the last two recompute the weights
 
 
 def splash_work(name: str, shapes: Sequence[Sequence[int]]) -> tuple[float, float] | None:
-    """FLOPs of one of splash's kernels in a compiled program, by its name there and its operands' shapes, and
-    the same with heads filled up to the matrix unit's 128 entries; None of any other operation."""
+    """The FLOPs of a splash kernel in a compiled program, from its name and its operands' shapes, and the
+    same with heads padded to the matrix unit's 128 entries; None for other operations."""
     found = re.search(rf"{SAVED}\[([\d.]+)\].*/splash_m\wa_(fwd|dq|dkv)", name)
     arrays = [shape for shape in shapes if len(shape) == 4]
     if found is None or len(arrays) < 2:
@@ -89,7 +89,7 @@ def _numbered(n: int, whole: int) -> jax.Array:
 
 
 def block_of(length: int) -> int:
-    """Positions of a block: the largest of 512, 256 and 128 that fills up little, for larger ones are
+    """Positions of a block: the largest of 512, 256 and 128 with little padding, since larger ones are
     faster."""
     least = -(-length // LANES) * LANES
     for block in (512, 256):

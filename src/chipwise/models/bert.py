@@ -1,7 +1,7 @@
-"""BERT's encoder with a head that classifies: blocks that normalise after they add, padding that nobody sees.
+"""BERT's encoder with a classification head: post-norm blocks, and masked padding.
 
-Source: Devlin et al., "BERT" (2018, arXiv:1810.04805). The numbers are those of Hugging Face's
-`BertForSequenceClassification`, but for dropout, which is on the embeddings and before the head alone.
+Source: Devlin et al., "BERT" (2018, arXiv:1810.04805). It computes what Hugging Face's
+`BertForSequenceClassification` does, except that dropout is only on the embeddings and before the head.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class PostNormBlock(nnx.Module):
 
 
 class BERT(nnx.Module):
-    """Tokens `(batch, t)`, whole numbers, `t <= context` -> logits `(batch, classes)`; with `classes=0`
-    features `(batch, width)` of the first token.
+    """Integer tokens `(batch, t)`, `t <= context` -> logits `(batch, classes)`; with `classes=0` features
+    `(batch, width)` of the first token.
 
-    Token 0 is padding: no position sees it. 109,483,778 parameters for two classes. `kinds`: how many kinds
-    of segments the text has; `__call__` takes the kind of each token too, 0 when left out.
+    Token 0 is padding: no position sees it. 109,483,778 parameters for two classes. `kinds`: number of
+    segment types; `__call__` also takes the segment type of each token, by default 0.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Convolution as matrix products, for XLA's CPU backend.
 
-XLA's CPU convolutions reach the speed of its matrix product forwards, with some shapes far below it,
-and mostly not backwards. Each of the three gradients here takes the form that measured fastest for
-its shape (`forward_form` and the two below it), or stays with XLA's convolution ("lax"):
+XLA's CPU convolutions reach the speed of its matrix product in the forward pass, except for some shapes, and
+mostly not in the backward pass. The forward pass and the two gradients here use the form that was fastest for
+the shape (`forward_form` and the two functions after it), or XLA's convolution ("lax"):
 
 winograd  3x3 kernels of stride 1 with many channels: F(2x2, 3x3) of Lavin and Gray (2015,
           arXiv:1509.09308) needs 16 products where the plain form needs 36. Its rounding error is
@@ -23,9 +23,9 @@ from . import wide
 
 NHWC = ("NHWC", "HWIO", "NHWC")
 
-#: Output channels from which a product's columns fill the vector units by themselves.
+#: Output channels above which a product's columns fill the vector units.
 _WIDE = 64
-#: Rows summed at once where Eigen would choose by the number of threads.
+#: Rows summed at once, since Eigen would choose by the number of threads.
 _ROWS = 64
 
 
@@ -42,8 +42,8 @@ def input_form(strides, kernel_shape) -> str:
     kh, kw, c, o = kernel_shape
     if _is_winograd(strides, kernel_shape):
         return "winograd"
-    # XLA spreads g by the stride, zeros between, and convolves the zeros too: 6x slower at 6x6 stride 2, 3x
-    # at 3x3 with 16 channels; with 128 no slower.
+    # XLA dilates g by the stride and multiplies the zeros too: 6x slower at 6x6 stride 2, 3x at 3x3 with 16
+    # channels; with 128 no slower.
     small = kh * kw * c <= 32 or (strides[0] > 1 and c < 32)
     return "blocks" if small and o < _WIDE and _overlaps(strides, kernel_shape) else "lax"
 
@@ -115,8 +115,8 @@ def _lax_conv(strides, pads, x, k):
     return lax.conv_general_dilated(x, k, strides, pads, dimension_numbers=NHWC)
 
 
-# As JAX's own gradients, but turned into NHWC by hand: XLA's CPU compiler does that outside of loops alone,
-# and in one runs plain code 40 times as slow (JAX 0.10.2).
+# JAX's own gradients, transposed to NHWC explicitly: XLA's CPU compiler does that only outside of loops, and
+# inside one uses code that is 40 times slower (JAX 0.10.2).
 
 
 def _lax_input_gradient(strides, pads, x, k, g):
@@ -143,10 +143,10 @@ def _pad_to(x, lows, sizes):
 def _rows_product(a, g):
     """`a (..., K)`, `g (..., O)` summed over all leading axes -> `(K, O)`.
 
-    Eigen may split a long sum over its threads, of which JAX has as many as cores or, if those are
-    more, simulated devices: the bits would depend on the number of devices (by 5e-6 at 6272 rows and
-    a 16x24 result). It did so up to 128x128 on 1, 2, 4 and 8 devices, at sums of 256 terms or more.
-    Such products are therefore summed 64 rows at a time, in a fixed order, at no cost in speed.
+    Eigen may split a long sum over its threads. JAX has as many threads as cores or simulated devices,
+    whichever are more, so the bits would depend on the number of devices (by 5e-6 at 6272 rows and a 16x24
+    result). This happened up to 128x128 on 1, 2, 4 and 8 devices, for sums of 256 terms or more. So such
+    products are summed 64 rows at a time, in a fixed order, at the same speed.
     """
     a, g = a.reshape(-1, a.shape[-1]), g.reshape(-1, g.shape[-1])
     rows = a.shape[0]
@@ -171,7 +171,7 @@ def _seen(strides, pads, x, g):
 
 
 class _Blocks:
-    """The geometry of one convolution seen as a 2x2 convolution over blocks."""
+    """The geometry of a convolution as a 2x2 convolution over blocks."""
 
     def __init__(self, strides, pads, x_shape, k_shape):
         self.k_shape, self.strides = k_shape, strides

@@ -1,7 +1,7 @@
 """DavidNet, the ResNet-9 that trains to 94 % on CIFAR-10 in 24 epochs: 6,573,120 parameters.
 
 Source: David C. Page, github.com/davidcpage/cifar10-fast, `dawn.py` (2018), as rebuilt for TPUs in
-Fenwicks' second tutorial: 379 million multiply-adds an image forwards.
+Fenwicks' second tutorial: 379 million multiply-adds per image in the forward pass.
 """
 
 from functools import partial
@@ -15,7 +15,7 @@ from .pool import max_pool_2x2
 
 
 class Block(nnx.Module):
-    """ConvBN and a 2x2 max pool, then, if `residual`, two more ConvBN around a shortcut.
+    """ConvBN and a 2x2 max pool, then, if `residual`, two more ConvBN with a shortcut.
 
     `(b, h, w, c_in)` -> `(b, h/2, w/2, c_out)`.
     """

@@ -1,9 +1,10 @@
-"""EfficientNet-Lite0: 4,652,008 parameters, 0.4 billion multiply-adds an image of 224×224 forwards.
+"""EfficientNet-Lite0: 4,652,008 parameters, 0.4 billion multiply-adds for an image of 224×224 in the forward
+pass.
 
-Source: Tan and Le, "EfficientNet" (2019, arXiv:1905.11946), the B0 net in the form for phones of
-github.com/tensorflow/tpu (models/official/efficientnet/lite): no squeeze-and-excitation, and ReLU6 for
-swish. Padding, epsilon and momentum are TensorFlow's, so that its weights give its outputs. Its
-stochastic depth in training is left out.
+Source: Tan and Le, "EfficientNet" (2019, arXiv:1905.11946), the B0 net in the version for phones of
+github.com/tensorflow/tpu (models/official/efficientnet/lite): no squeeze-and-excitation, and ReLU6 instead of
+swish. Padding, epsilon and momentum are TensorFlow's, so that its weights give the same outputs. Stochastic
+depth is left out.
 """
 
 from typing import Any
@@ -25,17 +26,16 @@ STAGES = (
     (5, 2, 6, 192, 4),
     (3, 1, 6, 320, 1),
 )
-# Normal with variance 2 / (kernel area x output channels that an input reaches), not truncated. In a
-# convolution of each channel alone that is one channel, which NNX's kernel has as its inputs.
+# Normal with variance 2 / (kernel area x output channels of an input), not truncated. A depthwise convolution
+# has one such channel, which is the input axis of NNX's kernel.
 _he_normal = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
 _he_normal_alone = nnx.initializers.variance_scaling(2.0, "fan_in", "normal")
 
 
 class InvertedBottleneck(nnx.Module):
-    """1x1 to `expansion * c_in` channels, a convolution of each channel alone, 1x1 to `c_out`.
+    """1x1 to `expansion * c_in` channels, a depthwise convolution, 1x1 to `c_out`.
 
-    The input is added where the shape stays. `(b, h, w, c_in)` -> `(b, ceil(h/stride), ceil(w/stride),
-    c_out)`.
+    The input is added if the shape stays. `(b, h, w, c_in)` -> `(b, ceil(h/stride), ceil(w/stride), c_out)`.
     """
 
     def __init__(self, c_in: int, c_out: int, *, kernel: int, stride: int, expansion: int, rngs: nnx.Rngs):

@@ -1,8 +1,8 @@
-"""For models larger than a device: `cw.fsdp`, a layer whose parameters lie over several devices, and
+"""Models larger than a device: `cw.fsdp`, a layer with parameters sharded over several devices, and
 `cw.remat`.
 
-A recipe with `shards` computes each replica on a group of devices (`chipwise.engine.groups`). Whoever traces
-a program for one says so with `in_group`; elsewhere a layer is called as it stands.
+A recipe with `shards` computes each replica on a group of devices (`chipwise.engine.groups`). Programs for a
+group are traced inside `in_group`; elsewhere a layer is called directly.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ SHARD = "shard"
 
 
 class Group(NamedTuple):
-    """Devices to trace for. `rows`: their arrays begin with the examples, which the devices share out;
-    otherwise examples are mapped over, one at a time, and the devices share out what is mapped."""
+    """Devices to trace for. `rows`: the first axis of arrays is the examples, which is cut over the devices;
+    otherwise the program is mapped over examples, and the mapped axis is cut."""
 
     mesh: AbstractMesh
     rows: bool
@@ -38,33 +38,33 @@ _GROUP: Any = jax.make_user_context(None)
 
 
 def in_group(mesh: AbstractMesh, rows: bool = True) -> AbstractContextManager[Any]:
-    """Within it, programs are traced for a group of devices, of which a mesh of one needs nothing."""
+    """A context in which programs are traced for a group of devices; for a mesh of one it does nothing."""
     return _GROUP(Group(mesh, rows)) if mesh.size > 1 else nullcontext()
 
 
 def axis_of(shape: tuple[int, ...], shards: int) -> int:
-    """The largest axis that `shards` divides, of equal ones the last; -1 where there is none."""
+    """The largest axis that `shards` divides, the last one of equal axes; -1 if there is none."""
     return max(((n, axis) for axis, n in enumerate(shape) if n and n % shards == 0), default=(0, -1))[1]
 
 
 def spec_at(axis: int) -> P:
-    """The specification of an array that is cut along `axis`, or of a whole one for -1."""
+    """The `PartitionSpec` of an array that is cut along `axis`; -1 for a whole array."""
     return P(*[None] * axis, SHARD) if axis >= 0 else P()
 
 
 def fsdp(function: Callable[..., Any], params: Any, *rows: Any) -> Any:
     """`function(params, *rows)`; with `Recipe(shards=M)` fully sharded over a group of M devices.
 
-    Each device has a part of every parameter and of the rows: it gathers the parameters, computes its rows,
-    and lets them go; their gradients are added over the devices (in float32) and scattered to who has the
-    part (Zhao et al., 2023, arXiv:2304.11277). Around a layer, inside of `cw.remat` and of a loop over
+    Each device has a part of every parameter and of the rows. It gathers the parameters, computes its rows,
+    and frees the parameters; gradients are added over the devices (in float32) and scattered to the parts
+    (Zhao et al., 2023, arXiv:2304.11277). If each layer is in `fsdp`, inside `cw.remat` and a loop over
     layers, a device never has more than one whole layer.
 
-    *Arguments:* `function` of the whole `params` and some rows, a pure one that reads no arrays but these,
-    and treats each row by itself; `params`, a tree of arrays, each cut as a recipe's parameters are unless
-    they say otherwise; `rows`, trees of arrays `(batch, ...)`.
+    *Arguments:* `function`: a pure function of the whole `params` and some rows, without other arrays, that
+    treats each row independently; `params`: a tree of arrays, each cut along its largest axis that M divides;
+    `rows`: trees of arrays `(batch, ...)`.
 
-    *Returns* what `function` does: arrays `(batch, ...)`, and numbers `()`, sums over rows, which are added.
+    *Returns* the result of `function`: arrays `(batch, ...)`, and numbers `()` that are sums over rows.
     """
     group: Group | None = _GROUP.value
     if group is None:
@@ -89,7 +89,7 @@ def fsdp(function: Callable[..., Any], params: Any, *rows: Any) -> Any:
 
 
 def _over(group: Group, function: Callable[..., Any], params: Any, rows: tuple) -> Any:
-    """`function`, each device of `group` with its rows."""
+    """Runs `function` on each device of `group` with its rows."""
     axes = jax.tree.map(lambda leaf: axis_of(leaf.shape, group.mesh.shape[SHARD]), params)
     cut, structure, single = P(group.mesh.axis_names), None, []
 
@@ -140,12 +140,12 @@ def remat(
     *,
     prevent_cse: bool = True,
 ) -> Callable[..., Any]:
-    """`function`, whose gradient computes again what `policy` does not keep: `jax.checkpoint`.
+    """`function` with `jax.checkpoint`: its gradient recomputes what `policy` does not save.
 
-    *Arguments:* `policy`, a name of `jax.checkpoint_policies`: `"nothing_saveable"` keeps the arguments
-    alone, `"dots_with_no_batch_dims_saveable"` also the products with parameters, `"dots_saveable"` all
-    products; these two keep what `cw.attention` made as well. `prevent_cse`: false inside of a loop, where it
-    is not needed.
+    *Arguments:* `policy`: a name of `jax.checkpoint_policies`. `"nothing_saveable"` saves only the arguments,
+    `"dots_with_no_batch_dims_saveable"` also products with parameters, `"dots_saveable"` all products; the
+    last two also save the outputs of `cw.attention`'s kernels. `prevent_cse`: use False inside a loop, where
+    it is not needed.
 
     Raises `RecipeError` for another name.
     """

@@ -1,7 +1,7 @@
-"""The layers that the built-in models share, as Flax NNX modules.
+"""Layers of the built-in models, as Flax NNX modules.
 
-Images are `(batch, height, width, channels)`. Every layer computes in the dtype of its input and
-parameters (cast both to bfloat16 for mixed precision); batch-norm statistics are float32 always.
+Images are `(batch, height, width, channels)`. Every layer computes in the dtype of its input and parameters
+(cast both to bfloat16 for mixed precision); batch-norm statistics are always float32.
 """
 
 from collections.abc import Callable
@@ -22,15 +22,15 @@ glorot_uniform = nnx.initializers.glorot_uniform()
 
 
 class BatchNorm(nnx.Module):
-    """Batch normalisation over all axes but the last, of `channels` entries.
+    """Batch normalisation over all axes but the last, which has `channels` entries.
 
-    In training mode (`model.train()`) it uses and updates the statistics of the batch it is given, in
-    evaluation mode (`model.eval()`) the running ones: `running = momentum * running + (1 - momentum) *
-    batch`, the TensorFlow sense of momentum. Without `scaled` it has a shift only.
+    In training mode (`model.train()`) it normalises with the statistics of the batch and updates the running
+    ones; in evaluation mode (`model.eval()`) it uses the running ones: `running = momentum * running + (1 -
+    momentum) * batch`, TensorFlow's definition of momentum. Without `scaled` it has only a shift.
 
-    Not `nnx.BatchNorm`, which returns float32 for bfloat16 input because its statistics are float32.
-    Here they are float32 and the result has the input's dtype. The scale and shift are folded into one
-    multiply-add per element, of which the gradient too is one pass.
+    Not `nnx.BatchNorm`, which returns float32 for bfloat16 input because its statistics are float32. Here the
+    result has the input's dtype. Scale and shift are folded into one multiply-add per element, whose gradient
+    is also one pass.
     """
 
     def __init__(self, channels: int, *, momentum: float = 0.99, epsilon: float = 1e-3, scaled: bool = True):
@@ -64,7 +64,7 @@ class BatchNorm(nnx.Module):
 
 
 def _moments(x):
-    """Mean and (biased) variance of each channel, both sums taken in one pass over `x`."""
+    """Mean and (biased) variance of each channel, in one pass over `x`."""
     axes = tuple(range(x.ndim - 1))
     mean, square = jnp.mean(x, axes), jnp.mean(x * x, axes)
     return mean, jnp.maximum(square - mean * mean, 0)
@@ -77,7 +77,7 @@ def _blend(keep, running, batch):
 class ConvBN(nnx.Module):
     """Convolution without bias, batch norm, ReLU: `(b, h, w, c_in)` -> `(b, h/stride, w/stride, c_out)`.
 
-    `padding` is "SAME" in TensorFlow's sense: for a stride of 2 the extra zero goes behind.
+    `padding` "SAME" is TensorFlow's: for a stride of 2 the extra zero is at the end.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ _NORMAL = nnx.initializers.normal(0.02)
 
 
 class RMSNorm(nnx.Module):
-    """Each vector of `width` entries over its root mean square, times a scale. Computed in float32."""
+    """Divides each vector of `width` entries by its root mean square, times a scale. Computed in float32."""
 
     def __init__(self, width: int, *, epsilon: float):
         self.scale = nnx.Param(jnp.ones((width,), jnp.float32))
@@ -41,8 +41,8 @@ class RMSNorm(nnx.Module):
 
 
 def rotated(x: jax.Array, base: float) -> jax.Array:
-    """`(batch, t, heads, d)` with entries `i` and `i + d / 2` turned by `position / base ** (2 i / d)`, the
-    order of the weights at huggingface.co. Angles are float32, whatever the type of `x`."""
+    """Rotates entries `i` and `i + d / 2` of `(batch, t, heads, d)` by `position / base ** (2 i / d)`, the
+    order of the weights at huggingface.co. Angles are float32, whatever the dtype of `x`."""
     t, half = x.shape[1], x.shape[3] // 2
     frequencies = jnp.float32(base) ** (-jnp.arange(half, dtype=jnp.float32) / half)
     angles = jnp.arange(t, dtype=jnp.float32)[:, None] * frequencies[None]
@@ -53,7 +53,7 @@ def rotated(x: jax.Array, base: float) -> jax.Array:
 
 
 class Attention(nnx.Module):
-    """Causal self-attention, `heads / kv_heads` queries a key: `(b, t, width)` -> the same."""
+    """Causal self-attention with `heads / kv_heads` queries per key: `(b, t, width)` -> the same."""
 
     def __init__(self, width: int, heads: int, kv_heads: int, base: float, *, rngs: nnx.Rngs):
         linear = partial(nnx.Linear, use_bias=False, kernel_init=_NORMAL, rngs=rngs)
@@ -89,7 +89,7 @@ class Block(nnx.Module):
 
 
 class Llama(nnx.Module):
-    """Tokens `(batch, t)`, whole numbers -> final states `(batch, t, width)`.
+    """Integer tokens `(batch, t)` -> final states `(batch, t, width)`.
 
     The logits are `states @ head.T`, with the table `params["head"]["embedding"]`.
 

@@ -1,9 +1,9 @@
 """Max pools whose gradient compares instead of scattering.
 
-`select_and_scatter`, XLA's gradient of a max pool, is a scalar loop on the CPU, and on GPUs either adds with
-atomics, in any order, or sorts every pixel of the batch so as not to. Here the pixels of a window are
-compared as arrays; values and gradients are bitwise those of `lax.reduce_window`: among equal pixels the
-first in row order takes the whole gradient. TPUs have an instruction for it.
+XLA's gradient of a max pool, `select_and_scatter`, is a scalar loop on the CPU. On GPUs it either adds with
+atomics, in any order, or sorts all pixels of the batch to avoid that. Here the pixels of a window are
+compared as arrays. Values and gradients have the bits of `lax.reduce_window`: among equal pixels the first in
+row order gets the whole gradient. TPUs have an instruction for it.
 """
 
 import jax
@@ -25,7 +25,7 @@ def _pool(x):
 
 
 def _scattered(pool):
-    """The gradient of `pool` as XLA has it, of its argument, its value and the gradient of that."""
+    """XLA's gradient of `pool`, from its argument, its value and the value's gradient."""
     return lambda x, y, g: jax.vjp(pool, x)[1](g)[0]
 
 
@@ -71,7 +71,7 @@ max_pool_2x2.defvjp(_forward, _backward)
 def max_pool_3x3(x: jax.Array) -> jax.Array:
     """Largest of each 3x3 window, every second pixel: `(batch, h, w, c)` -> `(batch, (h+1)/2, (w+1)/2, c)`.
 
-    Outside the image nothing is larger than anything. Reverse-mode gradients only.
+    The padding is -inf. Reverse-mode gradients only.
     """
     return _pool_3x3(x)
 
@@ -87,15 +87,15 @@ def _gradient_3x3(x, y, g):
     _, (_, oh, ow, _) = x.shape, y.shape
     padded = jnp.pad(x, _AROUND, constant_values=-jnp.inf)
 
-    def pixel(i, j):  # number 3 i + j of every window
+    def pixel(i, j):  # pixel 3 i + j of every window
         return padded[:, i : i + 2 * oh - 1 : 2, j : j + 2 * ow - 1 : 2]
 
     places = [(i, j) for i in range(3) for j in range(3)]
-    first = jnp.full(y.shape, -1, jnp.int8)  # stays so where all are NaN
+    first = jnp.full(y.shape, -1, jnp.int8)  # stays so if all are NaN
     for i, j in reversed(places):
         first = jnp.where(pixel(i, j) == y, jnp.int8(3 * i + j), first)
     zero, dx = jnp.zeros((), g.dtype), jnp.zeros(padded.shape, g.dtype)
-    for i, j in reversed(places):  # so that a pixel's windows are added in their order
+    for i, j in reversed(places):  # so that a pixel's windows are added in order
         part = jnp.where(first == 3 * i + j, g, jnp.zeros_like(g))
         behind = [padded.shape[1] - i - 2 * oh + 1, padded.shape[2] - j - 2 * ow + 1]
         dx = dx + lax.pad(part, zero, [(0, 0, 0), (i, behind[0], 1), (j, behind[1], 1), (0, 0, 0)])

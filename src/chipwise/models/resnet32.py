@@ -3,8 +3,8 @@
 Source: github.com/tensorflow/models, `research/resnet/resnet_model.py` (removed 2019), with He et al.,
 "Identity Mappings in Deep Residual Networks" (2016, arXiv:1603.05027). Three stages of five units,
 16, 32 and 64 channels, leaky ReLU of 0.1, batch norm with momentum 0.9 and epsilon 1e-3; shortcuts
-have no parameters: 2x2 average pool, channels padded with zeros on both sides. 69 million
-multiply-adds an image forwards.
+have no parameters: 2x2 average pool, channels padded with zeros on both sides. 69 million multiply-adds per
+image in the forward pass.
 """
 
 import jax
@@ -19,10 +19,10 @@ _he_normal = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
 
 
 class Unit(nnx.Module):
-    """Two 3x3 convolutions, each behind batch norm and leaky ReLU, around a shortcut.
+    """Two 3x3 convolutions, each after batch norm and leaky ReLU, with a shortcut.
 
-    `first` activates before the shortcut leaves, as the first unit of the first stage does.
-    `(b, h, w, c_in)` -> `(b, h/stride, w/stride, c_out)`.
+    `first`: the activation comes before the shortcut, as in the first unit of the first stage. `(b, h, w,
+    c_in)` -> `(b, h/stride, w/stride, c_out)`.
     """
 
     def __init__(self, c_in: int, c_out: int, *, stride: int = 1, first: bool = False, rngs: nnx.Rngs):

@@ -1,10 +1,10 @@
-"""ResNet-50 v1.5: 25,557,032 parameters, 4.1 billion multiply-adds an image forwards.
+"""ResNet-50 v1.5: 25,557,032 parameters, 4.1 billion multiply-adds per image in the forward pass.
 
 Source: He et al., "Deep Residual Learning" (2016, arXiv:1512.03385), with the stride on the 3x3
-convolution of a bottleneck instead of its first 1x1, as torchvision, MLPerf and Goyal et al. (2017,
-arXiv:1706.02677) have it; from the last also the initial values: a zero scale in the last batch norm of
-each bottleneck, so that the net starts as its shortcuts, and 0.01 for the classifier. Padding is even
-on both sides, as in PyTorch, so that its weights give its outputs.
+convolution of a bottleneck instead of its first 1x1, as in torchvision, MLPerf and Goyal et al. (2017,
+arXiv:1706.02677). Initial values are those of Goyal et al.: a zero scale in the last batch norm of each
+bottleneck, so that each block starts as its shortcut, and 0.01 for the classifier. Padding is symmetric, as
+in PyTorch, so that its weights give the same outputs.
 """
 
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ _he_normal = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
 
 
 class Bottleneck(nnx.Module):
-    """1x1 to `middle` channels, 3x3 with the stride, 1x1 to `4 * middle`, around a shortcut.
+    """1x1 to `middle` channels, 3x3 with the stride, 1x1 to `4 * middle`, with a shortcut.
 
-    The shortcut is a 1x1 convolution where the shape changes. `(b, h, w, c_in)` ->
-    `(b, ceil(h/stride), ceil(w/stride), 4 * middle)`.
+    The shortcut is a 1x1 convolution if the shape changes. `(b, h, w, c_in)` -> `(b, ceil(h/stride),
+    ceil(w/stride), 4 * middle)`.
     """
 
     def __init__(self, c_in: int, middle: int, *, stride: int, rngs: nnx.Rngs):

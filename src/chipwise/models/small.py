@@ -1,4 +1,4 @@
-"""Two small nets of convolutions with batch norm: for the 8x8 digits, and for MNIST."""
+"""Two small convolutional nets with batch norm: for the 8x8 digits, and for MNIST."""
 
 from functools import partial
 
@@ -11,8 +11,8 @@ from .layers import Classifier, ConvBN, DenseBN
 class DigitsNet(nnx.Module):
     """`(batch, 8, 8, 1)` floats, usually pixels / 16 -> logits `(batch, 10)`: 9,048 parameters.
 
-    For first runs, tests and demonstrations on the digits that come with chipwise: it has every part that
-    makes training on several devices delicate (batch norm, dropout, a convolution) and no download.
+    For first runs, tests and demonstrations on the built-in digits: it has the parts that make training on
+    several devices difficult (batch norm, dropout, a convolution), and needs no download.
     """
 
     def __init__(self, *, width: int = 8, dropout: float = 0.2, momentum: float = 0.9, rngs: nnx.Rngs):

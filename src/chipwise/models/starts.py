@@ -1,4 +1,4 @@
-"""Where kernels start: as the identity, or as filters made from the data."""
+"""Initial values of kernels: the identity, or filters computed from the data."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-_AT_ONCE = 250  # images whose patches are held
+_AT_ONCE = 250  # images whose patches are in memory
 
 
 def dirac(rest: Callable) -> Callable:
-    """An initializer of convolution kernels `(h, w, c_in, c_out)`: the first `c_in` filters hand on their
-    channel as it is, the others are those of the initializer `rest`. As `torch.nn.init.dirac_` of the first
-    filters (Zagoruyko & Komodakis, 2017, arXiv:1706.00388)."""
+    """An initializer of convolution kernels `(h, w, c_in, c_out)`: the first `c_in` filters are the identity,
+    as in `torch.nn.init.dirac_` (Zagoruyko & Komodakis, 2017, arXiv:1706.00388); the others come from the
+    initializer `rest`."""
 
     def start(key, shape, dtype=jnp.float32, *more):
         h, w, c_in, c_out = shape
@@ -36,12 +36,12 @@ def whitening(
     images: int = 5_000,
     epsilon: float = 5e-4,
 ) -> np.ndarray:
-    """The kernel `(size, size, channels, 2 * size * size * channels)` float32 of a convolution whose outputs
-    are uncorrelated, of variance 1, and their negatives.
+    """A whitening kernel `(size, size, channels, 2 * size * size * channels)` float32: its outputs are
+    uncorrelated with variance 1, and their negatives.
 
-    The eigenvectors of the `size` × `size` patches of the `source`'s first `images` images, each over the
-    root of its eigenvalue plus `epsilon`; `mean` and `std` of a channel are those by which the net's input is
-    normalised. Sums are of whole numbers in float64, exact in any order.
+    It has the eigenvectors of the `size` × `size` patches of the first `images` images of `source`, each
+    divided by the root of its eigenvalue plus `epsilon`. `mean` and `std` of each channel normalise the net's
+    input. Sums are of integers in float64, so they are exact in any order.
 
     Source: Page, "How to train your ResNet 8" (2019), and Jordan (2024, arXiv:2404.00498).
     """
@@ -55,7 +55,7 @@ def whitening(
         rows = windows.transpose(0, 1, 2, 4, 5, 3).reshape(-1, size * size * pixels.shape[-1])
         first, second = first + rows.sum(0), second + rows.T @ rows
         patches += len(rows)
-    # Of the normalised pixels, from the moments of the stored ones
+    # Moments of the normalised pixels, from those of the stored ones
     m, s = (np.tile(np.asarray(x, np.float64), size * size) for x in (mean, std))
     cross = np.outer(first / patches, m)
     moments = (second / patches - cross - cross.T + np.outer(m, m)) / np.outer(s, s)

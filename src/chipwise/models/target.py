@@ -1,10 +1,10 @@
-"""Which chip a program is traced for: kernels that only some chips have are chosen by it.
+"""The chip that a program is traced for, which selects kernels that only some chips have.
 
-A tracing knows no device: a plan traces for chips that are not there. So whoever compiles says what for,
+Tracing does not know the device: a plan traces for absent chips. So the caller states it,
 
-    with traced_for(chip): jax.jit(f).lower(...)
+with traced_for(chip): jax.jit(f).lower(...)
 
-and `jax.jit` traces anew for another chip. Where nobody says, it is JAX's default device.
+and `jax.jit` traces again for another chip. The default is JAX's default device.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from ..chips.catalogue import Chip
 
 
 class Target(NamedTuple):
-    """`platform`: "cpu", "cuda", "rocm" or "tpu"; `fuses`: whether it is one whose library fuses attention: a
-    TPU v4 or later, an NVIDIA GPU of compute capability 8.0 or higher. Chips alike in both share a trace."""
+    """`platform`: "cpu", "cuda", "rocm" or "tpu"; `fuses`: whether there is a fused attention kernel: on TPU
+    v4 or later, and on NVIDIA GPUs of compute capability 8.0 or higher. Chips with equal values share a
+    trace."""
 
     platform: str
     fuses: bool = False
 
     @classmethod
     def of(cls, device: Chip | jax.Device) -> Target:
-        """Of a chip in the catalogue, or of a device that is here."""
+        """The target of a chip in the catalogue, or of a present device."""
         if isinstance(device, Chip):
             if device.kind == "TPU":
                 return cls("tpu", _tpu(device.name))
@@ -53,7 +54,7 @@ _TARGET: Any = jax.make_user_context(None)
 
 
 def traced_for(device: Chip | jax.Device | None) -> AbstractContextManager[Any]:
-    """Within it, programs are traced for `device`; for `None`, as outside."""
+    """A context in which programs are traced for `device`; `None` changes nothing."""
     return nullcontext() if device is None else _TARGET(Target.of(device))
 
 

@@ -1,9 +1,9 @@
-"""A vocabulary's table at both ends of a language model: looked up, and multiplied into the loss.
+"""A tied vocabulary table: the embedding look-up, and the loss of the logits.
 
-The logits of a batch are the largest array of a small language model: 50,257 × 1,024 float32 are
-206 MB a sequence. They are never all there: the loss goes over the tokens in chunks, and takes the
-gradient of each chunk while its logits are at hand, so that nothing is kept and nothing computed
-twice. Sums are float32: in bfloat16 the gradient of a frequent word would stop growing at 256 terms.
+The logits of a batch are the largest array of a small language model: 50,257 × 1,024 float32 are 206 MB for a
+sequence. They never exist all at once: the loss goes over the tokens in chunks, and computes the gradient of
+each chunk while its logits exist, so nothing is stored or computed twice. Sums are float32; in bfloat16 the
+gradient of a frequent word would stop growing at 256 terms.
 """
 
 from functools import partial
@@ -14,14 +14,14 @@ from jax import lax
 
 from .large import fsdp
 
-_CHUNK = 1024  # tokens whose logits exist at a time: 206 MB of float32 with GPT-2's vocabulary
+_CHUNK = 1024  # tokens per chunk: 206 MB of float32 logits with GPT-2's vocabulary
 
 
 @jax.custom_vjp
 def embed(table: jax.Array, tokens: jax.Array) -> jax.Array:
-    """The rows of `table` `(vocabulary, width)` at `tokens`, whole numbers: `(*tokens.shape, width)`.
+    """The rows of `table` `(vocabulary, width)` at integer `tokens`: `(*tokens.shape, width)`.
 
-    A token outside the vocabulary gives NaN. The gradient is added up in float32.
+    A token outside the vocabulary gives NaN. The gradient is summed in float32.
     """
     return table.at[tokens].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
 
@@ -44,14 +44,14 @@ def _embed_backward(residuals, g):
 
 
 def _sums(vocabulary, tokens, rows):
-    """`(vocabulary, width)`: of each token, the sum of its `rows` `(n, width)`."""
+    """`(vocabulary, width)`: the sum of the `rows` `(n, width)` of each token."""
     sums = jnp.zeros((vocabulary, rows.shape[1]), rows.dtype)
     return sums.at[tokens].add(rows, mode="drop", wrap_negative_indices=False)
 
 
 def _sums_by_sorting(vocabulary, tokens, rows):
-    """`_sums` for GPUs, which would add with atomics, in any order, or sort every single number of `rows` so
-    as not to: here the tokens are sorted, the rows of equal ones added in a fixed order."""
+    """`_sums` for GPUs, where XLA would add with atomics in any order, or sort all numbers of `rows` to avoid
+    that. Here the tokens are sorted, and the rows of equal tokens are added in a fixed order."""
     n = tokens.shape[0]
     tokens, order = lax.sort_key_val(tokens.astype(jnp.int32), jnp.arange(n, dtype=jnp.int32))
     rows, begins = rows[order], jnp.concatenate([jnp.ones(1, bool), tokens[1:] != tokens[:-1]])
@@ -62,7 +62,7 @@ def _sums_by_sorting(vocabulary, tokens, rows):
 
     rows, _ = lax.associative_scan(add, (rows, begins))
     ends = jnp.concatenate([begins[1:], jnp.ones(1, bool)])
-    nowhere = vocabulary + jnp.arange(n, dtype=jnp.int32)  # each its own: no two rows meet
+    nowhere = vocabulary + jnp.arange(n, dtype=jnp.int32)  # indices are unique, so no two rows are added
     places = jnp.where(ends & (tokens >= 0) & (tokens < vocabulary), tokens, nowhere)
     sums = jnp.zeros((vocabulary, rows.shape[1]), rows.dtype)
     return sums.at[places].set(rows, mode="drop", unique_indices=True, wrap_negative_indices=False)
@@ -75,9 +75,9 @@ embed.defvjp(_embed_forward, _embed_backward)
 def next_token_loss(hidden: jax.Array, table: jax.Array, targets: jax.Array) -> jax.Array:
     """The SUM over tokens of the cross-entropy of `hidden @ table.T`, in nats: () float32.
 
-    *Arguments:* `hidden` `(..., width)` and `table` `(vocabulary, width)` of one float dtype, in which
-    they are multiplied; logits, log-sum-exp and sums are float32. `targets` `(...)`, whole numbers: one
-    outside the vocabulary makes the sum NaN.
+    *Arguments:* `hidden` `(..., width)` and `table` `(vocabulary, width)` of one float dtype, in which they
+    are multiplied; logits, log-sum-exp and sums are float32. `targets` `(...)`: integers; one outside the
+    vocabulary makes the sum NaN.
     """
     rows, goals, valid = _chunks(hidden, targets)
 
@@ -118,14 +118,14 @@ next_token_loss.defvjp(_loss_forward, _loss_backward)
 
 
 def tied_loss(table: jax.Array, hidden: jax.Array, targets: jax.Array) -> jax.Array:
-    """`next_token_loss`, as a layer of `cw.fsdp`."""
+    """`next_token_loss` as a layer in `cw.fsdp`."""
     return fsdp(
         lambda table, hidden, targets: next_token_loss(hidden, table, targets), table, hidden, targets
     )
 
 
 def _chunks(hidden, targets):
-    """`(chunks, size, width)`, `(chunks, size)` int32, and which of them are no filling."""
+    """`(chunks, size, width)`, `(chunks, size)` int32, and which positions are not padding."""
     n, width = targets.size, hidden.shape[-1]
     size = min(n, _CHUNK)
     fill = -n % size
@@ -144,7 +144,7 @@ def _is(goal, logits):
 
 
 def _losses(logits, lse, goal, real):
-    # By comparison, not by index: it fuses into the pass that reads the logits anyway.
+    # By comparison, not by index: it fuses into the pass over the logits.
     own = jnp.sum(jnp.where(_is(goal, logits), logits, 0.0), axis=1)
     inside = (goal >= 0) & (goal < logits.shape[1])
     return jnp.where(real, jnp.where(inside, lse[:, 0] - own, jnp.nan), 0.0)

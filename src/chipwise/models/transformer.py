@@ -1,14 +1,14 @@
-"""The pre-norm transformer, a stack of equal blocks run as one loop, and the nets made of it: GPT-2 and ViT.
+"""A pre-norm transformer, whose equal blocks run in a loop, and the nets GPT-2 and ViT.
 
 Source: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019); Dosovitskiy et
 al. (2021, arXiv:2010.11929). Sequences are `(batch, length, width)`; everything is computed in the
 dtype of the input and parameters, sums and softmax in float32.
 
-The blocks' parameters lie in stacked arrays, `(depth, ...)`, and `lax.scan` runs over them: the
-compiler sees one block, not `depth`. GPT-2's gradient for 8 sequences compiled for a TPU v5e in 12 to 14 s on
-two cores, in 131 s with the loop unrolled (JAX 0.10.2, libtpu 0.0.42); by that compiler's own estimate
-the loop runs about a tenth longer. Convolutional nets are unrolled here, because a loop over
-convolutions is slow on the CPU; matrix products are not.
+The blocks' parameters are stacked arrays, `(depth, ...)`, and `lax.scan` runs over them, so the compiler sees
+one block, not `depth`. GPT-2's gradient for 8 sequences compiled for a TPU v5e in 12 to 14 s on two cores,
+and in 131 s with the loop unrolled (JAX 0.10.2, libtpu 0.0.42); by that compiler's estimate the loop runs
+about a tenth longer. Convolutional nets are unrolled here, because a loop over convolutions is slow on the
+CPU; one over matrix products is not.
 """
 
 from collections.abc import Callable
@@ -32,10 +32,10 @@ are computed again, which costs little arithmetic; a loop would otherwise keep e
 
 
 class LayerNorm(nnx.Module):
-    """Each vector of `width` entries to mean 0 and deviation 1, times a scale, plus a shift.
+    """Normalises each vector of `width` entries to mean 0 and deviation 1, times a scale, plus a shift.
 
-    Statistics in float32, the result in the input's dtype; the variance from centred values, since
-    a difference of means of squares loses the digits that a large mean shares.
+    Statistics are float32, the result has the input's dtype. The variance is computed from centred values,
+    since a difference of means of squares loses digits if the mean is large.
     """
 
     def __init__(self, width: int, *, epsilon: float):
@@ -54,7 +54,8 @@ class LayerNorm(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """Self-attention with `heads` heads: `(b, t, width)` -> the same. `causal`: none looks ahead."""
+    """Self-attention with `heads` heads: `(b, t, width)` -> the same. `causal`: no position sees later
+    ones."""
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class Attention(nnx.Module):
         self.heads, self.causal = heads, causal
 
     def __call__(self, x: jax.Array, seen: jax.Array | None = None) -> jax.Array:
-        """`seen` `(b, t)` bool: the positions that are there; None for all."""
+        """`seen` `(b, t)` bool: False for positions to ignore; None for all True."""
         b, t, width = x.shape
         qkv = self.qkv(x).reshape(b, t, 3, self.heads, width // self.heads)
         y = attention(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], causal=self.causal, seen=seen)
@@ -81,7 +82,7 @@ class Attention(nnx.Module):
 class Block(nnx.Module):
     """`x + attention(norm(x))`, then `x + mlp(norm(x))` with a hidden layer of `4 * width`.
 
-    *Arguments:* `tanh`: GELU by its tanh formula, as GPT-2, instead of the exact one; `init`, and
+    *Arguments:* `tanh`: the tanh approximation of GELU, as in GPT-2, instead of the exact one; `init`, and
     `out_init` for the two layers whose output is added to `x`.
     """
 
@@ -110,7 +111,7 @@ class Block(nnx.Module):
 
 
 class Blocks(nnx.Module):
-    """`depth` blocks, one after another: `(b, t, width)` -> the same. Each gets `more` as it is.
+    """`depth` blocks in sequence: `(b, t, width)` -> the same. Each gets `more` unchanged.
 
     Parameters are those of one block, each with a leading axis of `depth`; `keep`: a policy of `cw.remat`.
     """
@@ -136,19 +137,19 @@ class Blocks(nnx.Module):
 
 
 def kernels(path: str, leaf) -> bool:
-    """Whether a parameter is a matrix, for `decay=`: stacked biases have two axes as well."""
+    """Whether a parameter is a matrix, for `decay=`; stacked biases have two axes too."""
     return path.endswith(("kernel", "embedding"))
 
 
 class GPT2(nnx.Module):
-    """Tokens `(batch, t)`, whole numbers, `t <= context` -> final states `(batch, t, width)`.
+    """Integer tokens `(batch, t)`, `t <= context` -> final states `(batch, t, width)`.
 
     The logits are `states @ words.T`; `chipwise.models.tied.next_token_loss` takes the table,
-    `params["words"]["embedding"]`, and never has them all at once.
+    `params["words"]["embedding"]`, and computes them in chunks.
 
     124,439,808 parameters. Source: Radford et al., "Language Models are Unsupervised Multitask Learners"
-    (2019), without its dropout, which single-epoch training leaves out (as in github.com/karpathy/nanoGPT).
-    Initial values: normal of 0.02, of `0.02 / sqrt(2 * depth)` for layers that add to the residual stream.
+    (2019), without dropout, as usual in single-epoch training (github.com/karpathy/nanoGPT). Initial values:
+    normal with deviation 0.02, or `0.02 / sqrt(2 * depth)` for layers that add to the residual stream.
     """
 
     def __init__(
@@ -181,7 +182,7 @@ class GPT2(nnx.Module):
 
 
 class Table(nnx.Module):
-    """A vector of `width` entries for each of `count` things."""
+    """A table of `count` vectors of `width` entries."""
 
     def __init__(self, count: int, width: int, *, rngs: nnx.Rngs):
         self.embedding = nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), (count, width)))
@@ -192,11 +193,11 @@ class ViT(nnx.Module):
 
     `image` must be a multiple of `patch`, both in pixels.
 
-    ViT-S/16, the size of ResNet-50: 22,050,664 parameters at 224×224, 4.6 billion multiply-adds an image
-    forwards. Source: Dosovitskiy et al., "An Image is Worth 16x16 Words" (2021, arXiv:2010.11929), in the
+    The default is ViT-S/16: 22,050,664 parameters at 224×224, 4.6 billion multiply-adds per image in the
+    forward pass. Source: Dosovitskiy et al., "An Image is Worth 16x16 Words" (2021, arXiv:2010.11929), in the
     small size of Touvron et al. (2021, arXiv:2012.12877): a class token, learned positions, no dropout; the
-    same net as timm's `vit_small_patch16_224`. `tanh`: GELU by its tanh formula, as in Flax, instead of the
-    exact one.
+    same net as timm's `vit_small_patch16_224`. `tanh`: the tanh approximation of GELU, as in Flax, instead of
+    the exact one.
     """
 
     def __init__(
@@ -228,7 +229,7 @@ class ViT(nnx.Module):
         block = partial(Block, width, heads, causal=False, tanh=tanh, epsilon=1e-6)
         self.blocks = Blocks(depth, lambda rngs: block(init=init, out_init=init, rngs=rngs), rngs=rngs)
         self.norm = LayerNorm(width, epsilon=1e-6)
-        # Zeros: the first loss is that of even odds, log(classes), whatever the rest does.
+        # Zeros: the first loss is that of uniform probabilities, log(classes).
         self.classifier = nnx.Linear(width, classes, kernel_init=nnx.initializers.zeros, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:

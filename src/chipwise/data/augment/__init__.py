@@ -1,9 +1,9 @@
-"""Random changes to images, made on the device: `cw.augment.flip()` and so on.
+"""Random changes to images on the device: `cw.augment.flip()` and so on.
 
-Each factory returns a traced function `(example, key) -> example` of one unbatched example, whose
-column `image` is `(height, width)` or `(height, width, channels)`, uint8 or float. The step maps it
-over the batch with a key of the example's own: the result does not depend on how the batch was cut. A
-change that selects nothing gives back the same bits. `mixup` and `cutmix` are for `Task.mix`.
+Each factory returns a traced function `(example, key) -> example` of one unbatched example, whose column
+`image` is `(height, width)` or `(height, width, channels)`, uint8 or float. The step maps it over the batch
+with a key for each example, so the result does not depend on how the batch is cut. A change that selects
+nothing returns the same bits. `mixup` and `cutmix` are for `Task.mix`.
 """
 
 from .affine import affine as affine

@@ -1,17 +1,17 @@
-"""Rotation, zoom, shear and shift, alone or together: one matrix, one look-up of four neighbours a pixel.
+"""Rotation, zoom, shear and shift, alone or together: one matrix, and one gather of four neighbours for each
+pixel.
 
-Pixels are points: the corner of an image is the centre of its corner pixel, and an image `n` pixels
-wide is `n - 1` long. So the identity looks every pixel up where it is, and an image mirrored at its
-edge goes on with the pixel before the last, as NumPy's "reflect".
+Pixels are points: the corner of an image is the centre of its corner pixel, and an image of `n` pixels has
+the width `n - 1`. So the identity reads every pixel at its own position, and an image mirrored at its edge
+continues with the pixel before the last, as NumPy's "reflect".
 
-Positions are whole numbers of 1/4096 pixel and weights of 1/256 pixel (OpenCV's `warpAffine` has 1/32):
-the interpolation of 8-bit pixels is then exact in float32 in any order, so the result is the same
-bits on every device.
+Positions are multiples of 1/4096 pixel and weights of 1/256 (OpenCV's `warpAffine` has 1/32). So the
+interpolation of 8-bit pixels is exact in float32 in any order, and the bits are the same on every device.
 
-A general map needs a gather. Measured on one core of a shared Xeon (JAX 0.10.2, uint8, three channels),
-microseconds an image of 32×32 and of 224×224: four gathers of whole pixels 8 and 460, as here; the four
-neighbours of a channel packed in one word and gathered once 14 and 980; the channels of a
-pixel packed in one word 38 and 3,100; Pillow's `transform` 19 and 850.
+A general map needs a gather. Microseconds for an image of 32×32 and of 224×224, on one core of a shared Xeon
+(JAX 0.10.2, uint8, three channels): four gathers of whole pixels, as here, 8 and 460; the four neighbours of
+a channel packed in one word and gathered once 14 and 980; the channels of a pixel packed in one word 38 and
+3,100; Pillow's `transform` 19 and 850.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 from ...errors import DataError
 from .image import Augment, between, chance, grid, of_image, pixel, span, stored, where_drawn
 
-_BITS = 12  # of a position, after the point
+_BITS = 12  # bits of a position after the point
 _ONE = 1 << _BITS
 
 Range = float | tuple[float, float]
@@ -46,20 +46,19 @@ def affine(
 ) -> Augment:
     """Zooms, shears, rotates and shifts the image by random amounts, in this order, around its centre.
 
-    Every amount is uniform in its range: one number reaches as far to both sides of no change, or
-    `(low, high)`.
+    Every amount is uniform in its range: `(low, high)`, or one number for a range around no change.
 
     *Arguments:*
 
     - `rotate`: degrees, counter-clockwise.
     - `zoom`: magnification, `0.1` for 0.9 to 1.1.
-    - `shear`: degrees by which upright lines lean, below 90.
-    - `shift`: share of the width to the right and, drawn by itself, of the height down.
-    - `p`: the chance of each of the four, by itself.
-    - `anywhere`: the part that a zoom above 1 shows lies anywhere in the image, not in the middle.
-    - `edge`: `"reflect"` mirrors the image outside of it; or a colour, one value or one a channel.
+    - `shear`: degrees by which vertical lines lean, below 90.
+    - `shift`: share of the width to the right and, drawn independently, of the height down.
+    - `p`: the probability of each of the four, independently.
+    - `anywhere`: a zoom above 1 shows a random part of the image, not the middle.
+    - `edge`: `"reflect"` mirrors the image outside; or a colour, one value or one per channel.
 
-    No amounts, or `p=0`, change nothing. Raises `DataError` for ranges that are none.
+    Without amounts, or with `p=0`, nothing changes. Raises `DataError` for invalid ranges.
     """
     call = f"affine(rotate={rotate}, zoom={zoom}, shear={shear}, shift={shift}, p={p}, edge={edge!r})"
     chance(p, call)
@@ -94,7 +93,7 @@ def affine(
             room = jnp.maximum(1 - 1 / scale, 0.0)
             free = jnp.stack([(u[5] - 0.5) * (width - 1), (u[6] - 0.5) * (height - 1)])
             matrix = matrix.at[:, 2].add(room * free)
-        # The farthest that a corner is looked up, from the image's other corner
+        # The largest distance of a corner's position from the opposite corner
         half = math.hypot(height, width) / 2
         reach = half * (1 + math.tan(math.radians(max(map(abs, shears))))) / zooms[0]
         reach += half * 2 * max(map(abs, shifts)) / zooms[0]
@@ -110,24 +109,24 @@ def affine(
 
 
 def rotate(degrees: Range = 10.0, p: float = 1.0, edge: Edge = "reflect") -> Augment:
-    """Turns the image by up to `degrees` either way; as `affine`."""
+    """Rotates the image by up to `degrees` in both directions; see `affine`."""
     return affine(rotate=degrees, p=p, edge=edge)
 
 
 def zoom(
     amount: Range = (1.0, 1.1), p: float = 1.0, anywhere: bool = False, edge: Edge = "reflect"
 ) -> Augment:
-    """Magnifies the image; as `affine`."""
+    """Magnifies the image; see `affine`."""
     return affine(zoom=amount, p=p, anywhere=anywhere, edge=edge)
 
 
 def shear(degrees: Range = 10.0, p: float = 1.0, edge: Edge = "reflect") -> Augment:
-    """Leans the image by up to `degrees` either way; as `affine`."""
+    """Shears the image by up to `degrees` in both directions; see `affine`."""
     return affine(shear=degrees, p=p, edge=edge)
 
 
 def shift(share: Range = 0.1, p: float = 1.0, edge: Edge = "reflect") -> Augment:
-    """Moves the image by up to `share` of its sides; as `affine`."""
+    """Moves the image by up to `share` of its sides; see `affine`."""
     return affine(shift=share, p=p, edge=edge)
 
 
@@ -144,18 +143,18 @@ def lookup(
 
 
 def undo_shift(linear: jax.Array, right: jax.Array, down: jax.Array) -> jax.Array:
-    """`(a, b, d, e)` `(4,)` with a look-up moved back by `right` and `down` pixels before it: `(2, 3)`."""
+    """The map `(2, 3)` of `linear` `(a, b, d, e)` `(4,)` after a move back by `right` and `down` pixels."""
     a, b, d, e = linear
     return jnp.stack([a, b, -(a * right + b * down), d, e, -(d * right + e * down)]).reshape(2, 3)
 
 
 def positions(matrix: jax.Array, height: int, width: int) -> Positions:
-    """What each column and row adds to where a pixel is looked up, for images of `height` × `width`.
+    """The contribution of each column and row to the positions that pixels are read from.
 
-    *Arguments:* `matrix`: `(2, 3)` float32: the pixel at `(x, y)` from the image's centre is looked up at
-    `(a x + b y + c, d x + e y + f)` from the centre, in pixels to the right and down.
+    *Arguments:* `matrix`: `(2, 3)` float32: the pixel at `(x, y)` from the image's centre is read at `(a x +
+    b y + c, d x + e y + f)` from the centre, in pixels to the right and down.
 
-    *Returns* of `x` and of `y`, the columns' `(width,)` and the rows' `(height,)` part, int32.
+    *Returns* for `x` and for `y` the columns' `(width,)` and the rows' `(height,)` part, int32.
     """
     entries = grid(matrix, 16)
 
@@ -169,10 +168,10 @@ def positions(matrix: jax.Array, height: int, width: int) -> Positions:
 def resample(
     image: jax.Array, where: Positions, edge: np.ndarray | None = None, lengths: float = 2.0
 ) -> jax.Array:
-    """`image` as looked up at `where`, bilinear, of the same shape and type.
+    """`image` read at `where`, bilinear, with the same shape and type.
 
-    *Arguments:* `edge`: one pixel to show outside of the image, `(channels,)` or `()`, or `None` to
-    mirror it there; `lengths`: how far outside the mirrors must go on, in image lengths.
+    *Arguments:* `edge`: one pixel to show outside the image, `(channels,)` or `()`, or `None` to mirror it;
+    `lengths`: the range of the mirrors, in image lengths.
     """
     height, width = image.shape[:2]
     x, y = (columns[None, :] + rows[:, None] for columns, rows in (where[:2], where[2:]))
@@ -201,7 +200,7 @@ def _steps(entry: jax.Array, length: int) -> jax.Array:
 
 
 def _whole(position: jax.Array) -> jax.Array:
-    # Three of these are added: far outside stays far outside, and no sum overflows.
+    # Clipped, so that the sum of three does not overflow and stays outside.
     return jnp.rint(jnp.clip(position, -(2.0**17), 2.0**17) * _ONE).astype(jnp.int32)
 
 
@@ -211,7 +210,7 @@ def _between(position: jax.Array, length: int, folds: int) -> tuple[jax.Array, j
     if not last:
         first = jnp.zeros_like(position)
         return first, first, jnp.zeros_like(position, jnp.float32)
-    for _ in range(folds):  # each brings two lengths on both sides into the image
+    for _ in range(folds):  # each maps two lengths on both sides into the image
         position = last - jnp.abs(last - jnp.abs(position))
     # Beyond is the edge; the last pixel is the second of a pair, of weight 1
     position = jnp.clip(position, 0, last)
@@ -221,11 +220,11 @@ def _between(position: jax.Array, length: int, folds: int) -> tuple[jax.Array, j
 
 
 def _mixed(first: jax.Array, second: jax.Array, share: jax.Array, exact: bool) -> jax.Array:
-    """`exact`: so that an infinity or a NaN beside a pixel that is met exactly stays out of it."""
+    """Interpolates. `exact`: at an exact position the neighbour has no effect, even if infinite or NaN."""
     mixed = first + share * (second - first)
     return jnp.where(share == 0, first, jnp.where(share == 1, second, mixed)) if exact else mixed
 
 
 def _within(position: jax.Array, length: int) -> jax.Array:
-    """Whether a position falls on a pixel, each being a square around its centre."""
+    """Whether a position is inside a pixel, a square around its centre."""
     return (position >= -(_ONE >> 1)) & (position < length * _ONE - (_ONE >> 1))

@@ -1,8 +1,8 @@
 """Brightness, contrast, saturation and hue, sharpness, fastai's lighting, and normalisation.
 
-The enhancements are Pillow's `ImageEnhance`: a blend of the image with black, its mean gray, its own
-gray or a blurred copy, past the image for factors above 1. Pillow drops the fraction where these round.
-Several in one call are one pass with one rounding at the end, clipped after each as a stored image would be.
+The enhancements are Pillow's `ImageEnhance`: a blend of the image with black, its mean gray, its own gray or
+a blurred copy; factors above 1 extrapolate. These round where Pillow truncates. Several in one call are one
+pass with one rounding at the end, clipped after each change as a stored image would be.
 """
 
 from __future__ import annotations
@@ -41,12 +41,11 @@ def color_jitter(
 ) -> Augment:
     """Changes brightness, contrast, saturation and hue by random amounts, with probability `p`.
 
-    The first three are factors: one number reaches as far to both sides of 1 (not below 0), or `(low,
-    high)`; `hue` is a share of the colour circle, to both sides of 0 and at most 0.5. Each is uniform,
-    and 0 leaves its own out. The parameters are those of torchvision's `ColorJitter`, which draws their
-    order too; here it is always this one.
+    The first three are factors: `(low, high)`, or one number for a range around 1 (not below 0). `hue` is a
+    share of the colour circle, a range around 0 of at most 0.5. Each is uniform, and 0 turns it off. The
+    parameters are those of torchvision's `ColorJitter`, which also draws their order; here it is fixed.
 
-    Raises `DataError` for ranges that are none, and for images of other than 1, 3 or 4 channels.
+    Raises `DataError` for invalid ranges, and for images without 1, 3 or 4 channels.
     """
     call = f"color_jitter(brightness={brightness}, contrast={contrast}, saturation={saturation}, hue={hue})"
     chance(p, f"{call}, p={p}")
@@ -77,27 +76,27 @@ def color_jitter(
 
 
 def brightness(amount: Amount = 0.2, p: float = 1.0) -> Augment:
-    """Blends with black; as `color_jitter`."""
+    """Blends with black; see `color_jitter`."""
     return color_jitter(brightness=amount, p=p)
 
 
 def contrast(amount: Amount = 0.2, p: float = 1.0) -> Augment:
-    """Blends with the image's mean gray; as `color_jitter`."""
+    """Blends with the image's mean gray; see `color_jitter`."""
     return color_jitter(contrast=amount, p=p)
 
 
 def saturation(amount: Amount = 0.2, p: float = 1.0) -> Augment:
-    """Blends with the image in gray; as `color_jitter`."""
+    """Blends with the gray image; see `color_jitter`."""
     return color_jitter(saturation=amount, p=p)
 
 
 def hue(amount: Amount = 0.1, p: float = 1.0) -> Augment:
-    """Turns the colour circle; as `color_jitter`."""
+    """Rotates the colour circle; see `color_jitter`."""
     return color_jitter(hue=amount, p=p)
 
 
 def sharpness(amount: Amount = 0.2, p: float = 1.0) -> Augment:
-    """Blends with a blurred image, by a factor drawn as in `color_jitter`; the outermost pixels stay."""
+    """Blends with a blurred image, by a factor as in `color_jitter`; pixels at the border stay."""
     call = f"sharpness(amount={amount}, p={p})"
     limits, _ = span(amount, call, 1), chance(p, call)
 
@@ -121,8 +120,8 @@ def lighting(amount: float = 0.2, p: float = 0.75) -> Augment:
     so that nothing is clipped.
 
     With `x` from 0 to 1, brightness is `x c / (x c + (1 - x) (1 - c))` for `c` uniform in `(1 - amount) / 2`
-    to `(1 + amount) / 2`; contrast `x^s / (x^s + (1 - x)^s)` for `s` log-uniform in `1 - amount` to
-    `1 / (1 - amount)`. An 8-bit image is looked up in a table of its own, of 256 entries.
+    to `(1 + amount) / 2`; contrast `x^s / (x^s + (1 - x)^s)` for `s` log-uniform in `1 - amount` to `1 / (1 -
+    amount)`. For 8-bit images this is a table of 256 entries per image.
 
     Source: Howard and Gugger, fastai 2, `aug_transforms(max_lighting=0.2, p_lighting=0.75)`.
     Raises `DataError` unless 0 <= amount < 1.
@@ -158,12 +157,12 @@ def lighting(amount: float = 0.2, p: float = 0.75) -> Augment:
 
 
 def normalise(mean: float | Sequence[float], std: float | Sequence[float]) -> Augment:
-    """`(image - mean) / std` in float32; one value, or one a channel, in the units of the stored image.
+    """`(image - mean) / std` in float32; one value, or one per channel, in the units of the stored image.
 
-    The last stage: the others work on pixels. `mean=0, std=1` only makes them floats. A task that
-    normalises in its loss, as the built-in recipes do, evaluates the same way and needs no stage for it.
+    It must be the last stage, since the others work on pixels. `mean=0, std=1` only converts to floats. Not
+    needed if the loss normalises, as in the built-in recipes; then evaluation normalises too.
 
-    Raises `DataError` for a `std` not above 0, and values that are neither one nor one a channel.
+    Raises `DataError` for a `std` not above 0, and for a wrong number of values.
     """
     call = f"normalise(mean={mean}, std={std})"
     middle, scale = np.asarray(mean, np.float32), np.asarray(std, np.float32)
@@ -182,7 +181,7 @@ def normalise(mean: float | Sequence[float], std: float | Sequence[float]) -> Au
 
 
 def of_colors(image: jax.Array, change: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """`change` made to an image's colours in float32, and stored; opacity stays."""
+    """Applies `change` to an image's colours in float32, and stores the result; opacity stays."""
     return with_opacity(stored(change(colors_of(image).astype(jnp.float32)), image.dtype), image)
 
 
@@ -193,7 +192,7 @@ def _looked_up(image: jax.Array, table: jax.Array) -> jax.Array:
 
 
 def gray(colors: jax.Array, top: float) -> jax.Array:
-    """Luma (ITU-R 601-2) as Pillow's, `(height, width, 1)`, or the only channel; whole where pixels are."""
+    """Luma (ITU-R 601-2) as in Pillow, `(height, width, 1)`, or the only channel; rounded for integers."""
     if colors.ndim == 2 or colors.shape[2] == 1:
         return colors
     # Pillow's weights, in 65,536ths: 8-bit sums of them are exact
@@ -203,16 +202,16 @@ def gray(colors: jax.Array, top: float) -> jax.Array:
 
 
 def mean_gray(colors: jax.Array, top: float) -> jax.Array:
-    """The mean of `gray`, `()`, whole where pixels are."""
+    """The mean of `gray`, `()`, rounded for integers."""
     luma = gray(colors, top)
     if top == 1:
         return jnp.mean(luma)
-    # Rows are added exactly, and so few of them that their sum is too
+    # Sums of rows are exact, and there are so few rows that their sum is exact too
     return jnp.floor(jnp.sum(jnp.sum(luma.astype(jnp.int32), axis=1)).astype(jnp.float32) / luma.size + 0.5)
 
 
 def blend(other: jax.Array, colors: jax.Array, factor: jax.Array) -> jax.Array:
-    """`other` at 0, `colors` at 1, and beyond."""
+    """Interpolates from `other` (factor 0) to `colors` (1), and beyond."""
     return factor * colors + (1 - factor) * other
 
 
@@ -236,7 +235,7 @@ def sharpen(colors: jax.Array, factor: jax.Array, top: float) -> jax.Array:
     height, width, channels = (*colors.shape, 1)[:3]
     if min(height, width) < 3:
         return colors
-    # Rows of numbers and not of pixels: vectors of a processor are longer than 3
+    # Rows of numbers instead of pixels: vector registers are longer than 3
     lines = colors.reshape(height, width * channels)
     inner = lines[1:-1, channels:-channels]
     rows = lines[:-2] + lines[1:-1] + lines[2:]
@@ -249,8 +248,8 @@ def sharpen(colors: jax.Array, factor: jax.Array, top: float) -> jax.Array:
 def shift_hue(colors: jax.Array, turn: jax.Array, top: float) -> jax.Array:
     """Turns the hue of hexcone HSV by `turn` of the circle; value and saturation stay.
 
-    A channel falls from the highest to the lowest in proportion to the hue's distance from that
-    channel's own, so one division a pixel leads to the hue and none back.
+    A channel falls linearly from the highest to the lowest value with the hue's distance from that channel's
+    hue, so one division per pixel gives the hue and none is needed back.
     """
     if colors.ndim == 2 or colors.shape[2] == 1:
         return colors

@@ -1,7 +1,7 @@
-"""Parts of the image: mirrored, cut out and scaled, or painted over.
+"""Flips, crops, and parts that are painted over.
 
-Images are stored somewhat larger than the net's input, say 256×256 for 224×224: training cuts a
-random part and scales it, evaluation takes the centre.
+Images are stored somewhat larger than the net's input, such as 256×256 for 224×224. Training scales a random
+crop, evaluation uses the centre.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def flip(p: float = 0.5) -> Augment:
 
 
 def alternating_flip() -> Augment:
-    """Mirrors half of the examples, drawn once, left and right in the first epoch, the other half in the
-    second, and so on: two epochs see each example both ways, where a coin shows half of them one way twice.
+    """Mirrors a fixed random half of the examples left and right in one epoch, and the other half in the
+    next. So two epochs show each example both ways; with independent flips half of them would repeat.
 
-    To be given to `Task.augment` itself or through `compose`, which tell it the epoch. Source: Jordan, "94%
-    on CIFAR-10 in 3.29 seconds on a single GPU" (2024, arXiv:2404.00498).
+    Pass it to `Task.augment` directly or in `compose`, which give it the epoch. Source: Jordan, "94% on
+    CIFAR-10 in 3.29 seconds on a single GPU" (2024, arXiv:2404.00498).
     """
 
     def flipped(example: Example, key: jax.Array) -> Example:
@@ -62,11 +62,11 @@ def flip_up_down(p: float = 0.5) -> Augment:
 
 
 def reflect_crop(pad: int = 4, flip: float = 0.0) -> Augment:
-    """Mirrors `pad` pixels at each edge, then cuts the original size out at a random place.
+    """Mirrors `pad` pixels at each edge, then crops the original size at a random position.
 
-    Both offsets are uniform over the `2 * pad + 1` whole pixels. With probability `flip` the window is also
-    mirrored left and right, by the same look-up. `pad=0` moves nothing. Raises `DataError` when the
-    image has no `pad + 1` pixels to mirror.
+    Both offsets are uniform over the `2 * pad + 1` pixels. With probability `flip` the crop is also mirrored
+    left and right, in the same gather. `pad=0` moves nothing. Raises `DataError` if a side of the image has
+    fewer than `pad + 1` pixels.
     """
     chance(flip, f"reflect_crop(pad={pad}, flip={flip})")
     if pad < 0:
@@ -80,8 +80,8 @@ def reflect_crop(pad: int = 4, flip: float = 0.0) -> Augment:
             return image
         # Rows are gathered, then columns, by mirrored indices: nothing is padded, and every type keeps its
         # bits. 512 images of 32×32×3 uint8 took 0.4 ms on 2 shared Xeon cores (JAX 0.10.2, best of 7); pad
-        # with dynamic_slice 0.4, a ladder of selects 1.0, one-hot products 4.0. Compiled for TPU v2 at 64
-        # images it is 0.14 ms by the compiler's estimate, where dynamic_slice becomes a loop over the images.
+        # with dynamic_slice 0.4, a ladder of selects 1.0, one-hot products 4.0. For 64 images on a TPU v2 the
+        # compiler estimates 0.14 ms; there dynamic_slice becomes a loop over the images.
         down, right = jax.random.randint(key, (2,), 0, 2 * pad + 1)
         rows = image.at[_mirrored(height, down - pad)].get(mode="promise_in_bounds")
         columns = _mirrored(width, right - pad)
@@ -99,11 +99,11 @@ def resized_crop(
 ) -> Augment:
     """A random part of the image, scaled to `size` × `size` pixels: the crop of Szegedy et al. (2015).
 
-    The part's share of the image is uniform in `area`, its width over height log-uniform in `ratio`,
-    its place uniform among all that lie inside. A side longer than the image's is cut to it, where
-    torchvision draws again. Bilinear, and averaging when it shrinks; rounded for integer images.
+    The part's share of the image is uniform in `area`, its width over height log-uniform in `ratio`, its
+    position uniform inside the image. A side longer than the image's is clipped; torchvision draws again.
+    Bilinear, with antialiasing; rounded for integer images.
 
-    Raises `DataError` for sizes and ranges that are none.
+    Raises `DataError` for invalid sizes and ranges.
     """
     if size < 1 or not 0 < area[0] <= area[1] <= 1 or not 0 < ratio[0] <= ratio[1]:
         raise DataError("resized-crop-range", call=f"resized_crop(size={size}, area={area}, ratio={ratio})")
@@ -121,16 +121,16 @@ def resized_crop(
 
 
 def centre_crop(size: int) -> Augment:
-    """The middle `size` × `size` pixels of one image. Raises `DataError` when it is smaller."""
+    """The central `size` × `size` pixels of one image. Raises `DataError` if it is smaller."""
     if size < 1:
         raise DataError("centre-size", size=size)
     return of_image("centre_crop", lambda image, key: centre(image[None], size)[0])
 
 
 def centre(images: jax.Array, size: int) -> jax.Array:
-    """The middle `size` × `size` pixels of a batch `(batch, height, width, ...)`, as evaluation takes them.
+    """The central `size` × `size` pixels of a batch `(batch, height, width, ...)`, for evaluation.
 
-    Raises `DataError` when the images are smaller.
+    Raises `DataError` if the images are smaller.
     """
     height, width = images.shape[1:3]
     if min(height, width) < size:
@@ -148,15 +148,15 @@ def _mirrored(length: int, start: jax.Array) -> jax.Array:
     return (length - 1) - jnp.abs((length - 1) - inside)
 
 
-Part = tuple[jax.Array, jax.Array]  # where it begins and how long it is, in pixels that need not be whole
+Part = tuple[jax.Array, jax.Array]  # begin and length, in fractional pixels
 
 
 def scaled(image: jax.Array, rows: Part, columns: Part, size: int) -> jax.Array:
     """The part of `image` in `rows` and `columns`, scaled to `size` × `size` pixels, in the image's type.
 
-    On accelerators two small matrix products an image, so that one program serves every crop and the
-    TPU's matrix unit does it: with 256×256 to 224×224 they cost 2 % of a forward pass of ResNet-50. A
-    CPU adds up the few pixels that weigh anything instead.
+    On accelerators this is two small matrix products per image, so one program serves every crop and a TPU
+    uses its matrix unit; from 256×256 to 224×224 they cost 2 % of a forward pass of ResNet-50. On a CPU only
+    the few pixels with weights above 0 are summed.
     """
     whole = jnp.issubdtype(image.dtype, jnp.integer)
 
@@ -173,7 +173,7 @@ def scaled(image: jax.Array, rows: Part, columns: Part, size: int) -> jax.Array:
         return along(short(along(pixels, down, 0), 4), right, 1)
 
     def along(pixels, tracks, axis):
-        """By as many sums as a made pixel can span stored ones."""
+        """Scales along one axis: as many sums as an output pixel can span input pixels."""
         length = pixels.shape[axis]
         at, reach = tracks
         first = jnp.floor(at - reach).astype(jnp.int32) + 1
@@ -187,7 +187,7 @@ def scaled(image: jax.Array, rows: Part, columns: Part, size: int) -> jax.Array:
             near = pixels.at[(slice(None),) * axis + (taps[:, k],)].get(mode="promise_in_bounds")
             return total + near * jnp.expand_dims(weights[:, k], others)
 
-        # A loop, and not its three sums written out: XLA would work out the weights again for every pixel
+        # A loop, since XLA would compute the weights of unrolled sums again for every pixel
         shape = (*pixels.shape[:axis], size, *pixels.shape[axis + 1 :])
         return jax.lax.fori_loop(0, taps.shape[1], add, jnp.zeros(shape, jnp.float32))
 
@@ -198,14 +198,14 @@ def scaled(image: jax.Array, rows: Part, columns: Part, size: int) -> jax.Array:
 
 
 def _tracks(start: jax.Array, extent: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
-    """Where the centres of `size` made pixels lie, spread evenly over `[start, start + extent)`, and how far
-    each reaches: as wide as a made pixel or a stored one, whichever is larger."""
+    """The centres of `size` output pixels, spread evenly over `[start, start + extent)`, and the width of
+    each one's filter: an output pixel or an input pixel, whichever is larger."""
     step = extent / size
     return start + (jnp.arange(size, dtype=jnp.float32) + 0.5) * step - 0.5, jnp.maximum(step, 1.0)
 
 
 def _weights(tracks: tuple[jax.Array, jax.Array], length: int) -> jax.Array:
-    """What each of `length` stored pixels adds to each made one: `(size, length)`, rows sum to 1."""
+    """The weight of each of `length` input pixels in each output pixel: `(size, length)`, rows sum to 1."""
     return _shares(_triangle(jnp.arange(length, dtype=jnp.float32)[None, :], tracks))
 
 
@@ -219,13 +219,13 @@ def _shares(weights: jax.Array) -> jax.Array:
 
 
 def cutout(size: int = 8, fill: float | Sequence[float] = 0.0) -> Augment:
-    """Paints a square of `size` × `size` pixels at a random place, always wholly inside the image.
+    """Paints a square of `size` × `size` pixels at a random position, entirely inside the image.
 
-    `fill`: one value, or one a channel, in the image's units; rounded for integer images. `size=0`
-    changes nothing. Raises `DataError` when the square or the values do not fit the image.
+    `fill`: one value, or one per channel, in the image's units; rounded for integer images. `size=0` changes
+    nothing. Raises `DataError` if the square or the values do not fit the image.
 
-    Source: D. Page, "How to train your ResNet" (2018). DeVries and Taylor (2017, arXiv:1708.04552) let
-    the square stick out of the image, which takes less away near its edges.
+    Source: D. Page, "How to train your ResNet" (2018). In DeVries and Taylor (2017, arXiv:1708.04552) the
+    square may extend beyond the image, which removes less near its edges.
     """
     if size < 0:
         raise DataError("cutout-size", size=size)
@@ -251,17 +251,17 @@ def random_erasing(
 ) -> Augment:
     """Paints over one random rectangle with probability `p`.
 
-    Its share of the image is uniform in `area`, its height over width log-uniform in that part of `ratio`
-    with which it fits, its place uniform among all that lie inside; sides are rounded to whole pixels.
-    `fill`: one value, or one a channel, in the image's units; `"color"`, one uniform random colour;
-    `"noise"`, another for every pixel.
+    Its share of the image is uniform in `area`, its height over width log-uniform in the part of `ratio` that
+    fits, its position uniform inside the image; sides are rounded to pixels. `fill`: one value, or one per
+    channel, in the image's units; `"color"`: a uniform random colour; `"noise"`: another colour for every
+    pixel.
 
     Source: Zhong et al. (2017, arXiv:1708.04896), who paint `"noise"`; the defaults are torchvision's
     `RandomErasing`. The paper draws areas from 0.02 to 0.4, timm areas to 1 / 3 and `ratio` to 1 / 0.3. All
-    of them draw size and shape again, 10 or 100 times, where the rectangle does not fit. In a wide or
-    tall image a share may fit with no shape in `ratio`: then a side is cut to the image's.
+    of them draw size and shape again, 10 or 100 times, if the rectangle does not fit. If no shape in `ratio`
+    fits, as in a wide or tall image, a side is clipped.
 
-    Raises `DataError` for ranges that are none, and values that do not fit the image.
+    Raises `DataError` for invalid ranges, and values that do not fit the image.
     """
     call = f"random_erasing(p={p}, area={area}, ratio={ratio})"
     chance(p, call)

@@ -1,12 +1,12 @@
-"""What an augmentation is, and the few things all of them do with an image.
+"""Common parts of augmentations.
 
-An image is `(height, width)` or `(height, width, channels)`. Whole numbers run from 0 to the type's
-highest, floats from 0 to 1. Colours are one channel of gray, three of red, green and blue, or those
-and a fourth of opacity, which no change of colour touches.
+An image is `(height, width)` or `(height, width, channels)`. Integers go from 0 to the type's maximum, floats
+from 0 to 1. It has one channel of gray, three of red, green and blue, or these and a fourth of opacity, which
+changes of colour leave alone.
 
-A change is worked out in float32 and rounded once, when it is stored in the image's own type. Drawn
-factors and places are kept to so few binary digits (`grid`) that products and sums of 8-bit pixels
-with them are exact: whether a compiler rounds once or twice, and how it cuts a batch, changes no bit.
+A change is computed in float32 and rounded once, when it is stored in the image's type. Random factors and
+positions have so few binary digits (`grid`) that products and sums with 8-bit pixels are exact. So neither
+fused multiply-adds nor the cut of a batch change a bit.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from ...errors import DataError
 
 Example = dict[str, jax.Array]
 Augment = Callable[[Example, jax.Array], Example]
-ImageChange = Callable[[jax.Array, jax.Array], jax.Array]  # of an image and a key
+ImageChange = Callable[[jax.Array, jax.Array], jax.Array]  # a function of an image and a key
 
 
 def of_image(stage: str, change: ImageChange, colors: bool = False) -> Augment:
-    """The augmentation that makes `change(image, key)` to the column `image` of an unbatched example.
+    """An augmentation that applies `change(image, key)` to the column `image` of an unbatched example.
 
-    It raises `DataError` when there is none, or, with `colors`, when its channels are not 1, 3 or 4.
+    It raises `DataError` if there is no such column or, with `colors`, if it does not have 1, 3 or 4
+    channels.
     """
 
     def augment(example: Example, key: jax.Array) -> Example:
@@ -50,8 +51,8 @@ epoch `()` int32, and a key of the example that is the same in every epoch."""
 
 
 def by_epoch(augment: Augment, stage: str = "") -> Augment:
-    """`augment`, marked as one that reads the columns of `BY_EPOCH`. With the name of a `stage` it raises
-    `DataError` where they are not there."""
+    """Marks `augment` as one that reads the columns of `BY_EPOCH`. With the name of a `stage` it raises
+    `DataError` if they are missing."""
 
     def marked(example: Example, key: jax.Array) -> Example:
         if stage and not set(BY_EPOCH) <= set(example):
@@ -78,19 +79,19 @@ def with_opacity(colors: jax.Array, image: jax.Array) -> jax.Array:
 
 
 def chance(p: float, call: str) -> float:
-    """`p`, a probability. Raises `DataError` for one that is none."""
+    """`p`. Raises `DataError` if it is not a probability."""
     if not 0 <= p <= 1:
         raise DataError("augment-probability", call=call, p=p)
     return p
 
 
 def white(dtype: jnp.dtype) -> float:
-    """The highest value of a pixel: the type's for whole numbers, 1 for floats."""
+    """The highest value of a pixel: the type's maximum for integers, 1 for floats."""
     return float(jnp.iinfo(dtype).max) if jnp.issubdtype(dtype, jnp.integer) else 1.0
 
 
 def stored(pixels: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Float32 `pixels` in the image's type: rounded to the nearest and clipped for whole numbers."""
+    """Float32 `pixels` in the image's type; rounded to the nearest and clipped for integers."""
     if jnp.issubdtype(dtype, jnp.integer):
         limits = jnp.iinfo(dtype)
         pixels = jnp.clip(jnp.rint(pixels), limits.min, limits.max)
@@ -103,14 +104,14 @@ def grid(value: jax.Array, bits: int = 12) -> jax.Array:
 
 
 def between(share: jax.Array, low: float, high: float) -> jax.Array:
-    """From `low` to `high` as `share` goes from 0 to 1, on the grid; exactly `low` when they are equal."""
+    """From `low` to `high` as `share` goes from 0 to 1, on the grid; exactly `low` if they are equal."""
     return grid(jnp.float32(low) + share * jnp.float32(high - low)) if high != low else jnp.float32(low)
 
 
 def span(given: float | tuple[float, float], call: str, around: float | None = None) -> tuple[float, float]:
-    """The range `given` stands for: itself, or as far to both sides of `around` (not below 0 around 1).
+    """The range of `given`: a pair itself, or a number as a range around `around` (not below 0 around 1).
 
-    Raises `DataError` for one that runs backwards, is negative where it must not be, or is not a number.
+    Raises `DataError` for a decreasing range, forbidden negative values, or values that are not numbers.
     """
     if isinstance(given, (int, float)):
         if around is None or not 0 <= given < math.inf:
@@ -124,9 +125,9 @@ def span(given: float | tuple[float, float], call: str, around: float | None = N
 
 
 def pixel(fill: float | Sequence[float], image: jax.Array, call: str) -> np.ndarray:
-    """`fill` as one pixel of `image`, `(channels,)` or `()`: rounded for whole numbers.
+    """`fill` as one pixel of `image`, `(channels,)` or `()`, rounded for integers.
 
-    Raises `DataError` unless it has one value, or one a channel, that fit the image's type.
+    Raises `DataError` unless it has one value, or one per channel, in the range of the image's type.
     """
     values = np.asarray(fill, np.float64)
     channels = image.shape[2:]
@@ -147,13 +148,13 @@ def pixel(fill: float | Sequence[float], image: jax.Array, call: str) -> np.ndar
     return color.astype(image.dtype)
 
 
-Extent = tuple[jax.Array, jax.Array | int]  # the first of some rows or columns, and how many
+Extent = tuple[jax.Array, jax.Array | int]  # first row or column, and their number
 
 
 def paint(image: jax.Array, rows: Extent, columns: Extent, color: jax.Array | np.ndarray) -> jax.Array:
-    """`image` with `color`, `(channels,)` or `()`, in a rectangle that may stick out.
+    """`image` with `color`, `(channels,)` or `()`, in a rectangle that may extend beyond it.
 
-    Numbers of a row and not its pixels are counted: vectors of a processor are longer than 3.
+    It works on the numbers of a row instead of pixels, since vector registers are longer than 3.
     """
     height, width, channels = (*image.shape, 1)[:3]
     left, wide = columns
@@ -165,7 +166,7 @@ def paint(image: jax.Array, rows: Extent, columns: Extent, color: jax.Array | np
 
 
 def within(length: int, extent: Extent) -> jax.Array:
-    """Which of `length` places lie in `extent`: `(length,)` bool."""
+    """Which of `length` positions are in `extent`: `(length,)` bool."""
     at = jnp.arange(length, dtype=jnp.int32) - extent[0]
     return (at >= 0) & (at < extent[1])
 
@@ -175,9 +176,9 @@ def where_drawn(
 ) -> jax.Array:
     """`change(image, *settings)`, of the image's shape and type, where `drawn` `()` bool, else `image`.
 
-    Mapped over a batch it is left out when no image drew it. A branch is also where a compiler stops
-    fusing: what is looked up many times, an image or a table, is computed once, before it. (On CPUs XLA
-    drops `optimization_barrier`, and worked out a table of 256 entries again for every pixel.)
+    In a batch it is skipped if no image drew it. A branch also ends fusion: an image or a table that is read
+    many times is computed once, before the branch. (On CPUs XLA drops `optimization_barrier`, and computed a
+    table of 256 entries again for every pixel.)
     """
 
     def choose(drawn, image, *settings):

@@ -1,8 +1,8 @@
 """Mixing the examples of a batch: mixup, cutmix, or one of several. For `Task.mix`.
 
-Each is `(batch, key) -> batch` within one replica. Labels `(n,)` become probabilities `(n, classes)`
-float32, which the losses accept; those that already are stay so. An example is mixed with the one before
-it in the batch, which the order of the epoch has made a random one. Pixels are rounded to their own type.
+Each is `(batch, key) -> batch` within one replica. Labels `(n,)` become probabilities `(n, classes)` float32,
+which the losses accept; probabilities stay. An example is mixed with the previous one in the batch, which is
+random because the epoch is shuffled. Pixels are rounded to their type.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _POINTS = 2**12  # of `grid`, from 0 to 1
 
 
 def mixup(classes: int, alpha: float = 0.2, *, each: bool = True) -> Mix:
-    """Adds up two images, and their labels, in shares `s` and `1 - s`, `s` from Beta(`alpha`, `alpha`) or 1
-    less that, the larger: an example is at least half itself, and with a small `alpha` mostly all.
+    """Blends two images and their labels with weights `s` and `1 - s`, where `s` is the larger of `b` and `1
+    - b` for `b` from Beta(`alpha`, `alpha`): an example keeps at least half of its own weight.
 
-    `each`: a share for every example; `False`: one for the batch, as in big_vision and timm's default.
-    `alpha=0` mixes nothing, and only makes labels probabilities.
+    `each`: a weight for every example; `False`: one for the batch, as in big_vision and timm's default.
+    `alpha=0` mixes nothing, and only converts labels to probabilities.
 
-    Source: Zhang et al. (2018, arXiv:1710.09412). Raises `DataError` for an alpha or classes that are none,
-    and for a batch without the columns `image` and `label`.
+    Source: Zhang et al. (2018, arXiv:1710.09412). Raises `DataError` for an invalid `alpha` or `classes`, and
+    for a batch without the columns `image` and `label`.
     """
 
     def mix(images: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -44,13 +44,13 @@ def mixup(classes: int, alpha: float = 0.2, *, each: bool = True) -> Mix:
 
 
 def cutmix(classes: int, alpha: float = 1.0, *, each: bool = True) -> Mix:
-    """Puts a rectangle of the other image, of the same place, into each, and adds the labels by area.
+    """Replaces a rectangle of each image by the same rectangle of another, and blends the labels by area.
 
-    The rectangle has the image's shape and `1 - s` of its area, `s` from Beta(`alpha`, `alpha`); its centre
-    is uniform over the image and what sticks out is cut off, so the label's share is counted in pixels.
-    `each` and `alpha=0` as in `mixup`.
+    The rectangle has the image's aspect ratio and `1 - s` of its area, with `s` from Beta(`alpha`, `alpha`).
+    Its centre is uniform over the image, and it is clipped, so labels are weighted by counted pixels. `each`
+    and `alpha=0` as in `mixup`.
 
-    Source: Yun et al. (2019, arXiv:1905.04899). Raises `DataError` as `mixup`.
+    Source: Yun et al. (2019, arXiv:1905.04899). Raises `DataError` as `mixup` does.
     """
 
     def mix(images: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -70,7 +70,7 @@ def cutmix(classes: int, alpha: float = 1.0, *, each: bool = True) -> Mix:
 
 
 def mix_choice(*mixes: Mix, p: Sequence[float] | None = None) -> Mix:
-    """One of `mixes` for each batch, with probabilities `p`, by default as likely one as the other.
+    """One of `mixes` for each batch, with probabilities `p`, by default equal.
 
     `mix_choice(mixup(1000, 0.8), cutmix(1000, 1.0))` is timm's usual pair. Only the one drawn is computed.
     Raises `DataError` unless `p` has one probability for each.
@@ -89,7 +89,7 @@ def mix_choice(*mixes: Mix, p: Sequence[float] | None = None) -> Mix:
 
 
 def _mixing(call: str, classes: int, alpha: float, change: Callable[..., tuple[jax.Array, jax.Array]]) -> Mix:
-    """The mix whose images, and own share of each, `change(images, key)` gives."""
+    """A mix from `change(images, key)`, which returns the images and the weight of each one's own label."""
     if not (isinstance(classes, int) and classes > 0 and 0 <= alpha < float("inf")):
         raise DataError("mix-settings", call=call)
 
@@ -105,7 +105,7 @@ def _mixing(call: str, classes: int, alpha: float, change: Callable[..., tuple[j
 
 
 def _columns(batch: Batch, classes: int, call: str) -> tuple[jax.Array, jax.Array]:
-    """Images, and labels as probabilities; one outside of the classes becomes NaN, and so does its loss."""
+    """Images, and labels as probabilities; a label outside the classes becomes NaN, and so does its loss."""
     if "image" not in batch or "label" not in batch or jnp.ndim(batch["image"]) not in (3, 4):
         columns = [f"{name} {jnp.shape(value)}" for name, value in batch.items()]
         raise DataError("mix-columns", call=call, columns=columns)
@@ -130,9 +130,9 @@ def _before(rows: jax.Array) -> jax.Array:
 
 
 def _shares(key: jax.Array, alpha: float, n: int, each: bool) -> jax.Array:
-    """Of Beta(`alpha`, `alpha`), on the points of `grid`: each of its points as likely as what is rounded
-    to it. `jax.random.beta` draws by rejection, in loops as long as the data has it, which no compiler can
-    time and a TPU waits for."""
+    """Samples of Beta(`alpha`, `alpha`) on the points of `grid`, each with the probability of its rounding
+    interval. `jax.random.beta` uses rejection sampling, in loops of unknown length, which compilers cannot
+    time."""
     drawn = jax.random.uniform(key, (n if each else 1,), jnp.float32)
     if alpha == 1:
         return drawn
@@ -143,7 +143,8 @@ def _shares(key: jax.Array, alpha: float, n: int, each: bool) -> jax.Array:
 
 
 def _covered(length: int, centre: jax.Array, side: jax.Array) -> jax.Array:
-    """Which of `length` pixels lie in `side` of the length around `centre`, shares `(n,)`: `(n, length)`."""
+    """Which of `length` pixels are within `side` of the length around `centre`, both shares `(n,)`: `(n,
+    length)`."""
     half = jnp.floor(side * length).astype(jnp.int32) // 2
     middle = jnp.floor(centre * length).astype(jnp.int32)
     at = jnp.arange(length, dtype=jnp.int32)[None, :]

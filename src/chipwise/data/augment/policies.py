@@ -1,13 +1,12 @@
-"""What well-known recipes do to an image: RandAugment and TrivialAugment, and several changes as one.
+"""RandAugment, TrivialAugment, and named sets of changes.
 
-The two policies draw a few changes from many for each image.
-A mapped `switch` would make every change to every image. Here an image has one set of settings, most of
-them neutral, and what was drawn is worked out together, whatever the number of layers: all moves are one
-matrix and one look-up, all changes of tone one table and one look-up, sharpness and saturation a pass between
-them. So the changes come in one order and not in the order drawn: moves, sharpness, saturation,
-autocontrast or equalize, contrast, brightness, solarize_add, posterize, solarize, invert, cutout; two of
-a kind add up. Only the counting for equalize is done for no more images than drew it. Shears and turns
-are around the centre, and bilinear.
+The two policies draw a few of many changes for each image. Under `vmap`, a `switch` would compute every
+change for every image. Here an image has one set of settings, most of them neutral, and all drawn changes are
+computed together, whatever the number of layers: all moves are one matrix and one gather, all changes of tone
+one table and one look-up, with a pass for sharpness and saturation between them. So changes are applied in a
+fixed order, not in the drawn one: moves, sharpness, saturation, autocontrast or equalize, contrast,
+brightness, solarize_add, posterize, solarize, invert, cutout; two of a kind add up. Only histograms are
+limited to images that drew equalize. Shears and rotations are around the centre, and bilinear.
 
 A space is a function of the image's height and width to `{change: Levels}`. Units: `shear_x` and `shear_y`
 slopes, `shift_x` and `shift_y` pixels, `rotate` degrees, `saturation`, `contrast`, `brightness` and
@@ -40,13 +39,14 @@ Strengths = dict[str, jax.Array]  # the strength of each change, () float32
 def rand_augment(
     layers: int = 2, magnitude: int = 9, space: str = "standard", fill: float | Sequence[float] = 128
 ) -> Augment:
-    """`layers` changes out of those of a `space`, each as likely, all of one `magnitude`, of 8-bit images.
+    """RandAugment: `layers` changes drawn uniformly from a `space`, all with one `magnitude`, for 8-bit
+    images.
 
-    *Arguments:* `magnitude`: 0 to 30; `space`: `"standard"`, torchvision's, or `"original"`, the authors',
-    in which 10 is strong, see `spaces`; `fill`: the colour of what moves in from outside and of
-    cutouts, one value or one a channel (torchvision: 0).
+    *Arguments:* `magnitude`: 0 to 30; `space`: `"standard"`, torchvision's, or `"original"`, the authors', in
+    which 10 is strong; `fill`: the colour outside the image and of cutouts, one value or one per channel
+    (torchvision: 0).
 
-    Source: Cubuk et al. (2020, arXiv:1909.13719). Raises `DataError` for settings that are none.
+    Source: Cubuk et al. (2020, arXiv:1909.13719). Raises `DataError` for invalid settings.
     """
     call = f"rand_augment(layers={layers}, magnitude={magnitude}, space={space!r})"
     if layers < 0 or not 0 <= magnitude < BINS:
@@ -55,11 +55,12 @@ def rand_augment(
 
 
 def trivial_augment(space: str = "wide", fill: float | Sequence[float] = 128) -> Augment:
-    """One change out of those of a `space`, its magnitude any from 0 to 30, of 8-bit images.
+    """TrivialAugment: one change drawn from a `space`, with a random magnitude from 0 to 30, for 8-bit
+    images.
 
-    `space` and `fill` as in `rand_augment`; the usual one is `"wide"`.
+    `space` and `fill` as in `rand_augment`; the usual space is `"wide"`.
 
-    Source: Müller and Hutter (2021, arXiv:2103.10158), TA (Wide). Raises `DataError` for wrong settings.
+    Source: Müller and Hutter (2021, arXiv:2103.10158), TA (Wide). Raises `DataError` for invalid settings.
     """
     return _policy(f"trivial_augment(space={space!r})", 1, None, space, fill)
 
@@ -108,7 +109,7 @@ def _blended(change: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 
 
 def _draw(levels: Mapping[str, Levels], magnitude: int | None, u: jax.Array) -> Strengths:
-    """One change: its strength, and what is neutral for all others."""
+    """The strengths of one drawn change; all others are neutral."""
     names = list(levels)
     values = np.stack([levels[name].values for name in names]).astype(np.float32)
     neutral = np.array([levels[name].neutral for name in names], np.float32)
@@ -126,7 +127,7 @@ def _draw(levels: Mapping[str, Levels], magnitude: int | None, u: jax.Array) -> 
 
 
 def _matrix(strengths: Sequence[Strengths]) -> jax.Array:
-    """The look-up of all moves, `(2, 3)`: through the last one first."""
+    """The matrix `(2, 3)` of all moves, in reverse order, for reading pixels."""
     matrix = jnp.asarray([[1, 0, 0], [0, 1, 0]], jnp.float32)
     for layer in strengths:
         angle = layer["rotate"] * jnp.float32(math.pi / 180)
@@ -138,7 +139,7 @@ def _matrix(strengths: Sequence[Strengths]) -> jax.Array:
 
 
 def _after(first: jax.Array, last: jax.Array) -> jax.Array:
-    """`first @ last` of affine maps, without a matrix product: some devices would round to bfloat16 in it."""
+    """`first @ last` of affine maps, without a matrix product, which some devices round to bfloat16."""
     product = first[:, 0, None] * last[0, None, :] + first[:, 1, None] * last[1, None, :]
     return product.at[:, 2].add(first[:, 2])
 
@@ -177,7 +178,7 @@ def _table(colors: jax.Array, strengths: Sequence[Strengths]) -> tone.Table:
 
 
 def _cut(image: jax.Array, half: jax.Array, places: jax.Array, color: np.ndarray) -> jax.Array:
-    """`image` with a square of `2 * half` pixels painted around a uniform place, as far as it is inside."""
+    """`image` with a square of `2 * half` pixels painted around a uniform position, clipped at the border."""
 
     height, width = image.shape[:2]
     half = half.astype(jnp.int32)
@@ -185,12 +186,12 @@ def _cut(image: jax.Array, half: jax.Array, places: jax.Array, color: np.ndarray
     return paint(image, (top, 2 * half), (left, 2 * half), color)
 
 
-# ---- what is chosen from
+# ---- spaces
 
 
 class Levels(NamedTuple):
-    """*Fields:* `values` at each magnitude, `(31,)`; `neutral`, what changes nothing; `signed`, whether half
-    of the draws go as far to the other side of `neutral`."""
+    """*Fields:* `values` at each magnitude, `(31,)`; `neutral`: the value that changes nothing; `signed`:
+    whether half of the draws are mirrored around `neutral`."""
 
     values: np.ndarray
     neutral: float
@@ -229,8 +230,8 @@ def wide(height: int, width: int) -> dict[str, Levels]:
 
 
 def original(height: int, width: int) -> dict[str, Levels]:
-    """The authors' code for ImageNet, which big_vision uses too (`pp/autoaugment.py`): 16 changes, magnitudes
-    0 to 10 and beyond. Factors go up with the magnitude and have no sign; at 10 nothing is solarized."""
+    """The authors' space for ImageNet, also used by big_vision (`pp/autoaugment.py`): 16 changes, magnitudes
+    0 to 10 and above. Factors grow with the magnitude and have no sign; at 10 nothing is solarized."""
     m = np.arange(BINS) / 10
     factor = Levels(0.1 + 1.8 * m, 1.0, False)
     return {
@@ -271,7 +272,7 @@ def _tones(posterize: np.ndarray, solarize: np.ndarray) -> dict[str, Levels]:
 
 
 def compose(*stages: Augment) -> Augment:
-    """One change after another; stage `i` draws from the key folded with `i`."""
+    """Applies changes in order; stage `i` uses the key folded with `i`."""
 
     def augment(example: Example, key: jax.Array) -> Example:
         for number, stage in enumerate(stages):
@@ -282,7 +283,7 @@ def compose(*stages: Augment) -> Augment:
 
 
 def cifar(mean: float | Sequence[float]) -> Augment:
-    """DavidNet's set: mirror-pad 4 and crop, flip, cut out 8 × 8 and fill with `mean` (pixel units).
+    """DavidNet's set: mirror-pad 4 and crop, flip, and a cutout of 8 × 8 filled with `mean` (pixel units).
 
     Source: D. Page, "How to train your ResNet" (2018).
     """
@@ -301,8 +302,8 @@ def inception(size: int = 299) -> Augment:
     """Inception's set: `imagenet`'s, and a colour jitter: brightness by up to 32 / 255, contrast and
     saturation by up to 0.5, hue by up to 0.2 of the circle.
 
-    Source: TensorFlow's `inception_preprocessing`, after Szegedy et al. (2015, arXiv:1409.4842). It adds to
-    the brightness where this multiplies, and draws the order of the changes and one of four ways to scale.
+    Source: TensorFlow's `inception_preprocessing`, after Szegedy et al. (2015, arXiv:1409.4842). That adds to
+    the brightness instead of multiplying, and draws the order of the changes and one of four scalings.
     """
     jitter = color_jitter(brightness=32 / 255, contrast=0.5, saturation=0.5, hue=0.2)
     return compose(resized_crop(size), flip(), jitter)
@@ -316,10 +317,11 @@ def fastai(
     p_lighting: float = 0.75,
     flip_vert: bool = False,
 ) -> Augment:
-    """fastai's set: flip, turn by up to 10 degrees, zoom up to 1.1 into any part, change the lighting.
+    """fastai's set: flip, rotate by up to 10 degrees, zoom up to 1.1 into any part, change the lighting.
 
-    Turn and zoom are one look-up, mirrored at the edges. fastai's perspective warp (`max_warp=0.2`) is
-    left out: it is not affine. `flip_vert` also mirrors top and bottom; fastai's turns by quarters as well.
+    Rotation and zoom are one gather, mirrored at the edges. fastai's perspective warp (`max_warp=0.2`) is
+    left out, since it is not affine. `flip_vert` also mirrors top and bottom; fastai's also rotates by 90
+    degrees.
 
     Source: Howard and Gugger, fastai 2, `aug_transforms`. Raises `DataError` unless `max_zoom` is at least 1.
     """

@@ -1,7 +1,7 @@
-"""Changes of a pixel by its own value: posterize, solarize, invert, autocontrast, equalize.
+"""Changes that depend only on a pixel's value: posterize, solarize, invert, autocontrast, equalize.
 
-Pillow's `ImageOps`, of 8-bit images. Each is a table of 256 entries a channel; those after one another
-are one table, and one look-up.
+They are Pillow's `ImageOps` for 8-bit images. Each is a table of 256 entries per channel; consecutive ones
+are merged to one table and one look-up.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def posterize(bits: int = 4, p: float = 1.0) -> Augment:
 
 
 def solarize(threshold: int = 128, p: float = 1.0) -> Augment:
-    """Inverts what is not below `threshold`, with probability `p`. 256 changes nothing."""
+    """Inverts values from `threshold` on, with probability `p`. 256 changes nothing."""
     if not 0 <= threshold <= 256:
         raise DataError("solarize-threshold", threshold=threshold)
     limit = jnp.float32(threshold)
@@ -33,17 +33,17 @@ def solarize(threshold: int = 128, p: float = 1.0) -> Augment:
 
 
 def invert(p: float = 1.0) -> Augment:
-    """Turns light into dark, with probability `p`."""
+    """Inverts all values, with probability `p`."""
     return _by_table("invert", p, lambda colors, needed: 255 - identity(colors))
 
 
 def autocontrast(p: float = 1.0) -> Augment:
-    """Spreads each channel from its darkest and lightest pixel to black and white, with probability `p`."""
+    """Stretches each channel so that its extremes become black and white, with probability `p`."""
     return _by_table("autocontrast", p, lambda colors, needed: stretched(*extremes(colors)))
 
 
 def equalize(p: float = 1.0) -> Augment:
-    """Spreads each channel so that all its values are as frequent, with probability `p`."""
+    """Equalizes the histogram of each channel, with probability `p`."""
     return _by_table("equalize", p, lambda colors, needed: equalized(counts(colors, needed)))
 
 
@@ -87,7 +87,7 @@ def identity(colors: jax.Array) -> Table:
 
 
 def kept_bits(table: Table, bits: jax.Array) -> Table:
-    """With `bits` `()` float32: 8 keeps all, 0 none."""
+    """The table with the highest `bits` `()` float32 kept: 8 keeps all, 0 none."""
     step = jnp.exp2(8 - bits)
     return jnp.floor(table / step) * step
 
@@ -103,7 +103,7 @@ def extremes(colors: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def stretched(low: jax.Array, high: jax.Array) -> Table:
-    """The table that takes `low` to black and `high` to white; of one value only it changes nothing."""
+    """The table that maps `low` to black and `high` to white; the identity if they are equal."""
     values = jnp.arange(256, dtype=jnp.float32)[:, None]
     span = (high - low)[None, :]
     table = jnp.clip(jnp.floor((values - low[None, :]) * 255 / jnp.maximum(span, 1.0)), 0, 255)
@@ -111,8 +111,8 @@ def stretched(low: jax.Array, high: jax.Array) -> Table:
 
 
 def equalized(counts: jax.Array) -> Table:
-    """Pillow's table for the frequencies `counts` `(256, channels)` int32: how many are below, in steps
-    of what each of 255 values would have, the most frequent highest value aside."""
+    """Pillow's equalize table for the histogram `counts` `(256, channels)` int32: the number of lower pixels
+    over the average of 255 values, without the highest value that occurs."""
     values = jnp.arange(256, dtype=jnp.int32)[:, None]
     total = jnp.sum(counts, axis=0)
     highest = jnp.max(jnp.where(counts > 0, values, 0), axis=0)
