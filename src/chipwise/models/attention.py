@@ -54,7 +54,7 @@ def attention(
     `kv_heads` divides `heads`, and each group of heads shares one of them (Ainslie et al., 2023,
     arXiv:2305.13245). `causal`: no position sees later ones; `window`: a position sees those less than
     `window` away, itself included; both need `t` equal to `s`. `seen` `(batch, s)` bool: False for keys to
-    ignore, such as padding; None for no such keys.
+    ignore, such as padding; None: no key is ignored.
 
     *Returns* `(batch, t, heads, d)` in the inputs' dtype; sums and the softmax are float32.
 

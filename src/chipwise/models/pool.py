@@ -71,7 +71,7 @@ max_pool_2x2.defvjp(_forward, _backward)
 def max_pool_3x3(x: jax.Array) -> jax.Array:
     """Largest of each 3x3 window, every second pixel: `(batch, h, w, c)` -> `(batch, (h+1)/2, (w+1)/2, c)`.
 
-    The padding is -inf. Reverse-mode gradients only.
+    Padding is lower than every value. Reverse-mode gradients only.
     """
     return _pool_3x3(x)
 
