@@ -65,7 +65,7 @@ def task(data, classes, image=96, train=0, held_out=0):
 def recipe(data=None, image: int = 96, train: int = 0, held_out: int = 0, scratch: bool = False):
     """Fine-tuning; with `scratch` the same net from random weights, its batch norm moving."""
     net = task(data, 10, image, train, held_out)
-    lr = cw.one_cycle(0.1 if scratch else 0.02, warmup="10%", shape="cosine")
+    lr = cw.one_cycle(0.1 if scratch else 0.005, warmup="10%", shape="cosine")
     optimizer = cw.sgd(lr=lr, momentum=0.9, nesterov=True, weight_decay=1e-4)
     frozen = ()
     if not scratch:
