@@ -1,10 +1,11 @@
-"""Temporary memory of attention's gradient, by each chip's own compiler, none of which needs the chip.
+"""Measures the temporary memory of attention's gradient with each chip's own compiler, without the chip.
 
     python benchmarks/attention.py > benchmarks/attention.md      # needs chipwise[plan], cuDNN for GPUs
     python benchmarks/attention.py --time                         # adds the CPU's time: on a quiet machine
 
-Three nets' attention, 8 sequences in bfloat16: what `cw.attention` chooses for the chip, the blocks in a loop
-that every chip can run, and the plain form, which holds all weights. Then plans of `gpt2-124m` with each.
+The attention of three nets, 8 sequences in bfloat16: the implementation that `cw.attention` chooses for the
+chip, blocks in a loop, which every chip can run, and plain attention, which stores all weights. Then plans of
+`gpt2-124m` with each.
 """
 
 import argparse
@@ -58,7 +59,7 @@ FORMS = {"chosen": chosen, "blocks": blocks, "plain": plain}
 
 
 def gradient(form, mask):
-    """Of the sum of squares, by all three arguments."""
+    """The gradient of the sum of squares, with respect to all three arguments."""
     loss = lambda q, k, v: jnp.sum(form(q, k, v, mask).astype(jnp.float32) ** 2)  # noqa: E731
     return jax.grad(loss, (0, 1, 2))
 
@@ -88,7 +89,7 @@ def compiled(chip):
 
 
 def here(timed):
-    """MB, and milliseconds where asked, on this CPU in float32."""
+    """MB, and if `timed` milliseconds, on this CPU in float32."""
     found = {}
     for case in CASES:
         shapes, mask = arguments(case)
@@ -108,12 +109,12 @@ def here(timed):
 
 
 def temporary(program):
-    """Bytes."""
+    """Temporary bytes of a program."""
     return program.memory_analysis().temp_size_in_bytes
 
 
 def alternating(programs, given):
-    """Median milliseconds of each program, one after another in turn."""
+    """Median milliseconds of each program; the programs alternate."""
     times = {name: [] for name in programs}
     for _ in range(TRIALS):
         for name, program in programs.items():
@@ -130,7 +131,7 @@ def of(chip, case):
 
 
 def planned(target):
-    """`gpt2-124m` on `target`: a row each for what is chosen there and for the other forms in its place."""
+    """Rows for `gpt2-124m` on `target`: with the chosen implementation, and with each of the others."""
     for name, form in FORMS.items():
         with contextlib.ExitStack() as changed:
             if name != "chosen":
@@ -156,14 +157,14 @@ def main():
     print("chip's compiler states it. `python benchmarks/attention.py`, JAX", jax.__version__, end="")
     print(f", Python {platform.python_version()}.\n")
     print("| chip | net | chosen | MB | blocks | plain |\n|---|---|---|---|---|---|")
-    on_cpu = here(timed)  # first, while no compiler is at work
+    on_cpu = here(timed)  # first, while no compiler is running
     rows = [(chip, compiled(chip)) for chip in CHIPS]
     for chip, found in [*rows, ("cpu", on_cpu)]:
         for case in CASES:
             form = "blocks" if chip == "cpu" else of(chip, case)
             print("| " + " | ".join([chip, case, form, *(found[case, name] for name in FORMS)]) + " |")
-    print("\n`chipwise plan gpt2-124m --synthetic`, with each form in the place of the chosen one. Splash")
-    print("attention is timed by an allowance, cuDNN's by an efficiency fitted to published rows.\n")
+    print("\n`chipwise plan gpt2-124m --synthetic` with each implementation. The time of splash attention is")
+    print("assumed; cuDNN's uses an efficiency fitted to published rows.\n")
     print("| target | attention | GB a device | ms a step | interval |\n|---|---|---|---|---|")
     for target in ("h100", "v5e-8"):
         for line in planned(target):

@@ -1,12 +1,12 @@
-"""What augmentation costs, compiled, beside the same work in Pillow: microseconds of one core an image.
+"""Measures the cost of augmentation, compiled and in Pillow: microseconds of one core for an image.
 
-    python benchmarks/augment.py
+python benchmarks/augment.py
 
-Both on one core (one XLA thread, and the process pinned), in processor time of the process, so that
-neighbours on the machine weigh little. Compiled: batches as a replica has them, on the CPU back end; random
-numbers included, the transfer and the decoding not. Pillow: one image after another, random numbers by
-`random`, ending as an array, as a loader needs it; the quickest way found, and NumPy's where Pillow has none
-(mirrored edges). Where Pillow has no equal (hue by HSV, lighting), what is nearest to it.
+Both use one core (one XLA thread, and the process pinned). Processor time is measured, so other work on the
+machine has little effect. Compiled: batches of a replica's size on the CPU back end, with random numbers,
+without transfer and decoding. Pillow: single images, with random numbers from `random` and the conversion to
+an array that a loader needs; the fastest way found, or NumPy's if Pillow has none (mirrored edges). If Pillow
+has no equivalent (hue by HSV, lighting), the closest one is measured.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def lighting(image: Image.Image) -> Image.Image:
 
 
 def policy(count: int, low: int, high: int) -> Callable[[Image.Image], Image.Image]:
-    """RandAugment's 14 changes of torchvision, or with `low < high` TrivialAugment's strengths roughly."""
+    """torchvision's 14 changes of RandAugment, or with `low < high` roughly TrivialAugment's strengths."""
 
     def change(image: Image.Image) -> Image.Image:
         for _ in range(count):
@@ -142,7 +142,7 @@ def chain(*changes: Callable[[Image.Image], Image.Image]) -> Callable[[Image.Ima
 
 
 def pairs(size: int) -> dict[str, tuple[cw.augment.Augment, Callable]]:
-    """Each augmentation as ours and as Pillow's."""
+    """Each augmentation in chipwise and in Pillow."""
     b, s, c, sharp = ENHANCE
     jitter = chain(enhance(b, 0.4), enhance(c, 0.4), enhance(s, 0.4))
     inception = chain(enhance(b, 32 / 255), enhance(c, 0.5), enhance(s, 0.5), hue)
@@ -186,7 +186,7 @@ def pictures(count: int, size: int) -> np.ndarray:
 
 
 def compiled(stage: cw.augment.Augment, images: np.ndarray) -> list[float]:
-    """Microseconds an image, by run."""
+    """Microseconds per image, by run."""
     on_device = jax.device_put(images)
     keys = jax.random.split(jax.random.key(0), len(images))
     run = jax.jit(jax.vmap(lambda image, key: stage({"image": image}, key)["image"]))

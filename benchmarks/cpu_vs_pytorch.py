@@ -2,10 +2,10 @@
 
     python benchmarks/cpu_vs_pytorch.py [--nets mnist davidnet resnet32] [--runs 5] [--threads 2]
 
-A step is forward, loss, backward and optimizer (Adam for MNIST, Nesterov SGD for the others), float32,
-batch 128, the data already in memory. Each contender lives in its own process and waits while another
-is measured; runs alternate, so that a busy minute of the machine meets all of them. Compilation and
-three warm-up steps come before the clock. Writes its table to `benchmarks/cpu_vs_pytorch.md`.
+A step is forward, loss, backward and optimizer (Adam for MNIST, Nesterov SGD for the others), float32, batch
+128, with the data in memory. Each contender has its own process and waits while another is measured. Runs
+alternate, so that other work on the machine affects all of them. Compilation and three warm-up steps are not
+timed. The table goes to `benchmarks/cpu_vs_pytorch.md`.
 """
 
 import argparse
@@ -23,7 +23,7 @@ BATCH = 128
 STEPS = {"mnist": 40, "davidnet": 2, "resnet32": 4}
 SHAPES = {"mnist": (28, 28, 1), "davidnet": (32, 32, 3), "resnet32": (32, 32, 3)}
 CONTENDERS = ("chipwise", "chipwise-kept", "chipwise-lax", "pytorch", "pytorch-channels-last")
-#: glibc then keeps the memory of XLA's temporaries from call to call.
+#: With these, glibc keeps the memory of XLA's temporaries between calls.
 KEPT = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "2147483647"}
 LABELS = {
     "chipwise": "chipwise",
@@ -164,7 +164,7 @@ def torch_step(net: str, threads: int, channels_last: bool):
 
 
 def child(contender: str, net: str, threads: int):
-    """Answers each line on standard input with the seconds of one step."""
+    """Answers each line on standard input with the seconds of a step."""
     if contender.startswith("chipwise"):
         run, versions = jax_step(net, plain=contender == "chipwise-lax")
     else:
@@ -182,7 +182,7 @@ def measure(net: str, runs: int, threads: int):
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": str(threads)}
     processes, versions = {}, {}
     for name in CONTENDERS:
-        # One after another: compiling two at a time would also need twice the memory.
+        # Sequentially, since compiling two at a time would need twice the memory.
         command = [sys.executable, __file__, "--child", name, "--nets", net, "--threads", str(threads)]
         processes[name] = subprocess.Popen(
             command,

@@ -1,13 +1,14 @@
-"""The host's time to start one compiled program on a device, by its number of arguments.
+"""Measures the host's time to start a compiled program on a device, by its number of arguments.
 
-    python benchmarks/dispatch.py
+python benchmarks/dispatch.py
 
-A plan charges it for each program of a step: where a step's programs are shorter than this, the chip waits
-for the host ("launch"-bound). The programs here do nothing, on the CPU back end, which runs such a program
-within the call: so this is an upper bound for a back end that only queues it.
+A plan adds it for each program of a step: if a step's programs are shorter, the chip waits for the host
+("launch"-bound). The programs here do nothing. The CPU back end runs such a program within the call, so this
+is an upper bound for back ends that only queue it.
 
-And what it brings to make several steps in one call (`fit(..., steps_per_call=16)`), on made-up data: a loop
-around a convolution is slow on this back end, a loop around little is not. Measured in turns, as a ratio.
+It also measures several steps in one call (`fit(..., steps_per_call=16)`) on random data: on this back end a
+loop around a convolution is slow, and one around small operations is not. The two alternate; the result is a
+ratio.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ RUNS, CALLS = 5, 2000
 
 
 def microseconds(arguments: int) -> list[float]:
-    """Of one call with so many array arguments, one returned, by run."""
+    """Microseconds of a call with so many array arguments, of which one is returned, by run."""
     values = [jnp.float32(i) for i in range(arguments)]
     compiled = jax.jit(lambda *x: x[0], keep_unused=True).lower(*values).compile()
     made = []
@@ -46,7 +47,7 @@ def microseconds(arguments: int) -> list[float]:
 
 
 def steps_in_a_call(recipe: cw.Recipe) -> tuple[float, float, list[float]]:
-    """Microseconds of a step by itself and of one of 16 in a call, and their ratio, by run."""
+    """Microseconds of a single step and of one of 16 in a call, and their ratio, by run."""
     machine, layout, _ = lay_out(recipe, cw.On(devices=1, exact=False))
     placement = Placement(machine, 1)
     programs = Programs(recipe, layout, placement, resident=True)
@@ -88,7 +89,7 @@ def main() -> None:
         print(lines[-1], flush=True)
     lines += [
         "",
-        f"{RUNS} runs of {dispatch.STEPS} steps by turns, `exact=False`, 1 replica, data on the device.",
+        f"{RUNS} alternating runs of {dispatch.STEPS} steps, `exact=False`, 1 replica, data on the device.",
         "",
         "| recipe | batch | µs a step | of 16 in a call | times as fast (min to max) |",
         "|---|---|---|---|---|",

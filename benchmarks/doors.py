@@ -1,17 +1,18 @@
-"""The same small network through each door, beside its own framework: first step, fingerprints, speed, glue.
+"""The same small network in each framework, compared with the framework itself: first step, fingerprints,
+speed, lines of code.
 
     python benchmarks/doors.py [parity] [bits] [speed] [--doors torch keras] [--runs 3] [--steps 200]
 
 The networks are those of `examples/my_*.py`, on batches of 64 digits of 8 x 8.
 
-* `parity`: one step of SGD at rate 1 without dropout in float64, by the door's task and by the framework
-  itself: loss, parameters and statistics afterwards. Plain functions have no framework; NNX computes theirs.
+* `parity`: one step of SGD at rate 1 without dropout in float64, by chipwise's task and by the framework
+  itself: loss, parameters and statistics afterwards. Plain functions are compared with NNX.
 * `bits`: fingerprints of 12 steps on 1, 2, 4 and 8 simulated devices.
 * `speed`: steps a second in float32, SGD with momentum; forward, loss, backward and update. chipwise runs 1
-  replica, so that both sides compute one batch at once. Compiling and 20 steps come before the clock. Every
-  measurement is a process of its own and the contenders alternate. Run it on a quiet machine.
+  replica, so that both sides compute one batch at once. Compilation and 20 steps are not timed. Every
+  measurement has its own process, and the contenders alternate. Run it on an idle machine.
 
-What was found is kept in `--keep`; the table is written to `benchmarks/doors.md` and `docs/models.md`.
+Results are stored in `--keep`; the table is written to `benchmarks/doors.md` and `docs/models.md`.
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ def _equinox(door, start, end, images, labels):
 
 
 def _nnx(door, start, end, images, labels):
-    """NNX's own step; plain functions have the same arrays, theirs with axes of length 1."""
+    """NNX's own step; plain functions have the same arrays, with additional axes of length 1."""
     import my_nnx
     import optax
     from flax import nnx
@@ -255,7 +256,7 @@ def ours(door, steps):
 
 
 def theirs(door, steps):
-    """Steps a second of PyTorch's and Keras's usual loop, of a plain jitted one for the others."""
+    """Steps a second of PyTorch's and Keras's usual loop; for the others, of a plain jitted loop."""
     import numpy as np
 
     batch = digits()
@@ -301,7 +302,7 @@ def keras_loop(door, images, labels):
 
 
 def jax_loop(door, images, labels):
-    """Flax and Equinox leave the loop to their users: jit, grad and optax, as in their examples."""
+    """A loop with jit, grad and optax, as in the examples of Flax and Equinox."""
     import jax
     import jax.numpy as jnp
     import optax
@@ -332,11 +333,11 @@ def jax_loop(door, images, labels):
     return run
 
 
-# ---- glue, and the page
+# ---- lines of code, and the page
 
 
 def glue(door):
-    """Lines of the statement that makes the task."""
+    """The number of lines of the statement that makes the task."""
     tree = ast.parse((ROOT / f"examples/my_{door}.py").read_text())
     made = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
     (task,) = (node for node in made if ast.unparse(node.targets[0]) == "task")
@@ -347,9 +348,10 @@ NOT_YET = "not measured"
 
 
 def table(found):
-    """What was found of each door, as Markdown."""
+    """The table of all frameworks, as Markdown."""
     lines = [
-        "| door | lines of glue | first step, float64: off by | fingerprints | steps/s | own loop | ratio |",
+        "| framework | lines of code | first step, float64: off by | fingerprints | steps/s | own loop "
+        "| ratio |",
         "|---|---|---|---|---|---|---|",
     ]
     for door in DOORS:
@@ -367,21 +369,21 @@ def table(found):
 
 
 def write(found, given):
-    """The table on its own page and on docs/models.md."""
+    """Writes the table to its own page and to docs/models.md."""
     from chipwise.machine.fingerprint import this_machine
 
     cpu = this_machine().cpu
-    page = f"""# The same network through each door
+    page = f"""# The same network in each framework
 
-`python benchmarks/doors.py`, whose docstring says how each column is measured. {cpu}, {date.today()}.
-The first step is compared with the framework's own, fingerprints on 1, 2, 4 and 8 devices. Steps a second are
-the median of {given.runs} processes of {given.steps} steps each, and their range.
+`python benchmarks/doors.py`; its docstring says how each column is measured. {cpu}, {date.today()}.
+The first step is compared with the framework's own, fingerprints on 1, 2, 4 and 8 devices. Steps a second
+are the median of {given.runs} processes of {given.steps} steps each, with their range.
 
 {table(found)}
 """
     (ROOT / "benchmarks" / "doors.md").write_text(page)
     docs = ROOT / "docs" / "models.md"
-    text, old = docs.read_text(), r"\| door \| lines of glue .*?\n\n"
+    text, old = docs.read_text(), r"\| framework \| lines of code .*?\n\n"
     docs.write_text(re.sub(old, lambda _: f"{table(found)}\n\n", text, flags=re.DOTALL))
 
 

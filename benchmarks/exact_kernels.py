@@ -1,10 +1,10 @@
-"""What exact programs cost on GPUs that are not here: products and steps, with the same bits and without.
+"""The predicted cost of exact programs on absent GPUs: products and steps, exact and not.
 
     python benchmarks/exact_kernels.py > benchmarks/exact_kernels.md      # needs chipwise[plan]
 
-Exact programs leave out Triton's products and atomic sums, whose bits depend on tuning and on time. Both are
-compiled by the chip's own compiler, and timed as plans are: by efficiencies, so a kernel that is slower than
-its bytes and its arithmetic say is not seen.
+Exact programs do without Triton's products and atomic sums, whose bits depend on tuning and timing. Both are
+compiled by the chip's own compiler, and timed as in plans: by efficiencies, so kernels that are slower than
+their bytes and FLOPs suggest are not detected.
 """
 
 import jax
@@ -30,7 +30,9 @@ def main():
     print("# Exact kernels\n")
     print("Milliseconds of a step of 64 examples on one GPU, by `chipwise plan`: the products among its")
     print(f"costliest kernels, and all of it. `python benchmarks/exact_kernels.py`, JAX {jax.__version__}.")
-    print("By efficiencies: a kernel that is slower than its bytes and its arithmetic say is not seen.\n")
+    print(
+        "Times come from efficiencies: kernels slower than their bytes and FLOPs suggest are not detected.\n"
+    )
     print("| recipe | target | products, exact | free | ratio | step, exact | free | ratio |")
     print("|---|---|---|---|---|---|---|---|")
     for name, precision in CASES:

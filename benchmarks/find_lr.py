@@ -4,14 +4,14 @@
 
 DIR holds mnist/ and cifar10-jpeg/ (or another form of CIFAR-10). About ten minutes on two idle CPU cores.
 
-For each task: one sweep; then the recipe is trained from fresh at each of 11 peak rates, factors of 2 apart,
-for as many steps as the sweep may take, its schedule stretched to that length and each other setting as it
-is. The best of the grid has the lowest loss on held-out examples, the mean over seeds. `find_lr.md` has all
-of it. The suggestion should lie within a factor 3 of the best.
+For each task it runs one range test. Then the recipe is trained at each of 11 peak rates, factors of 2 apart,
+for as many steps as the test, with its schedule scaled to that length. The best of the grid has the lowest
+loss on held-out examples, as the mean over seeds. `find_lr.md` has all results. The suggestion should be
+within a factor 3 of the best.
 
-The tasks are short and small, so that two cores finish: fewer examples a step than the recipes have. Batch
-norm's running statistics of `mnist` remember some hundreds of steps (momentum 0.99): in runs this short an
-evaluation would tell of their start and not of what was learned, so they have a momentum of 0.9 here.
+The tasks are short and small enough for two cores, with a smaller batch than the recipes. The running
+statistics of `mnist` average over some hundreds of steps (momentum 0.99). In runs this short an evaluation
+would depend on their initial values, so their momentum is 0.9 here.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ HELD_OUT = 1000
 
 @dataclass(frozen=True)
 class Case:
-    """A recipe with settings, the steps of its sweep and of each run of its grid, and the grid: 11 powers of
-    two from `lowest`; each rate trained with so many `seeds`."""
+    """A recipe with settings, the steps of its test and of each run of the grid, and the grid: 11 rates,
+    factors of two apart, from `lowest`, each with so many `seeds`."""
 
     recipe: str
     settings: tuple[str, ...]

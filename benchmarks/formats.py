@@ -1,13 +1,13 @@
-"""Formats for packed examples: records a second at random, in batches and from the disk, writing, and size.
+"""Compares formats for packed examples: records a second at random, in batches, from disk, writing, and size.
 
     pip install array-record bagz webdataset
     python benchmarks/formats.py FOLDER [WORK]
 
-FOLDER holds images in folders (the figures beside this file: CIFAR-10's 50,000 training images as JPEGs).
-They are stored as they are and as pixels, in each format of which the library is installed; labels are
-stored by chipwise only. WORK, 2 GB for a while, is on the disk to be measured. One core. "Disk": all records
-once in random batches, after the page cache was dropped for the files (names and folders stay cached). Times
-are for bytes in the program's memory: nothing is decoded.
+FOLDER has images in folders (for `formats.md`: CIFAR-10's 50,000 training images as JPEGs). They are stored
+as they are and as pixels, in each format whose library is installed; only chipwise stores labels. WORK, which
+needs 2 GB, is on the disk to be measured. One core is used. "Disk": all records once in random batches, after
+the page cache was dropped for the files (names and folders stay cached). Times are for bytes in memory,
+without decoding.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Chipwise:
 
 
 class Records:
-    """A format that gives bytes: pixels go from there to the rows of a buffer."""
+    """A format that returns bytes; pixels are then copied to the rows of a buffer."""
 
     def open(self, root: Path, shape) -> None:
         self.reader = self.reading(root)
@@ -100,13 +100,13 @@ class ArrayRecord(Records):
     def reading(self, root: Path):
         from array_record.python.array_record_module import ArrayRecordReader
 
-        # What its documentation says is best for random access
+        # Its documentation recommends this for random access
         return ArrayRecordReader(str(root / "x.array_record"), "readahead_buffer_size:0,max_parallelism:0")
 
     def get(self, indices: list[int]) -> list[bytes]:
         if len(indices) > 1:
             return self.reader.read(indices)
-        self.reader.seek(indices[0])  # 50 times faster for one than a list
+        self.reader.seek(indices[0])  # for one record 50 times faster than a list
         return [self.reader.read()]
 
 
@@ -172,7 +172,7 @@ class WebDataset(Records):
 
 
 def drop(root: Path) -> None:
-    """The files' pages leave the page cache, once they are on the disk."""
+    """Drops the files from the page cache, after writing them to disk."""
     for path in root.rglob("*"):
         if path.is_file():
             handle = os.open(path, os.O_RDONLY)
@@ -248,7 +248,7 @@ def table(stores, work: Path, records: list[bytes], shape, pixels) -> list[str]:
 
 
 def against_memory(work: Path, side: int, n: int) -> str:
-    """Of random batches: `fill`, a copy of as many bytes, and `fill` from the disk, also with `prefetch`."""
+    """Random batches: `fill`, a copy of as many bytes, and `fill` from disk, without and with `prefetch`."""
     root = work / "square"
     shutil.rmtree(root, ignore_errors=True)
     rng = np.random.default_rng(0)
@@ -310,7 +310,7 @@ def main() -> None:
         "",
         f"`python benchmarks/formats.py FOLDER`; one of {os.cpu_count()} cores, {cpu}; "
         f"Python {platform.python_version()}, NumPy {np.__version__}, {versions}; {RUNS} runs, records a "
-        f"second: median (min to max). What is measured is said in the program's docstring.",
+        f"second: median (min to max). The program's docstring says what is measured.",
         "",
         f"## {len(records):,} JPEGs as they are, {sum(map(len, records)) / 1e6:.1f} MB",
         "",
@@ -320,9 +320,9 @@ def main() -> None:
         "",
         *table(stores, work, [p.tobytes() for p in pixels], pixels.shape[1:], pixels),
         "",
-        "## Batches of 256 beside a copy of memory",
+        "## Batches of 256, compared with a copy of memory",
         "",
-        "Into memory already touched. The last two columns begin with an empty page cache.",
+        "The target memory is already in use. The last two columns begin with an empty page cache.",
         "",
         "| pixels | `fill` | copy | share | disk | disk, with `prefetch` before each batch |",
         "|---|---|---|---|---|---|",

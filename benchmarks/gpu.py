@@ -1,14 +1,14 @@
-"""One GPU in one call of at most ten minutes: chipwise, exact and not, beside torch.compile.
+"""Measures one GPU in at most ten minutes: chipwise, exact and not, compared with torch.compile.
 
     python benchmarks/gpu.py                        # any NVIDIA GPU; writes benchmarks/gpu.md
     python benchmarks/gpu.py --data DIR             # and CIFAR-10 to its end with cifar10-airbench
     python benchmarks/gpu.py --tiny --minutes 3     # tiny nets, on a CPU too: whether it works
 
-For each net, in the best precision of the chip, on made-up examples that lie in its memory: examples/s of
-the exact step, of the exact step with `blocks=1` (one program) and of `exact=False`; whether a second process
-gets the same bits; the plan's step time beside the measured one, which takes chipwise[plan]; and examples/s
-of torch.compile, where torch with CUDA is installed. PyTorch's steps have no augmentation, chipwise's have
-the recipe's. Each contender is a process of its own; for what no time is left, the page says so.
+For each net, in the chip's best precision, on random examples in its memory, it measures: examples/s of the
+exact step, of the exact step with `blocks=1` (one program) and of `exact=False`; whether a second process
+gets the same bits; the planned and the measured step time, which needs chipwise[plan]; and examples/s of
+torch.compile, if torch with CUDA is installed. PyTorch's steps have no augmentation, chipwise's have the
+recipe's. Each contender has its own process. If time runs out, the page says what is missing.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ NETS: dict[str, dict[str, Any]] = {
 }
 MODES = {"exact": (None, True), "blocks=1": (1, True), "free": (None, False)}
 BIT_STEPS = 10
-SECONDS = 8.0  # of timed steps for each figure
+SECONDS = 8.0  # seconds of timed steps for each figure
 
 
 # ---- one contender, in its own process
 
 
 def chipwise_child(net: str, size: str, again: bool) -> dict[str, Any]:
-    """Examples/s by mode, and the bits after some steps; of the second process (`again`) the bits alone."""
+    """Examples/s by mode, and the bits after some steps; in the second process (`again`) only the bits."""
     import chipwise as cw
     from chipwise.engine.session import Session
     from chipwise.engine.state import fingerprint
@@ -82,7 +82,7 @@ def chipwise_child(net: str, size: str, again: bool) -> dict[str, Any]:
 
 
 def made_up(net: str, size: str, computed_in: str) -> Any:
-    """The recipe, with so few examples that they lie in the memory of any GPU."""
+    """The recipe, with few enough examples for the memory of any GPU."""
     import chipwise as cw
     from chipwise.data.synthetic import Synthetic
 
@@ -93,7 +93,7 @@ def made_up(net: str, size: str, computed_in: str) -> Any:
 
 
 def precision(device: Any) -> str:
-    """The fastest one of `device`: bfloat16 is emulated before compute capability 8.0."""
+    """The fastest precision of `device`; bfloat16 is emulated before compute capability 8.0."""
     if device.platform == "cpu":
         return "f32"
     capability = getattr(device, "compute_capability", None)
@@ -114,7 +114,7 @@ def plan_child(net: str, size: str, device: str, computed_in: str) -> dict[str, 
 
 
 def airbench_child(data: str) -> dict[str, Any]:
-    """CIFAR-10 by cifar10-airbench to its end, in one block: its accuracy and its seconds of training."""
+    """A whole run of cifar10-airbench, in one block: its accuracy and its seconds of training."""
     import chipwise as cw
 
     recipe = dataclasses.replace(cw.load("cifar10-airbench", (), data), blocks=1)
@@ -164,12 +164,12 @@ def torch_child(net: str, size: str) -> dict[str, Any]:
 
 
 def torch_net(net: str, settings: dict[str, str], batch: int) -> tuple[Any, Any, Any]:
-    """The module, made-up inputs and labels."""
+    """The module, with random inputs and labels."""
     import torch
     from torch import nn
 
     class Transformer(nn.Module):
-        """Pre-norm blocks over patches of images, or over tokens that see what comes before."""
+        """Pre-norm blocks over patches of images, or causal ones over tokens."""
 
         def __init__(
             self, width: int, heads: int, depth: int, length: int, kinds: int, first: Any, causal: bool
@@ -250,7 +250,7 @@ def davidnet(width: int) -> Any:
 
 
 def ask(deadline: float, *words: str, **environment: str) -> dict[str, Any]:
-    """What a contender says, or {"error": one line}."""
+    """A contender's answer, or {"error": one line}."""
     left = deadline - time.monotonic()
     if left < 10:
         return {"error": "no time left"}
@@ -267,7 +267,7 @@ def ask(deadline: float, *words: str, **environment: str) -> dict[str, Any]:
 
 
 def row(net: str, one: dict, again: dict, plan: dict, torch: dict) -> str:
-    """A line of the table; a dash is what could not be had."""
+    """A line of the table; a dash is missing."""
     if "error" in one:
         return f"| {net} | {one['error']} |" + " |" * 7
     speeds = one["speeds"]

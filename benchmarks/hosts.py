@@ -1,11 +1,11 @@
-"""What several processes, and the shared optimizer, cost: ratios of steps/s on this machine.
+"""Measures the cost of several processes, and of sharded optimizer state: ratios of steps/s on this machine.
 
     python benchmarks/hosts.py                  # writes benchmarks/hosts.md, in about two and a half minutes
 
-One recipe of 8 replicas, a perceptron of 1.9 million parameters with Adam over made-up data, is trained by 1
-process with 1 device, by 1 with 8 and by 2 with 4 each, with the optimizer's state whole and shared out. The
-variants take turns, ROUNDS times over, so that a machine that grows slower meets all alike. All devices are
-this machine's CPU: what several cost here is overhead, since there are no more cores.
+A recipe of 8 replicas, an MLP of 1.9 million parameters with Adam on random data, is trained by 1 process
+with 1 device, by 1 with 8 and by 2 with 4 each, with whole and with sharded optimizer state. The variants
+alternate, ROUNDS times, so that other work on the machine affects all of them. All devices are this machine's
+CPU, so the differences are overhead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from chipwise.machine.cluster import TOLD
 from chipwise.machine.fingerprint import this_machine
 
-ROUNDS, SECONDS, WARM = 3, 3.0, 5  # of turns; of steps timed in each; steps before
+ROUNDS, SECONDS, WARM = 3, 3.0, 5  # rounds; timed steps in each; steps before them
 SHAPES = {"1 × 1": (1, 1), "1 × 8": (1, 8), "2 × 4": (2, 4)}
 WAYS = {"whole": False, "shared": True}
 WIDE = 1024
@@ -52,7 +52,7 @@ def recipe():
 
 
 def measure_here() -> None:
-    """As one of the processes: prints the steps/s of each way, as a line of JSON."""
+    """Runs in one of the processes: prints the steps/s of each variant as a line of JSON."""
     import chipwise as cw
     from chipwise.engine.session import Session
 
@@ -76,7 +76,7 @@ def measure_here() -> None:
 
 
 def steps_per_second(processes: int, devices: int) -> dict[str, float]:
-    """As host 0 of so many processes says."""
+    """The steps/s of each variant, from host 0 of so many processes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         where = f"127.0.0.1:{free.getsockname()[1]}"
@@ -93,8 +93,8 @@ def steps_per_second(processes: int, devices: int) -> dict[str, float]:
 
 
 def page(found: dict[tuple[str, str], list[float]]) -> str:
-    about = f"{this_machine().title}, JAX {this_machine().versions['jax']}, {ROUNDS} rounds in turns"
-    lines = ["# Several processes, and the shared optimizer", ""]
+    about = f"{this_machine().title}, JAX {this_machine().versions['jax']}, {ROUNDS} alternating rounds"
+    lines = ["# Several processes, and sharded optimizer state", ""]
     lines += [
         f"`python benchmarks/hosts.py`: {about}; an MLP of 1.9 million parameters, Adam, 8 replicas.",
         "",

@@ -1,10 +1,10 @@
-"""How much longer `import chipwise` takes than `import jax`, and what a first use costs.
+"""Measures how much longer `import chipwise` takes than `import jax`, and the cost of a first use.
 
     python benchmarks/import_time.py            # writes benchmarks/import_time.md
 
-Each line of code runs in a fresh process, timed from its start to its exit by the one that waits for it. The
-lines take turns, ROUNDS times over, so that a machine that grows slower meets all alike; the first round
-warms the disk's cache and does not count. Medians and the spread are written, in seconds.
+Each line of code runs in a fresh process, timed from start to exit by its parent. The lines alternate, ROUNDS
+times, so that other work on the machine affects all of them. The first round warms the page cache and does
+not count. The page has medians and spread, in seconds.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def page(times: dict[str, list[float]]) -> str:
         [
             "# Import time",
             "",
-            f"Seconds of a fresh process, medians of {ROUNDS} in turns; `python benchmarks/import_time.py`; "
+            f"Seconds of a fresh process, medians of {ROUNDS} rounds; `python benchmarks/import_time.py`; "
             f"{machine.title}, Python {machine.python}, JAX {machine.versions['jax']}.",
             "",
             "| code | median | all | beyond `import jax` | |",

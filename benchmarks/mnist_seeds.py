@@ -3,9 +3,9 @@
     python benchmarks/mnist_seeds.py --data DIR [--seeds 5]
 
 Trains the `mnist` recipe for 24 epochs with 8 replicas (batch-norm statistics over 32 examples, as on
-a TPU of 8 cores) and with 1 (over 256, as on one GPU), the seeds alternating, and writes
-`mnist_seeds.md`. Runs are kept in `runs/mnist_seeds` and not repeated. The number of devices is not in
-the table: it does not change a bit.
+a TPU of 8 cores) and with 1 (over 256, as on one GPU), with alternating seeds, and writes `mnist_seeds.md`.
+Runs are kept in `runs/mnist_seeds` and not repeated. The number of devices is not in the table, since it does
+not change a bit.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def write(found: dict[int, list[dict]]) -> None:
-    """The table of what is there so far."""
+    """Writes the table of the results so far."""
     lines = [
         "# MNIST, 24 epochs: test accuracy by replicas and seed",
         "",
@@ -72,7 +72,7 @@ def write(found: dict[int, list[dict]]) -> None:
         lines += [
             "",
             "The intervals overlap: no difference shown between 1 and 8 replicas; "
-            "a single run of either can land anywhere in this spread."
+            "a single run of either can be anywhere in this spread."
             if overlap
             else "The intervals do not overlap: the replicas make a difference.",
         ]

@@ -1,10 +1,10 @@
-"""Questions that people asked of chips in 2018 and 2019, answered by plans.
+"""Questions about chips from 2018 and 2019, answered by plans.
 
-    python benchmarks/old_questions.py
+python benchmarks/old_questions.py
 
-Prints and writes `old_questions.md`: what was measured then, what a plan says, and who is cheaper at the
-prices of April 2018. The plans are of chipwise's own recipes on chips that are not here; nothing is fitted
-to these figures.
+Prints and writes `old_questions.md`: what was measured then, what a plan predicts, and which chip is cheaper
+at the prices of April 2018. The plans are of chipwise's own recipes on absent chips; nothing is fitted to
+these figures.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def main() -> None:
     lines = [
         "# Old questions",
         "",
-        "`python benchmarks/old_questions.py`. *Measured* is what was published then: ResNet-32 in",
-        "TensorFlow, April 2018, read off curves, and Fenwicks' notebooks, 2019. *Planned* is chipwise's own",
-        "recipe on the same chip, not run; on TPUs in bfloat16, one pass, as TensorFlow multiplied there.",
+        "`python benchmarks/old_questions.py`. *Measured* was published then: ResNet-32 in TensorFlow, April",
+        "2018, read off curves, and Fenwicks' notebooks, 2019. *Planned* is a prediction for chipwise's own",
+        "recipe on the same chip; on TPUs in bfloat16, one pass, as in TensorFlow then.",
         "",
         "| question | measured | planned |",
         "|---|---|---|",
@@ -62,8 +62,8 @@ def main() -> None:
         "",
         f"At {tpu:.2f} against {gpu:.2f} dollars an hour a TPU had to be {ratio:.2f} times faster.",
         "",
-        "DavidNet agrees. ResNet-32 of 2018 does not: its V100 and K80 ran TensorFlow untuned, whose many",
-        "small kernels a plan for compiled code does not see, and a K80 is predicted too fast.",
+        "DavidNet agrees. ResNet-32 of 2018 does not: its V100 and K80 ran untuned TensorFlow with many",
+        "small kernels, while a plan is for compiled code. And a K80 is predicted too fast.",
     ]
     print("\n".join(lines))
     (Path(__file__).parent / "old_questions.md").write_text("\n".join(lines) + "\n")

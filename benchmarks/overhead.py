@@ -1,11 +1,11 @@
-"""What the trainer costs: `fit` against a bare loop over its own step, exact against free.
+"""Measures the cost of the trainer: `fit` against a bare loop over its step, exact against `exact=False`.
 
     python benchmarks/overhead.py --data DIR
 
-`blocks=1` is the exact step as one program.
-Each pair alternates, five runs each, on the same steps; `overhead.md` holds medians and their ratio.
-A bare loop is `for ...: carry, token = program.step(carry, window, data)` and one wait at the end: no
-logs, metrics, signals, checkpoints or run folder. `fit` runs with a run folder and logs as usual.
+`blocks=1` is the exact step as one program. Each pair alternates, five runs each, on the same steps;
+`overhead.md` has medians and their ratio. A bare loop is `for ...: carry, token = program.step(carry, window,
+data)` and one wait at the end: no logs, metrics, signals, checkpoints or run folder. `fit` runs with a run
+folder and logs as usual.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RUNS = 5
 
 
 class Bare:
-    """The step of a recipe, compiled once, driven by the plainest loop."""
+    """The step of a recipe, compiled once, in a bare loop."""
 
     def __init__(self, recipe: cw.Recipe, exact: bool):
         machine, layout, _ = lay_out(recipe, cw.On(devices=1, exact=exact))
@@ -58,7 +58,7 @@ class Bare:
 
 
 def fitted(recipe: cw.Recipe) -> float:
-    """Examples/s of `fit` over its training time, evaluation and the final checkpoint apart."""
+    """Examples/s of `fit` over its training time, without evaluation and the final checkpoint."""
     with tempfile.TemporaryDirectory() as folder:
         result = cw.fit(
             dataclasses.replace(recipe),

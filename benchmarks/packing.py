@@ -1,9 +1,10 @@
-"""Packing CIFAR-10's 60,000 JPEGs and large photographs, beside copying the files; threads beside processes.
+"""Measures packing CIFAR-10's 60,000 JPEGs and large photographs, compared with copying the files; threads
+compared with processes.
 
     python benchmarks/packing.py --tar cifar10-jpeg.tar.xz --scratch DIR
 
-The archive is unpacked to DIR once. Each way runs three times, all ways in turn, from a warm page cache and
-with `sync` before the clock stops; `packing.md` holds medians, spread, and ratios of the same round.
+The archive is unpacked to DIR once. All variants alternate, three runs each, from a warm page cache and with
+`sync` in the time; `packing.md` has medians, spread, and ratios within a round.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from chipwise.data.pack.job import Job, pack
 from chipwise.machine.limits import usable_cores
 
 RUNS = 3
-_loads: list[float] = []  # before each round: what else ran here
+_loads: list[float] = []  # before each round, for other work on the machine
 FORMS = {
     "CIFAR-10, as it is": {"store": "raw"},
     "photographs, to 224×224 raw": {"store": "raw", "size": 224},
@@ -40,7 +41,7 @@ FORMS = {
 
 
 def copies(loose: Path, archive: Path) -> dict:
-    """Name to what fills a folder that does not exist yet."""
+    """Name to a function that fills a new folder."""
     return {
         "`cp -r` of the loose files": lambda out: _shell("cp", "-r", loose, out),
         "`tar -cf` of the loose files": lambda out: (out.mkdir(), _shell("tar", "-cf", out / "x.tar", loose)),
@@ -52,7 +53,7 @@ def copies(loose: Path, archive: Path) -> dict:
 
 
 def measure(ways: dict, scratch: Path) -> dict[str, list[tuple[float, int, int]]]:
-    """Seconds, bytes and files of each way, by round."""
+    """Seconds, bytes and files of each variant, by round."""
     found: dict[str, list[tuple[float, int, int]]] = {name: [] for name in ways}
     for _ in range(RUNS):
         _loads.append(os.getloadavg()[0])
@@ -99,7 +100,9 @@ def rates(src: Path, options: dict, limit: int, images_a_piece: int) -> dict[str
     found: dict[str, list[float]] = {kind: [] for kind in kinds}
     try:
         for executor in kinds.values():
-            list(executor.map(_piece, *zip(*pieces[: 4 * workers], strict=True)))  # started, and caches warm
+            list(
+                executor.map(_piece, *zip(*pieces[: 4 * workers], strict=True))
+            )  # starts workers and warms caches
         for _ in range(RUNS):
             _loads.append(os.getloadavg()[0])
             for kind, executor in kinds.items():

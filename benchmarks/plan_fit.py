@@ -1,16 +1,16 @@
-"""Fits what a plan takes from published training throughputs, to the rows that may be fitted and no others.
+"""Fits the efficiencies of plans to published training throughputs, only to rows marked for fitting.
 
     python -m benchmarks.plan_fit            # print the fit, the residuals and the cross-validation
     python -m benchmarks.plan_fit --write    # and write src/chipwise/planner/efficiencies.json
 
 The measurements are the GPU rows of benchmarks/plan_accuracy/published.csv whose `use` is "fit" and whose
-clock counts steps alone, each as the recipe on the target that `chipwise plan` would be asked for. Their
-programs are compiled once and kept in the cache; the fit then takes seconds. Least squares on the logarithm
-of predicted over measured seconds, with a soft-L1 loss and a weak prior at plausible values, so that what the
-rows do not tell stays where it was put. No fitted value is per model or per chip.
+clock counts only steps, each with its recipe and target. Their programs are compiled once and cached; then
+the fit takes seconds. It is a least-squares fit of the logarithm of predicted over measured seconds, with a
+soft-L1 loss and a weak prior at plausible values, so that values without evidence in the rows stay there. No
+fitted value is per model or per chip.
 
-What was chosen by hand, and not held out of the cross-validation: the form of the model, the priors, the
-constants of tiles, of L2 and of collectives. Needs scipy and the GPU's compiler; touches no accelerator.
+Chosen by hand, and not covered by the cross-validation: the form of the model, the priors, the constants of
+tiles, of L2 and of collectives. Needs scipy and the GPU's compiler, but no accelerator.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from chipwise.planner.programs import StepPrograms, step_programs
 
 TARGET = Path(__file__).parents[1] / "src/chipwise/planner/efficiencies.json"
 
-#: Name: (value where the rows say nothing, one standard deviation of its logarithm).
+#: Name: (prior value, standard deviation of its logarithm).
 PRIORS = {
     "matmul": (0.9, 0.1),
     "convolution": (0.7, 0.3),
@@ -62,7 +62,7 @@ class Sample:
     wire: float
 
     def group(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Of its row's family, its source and its chip's generation, those in `names`."""
+        """Those of its row's family, source and chip generation that are in `names`."""
         chip = self.row.target.chip
         every = {"family": self.row.family, "origin": self.row.origin, "generation": chip.compute_capability}
         return tuple(str(every[name]) for name in names)
@@ -75,7 +75,7 @@ class Sample:
 
 
 def samples(only: Sequence[int] = ()) -> list[Sample]:
-    """Every GPU row that may be fitted, or some of them by number."""
+    """All GPU rows for fitting, or some of them by number."""
     cases: list[tuple[Target, StepPrograms]] = []
     kept: list[Row] = []
     for row in rows("fit", "GPU"):
@@ -109,7 +109,7 @@ def samples(only: Sequence[int] = ()) -> list[Sample]:
 
 
 def fit(train: Sequence[Sample]) -> dict[str, float]:
-    """The values of `PRIORS`' names that suit `train`, with the fixed ones."""
+    """The values fitted to `train`, together with the fixed ones."""
     start = np.log([p[0] for p in PRIORS.values()])
     spread = np.array([p[1] for p in PRIORS.values()])
 
@@ -118,7 +118,7 @@ def fit(train: Sequence[Sample]) -> dict[str, float]:
 
     def residuals(x: np.ndarray) -> np.ndarray:
         values = named(x)
-        # A line measures to about 10 % what the model can mean by it.
+        # A row is accurate to about 10 %.
         return np.concatenate([[s.residual(values) / 0.1 for s in train], (x - start) / spread])
 
     return named(least_squares(residuals, start, loss="soft_l1", f_scale=1.5, diff_step=1e-4).x)
@@ -129,7 +129,7 @@ LEFT_OUT = {"known_chip": ("family", "origin"), "other": ("family", "origin", "g
 
 
 def left_out(data: Sequence[Sample], names: Sequence[str]) -> list[float]:
-    """Residuals of each sample by a fit without those that share any of its `names`."""
+    """The residual of each sample by a fit without the samples that share any of its `names`."""
     made: dict[tuple[str, ...], dict[str, float]] = {}
     for s in data:
         own = s.group(names)
@@ -140,9 +140,8 @@ def left_out(data: Sequence[Sample], names: Sequence[str]) -> list[float]:
 
 
 def factors(groups: Sequence[tuple[str, ...]], residuals: Sequence[float]) -> tuple[float, float]:
-    """The factors on predicted seconds between which nine of ten measured ones lie, of a group that was not
-    fitted: Student's t for a new one, as far to both sides. Groups count alike, however many rows they have,
-    since rows of a group err together."""
+    """The factors on predicted seconds between which nine of ten measurements of a new group lie: a symmetric
+    interval by Student's t. All groups have equal weight, since errors within a group are correlated."""
     squares: dict[tuple[str, ...], list[float]] = {}
     for group, residual in zip(groups, residuals, strict=True):
         squares.setdefault(group, []).append(residual**2)
@@ -152,7 +151,7 @@ def factors(groups: Sequence[tuple[str, ...]], residuals: Sequence[float]) -> tu
 
 
 def coverage(groups: Sequence[tuple[str, ...]], residuals: Sequence[float]) -> float:
-    """Share of rows inside an interval that was made from the other groups' residuals alone."""
+    """The share of rows inside an interval from the residuals of the other groups."""
     inside = []
     for own, r in zip(groups, residuals, strict=True):
         others = [(group, q) for group, q in zip(groups, residuals, strict=True) if group != own]
@@ -190,11 +189,11 @@ def main() -> None:
     for s, *found in zip(train, inside, *apart.values(), strict=True):
         r, ratios = s.row, " ".join(f"{np.exp(x):.2f}" for x in found)
         print(f"{r.row:4d}  {ratios}  {r.model[:30]:30s} {r.on:17s} {' '.join(r.settings)} {r.program}")
-    # Rows of a family from one source on one generation err together, and count as one.
+    # Errors of rows with one family, source and generation are correlated, so they count as one.
     groups = [s.group(LEFT_OUT["other"]) for s in train]
     intervals = {kind: factors(groups, residuals) for kind, residuals in apart.items()}
     lows, highs = zip(*intervals.values(), strict=True)
-    intervals["other"] = min(lows), max(highs)  # where less is known, never narrower
+    intervals["other"] = min(lows), max(highs)  # never narrower if less is known
     result = {"fit": summary(inside)}
     for kind, residuals in apart.items():
         covered = round(coverage(groups, residuals), 3)

@@ -1,11 +1,11 @@
-"""The interval of TPU steps, from the published rows that may be fitted and no others.
+"""Fits the interval of TPU steps to published rows, only to those marked for fitting.
 
     python -m benchmarks.plan_fit_tpu    # writes src/chipwise/planner/allowances.json
 
-A TPU's step is timed by its own compiler, and by the published speed of copies where it only moves data
-(`planner.tpu_timing`). No row is fitted to that time, so each is left out of it: what lies between the
-predictions that `benchmarks.plan_accuracy` made of these rows and their measurements is the error to expect.
-Rows of one family, source and chip err together and count as one.
+A TPU's step is timed by its compiler, and kernels that only move data by the published speed of copies
+(`planner.tpu_timing`). No row is used for that time. So the differences between the predictions of
+`benchmarks.plan_accuracy` for these rows and their measurements are the errors to expect. Errors of rows with
+one family, source and chip are correlated, so they count as one.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
-"""The training of `cifar10-resnet32` in PyTorch, measured as `chipwise bench` measures, into the same record.
+"""Trains `cifar10-resnet32` in PyTorch, and measures it as `chipwise bench` does, with the same kind of
+record.
 
     chipwise bench cifar10-resnet32 --data synthetic --out chipwise.json
     python benchmarks/resnet32_pytorch.py --out pytorch.json
     chipwise compare chipwise.json pytorch.json
 
-The same training, not only the same net: it begins with the initial weights of the recipe, and takes the same
-made-up images in the same order, with the same crops and flips, at the same rates. So its first losses can be
-compared with chipwise's, and part only by the rounding of other kernels.
+It is the same training, not only the same net: it starts from the recipe's initial weights and uses the same
+random images in the same order, with the same crops and flips, at the same rates. So its first losses can be
+compared with chipwise's, and differ only by the rounding of other kernels.
 
-What the clock covers: standardising the images, forward, loss, backward and SGD, in float32, eagerly, with
-the data in memory. The crops and flips are made before, by chipwise's own function: PyTorch is spared
-them, while chipwise's step makes them itself. Steps after the last batch made begin again with the first.
+The time covers standardising the images, forward, loss, backward and SGD, in float32, eagerly, with the data
+in memory. Crops and flips are computed beforehand with chipwise's function, so PyTorch's time is without
+them, while chipwise's step includes them. After the last prepared batch, steps start again with the first.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from chipwise.machine.record import Record, Series
 from chipwise.measure.bench import host_peak_bytes, intervals
 
 NAME = "cifar10-resnet32"
-BATCHES = 100  # made in advance: 39 MB
+BATCHES = 100  # prepared batches: 39 MB
 
 
 class Unit(nn.Module):
@@ -45,7 +46,7 @@ class Unit(nn.Module):
     def __init__(self, c_in: int, c_out: int, stride: int, first: bool):
         super().__init__()
         self.norm1, self.norm2 = norm(c_in), norm(c_out)
-        # Of a stride of 2 the extra zero goes behind, as TensorFlow pads
+        # With stride 2 the extra zero is at the end, as in TensorFlow
         self.conv1 = nn.Conv2d(c_in, c_out, 3, stride, 1 if stride == 1 else 0, bias=False)
         self.conv2 = nn.Conv2d(c_out, c_out, 3, 1, 1, bias=False)
         self.widen, self.stride, self.first = c_out - c_in, stride, first
@@ -91,7 +92,7 @@ class ResNet32(nn.Module):
         return self.logits(x)
 
     def logits(self, x):
-        """Of standardised images `(b, 3, 32, 32)`."""
+        """The logits of standardised images `(b, 3, 32, 32)`."""
         x = F.leaky_relu(self.norm(self.units(self.stem(x))), 0.1)
         return self.classifier(x.mean((2, 3)))
 
@@ -101,7 +102,7 @@ def norm(channels: int) -> nn.BatchNorm2d:
 
 
 def carry_over(model: nn.Module, params: dict) -> None:
-    """The parameters of the recipe's net into `model`, kernels turned to PyTorch's order of axes."""
+    """Copies the parameters of the recipe's net into `model`, with kernels in PyTorch's order of axes."""
     names = {"kernel": "weight", "scale": "weight"}
     state = model.state_dict()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -116,7 +117,7 @@ def carry_over(model: nn.Module, params: dict) -> None:
 
 
 def made_batches(recipe: cw.Recipe, steps: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The images and labels of the first `steps` steps, as the recipe's own step would change them."""
+    """The images and labels of the first `steps` steps, augmented as in the recipe's step."""
     columns = feed.read(recipe.task.train, recipe.task.classes, "training")
     augment = jax.jit(
         lambda batch, epochs, indices: jax.vmap(recipe.task.augment)(
@@ -145,7 +146,7 @@ def main() -> None:
     if arguments.warmup < 1 or (arguments.steps is not None and arguments.steps < 1):
         parser.error("--steps and --warmup: expected at least 1")
     torch.set_num_threads(arguments.threads)
-    jax.config.update("jax_platforms", "cpu")  # makes weights and batches, before the clock
+    jax.config.update("jax_platforms", "cpu")  # prepares weights and batches, untimed
 
     recipe = cw.load(NAME, synthetic=True)
     params = jax.device_get(first_state(recipe).params)

@@ -1,10 +1,10 @@
-"""Are several seeds faster side by side than one at a time, and what does one compilation for all save?
+"""Are several seeds at once faster than one at a time, and what does one compilation for all save?
 
     python benchmarks/seeds_at_once.py --data DIR [--repeats 3]
 
-Trains studies of 8 seeds of `digits` and of a short `mnist` with `--at-once 1` and `--at-once 2`, the two
-alternating, each in a fresh folder, and writes `seeds_at_once.md`. Processor time stands beside wall time: on
-a busy machine only the first says something. The fingerprints must be equal, or it stops.
+Trains studies of 8 seeds of `digits` and of a short `mnist` with `--at-once 1` and `--at-once 2`,
+alternating, each in a fresh folder, and writes `seeds_at_once.md`. It has processor time and wall time; on a
+busy machine only the first is meaningful. If the fingerprints differ, it stops.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How long `chipwise train digits` takes until something is trained: the first time and later.
+"""Measures the time of `chipwise train digits` to its first evaluation: for the first run and later ones.
 
     python benchmarks/startup.py                # writes benchmarks/startup.md, in about three minutes
 
 Each run is the command as users type it, in a fresh process. Cold: the cache of compiled programs is empty.
-The clock runs from the start of the process to its first evaluation, after 22 steps, and to its exit, after
-674 steps, a checkpoint and the result. The cases take turns, ROUNDS times over.
+The time goes from the start of the process to its first evaluation, after 22 steps, and to its exit, after
+674 steps, a checkpoint and the result. The cases alternate, ROUNDS times.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CASES = {"1 device": (), "8 simulated devices": ("--simulate", "8")}
 
 
 def seconds(case: str, folder: Path, cache: Path) -> tuple[float, float]:
-    """To the first evaluation, and to the exit."""
+    """Seconds to the first evaluation, and to the exit."""
     command = [sys.executable, "-m", "chipwise", "train", "digits", "--run", str(folder), *CASES[case]]
     environment = os.environ | {"XDG_CACHE_HOME": str(cache), "PYTHONUNBUFFERED": "1", "JAX_PLATFORMS": "cpu"}
     began, first = time.perf_counter(), None
@@ -60,9 +60,9 @@ def page(found: dict[tuple[str, str], list[tuple[float, float]]]) -> str:
         rows.append(f"| {case} | {state} | {' | '.join(cells)} |")
     return f"""# Start-up
 
-`python benchmarks/startup.py`: seconds of `chipwise train digits`, medians of {ROUNDS} in turns (min to max);
+`python benchmarks/startup.py`: seconds of `chipwise train digits`, medians of {ROUNDS} rounds (min to max);
 {machine.title}, Python {machine.python}, JAX {machine.versions["jax"]}, {date.today()}.
-Cold: nothing compiled is kept.
+Cold: the cache of compiled programs is empty.
 
 | devices | compiled programs | first evaluation, after 22 steps | exit, after 674 steps |
 |---|---|---|---|

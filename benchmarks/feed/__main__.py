@@ -1,21 +1,21 @@
-"""Examples a second from disk to host memory, by everyone who reads the same images, in one run.
+"""Measures examples a second from disk to host memory, for several loaders of the same images, in one run.
 
     python -m benchmarks.feed --cifar DIR           # minutes, from the repository's root
 
-DIR holds CIFAR-10 as `train/<class>/*.jpg` and `test/<class>/*.jpg`. The images are put into every format
-first, 4 GB in a scratch folder (`--work`), and kept there. What is compared is no dependency of chipwise;
-install it aside,
+DIR has CIFAR-10 as `train/<class>/*.jpg` and `test/<class>/*.jpg`. The images are first converted to every
+format, 4 GB in a scratch folder (`--work`), and kept there. The other loaders are not dependencies of
+chipwise; install them separately,
 
     pip install --target OTHERS --no-deps grain==0.2.18 array-record bagz webdataset braceexpand \\
         etils absl-py cloudpickle dm-tree wrapt attrs portpicker torchvision
 
-and add OTHERS to PYTHONPATH. What is missing is a row that says so; so is FFCV, whose build needs the
-development files of OpenCV and libturbojpeg. Of torchvision only its compiled library is used, which may
-need the CUDA libraries it was built with.
+and add OTHERS to PYTHONPATH. Missing loaders get a row that says so. FFCV is always missing, since its build
+needs the development files of OpenCV and libturbojpeg. Only the compiled library of torchvision is used,
+which may need the CUDA libraries it was built with.
 
-Every contender runs in a process of its own. Rounds go through all of them, one at a time, each for a
-fraction of a second; figures are medians of the rounds. Writes `results.json`, a record, and from it
-`feed.md` and `docs/feed.svg`. Fails when chipwise's batches take more memory than their limit.
+Every contender has its own process. A round runs all of them, one at a time, each for a fraction of a second;
+figures are medians of the rounds. Writes `results.json`, a record, and from it `feed.md` and `docs/feed.svg`.
+Fails if chipwise's batches take more memory than their limit.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from .data import prepare
 
 RESULTS = Path(__file__).parent / "results.json"
 ROOT = Path(__file__).parents[2]
-START_SECONDS, TURN_SECONDS = 120, 60  # beyond which a contender hangs
-SLACK_BYTES = 64 << 20  # of chipwise beside its batches: what reading and decoding hold for a moment
+START_SECONDS, TURN_SECONDS = 120, 60  # after which a contender counts as hanging
+SLACK_BYTES = 64 << 20  # of chipwise besides its batches, for reading and decoding
 PACKAGES = (
     "grain",
     "array_record",
@@ -80,7 +80,7 @@ class Child:
         self._lines.put("")
 
     def answer(self, timeout: float) -> dict[str, Any]:
-        """Its next line. Raises `RuntimeError` with the last line of its errors when it ended or hangs."""
+        """Its next line. Raises `RuntimeError` with the last line of its errors if it ended or hangs."""
         try:
             line = self._lines.get(timeout=timeout)
         except queue.Empty:
@@ -98,14 +98,14 @@ class Child:
 
     def close(self) -> None:
         assert self._process.stdin is not None
-        os.killpg(self._process.pid, signal.SIGKILL)  # with its workers, some of which would stay for ever
+        os.killpg(self._process.pid, signal.SIGKILL)  # with its workers, which might stay for ever
         self._process.wait()
         self._process.stdin.close()
         self._errors.close()
 
 
 def run(case: Case, options: argparse.Namespace) -> dict[str, Any]:
-    """Rounds of all contenders: name to its answers, or to why it did not take part."""
+    """Rounds of all contenders: name to its answers, or to the reason for its absence."""
     children: list[Child] = []
     made: dict[str, Any] = {}
     try:
@@ -124,7 +124,7 @@ def run(case: Case, options: argparse.Namespace) -> dict[str, Any]:
                 child.close()
                 children.remove(child)
         for number in range(options.rounds):
-            turned = number % max(1, len(children))  # so that nobody always comes after the same one
+            turned = number % max(1, len(children))  # so that the order varies
             for child in children[turned:] + children[:turned]:
                 made[child.contender.name].append(child.turn(options.seconds))
             print(f"{case.title}: round {number + 1} of {options.rounds}", flush=True)
@@ -135,8 +135,8 @@ def run(case: Case, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def record(results: dict[str, dict[str, Any]], options: argparse.Namespace) -> Record:
-    """All of a run. In `measured`, `absent` says who did not take part and why, `memory` what everyone held
-    at most, in bytes, and `grown` how much of that came with reading."""
+    """The record of a run. In `measured`, `absent` has the absent contenders with reasons, `memory` the peak
+    bytes of each, and `grown` the part of it that reading added."""
     ran = {
         f"{case}/{name}": answers
         for case, contenders in results.items()
@@ -172,7 +172,7 @@ def record(results: dict[str, dict[str, Any]], options: argparse.Namespace) -> R
 
 
 def check_memory(made: Record) -> None:
-    """Raises `AssertionError` when chipwise's batches took more than their limit."""
+    """Raises `AssertionError` if chipwise's batches took more than their limit."""
     for name, grown in made.measured["grown"].items():
         if "/chipwise" in name:
             most = made.measured["limit_bytes"] + made.measured["slack_bytes"]

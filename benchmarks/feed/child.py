@@ -1,6 +1,6 @@
-"""One contender in a process of its own: `python -m benchmarks.feed.child WORK PHOTOGRAPHS CASE CONTENDER`.
+"""The process of one contender: `python -m benchmarks.feed.child WORK PHOTOGRAPHS CASE CONTENDER`.
 
-For each line on standard input, a number of seconds, reads for that long and answers with one JSON line.
+For each line on standard input, a number of seconds, it reads for that long and answers with a line of JSON.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import psutil
 from .contenders import CASES, Contender
 from .data import Images, sets
 
-DRAINED = 8  # batches that were ready before a turn began, at most; not timed
+DRAINED = 8  # at most; batches that were ready before a turn, not timed
 WARM_SECONDS = 1.0
 
 
 def own_memory() -> int:
-    """Bytes that this process and its children hold beside mapped files: anonymous and shared memory, what
-    several share counted once."""
+    """The anonymous and shared memory of this process and its children in bytes, without mapped files; shared
+    memory counts once."""
     total = 0
     for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
         try:
@@ -37,7 +37,7 @@ def own_memory() -> int:
 
 
 class Turns:
-    """A contender that is being read from."""
+    """A contender being measured."""
 
     def __init__(self, images: Images, store: str, contender: Contender):
         self._images = images
@@ -49,10 +49,10 @@ class Turns:
             assert label.shape == wanted[:1] and np.isin(label, range(len(images.classes))).all(), label
 
     def turn(self, seconds: float) -> float:
-        """Examples a second, for about `seconds`, once what had been read before is used up."""
+        """Examples a second over about `seconds`, after batches that were read before are used up."""
         if callable(self._made):
             return self._made(seconds)
-        # A slow contender has less ready, and must not take minutes
+        # A slow contender has fewer ready, and must not take minutes
         began, drained = time.perf_counter(), 0
         while drained < DRAINED and time.perf_counter() - began < 2 * seconds:
             next(self._made)

@@ -1,7 +1,7 @@
-"""Who reads, and how: each function gives batches for ever, `(images (n, side, side, 3) uint8, labels (n,))`.
+"""The loaders: each function yields batches endlessly, `(images (n, side, side, 3) uint8, labels (n,))`.
 
-Each is set up as its own documentation advises for speed, and shuffles over all images where it can. Imports
-are inside, for each runs in a process of its own with nothing but what it needs.
+Each is configured as its documentation recommends for speed, and shuffles over all images if it can. Imports
+are inside the functions, since each runs in its own process with only what it needs.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import numpy as np
 from .data import Images, decode_pillow
 
 WORKERS = 2
-LIMIT_BYTES = 256 << 20  # of chipwise's batches in memory
+LIMIT_BYTES = 256 << 20  # bytes of chipwise's batches in memory
 Batches = Iterator[tuple[Any, Any]]
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to read. `read(images, store, **options)` gives batches, or examples a second over so many
-    seconds; `needs`: modules it imports; `note`: what a reader of its figure must know."""
+    """A loader. `read(images, store, **options)` yields batches, or returns examples a second over so many
+    seconds; `needs`: modules it imports; `note`: a caution about its figure."""
 
     name: str
     read: Callable[..., Batches | Callable[[float], float]]
@@ -38,7 +38,7 @@ class Contender:
 
 
 def permutations(examples: int, batch: int) -> Iterator[np.ndarray]:
-    """Indices `(batch,)` of one random permutation after another, without a break."""
+    """Yields indices `(batch,)` of consecutive random permutations."""
     rng, rest = np.random.default_rng(0), np.zeros(0, np.int64)
     while True:
         while len(rest) < batch:
@@ -47,7 +47,7 @@ def permutations(examples: int, batch: int) -> Iterator[np.ndarray]:
         rest = rest[batch:]
 
 
-# ---- chipwise: the loader of training, up to where a batch would go to the device
+# ---- chipwise: the loader of training, without the transfer to the device
 
 
 def chipwise(images: Images, store: str, workers: int | str | None = WORKERS) -> Batches:
@@ -74,7 +74,7 @@ def chipwise(images: Images, store: str, workers: int | str | None = WORKERS) ->
 
 
 class _Files:
-    """A map dataset as torchvision's ImageFolder is one: a file, a decoder, a label."""
+    """A map-style dataset like torchvision's ImageFolder: a file, a decoder, a label."""
 
     def __init__(self, images: Images, decoder: str):
         self.files, self.decoder = images.files(), decoder
@@ -94,7 +94,7 @@ class _Files:
 
 
 class _Rows:
-    """A map dataset over a `.npy` file. A list of indices gives a batch at once."""
+    """A map-style dataset over a `.npy` file. A list of indices gives a batch."""
 
     def __init__(self, images: Images):
         folder = images.pack("raw") / "train"
@@ -121,7 +121,7 @@ def _decode_simplejpeg(data: bytes) -> np.ndarray:
 
 
 def _pillow_writable(data: bytes) -> np.ndarray:
-    return decode_pillow(data).copy()  # PyTorch warns of arrays it may not write to
+    return decode_pillow(data).copy()  # PyTorch warns about read-only arrays
 
 
 DECODERS = {"Pillow": _pillow_writable, "simplejpeg": _decode_simplejpeg}
@@ -135,8 +135,8 @@ def torchvision_library() -> Path | None:
 
 
 def _torchvision(path: str):
-    """`torchvision.io.decode_jpeg(read_file(path))`, by its compiled library alone: the rest of torchvision
-    may be built for another PyTorch than the one that is installed."""
+    """`torchvision.io.decode_jpeg(read_file(path))` with only its compiled library, since the rest of
+    torchvision may be built for another PyTorch."""
     import torch
 
     if not hasattr(torch.ops.image, "decode_jpeg"):
@@ -155,7 +155,7 @@ def torch_loader(images: Images, store: str, decoder: str = "", whole: bool = Fa
         yield image.numpy(), label.numpy()
 
 
-# ---- record formats: read by themselves, and by Grain
+# ---- record formats: with their own readers, and with Grain
 
 
 def _parse(record: bytes, store: str, side: int) -> tuple[np.ndarray, np.int32]:
@@ -207,7 +207,7 @@ class _LooseFiles:
 
 
 class _Parse:
-    """Bytes to a dict of arrays; a class, for processes must pickle it."""
+    """Bytes to a dict of arrays; a class, so that it can be pickled."""
 
     def __init__(self, store: str, side: int):
         self.store, self.side = store, side
@@ -220,7 +220,7 @@ def grain(images: Images, store: str, form: str, threads: int = 0, processes: in
     import grain as library
     from absl import flags
 
-    flags.FLAGS.is_parsed() or flags.FLAGS(["feed"])  # array-record asks them
+    flags.FLAGS.is_parsed() or flags.FLAGS(["feed"])  # array-record calls it
     if form == "loose":
         source: Any = _LooseFiles(images)
     elif form == "bagz":
@@ -237,13 +237,13 @@ def grain(images: Images, store: str, form: str, threads: int = 0, processes: in
         rows = rows.mp_prefetch(
             library.MultiprocessingOptions(num_workers=processes, per_worker_buffer_size=2)
         )
-    # Processes give batches in shared memory, which a copy must leave before it is used again
+    # Processes return batches in shared memory, which must be copied before it is reused
     for image, label in rows:
         yield np.asarray(image), np.asarray(label)
 
 
 def record_reader(images: Images, store: str, form: str) -> Batches:
-    """The format's own reader of many records at once, by two threads that take turns with batches."""
+    """The format's own batch reader, in two threads that alternate."""
     if form == "array-record":
         from array_record.python.array_record_module import ArrayRecordReader
 
@@ -268,7 +268,7 @@ def record_reader(images: Images, store: str, form: str) -> Batches:
 
 
 def _in_threads(make, readers: list, wanted: Iterator[np.ndarray]) -> Batches:
-    """`make(reader, rows)` for each of `wanted`, in order, by a thread a reader, one batch ahead each."""
+    """`make(reader, rows)` for each of `wanted`, in order, with a thread for each reader, one batch ahead."""
     from concurrent.futures import ThreadPoolExecutor
 
     pools = [ThreadPoolExecutor(1) for _ in readers]
@@ -312,11 +312,11 @@ def webdataset(images: Images, store: str, decoder: str = "simplejpeg") -> Batch
         yield image.numpy(), label.numpy()
 
 
-# ---- what nothing can beat
+# ---- the upper bound
 
 
 def plain_copy(images: Images, store: str, threads: int) -> Callable[[float], float]:
-    """Copies of whole batches from memory as large as the data into memory already touched."""
+    """Copies whole batches from memory as large as the data into memory already in use."""
     from chipwise.data.packed import PackedFolder
     from chipwise.data.sources import example_bytes
     from chipwise.measure.feed import Copy
@@ -326,7 +326,7 @@ def plain_copy(images: Images, store: str, threads: int) -> Callable[[float], fl
     return lambda seconds: copy.rate(threads, seconds) / size
 
 
-# ---- who takes part in what
+# ---- cases
 
 COPY = [
     Contender("plain copy, 1 thread", plain_copy, {"threads": 1}, ("chipwise",)),
@@ -347,7 +347,7 @@ WEBDATASET = Contender(
 
 
 def _grain(form: str, *needs: str) -> list[Contender]:
-    """As threads and as processes: numbers of 0, 1, 2 and 8 threads were tried."""
+    """Grain with threads and with processes; 0, 1, 2 and 8 threads were tried."""
     label = {"loose": "loose files", "array-record": "array-record", "bagz": "bagz"}[form]
     return [
         Contender(f"Grain, {label}, {n} {kind}", grain, {"form": form, kind: n}, ("grain", *needs))
@@ -385,7 +385,7 @@ _TORCH_ROWS = [
 
 @dataclass(frozen=True)
 class Case:
-    """What is read: `store` of the images called `images`."""
+    """The data of a case: `store` of the images called `images`."""
 
     name: str
     title: str

@@ -1,8 +1,8 @@
-"""The benchmark's data, made once in a scratch folder: the same images in every format.
+"""Prepares the benchmark's data once in a scratch folder: the same images in every format.
 
-    small: CIFAR-10, 60,000 images of 32 × 32       large: 4,096 crops of 224 × 224 out of two photographs
+small: CIFAR-10, 60,000 images of 32 × 32       large: 4,096 crops of 224 × 224 from two photographs
 
-Record formats that are not installed are left out. Everything read is in the page cache afterwards.
+Record formats that are not installed are left out. All files are in the page cache afterwards.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CHUNK = 1024
 
 @dataclass(frozen=True)
 class Images:
-    """One set of images, in every format. `batch`: examples read at once."""
+    """A set of images in every format. `batch`: examples per batch."""
 
     folder: Path
     side: int
@@ -36,7 +36,7 @@ class Images:
 
     @property
     def loose(self) -> Path:
-        """`<class>/<name>.jpg`, as people have them."""
+        """Loose files `<class>/<name>.jpg`."""
         return self.folder / "loose"
 
     @property
@@ -59,7 +59,7 @@ class Images:
         return self.folder / f"{store}.array_record"
 
     def bagz(self, store: str) -> Path:
-        """The same records as bagz; the ending says that they are not compressed."""
+        """The same records as bagz; the suffix means uncompressed."""
         return self.folder / f"{store}.bag"
 
     def tars(self, store: str) -> list[Path]:
@@ -69,7 +69,7 @@ class Images:
 
 
 def sets(work: Path, photographs: int) -> dict[str, Images]:
-    """Where both sets are, by name."""
+    """Both sets by name."""
     return {
         "small": Images(work / "small", SMALL, 512),
         "large": Images(work / f"large-{photographs}", LARGE, 256),
@@ -77,7 +77,7 @@ def sets(work: Path, photographs: int) -> dict[str, Images]:
 
 
 def prepare(work: Path, cifar: Path, photographs: int, records: bool = True) -> None:
-    """Makes what is missing below `work`, and reads all of it once. `records`: also in others' formats."""
+    """Creates what is missing in `work`, and reads everything once. `records`: also in other formats."""
     from chipwise.data.pack import pack
 
     small, large = sets(work, photographs).values()
@@ -94,7 +94,7 @@ def prepare(work: Path, cifar: Path, photographs: int, records: bool = True) -> 
 
 
 def _once(path: Path, make) -> None:
-    """`make(to)` writes `path` under another name: what an interrupted run left is not taken for whole."""
+    """Calls `make(to)` with a temporary name, so that an interrupted run leaves no incomplete `path`."""
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,7 @@ def _once(path: Path, make) -> None:
 
 
 def _copy_cifar(cifar: Path, to: Path) -> None:
-    """All 60,000 of CIFAR-10's JPEGs in one set of class folders."""
+    """Copies all 60,000 of CIFAR-10's JPEGs into one set of class folders."""
     for split in ("train", "test"):
         for folder in sorted((cifar / split).iterdir()):
             (to / folder.name).mkdir(parents=True, exist_ok=True)
@@ -140,7 +140,7 @@ def _write_records(images: Images, store: str) -> None:
     if importlib.util.find_spec("array_record"):
         from array_record.python.array_record_module import ArrayRecordWriter
 
-        options = "group_size:1,uncompressed"  # pixels and JPEGs gain little from it, and it costs time
+        options = "group_size:1,uncompressed"  # pixels and JPEGs gain little from compression
         _once(images.records(store), lambda to: _write(ArrayRecordWriter(str(to), options), images, store))
     if importlib.util.find_spec("bagz"):
         import bagz
@@ -162,7 +162,7 @@ def _write_tars(images: Images, store: str) -> None:
     paths = images.tars(store)
     if all(path.exists() for path in paths):
         return
-    # Shards are read in sequence and shuffled only within a buffer: so the images are shuffled when written
+    # Shards are read sequentially and shuffled only within a buffer, so images are shuffled when written
     order = np.random.default_rng(0).permutation(len(images.files()))
     every = list(_stored(images, store))
     key = "jpg" if store == "jpeg" else "bin"
@@ -188,6 +188,6 @@ def _stored(images: Images, store: str) -> Iterator[tuple[int, bytes]]:
 
 
 def decode_pillow(data: bytes) -> np.ndarray:
-    """As torchvision's ImageFolder does by default."""
+    """Decodes like torchvision's ImageFolder by default."""
     with Image.open(io.BytesIO(data)) as image:
         return np.asarray(image.convert("RGB"))

@@ -1,4 +1,4 @@
-"""The benchmark's record as a page of tables and a plot."""
+"""Writes the benchmark's record as a page with tables and a plot."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COPY = f"plain copy, {WORKERS} threads"
 
 
 def tables(record: Record) -> list[str]:
-    """Lines of Markdown: for each case, a row a contender, the fastest first."""
+    """Lines of Markdown: for each case a row for each contender, fastest first."""
     lines: list[str] = []
     for case in CASES:
         if f"{case.name}/{COPY}" not in record.figures:
@@ -52,7 +52,7 @@ def tables(record: Record) -> list[str]:
 
 
 def targets(record: Record) -> list[str]:
-    """Lines of Markdown: what was aimed at and what came out, for the cases that were run."""
+    """Lines of Markdown: aims and results of the cases that were run."""
 
     def of(case: str, *starts: str) -> tuple[str, float] | None:
         """The fastest contender whose name begins with one of `starts`."""
@@ -100,14 +100,14 @@ def write(record: Record, page: Path, plot: Path) -> None:
         "",
         f"`python -m benchmarks.feed`, {record.created[:10]}; {machine.title}, {machine.os}, Python "
         f"{machine.python}; {versions}. One run of {measured['rounds']} rounds; in a round each contender "
-        f"reads for {measured['seconds']:g} s, alone and in a process of its own, after a warm-up. Images/s "
+        f"reads for {measured['seconds']:g} s, alone and in its own process, after a warm-up. Images/s "
         "are medians; all files are in the page cache. Batches are uint8 arrays in host memory, shuffled "
-        "over all images unless it says otherwise. Small images are CIFAR-10's JPEGs; large ones are "
+        "over all images unless the table says otherwise. Small images are CIFAR-10's JPEGs; large ones are "
         f"{measured['photographs']:,} random crops of scikit-learn's two photographs, JPEG quality 90.",
         "",
-        "A plain copy is `np.copyto` of whole batches into memory already touched, from memory as large as "
-        "the data. MB: anonymous and shared memory of all processes of a contender, libraries included; "
-        "mapped files, which the system may drop, are not. chipwise's batches may take "
+        "A plain copy is `np.copyto` of whole batches into memory already in use, from memory as large as "
+        "the data. MB: anonymous and shared memory of all processes of a contender, including libraries, "
+        "without mapped files, which the system may drop. chipwise's batches may take "
         f"{measured['limit_bytes'] / 2**20:.0f} MiB, and the run fails if reading takes more than that and "
         f"{measured['slack_bytes'] / 2**20:.0f} MiB (found: {_grown(record)}).",
         "",
@@ -166,7 +166,7 @@ def _colour(name: str) -> str:
 
 
 def _rows(record: Record, case: Case) -> list[tuple[str, Series]]:
-    """Contenders with figures, the slowest first, as bars are drawn from below."""
+    """Contenders with figures, slowest first, since bars are drawn from below."""
     found = [
         (c.name, record.figures[f"{case.name}/{c.name}"])
         for c in case.contenders
@@ -176,7 +176,7 @@ def _rows(record: Record, case: Case) -> list[tuple[str, Series]]:
 
 
 def _digits(value: float) -> str:
-    """Three significant digits, or whole thousands with commas."""
+    """Three significant digits, or integers with commas."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 

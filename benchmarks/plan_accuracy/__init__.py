@@ -1,1 +1,1 @@
-"""Published training throughputs against what `plan` predicts: `python -m benchmarks.plan_accuracy`."""
+"""Compares published training throughputs with plans: `python -m benchmarks.plan_accuracy`."""

@@ -1,13 +1,12 @@
-"""Published training throughputs against what `chipwise plan` says of the same recipe on the same chips.
+"""Compares published training throughputs with `chipwise plan` for the same recipe on the same chips.
 
     python -m benchmarks.plan_accuracy                        # every row without an answer, and the page
     python -m benchmarks.plan_accuracy --rows 35,36 --again   # these, asked anew
     python -m benchmarks.plan_accuracy --chips TPU --use held-out --family bert
     python -m benchmarks.plan_accuracy --page                 # ask nothing
 
-Run from the repository's root. Each answer is written into `results.json` as it comes, so the same
-command goes on after a stop; compiled programs are in plan's own cache. The page and its picture are
-made of these answers.
+Run from the repository's root. Each answer is stored in `results.json` at once, so the same command continues
+after a stop; compiled programs are in plan's cache. The page and its picture are made from these answers.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def main() -> None:
 
 
 def stored() -> dict[int, dict[str, Any]]:
-    """The answers by row; those to another question than the row's are left out."""
+    """The answers by row, without answers to an older version of the row."""
     kept = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     questions = {row.row: row.command for row in rows() if row.use != "apart"}
     return {int(n): a for n, a in kept.items() if questions.get(int(n)) == a["command"]}
@@ -68,7 +67,7 @@ def save(answers: dict[int, dict[str, Any]]) -> None:
 
 
 def ask(row: Row) -> dict[str, Any]:
-    """What `row.command` says: throughputs of all devices, `xla` that of XLA's own cost analysis; seconds and
+    """The answer of `row.command`: throughputs of all devices, `xla` by XLA's cost analysis; seconds and
     FLOPs of a step on one device."""
     answer: dict[str, Any] = {"command": row.command, "jax": metadata.version("jax")}
     start = time.monotonic()

@@ -1,4 +1,4 @@
-"""`plan_accuracy.md` and `plan_accuracy.svg` from the rows and the answers."""
+"""Writes `plan_accuracy.md` and `plan_accuracy.svg` from the rows and the answers."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ import numpy as np
 
 from .rows import Row
 
-SHARE = 0.4  # of the peak, that the rule of thumb takes for granted
+SHARE = 0.4  # of the peak, in the rule of thumb
 
-INTRODUCTION = """# What `plan` predicts, against what was published
+INTRODUCTION = """# Plans against published measurements
 
-`python -m benchmarks.plan_accuracy` writes this page. Each row of `published.csv` is a training
-throughput with its source, none measured here, and a recipe on a target: the prediction is what the
-command beside it says. Throughputs are of all chips, in images or sequences a second.
+`python -m benchmarks.plan_accuracy` writes this page. Each row of `published.csv` is a published training
+throughput with its source, and a recipe on a target. The prediction comes from the command beside it.
+Throughputs are of all chips, in images or sequences a second.
 
-* **Held-out** rows are never used in a fit, neither of efficiencies nor of intervals. **Fit** rows may be. A
-  family of nets from one source is on one side; the file says on which.
-* No number of a TPU's step is fitted to a row. What only moves data is timed by the copies that Google
-  published of a 7x and a v6e, all else by the compiler's cycles. That the cycles of such kernels do not hold
-  was looked into because held-out rows of v4 came out too slow.
-* Where held-out GPU rows showed that something was wrong, what mends it is physics or a published figure,
-  fitted to fit rows or cited: what products reach on each chip (a T4's power), depthwise convolutions on
-  vector units, cuDNN's Winograd for 3 x 3. Chosen, not measured, are tiles, 80 % of the peak on chips that
-  nobody measured, and the factors for launches, networks and GPUs without matrix units. Rows 57 and 154 were
-  given the plain attention of their source, rows 151 and 152 its bfloat16 softmax.
-* **Inside**: the measurement lies in the stated 90 % interval. On GPUs this comes of predictions for nets and
-  sources that the efficiencies were not fitted to, on new generations of chips of none of theirs either.
-* **Rule**: what 40 % of the chip's peak would give, for the FLOPs of the same recipe.
-* **XLA**: its own cost analysis of the same compiled programs (`cost_analysis`), which it makes for TPUs.
-* **Error** is a factor less one: 25 % is a quarter too fast, or slow by as much.
-* **Wall** rows include evaluation, input or start-up, so that a right prediction is above them; those
-  whose steps alone were timed have a line of their own.
-* Whose kernels the measured program ran: **xla** is XLA's own, **library** a framework that calls vendors'
+* **Held-out** rows are never used in a fit, neither of efficiencies nor of intervals. **Fit** rows may be.
+  All rows of a family of nets from one source are in the same group, which the file states.
+* No number of a TPU's step is fitted to a row. Kernels that only move data are timed by the copy speeds
+  that Google published for a 7x and a v6e, all others by the compiler's cycles. This was introduced because
+  held-out rows of v4 were predicted too slow.
+* Where held-out GPU rows showed errors, the correction is physics or a published figure, fitted to fit rows
+  or cited: the rate of products on each chip (a T4's power limit), depthwise convolutions on vector units,
+  cuDNN's Winograd for 3 x 3. Chosen, not measured, are tiles, 80 % of the peak on chips without
+  measurements, and the factors for launches, networks and GPUs without matrix units. Rows 57 and 154 use
+  the plain attention of their source, rows 151 and 152 its bfloat16 softmax.
+* **Inside**: the measurement is in the stated 90 % interval. For GPUs that interval comes from nets and
+  sources left out of the fit; for new generations of chips, also from generations left out.
+* **Rule**: a throughput of 40 % of the chip's peak, for the FLOPs of the same recipe.
+* **XLA**: XLA's cost analysis of the same compiled programs (`cost_analysis`), which exists for TPUs.
+* **Error** is a factor minus one: 25 % means 1.25 times too fast, or too slow.
+* **Wall** rows include evaluation, input or start-up, so a correct prediction is above them. Rows whose
+  steps alone were timed have a separate line.
+* The kernels of the measured program: **xla** is XLA's own, **library** a framework that calls vendors'
   libraries operation by operation, **kernels** hand-written attention or layers.
-* Rows **apart** are programs that are no recipe. They count in no summary.
+* Rows **apart** are programs that cannot be recipes. They are not in the summaries.
 """
 
 
@@ -62,7 +62,7 @@ class Prediction:
 
     @property
     def rule(self) -> float | None:
-        """The rule of thumb over measured, where the chip has a stated peak for the precision."""
+        """The rule of thumb over measured, if the chip has a stated peak for the precision."""
         chip = self.row.target.chip
         precision = next(s.removeprefix("precision=") for s in self.row.settings if "precision=" in s)
         tflops = {
@@ -134,7 +134,7 @@ def _summary(name: str, some: Sequence[Prediction]) -> list[str]:
 
 
 def _errors(ratios: Iterable[float]) -> tuple[str, str]:
-    """Their median, and what nine of ten stay below."""
+    """Their median and 90th percentile."""
     off = sorted(map(error, ratios))
     if not off:
         return "-", "-"
@@ -183,8 +183,8 @@ def _apart(rows: Sequence[Row]) -> list[str]:
 
 
 def scatter(path: Path, known: Sequence[Prediction]) -> None:
-    """Predicted over measured, row by row, with its interval: the rows in the order of the file, those held
-    out above; the rule of thumb beside."""
+    """Draws predicted over measured for each row, with its interval, and the rule of thumb. Rows are in the
+    order of the file, held-out ones above."""
     import matplotlib
 
     matplotlib.use("svg")

@@ -1,16 +1,17 @@
-"""Published training throughputs, each with the recipe and the target that stand for it.
+"""Published training throughputs, each with its recipe and target.
 
-`published.csv` holds the measurements, none of them made here, with their sources. What else a line says:
+`published.csv` has the measurements, all by others, with their sources. Its other columns:
 
 - `row`: its number, which never changes.
-- `use`: `fit` for a row that anything of a plan may be fitted to, `held-out` for one that nothing ever is,
-  `apart` for a program that is no recipe, with the reason in `apart`; it is never predicted. All rows of one
-  family from one source are on one side.
-- `family`: of nets. `program`: who made the measured program's kernels: `xla`; `library`, a framework that
-  calls vendors' libraries operation by operation or with a few fused ones; `kernels`, with hand-written
-  attention or layers.
-- `clock`: `steps`, or `wall`, which counts evaluation, start or input too: a right prediction is above.
-- `recipe`, `settings`, `on`: what `chipwise plan` is asked. A file is in `recipes/`.
+- `use`: `fit` for a row that plans may be fitted to, `held-out` for one that is never used in a fit, `apart`
+  for a program that cannot be a recipe, with the reason in `apart`; it is not predicted. All rows of one
+  family from one source have the same `use`.
+- `family`: of nets. `program`: the kernels of the measured program: `xla`; `library`, a framework that calls
+  vendors' libraries operation by operation or with a few fused ones; `kernels`, with hand-written attention
+  or layers.
+- `clock`: `steps`, or `wall`, which includes evaluation, start-up or input, so a correct prediction is above
+  it.
+- `recipe`, `settings`, `on`: the arguments of `chipwise plan`. Recipe files are in `recipes/`.
 
 Counts are global; `n_chips` are chips, each of which may be two devices of JAX.
 """
@@ -28,7 +29,7 @@ from chipwise.recipe.settings import load
 
 FOLDER = Path(__file__).parent
 PUBLISHED = FOLDER / "published.csv"
-CIFAR = 50_000  # training images, of an epoch
+CIFAR = 50_000  # training images of an epoch
 
 
 @dataclass(frozen=True)
@@ -62,17 +63,17 @@ class Row:
 
     @property
     def chips(self) -> str:
-        """ "TPU" or "GPU", of a row that is not apart."""
+        """ "TPU" or "GPU", for a row that is not apart."""
         return self.target.chip.kind
 
     @property
     def origin(self) -> str:
-        """Of `source` the site or repository, without the place in it."""
+        """The site or repository of `source`, without the path in it."""
         return "/".join(re.split(r"[ @]", self.source)[0].split("/")[2:5])
 
     @property
     def spec(self) -> str:
-        """What `chipwise plan` takes for a recipe, from the repository's root."""
+        """The recipe as an argument of `chipwise plan`, from the repository's root."""
         return f"benchmarks/plan_accuracy/recipes/{self.recipe}" if ".py" in self.recipe else self.recipe
 
     @property
@@ -81,7 +82,7 @@ class Row:
         return f"chipwise plan {self.spec}{settings} --on {self.on}"
 
     def load(self) -> Recipe:
-        """The recipe. Raises what `chipwise plan` would of its settings."""
+        """The recipe. Raises the errors of `chipwise plan` for its settings."""
         spec = str(FOLDER / "recipes" / self.recipe) if ".py" in self.recipe else self.recipe
         return load(spec, self.settings)
 
@@ -103,12 +104,12 @@ class Row:
 
     @property
     def seconds(self) -> float:
-        """Of a measured step."""
+        """The seconds of a measured step."""
         return self.batch / self.measured
 
 
 def rows(use: str | None = None, chips: str | None = None) -> list[Row]:
-    """Those of one `use` and of one kind of `chips`, "TPU" or "GPU"; by default all."""
+    """The rows with one `use` and one kind of `chips`, "TPU" or "GPU"; by default all."""
     with PUBLISHED.open(newline="", encoding="utf-8") as file:
         made = [_row(cells) for cells in csv.DictReader(file)]
     some = [row for row in made if use in (None, row.use)]
