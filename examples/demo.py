@@ -1,7 +1,7 @@
-"""`make demo`: one recipe on 1 and on 8 devices, the fingerprints side by side, the curves as a picture, both
-runs compared; then a plan for chips that are not here, the job for one of them, and the report of a run.
+"""`make demo`: trains a recipe on 1 and on 8 devices, compares fingerprints, curves and speeds, plans for
+absent chips, writes a job for one of them, and reports a run.
 
-Writes in `demo/`: `curves.svg`, `curves.png`, the pages `compare.html`, `plan.html` and `report.html`, and
+Writes to `demo/`: `curves.svg`, `curves.png`, the pages `compare.html`, `plan.html` and `report.html`, and
 the notebook for a rented chip in `launch/`.
 """
 
@@ -19,7 +19,7 @@ DEMO = Path("demo")
 
 
 def chipwise(command: str, **how) -> subprocess.CompletedProcess:
-    """Runs a command in a process of its own: JAX fixes its devices when it starts."""
+    """Runs a command in a new process, since JAX fixes its devices when it starts."""
     code = "import sys, chipwise.cli; sys.exit(chipwise.cli.main(sys.argv[1:]))"
     return subprocess.run([sys.executable, "-c", code, *command.split()], check=True, **how)
 

@@ -1,4 +1,5 @@
-"""An Equinox module with batch norm and dropout. It judges one example; the door maps it over the batch.
+"""An Equinox module with batch norm and dropout. It takes one example; `cw.equinox.task` maps it over the
+batch.
 
 pip install -e '.[equinox]'
 chipwise train examples/my_equinox.py:recipe --simulate 8

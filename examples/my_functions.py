@@ -1,4 +1,4 @@
-"""The same network as two plain functions of JAX: convolutions, batch norm and dropout by hand, no framework.
+"""The same network as two plain JAX functions, with its own convolutions, batch norm and dropout.
 
 chipwise train examples/my_functions.py:recipe --simulate 8
 chipwise plan examples/my_functions.py:recipe --on v5e-8,t4
@@ -36,7 +36,7 @@ def conv(params, x):
 
 
 def norm(params, state, x, train, momentum=0.9):
-    """The batch's statistics in training, and what they average to; afterwards those averages."""
+    """Batch norm: in training with the batch's statistics, in evaluation with their running averages."""
     mean, var = state["mean"], state["var"]
     if train:
         mean, var = x.mean((0, 1, 2), keepdims=True), x.var((0, 1, 2), keepdims=True)

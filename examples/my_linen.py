@@ -1,4 +1,4 @@
-"""A Flax Linen module with batch norm and dropout. Nothing to install: Flax comes with chipwise.
+"""A Flax Linen module with batch norm and dropout. Flax is installed with chipwise.
 
 chipwise train examples/my_linen.py:recipe --simulate 8
 chipwise plan examples/my_linen.py:recipe --on v5e-8,t4

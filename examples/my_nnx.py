@@ -1,4 +1,4 @@
-"""A Flax NNX module with batch norm and dropout. Nothing to install: Flax comes with chipwise.
+"""A Flax NNX module with batch norm and dropout. Flax is installed with chipwise.
 
 chipwise train examples/my_nnx.py:recipe --simulate 8
 chipwise plan examples/my_nnx.py:recipe --on v5e-8,t4

@@ -1,4 +1,4 @@
-"""A PyTorch module with batch norm and dropout, its loss, its optimizer and its scheduler, as they were.
+"""A PyTorch module with batch norm and dropout, with PyTorch's loss, optimizer and scheduler.
 
 pip install -e '.[torch]'
 chipwise train examples/my_torch.py:recipe --simulate 8
@@ -36,5 +36,5 @@ def recipe(dropout: float = 0.2):
 
 if __name__ == "__main__":
     result = cw.fit(recipe())
-    module = result.to_torch(net())  # PyTorch's own parameters and statistics, ready for torch.save
+    module = result.to_torch(net())  # the trained weights and statistics, ready for torch.save
     print(f"accuracy {result.metrics['eval/accuracy']:.3f}  fingerprint {result.fingerprint[:16]}")

@@ -1,10 +1,10 @@
-"""A loop of your own over the step that `cw.fit` runs: the same bits, and anything you want in between.
+"""Your own loop over the step of `cw.fit`: the same bits, and anything you want between steps.
 
-    python examples/own_loop.py
+python examples/own_loop.py
 
-Here: stop early when the evaluation has not improved for `patience` epochs, and keep the best
-parameters. `fit` has neither. It has checkpoints, a run folder, and saves on Ctrl-C, which this loop
-does not. With `patience=None` it runs to the end, and its fingerprint is that of `cw.fit(recipe)`.
+It stops early when the evaluation loss has not improved for `patience` epochs, and keeps the best parameters
+in memory. (`fit` can do this too: `keep_best=`, `patience=`.) It has no checkpoints, no run folder, and does
+not save on Ctrl-C. With `patience=None` it runs to the end, and its fingerprint is that of `cw.fit(recipe)`.
 
 Measured on 2 CPU cores: 12 s of processor time, stops after 529 of 674 steps, accuracy 0.969.
 """
@@ -15,17 +15,17 @@ import chipwise as cw
 
 
 def train(recipe, patience=3, on=None):
-    """`(metrics, params, fingerprint)` of the best evaluation, or of the end when `patience` is `None`."""
+    """`(metrics, params, fingerprint)` of the best evaluation, or of the last if `patience` is `None`."""
     every = math.ceil(len(recipe.task.train) / recipe.batch)  # steps, about an epoch
     best = (math.inf, {}, None, "")
     waited = 0
     with cw.Stepper(recipe, on or cw.On()) as stepper:  # reads the data, compiles
         while stepper.done < stepper.total:
-            stepper.step()  # starts it on every device and returns
+            stepper.step()  # starts the step on every device and returns
             if stepper.done % every and stepper.done < stepper.total:
                 continue
 
-            trained = stepper.metrics()  # of the steps since the last time; waits for the device
+            trained = stepper.metrics()  # of the steps since the last call; waits for the device
             evaluated = stepper.evaluate()  # every example once
             print(f"step {stepper.done}: train {trained['loss']:.4f}, eval {evaluated['loss']:.4f}")
             if not math.isfinite(trained["loss"]):

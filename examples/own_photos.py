@@ -1,11 +1,11 @@
-"""Your own photographs: packed once, augmented on the device, a ResNet in a page.
+"""Trains a ResNet on your own photographs, packed once and augmented on the device.
 
     chipwise pack PHOTOS photos-224 --size 224 --split 0.1    # PHOTOS/<class>/<file>
     chipwise train examples/own_photos.py:recipe --data photos-224
     chipwise show examples/own_photos.py:recipe --data photos-224
     chipwise plan examples/own_photos.py:recipe --data photos-224 --on t4,v3-8
 
-What to expect depends on the photographs: the classes, their number and the pixels' mean come with the pack.
+The pack provides the classes, their number, and the pixels' mean and deviation.
 """
 
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from chipwise.models.resnet50 import ResNet50
 
 
 def recipe(data: str, width: int = 16, blocks: tuple = (1, 1, 1, 1)):
-    """`data`: a pack with the splits train and eval; `width=64` and `blocks=3,4,6,3` are ResNet-50."""
+    """`data`: a pack with the splits train and eval; `width=64` and `blocks=3,4,6,3` give ResNet-50."""
     train, held_out = (cw.PackedFolder(data, split) for split in ("train", "eval"))
     size = min(train.spec["image"].shape[:2]) * 7 // 8
     mean, std = (jnp.asarray(values, jnp.float32).reshape(1, 1, 1, -1) for values in (train.mean, train.std))

@@ -1,4 +1,4 @@
-"""A whole task of your own: noisy spirals, two plain functions, no framework.
+"""A complete task of your own: noisy spirals, two plain functions, no framework.
 
     chipwise train examples/own_task.py:recipe
     chipwise train examples/own_task.py:recipe --simulate 8 --set lr=0.02
@@ -15,7 +15,7 @@ import chipwise as cw
 
 
 def spirals(n, seed):
-    """Three arms: `x` (n, 2) float32 and its arm, `label` (n,) int32."""
+    """Points on three spiral arms: `x` (n, 2) float32, and the arm, `label` (n,) int32."""
     rng = np.random.default_rng(seed)
     label = rng.integers(0, 3, n).astype(np.int32)
     radius = rng.uniform(0.1, 1, n)

