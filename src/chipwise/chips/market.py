@@ -60,5 +60,5 @@ def _cloud_names(price: Price) -> set[str]:
 
 def _within(place: str, regions: Sequence[str]) -> bool:
     """Whether a row's region is one of `regions`; "all" is everywhere."""
-    found = place.lower()
-    return not regions or found == "all" or any(found.startswith(region.lower()) for region in regions)
+    lowered = place.lower()
+    return not regions or lowered == "all" or any(lowered.startswith(region.lower()) for region in regions)

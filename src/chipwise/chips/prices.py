@@ -78,8 +78,8 @@ class Price:
         """Whether it was read more than `OLD_DAYS` before `today`; of a spot price read on a day of its own,
         that one."""
         day, own = self.day, self.date.partition("spot")[2]
-        if spot and (found := _DATE.search(own)) is not None:
-            day = _day(found)
+        if spot and (match := _DATE.search(own)) is not None:
+            day = _day(match)
         return (today - day).days > OLD_DAYS
 
     @property
@@ -104,8 +104,8 @@ class Price:
 _DATE = re.compile(r"(\d{4})-(0[1-9]|1[0-2])(?:-(0[1-9]|[12]\d|3[01]))?")
 
 
-def _day(found: re.Match[str]) -> datetime.date:
-    return datetime.date(int(found[1]), int(found[2]), int(found[3] or 1))
+def _day(match: re.Match[str]) -> datetime.date:
+    return datetime.date(int(match[1]), int(match[2]), int(match[3] or 1))
 
 
 COLUMNS = tuple(f.name for f in fields(Price) if f.name not in ("machines", "reckoned"))

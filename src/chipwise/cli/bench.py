@@ -104,28 +104,28 @@ def _finish(record: Record, out: Path | None, kind: str, rows: list[tuple[str, A
     if json_:
         print(json.dumps({**record.to_json(), "written": str(out)}))
         return
-    told, to = record.measured, console()
-    devices = "bench-devices-simulated" if told["devices"]["simulated"] else "bench-devices"
+    measured, to = record.measured, console()
+    devices = "bench-devices-simulated" if measured["devices"]["simulated"] else "bench-devices"
     common = [
-        ("recipe", " ".join([record.name, *(f"--set {text}" for text in told["set"])])),
-        ("data", ", ".join(str(text) for text in (told["data"], told["data_note"]) if text)),
-        ("devices", fact(devices, **told["devices"])),
+        ("recipe", " ".join([record.name, *(f"--set {text}" for text in measured["set"])])),
+        ("data", ", ".join(str(text) for text in (measured["data"], measured["data_note"]) if text)),
+        ("devices", fact(devices, **measured["devices"])),
     ]
     to.print(grid([*common, *rows, ("machine", f"{record.machine.title} ({record.machine.hash})")]))
-    if told.get("profile") is not None:
+    if measured.get("profile") is not None:
         to.print()
-        _profile(to, told["profile"])
+        _profile(to, measured["profile"])
     lines(to, "", fact("written", path=out))
 
 
 def _predict_rows(record: Record) -> list[tuple[str, Any]]:
     """How fast the model of a record of the kind "predict" predicts, and what the clock covered."""
-    told, alone = record.measured, record.figures["latency_seconds"]
-    numbers = {"seconds": told["seconds"]["timed"], "compile": told["seconds"]["compile"]}
+    measured, alone = record.measured, record.figures["latency_seconds"]
+    numbers = {"seconds": measured["seconds"]["timed"], "compile": measured["seconds"]["compile"]}
     return [
         ("speed", f"{_spread(record.figures['examples_per_second'])} examples/s"),
         ("one alone", fact("bench-alone", milliseconds=_spread(alone, 1e3), examples=len(alone.runs))),
-        ("clock", fact("bench-predict-clock", block=told["block"], **numbers)),
+        ("clock", fact("bench-predict-clock", block=measured["block"], **numbers)),
     ]
 
 
@@ -138,17 +138,17 @@ def _write(record: Record, out: Path | None, kind: str) -> Path:
 
 def _rows(record: Record) -> list[tuple[str, Any]]:
     """How fast the recipe of a record of the kind "train" trains, and what the clock covered."""
-    told, seconds = record.measured, record.measured["seconds"]
+    measured, seconds = record.measured, record.measured["seconds"]
     speed, examples = record.figures["steps_per_second"], record.figures["examples_per_second"]
-    losses, share = told["first_losses"], told["share_of_peak"]
-    exact = "bench-speed" if told["exact"] else "bench-speed-not-exact"
-    recipe = {name: told[name] for name in ("batch", "replicas", "precision")}
+    losses, share = measured["first_losses"], measured["share_of_peak"]
+    exact = "bench-speed" if measured["exact"] else "bench-speed-not-exact"
+    recipe = {name: measured[name] for name in ("batch", "replicas", "precision")}
     shown = [f"{value:.4g}" for value in losses]
     first = ", ".join(shown if len(shown) <= 6 else [*shown[:4], "...", shown[-1]])
     return [
         ("speed", fact(exact, speed=_spread(examples), unit="examples/s", **recipe)),
         ("", fact(exact, speed=_spread(speed), unit="steps/s", **recipe)),
-        ("", fact("bench-intervals", intervals=len(speed.runs), steps=told["steps_per_interval"])),
+        ("", fact("bench-intervals", intervals=len(speed.runs), steps=measured["steps_per_interval"])),
         (
             "over time",
             f"{sparkline(speed.runs, 0.0)}  {digits(min(speed.runs))} to {digits(max(speed.runs))}",
@@ -157,14 +157,14 @@ def _rows(record: Record) -> list[tuple[str, Any]]:
             "clock",
             fact(
                 "bench-clock",
-                **{name: told[name] for name in ("timed_steps", "steps_per_call", "calibration_steps")},
+                **{name: measured[name] for name in ("timed_steps", "steps_per_call", "calibration_steps")},
                 **{name: seconds[name] for name in ("timed", "start", "compile", "warmup")},
                 warmup_steps=len(losses),
             ),
         ),
         ("losses", f"{first} (steps 1 to {len(losses)})"),
-        ("waiting", told["feed"]["verdict"]),
-        ("memory", _memory(told["memory_bytes_per_device"], told["host_peak_bytes"])),
+        ("waiting", measured["feed"]["verdict"]),
+        ("memory", _memory(measured["memory_bytes_per_device"], measured["host_peak_bytes"])),
         ("share of peak", "unknown" if share is None else f"{share:.1%}"),
     ]
 
@@ -282,8 +282,8 @@ def bench_feed(
     out = _write(record, out, "feed")
     findings = verdict(record)
     if json_:
-        told = [finding.json() for finding in findings]
-        print(json.dumps({**record.to_json(), "verdict": told, "written": str(out)}))
+        conclusions = [finding.json() for finding in findings]
+        print(json.dumps({**record.to_json(), "verdict": conclusions, "written": str(out)}))
         return
     to = console()
     to.print(_feed_table(record))

@@ -50,21 +50,28 @@ def predict(
     on = here.on(workers=workers)
     from ..deploy.predict import predict as predicted
 
-    def say(told: Fact) -> None:
-        if told.code != "predict-done" or not quiet:
-            typer.echo(str(told), err=True)
+    def say(message: Fact) -> None:
+        if message.code != "predict-done" or not quiet:
+            typer.echo(str(message), err=True)
 
     known = _trained(run, recipe, say)
     more: dict[str, Any] = {"top": top, "probabilities": probabilities, "fresh": fresh, "say": say}
-    found = predicted(known, _source(known, recipe, data), on=on, batch=batch, out=out, **more)
+    predictions = predicted(known, _source(known, recipe, data), on=on, batch=batch, out=out, **more)
     if json_:
-        shown = {"run": run, "steps": known.steps, "examples": found.examples, "out": str(found.file)}
-        print(json.dumps({**shown, "accuracy": found.accuracy, "seconds": round(found.seconds, 4)}))
+        shown = {
+            "run": run,
+            "steps": known.steps,
+            "examples": predictions.examples,
+            "out": str(predictions.file),
+        }
+        print(
+            json.dumps({**shown, "accuracy": predictions.accuracy, "seconds": round(predictions.seconds, 4)})
+        )
         return
-    print(fact("predicted", examples=found.examples, seconds=found.seconds))
-    if found.accuracy is not None:
-        print(fact("predicted-right", accuracy=found.accuracy))
-    print(fact("written", path=found.file))
+    print(fact("predicted", examples=predictions.examples, seconds=predictions.seconds))
+    if predictions.accuracy is not None:
+        print(fact("predicted-right", accuracy=predictions.accuracy))
+    print(fact("written", path=predictions.file))
 
 
 @options.taking
@@ -96,21 +103,21 @@ def export(
     options.only_look()
     from ..deploy.export import export as exported
 
-    def say(told: Fact) -> None:
-        typer.echo(str(told), err=True)
+    def say(message: Fact) -> None:
+        typer.echo(str(message), err=True)
 
     known = _trained(run, recipe, say)
-    made = exported(
+    result = exported(
         known, to, out, data=_source(known, recipe, data), module=_module(module), examples=examples,
         fresh=fresh, say=say,
     )  # fmt: skip
     if json_:
-        print(json.dumps({"run": run, **dataclasses.asdict(made), "file": str(made.file)}))
+        print(json.dumps({"run": run, **dataclasses.asdict(result), "file": str(result.file)}))
         return
-    print(fact("exported", **dataclasses.asdict(made)))
-    if made.labels_differ is not None:
+    print(fact("exported", **dataclasses.asdict(result)))
+    if result.labels_differ is not None:
         print(fact("exported-labels"))
-    print(fact("written", path=made.file))
+    print(fact("written", path=result.file))
 
 
 def _module(given: str | None) -> Any:
@@ -122,10 +129,10 @@ def _module(given: str | None) -> Any:
     path, _, name = given.partition(":")
     if not Path(path).is_file():
         raise DataError("module-not-found", given=given)
-    found = getattr(import_file(f"{RECIPE_MODULE}{Path(path).stem}", path), name, None)
-    if found is None:
+    value = getattr(import_file(f"{RECIPE_MODULE}{Path(path).stem}", path), name, None)
+    if value is None:
         raise DataError("module-not-found", given=given)
-    return found
+    return value
 
 
 def _trained(run: str, recipe: str | None, say: Any) -> Trained:

@@ -88,8 +88,10 @@ def find_lr(
         return
     for path in written:
         print(fact("written", path=path))
-    found = [f"{key}={value:g}" for key, value in search.settings.items()]
-    print(fact("next", command=recipe.train_line(found) if apply is None else recipe.train_line(file=apply)))
+    settings = [f"{key}={value:g}" for key, value in search.settings.items()]
+    print(
+        fact("next", command=recipe.train_line(settings) if apply is None else recipe.train_line(file=apply))
+    )
 
 
 def _axis(text: str | None) -> tuple[str | None, list[float] | None]:

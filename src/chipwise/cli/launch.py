@@ -85,9 +85,9 @@ def launch(
             file=jobs.recipe_file(recipe.recipe), data=data, bucket=bucket, zone=zone, image=image,
         )  # fmt: skip
 
-    made = job(offered[0] if on is None else parse(on))  # a plan may take minutes: refused before it
-    warnings = jobs.check(made)
-    places.check(where, made)
+    to_launch = job(offered[0] if on is None else parse(on))  # a plan may take minutes: refused before it
+    warnings = jobs.check(to_launch)
+    places.check(where, to_launch)
     if cheapest:
         targets = [target.name for target in offered]
         chosen = choose(plan(loaded, targets, prices=prices), where, recipe.recipe, seconds, spot)
@@ -98,15 +98,15 @@ def launch(
             raise DeviceError(
                 "launch-cannot-run", recipe=recipe.recipe, target=chosen.target, problem=chosen.problem
             )
-    made = job(parse(chosen.target))
-    made = replace(made, hours=_hours(chosen), about=about(loaded, chosen, spot))
-    files = places.write(where, made)
+    to_launch = job(parse(chosen.target))
+    to_launch = replace(to_launch, hours=_hours(chosen), about=about(loaded, chosen, spot))
+    files = places.write(where, to_launch)
     for name, text in files.items():
         replace_text(out / name, text, "launch-file-unwritable")
     looked = start.check(where, out, list(files))
-    _show(where, made, out, files, [*warnings, *looked], json_)
+    _show(where, to_launch, out, files, [*warnings, *looked], json_)
     if go:
-        start.start(where, made, out, list(files))
+        start.start(where, to_launch, out, list(files))
 
 
 def choose(plans: list[Plan], where: Place, recipe: str, within: float | None, spot: bool) -> Plan:

@@ -58,11 +58,11 @@ def inspect(
 
     folder = remote.local(path)
     splits = _splits(folder)
-    told: list[Any] = [] if json_ else [_contents(splits)]
+    parts: list[Any] = [] if json_ else [_contents(splits)]
     if any(source.names for source in splits.values()) and not json_:
-        told += _classes(splits)
+        parts += _classes(splits)
     to = console()
-    for part in told:
+    for part in parts:
         to.print(part)
 
     def line(*texts: object) -> None:

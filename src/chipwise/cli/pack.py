@@ -111,17 +111,17 @@ def _text(**given: Any) -> TextForm | None:
     """How text becomes tokens, where an option says so."""
     from ..data.pack.text import TextForm
 
-    said = {name: value for name, value in given.items() if value is not None and value is not False}
-    return TextForm(**said) if said else None
+    options = {name: value for name, value in given.items() if value is not None and value is not False}
+    return TextForm(**options) if options else None
 
 
-def _columns(told: str | None) -> dict[str, str]:
+def _columns(text: str | None) -> dict[str, str]:
     from ..data.pack.rows import COLUMNS
 
-    pairs = [part.partition("=") for part in (told or "").split(",") if part.strip()]
+    pairs = [part.partition("=") for part in (text or "").split(",") if part.strip()]
     for role, equals, name in pairs:
         if role.strip() not in COLUMNS or not equals or not name.strip():
-            raise RecipeError("pack-columns-option", given=told, roles=list(COLUMNS))
+            raise RecipeError("pack-columns-option", given=text, roles=list(COLUMNS))
     return {role.strip(): name.strip() for role, _, name in pairs}
 
 

@@ -103,8 +103,8 @@ def _read_idx(stream: BinaryIO | gzip.GzipFile, path: Path, sha256: str | None) 
         code = "idx-short" if len(values) < expected else "idx-long"
         numbers = {"bytes": len(values), "expected": expected, "shape": shape, "dtype": dtype.name}
         raise DataError(code, path=path, **numbers)
-    if sha256 is not None and (found := hashlib.sha256(head + sizes + values).hexdigest()) != sha256:
-        raise DataError("not-the-original", path=path, sha256=found, expected=sha256)
+    if sha256 is not None and (digest := hashlib.sha256(head + sizes + values).hexdigest()) != sha256:
+        raise DataError("not-the-original", path=path, sha256=digest, expected=sha256)
     try:
         array = np.frombuffer(values, dtype).reshape(shape)
     except ValueError as error:  # more than 64 dimensions, or a zero beside sizes beyond the address space

@@ -64,7 +64,7 @@ def export(
     module: Any = None,
     examples: int = EXAMPLES,
     fresh: bool = False,
-    say: Callable[[Fact], None] = lambda told: None,
+    say: Callable[[Fact], None] = lambda _: None,
 ) -> Export:
     """Writes a trained model as a file of another format, and checks it by running it.
 
@@ -106,8 +106,8 @@ def export(
     try:
         kind.write(request, temporary)
         run = kind.open(request, temporary)
-        found = _run(run, rows)
-        compared = _compare(expected, {n: found[names[n]] for n in names}, classifier, to)
+        outputs = _run(run, rows)
+        compared = _compare(expected, {n: outputs[names[n]] for n in names}, classifier, to)
         size = sum(p.stat().st_size for p in (temporary, *temporary.rglob("*")) if p.is_file())
         os.chmod(temporary, 0o755 if kind.folder else 0o644)
         _put(temporary, file)
@@ -121,16 +121,16 @@ def export(
     return Export(file, to, kind.runs, count, *compared, where, size, seconds)
 
 
-def _put(made: Path, at: Path) -> None:
-    """Moves `made` to `at`. A folder cannot be replaced atomically, so the old one is renamed first, and
+def _put(temporary: Path, at: Path) -> None:
+    """Moves `temporary` to `at`. A folder cannot be replaced atomically, so the old one is renamed first, and
     restored if that fails."""
-    if not (made.is_dir() and at.is_dir()):
-        os.replace(made, at)
+    if not (temporary.is_dir() and at.is_dir()):
+        os.replace(temporary, at)
         return
-    aside = made.with_name(f"{made.name}.old")
+    aside = temporary.with_name(f"{temporary.name}.old")
     os.rename(at, aside)
     try:
-        os.rename(made, at)
+        os.rename(temporary, at)
     except OSError:
         os.rename(aside, at)
         raise
@@ -175,8 +175,8 @@ def _expected(known: Trained, rows: dict[str, np.ndarray]) -> tuple[dict[str, np
     from ..data.sources import Arrays
 
     columns: Any = rows
-    found = predict(known, Arrays(**columns)).outputs
-    outputs = found if isinstance(found, dict) else {"outputs": found}
+    predicted = predict(known, Arrays(**columns)).outputs
+    outputs = predicted if isinstance(predicted, dict) else {"outputs": predicted}
     shape = {name: value.shape[1:] for name, value in outputs.items()}
     return outputs, shape == {"outputs": (known.recipe.task.classes,)}
 
@@ -192,21 +192,21 @@ def _run(run: Callable, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _compare(
-    expected: dict[str, np.ndarray], found: dict[str, np.ndarray], classifier: bool, to: str
+    expected: dict[str, np.ndarray], actual: dict[str, np.ndarray], classifier: bool, to: str
 ) -> tuple[float, float, int | None]:
     """The largest difference, the largest output, and how many labels differ. Raises `RecipeError` if the
     exported model computes something else."""
     wide = {n: np.asarray(v, np.float64) for n, v in expected.items()}
     for name, value in wide.items():
-        if found[name].shape != value.shape:
-            got, shape = list(found[name].shape), list(value.shape)
-            raise RecipeError("export-shape", format=to, name=name, got=got, expected=shape)
-    gaps = [float(np.max(np.abs(v - found[n]), initial=0)) for n, v in wide.items()]
+        if actual[name].shape != value.shape:
+            given, shape = list(actual[name].shape), list(value.shape)
+            raise RecipeError("export-shape", format=to, name=name, got=given, expected=shape)
+    gaps = [float(np.max(np.abs(v - actual[n]), initial=0)) for n, v in wide.items()]
     largest = max(float(np.max(np.abs(v), initial=0)) for v in wide.values())
     gap = float("nan") if any(map(np.isnan, gaps)) else max(gaps)
     labels = None
     if classifier:
-        labels = int(np.sum(wide["outputs"].argmax(1) != found["outputs"].argmax(1)))
+        labels = int(np.sum(wide["outputs"].argmax(1) != actual["outputs"].argmax(1)))
     if not gap <= TOLERANCE * max(largest, 1.0) or labels:
         facts = {"difference": gap, "largest": largest, "labels": labels or 0}
         raise RecipeError("export-differs", format=to, examples=len(next(iter(wide.values()))), **facts)

@@ -74,8 +74,8 @@ def features(
     predictor = Predictor(idle, params, state, data, placement, workers=on.workers)
 
     def batches() -> Iterator[dict[str, Any]]:
-        for beside, made in predictor():
-            yield {**beside, **{"feature" if name == "outputs" else name: x for name, x in made.items()}}
+        for beside, outputs in predictor():
+            yield {**beside, **{"feature" if name == "outputs" else name: x for name, x in outputs.items()}}
 
     with contextlib.closing(predictor):
         if out is not None:
@@ -101,7 +101,7 @@ def _content(data: Source) -> str:
 
 
 def _made_before(out: Path, split: str, of: str) -> PackedFolder:
-    found = PackedFolder(out, split)
-    if found.manifest["source"].get("fingerprint") != of:
+    folder = PackedFolder(out, split)
+    if folder.manifest["source"].get("fingerprint") != of:
         raise DataError("features-of-others", folder=out / split)
-    return found
+    return folder

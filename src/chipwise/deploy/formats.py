@@ -63,8 +63,8 @@ class Request:
     def about(self) -> dict[str, str]:
         """Short texts to store with a model."""
         names = {"classes": "\n".join(self.model.class_names)} if self.model.class_names else {}
-        made = {"recipe": self.model.recipe.name, "steps": str(self.model.steps)}
-        return {**made, "fingerprint": self.model.fingerprint, **names}
+        about = {"recipe": self.model.recipe.name, "steps": str(self.model.steps)}
+        return {**about, "fingerprint": self.model.fingerprint, **names}
 
 
 @dataclass(frozen=True)
@@ -158,12 +158,12 @@ def _open_safetensors(request: Request, path: Path) -> Runner:
     numpy = library("safetensors.numpy")
     read = numpy.load_file(str(path))
     tree = {"params": request.model.params, "state": request.model.state}
-    found = jax.tree.unflatten(jax.tree.structure(tree), [read[name] for name in flatten(tree)])
+    restored = jax.tree.unflatten(jax.tree.structure(tree), [read[name] for name in flatten(tree)])
     run = jax.jit(prediction(request.model.recipe))
 
     def runner(inputs: Arrays) -> Arrays:
-        made = run(found["params"], found["state"], inputs)
-        return {request.outputs[name]: np.asarray(value) for name, value in made.items()}
+        outputs = run(restored["params"], restored["state"], inputs)
+        return {request.outputs[name]: np.asarray(value) for name, value in outputs.items()}
 
     return runner
 
@@ -192,8 +192,8 @@ def _arguments(request: Request, inputs: Arrays) -> tuple[tuple, dict[str, Any]]
     return jax.tree.map(np.array, given)
 
 
-def _named_outputs(request: Request, made: Any) -> Arrays:
-    outputs = made if isinstance(made, dict) else {"outputs": made}
+def _named_outputs(request: Request, result: Any) -> Arrays:
+    outputs = result if isinstance(result, dict) else {"outputs": result}
     return {request.outputs[name]: np.asarray(value) for name, value in outputs.items()}
 
 
@@ -214,8 +214,8 @@ def _open_torch(request: Request, path: Path) -> Runner:
     def runner(inputs: Arrays) -> Arrays:
         args, kwargs = jax.tree.map(torch.from_numpy, _arguments(request, inputs))
         with torch.no_grad():
-            made = module(*args, **kwargs)
-        return _named_outputs(request, jax.tree.map(lambda t: t.numpy(), made))
+            outputs = module(*args, **kwargs)
+        return _named_outputs(request, jax.tree.map(lambda t: t.numpy(), outputs))
 
     return runner
 

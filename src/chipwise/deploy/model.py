@@ -47,8 +47,8 @@ class Trained:
     def class_names(self) -> tuple[str, ...]:
         """The names of the classes: the task's, else the data's, else `()`."""
         task = self.recipe.task
-        found = task.class_names or tuple(getattr(task.train, "names", ()))
-        return tuple(map(str, found)) if task.classes in (None, len(found)) else ()
+        names = task.class_names or tuple(getattr(task.train, "names", ()))
+        return tuple(map(str, names)) if task.classes in (None, len(names)) else ()
 
     def evaluation(self) -> Source:
         """The evaluation data. Raises `DataError` if the task has none."""
@@ -60,7 +60,7 @@ class Trained:
 def trained(
     model: Result | Trained | str | Path,
     recipe: Recipe | None = None,
-    say: Callable[[Fact], None] = lambda told: None,
+    say: Callable[[Fact], None] = lambda _: None,
 ) -> Trained:
     """The model of a `Result`, or of the newest checkpoint of a run folder.
 
@@ -76,12 +76,12 @@ def trained(
     if not isinstance(model, str | Path):
         raise RecipeError("not-a-trained-model", kind=type(model).__name__)
     stored = read_run(model)
-    made = recipe if recipe is not None else _wherever_its_data_is(stored)
-    changed = disagreement(_without_data(stored.recipe), _without_data(made.describe()), beginning=False)
+    loaded = recipe if recipe is not None else _wherever_its_data_is(stored)
+    changed = disagreement(_without_data(stored.recipe), _without_data(loaded.describe()), beginning=False)
     if changed:
-        say(fact("recipe-changed", recipe=made.name, run=str(model), changed=changed))
-    found = restore_run(made, model, say)
-    return Trained(made, found.params, found.state, found.steps, str(model))
+        say(fact("recipe-changed", recipe=loaded.name, run=str(model), changed=changed))
+    state = restore_run(loaded, model, say)
+    return Trained(loaded, state.params, state.state, state.steps, str(model))
 
 
 def settings_of(run: str | Path) -> list[str]:

@@ -177,13 +177,13 @@ def translate(arrays: Mapping[str, np.ndarray], model: str) -> dict[str, np.ndar
     if model not in TABLES:
         raise RecipeError("weights-names", given=model, known=list(TABLES), near=near(model, TABLES))
     table = TABLES[model]
-    found = dict(
+    translated = dict(
         _translated(table, name, array)
         for name, array in arrays.items()
         if not name.endswith(".num_batches_tracked")
     )
-    found = _counted_through(_joined(found))
-    return _stacked(found) if table.stacked else found
+    translated = _counted_through(_joined(translated))
+    return _stacked(translated) if table.stacked else translated
 
 
 def _translated(table: Table, name: str, array: np.ndarray) -> tuple[str, np.ndarray]:

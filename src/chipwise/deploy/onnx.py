@@ -119,13 +119,13 @@ def to_onnx(function: Callable, inputs: Spec, outputs: Mapping[str, str], about:
 
     (batch,) = jax.export.symbolic_shape("batch")
     shapes = {n: jax.ShapeDtypeStruct((batch, *s.shape), s.dtype) for n, s in inputs.items()}
-    traced, made = jax.make_jaxpr(function, return_shape=True)(shapes)
+    traced, shape = jax.make_jaxpr(function, return_shape=True)(shapes)
     names = sorted(shapes)
     graph = Graph(batch, names[0])
     given = [Ref(n, shapes[n].shape, shapes[n].dtype) for n in names]
-    found = _run(graph, traced.jaxpr, traced.consts, given)
+    results = _run(graph, traced.jaxpr, traced.consts, given)
     nodes = graph.nodes
-    for value, name in zip(found, [outputs[n] for n in sorted(made)], strict=True):
+    for value, name in zip(results, [outputs[n] for n in sorted(shape)], strict=True):
         nodes.append(onnx.helper.make_node("Identity", [graph.whole(value)], [name]))
 
     def info(name: str, s: Any) -> Any:
@@ -136,7 +136,7 @@ def to_onnx(function: Callable, inputs: Spec, outputs: Mapping[str, str], about:
         nodes,
         "chipwise",
         [info(n, shapes[n]) for n in names],
-        [info(outputs[n], made[n]) for n in sorted(made)],
+        [info(outputs[n], shape[n]) for n in sorted(shape)],
         [onnx.numpy_helper.from_array(np.asarray(a, order="C"), n) for n, a in graph.constants.items()],
     )
     model = onnx.helper.make_model(body, opset_imports=[onnx.helper.make_opsetid("", OPSET)], ir_version=9)
@@ -157,27 +157,27 @@ def _run(graph: Graph, jaxpr: Any, consts: Sequence[Any], given: Sequence[Any]) 
     for equation in _needed(jaxpr):
         name, values = equation.primitive.name, [read(v) for v in equation.invars]
         if name == "platform_index":
-            made = [np.asarray(equation.params["platforms"].index(None), np.int32)]
+            results = [np.asarray(equation.params["platforms"].index(None), np.int32)]
         elif name == "scan":
-            made = _scan(graph, equation, values)
+            results = _scan(graph, equation, values)
         elif name == "cond":
-            made = _branch(graph, equation, values)
+            results = _branch(graph, equation, values)
         elif (inner := _inner(equation)) is not None:
-            made = _run(graph, inner.jaxpr, inner.consts, values)
+            results = _run(graph, inner.jaxpr, inner.consts, values)
         elif _foldable(equation, values):
             folded = equation.primitive.bind(*map(jnp.asarray, values), **equation.params)
-            made = [_constant(v) for v in (folded if equation.primitive.multiple_results else [folded])]
+            results = [_constant(v) for v in (folded if equation.primitive.multiple_results else [folded])]
         elif name in OPS:
-            made = OPS[name](graph, equation, *values)
-            made = made if isinstance(made, list) else [made]
+            results = OPS[name](graph, equation, *values)
+            results = results if isinstance(results, list) else [results]
             shapes = [v.aval for v in equation.outvars]
-            made = [
+            results = [
                 Ref(m, a.shape, a.dtype) if isinstance(m, str) else m
-                for m, a in zip(made, shapes, strict=True)
+                for m, a in zip(results, shapes, strict=True)
             ]
         else:
             raise RecipeError("onnx-operation", operation=name)
-        known |= dict(zip(equation.outvars, made, strict=True))
+        known |= dict(zip(equation.outvars, results, strict=True))
     return [read(v) for v in jaxpr.outvars]
 
 
@@ -200,9 +200,9 @@ def _constant(value: Any) -> np.ndarray:
 def _inner(equation: Any) -> Any:
     """The closed jaxpr that a call runs; `None` if the equation is not a call."""
     for name in _INLINED:
-        found = equation.params.get(name)
-        if found is not None and equation.primitive.name != "while":
-            return found if hasattr(found, "jaxpr") else ClosedJaxpr(found, ())
+        jaxpr = equation.params.get(name)
+        if jaxpr is not None and equation.primitive.name != "while":
+            return jaxpr if hasattr(jaxpr, "jaxpr") else ClosedJaxpr(jaxpr, ())
     return None
 
 
@@ -233,8 +233,8 @@ def _scan(graph: Graph, equation: Any, values: list[Any]) -> list[Any]:
     rows: list[list[Any]] = [[] for _ in range(length)]
     for turn in range(length)[:: -1 if p["reverse"] else 1]:
         each = [_row(graph, x, turn) for x in over]
-        made = _run(graph, body.jaxpr, body.consts, [*fixed, *carry, *each])
-        carry, rows[turn] = made[: p["num_carry"]], made[p["num_carry"] :]
+        results = _run(graph, body.jaxpr, body.consts, [*fixed, *carry, *each])
+        carry, rows[turn] = results[: p["num_carry"]], results[p["num_carry"] :]
     stacked = []
     for at, var in enumerate(equation.outvars[p["num_carry"] :]):
         axis = np.asarray([0], np.int64)

@@ -216,10 +216,10 @@ def _dot(graph: Graph, equation: Any, left: Any, right: Any) -> str:
         one[i] = two[j] = next(letters)
     one = [c or next(letters) for c in one]
     two = [c or next(letters) for c in two]
-    made = [one[i] for i in lb]
-    made += [c for i, c in enumerate(one) if i not in (*lb, *lc)]
-    made += [c for j, c in enumerate(two) if j not in (*rb, *rc)]
-    text = f"{''.join(one)},{''.join(two)}->{''.join(made)}"
+    output = [one[i] for i in lb]
+    output += [c for i, c in enumerate(one) if i not in (*lb, *lc)]
+    output += [c for j, c in enumerate(two) if j not in (*rb, *rc)]
+    text = f"{''.join(one)},{''.join(two)}->{''.join(output)}"
     return graph.node("Einsum", graph.whole(left), graph.whole(right), equation=text)
 
 

@@ -83,7 +83,7 @@ def predict(
     top: int = 1,
     probabilities: bool = False,
     fresh: bool = False,
-    say: Callable[[Fact], None] = lambda told: None,
+    say: Callable[[Fact], None] = lambda _: None,
 ) -> Predictions:
     """Predicts every example of `data` once, in order, on all devices.
 
@@ -137,23 +137,23 @@ def predict(
 
 def _whole(predictor: Predictor, logits: bool) -> tuple[Any, int | None]:
     """The outputs of all examples, and how many a classifier gets right, if known."""
-    found = list(predictor())
-    counts = [_right(beside, made, logits) for beside, made in found]
-    outputs = {n: np.concatenate([made[n] for _, made in found]) for n in predictor.outputs}
+    blocks = list(predictor())
+    counts = [_right(beside, block, logits) for beside, block in blocks]
+    outputs = {n: np.concatenate([block[n] for _, block in blocks]) for n in predictor.outputs}
     right = None if None in counts else sum(n for n in counts if n is not None)
     return (outputs["outputs"] if list(outputs) == ["outputs"] else outputs), right
 
 
-def _right(beside: Examples, made: dict[str, np.ndarray], logits: bool) -> int | None:
+def _right(beside: Examples, outputs: dict[str, np.ndarray], logits: bool) -> int | None:
     label = beside.get("label")
     if (
         not logits
         or label is None
-        or label.shape != made["outputs"].shape[:1]
+        or label.shape != outputs["outputs"].shape[:1]
         or label.dtype.kind not in "iu"
     ):
         return None
-    return int(np.sum(np.argmax(made["outputs"], axis=1) == label))
+    return int(np.sum(np.argmax(outputs["outputs"], axis=1) == label))
 
 
 class _Job:
@@ -197,11 +197,11 @@ class _Job:
         if there:
             say(fact("predict-resumed", done=first, total=self.predictor.examples, path=self.file))
         names = name_of(self.predictor.source)
-        for beside, made in self._parts(first):
-            count = len(next(iter(made.values())))
-            right = _right(beside, made, self.columns.classifier)
+        for beside, outputs in self._parts(first):
+            count = len(next(iter(outputs.values())))
+            right = _right(beside, outputs, self.columns.classifier)
             called = [names(i) for i in range(first, first + count)] if names is not None else None
-            rows = self.columns.rows(first, called, beside.get("label"), made)
+            rows = self.columns.rows(first, called, beside.get("label"), outputs)
             head = list(rows)
             name = f"{first:012d}-{'x' if right is None else right}{self.suffix}"
             replace_bytes(self.folder / name, encode(rows, self.suffix), "predictions-unwritable")
@@ -217,9 +217,9 @@ class _Job:
             return
         kept: list[tuple[Examples, dict[str, np.ndarray]]] = []
         held = 0
-        for beside, made in self.predictor(first):
-            kept.append((beside, made))
-            held += len(next(iter(made.values())))
+        for beside, outputs in self.predictor(first):
+            kept.append((beside, outputs))
+            held += len(next(iter(outputs.values())))
             while held >= self.part_rows:
                 whole = _joined(kept)
                 yield _cut(whole, slice(None, self.part_rows))

@@ -74,23 +74,23 @@ class Weights:
         """Which arrays would be used, without computing anything. Arguments as in `start`."""
         shapes = {name: tuple(s.shape) for name, s in flatten(_abstract(task)).items()}
         files = {new: old for old in self.arrays if (new := rename(old)) is not None}
-        found = Match({}, [], [], [], {})
+        match = Match({}, [], [], [], {})
         used = set()
         for name, shape in shapes.items():
             bare = name.partition(".")[2]
             source = files.get(name, files.get(bare))
             if _named(bare, fresh):
-                found.fresh.append(name)
+                match.fresh.append(name)
             elif source is None:
-                found.missing.append(name)
+                match.missing.append(name)
             elif (old := self.arrays[source].shape) == shape:
-                found.matched[name] = source
+                match.matched[name] = source
             elif _named(bare, resize) and _places(old, shape) is not None:
-                found.matched[name], found.resized[name] = source, (old, shape)
+                match.matched[name], match.resized[name] = source, (old, shape)
             else:
-                found.shapes[name] = (old, shape)
+                match.shapes[name] = (old, shape)
             used.add(source)
-        return dataclasses.replace(found, unused=[name for name in self.arrays if name not in used])
+        return dataclasses.replace(match, unused=[name for name in self.arrays if name not in used])
 
     def start(
         self,
@@ -109,17 +109,17 @@ class Weights:
 
         Raises `RecipeError` if any other array is missing or has another shape; `match` shows all of them.
         """
-        found = self.match(task, fresh, rename, resize)
-        if found.missing or found.shapes:
-            facts: dict[str, Any] = {"missing": found.missing, "shapes": list(found.shapes)}
-            facts |= {"without": len(found.missing), "other": len(found.shapes)}
-            some = [*found.missing, *found.shapes]
-            facts |= {"matched": len(found.matched), "some": some, "names": list(self.arrays)}
+        match = self.match(task, fresh, rename, resize)
+        if match.missing or match.shapes:
+            facts: dict[str, Any] = {"missing": match.missing, "shapes": list(match.shapes)}
+            facts |= {"without": len(match.missing), "other": len(match.shapes)}
+            some = [*match.missing, *match.shapes]
+            facts |= {"matched": len(match.matched), "some": some, "names": list(self.arrays)}
             raise RecipeError("weights-of-another-model", path=self.path, **facts)
-        if not found.matched:
+        if not match.matched:
             raise RecipeError("weights-all-fresh", path=self.path, fresh=list(fresh))
-        first, arrays = task.init, {new: self.arrays[old] for new, old in found.matched.items()}
-        arrays |= {name: _resized(arrays[name], shape) for name, (_, shape) in found.resized.items()}
+        first, arrays = task.init, {new: self.arrays[old] for new, old in match.matched.items()}
+        arrays |= {name: _resized(arrays[name], shape) for name, (_, shape) in match.resized.items()}
 
         def init(key: jax.Array) -> tuple[Tree, Tree]:
             tree = _tree(*first(key))
@@ -127,8 +127,8 @@ class Weights:
                 jnp.asarray(arrays[name], leaf.dtype) if name in arrays else leaf
                 for name, leaf in flatten(tree).items()
             ]
-            made = jax.tree.unflatten(jax.tree.structure(tree), leaves)
-            return made["params"], made["state"]
+            values = jax.tree.unflatten(jax.tree.structure(tree), leaves)
+            return values["params"], values["state"]
 
         name = getattr(first, "__qualname__", type(first).__qualname__)
         init.__qualname__ = f"{name}{FROM_WEIGHTS}{self.digest[:16]}"

@@ -51,9 +51,9 @@ def write(request: Request, path: Path) -> None:
     specs = {
         name: tensorflow.TensorSpec((None, *spec.shape), spec.dtype, name) for name, spec in inputs.items()
     }
-    made = traced.get_concrete_function(**specs)
+    concrete = traced.get_concrete_function(**specs)
     module.serve = traced
-    tensorflow.saved_model.save(module, str(path), signatures={SIGNATURE: made})
+    tensorflow.saved_model.save(module, str(path), signatures={SIGNATURE: concrete})
 
 
 def open_again(request: Request, path: Path) -> Runner:
@@ -63,8 +63,8 @@ def open_again(request: Request, path: Path) -> Runner:
     run = loaded.signatures[SIGNATURE]
 
     def runner(inputs: Arrays) -> Arrays:
-        made = run(**{name: tensorflow.constant(column) for name, column in inputs.items()})
-        return {name: np.asarray(value) for name, value in made.items()}
+        outputs = run(**{name: tensorflow.constant(column) for name, column in inputs.items()})
+        return {name: np.asarray(value) for name, value in outputs.items()}
 
     runner.model = loaded  # type: ignore[attr-defined]  # whose variables go with it
     return runner

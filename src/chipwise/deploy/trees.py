@@ -24,7 +24,7 @@ def keras(file: Path) -> dict[str, np.ndarray]:
     """Arrays named as by `cw.keras.task`, such as `conv2d.kernel`: by the layer's given name, or else by its
     kind and number in the file."""
     h5py = library("h5py", "keras")
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     with h5py.File(file, "r") as h5:
         groups: dict[str, Any] = {}
         h5.visititems(groups.__setitem__)  # does not follow links out of the file
@@ -37,8 +37,8 @@ def keras(file: Path) -> dict[str, np.ndarray]:
                 named[layer] = _layer(layer, str(groups[f"{layer}/vars"].attrs.get("name", "")), named)
             if item.dtype.kind not in "fiub" or item.external or item.id.get_storage_size() < item.nbytes:
                 raise DataError("weights-damaged", path=file, reason=f"{name} is not whole in it")
-            found[f"{named[layer]}.{_variable(layer, index)}"] = item[()]
-    return found
+            arrays[f"{named[layer]}.{_variable(layer, index)}"] = item[()]
+    return arrays
 
 
 def _natural(name: str) -> list[Any]:

@@ -78,14 +78,14 @@ def compare(*sources: str | os.PathLike, baseline: str | None = None, target: st
 
     given = [os.fspath(source) for source in sources]
     rows = read(given)
-    made = document(
+    compared = document(
         rows,
         prices=load(None),
         baseline=baseline,
         target=None if target is None else parse(target),
         notes=unpublished(given, rows),
     )
-    return Shown(made, parts(made))
+    return Shown(compared, parts(compared))
 
 
 def of_plans(plans: Sequence[Plan]) -> str:
@@ -105,8 +105,8 @@ def of_result(result: Result) -> str:
     metrics = [(n, f"{v:.4g}") for n, v in result.metrics.items() if isinstance(v, (int, float))]
     rate = result.examples_per_second
     speed = [] if rate is None else [("examples/s", f"{rate:,.0f}")]
-    told = [("recipe", result.recipe), ("steps", f"{result.steps:,}"), *metrics, *speed]
-    return pictures(curves) + written([terminal.grid([*told, ("fingerprint", result.fingerprint)])])
+    rows = [("recipe", result.recipe), ("steps", f"{result.steps:,}"), *metrics, *speed]
+    return pictures(curves) + written([terminal.grid([*rows, ("fingerprint", result.fingerprint)])])
 
 
 def written(parts: Iterable[RenderableType]) -> str:

@@ -54,16 +54,16 @@ def document(recipe: Recipe, plans: Sequence[Plan]) -> dict[str, Any]:
 
 def parts(plans: Sequence[Plan]) -> Iterator[RenderableType]:
     """The parts to print, in order: verdict and deciding facts, table, other facts, sources."""
-    for told in first(plans):
-        yield Text(str(told))
+    for statement in first(plans):
+        yield Text(str(statement))
     yield ""
     yield table(plans) if plans[0].predicts is None else predictions(plans)
     rest, notes = statements(plans), list(_shared((p.target, p.notes) for p in plans))
     for some, style in ((rest, ""), (notes, "dim")):
         if some:
             yield ""
-        for told in some:
-            yield Text(str(told), style=style)
+        for statement in some:
+            yield Text(str(statement), style=style)
 
 
 def first(plans: Sequence[Plan]) -> list[Fact]:

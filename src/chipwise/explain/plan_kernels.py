@@ -133,8 +133,8 @@ def parts(plans: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
         ]  # fmt: skip
         words = ("kind", "bound by", "line, or kernel")
         yield terminal.table(columns, cells, left=words, fold=("line, or kernel",), padding=(0, 1))
-        for told, numbers in helps(rows):
-            yield Text(f"{', '.join(map(str, numbers))}: {told}")
+        for advice, numbers in helps(rows):
+            yield Text(f"{', '.join(map(str, numbers))}: {advice}")
 
 
 def helps(rows: Sequence[Row]) -> list[tuple[Fact, list[int]]]:

@@ -37,26 +37,26 @@ class Telling:
         self.made += 1
         numbers = {"target": one.target, "made": self.made, "targets": self.targets}
         if one.step_seconds is None or one.examples_per_second is None:
-            told = fact("plan-ready-cannot", problem=one.problem, **numbers)
+            answer = fact("plan-ready-cannot", problem=one.problem, **numbers)
         else:
             cost = one.cheapest()
             price = "" if cost is None else f", {dollars(cost.usd.value)} {cost.cloud}"
             speeds = {"seconds": one.step_seconds.value, "rate": one.examples_per_second.value}
             code = "plan-ready" if one.predicts is None else "plan-ready-predicts"
-            told = fact(code, price=price, **speeds, **numbers)
+            answer = fact(code, price=price, **speeds, **numbers)
         if self.waiting is None:
-            self.say(told)
+            self.say(answer)
         else:
-            self.waiting.append(told)
+            self.waiting.append(answer)
 
-    def say(self, told: Fact) -> None:
+    def say(self, answer: Fact) -> None:
         if self.quiet:
             return
         if self.bar.console.is_terminal:
-            terminal.lines(self.bar.console, told)
+            terminal.lines(self.bar.console, answer)
         else:
             left = [] if not self.left else [fact("plan-left", seconds=self.left)]
-            terminal.lines(self.bar.console, ", ".join(map(str, [told, *left])))
+            terminal.lines(self.bar.console, ", ".join(map(str, [answer, *left])))
 
 
 @contextlib.contextmanager

@@ -198,8 +198,8 @@ def _repeats(rows: list[Row], folder: Path) -> Row:
         a, b = getattr(first, name), getattr(row, name)
         if a != b:
             files = {"file": f"{first.label}.json", "other": f"{row.label}.json"}
-            what = "device" if name == "where" else name
-            raise DataError("records-differ", folder=folder, what=what, a=a, b=b, **files)
+            field = "device" if name == "where" else name
+            raise DataError("records-differ", folder=folder, what=field, a=a, b=b, **files)
     day = (first.created or "")[:10]
     return replace(
         first,

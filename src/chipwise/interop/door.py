@@ -86,8 +86,8 @@ class Data:
             target = self.wanted(batch)
             value, outputs, state = scored(params, state, args, kwargs, target, key, train)
             examples = len(jax.tree.leaves((args, kwargs))[0])
-            found = {n: as_sum(metric(outputs, target), examples) for n, metric in metrics.items()}
-            return {"loss": value, **found}, state
+            sums = {n: as_sum(metric(outputs, target), examples) for n, metric in metrics.items()}
+            return {"loss": value, **sums}, state
 
         def predict(params: Tree, state: Tree, inputs: Batch) -> Any:
             args, kwargs = self.arguments(inputs, params)

@@ -53,22 +53,24 @@ def task(model: Any, loss: Callable, **data: Any) -> Task:
 
     def init(key: jax.Array) -> tuple[Tree, Tree]:
         with own_promotion():
-            made, state = make(key)
-        return _params(eqx, made), _state(state)
+            module, state = make(key)
+        return _params(eqx, module), _state(state)
 
     def forward(params, state, args, kwargs, key, train):
         with own_promotion():
-            made, fresh = make(jax.random.key(0))  # for structure and constants; the compiler drops the rest
-            made = eqx.nn.inference_mode(_with_params(eqx, made, params), value=not train)
-            made = _holding(eqx, made) if train else made
+            module, fresh = make(
+                jax.random.key(0)
+            )  # for structure and constants; the compiler drops the rest
+            module = eqx.nn.inference_mode(_with_params(eqx, module, params), value=not train)
+            module = _holding(eqx, module) if train else module
             held = _with_state(fresh, state)
             keys = jax.random.split(jax.random.key(0) if key is None else key, _examples(args, kwargs))
 
             def one(args, kwargs, key):
                 given = {"key": key} if "key" in signature else {}
                 if is_state:
-                    return made(*args, **kwargs, state=held, **given)
-                return made(*args, **kwargs, **given), held
+                    return module(*args, **kwargs, state=held, **given)
+                return module(*args, **kwargs, **given), held
 
             outputs, held = jax.vmap(one, out_axes=(0, None), axis_name=AXIS)(args, kwargs, keys)
         return outputs, _state(held), None
@@ -83,11 +85,11 @@ def to_model(model: Any, params: Tree, state: Tree) -> Any:
     *Arguments:* `model`: as for `task`. Raises `RecipeError` if the weights do not fit the module.
     """
     eqx = _equinox()
-    made, fresh = _maker(eqx, model)(jax.random.key(0))
-    for what, own, given in (("parameters", _params(eqx, made), params), ("state", _state(fresh), state)):
-        fitting(flattened(given, "/"), {n: x.shape for n, x in flattened(own, "/").items()}, what)
-    made = _with_params(eqx, made, params)
-    return (made, _with_state(fresh, state)) if state else made
+    module, fresh = _maker(eqx, model)(jax.random.key(0))
+    for kind, own, given in (("parameters", _params(eqx, module), params), ("state", _state(fresh), state)):
+        fitting(flattened(given, "/"), {n: x.shape for n, x in flattened(own, "/").items()}, kind)
+    module = _with_params(eqx, module, params)
+    return (module, _with_state(fresh, state)) if state else module
 
 
 def _equinox() -> Any:
@@ -111,19 +113,19 @@ def _names(tree: Any) -> tuple[list[str], list[Any], Any]:
     return names, [leaf for _, leaf in paths], structure
 
 
-def _params(eqx: Any, made: Any) -> Tree:
-    names, leaves, _ = _names(eqx.filter(made, eqx.is_inexact_array))
+def _params(eqx: Any, module: Any) -> Tree:
+    names, leaves, _ = _names(eqx.filter(module, eqx.is_inexact_array))
     return nested(dict(zip(names, leaves, strict=True)), "/")
 
 
-def _with_params(eqx: Any, made: Any, params: Tree) -> Any:
-    own, fixed = eqx.partition(made, eqx.is_inexact_array)
+def _with_params(eqx: Any, module: Any, params: Tree) -> Any:
+    own, fixed = eqx.partition(module, eqx.is_inexact_array)
     names, _, structure = _names(own)
     flat = flattened(params, "/")
     return eqx.combine(jax.tree.unflatten(structure, [flat[name] for name in names]), fixed)
 
 
-def _holding(eqx: Any, made: Any) -> Any:
+def _holding(eqx: Any, module: Any) -> Any:
     """Puts batch norm with frozen statistics in evaluation mode."""
 
     def is_norm(part: Any) -> bool:
@@ -135,7 +137,7 @@ def _holding(eqx: Any, made: Any) -> Any:
             return eqx.tree_at(lambda norm: norm.inference, part, True)
         return part
 
-    return jax.tree_util.tree_map_with_path(one, made, is_leaf=is_norm)
+    return jax.tree_util.tree_map_with_path(one, module, is_leaf=is_norm)
 
 
 def _state_names(state: Any) -> list[str]:

@@ -90,8 +90,8 @@ def to_model(model: Any, params: Tree, state: Tree) -> Any:
     keras_library()
     trained, other, _ = _variables(model)
     new = []
-    for what, variables, tree in (("parameters", trained, params), ("state", other, state)):
-        values = fitting(flattened(tree, "/"), {n: tuple(v.shape) for n, v in variables.items()}, what)
+    for kind, variables, tree in (("parameters", trained, params), ("state", other, state)):
+        values = fitting(flattened(tree, "/"), {n: tuple(v.shape) for n, v in variables.items()}, kind)
         new += [(variable, values[name]) for name, variable in variables.items()]
     for variable, value in new:
         variable.assign(value)
@@ -186,14 +186,14 @@ def _variables(model: Any) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
             shown.setdefault(layer.name, f"{plain}_{number}" if number else plain)
 
     def named(variables: list[Any]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        by_name: dict[str, Any] = {}
         for v in variables:
             parts = [shown.get(part, part) for part in v.path.split("/")]
             name = "/".join(part for part in parts if part)
-            while name in found:
+            while name in by_name:
                 name += "_"
-            found[name] = v
-        return found
+            by_name[name] = v
+        return by_name
 
     seeds = [v for v in model.non_trainable_variables if v.path.endswith("seed_generator_state")]
     drawn = {id(v) for v in seeds}

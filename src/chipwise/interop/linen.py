@@ -65,9 +65,9 @@ def task(
         args, kwargs = jax.eval_shape(lambda batch: columns.arguments(batch, {}), batch)
         with own_promotion():
             # Shapes only: the compiler would take minutes to fold a forward pass over constants
-            made = module.lazy_init({"params": key, **_streams(key)}, *args, **kwargs, **flag(False))
-        state = {kind: values for kind, values in made.items() if kind != "params"}
-        return made.get("params", {}), state
+            variables = module.lazy_init({"params": key, **_streams(key)}, *args, **kwargs, **flag(False))
+        state = {kind: values for kind, values in variables.items() if kind != "params"}
+        return variables.get("params", {}), state
 
     def _streams(key: jax.Array) -> dict[str, jax.Array]:
         return {stream: jax.random.fold_in(key, i) for i, stream in enumerate(rngs)}

@@ -41,8 +41,8 @@ def task(make_model: Callable[[nnx.Rngs], nnx.Module], loss: Callable, **data: A
 
     with nnx.use_eager_sharding(False):
         name = type(nnx.eval_shape(lambda: make_model(nnx.Rngs(0)))).__name__
-    made = Data(**data).task(f"nnx.{name}", init, with_loss(forward, loss))
-    return dataclasses.replace(made, sharding=sharding(make_model))
+    built = Data(**data).task(f"nnx.{name}", init, with_loss(forward, loss))
+    return dataclasses.replace(built, sharding=sharding(make_model))
 
 
 def sharding(make_model: Callable[[nnx.Rngs], nnx.Module]) -> Callable[[str], PartitionSpec | None]:
@@ -164,7 +164,7 @@ def _to_tree(state: nnx.State) -> Tree:
     return tree
 
 
-def _from_tree(what: str, tree: Tree, like: nnx.State) -> nnx.State:
+def _from_tree(kind: str, tree: Tree, like: nnx.State) -> nnx.State:
     """The arrays of `tree` in the variables of `like`."""
     given = dict(_leaves(tree))
     variables = []
@@ -172,14 +172,14 @@ def _from_tree(what: str, tree: Tree, like: nnx.State) -> nnx.State:
         name = "/".join(map(str, path))
         if name not in given:
             facts = {"hint": near(name, given), "names": sorted(given)}
-            raise RecipeError("nnx-array-missing", tree=what, name=name, **facts)
+            raise RecipeError("nnx-array-missing", tree=kind, name=name, **facts)
         array = given.pop(name)
         if array.shape != variable.shape:
             facts = {"shape": array.shape, "expected": variable.shape}
-            raise RecipeError("nnx-array-shape", tree=what, name=name, **facts)
+            raise RecipeError("nnx-array-shape", tree=kind, name=name, **facts)
         variables.append((path, variable.replace(array)))
     if given:
-        raise RecipeError("nnx-array-unknown", tree=what, names=sorted(given))
+        raise RecipeError("nnx-array-unknown", tree=kind, names=sorted(given))
     return nnx.from_flat_state(variables)
 
 

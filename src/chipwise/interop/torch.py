@@ -51,9 +51,9 @@ def task(module: Any, loss: Any, *, check: bool = True, **data: Any) -> Task:
     """
     traced, columns = Traced(module), Data(**data)
     scored = _scored(traced, loss)
-    made = columns.task(f"torch.{traced.name}", lambda key: traced.init(key), scored)
-    compare(traced, scored, loss if is_torch(loss) else None, columns, made, check)
-    return made
+    built = columns.task(f"torch.{traced.name}", lambda key: traced.init(key), scored)
+    compare(traced, scored, loss if is_torch(loss) else None, columns, built, check)
+    return built
 
 
 def to_module(module: Any, params: Tree, state: Tree) -> Any:
@@ -66,8 +66,8 @@ def to_module(module: Any, params: Tree, state: Tree) -> Any:
     weights = dict(module.named_parameters())
     buffers = {n: b for n, b in module.named_buffers() if n in flattened(state, ".")}
     new: list[tuple[Any, np.ndarray]] = []
-    for what, tensors, tree in (("parameters", weights, params), ("buffers", buffers, state)):
-        values = fitting(flattened(tree, "."), {n: tuple(t.shape) for n, t in tensors.items()}, what)
+    for kind, tensors, tree in (("parameters", weights, params), ("buffers", buffers, state)):
+        values = fitting(flattened(tree, "."), {n: tuple(t.shape) for n, t in tensors.items()}, kind)
         new += [(tensor, values[name]) for name, tensor in tensors.items()]
     with torch.no_grad():
         for tensor, value in new:

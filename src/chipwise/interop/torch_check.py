@@ -147,8 +147,8 @@ def _traced(
     steps = []
     for train in (True, False):
         with jax.default_matmul_precision("highest"):
-            made = jax.jit(jax.value_and_grad(lambda p, s, train=train: value(p, s, train), has_aux=True))
-            (loss, (outputs, state)), slopes = made(*traced.own())
+            compiled = jax.jit(jax.value_and_grad(lambda p, s, train=train: value(p, s, train), has_aux=True))
+            (loss, (outputs, state)), slopes = compiled(*traced.own())
         flat = {name: np.asarray(x) for name, x in flattened(slopes, ".").items()}
         moved = {name: np.asarray(x) for name, x in flattened(state, ".").items()}
         steps.append(_Step(float(loss), _floating(outputs), flat, moved))
@@ -166,14 +166,14 @@ def _compare(traced: Traced, eager: _Step, judged: _Step, ours: _Step, ours_judg
     moved = {name: eager.buffers[name] for name in ours.buffers}
     pairs.append(("buffers", moved, ours.buffers, _OUTPUTS))
     pairs.append(("gradient", eager.gradients, ours.gradients, _GRADIENTS))
-    for what, theirs, mine, most in pairs:
+    for kind, theirs, mine, most in pairs:
         least = 1e-3 * max([float(np.max(np.abs(x), initial=0)) for x in theirs.values()], default=0.0)
         for name, expected in theirs.items():
             wide = expected.astype(np.float64)
             scale = max(float(np.max(np.abs(wide), initial=0)), least, 1e-12)
             off = float(np.max(np.abs(mine[name].astype(np.float64) - wide), initial=0)) / scale
             if not off <= most * half:
-                raise RecipeError("torch-step-differs", module=traced.name, what=what, name=name, off=off)
+                raise RecipeError("torch-step-differs", module=traced.name, what=kind, name=name, off=off)
 
 
 def _weighted(leaves: list) -> Any:

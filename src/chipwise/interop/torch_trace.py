@@ -67,12 +67,12 @@ class Traced:
             return self.own()
         with self._running(key), self._torch.device("jax"):
             try:
-                made = self._make()
+                module = self._make()
             except Exception as error:
                 facts = {"module": self.name, "reason": one_line(error)}
                 raise RecipeError("torch-init-untraced", **facts) from error
-        params = {name: as_jax(p, self.env) for name, p in made.named_parameters()}
-        return self._tree(params, {name: as_jax(b, self.env) for name, b in made.named_buffers()})
+        params = {name: as_jax(p, self.env) for name, p in module.named_parameters()}
+        return self._tree(params, {name: as_jax(b, self.env) for name, b in module.named_buffers()})
 
     def own(self) -> tuple[Tree, Tree]:
         """`(params, state)` of `module` as it was passed."""
@@ -218,12 +218,12 @@ def _where(error: BaseException) -> str:
     """The line of the user's code that raised `error`."""
     libraries = [Path(library(name, INSTALL).__file__).parent for name in ("torch", "torchax", "jax")]
     libraries.append(Path(__file__).parent)
-    found = ""
+    line = ""
     for frame in traceback.extract_tb(error.__traceback__):
         file = Path(frame.filename)
         if not any(folder in file.parents for folder in libraries) and not frame.filename.startswith("<"):
-            found = f"{file.name}:{frame.lineno}"
-    return found or "PyTorch's own code"
+            line = f"{file.name}:{frame.lineno}"
+    return line or "PyTorch's own code"
 
 
 def _environment() -> Any:

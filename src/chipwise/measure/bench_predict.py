@@ -129,8 +129,8 @@ def _speeds(stream: Iterator[tuple[Columns, dict[str, np.ndarray]]], seconds: fl
     """Examples/s of at least `INTERVALS` intervals, which together take about `seconds`."""
     for _ in range(INTERVALS):
         began, examples = time.perf_counter(), 0
-        for _, made in stream:
-            examples += len(next(iter(made.values())))
+        for _, outputs in stream:
+            examples += len(next(iter(outputs.values())))
             if (taken := time.perf_counter() - began) >= seconds / INTERVALS:
                 break
         yield examples / taken

@@ -169,15 +169,15 @@ def own_time(events: Iterable[tuple[float, float, Any]]) -> list[tuple[Any, floa
     """(what, time without events inside it) for events (begin, end, what) on one line."""
     spent: list[list[Any]] = []
     open_: list[tuple[float, int]] = []  # (end, position in `spent`)
-    for begin, end, what in sorted(events, key=lambda event: (event[0], -event[1])):
+    for begin, end, operation in sorted(events, key=lambda event: (event[0], -event[1])):
         while open_ and open_[-1][0] <= begin:
             open_.pop()
         if open_:
             outer_end, outer = open_[-1]
             spent[outer][1] -= min(end, outer_end) - begin
         open_.append((end, len(spent)))
-        spent.append([what, end - begin])
-    return [(what, seconds) for what, seconds in spent]
+        spent.append([operation, end - begin])
+    return [(operation, seconds) for operation, seconds in spent]
 
 
 def operations(runs: Sequence[Spent], programs: Sequence[bytes], steps: int) -> list[Operation]:
@@ -221,16 +221,16 @@ def _meaning(instruction: Instruction) -> tuple[str, str]:
     """The category and source of an instruction; for a fusion, those of its main part."""
     working = [part for part in inside(instruction) if part.opcode not in _STRUCTURE or part is instruction]
     parts = [(_kind(part), part.source) for part in working]
-    category = next((c for c in _TELLING if any(c == found for found, _ in parts)), MOVEMENT)
-    fused = next((source for found, source in parts if found == category and source), "")
+    category = next((c for c in _TELLING if any(c == of_part for of_part, _ in parts)), MOVEMENT)
+    fused = next((source for of_part, source in parts if of_part == category and source), "")
     return category, instruction.source or fused
 
 
 def _kind(instruction: Instruction) -> str:
     if instruction.opcode != "custom-call":
         return _category(instruction.opcode)
-    found = _category(instruction.target)
-    return OTHER if found == ELEMENTWISE else found  # a custom kernel, known only by its name
+    category = _category(instruction.target)
+    return OTHER if category == ELEMENTWISE else category  # a custom kernel, known only by its name
 
 
 def _category(word: str) -> str:

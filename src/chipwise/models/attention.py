@@ -129,15 +129,15 @@ def visited(t: int, s: int, mask: Mask, block: int = 1) -> float:
 
 def pairs(t: int, s: int, mask: Mask, block: int) -> list[tuple[int, int]]:
     """The blocks `(of queries, of keys)` with a visible pair, row by row."""
-    found = []
+    visible = []
     for i in range(math.ceil(t / block)):
         first, last = i * block, min((i + 1) * block, t) - 1
         behind = 0 if mask.window is None else max(0, first - mask.window + 1)
         ahead = s - 1 if mask.window is None else min(s - 1, last + mask.window - 1)
         if mask.causal:
             ahead = min(ahead, last)
-        found += [(i, j) for j in range(behind // block, ahead // block + 1)]
-    return found
+        visible += [(i, j) for j in range(behind // block, ahead // block + 1)]
+    return visible
 
 
 def _check(query, key, value, causal: bool, window: int | None) -> None:

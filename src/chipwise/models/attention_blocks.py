@@ -125,9 +125,9 @@ def _scores(q, k, i, j, mask: Mask, t: int, s: int):
 
 def _order(t: int, s: int, mask: Mask, size: int):
     """The loop's input: each pair of blocks, and whether it is its row's first."""
-    found = np.asarray(pairs(t, s, mask, size), np.int32)
-    first = np.append(True, found[1:, 0] != found[:-1, 0])
-    return jnp.asarray(found[:, 0]), jnp.asarray(found[:, 1]), jnp.asarray(first)
+    order = np.asarray(pairs(t, s, mask, size), np.int32)
+    first = np.append(True, order[1:, 0] != order[:-1, 0])
+    return jnp.asarray(order[:, 0]), jnp.asarray(order[:, 1]), jnp.asarray(first)
 
 
 def _cut(x: jax.Array, size: int, shared: int) -> jax.Array:

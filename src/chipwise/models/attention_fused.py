@@ -75,12 +75,12 @@ _PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}  # products of splash's kernels; the l
 def splash_work(name: str, shapes: Sequence[Sequence[int]]) -> tuple[float, float] | None:
     """The FLOPs of a splash kernel in a compiled program, from its name and its operands' shapes, and the
     same with heads padded to the matrix unit's 128 entries; None for other operations."""
-    found = re.search(rf"{SAVED}\[([\d.]+)\].*/splash_m\wa_(fwd|dq|dkv)", name)
+    match = re.search(rf"{SAVED}\[([\d.]+)\].*/splash_m\wa_(fwd|dq|dkv)", name)
     arrays = [shape for shape in shapes if len(shape) == 4]
-    if found is None or len(arrays) < 2:
+    if match is None or len(arrays) < 2:
         return None
     (b, heads, t, d), s = arrays[0], arrays[1][2]
-    work = flops(b * heads, t, s, d, float(found[1]), _PRODUCTS[found[2]])
+    work = flops(b * heads, t, s, d, float(match[1]), _PRODUCTS[match[2]])
     return work, work * max(1, LANES / d)
 
 

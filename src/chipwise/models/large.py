@@ -82,8 +82,8 @@ def fsdp(function: Callable[..., Any], params: Any, *rows: Any) -> Any:
         of_params, *of_rows = jax.tree.map(
             lambda one: 0 if one else None, list(batched), is_leaf=lambda x: x is False
         )
-        made = _over(group, jax.vmap(function, (of_params, *of_rows)), params, rows)
-        return made, jax.tree.map(lambda _: True, made)
+        outputs = _over(group, jax.vmap(function, (of_params, *of_rows)), params, rows)
+        return outputs, jax.tree.map(lambda _: True, outputs)
 
     return alone(params, *rows)
 
@@ -96,14 +96,16 @@ def _over(group: Group, function: Callable[..., Any], params: Any, rows: tuple) 
     def body(params, *rows):
         nonlocal structure, single
         with _GROUP(None):
-            made = function(jax.tree.map(_whole, params, axes), *rows)
-        leaves, structure = jax.tree.flatten(made)
+            outputs = function(jax.tree.map(_whole, params, axes), *rows)
+        leaves, structure = jax.tree.flatten(outputs)
         single = [leaf.ndim == 0 for leaf in leaves]
         return [leaf[None] if alone else leaf for leaf, alone in zip(leaves, single, strict=True)]
 
     specs = (jax.tree.map(spec_at, axes), *[cut for _ in rows])
-    made = jax.shard_map(body, mesh=group.mesh, in_specs=specs, out_specs=cut, check_vma=False)(params, *rows)
-    whole = [jnp.sum(leaf) if alone else leaf for leaf, alone in zip(made, single, strict=True)]
+    gathered = jax.shard_map(body, mesh=group.mesh, in_specs=specs, out_specs=cut, check_vma=False)(
+        params, *rows
+    )
+    whole = [jnp.sum(leaf) if alone else leaf for leaf, alone in zip(gathered, single, strict=True)]
     return jax.tree.unflatten(structure, whole)
 
 

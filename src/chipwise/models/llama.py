@@ -67,8 +67,8 @@ class Attention(nnx.Module):
             layer(x).reshape(b, t, heads, width // self.heads)
             for layer, heads in ((self.q, self.heads), (self.k, self.kv_heads), (self.v, self.kv_heads))
         )
-        made = attention(rotated(q, self.base), rotated(k, self.base), v, causal=True)
-        return self.out(made.reshape(b, t, width))
+        attended = attention(rotated(q, self.base), rotated(k, self.base), v, causal=True)
+        return self.out(attended.reshape(b, t, width))
 
 
 class Block(nnx.Module):

@@ -46,8 +46,8 @@ class Target(NamedTuple):
 
 
 def _tpu(name: str) -> bool:
-    found = re.search(r"TPU\s*v?(\d+)", name)
-    return found is not None and int(found[1]) >= 4
+    match = re.search(r"TPU\s*v?(\d+)", name)
+    return match is not None and int(match[1]) >= 4
 
 
 _TARGET: Any = jax.make_user_context(None)

@@ -317,8 +317,8 @@ def last_words(log: str) -> str:
     """The reason that a process logged before it died, else the last line that is not a stack trace."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     fatal = [line.partition("] ")[2] for line in lines if _FATAL.match(line)]
-    told = fatal or [line for line in lines if not _STACK.match(line)] or lines
-    return told[-1][:400] if told else ""
+    candidates = fatal or [line for line in lines if not _STACK.match(line)] or lines
+    return candidates[-1][:400] if candidates else ""
 
 
 _FATAL = re.compile(r"F\d{4} .*\] ")  # the format of a failed check in the compiler's C++

@@ -53,15 +53,15 @@ def gpu_compiler() -> Compiler:
     Raises `DeviceError` if none or two are installed, if its version differs from jaxlib's, or if there is no
     `ptxas`.
     """
-    found = {cuda: version for cuda in CUDA if (version := installed(f"jax-cuda{cuda}-plugin"))}
+    plugins = {cuda: version for cuda in CUDA if (version := installed(f"jax-cuda{cuda}-plugin"))}
     jaxlib, install = installed("jaxlib"), "pip install 'chipwise[plan-gpu]'"
-    if not found:
+    if not plugins:
         raise DeviceError("compiler-missing", chips="GPUs", install=install)
-    if len(found) > 1:
-        packages = [f"jax-cuda{cuda}-plugin" for cuda in found]
+    if len(plugins) > 1:
+        packages = [f"jax-cuda{cuda}-plugin" for cuda in plugins]
         unwanted = f"pip uninstall jax-cuda{CUDA[-1]}-plugin jax-cuda{CUDA[-1]}-pjrt"
         raise DeviceError("compilers-in-the-way", packages=packages, uninstall=unwanted)
-    (cuda, version) = found.popitem()
+    (cuda, version) = plugins.popitem()
     same = f"pip install jax-cuda{cuda}-plugin=={jaxlib} jax-cuda{cuda}-pjrt=={jaxlib}"
     for package in (f"jax-cuda{cuda}-plugin", f"jax-cuda{cuda}-pjrt"):
         if (other := installed(package)) != jaxlib:

@@ -52,9 +52,9 @@ def too_large(target: Target, programs: StepPrograms, state: TrainState) -> Step
 def _way(recipe: Recipe, state: TrainState, target: Target, exact: bool) -> Fact:
     """A number of shards for this target, or the smallest target of the same chip that holds it."""
     for other in (target, *sizes(target)):
-        found = smallest_cut(recipe, state, other, exact)
-        if found is not None:
-            shards, needed = found
+        cut = smallest_cut(recipe, state, other, exact)
+        if cut is not None:
+            shards, needed = cut
             code = "state-cut" if other is target else "state-cut-elsewhere"
             return fact(code, target=other.name, shards=shards, needed=needed)
     return fact("state-cut-nowhere", chip=target.chip.name)

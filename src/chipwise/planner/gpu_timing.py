@@ -209,14 +209,14 @@ def timed(kernels: Sequence[Kernel], chip: Chip) -> list[Kernel]:
     """The kernels with their `seconds` and `bound` on `chip`."""
     ideal = ideal_times(kernels, chip)
     arithmetic, memory, launch = split(ideal, efficiencies()["values"])
-    made = []
+    result = []
     for i, kernel in enumerate(kernels):
         bounds = {"compute": float(arithmetic[i]), "memory": float(memory[i]), "launch": float(launch[i])}
         seconds = max(bounds["compute"], bounds["memory"]) + bounds["launch"]
         bound = max(bounds, key=lambda name: bounds[name])
         dtype = "f32" if kernel.dtype == "tf32" and chip.tf32_dense_tflops is None else kernel.dtype
-        made.append(dataclasses.replace(kernel, seconds=seconds, bound=bound, dtype=dtype))
-    return made
+        result.append(dataclasses.replace(kernel, seconds=seconds, bound=bound, dtype=dtype))
+    return result
 
 
 def interval(chip: Chip, shares: Mapping[str, float]) -> tuple[float, float]:

@@ -263,8 +263,8 @@ class _TpuReader(Reader):
             as_kind = (
                 "copy" if kind == "elementwise" and turned(op) else kind
             )  # the transposition takes the time
-            made = described(op, as_kind, seconds=time, bound=bound)
-            sums.kernels.append(replace(made, bytes=bytes_moved, flops=sums.product_flops))
+            kernel = described(op, as_kind, seconds=time, bound=bound)
+            sums.kernels.append(replace(kernel, bytes=bytes_moved, flops=sums.product_flops))
 
     def product(self, op: Instruction, sums: Reading) -> None:
         if op.opcode.removesuffix("-start") == "convolution":

@@ -74,12 +74,12 @@ class _GpuReader(Reader):
         fused = list(parts(op))
         product = next((p for p in fused if p.opcode in ("dot", "convolution") or _library(p)), None)
         kind = kind_of(op)
-        made = described(op, kind, bytes=_bytes(op), work=_work(fused))
+        kernel = described(op, kind, bytes=_bytes(op), work=_work(fused))
         if product is not None:
-            made = _product(product, made)
-        sums.product_flops += made.flops
-        sums.bytes_by_kind[made.kind] += made.bytes
-        sums.kernels.append(made)
+            kernel = _product(product, kernel)
+        sums.product_flops += kernel.flops
+        sums.bytes_by_kind[kernel.kind] += kernel.bytes
+        sums.kernels.append(kernel)
 
 
 def _library(op: Instruction) -> str | None:

@@ -270,17 +270,17 @@ class Module:
         """The user's source line for stack frame number `frame`, such as "net.py:38": the innermost line that
         is not in a library or in chipwise's engine; "" if there is none."""
         if frame not in self._lines:
-            found: dict[int, str] = {}
+            candidates: dict[int, str] = {}
             at = frame
             while 0 < at <= len(self._frames):
                 place, parent = self._frames[at - 1]
                 file, number = self._places[place - 1]
                 rank = _rank(self._files[file - 1])
-                found.setdefault(rank, f"{self._files[file - 1]}:{number}")
+                candidates.setdefault(rank, f"{self._files[file - 1]}:{number}")
                 if rank == _DRIVER or parent == at:
                     break
                 at = parent
-            self._lines[frame] = found[min(found)] if found else ""
+            self._lines[frame] = candidates[min(candidates)] if candidates else ""
         return self._lines[frame]
 
 

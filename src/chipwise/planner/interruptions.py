@@ -63,8 +63,8 @@ def known(target: Target, cloud: str, spot: bool) -> Rate | None:
         if row["kind"] == ("spot" if spot else "failure") and row["cloud"] in ("", cloud):
             machines = 1 if spot and target.chip.kind == "TPU" else target.hosts
             value, low, high = (float(row[name]) for name in ("per_machine_hour", "low", "high"))
-            told = fact("interruptions-known", source=row["source"], machines=machines, each=value)
-            return Rate(Range(value, low, high).times(machines), told)
+            source = fact("interruptions-known", source=row["source"], machines=machines, each=value)
+            return Rate(Range(value, low, high).times(machines), source)
     return None
 
 

@@ -77,12 +77,12 @@ def _on_slice(target: Target) -> tuple[float, float]:
     Half of the data of half of the chips crosses the middle of an axis each way, over one link for each row
     of chips, or two in a ring. All axes work at once, so the longest decides.
     """
-    chip, found = target.chip, axes(target)
+    chip, rings = target.chip, axes(target)
     ports = 6 if target.topology is not None and target.topology.count("x") == 2 else 4
     link = (chip.interconnect_GBps_both_ways or 0.0) * 1e9 / 2 / ports * LINK_EFFICIENCY["ICI"]
     link /= chip.jax_devices_per_chip  # a chip moves the data of all its devices
-    crossing = max(size / (4 * (2 if ring else 1)) for size, ring in found)
-    gathering = 1 / sum(2 if ring else 1 for _, ring in found)
+    crossing = max(size / (4 * (2 if ring else 1)) for size, ring in rings)
+    gathering = 1 / sum(2 if ring else 1 for _, ring in rings)
     return crossing / link, gathering / link
 
 

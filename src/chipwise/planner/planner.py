@@ -106,12 +106,12 @@ def plan(
         if host is None and measure_feed:
             question = dataclasses.replace(question, host=measured(recipe.task.train))
         plans = question.predictions(predict).plans(targets, progress)
-    made: dict[str, Plan] = {}
+    ready_plans: dict[str, Plan] = {}
     for one in plans:
-        made[one.target] = one
+        ready_plans[one.target] = one
         if ready is not None:
             ready(one)
-    return Plans(made[target.name] for target in targets)
+    return Plans(ready_plans[target.name] for target in targets)
 
 
 def _trainings(
@@ -235,11 +235,11 @@ class _Question:
             return step.memory.fits, step.memory.needed / step.memory.available
 
         largest = largest_batch(recipe, fits, recipe.clock.examples)
-        made = self.plan(target, programs, step, largest)
+        plan = self.plan(target, programs, step, largest)
         if largest is None and (least := held.get(recipe.replicas)) is not None:
             extra = room(recipe, target, programs, least, self.exact)
-            made = dataclasses.replace(made, advice=(*extra, *made.advice))
-        return made
+            plan = dataclasses.replace(plan, advice=(*extra, *plan.advice))
+        return plan
 
     def plan(
         self, target: Target, programs: StepPrograms, step: StepTime, largest: int | None = None
@@ -277,8 +277,8 @@ class _Question:
             **run,
         )
         state_bytes = nbytes(self.state.without("saved"))
-        found = interrupted(one, target, state_bytes, self.spot, self.rate)
-        one = dataclasses.replace(one, interrupted=found)
+        expected = interrupted(one, target, state_bytes, self.spot, self.rate)
+        one = dataclasses.replace(one, interrupted=expected)
         return dataclasses.replace(
             one,
             decisive=decisive(recipe, target, one),

@@ -84,7 +84,7 @@ def forward_programs(recipe: Recipe, block: int) -> ForwardPrograms:
     run = prediction(recipe)
     with tracing(recipe.name):
         params, state = jax.eval_shape(lambda: recipe.task.init(keys.init_key(recipe.seed)))
-        made = jax.eval_shape(run, params, state, of(block))
+        outputs = jax.eval_shape(run, params, state, of(block))
     return ForwardPrograms(
         recipe=recipe,
         block=block,
@@ -92,7 +92,7 @@ def forward_programs(recipe: Recipe, block: int) -> ForwardPrograms:
         parameters=count(params),
         parameter_bytes=nbytes(params),
         state_bytes=nbytes(state),
-        data_bytes=_IN_FLIGHT * (nbytes(of(block)) + nbytes(made)),
+        data_bytes=_IN_FLIGHT * (nbytes(of(block)) + nbytes(outputs)),
     )  # fmt: skip
 
 

@@ -176,11 +176,11 @@ def equations(program: Traceable) -> int:
 
 
 def _dtypes(jaxpr: Any) -> set[str]:
-    found: set[str] = set()
+    names: set[str] = set()
     for one in _inside(jaxpr):
         variables = [*one.invars, *one.constvars, *(v for e in one.eqns for v in e.outvars)]
-        found |= {str(v.aval.dtype) for v in variables if hasattr(v.aval, "dtype")}
-    return found
+        names |= {str(v.aval.dtype) for v in variables if hasattr(v.aval, "dtype")}
+    return names
 
 
 def _inside(jaxpr: Any) -> Iterator[Any]:

@@ -87,17 +87,17 @@ def between(target: Target, programs: StepPrograms, reduce: Sequence[Kernel]) ->
     """All kernels of the sum over replicas, with timed kernels of its program: the links' time replaces the
     memory traffic of collectives."""
     layout, chip, size = programs.layout, target.chip, float(programs.size)
-    made = [kernel for kernel in reduce if kernel.kind != "collective"]
+    kernels = [kernel for kernel in reduce if kernel.kind != "collective"]
     if chip.kind == "GPU":
-        made += gpu_timing.timed(additions(programs), chip)
+        kernels += gpu_timing.timed(additions(programs), chip)
     elif chip.memory_GBps:
         each = chip.memory_GBps * 1e9 / chip.jax_devices_per_chip
-        made += [dataclasses.replace(k, seconds=k.count * k.bytes / each) for k in additions(programs)]
+        kernels += [dataclasses.replace(k, seconds=k.count * k.bytes / each) for k in additions(programs)]
     wire = sum_seconds(4 * size, target, layout.groups, layout.exact)
     if wire:
         sent = 8 * size * (layout.groups - 1) / layout.groups
-        made.append(dataclasses.replace(_RING, seconds=wire, bytes=sent))
-    return made
+        kernels.append(dataclasses.replace(_RING, seconds=wire, bytes=sent))
+    return kernels
 
 
 def within(target: Target, programs: StepPrograms, answers: Answers, timed: list[Kernel]) -> list[Kernel]:

@@ -60,8 +60,8 @@ def compiled(programs: Sequence[Traceable], name: str) -> tuple[list[Any], Range
     time."""
     start = time.perf_counter()
     with jax.default_device(_cpu()), tracing(name):
-        made = [_compile(program) for program in programs]
-    return made, Range.around(time.perf_counter() - start, OTHER_HOST)
+        executables = [_compile(program) for program in programs]
+    return executables, Range.around(time.perf_counter() - start, OTHER_HOST)
 
 
 def timed_here(target: Target, programs: StepPrograms) -> StepTime:

@@ -45,7 +45,7 @@ were fitted, and on an "other" one (`benchmarks/plan_fit_tpu.py`)."""
 def timed(kernels: Sequence[Kernel], chip: Chip, passes: int = 1) -> list[Kernel]:
     """The kernels with their seconds on `chip`. Products were compiled in one pass and run in `passes`."""
     bandwidth = _bandwidth(chip)
-    made = []
+    result = []
     for kernel in kernels:
         seconds, bound = kernel.seconds, kernel.bound
         if kernel.kind in PRODUCTS:
@@ -55,8 +55,8 @@ def timed(kernels: Sequence[Kernel], chip: Chip, passes: int = 1) -> list[Kernel
             seconds = min(seconds, kernel.count * (START_SECONDS + moving))
         elif kernel.kind == "elementwise" and kernel.bytes:
             bound = "compute"
-        made.append(dataclasses.replace(kernel, seconds=seconds, bound=bound))
-    return made
+        result.append(dataclasses.replace(kernel, seconds=seconds, bound=bound))
+    return result
 
 
 def _moves(kernel: Kernel, bandwidth: float) -> bool:

@@ -262,8 +262,8 @@ def _by_cloud(ranked: list[_Ranked], all_old: bool) -> list[Fact]:
     if len(set(winners.values())) < 2:
         return []
     order = sorted(winners, key=lambda cloud: offers[cloud][winners[cloud]])
-    told = [fact("plan-in-cloud", cloud=c, target=winners[c], usd=offers[c][winners[c]]) for c in order]
-    return [fact("plan-turns-with-cloud", winners=told)]
+    facts = [fact("plan-in-cloud", cloud=c, target=winners[c], usd=offers[c][winners[c]]) for c in order]
+    return [fact("plan-turns-with-cloud", winners=facts)]
 
 
 def about_price(cost: Cost) -> list[Fact]:

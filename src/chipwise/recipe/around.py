@@ -190,13 +190,13 @@ def layerwise(
     each = None if unfreeze is None else Duration.parse(unfreeze)
     if each is not None and not each:
         raise RecipeError("layerwise-unfreeze", unfreeze=str(unfreeze))
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for below, layer in enumerate(reversed(groups), 1):
         rate: Any = factor**below
         if each is not None:
             rate = piecewise({"0st": 0.0, f"{float(each.value * below):.12g}{each.unit}": rate})
-        found |= {pattern: {"lr": rate} for pattern in layer}
-    return grouped(inner, found)
+        settings |= {pattern: {"lr": rate} for pattern in layer}
+    return grouped(inner, settings)
 
 
 @dataclass(frozen=True)

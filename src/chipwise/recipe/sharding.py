@@ -45,9 +45,9 @@ def axes(
             raise RecipeError("sharding-indivisible", **facts)
         return cut[0] if cut else -1
 
-    found = jax.tree_util.tree_map_with_path(chosen, params)
-    leaves = jax.tree.leaves(found)
+    chosen_axes = jax.tree_util.tree_map_with_path(chosen, params)
+    leaves = jax.tree.leaves(chosen_axes)
     if some and shards > 1 and leaves and max(leaves) < 0:
         largest = max((tuple(leaf.shape) for leaf in jax.tree.leaves(params)), key=len)
         raise RecipeError("shards-fit-nothing", shards=shards, shape=list(largest), count=len(leaves))
-    return found
+    return chosen_axes

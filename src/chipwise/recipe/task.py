@@ -150,14 +150,14 @@ def finished(sums: Mapping[str, Sum]) -> dict[str, float | np.ndarray]:
             with np.errstate(all="ignore"):
                 value = np.asarray(Sum(total, count, s.finish).value, np.float64)
         except Exception as error:
-            what = " ".join(str(error).split())
+            reason = " ".join(str(error).split())
             raise RecipeError(
                 "finish-failed",
                 metric=name,
                 total=list(total.shape),
                 count=list(count.shape),
                 error=type(error).__name__,
-                reason=what,
+                reason=reason,
             ) from error
         values[name] = float(value) if value.ndim == 0 else value
     return values

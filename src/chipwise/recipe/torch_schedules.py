@@ -72,13 +72,13 @@ class torch_scheduler(Schedule):
 
     def _durations(self) -> list[Duration]:
         """Of the schedule and of those in it."""
-        found = []
+        durations = []
         for name, value in self.settings:
             if name in _LENGTHS and value:
-                found += [Duration.parse(part) for part in str(value).split(", ")]
+                durations += [Duration.parse(part) for part in str(value).split(", ")]
             if name == "schedulers":
-                found += [d for _, inner in value for d in inner._durations()]
-        return found
+                durations += [d for _, inner in value for d in inner._durations()]
+        return durations
 
     def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
         by_epoch = any(d.unit == "ep" for d in self._durations())
@@ -114,11 +114,11 @@ class torch_scheduler(Schedule):
         return replace(self, base=number(self.base), settings=tuple((n, new(n, v)) for n, v in self.settings))
 
     def lengths(self) -> list[tuple[str, str]]:
-        found = [(name, str(value)) for name, value in self.settings if name in _LENGTHS and value]
+        lengths = [(name, str(value)) for name, value in self.settings if name in _LENGTHS and value]
         for name, value in self.settings:
             if name == "schedulers":
-                found += [pair for _, inner in value for pair in inner.lengths()]
-        return found
+                lengths += [pair for _, inner in value for pair in inner.lengths()]
+        return lengths
 
     def warnings(self, clock: Clock, setting: str = "schedule") -> list[Fact]:
         return []

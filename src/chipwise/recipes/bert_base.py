@@ -60,13 +60,13 @@ def recipe(
     )  # fmt: skip
 
     def logits(params, state, batch, key, train):
-        found, state = apply(params, state, batch["token"].astype(jnp.int32), key, train)
-        return found.astype(jnp.float32), state
+        outputs, state = apply(params, state, batch["token"].astype(jnp.int32), key, train)
+        return outputs.astype(jnp.float32), state
 
     def loss(params, state, batch, key, train):
-        found, state = logits(params, state, batch, key, train)
-        values = losses.softmax_cross_entropy(found, batch["label"])
-        return {"loss": Sum.of(values), "accuracy": Sum.of(losses.correct(found, batch["label"]))}, state
+        outputs, state = logits(params, state, batch, key, train)
+        values = losses.softmax_cross_entropy(outputs, batch["label"])
+        return {"loss": Sum.of(values), "accuracy": Sum.of(losses.correct(outputs, batch["label"]))}, state
 
     same = (length, vocabulary, depth, width, heads) == (128, 30_522, 12, 768, 12)
     return Recipe(
@@ -93,8 +93,8 @@ def _texts(data: str | None, length: int, vocabulary: int, classes: int) -> tupl
     if data is None:
         spec = {"token": token, "label": jax.ShapeDtypeStruct((), np.int32)}
         below = {"token": vocabulary, "label": classes}
-        made = [Absent(n, spec, "Text in tokens with labels", below) for n in (67_349, 872)]
-        return made[0], made[1], classes
+        texts = [Absent(n, spec, "Text in tokens with labels", below) for n in (67_349, 872)]
+        return texts[0], texts[1], classes
     packed = [PackedFolder(data, split) for split in ("train", "eval")]
     for source in packed:
         column = source.spec.get("token")

@@ -66,21 +66,21 @@ def say(told: Fact, part: str = "text") -> str:
 
 def texts(code: str) -> Mapping[str, str]:
     """The texts of a code by part; `KeyError` when there is none."""
-    found = catalogue()[code]
-    return {"text": found} if isinstance(found, str) else found
+    entry = catalogue()[code]
+    return {"text": entry} if isinstance(entry, str) else entry
 
 
 @functools.cache
 def catalogue() -> dict[str, Any]:
     """Every code with its text or texts. Raises `ValueError` when two files have one code."""
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for file in sorted(files(__package__).iterdir(), key=lambda file: file.name):
         if file.name.endswith(".toml"):
             for code, text in tomllib.loads(file.read_text(encoding="utf-8")).items():
-                if code in found:
+                if code in entries:
                     raise ValueError(f"words/{file.name}: the code {code} stands in another file too")
-                found[code] = text
-    return found
+                entries[code] = text
+    return entries
 
 
 def _near(word: str | None) -> str:

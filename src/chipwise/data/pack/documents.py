@@ -38,8 +38,8 @@ def documents(path: Path, columns: dict[str, str], each: bool) -> Iterator[Docum
     try:
         if not path.exists():
             raise DataError("pack-source-missing", path=path)
-        if path.is_dir() and (found := files_at(path)) is not None and found[0] == "parquet":
-            for file in found[1]:
+        if path.is_dir() and (rows := files_at(path)) is not None and rows[0] == "parquet":
+            for file in rows[1]:
                 yield from _rows(file, columns, _parquet_rows(file, columns))
         elif path.is_dir():
             yield from _files(path, each)
@@ -58,15 +58,15 @@ def documents(path: Path, columns: dict[str, str], each: bool) -> Iterator[Docum
 def _files(path: Path, each: bool) -> Iterator[Document]:
     """The text files of a folder, at any depth; `train/` with `test/` or similar are splits, and with `each`
     the next folder is the class."""
-    found = sorted(
+    files = sorted(
         (Path(folder) / name).relative_to(path)
         for folder, _, names in os.walk(path)
         for name in names
         if name.lower().endswith(ENDINGS) and (Path(folder) / name).is_file()
     )
-    tops = {file.parts[0] for file in found if len(file.parts) > 1}
+    tops = {file.parts[0] for file in files if len(file.parts) > 1}
     other = next((name for name in EVAL if name in tops), None) if "train" in tops else None
-    for file in found:
+    for file in files:
         split, inner = "train", file.parts
         if other is not None:
             if file.parts[0] not in ("train", other):

@@ -71,9 +71,9 @@ def files_at(path: Path) -> tuple[str, list[Path]] | None:
     listed = [sorted(p for p in folder.iterdir() if p.is_file()) for folder in folders if folder.is_dir()]
     for files in listed or [[path] if path.is_file() else []]:  # reading a pipe might never end
         for kind, pattern in _FILES.items():
-            found = [file for file in files if pattern.fullmatch(file.name)]
-            if found and (kind != "webdataset" or any(map(_is_webdataset, found))):
-                return kind, found
+            matching = [file for file in files if pattern.fullmatch(file.name)]
+            if matching and (kind != "webdataset" or any(map(_is_webdataset, matching))):
+                return kind, matching
     return None
 
 
@@ -117,8 +117,8 @@ def from_rows(kind: str, files: Sequence[Path], columns: Mapping[str, str] | Non
 
 def split_of(name: str) -> str:
     """ "train" or "eval", from a file's name; train by default."""
-    told = _SPLIT.search(name.lower())
-    return "eval" if told and told[1] != "train" else "train"
+    match = _SPLIT.search(name.lower())
+    return "eval" if match and match[1] != "train" else "train"
 
 
 def chosen(role: str, there: Sequence[str], columns: Mapping[str, str], path: Path) -> str | None:
@@ -158,8 +158,8 @@ def labels_of(values: Mapping[str, list[Any]]) -> tuple[dict[str, dict[str, np.n
     low, high = min(int(c.min()) for c in columns.values()), max(int(c.max()) for c in columns.values())
     if not 0 <= low <= high < 1 << 24:
         raise DataError("rows-label-range", low=low, high=high)
-    made = {split: {"label": column.astype(np.int32)} for split, column in columns.items()}
-    return made, tuple(map(str, range(high + 1)))
+    labels = {split: {"label": column.astype(np.int32)} for split, column in columns.items()}
+    return labels, tuple(map(str, range(high + 1)))
 
 
 # ---- Parquet
@@ -206,7 +206,7 @@ class _Group:
 
 
 def _parquet_rows(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
-    found, cached = Rows(), _Group()
+    listed, cached = Rows(), _Group()
     for path in files:
         with reading(path), parquet(path) as file:
             there = file.schema_arrow.names
@@ -219,7 +219,7 @@ def _parquet_rows(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
             labels = file.read([label]).column(label).to_pylist() if label else []
             if label and len(labels) != sum(groups):
                 raise ValueError(f"{len(labels)} labels for {sum(groups)} rows")
-            found.content.append(f"{path.name} {size} {file.schema_arrow} {groups}")
+            listed.content.append(f"{path.name} {size} {file.schema_arrow} {groups}")
         row = 0
         for group, rows in enumerate(groups):
             for at in range(rows):
@@ -228,9 +228,9 @@ def _parquet_rows(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
                     example = cached.row(path, group, at, taken)
                     return {"image": _encoded(example[image], path)} if image else dict(example)
 
-                found.add(f"{path.name}/{row:08}", labels[row] if label else None, read)
+                listed.add(f"{path.name}/{row:08}", labels[row] if label else None, read)
                 row += 1
-    return found
+    return listed
 
 
 def _encoded(image: Any, path: Path) -> Any:
@@ -246,7 +246,7 @@ def _encoded(image: Any, path: Path) -> Any:
 
 
 def _tfrecord_rows(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
-    found = Rows()
+    listed = Rows()
     for path in files:
         digest = hashlib.sha256()
         for row, (offset, data) in enumerate(tfrecord.records(path)):
@@ -265,9 +265,9 @@ def _tfrecord_rows(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
                     return {"image": _single(features[image])}
                 return {n.replace("/", "_"): _column(v) for n, v in features.items() if n != label}
 
-            found.add(f"{path.name}/{row:08}", value, read)
-        found.content.append(f"{path.name} {digest.hexdigest()}")
-    return found
+            listed.add(f"{path.name}/{row:08}", value, read)
+        listed.content.append(f"{path.name} {digest.hexdigest()}")
+    return listed
 
 
 def _features(path: Path, offset: int, data: bytes) -> dict[str, tfrecord.Value]:
@@ -298,9 +298,9 @@ def _key(name: str) -> tuple[str, str]:
 
 
 def _webdataset_rows(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
-    found = Rows()
+    listed = Rows()
     for path in files:
-        found.content.append(f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}")
+        listed.content.append(f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}")
         for key, members in _samples(path):
             image = columns.get("image") or next((e for e in members if f".{e}" in SUFFIXES), None)
             if image not in members:
@@ -312,8 +312,8 @@ def _webdataset_rows(files: Sequence[Path], columns: Mapping[str, str]) -> Rows:
             def read(path=path, place=members[image]) -> dict[str, Any]:
                 return {"image": _bytes(path, *place)}
 
-            found.add(f"{path.name}/{key}", _class(path, key, members, columns), read)
-    return found
+            listed.add(f"{path.name}/{key}", _class(path, key, members, columns), read)
+    return listed
 
 
 def _samples(path: Path) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
@@ -353,11 +353,11 @@ def _class(path: Path, key: str, members: Mapping[str, tuple[int, int]], columns
     if "json" not in members:
         return None
     try:
-        told = json.loads(_bytes(path, *members["json"]))
+        stored = json.loads(_bytes(path, *members["json"]))
     except (ValueError, RecursionError) as error:
         raise DataError("webdataset-damaged", path=path, offset=offset, reason=str(error)) from error
     label = columns.get("label", "label")
-    return told.get(label) if isinstance(told, dict) else None
+    return stored.get(label) if isinstance(stored, dict) else None
 
 
 def _bytes(path: Path, offset: int, size: int) -> bytes:

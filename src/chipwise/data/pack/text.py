@@ -90,10 +90,10 @@ def text_listing(
             if share is not None and not form.each and _drawn(document.name) < share:
                 split = "eval"
             try:
-                found = _encoded(document, form, tokens, spools[split])
+                count = _encoded(document, form, tokens, spools[split])
             except UnicodeDecodeError as error:
                 raise DataError("text-not-utf8", path=path, name=document.name, byte=error.start) from error
-            lengths[split].append(found)
+            lengths[split].append(count)
             labels[split].append(document.label)
         used = {split: some for split, some in lengths.items() if some}
         if not used:
@@ -112,10 +112,10 @@ def _drawn(name: str) -> float:
 def _encoded(document: Document, form: TextForm, tokens: _Tokens, spool: _Spool) -> int:
     """Writes the document's tokens to `spool`. *Returns* their number, without truncated ones."""
     if not form.each:
-        found = 0
+        count = 0
         for piece in document.pieces:
-            found += spool.write(tokens.encode(piece))
-        return found + spool.write([tokens.end])
+            count += spool.write(tokens.encode(piece))
+        return count + spool.write([tokens.end])
     row: list[int] = []
     for piece in document.pieces:
         row += list(tokens.encode(piece))[: form.tokens - len(row)]
@@ -160,11 +160,11 @@ def _sequences(spool: _Spool, form: TextForm, end: int, first: int, stop: int) -
 
     def read(i: int) -> dict[str, Any]:
         begin = (first + i) * step
-        found = {"token": np.asarray(stream[begin : begin + form.tokens])}
+        example = {"token": np.asarray(stream[begin : begin + form.tokens])}
         if form.boundaries:
-            ends = np.cumsum(found["token"][:-1] == end)
-            found["document"] = np.concatenate([[0], ends]).astype(np.uint16)
-        return found
+            ends = np.cumsum(example["token"][:-1] == end)
+            example["document"] = np.concatenate([[0], ends]).astype(np.uint16)
+        return example
 
     return Split(Numbered(stop - first), np.zeros(stop - first, np.int64), {}, read, spool.digest)
 
@@ -173,11 +173,11 @@ def _one_each(
     form: TextForm, tokens: _Tokens, spools: dict[str, _Spool], labels: dict[str, list[Any]],
     lengths: dict[str, list[int]],
 ) -> Listing:  # fmt: skip
-    found, classes = labels_of(labels)
+    labelled, classes = labels_of(labels)
     splits = {}
     for name in labels:
         rows = spools[name].array().reshape(-1, form.tokens)
-        columns = {**found[name], "length": np.asarray(lengths[name], np.int32)}
+        columns = {**labelled[name], "length": np.asarray(lengths[name], np.int32)}
 
         def read(i: int, rows: np.ndarray = rows) -> dict[str, Any]:
             return {"token": np.asarray(rows[i])}
@@ -254,17 +254,17 @@ def _tokens_of(form: TextForm) -> _Tokens:
     if not path.is_file():
         raise DataError("tokenizer-missing", path=path)
     try:
-        made = Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library has no exception class
         raise DataError("tokenizer-damaged", path=path, reason=" ".join(str(error).split())[:160]) from error
-    made.no_truncation()
-    made.no_padding()
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     ends = [form.end] if form.end is not None else _ENDS
-    end = next((found for name in ends if (found := made.token_to_id(name)) is not None), None)
+    end = next((token for name in ends if (token := tokenizer.token_to_id(name)) is not None), None)
     if end is None:
         raise RecipeError("tokenizer-without-end", path=path, names=list(ends))
 
     def encode(piece: bytes) -> list[int]:
-        return made.encode(piece.decode("utf-8"), add_special_tokens=False).ids
+        return tokenizer.encode(piece.decode("utf-8"), add_special_tokens=False).ids
 
-    return _Tokens(encode, made.get_vocab_size(with_added_tokens=True), end)
+    return _Tokens(encode, tokenizer.get_vocab_size(with_added_tokens=True), end)

@@ -65,16 +65,16 @@ def _cards(document: Document, able: Sequence[Document]) -> list[dict[str, Any]]
     for kind in KINDS:
         rows = [row for row in able if row["kind"] == kind]
         if rows:
-            what = spread(rows[0]["examples_per_second"]).replace(" (", " examples/s (", 1)
-            what = what if " (" in what else f"{what} examples/s"
-            card = {"who": rows[0]["label"], "what": what, "why": _beside(document, rows)}
+            text = spread(rows[0]["examples_per_second"]).replace(" (", " examples/s (", 1)
+            text = text if " (" in text else f"{text} examples/s"
+            card = {"who": rows[0]["label"], "what": text, "why": _beside(document, rows)}
             cards.append({"kind": kind, **card})
         elif kind == "published" and document["relative"]:
             first, *others = document["relative"][0]["rows"]
             anchor = document["relative"][0]["anchor"]
             left = [f"{row['label']} {row['span']} ×" for row in others if row["label"] != anchor]
-            what = f"{first['span']} × its own CPU"
-            cards.append({"kind": kind, "who": first["label"], "what": what, "why": f"{', '.join(left)}."})
+            text = f"{first['span']} × its own CPU"
+            cards.append({"kind": kind, "who": first["label"], "what": text, "why": f"{', '.join(left)}."})
     return cards
 
 

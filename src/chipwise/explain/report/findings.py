@@ -214,8 +214,8 @@ def _idle(rate: Mapping[str, Any]) -> list[Finding]:
     idle = 1 - (steps[last] + 1) / (steps[-1] + 1)
     if idle < IDLE:
         return []
-    what = fact("schedule-ends-early", name=rate["name"], step=steps[last] + 1, share=idle)
-    return [Finding("settings", what, (), (fact("try-lengths-in-percent"),))]
+    finding = fact("schedule-ends-early", name=rate["name"], step=steps[last] + 1, share=idle)
+    return [Finding("settings", finding, (), (fact("try-lengths-in-percent"),))]
 
 
 # ---- time
@@ -247,14 +247,14 @@ def _input(run: StoredRun, timed: Sequence[Interval], recipe: str) -> list[Findi
         if share < FED:
             return []
         waited, train = number(feed.get("waited_seconds")), number(sections.get("train"))
-        what = fact("waited-for-data", waited=waited, seconds=train, share=share)
+        finding = fact("waited-for-data", waited=waited, seconds=train, share=share)
         also = [
             fact("feed-verdict", verdict=one_line(v)) for v in [feed.get("verdict")] if isinstance(v, str)
         ]
         advice = feed.get("advice")
         if isinstance(advice, dict) and isinstance(advice.get("text"), str):
             tries.insert(0, fact("try-as-told", words=one_line(advice["text"])))
-        return [Finding("time", what, also, tries)]
+        return [Finding("time", finding, also, tries)]
     total = sum(i.seconds for i in timed)
     lost = sum(i.seconds * (i.waited or 0.0) for i in timed)
     if not total or lost / total < FED:
@@ -264,8 +264,8 @@ def _input(run: StoredRun, timed: Sequence[Interval], recipe: str) -> list[Findi
         for stage in NAMES:
             busy[stage] = busy.get(stage, 0.0) + (number(row.get(f"feed/{stage}_cores")) or 0.0)
     also = [fact("busiest-stage", stage=max(busy, key=lambda s: busy[s]))] if any(busy.values()) else []
-    what = fact("waited-for-data", waited=lost, seconds=total, share=lost / total)
-    return [Finding("time", what, also, tries)]
+    finding = fact("waited-for-data", waited=lost, seconds=total, share=lost / total)
+    return [Finding("time", finding, also, tries)]
 
 
 def _sections(run: StoredRun, spent: Spent | None) -> list[Finding]:
@@ -337,7 +337,7 @@ def _intervals(timed: Sequence[Interval]) -> list[Finding]:
         return []
     worst = sorted(sorted(slow, key=lambda i: i.speed)[:5], key=lambda i: i.first)
     steps = [f"{i.first:,}-{i.last:,} ({i.speed:,.0f})" for i in worst]
-    what = fact(
+    finding = fact(
         "intervals-slow", count=len(slow), median=median, lost=lost, total=total, steps=steps,
         worst=[[i.first, i.last, i.speed] for i in worst],
     )  # fmt: skip
@@ -348,7 +348,7 @@ def _intervals(timed: Sequence[Interval]) -> list[Finding]:
         cause = fact("slow-without-waiting")
     else:
         cause = fact("slow-waiting-unknown")
-    return [Finding("time", what, (cause,), (fact("try-what-else-ran"),))]
+    return [Finding("time", finding, (cause,), (fact("try-what-else-ran"),))]
 
 
 def _peak(run: StoredRun, speed: Speed | None, recipe: str) -> list[Finding]:
@@ -358,5 +358,5 @@ def _peak(run: StoredRun, speed: Speed | None, recipe: str) -> list[Finding]:
     commands = [f"chipwise find-batch {recipe}", f"chipwise bench {recipe} --profile"]
     if precision == "f32":
         commands.insert(0, "--set precision=bf16")
-    what = fact("chip-little-used", share=speed.share_of_peak, precision=one_line(precision))
-    return [Finding("time", what, (), tuple(map(typed_text, commands)))]
+    finding = fact("chip-little-used", share=speed.share_of_peak, precision=one_line(precision))
+    return [Finding("time", finding, (), tuple(map(typed_text, commands)))]
