@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import functools
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "src" / "chipwise"
@@ -32,6 +33,7 @@ def package_of(file: str) -> str:
     return file.split("/")[0].removesuffix(".py")
 
 
+@functools.cache
 def imports() -> list[Import]:
     """Every import of the package by the package, but those of `chipwise/__init__.py`: the public names."""
     known = {str(path.relative_to(PACKAGE)) for path in files()}

@@ -39,6 +39,7 @@ def test_ctrl_c_says_that_there_is_no_record(tmp_path, monkeypatch, chipwise):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["--data", "synthetic"], ["--synthetic"]])
 def test_made_up_data_needs_none(tmp_path, capsys, words):
     file = tmp_path / "sub" / "r.json"

@@ -1,10 +1,13 @@
 import json
 
+import pytest
+
 from chipwise.study import trial
 from chipwise.words.facts import fact
 from compilers import no_gpu_compiler as no_gpu_compiler
 
 
+@pytest.mark.slow
 def test_a_table_what_it_changes_and_the_line_to_type(chipwise, mine, monkeypatch):
     monkeypatch.setattr(trial, "ROUNDS", 2)
     said = chipwise("find-batch", f"{mine}:recipe", "--devices", 1, "--at-most", 48, "--set", "rate=0.3")

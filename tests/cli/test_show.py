@@ -57,6 +57,7 @@ def test_a_grid_of_examples_and_epochs(chipwise, file, tmp_path):
     assert page.shape[1] >= 3 * 96 and page.shape[0] >= 3 * 80
 
 
+@pytest.mark.slow
 def test_copies_are_what_training_computes(file):
     """Compared inside of a replica: the loss hands out the batch that it was given."""
     recipe = cw.load(file, ["mix=true"])

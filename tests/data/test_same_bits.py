@@ -78,7 +78,13 @@ def test_a_pack_is_the_loose_files(made, of, loose, store, feed):
     )
 
 
-@pytest.mark.parametrize("devices,store,feed", [(2, "raw", "host"), (4, None, "device"), (8, "jpeg", "host")])
+@pytest.mark.parametrize(
+    "devices,store,feed",
+    [
+        (2, "raw", "host"),
+        *(pytest.param(*n, marks=pytest.mark.slow) for n in ((4, None, "device"), (8, "jpeg", "host"))),
+    ],
+)
 def test_any_number_of_devices(made, of, loose, devices, store, feed):
     source = PackedFolder(made / store) if store else cw.ImageFolder(made / "photos")
     result = cw.fit(of(source), on=cw.On(devices=devices, feed=feed, workers=2), **QUIET)

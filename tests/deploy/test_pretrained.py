@@ -32,6 +32,7 @@ def test_a_task_begins_with_the_weights_of_a_file(file):
     assert np.array_equal(state["var"], FIRST[1]["var"]) and state["calls"].dtype == np.int32
 
 
+@pytest.mark.slow
 def test_the_recipe_knows_what_it_began_with(file):
     weights = pretrained(file)
     plain = tasks.recipe(duration="2st")

@@ -46,6 +46,7 @@ def test_the_best_evaluation_can_be_had_again(whole):
     assert restore_run(recipe(), folder).steps == 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [pytest.param("6st", marks=pytest.mark.slow), "14st"])
 def test_a_run_that_was_stopped_keeps_the_same(whole, tmp_path, stop):
     result, folder = whole

@@ -41,6 +41,7 @@ def test_everything_happens_at_its_step(single, tmp_path, monkeypatch, steps):
     assert told(tmp_path) == told(folder)
 
 
+@pytest.mark.slow
 def test_a_trial_decides_and_harms_nothing(single, monkeypatch, capsys):
     monkeypatch.setattr("chipwise.engine.fit.MANY", 1)
     for ratio, steps in ((2.04, 16), (1.05, 1)):

@@ -28,6 +28,7 @@ def recipe(**changes):
     return tasks.recipe(**{"task": tasks.task(loss=loss, augment=None), "duration": "12st", **changes})
 
 
+@pytest.mark.slow
 def test_a_run_shows_finished_values_and_resumes(tmp_path):
     cw.fit(recipe(), tmp_path, on=cw.On(devices=1), stop_after="5st", log_every="5st", **QUIET)
     result = cw.fit(recipe(), tmp_path, on=cw.On(devices=1), log_every="5st", **QUIET)

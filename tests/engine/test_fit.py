@@ -197,6 +197,7 @@ def test_the_average_is_evaluated_and_the_trained_parameters_are_fingerprinted(w
     assert result.metrics["eval/loss"] != whole[0].metrics["eval/loss"]
 
 
+@pytest.mark.slow
 def test_mix_sees_one_replicas_batch_and_a_key():
     shapes = []
 

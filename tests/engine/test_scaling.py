@@ -114,6 +114,7 @@ def test_a_gradient_that_no_scale_mends_stops_the_run():
         )
 
 
+@pytest.mark.slow
 def test_blocks_scale_too(settled, monkeypatch):
     monkeypatch.setattr(scaling, "FIRST", settled / 8)
     *_, apart = states(recipe())

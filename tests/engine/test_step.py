@@ -107,6 +107,7 @@ def test_replicas_change_nothing_but_batch_statistics_and_keys(optimizer):
     close(one.params, eight.params)
 
 
+@pytest.mark.slow
 def test_averaged_state_is_the_mean_over_replicas_and_counters_count_once():
     one = run(tasks.recipe(replicas=1, duration="1st", task=tasks.task(augment=None)), 1)
     eight = run(tasks.recipe(replicas=8, duration="1st", task=tasks.task(augment=None)), 1)

@@ -242,6 +242,7 @@ def test_weights_go_back_to_equinox():
     assert isinstance(model, eqx.Module)
 
 
+@pytest.mark.slow
 def test_a_linen_result_is_what_linen_applies():
     result = fit(linen_door(train=DATA))
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 from collections import deque
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -81,6 +82,7 @@ def test_the_first_losses_are_the_same_on_any_number_of_devices():
     assert len(one["first_losses"]) == 8 and one["first_losses"] == two["first_losses"]
 
 
+@pytest.mark.slow
 def test_a_recipe_that_ends_first_goes_on(record):
     short = measured(tasks.recipe(duration="8st"), warmup=10)
     assert len(short.measured["first_losses"]) == 10 and short.measured["timed_steps"] == 12
@@ -144,6 +146,7 @@ def counting():
     session.step, session.total = 0, 10**6
     session.programs, session._carry, session._queued = counted, [], deque()
     session._data = session._windows = counted
+    session.placement = SimpleNamespace(lead=SimpleNamespace(platform="cpu"), devices=(0,))
     return session, counted.calls
 
 

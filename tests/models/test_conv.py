@@ -47,7 +47,7 @@ def _reference(x, k, strides, padding):
 @pytest.mark.parametrize(
     "shape, padding",
     [
-        pytest.param(shape, padding, marks=() if (i + j) % 9 == 0 else pytest.mark.slow)
+        pytest.param(shape, padding, marks=() if (i + j) % 15 == 0 else pytest.mark.slow)
         for (i, shape), (j, padding) in itertools.product(enumerate(SHAPES), enumerate(PADDINGS))
     ],
 )
@@ -87,6 +87,7 @@ def test_half_precision_is_rounded_once():
     np.testing.assert_allclose(y.astype(jnp.float32), exact, rtol=2**-7, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_vmap_over_images_and_kernels():
     x = jax.random.normal(jax.random.key(0), (3, 2, 8, 8, 64))
     k = jax.random.normal(jax.random.key(1), (3, 3, 3, 64, 64))
@@ -94,6 +95,7 @@ def test_vmap_over_images_and_kernels():
     np.testing.assert_allclose(mine, jnp.stack(theirs), atol=2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_gradient_inside_shard_map(check_vma):
     mesh = Mesh(jax.devices()[:4], ("data",))

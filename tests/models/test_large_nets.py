@@ -58,6 +58,7 @@ def test_efficientnet_begins_with_kernels_that_keep_the_size_of_what_they_see():
         np.testing.assert_allclose(jnp.std(block[layer]["kernel"]), (2 / reached) ** 0.5, rtol=0.02)
 
 
+@pytest.mark.slow
 def test_resnet_begins_as_its_shortcuts_and_puts_the_stride_on_the_3x3():
     net = partial(Bottleneck, 16, 4, stride=1)
     params, state = made(net)
@@ -136,6 +137,7 @@ def drawn(net):
     return params, state, jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
 
 
+@pytest.mark.slow
 def test_gpt2_is_the_textbook_one():
     params, state, p = drawn(TINY_GPT)
     tokens = np.array([[1, 10, 0, 3, 3], [7, 7, 2, 9, 4]], np.int32)
@@ -147,6 +149,7 @@ def test_gpt2_is_the_textbook_one():
     np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_vit_is_the_textbook_one():
     params, state, p = drawn(TINY_VIT)
     images = np.random.default_rng(1).normal(size=(2, 8, 8, 3)).astype(np.float32)
@@ -162,6 +165,7 @@ def test_vit_is_the_textbook_one():
     )
 
 
+@pytest.mark.slow
 def test_blocks_begin_different_from_each_other_and_gpt2_as_it_should():
     params, _ = made(partial(GPT2, vocabulary=64, context=8, depth=8, width=64, heads=2))
     stack = params["blocks"]["stack"]

@@ -37,7 +37,7 @@ def test_parameter_count(net):
 @pytest.mark.parametrize(
     "net, shape", [*(pytest.param(*one, marks=pytest.mark.slow) for one in SMALL[:-1]), SMALL[-1]]
 )
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("dtype", [pytest.param(jnp.float32, marks=pytest.mark.slow), jnp.bfloat16])
 @pytest.mark.parametrize("train", [True, False])
 def test_computes_in_the_dtype_given_and_keeps_statistics_float32(net, shape, dtype, train):
     init, apply = functional(lambda rngs: net(rngs=rngs))

@@ -18,6 +18,7 @@ from chipwise.models.starts import dirac, whitening
 from refusals import refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("c_in, c_out", [(3, 5), (4, 4)])
 def test_a_dirac_kernel_hands_its_channels_on(c_in, c_out):
     kernel = dirac(pytorch_uniform)(jax.random.key(0), (3, 3, c_in, c_out), jnp.float32)

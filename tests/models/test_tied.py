@@ -38,6 +38,7 @@ def test_chunks_do_not_show(tokens, monkeypatch):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_it_is_scaled_batched_and_mapped_like_any_function(monkeypatch):
     monkeypatch.setattr(tied, "_CHUNK", 4)
     hidden, table, targets = drawn((2, 5))
@@ -49,6 +50,7 @@ def test_it_is_scaled_batched_and_mapped_like_any_function(monkeypatch):
     np.testing.assert_allclose(ours, 3 * theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_bfloat16_sums_in_float32():
     hidden, table, targets = drawn((64, 64), jnp.bfloat16)
     ours, (d_hidden, d_table) = jax.jit(jax.value_and_grad(next_token_loss, (0, 1)))(hidden, table, targets)
@@ -74,7 +76,7 @@ def test_the_gradient_of_a_frequent_word_keeps_growing():
     np.testing.assert_array_equal(grad.astype(jnp.float32), [[0, 0], [1000, 1000], [0, 0]])
 
 
-@pytest.mark.parametrize("n", [1, 2, pytest.param(37, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 37))])
 def test_sorted_rows_are_added_as_scattered_ones(n):
     # Whole numbers: exact in any order. Tokens repeat, and some are outside the vocabulary.
     rng = np.random.default_rng(n)

@@ -119,7 +119,9 @@ def test_more_devices_than_replicas_says_how_to_use_them():
 
 
 @pytest.mark.parametrize("exact", [True, False])
-@pytest.mark.parametrize("gpus", range(1, 9))
+@pytest.mark.parametrize(
+    "gpus", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 4, 5, 7)), 3, 6, 8]
+)
 def test_advice_on_replicas_is_right_for_every_device_count(gpus, exact):
     (p,) = cw.plan(recipe(batch=2520), on=[f"a100:{gpus}"], exact=exact)
     assert p.devices_found == gpus and 8 % p.devices == 0
@@ -159,6 +161,7 @@ def test_what_cannot_be_planned_is_one_clear_error():
         cw.plan(dataclasses.replace(recipe(), task=task), on=["t4"])
 
 
+@pytest.mark.slow
 def test_a_float64_recipe_is_refused_for_a_tpu_by_name():
     def double(params, state, batch, key, train):
         made, state = tasks.plain_loss(params, state, batch, key, train)
@@ -182,6 +185,7 @@ def wide_loss(params, state, batch, key, train):
     return {"loss": cw.Sum.of(values), "accuracy": cw.Sum.of(values)}, state
 
 
+@pytest.mark.slow
 def test_an_over_large_batch_names_the_bytes_and_the_largest_that_fits():
     task = dataclasses.replace(recipe().task, loss=wide_loss)
     big = dataclasses.replace(recipe(batch=1 << 16), task=task)

@@ -44,6 +44,7 @@ def test_mistakes_are_one_line():
     assert split({"w": 1, "b": 1}, cw.freeze("w", batch_norm="train"))[1] == {"w": 1, "b": None}
 
 
+@pytest.mark.slow
 def test_statistics_alone_may_be_frozen():
     """Nothing else is; parameters lie as they do without."""
     assert split({"w": 1}, ("mean",), {"mean": 2}) == ({"w": 1}, None)
@@ -76,6 +77,7 @@ def recipe(**changes):
     return cw.Recipe(**settings | changes)
 
 
+@pytest.mark.slow
 def test_a_frozen_body_gives_the_same_features_all_along():
     """So training its head is training a head alone on those features."""
     held = recipe(frozen=cw.freeze("body/*"), replicas=1)

@@ -83,6 +83,7 @@ def test_two_devices_give_the_same_bits(name, packs):
     assert trained(small(name, packs[name]), 2) == on_one(name, packs[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2-124m"])
 def test_evaluation_reads_its_own_split_whole(name, packs):
     recipe = small(name, packs[name], "precision=f32")
@@ -102,6 +103,7 @@ def test_the_classes_are_those_of_the_pack(packs):
     assert count(abstract_state(recipe).params) == 25_557_032 - 998 * 2049
 
 
+@pytest.mark.slow
 def test_variants_have_names_of_their_own():
     assert cw.load("imagenet-resnet50", ["blocks=3,4,23,3"]).name == "imagenet-resnet"
     assert cw.load("vit-s16", ["depth=6"]).name == "vit"

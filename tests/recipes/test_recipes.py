@@ -38,7 +38,7 @@ STEPS = {
 
 
 UNTRAINED = ("gpt2-xl", "llama-8b")  # larger than any device they were tried on
-LARGE = ("imagenet-resnet50", "cifar10-resnet32", "efficientnet-lite0")
+LARGE = ("imagenet-resnet50", "cifar10-davidnet", "cifar10-resnet32", "efficientnet-lite0", "bert-base")
 
 
 @pytest.mark.parametrize(
@@ -74,6 +74,7 @@ def test_a_quarter_of_davidnet_is_a_setting():
     assert recipe.optimizer.lr.peak == 0.2
 
 
+@pytest.mark.slow
 def test_airbench_evaluates_six_views():
     """Their weighted logits; in training it is the image alone."""
     views = mirror_and_shifts(1)

@@ -55,6 +55,7 @@ def test_a_multiple_of_the_replicas_capped_by_the_data_and_by_request(stepped, a
     assert batch in stepped and found.memory.fits
 
 
+@pytest.mark.slow
 def test_a_real_step_and_what_moving_there_does(monkeypatch):
     monkeypatch.setattr(trial, "ROUNDS", 2)
     found = find_batch(recipe(), on=On(devices=2))

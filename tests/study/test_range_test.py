@@ -59,6 +59,7 @@ def test_a_curve_that_falls_at_once_is_doubtful():
     assert "loss-fell-at-once" in codes(read(rates, hill(rates)))
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(st.lists(ANY, min_size=1, max_size=60).filter(lambda x: math.isfinite(x[0])))
 @example([1.0, math.nan, 0.1])

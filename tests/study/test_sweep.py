@@ -93,6 +93,7 @@ def stop_at(monkeypatch, run, step):
     monkeypatch.setattr(RunFolder, "log", log_and_stop)
 
 
+@pytest.mark.slow
 def test_a_stop_saves_the_run_and_the_study_goes_on_to_the_same_bits(tmp_path, monkeypatch, trained):
     before = signal.getsignal(signal.SIGTERM)
     stop_at(monkeypatch, "lr=0.04/seed-0", 2)

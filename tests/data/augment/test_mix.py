@@ -85,6 +85,7 @@ def test_cutmix_s_labels_are_the_shares_of_the_area():
     assert len(np.unique(share)) > 10 and share.min() < 0.45 and share.max() > 0.95
 
 
+@pytest.mark.slow
 def test_a_choice_is_one_of_them_for_the_whole_batch():
     both = jax.jit(
         jax.vmap(mix_choice(mixup(CLASSES, 1.0), cutmix(CLASSES), p=(0.3, 0.7)), in_axes=(None, 0))
