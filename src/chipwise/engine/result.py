@@ -100,20 +100,19 @@ class Result:
         return of_result(self)
 
     def to_torch(self, module: Any) -> Any:
-        """Writes the trained weights into the PyTorch `module` that the task was made of, and returns it."""
+        """Writes the trained weights into the PyTorch `module` of the task, and returns it."""
         from ..interop.torch import to_module
 
         return to_module(module, self.params, self.state)
 
     def to_keras(self, model: Any) -> Any:
-        """Writes the trained weights into the Keras `model` that the task was made of, and returns it."""
+        """Writes the trained weights into the Keras `model` of the task, and returns it."""
         from ..interop.keras import to_model
 
         return to_model(model, self.params, self.state)
 
     def to_equinox(self, model: Any) -> Any:
-        """The trained Equinox module, or `(module, state)` if it has a state, of what the task was made
-        of."""
+        """The trained Equinox module, or `(module, state)` if it has a state; `model` as for the task."""
         from ..interop.equinox import to_model
 
         return to_model(model, self.params, self.state)

@@ -1,4 +1,4 @@
-"""The step for loops of one's own: what `fit` does around a step is left to the caller."""
+"""The step of `fit` for your own loops."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Stepper:
                 stepper.step()
             print(stepper.metrics(), stepper.evaluate(), stepper.fingerprint())
 
-    computes what `cw.fit(recipe)` computes, to the bit. There is no run folder, no checkpoint, no signal
-    handling, and no stop when the loss is NaN: your loop decides about those.
+    computes what `cw.fit(recipe)` computes, to the bit, but without a run folder, checkpoints, signal
+    handling, and a stop at a NaN loss.
 
     *Arguments:* `on` as in `fit`.
 
-    *Fields:* `total`, the recipe's steps; `done`, the steps begun.
+    *Fields:* `total`: the recipe's steps; `done`: the steps started.
 
     Raises `RecipeError`, `DataError` or `DeviceError` before anything is compiled, as `fit` does.
     """
@@ -57,9 +57,9 @@ class Stepper:
         return self._session.step
 
     def step(self) -> None:
-        """Begins the next step. Waits for the device only when some tens of steps are queued.
+        """Starts the next step. Waits for the device only if some tens of steps are queued.
 
-        Raises `RecipeError` after the recipe's last step, beyond which its schedules say nothing.
+        Raises `RecipeError` after the recipe's last step, where its schedules end.
         """
         if self.done == self.total:
             duration = str(self._session.recipe.duration)
@@ -77,7 +77,7 @@ class Stepper:
         return self._session.evaluate()
 
     def state(self) -> tuple[Tree, Tree]:
-        """The parameters (not their average) and the task's state, as NumPy arrays of one's own. Waits."""
+        """The parameters (not their average) and the task's state, as copies in NumPy arrays. Waits."""
         return self._session.parameters()
 
     def fingerprint(self) -> str:
@@ -85,7 +85,7 @@ class Stepper:
         return fingerprint(self.state()[0])
 
     def close(self) -> None:
-        """Ends the threads that bring data. The state stays readable."""
+        """Ends the threads that read data. The state stays readable."""
         self._session.close()
 
     def __enter__(self) -> Stepper:

@@ -1,8 +1,8 @@
-"""Optimizers around another: groups of parameters with rates of their own, and lookahead.
+"""Optimizers that wrap another: groups of parameters with their own rates, and lookahead.
 
     lookahead(grouped(sgd(lr=0.1), {"*norm/bias": {"lr": 64.0}}), every=5, pull=0.5)
 
-Both are elementwise, as what they are around must be, and so work on the flat vector of parameters.
+Both are elementwise, as the wrapped optimizer must be, so they work on the flat vector of parameters.
 """
 
 from __future__ import annotations
@@ -84,13 +84,12 @@ class grouped(_Around):
 
         grouped(sgd(lr=0.1, weight_decay=5e-4), {"*norm/bias": {"lr": 64, "weight_decay": 1 / 64}})
 
-    Arguments: `inner`, an elementwise optimizer; `groups`: for patterns of paths, as of `fnmatch`, or of rows
-    of stacked arrays, such as `"blocks/stack/*#3"` for the fourth block, factors by the name of a setting,
-    each a number or a schedule: `{"whiten/bias": {"lr": piecewise({"0st": 1, "3ep": 0})}}` trains a bias for
-    three epochs. A parameter belongs to the first pattern that fits its path.
+    *Arguments:* `inner`: an elementwise optimizer; `groups`: patterns of paths (for `fnmatch`), or of rows of
+    stacked arrays, such as `"blocks/stack/*#3"` for the fourth block, to factors by the name of a setting. A
+    factor is a number or a schedule: `{"whiten/bias": {"lr": piecewise({"0st": 1, "3ep": 0})}}` trains a bias
+    for three epochs. A parameter belongs to the first pattern that matches its path.
 
-    Raises `RecipeError` for settings that `inner` does not vary and, in use, for a pattern that fits
-    nothing.
+    Raises `RecipeError` for settings that `inner` does not vary and, in use, for a pattern without matches.
     """
 
     inner: Optimizer
@@ -171,15 +170,15 @@ class grouped(_Around):
 def layerwise(
     inner: Optimizer, layers: Sequence[str | Sequence[str]], factor: float = 1.0, unfreeze: str | None = None
 ) -> grouped:
-    """`inner` with lower rates for lower layers, which may also begin to move one after another.
+    """`inner` with lower rates for lower layers, which may also start one after another.
 
         layerwise(sgd(lr=0.01), ["stem/*", *(f"blocks/{i}/*" for i in range(16))], 0.8, unfreeze="1ep")
 
-    Arguments: `inner`, an elementwise optimizer; `layers`, from the input up, each a pattern or several (see
-    `grouped`); parameters in none of them, such as a new head, have `inner`'s rate. A layer has `factor`
-    times the rate of the next above. `unfreeze`, a duration: the uppermost of `layers` moves after it, and
-    after each further one the next below; until then a layer's gradient is computed, its moments follow, and
-    it does not move. (What `Recipe(frozen=...)` names has no gradient at all.)
+    *Arguments:* `inner`: an elementwise optimizer; `layers`: from the input up, each a pattern or several
+    (see `grouped`); parameters in none of them, such as a new head, have `inner`'s rate. `factor`: a layer
+    has `factor` times the rate of the next above. `unfreeze`: a duration, after which the uppermost of
+    `layers` starts, and after each further one the next below. Until then a layer's gradient and moments are
+    computed, but it is not updated. (Parameters in `Recipe(frozen=...)` have no gradient at all.)
 
     Sources: Howard & Ruder, 2018 (arXiv:1801.06146) for both; Bao et al., 2022 (arXiv:2106.08254).
     Raises `RecipeError` for no layers, a `factor` that is not above 0, and a duration of 0.
@@ -205,10 +204,10 @@ class lookahead(_Around):
 
         every `every` steps:  slow = slow + pull * (p - slow);  p = slow
 
-    The last step of a run ends at `slow` as it then is. Arguments: `inner`, an elementwise optimizer;
-    `every`, steps; `pull`, a number or a schedule above 0 and up to 1. Source: Zhang et al., 2019
-    (https://arxiv.org/abs/1907.08610); with a `pull` that shrinks over the run it is airbench's lookahead
-    (Jordan, 2024, arXiv:2404.00498), an average whose length grows.
+    The last step of a run ends at `slow`. *Arguments:* `inner`: an elementwise optimizer; `every`: steps;
+    `pull`: a number or a schedule above 0 and up to 1. Source: Zhang et al., 2019
+    (https://arxiv.org/abs/1907.08610). With a `pull` that shrinks over the run it is airbench's lookahead
+    (Jordan, 2024, arXiv:2404.00498), an average over a growing time.
     """
 
     inner: Optimizer

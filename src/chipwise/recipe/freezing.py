@@ -1,7 +1,7 @@
-"""Which parameters and statistics stay as they are: patterns of paths, and what a step that is traced knows.
+"""Frozen parameters and statistics: patterns of paths, and a context for the step while it is traced.
 
-The step holds frozen arrays still. A layer whose running statistics are frozen should also use them, as in
-evaluation; that is the model's part, so the doors of `interop` ask `holds` while they are traced.
+The step keeps frozen arrays constant. A layer with frozen running statistics should also use them, as in
+evaluation. Only the model can do that, so the modules of `interop` call `holds` while they are traced.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ MOVING = tuple(f"!*{name}" for name in _STATISTICS)
 
 
 def freeze(*patterns: str, batch_norm: str = "eval") -> tuple[str, ...]:
-    """What training does not change, for `Recipe(frozen=...)`: `frozen=cw.freeze("backbone/*")`.
+    """Parameters and statistics that training does not change: `Recipe(frozen=cw.freeze("backbone/*"))`.
 
-    Frozen parameters have no gradient and no place in the optimizer. Batch norm whose statistics are frozen
-    uses them, as in evaluation, and they stay.
+    Frozen parameters have no gradient and no optimizer state. Batch norm with frozen statistics uses them, as
+    in evaluation, and does not update them.
 
-    *Arguments:* `patterns` of the paths of parameters and statistics, as of `fnmatch`. One that begins with
-    `!` takes out again what those before it froze: `freeze("*", "!classifier/*")` is all but the head.
-    `batch_norm="train"`: statistics move, and batch norm uses those of its batch; its scale and shift are
-    frozen like other parameters.
+    *Arguments:* `patterns`: of the paths of parameters and statistics, for `fnmatch`. A pattern that begins
+    with `!` excludes: `freeze("*", "!classifier/*")` is everything but the head. `batch_norm="train"`: batch
+    norm uses the statistics of its batch and updates the running ones; its scale and shift are frozen like
+    other parameters.
 
     Raises `RecipeError` for no patterns and another `batch_norm`.
     """
@@ -42,8 +42,8 @@ def freeze(*patterns: str, batch_norm: str = "eval") -> tuple[str, ...]:
 
 
 def is_frozen(path: str, patterns: Sequence[str]) -> bool:
-    """Whether the last of `patterns` that fits `path`, such as "norm/mean", freezes it. Linen's collection
-    of statistics is no part of the path."""
+    """Whether the last of `patterns` that matches `path`, such as "norm/mean", freezes it. The name of
+    Linen's collection of statistics is not part of the path."""
     path = path.removeprefix("batch_stats/")
     fits = (p for p in reversed(patterns) if fnmatch.fnmatchcase(path, p.removeprefix("!")))
     return not next(fits, "!").startswith("!")
@@ -53,15 +53,15 @@ _PATTERNS: Any = jax.make_user_context(())  # a part of the key by which JAX kee
 
 
 def holding(patterns: tuple[str, ...]) -> AbstractContextManager[Any]:
-    """Within it, a training step is traced that freezes `patterns`."""
+    """A context in which a training step is traced that freezes `patterns`."""
     return _PATTERNS(patterns)
 
 
 def patterns() -> tuple[str, ...]:
-    """Those of the step that is traced."""
+    """The patterns of the step being traced."""
     return _PATTERNS.value
 
 
 def holds(statistics: Iterable[str]) -> bool:
-    """Whether the step that is traced freezes one of these paths."""
+    """Whether the step being traced freezes one of these paths."""
     return any(is_frozen(path, _PATTERNS.value) for path in statistics)

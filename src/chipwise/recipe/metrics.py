@@ -1,15 +1,15 @@
-"""Metrics from sums: of the whole set, whatever the batch and the number of devices.
+"""Metrics from sums: values of the whole set, whatever the batch and the number of devices.
 
-Each function takes what a loss has at hand, one replica's batch or a single example, and returns a
-`cw.Sum`. The library adds those over examples, replicas, devices and batches, and only then divides,
-or calls the sum's `finish`. So F1 is that of the set and not the mean of F1s of batches, which is
-another number. `docs/metrics.md` has them in a table, with their sums and how to write one's own.
+Each function takes one replica's batch or a single example, and returns a `cw.Sum`. The library adds these
+over examples, replicas, devices and batches, and then divides, or calls the sum's `finish`. So F1 is that of
+the set, not the mean of the batches' F1s. `docs/metrics.md` has a table with their sums, and how to write
+your own.
 
-Of classes, the shape of the labels says whether an example has one or several:
+The shape of the labels says whether an example has one class or several:
 
-    (batch,)            whole numbers: one class an example, predicted is the highest logit
-    (batch, classes)    0 and 1: several labels an example, predicted are those with a probability
-                        `sigmoid(logit)` above `threshold`
+(batch,)            integers: one class for each example; the highest logit is predicted (batch, classes)    0
+and 1: several labels for each example; those with a probability `sigmoid(logit)` above `threshold` are
+predicted
 
 A class outside the logits, or a target that is neither 0 nor 1, makes the metric NaN. A NaN among the
 logits predicts nothing, so it counts as a miss. Of equal logits the lower class is predicted.

@@ -71,17 +71,17 @@ class Optimizer(ABC):
 
     @abstractmethod
     def _about(self) -> dict[str, Any]:
-        """What kind of optimizer this is, as JSON values, with its name as `optimizer`."""
+        """The kind of this optimizer as JSON values, with its name as `optimizer`."""
 
     def rate_factor(self, k: Fraction) -> Fraction | float | None:
-        """What the rate is multiplied by at `k` times the batch: `k` for `sgd` (Goyal et al., 2017), its root
-        for Adam's kind (Malladi et al., 2022); None where no rule is known."""
+        """The factor of the rate at `k` times the batch: `k` for `sgd` (Goyal et al., 2017), its root for
+        Adam's kind (Malladi et al., 2022); None without a known rule."""
         if self.rate_power is None:
             return None
         return k if self.rate_power == 1 else math.sqrt(k)
 
     def replace(self, **settings: Any) -> Optimizer:
-        """This optimizer with other `settings`. Raises `RecipeError` for a name that it does not have."""
+        """This optimizer with other `settings`. Raises `RecipeError` for an unknown name."""
         for name in settings:
             if name not in self.settings:
                 kind, known = self._about()["optimizer"], list(self.settings)
@@ -91,14 +91,14 @@ class Optimizer(ABC):
         return self._with(settings)
 
     def held(self, clock: Clock) -> Optimizer:
-        """This optimizer for a run that goes on after the end of `clock`: every schedule then holds its last
-        value, and is the same to the bit before."""
+        """This optimizer for a run that continues after the end of `clock`: schedules then keep their last
+        value, with the same bits before."""
         varying = {n: held(s, clock) for n, s in self.hyper.items() if not isinstance(s, constant)}
         return self._with(varying)
 
     def describe(self) -> dict[str, Any]:
-        """Every setting as JSON values, for the run folder and for comparing two runs; a schedule is what its
-        `json()` gives."""
+        """All settings as JSON values, for the run folder and for comparing runs; schedules as their
+        `json()`."""
         return self._about() | {name: plain(value) for name, value in self.settings.items()}
 
     @abstractmethod

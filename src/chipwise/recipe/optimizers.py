@@ -2,8 +2,8 @@
 
     optimizer = sgd(lr=one_cycle(0.4, warmup="5ep"), momentum=0.9, nesterov=True, weight_decay=5e-4)
 
-The mathematics is optax's; each function names its PyTorch equal. It runs in
-float32 (or wider, when a parameter is), and parameters keep their own dtype.
+The mathematics is optax's; each function names its PyTorch equivalent. It runs in float32 (or wider, if a
+parameter is), and parameters keep their dtype.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ def products(precision: str):
 
 @contextlib.contextmanager
 def one_pass():
-    """Within it products are traced in a single pass, whatever the recipe says: for a plan that counts the
-    passes itself, because the TPU's compiler takes minutes for a convolution of several."""
+    """A context in which products are traced in a single pass, for plans, which count the passes themselves:
+    the TPU compiler takes minutes for a convolution of several passes."""
     token = _ONE_PASS.set(True)
     try:
         yield
@@ -76,6 +76,6 @@ def cast(tree, precision: str):
 
 
 def cast_batch(batch: dict, precision: str) -> dict:
-    """The columns of `batch` as `cast` has them, but for `label`: what is to be learned keeps its digits,
-    whether a value of 1,234.5 or mixup's share of 0.3."""
+    """The columns of `batch`, cast, except `label`: targets keep their digits, whether a value of 1,234.5 or
+    mixup's share of 0.3."""
     return {k: v if k == "label" else cast(v, precision) for k, v in batch.items()}

@@ -93,8 +93,8 @@ class Schedule(ABC):
     def with_peak(self, peak: float) -> Schedule:
         """The same shape with its highest value at `peak`: every value is scaled by the same factor.
 
-        What `--set lr=0.2` does to a schedule. Raises `RecipeError` when the
-        schedule has no highest value of its own, or it is 0.
+        This is what `--set lr=0.2` does to a schedule. Raises `RecipeError` if the highest value is unknown
+        or 0.
         """
         if not is_number(peak):
             raise RecipeError("peak-not-a-number", schedule=repr(self), peak=repr(peak))
@@ -130,8 +130,8 @@ class Schedule(ABC):
     def json(self) -> dict[str, Any]:
         """Its name and its settings as JSON values: `{"schedule": "cosine", "peak": 0.1, "end": 0.0}`.
 
-        `schedules.from_json` makes it again, but for a function of the step, of which this holds the name.
-        The schedule inside a warm-up is called `of`.
+        `schedules.from_json` is the inverse, except for a function of the step, of which only the name is
+        kept. The schedule inside a warm-up is called `of`.
         """
         settings = {f.name: plain(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
         if "schedule" in settings:

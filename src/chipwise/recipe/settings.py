@@ -244,12 +244,12 @@ def write_recipe(
 ) -> Path:
     """Writes the recipe file `path`, of which `path:recipe` is `new`, and returns its path.
 
-    *Arguments*: `old`: the recipe that `spec` and `settings`, such as `["width=16"]`, load; `new`: one that
-    differs from it in fields of its own or of its optimizer, or was validated itself; `title`: the first line
+    *Arguments*: `old`: the recipe that `spec` and `settings`, such as `["width=16"]`, load; `new`: a recipe
+    that differs from it in its fields or its optimizer's, or has its own `validated`; `title`: the first line
     of the file.
 
-    Raises `RecipeError` when `path` exists, is not a `.py` file, or a new value cannot be written as text;
-    `DataError` when the folder cannot be written to.
+    Raises `RecipeError` if `path` exists, is not a `.py` file, or a new value cannot be written as text;
+    `DataError` if the folder cannot be written to.
     """
     to = new_file(path)
     fields = {
@@ -324,7 +324,7 @@ def _names(value: Any) -> set[str]:
 
 
 def _validated(new: Recipe) -> str:
-    """Where `new` itself is known to work, as text; another point would need a file of its own."""
+    """The `validated` of `new` as text; a second one would need another file."""
     if new.validated is None:
         return "None"
     if new.validated.point != dataclasses.replace(new, validated=None):
@@ -344,7 +344,8 @@ def _keywords(values: dict[str, str]) -> str:
 
 
 def _spec(spec: str, to: Path) -> str:
-    """`spec` as Python text; a file of one's own by its way from the new file, so that both can move."""
+    """`spec` as Python text; a user's file by its path relative to the new file, so that both can be
+    moved."""
     path, _, name = spec.partition(":")
     if Path(path).suffix != ".py":
         return _quoted(spec)

@@ -1,9 +1,9 @@
-"""What a recipe asks of data: `len()`, `[i] -> dict of arrays`, and to know what one example is like.
+"""The interface of data for a recipe: `len()`, `[i] -> dict of arrays`, and the shape and type of an example.
 
-The contract is the one of a list or of a PyTorch map dataset. Examples are dicts or (image, label), of
-whatever holds numbers; torch tensors and PIL pictures are told by what they can do, so neither library is
-imported here. 64-bit columns become 32-bit, after a check that no value is lost, and byte order becomes the
-machine's. What makes a source fast stands in `chipwise.data.sources`.
+A list or a PyTorch map-style dataset has it. Examples are dicts or pairs (image, label) of anything numeric.
+Torch tensors and PIL pictures are recognised by their methods, so neither library is imported here. 64-bit
+columns become 32-bit, after a check that no value is lost, and byte order becomes the machine's.
+`chipwise.data.sources` describes the optional methods that make a source fast.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Columns = dict[str, np.ndarray]  # column to (n, ...)
 # JAX has no 64-bit types by default and would cut them silently, label 2**32 + 1 to label 1.
 NARROW = {"float64": "float32", "int64": "int32", "uint64": "uint32", "complex128": "complex64"}
 _PAIR = ("image", "label")
-# What example 0 of a source without a spec was like: it may take seconds to read, and is asked for often
+# The spec of example 0, for sources without one: reading it may take seconds, and it is needed often
 _SPECS: weakref.WeakKeyDictionary[Any, Spec] = weakref.WeakKeyDictionary()
 
 
@@ -39,7 +39,7 @@ class Source(Protocol):
 def spec_of(source: Any) -> Spec:
     """Column to the shape and type of one example.
 
-    Reads example 0 when the source has no `spec`; raises `DataError` when there is none.
+    Reads example 0 if the source has no `spec`; raises `DataError` if there is none.
     """
     spec = getattr(source, "spec", None)
     if spec is not None:
@@ -51,7 +51,7 @@ def spec_of(source: Any) -> Spec:
                     "spec-64-bit", source=kind, column=name, dtype=str(s.dtype), expected=narrower
                 )
         return dict(spec)
-    with contextlib.suppress(TypeError, KeyError):  # lists, and what has no hash, cannot be remembered
+    with contextlib.suppress(TypeError, KeyError):  # lists and unhashable objects are not cached
         return dict(_SPECS[source])
     if not len(source):
         raise DataError("source-empty")
@@ -62,7 +62,7 @@ def spec_of(source: Any) -> Spec:
 
 
 def read_example(example: Any, index: int) -> Columns:
-    """Example `index` of any source as arrays of types that JAX has; see `as_columns` and `narrow`."""
+    """Example `index` of any source as arrays with JAX's dtypes; see `as_columns` and `narrow`."""
     return {name: narrow(name, value) for name, value in as_columns(example, index).items()}
 
 

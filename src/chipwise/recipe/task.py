@@ -80,12 +80,12 @@ class Task:
       columns of a batch without `label`: an array `(batch, ...)` or a dict of such arrays. With `classes`,
       an array `(batch, classes)` is logits. Examples must not depend on each other. `cw.predict` and
       `cw.export` run it.
-    - `class_names`: the classes in words, in their order.
-    - `from_data`: `(train) -> {path: array}`: parameters such as "whiten/kernel" that are made from the
-      training source, once, before the first step of a run, in the place of `init`'s.
-    - `sharding`: `(path) -> PartitionSpec`: along which axis a parameter such as "words/embedding" is cut
-      where the recipe has `shards`: `P(None, "shard")`; None for the default, the largest axis that they
-      divide.
+    - `class_names`: the names of the classes, in order.
+    - `from_data`: `(train) -> {path: array}`: initial values of parameters such as "whiten/kernel", computed
+      from the training source once, before the first step of a run.
+    - `sharding`: `(path) -> PartitionSpec`: the axis along which a parameter such as "words/embedding" is cut
+      if the recipe has `shards`: `P(None, "shard")`; None for the default, the largest axis that `shards`
+      divides.
     """
 
     init: Callable[[jax.Array], tuple[Tree, Tree]]
@@ -135,8 +135,8 @@ class Task:
 
 
 def finished(sums: Mapping[str, Sum]) -> dict[str, float | np.ndarray]:
-    """What sums come to, divided or finished otherwise, once, on the host: metric name to a float, or a
-    float64 array. A division by zero gives NaN or an infinity.
+    """The values of sums, divided or finished on the host: metric name to a float, or a float64 array. A
+    division by zero gives NaN or an infinity.
 
     *Arguments:* `sums` of everything that is to be counted, as arrays on the host. The arithmetic is
     float64: float32 would round a ratio that the sums still know exactly.
