@@ -72,7 +72,7 @@ def ask(row: Row) -> dict[str, Any]:
     answer: dict[str, Any] = {"command": row.command, "jax": metadata.version("jax")}
     start = time.monotonic()
     try:
-        (plan,) = cw.plan(row.load(), [row.on])
+        (plan,) = cw.plan(row.load(), [row.on], exact=row.exact)
     except ChipwiseError as error:
         return answer | {"problem": error.code, "text": str(error)}
     answer |= {"method": plan.method, "asked_seconds": round(time.monotonic() - start)}

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import chipwise as cw
 from chipwise.chips.catalogue import CHIPS, named
@@ -16,6 +17,7 @@ from chipwise.models.attention import Mask, attention, flops, form_for, pairs, s
 from chipwise.models.attention_blocks import blocks
 from chipwise.models.attention_fused import block_of, splash_work
 from chipwise.models.target import Target, target, traced_for
+from chipwise.models.transformer import Attention
 from chipwise.planner.compiler import Request, compile_all
 from chipwise.planner.exporting import export_program
 from chipwise.planner.steps import device_speeds
@@ -321,3 +323,25 @@ def test_for_an_absent_tpu_the_weights_are_never_there(chip, tmp_path):
     weights = 4 * 8 * 12 * 1024 * 1024
     assert answer.temp_bytes < weights / 2  # the plain form holds two of them
     assert "program-custom-call" not in [note.code for note in answer.notes]
+
+
+def test_products_by_heads_are_the_layer_that_tpus_run():
+    normal = nnx.initializers.normal(0.5)
+    layer = Attention(16, 2, causal=True, init=normal, out_init=normal, rngs=nnx.Rngs(0))
+    layer.qkv.bias[...] += 0.3
+    layer.out.bias[...] += 0.2
+    graph, state = nnx.split(layer)
+    x = jax.random.normal(jax.random.key(1), (3, 8, 16))
+
+    def loss(state, x):
+        return jnp.sum(nnx.merge(graph, state)(x) ** 2)
+
+    made = {}
+    for name in ("v4", "t4"):
+        with traced_for(named(name)):
+            made[name] = jax.value_and_grad(loss, (0, 1))(state, x)
+
+    def near(a, b):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * (1 + np.abs(b).max()))
+
+    jax.tree.map(near, *made.values())

@@ -100,20 +100,23 @@ def test_what_a_chip_cannot_multiply_in_it_does_in_float32():
 
 
 def test_cudnn_multiplies_less_in_windows_of_three():
-    def convolution(taps, stride, dtype="f32"):
-        pixels, c_in, c_out = 64 * 28 * 28, 128, 128
-        moved = 4.0 * (pixels * (c_in * stride**2 + c_out) + taps * c_in * c_out)
-        flops, shape = 2.0 * pixels * c_in * c_out * taps, (pixels, c_out, c_in * taps, 1)
-        return Kernel("c", "convolution", flops=flops, bytes=moved, dtype=dtype, shape=shape)
+    def convolution(side, stride, dtype="f32", c_in=128):
+        pixels, c_out = 64 * 28 * 28, 128
+        k = c_in * side**2
+        moved = 4.0 * (pixels * (c_in * stride**2 + c_out) + k * c_out)
+        window, flops = (side, side, stride, stride), 2.0 * pixels * c_out * k
+        shape = (pixels, c_out, k, 1)
+        return Kernel("c", "convolution", flops=flops, bytes=moved, dtype=dtype, shape=shape, window=window)
 
     def rate(*of):
         kernel = convolution(*of)
         return kernel.flops / on(named("v100"), kernel).seconds
 
-    assert rate(9, 1) > 1.2 * rate(25, 1) and rate(9, 1) > 1.2 * rate(9, 2)
-    assert rate(9, 1, "f16") < 1.2 * rate(25, 1, "f16")
-    of_kernel = dataclasses.replace(convolution(9, 1), shape=(9 * 128, 128, 64 * 28 * 28, 1))  # its gradient
-    assert on(named("v100"), of_kernel).seconds < 1.2 * on(named("v100"), convolution(9, 1)).seconds
+    assert rate(3, 1) > 1.2 * max(rate(5, 1), rate(3, 2), rate(5, 2), rate(11, 4))
+    assert rate(3, 1, "f16") < 1.2 * rate(5, 1, "f16")
+    assert rate(3, 1, "f32", 3) < 1.2 * rate(5, 1, "f32", 3)
+    of_kernel = dataclasses.replace(convolution(3, 1), shape=(9 * 128, 128, 64 * 28 * 28, 1))  # its gradient
+    assert on(named("v100"), of_kernel).seconds < 1.2 * on(named("v100"), convolution(3, 1)).seconds
 
 
 def test_the_interval_goes_by_the_chip_and_by_what_bounds_the_step(monkeypatch):
@@ -186,6 +189,8 @@ def test_all_reduce():
     two, eight = (timing.all_reduce_seconds(1e9, n, chip) for n in (2, 8))
     assert 1e9 / 300e9 < two < eight < 2e9 / (300e9 * 0.6)
     sixteen = timing.all_reduce_seconds(1e9, 16, chip)
-    assert sixteen > 2 * eight  # the network between hosts is slower
+    assert sixteen > 1.3 * eight  # eight cards between hosts are slower
+    one_card = timing.all_reduce_seconds(1e9, 16, dataclasses.replace(chip, interconnect_kind="PCIe4 x16"))
+    assert one_card > 10 * sixteen
     with refused(DeviceError, "chip-without-interconnect"):
         timing.all_reduce_seconds(1.0, 2, dataclasses.replace(chip, interconnect_GBps_both_ways=None))

@@ -31,6 +31,7 @@ def test_a_convolution_and_its_gradients_do_equal_work():
     made = of_kind(read("convolution_h100"), "convolution")
     forward, inputs, kernel = made
     assert {k.flops for k in made} == {2 * 8 * 16 * 16 * 64 * 128 * 9}
+    assert {k.window for k in made} == {(3, 3, 2, 2)}
     assert forward.shape == (8 * 16 * 16, 128, 9 * 64, 1)
     assert kernel.shape == (9 * 64, 128, 8 * 16 * 16, 1)
     assert inputs.shape[:2] == (8 * 33 * 33, 64)  # of the padded image, of which each pixel meets a few taps

@@ -62,7 +62,9 @@ def test_what_leaves_a_host_goes_through_a_card_for_each_gpu():
     card = NETWORK_GBps["NVLink4"] * 1e9 * LINK_EFFICIENCY["NVLink"]
     least = GIB * 56 / 64 / card  # the exchange alone
     found = sum_seconds(GIB, target, 64)
-    assert least < found < 1.3 * least < all_reduce_seconds(GIB, 64, target.chip)
+    assert least < found < 1.3 * least
+    ring = all_reduce_seconds(GIB, 64, target.chip)  # in any order: added within the host first
+    assert 2 * GIB * 63 / 64 / (8 * card) < ring < found / 3
     assert sum_seconds(GIB, parse("h100:16"), 16) < found  # less leaves a host
 
 
@@ -73,5 +75,5 @@ def test_without_a_card_each_the_host_shares_one():
 
 def test_a_rack_that_nvlink_joins_needs_no_network():
     rack, hosts = parse("gb200:8"), parse("b200:16")
-    assert sum_seconds(GIB, rack, 8) < all_reduce_seconds(GIB, 8, rack.chip) / 5
+    assert sum_seconds(GIB, rack, 8) < all_reduce_seconds(GIB, 8, rack.chip) / 4
     assert sum_seconds(GIB, rack, 8) < sum_seconds(GIB, hosts, 16) / 5

@@ -3,8 +3,9 @@
     chipwise plan benchmarks/plan_accuracy/recipes/text.py:bert --set batch=8192 --set replicas=32 --on a100
 
 BERT (Devlin et al. 2018, arXiv:1810.04805) is pretrained on masked words and the next sentence, T5 v1.1 on
-spans (Raffel et al. 2020, arXiv:1910.10683; google-research/text-to-text-transfer-transformer). Dropout is
-left out: where it runs fused with its neighbours it moves no further bytes.
+spans (Raffel et al. 2020, arXiv:1910.10683; google-research/text-to-text-transfer-transformer). As in the
+published programs, BERT and T5 have a kernel each for queries, keys and values, and hold attention's weights.
+Dropout is left out: where it runs fused with its neighbours it moves no further bytes.
 """
 
 from functools import partial
@@ -44,10 +45,11 @@ def of_words(logits, words):
     return jnp.mean(cw.losses.softmax_cross_entropy(flat, words.reshape(-1)).reshape(words.shape), 1)
 
 
-def bert(length=128, masked=0, size="large", optimizer="lamb", tanh=False):
+def bert(length=128, masked=0, size="large", optimizer="lamb", google=False):
     """Pretraining. *Arguments:* `length`: tokens; `masked`: of them to tell, 20 of 128 and 80 of 512 when 0;
-    `size`: `base` or `large`; `optimizer`: `lamb` or `adamw`; `tanh`: GELU by its tanh formula, as Google's
-    programs have it (google-research/bert, `modeling.py`), instead of the exact one."""
+    `size`: `base` or `large`; `optimizer`: `lamb` or `adamw`; `google`: attention as in Google's programs for
+    TPUs (mlcommons/training_results_v1.0, `bert-preview-TF-tpu-v4-6912/modeling.py`) and GELU by its tanh
+    formula. Those have one layer after another; this has a loop, which compiles in a tenth of the time."""
     masked = masked or (20 if length == 128 else 80)
     lr = cw.warmup(cw.cosine(1e-3), "10%")
     lamb = cw.from_optax(partial(optax.lamb, weight_decay=0.01), learning_rate=lr)
@@ -60,7 +62,7 @@ def bert(length=128, masked=0, size="large", optimizer="lamb", tanh=False):
 
     columns = {"token": (length,), "segment": (length,), "place": (masked,), "word": (masked,), "next": ()}
     made = lamb if optimizer == "lamb" else cw.adamw(lr=lr)
-    return _recipe(f"bert-{size}", lambda rngs: Bert(size, rngs, tanh=tanh), loss, columns, made)
+    return _recipe(f"bert-{size}", lambda rngs: Bert(size, rngs, google=google), loss, columns, made)
 
 
 def bert_classifier(length=128, size="base"):
@@ -109,14 +111,20 @@ def t5(size="small"):
     return _recipe(f"t5-{size}", lambda rngs: T5(*T5_SIZES[size], rngs), loss, columns, optimizer)
 
 
+def attend(q, k, v, seen=None):
+    """Three times (b, t, heads, d) -> the same, by weights that are all there at once, softmax in float32.
+    `seen`: (t, t) bool, which of them are not 0."""
+    scores = jnp.einsum("btnd,bsnd->bnts", q, k).astype(jnp.float32) * q.shape[-1] ** -0.5
+    if seen is not None:
+        scores = jnp.where(seen[None, None], scores, -jnp.inf)
+    return jnp.einsum("bnts,bsnd->btnd", jax.nn.softmax(scores).astype(q.dtype), v)
+
+
 class PlainAttention(Attention):
     def __call__(self, x, seen=None):
         b, t, width = x.shape
         q, k, v = jnp.split(self.qkv(x).reshape(b, t, 3 * self.heads, -1), 3, axis=2)
-        scores = jnp.einsum("btnd,bsnd->bnts", q, k).astype(jnp.float32) * (width // self.heads) ** -0.5
-        scores = jnp.where(jnp.tril(jnp.ones((t, t), bool))[None, None], scores, -jnp.inf)
-        y = jnp.einsum("bnts,bsnd->btnd", jax.nn.softmax(scores).astype(x.dtype), v)
-        return self.out(y.reshape(b, t, width))
+        return self.out(attend(q, k, v, jnp.tril(jnp.ones((t, t), bool))).reshape(b, t, width))
 
 
 class PlainBlock(Block):
@@ -135,31 +143,56 @@ class PlainGPT(GPT2):
 class BertBlock(nnx.Module):
     """`norm(x + attention(x))`, then the same around two layers: the norms come after."""
 
-    def __init__(self, width, heads, tanh, rngs):
-        self.attention = Attention(width, heads, causal=False, init=NORMAL, out_init=NORMAL, rngs=rngs)
-        self.tanh = tanh
+    def __init__(self, width, heads, rngs, *, tanh=False):
+        linear = partial(nnx.Linear, width, width, kernel_init=NORMAL, rngs=rngs)
+        self.query, self.key, self.value, self.mixed = (linear() for _ in range(4))
+        self.heads, self.tanh = heads, tanh
         self.hidden = nnx.Linear(width, 4 * width, rngs=rngs)
         self.out = nnx.Linear(4 * width, width, rngs=rngs)
         self.norm1, self.norm2 = (LayerNorm(width, epsilon=1e-12) for _ in range(2))
 
+    def attend(self, x):
+        b, t, width = x.shape
+        q, k, v = (layer(x).reshape(b, t, self.heads, -1) for layer in (self.query, self.key, self.value))
+        return self.mixed(attend(q, k, v).reshape(b, t, width))
+
     def __call__(self, x):
-        x = self.norm1(x + self.attention(x))
+        x = self.norm1(x + self.attend(x))
         return self.norm2(x + self.out(nnx.gelu(self.hidden(x), approximate=self.tanh)))
+
+
+class GoogleBlock(BertBlock):
+    """Products give and take arrays of heads, and what the weights add up to divides their product."""
+
+    def attend(self, x):
+        width = x.shape[-1]
+        q, k, v = (
+            jnp.einsum("btw,whd->bthd", x, layer.kernel[...].astype(x.dtype).reshape(width, self.heads, -1))
+            + layer.bias[...].astype(x.dtype).reshape(1, 1, self.heads, -1)
+            for layer in (self.query, self.key, self.value)
+        )
+        scores = jnp.einsum("btnd,bsnd->bnts", q * q.shape[-1] ** -0.5, k).astype(jnp.float32)
+        weights = jnp.exp(scores - jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))
+        y = jnp.einsum("bnts,bsnd->btnd", weights.astype(x.dtype), v)
+        y = y / jnp.sum(weights, axis=-1, keepdims=True).transpose(0, 2, 1, 3).astype(x.dtype)
+        kernel = self.mixed.kernel[...].astype(x.dtype).reshape(self.heads, -1, width)
+        return jnp.einsum("btnd,ndw->btw", y, kernel) + self.mixed.bias[...].astype(x.dtype)[None, None]
 
 
 class Bert(nnx.Module):
     """`(tokens, segments, places)` -> logits of the words at `places`, and of the pair's label."""
 
-    def __init__(self, size, rngs, classes=2, vocabulary=30_528, tanh=False):
+    def __init__(self, size, rngs, classes=2, vocabulary=30_528, google=False):
         width, depth, heads = {"base": (768, 12, 12), "large": (1024, 24, 16)}[size]
         self.words, self.places, self.segments = (
             Table(count, width, rngs=rngs) for count in (vocabulary, 512, 2)
         )
-        self.blocks = Blocks(depth, lambda rngs: BertBlock(width, heads, tanh, rngs), rngs=rngs)
+        block = partial(GoogleBlock, tanh=True) if google else BertBlock
+        self.blocks = Blocks(depth, lambda rngs: block(width, heads, rngs), rngs=rngs)
         self.norm, self.told_norm = (LayerNorm(width, epsilon=1e-12) for _ in range(2))
         self.pooled, self.told = (nnx.Linear(width, width, rngs=rngs) for _ in range(2))
         self.bias = nnx.Param(jnp.zeros((vocabulary,), jnp.float32))
-        self.following, self.tanh = nnx.Linear(width, classes, rngs=rngs), tanh
+        self.following, self.google = nnx.Linear(width, classes, rngs=rngs), google
 
     def __call__(self, inputs):
         tokens, segments, places = inputs
@@ -169,7 +202,7 @@ class Bert(nnx.Module):
         if places is None:
             return None, following
         told = jnp.take_along_axis(x, places[:, :, None], axis=1)
-        told = self.told_norm(nnx.gelu(self.told(told), approximate=self.tanh))
+        told = self.told_norm(nnx.gelu(self.told(told), approximate=self.google))
         return told @ self.words.embedding[...].T + self.bias[...].reshape(1, 1, -1), following
 
 
@@ -184,15 +217,16 @@ class T5Block(nnx.Module):
         kinds = 2 if decoder else 1
         self.norms = nnx.List([nnx.Param(jnp.ones((width,), jnp.float32)) for _ in range(kinds + 1)])
         self.queries = nnx.List([linear(width, heads * 64) for _ in range(kinds)])
-        self.pairs = nnx.List([linear(width, 2 * heads * 64) for _ in range(kinds)])
+        self.keys = nnx.List([linear(width, heads * 64) for _ in range(kinds)])
+        self.values = nnx.List([linear(width, heads * 64) for _ in range(kinds)])
         self.outs = nnx.List([linear(heads * 64, width) for _ in range(kinds)])
-        self.up, self.down = linear(width, 2 * hidden), linear(hidden, width)
+        self.up, self.gate, self.down = linear(width, hidden), linear(width, hidden), linear(hidden, width)
         self.heads = heads
 
     def attend(self, i, x, others, bias):
         b, t, _ = x.shape
         q = self.queries[i](x).reshape(b, t, self.heads, 64)
-        k, v = jnp.split(self.pairs[i](others).reshape(b, -1, 2 * self.heads, 64), 2, axis=2)
+        k, v = (layer(others).reshape(b, -1, self.heads, 64) for layer in (self.keys[i], self.values[i]))
         scores = jnp.einsum("btnd,bsnd->bnts", q, k)  # T5X: in the type of the net, not in float32
         scores = scores if bias is None else scores + bias
         y = jnp.einsum("bnts,bsnd->btnd", jax.nn.softmax(scores), v)
@@ -203,8 +237,8 @@ class T5Block(nnx.Module):
         x = x + self.attend(0, y, y, bias)
         if memory is not None:
             x = x + self.attend(1, rms(x, self.norms[1]), memory, None)
-        up, gate = jnp.split(self.up(rms(x, self.norms[-1])), 2, axis=2)
-        return x + self.down(nnx.gelu(gate, approximate=True) * up)
+        y = rms(x, self.norms[-1])
+        return x + self.down(nnx.gelu(self.gate(y), approximate=True) * self.up(y))
 
 
 def rms(x, scale):

@@ -23,6 +23,7 @@ from . import wide
 from .attention import attention
 from .conv import conv
 from .large import fsdp, remat
+from .target import target
 from .tied import embed
 
 Initializer = Callable
@@ -74,9 +75,22 @@ class Attention(nnx.Module):
     def __call__(self, x: jax.Array, seen: jax.Array | None = None) -> jax.Array:
         """`seen` `(b, t)` bool: False for positions to ignore; None for all True."""
         b, t, width = x.shape
+        if target().platform == "tpu":
+            return self._by_heads(x, seen)
         qkv = self.qkv(x).reshape(b, t, 3, self.heads, width // self.heads)
         y = attention(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], causal=self.causal, seen=seen)
         return self.out(y.reshape(b, t, width))
+
+    def _by_heads(self, x: jax.Array, seen: jax.Array | None) -> jax.Array:
+        """The same by products that give and take arrays of heads. A TPU lays these out in tiles of their own
+        and would copy what comes of one product to get there: with 16 heads of 64 on a v4, over a quarter of
+        the layer's time by its compiler."""
+        width, parts = x.shape[-1], (self.qkv.kernel, self.qkv.bias, self.out.kernel, self.out.bias)
+        kernel, bias, out, out_bias = (part[...].astype(x.dtype) for part in parts)  # type: ignore[index]
+        kernel, bias = kernel.reshape(width, 3, self.heads, -1), bias.reshape(3, 1, 1, self.heads, -1)
+        q, k, v = (jnp.einsum("btw,whd->bthd", x, kernel[:, i]) + bias[i] for i in range(3))
+        y = attention(q, k, v, causal=self.causal, seen=seen)
+        return jnp.einsum("bthd,hdw->btw", y, out.reshape(self.heads, -1, width)) + out_bias[None, None]
 
 
 class Block(nnx.Module):

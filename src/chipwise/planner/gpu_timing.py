@@ -3,8 +3,8 @@
     seconds = sum over kernels of  count x (max(arithmetic, memory) + launch)
 
 - *arithmetic*: a product's multiplications, in whole tiles on whole waves of multiprocessors, at the rate
-  measured on that chip for large products of its type, times an efficiency; depthwise convolutions and
-  elementwise work at the float32 rate of the vector units;
+  measured on that chip for large products of its type, times an efficiency; elementwise work at the
+  float32 rate of the vector units; depthwise convolutions at the rate at which those load operands;
 - *memory*: bytes at the catalogue's bandwidth times an efficiency; arrays that fit in half of L2 are read
   there;
 - *launch*: the cost of starting a kernel.
@@ -30,6 +30,7 @@ from ..chips.catalogue import Chip
 from .kernels import Kernel
 
 PRODUCT_TFLOPS = {
+    "K80 (one GK210 of two)": (2.85, None),
     "P100-PCIe": (8.6, None),
     "P100-SXM2": (9.5, None),
     "V100-SXM2": (14.4, 97.0),
@@ -53,7 +54,8 @@ best of 1,024 to 10,240 rows, or 8,192 where only that was told
 (https://github.com/zzc0721/torch-performance-test-data, database.md and its issues 29, 79, 95, 120, 126, 140,
 174, 180). An A100 of 40 GB has the figures of one of 80 GB; a row of its own says 18.1 and 247. A T4's 16
 bits, at 4,096 rows, are of https://forums.developer.nvidia.com/t/about-gpu-peak-performance/264462: in short
-runs it reaches 42."""
+runs it reaches 42. A K80 has the share of its peak that a K40 reaches
+(https://github.com/clMathLibraries/clBLAS, doc/performance/cuBLAS_7.0/Tesla_K40/sgemm.csv)."""
 
 USUAL = 0.8
 """Of the peak, on chips that are not in the table: chosen, near the middle of those that are."""
@@ -82,10 +84,11 @@ def efficiencies() -> dict[str, Any]:
 ARITHMETIC = {
     "matmul_tensor": "matmul",
     "matmul_tf32": "matmul",
+    "matmul_vector": "matmul",
     "convolution_tensor": "convolution",
     "convolution_tf32": "convolution_tf32",
+    "convolution_vector": "vector",
     "attention": "attention",
-    "vector": "vector",
     "winograd": "winograd",
     "depthwise": "depthwise",
     "elementwise": "elementwise",
@@ -128,34 +131,36 @@ def ideal_times(kernels: Sequence[Kernel], chip: Chip) -> Ideal:
 def _product(kernel: Kernel, chip: Chip, peak: float, unit: str) -> tuple[float, str]:
     """Seconds of a product at its peak, in whole tiles and waves, and the name of its efficiency."""
     if kernel.kind == "attention" or len(kernel.shape) != 4:
-        return kernel.flops / peak, "attention" if kernel.kind == "attention" else _class(kernel.kind, unit)
+        return kernel.flops / peak, "attention" if kernel.kind == "attention" else f"{kernel.kind}_{unit}"
     m, n, k, groups = kernel.shape
     if kernel.kind == "convolution" and groups > 1 and min(n, max(1, k)) < _SMALL:
-        return kernel.flops / _peak(chip, "f32")[0], "depthwise"
+        return kernel.flops / 2 / n * 4 / _loads(chip), "depthwise"  # what is loaded meets the n of its group
     step = 1 if unit == "vector" else 8 if kernel.dtype in _SIXTEEN else 4
     n, k = -(-n // step) * step, -(-k // step) * step
     cores = chip.streaming_multiprocessors or 1
     share = share_of_peak(m, n, k, groups, cores, "vector" if unit == "vector" else "tensor")
-    name = "winograd" if unit == "vector" and _is_winograd(kernel) else _class(kernel.kind, unit)
+    name = "winograd" if unit == "vector" and _is_winograd(kernel) else f"{kernel.kind}_{unit}"
     return 2.0 * groups * m * n * k / share / peak, name
 
 
 def _is_winograd(kernel: Kernel) -> bool:
-    """Whether a convolution has a 3 x 3 window with stride one, for which cuDNN needs 2.25 times fewer
-    multiplications on vector units (Lavin & Gray 2015, arXiv:1509.09308). The input's channels, and from them
-    the taps, follow from the kernel's sizes and bytes; there are fewer than nine because of the edges."""
+    """Whether a convolution has a 3 x 3 window with stride one and more than a few channels, for which cuDNN
+    needs 2.25 times fewer multiplications on vector units (Lavin & Gray 2015, arXiv:1509.09308)."""
     m, n, k, groups = kernel.shape
-    if kernel.kind != "convolution" or groups > 1 or kernel.dtype not in ("f32", "tf32"):
-        return False
-    for pixels, inner in ((m, k), (k, m)):  # the kernel's gradient sums over pixels
-        channels = (kernel.bytes / 4 - inner * n) / pixels - n
-        if channels >= _SMALL and 6.0 < inner / channels < 9.5:
-            return True
-    return False
+    enough = groups == 1 and n >= _SMALL and min(m, k) >= 6 * _SMALL  # of nine taps, fewer at the edges
+    return enough and kernel.window == (3, 3, 1, 1) and kernel.dtype in ("f32", "tf32")
 
 
-def _class(kind: str, unit: str) -> str:
-    return "vector" if unit == "vector" else f"{kind}_{unit}"
+LOADS = {"6.0": 64, "7.5": 64}
+"""Bytes that a multiprocessor loads a clock from its own memory, by compute capability, where it is not 128:
+Jia et al. 2018 (arXiv:1804.06826) and 2019 (arXiv:1903.07486) for P100, V100 and T4, NVIDIA's white paper of
+GA102 for what doubled since; not re-read."""
+
+
+def _loads(chip: Chip) -> float:
+    """Bytes a second, of all multiprocessors."""
+    each = LOADS.get(chip.compute_capability, 128)
+    return (chip.streaming_multiprocessors or 1) * (chip.clock_GHz or 1.0) * 1e9 * each
 
 
 def _peak(chip: Chip, dtype: str) -> tuple[float, str]:

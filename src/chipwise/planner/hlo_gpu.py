@@ -21,6 +21,7 @@ from .hlo_operations import (
     QUIET_CALLS,
     convolution_flops,
     convolution_sizes,
+    convolution_window,
     dot_sizes,
     kind_of,
     moved,
@@ -28,7 +29,7 @@ from .hlo_operations import (
 )
 from .hlo_proto import Instruction, Shape, parse
 
-VERSION = 6
+VERSION = 7
 """Of what `read` makes of a program, apart from `hlo.VERSION`: raised as that is, and for changes of
 `hlo_operations` both are."""
 
@@ -124,7 +125,7 @@ def _product(op: Instruction, kernel):
     if library == "convolution" or op.opcode == "convolution":
         flops = convolution_flops(op)
         sizes = convolution_sizes(op, flops)
-        kind = "convolution"
+        kernel, kind = replace(kernel, window=convolution_window(op)), "convolution"
     else:
         sizes = dot_sizes(op)
         flops, kind = 2.0 * math.prod(sizes), "matmul"

@@ -278,6 +278,12 @@ def convolution_sizes(op: Instruction, flops: float) -> tuple[int, int, int, int
     return m, n, max(1, round(flops / 2 / groups / max(m * n, 1))), groups
 
 
+def convolution_window(op: Instruction) -> tuple[int, ...]:
+    """Taps along each spatial dimension, then steps: `(3, 3, 1, 1)`."""
+    windows = _windows(op)
+    return (*(w.taps for w in windows), *(w.stride for w in windows))
+
+
 def dot_sizes(op: Instruction) -> tuple[int, int, int, int]:
     """`(m, n, k, groups)` of a matrix product: a `dot`, or a call of cuBLAS."""
     left, right = op.operand_shapes[0].dims, op.operand_shapes[1].dims

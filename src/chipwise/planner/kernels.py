@@ -30,6 +30,7 @@ class Kernel:
     - `program`: of the step: "replica", "reduce" or "update".
     - `dtype`: in which products multiply ("bf16", "f16", "tf32", "f32"), or of the largest array.
     - `shape`: of a product, `(m, n, k, groups)`: `groups` products `(m, k) @ (k, n)`; otherwise empty.
+    - `window`: of a GPU's convolution, taps along each dimension, then strides: `(3, 3, 1, 1)`.
     - `source`: JAX's name, such as "jit(flat)/transpose(jvp())/dot_general".
     - `line`: the user's source line, "path/to/net.py:38"; "" if unknown.
     """
@@ -47,10 +48,12 @@ class Kernel:
     source: str = ""
     line: str = ""
     work: float = 0.0
+    window: tuple[int, ...] = ()
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Kernel:
-        return cls(**{**value, "shape": tuple(value["shape"])})
+        sizes = {name: tuple(value.get(name, ())) for name in ("shape", "window")}
+        return cls(**{**value, **sizes})
 
     def times(self, runs: float) -> Kernel:
         """The kernel for `runs` runs of the program."""

@@ -138,7 +138,8 @@ def all_reduce_seconds(bytes_per_device: float, devices: int, chip: Chip) -> flo
     """Seconds to sum an array of `bytes_per_device`, one on each of `devices` JAX devices, in a ring.
 
     Each device sends and receives 2(D-1)/D of the array over half of the catalogue's two-way bandwidth. With
-    several hosts the ring is as fast as the slower of the links and the network between hosts.
+    several hosts there is a ring through each network card, as in NCCL: they are as fast as the slower of the
+    links and all cards of a host together.
 
     Raises `DeviceError` if the chip's interconnect is not in the catalogue.
     """
@@ -152,8 +153,8 @@ def all_reduce_seconds(bytes_per_device: float, devices: int, chip: Chip) -> flo
     hops = 2 * (devices - 1)
     seconds = hops * HOP_SECONDS[kind]
     if chip.kind == "GPU" and devices > chip.chips_per_host:
-        network = NETWORK_GBps.get(words.split(" ")[0], ONE_CARD_GBps / chip.chips_per_host)
-        one_way = min(one_way, network * LINK_EFFICIENCY[kind])
+        card = NETWORK_GBps.get(words.split(" ")[0], ONE_CARD_GBps / chip.chips_per_host)
+        one_way = min(one_way, card * chip.chips_per_host * LINK_EFFICIENCY[kind])
         seconds += 2 * (devices // chip.chips_per_host - 1) * NETWORK_HOP_SECONDS
     return seconds + 2 * (devices - 1) / devices * bytes_per_device / (one_way * 1e9)
 
