@@ -27,10 +27,14 @@ Throughputs are of all chips, in images or sequences a second.
   that Google published for a 7x and a v6e, all others by the compiler's cycles. This was introduced because
   held-out rows of v4 were predicted too slow.
 * Where held-out GPU rows showed errors, the correction is physics or a published figure, fitted to fit rows
-  or cited: the rate of products on each chip (a T4's power limit), depthwise convolutions on vector units,
-  cuDNN's Winograd for 3 x 3. Chosen, not measured, are tiles, 80 % of the peak on chips without
-  measurements, and the factors for launches, networks and GPUs without matrix units. Rows 57 and 154 use
-  the plain attention of their source, rows 151 and 152 its bfloat16 softmax.
+  or cited: the rate of products on each chip (a T4's power limit), depthwise convolutions by the rate at
+  which a multiprocessor loads operands, cuDNN's Winograd for 3 x 3, NCCL's rings through all cards of a host.
+  Chosen, not measured, are tiles, 80 % of the peak on chips without measurements, the factors for launches,
+  networks and GPUs without matrix units, and that a row of XLA's own program weighs more in the fit.
+* Recipes follow their source as far as it is known. Rows 57 and 154 use its plain attention, rows 151 and 152
+  also its bfloat16 softmax. BERT and T5 use plain attention with separate kernels for queries, keys and
+  values; on TPUs BERT's attention has the form of Google's program. With several hosts of GPUs the sums are
+  in any order (`--no-exact`), as in NCCL.
 * **Inside**: the measurement is in the stated 90 % interval. For GPUs that interval comes from nets and
   sources left out of the fit; for new generations of chips, also from generations left out.
 * **Rule**: a throughput of 40 % of the chip's peak, for the FLOPs of the same recipe.
