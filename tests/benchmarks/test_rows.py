@@ -95,6 +95,11 @@ def test_a_command_is_what_the_row_loads(by_row):
     assert by_row[35].spec == "benchmarks/plan_accuracy/recipes/images.py:resnet"
 
 
+def test_devices_add_in_order_but_over_hosts_of_gpus(by_row):
+    assert not by_row[57].exact and by_row[57].command.endswith(" --no-exact --on a100-80gb:64")
+    assert by_row[71].exact and by_row[138].exact
+
+
 def test_nothing_is_fitted_to_rows_that_are_held_out(by_row):
     results = json.loads((PUBLISHED.parent / "results.json").read_text(encoding="utf-8"))
     assert {int(number) for number in results} <= {r.row for r in by_row.values() if r.use != "apart"}
