@@ -1,21 +1,22 @@
-"""CIFAR-10 to 94 % in the least arithmetic: airbench94 (1,971,640 parameters, 0.36 PFLOP a run).
+"""CIFAR-10 to 94 % with the fewest operations: airbench94 (1,971,640 parameters, 0.36 PFLOP per run).
 
     chipwise train cifar10-airbench --data DIR
     chipwise train cifar10-airbench --data DIR --set precision=f32                  # on a laptop
     chipwise plan cifar10-airbench --on t4,a100,v5e-1,v5e-8                           # no data needed
 
-Source: Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU" (2024, arXiv:2404.00498). A frozen first
-layer that whitens 2×2 patches, made from the training data; convolutions that start as the identity; a mirror
-that alternates; 64 times the rate for the biases of batch norm; lookahead over a growing length; label
-smoothing 0.2; six views of an image in evaluation.
+Source: Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU" (2024, arXiv:2404.00498). It has a frozen
+first layer that whitens 2×2 patches, computed from the training data; convolutions that start as the
+identity; alternating flips; 64 times the rate for the biases of batch norm; lookahead over a growing time;
+label smoothing 0.2; six views of an image in evaluation.
 
-The source sums its loss, and so divides its rate and multiplies its decay by the batch. On the mean
-gradient, with kilostep = 1024 * (1 + 1 / (1 - 0.85)): rate 11.5 * 1024 / kilostep = 1.5, decay a step 0.0153
-* 1024 / kilostep = 0.002, which is 1.5 * 0.00133. The biases' decay is the same, at 64 times the rate.
+The source sums its loss, so it divides its rate and multiplies its decay by the batch. On the mean gradient,
+with kilostep = 1024 * (1 + 1 / (1 - 0.85)): rate 11.5 * 1024 / kilostep = 1.5, decay per step 0.0153 * 1024 /
+kilostep = 0.002, which is 1.5 * 0.00133. The biases' decay is the same, at 64 times the rate.
 
 Expected test accuracy: 94.01 %, the mean of 1,000 runs of the original (9.9 epochs, 3.8 s on an A100,
-github.com/KellerJordan/cifar10-airbench). It takes batch norm's statistics over all 1,024 images of a step
-and float16; here each of 8 replicas has 128 images and its own. Not measured here to its end.
+github.com/KellerJordan/cifar10-airbench). It computes batch norm's statistics over all 1,024 images of a
+step, in float16; here each of 8 replicas has its own, over 128 images. A whole run has not been measured
+here.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def recipe(
     views: bool = True,
 ) -> Recipe:
     """*Arguments:* `width`: channels of the first group; `smoothing`: label smoothing; `bn_momentum`: of
-    batch norm's running statistics, a step; `views`: whether evaluation means over six views of an image."""
+    batch norm's running statistics, per step; `views`: whether evaluation averages six views of an image."""
     images = cifar10(data)
     inner = sgd(
         lr=one_cycle(_RATE, warmup="23%", start=round(0.2 * _RATE, 6), end=round(0.07 * _RATE, 6)),

@@ -1,21 +1,21 @@
 """Text classification with a net of BERT's size (109,483,778 parameters), from random weights.
 
     chipwise train bert-base --data DIR
-    chipwise train bert-base --synthetic               # made-up tokens: speed without a data set
-    chipwise plan bert-base --on t4,v5e-8              # no data needed
+    chipwise train bert-base --synthetic               # random tokens: speed without a data set chipwise plan
+    bert-base --on t4,v5e-8              # no data needed
 
-DIR is a packed folder with the columns `token`, as many whole numbers as `length` says, 0 for padding
-behind the text, and `label`. Settings are those of fine-tuning in Devlin et al. (2018, arXiv:1810.04805):
-batch 32, 3 epochs, Adam with a decoupled decay of 0.01 on matrices, a peak of 5e-5 after a tenth of the run.
+DIR is a packed folder with the columns `token`, `length` integers with 0 for padding after the text, and
+`label`. Settings are those of fine-tuning in Devlin et al. (2018, arXiv:1810.04805): batch 32, 3 epochs, Adam
+with a decoupled decay of 0.01 on matrices, a peak of 5e-5 after a tenth of the run.
 
-To begin with BERT's weights, in a recipe of your own, that of your `train` and `eval` sources:
+To start from BERT's weights, in your own recipe:
 
     recipe = cw.load("bert-base", data=DIR)
     weights = cw.pretrained("model.safetensors", names="bert")
     recipe = dataclasses.replace(recipe, task=weights.start(recipe.task, fresh=("classifier/*",)))
 
-Expected accuracy: with BERT's weights 93.5 % on the sentences of SST-2 (the source's table 1), whose number
-of examples stands here where there is no data; from random weights much less. Not measured here.
+Expected accuracy: with BERT's weights 93.5 % on the sentences of SST-2 (the source's table 1); from random
+weights much less. Without data, the numbers of examples are those of SST-2. Not measured here.
 """
 
 from __future__ import annotations

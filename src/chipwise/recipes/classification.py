@@ -1,4 +1,4 @@
-"""The task that the built-in recipes share: one label an image."""
+"""The task of the built-in image recipes: one label for each image."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def classification(
 ) -> Task:
     """A task with softmax cross-entropy and accuracy.
 
-    *Arguments:* `model`: `(init, apply)` as made by `cw.functional`; `normalise`: images as stored,
-    `(batch, ...)` uint8, to float32 model inputs; `augment`: one stored example at a time;
-    `smoothing`: label smoothing, in training only; `mix`: a batch of a replica after `augment`; `views`:
-    of normalised images, over whose logits evaluation takes the weighted sum; `from_data`: as of `Task`.
+    *Arguments:* `model`: `(init, apply)` from `cw.functional`; `normalise`: stored images, `(batch, ...)`
+    uint8, to float32 model inputs; `augment`: of one stored example; `smoothing`: label smoothing, only in
+    training; `mix`: of a replica's batch after `augment`; `views`: of normalised images, for which evaluation
+    computes a weighted sum of the logits; `from_data`: as in `Task`.
     """
     init, apply = model
 
     def forward(params, state, images, key, train):
-        compute = jax.tree.leaves(params)[0].dtype  # bfloat16 when the recipe says so
+        compute = jax.tree.leaves(params)[0].dtype  # bfloat16 if the recipe says so
         images = normalise(images).astype(compute)
         if train or views is None:
             logits, state = apply(params, state, images, key, train)
@@ -69,8 +69,8 @@ def classification(
 
 
 def mirror_and_shifts(pixels: int = 1) -> list[View]:
-    """Six views: the image, half of the weight, and it moved by `pixels` up and left, and down and right, a
-    quarter each; every one as it is and mirrored. Edges are reflected (airbench's level 2)."""
+    """Six views: the image with weight 1/2, and shifted by `pixels` up and left, and down and right, with 1/4
+    each; all of them also mirrored. Edges are reflected (airbench's level 2)."""
 
     def moved(images: jax.Array, by: int) -> jax.Array:
         pad, (h, w) = abs(by), images.shape[1:3]
@@ -96,7 +96,7 @@ def by_channel(mean: Sequence[float], std: Sequence[float]) -> Callable[[jax.Arr
 
 
 def by_image(images: jax.Array) -> jax.Array:
-    """Each image `(h, w, c)` of the batch to mean 0 and deviation 1 (TensorFlow's
+    """Standardises each image `(h, w, c)` of the batch to mean 0 and deviation 1 (TensorFlow's
     `per_image_standardization`: the deviation is at least `1 / sqrt(h * w * c)`)."""
     images = images.astype(jnp.float32)
     axes = tuple(range(1, images.ndim))

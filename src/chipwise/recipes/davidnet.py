@@ -6,8 +6,8 @@
 Reflect-pad 4 and crop, flip and 8×8 cutout run on the device. Expected test accuracy after 24
 epochs: 94 % (median of 50 runs of the original: 94.08 %, 35 of them at least 94 %; 79 s on a V100,
 https://github.com/davidcpage/cifar10-fast; 64 s on a TPU v2-8 and 550 s on a T4 in the archived
-Fenwicks notebooks, with another weight decay). Weight decay is 5e-4, the original's: Fenwicks'
-1.25e-4 acted eightfold on a TPU because each of 8 cores added it before the sum.
+Fenwicks notebooks, with another weight decay). Weight decay is the original's 5e-4; Fenwicks' 1.25e-4 acted
+eight times on a TPU because each of 8 cores added it before the sum.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def recipe(
     data: str | None = None, width: int = 64, smoothing: float = 0.0, bn_momentum: float = 0.9
 ) -> Recipe:
     """*Arguments:* `width`: channels of the first layer (16 is a quarter of the net); `smoothing`:
-    label smoothing; `bn_momentum`: of batch norm's running statistics, a step."""
+    label smoothing; `bn_momentum`: of batch norm's running statistics, per step."""
     images = cifar10(data)
     return Recipe(
         name="cifar10-davidnet" if width == 64 else f"cifar10-davidnet-{width}",

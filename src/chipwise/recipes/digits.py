@@ -1,8 +1,8 @@
-"""Handwritten digits that come with chipwise: the recipe for trying things out.
+"""Handwritten digits, included in chipwise: the recipe for trying things out.
 
     chipwise train digits
 
-Nothing is downloaded, and what makes training on several devices delicate is there: batch norm, dropout, a
+Nothing is downloaded. It has what makes training on several devices difficult: batch norm, dropout, a
 convolution, and 8 replicas of 8 examples.
 
 A small convolutional net with batch norm and dropout on 1,437 training images of 8×8. Expected accuracy
@@ -24,7 +24,8 @@ from .classification import classification
 
 
 def recipe(bn_momentum: float = 0.9) -> Recipe:
-    """*Arguments:* `bn_momentum`: of batch norm's running statistics, a step. The data is in the package."""
+    """*Arguments:* `bn_momentum`: of batch norm's running statistics, per step. The data is in the
+    package."""
     data = digits()
     return Recipe(
         name="digits",

@@ -1,16 +1,16 @@
 """GPT-2 small (124,439,808 parameters) on 10 billion tokens of text.
 
     chipwise train gpt2-124m --data DIR
-    chipwise train gpt2-124m --synthetic              # made-up tokens: speed without a data set
-    chipwise plan gpt2-124m --on v5e-8,a100:8         # no data needed
+    chipwise train gpt2-124m --synthetic              # random tokens: speed without a data set chipwise plan
+    gpt2-124m --on v5e-8,a100:8         # no data needed
 
-DIR is a packed folder with one column, `token`: sequences of 1,025 uint16, of which each of the first
-1,024 predicts its successor. The net is Radford et al. (2019); the training that of llm.c's reproduction:
-batch 512 sequences (524,288 tokens), 19,560 steps, AdamW with b2 0.95 and a decay of 0.1 on matrices,
-warm-up of 700 steps to 6e-4, half a cosine to 0, clipping at a norm of 1.
+DIR is a packed folder with one column, `token`: sequences of 1,025 uint16; each of the first 1,024 tokens
+predicts the next one. The net is that of Radford et al. (2019), the training that of llm.c's reproduction:
+batch 512 sequences (524,288 tokens), 19,560 steps, AdamW with b2 0.95 and a decay of 0.1 on matrices, warm-up
+of 700 steps to 6e-4, half a cosine to 0, clipping at a norm of 1.
 
-64 replicas of 8 sequences: a replica is also what a device holds at a time, and 8 sequences fit every
-chip of 16 GB; up to 64 devices share them. The metric `loss` is in nats a token, `perplexity` its `exp`.
+64 replicas of 8 sequences: a device computes one replica at a time, and 8 sequences fit every chip of 16 GB;
+up to 64 devices share them. The metric `loss` is in nats per token, `perplexity` is its `exp`.
 
 Expected loss on held-out text of the same kind: 3.28 on FineWeb (3.2847 for llm.c's trainer after 10
 billion tokens, by github.com/KellerJordan/modded-nanogpt; 90 minutes on 8 A100, 45 on 8 H100). It
@@ -39,9 +39,9 @@ def recipe(
     heads: int = 12,
     remat: str = KEPT,
 ) -> Recipe:
-    """*Arguments:* `context`: tokens predicted in a sequence; `vocabulary`: their kinds; `depth`:
-    blocks; `width`: entries of a token's state; `heads`: of attention, a divisor of `width`; `remat`: what a
-    block keeps for its gradient, a policy of `cw.remat`."""
+    """*Arguments:* `context`: predicted tokens of a sequence; `vocabulary`: its size; `depth`: blocks;
+    `width`: entries of a token's state; `heads`: of attention, a divisor of `width`; `remat`: what a block
+    saves for its gradient, a policy of `cw.remat`."""
     if width % heads or not 1 <= vocabulary <= 65_536:
         raise RecipeError("gpt2-sizes", width=width, heads=heads, vocabulary=vocabulary)
     sizes = {"vocabulary": vocabulary, "context": context, "depth": depth, "width": width, "heads": heads}

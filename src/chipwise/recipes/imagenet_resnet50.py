@@ -1,20 +1,19 @@
 """ImageNet-1k with ResNet-50 v1.5 (25,557,032 parameters), 90 epochs.
 
     chipwise train imagenet-resnet50 --data DIR
-    chipwise train imagenet-resnet50 --synthetic      # made-up images: speed without a data set
-    chipwise plan imagenet-resnet50 --on v3-8,h100    # no data needed
+    chipwise train imagenet-resnet50 --synthetic      # random images: speed without a data set chipwise plan
+    imagenet-resnet50 --on v3-8,h100    # no data needed
 
-DIR is a packed folder of 256×256 images. Random parts of 8 to 100 % of the area are scaled to 224×224 and
-mirrored on the device; evaluation takes the centre. Batch 1024 over 8 replicas: batch-norm statistics over
-128 images. Rate, warm-up, momentum and decay as Goyal et al. (2017, arXiv:1706.02677), the decay on
-kernels only, half a cosine instead of three steps, label smoothing 0.1 (He et al., 2018,
-arXiv:1812.01187).
+DIR is a packed folder of 256×256 images. Random crops of 8 to 100 % of the area are scaled to 224×224 and
+mirrored on the device; evaluation uses the centre. Batch 1024 over 8 replicas: batch-norm statistics over 128
+images. Rate, warm-up, momentum and decay as in Goyal et al. (2017, arXiv:1706.02677), with decay only on
+kernels, half a cosine instead of three steps, and label smoothing 0.1 (He et al., 2018, arXiv:1812.01187).
 
 Expected top-1 accuracy: 76.3 to 76.7 %, what Flax's example reached in 100 epochs with the same rate,
 warm-up and cosine, without smoothing (google/flax, examples/imagenet: 76.37 % in 4.4 h on a TPU v3-8,
 76.27 % in 4.3 h on 8 V100 in mixed precision, evaluation included); Goyal et al. report 76.3 % after 90
-epochs of the stepped schedule. Both cut from the original photographs; cutting from stored 256×256 images
-shows a little less of them, and what that costs has not been measured here.
+epochs of the stepped schedule. Both crop the original photographs; crops of stored 256×256 images show a
+little less of them, and the effect has not been measured here.
 """
 
 from __future__ import annotations

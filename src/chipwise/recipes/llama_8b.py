@@ -5,17 +5,17 @@
     chipwise plan llama-8b --set shards=16 --on v5e-16     # a group of 16 devices
     chipwise train llama-8b --synthetic --set depth=2 ...  # any size: the settings are below
 
-DIR is a packed folder with one column, `token`: sequences of 8,193 uint32, of which each of the first 8,192
-predicts its successor. Random weights, or those of another run (`--from`) or of a file:
+DIR is a packed folder with one column, `token`: sequences of 8,193 uint32; each of the first 8,192 tokens
+predicts the next one. Weights are random, or those of another run (`--from`) or of a file:
 `cw.pretrained("model.safetensors", names="llama").start(recipe.task)` takes the names at huggingface.co.
 
-The net, the rate of 3e-4 and its end at a tenth are those of Dubey et al. (2024, arXiv:2407.21783, tables 3
-and section 3.4.1), the batch of 4 million tokens too; AdamW's b2 of 0.95, its decay of 0.1 on matrices and
-the clipping at a norm of 1 those of Llama 2 (Touvron et al. 2023, arXiv:2307.09288). 160 billion tokens, 20
-for each parameter (Hoffmann et al. 2022, arXiv:2203.15556), where Llama 3 had 15 trillion.
+The net, the rate of 3e-4, its end at a tenth and the batch of 4 million tokens are those of Dubey et al.
+(2024, arXiv:2407.21783, table 3 and section 3.4.1). AdamW's b2 of 0.95, its decay of 0.1 on matrices and the
+clipping at a norm of 1 are those of Llama 2 (Touvron et al. 2023, arXiv:2307.09288). It trains on 160 billion
+tokens, 20 for each parameter (Hoffmann et al. 2022, arXiv:2203.15556); Llama 3 used 15 trillion.
 
-The state of a parameter, its gradient and their sum are 20 bytes, 161 GB in all: `shards` says over how many
-devices they lie. 32 replicas of 16 sequences. Blocks keep their input alone (`remat`). Not measured here.
+A parameter with its optimizer state, gradient and sum takes 20 bytes, 161 GB in all, on `shards` devices. 32
+replicas of 16 sequences. Blocks save only their input (`remat`). Not measured here.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def recipe(
     hidden: int = 14_336,
     remat: str = "nothing_saveable",
 ) -> Recipe:
-    """*Arguments:* `context`: tokens predicted in a sequence; `vocabulary`: their kinds; `depth`: blocks;
+    """*Arguments:* `context`: predicted tokens of a sequence; `vocabulary`: its size; `depth`: blocks;
     `width`: entries of a token's state; `heads`: of queries, a divisor of `width`; `kv_heads`: of keys and
-    values, a divisor of `heads`; `hidden`: entries of the gated layer; `remat`: what a block keeps for its
+    values, a divisor of `heads`; `hidden`: entries of the gated layer; `remat`: what a block saves for its
     gradient, a policy of `cw.remat`."""
     if vocabulary < 1 or width % heads or heads % kv_heads or (width // heads) % 2:
         raise RecipeError("llama-sizes", width=width, heads=heads, kv_heads=kv_heads, vocabulary=vocabulary)

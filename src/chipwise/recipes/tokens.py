@@ -1,4 +1,4 @@
-"""What the language models learn: to predict the next token of packed text."""
+"""The task of the language models: predict the next token of packed text."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def language(
     vocabulary: int,
     sequences: tuple[int, int],
 ) -> Task:
-    """The task of a net `(batch, context)` tokens -> `(batch, context, width)` states, whose logits are
-    their products with the rows of `params[table]["embedding"]`; data as of `tokens`."""
+    """The task of a net from `(batch, context)` tokens to `(batch, context, width)` states; the logits are
+    their products with the rows of `params[table]["embedding"]`. Data as in `tokens`."""
     init, apply = functional(net)
 
     def loss(params, state, batch, key, train):
@@ -55,10 +55,10 @@ def tokens(
     data: str | Path | None, context: int, vocabulary: int, sequences: tuple[int, int]
 ) -> tuple[Source, Source]:
     """Training and evaluation sequences: column `token` `(context + 1,)`, each below `vocabulary`; uint16, or
-    uint32 where there are more kinds.
+    uint32 for a larger vocabulary.
 
-    *Arguments:* `data`: a packed folder; `sequences`: how many of each there are without one.
-    Raises `DataError` for a folder of other columns.
+    *Arguments:* `data`: a packed folder; `sequences`: their numbers without one. Raises `DataError` for a
+    folder with other columns.
     """
     dtype = np.dtype(np.uint16 if vocabulary <= _NARROW else np.uint32)
     spec = {"token": jax.ShapeDtypeStruct((context + 1,), dtype)}

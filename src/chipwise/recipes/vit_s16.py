@@ -1,19 +1,19 @@
 """ImageNet-1k with the vision transformer ViT-S/16 (22,050,664 parameters), 90 epochs.
 
     chipwise train vit-s16 --data DIR
-    chipwise train vit-s16 --synthetic                # made-up images: speed without a data set
-    chipwise plan vit-s16 --on v3-8,h100              # no data needed
+    chipwise train vit-s16 --synthetic                # random images: speed without a data set chipwise plan
+    vit-s16 --on v3-8,h100              # no data needed
 
 DIR is a packed folder of 256×256 images. The recipe is that of Beyer et al., "Better plain ViT baselines for
-ImageNet-1k" (2022, arXiv:2205.01580): random parts scaled to 224×224, mirrored, two layers of RandAugment at
-magnitude 10, mixup of 0.2 with one share for a batch (here for a replica's); softmax cross-entropy, batch
+ImageNet-1k" (2022, arXiv:2205.01580): random crops scaled to 224×224, mirrored, two layers of RandAugment at
+magnitude 10, mixup of 0.2 with one weight for a batch (here for a replica's); softmax cross-entropy, batch
 1024, Adam with a decoupled decay of 1e-4 a step at the peak (0.1 times a rate of 1e-3, as AdamW counts),
 warm-up of 10,000 steps, half a cosine, clipping at a norm of 1, no dropout.
 
 Expected top-1 accuracy: about 76.5 %, which the source reaches in 90 epochs (6 to 7 h on a TPU v3-8,
 google-research/big_vision, configs/vit_s16_i1k.py; 80 % in 300) with averaged tokens and fixed positions.
 This recipe has a class token and learned positions, as timm's weights do; its accuracy has not been
-measured. In training, accuracy counts the class of the larger share.
+measured. In training, accuracy counts the class with the larger mixup weight.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def recipe(
     if image % patch or width % heads:
         raise RecipeError("vit-sizes", image=image, patch=patch, width=width, heads=heads)
     images = imagenet(data, image)
-    normalise = by_channel([127.5], [127.5])  # to -1 to 1, as the source
+    normalise = by_channel([127.5], [127.5])  # to -1 to 1, as in the source
 
     def net(rngs):
         return ViT(
