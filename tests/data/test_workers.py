@@ -43,7 +43,7 @@ def test_who_reads(workers, ours, foreign):
     assert chosen(Numbers(), workers) == foreign
 
 
-@pytest.mark.parametrize("workers", [0, -1, "many", "threads:", "fibres:2", "threads:0", "2.5"])
+@pytest.mark.parametrize("workers", [0, -1, "many", "threads:", "fibres:2", "threads:0", "2.5", "²"])
 def test_other_words_are_refused(workers):
     with refused(cw.RecipeError, "workers-unknown", workers=str(workers)):
         chosen(ARRAYS, workers)

@@ -163,6 +163,28 @@ def test_a_model_that_comes_out_otherwise_is_not_written(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_small_outputs_are_compared_by_their_size(tmp_path, monkeypatch):
+    pytest.importorskip("safetensors")
+    kind = formats.FORMATS["safetensors"]
+
+    def doubled(request, path):
+        run = kind.open(request, path)
+        return lambda inputs: {name: 2 * value for name, value in run(inputs).items()}
+
+    def tiny(params, state, inputs):
+        return 1e-5 * jnp.abs(tasks.plain_logits(params, inputs))[:, :2]
+
+    assert cw.export(small(predict=tiny), "safetensors", tmp_path / "m").largest < 1e-3
+    monkeypatch.setitem(formats.FORMATS, "safetensors", dataclasses.replace(kind, open=doubled))
+    with refused(cw.RecipeError, "export-differs"):
+        cw.export(small(predict=tiny), "safetensors", tmp_path / "other")
+
+
+def test_data_without_what_the_model_reads_is_one_line(tmp_path):
+    with refused(cw.DataError, "predict-columns"):
+        cw.export(small(), "stablehlo", tmp_path / "m", data=cw.Arrays(y=np.zeros((3, 2), np.float32)))
+
+
 def test_a_recipe_without_its_data_is_checked_on_made_up_examples(tmp_path):
     pytest.importorskip("safetensors")
     from chipwise.data.synthetic import Absent
@@ -198,11 +220,25 @@ def test_a_folder_that_is_no_saved_model_is_never_replaced(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["mine"]
 
 
-def test_an_old_folder_comes_back_where_the_new_one_cannot_take_its_place(tmp_path, monkeypatch):
+@pytest.fixture
+def folders(tmp_path):
+    """A folder just made, and the one of which it takes the place."""
     made, at = tmp_path / ".export-1", tmp_path / "m"
     for folder in (made, at):
         folder.mkdir()
         (folder / "saved_model.pb").write_text(folder.name)
+    return made, at
+
+
+def test_a_folder_is_at_no_moment_without_a_model(folders, monkeypatch):
+    made, at = folders
+    monkeypatch.setattr(module.os, "rename", None)  # of which it takes two
+    module._put(made, at)
+    assert (at / "saved_model.pb").read_text() == ".export-1" and list(at.parent.iterdir()) == [at]
+
+
+def test_an_old_folder_comes_back_where_the_new_one_cannot_take_its_place(folders, monkeypatch):
+    made, at = folders
     rename = module.os.rename
 
     def full(old, new):
@@ -210,9 +246,10 @@ def test_an_old_folder_comes_back_where_the_new_one_cannot_take_its_place(tmp_pa
             raise OSError(28, "No space left on device")
         rename(old, new)
 
+    monkeypatch.setattr(module.ctypes, "CDLL", lambda name: None)  # a system that cannot exchange folders
     with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
         patched.setattr(module.os, "rename", full)
         module._put(made, at)
     assert (at / "saved_model.pb").read_text() == "m" and made.is_dir()
     module._put(made, at)
-    assert (at / "saved_model.pb").read_text() == ".export-1" and list(tmp_path.iterdir()) == [at]
+    assert (at / "saved_model.pb").read_text() == ".export-1" and list(at.parent.iterdir()) == [at]

@@ -85,6 +85,16 @@ def test_what_holds_nothing_to_predict_is_one_line(tmp_path, photos):
         open_data(photos, RGB)[2]
 
 
+@pytest.mark.parametrize("cut", [3, 40, 200, -60, -1])
+def test_a_damaged_archive_is_one_line(tmp_path, cut):
+    file = tmp_path / "x.npz"
+    np.savez(file, image=np.zeros((2, 8, 8, 3), np.uint8), classes=np.asarray(["a", "b"]))
+    assert set(open_data(file, RGB).spec) == {"image"}
+    file.write_bytes(file.read_bytes()[:cut])
+    with refused(DataError, "npy-damaged", path=file):
+        open_data(file, RGB)
+
+
 def test_a_pickle_in_an_array_is_not_opened(tmp_path):
     class Harm:
         def __reduce__(self):

@@ -9,6 +9,7 @@ import chipwise as cw
 import tasks
 from chipwise.deploy import predict as module
 from chipwise.deploy.model import Trained
+from chipwise.engine.run_folder import hold
 from refusals import refused
 
 PARAMS, STATE = jax.tree.map(np.asarray, tasks.init(jax.random.key(1)))
@@ -138,6 +139,41 @@ def test_parts_of_other_predictions_are_refused_and_fresh_replaces_them(tmp_path
     assert out.read_text().splitlines()[1].startswith("0,x/0.jpg,")
     with refused(cw.DataError, "predictions-exist"):
         cw.predict(trained(), on=ONE, out=out)
+
+
+def test_parts_of_other_examples_are_refused(tmp_path, monkeypatch):
+    out = tmp_path / "p.csv"
+    with monkeypatch.context() as stopped:
+        stopped.setattr(module._Job, "_join", lambda job: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            cw.predict(trained(), tasks.data(53, 1), on=ONE, out=out)
+    with refused(cw.DataError, "predictions-of-others", differ=["data"]):
+        cw.predict(trained(), tasks.data(53, 2), on=ONE, out=out)
+    cw.predict(trained(), tasks.data(53, 1), on=ONE, out=out)
+    assert [p.name for p in tmp_path.iterdir()] == ["p.csv"]
+
+
+def test_one_process_makes_a_file(tmp_path):
+    out, parts = tmp_path / "p.csv", tmp_path / ".p.csv.parts"
+    parts.mkdir()
+    with hold(parts), refused(cw.RunError, "folder-in-use", path=str(parts)):
+        cw.predict(trained(), on=ONE, out=out)
+    with refused(cw.DataError, "source-empty"):
+        cw.predict(trained(), Stops(3), on=ONE, out=out)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_gap_between_parts_begins_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_PART_ROWS", 8)
+    whole, out = tmp_path / "whole.csv", tmp_path / "p.csv"
+    cw.predict(trained(), Stops(None), on=ONE, out=whole, batch=4)
+    for at in (37, 21):
+        with refused(cw.DataError, "source-empty"):
+            cw.predict(trained(), Stops(at), on=ONE, out=out, batch=4)
+        next((tmp_path / ".p.csv.parts").glob("000000000000-*")).unlink(missing_ok=True)
+    said = []
+    cw.predict(trained(), Stops(None), on=ONE, out=out, batch=4, say=said.append)
+    assert said[0].code == "predict-done" and out.read_bytes() == whole.read_bytes()
 
 
 def test_outputs_that_are_no_logits_become_columns(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 import chipwise as cw
 import tasks
 from chipwise.deploy.pretrained import pretrained
+from chipwise.engine.state import first_state
 from refusals import refused
 
 ONE = cw.On(devices=1)
@@ -60,6 +61,12 @@ def test_a_new_head_and_other_names(file):
     assert "new" in str(weights.match(tasks.task(), fresh=["v"]))
     with refused(cw.RecipeError, "weights-all-fresh"):
         weights.start(tasks.task(), fresh=["*"])
+
+
+def test_weights_come_before_what_the_data_would_give(file):
+    task = tasks.task(from_data=lambda train: {name: np.zeros_like(FIRST[0][name]) for name in ("v", "w")})
+    begun = first_state(tasks.recipe(task=pretrained(file).start(task, fresh=["v"])))
+    assert np.array_equal(begun.params["w"], FIRST[0]["w"]) and not np.any(begun.params["v"])
 
 
 def test_a_run_is_a_start(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -9,8 +10,8 @@ import pytest
 import chipwise as cw
 import tasks
 from chipwise.engine.best import Best
-from chipwise.engine.checkpoint import restore_run
-from chipwise.errors import CheckpointError, RecipeError
+from chipwise.engine.checkpoint import Checkpoints, restore_run
+from chipwise.errors import CheckpointError, RecipeError, RunError
 from refusals import refused
 
 QUIET = {"progress": "none", "eval_every": "4st", "log_every": "4st", "keep_best": "eval/loss"}
@@ -46,6 +47,19 @@ def test_the_best_evaluation_can_be_had_again(whole):
     assert restore_run(recipe(), folder).steps == 30
 
 
+def test_a_best_that_cannot_be_written_is_an_error(tmp_path, monkeypatch):
+    wait = Checkpoints.wait
+
+    def full(checkpoints):
+        if checkpoints.folder.name == "best":
+            raise RunError("run-disk-full", path="", checkpoint=None, reason="")
+        wait(checkpoints)
+
+    monkeypatch.setattr(Checkpoints, "wait", full)
+    with refused(RunError, "run-disk-full"):
+        cw.fit(recipe(), tmp_path, on=cw.On(devices=1), stop_after="1st", **QUIET)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [pytest.param("6st", marks=pytest.mark.slow), "14st"])
 def test_a_run_that_was_stopped_keeps_the_same(whole, tmp_path, stop):
@@ -59,9 +73,10 @@ def test_a_run_that_was_stopped_keeps_the_same(whole, tmp_path, stop):
 
 
 def test_patience_ends_the_run_once_and_for_all(whole, tmp_path):
-    result, _ = whole
+    (result, _), hook = whole, sys.unraisablehook
     early = cw.fit(recipe(), tmp_path / "run", on=cw.On(devices=1), patience="8st", **QUIET)
     assert early.best == {**result.best, "ended_early": True}
+    assert sys.unraisablehook == hook  # of two folders of checkpoints, nothing stays
     assert early.steps == early.best["step"] + 8 < 30
     stored = json.loads((tmp_path / "run" / "result.json").read_text())
     assert stored["steps"] == early.steps

@@ -131,16 +131,18 @@ def test_when_all_are_damaged_it_says_so_as_often_as_it_is_asked(run, tmp_path):
     assert sorted((tmp_path / "run").rglob("*")) == before
 
 
-def test_one_that_cannot_be_opened_is_not_called_damaged(run, template, tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [PermissionError(errno.EACCES, os.strerror(errno.EACCES)), MemoryError()])
+def test_one_that_cannot_be_opened_is_not_called_damaged(run, template, tmp_path, monkeypatch, error):
     shutil.copytree(run[0], tmp_path / "run")
     before = sorted((tmp_path / "run").rglob("*"))
 
     def closed(*_):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "d/0")
+        raise error
 
     monkeypatch.setattr(Checkpoints, "about", closed)
     path = str(tmp_path / "run" / "checkpoints" / "30")
-    with refused(cw.CheckpointError, "checkpoint-closed", path=path, reason=os.strerror(errno.EACCES)):
+    reason = os.strerror(getattr(error, "errno", errno.ENOMEM))
+    with refused(cw.CheckpointError, "checkpoint-closed", path=path, reason=reason):
         restored(tmp_path / "run", template)
     assert sorted((tmp_path / "run").rglob("*")) == before
 

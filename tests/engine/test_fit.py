@@ -7,6 +7,7 @@ import pytest
 
 import chipwise as cw
 import tasks
+from chipwise.engine.checkpoint import Checkpoints
 from chipwise.engine.stored import read_run
 from chipwise.words.facts import fact
 from refusals import refused
@@ -151,7 +152,7 @@ def test_all_devices_are_used_that_the_replicas_can_use(replicas, found, used, c
     assert f"{used} × cpu (simulated), {replicas // used} of {replicas} replicas each" in said
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path):
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
     def loss(params, state, batch, key, train):
         metrics, state = tasks.loss(params, state, batch, key, train)
         if train:
@@ -169,6 +170,13 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpo
     assert stored.rows[-1]["diverged"] == {"code": "loss-not-finite", "first": 21, "last": 25, "value": "nan"}
     assert [event["event"] for event in stored.processes] == ["start", "end"] and not stored.running
     assert (stored.processes[-1]["how"], stored.processes[-1]["code"]) == ("diverged", "loss-not-finite")
+
+    def full(checkpoints):
+        raise cw.RunError("run-disk-full", path="", checkpoint=None, reason="")
+
+    monkeypatch.setattr(Checkpoints, "wait", full)  # which must not hide why the run ends
+    with refused(cw.DivergedError, "loss-not-finite", checkpoint=20):
+        cw.fit(recipe, tmp_path, on=cw.On(devices=1), **every, **QUIET)
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,11 @@ def test_a_folder_that_cannot_be_finished_is_not_left_behind(tmp_path, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_name_that_no_system_takes_is_one_line(tmp_path):
+    with refused(cw.RunError, "run-unusable", checkpoint=None):
+        opened(tmp_path / ("x" * 300))
+
+
 def test_a_full_disk_names_the_last_good_checkpoint(tmp_path):
     folder = opened(tmp_path)
     for name in ("8", "12", "16.orbax-checkpoint-tmp"):

@@ -44,6 +44,7 @@ def test_the_innermost_place_names_it(facts, name, all_):
         (SLURM, 0, 1),  # a batch script runs once
         ({**SLURM, "SLURM_STEP_NUM_TASKS": "4"}, 0, 4),  # srun starts four
         ({**SLURM, "SLURM_STEP_NUM_TASKS": ""}, 0, 1),
+        ({**SLURM, "SLURM_STEP_NUM_TASKS": "²"}, 0, 1),
     ],
 )
 def test_declared_hosts(environment, chips, hosts):

@@ -51,6 +51,15 @@ def test_hosts_that_count_differently(join):
                 joining()
 
 
+@pytest.mark.parametrize("text", ["soon", "-1", "inf", ""])
+def test_seconds_that_are_none(monkeypatch, text):
+    monkeypatch.setenv("CHIPWISE_WAIT", text)
+    with refused(DeviceError, "variable-not-seconds", variable="CHIPWISE_WAIT", value=text):
+        hosts._seconds("WAIT", None, 5.0)
+    monkeypatch.setenv("CHIPWISE_WAIT", "2.5")
+    assert [hosts._seconds("WAIT", asked, 5.0) for asked in (None, 7.0)] == [2.5, 7.0]
+
+
 def test_after_jax_has_started():
     detect.detect(1)
     with refused(DeviceError, "hosts-too-late", hosts=2):

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import processes
-from chipwise.machine.wire import PortTaken, Wire, answer_the_roll, call_the_roll
+from chipwise.machine.wire import LINE_BYTES, PortTaken, Wire, answer_the_roll, call_the_roll
 
 HERE = "127.0.0.1"
 
@@ -77,6 +77,11 @@ def test_hosts_agree_and_tell_each_other(meet):
         player.wire.bye()
         player.kill()
     assert not any(player.gone for player in players)
+
+
+def test_what_all_say_may_be_longer_than_what_one_may(meet):
+    players, long = meet(3), "x" * (LINE_BYTES * 9 // 10)
+    assert together(players, lambda wire: wire.everyone("recipe", long)) == [[long] * 3] * 3
 
 
 @pytest.mark.parametrize("dead", [0, 2])

@@ -139,7 +139,7 @@ class Here:
         if self.devices is not None:
             if self.devices.lower() == "cpu":
                 platform = "cpu"
-            elif self.devices.isdigit() and int(self.devices) > 0:
+            elif self.devices.isdecimal() and int(self.devices) > 0:
                 count = int(self.devices)
             else:
                 raise DeviceError("devices-option", devices=self.devices)

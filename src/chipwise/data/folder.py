@@ -23,10 +23,10 @@ from typing import Any, Self
 
 import jax
 import numpy as np
-import psutil
 
 from ..atomic import open_regular
 from ..errors import DataError, unreadable
+from ..machine.limits import memory
 from ..words.facts import fact
 from .images import checked_size, decode, decode_into
 from .remote import local
@@ -149,7 +149,7 @@ def list_tar(path: Path, of: Callable[[tuple[str, ...]], bool] = lambda parts: T
 def _list_members(
     path: Path, archive: tarfile.TarFile, files: Files, of: Callable[..., bool], in_place: bool
 ) -> None:
-    limit, held = min(MAX_BYTES, psutil.virtual_memory().available // 2), 0
+    limit, held = min(MAX_BYTES, memory().available_bytes // 2), 0
     for member in archive:
         archive.members = []  # type: ignore[attr-defined]  # or it keeps 1 kB a member
         # Strings, since pathlib costs a second more for 60,000 members

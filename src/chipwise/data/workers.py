@@ -323,6 +323,6 @@ def chosen(source: Any, workers: int | str | None) -> tuple[str, int]:
         return "threads", usable_cores() if ours else 1
     kind, colon, number = str(workers).rpartition(":")
     kind = kind if colon else ("threads" if ours else "processes")
-    if kind not in ("threads", "processes") or not number.isdigit() or not 1 <= int(number) <= 1024:
+    if kind not in ("threads", "processes") or not number.isdecimal() or not 1 <= int(number) <= 1024:
         raise RecipeError("workers-unknown", workers=str(workers))
     return kind, int(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import itertools
 import os
@@ -30,6 +31,8 @@ from .predict import predict
 
 EXAMPLES = 1000
 TOLERANCE = 1e-3  # relative to the largest output: float32 sums in another order
+_LEAST = 1e-3  # a smaller largest output counts as this: rounding errors of larger terms that cancel remain
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE
 
 
 @dataclass(frozen=True)
@@ -98,8 +101,8 @@ def export(
     known = dataclasses.replace(known, recipe=dataclasses.replace(known.recipe, precision="f32"))
     source, where = _examples(known, data, inputs)
     rows = take(source, np.arange(min(len(source), max(1, examples))))
-    rows = {name: rows[name] for name in inputs}
     expected, classifier = _expected(known, rows)
+    rows = {name: rows[name] for name in inputs}
     names = {n: ("logits" if n == "outputs" and classifier else n) for n in expected}
     request = Request(known, inputs, names, module)
     temporary = _temporary(file, kind.suffix, kind.folder)
@@ -122,10 +125,14 @@ def export(
 
 
 def _put(temporary: Path, at: Path) -> None:
-    """Moves `temporary` to `at`. A folder cannot be replaced atomically, so the old one is renamed first, and
-    restored if that fails."""
+    """Moves `temporary` to `at`. Two folders are exchanged atomically where the system can do that; elsewhere
+    the old one is renamed first, and restored if that fails."""
     if not (temporary.is_dir() and at.is_dir()):
         os.replace(temporary, at)
+        return
+    exchange = getattr(ctypes.CDLL(None), "renameat2", None)  # Linux, on most file systems
+    if exchange and exchange(_HERE, os.fsencode(temporary), _HERE, os.fsencode(at), _EXCHANGE) == 0:
+        shutil.rmtree(temporary, ignore_errors=True)
         return
     aside = temporary.with_name(f"{temporary.name}.old")
     os.rename(at, aside)
@@ -207,7 +214,7 @@ def _compare(
     labels = None
     if classifier:
         labels = int(np.sum(wide["outputs"].argmax(1) != actual["outputs"].argmax(1)))
-    if not gap <= TOLERANCE * max(largest, 1.0) or labels:
+    if not gap <= TOLERANCE * max(largest, _LEAST) or labels:
         facts = {"difference": gap, "largest": largest, "labels": labels or 0}
         raise RecipeError("export-differs", format=to, examples=len(next(iter(wide.values()))), **facts)
     return gap, largest, labels

@@ -5,7 +5,6 @@ A path is a packed folder, arrays (`.npy`, `.npz`), or a folder or tar of images
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +22,7 @@ from ..data.sources import Arrays, Columns, Source, Spec, described
 from ..data.stages import stage
 from ..errors import DataError, unreadable
 from ..words.facts import fact
+from ..words.figures import one_line
 
 _TARS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 _GREY = np.asarray([0.299, 0.587, 0.114], np.float32)  # ITU-R BT.601, as Pillow's "L"
@@ -127,11 +127,14 @@ def _packed(path: Path, split: str | None, size: tuple[int, ...] | None) -> Sour
 
 def _arrays(path: Path, inputs: Spec) -> Source:
     try:
-        loaded: Any = np.load(path, allow_pickle=False, mmap_mode="r" if path.suffix == ".npy" else None)
-        if isinstance(loaded, np.ndarray):
-            loaded = contextlib.nullcontext({next(iter(inputs)): loaded})
-        with loaded as columns:
-            given: Any = {name: columns[name] for name in columns}
-            return Arrays(**given)
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError("npy-damaged", path=path, reason=str(error)) from error
+        given: Any = {}
+        if path.suffix == ".npy":
+            given[next(iter(inputs))] = np.lib.format.open_memmap(path, mode="r")
+        else:  # opened here: NumPy leaves a damaged one open
+            with open(path, "rb") as file, np.load(file, allow_pickle=False) as columns:
+                given = {name: columns[name] for name in columns if name != "classes"}  # their names, often
+        return Arrays(**given)
+    except DataError:
+        raise
+    except Exception as error:  # damaged archives raise what zipfile and zlib like
+        raise DataError("npy-damaged", path=path, reason=one_line(error, 160)) from error

@@ -1,6 +1,6 @@
 """Translates parameters from the names and layouts of other libraries to those of the built-in models.
 
-Each model's table has rules from a module's name there to its name here. Common to all models: PyTorch's
+`TABLES` has each library's names for the parts of a model and of its blocks. Common to all models: PyTorch's
 kernels are `(out, in, height, width)` and `(out, in)`, here they are `(height, width, in, out)` and `(in,
 out)`; separate arrays for queries, keys and values are joined to one.
 """
@@ -8,7 +8,7 @@ out)`; separate arrays for queries, keys and values are joined to one.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,146 +23,121 @@ _NUMBERED = re.compile(r"blocks\.(\d+)\.(.*)")
 
 
 @dataclass(frozen=True)
-class Table:
-    """*Fields:* `rules`: a pattern of the whole module name to its name here; the first match counts. Block 1
-    of stage 2 is `blocks.2-1`; blocks are then numbered over all stages. A name here that ends with
-    "embedding" is an array's. `stacked`: arrays of all blocks are stacked along a leading axis; `turned`:
-    matrices are `(out, in)` there."""
+class Names:
+    """A library's names for the parts of a model, as pairs: the name there and the name here.
 
-    rules: tuple[tuple[str, str], ...]
+    *Fields:* `whole`: parts outside of blocks; `block`: a pattern for a block, whose groups are its number,
+    or its stage and its number in that (here blocks are numbered over all stages); `parts`: those of a block;
+    `prefix`: an optional prefix of all names; `stacked`: arrays of all blocks are stacked along a leading
+    axis here; `turned`: matrices are `(out, in)` there. A name here that ends with "embedding" is an array's.
+    """
+
+    whole: str
+    block: str
+    parts: str
+    prefix: str = ""
     stacked: bool = False
     turned: bool = True
 
-
-def _hugging_face_resnet() -> Iterator[tuple[str, str]]:
-    yield r"(?:resnet\.)?embedder\.embedder\.convolution", "stem"
-    yield r"(?:resnet\.)?embedder\.embedder\.normalization", "norm"
-    yield r"classifier\.1", "classifier"
-    block = r"(?:resnet\.)?encoder\.stages\.(\d+)\.layers\.(\d+)"
-    for place, number in (("shortcut", 0), *((rf"layer\.{i}", i + 1) for i in range(3))):
-        yield rf"{block}\.{place}\.convolution", rf"blocks.\1-\2.conv{number}"
-        yield rf"{block}\.{place}\.normalization", rf"blocks.\1-\2.norm{number}"
+    def find(self, name: str) -> str | None:
+        """The name here of a module or an array; block 1 of stage 2 is `blocks.2-1`."""
+        name, pairs = name.removeprefix(self.prefix), self.whole
+        place = re.match(rf"{self.block}\.", name)
+        if place:
+            name, pairs = name[place.end() :], self.parts
+        words = pairs.split()
+        new = dict(zip(words[::2], words[1::2], strict=True)).get(name)
+        return new if new is None or not place else f"blocks.{'-'.join(place.groups())}.{new}"
 
 
 TABLES = {
-    # torchvision and timm, then Hugging Face
-    "resnet50": Table(
-        (
-            (r"conv1", "stem"),
-            (r"bn1", "norm"),
-            (r"fc", "classifier"),
-            (r"layer(\d+)\.(\d+)\.downsample\.0", r"blocks.\1-\2.conv0"),
-            (r"layer(\d+)\.(\d+)\.downsample\.1", r"blocks.\1-\2.norm0"),
-            (r"layer(\d+)\.(\d+)\.conv(\d)", r"blocks.\1-\2.conv\3"),
-            (r"layer(\d+)\.(\d+)\.bn(\d)", r"blocks.\1-\2.norm\3"),
-            *_hugging_face_resnet(),
-        )
-    ),
-    # timm, whose first block has no expansion, so its numbers are shifted; then efficientnet-lite-pytorch
-    "efficientnet-lite0": Table(
-        (
-            (r"conv_stem|_conv_stem", "stem"),
-            (r"bn1", "norm"),
-            (r"conv_head|_conv_head", "head"),
-            (r"bn2", "head_norm"),
-            (r"classifier|_fc", "classifier"),
-            (r"blocks\.0\.(\d+)\.conv_dw", r"blocks.0-\1.conv1"),
-            (r"blocks\.0\.(\d+)\.bn1", r"blocks.0-\1.norm1"),
-            (r"blocks\.0\.(\d+)\.conv_pw", r"blocks.0-\1.conv2"),
-            (r"blocks\.0\.(\d+)\.bn2", r"blocks.0-\1.norm2"),
-            (r"blocks\.(\d+)\.(\d+)\.conv_pw", r"blocks.\1-\2.conv0"),
-            (r"blocks\.(\d+)\.(\d+)\.bn1", r"blocks.\1-\2.norm0"),
-            (r"blocks\.(\d+)\.(\d+)\.conv_dw", r"blocks.\1-\2.conv1"),
-            (r"blocks\.(\d+)\.(\d+)\.bn2", r"blocks.\1-\2.norm1"),
-            (r"blocks\.(\d+)\.(\d+)\.conv_pwl", r"blocks.\1-\2.conv2"),
-            (r"blocks\.(\d+)\.(\d+)\.bn3", r"blocks.\1-\2.norm2"),
-            (r"_bn0", "norm"),
-            (r"_bn1", "head_norm"),
-            (r"_blocks\.(\d+)\._expand_conv", r"blocks.\1.conv0"),
-            (r"_blocks\.(\d+)\._depthwise_conv", r"blocks.\1.conv1"),
-            (r"_blocks\.(\d+)\._project_conv", r"blocks.\1.conv2"),
-            (r"_blocks\.(\d+)\._bn(\d)", r"blocks.\1.norm\2"),
-        )
-    ),
-    # timm, then Hugging Face
-    "vit": Table(
-        (
-            (r"cls_token", "token"),
-            (r"pos_embed", "places"),
-            (r"patch_embed\.proj", "patches"),
-            (r"blocks\.(\d+)\.(norm\d)", r"blocks.\1.\2"),
-            (r"blocks\.(\d+)\.attn\.qkv", r"blocks.\1.attention.qkv"),
-            (r"blocks\.(\d+)\.attn\.proj", r"blocks.\1.attention.out"),
-            (r"blocks\.(\d+)\.mlp\.fc1", r"blocks.\1.hidden"),
-            (r"blocks\.(\d+)\.mlp\.fc2", r"blocks.\1.out"),
-            (r"norm", "norm"),
-            (r"head", "classifier"),
-            (r"(?:vit\.)?embeddings\.cls_token", "token"),
-            (r"(?:vit\.)?embeddings\.position_embeddings", "places"),
-            (r"(?:vit\.)?embeddings\.patch_embeddings\.projection", "patches"),
-            (r"(?:vit\.)?encoder\.layer\.(\d+)\.layernorm_before", r"blocks.\1.norm1"),
-            (r"(?:vit\.)?encoder\.layer\.(\d+)\.layernorm_after", r"blocks.\1.norm2"),
-            (
-                r"(?:vit\.)?encoder\.layer\.(\d+)\.attention\.attention\.(query|key|value)",
-                r"blocks.\1.attention.\2",
-            ),
-            (r"(?:vit\.)?encoder\.layer\.(\d+)\.attention\.output\.dense", r"blocks.\1.attention.out"),
-            (r"(?:vit\.)?encoder\.layer\.(\d+)\.intermediate\.dense", r"blocks.\1.hidden"),
-            (r"(?:vit\.)?encoder\.layer\.(\d+)\.output\.dense", r"blocks.\1.out"),
-            (r"(?:vit\.)?layernorm", "norm"),
-            (r"classifier", "classifier"),
+    "resnet50": (
+        Names(  # torchvision and timm
+            "conv1 stem  bn1 norm  fc classifier",
+            r"layer(\d+)\.(\d+)",
+            """downsample.0 conv0  conv1 conv1  conv2 conv2  conv3 conv3
+               downsample.1 norm0  bn1   norm1  bn2   norm2  bn3   norm3""",
         ),
-        stacked=True,
-    ),
-    # Hugging Face
-    "bert": Table(
-        (
-            (r"(?:bert\.)?embeddings\.word_embeddings", "words.embedding"),
-            (r"(?:bert\.)?embeddings\.position_embeddings", "places.embedding"),
-            (r"(?:bert\.)?embeddings\.token_type_embeddings", "kinds.embedding"),
-            (r"(?:bert\.)?embeddings\.LayerNorm", "norm"),
-            (
-                r"(?:bert\.)?encoder\.layer\.(\d+)\.attention\.self\.(query|key|value)",
-                r"blocks.\1.attention.\2",
-            ),
-            (r"(?:bert\.)?encoder\.layer\.(\d+)\.attention\.output\.dense", r"blocks.\1.attention.out"),
-            (r"(?:bert\.)?encoder\.layer\.(\d+)\.attention\.output\.LayerNorm", r"blocks.\1.norm1"),
-            (r"(?:bert\.)?encoder\.layer\.(\d+)\.intermediate\.dense", r"blocks.\1.hidden"),
-            (r"(?:bert\.)?encoder\.layer\.(\d+)\.output\.dense", r"blocks.\1.out"),
-            (r"(?:bert\.)?encoder\.layer\.(\d+)\.output\.LayerNorm", r"blocks.\1.norm2"),
-            (r"(?:bert\.)?pooler\.dense", "pooler"),
-            (r"classifier", "classifier"),
+        Names(  # Hugging Face
+            """embedder.embedder.convolution stem  embedder.embedder.normalization norm
+               classifier.1 classifier""",
+            r"encoder\.stages\.(\d+)\.layers\.(\d+)",
+            """shortcut.convolution conv0  shortcut.normalization norm0
+               layer.0.convolution  conv1  layer.0.normalization  norm1
+               layer.1.convolution  conv2  layer.1.normalization  norm2
+               layer.2.convolution  conv3  layer.2.normalization  norm3""",
+            prefix="resnet.",
         ),
-        stacked=True,
     ),
-    # Hugging Face, whose GPT-2 stores matrices as (in, out), as here
-    "gpt2": Table(
-        (
-            (r"(?:transformer\.)?wte", "words.embedding"),
-            (r"(?:transformer\.)?wpe", "places.embedding"),
-            (r"(?:transformer\.)?ln_f", "norm"),
-            (r"(?:transformer\.)?h\.(\d+)\.ln_(\d)", r"blocks.\1.norm\2"),
-            (r"(?:transformer\.)?h\.(\d+)\.attn\.c_attn", r"blocks.\1.attention.qkv"),
-            (r"(?:transformer\.)?h\.(\d+)\.attn\.c_proj", r"blocks.\1.attention.out"),
-            (r"(?:transformer\.)?h\.(\d+)\.mlp\.c_fc", r"blocks.\1.hidden"),
-            (r"(?:transformer\.)?h\.(\d+)\.mlp\.c_proj", r"blocks.\1.out"),
+    "efficientnet-lite0": (
+        # timm, whose first block has no expansion, so its numbers are shifted
+        Names("", r"blocks\.(0)\.(\d+)", "conv_dw conv1  bn1 norm1  conv_pw conv2  bn2 norm2"),
+        Names(
+            "conv_stem stem  bn1 norm  conv_head head  bn2 head_norm  classifier classifier",
+            r"blocks\.(\d+)\.(\d+)",
+            "conv_pw conv0  bn1 norm0  conv_dw conv1  bn2 norm1  conv_pwl conv2  bn3 norm2",
         ),
-        stacked=True,
-        turned=False,
+        Names(  # efficientnet-lite-pytorch
+            "_conv_stem stem  _bn0 norm  _conv_head head  _bn1 head_norm  _fc classifier",
+            r"_blocks\.(\d+)",
+            """_expand_conv conv0  _depthwise_conv conv1  _project_conv conv2
+               _bn0         norm0  _bn1            norm1  _bn2          norm2""",
+        ),
     ),
-    # transformers' LlamaForCausalLM
-    "llama": Table(
-        (
-            (r"model\.embed_tokens", "words.embedding"),
-            (r"lm_head", "head.embedding"),
-            (r"model\.norm", "norm"),
-            (r"model\.layers\.(\d+)\.self_attn\.([qkv])_proj", r"blocks.\1.attention.\2"),
-            (r"model\.layers\.(\d+)\.self_attn\.o_proj", r"blocks.\1.attention.out"),
-            (r"model\.layers\.(\d+)\.mlp\.(gate|up|down)_proj", r"blocks.\1.\2"),
-            (r"model\.layers\.(\d+)\.input_layernorm", r"blocks.\1.norm1"),
-            (r"model\.layers\.(\d+)\.post_attention_layernorm", r"blocks.\1.norm2"),
+    "vit": (
+        Names(  # timm
+            "cls_token token  pos_embed places  patch_embed.proj patches  norm norm  head classifier",
+            r"blocks\.(\d+)",
+            """norm1 norm1  attn.qkv attention.qkv  attn.proj attention.out
+               norm2 norm2  mlp.fc1  hidden         mlp.fc2   out""",
+            stacked=True,
         ),
-        stacked=True,
+        Names(  # Hugging Face
+            """embeddings.cls_token token  embeddings.position_embeddings places
+               embeddings.patch_embeddings.projection patches  layernorm norm  classifier classifier""",
+            r"encoder\.layer\.(\d+)",
+            """layernorm_before          norm1            intermediate.dense         hidden
+               layernorm_after           norm2            output.dense               out
+               attention.attention.query attention.query  attention.attention.value  attention.value
+               attention.attention.key   attention.key    attention.output.dense     attention.out""",
+            prefix="vit.",
+            stacked=True,
+        ),
+    ),
+    "bert": (
+        Names(  # Hugging Face
+            """embeddings.word_embeddings       words.embedding   embeddings.LayerNorm  norm
+               embeddings.position_embeddings   places.embedding  pooler.dense          pooler
+               embeddings.token_type_embeddings kinds.embedding   classifier            classifier""",
+            r"encoder\.layer\.(\d+)",
+            """attention.self.query   attention.query  attention.output.LayerNorm norm1
+               attention.self.key     attention.key    intermediate.dense         hidden
+               attention.self.value   attention.value  output.dense               out
+               attention.output.dense attention.out    output.LayerNorm           norm2""",
+            prefix="bert.",
+            stacked=True,
+        ),
+    ),
+    "gpt2": (
+        Names(  # Hugging Face, whose GPT-2 stores matrices as (in, out), as here
+            "wte words.embedding  wpe places.embedding  ln_f norm",
+            r"h\.(\d+)",
+            """ln_1 norm1  attn.c_attn attention.qkv  attn.c_proj attention.out
+               ln_2 norm2  mlp.c_fc    hidden         mlp.c_proj  out""",
+            prefix="transformer.",
+            stacked=True,
+            turned=False,
+        ),
+    ),
+    "llama": (
+        Names(  # transformers' LlamaForCausalLM
+            "model.embed_tokens words.embedding  lm_head head.embedding  model.norm norm",
+            r"model\.layers\.(\d+)",
+            """self_attn.q_proj attention.q  self_attn.o_proj attention.out  mlp.gate_proj gate
+               self_attn.k_proj attention.k  input_layernorm  norm1          mlp.up_proj   up
+               self_attn.v_proj attention.v  post_attention_layernorm norm2  mlp.down_proj down""",
+            stacked=True,
+        ),
     ),
 }
 """The built-in model to the names that its weights have elsewhere."""
@@ -176,24 +151,23 @@ def translate(arrays: Mapping[str, np.ndarray], model: str) -> dict[str, np.ndar
     """
     if model not in TABLES:
         raise RecipeError("weights-names", given=model, known=list(TABLES), near=near(model, TABLES))
-    table = TABLES[model]
+    libraries = TABLES[model]
     translated = dict(
-        _translated(table, name, array)
+        _translated(libraries, name, array)
         for name, array in arrays.items()
         if not name.endswith(".num_batches_tracked")
     )
     translated = _counted_through(_joined(translated))
-    return _stacked(translated) if table.stacked else translated
+    return _stacked(translated) if libraries[0].stacked else translated
 
 
-def _translated(table: Table, name: str, array: np.ndarray) -> tuple[str, np.ndarray]:
+def _translated(libraries: tuple[Names, ...], name: str, array: np.ndarray) -> tuple[str, np.ndarray]:
     """The name and layout of one array here."""
     module, _, leaf = name.rpartition(".")
     of_module = bool(module) and leaf in {*_WEIGHTS, *_LEAVES}
     whole = module if of_module else name  # else an array of the model itself
-    fits = ((re.fullmatch(pattern, whole), here) for pattern, here in table.rules)
-    new = next((at.expand(here) for at, here in fits if at), None)
-    if new is None:
+    of, new = next(((of, new) for of in libraries if (new := of.find(whole)) is not None), (None, None))
+    if of is None or new is None:
         return name, array
     if not of_module or new.endswith(".embedding"):
         return new, array
@@ -202,7 +176,7 @@ def _translated(table: Table, name: str, array: np.ndarray) -> tuple[str, np.nda
     if array.ndim == 4:
         return f"{new}.kernel", array.transpose(2, 3, 1, 0)
     if array.ndim == 2:
-        return f"{new}.kernel", array.T if table.turned else array
+        return f"{new}.kernel", array.T if of.turned else array
     return f"{new}.scale", array
 
 

@@ -22,11 +22,12 @@ import numpy as np
 
 from ..atomic import replace_bytes, replace_text
 from ..data.sources import Columns as Examples
-from ..data.sources import described
+from ..data.sources import described, sample_digest
 from ..engine.on import ALL, On
 from ..engine.placement import Placement
 from ..engine.predict import Predictor, inputs_of
 from ..engine.result import Result
+from ..engine.run_folder import hold
 from ..errors import DataError, DeviceError, RecipeError
 from ..machine.detect import detect
 from ..recipe.recipe import Recipe
@@ -180,19 +181,35 @@ class _Job:
                 "path": data,
                 "examples": predictor.examples,
                 "columns": described(predictor.source_spec),
+                "sample": sample_digest(predictor.source),
             },
             "block": predictor.block,
             "part": self.part_rows,
             "top": columns.top,
             "probabilities": columns.probabilities,
         }
-        if fresh:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        self.fresh = fresh
 
     def run(self, say: Callable[[Fact], None]) -> int | None:
         """Computes the missing parts and joins all. *Returns* how many examples a classifier gets right, if
-        known."""
-        there = self._there()
+        known. Raises `RunError` while another process makes the same file."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = hold(self.folder)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise DataError("predictions-unwritable", path=self.file, reason=reason) from error
+        with lock:
+            try:
+                return self._made(say)
+            finally:
+                if not self._sorted():
+                    shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _made(self, say: Callable[[Fact], None]) -> int | None:
+        there = [] if self.fresh else self._there()
+        if not there:
+            self._clear()
         first = min(len(there) * self.part_rows, self.predictor.examples)
         if there:
             say(fact("predict-resumed", done=first, total=self.predictor.examples, path=self.file))
@@ -232,8 +249,7 @@ class _Job:
         try:
             about = json.loads((self.folder / _ABOUT).read_bytes())
             head = about.pop("head")
-        except (OSError, ValueError, KeyError, AttributeError):
-            shutil.rmtree(self.folder, ignore_errors=True)  # a job that wrote no part
+        except (OSError, ValueError, KeyError, AttributeError):  # a job that wrote no part
             return []
         wrong = sorted(name for name in self.about if about.get(name) != self.about[name])
         if wrong:
@@ -243,6 +259,12 @@ class _Job:
         starts = [int(p.name.split("-")[0]) for p in parts]
         whole = [p for i, p in enumerate(parts) if starts[i] == i * self.part_rows]
         return whole if len(whole) == len(parts) else []
+
+    def _clear(self) -> None:
+        """Removes parts that are no beginning of this file."""
+        self.about.pop("head", None)
+        for part in [*self._sorted(), self.folder / _ABOUT]:
+            part.unlink(missing_ok=True)
 
     def _sorted(self) -> list[Path]:
         return sorted(p for p in self.folder.glob(f"*{self.suffix}") if p.name[:12].isdecimal())

@@ -130,9 +130,14 @@ class Weights:
             values = jax.tree.unflatten(jax.tree.structure(tree), leaves)
             return values["params"], values["state"]
 
+        def from_data(train: Any) -> dict[str, Any]:
+            """What the task makes of its data, but for what the file has."""
+            made = {} if task.from_data is None else task.from_data(train)
+            return {path: a for path, a in made.items() if f"params/{path}".replace("/", ".") not in arrays}
+
         name = getattr(first, "__qualname__", type(first).__qualname__)
         init.__qualname__ = f"{name}{FROM_WEIGHTS}{self.digest[:16]}"
-        return dataclasses.replace(task, init=init)
+        return dataclasses.replace(task, init=init, from_data=task.from_data and from_data)
 
 
 def pretrained(path: str | Path, names: str | None = None) -> Weights:

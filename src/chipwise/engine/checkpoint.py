@@ -172,7 +172,10 @@ class Checkpoints:
                 raise
             except Exception as error:  # damaged bytes make Orbax raise anything
                 self._abandoned.expected = True
-                if closed := next((text for text in _CLOSED if text in str(error)), None):
+                closed = next((text for text in _CLOSED if text in str(error)), None)
+                if isinstance(error, MemoryError):
+                    closed = os.strerror(errno.ENOMEM)
+                if closed is not None:
                     path = str(self.folder / str(step))
                     raise CheckpointError("checkpoint-closed", path=path, reason=closed) from error
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
-import psutil
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -23,6 +22,7 @@ from ..errors import DeviceError
 from ..machine.cluster import outside_srun
 from ..machine.detect import Machine, detect, shared
 from ..machine.hosts import hosts
+from ..machine.limits import memory
 from ..models.large import SHARD, spec_at
 from ..recipe import precision
 from ..recipe.task import Tree
@@ -243,7 +243,7 @@ class Placement:
         stats = self.lead.memory_stats() or {}
         if "bytes_limit" in stats:
             return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
-        return psutil.virtual_memory().available // len(self.local)
+        return memory().available_bytes // len(self.local)
 
 
 def _spec(array: Any) -> P:

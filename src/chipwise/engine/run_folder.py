@@ -46,18 +46,19 @@ class RunFolder:
 
     def __init__(self, path: str | Path, recipe: dict[str, Any], needed_bytes: int, fresh: bool = False):
         self.path = Path(path).absolute()
-        place = next(p for p in (self.path, *self.path.parents) if p.exists())
-        if not place.is_dir():
-            raise RunError("run-is-a-file", path=str(place))
-        existed = place == self.path
-        if not os.access(place, os.W_OK | os.X_OK):
-            raise RunError("run-unwritable", path=str(path), folder=str(place))
-        free = shutil.disk_usage(place).free
-        if free < needed_bytes:
-            raise RunError("run-without-space", path=str(path), free=free, needed=needed_bytes)
         self._lock: Any = None
         self._events: Events | None = None
+        existed = True
         try:
+            place = next(p for p in (self.path, *self.path.parents) if p.exists())
+            if not place.is_dir():
+                raise RunError("run-is-a-file", path=str(place))
+            existed = place == self.path
+            if not os.access(place, os.W_OK | os.X_OK):
+                raise RunError("run-unwritable", path=str(path), folder=str(place))
+            free = shutil.disk_usage(place).free
+            if free < needed_bytes:
+                raise RunError("run-without-space", path=str(path), free=free, needed=needed_bytes)
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = hold(self.path)
             if fresh:

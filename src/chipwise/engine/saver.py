@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import TYPE_CHECKING, Any
 
+from ..errors import RunError
 from ..words.facts import fact
 from .agenda import Agenda
 from .best import FOLDER
@@ -78,12 +80,16 @@ class Saver:
         self._saved_at, self._last = session.step, self._meter.total()
 
     def save_best(self, session: Session, log: Log) -> None:
-        """The same into the folder of the best evaluation, unless an earlier process of the run did so."""
+        """The same into the folder of the best evaluation, unless an earlier process of the run did so. It is
+        on disk when this returns: a later checkpoint must not be there without it."""
         if self._folder is not None and self._best is None:
             self._best = Checkpoints(self._folder.path / FOLDER)
         held = self._best is not None and session.step in self._best.steps()
         if not session.placement.agree("held", held):
             self._write(self._best, session, log)
+            with self._meter.section("checkpoint"):
+                if self._best is not None:
+                    self._best.wait()
 
     def _write(self, to: Checkpoints | None, session: Session, log: Log) -> None:
         with self._meter.section("checkpoint"):
@@ -115,10 +121,11 @@ class Saver:
         """The step of the newest checkpoint, once what is being written is complete; `None` without one."""
         if self._checkpoints is None:
             return None
-        self._checkpoints.wait()
+        with contextlib.suppress(RunError):  # a full disk must not hide why the run ends
+            self._checkpoints.wait()
         return max(self._checkpoints.steps(), default=None)
 
     def close(self) -> None:
-        for checkpoints in (self._checkpoints, self._best):
+        for checkpoints in (self._best, self._checkpoints):  # the later one first, as they share a hook
             if checkpoints is not None:
                 checkpoints.close()

@@ -6,6 +6,7 @@ A folder may come from anywhere, and from a process that was killed: every part 
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -159,8 +160,11 @@ def newest_checkpoint(run: Path) -> int | None:
 
 
 def _checkpoints(run: Path) -> list[int]:
+    try:
+        names = os.listdir(run / "checkpoints")
+    except OSError:
+        return []
     # A checkpoint gets its final name, the step, only when it is complete.
-    names = (p.name for p in (run / "checkpoints").glob("*"))
     return sorted(int(name) for name in names if name.isdecimal() and len(name) < _DIGITS)
 
 

@@ -16,6 +16,7 @@ import glob
 import json
 import logging
 import os
+import re
 import signal
 import socket
 import sys
@@ -182,7 +183,13 @@ def _seat() -> Seat | None:
 
 
 def _seconds(name: str, asked: float | None, usual: float) -> float:
-    return float(os.environ.get(f"CHIPWISE_{name}", usual)) if asked is None else asked
+    if asked is not None:
+        return asked
+    variable = f"CHIPWISE_{name}"
+    text = os.environ.get(variable, str(usual))
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]*)?", text):
+        raise DeviceError("variable-not-seconds", variable=variable, value=text)
+    return float(text)
 
 
 def _join(seat: Seat, wait: float, silence: float) -> Hosts:

@@ -339,4 +339,4 @@ def _hosts(holds: list[str], facts: HostFacts) -> int:
 
 
 def _number(text: str | None) -> int:
-    return int(text) if text and text.isdigit() else 1
+    return int(text) if text and text.isdecimal() else 1

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-LINE_BYTES = 1 << 20  # the longest that anybody may say at once
+LINE_BYTES = 1 << 20  # the longest that a host may say at once
 _HELLO_SECONDS = 10.0  # for a new connection to say who it is
 _RETRY_SECONDS = 0.5
 _FIRST_WORD_SECONDS = 3.0  # from when on somebody waits long enough to be told for whom
@@ -35,6 +35,7 @@ class Line:
 
     def __init__(self, connection: socket.socket):
         self._socket, self._rest, self._sending = connection, b"", threading.Lock()
+        self.most = LINE_BYTES
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.heard = time.monotonic()
 
@@ -53,7 +54,7 @@ class Line:
             self._socket.settimeout(seconds)
             while b"\n" not in self._rest:
                 more = self._socket.recv(1 << 16)
-                if not more or len(self._rest) > LINE_BYTES:
+                if not more or len(self._rest) > self.most:
                     return None
                 self._rest += more
             line, _, self._rest = self._rest.partition(b"\n")
@@ -185,6 +186,7 @@ class Wire:
         self._noted = threading.Event()  # host 0 knows what this one told
         for host, line in lines.items():
             line.sending_within(max(1.0, silence))
+            line.most = count * LINE_BYTES  # of what all said
             line.heard = time.monotonic()
             threading.Thread(target=self._listen, args=(host, line), daemon=True).start()
         threading.Thread(target=self._beat, name="chipwise-beat", daemon=True).start()

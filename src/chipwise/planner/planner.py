@@ -253,13 +253,9 @@ class _Question:
         run: dict[str, Any] = {}
         if problem is None:
             run = self.run(target, programs, step)
-        notes = (*(step.notes if problem is None else ()), *([target.note] if target.note else []))
-        one = Plan(
-            target=target.name,
-            chip=target.chip.name,
-            chips=target.chips,
+        one = Plan.at(
+            target,
             devices=layout.devices,
-            devices_found=target.devices,
             method=step.method,
             batch=recipe.batch,
             replicas=recipe.replicas,
@@ -273,7 +269,7 @@ class _Question:
             wire_bytes_per_step_per_device=step.wire_bytes,
             xla_seconds=step.xla_seconds,
             steps=recipe.clock.total,
-            notes=notes,
+            notes=step.notes if problem is None else (),
             **run,
         )
         state_bytes = nbytes(self.state.without("saved"))

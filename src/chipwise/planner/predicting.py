@@ -164,16 +164,12 @@ class Predictions:
         problem, memory = timed.problem, timed.memory
         if problem is None and memory is not None and not memory.fits:
             problem = fact("prediction-does-not-fit", needed=memory.needed, available=memory.available)
-        notes = (*timed.notes, fact("predicts-in-blocks", block=programs.block))
         known: dict[str, Any] = {}
         if problem is None and timed.block is not None:
             known = self._run(target, timed, timed.block)
-        return Plan(
-            target=target.name,
-            chip=target.chip.name,
-            chips=target.chips,
+        return Plan.at(
+            target,
             devices=target.devices,
-            devices_found=target.devices,
             method=timed.method,
             batch=rows,
             replicas=target.devices,
@@ -185,7 +181,7 @@ class Predictions:
             flops_per_step_per_device=timed.flops,
             steps=-(-self.examples // rows),
             predicts=self.examples,
-            notes=(*notes, *([target.note] if target.note else [])),
+            notes=(*timed.notes, fact("predicts-in-blocks", block=programs.block)),
             **known,
         )
 

@@ -154,6 +154,20 @@ def test_bad_text_is_refused_with_its_place(tmp_path):
     assert not (tmp_path / "y").exists()
 
 
+def test_the_byte_that_is_no_text_is_counted_in_the_file(tmp_path, monkeypatch):
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"</s>": 0, "a": 5}, unk_token="a"))
+    made.save(str(tmp_path / "t.json"))
+    monkeypatch.setattr(documents_of, "_PIECE", 64)
+    (tmp_path / "A.TXT").write_bytes(b"word\n" * 40 + b"\xff")
+    form = TextForm(tokens=7, tokenizer=tmp_path / "t.json")
+    with refused(DataError, "text-not-utf8", byte=200):
+        pack(tmp_path / "A.TXT", tmp_path / "x", text=form)
+    lines(tmp_path / "B.JSONL", ["one"])
+    packed, rows = tokens(pack(tmp_path / "B.JSONL", tmp_path / "y", text=form))
+    assert packed.below == {"token": 6} and rows.tolist() == [[5, 0, 0, 0, 0, 0, 0]]  # numbers with a gap
+
+
 def test_no_line_is_too_long(tmp_path, monkeypatch):
     monkeypatch.setattr(documents_of, "_PIECE", 64)
     text = "aé€😀" * 500  # one line, of characters of 1 to 4 bytes

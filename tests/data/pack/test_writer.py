@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import chipwise as cw
 from chipwise.data import PackedFolder
-from chipwise.data.pack import Writer
+from chipwise.data.pack import Writer, write_packed
 from chipwise.data.pack.shards import Moments
 from refusals import refused
 
@@ -304,6 +304,18 @@ def test_one_process_at_a_time(tmp_path):
         writer(tmp_path)
     first.close()
     writer(tmp_path).close()
+
+
+def test_what_a_killed_program_left_is_not_gone_on_with(tmp_path, monkeypatch):
+    def killed():
+        yield {"x": np.arange(4, dtype=np.int32)}
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("chipwise.data.pack.writer.shutil.rmtree", lambda *a, **k: None)
+        write_packed(tmp_path / "p", killed(), shard_bytes=8)
+    made = PackedFolder(write_packed(tmp_path / "p", [{"x": np.arange(9, 12)}], shard_bytes=8), None)
+    assert made.take(np.arange(len(made)))["x"].tolist() == [9, 10, 11]
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):

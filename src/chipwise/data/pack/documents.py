@@ -35,6 +35,7 @@ def is_text(path: Path) -> bool:
 
 def documents(path: Path, columns: dict[str, str], each: bool) -> Iterator[Document]:
     """Yields the documents at `path`; see `text_listing`."""
+    ending = path.suffix.lower()
     try:
         if not path.exists():
             raise DataError("pack-source-missing", path=path)
@@ -43,11 +44,11 @@ def documents(path: Path, columns: dict[str, str], each: bool) -> Iterator[Docum
                 yield from _rows(file, columns, _parquet_rows(file, columns))
         elif path.is_dir():
             yield from _files(path, each)
-        elif path.suffix == ".parquet":
+        elif ending == ".parquet":
             yield from _rows(path, columns, _parquet_rows(path, columns))
-        elif path.suffix == ".jsonl":
+        elif ending == ".jsonl":
             yield from _rows(path, columns, _json_lines(path))
-        elif path.suffix == ".csv":
+        elif ending == ".csv":
             yield from _rows(path, columns, _csv_lines(path))
         else:
             yield Document("train", path.name, None, _pieces(path))

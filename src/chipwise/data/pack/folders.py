@@ -103,8 +103,9 @@ def divided(listing: Listing, share: float) -> Listing:
         label = np.zeros(len(whole), np.int32)
     keys = [hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest() for name in whole.names]
     held_out = np.zeros(len(whole), bool)
-    for value in np.unique(label):
-        rows = sorted(np.flatnonzero(label == value).tolist(), key=keys.__getitem__)
+    order = np.argsort(label, kind="stable")
+    for alike in np.split(order, np.flatnonzero(np.diff(label[order])) + 1):
+        rows = sorted(alike.tolist(), key=keys.__getitem__)
         held_out[rows[: int(len(rows) * share + 0.5)]] = True
     if held_out.all() or not held_out.any():
         empty = "train" if held_out.all() else "eval"

@@ -89,11 +89,7 @@ def text_listing(
             split = document.split
             if share is not None and not form.each and _drawn(document.name) < share:
                 split = "eval"
-            try:
-                count = _encoded(document, form, tokens, spools[split])
-            except UnicodeDecodeError as error:
-                raise DataError("text-not-utf8", path=path, name=document.name, byte=error.start) from error
-            lengths[split].append(count)
+            lengths[split].append(_encoded(path, document, form, tokens, spools[split]))
             labels[split].append(document.label)
         used = {split: some for split, some in lengths.items() if some}
         if not used:
@@ -109,18 +105,25 @@ def _drawn(name: str) -> float:
     return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:8]) / 2.0**64
 
 
-def _encoded(document: Document, form: TextForm, tokens: _Tokens, spool: _Spool) -> int:
+def _encoded(path: Path, document: Document, form: TextForm, tokens: _Tokens, spool: _Spool) -> int:
     """Writes the document's tokens to `spool`. *Returns* their number, without truncated ones."""
-    if not form.each:
-        count = 0
-        for piece in document.pieces:
-            count += spool.write(tokens.encode(piece))
-        return count + spool.write([tokens.end])
     row: list[int] = []
+    found = at = 0
     for piece in document.pieces:
-        row += list(tokens.encode(piece))[: form.tokens - len(row)]
+        try:
+            made = tokens.encode(piece)
+        except UnicodeDecodeError as error:
+            byte = at + error.start
+            raise DataError("text-not-utf8", path=path, name=document.name, byte=byte) from error
+        at += len(piece)
+        if not form.each:
+            found += spool.write(made)
+            continue
+        row += list(made)[: form.tokens - len(row)]
         if len(row) == form.tokens:
             break
+    if not form.each:
+        return found + spool.write([tokens.end])
     spool.write(row + [tokens.end] * (form.tokens - len(row)))
     return len(row)
 
@@ -157,13 +160,14 @@ def _joined(
 
 def _sequences(spool: _Spool, form: TextForm, end: int, first: int, stop: int) -> Split:
     step, stream = form.tokens - 1, spool.array()
+    counted = np.uint16 if form.tokens <= 1 << 16 else np.uint32
 
     def read(i: int) -> dict[str, Any]:
         begin = (first + i) * step
         example = {"token": np.asarray(stream[begin : begin + form.tokens])}
         if form.boundaries:
             ends = np.cumsum(example["token"][:-1] == end)
-            example["document"] = np.concatenate([[0], ends]).astype(np.uint16)
+            example["document"] = np.concatenate([[0], ends]).astype(counted)
         return example
 
     return Split(Numbered(stop - first), np.zeros(stop - first, np.int64), {}, read, spool.digest)
@@ -267,4 +271,4 @@ def _tokens_of(form: TextForm) -> _Tokens:
     def encode(piece: bytes) -> list[int]:
         return tokenizer.encode(piece.decode("utf-8"), add_special_tokens=False).ids
 
-    return _Tokens(encode, tokenizer.get_vocab_size(with_added_tokens=True), end)
+    return _Tokens(encode, 1 + max(tokenizer.get_vocab(with_added_tokens=True).values()), end)

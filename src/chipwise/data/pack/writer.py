@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -360,7 +361,7 @@ def write_packed(
     if folder.exists():
         raise DataError("pack-exists", folder=folder)
     limits = {**(below or {}), **({"label": classes} if classes is not None else {})}
-    partial = folder.parent / f".{folder.name}.{os.getpid()}.partial"
+    partial = folder.parent / f".{folder.name}.{uuid.uuid4().hex}.partial"  # no killed process has left it
     try:
         writer = Writer(  # records of a program have no names, and the pack cannot be continued
             partial, store="raw", identity="", name_bytes=1,
