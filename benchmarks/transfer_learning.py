@@ -1,7 +1,7 @@
 """Measures the benefit of ImageNet weights on a part of CIFAR-10: fine-tuning and features, against random
 weights.
 
-    python benchmarks/transfer_learning.py --data DIR [--train 2000] [--image 96] [--seeds 3]
+    python benchmarks/transfer_learning.py --data DIR [--train 640] [--image 64] [--seeds 3]
 
 DIR has CIFAR-10. The recipes are those of `examples/pretrained_net.py`, all with the same examples;
 fine-tuning and training from scratch have the same steps. Seconds of training are without compilation and
@@ -39,10 +39,10 @@ TITLES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", required=True)
-    parser.add_argument("--train", type=int, default=2000)
-    parser.add_argument("--held-out", type=int, default=1000)
-    parser.add_argument("--image", type=int, default=96)
-    parser.add_argument("--duration", default="5ep", help="of fine-tuning and of training from scratch")
+    parser.add_argument("--train", type=int, default=640)
+    parser.add_argument("--held-out", type=int, default=500)
+    parser.add_argument("--image", type=int, default=64)
+    parser.add_argument("--duration", default="3ep", help="of fine-tuning and of training from scratch")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--keep", type=Path, default=Path("runs/transfer_learning.json"))
     given = parser.parse_args()

@@ -43,7 +43,7 @@ def part(source, count):
     return cw.Arrays(classes=10, **source.take(rows))
 
 
-def task(data, classes, image=96, train=0, held_out=0):
+def task(data, classes, image=96, train=0, held_out=0, momentum=0.99):
     """The net with `classes` outputs, and `train` and `held_out` examples (0: all), scaled to `image`
     pixels."""
     images = cw.datasets.cifar10(data)
@@ -53,7 +53,7 @@ def task(data, classes, image=96, train=0, held_out=0):
         return (jax.image.resize(pixels, (len(pixels), image, image, 3), "cubic") - 127) / 128
 
     return cw.nnx.task(
-        lambda rngs: EfficientNetLite0(classes=classes, rngs=rngs),
+        lambda rngs: EfficientNetLite0(classes=classes, momentum=momentum, rngs=rngs),
         cw.losses.softmax_cross_entropy,
         train=part(images.train, train),
         eval=part(images.eval, held_out),
@@ -65,7 +65,7 @@ def task(data, classes, image=96, train=0, held_out=0):
 
 def recipe(data=None, image: int = 96, train: int = 0, held_out: int = 0, scratch: bool = False):
     """Fine-tuning; with `scratch` the same net from random weights, with batch norm in training mode."""
-    net = task(data, 10, image, train, held_out)
+    net = task(data, 10, image, train, held_out, momentum=0.8 if scratch else 0.99)
     lr = cw.one_cycle(0.1 if scratch else 0.005, warmup="10%", shape="cosine")
     optimizer = cw.sgd(lr=lr, momentum=0.9, nesterov=True, weight_decay=1e-4)
     frozen = ()

@@ -7,6 +7,7 @@ swish. Padding, epsilon and momentum are TensorFlow's, so that its weights give 
 depth is left out.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -38,14 +39,16 @@ class InvertedBottleneck(nnx.Module):
     The input is added if the shape stays. `(b, h, w, c_in)` -> `(b, ceil(h/stride), ceil(w/stride), c_out)`.
     """
 
-    def __init__(self, c_in: int, c_out: int, *, kernel: int, stride: int, expansion: int, rngs: nnx.Rngs):
+    def __init__(
+        self, c_in: int, c_out: int, *, kernel: int, stride: int, expansion: int, norm, rngs: nnx.Rngs
+    ):
         middle = expansion * c_in
         self.expand = expansion != 1
         if self.expand:
-            self.conv0, self.norm0 = _conv(c_in, middle, 1, rngs=rngs), _norm(middle)
+            self.conv0, self.norm0 = _conv(c_in, middle, 1, rngs=rngs), norm(middle)
         self.conv1 = _conv(middle, middle, kernel, stride, groups=middle, rngs=rngs)
-        self.norm1 = _norm(middle)
-        self.conv2, self.norm2 = _conv(middle, c_out, 1, rngs=rngs), _norm(c_out)
+        self.norm1 = norm(middle)
+        self.conv2, self.norm2 = _conv(middle, c_out, 1, rngs=rngs), norm(c_out)
         self.add = stride == 1 and c_in == c_out
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -59,23 +62,31 @@ class EfficientNetLite0(nnx.Module):
     """`(batch, height, width, 3)` normalised floats -> logits `(batch, classes)`; with `classes=0` features
     `(batch, 1280)`.
 
-    The published weights were trained at 224×224 with `(pixels - 127) / 128`.
+    `momentum`: of batch norm's running statistics, a step; the default is for a thousand steps and more. The
+    published weights were trained at 224×224 with `(pixels - 127) / 128`.
     """
 
-    def __init__(self, *, classes: int = 1000, dropout: float = 0.2, rngs: nnx.Rngs):
-        self.stem, self.norm = _conv(3, 32, 3, 2, rngs=rngs), _norm(32)
+    def __init__(self, *, classes: int = 1000, dropout: float = 0.2, momentum: float = 0.99, rngs: nnx.Rngs):
+        norm = functools.partial(BatchNorm, momentum=momentum, epsilon=1e-3)
+        self.stem, self.norm = _conv(3, 32, 3, 2, rngs=rngs), norm(32)
         blocks, channels = [], 32
         for kernel, first, expansion, c_out, count in STAGES:
             for block in range(count):
                 stride = first if block == 0 else 1
                 blocks.append(
                     InvertedBottleneck(
-                        channels, c_out, kernel=kernel, stride=stride, expansion=expansion, rngs=rngs
+                        channels,
+                        c_out,
+                        kernel=kernel,
+                        stride=stride,
+                        expansion=expansion,
+                        norm=norm,
+                        rngs=rngs,
                     )
                 )
                 channels = c_out
         self.blocks = nnx.List(blocks)
-        self.head, self.head_norm = _conv(channels, 1280, 1, rngs=rngs), _norm(1280)
+        self.head, self.head_norm = _conv(channels, 1280, 1, rngs=rngs), norm(1280)
         self.dropout = nnx.Dropout(dropout, rngs=rngs)
         # By the inputs: by the outputs, as the original has it, a head of 10 classes starts with a loss of 18
         uniform = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
@@ -98,7 +109,3 @@ def _conv(
 ) -> nnx.Conv:
     start = _he_normal if groups == 1 else _he_normal_alone
     return conv_layer(c_in, c_out, kernel=kernel, stride=stride, groups=groups, kernel_init=start, rngs=rngs)
-
-
-def _norm(channels: int) -> BatchNorm:
-    return BatchNorm(channels, momentum=0.99, epsilon=1e-3)
