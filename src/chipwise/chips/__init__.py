@@ -1,4 +1,4 @@
-"""Chips and what they cost: the one place with device figures, names of targets, and prices."""
+"""Figures of chips, names of targets, and prices."""
 
 from .catalogue import CHIPS as CHIPS
 from .catalogue import Chip as Chip

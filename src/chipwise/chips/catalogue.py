@@ -1,4 +1,4 @@
-"""Reads `chips.csv`, and answers which chip a device or a name is, and how fast it can be.
+"""Reads `chips.csv`, and finds the chip of a device or a name, with its figures.
 
 **Scope.** Every figure is per chip, or per GPU (a K80 board is two GPUs). A JAX device is a whole
 chip except on TPU v2, v3 and 7x, where it is half a chip: `jax_devices_per_chip` says so and
@@ -8,7 +8,7 @@ chip except on TPU v2, v3 and 7x, where it is half a chip: `jax_devices_per_chip
 total of both directions. Peaks are dense: the headline figures of newer GPUs, twice as large, are
 for 2:4 sparse weights.
 
-**Where sources disagree**, and what was chosen:
+**Choices where sources disagree:**
 
 - The vendor's current documentation wins over tables in other programs: TPU v3 is 123 TFLOP/s and
   900 GB/s (JAX's table: 140 and 825; the launch-day 420 for a board of four chips: 105 each), TPU v5p
@@ -46,11 +46,11 @@ class Chip:
     """One row of `chips.csv`. `None` is unknown or not applicable; units are in the names."""
 
     name: str
-    names: tuple[str, ...]  # what people type, the shortest usual one first
+    names: tuple[str, ...]  # names to type, the shortest first
     vendor: str
     kind: str  # GPU, TPU or CPU
     year: int | None
-    scope: str  # what one row counts: chip, GPU or host
+    scope: str  # the unit of a row: chip, GPU or host
     bf16_dense_tflops: float | None
     fp16_dense_tflops: float | None
     fp32_tflops: float | None  # without tensor cores
@@ -110,7 +110,7 @@ def _normal(device_kind: str) -> str:
 
 @cache
 def find(device_kind: str) -> Chip | None:
-    """The chip behind JAX's `Device.device_kind`, or `None` when the catalogue does not have it.
+    """The chip of JAX's `Device.device_kind`, or `None` if the catalogue does not have it.
 
     1. Exactly one of a row's `device_kinds`, leaving aside letter case and a leading `NVIDIA` or `Tesla`.
     2. Otherwise the longest such kind that the name begins with, if only memory words follow:
@@ -131,8 +131,8 @@ def find(device_kind: str) -> Chip | None:
 
 
 def spelled(text: str) -> str:
-    """How `Chip.names` spells what someone typed: lower case, dashes for spaces and underscores, without
-    the maker's name: `Tesla T4` is `t4`, `TPU_v3` is `v3`."""
+    """`text` in the spelling of `Chip.names`: lower case, dashes for spaces and underscores, without the
+    maker's name: `Tesla T4` is `t4`, `TPU_v3` is `v3`."""
     word = re.sub(r"[\s_-]+", "-", text.strip().lower()).strip("-")
     word = re.sub(r"^(?:(?:nvidia|google|cloud|tesla|geforce)-)+", "", word)
     return re.sub(r"^tpu-?(?=v\d|7x)", "tpu" if re.match(r"tpu-?7x", word) else "", word)
@@ -140,7 +140,7 @@ def spelled(text: str) -> str:
 
 @cache
 def named(text: str) -> Chip | None:
-    """The chip that people call `text`, or `None`: one of its `names`, its `name`, or a `device_kind`.
+    """The chip called `text`, or `None`: one of its `names`, its `name`, or a `device_kind`.
 
     Here an `a100` is the 40 GB SXM one and a `v100` the 16 GB SXM one: what clouds mean by the bare name.
     """

@@ -1,9 +1,8 @@
-"""A GPU as XLA's compiler wants it described: the text of a `GpuTargetConfigProto`, from the catalogue's row.
+"""Describes a GPU for XLA's compiler: the text of a `GpuTargetConfigProto`, from the catalogue's row.
 
-What a whole generation shares is here, by compute capability; what differs from chip to chip (cores, clock,
-memory, L2) is in `chips.csv`. With that text the compiler needs neither the GPU nor its driver. XLA keeps
-such texts of some twenty chips, which these agree with, in
-https://github.com/openxla/xla/tree/main/xla/backends/gpu/target_config/specs.
+Figures of a generation are here, by compute capability; those of a chip (cores, clock, memory, L2) are in
+`chips.csv`. With that text the compiler needs neither the GPU nor its driver. The texts agree with XLA's own,
+for some twenty chips, in https://github.com/openxla/xla/tree/main/xla/backends/gpu/target_config/specs.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from .catalogue import Chip, named
 
 @dataclass(frozen=True)
 class Generation:
-    """Of one streaming multiprocessor: resident threads, bytes of shared memory, the most of these that a
-    block may have, float32 multiply-adds a clock. `accelerated`: XLA compiles for the chip's own instructions
+    """Figures of a streaming multiprocessor: resident threads, bytes of shared memory, the most of these for
+    a block, float32 multiply-adds per clock. `accelerated`: XLA compiles for the chip's own instructions
     (sm_90a), which later chips do not have."""
 
     threads: int
@@ -50,7 +49,7 @@ NEEDED = ("streaming_multiprocessors", "clock_GHz", "l2_MiB", "memory_GB", "memo
 def compiled_as(chip: Chip) -> Chip:
     """The chip for which programs of `chip` are compiled: itself, or the oldest that the compiler knows.
 
-    Raises `DeviceError` when the catalogue lacks a figure that compiling or timing needs.
+    Raises `DeviceError` if the catalogue lacks a figure that compiling or timing needs.
     """
     missing = [name for name in NEEDED if getattr(chip, name) is None]
     if missing or not chip.compute_capability:
@@ -63,9 +62,9 @@ def compiled_as(chip: Chip) -> Chip:
 
 
 def target_config(chip: Chip) -> str:
-    """The text for `chip`, which `compiled_as` has returned.
+    """The text for `chip`, a result of `compiled_as`.
 
-    Raises `DeviceError` for a compute capability that nobody has described here.
+    Raises `DeviceError` for an unknown compute capability.
     """
     one = GENERATIONS.get(chip.compute_capability)
     if one is None:

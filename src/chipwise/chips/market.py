@@ -1,4 +1,4 @@
-"""Where someone would rent: the clouds and regions whose prices count."""
+"""The clouds and regions whose prices count."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .prices import Price
 
 @dataclass(frozen=True)
 class Market:
-    """Where someone would rent: of whom and in which places, by default anywhere.
+    """The clouds and regions to rent from; by default all.
 
-    *Fields:* `clouds`: names such as "gcp"; `regions`: names or how they begin, such as "us-" or
-    "europe-west4"; `marketplaces`: whether the lowest offers of marketplaces count.
+    *Fields:* `clouds`: names such as "gcp"; `regions`: names or prefixes, such as "us-" or "europe-west4";
+    `marketplaces`: whether the lowest offers of marketplaces count.
     """
 
     clouds: tuple[str, ...] = ()
@@ -23,10 +23,10 @@ class Market:
     marketplaces: bool = True
 
     def select(self, table: Sequence[Price]) -> tuple[Price, ...]:
-        """The prices of `table` that can be had there; what one owns always. A region that is not asked for
-        takes its price, on demand or spot, from a row.
+        """The prices of `table` in these clouds and regions, and of owned hardware. If only the on-demand or
+        only the spot price of a row is in a region, the other is removed.
 
-        Raises `DataError` for a cloud or a region of which the table knows nothing.
+        Raises `DataError` for a cloud or a region that is not in the table.
         """
         clouds = sorted({name for price in table for name in _cloud_names(price)})
         for cloud in self.clouds:
@@ -54,7 +54,7 @@ class Market:
 
 
 def _cloud_names(price: Price) -> set[str]:
-    """What one calls its cloud: of "lambda (via shadeform)" either."""
+    """The names of its cloud: for "lambda (via shadeform)" both."""
     return set(re.findall(r"[a-z0-9]+", price.cloud.lower())) - {"via", "marketplace"}
 
 

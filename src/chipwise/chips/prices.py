@@ -1,4 +1,4 @@
-"""What an hour of a target costs: dated list prices, a user's own file, hardware one owns.
+"""Prices of an hour of a target: dated list prices, a user's own file, owned hardware.
 
 A price is a row of a CSV file: the bundled `prices.csv`, or a file of the same columns.
 
@@ -7,17 +7,17 @@ A price is a row of a CSV file: the bundled `prices.csv`, or a file of the same 
 
 - `chip` is any name of the catalogue, `chips` how many the price is for (1 host for `cpu`), `region` where
   the on-demand price is lowest, `spot_region` where the spot price is.
-- `includes`: `accelerator alone` (its host is a row of its own, or unknown), `whole VM`, or `slice with its
-  host` (TPU VMs).
+- `includes`: `accelerator alone` (its host is another row, or unknown), `whole VM`, or `slice with its host`
+  (TPU VMs).
 - `source` and `date` are never empty. A date may say more than a day ("2026-02-26..2026-03-15 (inferred)");
   rows are ordered by the first one in it.
 - Empty prices are unknown. Nothing is free: a price of 0 is an error.
 
-Hardware one owns has `purchase_usd` and `years` instead of `usd_per_hour`, and optionally `power_watts`
-with `usd_per_kWh`, and `utilisation`, the share of hours it is used (1 when not given).
+Owned hardware has `purchase_usd` and `years` instead of `usd_per_hour`, and optionally `power_watts` with
+`usd_per_kWh`, and `utilisation`, the share of hours it is used (default 1).
 
-Old prices stay in the table, for history, and are never used as today's: `prices_for` looks back
-`LOOK_BACK_DAYS` from the newest row, or from the day it is asked for.
+Old prices stay in the table for history, and are never used as current: `prices_for` looks back
+`LOOK_BACK_DAYS` from the newest row, or from the given day.
 """
 
 from __future__ import annotations
@@ -64,19 +64,19 @@ class Price:
     date: str
     note: str
     machines: int = 1  # more: an estimate, this many times the price of one; not a column
-    reckoned: tuple[Fact, ...] = ()  # how it follows from what the row says; not a column
+    reckoned: tuple[Fact, ...] = ()  # how it follows from the row; not a column
 
     @property
     def day(self) -> datetime.date:
-        """The first day its date names; the first of the month where it names only that."""
+        """The first day in its date, or the first of the month if there is no day."""
         day = _DATE.search(self.date)
         if day is None:
             raise DataError("price-undated", instance=self.instance or self.chip)
         return _day(day)
 
     def old(self, today: datetime.date, spot: bool = False) -> bool:
-        """Whether it was read more than `OLD_DAYS` before `today`; of a spot price read on a day of its own,
-        that one."""
+        """Whether it was read more than `OLD_DAYS` days before `today`; a spot price may have its own
+        date."""
         day, own = self.day, self.date.partition("spot")[2]
         if spot and (match := _DATE.search(own)) is not None:
             day = _day(match)
@@ -84,7 +84,7 @@ class Price:
 
     @property
     def market(self) -> bool:
-        """Whether it is the lowest offer of a marketplace, which is one machine and soon gone."""
+        """Whether it is the lowest offer of a marketplace, a single machine that may soon be taken."""
         return "marketplace" in self.cloud.lower() or "offer" in self.region.lower()
 
     def json(self) -> dict[str, Any]:
@@ -92,12 +92,12 @@ class Price:
 
     @property
     def has_host(self) -> bool:
-        """Whether nothing else must be paid to use it."""
+        """Whether the price includes a host."""
         return self.includes != "accelerator alone"
 
     @property
     def owned(self) -> bool:
-        """Whether it is what one's own hardware costs."""
+        """Whether it is the cost of owned hardware."""
         return self.includes not in INCLUDES
 
 
@@ -115,8 +115,8 @@ OWNED = ("purchase_usd", "years", "power_watts", "usd_per_kWh", "utilisation")
 def load(path: str | Path | None = None) -> tuple[Price, ...]:
     """The bundled prices, or those of the CSV file at `path`.
 
-    Raises `DataError`, naming file and line, for a file that is not there or not UTF-8, and for a row that
-    is not a price: a column missing or unknown, no source or date, a bad number, a chip not in the catalogue.
+    Raises `DataError` with file and line if the file is missing or not UTF-8, or a row is invalid: a missing
+    or unknown column, no source or date, a bad number, a chip that is not in the catalogue.
     """
     if path is None:
         bundled = files(__package__).joinpath("prices.csv")
@@ -131,7 +131,7 @@ def load(path: str | Path | None = None) -> tuple[Price, ...]:
 
 
 def read(text: str, name: str) -> tuple[Price, ...]:
-    """The prices of a CSV file's text; `name` is what errors call it. Raises as `load`."""
+    """The prices in a CSV file's text; `name`: of the file, for errors. Raises as `load` does."""
     rows = csv.DictReader(io.StringIO(text, newline=""), restval="")
     header = [column.strip() for column in rows.fieldnames or ()]
     first = {"file": name, "line": 1}
@@ -157,7 +157,7 @@ def read(text: str, name: str) -> tuple[Price, ...]:
 
 @dataclass(frozen=True)
 class _Line:
-    """A row of a price file, and where it stands."""
+    """A row of a price file, and its position."""
 
     file: str
     number: int
@@ -170,7 +170,7 @@ class _Line:
         return self.cells.get(column, "")
 
     def amount(self, column: str, *, zero: bool = False) -> float | None:
-        """A number, `None` where the cell is empty."""
+        """A number, or `None` if the cell is empty."""
         text = self.cell(column)
         if not text:
             return None
@@ -231,7 +231,7 @@ class _Line:
         return price
 
     def _owned(self) -> tuple[float, Fact]:
-        """USD for one hour of use of owned hardware, and how it was reckoned."""
+        """USD for an hour of use of owned hardware, and how it was computed."""
         purchase, years = self.amount("purchase_usd"), self.amount("years")
         watts, energy = self.amount("power_watts", zero=True), self.amount("usd_per_kWh", zero=True)
         used = self.amount("utilisation")
@@ -255,7 +255,7 @@ class _Line:
 
 
 def current(table: Sequence[Price], on: datetime.date | None = None) -> list[Price]:
-    """The rows of a table in force on a day, by default that of its newest row.
+    """The rows of a table that are valid on a day, by default that of its newest row.
 
     Of rows that differ only in date and price, the newest; none after `on`, none more than
     `LOOK_BACK_DAYS` before it.
@@ -273,17 +273,17 @@ def current(table: Sequence[Price], on: datetime.date | None = None) -> list[Pri
 
 
 def prices_for(target: Target, table: Sequence[Price], on: datetime.date | None = None) -> list[Price]:
-    """The prices of a target, cheapest first, after them estimates and unknown on-demand prices.
+    """The prices of a target, cheapest first, then estimates and unknown on-demand prices.
 
-    Prices of exactly its chips where a cloud lists them. Otherwise, per cloud, one reckoned from its nearest
-    row, which `reckoned` says:
+    If a cloud lists exactly its chips, that price is used. Otherwise a price is computed from the cloud's
+    nearest row, as `reckoned` says:
 
-    - a TPU slice in proportion to the chips: that is how slices are sold, but for v2 and v3, where more
-      than one board costs more a chip, so the row nearest in size counts;
-    - GPUs as several separate machines of fewer: an estimate, without the network between them.
+    - a TPU slice in proportion to its chips, as slices are sold; for v2 and v3, where several boards cost
+      more per chip, from the row nearest in size;
+    - GPUs as several machines with fewer: an estimate, without the network between them.
 
-    A part of a machine has no price. One TPU core costs what it is rented as. Owned hardware is never
-    divided or multiplied. `on` is the day that counts, by default that of the table's newest row.
+    A part of a machine has no price. A TPU core costs as much as the target that it is rented as. Prices of
+    owned hardware are not scaled. `on` is the day that counts, by default that of the table's newest row.
     """
     if target.rented_as:
         whole = parse(target.rented_as)
@@ -332,10 +332,10 @@ def _times(price: Price, factor: float, how: Fact, instance: str, machines: int 
 
 
 def cheapest(prices: Iterable[Price], spot: bool = False) -> Price | None:
-    """The lowest on-demand (or spot) price, or `None` when none is known.
+    """The lowest on-demand (or spot) price, or `None` if none is known.
 
-    A lower price does not win when it buys less: an accelerator without its host, or more machines
-    without the network between them.
+    Complete machines come before accelerators without a host, and before several machines without a network
+    between them, whatever the price.
     """
 
     def usd(price: Price) -> float | None:

@@ -1,17 +1,17 @@
-"""What people ask a plan for: `v3-8`, `a100:8`, `cpu`. A name becomes a `Target`: chip, counts, topology.
+"""Parses target names such as `v3-8`, `a100:8`, `cpu` to a `Target`: chip, counts, topology.
 
 **TPU slices** are named as Google names them, a version, a dash and a number:
 
 - v2, v3, v4, v5p and 7x count TensorCores, two a chip: `v3-8` and `tpu7x-8` are four chips;
 - v5e and v6e count chips: `v5e-8` (at Google `v5litepod-8`) is eight.
 
-The sizes are those that can be had, up to 256 chips: v2 and v3 from Google's table of regions and zones
+The sizes are those that Google offers, up to 256 chips: v2 and v3 from Google's table of regions and zones
 (https://cloud.google.com/tpu/docs/regions-zones), v4 and v5p from the pages of each version
-(https://cloud.google.com/tpu/docs/v4 and so on), 7x from xpk, which counts two TensorCores a chip and
-creates `tpu7x-2` on one (https://github.com/AI-Hypercomputer/xpk/pull/586).
+(https://cloud.google.com/tpu/docs/v4 and so on), 7x from xpk, which counts two TensorCores a chip and creates
+`tpu7x-2` on one (https://github.com/AI-Hypercomputer/xpk/pull/586).
 
 **One core**, `v2-1`, `v3-1` or `tpu7x-1`, is a JAX device that cannot be rented alone: half a chip, for
-planning one replica. `rented_as` says what one pays for.
+planning one replica. `rented_as` is the target that is paid for.
 
 **GPUs** are counted after a colon: `h100`, `h100:8`. One host holds at most `Chip.chips_per_host`; more
 are whole hosts. **`cpu`** is one host.
@@ -19,7 +19,7 @@ are whole hosts. **`cpu`** is one host.
 **Topologies** were tried with jax 0.10.2 and libtpu 0.0.42: for every target `get_topology_desc(
 platform="tpu", **target.topology_arguments())` lists at least `devices` devices; the first `devices` are
 the target. It lists more only for one core. A v4 chip is one device only with `chip_config_name="megacore"`,
-as on a real host; without, each of its halves is a device of its own.
+as on a real host; otherwise each half is a device.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Target:
     topology: str | None  # `topology_name` for `jax.experimental.topologies`; None for GPUs and the CPU
     topology_options: tuple[tuple[str, str | tuple[int, ...]], ...] = ()  # its other arguments
     hosts: int = 1  # machines, each with its own JAX process
-    rented_as: str = ""  # the smallest thing one can rent that holds it, where that is more
+    rented_as: str = ""  # the smallest target to rent that contains it, if that is larger
     note: Fact | None = None
 
     def topology_arguments(self) -> dict[str, Any]:
@@ -84,10 +84,10 @@ _CORE_IS_A_DEVICE = ("v2", "v3", "tpu7x")
 
 
 def parse(text: str) -> Target:
-    """The target that `text` names. Letter case, spaces and underscores do not matter.
+    """The target called `text`. Letter case, spaces and underscores do not matter.
 
-    Raises `DeviceError` for a name that is not one, with the nearest, and for a size that does not exist,
-    with the sizes that do.
+    Raises `DeviceError` for an unknown name, with the nearest, and for a size that does not exist, with those
+    that do.
     """
     word = spelled(text)
     if not word:
@@ -113,7 +113,7 @@ EXAMPLES = ("v5e-8", "v3-8", "a100:8", "t4", "cpu")
 
 
 def names() -> tuple[str, ...]:
-    """Every canonical name: TPU slices by size, GPUs one and a whole host, `cpu`."""
+    """All canonical names: TPU slices by size, GPUs single and as a whole host, `cpu`."""
     listed: list[str] = []
     for chip in CHIPS:
         short = chip.names[0]
@@ -167,7 +167,7 @@ def _counted_by_dash(text: str, chip: Chip, size: str) -> Target:
     chips = int(size) if short in _COUNTS_CHIPS else int(size) // 2
     host = _host(short, chips)
     options: list[tuple[str, str | tuple[int, ...]]] = []
-    if host != (2, 2, 1):  # what libtpu takes a host to hold when not told
+    if host != (2, 2, 1):  # libtpu's default chips of a host
         options.append(("chips_per_host_bounds", host))
     if short == "v4":
         options.append(("chip_config_name", "megacore"))
