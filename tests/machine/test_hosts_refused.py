@@ -104,8 +104,9 @@ def test_a_group_over_hosts(monkeypatch):
     machine = detect.detect(8)
     monkeypatch.setattr(placement, "hosts", lambda: hosts.Hosts(Seat(0, 2, HERE), Told(), ("a", "b")))
     monkeypatch.setattr(placement, "shared", lambda devices, count, of: devices[:count])
-    with refused(DeviceError, "shards-over-hosts", shards=8, here=4):
-        placement.Placement(machine, 8, shards=8)
+    with refused(DeviceError, "shards-over-hosts", shards=2, here=3):  # half a group on each
+        placement.Placement(machine, 6, shards=2)
+    assert placement.Placement(machine, 8, shards=8).over_hosts  # whole hosts
 
 
 # ---- as two processes say it

@@ -68,6 +68,13 @@ def test_what_leaves_a_host_goes_through_a_card_for_each_gpu():
     assert sum_seconds(GIB, parse("h100:16"), 16) < found  # less leaves a host
 
 
+def test_groups_of_whole_hosts_meet_over_the_network():
+    card = NETWORK_GBps["NVLink4"] * 1e9 * LINK_EFFICIENCY["NVLink"]
+    assert sum_seconds(GIB, parse("h100:16"), 2, shards=8) == pytest.approx(GIB / card, rel=0.01)
+    inside = sum_seconds(GIB, parse("h100:16"), 2, shards=4)  # two groups, on one host
+    assert inside == sum_seconds(GIB, parse("h100:8"), 2)
+
+
 def test_without_a_card_each_the_host_shares_one():
     slow, fast = (sum_seconds(GIB, parse(name), 16) for name in ("t4:16", "v100:16"))
     assert slow > 2 * fast

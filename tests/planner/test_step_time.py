@@ -15,7 +15,7 @@ SIZE = 10**8  # float32 of a gradient
 
 
 def programs(calls, local, devices):
-    layout = SimpleNamespace(devices=devices, groups=devices, exact=True)
+    layout = SimpleNamespace(devices=devices, groups=devices, exact=True, shards=1)
     recipe = SimpleNamespace(precision="bf16")
     return SimpleNamespace(calls=calls, local_vectors=local, size=SIZE, layout=layout, recipe=recipe)
 

@@ -191,13 +191,14 @@ class Evaluator:
         with contextlib.ExitStack() as closing:
             if self.data is None:
                 rows = self.device_batch * len(self.placement.devices)
-                wanted = (self.placement.own(self._rows(start)) for start in starts)
+                wanted = (self.placement.own(self._rows(start), devices=True) for start in starts)
                 stream = Stream(self.source, wanted, rows, self._place, self._workers)
                 closing.callback(stream.close)
                 queued = min(queued, stream.in_use)
             for start in starts:
                 mask = np.arange(start, start + self.batch) < self.examples
-                placed = self.placement.spread(self.placement.own((self._rows(start), mask)), rows=True)
+                own = self.placement.own((self._rows(start), mask), devices=True)
+                placed = self.placement.spread(own, rows=True)
                 data = stream.next() if self.data is None else self.data
                 parts.append(self._compiled(params, state, data, *placed))
                 del data  # its memory may be used for another batch

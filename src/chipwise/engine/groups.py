@@ -2,7 +2,8 @@
 
 As `Programs`, whose methods it has: a `carry` is a list with one `TrainState` a local group, all equal, each
 leaf an array over the group's devices. Every group runs the same programs, compiled for its devices, so
-groups may be as many as devices allow; over them, each shard is added in the fixed tree.
+groups may be as many as devices allow; over them, each shard is added in the fixed tree. A group over several
+hosts is run by all of them; what leaves the devices, they send each other part by part.
 """
 
 from __future__ import annotations
@@ -50,10 +51,12 @@ class GroupPrograms(Programs):
         return first_maker(recipe, self.of.packed, out_shardings=over)
 
     def put(self, state: TrainState) -> list[TrainState]:
-        """`state`, with parameters as a tree: NumPy arrays, or arrays on the run's first group (on other
-        hosts, of their shapes), on every local group."""
+        """`state`, with parameters as a tree, on every local group: NumPy arrays, or what the run's first group
+        holds as `template` says, on other hosts its shapes."""
         read = not isinstance(jax.tree.leaves(state.params)[0], np.ndarray)
-        if read and self.placement.hosts.count > 1:
+        if self.placement.over_hosts:
+            held = [jax.tree.map(self._sent, state, self.of.saved_axes)]
+        elif read and self.placement.hosts.count > 1:
             held = self._broadcast(state)
         else:
             held = self.placement.put_cut(state, self.of.saved_axes, only=1)
@@ -65,13 +68,18 @@ class GroupPrograms(Programs):
         return [state, *others]
 
     def snapshot(self, state: TrainState) -> TrainState:
-        """The state of the first local group with parameters as a tree, there: arrays of one's own."""
+        """The state of the first local group with parameters as a tree, there: arrays of one's own. Of groups
+        over several hosts NumPy arrays on each host; waits, for all hosts."""
         params = self._unpack(state.params)
         if (
             self.placement.lead.platform == "cpu"
         ):  # where an array's memory is read while the next step reuses it
             state = self._copy(state)
-        return dataclasses.replace(state, params=params)
+        state = dataclasses.replace(state, params=params)
+        if not self.placement.over_hosts:
+            return state
+        gone = {f.name: None for f in dataclasses.fields(state) if getattr(state, f.name) is None}
+        return jax.tree.map(self._met, state, dataclasses.replace(self.of.saved_axes, **gone))
 
     def unpack(self, vector: jax.Array, averaged: bool = False) -> Tree:
         """The trained parameters of the vector, or of its average, over the whole mesh as over a group."""
@@ -81,8 +89,10 @@ class GroupPrograms(Programs):
 
     @property
     def template(self) -> TrainState:
-        """What a checkpoint holds, as shapes on the run's first group, which host 0 has."""
+        """What a checkpoint holds, as shapes on the run's first group, where host 0 has all of it."""
         state, mesh = self.of.state, self.placement.local[0].mesh
+        if self.placement.over_hosts:
+            return state
         return jax.tree.map(
             lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to),
             state,
@@ -119,6 +129,31 @@ class GroupPrograms(Programs):
         moved = [one(leaf, axis) for leaf, axis in zip(leaves, axes, strict=True)]
         return [jax.tree.unflatten(structure, [leaf[i] for leaf in moved]) for i in range(len(local))]
 
+    def _sent(self, leaf: Any, axis: int) -> jax.Array:
+        """Host 0's NumPy array, of other hosts its shape, on this host's one group."""
+        put, (group,) = self.placement, self.placement.local
+        parts: list[Any] = [None] * self.layout.shards
+        if axis < 0:
+            return group.put(put.met(leaf if put.hosts.first else None, leaf))
+        if put.hosts.first:
+            parts = np.split(leaf, self.layout.shards, axis)
+        to, held = group.place(spec_at(axis)), []
+        shape = jax.ShapeDtypeStruct(to.shard_shape(leaf.shape), leaf.dtype)
+        for device, part in zip(group.devices, parts, strict=True):
+            part = put.met(part, shape)
+            held += [jax.device_put(part, device)] if device in group.here else []
+        return jax.make_array_from_single_device_arrays(leaf.shape, to, held)
+
+    def _met(self, leaf: jax.Array, axis: int) -> np.ndarray:
+        """What the run's first group holds, on every host."""
+        if axis < 0:
+            return np.array(jax.device_get(leaf))
+        given = leaf.addressable_shards if self.placement.local[0].index == 0 else []
+        held = {shard.index[axis].start or 0: shard.data for shard in given}
+        shape = jax.ShapeDtypeStruct(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
+        starts = range(0, leaf.shape[axis], shape.shape[axis])
+        return np.concatenate([self.placement.met(held.get(at), shape) for at in starts], axis)
+
     @functools.cached_property
     def _unpack(self) -> Any:
         return jax.jit(self.of.unpacked)
@@ -145,7 +180,7 @@ class GroupPrograms(Programs):
         options = compiler_options(self.placement.lead.platform, layout.exact)
         starts = range(0, each, of.together)
         self._places = [
-            [jax.device_put(np.asarray([g.index * each + i, i], np.int32), g.place()) for i in starts]
+            [g.put(np.asarray([g.index * each + i, i], np.int32)) for i in starts]
             for g in self.placement.local
         ]
         jitted = [

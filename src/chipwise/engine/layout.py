@@ -143,7 +143,8 @@ def usable_devices(recipe: Recipe, available: int, exact: bool = True, hosts: in
     """
     if available % recipe.shards:
         raise DeviceError("shards-uneven", shards=recipe.shards, devices=available)
-    return recipe.shards * usable(shares(recipe, exact), available // recipe.shards, exact, hosts)
+    groups = available // recipe.shards
+    return recipe.shards * usable(shares(recipe, exact), groups, exact, min(hosts, groups))
 
 
 def usable(replicas: int, available: int, exact: bool = True, hosts: int = 1) -> int:

@@ -1,13 +1,15 @@
 """Where replicas run: which device holds what, and what every host decides alike.
 
 A mesh has two axes: `group`, over which replicas are shared out, and `shard`, over which one replica's
-parameters lie. A group is one device unless the recipe has `shards`, and lies on one host. Each host drives
-its own devices; a device is known by its position among all, since numbers (`id`) jump from host to host.
+parameters lie. A group is one device unless the recipe has `shards`. Hosts have one or more whole groups each,
+or a group has several whole hosts. Each host drives its own devices; a device is known by its position among
+all, since numbers (`id`) jump from host to host.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,20 +34,22 @@ from .on import On
 from .reduce import AXIS as GROUP
 
 WHOLE = P()
+MET_WORDS = 1 << 26  # that hosts send each other at once: 256 MB on each device
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Group:
-    """Devices that together run a replica's program, on this host. `index` among all groups of the run;
-    `device`, the first of `devices`; `mesh` of all."""
+    """Devices that together run a replica's program. `index` among all groups of the run; `here`, those of
+    its `devices` that are this host's; `device`, the first of these; `mesh` of all."""
 
     index: int
     devices: tuple[jax.Device, ...]
+    here: tuple[jax.Device, ...]
 
     @property
     def device(self) -> jax.Device:
-        return self.devices[0]
+        return self.here[0]
 
     @functools.cached_property
     def mesh(self) -> Mesh:
@@ -55,16 +59,26 @@ class Group:
         """Where arrays lie that are whole on each device, or cut as `spec` says."""
         return self.device if len(self.devices) == 1 else NamedSharding(self.mesh, spec)
 
+    def put(self, tree: Tree, spec: P = WHOLE) -> Tree:
+        """`tree`, of arrays that every host of the group has, there."""
+        to = self.place(spec)
+        if len(self.here) == len(self.devices):
+            return jax.device_put(tree, to)
+        whole = jax.tree.map(np.asarray, tree)
+        return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, to, x.__getitem__), whole)
+
 
 class Placement:
     """The groups of a run on a machine.
 
     *Arguments:* `devices`, how many of the machine's to use, the first ones; `shards`, how many make a group.
 
-    *Fields:* `mesh`; `groups`, their number over all hosts; `local`, those of this host; `lead`, its device
-    for what is computed once; `hosts`.
+    *Fields:* `mesh`; `groups`, their number over all hosts; `local`, those that this host has devices of;
+    `over_hosts`, whether a group lies on several; `lead`, this host's device for what is computed once;
+    `hosts`.
 
-    Raises `DeviceError` when a host would have none of so many, or half a group.
+    Raises `DeviceError` when a host would have none of so many, or neither hosts whole groups nor groups whole
+    hosts.
     """
 
     def __init__(self, machine: Machine, devices: int | None = None, shards: int = 1):
@@ -73,12 +87,16 @@ class Placement:
         used = shared(machine.devices, count, self.hosts.count)
         if len(used) % shards:
             raise DeviceError("shards-uneven", shards=shards, devices=len(used))
-        if (here := len(used) // self.hosts.count) % shards:
+        if (here := len(used) // self.hosts.count) % shards and shards % here:
             raise DeviceError("shards-over-hosts", shards=shards, here=here)
         self.machine, self.groups, self.shards = machine, len(used) // shards, shards
         self.mesh = Mesh(np.asarray(used).reshape(self.groups, shards), (GROUP, SHARD))
-        found = (Group(i, tuple(row)) for i, row in enumerate(self.mesh.devices))
-        self.local = tuple(group for group in found if group.device.process_index == self.hosts.index)
+        self.over_hosts, mine = shards > here, self.hosts.index
+        found = [
+            Group(i, tuple(row), tuple(d for d in row if d.process_index == mine))
+            for i, row in enumerate(self.mesh.devices)
+        ]
+        self.local = tuple(group for group in found if group.here)
         self.lead = self.local[0].device
         over = P(GROUP) if shards == 1 else P((GROUP, SHARD))
         self._whole, self._cut = NamedSharding(self.mesh, P()), NamedSharding(self.mesh, over)
@@ -94,7 +112,7 @@ class Placement:
     @property
     def devices(self) -> tuple[jax.Device, ...]:
         """The devices of this host."""
-        return tuple(device for group in self.local for device in group.devices)
+        return tuple(device for group in self.local for device in group.here)
 
     @property
     def count(self) -> int:
@@ -103,24 +121,29 @@ class Placement:
 
     def put(self, tree: Tree) -> list[Tree]:
         """`tree` whole on every local group: on each of its devices."""
-        return [jax.device_put(tree, group.place()) for group in self.local]
+        return [group.put(tree) for group in self.local]
 
     def put_cut(self, tree: Tree, axes: Tree, only: int | None = None) -> list[Tree]:
         """`tree` on every local group, or the first `only`, each leaf cut over the devices along its axis, -1
         for none."""
         return [
-            jax.tree.map(lambda leaf, axis, to=to: jax.device_put(leaf, to.place(spec_at(axis))), tree, axes)
+            jax.tree.map(lambda leaf, axis, to=to: to.put(leaf, spec_at(axis)), tree, axes)
             for to in self.local[:only]
         ]
 
-    def own(self, tree: Tree, axis: int = 0) -> Tree:
-        """Of a global batch, arrays with it along `axis`, the rows of this host, in its groups' order."""
+    def own(self, tree: Tree, axis: int = 0, *, devices: bool = False) -> Tree:
+        """Of a global batch, arrays with it along `axis`, the rows of this host's groups, in their order, or
+        of its `devices` alone."""
         if self.hosts.count == 1:
             return tree
+        of, held = self.groups, [group.index for group in self.local]
+        if devices:
+            order = {device: at for at, device in enumerate(self.mesh.devices.flat)}
+            of, held = self.count, [order[device] for device in self.devices]
 
         def rows(array: np.ndarray) -> np.ndarray:
-            each = array.shape[axis] // self.groups
-            blocks = [np.arange(group.index * each, (group.index + 1) * each) for group in self.local]
+            each = array.shape[axis] // of
+            blocks = [np.arange(at * each, (at + 1) * each) for at in held]
             return np.take(array, np.concatenate(blocks), axis)
 
         return jax.tree.map(rows, tree)
@@ -134,7 +157,7 @@ class Placement:
             return array[(slice(None),) * axis + (slice(at * each, (at + 1) * each),)]
 
         return [
-            jax.device_put(jax.tree.map(lambda a, at=at: rows(a, at), tree), group.place(within))
+            group.put(jax.tree.map(lambda a, at=at: rows(a, at), tree), within)
             for at, group in enumerate(self.local)
         ]
 
@@ -154,7 +177,7 @@ class Placement:
         on = {next(iter(data.devices())): data for data in held}
         return [
             jax.make_array_from_single_device_arrays(
-                array.shape, group.place(_spec(array)), [on[device] for device in group.devices]
+                array.shape, group.place(_spec(array)), [on[device] for device in group.here]
             )
             for group in self.local
         ]
@@ -173,8 +196,8 @@ class Placement:
         return jax.tree.map(joined, *carry)
 
     def spread(self, tree: Tree, *, rows: bool = False) -> Tree:
-        """`tree` as arrays over the mesh: whole on every device or, with `rows`, this host's rows (`own`) of
-        arrays that are cut along the first axis."""
+        """`tree` as arrays over the mesh: whole on every device or, with `rows`, the rows of this host's devices
+        (`own`) of arrays that are cut along the first axis."""
         if self.hosts.count == 1:
             return jax.device_put(tree, self._cut if rows else self._whole)
         if self.shards > 1 and rows:
@@ -196,29 +219,36 @@ class Placement:
         if self.hosts.count == 1:
             return tree
         leaves, structure = jax.tree.flatten(shapes)
-        given = jax.tree.leaves(tree) if self.hosts.first else [np.zeros(s.shape, s.dtype) for s in leaves]
-        return jax.tree.unflatten(structure, [self._from_first(np.asarray(leaf)) for leaf in given])
+        given = jax.tree.leaves(tree) if self.hosts.first else [None] * len(leaves)
+        return jax.tree.unflatten(structure, [self.met(a, s) for a, s in zip(given, leaves, strict=True)])
 
-    def _from_first(self, array: np.ndarray) -> np.ndarray:
-        """Added as whole numbers to the zeros of all other groups: a sum of floats would lose the sign of a
-        zero."""
-        text = array.tobytes()
-        words = np.frombuffer(text + bytes(-len(text) % 4), np.uint32)[None]
-        zeros = np.zeros_like(words)
-        parts = [jax.device_put(words if g.index == 0 else zeros, g.device) for g in self.local]
-        total = np.asarray(self._added(self.join(parts)).addressable_data(0))[0]
-        return np.frombuffer(total.tobytes()[: len(text)], array.dtype).reshape(array.shape)
+    def met(self, array: Any, shape: Any) -> np.ndarray:
+        """The `array` of the one host that gives it, the others None, on every host to the bit. Waits, for all
+        hosts. *Arguments:* `shape`, with its `dtype`."""
+        dtype, size = np.dtype(shape.dtype), math.prod(shape.shape)
+        words = np.zeros(-(-size * dtype.itemsize // 4), np.uint32)
+        held = words.view(np.uint8)[: size * dtype.itemsize].view(dtype)
+        if array is not None:
+            held[:] = np.asarray(array).reshape(-1)
+        # Added as whole numbers to the zeros of all others: a sum of floats would lose the sign of a zero
+        for start in range(0, words.size, MET_WORDS):
+            piece = words[None, start : start + MET_WORDS]
+            parts = [jax.device_put(piece if i == 0 else 0 * piece, d) for i, d in enumerate(self.devices)]
+            over = (self.count, piece.shape[1])
+            joined = jax.make_array_from_single_device_arrays(over, self._cut, parts)
+            words[start : start + MET_WORDS] = np.asarray(self._added(joined).addressable_data(0))[0]
+        return held.reshape(shape.shape)
 
     @functools.cached_property
     def _gathered(self) -> Any:
-        return self._over(functools.partial(jax.lax.all_gather, axis_name=GROUP, tiled=True))
+        return self._over(functools.partial(jax.lax.all_gather, axis_name=GROUP, tiled=True), P(GROUP))
 
     @functools.cached_property
     def _added(self) -> Any:
-        return self._over(functools.partial(jax.lax.psum, axis_name=GROUP))
+        return self._over(functools.partial(jax.lax.psum, axis_name=(GROUP, SHARD)), self._cut.spec)
 
-    def _over(self, body: Any) -> Any:
-        return jax.jit(jax.shard_map(body, mesh=self.mesh, in_specs=P(GROUP), out_specs=P(), check_vma=False))
+    def _over(self, body: Any, cut: P) -> Any:
+        return jax.jit(jax.shard_map(body, mesh=self.mesh, in_specs=cut, out_specs=P(), check_vma=False))
 
     def shapes(self, tree: Tree, *, rows: bool = False) -> Tree:
         """The shapes of what `spread` makes of `tree`, arrays or shapes."""

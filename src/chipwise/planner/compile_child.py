@@ -11,6 +11,7 @@ milliseconds, and the compiler releases the GIL.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import threading
@@ -112,9 +113,10 @@ def compiled(request: dict[str, Any], folder: Path, devices: list) -> Compiled:
 
 def _lower(request: dict[str, Any], folder: Path, devices: list):
     if reduce := request["program"].get("reduce"):
-        mesh = Mesh(np.asarray(devices[: reduce["devices"]]), (AXIS,))
-        shape = (reduce["devices"], reduce["size"])
-        spec = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, P(AXIS)))
+        grid = reduce["groups"], reduce["shards"]
+        mesh = Mesh(np.asarray(devices[: math.prod(grid)]).reshape(grid), (AXIS, SHARD))
+        shape = (math.prod(grid), reduce["size"])
+        spec = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, P((AXIS, SHARD))))
         reduced = reducer(mesh, reduce["exact"])
         return jax.jit(reduced, compiler_options=request["options"]).lower([spec] * reduce["local"])
     exported = export.deserialize(bytearray((folder / request["program"]["file"]).read_bytes()))

@@ -61,13 +61,12 @@ def _way(recipe: Recipe, state: TrainState, target: Target, exact: bool) -> Fact
 
 
 def smallest_cut(recipe: Recipe, state: TrainState, target: Target, exact: bool) -> tuple[int, int] | None:
-    """The fewest shards with which the state fits on a device of `target`, and its bytes there. A group is on
-    one host."""
+    """The fewest shards with which the state fits on a device of `target`, and its bytes there."""
     room = available(target)[0]
     kept = nbytes((state.params, state.frozen, state.optimizer, state.ema))
     size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(state.params))
     for shards in (2**n for n in range(1, target.devices.bit_length())):
-        if target.devices // target.hosts % shards or (recipe.batch // recipe.replicas) % shards:
+        if not lies_on_hosts(shards, target) or (recipe.batch // recipe.replicas) % shards:
             continue
         groups = usable(shares(recipe, exact), target.devices // shards, exact)
         sums, _ = waiting(recipe.block_count // groups if exact else 1, size // shards)
@@ -75,6 +74,12 @@ def smallest_cut(recipe: Recipe, state: TrainState, target: Target, exact: bool)
         if room is not None and needed <= room:
             return shards, needed
     return None
+
+
+def lies_on_hosts(shards: int, target: Target) -> bool:
+    """Whether groups of so many devices are equal parts of a host, or whole hosts."""
+    here = target.devices // target.hosts
+    return here % shards == 0 or shards % here == 0
 
 
 def sizes(target: Target) -> Iterator[Target]:

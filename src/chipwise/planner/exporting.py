@@ -41,13 +41,19 @@ class Exported:
 
 @dataclass(frozen=True)
 class ReduceRequest:
-    """The sum over replicas of `engine.reduce`: `local` vectors of `size` float32 on each of `devices`."""
+    """The sum over replicas of `engine.reduce`: `local` vectors of `size` float32 on each device of `groups`,
+    of which each has `shards`."""
 
-    devices: int
+    groups: int
     local: int
     size: int
     exact: bool
+    shards: int = 1
     places: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def devices(self) -> int:
+        return self.groups * self.shards
 
     @property
     def key(self) -> str:

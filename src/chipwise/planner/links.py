@@ -29,21 +29,27 @@ _FULL = 16  # length of an axis that is a ring on v5e and v6e; on v2 only in its
 _CUBE = 4  # v4, v5p and 7x have rings if all axes are multiples of it
 
 
-def sum_seconds(bytes_per_device: float, target: Target, devices: int, exact: bool = True) -> float:
+def sum_seconds(
+    bytes_per_device: float, target: Target, devices: int, exact: bool = True, shards: int = 1
+) -> float:
     """Seconds to sum an array of `bytes_per_device` over `devices` of `target`, with the result on each.
+
+    *Arguments:* `shards`: the size of the groups, in devices. The first devices of all groups sum one array,
+    the second devices another, and so on, all at once.
 
     Within a host, or without `exact`, like `all_reduce_seconds`. Raises `DeviceError` if the chip's
     interconnect is not in the catalogue.
     """
-    near = max(target.chip.chips_per_host, _domain(target))
+    near = max(1, max(target.chip.chips_per_host, _domain(target)) // shards)
     within = all_reduce_seconds(bytes_per_device, devices, replace(target.chip, chips_per_host=near))
-    if not exact or devices <= max(target.devices // target.hosts, _domain(target)):
+    each = max(1, max(target.devices // target.hosts, _domain(target)) // shards)
+    if not exact or devices <= each:
         return within
     sent = bytes_per_device * (devices - 1) / devices
     if target.chip.kind == "TPU":
         crossing, gathering = _on_slice(target)
         return HOP_SECONDS["ICI"] * 2 * (devices - 1) + sent * (crossing + gathering)
-    return _over_network(target, devices, bytes_per_device)
+    return _over_network(target, devices, bytes_per_device, shards)
 
 
 def axes(target: Target) -> list[tuple[int, bool]]:
@@ -86,13 +92,14 @@ def _on_slice(target: Target) -> tuple[float, float]:
     return crossing / link, gathering / link
 
 
-def _over_network(target: Target, devices: int, sent: float) -> float:
+def _over_network(target: Target, devices: int, sent: float, shards: int) -> float:
     """Seconds to exchange, then gather; each takes the slower of the cards and the links inside a host."""
-    chip, each = target.chip, target.devices // target.hosts
+    chip, here = target.chip, target.devices // target.hosts
+    each = max(1, here // shards)
     words = chip.interconnect_kind
     kind = "NVLink" if words.startswith("NVLink") else "PCIe"
     inside = (chip.interconnect_GBps_both_ways or 0.0) * 1e9 / 2 * LINK_EFFICIENCY[kind]
-    card = NETWORK_GBps.get(words.split(" ")[0], ONE_CARD_GBps / each) * 1e9 * LINK_EFFICIENCY[kind]
+    card = NETWORK_GBps.get(words.split(" ")[0], ONE_CARD_GBps / here) * 1e9 * LINK_EFFICIENCY[kind]
     hosts = devices // each
     away = (devices - each) / devices
     exchange = max(sent * away / card, sent * (each - 1) / devices / inside)

@@ -30,7 +30,7 @@ from ..words.facts import Fact, fact
 from . import step_time, steps, steps_here
 from .advice import advice, decisive, does_not_fit, lacks, room
 from .compiler import Progress
-from .cutting import TOO_LARGE, too_large
+from .cutting import TOO_LARGE, lies_on_hosts, too_large
 from .feeding import HostSpeed, feeding, measured, recorded
 from .interruptions import Rate, interrupted, stated, unknown
 from .kernels import costliest
@@ -131,7 +131,7 @@ def _trainings(
         key = devices, _resident(recipe, target)
         if key not in programs_of:
             programs_of[key] = question.programs(recipe, target)
-        if devices > target.devices or target.devices // target.hosts % recipe.shards:
+        if devices > target.devices or not lies_on_hosts(recipe.shards, target):
             yield question.plan(target, programs_of[key], _no_groups(recipe, target))
         else:
             cases.append((target, programs_of[key]))

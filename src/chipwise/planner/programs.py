@@ -70,7 +70,9 @@ class StepPrograms:
         """The sum over replicas, if there is more than one vector."""
         if self.layout.groups == 1 and self.calls == 1:
             return None
-        return ReduceRequest(self.layout.groups, self.local_vectors, self.size, self.layout.exact)
+        return ReduceRequest(
+            self.layout.groups, self.local_vectors, self.size, self.layout.exact, self.shards
+        )
 
     @property
     def exact(self) -> bool:

@@ -93,7 +93,7 @@ def between(target: Target, programs: StepPrograms, reduce: Sequence[Kernel]) ->
     elif chip.memory_GBps:
         each = chip.memory_GBps * 1e9 / chip.jax_devices_per_chip
         kernels += [dataclasses.replace(k, seconds=k.count * k.bytes / each) for k in additions(programs)]
-    wire = sum_seconds(4 * size, target, layout.groups, layout.exact)
+    wire = sum_seconds(4 * size, target, layout.groups, layout.exact, layout.shards)
     if wire:
         sent = 8 * size * (layout.groups - 1) / layout.groups
         kernels.append(dataclasses.replace(_RING, seconds=wire, bytes=sent))
