@@ -218,16 +218,16 @@ def test_the_same_bits_over_two_processes_and_after_a_resume(tmp_path):
         return processes.answer(processes.start(TRAIN, count, devices // count, said))
 
     whole = trained(recipe(ema=0.9), 2)
-    for processes, devices in ((2, 4), (2, 8), (2, 2), (4, 4)):  # of the last two, each group over two hosts
-        said = over(processes, devices)
+    for count, devices in ((2, 4), (2, 8), (2, 2), (4, 4)):  # of the last two, each group over two hosts
+        said = over(count, devices)
         assert said["fingerprint"] == whole.fingerprint
         assert said["loss"] == pytest.approx(whole.metrics["eval/loss"], rel=1e-6)
     # each host its own disk but for host 0's run folder: what is read there is sent to the others
     assert over(2, 8, tmp_path / "a", "2st")["steps"] == 2
     assert trained(recipe(ema=0.9), 1, tmp_path / "a").fingerprint == whole.fingerprint
-    for name, processes, devices in (("b", 2, 8), ("c", 4, 4)):
+    for name, count, devices in (("b", 2, 8), ("c", 4, 4)):
         trained(recipe(ema=0.9), 2, tmp_path / name, stop_after="2st")
-        assert over(processes, devices, tmp_path / name)["fingerprint"] == whole.fingerprint
+        assert over(count, devices, tmp_path / name)["fingerprint"] == whole.fingerprint
     assert over(2, 2, tmp_path / "d", "2st")["steps"] == 2  # written by a group over two hosts
     assert trained(recipe(ema=0.9), 1, tmp_path / "d").fingerprint == whole.fingerprint
 

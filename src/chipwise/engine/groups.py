@@ -51,8 +51,8 @@ class GroupPrograms(Programs):
         return first_maker(recipe, self.of.packed, out_shardings=over)
 
     def put(self, state: TrainState) -> list[TrainState]:
-        """`state`, with parameters as a tree, on every local group: NumPy arrays, or what the run's first group
-        holds as `template` says, on other hosts its shapes."""
+        """`state`, with parameters as a tree, on every local group: NumPy arrays, or what the run's first
+        group holds as `template` says, on other hosts its shapes."""
         read = not isinstance(jax.tree.leaves(state.params)[0], np.ndarray)
         if self.placement.over_hosts:
             held = [jax.tree.map(self._sent, state, self.of.saved_axes)]

@@ -1,8 +1,8 @@
 """Where replicas run: which device holds what, and what every host decides alike.
 
 A mesh has two axes: `group`, over which replicas are shared out, and `shard`, over which one replica's
-parameters lie. A group is one device unless the recipe has `shards`. Hosts have one or more whole groups each,
-or a group has several whole hosts. Each host drives its own devices; a device is known by its position among
+parameters lie. A group is one device unless the recipe has `shards`. A host has one or more whole groups, or
+a group has several whole hosts. Each host drives its own devices; a device is known by its position among
 all, since numbers (`id`) jump from host to host.
 """
 
@@ -77,8 +77,8 @@ class Placement:
     `over_hosts`, whether a group lies on several; `lead`, this host's device for what is computed once;
     `hosts`.
 
-    Raises `DeviceError` when a host would have none of so many, or neither hosts whole groups nor groups whole
-    hosts.
+    Raises `DeviceError` when a host would have none of so many, or neither hosts have whole groups nor groups
+    whole hosts.
     """
 
     def __init__(self, machine: Machine, devices: int | None = None, shards: int = 1):
@@ -196,8 +196,8 @@ class Placement:
         return jax.tree.map(joined, *carry)
 
     def spread(self, tree: Tree, *, rows: bool = False) -> Tree:
-        """`tree` as arrays over the mesh: whole on every device or, with `rows`, the rows of this host's devices
-        (`own`) of arrays that are cut along the first axis."""
+        """`tree` as arrays over the mesh: whole on every device or, with `rows`, the rows of this host's
+        devices (`own`) of arrays that are cut along the first axis."""
         if self.hosts.count == 1:
             return jax.device_put(tree, self._cut if rows else self._whole)
         if self.shards > 1 and rows:
@@ -223,8 +223,8 @@ class Placement:
         return jax.tree.unflatten(structure, [self.met(a, s) for a, s in zip(given, leaves, strict=True)])
 
     def met(self, array: Any, shape: Any) -> np.ndarray:
-        """The `array` of the one host that gives it, the others None, on every host to the bit. Waits, for all
-        hosts. *Arguments:* `shape`, with its `dtype`."""
+        """The `array` of the one host that gives it, the others None, on every host to the bit. Waits, for
+        all hosts. *Arguments:* `shape`, with its `dtype`."""
         dtype, size = np.dtype(shape.dtype), math.prod(shape.shape)
         words = np.zeros(-(-size * dtype.itemsize // 4), np.uint32)
         held = words.view(np.uint8)[: size * dtype.itemsize].view(dtype)
