@@ -1,8 +1,8 @@
 """Llama 3 8B (8,030,261,248 parameters), each replica computed by a group of 8 devices.
 
     chipwise train llama-8b --data DIR
-    chipwise plan llama-8b --on h100:8,v5p-16,v6e-16
-    chipwise plan llama-8b --set shards=16 --on v5e-16     # a group of 16 devices
+    chipwise plan llama-8b --on h100:8,v5p-16,tpu7x-8
+    chipwise plan llama-8b --set shards=16 --on v6e-16     # a group of 16 devices
     chipwise train llama-8b --synthetic --set depth=2 ...  # any size: the settings are below
 
 DIR is a packed folder with one column, `token`: sequences of 8,193 uint32; each of the first 8,192 tokens
