@@ -195,8 +195,8 @@ def main() -> None:
     for s, *found in zip(train, inside, *apart.values(), strict=True):
         r, ratios = s.row, " ".join(f"{np.exp(x):.2f}" for x in found)
         print(f"{r.row:4d}  {ratios}  {r.model[:30]:30s} {r.on:17s} {' '.join(r.settings)} {r.program}")
-    # Errors of rows with one family, source and generation are correlated, so they count as one.
-    groups = [s.group(LEFT_OUT["other"]) for s in train]
+    # Rows of a family from one source err together, on whichever chips, and count as one.
+    groups = [s.group(LEFT_OUT["known_chip"]) for s in train]
     intervals = {kind: factors(groups, residuals) for kind, residuals in apart.items()}
     lows, highs = zip(*intervals.values(), strict=True)
     intervals["other"] = min(lows), max(highs)  # never narrower if less is known
