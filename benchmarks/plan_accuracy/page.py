@@ -44,8 +44,8 @@ Throughputs are of all chips, in images or sequences a second.
   steps alone were timed have a separate line.
 * The kernels of the measured program: **xla** is XLA's own, **library** a framework that calls vendors'
   libraries operation by operation, **kernels** hand-written attention or layers.
-* An answer that is `retimed` in `results.json` is of kept compiled programs under a later timing: its replica
-  is timed anew, its update and sum are as they were. `--again` asks the row whole.
+* An answer that is `retimed` in `results.json` is of kept compiled programs under the present timing. Of fit
+  rows the replica alone was timed anew, and the sum and the update are as they were. `--again` asks anew.
 * Rows **apart** are programs that cannot be recipes. They are not in the summaries.
 """
 

@@ -80,7 +80,7 @@ class Row:
     def exact(self) -> bool:
         """Whether devices are asked to add in a fixed order. Over the hosts of GPUs that is another algorithm
         than the measured programs', which add within a host first."""
-        return self.chips == "TPU" or self.target.hosts == 1
+        return not self.on or self.chips == "TPU" or self.target.hosts == 1
 
     @property
     def command(self) -> str:
