@@ -84,7 +84,14 @@ def test_absent_data_say_what_to_give():
         take(absent, np.arange(2))
 
 
-@pytest.mark.parametrize("name", ["imagenet-resnet50", "vit-s16", "gpt2-124m", "cifar10-davidnet", "digits"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "digits",
+        "cifar10-davidnet",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("imagenet-resnet50", "vit-s16", "gpt2-124m")),
+    ],
+)
 def test_a_recipe_on_made_up_data_costs_nothing_to_make(name):
     cw.load(name)  # imports
     tracemalloc.start()

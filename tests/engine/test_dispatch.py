@@ -25,6 +25,7 @@ def single(tmp_path_factory):
     return cw.fit(tasks.recipe(), folder, log_every="7st", eval_every="11st", **LOOSE), folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [7, pytest.param(64, marks=pytest.mark.slow)])
 def test_everything_happens_at_its_step(single, tmp_path, monkeypatch, steps):
     monkeypatch.setattr("chipwise.engine.feed._WINDOW_STEPS", 9)  # windows end where no call may cross

@@ -41,6 +41,7 @@ def test_the_bits_are_those_of_the_whole_update(name, counts):
         jax.tree.map(np.testing.assert_array_equal, shared.state, whole.state)
 
 
+@pytest.mark.slow
 def test_a_device_holds_its_part_and_a_checkpoint_all(tmp_path):
     recipe = tasks.recipe(optimizer=OPTIMIZERS["adamw"], duration="12st")
     with Session(recipe, cw.On(devices=4, shard_optimizer=True)) as session:

@@ -116,7 +116,7 @@ def _headed(steps, large=LARGE):
 
 @pytest.mark.parametrize(
     "steps,large,counts",
-    [(20, LARGE, (1, 8)), pytest.param(1000, 25_000_000, (2,), marks=pytest.mark.slow)],
+    [(20, LARGE, (1, 2)), pytest.param(1000, 25_000_000, (2,), marks=pytest.mark.slow)],
 )
 def test_a_frozen_part_is_not_summed_not_moved_and_not_in_the_optimizer(steps, large, counts):
     recipe = _headed(steps, large)

@@ -46,6 +46,7 @@ def looped(loss, **feed):
         return session.programs.looped
 
 
+@pytest.mark.slow
 def test_small_replicas_are_turns_of_a_loop_unless_their_convolutions_are_slow_there():
     def across(params, state, batch, key, train):
         row = params["w"].reshape(1, 1, -1)
@@ -78,12 +79,14 @@ def test_bfloat16_is_exact_too():
     assert bits(run(recipe, 1)) == bits(run(recipe, 4))
 
 
+@pytest.mark.slow
 def test_the_seed_matters_and_the_run_repeats():
     first = bits(run(tasks.recipe(duration="5st"), 1))
     assert bits(run(tasks.recipe(duration="5st"), 1)) == first
     assert bits(run(tasks.recipe(duration="5st", seed=4), 1)) != first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 8))])
 def test_without_exactness_the_meaning_stays(devices):
     recipe = tasks.recipe(duration="8st")

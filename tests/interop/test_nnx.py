@@ -80,6 +80,7 @@ def test_dropout_is_a_function_of_the_key_and_differs_by_layer(net):
     np.testing.assert_array_equal(off, np.ones_like(X))
 
 
+@pytest.mark.slow
 def test_grad_and_vmap(net):
     params, state, apply = net
 

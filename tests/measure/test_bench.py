@@ -167,6 +167,7 @@ def test_calibration_goes_little_beyond_what_it_needs(monkeypatch, each):
     assert each * session.step <= 0.3 + 3 * each
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_names_its_step():
     def loss(params, state, batch, key, train):
         metrics, after = tasks.loss(params, state, batch, key, train)

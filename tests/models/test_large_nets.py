@@ -73,6 +73,7 @@ def test_resnet_begins_as_its_shortcuts_and_puts_the_stride_on_the_3x3():
     assert y.shape == (1, 4, 4, 16)
 
 
+@pytest.mark.slow
 def test_a_bottleneck_is_the_textbook_one():
     """Against sums over shifted images, in float64: padding, stride and the order of the layers."""
     net = partial(Bottleneck, 6, 4, stride=2)

@@ -34,6 +34,7 @@ def test_parameter_count(net):
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == NETS[net][0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "net, shape", [*(pytest.param(*one, marks=pytest.mark.slow) for one in SMALL[:-1]), SMALL[-1]]
 )

@@ -24,6 +24,7 @@ def drawn(shape, dtype=jnp.float32):
     return hidden, table, jax.random.randint(c, shape, 0, VOCABULARY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [1, 3, 4, 5, 9])
 def test_chunks_do_not_show(tokens, monkeypatch):
     monkeypatch.setattr(tied, "_CHUNK", 4)

@@ -104,6 +104,7 @@ def test_class_weights_equal_torch_however_the_batch_is_cut(soft, smoothing):
     np.testing.assert_allclose(gradient, tensor.grad, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_equal_weights_are_no_weights():
     made = weighted_softmax_cross_entropy(LOGITS, LABELS, np.full(10, 3, np.float32), 0.1)
     plain = softmax_cross_entropy(LOGITS, LABELS, 0.1).mean()
@@ -112,6 +113,7 @@ def test_equal_weights_are_no_weights():
         Sum.of(made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [-1, 10])
 def test_a_bad_label_or_weight_makes_the_weighted_sum_nan(bad):
     labels, ones = np.where(np.arange(7) == 3, bad, LABELS), np.ones(10, np.float32)
@@ -204,6 +206,7 @@ def test_padding_can_be_masked_out_of_value_and_gradient(smoothing):
     assert np.isfinite(gradient).all() and not gradient[3].any()
 
 
+@pytest.mark.slow
 def test_labels_of_uint8_know_more_than_255_classes_and_256_of_them():
     labels = np.array([0, 255], np.uint8)
     for classes in (255, 256, 1000):

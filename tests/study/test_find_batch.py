@@ -199,6 +199,7 @@ def test_an_absent_chip_is_asked_of_the_planner():
     assert found.to_json()["predicted_examples_per_second"]["8"]["value"] == own.examples_per_second.value
 
 
+@pytest.mark.slow
 def test_an_absent_chip_with_too_little_memory(monkeypatch):
     (small,) = cw.plan(recipe(batch=60), ["t4"])
     monkeypatch.setattr(programs, "available", lambda target: (small.memory.needed, "pretended"))

@@ -68,6 +68,7 @@ def test_runs_are_what_they_are_alone_and_seeds_alternate_outermost(tmp_path, tr
     assert document.read(tmp_path) == study
 
 
+@pytest.mark.slow
 def test_what_is_there_is_not_trained_again_and_more_extends_it(tmp_path, trained):
     first = sweep(plain(), {"lr": ["0.02"]}, seeds=1, run=tmp_path, **FAST)
     more = sweep(plain(), {"lr": [".020", 0.04]}, seeds=[0, 5], run=tmp_path, **FAST)

@@ -111,6 +111,7 @@ def test_what_is_outside_is_the_colour():
     assert (made[:4] == [1, 3, 3]).all() and (made[:, :5] == [1, 3, 3]).all() and (made[4:, 5:] == 200).all()
 
 
+@pytest.mark.slow
 def test_amounts_are_uniform_and_independent():
     ramp = np.broadcast_to(np.arange(101, dtype=np.float32), (3, 101))
     keys = jax.random.split(KEY, 400)

@@ -42,6 +42,7 @@ def test_a_crop_of_a_ramp_stays_inside_it(seed):
     assert 32 * (0.08 * 0.75) ** 0.5 - 0.01 <= width <= 32.01
 
 
+@pytest.mark.slow
 def test_keys_choose_the_crop_and_a_batch_changes_nothing():
     images = np.random.default_rng(0).integers(0, 256, (4, 12, 12, 3)).astype(np.uint8)
     keys = jax.random.split(jax.random.key(0), 4)
