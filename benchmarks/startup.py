@@ -29,7 +29,9 @@ def seconds(case: str, folder: Path, cache: Path) -> tuple[float, float]:
     command = [sys.executable, "-m", "chipwise", "train", "digits", "--run", str(folder), *CASES[case]]
     environment = os.environ | {"XDG_CACHE_HOME": str(cache), "PYTHONUNBUFFERED": "1", "JAX_PLATFORMS": "cpu"}
     began, first = time.perf_counter(), None
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if first is None and line.startswith("step "):
