@@ -1,5 +1,7 @@
 """What waits in memory while replicas run; the search for the largest batch, on memory of known form."""
 
+import dataclasses
+
 import pytest
 
 import chipwise as cw
@@ -55,3 +57,15 @@ def test_none_when_nothing_fits_and_never_past_the_data():
     recipe = cw.load("digits")
     assert largest_batch(recipe, lambda r: (False, 5.0), 1000) is None
     assert largest_batch(recipe, lambda r: (True, 1e-9), 1000) == 1000
+
+
+def test_every_batch_asked_of_a_group_gives_each_of_its_devices_as_much():
+    recipe = dataclasses.replace(cw.load("digits"), shards=4, replicas=2, batch=64)
+    tries = []
+
+    def fits(tried):
+        tries.append(tried.batch)
+        return tried.batch <= 12, tried.batch / 12
+
+    assert largest_batch(recipe, fits, 1000) == 8
+    assert all(batch % 8 == 0 for batch in tries)

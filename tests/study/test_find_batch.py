@@ -219,7 +219,7 @@ def test_an_optimizer_without_a_rule_is_said_to_have_none(stepped):
 
 def test_what_cannot_be_searched_is_an_error(stepped):
     for wrong in (3, 0, -1, True):
-        with refused(cw.RecipeError, "at-most-below-replicas", replicas=4):
+        with refused(cw.RecipeError, "at-most-below-least", least=4):
             find_batch(recipe(), on=On(devices=1), at_most=wrong)
     with pytest.raises(cw.DeviceError, match="v9"):
         find_batch(recipe(), target="v9-8")
@@ -228,5 +228,5 @@ def test_what_cannot_be_searched_is_an_error(stepped):
     few = dataclasses.replace(
         recipe(), task=tasks.task(train=tasks.data(3), loss=tasks.plain_loss, augment=None)
     )
-    with refused(cw.DataError, "examples-below-replicas", examples=3):
+    with refused(cw.DataError, "examples-below-least", examples=3):
         find_batch(few, on=On(devices=1))

@@ -6,10 +6,11 @@ Advice does not change the numbers of a plan.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from ..chips.catalogue import CHIPS
-from ..chips.targets import SLICES, Target, parse
-from ..engine.layout import Layout, exact_counts, usable, usable_devices
+from ..chips.targets import MOST_CHIPS, SLICES, Target, parse
+from ..engine.layout import exact_counts, usable, usable_devices
 from ..recipe.check import SUBLANES
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
@@ -18,11 +19,12 @@ from .programs import StepPrograms, available, waiting
 from .timing import StepTime
 
 
-def does_not_fit(memory: Memory, largest: int | None, layout: Layout, examples: int) -> Fact:
+def does_not_fit(memory: Memory, largest: int | None, recipe: Recipe) -> Fact:
     numbers = {"needed": memory.needed, "available": memory.available}
     if not largest:
-        return fact("no-batch-fits", **numbers, least=layout.replicas)
-    code = "batch-does-not-fit" if largest + layout.replicas <= examples else "batch-of-all-fits"
+        return fact("no-batch-fits", **numbers, least=recipe.least_batch)
+    more = largest + recipe.least_batch <= recipe.clock.examples
+    code = "batch-does-not-fit" if more else "batch-of-all-fits"
     return fact(code, **numbers, largest=largest)
 
 
@@ -51,7 +53,7 @@ def room(
             facts.append(fact("room-precision", activations=least.activations))
     elif target.devices > 1:
         facts.append(fact("room-whole", without=without, devices=target.devices))
-    holding = [one for one in _single_chips() if (available(one)[0] or 0) >= least.needed]
+    holding = [one for one in _smallest(recipe.shards) if (available(one)[0] or 0) >= least.needed]
     if holding:
         chosen = min(holding, key=lambda one: available(one)[0] or 0)
         facts.append(
@@ -62,14 +64,19 @@ def room(
     return tuple(facts)
 
 
-def _single_chips() -> list[Target]:
-    """The smallest target of each chip in the catalogue that can be rented."""
-    names = [
-        f"{chip.names[0]}-{next(iter(SLICES[chip.names[0]]))}" if chip.kind == "TPU" else chip.names[0]
-        for chip in CHIPS
-        if chip.kind in ("GPU", "TPU")
-    ]
-    return [parse(name) for name in names]
+def _smallest(devices: int) -> list[Target]:
+    """The smallest target of `devices` devices, or a multiple, of each chip that can be rented."""
+    targets = []
+    for chip in CHIPS:
+        name = chip.names[0]
+        if chip.kind == "GPU":
+            several = devices > chip.chips_per_host
+            count = math.lcm(devices, chip.chips_per_host) if several else devices
+            targets += [parse(f"{name}:{count}")] if count <= MOST_CHIPS else []
+        elif chip.kind == "TPU":
+            slices = (parse(f"{name}-{size}") for size in SLICES[name])
+            targets += [one for one in slices if one.devices % devices == 0][:1]
+    return targets
 
 
 def _emulates_bf16(target: Target) -> bool:
@@ -114,12 +121,9 @@ def _more_replicas(recipe: Recipe, plan: Plan) -> list[Fact]:
     """A number of replicas with which a device computes the batch in parts that fit."""
     fits = (plan.largest_batch or 0) // recipe.replicas
     for replicas in range(2 * recipe.replicas, recipe.batch + 1, recipe.replicas):
-        if recipe.batch % replicas == 0 and recipe.batch // replicas <= fits:
-            return [
-                fact(
-                    "room-more-replicas", batch=recipe.batch, replicas=replicas, each=recipe.batch // replicas
-                )
-            ]
+        each, rest = divmod(recipe.batch, replicas)
+        if rest == 0 and each % recipe.shards == 0 and each <= fits:
+            return [fact("room-more-replicas", batch=recipe.batch, replicas=replicas, each=each)]
     return []
 
 

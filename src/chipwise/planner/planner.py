@@ -236,7 +236,7 @@ class _Question:
 
         largest = largest_batch(recipe, fits, recipe.clock.examples)
         plan = self.plan(target, programs, step, largest)
-        if largest is None and (least := held.get(recipe.replicas)) is not None:
+        if largest is None and (least := held.get(recipe.least_batch)) is not None:
             extra = room(recipe, target, programs, least, self.exact)
             plan = dataclasses.replace(plan, advice=(*extra, *plan.advice))
         return plan
@@ -247,7 +247,7 @@ class _Question:
         recipe, layout = self.recipe, programs.layout
         problem = lacks(target, step.dtypes) or step.problem
         if problem is None and step.memory is not None and not step.memory.fits:
-            problem = does_not_fit(step.memory, largest, layout, recipe.clock.examples)
+            problem = does_not_fit(step.memory, largest, recipe)
         if problem is None and step.seconds is None:
             problem = fact("step-time-unknown")
         run: dict[str, Any] = {}

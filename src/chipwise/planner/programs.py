@@ -243,15 +243,15 @@ def held(
 
 
 def largest_batch(recipe: Recipe, fits: Callable[[Recipe], tuple[bool, float]], limit: int) -> int | None:
-    """The largest global batch, a multiple of the replicas and at most `limit`, for which `fits`.
+    """The largest global batch, a multiple of the smallest one and at most `limit`, for which `fits`.
 
     *Arguments:* `fits` returns whether a recipe's step fits, and the share of the memory that it needs.
     Memory grows almost linearly with the batch, so each try extrapolates from the two nearest ones. A few
     tries give the result to within 1/20, and the compiler's cache keeps them.
 
-    *Returns* `None` if not even one example per replica fits.
+    *Returns* `None` if not even the smallest batch fits.
     """
-    unit = recipe.replicas
+    unit = recipe.least_batch
     most = limit // unit
     known: dict[int, tuple[bool, float]] = {}
 

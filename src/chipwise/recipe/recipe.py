@@ -148,6 +148,12 @@ class Recipe:
         return self.replicas if self.blocks is None else self.blocks
 
     @property
+    def least_batch(self) -> int:
+        """The smallest batch, of which every batch is a multiple: an example for each device of each
+        replica's group."""
+        return self.replicas * self.shards
+
+    @property
     def clock(self) -> Clock:
         """Converts any duration to steps: knows the training set's size, the batch and the total."""
         examples = len(self.task.train)

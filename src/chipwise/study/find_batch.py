@@ -127,11 +127,11 @@ def find_batch(
     Raises `RecipeError` for `at_most` below the replicas or a recipe that cannot be traced, `DeviceError` as
     `fit` does and for an unknown target, `DataError` if there are fewer training examples than replicas.
     """
-    examples = recipe.clock.examples
-    if at_most is not None and (isinstance(at_most, bool) or at_most < recipe.replicas):
-        raise RecipeError("at-most-below-replicas", at_most=at_most, replicas=recipe.replicas)
-    if examples < recipe.replicas:
-        raise DataError("examples-below-replicas", examples=examples, replicas=recipe.replicas)
+    examples, least = recipe.clock.examples, recipe.least_batch
+    if at_most is not None and (isinstance(at_most, bool) or at_most < least):
+        raise RecipeError("at-most-below-least", at_most=at_most, least=least, replicas=recipe.replicas)
+    if examples < least:
+        raise DataError("examples-below-least", examples=examples, least=least, replicas=recipe.replicas)
     limit = examples if at_most is None else min(examples, at_most)
     reporter = Reporter(progress)
     if target is not None:
@@ -156,7 +156,7 @@ def _here(recipe: Recipe, on: On, limit: int, reporter: Reporter) -> BatchSearch
     target = f"this machine, {layout.devices} × {machine.kind}"
     largest = largest_batch(recipe, fits, limit)
     if largest is None:
-        fits(least := dataclasses.replace(recipe, batch=recipe.replicas))
+        fits(least := dataclasses.replace(recipe, batch=recipe.least_batch))
         memory, bound = known[least.batch], fact("bound-nothing-fits")
         return BatchSearch(recipe, target, layout.devices, None, memory, bound, notes=tuple(notes))
     for batch in (recipe.batch, largest):
@@ -213,7 +213,7 @@ def _confirmed(
             notes.append(doubt)
             break
         if why := refused(batch):
-            smaller = batch * 9 // 10 // recipe.replicas * recipe.replicas
+            smaller = batch * 9 // 10 // recipe.least_batch * recipe.least_batch
             notes.append(fact("batch-refused", batch=batch, reason=why))
             if not smaller:
                 break
@@ -236,7 +236,7 @@ def _dared(batch: int, memory: Memory | None, own: int, speeds: dict[int, list[f
 
 
 def _planned(recipe: Recipe, on: str, limit: int, exact: bool, reporter: Reporter) -> BatchSearch:
-    unit = recipe.replicas
+    unit = recipe.least_batch
 
     def at(batch: int) -> Plan:
         reporter.say(fact("planning-batch", target=on, batch=batch))
@@ -276,7 +276,7 @@ def _planned(recipe: Recipe, on: str, limit: int, exact: bool, reporter: Reporte
 
 
 def _bound(recipe: Recipe, batch: int, limit: int) -> Fact:
-    if batch + recipe.replicas <= limit:
+    if batch + recipe.least_batch <= limit:
         return fact("bound-memory")
     examples = recipe.clock.examples
     return (
