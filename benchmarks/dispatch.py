@@ -52,7 +52,7 @@ def steps_in_a_call(recipe: cw.Recipe) -> tuple[float, float, list[float]]:
     placement = Placement(machine, 1)
     programs = Programs(recipe, layout, placement, resident=True)
     state = first_state(recipe)
-    params = programs.of.updates.flat.pack_host(jax.device_get(state.params))
+    params = programs.functions.updates.flat.pack_host(jax.device_get(state.params))
     carry = placement.put(dataclasses.replace(state, params=params))
     data = placement.put(feed.flat(feed.read(recipe.task.train, recipe.task.classes, "training")))
     windows = feed.Windows(recipe, placement, 0)

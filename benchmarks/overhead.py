@@ -44,7 +44,7 @@ class Bare:
 
     def _state(self):
         state = first_state(self.recipe)
-        params = self.programs.of.updates.flat.pack_host(jax.device_get(state.params))
+        params = self.programs.functions.updates.flat.pack_host(jax.device_get(state.params))
         return self.placement.put(dataclasses.replace(state, params=params))
 
     def examples_per_second(self) -> float:

@@ -49,7 +49,7 @@ def test_a_device_holds_its_part_and_a_checkpoint_all(tmp_path):
         session.advance(3)
         made = jax.eval_shape(session._make_first, np.uint32(0), {})
         assert made.optimizer is None and made.ema is None  # no device holds all of either, even at first
-        flat = session.programs.of.updates.flat
+        flat = session.programs.functions.updates.flat
         for state in session._carry:
             sizes = {x.shape for x in jax.tree.leaves(state.optimizer) if x.ndim}
             assert sizes == {(flat.size // 4,)}

@@ -127,7 +127,7 @@ def test_a_frozen_part_is_not_summed_not_moved_and_not_in_the_optimizer(steps, l
             before = session.snapshot()
             session.advance(session.total)
             after = session.snapshot()
-            size = session.programs.of.updates.size  # values that each replica hands to the sum
+            size = session.programs.functions.updates.size  # values that each replica hands to the sum
         assert before.frozen["backbone"]["w"].size == large
         np.testing.assert_array_equal(before.frozen["backbone"]["w"], after.frozen["backbone"]["w"])
         assert sum(x.size for x in jax.tree.leaves(after.optimizer)) < 1000

@@ -1,9 +1,9 @@
-"""The step where a replica is computed by a group of devices: its programs, for any group.
+"""The programs of a step whose replicas are each computed by a group of devices.
 
-GSPMD partitions them. A replica's rows are cut over the group's devices, and so are its parameters, each
-along one axis; the vector that leaves has a row for each device: its part of the gradient, and the sums,
-which all have. Layers in `cw.fsdp` gather their parameters where they are used; elsewhere the compiler
-chooses. What a device then adds over groups and updates is its own row, by the same functions as without
+GSPMD partitions the programs. A replica's rows are cut over the group's devices, and so are its parameters,
+each along one axis. The resulting vector has a row for each device: its part of the gradient, and the sums,
+which are equal in all rows. Layers in `cw.fsdp` gather their parameters before use; elsewhere the compiler
+chooses. A device then adds its own row over groups, and updates it, with the same functions as without
 groups.
 """
 
@@ -33,7 +33,10 @@ from .step import Step, rows, stored
 
 class GroupStep(Step):
     """The programs of a recipe's step as pure functions of arrays, for one group of a layout: `replica`,
-    `square` and `update`. `mesh`: the group's, where it is known."""
+    `square` and `update`.
+
+    *Arguments:* as of `Step`; `mesh` of the group, if known.
+    """
 
     def __init__(
         self,
@@ -49,20 +52,20 @@ class GroupStep(Step):
         self.axes = axes_of(recipe, self.state.params)
         self.frozen_axes = axes_of(recipe, self.state.frozen, some=False)
 
-    # ---- what lies where
+    # ---- shapes and shardings
 
     @property
     def carried(self) -> TrainState:
-        """The shapes of the state as a group holds it: its parameters as a vector."""
+        """The shapes of the state on a group, with its parameters as a vector."""
         return dataclasses.replace(self.state, params=self.updates.whole.shape)
 
     @property
     def parts(self) -> TrainState:
-        """How `carried` is cut, a `PartitionSpec` for each leaf."""
-        whole = jax.tree.map(lambda _: P(), self.carried)
+        """How `carried` is sharded: a `PartitionSpec` for each leaf."""
+        replicated = jax.tree.map(lambda _: P(), self.carried)
         flat = functools.partial(jax.tree.map, lambda leaf: P(SHARD) if self.is_flat(leaf) else P())
         return dataclasses.replace(
-            whole,
+            replicated,
             params=P(SHARD),
             frozen=jax.tree.map(spec_at, self.frozen_axes),
             optimizer=flat(self.state.optimizer),
@@ -71,37 +74,38 @@ class GroupStep(Step):
 
     @property
     def saved_axes(self) -> TrainState:
-        """Along which axis each leaf of the state is cut where the parameters are a tree, as checkpoints have
-        it, -1 for none."""
+        """The axis along which each leaf of the state is cut, or -1, with the parameters as a tree, as
+        checkpoints have them."""
         parts = jax.tree.map(lambda spec: 0 if spec == P(SHARD) else -1, self.parts)
         return dataclasses.replace(parts, params=self.axes, frozen=self.frozen_axes)
 
     def is_flat(self, leaf: Any) -> bool:
-        """Whether a leaf of the optimizer's state has a value for each of the vector of parameters."""
+        """As in `Step`."""
         return leaf.shape == (self.updates.whole.size,)
 
     def specs(self, mesh: AbstractMesh | Mesh | None = None) -> dict[str, Any]:
-        """As of `Step`, for a group, each with its sharding over `mesh`."""
-        recipe, n, on = self.recipe, self.layout.group_batch, mesh or self.mesh
+        """As in `Step`, for a group, each with its sharding over `mesh`."""
+        recipe, n = self.recipe, self.layout.group_batch
+        mesh = mesh or self.mesh
         data = stored(self.spec, len(recipe.task.train) if self.resident else n, self.resident)
-        over = P()
+        spec = P()
         if not self.resident:
-            each, over = self.layout.replica_batch, P(None, SHARD)
+            rows, spec = self.layout.replica_batch, P(None, SHARD)
             data = {
-                k: jax.ShapeDtypeStruct((n // each, each, *v.shape[1:]), v.dtype) for k, v in data.items()
+                k: jax.ShapeDtypeStruct((n // rows, rows, *v.shape[1:]), v.dtype) for k, v in data.items()
             }
         vector = jax.ShapeDtypeStruct((self.layout.shards, self.updates.size), jnp.float32)
         return {
-            "state": jax.tree.map(functools.partial(_shape, on), self.carried, self.parts),
-            "window": _shapes(on, feed.window_spec(recipe, n)),
-            "data": _shapes(on, data, over),
-            "place": _shapes(on, jax.ShapeDtypeStruct((2,), jnp.int32)),
-            "vector": _shapes(on, vector, P(SHARD)),
-            "squares": _shapes(on, self.updates.squares),
+            "state": jax.tree.map(functools.partial(_shape, mesh), self.carried, self.parts),
+            "window": _shapes(mesh, feed.window_spec(recipe, n)),
+            "data": _shapes(mesh, data, spec),
+            "place": _shapes(mesh, jax.ShapeDtypeStruct((2,), jnp.int32)),
+            "vector": _shapes(mesh, vector, P(SHARD)),
+            "squares": _shapes(mesh, self.updates.squares),
         }
 
     def update_specs(self, hyper: dict) -> tuple[Any, ...]:
-        """The shapes of what `update` takes."""
+        """The shapes of the inputs of `update`."""
         specs = self.specs()
         total = jax.ShapeDtypeStruct((specs["vector"].size,), jnp.float32)
         squares = specs["squares"]
@@ -110,36 +114,37 @@ class GroupStep(Step):
     # ---- programs
 
     def replica(self, params, frozen, state, step, scale, at, data, place) -> jax.Array:
-        """As of `Step`: `(shards, n)`, a row a device. `params` is the vector of `Update.whole`."""
+        """As in `Step`: `(shards, n)`, one row per device. `params` is the vector of `Update.whole`."""
         updates, shards = self.updates, self.layout.shards
         params = self._constrained(updates.whole.unpack(params), self.axes)
         frozen = self._constrained(frozen, self.frozen_axes)
         take = functools.partial(rows, self.layout, self.resident, self.spec, step, at, data)
-        over = P(SHARD)
+        spec = P(SHARD)
         if self.together > 1:
-            place, over = place[None] + jnp.arange(self.together, dtype=jnp.int32)[:, None], P(None, SHARD)
+            place, spec = place[None] + jnp.arange(self.together, dtype=jnp.int32)[:, None], P(None, SHARD)
             take = jax.vmap(take)
         batch, indices, epochs, number = take(place)
-        batch, indices, epochs = self._cut((batch, indices, epochs), over)
+        batch, indices, epochs = self._cut((batch, indices, epochs), spec)
         with traced_for(self.device), in_group(self.mesh):
-            read = (params, frozen, state, step, scale)
-            made = contribution(self.recipe, read, batch, indices, epochs, number, at["seed"])
-        grads = updates.gradient.pack(self._constrained(made["grads"], self.axes)).reshape(shards, -1)
-        beside = updates.aside.pack({name: made[name] for name in ("sums", "state")})
-        every = jnp.broadcast_to(beside[None], (shards, beside.size))
-        vector = jnp.concatenate([self._cut(grads, P(SHARD)), self._cut(every, P(SHARD))], axis=1)
+            inputs = (params, frozen, state, step, scale)
+            contributed = contribution(self.recipe, inputs, batch, indices, epochs, number, at["seed"])
+        grads = updates.gradient.pack(self._constrained(contributed["grads"], self.axes)).reshape(shards, -1)
+        aside = updates.aside.pack({name: contributed[name] for name in ("sums", "state")})
+        asides = jnp.broadcast_to(aside[None], (shards, aside.size))
+        vector = jnp.concatenate([self._cut(grads, P(SHARD)), self._cut(asides, P(SHARD))], axis=1)
         return self._cut(vector, P(SHARD))
 
     def square(self, total: jax.Array) -> jax.Array:
-        """`(shards * chunks,)`: the squares of the chunks of every device, whole on each."""
+        """The squares of the chunks of all devices, `(shards * chunks,)`, on each device."""
 
-        def own(total):
+        def gathered(total):
             return lax.all_gather(self.updates.square(total), SHARD, tiled=True)
 
-        return jax.shard_map(own, mesh=self.mesh, in_specs=P(SHARD), out_specs=P(), check_vma=False)(total)
+        body = jax.shard_map(gathered, mesh=self.mesh, in_specs=P(SHARD), out_specs=P(), check_vma=False)
+        return body(total)
 
     def update(self, state: TrainState, total: jax.Array, hyper: dict, squares: jax.Array | None):
-        """As of `Update`, on each device its own row; `state` without its frozen part."""
+        """As in `Update`; each device updates its own row. `state` lacks its frozen part."""
         parts = self.parts.without("donated")
         body = jax.shard_map(
             self.updates,
@@ -151,17 +156,17 @@ class GroupStep(Step):
         return body(state, total, hyper, squares)
 
     def packed(self, state: TrainState) -> TrainState:
-        """A state with parameters as a tree, as a group holds it."""
+        """A state, given with its parameters as a tree, as a group holds it."""
         return self._placed(
             dataclasses.replace(state, params=self.updates.whole.pack(state.params)), self.parts
         )
 
     def unpacked(self, vector: jax.Array) -> Tree:
-        """The trained parameters."""
+        """The trained parameters as a tree, from their vector."""
         return self._constrained(self.updates.whole.unpack(vector), self.axes)
 
     def unpacked_average(self, vector: jax.Array) -> Tree:
-        """Their average."""
+        """The averaged parameters as a tree, from their vector."""
         return self._constrained(self.updates.whole.widened().unpack(vector), self.axes)
 
     def _constrained(self, tree: Tree, axes: Tree) -> Tree:

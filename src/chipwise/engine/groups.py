@@ -1,9 +1,9 @@
-"""The compiled step where a replica is computed by a group of devices, and what lies on them.
+"""The compiled step whose replicas are each computed by a group of devices, and the state on these devices.
 
-As `Programs`, whose methods it has: a `carry` is a list with one `TrainState` a local group, all equal, each
-leaf an array over the group's devices. Every group runs the same programs, compiled for its devices, so
-groups may be as many as devices allow; over them, each shard is added in the fixed tree. A group over several
-hosts is run by all of them; what leaves the devices, they send each other part by part.
+`GroupPrograms` is a `Programs`: a `carry` is a list with one `TrainState` per local group, all equal, whose
+leaves are arrays over the group's devices. Every group runs the same programs, compiled for its devices, and
+each shard is added over the groups in the fixed tree. If a group has devices of several hosts, all of these
+hosts run its programs, and send each other the arrays of checkpoints part by part.
 """
 
 from __future__ import annotations
@@ -26,219 +26,195 @@ from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
 from . import reduce
 from .group_step import GroupStep
-from .layout import merges
-from .programs import Programs, meet_at_once
+from .programs import Programs
 from .state import TrainState, first_maker, first_state, read
-from .step import compiler_options
 
 
 class GroupPrograms(Programs):
-    """The step of `recipe` on the groups of `placement`. Arguments and fields as of `Programs`."""
+    """The step of `recipe` on the groups of `placement`. Arguments and fields as in `Programs`."""
 
     def _step(self, recipe: Recipe, *, shard_optimizer: bool | None = None, **more: Any) -> GroupStep:
-        put = self.placement
-        return GroupStep(recipe, self.layout, device=put.lead, mesh=put.local[0].mesh.abstract_mesh, **more)
+        mesh = self.placement.local[0].mesh.abstract_mesh
+        return GroupStep(recipe, self.layout, device=self.placement.lead, mesh=mesh, **more)
 
     # ---- the state
 
     def first(self, recipe: Recipe, make: Any, alike: Any) -> list[TrainState]:
-        """The state before the first step. *Arguments:* `make`, of `maker`; `alike`: see `first_state`."""
+        """The state before the first step. *Arguments:* `make`, from `maker`; `alike`: see `first_state`."""
         return self._on_all(first_state(recipe, make, alike))
 
     def maker(self, recipe: Recipe) -> Any:
-        """What makes the first state on the first local group, each device its part."""
-        over = self._over(self.placement.local[0].mesh)
-        return first_maker(recipe, self.of.packed, out_shardings=over)
+        """The function that makes the first state on the first local group, each device its own part."""
+        shardings = self._shardings(self.placement.local[0].mesh)
+        return first_maker(recipe, self.functions.packed, out_shardings=shardings)
 
     def put(self, state: TrainState) -> list[TrainState]:
-        """`state`, with parameters as a tree, on every local group: NumPy arrays, or what the run's first
-        group holds as `template` says, on other hosts its shapes."""
-        read = not isinstance(jax.tree.leaves(state.params)[0], np.ndarray)
+        """`state`, with parameters as a tree, on every local group.
+
+        *Arguments:* `state`: NumPy arrays, or arrays on the run's first group, sharded as `template` (on the
+        other hosts, their shapes).
+        """
+        restored = not isinstance(jax.tree.leaves(state.params)[0], np.ndarray)
         if self.placement.over_hosts:
-            held = [jax.tree.map(self._sent, state, self.of.saved_axes)]
-        elif read and self.placement.hosts.count > 1:
-            held = self._broadcast(state)
+            states = [jax.tree.map(self._sent, state, self.functions.saved_axes)]
+        elif restored and self.placement.hosts.count > 1:
+            states = self._broadcast(state)
         else:
-            held = self.placement.put_cut(state, self.of.saved_axes, only=1)
-        return self._on_all(jax.jit(self.of.packed)(held[0]))
+            states = self.placement.put_cut(state, self.functions.saved_axes, only=1)
+        return self._on_all(jax.jit(self.functions.packed)(states[0]))
 
     def _on_all(self, state: TrainState) -> list[TrainState]:
-        """A state of the first local group, there and on the others."""
-        others = [jax.device_put(state, self._over(group.mesh)) for group in self.placement.local[1:]]
+        """`state`, which is on the first local group, on all local groups."""
+        others = [jax.device_put(state, self._shardings(group.mesh)) for group in self.placement.local[1:]]
         return [state, *others]
 
     def snapshot(self, state: TrainState) -> TrainState:
-        """The state of the first local group with parameters as a tree, there: arrays of one's own. Of groups
-        over several hosts NumPy arrays on each host; waits, for all hosts."""
+        """The first local group's `state` with parameters as a tree: arrays on that group which no step
+        overwrites. If groups have devices of several hosts, NumPy arrays on each host; then it waits for all
+        hosts."""
         params = self._unpack(state.params)
-        if (
-            self.placement.lead.platform == "cpu"
-        ):  # where an array's memory is read while the next step reuses it
+        if self.placement.lead.platform == "cpu":  # checkpoints read memory that the next step would reuse
             state = self._copy(state)
         state = dataclasses.replace(state, params=params)
         if not self.placement.over_hosts:
             return state
-        gone = {f.name: None for f in dataclasses.fields(state) if getattr(state, f.name) is None}
-        return jax.tree.map(self._met, state, dataclasses.replace(self.of.saved_axes, **gone))
+        missing = {f.name: None for f in dataclasses.fields(state) if getattr(state, f.name) is None}
+        return jax.tree.map(self._received, state, dataclasses.replace(self.functions.saved_axes, **missing))
 
     def unpack(self, vector: jax.Array, averaged: bool = False) -> Tree:
-        """The trained parameters of the vector, or of its average, over the whole mesh as over a group."""
-        of = self.of.updates.whole.widened() if averaged else self.of.updates.whole
-        over = self._tree(self.of.axes, self.placement.mesh)
-        return jax.jit(of.unpack, out_shardings=over)(vector)
+        """The trained parameters, or their average, as a tree on the whole mesh, from their vector."""
+        updates = self.functions.updates
+        layout = updates.whole.widened() if averaged else updates.whole
+        shardings = self._cut(self.functions.axes, self.placement.mesh)
+        return jax.jit(layout.unpack, out_shardings=shardings)(vector)
 
     @property
     def template(self) -> TrainState:
-        """What a checkpoint holds, as shapes on the run's first group, where host 0 has all of it."""
-        state, mesh = self.of.state, self.placement.local[0].mesh
+        """The shapes of a checkpoint's arrays; on the run's first group, if all its devices are host 0's."""
+        state, mesh = self.functions.state, self.placement.local[0].mesh
         if self.placement.over_hosts:
             return state
         return jax.tree.map(
-            lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to),
+            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
             state,
-            self._tree(self.of.saved_axes, mesh),
+            self._cut(self.functions.saved_axes, mesh),
         )
 
     def _broadcast(self, state: TrainState) -> list[TrainState]:
-        """What the first group has, on every one, to the bit: added as whole numbers to the others' zeros."""
+        """The first group's `state` on every local group, bit for bit.
+
+        Groups add the bits of the values as integers; all but the first contribute zeros. A sum of floats
+        would lose the sign of a zero.
+        """
         local, mesh = self.placement.local, self.placement.mesh
 
-        def one(leaf: jax.Array, axis: int) -> list[jax.Array]:
+        def broadcast(leaf: jax.Array, axis: int) -> list[jax.Array]:
             spec = spec_at(axis)
             parts = []
             for group in local:
-                given = leaf if group.index == 0 else jnp.zeros(leaf.shape, leaf.dtype)
-                parts.append(jax.device_put(_as_word(given)[None], group.place(P(None, *spec))))
-            held = [s.data for part in parts for s in part.addressable_shards]
-            over = NamedSharding(mesh, P(reduce.AXIS, *spec))
+                value = leaf if group.index == 0 else jnp.zeros(leaf.shape, leaf.dtype)
+                parts.append(jax.device_put(_as_integer(value)[None], group.place(P(None, *spec))))
+            shards = [s.data for part in parts for s in part.addressable_shards]
+            sharding = NamedSharding(mesh, P(reduce.AXIS, *spec))
             shape = (self.placement.groups, *leaf.shape)
-            every = jax.make_array_from_single_device_arrays(shape, over, held)
+            stacked = jax.make_array_from_single_device_arrays(shape, sharding, shards)
             total = jax.jit(
                 jax.shard_map(
-                    lambda x: _of_word(lax.psum(x, reduce.AXIS)[0], leaf.dtype),
+                    lambda x: _from_integer(lax.psum(x, reduce.AXIS)[0], leaf.dtype),
                     mesh=mesh,
-                    in_specs=over.spec,
+                    in_specs=sharding.spec,
                     out_specs=spec,
                     check_vma=False,
                 )
-            )(every)
+            )(stacked)
             return self.placement.split(total)
 
         leaves, structure = jax.tree.flatten(state)
-        axes = jax.tree.leaves(self.of.saved_axes)
-        moved = [one(leaf, axis) for leaf, axis in zip(leaves, axes, strict=True)]
-        return [jax.tree.unflatten(structure, [leaf[i] for leaf in moved]) for i in range(len(local))]
+        axes = jax.tree.leaves(self.functions.saved_axes)
+        copies = [broadcast(leaf, axis) for leaf, axis in zip(leaves, axes, strict=True)]
+        return [jax.tree.unflatten(structure, [leaf[i] for leaf in copies]) for i in range(len(local))]
 
     def _sent(self, leaf: Any, axis: int) -> jax.Array:
-        """Host 0's NumPy array, of other hosts its shape, on this host's one group."""
-        put, (group,) = self.placement, self.placement.local
+        """Host 0's NumPy array (on other hosts `leaf` is its shape) on this host's only group."""
+        placement, (group,) = self.placement, self.placement.local
         parts: list[Any] = [None] * self.layout.shards
         if axis < 0:
-            return group.put(put.met(leaf if put.hosts.first else None, leaf))
-        if put.hosts.first:
+            return group.put(placement.from_one_host(leaf if placement.hosts.first else None, leaf))
+        if placement.hosts.first:
             parts = np.split(leaf, self.layout.shards, axis)
-        to, held = group.place(spec_at(axis)), []
-        shape = jax.ShapeDtypeStruct(to.shard_shape(leaf.shape), leaf.dtype)
+        sharding, shards = group.place(spec_at(axis)), []
+        shape = jax.ShapeDtypeStruct(sharding.shard_shape(leaf.shape), leaf.dtype)
         for device, part in zip(group.devices, parts, strict=True):
-            part = put.met(part, shape)
-            held += [jax.device_put(part, device)] if device in group.here else []
-        return jax.make_array_from_single_device_arrays(leaf.shape, to, held)
+            part = placement.from_one_host(part, shape)
+            shards += [jax.device_put(part, device)] if device in group.here else []
+        return jax.make_array_from_single_device_arrays(leaf.shape, sharding, shards)
 
-    def _met(self, leaf: jax.Array, axis: int) -> np.ndarray:
-        """What the run's first group holds, on every host."""
+    def _received(self, leaf: jax.Array, axis: int) -> np.ndarray:
+        """The run's first group's array on every host."""
         if axis < 0:
             return np.array(jax.device_get(leaf))
-        given = leaf.addressable_shards if self.placement.local[0].index == 0 else []
-        held = {shard.index[axis].start or 0: shard.data for shard in given}
+        shards = leaf.addressable_shards if self.placement.local[0].index == 0 else []
+        parts = {shard.index[axis].start or 0: shard.data for shard in shards}
         shape = jax.ShapeDtypeStruct(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
         starts = range(0, leaf.shape[axis], shape.shape[axis])
-        return np.concatenate([self.placement.met(held.get(at), shape) for at in starts], axis)
+        return np.concatenate(
+            [self.placement.from_one_host(parts.get(start), shape) for start in starts], axis
+        )
 
     @functools.cached_property
     def _unpack(self) -> Any:
-        return jax.jit(self.of.unpacked)
+        return jax.jit(self.functions.unpacked)
 
     @functools.cached_property
     def _copy(self) -> Any:
         return jax.jit(functools.partial(jax.tree.map, jnp.copy))
 
-    def _over(self, mesh: Any) -> TrainState:
-        return jax.tree.map(lambda spec: NamedSharding(mesh, spec), self.of.parts)
+    def _shardings(self, mesh: Any) -> TrainState:
+        return jax.tree.map(lambda spec: NamedSharding(mesh, spec), self.functions.parts)
 
-    def _tree(self, axes: Tree, mesh: Any) -> Tree:
+    def _cut(self, axes: Tree, mesh: Any) -> Tree:
         return jax.tree.map(lambda axis: NamedSharding(mesh, spec_at(axis)), axes)
 
     # ---- the step
 
     def data_shapes(self) -> list:
-        """As of `Programs`."""
-        return [self.of.specs(group.mesh)["data"] for group in self.placement.local]
+        """As in `Programs`."""
+        return [self.functions.specs(group.mesh)["data"] for group in self.placement.local]
 
     def compile(self, carry: list, window: list, data: list, steps_at_once: int | None = 1) -> None:
-        """As of `Programs`."""
-        layout, of, each = self.layout, self.of, self.layout.replicas_per_device
-        options = compiler_options(self.placement.lead.platform, layout.exact)
-        starts = range(0, each, of.together)
+        """As in `Programs`."""
+        replicas = self.layout.replicas_per_device
+        starts = range(0, replicas, self.functions.together)
         self._places = [
-            [g.put(np.asarray([g.index * each + i, i], np.int32)) for i in starts]
+            [g.put(np.asarray([g.index * replicas + i, i], np.int32)) for i in starts]
             for g in self.placement.local
         ]
-        jitted = [
-            jax.jit(of.replica, compiler_options=options),
-            jax.jit(of.update, donate_argnums=0, compiler_options=options),
-            jax.jit(of.square, compiler_options=options),
-        ]
+        replica, update, square = self._jitted(self.functions.replica)
 
         def compiled(g: int) -> list[Any]:
-            specs = of.specs(self.placement.local[g].mesh)
+            specs = self.functions.specs(self.placement.local[g].mesh)
             vector = specs["vector"]
             total = jax.ShapeDtypeStruct((vector.size,), vector.dtype, sharding=vector.sharding)
             arguments = (*read(carry[g]), window[g]["rows"], data[g], self._places[g][0])
-            replica, update, square = jitted
             lowered = [
                 replica.lower(*arguments),
                 update.lower(carry[g].without("donated"), total, window[g]["hyper"], specs["squares"]),
                 square.lower(total) if specs["squares"] is not None else None,
             ]
-            return [one and one.compile() for one in lowered]
+            return [program and program.compile() for program in lowered]
 
         groups = range(len(carry))
         with ThreadPoolExecutor(max(1, min(len(groups), os.cpu_count() or 1))) as pool:
             self._replicas, self._updates, self._squares = zip(*pool.map(compiled, groups), strict=True)
-        self._at_once = meet_at_once(len(starts), of.updates.size)
-        self._pops = merges(len(starts))
-        self._add = jax.jit(jnp.add, donate_argnums=0)
-        self._reduce = reduce.reducer(self.placement.mesh, layout.exact)
-        replica, update = (one.cost_analysis() or {} for one in self.executables)
-        self.flops_per_step_per_device = replica.get("flops", 0.0) * len(starts) + update.get("flops", 0.0)
-        self.compiled = True
-
-    @property
-    def executables(self) -> list[Any]:
-        """The replica's program and the update's, of the first local group."""
-        return [self._replicas[0], self._updates[0]]
-
-    def step(self, carry: list, window: list, data: list, steps: int = 1) -> tuple[list, jax.Array]:
-        """One step. Uses up `carry`. *Returns* the new carry and a token, `()` int32, to wait for."""
-        put = self.placement
-        vectors = [self._vectors(g, carry[g], window[g], data[g]) for g in range(len(carry))]
-        totals = put.split(self._reduce([put.join(parts) for parts in zip(*vectors, strict=True)]))
-        after, token = [], None
-        for g, (held, total) in enumerate(zip(carry, totals, strict=True)):
-            squares = self._squares[g](total) if self._squares[g] is not None else None
-            state, done = self._updates[g](held.without("donated"), total, window[g]["hyper"], squares)
-            after.append(dataclasses.replace(state, frozen=held.frozen))
-            token = done if token is None else token
-        assert token is not None
-        return after, token
+        self._prepare_sums(len(starts))
 
 
-def _as_word(array: jax.Array) -> jax.Array:
-    """The bits of each value as a whole number."""
-    if array.dtype.kind == "b":  # of which lax knows no bits
+def _as_integer(array: jax.Array) -> jax.Array:
+    """The bits of each value as an unsigned integer."""
+    if array.dtype.kind == "b":  # which `bitcast_convert_type` does not take
         return array.astype(jnp.uint8)
     return lax.bitcast_convert_type(array, jnp.dtype(f"uint{8 * array.dtype.itemsize}"))
 
 
-def _of_word(word: jax.Array, dtype: Any) -> jax.Array:
-    return word.astype(bool) if np.dtype(dtype).kind == "b" else lax.bitcast_convert_type(word, dtype)
+def _from_integer(bits: jax.Array, dtype: Any) -> jax.Array:
+    return bits.astype(bool) if np.dtype(dtype).kind == "b" else lax.bitcast_convert_type(bits, dtype)

@@ -135,7 +135,7 @@ class Session:
     @property
     def saved_axes(self) -> Tree:
         """With groups, the axis along which each array of `snapshot` is cut, -1 for none."""
-        return None if self._groups is None else self._groups.of.saved_axes.without("saved")
+        return None if self._groups is None else self._groups.functions.saved_axes.without("saved")
 
     # ---- data and state
 
@@ -334,7 +334,7 @@ class Session:
 
     @property
     def _flat(self) -> Flat:
-        return self.programs.of.updates.flat  # without groups
+        return self.programs.functions.updates.flat  # without groups
 
     @functools.cached_property
     def _make_first(self) -> Any:

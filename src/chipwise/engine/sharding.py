@@ -38,7 +38,7 @@ class Sharding:
     """
 
     def __init__(self, of: Step, placement: Placement):
-        self.of, self.placement = of, placement
+        self.functions, self.placement = of, placement
         flat = of.updates.flat
         self.chunk = flat.size // placement.groups
         self._scatter = reduce.scatterer(placement.mesh, flat.size)
@@ -47,9 +47,9 @@ class Sharding:
 
     def compile(self, window: list, options: dict[str, Any] | None) -> None:
         """Compiles the update for each local device, and places which values decay and which are grouped."""
-        masks = self.of.updates.host_masks()
-        update = jax.jit(self.of.update_chunk, donate_argnums=0, compiler_options=options)
-        square = jax.jit(self.of.square, compiler_options=options)
+        masks = self.functions.updates.host_masks()
+        update = jax.jit(self.functions.update_chunk, donate_argnums=0, compiler_options=options)
+        square = jax.jit(self.functions.square, compiler_options=options)
         self._starts: list[Any] = []
         self._masks: list[Any] = []
         self._updates: list[Any] = []
@@ -62,11 +62,11 @@ class Sharding:
             here = jax.sharding.SingleDeviceSharding(group.device)
             specs = jax.tree.map(
                 lambda s, here=here: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=here),
-                self.of.update_specs(rows["hyper"]),
+                self.functions.update_specs(rows["hyper"]),
             )
             self._updates.append(update.lower(*specs).compile())
             summed = specs[1]
-            self._squares.append(square.lower(summed).compile() if self.of.updates.squares else None)
+            self._squares.append(square.lower(summed).compile() if self.functions.updates.squares else None)
 
     @property
     def executable(self) -> Any:
@@ -81,7 +81,7 @@ class Sharding:
         summed, aside = self._scatter([put.join(parts) for parts in zip(*vectors, strict=True)])
         sums, asides = put.split(summed), put.split(aside)
         squares: list[Any] = [None] * len(carry)
-        if self.of.updates.squares is not None:
+        if self.functions.updates.squares is not None:
             own = [square(one) for square, one in zip(self._squares, sums, strict=True)]
             squares = put.split(self._gather(put.join(own)))
         after, token = [], None
@@ -102,7 +102,7 @@ class Sharding:
     def first(self, state: TrainState) -> list[TrainState]:
         """As `put` of a first state without optimizer and average, which each device makes of its own part:
         whole, they might be more than one of them holds."""
-        recipe, held = self.of.recipe, []
+        recipe, held = self.functions.recipe, []
         make = jax.jit(recipe.optimizer.init)
         for group, whole in zip(self.placement.local, self.placement.put(state), strict=True):
             part = self._slice(whole.params, jax.device_put(np.int32(group.index * self.chunk), group.device))
@@ -119,7 +119,7 @@ class Sharding:
             start = group.index * self.chunk
 
             def part(leaf: Any, start: int = start) -> Any:
-                return leaf[start : start + self.chunk] if self.of.is_flat(leaf) else leaf
+                return leaf[start : start + self.chunk] if self.functions.is_flat(leaf) else leaf
 
             own = jax.tree.map(part, (state.optimizer, state.ema))
             optimizer, ema = jax.device_put(own, group.device)
@@ -128,10 +128,10 @@ class Sharding:
 
     def whole(self, parts: list[Tree]) -> Tree:
         """What is shared out, a part a local device, as NumPy arrays on every host. Waits, for all hosts."""
-        shapes = (self.of.state.optimizer, self.of.state.ema)
+        shapes = (self.functions.state.optimizer, self.functions.state.ema)
 
         def one(shape: jax.ShapeDtypeStruct, *held: jax.Array) -> np.ndarray:
-            if not self.of.is_flat(shape):
+            if not self.functions.is_flat(shape):
                 return np.array(jax.device_get(held[0]))
             gathered = self._gather(self.placement.join(held))
             return np.array(self.placement.split(gathered)[0])

@@ -320,8 +320,8 @@ def by_category(program: Programs, state: TrainState, window: Any, data: Any) ->
     known = [a for a in (one.memory_analysis() for one in program.executables) if a is not None]
     stats = program.placement.lead.memory_stats() or {}
     temporaries = max((a.temp_size_in_bytes for a in known), default=None)
-    if temporaries is not None and not program.of.fused:
-        sums = waiting(program.of.calls, known[0].output_size_in_bytes // 4)
+    if temporaries is not None and not program.functions.fused:
+        sums = waiting(program.functions.calls, known[0].output_size_in_bytes // 4)
         temporaries = max(a.temp_size_in_bytes + held for a, held in zip(known, sums, strict=False))
     return {
         "parameters": nbytes((state.params, state.frozen, state.ema)),
