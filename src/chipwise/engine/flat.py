@@ -1,10 +1,10 @@
-"""Trees as flat vectors: what is summed over replicas, and what an elementwise update works on.
+"""Trees as flat vectors, which are summed over replicas, and which an elementwise optimizer updates.
 
-The vector is padded to `chunks` equal chunks. Where it is cut changes no value of an elementwise update, so
-the optimizer's state may lie on several devices, some chunks on each, with the same bits.
+The vector is padded to `chunks` equal chunks. The bits of an elementwise update do not depend on where the
+vector is cut, so the optimizer's state may be distributed over several devices, some chunks on each.
 
-In a group of several devices each has a part of every leaf, and all of one device's parts in one vector: a
-`Cut` is these vectors, one behind another.
+In a group of several devices, each device has a part of every leaf, and concatenates its parts to a vector. A
+`Cut` is the concatenation of these vectors.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ from ..models.target import target
 from ..recipe.task import Tree
 
 _NARROW = 8
-"""Last axis of a leaf, below which a TPU's compiler is kept from reshaping the whole vector before it takes
-the leaf: it fills each row up to 128 values, 87 GB for BERT-Large with its head of two classes."""
+"""For a leaf whose last axis is shorter, a barrier keeps the TPU compiler from reshaping the whole vector
+before slicing the leaf. It would pad each row to 128 values: 87 GB for BERT-Large with a head of two
+classes."""
 
 
 class Flat:
-    """How the leaves of a tree lie in a vector, one after another in JAX's order.
+    """The layout of a tree's leaves in a vector, one after another in JAX's order.
 
-    *Arguments:* `tree` of arrays or shapes; `chunks`, how many equal chunks the vector is padded to; `dtype`
-    of the vector.
+    *Arguments:* `tree` of arrays or shapes; `chunks`, the number of equal chunks to which the vector is
+    padded; `dtype` of the vector.
 
-    *Fields:* `used`, how many values the leaves have; `chunk`, the values of one chunk; `size` of the vector.
+    *Fields:* `used`, the number of values in the leaves; `chunk`, the number of values in a chunk; `size` of
+    the vector.
     """
 
     def __init__(self, tree: Tree, chunks: int = 1, dtype: Any = jnp.float32):
@@ -44,7 +46,7 @@ class Flat:
 
     @property
     def local(self) -> Flat:
-        """How a device has it."""
+        """The layout on one device."""
         return self
 
     @property
@@ -53,7 +55,8 @@ class Flat:
         return jax.tree.unflatten(self._structure, self._leaves)
 
     def widened(self, dtype: Any = None) -> Flat:
-        """The same with every leaf as wide as the vector, or of `dtype`, so that `unpack` rounds nothing."""
+        """The same layout with leaves and vector of `dtype`, by default the vector's, so that `unpack` rounds
+        nothing."""
         dtype = dtype or self.dtype
         return Flat(_all_of(self.tree, dtype), self.chunks, dtype)
 
@@ -64,7 +67,7 @@ class Flat:
 
     @property
     def shape(self) -> jax.ShapeDtypeStruct:
-        """Of the vector."""
+        """The vector's shape."""
         return jax.ShapeDtypeStruct((self.size,), self.dtype)
 
     def pack_host(self, tree: Tree) -> np.ndarray:
@@ -77,13 +80,13 @@ class Flat:
         return vector
 
     def pack(self, tree: Tree) -> jax.Array:
-        """`(size,)`: the leaves of `tree`, which has this structure, and zeros behind them."""
+        """The vector `(size,)` of the leaves of `tree`, which has this structure, and zeros after them."""
         parts = [jnp.asarray(leaf).astype(self.dtype).reshape(-1) for leaf in jax.tree.leaves(tree)]
         parts.append(jnp.zeros(self.size - self.used, self.dtype))
         return jnp.concatenate(parts)
 
     def unpack(self, vector: Any) -> Tree:
-        """The tree whose `pack` is `vector`, traced or a NumPy array; each leaf in its own dtype."""
+        """The inverse of `pack`, of a traced or NumPy `vector`; each leaf in its own dtype."""
         leaves, start = [], 0
         for leaf, size in zip(self._leaves, self._sizes, strict=True):
             part = vector[start : start + size]
@@ -96,13 +99,13 @@ class Flat:
 
 
 class Cut:
-    """How the leaves of a tree lie on `shards` devices: as many vectors of equal length, one behind another,
-    each with a part of every leaf. What `Flat` has, this has.
+    """The layout of a tree's leaves on `shards` devices, with the interface of `Flat`: the concatenation of
+    one vector per device, each of which has a part of every leaf.
 
-    *Arguments:* `axes`, along which each leaf is cut (`recipe.sharding.axes`): of one with -1 the flat values
-    are cut, padded to equal parts; the others as of `Flat`, `chunks` of each device's vector.
+    *Arguments:* `axes`, along which each leaf is cut (`recipe.sharding.axes`); a leaf with axis -1 is cut as
+    flat values, padded to equal parts. The others as for `Flat`; `chunks` of each device's vector.
 
-    *Fields:* `local`, how the parts lie in one device's vector.
+    *Fields:* `local`, the layout of one device's vector.
     """
 
     def __init__(self, tree: Tree, axes: Tree, shards: int, chunks: int = 1, dtype: Any = jnp.float32):
@@ -118,24 +121,24 @@ class Cut:
         self.dtype, self.size, self.rounds = self.local.dtype, shards * self.local.size, self.local.rounds
 
     def widened(self, dtype: Any = None) -> Cut:
-        """As of `Flat`."""
+        """As in `Flat`."""
         dtype = dtype or self.dtype
         axes = jax.tree.unflatten(jax.tree.structure(self.tree), self._axes)
         return Cut(_all_of(self.tree, dtype), axes, self._shards, self.local.chunks, dtype)
 
     @property
     def shape(self) -> jax.ShapeDtypeStruct:
-        """Of all the vectors."""
+        """The shape of the whole vector."""
         return jax.ShapeDtypeStruct((self.size,), self.dtype)
 
     def pack(self, tree: Tree) -> jax.Array:
-        """`(size,)`: the leaves of `tree`, and zeros behind those of each device."""
+        """The vector `(size,)` of the leaves of `tree`, with zeros after those of each device."""
         rows = []
         for leaf, axis, part in zip(jax.tree.leaves(tree), self._axes, self._parts, strict=True):
             leaf = jnp.asarray(leaf).astype(self.dtype)
             if axis >= 0:
-                apart = leaf.reshape(*leaf.shape[:axis], self._shards, *part.shape[axis:])
-                leaf = jnp.moveaxis(apart, axis, 0)
+                split = leaf.reshape(*leaf.shape[:axis], self._shards, *part.shape[axis:])
+                leaf = jnp.moveaxis(split, axis, 0)
             else:
                 leaf = jnp.pad(leaf.reshape(-1), (0, self._shards * part.size - leaf.size))
             rows.append(leaf.reshape(self._shards, -1))
@@ -143,9 +146,9 @@ class Cut:
         return jnp.concatenate(rows, axis=1).reshape(-1)
 
     def unpack(self, vector: Any) -> Tree:
-        """The tree whose `pack` is `vector`, traced or a NumPy array; each leaf in its own dtype."""
+        """The inverse of `pack`, of a traced or NumPy `vector`; each leaf in its own dtype."""
         leaves, structure = jax.tree.flatten(self.tree)
-        rows, start, made = vector.reshape(self._shards, -1), 0, []
+        rows, start, values = vector.reshape(self._shards, -1), 0, []
         for leaf, axis, part in zip(leaves, self._axes, self._parts, strict=True):
             parts = rows[:, start : start + part.size]
             if axis >= 0:
@@ -154,9 +157,9 @@ class Cut:
                 value = parts.reshape(self._shards, *part.shape).transpose(order).reshape(leaf.shape)
             else:
                 value = parts.reshape(-1)[: math.prod(leaf.shape)].reshape(leaf.shape)
-            made.append(value.astype(leaf.dtype))
+            values.append(value.astype(leaf.dtype))
             start += part.size
-        return jax.tree.unflatten(structure, made)
+        return jax.tree.unflatten(structure, values)
 
 
 def _all_of(tree: Tree, dtype: Any) -> Tree:

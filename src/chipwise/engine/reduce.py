@@ -1,7 +1,7 @@
-"""Sums over replicas in one fixed order, at the traffic of an ordinary all-reduce.
+"""Sums over replicas in one fixed order, with the traffic of an ordinary all-reduce.
 
-Everything here is additions alone, so that no compiler can round it in two ways: there is no
-product to contract into a fused multiply-add, and XLA does not reassociate floating-point sums.
+All arithmetic here is addition, so compilers cannot round it differently: there is no product for a fused
+multiply-add, and XLA does not reassociate floating-point sums.
 """
 
 from __future__ import annotations
@@ -16,57 +16,57 @@ from jax.sharding import PartitionSpec as P
 
 from .layout import tree_sum
 
-AXIS = "group"  # the mesh axis over which replicas are shared out
+AXIS = "group"  # the mesh axis over which replicas are distributed
 _LANES, _TILE = 128, 1024  # float32 values in a row and in a tile of a TPU's memory
-_LARGE = 16 * _TILE  # from here on padding to tiles adds at most a sixteenth to what is sent
+_LARGE = 16 * _TILE  # from this size on, padding to tiles adds at most a sixteenth to the traffic
 
 
 def device_sum(vector: jax.Array, devices: int) -> jax.Array:
-    """The sum of every device's `vector` `(n,)` in tree order, the same bits on all of them.
+    """The sum of all devices' `vector`s `(n,)` in tree order, with the same bits on every device.
 
-    To be called inside `shard_map` over `AXIS`. The devices exchange chunks (all-to-all), each adds
-    its chunk of all devices in tree order, and the chunks are gathered. A device sends
-    `2 (D - 1) / D` times the vector's bytes, which is what a ring all-reduce sends (Patarasuk and
-    Yuan, 2009), while the order in which `lax.psum` adds is the back end's affair.
+    Call it inside of `shard_map` over `AXIS`. The devices exchange chunks (all-to-all), each adds its chunk
+    of all devices in tree order, and the sums are gathered. A device sends `2 (D - 1) / D` times the vector's
+    bytes, as in a ring all-reduce (Patarasuk and Yuan, 2009). With `lax.psum`, the back end would choose the
+    order of additions.
     """
     if devices == 1:
         return vector
     chunk, shape = _tiled(-(-vector.size // devices))
     padded = jnp.pad(vector, (0, chunk * devices - vector.size)).reshape(devices, *shape)
-    mine = lax.all_to_all(padded, AXIS, split_axis=0, concat_axis=0)  # (devices, ...): my chunk of each
-    total = tree_sum([mine[i] for i in range(devices)], jnp.add)
+    chunks = lax.all_to_all(padded, AXIS, split_axis=0, concat_axis=0)  # (devices, ...): one of each device
+    total = tree_sum([chunks[i] for i in range(devices)], jnp.add)
     return lax.all_gather(total, AXIS, tiled=True).reshape(-1)[: vector.size]
 
 
 def _tiled(chunk: int) -> tuple[int, tuple[int, ...]]:
-    """How long a chunk of so many values is when it is sent, and in which shape."""
+    """The padded size and the shape in which a chunk of `chunk` values is sent."""
     if chunk < _LARGE:
         return chunk, (chunk,)
-    # Whole tiles: a TPU otherwise rearranges every chunk, and gathers with zeros added
+    # Whole tiles: otherwise a TPU rearranges every chunk, and pads it with zeros to gather it.
     chunk = -(-chunk // _TILE) * _TILE
     return chunk, (chunk // _LANES, _LANES)
 
 
 def scatterer(mesh: Mesh, size: int) -> Callable[[Sequence[jax.Array]], tuple[jax.Array, jax.Array]]:
-    """As `reducer`, but each device keeps its part of the first `size` values, which the devices divide: they
-    are `(size,)`, cut over `mesh`; the values behind them are whole on every device."""
+    """As `reducer`, but the sum's first `size` values (a multiple of the devices) are cut over `mesh`,
+    `(size,)`; the other values are whole on every device."""
     devices = mesh.devices.size
-    own = size // devices
+    part_size = size // devices
 
     def local(vectors):
-        mine = tree_sum([v[0] for v in vectors], jnp.add)
-        chunk, shape = _tiled(own)
-        rows = jnp.pad(mine[:size].reshape(devices, own), ((0, 0), (0, chunk - own)))
-        met = lax.all_to_all(rows.reshape(devices, *shape), AXIS, split_axis=0, concat_axis=0)
-        total = tree_sum([met[i] for i in range(devices)], jnp.add)
-        return total.reshape(-1)[:own], device_sum(mine[size:], devices)
+        partial = tree_sum([v[0] for v in vectors], jnp.add)
+        chunk, shape = _tiled(part_size)
+        rows = jnp.pad(partial[:size].reshape(devices, part_size), ((0, 0), (0, chunk - part_size)))
+        chunks = lax.all_to_all(rows.reshape(devices, *shape), AXIS, split_axis=0, concat_axis=0)
+        total = tree_sum([chunks[i] for i in range(devices)], jnp.add)
+        return total.reshape(-1)[:part_size], device_sum(partial[size:], devices)
 
     body = jax.shard_map(local, mesh=mesh, in_specs=P(AXIS), out_specs=(P(AXIS), P()), check_vma=False)
     return jax.jit(body)
 
 
 def gatherer(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
-    """A jitted function that makes a vector cut over `mesh` whole on every device."""
+    """A jitted function that gathers a vector, which is cut over `mesh`, on every device."""
     devices = mesh.devices.size
 
     def local(part):
@@ -78,22 +78,21 @@ def gatherer(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
 
 
 def reducer(mesh: Mesh, exact: bool = True) -> Callable[[Sequence[jax.Array]], jax.Array]:
-    """A jitted function from the vectors of each device's replicas to the sum over all replicas.
+    """A jitted function that adds the vectors of all replicas.
 
-    Its argument is a list with one entry for each local replica (or local partial sum) in order:
-    `(devices, n)`, row `d` on device `d` of `mesh`. It returns `(n,)`, whole on every device. Where groups
-    are several devices, each adds its own shard over the groups, and the shards are returned one behind
-    another, `(shards * n,)`. Without
-    `exact` the order of additions over devices is the back end's.
+    Its argument is a list with one entry for each replica (or partial sum) of a device, in order: `(devices,
+    n)`, with row `d` on device `d` of `mesh`. It returns `(n,)`, whole on every device. In groups of several
+    devices, each device adds its own shard over the groups, and the result is the concatenated shards,
+    `(shards * n,)`. Without `exact`, the back end chooses the order of additions over devices.
     """
     devices, others = mesh.shape[AXIS], tuple(a for a in mesh.axis_names if a != AXIS and mesh.shape[a] > 1)
 
     def local(vectors):
-        mine = tree_sum([v[0] for v in vectors], jnp.add)
-        return device_sum(mine, devices) if exact or devices == 1 else lax.psum(mine, AXIS)
+        partial = tree_sum([v[0] for v in vectors], jnp.add)
+        return device_sum(partial, devices) if exact or devices == 1 else lax.psum(partial, AXIS)
 
     if devices == 1 and not others:
         return jax.jit(local)
-    rows, whole = (P((AXIS, *others)), P(others)) if others else (P(AXIS), P())
-    body = jax.shard_map(local, mesh=mesh, in_specs=rows, out_specs=whole, check_vma=False)
+    in_specs, out_specs = (P((AXIS, *others)), P(others)) if others else (P(AXIS), P())
+    body = jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
     return jax.jit(body)
