@@ -1,4 +1,4 @@
-"""When something is due: the steps after which a run logs, evaluates, saves and ends."""
+"""The schedule of a run: the steps after which it logs, evaluates, saves and ends."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from fractions import Fraction
 
 from ..recipe.duration import Clock, Marks
 
-MANY = 5000  # steps of a run from which a trial of several steps a call, which compiles twice, can pay
+MANY = 5000  # steps from which a trial of several steps per call, which compiles twice, can pay off
 
 
 @dataclass(frozen=True)
 class Agenda:
-    """The steps after which something is due; `last` is where this process stops, `total` the run's end.
+    """The steps after which something is due.
 
-    Whether a checkpoint is due also depends on the seconds since the last one, unless an interval was
-    asked for (`save_always`).
+    *Fields:* `total`, the run's last step; `last`, the last step of this process; `log`, `evaluate`, `save`,
+    the steps; `save_always`: otherwise `save` also requires some seconds since the last checkpoint.
     """
 
     total: int
@@ -26,7 +26,7 @@ class Agenda:
     save_always: bool
 
     def until_next(self, step: int) -> int:
-        """Steps from `step` to the next after which something is due."""
+        """The number of steps from `step` to the next step after which something is due."""
         after = (marks.after(step) for marks in (self.log, self.evaluate, self.save))
         due = [mark for mark in (*after, self.last) if mark is not None and mark > step]
         return min(due) - step
@@ -40,7 +40,7 @@ class Agenda:
         checkpoint_every: str | None,
         stop_after: str | None,
     ) -> Agenda:
-        """From durations; without one, some 25 log rows and 20 possible checkpoints a run."""
+        """From durations; by default some 25 log rows and 20 possible checkpoints per run."""
         total = clock.total or 0
         last = total if stop_after is None else min(total, clock.steps(stop_after))
 

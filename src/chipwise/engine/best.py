@@ -1,7 +1,7 @@
-"""The best evaluation of a run by one metric: when to keep the state, and when to wait no longer.
+"""The best evaluation of a run by one metric: when to keep the state, and when to stop early.
 
-Everything follows from the run's rows, so a resumed run decides as one that never stopped. An evaluation's
-last digits depend on the number of devices, so two values that agree to six digits count as equal.
+Decisions depend only on the run's rows, so a resumed run decides as if it had not been interrupted. The last
+digits of an evaluation depend on the number of devices, so values that agree to six digits count as equal.
 """
 
 from __future__ import annotations
@@ -13,25 +13,21 @@ from typing import Any
 from ..errors import RecipeError, near
 from ..recipe.recipe import Recipe
 
-FOLDER = "best"  # of the run's: the checkpoint of its best evaluation
+FOLDER = "best"  # in the run folder: the checkpoint of its best evaluation
 _EQUAL = 1e-6  # relative
-_LOWER = (
-    "loss",
-    "error",
-    "perplexity",
-    "rmse",
-    "mse",
-    "mae",
-)  # better when they are smaller, as in their names
+_LOWER = ("loss", "error", "perplexity", "rmse", "mse", "mae")
+"""A metric whose name contains one of these is better when it is lower."""
 
 
 class Best:
-    """The best value of `metric` so far, and its `step`; `over`: the run ends because no better one came.
+    """The best value of a metric so far.
 
-    *Arguments:* `metric`, such as `"eval/accuracy"`; `patience`, a duration: after that many steps without a
-    better value the run ends, `None` never.
+    *Arguments:* `metric`, such as `"eval/accuracy"`; `patience`, the duration without a better value after
+    which the run ends; never if `None`.
 
-    Raises `RecipeError` for a metric that no evaluation has, and for a recipe without evaluation data.
+    *Fields:* `value` and its `step`; `over`, whether the run ends early.
+
+    Raises `RecipeError` for a metric that is not an evaluation's, and for a recipe without evaluation data.
     """
 
     def __init__(self, recipe: Recipe, metric: str, patience: str | None):
@@ -45,8 +41,8 @@ class Best:
 
     @classmethod
     def of(cls, recipe: Recipe, metric: str | None, patience: str | None, run: Any) -> Best | None:
-        """From the arguments of `fit`; `None` where no best is asked for. Raises `RecipeError` also for
-        `patience` alone, and where there is no run folder to keep it in."""
+        """From the arguments of `fit`; `None` without `metric`. Raises `RecipeError` also for `patience`
+        without `metric`, and without a run folder."""
         if metric is None:
             if patience is not None:
                 raise RecipeError("patience-without-best", patience=patience)
@@ -56,14 +52,15 @@ class Best:
         return cls(recipe, metric, patience)
 
     def go_on(self, rows: Iterable[Mapping[str, Any]], step: int, agree: Callable[[str, bool], bool]) -> None:
-        """After `step` steps with these `rows`, which the first host alone has: it decides for all."""
+        """Continues a run after `step` steps. Only the first host has its `rows`; it decides for all
+        hosts."""
         for row in rows:
             if self.metric in row:
                 self.improved(row["step"], row)
         self.over = agree("patience", self.waited_enough(step))
 
     def improved(self, step: int, metrics: Mapping[str, Any]) -> bool:
-        """Whether the evaluation after `step` is better than all before; the first always is."""
+        """Whether the evaluation after `step` is the best so far. The first is, if finite."""
         if self.metric not in metrics:
             known = sorted(name for name in metrics if name.startswith("eval/"))
             raise RecipeError(
@@ -74,13 +71,13 @@ class Best:
             return False
         lower = any(word in self.metric for word in _LOWER)
         gain = (self.value - value if lower else value - self.value) / max(abs(self.value), 1e-30)
-        if gain <= _EQUAL:  # the first value has no gain but NaN
+        if gain <= _EQUAL:  # for the first value, the gain is NaN
             return False
         self.value, self.step = value, step
         return True
 
     def waited_enough(self, step: int) -> bool:
-        """Whether nothing better came for as long as `patience`."""
+        """Whether the best value at `step` is older than `patience`."""
         return (
             self._patience is not None and not math.isnan(self.value) and step - self.step >= self._patience
         )

@@ -1,10 +1,10 @@
 """Checkpoints: Orbax arrays, written in the background, with a digest that is checked on reading.
 
-A checkpoint is a flat dictionary of arrays, named by their path in the training state, beside a
-JSON object with the recipe, the position and the digest. Neither knows the number of devices; where the
-recipe has `shards`, arrays are written, read and hashed part by part, as they lie on one group.
-Orbax gives a folder its final name only when it is complete, so a killed process leaves the last
-good checkpoint; the digest finds bytes that changed afterwards.
+A checkpoint has a flat dictionary of arrays, named by their path in the training state, and a JSON object
+with the recipe, the position and the digest. Neither depends on the number of devices. If the recipe has
+`shards`, arrays are written, read and hashed part by part, as one group holds them. Orbax gives a folder its
+final name only when it is complete, so a killed process leaves the last good checkpoint. The digest detects
+bytes that changed afterwards.
 """
 
 from __future__ import annotations
@@ -36,32 +36,32 @@ from .stored import newest_checkpoint
 
 KEEP = 3  # enough to fall back twice
 _FULL = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)]
-_CLOSED = [  # what keeps a reader from a file and says nothing of its bytes
+_CLOSED = [  # errors of opening a file, which do not mean that its bytes are damaged
     os.strerror(number)
     for number in (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.ETIMEDOUT)
 ]
 
-# Orbax logs every save at WARNING and every damaged file at ERROR, which `restore` says in its own words.
+# Orbax logs every save at WARNING, and every damaged file at ERROR, which `restore` reports itself.
 logging.getLogger("absl").setLevel(logging.CRITICAL)
 
 
 def flatten(tree: Tree) -> dict[str, Any]:
-    """Leaves by their path in the tree, such as `params.dense.kernel`."""
+    """The leaves of `tree` by their path, such as `params.dense.kernel`."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
 def digest(flat: dict[str, Any], cut: dict[str, Any] | None = None) -> str:
-    """SHA-256 over names, types, shapes and bytes, in the order of the names; of arrays that are `cut`, the
-    bytes of one part after another.
+    """SHA-256 of names, types, shapes and bytes, sorted by name. An array that is cut is hashed part by part.
 
-    *Arguments:* `cut`, of checkpoints of groups: `shards`, and `axes`, names to the axis; `shapes` too.
+    *Arguments:* `cut`, for checkpoints of groups: `shards`, and `axes`, name to axis (and `shapes`, unused).
     """
     h = hashlib.sha256()
     axes, shards = (cut["axes"], cut["shards"]) if cut else ({}, 1)
     for name in sorted(flat):
         array = flat[name]
-        h.update(f"{name}:{array.dtype}:{array.shape or (1,)};".encode())  # as NumPy has a contiguous number
+        # `(1,)`: the shape that `np.ascontiguousarray` gives a scalar
+        h.update(f"{name}:{array.dtype}:{array.shape or (1,)};".encode())
         for part in _parts(array, axes.get(name, -1), shards):
             h.update(np.ascontiguousarray(part).tobytes())
     return h.hexdigest()
@@ -78,8 +78,8 @@ def _parts(array: Any, axis: int, shards: int) -> list[Any]:
 class Checkpoints:
     """The checkpoints of one run folder.
 
-    `read_only` leaves the folder as it is: a process that only looks must neither sweep away what a
-    training process is just writing nor move what is damaged.
+    *Arguments:* `read_only` leaves the folder unchanged: a process that only reads must neither delete what a
+    training process is writing, nor move damaged checkpoints.
     """
 
     def __init__(self, folder: Path, read_only: bool = False):
@@ -87,9 +87,9 @@ class Checkpoints:
         self.read_only = read_only
         self._abandoned = _Abandoned()
         here = hosts()
-        alone: dict[str, Any] = {}
-        if here.count > 1:  # this host alone reads and writes: Orbax must not wait for the others
-            alone["multiprocessing_options"] = ocp.options.MultiprocessingOptions(
+        one_host: dict[str, Any] = {}
+        if here.count > 1:  # only this host reads and writes, so Orbax must not wait for the others
+            one_host["multiprocessing_options"] = ocp.options.MultiprocessingOptions(
                 primary_host=here.index,
                 active_processes={here.index},
                 barrier_sync_key_prefix=f"host{here.index}",
@@ -100,7 +100,7 @@ class Checkpoints:
             enable_async_checkpointing=not read_only,
             cleanup_tmp_directories=not read_only,
             read_only=read_only,
-            **alone,
+            **one_host,
         )
         try:
             if not read_only:
@@ -115,10 +115,10 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def save(self, step: int, host: Tree, about: dict[str, Any], axes: Tree = None) -> None:
-        """Begins to write `host`, a tree of NumPy arrays that nobody changes, and returns.
+        """Starts to write `host`, a tree of NumPy arrays that do not change, and returns.
 
-        *Arguments:* `axes`: where `host` lies on a group's devices, the axis along which each array is cut.
-        Raises `RunError` when this or the previous one, which is waited for, cannot be written.
+        *Arguments:* `axes`: if `host` is on a group's devices, the axis along which each array is cut.
+        Waits for the previous checkpoint. Raises `RunError` when either cannot be written.
         """
         flat = flatten(host)
         if axes is None:
@@ -128,7 +128,7 @@ class Checkpoints:
             shards = about["recipe"]["shards"]
             about = {**about, "cut": {"shards": shards, "axes": flatten(axes), "shapes": shapes}}
         about = {**about, "digest": digest(flat, about.get("cut"))}
-        if hosts().count > 1:  # where Orbax writes no array that lies on one host's devices
+        if hosts().count > 1:  # Orbax then writes no array that is on the devices of a single host
             flat = {name: np.asarray(leaf) for name, leaf in flat.items()}
         self._guarded(
             lambda: self._manager.save(
@@ -139,11 +139,12 @@ class Checkpoints:
         )
 
     def wait(self) -> None:
-        """Returns when everything begun is on disk. Raises `RunError` if it could not be written."""
+        """Waits until all checkpoints are on disk. Raises `RunError` if one could not be written."""
         self._guarded(self._manager.wait_until_finished)
 
     def close(self) -> None:
-        # Who needs the last one on disk has called `wait`; here an error is already on its way up.
+        # A caller that needs the last checkpoint on disk has called `wait`. Otherwise an error is being
+        # raised.
         with contextlib.suppress(Exception):
             self._manager.close()
         self._abandoned.close()
@@ -156,13 +157,13 @@ class Checkpoints:
     def restore(
         self, template: Tree, say: Callable[[Fact], None], shards: int = 1
     ) -> tuple[Tree, dict[str, Any]] | None:
-        """The newest readable checkpoint as NumPy arrays in the structure of `template`, and its JSON; where
-        `template` says how arrays are cut over devices, as arrays there.
+        """The newest readable checkpoint, in the structure of `template`, and its JSON object.
 
-        A damaged one is reported through `say`, moved out of the way, and the one before it is taken.
-        `None` when the folder holds no checkpoint; raises `CheckpointError` when it holds some and none
-        is readable, when the newest readable one is of another model, or of other `shards`, and when one
-        cannot be opened, which may be whole.
+        Its arrays are NumPy arrays, or on devices if `template` has shardings. Damaged checkpoints are
+        reported to `say`, moved away and skipped. *Returns* `None` if the folder has no checkpoint.
+
+        Raises `CheckpointError` when no checkpoint is readable, when the newest readable one is of another
+        model or of other `shards`, and when one cannot be opened, since it may be undamaged.
         """
         steps, damaged = self.steps(), []
         for step in reversed(steps):
@@ -170,14 +171,14 @@ class Checkpoints:
                 flat, about = self._read(step, template, shards)
             except ChipwiseError:
                 raise
-            except Exception as error:  # damaged bytes make Orbax raise anything
+            except Exception as error:  # Orbax raises many types for damaged bytes
                 self._abandoned.expected = True
-                closed = next((text for text in _CLOSED if text in str(error)), None)
+                not_opened = next((text for text in _CLOSED if text in str(error)), None)
                 if isinstance(error, MemoryError):
-                    closed = os.strerror(errno.ENOMEM)
-                if closed is not None:
+                    not_opened = os.strerror(errno.ENOMEM)
+                if not_opened is not None:
                     path = str(self.folder / str(step))
-                    raise CheckpointError("checkpoint-closed", path=path, reason=closed) from error
+                    raise CheckpointError("checkpoint-closed", path=path, reason=not_opened) from error
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
                 say(fact("checkpoint-damaged", step=step, reason=reason))
                 damaged.append(step)
@@ -191,23 +192,24 @@ class Checkpoints:
         return None
 
     def arrays(self, step: int) -> dict[str, np.ndarray]:
-        """The arrays of one checkpoint by name; raises anything when it is damaged."""
+        """The arrays of one checkpoint by name. Raises an exception of any type when it is damaged."""
         return self._read(step)[0]
 
     def _read(
         self, step: int, template: Tree = None, shards: int | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The arrays and the JSON object of one checkpoint; raises anything when it is damaged."""
+        """The arrays and the JSON object of one checkpoint. Raises an exception of any type when it is
+        damaged."""
         about = self.about(step)
         cut, item = about.get("cut"), None
         if shards not in (stored := cut["shards"] if cut else 1, None):
             raise CheckpointError("checkpoint-of-other-shards", step=step, stored=stored, shards=shards)
-        if cut is not None:  # or Orbax would put the arrays where they lay when they were written
-            held = {n: jax.ShapeDtypeStruct(s[1:], np.dtype(s[0])) for n, s in cut["shapes"].items()}
+        if cut is not None:  # otherwise Orbax would use the shardings with which the arrays were written
+            shapes = {n: jax.ShapeDtypeStruct(s[1:], np.dtype(s[0])) for n, s in cut["shapes"].items()}
             if template is not None:
-                _fill(template, held, step)
-                held = flatten(template)
-            item = {name: _target(leaf) for name, leaf in held.items()}
+                _fill(template, shapes, step)
+                shapes = flatten(template)
+            item = {name: _target(leaf) for name, leaf in shapes.items()}
         restored = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(item)))
         flat = restored["state"]
         if cut is None:
@@ -217,7 +219,7 @@ class Checkpoints:
         return flat, about
 
     def _set_aside(self, steps: list[int]) -> None:
-        """Moves damaged checkpoints out of the way, so that their steps can be written again."""
+        """Moves damaged checkpoints away, so that their steps can be written again."""
         for step in steps:
             names = (f"damaged-checkpoint-{step}{f'-{i}' if i else ''}" for i in range(1000))
             aside = next(p for p in map(self.folder.parent.joinpath, names) if not p.exists())
@@ -231,8 +233,7 @@ class Checkpoints:
             raise
         except Exception as error:
             self._abandoned.expected = True
-            # The arrays are plain and the folder is ours: what fails is the disk, though Orbax and
-            # tensorstore report that in several types.
+            # Only the disk can fail here, which Orbax and tensorstore report with several types.
             reason = next((text for text in _FULL if text in str(error)), "")
             reason = (
                 reason
@@ -245,11 +246,11 @@ class Checkpoints:
 
 
 class _Abandoned:
-    """Keeps tensorstore's threads from printing tracebacks of their own.
+    """Keeps tensorstore's threads from printing their own tracebacks.
 
-    Orbax reads and writes arrays side by side in an event loop. When one fails, and its error goes up as
-    it should, the loop is closed while others are on their way, and each of them then reports that, some
-    only after the checkpoints are closed: where work failed (`expected`), they stay silent.
+    Orbax reads and writes arrays concurrently in an event loop. When one fails, its error is raised and the
+    loop is closed while other operations run. Each of these then reports the closed loop, some of them only
+    after the checkpoints are closed. After a failure (`expected`), these reports are suppressed.
     """
 
     def __init__(self) -> None:
@@ -268,27 +269,32 @@ class _Abandoned:
 
 
 def _target(leaf: Any) -> Any:
-    """How Orbax is asked for an array: on devices as `leaf` says, or in NumPy's."""
+    """What to pass to Orbax for an array: `leaf` if it has a sharding, otherwise a NumPy array of its
+    shape."""
     return leaf if leaf.sharding is not None else np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
 
 
 def _fill(template: Tree, flat: dict[str, Any], step: int) -> Tree:
-    wanted = flatten(template)
-    odd = sorted(set(wanted) ^ set(flat))
-    if odd:
-        raise CheckpointError("checkpoint-of-other-arrays", step=step, arrays=odd[:3])
-    for name in wanted:
-        there, here = flat[name], wanted[name]
-        if tuple(here.shape) != tuple(there.shape) or here.dtype != there.dtype:
-            old, new = f"{there.dtype}{list(there.shape)}", f"{here.dtype}{list(here.shape)}"
+    """The arrays of `flat` in the structure of `template`. Raises `CheckpointError` unless names, shapes and
+    types are equal."""
+    expected = flatten(template)
+    differing = sorted(set(expected) ^ set(flat))
+    if differing:
+        raise CheckpointError("checkpoint-of-other-arrays", step=step, arrays=differing[:3])
+    for name, leaf in expected.items():
+        stored = flat[name]
+        if tuple(leaf.shape) != tuple(stored.shape) or leaf.dtype != stored.dtype:
+            old, new = f"{stored.dtype}{list(stored.shape)}", f"{leaf.dtype}{list(leaf.shape)}"
             raise CheckpointError("checkpoint-of-other-shapes", step=step, array=name, old=old, new=new)
-    return jax.tree.unflatten(jax.tree.structure(template), [flat[name] for name in wanted])
+    return jax.tree.unflatten(jax.tree.structure(template), [flat[name] for name in expected])
 
 
 @dataclass(frozen=True)
 class Restored:
-    """*Fields:* `params` (the averaged ones when the recipe has an EMA) and `state` as NumPy arrays;
-    `steps` done."""
+    """What `restore_run` reads.
+
+    *Fields:* `params` (averaged if the recipe has an EMA) and `state`, as NumPy arrays; `steps` done.
+    """
 
     params: Tree
     state: Tree
@@ -302,10 +308,10 @@ def _warn(damage: Fact) -> None:
 def restore_run(
     recipe: Recipe, run: str | Path, say: Callable[[Fact], None] | None = None, *, best: bool = False
 ) -> Restored:
-    """The newest readable checkpoint of the run folder `run`, made with `recipe`; or that of its best
-    evaluation, which `fit(keep_best=...)` kept.
+    """The newest readable checkpoint of the run folder `run` of `recipe`; with `best`, the checkpoint of its
+    best evaluation, kept by `fit(keep_best=...)`.
 
-    *Arguments:* `say` is given what is damaged; by default it is a Python warning.
+    *Arguments:* `say` is called for each damaged checkpoint; by default it issues a Python warning.
     Raises `CheckpointError` when there is none.
     """
     folder = Path(run) / (FOLDER if best else "checkpoints")

@@ -1,13 +1,12 @@
-"""Several steps in one call, where that is faster.
+"""Several steps in one call, if that is faster.
 
-Starting a program costs the host some 10 µs to 1 ms, which a small step feels. A loop over steps inside the
-program saves it, but compilers do not always make of a loop's body what they make of the body alone: on
-the CPU a small step of `digits` becomes 1.8 times as fast, while the gradient of a convolution as JAX writes
-it becomes 40 times as slow (2 cores, JAX 0.10.2; see `models.conv_cpu`). So both are tried, on a copy of the
-state, and the faster one is kept.
+Starting a program takes the host 10 µs to 1 ms, which matters for small steps. A loop over steps inside of
+the program avoids this, but compilers optimize a loop's body differently: on the CPU, a small step of
+`digits` becomes 1.8 times as fast, while JAX's gradient of a convolution becomes 40 times as slow (2 cores,
+JAX 0.10.2; see `models.conv_cpu`). So both are timed, on a copy of the state, and the faster one is used.
 
-For the one program of `exact=False` on one device only: where bits must not depend on the number of
-devices, the programs of a step stay apart.
+This applies only to `exact=False` on one device. Otherwise a step consists of several programs, so that its
+bits do not depend on the number of devices.
 """
 
 from __future__ import annotations
@@ -24,15 +23,16 @@ from jax import lax
 from .state import nbytes
 
 STEPS = 16
-_LONG_SECONDS = 0.003  # a step that takes so long does not feel its start
-_LARGE_BYTES = 64 << 20  # of state, whose steps are long enough too: not copied for a trial
-_GAIN = 1.1  # that a loop must bring: the clock must not decide between equals
+_LONG_SECONDS = 0.003  # for such a step, the time of the start does not matter
+_LARGE_BYTES = 64 << 20  # with such a state steps are long enough too, so it is not copied for a trial
+_GAIN = 1.1  # required of a loop, so that noise does not decide
 
 Call = Callable[..., tuple[Any, jax.Array]]
 
 
 def looped(step: Call) -> Call:
-    """`steps` times `step`: (state, frozen, window, data, place, steps) to the state after and a token."""
+    """A function `(state, frozen, window, data, place, steps)` that calls `step` `steps` times, and returns
+    the state and a token."""
 
     def run(state, frozen, window, data, place, steps):
         after = lax.fori_loop(0, steps, lambda _, s: step(s, frozen, window, data, place)[0], state)
@@ -42,7 +42,7 @@ def looped(step: Call) -> Call:
 
 
 def compile_loop(step: Call, arguments: tuple, options: dict[str, Any] | None) -> Any:
-    """`looped(step)`, compiled; its last argument is `()` int32."""
+    """`looped(step)`, compiled for a `steps` of `()` int32."""
     return (
         jax.jit(looped(step), donate_argnums=0, compiler_options=options)
         .lower(*arguments, jnp.int32(1))
@@ -51,23 +51,23 @@ def compile_loop(step: Call, arguments: tuple, options: dict[str, Any] | None) -
 
 
 def worth_a_trial(single: Any, arguments: tuple) -> bool:
-    """Whether the state is small and a step, run on a copy of it, so short that its start may matter."""
+    """Whether the state is small and a step, timed on a copy of it, so short that its start may matter."""
     state, *rest = arguments
     if nbytes(state) > _LARGE_BYTES:
         return False
-    _seconds(lambda s: single(s, *rest), state, 1)  # the first call of a program may load it
+    _seconds(lambda s: single(s, *rest), state, 1)  # the first call may load the program
     return _seconds(lambda s: single(s, *rest), state, 2) < _LONG_SECONDS
 
 
 def gain(single: Any, several: Any, arguments: tuple) -> float:
-    """How many times faster `STEPS` steps are in one call than in as many."""
+    """The speedup of `STEPS` steps in one call over `STEPS` calls."""
     state, *rest = arguments
     steps = jnp.int32(STEPS)
-    apart = together = np.inf
-    for _ in range(3):  # in turns, since machines are noisy
-        apart = min(apart, _seconds(lambda s: single(s, *rest), state, STEPS))
+    separate = together = np.inf
+    for _ in range(3):  # alternating, since machines are noisy
+        separate = min(separate, _seconds(lambda s: single(s, *rest), state, STEPS))
         together = min(together, _seconds(lambda s: several(s, *rest, steps), state, 1) / STEPS)
-    return apart / together
+    return separate / together
 
 
 def is_worth_it(ratio: float) -> bool:
@@ -75,7 +75,7 @@ def is_worth_it(ratio: float) -> bool:
 
 
 def _seconds(call: Callable[[Any], tuple[Any, jax.Array]], state: Any, times: int) -> float:
-    """Of one of `times` calls, on a copy of `state`."""
+    """The mean seconds of `times` calls, on a copy of `state`."""
     state = jax.block_until_ready(jax.tree.map(jnp.copy, state))
     began = time.perf_counter()
     for _ in range(times):

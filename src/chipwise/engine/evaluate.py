@@ -1,8 +1,8 @@
-"""Evaluation: every example exactly once, whatever the batch and the number of devices.
+"""Evaluation: every example exactly once, for any batch and any number of devices.
 
-Each example is judged by itself (the loss is mapped over batches of one), its sums are masked where
-the last batch is padded, and the totals are divided once. So the batch is a matter of memory only,
-and it is chosen from what the compiler says the program needs.
+The loss of each example is computed separately (`vmap` over batches of one), padding in the last batch is
+masked, and totals are divided once at the end. So the batch affects only memory, and is chosen by the memory
+that the compiled program needs.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from . import feed, keys
 from .placement import GROUP, Placement
 from .replica import checked
 
-FIRST_BATCH_PER_DEVICE = 1024  # past this size a larger batch no longer speeds up any chip we know of
-QUEUED_BATCHES = 16  # that the devices may have to do: more bring nothing (see `session.QUEUED_ON_CPUS`)
-CPU_LIMIT_BYTES = 1 << 30  # on the host a larger batch only leaves the caches
+FIRST_BATCH_PER_DEVICE = 1024  # no chip we know of is faster with a larger batch
+QUEUED_BATCHES = 16  # more do not help, and may deadlock (see `session.QUEUED_ON_CPUS`)
+CPU_LIMIT_BYTES = 1 << 30  # a larger batch on the host only exceeds the caches
 
 
 class Evaluator:
     """Evaluates a task's `eval` source; compiled once, used any number of times.
 
-    *Arguments:* `batch`, global, forces a batch; by default it is the largest that fits
-    `limit_bytes` of temporary memory a device (default: four fifths of what is free); `workers`: who reads
-    data that does not live on the devices, see `data.workers`.
+    *Arguments:* `batch`, the global batch, by default chosen such that a device needs at most `limit_bytes`
+    of temporary memory (default: four fifths of the free memory); `workers`, which read data that is not on
+    the devices, see `data.workers`.
 
-    Raises `DataError` when evaluation data is missing or empty, `DeviceError` when not even one
-    example a device fits.
+    Raises `DataError` when evaluation data is missing or empty, `DeviceError` when not even one example per
+    device fits.
     """
 
     def __init__(
@@ -70,15 +70,15 @@ class Evaluator:
         if self.resident:
             self.data = placement.spread(feed.flat(feed.read(source, recipe.task.classes, "evaluation")))
         self._spec = spec_of(source)
-        # A loss that cannot evaluate says so now, not when the training is over.
-        made = jax.eval_shape(lambda: recipe.task.init(keys.init_key(recipe.seed)))
+        # A loss that cannot evaluate fails now, not after the training.
+        initial = jax.eval_shape(lambda: recipe.task.init(keys.init_key(recipe.seed)))
         jax.eval_shape(
-            lambda p, s, e: self._one(precision.cast(p, recipe.precision), s, e), *made, self._spec
+            lambda p, s, e: self._one(precision.cast(p, recipe.precision), s, e), *initial, self._spec
         )
         self._limit, self._wanted = limit_bytes, workers
         self._workers: Workers | None = None
         self._compiled: Any = None
-        # A batch cut evenly over the devices: round up, the mask drops what is too much.
+        # Rounded up to a multiple of the devices; the mask excludes the padding.
         wanted = batch if batch is not None else FIRST_BATCH_PER_DEVICE * self.devices
         self.device_batch = -(-min(wanted, self.examples) // self.devices)
         self._chosen = batch is not None
@@ -89,7 +89,7 @@ class Evaluator:
         return self.device_batch * self.devices
 
     def __call__(self, params: Tree, state: Tree) -> dict[str, Any]:
-        """Metric name to value (`Sum.value` of all examples: a float, or a NumPy array)."""
+        """Metric name to value: `Sum.value` over all examples, a float or a NumPy array."""
         while True:
             try:
                 if self._compiled is None:
@@ -114,7 +114,7 @@ class Evaluator:
             if self._chosen or self.device_batch == 1 or needed <= limit:
                 self._compiled = compiled
                 return
-            # Temporary memory grows with the batch: go straight to the size that should fit.
+            # Temporary memory grows with the batch, so the next try is the size that should fit.
             self.device_batch = max(1, min(self.device_batch // 2, self.device_batch * limit // needed))
 
     def _lower(self, params, state):
@@ -128,10 +128,10 @@ class Evaluator:
             (jax.ShapeDtypeStruct((rows,), jnp.int32), jax.ShapeDtypeStruct((rows,), jnp.bool_)), rows=True
         )
         if self.placement.shards > 1:
-            held = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params)
-            over = NamedSharding(self.placement.mesh, P(GROUP))
-            grouped = jax.jit(self._group_eval, out_shardings=over)
-            return grouped.lower(held, whole(state), data, indices, mask)
+            cut = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params)
+            over_groups = NamedSharding(self.placement.mesh, P(GROUP))
+            program = jax.jit(self._group_eval, out_shardings=over_groups)
+            return program.lower(cut, whole(state), data, indices, mask)
         body = jax.shard_map(
             self._device_eval,
             mesh=self.placement.mesh,
@@ -150,25 +150,25 @@ class Evaluator:
             keep = mask.reshape(-1, *[1] * (x.ndim - 1))
             return jnp.sum(jnp.where(keep, x, jnp.zeros_like(x)), axis=0, keepdims=True)
 
-        # Each device's sums leave as they are and meet on the host. A collective in a program that also
-        # computes can starve simulated devices: on the CPU a waiting collective holds a thread of the
-        # pool that the others compute with.
+        # The host adds the devices' sums. A collective in a program that also computes could deadlock
+        # simulated devices: on the CPU, a waiting collective holds a thread of the pool in which the other
+        # devices compute.
         return jax.tree.map(total, jax.vmap(self._one, (None, None, 0))(params, state, batch))
 
     def _group_eval(self, params, state, data, indices, mask):
-        """`_device_eval` where groups are several devices, over which the compiler cuts the parameters: one
-        program for all groups, whose collectives stay in each."""
+        """`_device_eval` for groups of several devices, over which the compiler cuts the parameters: one
+        program for all groups, with collectives only within a group."""
         mesh, batch = self.placement.mesh.abstract_mesh, data
         if self.resident:
-            over = NamedSharding(mesh, P(mesh.axis_names))
+            rows = NamedSharding(mesh, P(mesh.axis_names))
             picked = feed.pick(data, indices, self._spec)
-            batch = jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, over), picked)
+            batch = jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, rows), picked)
         params = precision.cast(params, self.recipe.precision)
 
         def total(x):
             keep = mask.reshape(-1, *[1] * (x.ndim - 1))
-            kept = jnp.where(keep, x, jnp.zeros_like(x))
-            return jnp.sum(kept.reshape(self.placement.groups, -1, *x.shape[1:]), axis=1)
+            masked = jnp.where(keep, x, jnp.zeros_like(x))
+            return jnp.sum(masked.reshape(self.placement.groups, -1, *x.shape[1:]), axis=1)
 
         with in_group(mesh, rows=False):
             sums = jax.vmap(self._one, (None, None, 0))(params, state, batch)
@@ -177,9 +177,9 @@ class Evaluator:
     def _one(self, params, state, example: dict) -> dict[str, Sum]:
         """The sums of one unbatched example."""
         recipe = self.recipe
-        alone = precision.cast_batch({k: v[None] for k, v in example.items()}, recipe.precision)
+        batch = precision.cast_batch({k: v[None] for k, v in example.items()}, recipe.precision)
         with precision.products(recipe.precision), traced_for(self.placement.lead):
-            returned = recipe.task.loss(params, state, alone, keys.eval_key(recipe.seed), False)
+            returned = recipe.task.loss(params, state, batch, keys.eval_key(recipe.seed), False)
         return checked(returned, state)[0]
 
     def _run(self, params, state) -> dict[str, Any]:
@@ -197,15 +197,15 @@ class Evaluator:
                 queued = min(queued, stream.in_use)
             for start in starts:
                 mask = np.arange(start, start + self.batch) < self.examples
-                own = self.placement.own((self._rows(start), mask), devices=True)
-                placed = self.placement.spread(own, rows=True)
+                local = self.placement.own((self._rows(start), mask), devices=True)
+                placed = self.placement.spread(local, rows=True)
                 data = stream.next() if self.data is None else self.data
                 parts.append(self._compiled(params, state, data, *placed))
-                del data  # its memory may be used for another batch
+                del data  # frees its memory for another batch
                 if len(parts) >= queued:
-                    jax.block_until_ready(parts[-queued])  # or batches would queue up on the device
-            host = jax.tree.map(lambda *found: self._whole(found), *parts)
-        # One wait, at the end; added in float64 so that the cut into batches cannot show.
+                    jax.block_until_ready(parts[-queued])  # otherwise batches would queue up on the device
+            host = jax.tree.map(lambda *sums: self._whole(sums), *parts)
+        # In float64, so that totals do not depend on the batch.
         totals: dict[str, Sum] = {}
         for name, s in host.items():
             t, c = (_added(np.asarray(x, np.float64)) for x in (s.total, s.count))
@@ -213,26 +213,28 @@ class Evaluator:
         return finished(totals)
 
     def _whole(self, parts: Sequence[jax.Array]) -> np.ndarray:
-        """What the batches gave, each `(groups, ...)` over the mesh, as `(groups, batches, ...)`."""
+        """The sums of all batches, each `(groups, ...)` over the mesh, as one array `(groups, batches,
+        ...)`."""
         if self.placement.hosts.count == 1:
             return np.stack(jax.device_get(parts), axis=1)
         if self.placement.shards > 1:
-            every = [multihost_utils.process_allgather(part, tiled=True) for part in parts]
-            return np.stack(every, axis=1)
-        held = [np.stack(of, axis=1) for of in zip(*map(self.placement.split, parts), strict=True)]
+            gathered = [multihost_utils.process_allgather(part, tiled=True) for part in parts]
+            return np.stack(gathered, axis=1)
+        by_group = [np.stack(sums, axis=1) for sums in zip(*map(self.placement.split, parts), strict=True)]
         placed = [
-            jax.device_put(of, group.device) for of, group in zip(held, self.placement.local, strict=True)
+            jax.device_put(sums, group.device)
+            for sums, group in zip(by_group, self.placement.local, strict=True)
         ]
         return self.placement.assemble(placed)
 
     def close(self) -> None:
-        """Ends the workers that read what does not live on the devices."""
+        """Stops the workers that read data."""
         if self._workers is not None:
             self._workers.close()
             self._workers = None
 
     def _rows(self, start: int) -> np.ndarray:
-        """The examples of the batch from `start` on, `(batch,)` int32, padded with the first."""
+        """The indices of the batch from `start` on, `(batch,)` int32, padded with example 0."""
         rows = np.arange(start, start + self.batch, dtype=np.int32)
         return np.where(rows < self.examples, rows, 0).astype(np.int32)
 
@@ -248,7 +250,7 @@ class Evaluator:
 
 
 def _added(parts: np.ndarray) -> np.ndarray:
-    """The sum of `(groups, batches, ...)` over both, batch after batch."""
+    """The sum of `(groups, batches, ...)` over both axes, batch after batch."""
     total = None
     for batch in np.moveaxis(parts, 1, 0):
         of_groups = np.sum(np.ascontiguousarray(batch), axis=0)

@@ -1,7 +1,7 @@
-"""Curves for TensorBoard: an event file in the run's folder.
+"""Curves for TensorBoard: an event file in the run folder.
 
-`tensorboard --logdir runs` so calls each run by its folder's name. The caller's thread writes: tensorboardX's
-`SummaryWriter` has a thread of its own, which on a full disk prints a traceback.
+So `tensorboard --logdir runs` names each run by its folder. The caller's thread writes, since the thread of
+tensorboardX's `SummaryWriter` prints a traceback when the disk is full.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ _SECONDS = 10.0  # between flushes, each of which waits for the disk
 
 
 class Events:
-    """One event file of the run in `folder`. `purge`: the step from which earlier processes' values are void.
+    """An event file of the run in `folder`.
 
-    All methods raise `OSError` for what cannot be written.
+    *Arguments:* `purge`, the step from which values of earlier processes are ignored.
+    All methods raise `OSError` when the file cannot be written.
     """
 
     def __init__(self, folder: Path, purge: int | None = None):
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-        # Two processes of a run may start within the second that is in the file's name
+        # The file's name has the time in seconds, and two processes of a run may start within a second.
         self._writer = EventsWriter(str(folder / PREFIX), f".{os.getpid()}")
         self._flushed = time.monotonic()
         if purge is not None:
@@ -45,5 +46,5 @@ class Events:
     def close(self) -> None:
         try:
             self._writer.flush()
-        finally:  # tensorboardX's own `close` leaves the file open where it cannot flush
+        finally:  # tensorboardX's `close` leaves the file open if it cannot flush
             self._writer._py_recordio_writer.close()

@@ -1,6 +1,6 @@
-"""Brings each step its window and its data: kept on the devices when they fit, streamed otherwise.
+"""Feeds each step its window and its data, which is kept on the devices if it fits, and streamed otherwise.
 
-Either way the step sees the same examples in the same order, so the choice cannot change a bit.
+In both cases a step gets the same examples in the same order, so results do not depend on the choice.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from ..recipe.source import Source
 from ..words.facts import Fact, fact
 from .placement import Placement
 
-_WINDOW_INDICES = 1 << 20  # 4 MB of int32: small beside any data set, thousands of steps of a small one
+_WINDOW_INDICES = 1 << 20  # 4 MB of int32: little memory, and thousands of steps with a small batch
 _WINDOW_STEPS = 1024
 
 
 class Windows:
     """The steps' indices, epochs and hyperparameters, some hundred steps at a time.
 
-    `at(step)` gives the window that holds `step`, as each local group has it; the next one is made in the
-    background. `length` is `window_length(recipe)`, unless the program was compiled for another.
+    `at(step)` returns the window of `step` on each local group; the next window is made in the background.
+    `length` is `window_length(recipe)`, unless the program was compiled for another length.
     """
 
     def __init__(self, recipe, placement: Placement, start: int, length: int | None = None):
@@ -53,18 +53,18 @@ class Windows:
         return self._window
 
     def left(self, step: int) -> int:
-        """How many steps from `step` on the window of `at(step)` holds."""
+        """The number of steps in the window of `at(step)` from `step` on."""
         first = self._first if self._window is not None and step < self._first + self.length else step
         return first + self.length - step
 
     def _make(self, start: int) -> Any:
         window = host_window(self.recipe, start, self.length)
         rows = window["rows"]
-        whole = self._placement.put({"hyper": window["hyper"], "rows": {**rows, "indices": None}})
-        own = self._placement.cut(self._placement.own(rows["indices"], axis=1), axis=1)
+        replicated = self._placement.put({"hyper": window["hyper"], "rows": {**rows, "indices": None}})
+        cut = self._placement.cut(self._placement.own(rows["indices"], axis=1), axis=1)
         return [
             {"hyper": shared["hyper"], "rows": {**shared["rows"], "indices": indices}}
-            for shared, indices in zip(whole, own, strict=True)
+            for shared, indices in zip(replicated, cut, strict=True)
         ]
 
     def close(self) -> None:
@@ -72,12 +72,12 @@ class Windows:
 
 
 def window_length(recipe) -> int:
-    """How many steps a window of this recipe holds."""
+    """The number of steps in a window of this recipe."""
     return max(1, min(_WINDOW_STEPS, _WINDOW_INDICES // recipe.batch, recipe.clock.total or 1))
 
 
 def window_spec(recipe, rows: int) -> dict[str, Any]:
-    """The shapes of `host_window` on a device that has `rows` of each batch, without making one."""
+    """The shapes of `host_window` on a device that has `rows` rows of each batch."""
     length = window_length(recipe)
     scalar, steps = jax.ShapeDtypeStruct((), np.int32), jax.ShapeDtypeStruct((length,), np.int32)
     values = jax.ShapeDtypeStruct((length,), np.float32)
@@ -97,11 +97,15 @@ def window_spec(recipe, rows: int) -> dict[str, Any]:
 def host_window(recipe, start: int, length: int) -> dict[str, Any]:
     """The window of steps `start` to `start + length - 1`, as NumPy arrays.
 
-    *Returns* two parts, each with `start` `()` int32: `rows`, with the recipe's `seed` `()` uint32,
-    `indices` `(length, batch)` int32, and `epoch` and `cut` `(length,)` int32, the epoch of a step's first
-    example and the position in the batch from which examples belong to the next one; `hyper`, with
-    `tables`, name to `(length,)` float32. Rows beyond the end of the run repeat the last one; no step
-    reads them.
+    *Returns* two parts, each with `start` `()` int32:
+
+    - `rows`: the recipe's `seed` `()` uint32; `indices` `(length, batch)` int32; `epoch` `(length,)` int32,
+      the
+      epoch of a step's first example; `cut` `(length,)` int32, the position in the batch from which examples
+      belong to the next epoch.
+    - `hyper`: `tables`, name to `(length,)` float32.
+
+    Rows after the end of the run repeat the last one; no step reads them.
     """
     clock, batch = recipe.clock, recipe.batch
     stop = max(start + 1, min(start + length, clock.total))
@@ -130,16 +134,17 @@ def host_window(recipe, start: int, length: int) -> dict[str, Any]:
 
 
 def flat(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Columns `(n, ...)` as rows `(n, values)`, without copying: so they lie on a device, to be indexed.
+    """Columns `(n, ...)` as rows `(n, values)`, without copying: the layout of data on a device.
 
-    A TPU picks whole rows of a matrix in microseconds, while for images `(n, height, width, channels)` its
-    compiler first rearranges the whole data set, in every step: 12.6 ms for CIFAR-10 on a v2.
+    A TPU gathers rows of a matrix in microseconds. For images `(n, height, width, channels)` its compiler
+    first rearranges the whole data set, in every step: 12.6 ms for CIFAR-10 on a v2.
     """
     return {k: v.reshape(len(v), -1) if v.ndim > 1 else v for k, v in columns.items()}
 
 
 def pick(data: dict, indices, spec: Spec) -> dict:
-    """The examples at `indices` `(n,)` of `flat` data, traced: columns `(n, ...)` shaped as in `spec`."""
+    """The examples at `indices` `(n,)` of `flat` data, as columns `(n, ...)` with the shapes of `spec`.
+    Traced."""
     return {
         k: v.at[indices].get(mode="promise_in_bounds").reshape(len(indices), *spec[k].shape)
         for k, v in data.items()
@@ -147,17 +152,17 @@ def pick(data: dict, indices, spec: Spec) -> dict:
 
 
 def fits(source: Source, device_bytes: int | None) -> bool:
-    """Whether a source may live on each device: at most a quarter of its memory (2 GiB if unknown), and of
-    what the host, which reads it first, has free at most half."""
+    """Whether each device can keep a source: it takes at most a quarter of a device's memory (2 GiB if that
+    is unknown), and at most half of the free memory of the host, which reads it first."""
     limit = 2 << 30 if device_bytes is None else device_bytes // 4
     return nbytes(source) <= min(limit, memory().available_bytes // 2)
 
 
 def resident(source: Source, limit: int | None, feed: str = "auto") -> bool:
-    """Whether a source is kept in the memory of each device: as `feed` (see `On`) says, or when it `fits`.
+    """Whether a source is kept on each device: as `feed` (see `On`) says, by default if it `fits`.
 
-    *Arguments:* `limit`, bytes of that memory, `None` if unknown.
-    Raises `DataError` when it must be on the device and is larger than its memory.
+    *Arguments:* `limit`, the bytes of a device's memory, `None` if unknown.
+    Raises `DataError` when it must be kept on the device and is larger than its memory.
     """
     if feed == "device" and limit is not None and nbytes(source) > limit:
         raise DataError("data-above-memory", size=nbytes(source), memory=limit)
@@ -165,17 +170,17 @@ def resident(source: Source, limit: int | None, feed: str = "auto") -> bool:
 
 
 def read(source: Source, classes: int | None, what: str) -> dict[str, np.ndarray]:
-    """Every example of `source`, column to `(examples, ...)`, labels checked."""
+    """All examples of `source`, column to `(examples, ...)`, with checked labels."""
     columns = materialize(source)
     check_labels(columns, classes, what)
     return columns
 
 
 class Resident:
-    """Data that lives on the devices: nothing to wait for."""
+    """Data that is kept on the devices, so there is nothing to wait for."""
 
     stream = None
-    in_use = math.inf  # batches that the loop may hold on to
+    in_use = math.inf  # batches that may be in use at the same time
 
     def __init__(self, placed: Any):
         self.placed = placed
@@ -187,7 +192,7 @@ class Resident:
         return self.placed
 
     def held(self, devices: int) -> Any:
-        """What a device holds of the training data, as arrays or shapes."""
+        """A device's training data, as arrays or shapes."""
         return self.placed[0]
 
     def close(self) -> None:
@@ -195,7 +200,7 @@ class Resident:
 
 
 class Streamed:
-    """The training batches of steps `start` and on, read and transferred in the background.
+    """The training batches from step `start` on, read and transferred in the background.
 
     *Arguments:* `workers`: see `data.workers`.
     """
@@ -212,9 +217,9 @@ class Streamed:
             check_labels(columns, task.classes, "training", indices)
             if recipe.shards == 1:
                 return placement.cut(columns)
-            each = recipe.batch // recipe.replicas
-            apart = {k: v.reshape(-1, each, *v.shape[1:]) for k, v in columns.items()}
-            return placement.cut(apart, within=P(None, SHARD))
+            rows = recipe.batch // recipe.replicas
+            by_replica = {k: v.reshape(-1, rows, *v.shape[1:]) for k, v in columns.items()}
+            return placement.cut(by_replica, within=P(None, SHARD))
 
         rows = recipe.batch // placement.groups * len(placement.local)
         self.stream = Stream(task.train, wanted(), rows, place, workers)
@@ -235,15 +240,15 @@ class Streamed:
         )
 
     def at(self, step: int, idle: Callable[[], bool], stopped: Callable[[], bool] = lambda: False) -> Any:
-        """The batch of `step`, which must be the one after the last; `None` once `stopped()`."""
+        """The batch of `step`, which must follow the last one; `None` once `stopped()`."""
         batch = self.stream.next(idle, stopped)
         assert step == self._step, f"the feed is at step {self._step}, the loop at {step}"
         self._step += 1
         return batch
 
     def held(self, devices: int) -> Any:
-        each = math.ceil(self.stream.batch_bytes / devices)
-        return jax.ShapeDtypeStruct((self.stream.batches * each,), np.uint8)
+        batch_bytes = math.ceil(self.stream.batch_bytes / devices)
+        return jax.ShapeDtypeStruct((self.stream.batches * batch_bytes,), np.uint8)
 
     def close(self) -> None:
         self.stream.close()

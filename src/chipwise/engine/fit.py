@@ -43,40 +43,40 @@ def fit(
     progress: str = "auto",
     source: dict[str, Any] | None = None,
 ) -> Result:
-    """Trains `recipe` on every device found, and returns the result.
+    """Trains `recipe` on all devices, and returns the result.
 
-    Nothing but `recipe` changes the result, unless `On(exact=False)` allows the device count to.
+    Only `recipe` changes the result, unless `On(exact=False)` lets the device count change it too.
 
     *Arguments:*
 
-    - `run`: folder for metrics and checkpoints; a run found there is resumed. `None` keeps nothing.
+    - `run`: folder for metrics and checkpoints; a run in it is resumed. With `None`, nothing is written.
     - `on`: which devices, and how they are fed; see `On`.
     - `eval_every`, `log_every`, `checkpoint_every`: durations such as `"1ep"`, `"100st"`, `"5%"`.
       `eval_every=None` evaluates at the end only.
     - `stop_after`: stop and save after this duration, without changing any schedule.
     - `keep_best`: a metric such as `"eval/accuracy"`, whose best checkpoint is kept in the folder `best`;
       `patience`: a duration; the run ends after it without a better value.
-    - `fresh`: discard a run found in the folder.
+    - `fresh`: discard a run in the folder.
     - `steps_per_call`: steps that the host starts at once, with `exact=False`, one device and data in its
-      memory; `None` tries in long runs whether 16 are faster.
+      memory; `None` measures in long runs whether 16 are faster.
     - `progress`: `"auto"`, `"bar"`, `"lines"` or `"none"`.
     - `source`: how the command line made the recipe, stored with the run.
 
     Raises `RecipeError`, `DataError`, `DeviceError`, `RunError` before training begins; `DivergedError`
-    for a loss that is not finite; `Stopped` after SIGTERM or Ctrl-C, when the run is saved.
+    for a loss that is not finite; `Stopped` after SIGTERM or Ctrl-C, once the run is saved.
     """
     best = Best.of(recipe, keep_best, patience, run)
     with contextlib.ExitStack() as closing:
-        # ---- agreements, before anything is read, written or compiled
+        # ---- devices, hosts and schedule: checked before anything is read, written or compiled
         closing.enter_context(hosts().failing())
-        first = hosts().first  # which writes and speaks for all
+        first = hosts().first  # only this host writes and reports
         reporter, meter = Reporter(progress if first else "silent"), Meter(recipe.batch)
         closing.callback(reporter.stop)
         agenda = Agenda.of(recipe.clock, eval_every, log_every, checkpoint_every, stop_after)
         session = closing.enter_context(Session(recipe, on, steps_per_call=steps_per_call))
         _introduce(session, reporter)
 
-        # ---- data: read and checked while nothing is lost by leaving
+        # ---- data: read and checked before the run folder is touched
         session.read()
         if recipe.task.eval is not None:
             session.open_evaluation()
@@ -131,8 +131,8 @@ def _compile(session: Session, meter: Meter, reporter: Reporter, trial: bool) ->
 def _train(
     session: Session, agenda: Agenda, log: Log, saver: Saver, stop: StopRequest, best: Best | None
 ) -> None:
-    """Steps until `agenda.last`, a stop or the end of patience. The host only starts steps; it waits one
-    after a log step."""
+    """Steps until `agenda.last`, a stop or the end of patience. The host only starts steps, and reads metrics
+    one step after a log step."""
     session.wait()
     log.meter.mark(session.step, first=True)
     saver.begin()
@@ -155,7 +155,7 @@ def _train(
 
 
 def _keep(session: Session, log: Log, saver: Saver, best: Best | None) -> None:
-    """Keeps the state just evaluated, where it is the best."""
+    """Keeps the state that was just evaluated, if it is the best."""
     if best is None:
         return
     if session.placement.agree("best", best.improved(session.step, log.final)):
@@ -168,15 +168,15 @@ def evaluate(
 ) -> dict[str, Any]:
     """Metric name to value over the task's `eval` source, every example exactly once.
 
-    *Arguments:* `batch` is global and chosen from the memory needed when left out; of `on` only
-    the devices are used (any number works).
+    *Arguments:* `batch`, global, by default chosen by the memory that it needs; `on`, of which only the
+    devices matter (any number works).
     """
     placement = Placement.of(detect(on.devices, on.platform), recipe.shards)
     with placement.hosts.failing(), contextlib.closing(Evaluator(recipe, placement, batch)) as evaluator:
         if placement.shards == 1:
             return evaluator(*placement.spread((params, state)))
-        held = placement.put_cut(params, axes_of(recipe, params)), placement.put(state)
-        return evaluator(*map(placement.gather, held))
+        placed = placement.put_cut(params, axes_of(recipe, params)), placement.put(state)
+        return evaluator(*map(placement.gather, placed))
 
 
 def _result(
@@ -188,15 +188,15 @@ def _result(
     run: str | None,
     best: Best | None,
 ) -> Result:
-    """Evaluates at the end, and writes what came out unless it stands there."""
+    """Evaluates at the end, and writes the result unless it is already in the folder."""
     if best is None:
-        session.forget_optimizer()  # no longer needed: the evaluation can use its memory
+        session.forget_optimizer()  # the evaluation can use its memory
     log.evaluate(session)
     _keep(session, log, saver, best)
     log.reporter.stop()
     early = best is not None and best.over and session.step < session.total
-    kept = None if best is None else {**best.to_json(), "ended_early": early}
-    result = Result.of(session, log, log.meter, begin, run, kept)
+    best_found = None if best is None else {**best.to_json(), "ended_early": early}
+    result = Result.of(session, log, log.meter, begin, run, best_found)
     complete = session.step == session.total or early
     if folder is not None and complete and (begin < session.step or folder.result() is None):
         folder.finish(result.to_json())

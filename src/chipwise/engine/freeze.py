@@ -1,4 +1,4 @@
-"""Frozen parameters: inputs of the step, not differentiated, not summed, unknown to the optimizer."""
+"""Frozen parameters: inputs of the step without gradients, sums over replicas or optimizer state."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def split(params: Tree, patterns: tuple[str, ...], state: Tree = None) -> tuple[
     """`params` as two trees of one structure, trained and frozen, each `None` where the other has a leaf.
 
     *Arguments:* `patterns` of paths such as `"backbone/*"`, see `recipe.freezing`; `state` of the task, whose
-    statistics they may name too.
-    Raises `RecipeError` for a pattern that no path matches, or when nothing is left to train.
+    statistics may be frozen too.
+    Raises `RecipeError` for a pattern that matches no path, or when nothing is left to train.
     """
     if not patterns:
         return params, None
@@ -28,14 +28,15 @@ def split(params: Tree, patterns: tuple[str, ...], state: Tree = None) -> tuple[
             raise RecipeError(
                 "frozen-matches-nothing", pattern=pattern, near=near(pattern, known), names=known
             )
-    held = [is_frozen(name, patterns) for name in names]
-    if all(held):
+    is_leaf_frozen = [is_frozen(name, patterns) for name in names]
+    if all(is_leaf_frozen):
         raise RecipeError("all-frozen", patterns=list(patterns), count=len(names))
-    if not any(held):
+    if not any(is_leaf_frozen):
         return params, None
-    trained = [None if frozen else leaf for frozen, leaf in zip(held, leaves, strict=True)]
-    rest = [leaf if frozen else None for frozen, leaf in zip(held, leaves, strict=True)]
-    return jax.tree.unflatten(structure, trained), jax.tree.unflatten(structure, rest)
+    pairs = list(zip(is_leaf_frozen, leaves, strict=True))
+    trained = [None if fixed else leaf for fixed, leaf in pairs]
+    frozen = [leaf if fixed else None for fixed, leaf in pairs]
+    return jax.tree.unflatten(structure, trained), jax.tree.unflatten(structure, frozen)
 
 
 def whole_params(params: Tree, frozen: Tree) -> Tree:
@@ -46,12 +47,13 @@ def whole_params(params: Tree, frozen: Tree) -> Tree:
 
 
 def still(old: Tree, new: Tree, patterns: tuple[str, ...]) -> Tree:
-    """The task's `new` state with what `patterns` freeze as in `old`, a tree of one structure."""
+    """The task's `new` state, with the leaves that `patterns` freeze as in `old`, a tree of equal
+    structure."""
     if not patterns:
         return new
     pairs = zip(_names(old), jax.tree.leaves(old), jax.tree.leaves(new), strict=True)
-    kept = [before if is_frozen(name, patterns) else after for name, before, after in pairs]
-    return jax.tree.unflatten(jax.tree.structure(old), kept)
+    leaves = [before if is_frozen(name, patterns) else after for name, before, after in pairs]
+    return jax.tree.unflatten(jax.tree.structure(old), leaves)
 
 
 def _names(tree: Tree) -> list[str]:

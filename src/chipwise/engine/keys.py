@@ -1,22 +1,21 @@
-"""Random keys that know the seed, the step, the replica and the example; never the machine.
+"""Random keys that depend on the seed, the step, the replica and the example, but not on the machine.
 
-So dropout, mixing and augmentation do not depend on how many devices there are, and a resumed run goes on
-with the keys that it would have had. A seed is a number below 2^32, or the same as a `()` uint32 array: equal
-keys.
+So dropout, mixing and augmentation do not depend on the number of devices, and a resumed run continues with
+the same keys. A seed is a number below 2^32, or a `()` uint32 array, which gives equal keys.
 """
 
 from __future__ import annotations
 
 import jax
 
-from . import threefry  # noqa: F401  hashes one key without a loop
+from . import threefry  # noqa: F401 (its lowering hashes one key without a loop)
 
-# Streams are folded in first, so that no two uses can meet on one key.
+# Streams are folded in first, so that no two uses share a key.
 _INIT, _REPLICA, _AUGMENT, _EVAL, _OWN = range(5)
 
 
 def _stream(seed: int | jax.Array, stream: int) -> jax.Array:
-    # The generator is named, not left to the configuration: it is part of what a seed means.
+    # The generator is explicit and does not depend on JAX's configuration, since it determines a seed's keys.
     return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), stream)
 
 
@@ -31,18 +30,18 @@ def replica_key(seed: int | jax.Array, step: jax.Array, replica: jax.Array) -> j
 
 
 def augment_keys(seed: int | jax.Array, epochs: jax.Array, indices: jax.Array) -> jax.Array:
-    """One key an example, `(n,)`, from the epoch and the example's index, each `(n,)` int32."""
+    """One key per example, `(n,)`, from the epoch and the example's index, each `(n,)` int32."""
     stream = _stream(seed, _AUGMENT)
     fold = jax.vmap(lambda epoch, index: jax.random.fold_in(jax.random.fold_in(stream, epoch), index))
     return fold(epochs, indices)
 
 
 def own_keys(seed: int | jax.Array, indices: jax.Array) -> jax.Array:
-    """One key an example, `(n,)`, the same in every epoch, from its index `(n,)` int32."""
+    """One key per example, `(n,)`, the same in every epoch, from its index `(n,)` int32."""
     stream = _stream(seed, _OWN)
     return jax.vmap(lambda index: jax.random.fold_in(stream, index))(indices)
 
 
 def eval_key(seed: int) -> jax.Array:
-    """The key handed to the loss in evaluation, `()`: the same for every example."""
+    """The key of the loss in evaluation, `()`: the same for every example."""
     return _stream(seed, _EVAL)

@@ -1,16 +1,16 @@
-"""How logical replicas map onto devices, and in which order their sums are added.
+"""Which devices compute which replicas, and in which order their sums are added.
 
-Floating-point addition is not associative, so a sum over replicas is only the same on every
-number of devices if its brackets are fixed. They are: a binary tree that halves the replica range,
-the left half taking the odd one.
+Floating-point addition is not associative, so a sum over replicas does not depend on the number of devices
+only if the order of additions is fixed. It is a binary tree that halves the range of replicas; if their
+number is odd, the left half is larger.
 
     8 replicas            6 replicas
     ((01)(23))((45)(67))  ((01)2)((34)5)
 
-The leaves are blocks: the replicas that one program computes together, one each unless the recipe says
-otherwise. A device owns a contiguous range of them. It can add its range alone, without changing a
-bracket, exactly when the range is a node of the tree. Equal ranges are all nodes when the device
-count is a power of two that divides the blocks, or the blocks themselves.
+The leaves are blocks: the replicas that one program computes together, by default one replica. A device has a
+contiguous range of blocks. It can add its range first, without changing the order, if and only if the range
+is a node of the tree. Equal ranges are all nodes if the device count is a power of two that divides the
+number of blocks, or is the number of blocks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def tree_sum(parts: Sequence[T], add: Callable[[T, T], T]) -> T:
-    """Adds `parts` in the brackets of the fixed tree. At least one part."""
+    """The sum of `parts`, at least one, in the order of the fixed tree."""
     if len(parts) == 1:
         return parts[0]
     middle = (len(parts) + 1) // 2
@@ -34,10 +34,10 @@ def tree_sum(parts: Sequence[T], add: Callable[[T, T], T]) -> T:
 
 
 def merges(leaves: int) -> tuple[int, ...]:
-    """After pushing leaf `i` on a stack, how often to pop two and push their sum.
+    """For each leaf, the number of times to pop two values and push their sum after pushing the leaf.
 
-    The stack form of `tree_sum`, for a loop that makes one leaf at a time; its depth never
-    exceeds `1 + ceil(log2(leaves))`.
+    This is `tree_sum` with a stack, for a loop that makes one leaf at a time. The depth is at most
+    `1 + ceil(log2(leaves))`.
     """
     if leaves == 1:
         return (0,)
@@ -47,22 +47,24 @@ def merges(leaves: int) -> tuple[int, ...]:
 
 
 def exact_counts(blocks: int) -> list[int]:
-    """The device counts that give the same bits for this many blocks, ascending."""
+    """The device counts that give the same bits with `blocks` blocks, ascending."""
     powers = [1 << i for i in range(blocks.bit_length()) if blocks % (1 << i) == 0]
     return sorted({*powers, blocks})
 
 
 def even_counts(replicas: int) -> list[int]:
-    """The device counts that divide the replicas, ascending (enough for `exact=False`)."""
+    """The device counts that divide the replicas, ascending: those of `exact=False`."""
     return [n for n in range(1, replicas + 1) if replicas % n == 0]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How one recipe lies on one machine. All counts are global unless the name says otherwise.
+    """The distribution of a recipe over a machine. All counts are global unless the name says otherwise.
 
-    `blocks`: of the recipe, as many as replicas when 0; without `exact` as many as groups. `shards`: devices
-    of a group, which computes its replicas one after another; mostly 1.
+    *Fields:* `blocks` of the recipe, as many as replicas if 0; without `exact`, as many as groups. `shards`,
+    the devices of a group, which computes its replicas one after another; usually 1.
+
+    Raises `RecipeError` or `DeviceError` when batch, replicas, blocks and devices do not divide.
     """
 
     batch: int
@@ -105,17 +107,17 @@ class Layout:
 
     @property
     def groups(self) -> int:
-        """Over which the replicas are shared out: one device each, or `shards`."""
+        """The number of groups over which replicas are distributed: one device each, or `shards`."""
         return self.devices // self.shards
 
     @property
     def together(self) -> int:
-        """How many replicas one program computes."""
+        """The number of replicas that one program computes."""
         return self.replicas // self.blocks
 
     @property
     def blocks_per_device(self) -> int:
-        """How many programs a device, or a group, runs in a step to compute its replicas."""
+        """The number of programs that a device, or a group, runs for its replicas in a step."""
         return self.blocks // self.groups
 
     @property
@@ -132,14 +134,14 @@ class Layout:
 
 
 def shares(recipe: Recipe, exact: bool) -> int:
-    """What devices share out: the recipe's blocks, or without `exact` its replicas. See `usable`."""
+    """The number of units that are distributed over devices: blocks, or without `exact` replicas."""
     return recipe.block_count if exact else recipe.replicas
 
 
 def usable_devices(recipe: Recipe, available: int, exact: bool = True, hosts: int = 1) -> int:
     """The largest device count up to `available` that `recipe` can use; see `usable`.
 
-    Raises `DeviceError` also where the devices cannot be cut into its groups.
+    Raises `DeviceError` also if the devices cannot be divided into its groups.
     """
     if available % recipe.shards:
         raise DeviceError("shards-uneven", shards=recipe.shards, devices=available)
@@ -148,9 +150,10 @@ def usable_devices(recipe: Recipe, available: int, exact: bool = True, hosts: in
 
 
 def usable(replicas: int, available: int, exact: bool = True, hosts: int = 1) -> int:
-    """The largest device count up to `available` that this many replicas can use, equally many on each host.
+    """The largest device count up to `available` that `replicas` replicas (or blocks) can use, with equally
+    many on each host.
 
-    Raises `DeviceError` where this number of hosts cannot share them.
+    Raises `DeviceError` if the replicas cannot be distributed over this number of hosts.
     """
     counts = exact_counts(replicas) if exact else even_counts(replicas)
     fit = [n for n in counts if n <= available and n % hosts == 0]

@@ -1,6 +1,6 @@
-"""What a run folder holds, read and nothing more: no lock is taken, nothing is written, no code is run.
+"""Reads a run folder. Takes no lock, writes nothing, runs no code.
 
-A folder may come from anywhere, and from a process that was killed: every part may be missing or damaged.
+The folder may come from anywhere, and from a killed process, so every part may be missing or damaged.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from ..recipe.recipe import difference
 from ..words.facts import Fact, fact
 
 FROM_WEIGHTS = " from weights "
-"""In the name of a task's `init` that begins with weights of a file or a run; their digest follows."""
+"""Part of the name of a task's `init` that loads weights from a file or a run; their digest follows."""
 
-_DIGITS = 15  # of a step or a number of examples; a file that says more is damaged
+_DIGITS = 15  # at most, of a step or a number of examples; a file with more is damaged
 
 
 @dataclass(frozen=True)
 class StoredRun:
     """A run folder.
 
-    *Fields:* `recipe`, as run; `rows` of metrics by step; `result`, `None` before the run is complete;
-    `processes`, the events of processes.jsonl in their order; `problems`, what is damaged.
+    *Fields:* `recipe`, as run; `rows` of metrics, sorted by step; `result`, `None` before the run is
+    complete; `processes`, the events of processes.jsonl in order; `problems`, the damaged files.
     """
 
     path: Path
@@ -44,7 +44,7 @@ class StoredRun:
 
     @property
     def starts(self) -> list[dict[str, Any]]:
-        """When processes started: the first, and those that resumed."""
+        """The start events of the first process and of those that resumed."""
         return [event for event in self.processes if event["event"] == "start"]
 
     @property
@@ -54,7 +54,7 @@ class StoredRun:
 
     @property
     def clock(self) -> Clock | None:
-        """The run's clock, from the recipe as stored; `None` when that lacks what it takes."""
+        """The run's clock, from the stored recipe; `None` if that lacks a field."""
         task = self.recipe.get("task")
         train = task.get("train") if isinstance(task, dict) else None
         examples = train.get("examples") if isinstance(train, dict) else None
@@ -79,7 +79,7 @@ class StoredRun:
 
     @property
     def running(self) -> bool:
-        """Whether a process of this host is training here now, by its number and when it started."""
+        """Whether a process of this host is training here now, judged by its pid and start time."""
         if not self.processes or self.processes[-1]["event"] != "start":
             return False
         last = self.processes[-1]
@@ -92,19 +92,19 @@ class StoredRun:
 
 
 def read_run(path: str | Path) -> StoredRun:
-    """The run folder `path`. Raises `RunError` when it holds no run, or one that cannot be read."""
+    """The run folder `path`. Raises `RunError` when it has no run, or one that cannot be read."""
     path = Path(path)
-    recipe, (rows, damaged), (result, wrong) = stored_recipe(path), read_rows(path), read_result(path)
+    recipe, (rows, damaged), (result, reason) = stored_recipe(path), read_rows(path), read_result(path)
     problems = []
     if damaged:
         problems.append(fact("metrics-damaged", lines=damaged, count=len(damaged)))
-    if wrong:
-        problems.append(fact("result-damaged", reason=wrong))
+    if reason:
+        problems.append(fact("result-damaged", reason=reason))
     return StoredRun(path, recipe, rows, result, read_processes(path), problems)
 
 
 def read_processes(path: Path) -> list[dict[str, Any]]:
-    """The events of processes.jsonl; damaged lines are left out, a missing file has none."""
+    """The events of processes.jsonl without damaged lines; none if the file is missing."""
     try:
         lines = read_regular(path / "processes.jsonl").decode("utf-8", "replace").splitlines()
     except OSError:
@@ -118,10 +118,8 @@ def read_processes(path: Path) -> list[dict[str, Any]]:
 
 
 def stored_recipe(run: Path) -> dict[str, Any]:
-    """What `recipe.json` of the run folder `run` says.
-
-    Raises `RunError` when there is none, or when it is damaged.
-    """
+    """The content of `recipe.json` in the run folder `run`. Raises `RunError` when it is missing or
+    damaged."""
     file = run / "recipe.json"
     try:
         stored = json.loads(read_regular(file))
@@ -139,8 +137,8 @@ def stored_recipe(run: Path) -> dict[str, Any]:
 def disagreement(
     stored: dict[str, Any], given: dict[str, Any], *, beginning: bool = True
 ) -> list[tuple[str, Any, Any]]:
-    """What two descriptions of a recipe differ in: (setting, stored, given). Where a recipe came from
-    (`source`) does not count, nor, without `beginning`, the weights that training began with."""
+    """The differences of two descriptions of a recipe: (setting, stored, given). Ignores the recipe's origin
+    (`source`) and, unless `beginning`, the initial weights."""
     a, b = ({k: v for k, v in d.items() if k != "source"} for d in (stored, json.loads(json.dumps(given))))
     if not beginning:
         a, b = _of_any_weights(a), _of_any_weights(b)
@@ -169,10 +167,10 @@ def _checkpoints(run: Path) -> list[int]:
 
 
 def read_rows(run: Path) -> tuple[list[dict[str, Any]], list[int]]:
-    """The rows of metrics.jsonl by step, and the numbers of the lines that are damaged.
+    """The rows of metrics.jsonl, sorted by step, and the numbers of damaged lines.
 
-    The last line of a killed process has no end and is none of these. Raises `RunError` for a file that
-    cannot be read; a missing one has no rows.
+    An incomplete last line, as a killed process leaves, is not counted as damaged. A missing file has no
+    rows. Raises `RunError` for a file that cannot be read.
     """
     file = run / "metrics.jsonl"
     try:
@@ -181,20 +179,21 @@ def read_rows(run: Path) -> tuple[list[dict[str, Any]], list[int]]:
         return [], []
     except OSError as error:
         raise RunError("file-unreadable", path=str(file), reason=error.strerror or str(error)) from error
-    found, damaged = [], []
-    *lines, rest = text.split("\n")
-    for at, line in enumerate([*lines, rest], 1):
+    rows, damaged = [], []
+    lines = text.split("\n")
+    for line_number, line in enumerate(lines, 1):
         row = parsed_row(line)
         if row is not None:
-            found.append(row)
-        elif line.strip() and at <= len(lines):
-            damaged.append(at)
-    found.sort(key=lambda row: row["step"])  # stable: training and evaluation of one step keep their order
-    return found, damaged
+            rows.append(row)
+        elif line.strip() and line_number < len(lines):
+            damaged.append(line_number)
+    rows.sort(key=lambda row: row["step"])  # stable: training and evaluation of one step keep their order
+    return rows, damaged
 
 
 def read_result(run: Path) -> tuple[dict[str, Any] | None, str]:
-    """What result.json says, `None` before the run is complete; and what is wrong with the file, or ""."""
+    """The content of result.json, `None` before the run is complete; and the reason if it is damaged, or
+    ""."""
     try:
         result = json.loads(read_regular(run / "result.json"))
         if not isinstance(result, dict):
@@ -207,7 +206,7 @@ def read_result(run: Path) -> tuple[dict[str, Any] | None, str]:
 
 
 def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a row that are metrics: `train/...` and `eval/...`, finite."""
+    """The finite metrics `train/...` and `eval/...` of a row."""
     return {
         name: value
         for name in row
@@ -216,13 +215,13 @@ def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def number(value: Any) -> float | None:
-    """A finite JSON number, of which sums stay finite, or `None` for anything else."""
-    known = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
-    return value if known else None  # NaN is not below either
+    """`value` if it is a JSON number below 1e300, so that sums stay finite; otherwise `None`."""
+    finite = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+    return value if finite else None  # NaN is not below 1e300
 
 
 def parsed_row(line: str) -> dict[str, Any] | None:
-    """A line of metrics.jsonl, or `None` for a damaged one, or one that a killed process did not finish."""
+    """The row in a line of metrics.jsonl, or `None` for a damaged or incomplete line."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
