@@ -9,6 +9,7 @@ import pytest
 
 import chipwise as cw
 import tasks
+from chipwise.data.sources import Mapped
 from chipwise.deploy import features as module
 from chipwise.engine import keys
 from refusals import refused
@@ -58,6 +59,25 @@ def test_one_other_value_is_other_data(tmp_path, monkeypatch):
     changed["x"][17, 3] += 1
     with refused(cw.DataError, "features-of-others"):
         cw.features(body(), cw.Arrays(**changed), tmp_path / "f", on=ONE)
+
+
+def test_the_parameters_are_those_that_training_starts_with():
+    """Among them what the task makes of its data."""
+    data = tasks.data(17, 1)
+    made = np.asarray(np.random.default_rng(4).normal(size=(tasks.FEATURES, 16)), np.float32)
+    found = cw.features(body(from_data=lambda train: {"w": made * len(train)}), data, on=ONE)
+    params = {**tasks.init(keys.init_key(0))[0], "w": made * len(tasks.data())}
+    expected = tasks.plain_logits(params, {"x": data.columns["x"]})
+    np.testing.assert_allclose(found.columns["feature"], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_source_that_gives_other_examples_each_time(tmp_path):
+    rng, data = np.random.default_rng(0), tasks.data(8)
+    random = Mapped(data, lambda e: {**e, "x": rng.integers(0, 255, tasks.FEATURES).astype(np.uint8)})
+    with refused(cw.DataError, "features-unsteady", source="Mapped"):
+        cw.features(body(), random, tmp_path / "f", on=ONE)
+    assert not (tmp_path / "f").exists()
+    assert len(cw.features(body(), random, on=ONE)) == 8
 
 
 def test_a_head_trains_on_them():

@@ -24,7 +24,7 @@ from ..engine import keys
 from ..engine.on import ALL, On
 from ..engine.placement import Placement
 from ..engine.predict import Predictor
-from ..engine.state import fingerprint
+from ..engine.state import fingerprint, from_data, replaced
 from ..errors import DataError
 from ..machine.detect import detect
 from ..recipe.optimizers import sgd
@@ -45,7 +45,7 @@ def features(
 ) -> Arrays | PackedFolder:
     """The outputs of `task.predict` for every example of `data`, as a data set to train on.
 
-    The parameters are those of `task.init`. The bits are the same on any number of devices.
+    The parameters are those with which training starts: of `task.init` and `task.from_data`. The bits are the same on any number of devices.
 
     *Arguments:*
 
@@ -58,11 +58,12 @@ def features(
     *Returns* a source with the column `feature` `(values,)` float32, or the columns of the dict that
     `predict` returns, and with the columns of `data` that the model does not read, such as `label`.
 
-    Raises `RecipeError` for a task without `predict`, `DataError` for data that it cannot read and for an
-    existing folder with other content.
+    Raises `RecipeError` for a task without `predict`, `DataError` for data that it cannot read, for an
+    existing folder with other content, and with `out` for a source that gives other examples each time.
     """
     idle = Recipe(task=task, batch=1, replicas=1, duration="1st", optimizer=sgd(lr=0.0), precision=precision)
     params, state = jax.device_get(jax.jit(task.init)(keys.init_key(seed)))
+    params = jax.device_get(replaced(params, from_data(task)))
     classes = getattr(data, "classes", None) or task.classes
     of = ""
     if out is not None:
@@ -93,6 +94,10 @@ def _content(data: Source) -> str:
     """SHA-256 of all examples, or of a packed folder's manifest, which has the digests of its files."""
     if isinstance(data, PackedFolder):
         return data.manifest["sha256"]
+    some = np.linspace(0, len(data) - 1, min(8, len(data))).astype(np.int32)
+    first, again = (sorted((n, c.tobytes()) for n, c in take(data, some).items()) for _ in range(2))
+    if first != again:
+        raise DataError("features-unsteady", source=type(data).__name__)
     digest, rows = hashlib.sha256(), max(1, _PIECE // max(1, example_bytes(spec_of(data))))
     for start in range(0, len(data), rows):
         for name, column in sorted(take(data, np.arange(start, min(start + rows, len(data)))).items()):

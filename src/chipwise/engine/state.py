@@ -17,7 +17,7 @@ from ..data.sources import Spec, spec_of
 from ..errors import RecipeError, near
 from ..recipe.recipe import Recipe
 from ..recipe.sharding import axes
-from ..recipe.task import Tree
+from ..recipe.task import Task, Tree
 from . import keys, scaling
 from .flat import Cut, Flat
 from .freeze import split, whole_params
@@ -102,11 +102,13 @@ def first_state(recipe: Recipe, make: Any = None, alike: Callable[[Tree], Tree] 
     """`init_state` on the default device. *Arguments:* `make`: the `first_maker` of `recipe`, or of one with
     the same task that differs in the seed and schedules alone; then nothing is compiled again; `alike`: what
     makes NumPy arrays equal that the hosts computed from the data, since processors may round differently."""
-    task = recipe.task
+    return (make or first_maker(recipe))(np.uint32(recipe.seed), from_data(recipe.task, alike))
+
+
+def from_data(task: Task, alike: Callable[[Tree], Tree] = lambda t: t) -> dict[str, Any]:
+    """What `Task.from_data` makes of the training data, as NumPy arrays. *Arguments:* as of `first_state`."""
     given = {} if task.from_data is None else dict(task.from_data(task.train))
-    if given:
-        given = alike(jax.tree.map(np.asarray, given))
-    return (make or first_maker(recipe))(np.uint32(recipe.seed), given)
+    return alike(jax.tree.map(np.asarray, given)) if given else {}
 
 
 def abstract_state(recipe: Recipe) -> TrainState:
@@ -133,7 +135,7 @@ def init_state(
     if not (isinstance(pair, tuple) and len(pair) == 2):
         raise RecipeError("init-returns", got=type(pair).__name__)
     state = jax.tree.map(jnp.asarray, pair[1])
-    whole = _replaced(jax.tree.map(jnp.asarray, pair[0]), given)
+    whole = replaced(jax.tree.map(jnp.asarray, pair[0]), given)
     params, frozen = split(whole, recipe.frozen, state)
     flat = flat_of(recipe, params)
     optimizer = None
@@ -153,7 +155,7 @@ def init_state(
     return dataclasses.replace(first, sums=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
 
 
-def _replaced(params: Tree, given: Mapping[str, Any]) -> Tree:
+def replaced(params: Tree, given: Mapping[str, Any]) -> Tree:
     """`params` with the arrays of `given` at their paths. Raises `RecipeError` for one that does not fit."""
     if not given:
         return params
