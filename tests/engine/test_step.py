@@ -1,5 +1,7 @@
 """The promise: the same bits on every device count that holds whole nodes of the tree."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,11 +10,11 @@ import pytest
 import chipwise as cw
 import tasks
 from chipwise.data.sources import spec_of
-from chipwise.engine import keys, programs
+from chipwise.engine import feed, keys, programs
 from chipwise.engine.layout import Layout
 from chipwise.engine.session import Session
 from chipwise.engine.state import init_state, read
-from chipwise.engine.step import Step
+from chipwise.engine.step import Step, rows
 from refusals import refused
 from sessions import bits, run
 
@@ -63,6 +65,20 @@ def test_streamed_turns_have_the_same_bits(changes):
     recipe = tasks.recipe(duration="8st", **changes)
     first, *others = [bits(run(recipe, n, feed="host")) for n in (1, 2, recipe.replicas)]
     assert all(other == first for other in others)
+
+
+@pytest.mark.parametrize("examples", [4, 5, 11, 12, 13])
+def test_every_occurrence_of_an_example_has_its_own_epoch(examples):
+    """Also in a batch of 12 that spans several, or an example would be augmented twice in the same way."""
+    recipe = tasks.recipe(task=tasks.task(train=tasks.data(examples)), batch=12, replicas=2, duration="4st")
+    at, columns = jax.tree.map(
+        jnp.asarray, (feed.host_window(recipe, 0, 4)["rows"], tasks.data(examples).columns)
+    )
+    take = functools.partial(rows, Layout.of(recipe, 1), True, spec_of(recipe.task.train), examples)
+    for step in range(4):
+        made = [take(jnp.int32(step), at, columns, jnp.int32([replica, replica])) for replica in (0, 1)]
+        epochs = np.concatenate([epochs for _, _, epochs, _ in made])
+        np.testing.assert_array_equal(epochs, (12 * step + np.arange(12)) // examples)
 
 
 @pytest.mark.slow

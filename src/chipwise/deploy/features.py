@@ -45,7 +45,8 @@ def features(
 ) -> Arrays | PackedFolder:
     """The outputs of `task.predict` for every example of `data`, as a data set to train on.
 
-    The parameters are those with which training starts: of `task.init` and `task.from_data`. The bits are the same on any number of devices.
+    The parameters are those with which training starts: of `task.init` and `task.from_data`. The bits are the
+    same on any number of devices.
 
     *Arguments:*
 

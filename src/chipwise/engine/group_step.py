@@ -118,7 +118,9 @@ class GroupStep(Step):
         updates, shards = self.updates, self.layout.shards
         params = self._constrained(updates.whole.unpack(params), self.axes)
         frozen = self._constrained(frozen, self.frozen_axes)
-        take = functools.partial(rows, self.layout, self.resident, self.spec, step, at, data)
+        take = functools.partial(
+            rows, self.layout, self.resident, self.spec, self.recipe.clock.examples, step, at, data
+        )
         spec = P(SHARD)
         if self.together > 1:
             place, spec = place[None] + jnp.arange(self.together, dtype=jnp.int32)[:, None], P(None, SHARD)

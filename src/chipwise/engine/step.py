@@ -191,7 +191,9 @@ class Step:
 
     def _vector(self, inputs, at, data, place) -> jax.Array:
         inputs = (self.updates.flat.unpack(inputs[0]), *inputs[1:])
-        take = functools.partial(rows, self.layout, self.resident, self.spec, inputs[3], at, data)
+        take = functools.partial(
+            rows, self.layout, self.resident, self.spec, self.recipe.clock.examples, inputs[3], at, data
+        )
         if self.together > 1:
             place = place[None] + jnp.arange(self.together, dtype=jnp.int32)[:, None]
             take = jax.vmap(take)
@@ -210,11 +212,12 @@ def stored(spec: Spec, count: int, resident: bool) -> Spec:
     return {name: jax.ShapeDtypeStruct((count, *shape(s)), s.dtype) for name, s in spec.items()}
 
 
-def rows(layout: Layout, resident: bool, spec: Spec, step, at: dict, data: dict, place):
+def rows(layout: Layout, resident: bool, spec: Spec, examples: int, step, at: dict, data: dict, place):
     """The batch of one replica: columns `(replica_batch, ...)`, indices, epochs, and the replica's number.
 
-    *Arguments:* `spec` of one example; `at`: `start`, `indices` (of this device), `epoch` and `cut` of the
-    window; `place` `(2,)` int32, the replica's number among all replicas and on this device.
+    *Arguments:* `spec` of one example; `examples` of the data; `at`: `start`, `indices` (of this device),
+    `epoch` and `cut` of the window; `place` `(2,)` int32, the replica's number among all replicas and on this
+    device.
     """
     row, n, (number, local) = step - at["start"], layout.replica_batch, place
     indices = lax.dynamic_slice(at["indices"], (row, local * n), (1, n))[0]
@@ -227,4 +230,6 @@ def rows(layout: Layout, resident: bool, spec: Spec, step, at: dict, data: dict,
     # A batch may begin in one epoch and end in the next, which begins at position `cut`.
     position = number * n + jnp.arange(n, dtype=jnp.int32)
     epochs = at["epoch"][row] + (position >= at["cut"][row]).astype(jnp.int32)
+    if layout.batch > examples:  # or in a later one
+        epochs += jnp.maximum(position - at["cut"][row], 0) // examples
     return batch, indices, epochs, number
