@@ -44,6 +44,18 @@ def test_the_same_bits_on_any_number_of_groups():
         assert leaf.addressable_shards[0].data.size == leaf.size // 2
 
 
+def test_the_average_is_unpacked_by_one_program(monkeypatch):
+    traced, unpack = [], Cut.unpack
+    monkeypatch.setattr(Cut, "unpack", lambda self, vector: traced.append(1) or unpack(self, vector))
+    with Session(recipe(task=PLAIN, ema=0.9), cw.On(devices=2)) as session:
+        session.begin()
+        first = session._groups.unpack(session._ema(), averaged=True)
+        once = len(traced)
+        second = session._groups.unpack(session._ema(), averaged=True)
+    assert once == len(traced) == 1
+    jax.tree.map(np.testing.assert_array_equal, first, second)
+
+
 def test_a_device_has_a_part_of_every_leaf():
     tree = {"a": np.arange(24.0).reshape(2, 4, 3), "b": np.arange(5.0), "c": np.arange(6.0).reshape(6, 1)}
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, np.float32), tree)

@@ -167,10 +167,6 @@ class GroupStep(Step):
         """The trained parameters as a tree, from their vector."""
         return self._constrained(self.updates.whole.unpack(vector), self.axes)
 
-    def unpacked_average(self, vector: jax.Array) -> Tree:
-        """The averaged parameters as a tree, from their vector."""
-        return self._constrained(self.updates.whole.widened().unpack(vector), self.axes)
-
     def _constrained(self, tree: Tree, axes: Tree) -> Tree:
         return self._placed(tree, jax.tree.map(spec_at, axes))
 

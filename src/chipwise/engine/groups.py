@@ -83,10 +83,18 @@ class GroupPrograms(Programs):
 
     def unpack(self, vector: jax.Array, averaged: bool = False) -> Tree:
         """The trained parameters, or their average, as a tree on the whole mesh, from their vector."""
-        updates = self.functions.updates
-        layout = updates.whole.widened() if averaged else updates.whole
-        shardings = self._cut(self.functions.axes, self.placement.mesh)
-        return jax.jit(layout.unpack, out_shardings=shardings)(vector)
+        return (self._unpack_average if averaged else self._unpack_whole)(vector)
+
+    @functools.cached_property
+    def _unpack_whole(self) -> Any:
+        return self._unpacker(self.functions.updates.whole)
+
+    @functools.cached_property
+    def _unpack_average(self) -> Any:
+        return self._unpacker(self.functions.updates.whole.widened())
+
+    def _unpacker(self, layout: Any) -> Any:
+        return jax.jit(layout.unpack, out_shardings=self._cut(self.functions.axes, self.placement.mesh))
 
     @property
     def template(self) -> TrainState:
