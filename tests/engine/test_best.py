@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import sys
 
 import numpy as np
@@ -84,11 +85,28 @@ def test_patience_ends_the_run_once_and_for_all(whole, tmp_path):
     assert (again.steps, again.fingerprint) == (early.steps, early.fingerprint)
 
 
+def test_a_best_of_steps_that_are_made_again_is_forgotten(tmp_path):
+    """As of a process that was killed after the best of step 5, before the checkpoint of that step."""
+    one = {**QUIET, "on": cw.On(devices=1), "checkpoint_every": "3st"}
+    first = cw.fit(recipe(), tmp_path, **{**one, "eval_every": None}, stop_after="5st")
+    assert first.best["step"] == restore_run(recipe(), tmp_path, best=True).steps == 5
+    shutil.rmtree(tmp_path / "checkpoints" / "5")
+    resumed = cw.fit(recipe(), tmp_path, **one, stop_after="4st")
+    assert resumed.best["step"] == restore_run(recipe(), tmp_path, best=True).steps == 4
+
+
+def test_a_best_that_cannot_be_had_again_counts_no_more():
+    best = Best(tasks.recipe(), "eval/loss", "2st")
+    best.go_on(
+        [{"step": 1, "eval/loss": 0.5}, {"step": 2, "eval/loss": 0.4}], [1], 9, lambda what, value: value
+    )
+    assert not best.over and best.improved(10, {"eval/loss": 0.7}) and best.step == 10
+
+
 def test_larger_is_better_but_for_losses_and_errors():
     accuracy = Best(tasks.recipe(), "eval/accuracy", None)
-    accuracy.go_on(
-        [{"step": 1, "eval/accuracy": 0.5}, {"step": 1, "train/loss": 1.0}], 1, lambda what, value: value
-    )
+    rows = [{"step": 1, "eval/accuracy": 0.5}, {"step": 1, "train/loss": 1.0}]
+    accuracy.go_on(rows, [1], 1, lambda what, value: value)
     assert not accuracy.improved(2, {"eval/accuracy": 0.5})
     assert not accuracy.improved(3, {"eval/accuracy": math.nan})
     assert accuracy.improved(4, {"eval/accuracy": 0.6}) and accuracy.step == 4

@@ -7,7 +7,7 @@ digits of an evaluation depend on the number of devices, so values that agree to
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from ..errors import RecipeError, near
@@ -51,12 +51,17 @@ class Best:
             raise RecipeError("best-without-run", metric=metric)
         return cls(recipe, metric, patience)
 
-    def go_on(self, rows: Iterable[Mapping[str, Any]], step: int, agree: Callable[[str, bool], bool]) -> None:
-        """Continues a run after `step` steps. Only the first host has its `rows`; it decides for all
-        hosts."""
+    def go_on(
+        self, rows: Iterable[Mapping[str, Any]], kept: Collection[int], step: int,
+        agree: Callable[[str, bool], bool],
+    ) -> None:  # fmt: skip
+        """Continues a run after `step` steps. Only the first host has its `rows`; it decides for all hosts. A
+        best value without a checkpoint, at one of the `kept` steps, is forgotten."""
         for row in rows:
             if self.metric in row:
                 self.improved(row["step"], row)
+        if self.step not in kept:
+            self.value, self.step = math.nan, 0
         self.over = agree("patience", self.waited_enough(step))
 
     def improved(self, step: int, metrics: Mapping[str, Any]) -> bool:

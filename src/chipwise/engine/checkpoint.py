@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import logging
 import os
@@ -113,6 +114,12 @@ class Checkpoints:
     def steps(self) -> list[int]:
         """The steps that have a complete checkpoint, ascending."""
         return sorted(self._manager.all_steps())
+
+    def rewind(self, step: int) -> list[int]:
+        """Removes the checkpoints after `step`. *Returns* the steps of the others."""
+        for later in [one for one in self.steps() if one > step]:
+            self._guarded(functools.partial(self._manager.delete, later))
+        return self.steps()
 
     def save(self, step: int, host: Tree, about: dict[str, Any], axes: Tree = None) -> None:
         """Starts to write `host`, a tree of NumPy arrays that do not change, and returns.

@@ -93,7 +93,7 @@ def fit(
         begin = session.step
         log = Log(recipe, meter, reporter, folder, saver, begin)
         if best is not None:
-            best.go_on(log.history, begin, session.placement.agree)
+            best.go_on(log.history, saver.rewind_best(begin), begin, session.placement.agree)
         if folder is not None and begin < agenda.last:
             closing.enter_context(folder.process(session))
 

@@ -91,6 +91,14 @@ class Saver:
                 if self._best is not None:
                     self._best.wait()
 
+    def rewind_best(self, step: int) -> list[int]:
+        """Removes best checkpoints of evaluations after `step`, which a resumed run makes again, maybe at other
+        steps. *Returns* the steps of the others."""
+        if self._folder is None or not (self._folder.path / FOLDER).is_dir():
+            return []
+        self._best = Checkpoints(self._folder.path / FOLDER)
+        return self._best.rewind(step)
+
     def _write(self, to: Checkpoints | None, session: Session, log: Log) -> None:
         with self._meter.section("checkpoint"):
             host = session.snapshot().without("saved")
