@@ -98,6 +98,13 @@ def test_a_state_dict_is_read_and_code_in_a_pickle_is_not_run(tmp_path):
     assert not (tmp_path / "harm").exists()
 
 
+def test_a_view_that_repeats_a_value_states_more_than_its_file_holds(tmp_path):
+    torch = pytest.importorskip("torch")
+    torch.save({"w": torch.zeros(1).expand(1 << 40)}, tmp_path / "w.pt")
+    with refused(cw.DataError, "weights-damaged", path=tmp_path / "w.pt"):
+        pretrained(tmp_path / "w.pt")
+
+
 def test_bad_files_are_one_line(file, tmp_path):
     whole = file.read_bytes()
     for name, content in (

@@ -8,8 +8,8 @@ import pytest
 
 import chipwise as cw
 import tasks
-from chipwise.deploy import trees
 from chipwise.deploy.pretrained import pretrained
+from chipwise.engine import checkpoint
 from refusals import refused
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
@@ -89,6 +89,6 @@ def test_an_orbax_checkpoint_that_states_more_than_it_holds_is_refused(tmp_path,
 
     with ocp.StandardCheckpointer() as writer:
         writer.save(tmp_path / "all", {"w": np.zeros((1000, 1000), np.float32)})
-    monkeypatch.setattr(trees, "_ANYWAY", 0)
+    monkeypatch.setattr(checkpoint, "_ANYWAY", 0)
     with refused(cw.DataError, "weights-damaged", path=tmp_path / "all"):
         pretrained(tmp_path / "all")

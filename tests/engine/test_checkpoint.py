@@ -1,5 +1,6 @@
 """Checkpoints that were damaged, cut short, or could not be written."""
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -10,10 +11,12 @@ import time
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 import chipwise as cw
 import tasks
+from chipwise.engine import checkpoint as module
 from chipwise.engine.checkpoint import KEEP, Checkpoints, digest
 from chipwise.engine.run_folder import RunFolder
 from chipwise.engine.state import abstract_state
@@ -167,6 +170,24 @@ def test_a_half_written_checkpoint_is_not_there(run, template, tmp_path):
     while (place / "30.orbax-checkpoint-tmp").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not (place / "30.orbax-checkpoint-tmp").exists()
+
+
+def test_arrays_that_a_header_alone_states_are_not_read(tmp_path, monkeypatch):
+    """Here a large array of zeros, which is small in its file, and a small recipe."""
+    zeros = {"w": np.zeros((1000, 1000), np.float32)}
+    with contextlib.closing(Checkpoints(tmp_path / "checkpoints")) as checkpoints:
+        checkpoints.save(1, zeros, {})
+        checkpoints.wait()
+        monkeypatch.setattr(module, "_ANYWAY", 0)
+        assert checkpoints.restore(zeros, print)[0]["w"].shape == (1000, 1000)  # as the recipe has it
+        monkeypatch.setattr(ocp, "args", None)  # nothing is restored
+        monkeypatch.setattr(checkpoints, "about", lambda step: {"digest": ""})
+        with pytest.raises(ValueError, match="4000000 bytes stated"):
+            checkpoints.arrays(1)
+        said = []
+        with refused(cw.CheckpointError, "checkpoints-unreadable", steps=[1]):
+            checkpoints.restore({"w": np.zeros((10, 10), np.float32)}, said.append)
+    assert [(fact.code, fact["step"]) for fact in said] == [("checkpoint-damaged", 1)]
 
 
 def test_the_digest_is_that_of_all_versions():

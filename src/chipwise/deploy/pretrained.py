@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..engine.checkpoint import Checkpoints, digest, flatten
+from ..engine.checkpoint import Checkpoints, digest, flatten, refuse_hollow
 from ..engine.stored import FROM_WEIGHTS
 from ..errors import DataError, RecipeError
 from ..recipe.task import Task, Tree
@@ -198,6 +198,7 @@ def _state_dict(file: Path) -> dict[str, np.ndarray]:
     ):
         read = read[inner]
     tensors = {n: t for n, t in read.items() if isinstance(t, torch.Tensor)} if isinstance(read, dict) else {}
+    refuse_hollow(sum(t.nbytes for t in tensors.values()), file)  # a view may repeat one value
     wide = {n: t.float() if t.dtype in (torch.bfloat16, torch.float16) else t for n, t in tensors.items()}
     return {str(n).removeprefix("module."): t.detach().numpy() for n, t in wide.items()}
 

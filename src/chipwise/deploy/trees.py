@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..engine.checkpoint import flatten
+from ..engine.checkpoint import flatten, refuse_hollow, stated_bytes
 from ..errors import DataError
 from .formats import library
 
@@ -70,10 +69,6 @@ def is_orbax(folder: Path) -> bool:
     return any((_newest(folder) / name).exists() for name in ("_METADATA", "manifest.ocdbt"))
 
 
-_ANYWAY, _DENSEST = 1 << 30, 100
-"""Bytes that Orbax's arrays may have, and times those of the files: a header alone may state any shape."""
-
-
 def orbax(folder: Path) -> dict[str, np.ndarray]:
     """The arrays of a checkpoint, or of a manager's newest one, by their paths in its tree."""
     import orbax.checkpoint as ocp
@@ -81,11 +76,7 @@ def orbax(folder: Path) -> dict[str, np.ndarray]:
     newest = _newest(folder).absolute()
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
         tree = reader.metadata(newest).item_metadata.tree
-        stated = [x for x in jax.tree.leaves(tree) if getattr(x, "shape", None)]
-        nbytes = sum(math.prod(x.shape) * getattr(x.dtype, "itemsize", 4) for x in stated)
-        there = sum(file.stat().st_size for file in newest.rglob("*") if file.is_file())
-        if nbytes > _ANYWAY + _DENSEST * there:
-            raise DataError("weights-damaged", path=folder, reason=f"{nbytes} bytes stated, {there} there")
+        refuse_hollow(stated_bytes(tree), newest)
         host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
         read = reader.restore(newest, args=ocp.args.PyTreeRestore(restore_args=host))
     return {name: np.asarray(leaf) for name, leaf in flatten(read).items() if hasattr(leaf, "dtype")}

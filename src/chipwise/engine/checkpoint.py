@@ -14,6 +14,7 @@ import errno
 import functools
 import hashlib
 import logging
+import math
 import os
 import sys
 import warnings
@@ -41,6 +42,9 @@ _CLOSED = [  # errors of opening a file, which do not mean that its bytes are da
     os.strerror(number)
     for number in (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.ETIMEDOUT)
 ]
+
+_ANYWAY, _DENSEST = 1 << 30, 100
+"""Bytes that stored arrays may have, and times those of their files: a header alone may state any shape."""
 
 # Orbax logs every save at WARNING, and every damaged file at ERROR, which `restore` reports itself.
 logging.getLogger("absl").setLevel(logging.CRITICAL)
@@ -74,6 +78,22 @@ def _parts(array: Any, axis: int, shards: int) -> list[Any]:
     if isinstance(array, np.ndarray):
         return np.split(array, shards, axis)
     return [s.data for s in sorted(array.addressable_shards, key=lambda s: s.index[axis].start or 0)]
+
+
+def refuse_hollow(stated: int, path: Path, expected: int = 0) -> None:
+    """Raises `ValueError` if the file or folder `path` holds far too little for arrays of `stated` bytes, and
+    they are more than the `expected` bytes, before memory is asked for."""
+    there = sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())
+    if stated > max(expected, _ANYWAY + _DENSEST * there):
+        raise ValueError(f"{stated} bytes stated, {there} there")
+
+
+def stated_bytes(metadata: Tree) -> int:
+    """The bytes of arrays of which Orbax's `metadata` tells, each at least as large as its chunks."""
+    arrays = [x for x in jax.tree.leaves(metadata) if getattr(x, "shape", None)]
+    chunks = [getattr(x.storage, "chunk_shape", None) or () for x in arrays]
+    sizes = [max(math.prod(x.shape), math.prod(chunk)) for x, chunk in zip(arrays, chunks, strict=True)]
+    return sum(n * getattr(x.dtype, "itemsize", 4) for n, x in zip(sizes, arrays, strict=True))
 
 
 class Checkpoints:
@@ -208,6 +228,10 @@ class Checkpoints:
         """The arrays and the JSON object of one checkpoint. Raises an exception of any type when it is
         damaged."""
         about = self.about(step)
+        expected = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(template))
+        place = self.folder / str(step) / "state"
+        with contextlib.closing(ocp.PyTreeCheckpointHandler()) as reader:
+            refuse_hollow(stated_bytes(reader.metadata(place).tree), place, expected)
         cut, item = about.get("cut"), None
         if shards not in (stored := cut["shards"] if cut else 1, None):
             raise CheckpointError("checkpoint-of-other-shards", step=step, stored=stored, shards=shards)

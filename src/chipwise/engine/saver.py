@@ -92,8 +92,8 @@ class Saver:
                     self._best.wait()
 
     def rewind_best(self, step: int) -> list[int]:
-        """Removes best checkpoints of evaluations after `step`, which a resumed run makes again, maybe at other
-        steps. *Returns* the steps of the others."""
+        """Removes best checkpoints of evaluations after `step`, which a resumed run makes again, maybe at
+        other steps. *Returns* the steps of the others."""
         if self._folder is None or not (self._folder.path / FOLDER).is_dir():
             return []
         self._best = Checkpoints(self._folder.path / FOLDER)
