@@ -1,4 +1,4 @@
-"""The rows of a run: metrics read one step late, shown, stored and kept."""
+"""The rows of a run: metrics are read one step late, shown and stored."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .saver import Saver
 from .session import Session
 
 SETTLED = 1000
-"""Steps after which running statistics no longer hold their start: at a momentum of 0.99, Flax's and Keras's
-default, 0.99 ** 1000 = 4e-5 of it is left, and after 100 steps a third."""
+"""Steps after which running statistics no longer depend on their initial values: with a momentum of 0.99, the
+default of Flax and Keras, 0.99 ** 1000 = 4e-5 of these is left, while after 100 steps it is a third."""
 
 
 def unsettled(metrics: Mapping[str, Any], step: int) -> bool:
-    """Whether a model with running statistics evaluates as one whose statistics still hold their start: far
-    worse than it trains, after few steps."""
+    """Whether the running statistics of a model seem to depend on their initial values: after few steps, it
+    evaluates far worse than it trains."""
     train, held_out = (metrics.get(f"{on}/accuracy") for on in ("train", "eval"))
     if isinstance(train, float) and isinstance(held_out, float):
         return step < SETTLED and train - held_out > 0.2
@@ -43,11 +43,11 @@ def unsettled(metrics: Mapping[str, Any], step: int) -> bool:
 class Log:
     """Collects rows `{"step", "epoch", "seconds", "train/...", "eval/...", speeds}`.
 
-    `seconds` is the wall time of the run, start and compilation included, over all its processes; what
-    was done after the checkpoint from which a run was resumed does not count.
+    `seconds` is the wall time of the run over all its processes, including start and compilation. Lost work,
+    after the checkpoint from which a run is resumed, does not count.
 
-    `history` has every row, those of a resumed run's past included; `final` the last value of each
-    metric; `logged` is the last step whose training metrics were read.
+    *Fields:* `history`, all rows, including those before a resumption; `final`, the last value of each
+    metric; `logged`, the last step whose training metrics were read.
     """
 
     def __init__(
@@ -71,17 +71,17 @@ class Log:
 
     @property
     def seconds(self) -> float:
-        """The run's wall time so far, that of its processes before this one included."""
+        """The run's wall time so far, including that of earlier processes."""
         return round(self.saver.seconds + self.meter.total(), 3)
 
     def take(self, step: int, sums: dict) -> None:
-        """Keeps the device's metric sums of the steps up to `step`, to be read by `collect`."""
+        """Keeps the metric sums of the steps up to `step`, which are on the device, for `collect`."""
         self._pending = (step, sums)
 
     def collect(self, watch: Watch) -> None:
-        """Reads what `take` kept. Called after the next step was started, so the device is not idle.
+        """Reads what `take` kept. Called after the next step was started, so that the device is not idle.
 
-        *Arguments:* `watch`, which knows how long the device waited for data.
+        *Arguments:* `watch`, which measures how long the device waited for data.
         Raises `DivergedError` when the loss is not finite.
         """
         if self._pending is None:
@@ -101,30 +101,30 @@ class Log:
         self._keep(row, values)
 
     def evaluate(self, session: Session) -> None:
-        """Evaluates the session's state, if there is data for that, and notes what came out. Waits."""
+        """Evaluates the session's state, if the task has evaluation data, and records the metrics. Waits."""
         if self.recipe.task.eval is None:
             return
         with self.meter.section("evaluate"):
             metrics = session.evaluate()
         values = {f"eval/{name}": value for name, value in metrics.items()}
         if any(old["step"] == session.step and not old.keys().isdisjoint(values) for old in self.history):
-            self.final = values | self.final  # a finished run, looked at again: its first answer stays
+            self.final = values | self.final  # a finished run that is opened again keeps its values
         else:
             self._keep(self._row(session.step, values), values)
-        told = session.step == session.total or session.step >= SETTLED / 10
-        if told and jax.tree.leaves(session.abstract.state) and unsettled(self.final, session.step):
+        late = session.step == session.total or session.step >= SETTLED / 10
+        if late and jax.tree.leaves(session.abstract.state) and unsettled(self.final, session.step):
             if not self._warned:
                 self.reporter.warn(fact("statistics-unsettled", steps=session.step))
             self._warned = True
 
     def diverged(self, code: str, step: int, value: float) -> DivergedError:
-        """The error that ends a run, with its window of steps and the last good checkpoint.
+        """The error for a run that diverged, with the range of steps and the last good checkpoint.
 
-        The run folder gets a row that says so in `"diverged"`, which a resumed run drops again.
+        Adds a row with `"diverged"` to the run folder, which a resumed run removes.
         """
         facts = {"first": self.logged + 1, "last": step, "value": str(value)}
         if self.folder is not None:
-            # A full disk must not hide why the run ends
+            # A full disk must not hide why the run ends.
             with contextlib.suppress(RunError):
                 self.folder.log({**self._row(step, {}), "diverged": {"code": code, **facts}})
         run = str(self.folder.path) if self.folder is not None else None
@@ -132,7 +132,7 @@ class Log:
         return DivergedError(code, **facts, steps=where, checkpoint=self.saver.newest(), run=run)
 
     def _rate(self, step: int) -> float:
-        """The learning rate that the step used, counted from 1."""
+        """The learning rate of `step`, counted from 1."""
         optimizer = self.recipe.optimizer
         return float(optimizer.hyper[optimizer.lr_name].table(self.recipe.clock, step - 1, step)[0])
 

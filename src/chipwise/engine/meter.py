@@ -1,4 +1,4 @@
-"""Where the time went: a clock that knows its sections, and speeds with their spread."""
+"""The time of a run by section, and its speed with quartiles."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SECTIONS = ("start", "compile", "train", "wait_data", "evaluate", "checkpoint")
 class Meter:
     """Seconds by section, and the speed of training between log steps.
 
-    `train` is the time between log steps less evaluation and checkpoints; `wait_data` is the part
-    of it in which the device had nothing to do. `total` is the wall time of the process's run;
-    what belongs to no section (logging, the fingerprint) is the difference.
+    `train` is the time between log steps without evaluation and checkpoints; `wait_data` is the part of it in
+    which the device was idle. `total` is the wall time since the start, including what belongs to no section
+    (logging, the fingerprint).
     """
 
     batch: int
@@ -32,7 +32,7 @@ class Meter:
 
     @contextlib.contextmanager
     def section(self, name: str):
-        """Adds the time spent inside to `name` and keeps it out of the training speed."""
+        """A context whose time is added to `name`, and does not count for the training speed."""
         before = time.perf_counter()
         try:
             yield
@@ -42,7 +42,7 @@ class Meter:
             self._paused += spent
 
     def mark(self, step: int, *, first: bool = False) -> float | None:
-        """Notes that `step` steps are done (the caller has waited for the device).
+        """Records that `step` steps are done; the caller has waited for the device.
 
         *Returns* the steps/s since the last mark, or `None` for the first.
         """
@@ -57,7 +57,7 @@ class Meter:
         return speed
 
     def summary(self) -> dict[str, Any]:
-        """Median and quartiles of the speed, the first interval (warm-up) left out when there are more."""
+        """Median and quartiles of the speed, without the first interval (warm-up) if there are others."""
         steady = self.speeds[1:] if len(self.speeds) > 1 else self.speeds
         if not steady:
             return {"steps_per_second": None, "examples_per_second": None, "batch": self.batch}
@@ -78,7 +78,7 @@ class Meter:
 def share_of_peak(
     flops_per_step_per_device: float | None, steps_per_second: float | None, kind: str, precision: str
 ) -> float | str:
-    """Model FLOP/s over the chip's dense peak in this precision; `"unknown"` when either is."""
+    """Model FLOP/s over the chip's dense peak in this precision; `"unknown"` if either is unknown."""
     chip = find(kind)
     peak = peak_flops_per_device(chip, precision) if chip is not None else None
     if not peak or not flops_per_step_per_device or not steps_per_second:

@@ -1,4 +1,4 @@
-"""Where and how a call runs: the machine's side of it. Nothing here belongs to a recipe."""
+"""The settings of the machine on which a call runs. Nothing here belongs to a recipe."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from ..errors import RecipeError
 
 @dataclass(frozen=True)
 class On:
-    """The devices that a call uses, and how they are fed. Only `exact=False` can change a result.
+    """The devices that a call uses, and how data gets there. Only `exact=False` can change a result.
 
         cw.fit(recipe, on=cw.On(devices=4))
 
     *Fields:*
 
-    - `devices`: how many to use; all that are found when None.
+    - `devices`: how many to use; all if None.
     - `platform`: `"cpu"` ignores accelerators; `"gpu"` or `"tpu"` requires one.
     - `exact`: one fixed order of additions, so that 1, 2, 4 and 8 devices give the same bits.
-    - `feed`: `"device"` keeps the training data in the devices' memory, `"host"` streams it from there;
-      `"auto"` does the first where it takes at most a quarter of that memory.
-    - `shard_optimizer`: devices share out the optimizer's state; by default where each saves 16 MB.
-    - `workers`: threads or processes that read streamed data, such as `4` or `"processes:4"`; chosen by trial
-      when None.
+    - `feed`: `"device"` keeps the training data in the devices' memory, `"host"` streams it from the host;
+      `"auto"` keeps it if it takes at most a quarter of that memory.
+    - `shard_optimizer`: shard the optimizer's state over the devices; by default if each saves 16 MB.
+    - `workers`: threads or processes that read streamed data, such as `4` or `"processes:4"`; if None, chosen
+      by measuring.
 
-    Raises `RecipeError` for a feed that is none of the three.
+    Raises `RecipeError` for any other `feed`.
     """
 
     devices: int | None = None
@@ -45,4 +45,4 @@ class On:
 
 
 ALL = On()
-"""Every device that is found, the same bits on any number of them."""
+"""All devices, with the same bits on any number of them."""

@@ -1,8 +1,8 @@
-"""What a trained model says of examples: each once, in order, the same on any number of devices.
+"""Predictions of a trained model: each example once, in order, the same on any number of devices.
 
-Examples are cut into blocks whose size depends on the model, the chip and the number of examples alone. Every
-block goes through one program, compiled for one device (or group), on whichever is next. So the number of
-devices cannot show in the outputs, and any block can be computed again later.
+Examples are divided into blocks whose size depends only on the model, the chip and the number of examples.
+One program, compiled for one device (or group), computes each block on the next device. So outputs do not
+depend on the number of devices, and any block can be recomputed later.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from . import keys
 from .placement import Placement
 from .state import axes_of
 
-LARGEST_BLOCK = 256  # examples: past it no chip we know of predicts faster
-_CPU_BYTES = 1 << 30  # of temporary memory; a chip may give half of its own
-_IN_FLIGHT = 2  # batches: while one is computed, the one before is fetched
+LARGEST_BLOCK = 256  # examples; no chip we know of is faster with more
+_CPU_BYTES = 1 << 30  # of temporary memory on a CPU; on other chips half of the memory
+_IN_FLIGHT = 2  # batches: while one is computed, the previous one is fetched
 
 
 def largest_block(examples: int) -> int:
-    """How many of `examples` examples a device takes at a time if its memory allows."""
+    """The number of examples, out of `examples`, in a device's block if its memory allows."""
     return min(LARGEST_BLOCK, -(-examples // 8))
 
 
 def temporary_limit(memory_bytes: int | None) -> int:
-    """Of a device's memory, what a program's temporary arrays may take; a block that needs more is halved."""
+    """The bytes that a program's temporary arrays may take on a device; a block that needs more is halved."""
     return _CPU_BYTES if memory_bytes is None else memory_bytes // 2
 
 
 def inputs_of(recipe: Recipe) -> Spec:
-    """The columns that `Task.predict` reads, to the shape and type of one example, as training stores them.
+    """The columns that `Task.predict` reads: name to shape and type of one example, as in the training data.
 
-    Nothing is computed. Raises `RecipeError` when the task has no `predict`, or it wants the label.
+    Computes nothing. Raises `RecipeError` when the task has no `predict`, or when it reads the label.
     """
     task = recipe.task
     if task.predict is None:
@@ -62,49 +62,53 @@ def inputs_of(recipe: Recipe) -> Spec:
     except KeyError as error:
         raise RecipeError("predict-reads", column=str(error.args[0]), columns=list(spec)) from error
     used = {id(v) for equation in traced.eqns for v in equation.invars} | {id(v) for v in traced.outvars}
-    inputs = traced.invars[len(traced.invars) - len(spec) :]  # a dict's leaves lie by name
+    inputs = traced.invars[len(traced.invars) - len(spec) :]  # a dict's leaves are sorted by name
     return {name: spec[name] for name, v in zip(spec, inputs, strict=True) if id(v) in used}
 
 
 def prediction(recipe: Recipe) -> Any:
-    """`(params, state, inputs) -> outputs` in the recipe's precision, to be traced: a dict of arrays
-    `(batch, ...)`, float32 where they are floating; what `Task.predict` returns alone is called `outputs`."""
+    """A traceable function `(params, state, inputs) -> outputs` in the recipe's precision.
+
+    `outputs` is a dict of arrays `(batch, ...)`, floating ones in float32; a single array that `Task.predict`
+    returns is called `outputs`.
+    """
 
     def run(params: Tree, state: Tree, inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
         assert recipe.task.predict is not None
         with precision.products(recipe.precision):
-            made = recipe.task.predict(
+            outputs = recipe.task.predict(
                 precision.cast(params, recipe.precision),
                 state,
                 precision.cast_batch(inputs, recipe.precision),
             )
-        return checked(made, next(iter(inputs.values())).shape[0])
+        return checked(outputs, next(iter(inputs.values())).shape[0])
 
     return run
 
 
-def checked(made: Any, rows: int) -> dict[str, jax.Array]:
-    """What a `predict` returned, as a dict, after saying what does not fit its contract."""
-    outputs = made if isinstance(made, dict) else {"outputs": made}
+def checked(returned: Any, rows: int) -> dict[str, jax.Array]:
+    """The outputs of a `predict` as a dict. Raises `RecipeError` when they do not keep its contract."""
+    outputs = returned if isinstance(returned, dict) else {"outputs": returned}
     for name, value in outputs.items():
         shape = getattr(value, "shape", None)
         if not isinstance(name, str) or shape is None or shape[:1] != (rows,):
             kind = type(value).__name__ if shape is None else str(list(shape))
             raise RecipeError("predict-returns", name=str(name), got=kind, rows=rows)
-    wide = {n: jnp.asarray(v) for n, v in outputs.items()}
-    return {n: v.astype(jnp.float32) if jnp.issubdtype(v.dtype, jnp.floating) else v for n, v in wide.items()}
+    arrays = {n: jnp.asarray(v) for n, v in outputs.items()}
+    floating = {n for n, v in arrays.items() if jnp.issubdtype(v.dtype, jnp.floating)}
+    return {n: v.astype(jnp.float32) if n in floating else v for n, v in arrays.items()}
 
 
 class Predictor:
     """Predicts examples of `source` with a task's `predict`; compiled once, used any number of times.
 
-    *Arguments:* `inputs`: what the model reads, see `inputs_of`; `block`: examples that a device takes at a
-    time, chosen by the memory that the program needs when left out.
+    *Arguments:* `block`: the examples of one call of a device, by default chosen by the memory that the
+    program needs; `workers`, which read the source, see `data.workers`.
 
-    *Fields:* `block`; `examples`; `source_spec`; `rows`, examples that all devices take at a time; `outputs`,
-    name to the shape and type for one example.
+    *Fields:* `inputs`, the columns that the model reads (`inputs_of`); `block`; `examples`; `source_spec`;
+    `rows`, the examples of one call of all devices; `outputs`, name to shape and type of one example.
 
-    Raises `RecipeError`, `DataError` when the source lacks a column or has it of another shape or type, and
+    Raises `RecipeError`, `DataError` when the source lacks a column or has one of another shape or type, and
     `DeviceError` when not even one example fits.
     """
 
@@ -126,17 +130,11 @@ class Predictor:
         if not self.examples:
             raise DataError("source-empty")
         self.inputs = inputs_of(recipe)
-        given = spec_of(source)
-        wrong = [
-            n
-            for n, s in self.inputs.items()
-            if n not in given or described({n: given[n]}) != described({n: s})
-        ]
-        if wrong:
-            raise DataError("predict-columns", columns=described(given), expected=described(self.inputs))
-        self.source_spec = given
-        self._held = [placement.put_cut(params, axes_of(recipe, params)), placement.put(state)]
-        unit = placement.shards  # a group's devices share out its block
+        spec = self.source_spec = spec_of(source)
+        if any(n not in spec or described({n: spec[n]}) != described({n: s}) for n, s in self.inputs.items()):
+            raise DataError("predict-columns", columns=described(spec), expected=described(self.inputs))
+        self._model = [placement.put_cut(params, axes_of(recipe, params)), placement.put(state)]
+        unit = placement.shards  # a block is cut over the group's devices
         if block is not None and block % unit:
             raise RecipeError("predict-batch-shards", batch=block, shards=unit)
         self.block = block or unit * -(-largest_block(self.examples) // unit)
@@ -149,60 +147,61 @@ class Predictor:
         return self.block * self.placement.groups
 
     def __call__(self, start: int = 0) -> Iterator[tuple[Columns, dict[str, np.ndarray]]]:
-        """From example `start`, a multiple of `block`, to the last: columns of at most `rows` examples that
-        the model did not read, such as `label`, and the outputs for them."""
+        """For the examples from `start`, a multiple of `block`, to the last, at most `rows` at a time: the
+        columns that the model does not read, such as `label`, and the outputs."""
         stops = range(start, self.examples, self.rows)
-        flying: deque[tuple[int, Columns, list[Any]]] = deque()
+        in_flight: deque[tuple[int, Columns, list[Any]]] = deque()
         workers = self._workers = self._workers or Workers(self.source, self._wanted)
         stream = Stream(self.source, map(self._indices, stops), self.rows, self._place, workers)
         with contextlib.closing(stream):
             for first in stops:
-                beside, placed = stream.next()
-                made = self._run(placed)
+                unread, placed = stream.next()
+                outputs = self._run(placed)
                 del placed
-                flying.append((first, beside, made))
-                if len(flying) == _IN_FLIGHT:
-                    yield self._fetched(*flying.popleft())
-            while flying:
-                yield self._fetched(*flying.popleft())
+                in_flight.append((first, unread, outputs))
+                if len(in_flight) == _IN_FLIGHT:
+                    yield self._fetched(*in_flight.popleft())
+            while in_flight:
+                yield self._fetched(*in_flight.popleft())
 
     def now(self, columns: Columns) -> dict[str, np.ndarray]:
-        """The outputs for `rows` examples, there when it returns."""
+        """The outputs for `rows` examples. Waits."""
         _, placed = self._place(columns, np.arange(self.rows))
         return self._fetched(0, {}, self._run(placed))[1]
 
     def _run(self, placed: list[Any]) -> list[Any]:
-        """What each device makes of its block; does not wait."""
-        programs = zip(self._programs, *self._held, placed, strict=True)
+        """Starts the program of each device on its block. *Returns* the outputs; does not wait."""
+        programs = zip(self._programs, *self._model, placed, strict=True)
         return [run(params, state, block) for run, params, state, block in programs]
 
     def close(self) -> None:
-        """Ends the workers that read the source."""
+        """Stops the workers that read the source."""
         if self._workers is not None:
             self._workers.close()
             self._workers = None
 
     def _indices(self, start: int) -> np.ndarray:
         rows = np.arange(start, start + self.rows, dtype=np.int32)
-        return np.where(rows < self.examples, rows, 0).astype(
-            np.int32
-        )  # the last is filled up with the first
+        return np.where(rows < self.examples, rows, 0).astype(np.int32)  # padded with example 0
 
     def _place(self, columns: Columns, indices: np.ndarray) -> tuple[Columns, list[Any]]:
-        beside = {n: np.array(c) for n, c in columns.items() if n not in self.inputs}  # the buffer is reused
-        return beside, self.placement.cut({n: columns[n] for n in self.inputs}, within=P(SHARD))
+        # Copied, since the stream reuses its buffers
+        unread = {n: np.array(c) for n, c in columns.items() if n not in self.inputs}
+        return unread, self.placement.cut({n: columns[n] for n in self.inputs}, within=P(SHARD))
 
-    def _fetched(self, first: int, beside: Columns, made: list[Any]) -> tuple[Columns, dict[str, np.ndarray]]:
+    def _fetched(
+        self, first: int, unread: Columns, outputs: list[Any]
+    ) -> tuple[Columns, dict[str, np.ndarray]]:
         count = min(self.rows, self.examples - first)
         try:
-            parts = jax.device_get(made)
+            parts = jax.device_get(outputs)
         except jax.errors.JaxRuntimeError as error:
             raise _above_memory(error, self.block) from error
         joined = {n: np.concatenate([part[n] for part in parts])[:count] for n in self.outputs}
-        return {n: c[:count] for n, c in beside.items()}, joined
+        return {n: c[:count] for n, c in unread.items()}, joined
 
     def _compile(self, chosen: bool) -> None:
-        """Compiles for each group, with the largest block, halved as often as needed, that fits."""
+        """Compiles for each group, and halves the block until the program fits, unless it was `chosen`."""
         predict, groups, least = prediction(self.recipe), self.placement.local, self.placement.shards
         mesh = groups[0].mesh.abstract_mesh
 
@@ -214,13 +213,14 @@ class Predictor:
         limit = temporary_limit(self.placement.memory_bytes)
 
         def compiled(g: int) -> Any:
-            to = groups[g].place(P(SHARD))
-            here = to if isinstance(to, jax.sharding.Sharding) else jax.sharding.SingleDeviceSharding(to)
+            place: Any = groups[g].place(P(SHARD))
+            if not isinstance(place, jax.sharding.Sharding):
+                place = jax.sharding.SingleDeviceSharding(place)
             inputs = {
-                n: jax.ShapeDtypeStruct((self.block, *s.shape), s.dtype, sharding=here)
+                n: jax.ShapeDtypeStruct((self.block, *s.shape), s.dtype, sharding=place)
                 for n, s in self.inputs.items()
             }
-            return run.lower(self._held[0][g], self._held[1][g], inputs).compile()
+            return run.lower(self._model[0][g], self._model[1][g], inputs).compile()
 
         while True:
             try:
@@ -249,7 +249,7 @@ def _above_memory(error: jax.errors.JaxRuntimeError, block: int) -> Exception:
 
 
 def _abstract(recipe: Recipe) -> tuple[Tree, Tree]:
-    """Parameters in the compute type, and state, as shapes."""
+    """The shapes of the parameters, in the compute dtype, and of the state."""
 
     def make():
         params, state = recipe.task.init(keys.init_key(recipe.seed))

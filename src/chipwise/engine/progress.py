@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar on a terminal, plain lines elsewhere, or nothing."""
+"""The progress display of a run: a bar on a terminal, plain lines elsewhere, or nothing."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SECONDS_BETWEEN_LINES = 10.0  # between plain lines, so that a log file stays re
 class Reporter:
     """Writes to standard error, so that standard output stays free for `--json`.
 
-    *Arguments:* `kind`: `"bar"`, `"live"` (one line, written over), `"lines"`, `"none"` (warnings only),
-    `"silent"` or `"auto"` (a bar on a terminal, a live line in a notebook, else lines).
+    *Arguments:* `kind`: `"bar"`, `"live"` (one line that is overwritten), `"lines"`, `"none"` (only
+    warnings), `"silent"` or `"auto"` (a bar on a terminal, a live line in a notebook, lines elsewhere).
     """
 
     def __init__(self, kind: str = "auto"):
@@ -33,23 +33,23 @@ class Reporter:
         self._task: Any = None
         self._last = -SECONDS_BETWEEN_LINES
         self._unsaid: dict[str, Any] = {}
-        self._live: Any = None  # the line that is written over
+        self._live: Any = None  # the line that is overwritten
         self._began = time.perf_counter()
 
     def say(self, text: str | Fact, style: str | None = None) -> None:
-        """One line, above the bar if there is one."""
+        """Prints one line, above the bar if there is one."""
         if self.kind not in ("none", "silent"):
             self.console.print(str(text), style=style, markup=False)
 
     def warn(self, text: str | Fact) -> None:
-        """One line, whatever the kind: who wants no progress still wants to know what went wrong."""
+        """Prints one line for every kind but `silent`: warnings matter even without progress."""
         if self.kind != "silent":
             self.console.print(f"warning: {text}", style="yellow", markup=False)
 
     def start(self, step: int, total: int) -> None:
         self._began, self._from, self._total = time.perf_counter(), step, total
         if self.kind == "bar":
-            # Step, total and time left keep their place on a narrow terminal; the metrics give way
+            # On a narrow terminal, the metrics are shortened, not step, total and remaining time.
             self._bar = Progress(
                 TextColumn("[bold]train"),
                 BarColumn(bar_width=20),
@@ -68,7 +68,7 @@ class Reporter:
     def update(self, row: dict[str, Any]) -> None:
         """Shows a row of metrics: a dict with `step` and numbers by name.
 
-        A bar has the last of each number; a line those that no line before it had.
+        A bar shows the last value of each number, a line those that are new since the last line.
         """
         self._unsaid |= row
         text = _numbers(self._unsaid)
@@ -86,7 +86,7 @@ class Reporter:
                 self.say(f"step {row['step']}/{self._total}  {text}{self._eta(row['step'], now)}")
 
     def _write_over(self, line: str) -> None:
-        """The one line of a notebook's cell."""
+        """Overwrites the line in a notebook's cell."""
         from IPython.display import display
 
         shown = {"text/plain": line}

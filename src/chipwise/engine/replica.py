@@ -1,4 +1,4 @@
-"""What one replica contributes to a step: its gradient, its metric sums, its new state."""
+"""A replica's contribution to a step: its gradient, its metric sums, its new state."""
 
 from __future__ import annotations
 
@@ -20,17 +20,20 @@ from .layout import tree_sum
 def contribution(
     recipe: Recipe, read: tuple[Tree, Tree, Tree, Any, Tree], batch: dict, indices, epochs, number, seed
 ) -> dict[str, Any]:
-    """Augments `batch`, differentiates the loss's total, and returns what is to be summed. Traced.
+    """Augments `batch`, differentiates the loss's total, and returns the values to sum. Traced.
 
-    *Arguments:* `read`: trained parameters, frozen ones, task state, step `()` int32 and the loss's
-    scale, as before the step; `batch`, columns `(replica_batch, ...)` as stored; `indices` and `epochs`
-    `(replica_batch,)` int32, which
-    example in which epoch each is; `number` `()` int32, the replica. With one more axis in front of these
-    four they are several replicas, mapped over, and what is returned is already their sum. `seed` `()`
-    uint32: an input, so that runs which differ in nothing else share a program.
+    *Arguments:*
 
-    *Returns* `grads`, float32 like the trained parameters; `sums`, a dict of `Sum`; and `state`, the leaves
-    of the task's new state as float32 arrays that may be summed over replicas (see `summable`).
+    - `read`: trained parameters, frozen ones, task state, step `()` int32 and the loss's scale, all before
+      the
+      step (see `state.read`).
+    - `batch`, columns `(replica_batch, ...)` as stored; `indices` and `epochs` `(replica_batch,)` int32, the
+      index and epoch of each example; `number` `()` int32, the replica. These four may have a leading axis
+      over several replicas; then the result is their sum.
+    - `seed` `()` uint32: an input, so that runs with other seeds share a program.
+
+    *Returns* `grads`, float32, shaped as the trained parameters; `sums`, a dict of `Sum`; and `state`, the
+    leaves of the task's new state as float32 arrays that can be summed over replicas (see `summable`).
     """
     params, frozen, state, step, scale = read
 
@@ -41,9 +44,9 @@ def contribution(
 
         if jnp.ndim(number) == 0:
             return scaled(*one(batch, indices, epochs, number))
-        # The gradient is taken outside the map, so that a kernel's gradient is one product over all the
-        # replicas' examples and not one for each replica, added later. What is equal on all replicas is added
-        # in the order that `from_sums` knows.
+        # Differentiated outside of `vmap`, so that a kernel's gradient is one product over the examples of
+        # all replicas, not one for each replica. The rest is added in tree order, on which `from_sums`
+        # relies.
         totals, aside = jax.vmap(one)(batch, indices, epochs, number)
         return scaled(jnp.sum(totals), jax.tree.map(lambda x: tree_sum(list(x), jnp.add), aside))
 
@@ -79,7 +82,7 @@ def _forward(recipe: Recipe, params, state, step, seed, batch, indices, epochs, 
 
 
 def augmented(augment: Any, batch: dict, seed, epochs, indices) -> dict:
-    """`batch` with each example augmented. Arguments as of `contribution`, of one replica."""
+    """`batch` with each example augmented. Arguments as for `contribution`, of one replica."""
     added = {}
     if reads_epoch(augment):
         added = dict(zip(BY_EPOCH, (epochs, keys.own_keys(seed, indices)), strict=True))
@@ -88,7 +91,7 @@ def augmented(augment: Any, batch: dict, seed, epochs, indices) -> dict:
 
 
 def shapes_of(recipe: Recipe, read: tuple[Tree, Tree, Tree, Any, Tree], example: dict) -> dict[str, Any]:
-    """The shapes of `contribution`. *Arguments:* `read` as there, arrays or shapes; `example`, column to
+    """The shapes of `contribution`'s results. *Arguments:* `read`, as arrays or shapes; `example`, column to
     `ShapeDtypeStruct`, one unbatched example."""
 
     def traced(*read):
@@ -101,7 +104,8 @@ def shapes_of(recipe: Recipe, read: tuple[Tree, Tree, Tree, Any, Tree], example:
 
 
 def checked(returned: Any, state: Tree) -> tuple[dict[str, Sum], Tree]:
-    """What a loss returned, as float32 sums, after saying clearly what does not fit the contract."""
+    """The sums, in float32, and the state that a loss returned. Raises `RecipeError` when they do not keep
+    the contract of `Task.loss`."""
     if not (isinstance(returned, tuple) and len(returned) == 2 and hasattr(returned[0], "items")):
         raise RecipeError("loss-returns", got=type(returned).__name__)
     metrics, new_state = returned
@@ -126,12 +130,12 @@ def checked(returned: Any, state: Tree) -> tuple[dict[str, Sum], Tree]:
 
 
 def summable(state: Tree, number, replicas: int) -> list[jax.Array]:
-    """The leaves of a replica's state as float32 arrays whose sum over replicas gives the step's state.
+    """The leaves of a replica's state as float32 arrays from whose sum `from_sums` makes the step's state.
 
-    Floating leaves are averaged, so they go in as they are. A sum of `replicas` equal values, divided, is
-    that value only where their number is a power of two: otherwise replica 0's values go in once more, with
-    zeros from every other replica, and `from_sums` takes them where all are equal. Leaves of other types
-    (counters) are replica 0's: two halves of 16 bits, which float32 holds exactly.
+    Floating leaves are averaged. The mean of `replicas` equal values is that value only if their number is a
+    power of two. Otherwise replica 0's values are passed on too, with zeros from all other replicas, and
+    `from_sums` uses them where all values are equal. Other leaves (counters) are those of replica 0, as two
+    halves of 16 bits, which float32 represents exactly.
     """
     leaves = []
     for leaf in jax.tree.leaves(state):
@@ -142,14 +146,14 @@ def summable(state: Tree, number, replicas: int) -> list[jax.Array]:
             if _inexact(replicas):
                 leaves.append(jnp.where(first, value, jnp.zeros_like(value)))
         else:
-            mine = jnp.where(first, leaf.astype(jnp.int32), 0)
-            leaves.append(jnp.stack([mine >> 16, mine & 0xFFFF]).astype(jnp.float32))
+            of_first = jnp.where(first, leaf.astype(jnp.int32), 0)
+            leaves.append(jnp.stack([of_first >> 16, of_first & 0xFFFF]).astype(jnp.float32))
     return leaves
 
 
 def from_sums(old: Tree, summed: list[jax.Array], replicas: int, blocks: int | None = None) -> Tree:
-    """The inverse of `summable` after the sum, over the replicas of each block and then over the `blocks` (as
-    many as replicas when None): a state like `old`."""
+    """The state after a step, with the structure of `old`, from sums of `summable`: first over the replicas
+    of each block, then over the `blocks` (if None, as many as replicas)."""
     blocks = blocks or replicas
     leaves, structure = jax.tree.flatten(old)
     parts, new = iter(summed), []
@@ -168,7 +172,7 @@ def from_sums(old: Tree, summed: list[jax.Array], replicas: int, blocks: int | N
 
 
 def _multiple(value: jax.Array, replicas: int) -> jax.Array:
-    """The sum of `replicas` equal values in the tree's order; each partial sum is computed once."""
+    """The sum of `replicas` equal values in tree order; each partial sum is computed once."""
     known = {1: value}
 
     def multiple(n: int) -> jax.Array:
@@ -180,5 +184,5 @@ def _multiple(value: jax.Array, replicas: int) -> jax.Array:
 
 
 def _inexact(replicas: int) -> bool:
-    """Whether `replicas` equal values, added and divided, may give another value."""
+    """Whether the mean of `replicas` equal values may be rounded to another value."""
     return replicas & (replicas - 1) != 0

@@ -23,14 +23,13 @@ from .state import fingerprint, parameters
 class Result:
     """The result of a run.
 
-    *Fields:* `metrics`, the last `"train/..."` and `"eval/..."` values; `fingerprint`, SHA-256 of
-    the parameters' bytes; `steps` done; `examples_per_second` (global, median) and `speed` (with
-    quartiles and the batch); `seconds` by section; `feed`: how the data came, whether the device waited
-    for it and what would help (empty when no step was made); `best`: of `fit`'s `keep_best`, the metric, its
-    value and step, and whether the run ended early; `devices`; `machine`, as
-    `machine.fingerprint.Fingerprint` tells it; `params`, `state` as NumPy arrays
-    (`params` are the averaged ones when the recipe has an EMA, `fingerprint` is of the trained ones);
-    `history`, every logged row; `trained`, the `Recipe` itself.
+    *Fields:* `metrics`, the last `"train/..."` and `"eval/..."` values; `fingerprint`, SHA-256 of the trained
+    parameters' bytes; `steps` done; `examples_per_second` (global, median) and `speed` (with quartiles and
+    the batch); `seconds` by section; `feed`: the source of the data, whether the device waited for it and
+    what would help (empty without steps); `best`: for `fit`'s `keep_best`, the metric, its value and step,
+    and whether the run ended early; `devices`; `machine`, a `machine.fingerprint.Fingerprint` as JSON;
+    `params` (averaged if the recipe has an EMA) and `state` as NumPy arrays; `history`, all logged rows;
+    `trained`, the `Recipe`.
     """
 
     recipe: str
@@ -60,7 +59,7 @@ class Result:
         run: str | None,
         best: dict[str, Any] | None = None,
     ) -> Result:
-        """Of a session whose steps from `begin` on are done. Waits."""
+        """The result of a session whose steps from `begin` on are done. Waits."""
         recipe, state = session.recipe, session.snapshot()
         speed, feed = meter.summary(), {}
         flops, kind = session.programs.flops_per_step_per_device, session.machine.kind
@@ -88,13 +87,13 @@ class Result:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the arrays and the history, as JSON values (NaN, which JSON lacks, as null)."""
+        """All fields but the arrays, the history and the recipe, as JSON values (NaN as null)."""
         skipped = ("params", "state", "history", "trained")
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in skipped}
         return json.loads(json.dumps(values, default=_plain), parse_constant=lambda _: None)
 
     def _repr_html_(self) -> str:
-        """In a notebook: the curves, and what the run came to."""
+        """For notebooks: the curves and the result."""
         from ..explain.notebook import of_result
 
         return of_result(self)

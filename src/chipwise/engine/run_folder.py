@@ -1,4 +1,4 @@
-"""The run folder as a training process writes it. `stored` reads it."""
+"""Writes the run folder of a training process. `stored` reads it."""
 
 from __future__ import annotations
 
@@ -33,15 +33,14 @@ class RunFolder:
         recipe.json      the recipe as run
         metrics.jsonl    one object a log step: step, epoch, train/..., eval/..., speeds
         processes.jsonl  one object when a process starts (or resumes) and one when it ends
-        events.out.*     the same for TensorBoard, but for what is not finite
+        events.out.*     the finite ones of these numbers for TensorBoard
         checkpoints/     Orbax, the newest three
         result.json      written when the run is complete
 
-    A metric that is not finite is `null` there, since JSON has no word for it.
+    A metric that is not finite is `null` in JSON files.
 
-    Raises `RunError` when the folder cannot be made or written, is in use by another process, has
-    too little space, or holds a run of another recipe. Nothing is written before these checks pass,
-    but for the folder itself and its lock.
+    Raises `RunError` when the folder cannot be made or written, is in use by another process, has too little
+    space, or has a run of another recipe. Before these checks, only the folder and its lock are written.
     """
 
     def __init__(self, path: str | Path, recipe: dict[str, Any], needed_bytes: int, fresh: bool = False):
@@ -65,8 +64,8 @@ class RunFolder:
                 self._clear()
             self._agree(recipe)
         except OSError as error:
-            if self._lock is not None and not existed:  # ours alone, and nothing in it yet
-                self._leave_nothing()
+            if self._lock is not None and not existed:  # this process made it, and it is still empty
+                self._remove_folder()
             self.close()
             raise self._error(error) from error
         except BaseException:
@@ -78,28 +77,28 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def rewind(self, step: int) -> list[dict[str, Any]]:
-        """Drops metric lines after `step`, which a resumed run will write again; returns the others, with NaN
-        for the metrics that were not finite."""
+        """Removes the metric rows after `step`, which a resumed run writes again. *Returns* the others, with
+        NaN for metrics that were not finite."""
         file = self.path / "metrics.jsonl"
-        kept = []
+        rows = []
         try:
             if file.exists():
                 for line in file.read_text(errors="replace").splitlines():
                     row = parsed_row(line)
                     if row is not None and row["step"] <= step:
-                        kept.append({k: math.nan if v is None else v for k, v in row.items()})
-                self._replace(file, "".join(_json(row) + "\n" for row in kept))
+                        rows.append({k: math.nan if v is None else v for k, v in row.items()})
+                self._replace(file, "".join(_json(row) + "\n" for row in rows))
         except OSError as error:
             raise self._error(error) from error
-        self._purge = step + 1 if kept else None
-        import tensorboardX  # noqa: F401 (takes a second, for which training should not wait)
+        self._purge = step + 1 if rows else None
+        import tensorboardX  # noqa: F401 (takes a second, which is better spent before training)
 
-        return kept
+        return rows
 
     _purge: int | None = None
 
     def log(self, row: dict[str, Any]) -> None:
-        """Appends one line of metrics and the finite ones of its numbers as TensorBoard scalars."""
+        """Appends a row to metrics.jsonl, and its finite numbers to the TensorBoard events."""
         try:
             with open(self.path / "metrics.jsonl", "a") as file:
                 file.write(_json(row) + "\n")
@@ -116,10 +115,10 @@ class RunFolder:
 
     @contextlib.contextmanager
     def process(self, session: Session) -> Iterator[None]:
-        """Notes in processes.jsonl that this process starts at the session's step, and how it ends.
+        """A context that writes this process's start and end to processes.jsonl.
 
-        `how` is "done", "stopped", "diverged" or "failed"; `code` that of the error. A process without an end
-        was killed, or still runs: `stored.StoredRun.running` tells.
+        `how` is "done", "stopped", "diverged" or "failed"; `code` is the error's. A process without an end
+        was killed, or still runs: see `stored.StoredRun.running`.
         """
         here = psutil.Process()
         start = {"pid": here.pid, "started": here.create_time(), "host": socket.gethostname()}
@@ -149,36 +148,35 @@ class RunFolder:
             raise self._error(error) from error
 
     def finish(self, result: dict[str, Any]) -> None:
-        """Writes `result.json`, whole or not at all."""
+        """Writes `result.json` atomically."""
         try:
             self._replace(self.path / "result.json", _json(result, indent=2) + "\n")
         except OSError as error:
             raise self._error(error) from error
 
     def result(self) -> dict[str, Any] | None:
-        """What `finish` wrote; `None` when it did not, or when that is damaged."""
+        """The content of `result.json`; `None` if it is missing or damaged."""
         return read_result(self.path)[0]
 
     def close(self) -> None:
         if self._events is not None:
-            # What it still holds are copies of what metrics.jsonl has: not worth an error that would
-            # hide the one for which the run ends.
+            # Unwritten events are also in metrics.jsonl, so an error must not hide why the run ends.
             with contextlib.suppress(OSError):
                 self._events.close()
             self._events = None
         if self._lock is not None:
-            with contextlib.suppress(OSError):  # a full disk, when the process's number was not written
-                self._lock.close()  # releases it
+            with contextlib.suppress(OSError):  # the disk may be full
+                self._lock.close()  # releases the lock
             self._lock = None
 
-    def _leave_nothing(self) -> None:
+    def _remove_folder(self) -> None:
         for name in ("recipe.json.part", "lock"):
             (self.path / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.path.rmdir()
 
     def _clear(self) -> None:
-        # Somebody's home folder named by mistake may hold checkpoints of something else.
+        # A folder that was named by mistake, such as a home folder, may have other checkpoints.
         if not (self.path / "recipe.json").exists():
             others = sorted(p.name for p in self.path.iterdir() if p.name != "lock")
             if others:
@@ -214,27 +212,27 @@ class RunFolder:
 
 
 def hold(folder: Path) -> BinaryIO:
-    """The open lock file of `folder`, which is held until it is closed or the process ends.
+    """The open lock file of `folder`; the lock is released when it is closed or the process ends.
 
-    Raises `RunError` while another process holds it.
+    Raises `RunError` while another process has the lock.
     """
     lock = open(folder / "lock", "a+b", buffering=0)  # noqa: SIM115 (held for the run's life)
     try:
-        # The kernel releases it when the process ends, however it ends: no stale locks.
+        # The kernel releases it when the process ends for any reason, so there are no stale locks.
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.seek(0)
         holder = lock.read().decode(errors="replace").strip() or "another process"
         lock.close()
         raise RunError("folder-in-use", path=str(folder), holder=holder) from None
-    with contextlib.suppress(OSError):  # a full disk, of which the folder's own files will speak
+    with contextlib.suppress(OSError):  # if the disk is full, writing the folder's files will fail too
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
     return lock
 
 
 def _json(value: dict[str, Any], indent: int | None = None) -> str:
-    """As JSON, which has neither NaN nor infinities: `null` stands for both."""
+    """`value` as JSON, with `null` for NaN and infinities, which JSON lacks."""
     return json.dumps(_finite(value), indent=indent, allow_nan=False)
 
 

@@ -1,4 +1,4 @@
-"""Whether a checkpoint is due, what it holds, and where a run begins: from its newest one, or anew."""
+"""When to write a checkpoint, its content, and the state with which a run begins."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from .stored import number
 if TYPE_CHECKING:
     from .log import Log
 
-SECONDS_BETWEEN_SAVES = 30.0  # unless an interval was asked for
+SECONDS_BETWEEN_SAVES = 30.0  # at least, unless `checkpoint_every` is given
 
 
 class Saver:
-    """The checkpoints of one run; without a folder, none. Host 0 alone reads and writes them.
+    """The checkpoints of one run, if it has a folder. Only host 0 reads and writes them.
 
-    *Arguments:* `run`, the folder's path, known to every host; `None` keeps nothing.
+    *Arguments:* `folder`, only on host 0; `run`, the folder's path, on every host; `None` without a folder.
 
-    *Fields:* `seconds`: the wall time of the run up to the checkpoint that `restore` read.
+    *Fields:* `seconds`: the run's wall time at the checkpoint that `restore` read.
     """
 
     def __init__(self, folder: RunFolder | None, run: str | None, meter: Meter, agenda: Agenda):
@@ -42,21 +42,18 @@ class Saver:
     def restore(self, session: Session, reporter: Reporter) -> TrainState | None:
         """The newest readable checkpoint, the same on every host; `None` when there is none.
 
-        Raises `CheckpointError` when none is readable, or it is of another model.
+        Raises `CheckpointError` when none is readable, or when it is of another model.
         """
-        template, placement, shards = (
-            session.template.without("saved"),
-            session.placement,
-            session.layout.shards,
-        )
-        found = None
+        template, placement = session.template.without("saved"), session.placement
+        shards = session.layout.shards
+        restored = None
         if self._checkpoints is not None:
-            found = self._checkpoints.restore(template, reporter.warn, shards)
-        step = placement.agree("found", None if found is None else int(found[0].step))
+            restored = self._checkpoints.restore(template, reporter.warn, shards)
+        step = placement.agree("found", None if restored is None else int(restored[0].step))
         if step is None:
             return None
-        state, about = found or (template, {})
-        if shards == 1:  # with groups, devices send it to devices: see `GroupPrograms.put`
+        state, about = restored or (template, {})
+        if shards == 1:  # with groups, `GroupPrograms.put` sends it from device to device
             state = placement.broadcast(state, template)
         self._saved_at = step
         self.seconds = number(about.get("seconds")) or 0.0
@@ -64,28 +61,28 @@ class Saver:
         return state
 
     def begin(self) -> None:
-        """Steps begin: the time between checkpoints counts from here."""
+        """Starts to measure the time between checkpoints."""
         self._last = self._meter.total()
 
     def due(self, session: Session) -> bool:
-        """Whether a checkpoint is to be written after the step that was begun last."""
+        """Whether to write a checkpoint after the step that was started last."""
         if self._run is None or session.step not in self._agenda.save:
             return False
         waited = self._meter.total() - self._last >= SECONDS_BETWEEN_SAVES
         return self._agenda.save_always or session.placement.agree("save", waited)
 
     def save(self, session: Session, log: Log) -> None:
-        """Begins a checkpoint of the current state. Raises `DivergedError` rather than keep NaNs."""
+        """Starts to write a checkpoint of the current state. Raises `DivergedError` if it is not finite."""
         self._write(self._checkpoints, session, log)
         self._saved_at, self._last = session.step, self._meter.total()
 
     def save_best(self, session: Session, log: Log) -> None:
-        """The same into the folder of the best evaluation, unless an earlier process of the run did so. It is
-        on disk when this returns: a later checkpoint must not be there without it."""
+        """Writes a checkpoint to the folder of the best evaluation, unless an earlier process of the run has
+        done so. Waits until it is on disk, since a later checkpoint must not exist without it."""
         if self._folder is not None and self._best is None:
             self._best = Checkpoints(self._folder.path / FOLDER)
-        held = self._best is not None and session.step in self._best.steps()
-        if not session.placement.agree("held", held):
+        exists = self._best is not None and session.step in self._best.steps()
+        if not session.placement.agree("best exists", exists):
             self._write(self._best, session, log)
             with self._meter.section("checkpoint"):
                 if self._best is not None:
@@ -99,7 +96,7 @@ class Saver:
         self._best = Checkpoints(self._folder.path / FOLDER)
         return self._best.rewind(step)
 
-    def _write(self, to: Checkpoints | None, session: Session, log: Log) -> None:
+    def _write(self, checkpoints: Checkpoints | None, session: Session, log: Log) -> None:
         with self._meter.section("checkpoint"):
             host = session.snapshot().without("saved")
             if not finite(host.params):
@@ -109,12 +106,12 @@ class Saver:
                 "recipe": session.recipe.describe(),
                 "seconds": log.seconds,
             }
-            if to is not None:
-                to.save(session.step, host, about, session.saved_axes)
+            if checkpoints is not None:
+                checkpoints.save(session.step, host, about, session.saved_axes)
 
     def save_last(self, session: Session, log: Log) -> None:
-        """Waits for the steps begun, saves the state unless it is saved, and waits until it is on disk: every
-        host, since one that left before would be taken for lost."""
+        """Waits for all steps, saves the state unless it is saved, and waits until it is on disk. Every host
+        waits, since one that exits before would count as lost."""
         session.wait()
         if self._run is None:
             return
@@ -126,7 +123,7 @@ class Saver:
             session.placement.agree("saved", session.step)
 
     def newest(self) -> int | None:
-        """The step of the newest checkpoint, once what is being written is complete; `None` without one."""
+        """The step of the newest checkpoint, after waiting for the one being written; `None` without one."""
         if self._checkpoints is None:
             return None
         with contextlib.suppress(RunError):  # a full disk must not hide why the run ends
@@ -134,6 +131,6 @@ class Saver:
         return max(self._checkpoints.steps(), default=None)
 
     def close(self) -> None:
-        for checkpoints in (self._best, self._checkpoints):  # the later one first, as they share a hook
+        for checkpoints in (self._best, self._checkpoints):  # the newer one first, since they nest a hook
             if checkpoints is not None:
                 checkpoints.close()

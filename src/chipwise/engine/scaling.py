@@ -1,11 +1,11 @@
-"""The scale of the loss in float16: overflow skips a step and halves it, many good steps double it.
+"""The loss scale in float16: overflow skips a step and halves the scale, many good steps double it.
 
-All of it happens on the devices, from values that are the same bits on every one: the scale is part of the
-training state, and overflow shows in the sum of squares of the summed gradient. Scales are powers of two, so
-that multiplying by one and dividing again rounds nothing.
+All of it is computed on the devices, from values with the same bits on each: the scale is part of the
+training state, and overflow is detected in the sum of squares of the summed gradient. Scales are powers of
+two, so multiplying and dividing by them rounds nothing.
 
-The loss that is differentiated is a total. It is multiplied by the scale over its count, rounded down
-to a power of two, as if it were a mean: the usual first scale then suits any batch.
+The differentiated loss is a total. It is multiplied by the scale and divided by its count, which is rounded
+down to a power of two, as if it were a mean. So the usual first scale suits any batch.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ if TYPE_CHECKING:
 
 FIRST = 2.0**16
 GOOD_STEPS = 2000
-"""Steps without overflow after which the scale is doubled; this and `FIRST` as PyTorch's `GradScaler` has
-them (after Micikevicius et al. 2018, arXiv:1710.03740)."""
+"""Steps without overflow after which the scale is doubled. This and `FIRST` are those of PyTorch's
+`GradScaler` (after Micikevicius et al. 2018, arXiv:1710.03740)."""
 _LEAST, _MOST = 1.0, 2.0**40
 
 
 def first() -> dict[str, jax.Array]:
-    """Before the first step: `scale` `()` float32, and `good` `()` int32, the good steps since it changed."""
+    """The state before the first step: `scale` `()` float32, and `good` `()` int32, the good steps since it
+    changed."""
     return {"scale": jnp.float32(FIRST), "good": jnp.int32(0)}
 
 
 def factor(state: Any, count: jax.Array, replicas: int) -> tuple[jax.Array, jax.Array]:
-    """What to multiply a loss total by, and its gradient afterwards, both `()` float32 powers of two.
+    """The factors of a loss total and afterwards of its gradient, both `()` float32 powers of two.
 
-    *Arguments:* `count` `()`, the terms of the total; `replicas`, whose terms they are.
+    *Arguments:* `count` `()`, the number of terms in the total of `replicas` replicas.
     """
     _, exponent = jnp.frexp(count / jnp.float32(replicas))
     down = 1 - exponent.astype(jnp.int32)
@@ -42,31 +43,31 @@ def factor(state: Any, count: jax.Array, replicas: int) -> tuple[jax.Array, jax.
 
 
 def unless_overflown(before: TrainState, after: TrainState, square: jax.Array) -> TrainState:
-    """`after` with the next scale; where the gradient overflowed, `before` but for the step and the metrics.
+    """`after` with the next scale; if the gradient overflowed, `before` with the step and metrics of `after`.
 
     *Arguments:* `square` `()`: the sum of squares of the summed gradient.
 
-    A gradient that is not finite at the smallest scale is not the scale's fault: its step is taken, and the
-    run stops because its parameters are not finite.
+    If a gradient is not finite at the smallest scale, scaling cannot help: the step is taken, and the run
+    stops because its parameters are not finite.
     """
     scale, good = before.scale["scale"], before.scale["good"]
     finite = jnp.isfinite(square)
     taken = finite | (scale <= _LEAST)
 
-    def kept(new: Any, old: Any) -> Any:
+    def chosen(new: Any, old: Any) -> Any:
         return jax.tree.map(lambda a, b: jnp.where(taken, a, b), new, old)
 
     good = jnp.where(finite, good + jnp.int32(1), jnp.int32(0))
     grows = good >= GOOD_STEPS
-    risen = jnp.where(grows, jnp.minimum(2 * scale, _MOST), scale)
+    raised = jnp.where(grows, jnp.minimum(2 * scale, _MOST), scale)
     return dataclasses.replace(
         after,
-        params=kept(after.params, before.params),
-        state=kept(after.state, before.state),
-        optimizer=kept(after.optimizer, before.optimizer),
-        ema=kept(after.ema, before.ema),
+        params=chosen(after.params, before.params),
+        state=chosen(after.state, before.state),
+        optimizer=chosen(after.optimizer, before.optimizer),
+        ema=chosen(after.ema, before.ema),
         scale={
-            "scale": jnp.where(finite, risen, jnp.maximum(scale / 2, _LEAST)),
+            "scale": jnp.where(finite, raised, jnp.maximum(scale / 2, _LEAST)),
             "good": jnp.where(grows, jnp.int32(0), good),
         },
     )

@@ -1,6 +1,6 @@
-"""The driver of the step: detect, lay out, feed, state, compile, step, evaluate.
+"""The driver of the step: devices, layout, data, state, compilation, steps and evaluation.
 
-`fit`, `Stepper`, the finders, `bench` and studies are small programs over it:
+`fit`, `Stepper`, the finders, `bench` and studies are small programs that use it:
 
     with Session(recipe, on) as session:
         session.begin()
@@ -40,25 +40,25 @@ from .programs import Programs, check_steps_per_call
 from .sharding import Sharding
 from .state import TrainState, abstract_state, count, first_maker, first_state
 
-QUEUED_STEPS = 32  # how far the host may run ahead of the device: a stop is answered within these
-# ... of several CPU devices. XLA begins a program over devices in its pool of threads, one a device, which
-# waits while the device has 32 programs under way. Other threads may wait in a collective for a device that
-# then finds none, and all wait for ever. A step is at most five programs a device.
+QUEUED_STEPS = 32  # that the host may run ahead of the device; a stop takes effect within these
 QUEUED_ON_CPUS = 4
+"""The same for several CPU devices. XLA starts a program in a pool with one thread per device. A thread waits
+while its device has 32 unfinished programs, and others may wait in a collective for a device that then has no
+thread, so that all wait forever. A step has at most five programs per device."""
 
 
 class Session:
     """Training `recipe` on the machine's devices, step by step.
 
-    Making one detects the machine, lays the recipe out and checks what can be checked; nothing is read or
-    compiled. `begin` places a state, `advance` begins steps, which `compile`s first where nobody did.
+    The constructor detects the machine, makes the layout and checks the settings; it reads and compiles
+    nothing. `begin` places a state, and `advance` starts steps, compiling them first if necessary.
 
-    *Arguments:* `steps_per_call`: as in `fit`; `window`: steps of a window, where a program for another
-    recipe is to be shared.
+    *Arguments:* `steps_per_call`: as in `fit`; `window`: the steps of a window, if other recipes will use the
+    same program.
 
     *Fields:* `warnings` (`layout_warnings` are those of the machine) and `start`, facts to show; `machine`,
     `layout`, `placement`; `abstract`, the state as shapes; `resident`, whether data is kept on the devices;
-    `step`, the steps begun, of `total`; `watch`, what the device waited for; `programs`.
+    `step`, the number of started steps, of `total`; `watch`, which measures waits for data; `programs`.
 
     Raises `RecipeError`, `DataError` or `DeviceError`.
     """
@@ -74,9 +74,9 @@ class Session:
         self.abstract = abstract_state(recipe)
         self.layout_warnings = warnings
         self.warnings: list[Any] = [*warnings, *recipe.warnings()]
-        chosen(recipe.task.train, on.workers)  # raises if they cannot be
+        chosen(recipe.task.train, on.workers)  # raises for impossible workers
         memory = self.placement.memory_bytes
-        # Not where one host has no room for it
+        # Only if every host has enough memory
         self.resident = self.placement.all("resident", feed.resident(recipe.task.train, memory, on.feed))
         if steps_per_call not in (None, 1):
             check_steps_per_call(steps_per_call, self.layout, self.resident)
@@ -95,7 +95,7 @@ class Session:
         self._queued: deque[Any] = deque()
 
     def _compare(self) -> None:
-        """Raises `DeviceError`, which names the host, where hosts have other recipes, data or chips."""
+        """Raises `DeviceError`, which names the host, if hosts have different recipes, data or chips."""
         here, task = self.placement.hosts, self.recipe.task
         if here.count == 1:
             return
@@ -116,7 +116,7 @@ class Session:
         return start_fact(self.machine, self.layout, self.recipe.precision)
 
     def describe(self) -> dict[str, Any]:
-        """The machine, the layout, the precision and the numbers of the model as plain JSON values."""
+        """The machine, the layout, the precision and the size of the model as plain JSON values."""
         update = "flat" if self.recipe.optimizer.elementwise else "whole"
         update = update if self._sharding is None and self._groups is None else "sharded"
         return {
@@ -129,18 +129,18 @@ class Session:
 
     @property
     def template(self) -> TrainState:
-        """What a checkpoint holds, as shapes; with groups, as shapes on the devices of the first."""
+        """The shapes of a checkpoint's arrays; with groups, with shardings on the first group."""
         return self.abstract if self._groups is None else self._groups.template
 
     @property
     def saved_axes(self) -> Tree:
-        """With groups, the axis along which each array of `snapshot` is cut, -1 for none."""
+        """With groups, the axis along which each array of `snapshot` is cut, or -1; otherwise None."""
         return None if self._groups is None else self._groups.functions.saved_axes.without("saved")
 
     # ---- data and state
 
     def read(self) -> None:
-        """Reads training data that is to live on the devices. Raises `DataError`."""
+        """Reads training data that is kept on the devices. Raises `DataError`."""
         task = self.recipe.task
         if self.resident and self._columns is None and self._placed is None:
             self._columns = feed.read(task.train, task.classes, "training")
@@ -148,11 +148,11 @@ class Session:
     def begin(
         self, state: TrainState | None = None, recipe: Recipe | None = None, *, last: int | None = None
     ) -> None:
-        """Goes to `state`, of NumPy arrays, or to the recipe's first one, and opens the feed there. With
-        groups the arrays may lie on the run's first one, as `GroupPrograms.template` says.
+        """Continues from `state`, of NumPy arrays, or from the recipe's first state, and starts the feed.
+        With groups, the arrays may be on the run's first group, as in `GroupPrograms.template`.
 
-        *Arguments:* `recipe`: another one from here on, with the same programs: of other schedules, another
-        seed or duration; `last`, the step to stop at, where that is before the recipe's last.
+        *Arguments:* `recipe`: the recipe from now on, with the same programs, so that only schedules, seed
+        and duration may differ; `last`, the step at which to stop, if it is before the recipe's last.
         """
         self._open.close()
         if recipe is not None:
@@ -161,7 +161,7 @@ class Session:
                 self._evaluator = None
             self.recipe, self.total = recipe, recipe.clock.total or 0
         self.read()
-        self._carry: list[TrainState] = []  # the former state makes room
+        self._carry: list[TrainState] = []  # frees the previous state's memory
         self._carry = self._placed_state(state)
         self.step = int(self._carry[0].step)
         self._queued.clear()
@@ -169,7 +169,7 @@ class Session:
             return
         if self._columns is not None:
             self._placed = self.placement.put(feed.flat(self._columns))
-            self._columns = None  # the host's copy may go
+            self._columns = None  # frees the host's copy
         self._data: Any
         if self._placed is not None:
             self._data = feed.Resident(self._placed)
@@ -177,13 +177,13 @@ class Session:
             self._data = feed.Streamed(self.recipe, self.placement, self.step, self.on.workers)
         self._open.callback(self._data.close)
         self._windows = feed.Windows(self.recipe, self.placement, self.step, self._window)
-        self._window = self._windows.length  # the program's from now on
+        self._window = self._windows.length  # for which the program will be compiled
         self._open.callback(self._windows.close)
         share = len(self.placement.local) / self.placement.groups
         self.watch = Watch(self.recipe.task.train, self._data.stream, share)
 
     def _placed_state(self, state: TrainState | None) -> list[TrainState]:
-        """`state`, or the first one, on every local group."""
+        """`state`, or by default the first state, on every local group."""
 
         def alike(tree: Tree) -> Tree:
             return self.placement.broadcast(tree, tree)
@@ -203,13 +203,13 @@ class Session:
 
     @property
     def data(self) -> Fact:
-        """Where the data is."""
+        """Whether data is on the devices or streamed, and its size."""
         return self._data.described(self.recipe.task.train)
 
     def compile(self, *, trial: bool = False) -> Fact | None:
-        """Compiles the step, unless it is. *Returns* how many steps a call makes, where that was decided.
+        """Compiles the step, unless that is done. *Returns* the steps per call, if there was a choice.
 
-        *Arguments:* `trial`: whether several steps a call are worth one, where `steps_per_call` is None.
+        *Arguments:* `trial`: whether to measure several steps per call if `steps_per_call` is None.
         """
         if self.programs.compiled:
             return None
@@ -217,20 +217,20 @@ class Session:
         data = self._placed if self._placed is not None else self.programs.data_shapes()
         at_once = 1 if self._steps_per_call is None and not trial else self._steps_per_call
         decided = self.programs.compile(self._carry, window, data, at_once)
-        self.placement.all("compiled", True)  # or the first collective would wait for who still compiles
+        self.placement.all("compiled", True)  # or the first collective would wait for hosts that still compile
         return decided
 
     # ---- steps
 
     @property
     def steps_at_once(self) -> int:
-        """The most steps that one call begins."""
+        """The largest number of steps in one call."""
         return self.programs.steps_at_once
 
     def advance(self, steps: int = 1, stopped: Callable[[], bool] = lambda: False) -> bool:
-        """Begins `steps` steps. Waits only for data, and when some tens of steps are queued.
+        """Starts `steps` steps. Waits only for data, and when some tens of steps are queued.
 
-        *Returns* whether they were begun; false once `stopped()`.
+        *Returns* whether they were started; false once `stopped()`.
         """
         self.compile()
         last = self.step + steps
@@ -240,9 +240,9 @@ class Session:
             batch = self._data.at(self.step, lambda: not self._queued or self._queued[-1].is_ready(), stopped)
             if batch is None:
                 return False
-            now = min(self.steps_at_once, last - self.step, self._windows.left(self.step))
-            self._carry, token = self.programs.step(self._carry, self._windows.at(self.step), batch, now)
-            self.step += now
+            count = min(self.steps_at_once, last - self.step, self._windows.left(self.step))
+            self._carry, token = self.programs.step(self._carry, self._windows.at(self.step), batch, count)
+            self.step += count
             self._queued.append(token)
             if len(self._queued) > self.ahead:
                 self._queued.popleft().block_until_ready()
@@ -250,38 +250,38 @@ class Session:
 
     @property
     def ahead(self) -> float:
-        """How many calls the host may run ahead of the device."""
+        """The number of calls that the host may run ahead of the device."""
         several_cpus = self.placement.lead.platform == "cpu" and len(self.placement.devices) > 1
         queued = QUEUED_ON_CPUS if several_cpus else QUEUED_STEPS // self.steps_at_once
         return min(queued, self._data.in_use - 1)
 
     def drain(self) -> dict[str, Any]:
-        """The metric sums of the steps since the last call, on the device."""
+        """The metric sums of the steps since the last `drain`, on the device."""
         sums, self._carry = self.programs.drain(self._carry)
         return sums
 
     def wait(self) -> None:
-        """Until every step begun is done."""
+        """Waits until all started steps are done."""
         jax.block_until_ready(self._carry)
         self._queued.clear()
 
-    # ---- what came of it
+    # ---- state and metrics
 
     def snapshot(self) -> TrainState:
-        """The state as NumPy arrays of one's own. Waits; for all hosts where devices share parts of it. With
-        groups the arrays stay on the devices of the first local one."""
+        """A copy of the state as NumPy arrays; with groups, as arrays on the first local group. Waits, for
+        all hosts if the state is sharded over them."""
         state = self._carry[0]
         if self._groups is not None:
             return self._groups.snapshot(state)
         if self._sharding is not None:
             if state.optimizer is None:  # forgotten
                 return self._host(dataclasses.replace(state, ema=self._ema()))
-            whole = self._sharding.whole([(one.optimizer, one.ema) for one in self._carry])
-            state = dataclasses.replace(state, optimizer=whole[0], ema=whole[1])
+            optimizer, ema = self._sharding.whole([(part.optimizer, part.ema) for part in self._carry])
+            state = dataclasses.replace(state, optimizer=optimizer, ema=ema)
         return self._host(state)
 
     def parameters(self) -> tuple[Tree, Tree]:
-        """The parameters, trained and frozen, and the task's state, as arrays of `snapshot`. Waits."""
+        """All parameters and the task's state, as arrays like those of `snapshot`. Waits."""
         if self._groups is not None:
             state = self._groups.snapshot(dataclasses.replace(self._carry[0], optimizer=None, ema=None))
         else:
@@ -289,40 +289,41 @@ class Session:
         return whole_params(state.params, state.frozen), state.state
 
     def _host(self, state: TrainState) -> TrainState:
-        # Copied: on the CPU an array taken from the device is its memory, which the next step reuses.
+        # Copied: on the CPU, `device_get` returns a view of memory that the next step reuses.
         host = jax.tree.map(np.array, jax.device_get(state))
         return dataclasses.replace(host, params=self._flat.unpack(host.params))
 
     def held(self) -> tuple[TrainState, Any, Any]:
-        """What the first device holds: state, window, and the data or its shapes."""
+        """The state, the window, and the data or its shapes on the first device."""
         window = self._windows.at(max(0, self.step - 1))[0]
         return self._carry[0], window, self._data.held(len(self.placement.local))
 
     def open_evaluation(self) -> None:
-        """Reads evaluation data, checks that the loss can evaluate. Raises `DataError` without data."""
+        """Reads evaluation data, and checks that the loss can evaluate. Raises `DataError` without data."""
         if self._evaluator is None:
             self._evaluator = Evaluator(self.recipe, self.placement, workers=self.on.workers)
 
     def evaluate(self) -> dict[str, Any]:
-        """Metric name to value over the task's `eval` source, with the averaged parameters if any. Waits."""
+        """Metric name to value over the task's `eval` source, with averaged parameters if there are any.
+        Waits."""
         self.open_evaluation()
         assert self._evaluator is not None
         self.wait()
-        read = [dataclasses.replace(s, optimizer=None, ema=None, sums={}) for s in self._carry]
-        state, average = self.placement.gather(read), self._ema()
+        states = [dataclasses.replace(s, optimizer=None, ema=None, sums={}) for s in self._carry]
+        state, average = self.placement.gather(states), self._ema()
         if self._groups is not None:
             vector, averaged = (state.params, False) if average is None else (average, True)
-            whole = whole_params(self._groups.unpack(vector, averaged), state.frozen)
-            return self._evaluator(whole, state.state)
+            params = whole_params(self._groups.unpack(vector, averaged), state.frozen)
+            return self._evaluator(params, state.state)
         unpack, vector = (self._unpack, state.params) if average is None else (self._unpack_average, average)
         return self._evaluator(whole_params(unpack(vector), state.frozen), state.state)
 
     def forget_optimizer(self) -> None:
-        """Gives up the optimizer's state, when no step follows: an evaluation may have its memory."""
+        """Frees the memory of the optimizer's state for an evaluation; no step may follow."""
         self._carry = [dataclasses.replace(state, optimizer=None) for state in self._carry]
 
     def _ema(self) -> jax.Array | None:
-        """The averaged parameters as one vector over the mesh, if the recipe keeps them."""
+        """The averaged parameters as one vector over the mesh, if the recipe has an EMA."""
         parts = [state.ema for state in self._carry]
         if parts[0] is None:
             return None
@@ -351,7 +352,7 @@ class Session:
         return jax.jit(self._flat.widened().unpack)
 
     def close(self) -> None:
-        """Ends the threads that bring data. The state stays readable."""
+        """Stops the threads that read data. The state stays readable."""
         self._open.close()
         if self._evaluator is not None:
             self._evaluator.close()

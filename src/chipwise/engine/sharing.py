@@ -1,12 +1,12 @@
-"""One compilation for all devices of a process: a compiled program, loaded again on another device.
+"""One compilation for all devices of a process: loads a compiled program on another device.
 
-JAX compiles a program of one device once for each device that runs it, which on eight simulated ones is most
-of a short run's time. On the CPU the machine code is written out and loaded for the next device instead:
-the same code, so the same bits. On GPUs JAX's compilation cache serves every device with one entry. Where the
-cache is on, a CPU program may have come from it, and such a one cannot be written out again (JAX 0.10.2: its
-functions are not found when it runs): then every device asks the cache.
+JAX compiles a program of one device again for each device, which takes most of a short run's time on eight
+simulated devices. On the CPU, the machine code is serialized and loaded for the next device instead. It is
+the same code, so results have the same bits. On GPUs, JAX's compilation cache has one entry for all devices.
+With the cache enabled, a CPU program may come from it, and cannot be serialized again (JAX 0.10.2: its
+functions are not found when it runs); then every device uses the cache.
 
-This uses parts of `jax.experimental.serialize_executable` that may change: where it fails, JAX compiles.
+This uses parts of `jax.experimental.serialize_executable` that may change. If it fails, JAX compiles.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from jax.experimental import serialize_executable as serializing
 
 
 def on_device(compiled: Any, device: jax.Device, compile_again: Callable[[], Any]) -> Any:
-    """`compiled`, a program of one device, for another `device`; `compile_again()` where it cannot be had."""
+    """`compiled`, a program of one device, for another `device`; `compile_again()` if it cannot be loaded."""
     if device.platform != "cpu" or jax.config.values["jax_compilation_cache_dir"] is not None:
         return compile_again()
     try:
         return _loaded(compiled, device)
-    except Exception:  # private parts of JAX, of which another version may raise anything
+    except Exception:  # private parts of JAX, which may raise anything in another version
         return compile_again()
 
 
 def _loaded(compiled: Any, device: jax.Device) -> Any:
     from jax._src import compiler
 
-    written, arguments, results = serializing.serialize(compiled)
+    serialized, arguments, results = serializing.serialize(compiled)
     options = compiler.get_compile_options(
         num_replicas=1, num_partitions=1, device_assignment=np.array([[device.id]])
     )
@@ -44,5 +44,5 @@ def _loaded(compiled: Any, device: jax.Device) -> Any:
                 return self.backend.deserialize_executable(pid[1], self.execution_devices, options)
             return device if pid[0] == "device" else super().persistent_load(pid)
 
-    unloaded, about, no_kwargs = Reader(io.BytesIO(written), device.client, [device]).load()
-    return jax.stages.Compiled(unloaded.load(), [], arguments.unflatten(about), results, no_kwargs=no_kwargs)
+    unloaded, info, no_kwargs = Reader(io.BytesIO(serialized), device.client, [device]).load()
+    return jax.stages.Compiled(unloaded.load(), [], arguments.unflatten(info), results, no_kwargs=no_kwargs)

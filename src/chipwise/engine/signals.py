@@ -1,7 +1,7 @@
-"""SIGTERM and Ctrl-C as a request to stop at the next step; a second Ctrl-C leaves at once.
+"""SIGTERM and Ctrl-C request a stop at the next step; a second Ctrl-C exits at once.
 
-On several hosts JAX's runtime takes SIGTERM, tells the others, and finds a step at which all can stop: a
-handler of Python's would keep it from that. Ctrl-C on one of them is passed on as SIGTERM.
+On several hosts, JAX's runtime handles SIGTERM: it tells the other hosts, and chooses a step at which all
+stop. A Python handler would replace its own. Ctrl-C on one host is forwarded to it as SIGTERM.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import threading
 
 from ..machine.hosts import Hosts, hosts
 
-LEFT_AT_ONCE = 130  # the shell's code for a process ended by Ctrl-C
-_SHOW_CURSOR = b"\x1b[?25h"  # a progress bar hides it, and leaving at once gives the bar no chance to end
+LEFT_AT_ONCE = 130  # a shell's exit code for Ctrl-C
+_SHOW_CURSOR = b"\x1b[?25h"  # a progress bar hides it, and has no chance to show it on an exit at once
 _AGAIN = b"\nstopping after this step; Ctrl-C again leaves at once, without saving\n"
 
 
 class StopRequest:
-    """Listens for the signals from when it is made until `close`; to be asked by `reached` before every step.
+    """Handles the signals from its construction until `close`. Call `reached` before every step.
 
-    `bool(request)` is true from the first signal on; `name` says which one it was. Outside the main
-    thread, which alone gets signals, it listens for nothing. One made while another listens takes its place
-    and tells it on closing: who stops a run stops the series of runs around it.
+    `bool(request)` is true after the first signal; `name` is that signal's name. It handles no signals
+    outside of the main thread, which alone can. A nested request replaces the outer one and passes its signal
+    on when it closes: stopping a run also stops the series of runs that it belongs to.
     """
 
     def __init__(self):
@@ -30,28 +30,29 @@ class StopRequest:
         self._hosts: Hosts = hosts()
         self._old: dict[int, object] = {}
         self._interrupts = 0
-        heard = (signal.SIGINT,) if self._hosts.count > 1 else (signal.SIGINT, signal.SIGTERM)
+        handled = (signal.SIGINT,) if self._hosts.count > 1 else (signal.SIGINT, signal.SIGTERM)
         if threading.current_thread() is threading.main_thread():
-            self._old = {n: signal.signal(n, self._handle) for n in heard}
+            self._old = {n: signal.signal(n, self._handle) for n in handled}
 
     def __bool__(self) -> bool:
         return self.name is not None
 
     def reached(self) -> bool:
-        """Whether to stop here: on several hosts, where all do."""
+        """Whether to stop at this step; on several hosts, all stop at the same step."""
         if self._hosts.stopping():
             self.name = self.name or "SIGTERM"
         return self.name is not None
 
     @property
     def alone(self) -> bool:
-        """Whether a signal may end a wait for data: others would wait for this host's part of the step."""
+        """Whether a stop was requested on a single host, which ends even a wait for data. On several hosts,
+        the others would wait for this host's part of the step."""
         return self._hosts.count == 1 and self.name is not None
 
     def close(self) -> None:
-        """Gives the signals back to whoever had them."""
+        """Restores the previous signal handlers."""
         for number, handler in self._old.items():
-            # None stands for a handler that was not set from Python, which cannot be set again.
+            # None is a handler that was not set from Python, and cannot be restored.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]
             outer = getattr(handler, "__self__", None)
             if isinstance(outer, StopRequest):
@@ -62,7 +63,7 @@ class StopRequest:
         if number == signal.SIGINT:
             self._interrupts += 1
             again = self._interrupts > 1 or self.name is not None
-            # Not with print: the signal may have come in the middle of one.
+            # Not `print`, which the signal may have interrupted.
             os.write(2, (_SHOW_CURSOR if os.isatty(2) else b"") if again else _AGAIN)
             if again:
                 os._exit(LEFT_AT_ONCE)

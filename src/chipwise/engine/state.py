@@ -28,10 +28,10 @@ _NONE: Mapping[str, Any] = {}
 
 @dataclass(frozen=True)
 class Role:
-    """What happens to a part of the state.
+    """How a part of the state is used.
 
-    *Fields:* `differentiated`: the loss's gradient is taken by it; `summed`: what the replicas make of it is
-    added over all of them; `donated`: the update overwrites it; `saved`: a checkpoint holds it.
+    *Fields:* `differentiated`: the loss is differentiated by it; `summed`: the replicas' contributions to it
+    are added; `donated`: the update overwrites it; `saved`: checkpoints contain it.
     """
 
     differentiated: bool = False
@@ -56,14 +56,18 @@ ROLES = {
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """Everything that a run carries from one step to the next.
+    """The state that a run passes from one step to the next.
 
-    *Fields:* `step` `()` int32, the steps done, which is also the position in the data; `params`, the trained
-    parameters, and `frozen`, the others, two trees that `whole_params` joins (on the devices `params` is the
-    vector of `flat_of`: what the update moves; each replica unpacks it); `state`, as the task made it;
-    `optimizer`, over the flat vector of `params` (`Flat`) or, for optimizers that look at whole leaves, over
-    the tree; `ema`, `(size,)` the average of that vector, or `None`; `sums`, a dict of `Sum`: the training
-    metrics since they were last logged; `scale`, of the loss in `f16` (see `engine.scaling`), or `None`.
+    *Fields:*
+
+    - `step` `()` int32: the steps done, which is also the position in the data.
+    - `params`, the trained parameters, and `frozen`, the others: two trees that `whole_params` joins. On the
+      devices, `params` is the vector of `flat_of`, which each replica unpacks.
+    - `state` of the task.
+    - `optimizer`: the optimizer's state for that vector, or for the tree if the optimizer uses whole leaves.
+    - `ema`, `(size,)`: the average of that vector, or `None`.
+    - `sums`, a dict of `Sum`: the training metrics since they were last logged.
+    - `scale` of the loss in `f16` (see `engine.scaling`), or `None`.
     """
 
     step: jax.Array
@@ -76,9 +80,9 @@ class TrainState:
     scale: Tree = None
 
     def without(self, trait: str) -> TrainState:
-        """The state with the parts whose role lacks `trait` left out (`None`)."""
-        gone: dict[str, Any] = {name: None for name, role in ROLES.items() if not getattr(role, trait)}
-        return dataclasses.replace(self, **gone)
+        """The state with `None` for each part whose role lacks `trait`."""
+        removed: dict[str, Any] = {name: None for name, role in ROLES.items() if not getattr(role, trait)}
+        return dataclasses.replace(self, **removed)
 
 
 def first_maker(
@@ -88,9 +92,9 @@ def first_maker(
     moments: bool = True,
     **options: Any,
 ) -> Any:
-    """`init_state` of `recipe`, jitted: (seed `()` uint32, parameters in the place of the task's).
+    """`init_state` of `recipe`, jitted, as a function of `seed` and `given`.
 
-    *Arguments:* `then`, what is done with it in the same program; `options` of `jax.jit`.
+    *Arguments:* `then`, a function of the state in the same program; `options` of `jax.jit`.
     """
     example = spec_of(recipe.task.train)
     return jax.jit(
@@ -99,20 +103,24 @@ def first_maker(
 
 
 def first_state(recipe: Recipe, make: Any = None, alike: Callable[[Tree], Tree] = lambda t: t) -> TrainState:
-    """`init_state` on the default device. *Arguments:* `make`: the `first_maker` of `recipe`, or of one with
-    the same task that differs in the seed and schedules alone; then nothing is compiled again; `alike`: what
-    makes NumPy arrays equal that the hosts computed from the data, since processors may round differently."""
+    """`init_state` on the default device.
+
+    *Arguments:* `make`: a `first_maker` of `recipe`, or of a recipe that differs only in seed and schedules,
+    so that nothing is compiled again; `alike`: makes the arrays that hosts computed from the data equal,
+    since processors may round differently.
+    """
     return (make or first_maker(recipe))(np.uint32(recipe.seed), from_data(recipe.task, alike))
 
 
 def from_data(task: Task, alike: Callable[[Tree], Tree] = lambda t: t) -> dict[str, Any]:
-    """What `Task.from_data` makes of the training data, as NumPy arrays. *Arguments:* as of `first_state`."""
+    """The parameters that `Task.from_data` computes from the training data, as NumPy arrays by path.
+    *Arguments:* see `first_state`."""
     given = {} if task.from_data is None else dict(task.from_data(task.train))
     return alike(jax.tree.map(np.asarray, given)) if given else {}
 
 
 def abstract_state(recipe: Recipe) -> TrainState:
-    """The training state of `recipe` as shapes and types only."""
+    """The training state of `recipe` as shapes and types."""
     return jax.eval_shape(lambda: init_state(recipe, spec_of(recipe.task.train)))
 
 
@@ -126,10 +134,10 @@ def init_state(
 ) -> TrainState:
     """The state before the first step. Traced or not.
 
-    *Arguments:* `example`, column to `ShapeDtypeStruct`, one unbatched example; `seed` `()` uint32, an
-    input instead of the recipe's own; `given`, by path, parameters in the place of the task's; without
-    `moments`, `optimizer` and `ema` are None.
-    Raises `RecipeError` if `init` or `loss` does not keep the contract of `Task`, or all is frozen.
+    *Arguments:* `example`, column to `ShapeDtypeStruct`, one unbatched example; `seed` `()` uint32, by
+    default the recipe's; `given`, path to a parameter that replaces the task's; `moments`: if false,
+    `optimizer` and `ema` are None. Raises `RecipeError` if `init` or `loss` does not keep the contract of
+    `Task`, or all is frozen.
     """
     pair = recipe.task.init(keys.init_key(recipe.seed if seed is None else seed))
     if not (isinstance(pair, tuple) and len(pair) == 2):
@@ -156,7 +164,8 @@ def init_state(
 
 
 def replaced(params: Tree, given: Mapping[str, Any]) -> Tree:
-    """`params` with the arrays of `given` at their paths. Raises `RecipeError` for one that does not fit."""
+    """`params` with the arrays of `given` at their paths. Raises `RecipeError` for an unknown path or another
+    shape."""
     if not given:
         return params
     paths, structure = jax.tree_util.tree_flatten_with_path(params)
@@ -173,14 +182,14 @@ def replaced(params: Tree, given: Mapping[str, Any]) -> Tree:
 
 
 def read(state: TrainState) -> tuple[Tree, Tree, Tree, jax.Array, Tree]:
-    """What a replica reads of the training state. Each argument of a call costs the host time."""
+    """The parts of the training state that a replica reads; fewer arguments make a call faster."""
     return state.params, state.frozen, state.state, state.step, state.scale
 
 
 def flat_of(recipe: Recipe, params: Tree) -> Any:
-    """How the trained parameters lie in the vector that the update works on: `replicas` chunks, float32 or
-    as wide as the widest parameter; a `Flat`, or a `Cut` where the recipe has `shards`. Raises `RecipeError`
-    for a parameter that is no floating number."""
+    """The layout of the trained parameters in the vector that the update changes: `replicas` chunks, in
+    float32 or the widest parameter's dtype; a `Flat`, or a `Cut` if the recipe has `shards`. Raises
+    `RecipeError` for a parameter that is not floating."""
     dtypes = [jnp.dtype(leaf.dtype) for leaf in jax.tree.leaves(params)]
     wrong = sorted({str(dtype) for dtype in dtypes if not jnp.issubdtype(dtype, jnp.floating)})
     if wrong:
@@ -192,13 +201,13 @@ def flat_of(recipe: Recipe, params: Tree) -> Any:
 
 
 def axes_of(recipe: Recipe, params: Tree, *, some: bool = True) -> Tree:
-    """Along which axis each of some `params` is cut, -1 for none: see `recipe.sharding`."""
+    """The axis along which each of `params` is cut, or -1: see `recipe.sharding`."""
     return axes(params, recipe.shards, recipe.task.sharding, some=some)
 
 
 def parameters(recipe: Recipe, state: TrainState, *, averaged: bool = False) -> Tree:
-    """All parameters of a state of NumPy arrays, as the task made them; with `averaged` their average, if the
-    recipe keeps one."""
+    """All parameters of a state of NumPy arrays as the task's tree; with `averaged` their average, if the
+    recipe has an EMA."""
     params = state.params
     if averaged and recipe.ema is not None:
         params = flat_of(recipe, params).widened().unpack(state.ema)
@@ -227,8 +236,7 @@ def count(params: Tree) -> int:
 
 
 def nbytes(tree: Tree) -> int:
-    """Bytes of a tree of arrays or shapes, where these are cut over devices those of one; keys count as their
-    data."""
+    """The bytes of a tree of arrays or shapes on one device. Random keys count as their data."""
     total = 0
     for leaf in jax.tree.leaves(tree):
         if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):

@@ -25,8 +25,8 @@ class Stepper:
                 stepper.step()
             print(stepper.metrics(), stepper.evaluate(), stepper.fingerprint())
 
-    computes what `cw.fit(recipe)` computes, to the bit, but without a run folder, checkpoints, signal
-    handling, and a stop at a NaN loss.
+    gives the same bits as `cw.fit(recipe)`, but without a run folder, checkpoints, signal handling, and a
+    stop at a NaN loss.
 
     *Arguments:* `on` as in `fit`.
 
@@ -44,7 +44,7 @@ class Stepper:
                 self._session.begin()
                 if self.total:
                     self._session.compile()
-            except BaseException:  # or the threads that bring data would stay
+            except BaseException:  # otherwise the threads that read data would remain
                 self._session.close()
                 raise
 

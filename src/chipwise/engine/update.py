@@ -1,12 +1,11 @@
-"""From the sums over all replicas to the next state. Decay and clipping act here, once.
+"""The update: from the sums over all replicas to the next state. Decay and clipping happen here, once.
 
-An elementwise optimizer works on the flat vector of the trained parameters, which is how the devices hold
-them: where the vector is cut changes no bit (measured on the CPU with AdamW and SGD with Nesterov momentum,
-cut into 1 to 1,000 pieces; over a tree of leaves they differ in the last place). In and out of the program go
-vectors alone, since what a compiler fuses into the arithmetic, such as the slices of a tree's leaves, may
-change its bits and made the update 3 to 4 times as slow. The norm for clipping is summed chunk by chunk, and
-the chunks in the tree. Optimizers that look at whole leaves (LAMB, LARS, Adafactor, Muon, unknown ones) get
-the tree.
+An elementwise optimizer updates the flat vector of the trained parameters, as the devices hold them. Its bits
+do not depend on where the vector is cut (measured on the CPU with AdamW and SGD with Nesterov momentum, cut
+into 1 to 1,000 pieces; over a tree of leaves they differ in the last place). All inputs and outputs are
+vectors, since the compiler would fuse the slices of a tree's leaves with the arithmetic, which may change the
+bits and made the update 3 to 4 times as slow. The norm for clipping is summed chunk by chunk, and the chunks
+in tree order. Optimizers that use whole leaves (LAMB, LARS, Adafactor, Muon, unknown ones) get the tree.
 """
 
 from __future__ import annotations
@@ -33,18 +32,20 @@ class Update:
 
     *Arguments:* `state`, as arrays or shapes.
 
-    *Fields:* `flat`: how the parameters lie in the vector that is summed, which begins with their gradient;
-    where the recipe has `shards`, a device's part of the parameters, of which `whole` are all;
-    `gradient`: how the gradient lies there; `aside`: how the metric sums and the task's state lie behind it;
-    `size` of that vector; `squares`: the shape of what `square` gives, where the norm is clipped or the loss
-    scaled, otherwise None.
+    *Fields:*
+
+    - `whole`, the layout of the vector of all parameters, and `flat`, of a device's part (the same without
+      `shards`).
+    - The vector that is summed over replicas: `gradient`, the layout of the gradient, with which it begins;
+      `aside`, that of the metric sums and the task's state, which follow; and its `size` on a device.
+    - `squares`, the shape of `square`'s result if the norm is clipped or the loss scaled, otherwise None.
     """
 
     def __init__(self, recipe: Recipe, state: TrainState):
         self.recipe, self._params = recipe, state.params
         self.whole = flat_of(recipe, state.params)
         self.flat = self.whole.local
-        self.gradient = self.whole.widened(jnp.dtype(jnp.float32))  # as it is summed
+        self.gradient = self.whole.widened(jnp.dtype(jnp.float32))  # the dtype of the sum
         summed = jax.eval_shape(lambda s: summable(s, jnp.int32(0), recipe.replicas), state.state)
         self.aside = Flat({"sums": state.sums, "state": summed})
         self.size = self.flat.size + self.aside.size
@@ -54,15 +55,15 @@ class Update:
         self.squares = jax.ShapeDtypeStruct((chunks,), jnp.float32) if wanted else None
 
     def vector(self, contribution: dict[str, Any]) -> jax.Array:
-        """What a replica contributes, as the vector `(size,)` float32 that is summed."""
+        """A replica's contribution as the vector `(size,)` float32 that is summed."""
         aside = {name: contribution[name] for name in ("sums", "state")}
         return jnp.concatenate([self.gradient.pack(contribution["grads"]), self.aside.pack(aside)])
 
     def square(self, total: jax.Array) -> jax.Array:
-        """`(chunks,)` float32: the sum of squares of each chunk of the gradient in `total` `(size,)`, or in
+        """The sums of squares, `(chunks,)` float32, of each chunk of the gradient in `total` `(size,)`, or in
         some chunks of it."""
         chunks = total[: self.flat.size].reshape(-1, self.flat.chunk)
-        # One after another, so that a chunk's sum is the same program wherever and however many there are
+        # One after another, so that the code for a chunk does not depend on the number of chunks
         return lax.map(lambda chunk: jnp.sum(chunk * chunk), chunks)
 
     def __call__(
@@ -71,8 +72,8 @@ class Update:
         """The state after a step, without its frozen part, and a token `()` to wait for.
 
         *Arguments:* `state`, with the vector of `flat` as `params`; `total` `(size,)`, the sum of all
-        replicas' vectors; `hyper`, the window's tables and its first step; `squares` `(chunks,)` as of
-        `square`, or None where nobody asks for them.
+        replicas' vectors; `hyper`, the window's tables and its first step; `squares` `(chunks,)` from
+        `square`, or None if not used.
         """
         size = self.flat.size
         masks = {name: self._spread(jnp, *mask) for name, mask in self.masks().items()}
@@ -89,9 +90,11 @@ class Update:
         decaying: Any,
         members: Any = None,
     ) -> tuple[TrainState, jax.Array]:
-        """The same of some chunks, where an elementwise optimizer's state has as many: `summed`, the sum of
-        the gradients there, and `beside`, what lies behind them in the vector; `decaying` and `members`
-        there, as of `masks` or for all values."""
+        """The update of some chunks; the state of an elementwise optimizer has the same chunks.
+
+        *Arguments:* `summed`, the sum of the gradients in these chunks; `beside`, the sum of the values after
+        the gradient in the vector; `decaying` and `members` of these chunks, see `masks`.
+        """
         recipe, optimizer, flat = self.recipe, self.recipe.optimizer, self.flat
         aside = self.aside.unpack(beside)
         examples = aside["sums"]["loss"].count
@@ -118,9 +121,9 @@ class Update:
             tree, gradients = flat.unpack(state.params), self.gradient.unpack(gradient)
             tree, moments = optimizer.update(gradients, state.optimizer, tree, now, norm=norm)
             params = flat.pack(tree)
-        done = state.step + jnp.int32(1)
+        step = state.step + jnp.int32(1)
         after = TrainState(
-            step=done,
+            step=step,
             params=params,
             frozen=None,
             state=from_sums(state.state, aside["state"], recipe.replicas, recipe.block_count),
@@ -130,57 +133,60 @@ class Update:
         )
         if square is not None and state.scale is not None:
             after = scaling.unless_overflown(state, after, square)
-        return after, done
+        return after, step
 
     @property
     def decays(self) -> bool | None:
-        """Whether all values of the vector decay; `None` for some of them."""
+        """Whether all values of the vector decay (true) or none (false); `None` if only some do."""
         chosen = set(jax.tree.leaves(self.recipe.optimizer.decaying(self._params)))
         return (bool(chosen.pop()) if chosen else True) if len(chosen) < 2 else None
 
     def masks(self) -> dict[str, tuple[Any, Tree]]:
-        """What the values of the vector differ in: for each of `decaying` and `members` that `moved` needs as
-        an array, its dtype and its number for each leaf of the parameters."""
+        """The arguments of `moved` that differ between values of the vector: for each of `decaying` (whether
+        they decay) and `members` (their group), the dtype and the value for each leaf of the parameters."""
         optimizer = self.recipe.optimizer
-        found: dict[str, tuple[Any, Tree]] = {}
+        masks: dict[str, tuple[Any, Tree]] = {}
         if self.decays is None:
-            found["decaying"] = (np.bool_, optimizer.decaying(self._params))
+            masks["decaying"] = (np.bool_, optimizer.decaying(self._params))
         if optimizer.patterns:
-            found["members"] = (np.int8, optimizer.members(self._params))
-        return found
+            masks["members"] = (np.int8, optimizer.members(self._params))
+        return masks
 
     def host_masks(self) -> dict[str, np.ndarray]:
-        """`masks`, each `(flat.size,)`."""
+        """`masks` as NumPy arrays, each `(flat.size,)`."""
         return {name: self._spread(np, *mask) for name, mask in self.masks().items()}
 
     def _spread(self, numpy: Any, dtype: Any, leaves: Tree) -> Any:
-        if self.recipe.shards > 1:  # what is of some rows must be the same on every device
-            fits = jax.tree.map(lambda one, leaf: np.ndim(one) in (0, leaf.ndim), leaves, self.flat.tree)
-            cut = jax.tree.map(
-                lambda one, leaf: np.shape(one)[:1] in ((), leaf.shape[:1]), leaves, self.flat.tree
-            )
-            if not all(jax.tree.leaves((fits, cut))):
-                raise RecipeError(
-                    "shards-rows", shards=self.recipe.shards, patterns=self.recipe.optimizer.patterns
-                )
-        spread = jax.tree.map(lambda one, leaf: numpy.full(leaf.shape, one, dtype), leaves, self.flat.tree)
+        if self.recipe.shards > 1:  # a mask of rows must be the same on every device
+
+            def fits(value: Any, leaf: Any) -> bool:
+                shape = np.shape(value)
+                return len(shape) in (0, leaf.ndim) and shape[:1] in ((), leaf.shape[:1])
+
+            if not all(jax.tree.leaves(jax.tree.map(fits, leaves, self.flat.tree))):
+                patterns = self.recipe.optimizer.patterns
+                raise RecipeError("shards-rows", shards=self.recipe.shards, patterns=patterns)
+        spread = jax.tree.map(
+            lambda value, leaf: numpy.full(leaf.shape, value, dtype), leaves, self.flat.tree
+        )
         flat = Flat(spread, self.flat.chunks, dtype)
         return flat.pack_host(spread) if numpy is np else flat.pack(spread)
 
     def _averaged(self, ema: jax.Array, params: jax.Array) -> jax.Array:
-        """`ema + (1 - decay) * (params - ema)`, so that what does not change stays exactly itself."""
+        """`ema + (1 - decay) * (params - ema)`, so that the average of a constant is exactly that
+        constant."""
         step = jnp.asarray(1 - (self.recipe.ema or 0.0), ema.dtype)
         return ema + step * (params - ema)
 
 
 WORTH_BYTES = 16 << 20
-"""Saved on each device, from which the optimizer's state is shared out unasked: each step starts a few
-programs more for it, which small models feel."""
+"""Savings on each device from which the optimizer's state is sharded by default. Each step then starts a few
+more programs, which slows down small models."""
 
 
 def shares_out(recipe: Recipe, state: TrainState, devices: int, wanted: bool | None) -> bool:
-    """Whether `devices` share out the optimizer's state: where that is `wanted`, or by default where each
-    saves much, and where it changes no bit: the optimizer is elementwise and no parameter is rounded.
+    """Whether to shard the optimizer's state over `devices`: if `wanted`, or by default if each device saves
+    `WORTH_BYTES`. Only if it changes no bits, so the optimizer must be elementwise and round no parameter.
 
     *Arguments:* `state`, as arrays or shapes.
     """
@@ -193,7 +199,7 @@ def shares_out(recipe: Recipe, state: TrainState, devices: int, wanted: bool | N
 
 
 def _added(old: Tree, new: Tree) -> Tree:
-    """Leaf by leaf, as `old` is built: a `finish` made inside the loss is a new function in every trace,
-    which `jax.tree.map` takes for another structure."""
+    """The sum of two trees, leaf by leaf, in the structure of `old`. Not with `jax.tree.map`, which sees two
+    structures if the loss makes a new `finish` function in each trace."""
     leaves, structure = jax.tree.flatten(old)
     return jax.tree.unflatten(structure, [a + b for a, b in zip(leaves, jax.tree.leaves(new), strict=True)])
