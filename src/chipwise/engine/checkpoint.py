@@ -44,7 +44,7 @@ _CLOSED = [  # errors of opening a file, which do not mean that its bytes are da
 ]
 
 _ANYWAY, _DENSEST = 1 << 30, 100
-"""Bytes that stored arrays may have, and times those of their files: a header alone may state any shape."""
+"""A file's arrays may have `_ANYWAY` bytes plus `_DENSEST` times its size: a header can state any shape."""
 
 # Orbax logs every save at WARNING, and every damaged file at ERROR, which `restore` reports itself.
 logging.getLogger("absl").setLevel(logging.CRITICAL)
@@ -81,15 +81,15 @@ def _parts(array: Any, axis: int, shards: int) -> list[Any]:
 
 
 def refuse_hollow(stated: int, path: Path, expected: int = 0) -> None:
-    """Raises `ValueError` if the file or folder `path` holds far too little for arrays of `stated` bytes, and
-    they are more than the `expected` bytes, before memory is asked for."""
+    """Raises `ValueError` if arrays of `stated` bytes cannot be in the file or folder `path`, which is far
+    smaller, and are larger than `expected` bytes. Called before memory is allocated."""
     there = sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())
     if stated > max(expected, _ANYWAY + _DENSEST * there):
         raise ValueError(f"{stated} bytes stated, {there} there")
 
 
 def stated_bytes(metadata: Tree) -> int:
-    """The bytes of arrays of which Orbax's `metadata` tells, each at least as large as its chunks."""
+    """The bytes of the arrays in Orbax's `metadata`, each at least as large as its chunks."""
     arrays = [x for x in jax.tree.leaves(metadata) if getattr(x, "shape", None)]
     chunks = [getattr(x.storage, "chunk_shape", None) or () for x in arrays]
     sizes = [max(math.prod(x.shape), math.prod(chunk)) for x, chunk in zip(arrays, chunks, strict=True)]
@@ -137,7 +137,7 @@ class Checkpoints:
 
     def rewind(self, step: int) -> list[int]:
         """Removes the checkpoints after `step`. *Returns* the steps of the others."""
-        for later in [one for one in self.steps() if one > step]:
+        for later in [other for other in self.steps() if other > step]:
             self._guarded(functools.partial(self._manager.delete, later))
         return self.steps()
 

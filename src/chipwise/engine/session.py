@@ -217,7 +217,7 @@ class Session:
         data = self._placed if self._placed is not None else self.programs.data_shapes()
         at_once = 1 if self._steps_per_call is None and not trial else self._steps_per_call
         decided = self.programs.compile(self._carry, window, data, at_once)
-        self.placement.all("compiled", True)  # or the first collective would wait for hosts that still compile
+        self.placement.all("compiled", True)  # otherwise collectives wait for hosts that compile
         return decided
 
     # ---- steps
