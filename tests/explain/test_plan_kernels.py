@@ -51,7 +51,7 @@ def test_shares_are_of_the_step_on_the_device():
     [
         ({"program": "update"}, "bf16", "kernel-update"),
         ({"program": "reduce"}, "bf16", "kernel-sum"),
-        ({"kind": "collective"}, "bf16", "kernel-sum"),
+        ({"kind": "collective"}, "bf16", "kernel-gathers"),
         ({"bound": "launch"}, "bf16", "kernel-launch"),
         ({"kind": "matmul"}, "bf16", "kernel-product-moves"),
         ({"kind": "matmul", "bound": "compute", "dtype": "f32"}, "f32", "kernel-precision"),

@@ -190,6 +190,18 @@ def test_wire_bytes(line, whole):
     assert hlo.read(module + devices).wire_bytes == pytest.approx(whole)
 
 
+def test_a_collective_in_three_fusions_is_sent_once_beside_the_product_that_moves_it_on():
+    reading = read("gathered_v5e")
+    whole = 2 * 1024 * 4096
+    assert reading.wire_bytes == pytest.approx(3 * 2 * 7 / 8 * whole) and not reading.notes
+    alone, hidden = (kernel for kernel in reading.kernels if kernel.kind == "collective")
+    assert (alone.count, alone.beside, hidden.beside) == (3, (), ("fusion.25",))
+    products = [kernel for kernel in reading.kernels if kernel.kind == "matmul"]
+    assert [kernel.name for kernel in products] == ["fusion.25", "fusion.23"]
+    assert reading.product_flops == 3 * 2 * 2 * 4096 * 1024 * 4096
+    assert all(kernel.seconds for kernel in products)
+
+
 def test_bytes_count_padding_memory_and_slices():
     module = """HloModule m, is_scheduled=true
 

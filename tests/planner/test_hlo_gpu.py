@@ -12,7 +12,10 @@ EXCERPTS = Path(__file__).parent / "hlo"
 
 
 def read(name):
-    text = (EXCERPTS / f"gpu_{name}.txt").read_text(encoding="utf-8")
+    return parsed((EXCERPTS / f"gpu_{name}.txt").read_text(encoding="utf-8"))
+
+
+def parsed(text):
     return hlo_gpu.read(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto())
 
 
@@ -29,7 +32,7 @@ def test_a_loop_runs_its_kernels_once_a_trip_and_names_the_line():
 
 def test_a_convolution_and_its_gradients_do_equal_work():
     made = of_kind(read("convolution_h100"), "convolution")
-    forward, inputs, kernel = made
+    forward, kernel, inputs = made
     assert {k.flops for k in made} == {2 * 8 * 16 * 16 * 64 * 128 * 9}
     assert {k.window for k in made} == {(3, 3, 2, 2)}
     assert forward.shape == (8 * 16 * 16, 128, 9 * 64, 1)
@@ -48,7 +51,7 @@ def test_bfloat16_on_a_v100_is_float32():
 
 
 def test_what_float32_multiplies_in_is_what_the_program_asks_for():
-    assert [k.dtype for k in of_kind(read("precisions_a100"), "matmul")] == ["tf32", "f32"]
+    assert [k.dtype for k in of_kind(read("precisions_a100"), "matmul")] == ["f32", "tf32"]
 
 
 def test_fused_attention_behind_a_causal_mask_does_half():
@@ -56,6 +59,43 @@ def test_fused_attention_behind_a_causal_mask_does_half():
     assert forward.flops == 2 * 2 * (2 * 4) * 256 * 256 * 64 / 2
     assert backward.flops == 2.5 * forward.flops
     assert forward.bytes < 5 * 2 * (2 * 256 * 4 * 64) and read("attention_h100").notes == []
+
+
+def test_a_collective_runs_beside_what_is_scheduled_before_it_is_awaited():
+    one, two = of_kind(read("gathered_h100"), "collective")
+    assert (one.name, one.count, one.bytes) == ("all-gather", 3, 7 / 8 * 2 * 2048 * 8192)
+    assert one.beside == ("loop_dynamic_slice_fusion.1",)
+    assert two.beside == ("custom-call.2", "loop_multiply_fusion")
+
+
+def test_a_collective_that_the_compiler_left_in_line_runs_alone():
+    text = (EXCERPTS / "gpu_gathered_h100.txt").read_text(encoding="utf-8").replace(":false", ":true")
+    assert [kernel.beside for kernel in of_kind(parsed(text), "collective")] == [(), ()]
+
+
+def test_a_collective_in_a_computation_of_its_own_runs_beside_the_rest():
+    text = """HloModule m, is_scheduled=true
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %s = f32[] add(%a, %b)
+}
+
+ENTRY %main (x: f32[1024], y: f32[64,64]) -> (f32[256], f32[64,64]) {
+  %x = f32[1024]{0} parameter(0)
+  %y = f32[64,64]{1,0} parameter(1)
+  %before = f32[64,64]{1,0} negate(%y)
+  %rs = ((f32[1024]{0}), f32[256]{0}) reduce-scatter-start(%x), replica_groups={{0,1,2,3}},
+    dimensions={0}, to_apply=%add
+  %during = f32[64,64]{1,0} negate(%before)
+  %done = f32[256]{0} reduce-scatter-done(%rs)
+  %after = f32[64,64]{1,0} negate(%during)
+  ROOT %t = (f32[256]{0}, f32[64,64]{1,0}) tuple(%done, %after)
+}
+"""
+    (one,) = of_kind(parsed(text), "collective")
+    assert (one.name, one.bytes, one.beside) == ("reduce-scatter", 0.75 * 4096, ("during",))
 
 
 def test_no_program_is_an_error():

@@ -1,5 +1,6 @@
 """A step's kernels hold all of its time: its programs, the sums between them, the links."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -39,6 +40,24 @@ def test_the_links_take_the_place_of_what_a_collective_moves_meanwhile(name, mon
     assert ring.seconds == wire and (ring.bound, ring.program) == ("interconnect", "reduce")
     assert step.seconds.value == pytest.approx(sum(k.seconds for k in step.kernels))
     assert step.bound == "compute" and step.seconds.low < step.seconds.value < step.seconds.high
+
+
+@pytest.mark.parametrize("name", ["h100:8", "v5e-8"])
+def test_in_a_group_a_collective_takes_what_no_computation_hides_and_each_hides_once(name):
+    target, group = parse(name), SimpleNamespace(shards=8)
+    whole = sum_seconds(1e9, target, 8)  # all devices have 1e9 bytes, and then their sum
+    dot = Kernel("dot", "matmul", 3.0, seconds=3 * 0.8 * whole, bound="compute")
+    sent = {"all-gather": 7 / 8 * 1e9, "reduce-scatter": 7 / 8 * 1e9, "all-reduce": 2 * 7 / 8 * 1e9}
+    timed = [
+        Kernel(kind, "collective", 3.0, seconds=9.0, bytes=size, beside=("dot",))
+        for kind, size in sent.items()
+    ]
+    alone = dataclasses.replace(timed[0], beside=())
+    kernels = step_time.within(target, group, [dot, *timed, alone])
+    assert kernels[0] == dot and all(k.bound == "interconnect" and not k.beside for k in kernels[1:])
+    exposed = [k.seconds / whole for k in kernels[1:]]
+    assert exposed == pytest.approx([0.0, 3 * 0.2, 3 * 1.0, 3 * 0.5])
+    assert step_time.within(target, SimpleNamespace(shards=1), [dot]) == [dot]
 
 
 @pytest.mark.parametrize("name", ["a100", "v5e-1"])

@@ -91,6 +91,8 @@ def would_help(kernel: Mapping[str, Any], reached: float | None, precision: Any)
     kind, bound = kernel["kind"], kernel["bound"]
     if kernel["program"] == "update":
         return fact("kernel-update")
+    if kernel["program"] == "replica" and kind == "collective":
+        return fact("kernel-gathers")
     if kernel["program"] == "reduce" or kind == "collective":
         return fact("kernel-sum")
     if bound == "launch":

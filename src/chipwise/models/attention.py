@@ -73,8 +73,11 @@ def attention(
 
         return blocks(query, key, value, mask)
     from .attention_fused import cudnn, splash
+    from .large import fsdp
 
-    return {"cudnn": cudnn, "splash": splash}[form](query, key, value, mask)
+    kernel = {"cudnn": cudnn, "splash": splash}[form]
+    # In a group each device calls the kernel with its rows, since compilers do not partition kernels.
+    return fsdp(lambda _, q, k, v: kernel(q, k, v, mask), (), query, key, value)
 
 
 def _with_seen(query, key, value, seen) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -98,22 +98,26 @@ _LIBRARY_CALLS = (
 
 @contextlib.contextmanager
 def _cudnn_assumed() -> Iterator[None]:
-    """A context that gives JAX a cuDNN version, which it asks for when tracing its attention. Compiling does
-    not need the library of 1 GB. JAX versions that do not ask are left alone."""
+    """A context in which JAX lowers its attention without cuDNN and without devices.
+
+    JAX asks for the library's version, 1 GB that compiling does not need. And it refuses a mesh without
+    devices to every primitive that may have to be partitioned, although inside of `jax.shard_map`, where
+    layers of a group run, there is nothing to partition: the lowering puts the kernel's call there."""
     try:
+        from jax._src import dispatch
         from jax._src.cudnn import fused_attention_stablehlo as module
     except ImportError:
         yield
         return
-    asked = getattr(module, "check_cudnn_version", None)
-    if asked is None:
-        yield
-        return
+    asked, needing = module.check_cudnn_version, dispatch.prim_requires_devices_during_lowering
+    kernels = {one for one in needing if one.name.startswith("dot_product_attention")}
     module.check_cudnn_version = lambda: CUDNN_VERSION
+    needing -= kernels
     try:
         yield
     finally:
         module.check_cudnn_version = asked
+        needing |= kernels
 
 
 def flat_positions(specs: Sequence[Any], arguments: Sequence[int]) -> tuple[int, ...]:

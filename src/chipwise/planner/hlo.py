@@ -22,7 +22,8 @@ A computation's operations run one after another. The compiler states the cost o
 - A matrix product is a `convolution` too: without spatial dimensions, or with batch dimensions in their
   place (a window of 8 x 12, stride 7 x 11, base dilation 8 x 12).
 
-Collectives have no cycles: `wire_bytes` is what a device sends, in a ring.
+Collectives have no cycles: `wire_bytes` is what a device sends, in a ring, and each is a kernel of so many
+bytes with the names of the kernels that run beside it (`hlo_async`).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from typing import Any
 
 from ..models.attention_fused import splash_work
 from ..words.facts import Fact, fact
+from .hlo_async import Flight, awaited, moved_on, started
 from .hlo_operations import (
     COLLECTIVES,
     FREE,
@@ -50,7 +52,7 @@ from .hlo_operations import (
 from .hlo_proto import Computation, Instruction, parse
 from .kernels import Kernel
 
-VERSION = 7
+VERSION = 8
 """Of what `read` makes of a program: raised whenever it would make something else of the same one."""
 
 _NOTICEABLE = 0.1  # share of the products' work that is padding
@@ -158,12 +160,24 @@ class Reader:
     def computation(self, inside: Computation) -> Reading:
         if inside.id not in self.costs:
             sums = Reading()
+            flying: dict[Flight | None, tuple[list[Kernel], list[str]]] = {}
             for op in inside.instructions.values():
-                sums.add(self.operation(op))
+                cost = self.operation(op, bool(flying) and moved_on(op) in flying)
+                landed, names = flying.pop(awaited(op), ([], [])) if flying else ([], [])
+                sums.kernels += [replace(kernel, beside=tuple(names)) for kernel in landed]
+                sent = [kernel for kernel in cost.kernels if kernel.kind == "collective"]
+                others = [kernel for kernel in cost.kernels if kernel.kind != "collective"]
+                for _, names in flying.values():
+                    names += [kernel.name for kernel in others]
+                if sent and (flight := started(op)) is not None:
+                    flying[flight], cost.kernels = (sent, []), others
+                sums.add(cost)
+            sums.kernels += [kernel for sent, _ in flying.values() for kernel in sent]
             self.costs[inside.id] = sums
         return self.costs[inside.id]
 
-    def operation(self, op: Instruction) -> Reading:
+    def operation(self, op: Instruction, moves_on: bool = False) -> Reading:
+        """The cost of `op`; `moves_on`: of a collective that is in it too, the start counted."""
         sums, code = Reading(), op.opcode
         if code in FREE or code.endswith(("-done", "-update")):
             return sums
@@ -176,9 +190,11 @@ class Reader:
                 sums.add(self.computation(inside))
             return sums
         self.look(op)
-        for part in parts(op):
+        fused = list(parts(op))
+        for part in () if moves_on else fused:
             self.collective(part, sums)
-        self.kernel(op, sums)
+        if not sums.kernels or any(part.opcode in ("convolution", "dot") for part in fused):
+            self.kernel(op, sums)
         return sums
 
     def weight(self, branch: Reading) -> tuple[float, ...]:
@@ -228,7 +244,10 @@ class Reader:
             whole = sum(s.nbytes for s in op.operand_shapes) or sum(s.nbytes for s in op.shapes)
             if code == "all-gather":
                 whole *= devices
-            sums.wire_bytes += COLLECTIVES[code](devices) * whole
+            sent = COLLECTIVES[code](devices) * whole
+            sums.wire_bytes += sent
+            named = described(op, "collective", bytes=sent, bound="interconnect")
+            sums.kernels.append(replace(named, name=code))
 
 
 class _TpuReader(Reader):

@@ -29,7 +29,7 @@ from .hlo_operations import (
 )
 from .hlo_proto import Instruction, Shape, parse
 
-VERSION = 7
+VERSION = 8
 """Of what `read` makes of a program, apart from `hlo.VERSION`: raised as that is, and for changes of
 `hlo_operations` both are."""
 
@@ -70,7 +70,7 @@ class _GpuReader(Reader):
         return op.target in QUIET_CALLS or _library(op) is not None or op.target.startswith(_SORT)
 
     def kernel(self, op: Instruction, sums: Reading) -> None:
-        if op.opcode.endswith("-start") and not sums.wire_bytes:
+        if op.opcode.endswith("-start"):
             return  # copies that overlap with computation
         fused = list(parts(op))
         product = next((p for p in fused if p.opcode in ("dot", "convolution") or _library(p)), None)

@@ -29,7 +29,7 @@ _OTHERS = frozenset((
 QUIET_CALLS = frozenset((
     "AssumeGatherIndicesInBound", "AllocateBuffer", "PrepareAsyncCallStart", "PrepareAsyncCallDone",
     "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "ConcatBitcast",
-    "GatherScatterIndicesBitpacked",
+    "GatherScatterIndicesBitpacked", "AsyncCollectiveStart", "AsyncCollectiveDone",
 ))
 # fmt: on
 _SLICES = frozenset(("slice", "dynamic-slice", "gather"))
@@ -66,13 +66,11 @@ def parts(op: Instruction) -> Iterator[Instruction]:
 
 
 def kind_of(op: Instruction) -> str:
-    """One of `KINDS`."""
+    """One of `KINDS`, apart from "collective": of a fusion that a collective is in, the rest's."""
     if op.opcode in _FETCHES:
         return "copy"
     fused = list(parts(op))
-    codes = {p.opcode.removesuffix("-start") for p in fused}
-    if codes & COLLECTIVES.keys():
-        return "collective"
+    codes = {p.opcode.removesuffix("-start") for p in fused} - COLLECTIVES.keys()
     products = [p for p in fused if p.opcode in ("convolution", "dot")]
     if products:
         return "matmul" if all(_is_matmul(p) for p in products) else "convolution"

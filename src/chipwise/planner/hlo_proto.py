@@ -213,6 +213,11 @@ class Instruction:
         return self.inside.module.line(self.proto.message(7).number(15))
 
     @property
+    def channel(self) -> int:
+        """The number that a collective has on all devices; 0 if it has none."""
+        return self.proto.number(26)
+
+    @property
     def host_transfer(self) -> bool:
         return bool(self.proto.number(47))
 
@@ -234,9 +239,12 @@ class Instruction:
 
 
 class Computation:
+    """`instructions` by their numbers: in the order of the schedule, if the module has one."""
+
     def __init__(self, proto: Message, module: Module):
         self.module, self.id = module, proto.number(5)
-        self.instructions = {i.id: i for i in (Instruction(part, self) for part in proto.messages(2))}
+        listed = {i.id: i for i in (Instruction(part, self) for part in proto.messages(2))}
+        self.instructions = {i: listed[i] for i in module.schedule.get(self.id, listed)}
         self.root = self.instructions[proto.number(6)]
 
     @cached_property
@@ -252,12 +260,15 @@ class Computation:
 
 
 class Module:
-    """A program. `devices`: the number that it runs on."""
+    """A program. `devices`: the number that it runs on; `schedule`: by computation, the numbers of its
+    instructions in the order in which they run."""
 
     def __init__(self, proto: Message):
         self.name = proto.text(1)
         assigned = proto.message(15)
         self.devices = max(assigned.number(1), 1) * max(assigned.number(2), 1)
+        entries = proto.message(7).messages(1)
+        self.schedule = {entry.number(1): list(entry.message(2).numbers(1)) for entry in entries}
         self.computations = {c.id: c for c in (Computation(part, self) for part in proto.messages(3))}
         self.entry = self.computations[proto.number(6)]
         frames = proto.message(17)

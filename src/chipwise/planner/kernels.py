@@ -31,6 +31,7 @@ class Kernel:
     - `dtype`: in which products multiply ("bf16", "f16", "tf32", "f32"), or of the largest array.
     - `shape`: of a product, `(m, n, k, groups)`: `groups` products `(m, k) @ (k, n)`; otherwise empty.
     - `window`: of a GPU's convolution, taps along each dimension, then strides: `(3, 3, 1, 1)`.
+    - `beside`: of a collective in a compiler's answer, the names of the kernels that run meanwhile.
     - `source`: JAX's name, such as "jit(flat)/transpose(jvp())/dot_general".
     - `line`: the user's source line, "path/to/net.py:38"; "" if unknown.
     """
@@ -49,11 +50,12 @@ class Kernel:
     line: str = ""
     work: float = 0.0
     window: tuple[int, ...] = ()
+    beside: tuple[str, ...] = ()
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Kernel:
-        sizes = {name: tuple(value.get(name, ())) for name in ("shape", "window")}
-        return cls(**{**value, **sizes})
+        lists = {name: tuple(value.get(name, ())) for name in ("shape", "window", "beside")}
+        return cls(**{**value, **lists})
 
     def times(self, runs: float) -> Kernel:
         """The kernel for `runs` runs of the program."""

@@ -1,5 +1,6 @@
 """The time of a step on an absent target: its timed kernels, the sums over replicas, and the sums over
-devices by the catalogue's links, without overlap."""
+devices by the catalogue's links. Within a group, what the compiled program computes while a collective is
+under way hides as much of it; sums over groups wait for the last replica."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def timed_away(target: Target, programs: StepPrograms, answers: Answers) -> Step
     step = dataclasses.replace(step, notes=tuple(notes))
     try:
         kernels = {name: timed(target, wanted, answer.kernels) for name, answer in answers.items()}
-        kernels["replica"] = within(target, programs, answers, kernels["replica"])
+        kernels["replica"] = within(target, programs, kernels["replica"])
         kernels["reduce"] = between(target, programs, kernels.get("reduce", []))
     except DeviceError as error:
         return dataclasses.replace(step, problem=fact(error.code, **error.facts))
@@ -100,15 +101,27 @@ def between(target: Target, programs: StepPrograms, reduce: Sequence[Kernel]) ->
     return kernels
 
 
-def within(target: Target, programs: StepPrograms, answers: Answers, timed: list[Kernel]) -> list[Kernel]:
-    """The kernels of a replica, `timed`. In a group, the links' time replaces the memory traffic of
-    collectives, without overlap with computation."""
-    shards, sent = programs.shards, answers["replica"].wire_bytes
-    if shards == 1 or not sent:
-        return timed
-    seconds = sum_seconds(sent * shards / (2 * (shards - 1)), target, shards, exact=False)
-    ring = dataclasses.replace(_RING, seconds=seconds, bytes=sent)
-    return [*(kernel for kernel in timed if kernel.kind != "collective"), ring]
+def within(target: Target, programs: StepPrograms, timed: Sequence[Kernel]) -> list[Kernel]:
+    """The kernels of a replica, `timed`. In a group, a collective takes the links' time, less that of what
+    the program runs beside it. Links carry one collective after another, so a kernel hides only once."""
+    shards = programs.shards
+    if shards == 1:
+        return list(timed)
+    collectives = [kernel for kernel in timed if kernel.kind == "collective"]
+    kernels = [kernel for kernel in timed if kernel.kind != "collective"]
+    hiding: dict[str, float] = collections.defaultdict(float)
+    for kernel in kernels:
+        hiding[kernel.name] += kernel.seconds
+    for one in collectives:
+        rounds = 2 if one.name == "all-reduce" else 1  # which is a scatter of sums and a gathering
+        array = one.bytes * shards / (rounds * (shards - 1))
+        left = one.count * rounds / 2 * sum_seconds(array, target, shards, exact=False)
+        for name in one.beside:
+            hidden = min(left, hiding[name])
+            left -= hidden
+            hiding[name] -= hidden
+        kernels.append(dataclasses.replace(one, seconds=left, bound="interconnect", beside=()))
+    return kernels
 
 
 def finished(

@@ -73,13 +73,10 @@ def compile_steps(
         except DeviceError as error:
             yield i, {"replica": Compiled("replica", fact(error.code, **error.facts))}
             continue
-        chip = target.chip
-        if programs.shards > 1 and platform == "cuda":  # cuDNN's attention needs real devices
-            chip = dataclasses.replace(chip, year=None)  # so attention in blocks replaces it
-        bodies = exported.setdefault((id(programs), Kernels.of(chip)), [])
+        bodies = exported.setdefault((id(programs), Kernels.of(target.chip)), [])
         if not bodies:
             try:
-                with traced_for(chip):
+                with traced_for(target.chip):
                     bodies += _exported(programs, platform)
             except Exception as error:  # it can be traced, but not lowered for this chip
                 yield i, {"replica": refusal("replica", str(error), platform=platform)}

@@ -1,0 +1,57 @@
+"""Programs of a group, traced for GPUs that are not here."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+from jax._src import dispatch
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from chipwise.chips.targets import parse
+from chipwise.models.attention import attention
+from chipwise.models.large import SHARD, fsdp, in_group
+from chipwise.models.target import traced_for
+from chipwise.planner.exporting import _cudnn_assumed, export_program
+
+MESH = AbstractMesh((2,), (SHARD,))
+
+
+def own(_, q):
+    return attention(q, q, q, causal=True)
+
+
+def gradient(in_layer):
+    def loss(q):
+        return jnp.sum((fsdp(own, (), q) if in_layer else own((), q)).astype(jnp.float32))
+
+    def traced(q):
+        with traced_for(parse("h100").chip), in_group(MESH):
+            return jax.grad(loss)(q)
+
+    return traced
+
+
+def rows(mesh):
+    return jax.ShapeDtypeStruct((4, 256, 2, 64), jnp.bfloat16, sharding=NamedSharding(mesh, P(SHARD)))
+
+
+@pytest.mark.parametrize("in_layer", [True, False])
+def test_a_device_of_a_group_calls_the_gpu_s_own_attention_with_its_rows(in_layer):
+    needing = set(dispatch.prim_requires_devices_during_lowering)
+    made = export_program(gradient(in_layer), [rows(MESH)], "cuda")
+    assert dispatch.prim_requires_devices_during_lowering == needing
+    calls = [
+        line for line in export.deserialize(bytearray(made.body)).mlir_module().splitlines() if "fmha" in line
+    ]
+    assert len(calls) == 2 and all("tensor<2x256x2x64xbf16>" in line for line in calls)
+
+
+@pytest.mark.parametrize("in_layer", [True, False])
+def test_devices_that_are_here_are_given_the_same_calls(in_layer):
+    mesh = Mesh(np.asarray(jax.devices()[:2]), (SHARD,))
+    with _cudnn_assumed():
+        lowered = jax.jit(gradient(in_layer)).trace(rows(mesh)).lower(lowering_platforms=("cuda",))
+    text = lowered.as_text()
+    assert text.count("__cudnn$fmha") == 2 and "CustomSPMDPartitioning" not in text
