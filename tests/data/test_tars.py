@@ -84,6 +84,29 @@ def test_damage_is_said_in_one_line(tmp_path, suffix):
             listing_of(path)
 
 
+def test_members_that_are_no_images_count_too(tmp_path, monkeypatch):
+    path = tmp_path / "x.tar.gz"
+    with tarfile.open(path, "w:gz") as made:
+        for number in range(100):
+            made.addfile(tarfile.TarInfo(f"{number}.txt"), io.BytesIO())
+    monkeypatch.setattr(folder, "MAX_BYTES", 10_500)
+    with refused(DataError, "archive-too-large", path=path, limit_bytes=10_500):
+        folder.list_tar(path)
+
+
+@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.XGLTYPE])
+def test_a_member_with_an_endless_name(tmp_path, kind):
+    """Of zeros, which a compressed archive has in no space."""
+    path = tmp_path / "x.tar.gz"
+    with tarfile.open(path, "w:gz") as made:
+        info = tarfile.TarInfo("long")
+        info.type, info.size = kind, 2 << 20
+        made.addfile(info, io.BytesIO(bytes(info.size)))
+        made.addfile(tarfile.TarInfo("data/ant/1.png"), io.BytesIO())
+    with refused(DataError, "file-damaged", reason=f"an extended header of {2 << 20} bytes"):
+        folder.list_tar(path)
+
+
 def test_what_memory_cannot_hold_is_refused_with_the_way_out(tmp_path, monkeypatch):
     root = write(tmp_path / "data")
     monkeypatch.setattr(folder, "MAX_BYTES", 1000)

@@ -39,6 +39,8 @@ MAX_BYTES = 8 << 30  # encoded images kept in memory at most, and never more tha
 
 
 MOST_IMAGE_BYTES = 1 << 28  # bytes of one encoded image
+_MEMBER_BYTES = 1 << 10  # of memory that a member may take besides its image
+_MOST_HEADER_BYTES = 1 << 20  # of a member's long name or extended attributes
 
 
 @dataclass
@@ -152,6 +154,9 @@ def _list_members(
     limit, held = min(MAX_BYTES, memory().available_bytes // 2), 0
     for member in archive:
         archive.members = []  # type: ignore[attr-defined]  # or it keeps 1 kB a member
+        held += 0 if in_place else _MEMBER_BYTES + len(member.name)
+        if held > limit:  # a small compressed file may have any number of members
+            raise DataError("archive-too-large", path=path, limit_bytes=limit)
         # Strings, since pathlib costs a second more for 60,000 members
         parts = tuple(part for part in member.name.split("/") if part not in ("", "."))
         if member.name.startswith("/") or ".." in parts:
@@ -177,8 +182,25 @@ def _list_members(
                 files.add(parts, member.size, stream.read())
 
 
+_EXTENDED = (
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+)
+
+
 class _Member(tarfile.TarInfo):
-    """A member with a complete header; tarfile takes a truncated or damaged header for the archive's end."""
+    """A member with a complete header; tarfile takes a truncated or damaged header for the archive's end, and
+    reads an extended header of any size into memory."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str | None, errors: str) -> Self:
+        header = super().frombuf(buf, encoding, errors)
+        if header.type in _EXTENDED and header.size > _MOST_HEADER_BYTES:
+            raise tarfile.ReadError(f"an extended header of {header.size} bytes")
+        return header
 
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
