@@ -196,7 +196,7 @@ class _Member(tarfile.TarInfo):
     reads an extended header of any size into memory."""
 
     @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str | None, errors: str) -> Self:
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
         header = super().frombuf(buf, encoding, errors)
         if header.type in _EXTENDED and header.size > _MOST_HEADER_BYTES:
             raise tarfile.ReadError(f"an extended header of {header.size} bytes")

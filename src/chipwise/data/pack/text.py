@@ -1,7 +1,7 @@
 """Text as examples of tokens: joined documents for a language model, or single documents with a label.
 
-one two | three <end> four | <end> five ...      every token but the first is predicted once one two three . .
-.   cat                        a document is an example, truncated or padded (`each`)
+    one two | three <end> four | <end> five ...      every token but the first is predicted once
+    one two three . . .   cat                        a document is an example, truncated or padded (`each`)
 
 Tokens are bytes, or those of a `tokenizers` JSON file. Text is read once, in pieces, and its tokens are kept
 in an unnamed temporary file next to the pack; memory holds a label and an offset for each document.
