@@ -421,6 +421,15 @@ def test_a_file_that_is_not_what_the_manifest_says(server, place, data, code, fa
     assert not list(place.rglob("a.npy"))
 
 
+def test_a_file_without_an_end_is_left_after_the_listed_size(server):
+    server.files["/x.tar"] = bytes(1 << 20)
+    server.sizes, server.endless = "only to HEAD", True
+    with refused(DataError, "fetch-failed", file="x.tar") as caught:
+        fetch(f"{server.url}/x.tar")
+    facts = caught.value.facts["reason"]
+    assert (facts.code, facts["expected"]) == ("bytes-came", 1 << 20)
+
+
 @pytest.mark.parametrize("came", [b"whole", b"other"])
 def test_a_digest_that_the_place_states_is_checked(memory, place, monkeypatch, came):
     """As Google Cloud Storage lists files: with the MD5 of their contents."""

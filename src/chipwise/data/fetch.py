@@ -115,6 +115,8 @@ class Transfer:
             self.came[file] = value
             if self.stop.is_set():  # a big file may take hours
                 raise InterruptedError("stopped")
+            if value > file.nbytes:  # or a server that never ends would fill the disk
+                raise Incomplete(value, file.nbytes)
 
         self.place.fs.get_file(file.remote, str(path), callback=Callback(hooks={"watch": watch}))
         self.came[file] = path.stat().st_size
