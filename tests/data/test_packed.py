@@ -177,6 +177,10 @@ def _shard(edit):
     return _manifest(lambda manifest: edit(manifest["shards"][0]))
 
 
+def _column(name, shape):
+    return _manifest(lambda manifest: manifest["columns"][name].update(shape=shape))
+
+
 def _cut(folder):
     (folder / "image-00000.npy").write_bytes((folder / "image-00000.npy").read_bytes()[:-1])
 
@@ -208,6 +212,8 @@ DAMAGE = {
     "wrong count": (_change(examples=8), "manifest-damaged", {}),
     "no shards": (_change(shards=[]), "manifest-damaged", {}),
     "objects": (_change(columns={"image": {"dtype": "object", "shape": []}}), "manifest-damaged", {}),
+    "a huge column": (_column("image", [1 << 20, 1 << 20, 3]), "manifest-damaged", {}),
+    "a negative one": (_column("image", [-1, 6, 3]), "manifest-damaged", {}),
     "nonsense": (_change(columns=[1]), "manifest-damaged", {}),
     "missing shard": (lambda f: (f / "label-00001.npy").unlink(), "file-missing", {}),
     "wrong size": (_cut, "file-size", {"bytes": 13_087, "expected": 13_088}),
@@ -252,6 +258,7 @@ def _as_is(folder, array):
     [
         (np.array([print] * 3, object), "npy-damaged", {}),
         (np.zeros(2, np.int32), "npy-unlike", {"shape": [2], "expected_shape": [3]}),
+        (np.int32(2), "npy-unlike", {"shape": [], "expected_shape": [3]}),
         (np.zeros(3, np.int64), "npy-unlike", {"dtype": "int64", "expected_dtype": "int32"}),
         (np.array([0, 4, 0], np.int32), "value-out-of-range", {"example": 1, "value": 4, "last": 3}),
         (np.array([0, -1, 0], np.int32), "value-out-of-range", {"column": "label", "value": -1}),

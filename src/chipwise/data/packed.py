@@ -9,6 +9,7 @@ page cache. `docs/format.md` has the format, how to read it without chipwise, an
 
 from __future__ import annotations
 
+import math
 import mmap
 from bisect import bisect_right
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ import numpy as np
 from ..errors import DataError
 from ..words.facts import fact
 from . import remote
-from .images import checked_size, decode_into
+from .images import MAX_PIXELS, checked_size, decode_into
 from .manifest import MANIFEST, RECORD, read_manifest, record_text
 from .manifest import verify as verify_files
 from .sources import Columns, Spec, empty, first_outside
@@ -126,6 +127,18 @@ class PackedFolder:
                 if Path(file["name"]).name != file["name"]:
                     raise DataError("file-outside", path=self.path, name=file["name"])
                 _check_size(self.path / file["name"], int(file["bytes"]))
+            for name, struct in self._spec.items():
+                self._check_declared(name, struct, shard["examples"], shard["files"][name]["bytes"])
+
+    def _check_declared(self, name: str, struct: Any, examples: int, nbytes: int) -> None:
+        """Raises `ValueError` if a file cannot hold what the manifest states, before memory is asked for."""
+        if struct is None:
+            return
+        encoded = name == "image" and self.store == "jpeg"
+        values, most = math.prod(struct.shape), 3 * MAX_PIXELS
+        fits = values <= most if encoded else examples * values * struct.dtype.itemsize <= nbytes
+        if min(struct.shape, default=0) < 0 or not fits:
+            raise ValueError(f"{examples} × {name} {list(struct.shape)} in {nbytes} bytes")
 
     @property
     def spec(self) -> Spec:
@@ -312,7 +325,8 @@ def _open(path: Path, dtype: np.dtype, shape: tuple[int | None, ...]) -> np.ndar
         array = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except (OSError, ValueError, EOFError) as error:
         raise DataError("npy-damaged", path=path, reason=str(error)) from error
-    expected = tuple(here if n is None else n for n, here in zip(shape, array.shape, strict=False))
+    own = (*array.shape, *(0,) * len(shape))  # of as many dimensions at least
+    expected = tuple(here if n is None else n for n, here in zip(shape, own, strict=False))
     if array.dtype != dtype or array.shape != expected:
         raise DataError(
             "npy-unlike",
