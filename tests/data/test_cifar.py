@@ -1,5 +1,6 @@
 """CIFAR's own files, made small: pickled and binary, in folders and archives."""
 
+import io
 import os
 import pickle
 import tarfile
@@ -92,6 +93,21 @@ def test_archives_are_read_in_place(tmp_path, make, suffix):
         with pytest.raises(DataError) as caught:
             read_cifar(path)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "reason"),
+    [(3000, 0, "chained headers"), (1, 2 << 20, "an extended header of 2097152 bytes")],
+)
+def test_an_archive_of_endless_headers(tmp_path, count, size, reason):
+    path = tmp_path / "cifar-10.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for _ in range(count):
+            header = tarfile.TarInfo("long")
+            header.type, header.size = tarfile.GNUTYPE_LONGNAME, size
+            archive.addfile(header, io.BytesIO(bytes(size)))
+    with refused(DataError, "file-damaged", path=path, reason=reason):
+        read_cifar(path)
 
 
 def test_cifar_100_takes_the_fine_labels(tmp_path):

@@ -131,7 +131,7 @@ def list_tar(path: Path, of: Callable[[tuple[str, ...]], bool] = lambda parts: T
         mode = "r:" if unzip is None else "r|"
         with (
             open(path, "rb") if unzip is None else unzip(path, "rb") as file,
-            tarfile.open(fileobj=file, mode=mode, tarinfo=_Member) as archive,  # type: ignore[call-overload]
+            tarfile.open(fileobj=file, mode=mode, tarinfo=Member) as archive,  # type: ignore[call-overload]
         ):
             _list_members(path, archive, files, of, in_place=unzip is None)
             while unzip is not None and file.read(1 << 20):
@@ -191,7 +191,7 @@ _EXTENDED = (
 )
 
 
-class _Member(tarfile.TarInfo):
+class Member(tarfile.TarInfo):
     """A member with a complete header; tarfile takes a truncated or damaged header for the archive's end, and
     reads an extended header of any size into memory."""
 

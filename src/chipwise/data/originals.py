@@ -25,6 +25,8 @@ import numpy as np
 
 from ..atomic import open_regular
 from ..errors import DataError, unreadable
+from ..machine.limits import memory
+from .folder import Member
 from .sources import Columns, check_labels
 
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -95,10 +97,12 @@ def _read_idx(stream: BinaryIO | gzip.GzipFile, path: Path, sha256: str | None) 
     shape = tuple(np.frombuffer(sizes, ">u4").tolist())
     expected = math.prod(shape) * dtype.itemsize
     # Read in pieces, and at most one byte too many: neither a header that states 2^60 bytes nor a small file
-    # with that content can exhaust the memory.
-    values = bytearray()
+    # that unpacks to so many can exhaust the memory.
+    values, limit = bytearray(), memory().available_bytes // 4
     while len(values) <= expected and (piece := stream.read(min(_CHUNK, expected + 1 - len(values)))):
         values += piece
+        if len(values) > limit:
+            raise DataError("file-too-large", path=path, bytes=expected, limit=limit)
     if len(values) != expected:
         code = "idx-short" if len(values) < expected else "idx-long"
         numbers = {"bytes": len(values), "expected": expected, "shape": shape, "dtype": dtype.name}
@@ -138,6 +142,8 @@ def read_cifar(path: str | Path, splits: tuple[str, ...] = ("train", "test"), cl
             batches[name.removesuffix(".bin")] = read_batch(data, f"{path.name}/{name}", classes)
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise DataError("file-damaged", path=path, reason=str(error)) from error
+    except RecursionError as error:  # headers that describe headers, thousands deep
+        raise DataError("file-damaged", path=path, reason="chained headers") from error
     except OSError as error:
         raise unreadable(path, error) from error
     missing = [name for name in names if name not in batches]
@@ -202,8 +208,9 @@ def _in_folder(path: Path, names: list[str], classes: int) -> Iterator[tuple[str
 
 
 def _in_archive(path: Path, names: list[str]) -> Iterator[tuple[str, bytes]]:
-    with open_regular(path) as file, tarfile.open(fileobj=file, mode="r|*") as archive:
+    with open_regular(path) as file, tarfile.open(fileobj=file, mode="r|*", tarinfo=Member) as archive:
         for member in archive:
+            archive.members = []  # type: ignore[attr-defined]  # or it keeps 1 kB a member
             name = PurePosixPath(member.name).name
             known = name.removesuffix(".bin") in names and member.isfile()
             stream = archive.extractfile(member) if known else None

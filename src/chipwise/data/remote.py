@@ -1,7 +1,7 @@
 """Data at a URL: lists it, fetches it in parallel into the disk cache, and returns the local path.
 
-local("s3://bucket/flowers")        a folder, or a packed folder: s3, gs, https, whatever fsspec supports
-local("https://host/flowers.tar")   a single file
+    local("s3://bucket/flowers")        a folder, or a packed folder: s3, gs, https, whatever fsspec supports
+    local("https://host/flowers.tar")   a single file
 
 A web server need not list a packed folder, since manifests name every file. Fetched data is reused until the
 files at the URL change. Files that change during a fetch would give a mixture of two versions, so files
