@@ -1,8 +1,9 @@
 """Features: a model's outputs for a data set, computed once to train a head on (a linear probe).
 
-    body = cw.pretrained("net.pth", names="efficientnet-lite0").start(cw.nnx.task(body_of, loss, train=images))
-    train = cw.features(body, images, "features")
-    head = cw.nnx.task(lambda rngs: nnx.Linear(1280, 10, rngs=rngs), loss, train=train, inputs="feature")
+body = cw.nnx.task(body_of, loss, train=images)
+body = cw.pretrained("net.pth", names="efficientnet-lite0").start(body)
+train = cw.features(body, images, "features")
+head = cw.nnx.task(lambda rngs: nnx.Linear(1280, 10, rngs=rngs), loss, train=train, inputs="feature")
 """
 
 from __future__ import annotations

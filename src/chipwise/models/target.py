@@ -2,7 +2,7 @@
 
 Tracing does not know the device: a plan traces for absent chips. So the caller states it,
 
-with traced_for(chip): jax.jit(f).lower(...)
+    with traced_for(chip): jax.jit(f).lower(...)
 
 and `jax.jit` traces again for another chip. The default is JAX's default device.
 """

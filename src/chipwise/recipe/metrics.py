@@ -7,9 +7,9 @@ your own.
 
 The shape of the labels says whether an example has one class or several:
 
-(batch,)            integers: one class for each example; the highest logit is predicted (batch, classes)    0
-and 1: several labels for each example; those with a probability `sigmoid(logit)` above `threshold` are
-predicted
+    (batch,)            integers: one class for each example; the highest logit is predicted
+    (batch, classes)    0 and 1: several labels for each example; those with a probability `sigmoid(logit)`
+                        above `threshold` are predicted
 
 A class outside the logits, or a target that is neither 0 nor 1, makes the metric NaN. A NaN among the
 logits predicts nothing, so it counts as a miss. Of equal logits the lower class is predicted.

@@ -1,8 +1,8 @@
 """GPT-2 XL (1,557,611,200 parameters), each replica computed by a group of 4 devices.
 
-chipwise train gpt2-xl --data DIR --simulate 4
-chipwise plan gpt2-xl --on v5e-8,a100:8,h100:8     # no data needed
-chipwise plan gpt2-xl --set shards=1 --on h100:8   # one device per replica
+    chipwise train gpt2-xl --data DIR --simulate 4
+    chipwise plan gpt2-xl --on v5e-8,a100:8,h100:8     # no data needed
+    chipwise plan gpt2-xl --set shards=1 --on h100:8   # one device per replica
 
 DIR is as for `gpt2-124m`. Net and settings are those of `gpt2-124m`, except the size of Radford et al.
 (2019), 48 blocks of width 1,600, and batch (1,048,576 tokens), rate (2e-4) and its end at a tenth, which
