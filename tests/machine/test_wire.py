@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import processes
-from chipwise.machine.wire import LINE_BYTES, PortTaken, Wire, answer_the_roll, call_the_roll
+from chipwise.machine.wire import LINE_BYTES, PortTaken, Wire, accept_hosts, connect_to_first
 
 HERE = "127.0.0.1"
 
@@ -29,7 +29,7 @@ class Player:
         self.heard.set()
 
     def kill(self):
-        for line in self.wire._lines.values():
+        for line in self.wire._connections.values():
             with contextlib.suppress(OSError):
                 line._socket.shutdown(socket.SHUT_RDWR)
 
@@ -47,7 +47,7 @@ def meet():
         player.wire._ending.set()
         player.kill()
     for player in met:
-        for line in player.wire._lines.values():
+        for line in player.wire._connections.values():
             line.close()
 
 
@@ -55,10 +55,10 @@ def _meet(count, silence):
     port = processes.free_port()
     with ThreadPoolExecutor(count) as pool:
         others = [
-            pool.submit(answer_the_roll, HERE, port, i, count, 20, lambda missing: None)
+            pool.submit(connect_to_first, HERE, port, i, count, 20, lambda missing: None)
             for i in range(1, count)
         ]
-        lines = [call_the_roll(HERE, port, count, "a", 20, lambda missing: None)]
+        lines = [accept_hosts(HERE, port, count, "a", 20, lambda missing: None)]
         lines += [one.result() for one in others]
     return [Player(i, count, lines[i], silence) for i in range(count)]
 
@@ -88,7 +88,7 @@ def test_what_all_say_may_be_longer_than_what_one_may(meet):
 def test_a_host_that_dies_is_named_to_all(meet, dead):
     players = meet(3)
     players[dead].wire._ending.set()
-    players[dead].wire._tell = lambda said: None  # its threads, here, outlive it
+    players[dead].wire._send = lambda message: None  # its threads, here, outlive it
     players[dead].kill()
     for player in players:
         if player is not players[dead]:
@@ -140,19 +140,19 @@ def test_host_0_says_its_own(meet):
 def test_who_is_missing_is_told_and_named():
     told = []
     with pytest.raises(TimeoutError) as caught:
-        call_the_roll(HERE, processes.free_port(), 4, "a", 4.5, told.append)
+        accept_hosts(HERE, processes.free_port(), 4, "a", 4.5, told.append)
     assert told == [[1, 2, 3]] and caught.value.args[0] == [1, 2, 3]
     with pytest.raises(TimeoutError):
-        answer_the_roll(HERE, processes.free_port(), 1, 2, 0.1, told.append)
+        connect_to_first(HERE, processes.free_port(), 1, 2, 0.1, told.append)
 
 
 @pytest.mark.parametrize(("index", "of"), [(1, 3), (2, 2)])
 def test_a_host_of_another_run_is_refused_on_both_sides(index, of):
     port = processes.free_port()
     with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(answer_the_roll, HERE, port, index, of, 20, lambda missing: None)
+        other = pool.submit(connect_to_first, HERE, port, index, of, 20, lambda missing: None)
         with pytest.raises(ValueError) as caught:
-            call_the_roll(HERE, port, 2, "a", 20, lambda missing: None)
+            accept_hosts(HERE, port, 2, "a", 20, lambda missing: None)
         assert caught.value.args == (index, of, 2)
         with pytest.raises(ValueError):
             other.result()
@@ -161,7 +161,7 @@ def test_a_host_of_another_run_is_refused_on_both_sides(index, of):
 def test_strangers_are_left_outside():
     port = processes.free_port()
     with ThreadPoolExecutor(2) as pool:
-        roll = pool.submit(call_the_roll, HERE, port, 2, "a", 20, lambda missing: None)
+        roll = pool.submit(accept_hosts, HERE, port, 2, "a", 20, lambda missing: None)
         for words in (b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b"{}\n", b"\xff\n"):
             while True:
                 try:
@@ -171,7 +171,7 @@ def test_strangers_are_left_outside():
                     continue
             stranger.sendall(words)
             stranger.close()
-        other = pool.submit(answer_the_roll, HERE, port, 1, 2, 20, lambda missing: None)
+        other = pool.submit(connect_to_first, HERE, port, 1, 2, 20, lambda missing: None)
         assert list(roll.result()) == [1] and list(other.result()) == [0]
         for line in (*roll.result().values(), *other.result().values()):
             line.close()
@@ -179,4 +179,4 @@ def test_strangers_are_left_outside():
 
 def test_a_port_that_is_taken():
     with socket.create_server((HERE, 0)) as other, pytest.raises(PortTaken):
-        call_the_roll(HERE, other.getsockname()[1], 2, "a", 5, lambda missing: None)
+        accept_hosts(HERE, other.getsockname()[1], 2, "a", 5, lambda missing: None)

@@ -1,8 +1,8 @@
-"""Which host of how many this is, as the place that started it says in the environment.
+"""The number of this host and of all hosts, from the environment in which it was started.
 
-JAX reads SLURM, Open MPI and Cloud TPUs; SkyPilot and what `chipwise run-local` sets are read here. Kaggle,
-Colab and a TPU VM of its own are one host. Where several tasks find themselves on one machine, each takes its
-share: JAX would give every task one (jax issues 16788 and 23452).
+JAX reads the variables of SLURM, Open MPI and Cloud TPUs; those of SkyPilot and `chipwise run-local` are read
+here. Kaggle, Colab and a single TPU VM are one host. If a machine runs several tasks, each takes its share of
+the GPUs, while JAX would give each task one GPU (jax issues 16788 and 23452).
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from dataclasses import dataclass
 from ..errors import DeviceError
 from ..words.facts import Fact, fact
 
-PORT = 8482  # JAX's own default
+PORT = 8482  # JAX's default
 TOLD = ("CHIPWISE_HOSTS", "CHIPWISE_HOST", "CHIPWISE_COORDINATOR")
-"""The environment's way to say `--hosts N --host I --coordinator ADDRESS`."""
+"""The variables for `--hosts N --host I --coordinator ADDRESS`."""
 _OF_JAX = ("slurm", "ompi", "gketpu", "gcetpu")
 _ONE_HOST = ("KAGGLE_KERNEL_RUN_TYPE", "COLAB_RELEASE_TAG")
 
 
 @dataclass(frozen=True)
 class Seat:
-    """One host among `count`: number `index`, which meets the others at `address:port`, on host 0.
+    """Host `index` of `count`, which all meet at `address:port` of host 0.
 
-    *Fields:* `place` that says so; `gpus`, the positions of its GPUs among those that it sees; `None` is all.
+    *Fields:* `place`, the source of these numbers; `gpus`, the positions of its GPUs among the visible ones;
+    all if `None`.
     """
 
     index: int
@@ -37,16 +38,16 @@ class Seat:
 
 
 def given(count: int | None, index: int | None, coordinator: str | None) -> Seat | None:
-    """The seat that options say; `None` where they say nothing, or one host.
+    """The seat that options define; `None` without options.
 
-    Raises `DeviceError` for some without the others, and numbers that cannot be.
+    Raises `DeviceError` if some options are missing, or for impossible numbers.
     """
-    said = {"hosts": count, "host": index, "coordinator": coordinator}
+    options = {"hosts": count, "host": index, "coordinator": coordinator}
     if count is None and index is None and coordinator is None:
         return None
     if count == 1 and not index:
         return Seat(0, 1, "localhost")
-    missing = [f"--{name}" for name, value in said.items() if value is None]
+    missing = [f"--{name}" for name, value in options.items() if value is None]
     if missing or count is None or index is None or coordinator is None:
         raise DeviceError("hosts-half-told", missing=missing)
     if count < 1 or not 0 <= index < count:
@@ -60,9 +61,10 @@ def given(count: int | None, index: int | None, coordinator: str | None) -> Seat
 
 
 def found(environment: Mapping[str, str], visible_gpus: int) -> Seat | None:
-    """The seat that `environment` (`os.environ`) says; `None` for a host of its own.
+    """The seat that `environment` (`os.environ`) defines; `None` for a single host.
 
-    *Arguments:* `visible_gpus`, how many GPUs this process sees. Raises `DeviceError` for what cannot be.
+    *Arguments:* `visible_gpus`, the number of GPUs that this process sees. Raises `DeviceError` for
+    impossible numbers.
     """
     if any(name in environment for name in TOLD):
         count, index = (_whole(environment, name) for name in TOLD[:2])
@@ -74,8 +76,8 @@ def found(environment: Mapping[str, str], visible_gpus: int) -> Seat | None:
         addresses = environment.get("SKYPILOT_NODE_IPS", "").split()
         if count in (None, 1):
             return None
-        told = given(count, index, addresses[0] if addresses else None)
-        return None if told is None else Seat(told.index, told.count, told.address, place="SkyPilot")
+        seat = given(count, index, addresses[0] if addresses else None)
+        return None if seat is None else Seat(seat.index, seat.count, seat.address, place="SkyPilot")
     return _of_jax(environment, visible_gpus)
 
 
@@ -89,7 +91,7 @@ def _whole(environment: Mapping[str, str], name: str) -> int | None:
 
 
 def _of_jax(environment: Mapping[str, str], visible_gpus: int) -> Seat | None:
-    """As JAX's readers of SLURM, Open MPI and Cloud TPUs say, which look at this process's environment."""
+    """The seat from JAX's readers of SLURM, Open MPI and Cloud TPUs, which use this process's environment."""
     from jax._src.clusters import ClusterEnv
 
     for cluster in ClusterEnv._cluster_types:
@@ -99,21 +101,21 @@ def _of_jax(environment: Mapping[str, str], visible_gpus: int) -> Seat | None:
         if count == 1:
             return None
         port = environment.get("JAX_COORDINATOR_PORT")
-        where = cluster.get_coordinator_address(timeout_secs=300, override_coordinator_port=port)
-        address, _, number = where.rpartition(":")
-        tasks, mine = _tasks_here(environment), cluster.get_local_process_id()
+        coordinator = cluster.get_coordinator_address(timeout_secs=300, override_coordinator_port=port)
+        address, _, port = coordinator.rpartition(":")
+        tasks, task = _tasks_here(environment), cluster.get_local_process_id()
         gpus = None
-        if tasks > 1 and mine is not None and visible_gpus and not _bound(environment):
+        if tasks > 1 and task is not None and visible_gpus and not _bound(environment):
             if visible_gpus < tasks:
                 raise DeviceError("gpus-below-tasks", gpus=visible_gpus, tasks=tasks, place=cluster.name)
-            each = visible_gpus // tasks
-            gpus = tuple(range(mine * each, (mine + 1) * each))
-        return Seat(cluster.get_process_id(), count, address, int(number), cluster.name, gpus)
+            share = visible_gpus // tasks
+            gpus = tuple(range(task * share, (task + 1) * share))
+        return Seat(cluster.get_process_id(), count, address, int(port), cluster.name, gpus)
     return None
 
 
 def outside_srun(environment: Mapping[str, str]) -> Fact | None:
-    """What to say where SLURM gave the job several tasks, and `srun` did not start this process."""
+    """A warning if a SLURM job has several tasks, but `srun` did not start this process; otherwise None."""
     tasks = environment.get("SLURM_NTASKS", "1")
     inside = "SLURM_STEP_ID" in environment or "SLURM_STEP_NUM_TASKS" in environment
     if "SLURM_JOB_ID" not in environment or inside or not tasks.isdecimal() or int(tasks) < 2:
@@ -122,18 +124,18 @@ def outside_srun(environment: Mapping[str, str]) -> Fact | None:
 
 
 def _bound(environment: Mapping[str, str]) -> bool:
-    """Whether SLURM has shown this task its own GPUs alone."""
+    """Whether SLURM has limited this task to its own GPUs."""
     names = ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_GPU_BIND")
     return any(environment.get(name) not in (None, "", "none") for name in names)
 
 
 def _tasks_here(environment: Mapping[str, str]) -> int:
-    """How many processes of the run this machine has."""
+    """The number of this run's processes on this machine."""
     if "OMPI_COMM_WORLD_LOCAL_SIZE" in environment:
         return int(environment["OMPI_COMM_WORLD_LOCAL_SIZE"])
     text = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE") or "1"
-    each: list[int] = []  # "2(x3),1" is 2, 2, 2, 1
+    tasks: list[int] = []  # by node: "2(x3),1" is 2, 2, 2, 1
     for number, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
-        each += [int(number)] * int(times or 1)
+        tasks += [int(number)] * int(times or 1)
     node = environment.get("SLURM_NODEID", "0")
-    return each[int(node)] if node.isdecimal() and int(node) < len(each) else 1
+    return tasks[int(node)] if node.isdecimal() and int(node) < len(tasks) else 1

@@ -1,9 +1,9 @@
-"""Which devices a program runs on: all that JAX finds, unless it found suspiciously little.
+"""The devices on which a program runs: by default all, with an error if JAX misses an accelerator.
 
-machine = detect()                 # every device; an error rather than a silent fall to the CPU
+machine = detect()                 # all devices; an error instead of a silent fallback to the CPU
 machine = detect(4)                # the first four
-machine = detect(platform="cpu")   # the CPU, though a GPU may be there
-simulate(8)                        # the CPU divided into eight devices, before JAX starts
+machine = detect(platform="cpu")   # the CPU, even if there is a GPU
+simulate(8)                        # the CPU as eight devices; before JAX starts
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from .hosts import hosts
 
 PLATFORMS = ("cpu", "gpu", "tpu")
 FRACTIONS = "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"
-"""The variables, an old and a new name of one, that say how much of a GPU's free memory JAX takes as it
-starts: a share, by default 0.75 (https://docs.jax.dev/en/latest/gpu_memory_allocation.html). JAX refuses to
-be given both."""
+"""The old and the new name of the variable for the share of a GPU's free memory that JAX takes when it
+starts, by default 0.75 (https://docs.jax.dev/en/latest/gpu_memory_allocation.html). JAX refuses both
+together."""
 
 GPU_SHARE = 0.9
-"""What `detect` sets there, unless the user has: who trains has the GPU to itself, and the rest suffices for
-the context, the libraries' code and the buffers of collectives."""
+"""The share that `detect` sets unless the user has: training has the GPU to itself, and the rest suffices for
+the context, the code of libraries and the buffers of collectives."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The devices to use, in JAX's order, and where they came from.
+    """The devices to use, in JAX's order.
 
-    `available` counts all devices of the platform, of which `devices` are the first (of each host, where
-    there are several). `simulated` says that they are parts of a host's CPU.
+    *Fields:* `available`, the number of all devices of the platform, of which `devices` are the first ones
+    (of each host); `simulated`, whether they are parts of a host's CPU.
     """
 
     platform: str  # "cpu", "gpu" or "tpu"
@@ -50,13 +50,15 @@ def detect(count: int | None = None, platform: str | None = None) -> Machine:
     """The machine: all devices of the best platform that JAX finds.
 
     *Arguments:*
-    - `count`: use the first `count` devices only.
-    - `platform`: `"cpu"`, `"gpu"` or `"tpu"`; by default the best that is there. `"cpu"` ignores
-      accelerators: when JAX has not started yet, it starts without one, for the life of this process.
+    - `count`: use only the first `count` devices.
+    - `platform`: `"cpu"`, `"gpu"` or `"tpu"`; by default the best one. `"cpu"` ignores accelerators: if JAX
+      has
+      not started yet, it starts without them, for the rest of this process.
 
-    Raises `DeviceError` when fewer devices are there than asked for, when the host has an accelerator that
-    JAX cannot use, or when JAX runs several processes; the message says why and what to type.
-    `JAX_PLATFORMS=cpu`, `simulate` and an empty `CUDA_VISIBLE_DEVICES` count as a request for the CPU.
+    Raises `DeviceError` when there are fewer than `count` devices, when JAX cannot use the host's
+    accelerator, or when JAX runs several processes that did not join with `hosts`; the message says why and
+    what to type. `JAX_PLATFORMS=cpu`, `simulate` and an empty `CUDA_VISIBLE_DEVICES` count as a request for
+    the CPU.
     """
     if platform is not None and platform not in PLATFORMS:
         raise DeviceError(
@@ -71,10 +73,11 @@ def detect(count: int | None = None, platform: str | None = None) -> Machine:
 
 
 def refuse_fallback(facts: HostFacts, jax_platforms: str | None, ask) -> None:
-    """Raises `DeviceError` when JAX found only CPUs on a host whose accelerator nobody switched off.
+    """Raises `DeviceError` if the host has an accelerator that JAX does not use although no setting excludes
+    it.
 
-    `ask` maps a list of platforms to what JAX says about each: called only when there is something to
-    explain, because asking starts backends.
+    *Arguments:* `ask`, a function from platforms to JAX's error messages, such as `jax_errors`. It is called
+    only if needed, since it starts backends.
     """
     left = guard.unused(facts, jax_platforms)
     if left:
@@ -82,11 +85,11 @@ def refuse_fallback(facts: HostFacts, jax_platforms: str | None, ask) -> None:
 
 
 def jax_errors(platforms: list[str]) -> dict[str, str]:
-    """What JAX says when asked for each platform; platforms that work are left out."""
+    """JAX's error message for each platform that does not work."""
     errors = {}
     for platform in platforms:
         try:
-            # "cuda", since for the alias "gpu" JAX only says that there is none
+            # "cuda", since for the alias "gpu" JAX gives no reason
             jax.devices("cuda" if platform == "gpu" else platform)
         except RuntimeError as error:
             errors[platform] = str(error)
@@ -95,7 +98,7 @@ def jax_errors(platforms: list[str]) -> dict[str, str]:
 
 def _devices(platform: str | None) -> list[jax.Device]:
     if platform == "cpu" and not started():
-        # A TPU serves one process, and a GPU's memory is reserved on start: do not take what is not used.
+        # An unused accelerator stays free: a TPU serves one process, and JAX reserves a GPU's memory.
         jax.config.update("jax_platforms", "cpu")
     take_memory()
     hosts()
@@ -106,7 +109,7 @@ def _devices(platform: str | None) -> list[jax.Device]:
 
 
 def take_memory() -> None:
-    """Lets JAX take `GPU_SHARE` of a GPU as it starts, unless the user has said how much."""
+    """Lets JAX take `GPU_SHARE` of a GPU's memory when it starts, unless the user has set a share."""
     if not any(map(os.environ.get, FRACTIONS)):
         os.environ[FRACTIONS[0]] = str(GPU_SHARE)
 
@@ -114,20 +117,20 @@ def take_memory() -> None:
 def no_devices(
     facts: HostFacts, platform: str | None, jax_platforms: str | None, jax_error: str
 ) -> DeviceError:
-    """What to raise when JAX gave an error instead of devices of `platform` (`None`: of any)."""
+    """The error to raise if JAX raised one instead of returning devices of `platform` (any if `None`)."""
     purpose, hidden = guard.cpu_on_purpose(facts, jax_platforms), guard.hidden(facts)
     present = guard.accelerators(facts)
-    asked = [a for a in present if platform in (None, a.platform)]
+    matching = [a for a in present if platform in (None, a.platform)]
     if platform in ("gpu", "tpu"):
         if purpose:
             return DeviceError("platform-kept-out", platform=platform, setting=purpose)
         if platform == "gpu" and hidden:
             return DeviceError("platform-hidden", platform=platform, setting=hidden)
-        if not asked:
-            shown = [a.platform.upper() for a in present]
-            return DeviceError("platform-absent", platform=platform, accelerators=shown)
-    if asked:
-        return guard.refusal(facts, asked, {a.platform: jax_error for a in asked})
+        if not matching:
+            names = [a.platform.upper() for a in present]
+            return DeviceError("platform-absent", platform=platform, accelerators=names)
+    if matching:
+        return guard.refusal(facts, matching, {a.platform: jax_error for a in matching})
     return DeviceError("jax-does-not-start", said=" ".join(jax_error.split())[:600])
 
 
@@ -147,9 +150,9 @@ def _take(devices: list[jax.Device], count: int | None) -> Machine:
 
 
 def shared(devices: Sequence[jax.Device], count: int, hosts: int) -> tuple[jax.Device, ...]:
-    """`count` of the devices of all hosts, in their order: the first ones of each host, equally many.
+    """`count` of the devices of all hosts, in order: the first ones of each host, equally many.
 
-    Raises `DeviceError` where a host would have none, or fewer than the others.
+    Raises `DeviceError` if a host would have no device, or fewer than others.
     """
     if hosts == 1 or count == len(devices):
         taken = list(devices[:count])
@@ -160,27 +163,26 @@ def shared(devices: Sequence[jax.Device], count: int, hosts: int) -> tuple[jax.D
             seen[device.process_index] = seen.get(device.process_index, 0) + 1
             if seen[device.process_index] <= count // hosts:
                 taken.append(device)
-    each = [sum(d.process_index == host for d in taken) for host in range(hosts)]
-    if hosts > 1 and (len(taken) != count or len(set(each)) > 1):
-        host = min(range(hosts), key=each.__getitem__)
-        raise DeviceError("devices-uneven-hosts", count=count, hosts=hosts, host=host, here=each[host])
+    by_host = [sum(d.process_index == host for d in taken) for host in range(hosts)]
+    if hosts > 1 and (len(taken) != count or len(set(by_host)) > 1):
+        host = min(range(hosts), key=by_host.__getitem__)
+        raise DeviceError("devices-uneven-hosts", count=count, hosts=hosts, host=host, here=by_host[host])
     return tuple(taken)
 
 
 def simulate(n: int) -> None:
-    """Makes JAX start with `n` CPU devices and leave any accelerator alone, in this process, for good.
+    """Makes JAX start with `n` CPU devices and without accelerators, for the rest of this process.
 
-    Call it before the first JAX operation: JAX fixes its devices when it first needs them. An `XLA_FLAGS`
-    that asks for another number gives way. Calling it again with the same `n` does nothing.
+    Call it before the first JAX operation, with which JAX fixes its devices. Overrides the number in
+    `XLA_FLAGS`. Calling it again with the same `n` does nothing.
 
-    Raises `DeviceError` when `n` is not a whole number of at least 1, or when JAX has already started
-    with other devices.
+    Raises `DeviceError` if `n` is not an integer of at least 1, or if JAX has already started with other
+    devices.
     """
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise DeviceError("device-count-not-whole", count=n)
     if not started():
-        # Not through XLA_FLAGS: XLA reads that variable once, which may be over, and it may hold the
-        # user's own flags. JAX's setting overrides it.
+        # Not with XLA_FLAGS, which XLA may have read already, and which may have the user's flags.
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", n)
         return
@@ -191,9 +193,9 @@ def simulate(n: int) -> None:
 
 
 def started() -> bool:
-    """Whether JAX has fixed its devices, found out without starting it.
+    """Whether JAX has fixed its devices. Does not start it.
 
-    JAX has no public question for this, but it refuses to change `jax_num_cpu_devices` once started.
+    JAX has no public function for this, but refuses to change `jax_num_cpu_devices` once started.
     """
     before = setting("jax_num_cpu_devices")
     try:
@@ -205,5 +207,5 @@ def started() -> bool:
 
 
 def setting(name: str) -> Any:
-    """A setting of JAX such as `"jax_platforms"`. JAX makes the attributes as it runs, unseen by types."""
+    """A setting of JAX such as `"jax_platforms"`, whose attributes type checkers do not know."""
     return getattr(jax.config, name)

@@ -1,7 +1,7 @@
-"""What can be known about this host without asking JAX, gathered once into one plain object.
+"""Facts about this host that do not come from JAX, collected in one plain object.
 
-The reasoning about platforms, missing accelerators and problems takes a `HostFacts` and touches nothing
-else, so a test describes a Colab, a Kaggle TPU or a broken GPU box as a value.
+Functions that look for platforms, missing accelerators and problems use only a `HostFacts`, so a test can
+describe Colab, a Kaggle TPU or a broken GPU machine as a value.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .absent import tpu_card
 
-# Paths that mean something when they exist, as patterns below the root directory.
+# Paths whose existence is informative, as patterns below the root directory
 MARKERS = (
     "dev/nvidia[0-9]*",
     "proc/driver/nvidia",
@@ -60,24 +60,24 @@ class Holder:
 
 @dataclass(frozen=True)
 class HostFacts:
-    """A host as seen from outside JAX. Everything defaults to "nothing there"."""
+    """Facts about a host. By default, it has nothing."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
-    paths: frozenset[str] = frozenset()  # those of `MARKERS` that exist, absolute
-    packages: Mapping[str, str] = field(default_factory=dict)  # those of `PACKAGES` installed, with version
+    paths: frozenset[str] = frozenset()  # the existing ones of `MARKERS`, absolute
+    packages: Mapping[str, str] = field(default_factory=dict)  # the installed ones of `PACKAGES`, to version
     nvidia_driver: str | None = None  # such as "535.104.05"
     pci_tpu_chips: int = 0
     tpu_holders: tuple[Holder, ...] = ()
 
     def matching(self, pattern: str) -> list[str]:
-        """The existing paths that a regular expression matches as a whole, sorted."""
+        """The existing paths that match a regular expression completely, sorted."""
         return sorted(p for p in self.paths if re.fullmatch(pattern, p))
 
 
 def gather(root: str | Path = "/", environment: Mapping[str, str] | None = None) -> HostFacts:
-    """The facts of this host. Never raises: what cannot be read is left out.
+    """The facts of this host. Never raises: omits what cannot be read.
 
-    `root` is the directory that holds `dev`, `proc` and `sys`; `environment` defaults to `os.environ`.
+    *Arguments:* `root`, the directory of `dev`, `proc` and `sys`; `environment`, by default `os.environ`.
     """
     root = Path(root)
     return HostFacts(
@@ -122,10 +122,9 @@ def _nvidia_driver(root: Path) -> str | None:
 
 
 def _holders(root: Path) -> list[Holder]:
-    """Processes, other than this one, with a TPU device file open. Those of other users stay hidden
-    unless we are root."""
+    """Other processes that have a TPU device file open; those of other users are visible only to root."""
     if not (_glob(root, "dev/accel[0-9]*") or _glob(root, "dev/vfio/[0-9]*")):
-        return []  # walking every process's files is slow on large hosts
+        return []  # reading all processes' files is slow on large hosts
     holders = []
     for process in _glob(root, "proc/[0-9]*"):
         if int(process.name) == os.getpid():

@@ -1,4 +1,4 @@
-"""What a measurement was made on: the machine, the software, and a short hash for "the same machine?"."""
+"""The machine and the software of a measurement, with a short hash to compare machines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PACKAGE = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The machine and the software of a measurement. Sizes are bytes; `None` is unknown or not there."""
+    """The machine and the software of a measurement. Sizes are bytes; `None` is unknown or absent."""
 
     cpu: str  # the model, as the system names it
     cores: float  # usable by this process: affinity and quotas count
@@ -38,8 +38,8 @@ class Fingerprint:
     def hash(self) -> str:
         """Eight hexadecimal digits, equal for equal hardware and operating system.
 
-        Versions are left out, since one compares them on one machine; memory counts in whole GiB, since
-        kernels keep a little more or less of it.
+        Excludes versions, which are compared on one machine. Memory is rounded to GiB, since kernels reserve
+        different amounts.
         """
         hardware = [
             self.cpu,
@@ -53,7 +53,7 @@ class Fingerprint:
 
     @property
     def title(self) -> str:
-        """`Intel(R) Xeon(R) Processor, 2 cores`, with the accelerators where there are some."""
+        """Such as `Intel(R) Xeon(R) Processor, 2 cores`, with accelerators if there are any."""
         chips = f", {self.accelerators} × {self.accelerator}" if self.accelerators else ""
         return f"{self.cpu}, {self.cores:g} core{'' if self.cores == 1 else 's'}{chips}"
 
@@ -62,7 +62,8 @@ class Fingerprint:
 
 
 def this_machine(devices: Sequence[Any] = ()) -> Fingerprint:
-    """This machine now. `devices`: JAX's, all of one kind; CPU devices do not count as accelerators."""
+    """This machine. *Arguments:* `devices` of JAX, all of one kind; CPU devices do not count as
+    accelerators."""
     chips = [d for d in devices if d.platform != "cpu"]
     commit = _git("rev-parse", "HEAD") if _git("ls-files", "--error-unmatch", "errors.py") else None
     changes = None if commit is None else _git("status", "--porcelain")
@@ -81,10 +82,10 @@ def this_machine(devices: Sequence[Any] = ()) -> Fingerprint:
 
 
 def stated(stored: Any) -> tuple[str | None, dict[str, str]]:
-    """The title and the versions that a stored machine states: of a file, so each part may be missing."""
+    """The title and the versions of a machine read from a file, in which any part may be missing."""
     stored = stored if isinstance(stored, dict) else {}
-    found = stored.get("versions") if isinstance(stored.get("versions"), dict) else {}
-    versions = {"python": stored.get("python"), **found}
+    packages = stored.get("versions") if isinstance(stored.get("versions"), dict) else {}
+    versions = {"python": stored.get("python"), **packages}
     title = stored.get("title")
     return title if isinstance(title, str) else None, {
         name: version for name, version in versions.items() if isinstance(version, str)
@@ -103,13 +104,13 @@ def _cpu() -> str:
     return platform.processor() or platform.machine() or "unknown"
 
 
-@functools.cache  # it takes some milliseconds, and each run asks
+@functools.cache  # it takes some milliseconds, and every run calls it
 def _git(*arguments: str) -> str | None:
-    """What git says of chipwise's own folder; `None` without git, or where it fails: chipwise may be
-    installed below somebody else's checkout, which does not track it."""
+    """The output of git in chipwise's folder; `None` without git or if it fails, for example because chipwise
+    is installed in another project's checkout, which does not track it."""
     command = ["git", "-C", str(_PACKAGE), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return process.stdout.strip() if process.returncode == 0 else None

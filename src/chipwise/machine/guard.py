@@ -1,11 +1,11 @@
-"""Refuses to train on the CPU by accident.
+"""Prevents training on the CPU by accident.
 
-JAX falls back to the CPU with a log line when it cannot use an accelerator, and a job that should take
-minutes then takes days. This file decides, from facts alone, whether an accelerator is on the host, why
-JAX did not take it, and what to type. Nothing here touches the host.
+If JAX cannot use an accelerator, it falls back to the CPU with a log line, and a job that should take minutes
+takes days. The functions here find out, from facts only, whether the host has an accelerator, why JAX does
+not use it, and what to do. They do not access the host.
 
-A reason is a fact with two texts: why, and a remedy, which ends without a full stop since it often ends in a
-command.
+A reason is a fact with two texts: why, and a remedy. The remedy ends without a full stop, since it often ends
+with a command.
 """
 
 from __future__ import annotations
@@ -23,41 +23,41 @@ OLDEST_DRIVER = {"12": (525,), "13": (580,)}
 
 @dataclass(frozen=True)
 class Accelerator:
-    """An accelerator that the host shows: `platform` is `"gpu"` or `"tpu"`, `evidence` what showed it: paths,
-    names of variables, or a count of PCI cards."""
+    """An accelerator of the host: its `platform`, `"gpu"` or `"tpu"`, and the `evidence`: paths, names of
+    variables, or the number of PCI cards."""
 
     platform: str
     evidence: tuple[str | Fact, ...]
 
 
 def accelerators(facts: HostFacts) -> list[Accelerator]:
-    """What the host shows, GPUs first.
+    """The host's accelerators, GPUs first.
 
-    A TPU is certain when its device file, its PCI card or Colab's address variable is there. `TPU_NAME`
-    (often exported on a laptop), `TPU_WORKER_ID`, a libtpu in `/lib` and a vfio group (any device lent to
-    a virtual machine) prove nothing alone: two of them together do. Other TPU variables never count,
-    since compiling for an absent TPU sets them.
+    A device file, a PCI card or Colab's address variable proves a TPU. Of `TPU_NAME` (often exported on a
+    laptop), `TPU_WORKER_ID`, a libtpu in `/lib` and a vfio group (any device of a virtual machine), two
+    together do. Other TPU variables never count, since compiling for an absent TPU sets them.
     """
-    shown = []
+    found = []
     gpus = facts.matching(r"/dev/nvidia\d+") or facts.matching("/proc/driver/nvidia")
     if gpus:
-        shown.append(Accelerator("gpu", tuple(gpus)))
-    sure: list[str | Fact] = [*facts.matching(r"/dev/accel\d+")]
+        found.append(Accelerator("gpu", tuple(gpus)))
+    proof: list[str | Fact] = [*facts.matching(r"/dev/accel\d+")]
     if facts.pci_tpu_chips:
-        sure.append(fact("tpu-pci-cards", count=facts.pci_tpu_chips))
+        proof.append(fact("tpu-pci-cards", count=facts.pci_tpu_chips))
     if facts.environment.get("COLAB_TPU_ADDR"):
-        sure.append("COLAB_TPU_ADDR")
+        proof.append("COLAB_TPU_ADDR")
     hints = [name for name in ("TPU_NAME", "TPU_WORKER_ID") if facts.environment.get(name)]
     hints += facts.matching(r"/(usr/)?lib/libtpu\.so")[:1] + facts.matching(r"/dev/vfio/\d+")[:1]
-    if sure or len(hints) >= 2:
-        shown.append(Accelerator("tpu", (*sure, *hints)))
-    return shown
+    if proof or len(hints) >= 2:
+        found.append(Accelerator("tpu", (*proof, *hints)))
+    return found
 
 
 def cpu_on_purpose(facts: HostFacts, jax_platforms: str | None) -> Fact | None:
-    """The user's own setting that keeps accelerators out, or `None`.
+    """The user's setting that excludes accelerators, or `None`.
 
-    `jax_platforms` is JAX's setting of that name, which `JAX_PLATFORMS` and `simulate` also set.
+    *Arguments:* `jax_platforms`, JAX's setting of that name, which `JAX_PLATFORMS` and `simulate` also
+    change.
     """
     if facts.environment.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
         return _variable(facts, "JAX_PLATFORMS")
@@ -67,7 +67,7 @@ def cpu_on_purpose(facts: HostFacts, jax_platforms: str | None) -> Fact | None:
 
 
 def hidden(facts: HostFacts) -> Fact | None:
-    """The setting that hides every GPU from this process on purpose, or `None`."""
+    """The user's setting that hides every GPU from this process, or `None`."""
     if facts.environment.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
         return _variable(facts, "CUDA_VISIBLE_DEVICES")
     if facts.environment.get("NVIDIA_VISIBLE_DEVICES") in ("void", "none"):
@@ -80,17 +80,17 @@ def _variable(facts: HostFacts, name: str) -> Fact:
 
 
 def unused(facts: HostFacts, jax_platforms: str | None = None) -> list[Accelerator]:
-    """Accelerators that JAX should have taken and did not, when it found only CPUs; empty when the
-    user's own settings kept them out."""
+    """The accelerators that JAX should use but does not, if it found only CPUs; none if the user's settings
+    exclude them."""
     if cpu_on_purpose(facts, jax_platforms):
         return []
     return [a for a in accelerators(facts) if not (a.platform == "gpu" and hidden(facts))]
 
 
 def refusal(facts: HostFacts, left: list[Accelerator], errors: dict[str, str]) -> DeviceError:
-    """The error for accelerators left unused: what is there, why, what to type.
+    """The error for unused accelerators: the evidence, the reason and the remedy.
 
-    `errors` maps a platform to what JAX said about it.
+    *Arguments:* `left`, the unused accelerators; `errors`, platform to JAX's error message.
     """
     unused = [
         fact(
@@ -105,19 +105,20 @@ def refusal(facts: HostFacts, left: list[Accelerator], errors: dict[str, str]) -
 
 
 def why_unused(facts: HostFacts, platform: str, jax_error: str = "") -> Fact:
-    """Why JAX does not use the host's `platform` (`"gpu"` or `"tpu"`), the surest cause first.
+    """The most certain reason why JAX does not use the host's `platform` (`"gpu"` or `"tpu"`).
 
-    `jax_error` is what JAX said when asked for that platform; it is quoted when it says more than
-    that the platform is missing.
+    *Arguments:* `jax_error`, JAX's message for that platform. It is quoted unless it says only that the
+    platform is missing.
     """
-    said = " ".join(jax_error.split())[:400].rstrip(".")
-    if said.startswith("Unknown backend"):
-        said = ""
-    return _why_no_gpu(facts, jax_error, said) if platform == "gpu" else _why_no_tpu(facts, jax_error, said)
+    quoted = " ".join(jax_error.split())[:400].rstrip(".")
+    if quoted.startswith("Unknown backend"):
+        quoted = ""
+    reason = _why_no_gpu if platform == "gpu" else _why_no_tpu
+    return reason(facts, jax_error, quoted)
 
 
 def driver_too_old(facts: HostFacts) -> Fact | None:
-    """The reason when the NVIDIA driver is older than the installed CUDA plugin needs."""
+    """The reason if the NVIDIA driver is too old for the installed CUDA plugin; otherwise None."""
     cuda, driver = _cuda(facts), facts.nvidia_driver
     if cuda is None or driver is None:
         return None
@@ -130,7 +131,8 @@ def driver_too_old(facts: HostFacts) -> Fact | None:
 
 
 def plugin_mismatch(facts: HostFacts) -> Fact | None:
-    """The reason when the CUDA plugin and jaxlib are of different releases: JAX may refuse the plugin."""
+    """The reason if the CUDA plugin and jaxlib have different versions, so that JAX may refuse the plugin;
+    otherwise None."""
     cuda, jaxlib = _cuda(facts), facts.packages.get("jaxlib")
     if cuda is None or jaxlib is None:
         return None
@@ -144,21 +146,21 @@ def _cuda(facts: HostFacts) -> str | None:
     return next((cuda for cuda in OLDEST_DRIVER if f"jax-cuda{cuda}-plugin" in facts.packages), None)
 
 
-def _why_no_gpu(facts: HostFacts, jax_error: str, said: str) -> Fact:
+def _why_no_gpu(facts: HostFacts, jax_error: str, quoted: str) -> Fact:
     if not facts.matching(r"/dev/nvidia\d+"):
         return fact("gpu-not-in-container")
     if _cuda(facts) is None:
         return fact("cuda-plugin-missing", jax=facts.packages.get("jax", ""))
-    known = driver_too_old(facts) or plugin_mismatch(facts)
-    if known:
-        return known
+    reason = driver_too_old(facts) or plugin_mismatch(facts)
+    if reason:
+        return reason
     full = re.search(r"out of memory|OUT_OF_MEMORY|no supported devices", jax_error, re.IGNORECASE)
-    return fact("gpu-memory-taken" if full else "cuda-plugin-fails", said=said)
+    return fact("gpu-memory-taken" if full else "cuda-plugin-fails", said=quoted)
 
 
-def _why_no_tpu(facts: HostFacts, jax_error: str, said: str) -> Fact:
-    here = facts.matching(r"/dev/(accel|vfio/)\d+") or facts.pci_tpu_chips
-    if facts.environment.get("COLAB_TPU_ADDR") and not here:
+def _why_no_tpu(facts: HostFacts, jax_error: str, quoted: str) -> Fact:
+    local = facts.matching(r"/dev/(accel|vfio/)\d+") or facts.pci_tpu_chips
+    if facts.environment.get("COLAB_TPU_ADDR") and not local:
         return fact("tpu-over-network")
     if "libtpu" not in facts.packages and not facts.environment.get("TPU_LIBRARY_PATH"):
         return fact("libtpu-missing")
@@ -169,9 +171,9 @@ def _why_no_tpu(facts: HostFacts, jax_error: str, said: str) -> Fact:
     if named:
         return fact("tpu-held-by", pid=int(named[1]))
     if "lockfile" in jax_error or ("in use" in jax_error and "/tmp/libtpu_lockfile" in facts.paths):
-        return fact("tpu-lock-file", said=said)
+        return fact("tpu-lock-file", said=quoted)
     if "ermission denied" in jax_error or "not permitted" in jax_error:
-        return fact("tpu-not-permitted", said=said)
+        return fact("tpu-not-permitted", said=quoted)
     if "in use" in jax_error:
-        return fact("tpu-held-unknown", said=said)
-    return fact("libtpu-fails", libtpu=facts.packages.get("libtpu", ""), said=said)
+        return fact("tpu-held-unknown", said=quoted)
+    return fact("libtpu-fails", libtpu=facts.packages.get("libtpu", ""), said=quoted)

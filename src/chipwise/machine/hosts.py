@@ -1,10 +1,10 @@
-"""The hosts of a run: one call before any device is touched, and what they decide together.
+"""The hosts of a run: one call before devices are used, and decisions that all hosts share.
 
-    here = hosts()      # SLURM, Open MPI, GKE, Cloud TPU, SkyPilot; one host elsewhere
+    here = hosts()      # SLURM, Open MPI, GKE, Cloud TPU, SkyPilot; otherwise one host
     here.agree("save", due)
 
-`fit` and the others make the call; a program makes it itself to say which host it is
-(`cw.hosts(4, 1, "10.0.0.1:8482")`), or to see that before. Later calls return what the first did.
+`fit` and the other functions call `hosts`. A program calls it itself to pass the number of its host
+(`cw.hosts(4, 1, "10.0.0.1:8482")`), or to get it earlier. Later calls return the first call's result.
 """
 
 from __future__ import annotations
@@ -30,53 +30,54 @@ from ..words.facts import fact
 from . import cluster
 from .cluster import Seat
 from .facts import installed
-from .wire import PortTaken, Wire, answer_the_roll, call_the_roll
+from .wire import PortTaken, Wire, accept_hosts, connect_to_first
 
-WAIT_SECONDS = 1800.0  # for all hosts to come: a slice that was preempted may take half an hour
-SILENCE_SECONDS = 30.0  # after which a host is gone
-_LATER_SECONDS = 15  # that JAX, which would abort, waits beyond that
+WAIT_SECONDS = 1800.0  # for all hosts: a preempted slice may return after half an hour
+SILENCE_SECONDS = 30.0  # after which a host is lost
+_LATER_SECONDS = 15  # that JAX waits longer before it aborts
 _JAX_SECONDS = 300
 _ABORT_SECONDS = 3.0
-_PORTS = 16  # looked at for JAX's own service, from the next one on
+_PORTS = 16  # to try for JAX's own service, from the next port on
 _COMPARED = ("chipwise", "jax", "jaxlib", "libtpu")
 
 
 class Hosts:
-    """This host among those of the run, of which there may be one.
+    """This host among the hosts of the run; a run on one machine has one host.
 
-    *Fields:* `index` of `count`; `names` of all, as their systems call them.
+    *Fields:* `index` of `count`; `place` that started the hosts; `names`, the host names of all; `shows`,
+    whether this host is to show the error with which it ends.
     """
 
     def __init__(self, seat: Seat, wire: Wire | None = None, names: tuple[str, ...] = ()):
         self.index, self.count, self.place = seat.index, seat.count, seat.place
         self._wire, self.names = wire, names or (socket.gethostname(),)
-        self._asked = 0
+        self._steps = 0
         self._code: int | None = None
-        self.shows = True  # whether this host is to show the error with which it ends
+        self.shows = True
 
     @property
     def first(self) -> bool:
-        """Whether this is host 0, which writes and speaks for all."""
+        """Whether this is host 0, the only one that writes and reports."""
         return self.index == 0
 
     def agree(self, what: str, value: Any = None) -> Any:
-        """The `value` of host 0, a JSON value, on all hosts: each asks for it at the same place."""
+        """Host 0's `value`, a JSON value, on all hosts, which must all make the same calls."""
         return value if self._wire is None else self._wire.agree(what, value)
 
     def everyone(self, what: str, value: Any = None) -> list[Any]:
-        """What each host says, JSON values in their order. All wait for all."""
+        """The values of all hosts, JSON values, in their order. All wait for all."""
         return [value] if self._wire is None else self._wire.everyone(what, value)
 
     def compare(self, what: str, facts: dict[str, dict[str, Any]]) -> None:
-        """Raises `DeviceError`, the same on all hosts, unless all say the same.
+        """Raises `DeviceError`, the same on all hosts, unless their values are equal.
 
-        *Arguments:* `facts`: the code of the error to the values that it is about, JSON values by name.
+        *Arguments:* `facts`: an error's code to the values that it reports, JSON values by name.
         """
         rows = self.everyone(what, json.loads(json.dumps(facts, default=str)))
-        every = dict.fromkeys((code, name) for row in rows for code in row for name in row[code] or {})
+        names = dict.fromkeys((code, name) for row in rows for code in row for name in row[code] or {})
         for host, row in enumerate(rows):
-            for code, name in every:
-                here, there = ((told.get(code) or {}).get(name) for told in (row, rows[0]))
+            for code, name in names:
+                here, there = ((values.get(code) or {}).get(name) for values in (row, rows[0]))
                 if here != there:
                     which = {"host": host, "host_name": self.names[host], "name": name}
                     if there is None and code == "host-differs-version":  # nothing to install
@@ -84,29 +85,32 @@ class Hosts:
                     raise DeviceError(code, **which, here=here, there=there)
 
     def alone(self, what: str) -> None:
-        """Raises `DeviceError` where several hosts have met for `what` one host does."""
+        """Raises `DeviceError` if there are several hosts, since `what` runs on one host."""
         if self.count > 1:
             raise DeviceError("one-host-only", what=what, hosts=self.count)
 
     def stopping(self) -> bool:
-        """To be asked by every host before every step: whether all stop there, since one was told to."""
+        """Whether all hosts stop at this step, since one got a signal. Every host calls this before every
+        step."""
         if self._wire is None:
             return False
         from jax.experimental.multihost_utils import reached_preemption_sync_point
 
-        self._asked += 1
-        return reached_preemption_sync_point(self._asked)
+        self._steps += 1
+        return reached_preemption_sync_point(self._steps)
 
     def failed(self, error: BaseException) -> None:
-        """This host cannot go on: all others leave too. Host 0 shows `error`, if it is there to do so."""
+        """Ends all hosts, since this one cannot continue. Host 0 shows `error`, if it still runs."""
         if self._wire is None or self._code is not None:
             return
-        if isinstance(error, Stopped):  # as all did, at one step
+        if isinstance(error, Stopped):  # all hosts stop, at the same step
             self.shows = self.first
             return
         self._code = getattr(error, "exit_code", 130 if isinstance(error, KeyboardInterrupt) else 1)
         if type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError"):
-            time.sleep(self._wire.silence + 1)  # a collective broke: the wire learns why, and ends this
+            time.sleep(
+                self._wire.silence + 1
+            )  # a collective broke: the wire finds out why, and ends this host
         text = str(error) if isinstance(error, ChipwiseError) else f"{type(error).__name__}: {error}"
         text = str(fact("host-failed", host=self.index, host_name=self.names[self.index], text=text))
         alike = isinstance(error, (DivergedError, RecipeError, DeviceError))
@@ -114,7 +118,7 @@ class Hosts:
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:
-        """What is raised inside has `failed`."""
+        """A context that calls `failed` for an exception."""
         try:
             yield
         except BaseException as error:
@@ -122,11 +126,12 @@ class Hosts:
             raise
 
     def leave(self) -> None:
-        """At the end of the process: a farewell, or an end at once where JAX would wait for who is gone."""
+        """Runs at exit: says farewell; or after an error exits at once, since JAX would wait for lost
+        hosts."""
         if self._wire is None:
             return
         uncaught = getattr(sys, "last_value", None)
-        if uncaught is not None and not hasattr(sys, "ps1"):  # or the others would wait for this host
+        if uncaught is not None and not hasattr(sys, "ps1"):  # otherwise the others would wait for this host
             self.failed(uncaught)
         if self._code is not None:
             sys.stdout.flush()
@@ -136,8 +141,8 @@ class Hosts:
 
 
 _LOCK = threading.Lock()
-_LEAVING = threading.Lock()  # once taken: one thread says the last sentence
-_KEPT: list[Any] = []
+_LEAVING = threading.Lock()  # taken for good by the thread that ends the process
+_HANDLERS: list[Any] = []  # C callbacks, which must not be garbage-collected
 _here: Hosts | None = None
 
 
@@ -149,13 +154,14 @@ def hosts(
     wait: float | None = None,
     silence: float | None = None,
 ) -> Hosts:
-    """Joins the hosts of this run, and says which one this is.
+    """Joins the hosts of this run. *Returns* this host.
 
-    *Arguments:* `count` of hosts, the `index` of this one and the address of host 0 (`"10.0.0.1:8482"`),
-    where the environment does not say them; `wait`, seconds for all to come (1,800), and `silence`, seconds
-    after which one is gone (30).
+    *Arguments:* `count` of hosts, the `index` of this one, and `coordinator`, the address of host 0
+    (`"10.0.0.1:8482"`), if the environment does not define them; `wait`, the seconds to wait for all hosts
+    (1,800); `silence`, the seconds after which a silent host is lost (30).
 
-    Raises `DeviceError` when hosts are missing, differ in a version, or cannot meet; the message names them.
+    Raises `DeviceError` when hosts are missing, have different versions, or cannot connect; the message names
+    them.
     """
     global _here
     with _LOCK:
@@ -172,35 +178,36 @@ def hosts(
 
 
 def joined() -> Hosts | None:
-    """What `hosts` returned, if it was called."""
+    """The result of `hosts`, if it was called; otherwise None."""
     return _here
 
 
 def _seat() -> Seat | None:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    shown = glob.glob("/dev/nvidia[0-9]*") if visible is None else [v for v in visible.split(",") if v]
-    return cluster.found(os.environ, len(shown))
+    gpus = glob.glob("/dev/nvidia[0-9]*") if visible is None else [v for v in visible.split(",") if v]
+    return cluster.found(os.environ, len(gpus))
 
 
-def _seconds(name: str, asked: float | None, usual: float) -> float:
-    if asked is not None:
-        return asked
+def _seconds(name: str, given: float | None, default: float) -> float:
+    """`given`, or the value of the environment's `CHIPWISE_<name>`, or `default`."""
+    if given is not None:
+        return given
     variable = f"CHIPWISE_{name}"
-    text = os.environ.get(variable, str(usual))
+    text = os.environ.get(variable, str(default))
     if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]*)?", text):
         raise DeviceError("variable-not-seconds", variable=variable, value=text)
     return float(text)
 
 
 def _join(seat: Seat, wait: float, silence: float) -> Hosts:
-    """Meets the others, compares what must be equal, and starts JAX's own runtime."""
+    """Connects to the other hosts, compares versions, and starts JAX's distributed runtime."""
     from .detect import started
 
     if started():
         raise DeviceError("hosts-too-late", hosts=seat.count)
     name = socket.gethostname()
 
-    def told(missing: list[int]) -> None:
+    def awaiting(missing: list[int]) -> None:
         where = f"{seat.address}:{seat.port}"
         waiting = fact("hosts-awaited", missing=missing, hosts=seat.count, host=seat.index, where=where)
         print(waiting, file=sys.stderr, flush=True)
@@ -208,9 +215,9 @@ def _join(seat: Seat, wait: float, silence: float) -> Hosts:
     where = {"address": seat.address, "port": seat.port}
     try:
         if seat.index == 0:
-            lines = call_the_roll(seat.address, seat.port, seat.count, name, wait, told)
+            connections = accept_hosts(seat.address, seat.port, seat.count, name, wait, awaiting)
         else:
-            lines = answer_the_roll(seat.address, seat.port, seat.index, seat.count, wait, told)
+            connections = connect_to_first(seat.address, seat.port, seat.index, seat.count, wait, awaiting)
     except PortTaken as error:
         other = seat.port + 100 if seat.port < 65000 else seat.port - 1000
         facts = {**where, "other": other, "host_name": name, "reason": error.strerror}
@@ -224,18 +231,18 @@ def _join(seat: Seat, wait: float, silence: float) -> Hosts:
         raise DeviceError("host-twice", **where, host=host, other=other, hosts=mine) from None
 
     def gone(host: int) -> None:
-        if host == seat.index:  # stopped and woken, or cut off
+        if host == seat.index:  # this process was suspended, or cut off from the network
             lost = HostLost("host-left-behind", host=host, silence=silence)
             _end(lost.exit_code, str(lost))
         lost = HostLost("host-lost", host=seat.index, lost=host, lost_name=here.names[host], silence=silence)
         _end(lost.exit_code, str(lost))
 
-    wire = Wire(seat.index, seat.count, lines, silence, gone, _end)
+    wire = Wire(seat.index, seat.count, connections, silence, gone, _end)
     here = Hosts(seat, wire, (name,) * seat.count)
     here.names = tuple(here.everyone("names", name))
     _outlive_aborts()
     try:
-        _alike(here)
+        _compare_programs(here)
         _start_jax(seat, wire, silence)
     except BaseException as error:
         here.failed(error)
@@ -243,7 +250,7 @@ def _join(seat: Seat, wait: float, silence: float) -> Hosts:
     return here
 
 
-def _alike(here: Hosts) -> None:
+def _compare_programs(here: Hosts) -> None:
     versions = {package: installed(package) for package in _COMPARED}
     here.compare(
         "program", {"host-differs-version": versions, "host-differs": {"NPROC": os.environ.get("NPROC")}}
@@ -253,11 +260,11 @@ def _alike(here: Hosts) -> None:
 def _start_jax(seat: Seat, wire: Wire, silence: float) -> None:
     import jax
 
-    # gRPC would ask a proxy for the way to the coordinator, and wait for ever.
-    direct = "no_grpc_proxy"
-    kept = os.environ.get(direct) or os.environ.get("no_proxy")
-    os.environ[direct] = ",".join(filter(None, [kept, seat.address]))
-    logging.getLogger("jax._src.distributed").addFilter(lambda said: "proxy" not in said.getMessage())
+    # gRPC would connect to the coordinator through a proxy, and wait forever.
+    variable = "no_grpc_proxy"
+    without_proxy = os.environ.get(variable) or os.environ.get("no_proxy")
+    os.environ[variable] = ",".join(filter(None, [without_proxy, seat.address]))
+    logging.getLogger("jax._src.distributed").addFilter(lambda record: "proxy" not in record.getMessage())
     loopback = seat.address in ("localhost", "::1") or seat.address.startswith("127.")
     port = wire.agree("port", _free_port(seat.port + 1) if seat.index == 0 else None)
     try:
@@ -273,25 +280,26 @@ def _start_jax(seat: Seat, wire: Wire, silence: float) -> None:
             coordinator_bind_address=f"{seat.address}:{port}" if loopback else None,
         )
     except RuntimeError as error:
-        said = " ".join(str(error).split())[:300]
-        raise DeviceError("hosts-not-joined", host=seat.index, said=said) from error
+        message = " ".join(str(error).split())[:300]
+        raise DeviceError("hosts-not-joined", host=seat.index, said=message) from error
 
 
 def _outlive_aborts() -> None:
-    """JAX aborts as soon as its coordinator is gone. Here that ends with a sentence and a code of our own,
-    after the wire had the time to say who it was. In C, since Python's handlers wait for the main thread."""
+    """Replaces JAX's abort, when its coordinator is gone, by an error message and an exit code, after the
+    wire had time to report the lost host. With a C handler, since Python's handlers wait for the main
+    thread."""
 
     def aborted(_: int) -> None:
         time.sleep(_ABORT_SECONDS)
         _end(HostLost.exit_code, str(fact("host-runtime-lost")))
 
     handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(aborted)
-    _KEPT.append(handler)
+    _HANDLERS.append(handler)
     ctypes.CDLL(None).signal(signal.SIGABRT, handler)
 
 
 def _free_port(first: int) -> int:
-    """A port from `first` on that nobody has, or any."""
+    """The first free port from `first` on; after `_PORTS` tries, any free port."""
     for port in (*range(first, min(first + _PORTS, 65536)), 0):
         with socket.socket() as attempt:
             try:
@@ -303,7 +311,7 @@ def _free_port(first: int) -> int:
 
 
 def _end(code: int, sentence: str) -> None:
-    """Ends the process at once: its own threads may wait for a host that is gone."""
+    """Ends the process at once, since its threads may wait for a lost host."""
     _LEAVING.acquire()
     if sentence:
         line = f"error: {' '.join(sentence.split())}\n"

@@ -1,8 +1,8 @@
-"""What this process may really use of its host: cores, memory and disk.
+"""The cores, memory and disk space that this process may use.
 
-In a container or a scheduler's job the machine's own numbers are wrong: `os.cpu_count()` may say 96 where
-two are granted. Read here are the affinity mask and every control group from the process's own up to the
-root, of version 2 and of version 1. Sizes are bytes.
+In a container or a job, the machine's numbers are too large: `os.cpu_count()` may be 96 where two cores are
+granted. So this reads the affinity mask and all control groups from the process's own to the root, of
+versions 1 and 2. Sizes are bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import psutil
 
 @dataclass(frozen=True)
 class Cores:
-    """Host cores (logical): in the machine, and usable by this process, a fraction when a quota says so."""
+    """Logical cores: those of the machine, and those usable by this process, which a quota can make a
+    fraction."""
 
     machine: int
     usable: float
@@ -25,7 +26,7 @@ class Cores:
 
 @dataclass(frozen=True)
 class Memory:
-    """Host memory in bytes that this process may use in all, and of that what is free now."""
+    """Bytes of host memory that this process may use, and of these the free ones."""
 
     total_bytes: int
     available_bytes: int
@@ -48,7 +49,7 @@ def cores(root: str | Path = "/") -> Cores:
 
 
 def usable_cores() -> int:
-    """Whole cores that this process may use, at least 1: how many threads are worth having."""
+    """The number of whole cores that this process may use, at least 1: a sensible number of threads."""
     return max(1, int(cores().usable))
 
 
@@ -57,14 +58,14 @@ def memory(root: str | Path = "/") -> Memory:
     host = psutil.virtual_memory()
     total, available = host.total, host.available
     for limit, used in _memory_limits(Path(root)):
-        if limit < host.total:  # an unlimited group of version 1 reads as 2^63 less a page
+        if limit < host.total:  # without a limit, version 1 has 2^63 minus a page
             total = min(total, limit)
             available = min(available, max(0, limit - used))
     return Memory(total, available)
 
 
 def disk(path: str | Path = ".") -> Disk:
-    """The file system that holds `path`, or its nearest parent that exists."""
+    """The file system of `path`, or of its nearest existing parent."""
     path = Path(path).absolute()
     while not path.exists() and path != path.parent:
         path = path.parent
@@ -73,10 +74,10 @@ def disk(path: str | Path = ".") -> Disk:
 
 
 def _groups(root: Path, controller: str) -> list[Path]:
-    """Directories of the process's control groups that bear on `controller`, innermost first.
+    """The directories of the process's control groups for `controller`, innermost first.
 
-    Inside a container `/proc/self/cgroup` may name a path that is not mounted here: missing directories
-    are left out, and the mount's own top, which is then the container's group, always remains.
+    In a container, `/proc/self/cgroup` may have a path that is not mounted. The mount's top directory, which
+    is then the container's group, is always included.
     """
     directories = []
     try:
@@ -92,7 +93,7 @@ def _groups(root: Path, controller: str) -> list[Path]:
         elif controller in names.split(","):
             tops[mount / names if (mount / names).exists() else mount / controller] = path
     for top, path in tops.items():
-        # "/../.." points outside of what is mounted here
+        # "/../.." is outside of the mount
         inner = top if ".." in path else top / path.lstrip("/")
         directories += [d for d in (inner, *inner.parents) if d == top or top in d.parents]
     return directories
@@ -108,27 +109,29 @@ def _read(path: Path) -> str:
 def _cpu_quotas(root: Path) -> list[float]:
     quotas = []
     for directory in _groups(root, "cpu"):
-        both = _read(directory / "cpu.max").split()
-        if len(both) != 2:
-            both = [_read(directory / "cpu.cfs_quota_us"), _read(directory / "cpu.cfs_period_us")]
-        if both[0].isdigit() and both[1].isdigit() and int(both[1]) > 0:  # "max" and -1 mean no quota
-            quotas.append(int(both[0]) / int(both[1]))
+        fields = _read(directory / "cpu.max").split()
+        if len(fields) != 2:
+            fields = [_read(directory / "cpu.cfs_quota_us"), _read(directory / "cpu.cfs_period_us")]
+        quota, period = fields
+        if quota.isdigit() and period.isdigit() and int(period) > 0:  # "max" and -1 mean no quota
+            quotas.append(int(quota) / int(period))
     return quotas
 
 
 def _memory_limits(root: Path) -> list[tuple[int, int]]:
+    """The limit and the use of each control group, in bytes."""
     limits = []
     for directory in _groups(root, "memory"):
-        for limit, used, cache in (
+        for limit_file, used_file, cache in (
             ("memory.max", "memory.current", "inactive_file"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
         ):
-            most = _read(directory / limit)
-            if not most.isdigit():
+            limit = _read(directory / limit_file)
+            if not limit.isdigit():
                 continue
-            now = _read(directory / used)
-            # The group's use counts cached files, which the kernel drops on demand.
+            used = _read(directory / used_file)
+            # The group's use includes cached files, which the kernel drops on demand.
             stat = dict(line.split() for line in _read(directory / "memory.stat").splitlines() if " " in line)
             droppable = int(stat.get(cache, 0))
-            limits.append((int(most), max(0, int(now) - droppable) if now.isdigit() else 0))
+            limits.append((int(limit), max(0, int(used) - droppable) if used.isdigit() else 0))
     return limits

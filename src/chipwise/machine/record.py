@@ -1,4 +1,4 @@
-"""One measurement as one JSON file: what was measured, the figures, and on what machine.
+"""A measurement as a JSON file: the subject, the figures, and the machine.
 
     {"schema": "chipwise.record/1", "kind": "feed", "name": "cifar10", "created": "2026-01-15T12:00:00+00:00",
      "measured": {"examples": 50000, "bytes_per_example": 3076, ...},
@@ -6,9 +6,8 @@
                                            "runs": [...]}, ...},
      "machine": {"hash": "0f3a...", "title": "...", "cpu": "...", "cores": 2, ..., "commit": "..."}}
 
-`runs` are the truth; median, quartiles and the machine's hash and title are worked out from the rest again
-when the file is read. A field may be added under the same number; one that changes its meaning or goes
-raises it.
+Median, quartiles, and the machine's hash and title are recomputed from the other fields when the file is
+read. New fields do not change the schema's number; removed fields and new meanings do.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ COMMANDS = {
     "feed": "chipwise bench-feed RECIPE --out FILE.json",
     "train": "chipwise bench RECIPE --out FILE.json",
     "predict": "chipwise bench RECIPE --predict --out FILE.json",
-}  # kind to what measures it
+}  # kind to command
 
 
 @dataclass(frozen=True)
 class Series:
-    """One figure, measured several times: `runs` in the order they were made, in `unit`.
+    """A figure that was measured several times: `runs` in chronological order, in `unit`.
 
-    Raises `ValueError` for no runs, and for runs that are not finite numbers.
+    Raises `ValueError` without runs, and for runs that are not finite numbers.
     """
 
     unit: str
@@ -69,17 +68,17 @@ class Series:
 
 @dataclass(frozen=True)
 class Record:
-    """A measurement. `measured` says of what and how, in plain JSON values; `figures` by name."""
+    """A measurement: its subject and settings in `measured`, as plain JSON values, and `figures` by name."""
 
     kind: str  # "feed", "train" or "predict"
-    name: str  # of what was measured, such as a recipe or a pack
+    name: str  # of the subject, such as a recipe or a packed folder
     created: str  # ISO 8601, UTC
     measured: Mapping[str, Any]
     figures: Mapping[str, Series]
     machine: Fingerprint
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values, as they are written."""
+        """The record as plain JSON values."""
         return {
             "schema": SCHEMA,
             "kind": self.kind,
@@ -92,10 +91,11 @@ class Record:
 
     @classmethod
     def from_json(cls, stored: Any, source: str = "the record", kind: str | None = None) -> Record:
-        """The record in the JSON value `stored`, checked. `source` is what errors call it.
+        """The record in the JSON value `stored`, checked. *Arguments:* `source`, its name in errors; `kind`,
+        the expected one.
 
-        Raises `DataError` for another schema or version, another `kind` than the one given, and for
-        fields that are missing or of another type, naming the first.
+        Raises `DataError` for another schema, version or kind, and for the first field that is missing or of
+        another type.
         """
         schema = stored.get("schema") if isinstance(stored, dict) else None
         facts = {"source": source, "commands": _commands(kind)}
@@ -110,16 +110,16 @@ class Record:
         return record
 
     def write(self, path: str | os.PathLike, option: str = "--out") -> Path:
-        """Writes the record as JSON, whole or not at all. Raises `DataError`, naming `option`."""
+        """Writes the record as JSON, atomically. Raises `DataError`, which names `option`."""
         text = json.dumps(self.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
         return replace_text(path, text, "record-unwritable", option=option)
 
 
 def read(path: str | os.PathLike, kind: str | None = None) -> Record:
-    """The record in a file; `kind`: of that kind only, such as `"feed"`.
+    """The record in a file. *Arguments:* `kind`, the expected one, such as `"feed"`.
 
-    Raises `DataError`, on one line, for a file that is missing, truncated or no record, of another
-    version or kind, or that lacks a field.
+    Raises `DataError` for a file that is missing, truncated, not a record, of another version or kind, or
+    that lacks a field.
     """
     try:
         stored = json.loads(read_regular(path))
@@ -134,5 +134,5 @@ def read(path: str | os.PathLike, kind: str | None = None) -> Record:
 
 
 def _commands(kind: str | None = None) -> list[str]:
-    """What to type for a record of a kind; of any, for `None` and for kinds that have no command."""
+    """The commands that make a record of a kind; all commands for `None` and for kinds without a command."""
     return [COMMANDS[kind]] if kind in COMMANDS else list(COMMANDS.values())

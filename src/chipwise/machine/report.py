@@ -1,7 +1,7 @@
-"""What `chipwise devices` reports: what is here, and what stands between this host and a good run.
+"""The report of `chipwise devices`: the hardware and software of this host, and problems for training.
 
-Nothing here raises because a device is broken: that is a problem of the report. `problems` is pure, with
-everything in a `Situation`, so that a test can describe any machine.
+A broken device is reported as a problem and raises no error. `problems` is a pure function of a `Situation`,
+so a test can describe any machine.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from .hosts import joined
 from .limits import Cores, Disk, Memory, cores, disk, memory
 
 SCHEMA = 1
-"""Grows when a key of `Report.to_json` changes its meaning or goes; new keys do not change it."""
+"""Increases when a key of `Report.to_json` is removed or changes its meaning; not for new keys."""
 
 LISTED = ("chipwise", "jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "numpy")
 SEVERITIES = ("error", "warning", "note")
 GiB = 2**30
 
-# Eight TPU v3 cores fed with JPEG decoded and augmented on the host wanted 16 logical cores or more.
-# With augmentation on the device, as here, decoding remains: two cores a device is a floor, not a promise.
+# Eight TPU v3 cores needed at least 16 logical cores to decode and augment JPEGs on the host. Here, devices
+# do the augmentation, so two cores per device are a lower bound that may not suffice.
 CORES_PER_DEVICE = 2
 LOW_DISK_BYTES = 5 * GiB
 LOW_MEMORY_BYTES = 2 * GiB
@@ -40,8 +40,11 @@ LOW_MEMORY_BYTES = 2 * GiB
 
 @dataclass(frozen=True)
 class Problem:
-    """`severity` is `"error"` (training here cannot go as asked), `"warning"` (it will, but badly) or
-    `"note"` (a choice worth knowing). The fact has the texts what, why and fix."""
+    """A problem for training, whose fact has the texts what, why and fix.
+
+    *Fields:* `severity`: `"error"` (training cannot run as requested), `"warning"` (it can, but badly) or
+    `"note"` (good to know).
+    """
 
     severity: str
     fact: Fact
@@ -65,8 +68,8 @@ class Problem:
 
 @dataclass(frozen=True)
 class DeviceLine:
-    """One JAX device. `memory_bytes` is what JAX may allocate there, by default three quarters of a GPU's
-    own; `None` where the backend does not say."""
+    """A JAX device. `memory_bytes` is what JAX may allocate, by default three quarters of a GPU's memory;
+    `None` if unknown."""
 
     id: int
     platform: str
@@ -75,12 +78,12 @@ class DeviceLine:
     chip: str | None = None  # its name in the catalogue
     memory_bytes: int | None = None
     memory_used_bytes: int | None = None
-    error: str | None = None  # what it said when asked to hold one number
+    error: str | None = None  # from an attempt to store one number on it
 
 
 @dataclass(frozen=True)
 class Situation:
-    """A host and the JAX devices of this process there; `processes` counts all of them."""
+    """A host and the JAX devices of this process; `processes` is the number of all JAX processes."""
 
     facts: HostFacts
     place: Place
@@ -92,7 +95,7 @@ class Situation:
     jax_platforms: str | None = None
     jax_errors: dict[str, str] = field(default_factory=dict)  # by platform; "" when JAX did not start
     float64: bool = False
-    joined: int = 1  # processes that met as one run
+    joined: int = 1  # processes that joined with `hosts`
 
     @property
     def platform(self) -> str | None:
@@ -105,7 +108,7 @@ class Situation:
 
 @dataclass(frozen=True)
 class Report:
-    """All that `chipwise devices` shows."""
+    """The content of `chipwise devices`."""
 
     situation: Situation
     versions: dict[str, str | None]  # `None`: not installed
@@ -117,7 +120,7 @@ class Report:
         return any(p.severity == "error" for p in self.problems)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values with stable keys, all present always, `null` for unknown. Sizes are bytes."""
+        """Plain values with stable keys that are always present; `null` is unknown. Sizes are bytes."""
         s = self.situation
         return {
             "schema": SCHEMA,
@@ -148,16 +151,17 @@ class Report:
 
 
 def look(path: str | Path = ".", facts: HostFacts | None = None) -> Report:
-    """Looks at this host and at JAX's devices, starting JAX if it has not started.
+    """The report of this host and of JAX's devices. Starts JAX.
 
-    `path` is where a run would be written; its disk is the one reported. `facts` defaults to this host's.
+    *Arguments:* `path`, where a run would be written, whose disk is reported; `facts`, by default this
+    host's.
     """
     facts = gather() if facts is None else facts
     errors: dict[str, str] = {}
     devices, processes = [], 1
     try:
         devices, processes = jax.local_devices(), jax.process_count()
-    except Exception as error:  # a broken plugin may raise anything; the report is the place to say so
+    except Exception as error:  # a broken plugin may raise anything; it is reported as a problem
         errors[""] = str(error)
     if devices and devices[0].platform == "cpu":
         errors = jax_errors([a.platform for a in guard.unused(facts, setting("jax_platforms"))])
@@ -178,7 +182,7 @@ def look(path: str | Path = ".", facts: HostFacts | None = None) -> Report:
 
 
 def versions(facts: HostFacts) -> dict[str, str | None]:
-    """Versions of all that decides results and speed; `None` for what is not installed."""
+    """The versions of software that affects results or speed; `None` if not installed."""
     cuda = next((n for n in ("jax-cuda12-plugin", "jax-cuda13-plugin") if n in facts.packages), None)
     return {
         "python": python_platform.python_version(),
@@ -196,7 +200,7 @@ def _line(device: jax.Device) -> DeviceLine:
         error = f"{type(raised).__name__}: {raised}"
     try:
         stats = device.memory_stats() or {}
-    except Exception:  # a backend may not offer it, and works all the same
+    except Exception:  # some backends lack it
         stats = {}
     chip = chips.find(device.device_kind)
     return DeviceLine(
@@ -213,18 +217,18 @@ def _line(device: jax.Device) -> DeviceLine:
 
 def problems(s: Situation) -> list[Problem]:
     """The problems of a situation, errors first."""
-    every = [Problem(*problem) for part in (_devices, _settings, _host) for problem in part(s)]
-    return sorted(every, key=lambda p: SEVERITIES.index(p.severity))
+    found = [Problem(*problem) for part in (_devices, _settings, _host) for problem in part(s)]
+    return sorted(found, key=lambda p: SEVERITIES.index(p.severity))
 
 
 def _devices(s: Situation) -> Iterator[tuple[str, Fact]]:
     unused = guard.unused(s.facts, s.jax_platforms)
     if s.platform is None:
-        said = " ".join(next(iter(s.jax_errors.values()), "").split())[:600]
+        message = " ".join(next(iter(s.jax_errors.values()), "").split())[:600]
         if unused:
-            yield "error", fact("no-devices", reason=guard.why_unused(s.facts, unused[0].platform, said))
+            yield "error", fact("no-devices", reason=guard.why_unused(s.facts, unused[0].platform, message))
         else:
-            yield "error", fact("no-backend", said=said)
+            yield "error", fact("no-backend", said=message)
     elif s.platform == "cpu":
         for name in [accelerator.platform for accelerator in unused]:
             reason = guard.why_unused(s.facts, name, s.jax_errors.get(name, ""))
@@ -283,9 +287,10 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Place:
-    """Where we run: `name` is a key of `NAMES`, `all` every one that holds, in order.
+    """The environment of this process.
 
-    `hosts` is how many hosts (or SLURM tasks) the environment declares to be working together, at least 1.
+    *Fields:* `name`, a key of `NAMES`; `all` that apply, in order; `hosts`, the number of hosts (or SLURM
+    tasks) that the environment declares, at least 1.
     """
 
     name: str
@@ -299,42 +304,42 @@ class Place:
 
 def place(facts: HostFacts) -> Place:
     """The place that a host's facts describe."""
-    environment, holds = facts.environment, []
+    environment, names = facts.environment, []
     if any(
         environment.get(k) for k in ("KAGGLE_KERNEL_RUN_TYPE", "KAGGLE_DATA_PROXY_TOKEN", "KAGGLE_URL_BASE")
     ) or {
         "/kaggle/working",
         "/kaggle/input",
     } <= set(facts.paths):
-        holds.append("kaggle")
+        names.append("kaggle")
     elif any(
         environment.get(k)
         for k in ("COLAB_RELEASE_TAG", "COLAB_BACKEND_VERSION", "COLAB_GPU", "COLAB_TPU_ADDR")
     ):
-        holds.append("colab")
+        names.append("colab")
     if environment.get("SLURM_JOB_ID"):
-        holds.append("slurm")
+        names.append("slurm")
     if any(a.platform == "tpu" and a.evidence != ("COLAB_TPU_ADDR",) for a in guard.accelerators(facts)):
-        holds.append("cloud-tpu-vm")
-    holds = holds or ["local"]
-    return Place(holds[0], tuple(holds), _hosts(holds, facts))
+        names.append("cloud-tpu-vm")
+    names = names or ["local"]
+    return Place(names[0], tuple(names), _hosts(names, facts))
 
 
-def _hosts(holds: list[str], facts: HostFacts) -> int:
-    """How many hosts are declared. One on Kaggle and Colab whatever the variables say: Kaggle sets
-    `TPU_PROCESS_ADDRESSES` and other marks of a pod for its single v5e-8 host, and a program that believes
-    them waits for hosts that do not exist."""
-    if "kaggle" in holds or "colab" in holds:
+def _hosts(places: list[str], facts: HostFacts) -> int:
+    """The number of declared hosts. Always one on Kaggle and Colab: Kaggle sets `TPU_PROCESS_ADDRESSES` and
+    other variables of a pod on its single v5e-8 host, and a program that uses them waits for hosts that do
+    not exist."""
+    if "kaggle" in places or "colab" in places:
         return 1
     environment = facts.environment
     declared = [1]
-    if "slurm" in holds:
-        # SLURM_STEP_* exist inside srun only: a bare sbatch script runs once, whatever it may start.
+    if "slurm" in places:
+        # SLURM_STEP_* exist only inside of srun; an sbatch script itself runs once.
         declared.append(_number(environment.get("SLURM_STEP_NUM_TASKS")))
     declared.append(_number(environment.get("JAX_NUM_PROCESSES")))
     for name in ("TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES"):
-        names = re.split(r"[,\s]+", environment.get(name, "").strip())
-        declared.append(len({n for n in names if n and n not in ("local", "localhost", "127.0.0.1")}))
+        addresses = re.split(r"[,\s]+", environment.get(name, "").strip())
+        declared.append(len({a for a in addresses if a and a not in ("local", "localhost", "127.0.0.1")}))
     return max(declared)
 
 
