@@ -4,7 +4,13 @@ import pytest
 
 from chipwise.chips.targets import parse
 from chipwise.planner.links import axes, sum_seconds
-from chipwise.planner.timing import HOP_SECONDS, LINK_EFFICIENCY, NETWORK_GBps, all_reduce_seconds
+from chipwise.planner.timing import (
+    HOP_SECONDS,
+    LINK_EFFICIENCY,
+    NETWORK_GBps,
+    ONE_CARD_GBps,
+    all_reduce_seconds,
+)
 
 GIB = float(1 << 30)
 
@@ -84,3 +90,10 @@ def test_a_rack_that_nvlink_joins_needs_no_network():
     rack, hosts = parse("gb200:8"), parse("b200:16")
     assert sum_seconds(GIB, rack, 8) < all_reduce_seconds(GIB, 8, rack.chip) / 4
     assert sum_seconds(GIB, rack, 8) < sum_seconds(GIB, hosts, 16) / 5
+
+
+def test_groups_share_the_one_card_of_their_host():
+    """Two devices a group: each host's card carries two sums at once, in any order too."""
+    card = ONE_CARD_GBps * 1e9 * LINK_EFFICIENCY["PCIe"]
+    found = sum_seconds(GIB, parse("t4:16"), 8, exact=False, shards=2)
+    assert found == pytest.approx(2 * GIB * 7 / 8 / (card / 2), rel=0.01)

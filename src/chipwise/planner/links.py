@@ -13,7 +13,6 @@ depends on the topology:
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from ..chips.targets import Target
 from .timing import (
@@ -41,7 +40,7 @@ def sum_seconds(
     interconnect is not in the catalogue.
     """
     near = max(1, max(target.chip.chips_per_host, _domain(target)) // shards)
-    within = all_reduce_seconds(bytes_per_device, devices, replace(target.chip, chips_per_host=near))
+    within = all_reduce_seconds(bytes_per_device, devices, target.chip, near)
     each = max(1, max(target.devices // target.hosts, _domain(target)) // shards)
     if not exact or devices <= each:
         return within

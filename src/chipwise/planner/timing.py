@@ -134,17 +134,19 @@ ONE_CARD_GBps = 12.5
 NETWORK_HOP_SECONDS = 15e-6
 
 
-def all_reduce_seconds(bytes_per_device: float, devices: int, chip: Chip) -> float:
+def all_reduce_seconds(bytes_per_device: float, devices: int, chip: Chip, near: int | None = None) -> float:
     """Seconds to sum an array of `bytes_per_device`, one on each of `devices` JAX devices, in a ring.
 
     Each device sends and receives 2(D-1)/D of the array over half of the catalogue's two-way bandwidth. With
     several hosts there is a ring through each network card, as in NCCL: they are as fast as the slower of the
-    links and all cards of a host together.
+    links and all cards of a host together. `near`: how many of the devices are on one host, each with its
+    share of the host's network, by default all of a host.
 
     Raises `DeviceError` if the chip's interconnect is not in the catalogue.
     """
     if devices <= 1:
         return 0.0
+    near = chip.chips_per_host if near is None else near
     if chip.interconnect_GBps_both_ways is None:
         raise DeviceError("chip-without-interconnect", chip=chip.name)
     words = chip.interconnect_kind
@@ -152,10 +154,10 @@ def all_reduce_seconds(bytes_per_device: float, devices: int, chip: Chip) -> flo
     one_way = chip.interconnect_GBps_both_ways / 2 / chip.jax_devices_per_chip * LINK_EFFICIENCY[kind]
     hops = 2 * (devices - 1)
     seconds = hops * HOP_SECONDS[kind]
-    if chip.kind == "GPU" and devices > chip.chips_per_host:
+    if chip.kind == "GPU" and devices > near:
         card = NETWORK_GBps.get(words.split(" ")[0], ONE_CARD_GBps / chip.chips_per_host)
-        one_way = min(one_way, card * chip.chips_per_host * LINK_EFFICIENCY[kind])
-        seconds += 2 * (devices // chip.chips_per_host - 1) * NETWORK_HOP_SECONDS
+        one_way = min(one_way, card * near * LINK_EFFICIENCY[kind])
+        seconds += 2 * (devices // near - 1) * NETWORK_HOP_SECONDS
     return seconds + 2 * (devices - 1) / devices * bytes_per_device / (one_way * 1e9)
 
 
