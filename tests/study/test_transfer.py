@@ -219,6 +219,11 @@ def test_what_cannot_be_moved_is_one_line(optimizer, given, code):
         cw.transfer(plain(optimizer=optimizer), **given)
 
 
+def test_a_batch_that_the_devices_of_groups_cannot_share():
+    with refused(cw.RecipeError, "shards-above-batch", batch=80, replicas=8, shards=4, near=[64, 96]):
+        cw.transfer(plain(optimizer=OPTIMIZERS[0], shards=4), batch=80)
+
+
 @pytest.mark.parametrize("given", [{"batch": 0}, {"duration": "5%"}])
 def test_a_recipe_that_cannot_be_is_refused(given):
     with pytest.raises(cw.RecipeError):

@@ -145,7 +145,7 @@ def transfer(
     old_clock = recipe.clock
     given: dict[str, Any] = {"batch": batch, "replicas": replicas, "duration": duration}
     new = dataclasses.replace(recipe, **{name: value for name, value in given.items() if value is not None})
-    Layout(new.batch, new.replicas, devices=1)  # raises if the replicas do not divide the batch
+    Layout(new.batch, new.replicas, devices=new.shards, shards=new.shards)  # raises if they do not divide it
     k, run = Fraction(new.batch, recipe.batch), Fraction(1)
     if duration is None and Duration.parse(recipe.duration).unit == "st":
         new = dataclasses.replace(new, duration=Move(k).length(recipe.duration))
