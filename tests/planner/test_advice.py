@@ -1,6 +1,7 @@
 """What would make room, what decides, why spot is dearer: advice that changes no number."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,7 +9,7 @@ import tasks
 from chipwise.chips.catalogue import CHIPS
 from chipwise.chips.targets import parse
 from chipwise.engine.layout import Layout
-from chipwise.planner.advice import decisive, room
+from chipwise.planner.advice import _idle, decisive, room
 from chipwise.planner.planner import about_spot
 from chipwise.planner.plans import Memory
 from chipwise.planner.programs import available, step_programs, waiting
@@ -45,6 +46,15 @@ def test_fewer_replicas_hold_fewer_partial_sums():
     assert first["needed"] <= available(t4)[0] < 10 * GB + waiting(16, programs.size)[0]
     told = room(recipe, t4, programs, least(t4, sums=sums, rest=15 * GB), True)
     assert "room-fewer-replicas" not in codes(told)
+
+
+def test_the_batch_of_more_groups_is_one_that_they_can_share():
+    recipe = tasks.recipe(batch=48, replicas=4, shards=4)
+    plan = SimpleNamespace(devices=16, devices_found=32)
+    numbers = {"replicas": 4, "used": 16, "devices": 32, "better": 8}
+    assert _idle(recipe, plan, True) == fact("advice-replicas-and-batch", **numbers, batch=64)
+    recipe = dataclasses.replace(recipe, batch=64)
+    assert _idle(recipe, plan, True) == fact("advice-replicas", **numbers)
 
 
 def test_activations_can_be_computed_again_and_state_can_not():

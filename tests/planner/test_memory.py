@@ -5,8 +5,11 @@ import dataclasses
 import pytest
 
 import chipwise as cw
+import tasks
 from chipwise.chips.targets import parse
 from chipwise.engine.layout import merges
+from chipwise.machine.limits import Memory
+from chipwise.planner import feeding, programs
 from chipwise.planner.programs import available, largest_batch, waiting
 
 
@@ -32,6 +35,14 @@ def test_many_are_added_as_they_come_and_counted_as_the_engine_holds_them(calls,
 def test_a_gpu_has_what_chipwise_lets_jax_take():
     limit, source = available(parse("t4"))
     assert limit == int(0.9 * 16e9) and source["share"] == 0.9
+
+
+def test_this_host_has_what_a_container_grants(monkeypatch):
+    monkeypatch.setattr(programs, "host_memory", lambda: Memory(total_bytes=5000, available_bytes=10))
+    monkeypatch.setattr(feeding, "usable_cores", lambda: 3)
+    monkeypatch.setattr(feeding, "_MEASURE_SECONDS", 0.0)
+    assert available(parse("cpu"))[0] == 5000
+    assert feeding.measured(tasks.data(20)).cores == 3
 
 
 @pytest.mark.parametrize(

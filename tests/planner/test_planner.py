@@ -270,7 +270,8 @@ def test_a_record_of_another_host_stands_in_for_a_measurement(tmp_path):
     wrong = dataclasses.replace(record, measured={"bytes_per_example": size + 1}).write(tmp_path / "w.json")
     with refused(cw.DataError, "feed-record-of-other-examples", found=size + 1, bytes=size):
         cw.plan(big, on=["t4"], feed_record=wrong)
-    none = dataclasses.replace(record, figures={}).write(tmp_path / "n.json")
+    odd = {"examples_per_second.²": Series("examples/s", (30.0,))}
+    none = dataclasses.replace(record, figures=odd).write(tmp_path / "n.json")
     with refused(cw.DataError, "feed-record-without-figure", path=str(none)):
         cw.plan(big, on=["t4"], feed_record=none)
 

@@ -146,8 +146,8 @@ def _idle(recipe: Recipe, plan: Plan, exact: bool) -> Fact:
     better = replicas_for(devices // recipe.shards, recipe.replicas, exact)
     if better is None:
         return fact("advice-devices-idle", **numbers, counts=exact_counts(recipe.replicas))
-    if recipe.batch % better:
-        batch = _multiple(recipe.batch, better)
+    if recipe.batch % (better * recipe.shards):
+        batch = _multiple(recipe.batch, better * recipe.shards)
         return fact("advice-replicas-and-batch", **numbers, better=better, batch=batch)
     return fact("advice-replicas", **numbers, better=better)
 

@@ -13,6 +13,7 @@ from ..data.sources import empty, fill, spec_of
 from ..engine.state import nbytes
 from ..errors import DataError
 from ..machine import record as records
+from ..machine.limits import usable_cores
 from ..recipe.recipe import Recipe
 from ..recipe.source import Source
 from ..words.facts import Fact, fact
@@ -46,7 +47,7 @@ def measured(source: Source) -> HostSpeed:
         done += chunk
         elapsed = time.perf_counter() - start
         if elapsed >= _MEASURE_SECONDS:
-            return HostSpeed(done / elapsed, _cores(), fact("feed-measured-here"))
+            return HostSpeed(done / elapsed, usable_cores(), fact("feed-measured-here"))
 
 
 def recorded(path: str | os.PathLike, source: Source) -> HostSpeed:
@@ -63,7 +64,7 @@ def recorded(path: str | os.PathLike, source: Source) -> HostSpeed:
     rates = {
         int(name.removeprefix(prefix)): series.median
         for name, series in record.figures.items()
-        if name.startswith(prefix) and name.removeprefix(prefix).isdigit()
+        if name.startswith(prefix) and name.removeprefix(prefix).isdecimal()
     }
     if not rates or min(rates) < 1 or min(rates.values()) <= 0:
         raise DataError("feed-record-without-figure", path=str(path), figure=f"{prefix}N")
@@ -90,10 +91,6 @@ def feeding(
         wanted_bytes_per_second=examples_per_second * size,
         examples_per_second_per_core=per_core,
         cores_needed=None if per_core is None or resident else examples_per_second / per_core,
-        cores=cores or (host.cores if host is not None else _cores()),
+        cores=cores or (host.cores if host is not None else usable_cores()),
         measured_on=fact("feed-resident") if resident else source,
     )
-
-
-def _cores() -> int:
-    return os.cpu_count() or 1

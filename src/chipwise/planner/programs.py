@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import psutil
 
 from ..chips.targets import Target
 from ..data.stream import batches_in_memory
@@ -24,6 +23,7 @@ from ..engine.state import TrainState, count, nbytes, read
 from ..engine.step import Step
 from ..errors import ChipwiseError, RecipeError
 from ..machine.detect import GPU_SHARE
+from ..machine.limits import memory as host_memory
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
 from .exporting import ReduceRequest
@@ -221,7 +221,7 @@ def available(target: Target) -> tuple[int | None, Fact]:
     """The available bytes of one JAX device of `target`, and the source of the figure."""
     chip = target.chip
     if chip.kind == "CPU":
-        return psutil.virtual_memory().total, fact("memory-of-this-host")
+        return host_memory().total_bytes, fact("memory-of-this-host")
     if chip.memory_GB is None:
         return None, fact("memory-unknown", chip=chip.name)
     if chip.kind == "TPU":
