@@ -9,10 +9,12 @@ import tasks
 from chipwise.chips.catalogue import CHIPS
 from chipwise.chips.targets import parse
 from chipwise.engine.layout import Layout
-from chipwise.planner.advice import _idle, decisive, room
+from chipwise.planner.advice import _idle, decisive, room, saved_products
+from chipwise.planner.kernels import Kernel
 from chipwise.planner.planner import about_spot
 from chipwise.planner.plans import Memory
 from chipwise.planner.programs import available, step_programs, waiting
+from chipwise.planner.timing import StepTime
 from chipwise.words.facts import fact
 from planner import documents
 
@@ -67,6 +69,33 @@ def test_activations_can_be_computed_again_and_state_can_not():
     eight = parse("a100:8")
     told = room(recipe, eight, programs, least(eight, rest=80 * GB), True)
     assert told[0] == fact("room-whole", without=80 * GB, devices=8)
+
+
+def test_products_are_saved_where_they_fit_or_where_fewer_at_a_time_do():
+    target = parse("h100:8")
+    recipe, _, programs = asked(target, replicas=1, batch=4)
+    again = "jit(f)/checkpoint/rematted_computation/dot_general"
+    kernels = (
+        Kernel("a", "matmul", 10, 1.0, dtype="bf16", shape=(10**6, 1000, 64, 1), source=again),
+        Kernel("b", "attention", 5, 1.0, dtype="bf16", shape=(10**5, 10**5, 100, 20), source=again),
+        Kernel("c", "matmul", 10, 8.0, dtype="bf16", shape=(10**6, 1000, 64, 1), source="jit(f)/dot_general"),
+    )
+    more = 20 * GB + 2 * GB
+
+    def told(rest, kernels=kernels):
+        step = StepTime(
+            "compiled", 0.0, 0.0, least(target, rest=rest), frozenset(), notes=(), kernels=kernels
+        )
+        return saved_products(recipe, programs, step)
+
+    limit, _ = available(target)
+    assert told(limit - more) == [fact("advice-save-products", share=0.2, more=more, replicas=1)]
+    grown = waiting(2, programs.size)[0] - waiting(1, programs.size)[0]
+    two = fact("advice-save-products-in-turn", share=0.2, more=more // 2, replicas=2)
+    assert told(limit - more + 1) == [two] == told(limit - more // 2 - grown)
+    (four,) = told(limit - more // 2 - grown + 1)
+    assert (four.code, four["replicas"]) == (two.code, 4)
+    assert told(limit) == [] == told(0, kernels[2:])
 
 
 @pytest.mark.parametrize("needed, name", [(20, "rtx-3090"), (34, "a100"), (60, "a100-80gb"), (200, None)])

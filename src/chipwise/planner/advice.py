@@ -14,6 +14,7 @@ from ..engine.layout import exact_counts, usable, usable_devices
 from ..recipe.check import SUBLANES
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
+from .kernels import Kernel
 from .plans import Memory, Plan
 from .programs import StepPrograms, available, waiting
 from .timing import StepTime
@@ -114,7 +115,43 @@ def advice(
         facts.append(
             fact("advice-padded", each=each, padded=padded, wasted=wasted, batch=padded * recipe.replicas)
         )
-    return (*facts, *_speed(recipe, programs, plan), *step.warnings)
+    return (*facts, *_speed(recipe, programs, plan), *saved_products(recipe, programs, step), *step.warnings)
+
+
+_AGAIN = "/rematted_computation/"  # in JAX's name of what `jax.checkpoint` computes a second time
+_NOTICEABLE = 0.05  # of a step
+
+
+def saved_products(recipe: Recipe, programs: StepPrograms, step: StepTime) -> list[Fact]:
+    """Where products are computed again for the gradient, although their results would fit in memory: at
+    once, or with more replicas one after another. Only GPUs' programs state the sizes of all products."""
+    again = [
+        one
+        for one in step.kernels
+        if _AGAIN in one.source
+        and len(one.shape) == 4
+        and (one.kind == "attention" or (one.kind == "matmul" and one.shape[3] == 1))
+    ]
+    share = sum(one.seconds for one in again) / max(sum(one.seconds for one in step.kernels), 1e-30)
+    if share < _NOTICEABLE or step.memory is None:
+        return []
+    free = step.memory.available - step.memory.needed
+    more = sum(one.count * _result_bytes(one) for one in again) / programs.calls
+    held, _ = waiting(programs.calls, programs.size)
+    for ratio in range(1, recipe.batch // recipe.replicas + 1):
+        each, rest = divmod(recipe.batch, ratio * recipe.replicas)
+        sums, _ = waiting(ratio * programs.calls, programs.size)
+        if rest == 0 and each % recipe.shards == 0 and more / ratio + sums - held <= free:
+            code = "advice-save-products" if ratio == 1 else "advice-save-products-in-turn"
+            return [fact(code, share=share, more=int(more / ratio), replicas=ratio * recipe.replicas)]
+    return []
+
+
+def _result_bytes(product: Kernel) -> float:
+    """Of one execution; attention has `(queries, keys, entries of a head, batch times heads)`."""
+    m, n, k, groups = product.shape
+    each = 2 if product.dtype in ("bf16", "f16") else 4
+    return float(each * groups * m * (k if product.kind == "attention" else n))
 
 
 def _more_replicas(recipe: Recipe, plan: Plan) -> list[Fact]:
