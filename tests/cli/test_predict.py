@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import tasks
 from chipwise.cli import main
 from chipwise.words.facts import fact
 
@@ -47,6 +48,30 @@ def test_a_file_that_a_run_names_is_not_executed_unasked(chipwise, mine, tmp_pat
     assert said.refused(5, "run-recipe-in-file", recipe=f"{mine}:recipe")
     said = chipwise("predict", run, "--recipe", f"{mine}:recipe", "--out", tmp_path / "p.csv", "--devices", 1)
     assert said.refused(2, "task-without-predict")
+
+
+OWN = """
+import numpy as np
+import chipwise as cw
+import tasks
+
+
+def recipe(data=None):
+    columns = dict(np.load(data)) if data else tasks.data(7).columns
+    task = tasks.task(loss=tasks.plain_loss, augment=None, eval=cw.Arrays(**columns),
+                      predict=lambda params, state, batch: tasks.plain_logits(params, batch))
+    return cw.Recipe(task=task, batch=24, duration="1st", optimizer=cw.sgd(lr=0.1))
+"""
+
+
+def test_the_data_of_a_run_is_found_with_a_recipe_file_too(chipwise, tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    np.savez(tmp_path / "data.npz", **tasks.data(53, 1).columns)
+    named = ["--data", str(tmp_path / "data.npz"), "--run", str(tmp_path / "run"), "--devices", "1"]
+    assert main(["train", f"{tmp_path / 'own.py'}:recipe", *named, "--quiet"]) == 0
+    options = ["--recipe", f"{tmp_path / 'own.py'}:recipe", "--out", tmp_path / "p.csv", "--devices", 1]
+    said = chipwise("predict", tmp_path / "run", *options, "--json", "--quiet")
+    assert json.loads(said.out)["examples"] == 53, said.err
 
 
 def test_bad_input_is_one_line(chipwise, digits, tmp_path):

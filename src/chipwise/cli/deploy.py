@@ -137,10 +137,10 @@ def _module(given: str | None) -> Any:
 
 def _trained(run: str, recipe: str | None, say: Any) -> Trained:
     """The model of a run folder, with the recipe that the command line names, if it names one."""
-    from ..deploy.model import settings_of, trained
-    from ..recipe.settings import load
+    from ..deploy.model import trained, wherever_its_data_is
+    from ..engine.stored import read_run
 
-    return trained(run, load(recipe, settings_of(run)) if recipe else None, say)
+    return trained(run, wherever_its_data_is(read_run(run), recipe) if recipe else None, say)
 
 
 def _source(known: Trained, recipe: str | None, data: str | None) -> Any:

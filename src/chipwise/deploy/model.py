@@ -76,7 +76,7 @@ def trained(
     if not isinstance(model, str | Path):
         raise RecipeError("not-a-trained-model", kind=type(model).__name__)
     stored = read_run(model)
-    loaded = recipe if recipe is not None else _wherever_its_data_is(stored)
+    loaded = recipe if recipe is not None else wherever_its_data_is(stored)
     changed = disagreement(_without_data(stored.recipe), _without_data(loaded.describe()), beginning=False)
     if changed:
         say(fact("recipe-changed", recipe=loaded.name, run=str(model), changed=changed))
@@ -105,12 +105,13 @@ def recipe_of(run: StoredRun, recipe: str | None = None, data: str | None = None
     return load(recipe or source["recipe"], source.get("set", ()), data or source.get("data"), synthetic)
 
 
-def _wherever_its_data_is(run: StoredRun) -> Recipe:
+def wherever_its_data_is(run: StoredRun, recipe: str | None = None) -> Recipe:
     """`recipe_of`, also if its data is missing, since the model may not need it."""
     try:
-        return recipe_of(run)
+        return recipe_of(run, recipe)
     except DataError:
-        return recipe_of(replace(run, recipe={**run.recipe, "source": {**(run.source or {}), "data": None}}))
+        source = {**(run.source or {}), "data": None}
+        return recipe_of(replace(run, recipe={**run.recipe, "source": source}), recipe)
 
 
 def _without_data(described: dict[str, Any]) -> dict[str, Any]:
