@@ -13,6 +13,7 @@ import run_folders as runs
 import tasks
 from chipwise.engine.stored import read_run
 from chipwise.explain.report.settings import rebuilt
+from chipwise.explain.report.settings import settings as settings_of
 from chipwise.explain.report.story import report
 from explain.report.stories import codes, found, typed, whole
 from refusals import refused
@@ -50,6 +51,11 @@ def test_the_arithmetic(tmp_path):
     assert rows["batch"] == "50 = 5 replicas × 10"
     assert rows["duration"] == "10ep = 200 steps (20 an epoch)"
     assert rows["  peak rate × decay × steps an epoch"] == "0.4 × 0.001 × 20 = 0.008"
+
+
+def test_a_batch_beyond_any_float_is_left_out():
+    assert "batch" not in dict(settings_of({"batch": 10**400, "replicas": 1}, None))
+    assert dict(settings_of({"batch": 6, "replicas": 10**400}, None))["batch"].endswith("× 0")
 
 
 def test_nothing_stands_out_in_a_plain_run(tmp_path):

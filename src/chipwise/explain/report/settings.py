@@ -40,7 +40,7 @@ def settings(stored: Mapping[str, Any], clock: Clock | None) -> list[list[str]]:
             rows.append([words, "none"])
     rows += [[part, one_line(task[part])] for part in ("augment", "mix") if task.get(part)]
     batch, replicas = stored.get("batch"), stored.get("replicas")
-    if isinstance(batch, int) and isinstance(replicas, int) and replicas > 0:
+    if isinstance(batch, int) and isinstance(replicas, int) and replicas > 0 and number(batch) is not None:
         rows.append(
             ["batch", f"{batch:,} = {replicas} replica{'s' * (replicas != 1)} × {batch / replicas:g}"]
         )
