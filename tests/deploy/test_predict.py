@@ -158,6 +158,7 @@ def test_one_process_makes_a_file(tmp_path):
     parts.mkdir()
     with hold(parts), refused(cw.RunError, "folder-in-use", path=str(parts)):
         cw.predict(trained(), on=ONE, out=out)
+    (parts / "predictions.json").write_text("[]")  # no job's
     with refused(cw.DataError, "source-empty"):
         cw.predict(trained(), Stops(3), on=ONE, out=out)
     assert not list(tmp_path.iterdir())

@@ -249,7 +249,7 @@ class _Job:
         try:
             about = json.loads((self.folder / _ABOUT).read_bytes())
             head = about.pop("head")
-        except (OSError, ValueError, KeyError, AttributeError):  # a job that wrote no part
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):  # a job that wrote no part
             return []
         wrong = sorted(name for name in self.about if about.get(name) != self.about[name])
         if wrong:

@@ -58,6 +58,13 @@ def test_a_batch_beyond_any_float_is_left_out():
     assert dict(settings_of({"batch": 6, "replicas": 10**400}, None))["batch"].endswith("× 0")
 
 
+def test_a_rate_or_a_data_set_beyond_any_float_is_left_out(tmp_path):
+    assert rebuilt(10**400) is None and rebuilt({"schedule": "linear", "start": 10**400, "end": 0.0}) is None
+    held_out = {**runs.RECIPE["task"]["eval"], "examples": 10**400}
+    document = whole(tmp_path, recipe={"task": {**runs.RECIPE["task"], "eval": held_out}})
+    assert document["status"]["state"] == "finished"
+
+
 def test_nothing_stands_out_in_a_plain_run(tmp_path):
     assert codes(whole(tmp_path)["advice"]) == ["starting-large"]
     quiet = whole(tmp_path / "b", seconds=runs.SECONDS | {"start": 1.0, "train": 89.0})

@@ -134,7 +134,7 @@ def _held_out(run: StoredRun) -> int | None:
     task = run.recipe.get("task")
     data = task.get("eval") if isinstance(task, dict) else None
     examples = data.get("examples") if isinstance(data, dict) else None
-    return examples if isinstance(examples, int) and examples > 0 else None
+    return examples if isinstance(examples, int) and number(examples) is not None and examples > 0 else None
 
 
 def _chance(value: float, examples: int | None) -> float:

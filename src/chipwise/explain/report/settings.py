@@ -63,7 +63,7 @@ def rebuilt(value: Any) -> Schedule | None:
     Python function, of which a run stores only the name."""
     try:
         return from_json(value)
-    except (ChipwiseError, ValueError, TypeError, RecursionError):
+    except (ChipwiseError, ArithmeticError, ValueError, TypeError, RecursionError):
         return None
 
 
