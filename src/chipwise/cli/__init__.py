@@ -1,6 +1,6 @@
-"""The `chipwise` command: errors on one line, exit codes as `chipwise.errors` has them.
+"""The `chipwise` command: errors on one line, with the exit codes of `chipwise.errors`.
 
-Each command loads what it works with when it is called, so that help and mistakes take no second.
+Each command imports its libraries when it is called, so that help and usage errors are fast.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from ..words.facts import fact
 from ..words.figures import one_line, printable
 
 INTERRUPTED = 130
-LONGEST = 300  # characters of an error's line: what was given may be a file's worth of text
+LONGEST = 300  # characters of an error's line, since an argument may be very long
 _WORD = re.compile(r"\S{120,}")
 
 
 def exit_codes() -> str:
-    """Every exit code and what it means: the errors' own first lines."""
+    """Every exit code and its meaning, which is the first line of the error's docstring."""
     kinds: list[type[errors.ChipwiseError]] = [errors.ChipwiseError, *errors.ChipwiseError.__subclasses__()]
     meanings = {0: str(fact("exit-done")), INTERRUPTED: str(fact("exit-interrupted"))}
     meanings |= {kind.exit_code: str(kind.__doc__).splitlines()[0] for kind in kinds}
     rows = [f"  {code:<4} {meanings[code]}" for code in sorted(meanings)]
-    return "\n".join(["\b", "Exit codes:", *rows])  # \b keeps the lines that follow it as they are
+    return "\n".join(["\b", "Exit codes:", *rows])  # \b: the following lines are not wrapped
 
 
 GROUPS = {
@@ -44,7 +44,7 @@ GROUPS = {
     "commands-use": ("predict", "export"),
     "commands-understand": ("compare", "bench"),
 }  # fmt: skip
-"""The commands as the help lists them: what a newcomer needs, then by what they are for."""
+"""The commands in the order of the help: first those for newcomers, then by purpose."""
 
 
 class _Grouped(typer.core.TyperGroup):
@@ -59,8 +59,8 @@ class _Grouped(typer.core.TyperGroup):
                 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         print(version("chipwise"))
         raise typer.Exit
 
@@ -88,7 +88,8 @@ def app() -> typer.Typer:
     @commands.callback(help=str(fact("chipwise-help")), epilog=exit_codes())
     def chipwise(
         version: Annotated[
-            bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it and leave.")
+            bool,
+            typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit."),
         ] = False,
     ) -> None:
         pass
@@ -105,7 +106,7 @@ def app() -> typer.Typer:
 
 
 def _shown(error: errors.ChipwiseError) -> bool:
-    """Whether this host is to show `error`, of which all others hear here."""
+    """Whether this host is to show `error`. Ends the other hosts too."""
     from ..machine.hosts import joined
 
     here = joined()
@@ -116,17 +117,17 @@ def _shown(error: errors.ChipwiseError) -> bool:
 
 
 def error_line(error: errors.ChipwiseError) -> str:
-    """The error on one line. Long words are cut first, then the middle: the end says what to type."""
+    """The error on one line. Shortens first long words, then the middle, since the end says what to do."""
     text = printable(" ".join(str(error).splitlines()))
-    if len(text) <= LONGEST or isinstance(error, errors.Stopped):  # which ends in a command to copy
+    if len(text) <= LONGEST or isinstance(error, errors.Stopped):  # it ends with a command to copy
         return text
     text = _WORD.sub(lambda word: f"{word[0][:60]}…{word[0][-20:]}", text)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 140]} … {text[-137:]}"
 
 
 def own_code(error: Exception) -> errors.RecipeError | None:
-    """Where the user's own code raised `error`: the innermost line of a file that is not installed. `None`
-    where there is none: then it is chipwise's fault."""
+    """An error with the line of the user's code that raised `error`: the innermost one in a file that is not
+    installed. `None` if there is none; then it is a bug of chipwise."""
     installed = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
     installed.append(Path(__file__).parents[1])
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
@@ -146,21 +147,21 @@ def _show(error: errors.ChipwiseError) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command line and returns its exit code; ends the process when called as a script."""
+    """Runs the command line. *Returns* its exit code; without `arguments`, exits with it."""
     try:
         app()(args=arguments)
         code = 0
     except errors.ChipwiseError as error:
         code = _show(error)
-    except SystemExit as leave:  # how typer ends: help, usage errors (2), typer.Exit
-        code = leave.code if isinstance(leave.code, int) else int(leave.code is not None)
-        if code == INTERRUPTED:  # while training, Ctrl-C is a request to stop and does not come here
+    except SystemExit as end:  # raised by typer: help, usage errors (2), typer.Exit
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if code == INTERRUPTED:  # not while training, where Ctrl-C is a request to stop
             print("interrupted", file=sys.stderr)
     except Exception as error:
-        own = own_code(error)
-        if own is None:
+        in_own_code = own_code(error)
+        if in_own_code is None:
             raise
-        code = _show(own)
+        code = _show(in_own_code)
     if arguments is None:
         sys.exit(code)
     return code

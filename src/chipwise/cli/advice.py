@@ -1,4 +1,4 @@
-"""`chipwise check` and `chipwise transfer`: what is known of a recipe without running it."""
+"""`chipwise check` and `chipwise transfer`: advice on a recipe without running it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check(
     ] = None,
     json_: options.Json = False,
 ) -> None:
-    """Warn about settings that are probably not meant, one line each. Exit code 0 also with warnings.
+    """Warn about settings that are probably mistakes, one line each. Exit code 0 even with warnings.
 
     \b
     Examples:
@@ -40,8 +40,8 @@ def check(
     loaded = recipe.load()
     findings = look(loaded, on)
     if json_:
-        shown = [finding.json() for finding in findings]
-        print(json.dumps({"schema": "chipwise.check/1", "recipe": loaded.name, "on": on, "findings": shown}))
+        texts = [finding.json() for finding in findings]
+        print(json.dumps({"schema": "chipwise.check/1", "recipe": loaded.name, "on": on, "findings": texts}))
         return
     for finding in findings:
         print(f"warning: {finding}")
@@ -99,18 +99,18 @@ def transfer(
     if apply is not None:
         lines(to, "", fact("written", path=apply), fact("next", command=recipe.train_line(file=apply)))
         return
-    given = {"--batch": batch, "--replicas": replicas, "--duration": duration, "--lr": lr}
-    lines(to, "", fact("next", command=apply_lines(recipe, moved.recipe, given)))
+    changed = {"--batch": batch, "--replicas": replicas, "--duration": duration, "--lr": lr}
+    lines(to, "", fact("next", command=apply_lines(recipe, moved.recipe, changed)))
 
 
 def apply_lines(given: options.Given, new: Recipe, changed: Mapping[str, object]) -> str:
-    """What to type to write the transferred recipe `new` to a file, and to train that: two lines.
+    """The commands, on two lines, that write the transferred recipe `new` to a file and train it.
 
-    *Arguments:* `changed`: options of `chipwise transfer` and their values, or None for those left out.
+    *Arguments:* `changed`: options of `chipwise transfer` and their values, None if not given.
     """
-    to = Path(re.sub(r"\W+", "_", f"{new.name}_{new.batch}") + ".py")
+    file = Path(re.sub(r"\W+", "_", f"{new.name}_{new.batch}") + ".py")
     words = ["chipwise", "transfer", given.recipe]
     for name, value in changed.items():
         words += [] if value is None else [name, f"{value:g}" if isinstance(value, float) else str(value)]
-    words += [*given.words(), "--apply", str(to)]
-    return f"{shlex.join(words)}\n      {given.train_line(file=to)}"
+    words += [*given.words(), "--apply", str(file)]
+    return f"{shlex.join(words)}\n      {given.train_line(file=file)}"

@@ -1,4 +1,4 @@
-"""`chipwise bench` and `chipwise bench-feed`: how fast a recipe trains here, and how fast its data comes."""
+"""`chipwise bench` and `chipwise bench-feed`: the speed of training on this machine, and of reading data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..machine.record import Record
     from ..recipe.source import Source
 
-PACK_BATCH = 256  # of a pack alone, which knows of no batch
+PACK_BATCH = 256  # for a packed folder without a recipe
 
 
 @options.taking
@@ -36,28 +36,28 @@ def bench(
     data: Annotated[
         str | None,
         option(
-            "real: looked for, else downloaded; synthetic: made up; or a folder or URL. [real]",
+            "real: found here or downloaded; synthetic: random; or a folder or URL. [real]",
             "real|synthetic|DIR",
         ),
     ] = None,
     synthetic: options.Synthetic = False,
     steps: Annotated[int | None, option("Timed steps. [about 10 seconds of them]", "N", min=1)] = None,
-    warmup: Annotated[int, option("Steps before the clock, whose losses are kept.", "N", min=1)] = 50,
+    warmup: Annotated[int, option("Steps before the timed ones; their losses are kept.", "N", min=1)] = 50,
     set_: options.Set = None,
     predict: Annotated[
-        bool, option("Measure how fast its model predicts, and one example alone.", name="--predict")
+        bool, option("Measure predictions instead: their speed, and the latency of one.", name="--predict")
     ] = False,
     profile: Annotated[
-        Path | None, option("Then trace some steps, and say which operations take the time.", "DIR")
+        Path | None, option("Also trace some steps, and show the slowest operations.", "DIR")
     ] = None,
     out: Annotated[Path | None, option("The record. [bench-NAME-MACHINE.json]", "FILE.json")] = None,
     json_: options.Json = False,
 ) -> None:
     """Measure how fast a recipe trains here, and save a record to compare with others.
 
-    Warm-up and compilation are timed apart, speed over ten or more intervals; evaluation takes no part. The
-    record, a JSON file in the current folder unless --out says otherwise, also holds the losses of the first
-    steps: two records agree in them before their speeds mean anything.
+    Warm-up and compilation are timed separately, and the speed over ten or more intervals, without
+    evaluation. The record, a JSON file in the current folder unless --out is given, also has the losses of
+    the first steps: compare the speeds of two records only if these agree.
 
     \b
     Examples:
@@ -119,12 +119,12 @@ def _finish(record: Record, out: Path | None, kind: str, rows: list[tuple[str, A
 
 
 def _predict_rows(record: Record) -> list[tuple[str, Any]]:
-    """How fast the model of a record of the kind "predict" predicts, and what the clock covered."""
-    measured, alone = record.measured, record.figures["latency_seconds"]
+    """The rows of a record of predictions: speed, latency and what was timed."""
+    measured, latency = record.measured, record.figures["latency_seconds"]
     numbers = {"seconds": measured["seconds"]["timed"], "compile": measured["seconds"]["compile"]}
     return [
         ("speed", f"{_spread(record.figures['examples_per_second'])} examples/s"),
-        ("one alone", fact("bench-alone", milliseconds=_spread(alone, 1e3), examples=len(alone.runs))),
+        ("one alone", fact("bench-alone", milliseconds=_spread(latency, 1e3), examples=len(latency.runs))),
         ("clock", fact("bench-predict-clock", block=measured["block"], **numbers)),
     ]
 
@@ -137,14 +137,14 @@ def _write(record: Record, out: Path | None, kind: str) -> Path:
 
 
 def _rows(record: Record) -> list[tuple[str, Any]]:
-    """How fast the recipe of a record of the kind "train" trains, and what the clock covered."""
+    """The rows of a record of training: speed, what was timed, losses and memory."""
     measured, seconds = record.measured, record.measured["seconds"]
     speed, examples = record.figures["steps_per_second"], record.figures["examples_per_second"]
     losses, share = measured["first_losses"], measured["share_of_peak"]
     exact = "bench-speed" if measured["exact"] else "bench-speed-not-exact"
     recipe = {name: measured[name] for name in ("batch", "replicas", "precision")}
-    shown = [f"{value:.4g}" for value in losses]
-    first = ", ".join(shown if len(shown) <= 6 else [*shown[:4], "...", shown[-1]])
+    texts = [f"{value:.4g}" for value in losses]
+    first = ", ".join(texts if len(texts) <= 6 else [*texts[:4], "...", texts[-1]])
     return [
         ("speed", fact(exact, speed=_spread(examples), unit="examples/s", **recipe)),
         ("", fact(exact, speed=_spread(speed), unit="steps/s", **recipe)),
@@ -176,9 +176,9 @@ def _spread(series: Any, factor: float = 1.0) -> str:
 
 def _memory(sizes: dict[str, int | None], host: int | None) -> str:
     parts = {name: size for name, size in sizes.items() if name not in ("peak_measured", "available")}
-    each = [f"{name} {'unknown' if size is None else byte_size(size)}" for name, size in parts.items()]
+    texts = [f"{name} {'unknown' if size is None else byte_size(size)}" for name, size in parts.items()]
     total = sum(size for size in parts.values() if size is not None)
-    facts = [fact("bench-memory", total=total, parts=each)]
+    facts = [fact("bench-memory", total=total, parts=texts)]
     if sizes["peak_measured"] is not None:
         code = "bench-memory-peak" if sizes["available"] is None else "bench-memory-peak-of"
         facts.append(fact(code, peak=sizes["peak_measured"], available=sizes["available"]))
@@ -189,12 +189,13 @@ def _memory(sizes: dict[str, int | None], host: int | None) -> str:
 
 def _profile(to: Console, profile: dict[str, Any]) -> None:
     if profile["operations"]:
-        columns = ("operation", "category", "share", "count a step", "ms a step", "in the model")
+        columns = ("operation", "category", "share", "count/step", "ms/step", "in the model")
         cells = []
-        for one in profile["operations"]:
-            source = "/".join(one["source"].split("/")[-2:])
-            figures = f"{one['share']:.1%}", f"{one['count']:.3g}", f"{one['milliseconds']:.3g}"
-            cells.append([one["name"], one["category"], *figures, source])
+        for operation in profile["operations"]:
+            source = "/".join(operation["source"].split("/")[-2:])
+            figures = [f"{operation['share']:.1%}"]
+            figures += [f"{operation[name]:.3g}" for name in ("count", "milliseconds")]
+            cells.append([operation["name"], operation["category"], *figures, source])
         words = (*columns[:2], columns[-1])
         rows = table(columns, cells, left=words, fold=columns[-1:], padding=(0, 2))
         rows.columns[0].overflow, rows.columns[0].max_width = "ellipsis", 44
@@ -207,24 +208,24 @@ def _profile(to: Console, profile: dict[str, Any]) -> None:
 
 
 def _check_writable(out: Path | None) -> None:
-    """Raises `DataError` now for a place that would refuse the record after the measurement."""
-    to = out or Path("bench.json")
-    folder = next(parent for parent in to.absolute().parents if parent.exists())
-    if to.is_dir():
-        raise DataError("record-is-folder", path=to)
+    """Raises `DataError` before the measurement if the record cannot be written after it."""
+    path = out or Path("bench.json")
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if path.is_dir():
+        raise DataError("record-is-folder", path=path)
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise DataError("record-folder-closed", path=to, folder=folder)
+        raise DataError("record-folder-closed", path=path, folder=folder)
 
 
 def _note(recipe: str, data: str | None) -> str:
-    """What must be said beside every figure measured on this data set, or ""."""
+    """A remark that belongs to every figure measured on this data set, or ""."""
     from ..data.datasets import cifar10
 
     return cifar10(data).note if recipe.startswith("cifar10-") else ""
 
 
 def _process_began() -> float:
-    """What `time.perf_counter()` was, or would have been, when this process started."""
+    """The value of `time.perf_counter()` when this process started."""
     import psutil
 
     return time.perf_counter() - (time.time() - psutil.Process().create_time())
@@ -253,10 +254,10 @@ def bench_feed(
     devices: options.Devices = None,
     json_: options.Json = False,
 ) -> None:
-    """Measure how fast this host alone reads, decodes and transforms examples, and save a record.
+    """Measure how fast this host reads, decodes and transforms examples, and save a record.
 
-    One worker and all of them, beside plain memory copies in the same run. The record, a JSON file in the
-    current folder unless --out says otherwise, can stand in for a measurement on that host:
+    With one worker and with all, compared with plain memory copies in the same run. The record is a JSON file
+    in the current folder unless --out is given. It replaces the measurement in a plan:
     chipwise plan RECIPE --feed-record FILE.json
 
     \b
@@ -264,7 +265,7 @@ def bench_feed(
       chipwise bench-feed cifar10-davidnet --data /data
       chipwise bench-feed packed/flowers --batch 512 --seconds 30
     """
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the device only receives some batches
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the device gets only some batches
     on = options.Here(devices).on()
     from ..machine.detect import detect
     from ..measure.feed import measure_feed, verdict
@@ -293,7 +294,7 @@ def bench_feed(
 def _source(
     what: str, data: str | None, set_: list[str] | None, size: int | None
 ) -> tuple[Source, str, int, dict[str, str]]:
-    """A recipe's training data or a pack: the source, its name, examples to read at once, what it is."""
+    """A recipe's training data or a packed folder: the source, its name, the batch and a description."""
     from ..data import remote
     from ..data.packed import PackedFolder
     from ..recipe.settings import load
@@ -317,22 +318,22 @@ def _source(
 
 
 def _feed_table(record: Record) -> Table:
-    """A row a figure: median and quartiles of examples/s and GB/s, and the share of a plain copy."""
+    """A row for each figure: median and quartiles of examples/s and GB/s, and the share of a plain copy."""
     from ..measure.feed import STAGES
 
-    columns = ("", "examples/s", "quartiles", "GB/s", "of a copy", "ms an example")
+    columns = ("", "examples/s", "quartiles", "GB/s", "of a copy", "ms/example")
     rows = table(columns, left=("",), padding=(0, 2))
     size, figures = record.measured["bytes_per_example"], record.figures
 
     def rate(series: Any, unit: float = 1.0) -> tuple[str, str, str]:
-        """Of a series in examples/s, or of `unit` bytes/s."""
-        middle, low, high = (_number(x / unit) for x in (series.median, *series.quartiles))
-        return middle, f"{low} to {high}", f"{series.median / unit * size / 1e9:.3g}"
+        """Three cells of a series in examples/s, or in bytes/s if `unit` is the bytes of an example."""
+        median, low, high = (_number(x / unit) for x in (series.median, *series.quartiles))
+        return median, f"{low} to {high}", f"{series.median / unit * size / 1e9:.3g}"
 
     for count in record.measured["workers"]:
         read, copy = figures[f"examples_per_second.{count}"], figures[f"copy_bytes_per_second.{count}"]
-        share, each = f"{read.median * size / copy.median:.0%}", f"{1e3 * count / read.median:.3g}"
-        rows.add_row(counted(count, "worker"), *rate(read), share, each)
+        share, milliseconds = f"{read.median * size / copy.median:.0%}", f"{1e3 * count / read.median:.3g}"
+        rows.add_row(counted(count, "worker"), *rate(read), share, milliseconds)
         rows.add_row(f"  plain copy, {counted(count, 'thread')}", *rate(copy, size), "", "", end_section=True)
     for stage in STAGES:
         seconds = figures[f"seconds_per_example.{stage}"].median

@@ -19,12 +19,12 @@ from ..words.facts import Fact, fact
 from . import options
 
 SCHEMA = 1
-"""Grows when a key of the JSON changes its meaning or goes; new keys do not change it."""
+"""Increases when a key of the JSON is removed or changes its meaning; not for new keys."""
 
 WIDE = 170
-"""Columns of a table of prices when standard output is not a terminal."""
+"""The width of a table of prices if standard output is not a terminal."""
 
-# What each figure of a row counts: its unit, and of what.
+# The unit and the description of each figure
 FIGURES = {
     "bf16_dense_tflops": ("TFLOP/s", "bfloat16 products, dense"),
     "fp16_dense_tflops": ("TFLOP/s", "float16 products added in float32, dense"),
@@ -48,7 +48,7 @@ def chips(
     prices: options.Prices = None,
     json_: options.Json = False,
 ) -> None:
-    """Show the catalogue of chips, or every figure of one with its unit, source and prices.
+    """Show the catalogue of chips, or all figures of a chip with their units, source and prices.
 
     \b
     chipwise chips
@@ -65,7 +65,7 @@ def chips(
             to.print(_all())
             lines(to, fact("chips-legend"))
         return
-    chip, target = _which(name)
+    chip, target = _find(name)
     if target is None:
         listed = sorted((p for p in current(rows) if p.chip == chip.name), key=lambda p: p.chips)
         past = [p for p in rows if p.chip == chip.name and p not in listed]
@@ -84,16 +84,16 @@ def chips(
         lines(to, fact(code, text=text))
     if chip.kind == "TPU":
         lines(to, fact("chip-slices", sizes=[f"{chip.names[0]}-{size}" for size in SLICES[chip.names[0]]]))
-    for code, some in (("prices-in-force", listed), ("prices-past", past)):
-        if some:
+    for code, shown in (("prices-in-force", listed), ("prices-past", past)):
+        if shown:
             lines(to, "", fact(code))
-            _show_prices(to, some)
+            _show_prices(to, shown)
     if not listed:
         lines(to, "", fact("prices-none"))
 
 
 def prices(file: options.Prices = None, json_: options.Json = False) -> None:
-    """List the prices in force with their dates and sources, or check a file of your own.
+    """List current prices with their dates and sources, or check your own price file.
 
     \b
     chipwise prices
@@ -109,7 +109,7 @@ def prices(file: options.Prices = None, json_: options.Json = False) -> None:
     lines(to, fact("prices-legend"))
 
 
-def _which(name: str) -> tuple[Chip, Target | None]:
+def _find(name: str) -> tuple[Chip, Target | None]:
     chip = named(name)
     if chip is not None:
         return chip, None
@@ -155,11 +155,11 @@ def _all() -> Table:
 
 
 def _one(chip: Chip) -> Table:
-    stated = {field: getattr(chip, field) for field in FIGURES}
+    values = {field: getattr(chip, field) for field in FIGURES}
     cells = [
-        (_figure(stated[field]), unit, f"{what}, per {chip.scope}")
+        (_figure(values[field]), unit, f"{what}, per {chip.scope}")
         for field, (unit, what) in FIGURES.items()
-        if stated[field] is not None
+        if values[field] is not None
     ]
     if chip.interconnect_kind:
         cells.append(("", "", f"links: {chip.interconnect_kind}"))
@@ -168,7 +168,7 @@ def _one(chip: Chip) -> Table:
 
 
 def _show_prices(to: Console, listed: list[Price], notes: bool = True) -> None:
-    """Prints prices as lines, each with its date, then their sources by number, then their notes."""
+    """Prints a table of prices with dates, then their sources by number, then their notes."""
     numbers = ("chips", "USD/h", "spot USD/h")
     words = ("cloud", "instance", "region", "includes", "date", "source")
     sources = list(dict.fromkeys(price.source for price in listed))

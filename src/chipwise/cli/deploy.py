@@ -1,4 +1,4 @@
-"""`chipwise predict` and `export`: what a trained model says, and the model in other formats."""
+"""`chipwise predict` and `export`: predictions of a trained model, and the model in other formats."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ def predict(
     ] = None,
     out: Annotated[Path, option("A .parquet, .csv or .jsonl file.", "FILE")] = Path("predictions.csv"),
     top: Annotated[int, option("Number of classes in a row.", "N", min=1)] = 1,
-    probabilities: Annotated[bool, option("Those of all classes too.", name="--probabilities")] = False,
+    probabilities: Annotated[
+        bool, option("Also the probabilities of all classes.", name="--probabilities")
+    ] = False,
     recipe: options.OfRun = None,
-    batch: Annotated[int | None, option("Examples that a device takes at a time.", "N", min=1)] = None,
+    batch: Annotated[int | None, option("Examples per device and call.", "N", min=1)] = None,
     workers: options.Workers = None,
-    fresh: Annotated[bool, option("Replace a file that is there.", name="--fresh")] = False,
+    fresh: Annotated[bool, option("Replace an existing file.", name="--fresh")] = False,
     json_: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -45,7 +47,7 @@ def predict(
       chipwise predict runs/flowers --data PHOTOS --out labels.parquet --top 3
       chipwise predict runs/mine --recipe my_task.py:recipe --data new.npz --out new.jsonl
 
-    The same command goes on after a stop, and the number of devices changes nothing.
+    The same command continues after a stop. Predictions do not depend on the number of devices.
     """
     on = here.on(workers=workers)
     from ..deploy.predict import predict as predicted
@@ -54,19 +56,19 @@ def predict(
         if message.code != "predict-done" or not quiet:
             typer.echo(str(message), err=True)
 
-    known = _trained(run, recipe, say)
-    more: dict[str, Any] = {"top": top, "probabilities": probabilities, "fresh": fresh, "say": say}
-    predictions = predicted(known, _source(known, recipe, data), on=on, batch=batch, out=out, **more)
+    model = _trained(run, recipe, say)
+    settings: dict[str, Any] = {"top": top, "probabilities": probabilities, "fresh": fresh, "say": say}
+    predictions = predicted(model, _source(model, recipe, data), on=on, batch=batch, out=out, **settings)
     if json_:
-        shown = {
+        summary = {
             "run": run,
-            "steps": known.steps,
+            "steps": model.steps,
             "examples": predictions.examples,
             "out": str(predictions.file),
+            "accuracy": predictions.accuracy,
+            "seconds": round(predictions.seconds, 4),
         }
-        print(
-            json.dumps({**shown, "accuracy": predictions.accuracy, "seconds": round(predictions.seconds, 4)})
-        )
+        print(json.dumps(summary))
         return
     print(fact("predicted", examples=predictions.examples, seconds=predictions.seconds))
     if predictions.accuracy is not None:
@@ -87,7 +89,7 @@ def export(
     module: Annotated[
         str | None, option("For torch and keras: the model that the task was made from.", "FILE:NAME")
     ] = None,
-    fresh: Annotated[bool, option("Replace a file that is there.", name="--fresh")] = False,
+    fresh: Annotated[bool, option("Replace an existing file.", name="--fresh")] = False,
     json_: options.Json = False,
 ) -> None:
     """Write a trained model in another format, and check it by running it.
@@ -98,7 +100,7 @@ def export(
       chipwise export runs/mnist --to stablehlo
       chipwise export runs/mine --recipe my_task.py:recipe --to safetensors
 
-    The file takes the data as it is stored, such as uint8 pixels, in a batch of any size.
+    The exported model takes data as stored, such as uint8 pixels, in a batch of any size.
     """
     options.only_look()
     from ..deploy.export import export as exported
@@ -106,9 +108,9 @@ def export(
     def say(message: Fact) -> None:
         typer.echo(str(message), err=True)
 
-    known = _trained(run, recipe, say)
+    model = _trained(run, recipe, say)
     result = exported(
-        known, to, out, data=_source(known, recipe, data), module=_module(module), examples=examples,
+        model, to, out, data=_source(model, recipe, data), module=_module(module), examples=examples,
         fresh=fresh, say=say,
     )  # fmt: skip
     if json_:
@@ -121,7 +123,7 @@ def export(
 
 
 def _module(given: str | None) -> Any:
-    """What a file that the command line names calls so: a model, or what makes one."""
+    """The object of a `FILE:NAME` on the command line: a model, or a function that makes one."""
     if given is None:
         return None
     from ..recipe.settings import RECIPE_MODULE, import_file
@@ -136,15 +138,15 @@ def _module(given: str | None) -> Any:
 
 
 def _trained(run: str, recipe: str | None, say: Any) -> Trained:
-    """The model of a run folder, with the recipe that the command line names, if it names one."""
+    """The model of a run folder, with the `recipe` of the command line, if given."""
     from ..deploy.model import trained, wherever_its_data_is
     from ..engine.stored import read_run
 
     return trained(run, wherever_its_data_is(read_run(run), recipe) if recipe else None, say)
 
 
-def _source(known: Trained, recipe: str | None, data: str | None) -> Any:
-    """What `--data` names: something to predict, or the recipe's own data set in another place."""
+def _source(model: Trained, recipe: str | None, data: str | None) -> Any:
+    """The source for `--data`: a folder or file of examples, or the recipe's data set in another folder."""
     if data is None:
         return None
     from ..deploy.inputs import open_data
@@ -154,12 +156,12 @@ def _source(known: Trained, recipe: str | None, data: str | None) -> Any:
     from ..recipe.settings import load
 
     try:
-        return open_data(data, inputs_of(known.recipe))
+        return open_data(data, inputs_of(model.recipe))
     except DataError as error:
         if error.code != "predict-data-unknown":
             raise
         try:
-            own = load(recipe or (read_run(known.run).source or {})["recipe"], settings_of(known.run), data)
+            spec = recipe or (read_run(model.run).source or {})["recipe"]
+            return load(spec, settings_of(model.run), data).task.eval
         except Exception:
             raise error from None
-        return own.task.eval

@@ -1,4 +1,4 @@
-"""`chipwise devices`: where this runs, on which devices, and what would go wrong."""
+"""`chipwise devices`: this machine, its devices, and problems for training."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def devices(
     simulate: options.Simulate = None,
     path: Annotated[Path, option("Where runs would be written; its disk is reported.", "DIR")] = Path("."),
 ) -> None:
-    """Show where this runs, on which devices, and what would go wrong. Exit code 4 if something would.
+    """Show this machine, its devices and problems. Exit code 4 if training here would fail.
 
     \b
     chipwise devices
     chipwise devices --json
     chipwise devices --simulate 8
     """
-    # Only looking: do not reserve three quarters of a GPU that somebody may be training on.
+    # Otherwise JAX would reserve most of a GPU's memory, in which a training may run.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     options.Here(simulate=simulate).on()
     from ..machine.report import look
@@ -50,10 +50,10 @@ def devices(
 
 
 def render(report: Report, to: Console) -> None:
-    """Prints the report as tables, equal devices on one line."""
+    """Prints the report as tables, with equal devices on one line."""
     here = report.situation
-    known = [f"{name} {version}" for name, version in report.versions.items() if version]
-    for part in (grid(_host(here)), _devices(here), grid([("versions", ", ".join(known))])):
+    versions = [f"{name} {version}" for name, version in report.versions.items() if version]
+    for part in (grid(_host(here)), _devices(here), grid([("versions", ", ".join(versions))])):
         to.print(part)
         to.print()
     if not report.problems:
@@ -64,10 +64,10 @@ def render(report: Report, to: Console) -> None:
 
 
 def _host(here: Situation) -> list[tuple[str, str]]:
-    also = [name for name in here.place.all if name != here.place.name]
+    others = [name for name in here.place.all if name != here.place.name]
     share = "" if here.cores.usable == here.cores.machine else f" usable of {here.cores.machine}"
     return [
-        ("where", here.place.title + (f" (also {', '.join(also)})" if also else "")),
+        ("where", here.place.title + (f" (also {', '.join(others)})" if others else "")),
         ("processes", str(here.processes)),
         ("host cores", f"{here.cores.usable:g}{share}"),
         (

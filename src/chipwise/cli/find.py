@@ -1,4 +1,5 @@
-"""`chipwise find-lr` and `chipwise find-batch`: a peak rate, and the largest batch, by short trials."""
+"""`chipwise find-lr` and `chipwise find-batch`: a peak learning rate, and the largest batch, by short
+trials."""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ def find_lr(
     from ..study.find_lr import find_lr as find
 
     name, values = _axis(second)
-    if picture is not None:  # what cannot be written is said before the work
+    if picture is not None:  # unwritable files are refused before the work
         kind_of(picture)
     if apply is not None:
         new_file(apply)
@@ -95,7 +96,7 @@ def find_lr(
 
 
 def _axis(text: str | None) -> tuple[str | None, list[float] | None]:
-    """`momentum=0.8,0.9` as a name and values; a name alone leaves the values open."""
+    """The name and the values of `momentum=0.8,0.9`; the values are None for a name alone."""
     if text is None:
         return None, None
     name, equals, values = text.partition("=")
@@ -108,7 +109,7 @@ def _axis(text: str | None) -> tuple[str | None, list[float] | None]:
 def _write(
     search: LrSearch, given: options.Given, picture: Path | None, out: Path | None, apply: Path | None
 ) -> list[Path]:
-    """Writes the files that were asked for."""
+    """Writes the requested files. *Returns* their paths."""
     from ..atomic import replace_text
     from ..explain.find_picture import draw
 
@@ -147,7 +148,7 @@ def _print(search: LrSearch) -> None:
 
 
 def _bars(smoothed: np.ndarray) -> str:
-    """The curve in one line; what lies above its start is as high as that."""
+    """The curve in one line, cut off at its first value."""
     low, start = float(smoothed.min()), float(smoothed[0])
     share = [min(max((float(x) - low) / (start - low or 1.0), 0.0), 1.0) for x in smoothed]
     step = max(1, -(-len(share) // 80))
@@ -163,7 +164,7 @@ def find_batch(
     exact: options.Exact = True,
     json_: options.Json = False,
 ) -> None:
-    """Find the largest batch that fits in memory, and say what training there would change.
+    """Find the largest batch that fits in memory, and show what would change in training.
 
     \b
     Examples:
@@ -182,67 +183,68 @@ def find_batch(
     from ..study.find_batch import find_batch as find
 
     for name in filter(None, targets):
-        parse(name)  # a target that cannot be is said before the work on those before it
+        parse(name)  # an unknown target is refused before the work
     loaded = recipe.load()
     progress = "none" if json_ else "auto"
     searches = [
         find(loaded, target=target, on=where, at_most=at_most, progress=progress) for target in targets
     ]
     if json_:
-        print(json.dumps({"schema": SCHEMA, "searches": [one.to_json() for one in searches]}))
+        print(json.dumps({"schema": SCHEMA, "searches": [search.to_json() for search in searches]}))
         return
     to = console()
     to.print(_batches(searches))
-    for one in searches:
-        lines(to, f"\n{one.target}", *(f"- {told}" for told in _tell(one)), *(f"- {n}" for n in one.notes))
-    for batch in dict.fromkeys(one.batch for one in searches if one.batch is not None):
-        _move(to, [one for one in searches if one.batch == batch], recipe)
+    for search in searches:
+        notes = [*_facts(search), *search.notes]
+        lines(to, f"\n{search.target}", *(f"- {note}" for note in notes))
+    for batch in dict.fromkeys(search.batch for search in searches if search.batch is not None):
+        _move(to, [search for search in searches if search.batch == batch], recipe)
     lines(to, "", fact("largest-is-not-best"))
 
 
 def _batches(searches: list[BatchSearch]) -> Table:
     cells = []
-    for one in searches:
-        counts = (one.batch, one.batch_per_replica, one.batch_per_device)
+    for search in searches:
+        counts = (search.batch, search.batch_per_replica, search.batch_per_device)
         sizes = ("-", "-")
-        if one.memory is not None:
-            sizes = (byte_size(one.memory.needed), byte_size(one.memory.available))
-        cells.append([one.target, *("-" if n is None else f"{n:,}" for n in counts), *sizes, one.bound])
+        if search.memory is not None:
+            sizes = (byte_size(search.memory.needed), byte_size(search.memory.available))
+        cells.append([search.target, *("-" if n is None else f"{n:,}" for n in counts), *sizes, search.bound])
     columns = ("target", "batch", "a replica", "a device", "needs", "has", "bound by")
     return table(columns, cells, left=("target", "bound by"), fold=columns)
 
 
-def _tell(one: BatchSearch) -> Iterator[Fact]:
-    """What the memory is of, whether the batch was tried, and how fast each batch is."""
-    if one.memory is not None:
-        yield fact("memory-of-a-device", source=one.memory.available_source)
-    if one.batch is not None:
-        yield fact("batch-tried" if one.confirmed else "batch-not-tried", batch=one.batch)
-    own = one.old.batch
-    for batch, speeds in one.examples_per_second.items():
+def _facts(search: BatchSearch) -> Iterator[Fact]:
+    """The source of the memory, whether the batch was tried, and the speed of each batch."""
+    if search.memory is not None:
+        yield fact("memory-of-a-device", source=search.memory.available_source)
+    if search.batch is not None:
+        yield fact("batch-tried" if search.confirmed else "batch-not-tried", batch=search.batch)
+    own = search.old.batch
+    for batch, speeds in search.examples_per_second.items():
         code = "batch-speed" if len(speeds) == 1 else "batch-speed-rounds"
         mean = statistics.geometric_mean(speeds)
         low, high = min(speeds), max(speeds)
         yield fact(code, mean=mean, batch=batch, own=own, low=low, high=high, rounds=len(speeds))
-    for batch, speed in one.predicted.items():
+    for batch, speed in search.predicted.items():
         yield fact("batch-predicted", value=speed.value, low=speed.low, high=speed.high, batch=batch, own=own)
-    gain = one.speedup
+    gain = search.speedup
     if gain is not None and (gain.low is None or gain.high is None):
-        yield fact("batch-gain-once", batch=one.batch, gain=gain.value, own=own)
+        yield fact("batch-gain-once", batch=search.batch, gain=gain.value, own=own)
     elif gain is not None:
         unclear = (gain.low or 0) <= 1 <= (gain.high or 0)
         code = "batch-gain-unclear" if unclear else "batch-gain"
-        yield fact(code, batch=one.batch, gain=gain.value, own=own, low=gain.low, high=gain.high)
+        yield fact(code, batch=search.batch, gain=gain.value, own=own, low=gain.low, high=gain.high)
 
 
 def _move(to: Console, same: list[BatchSearch], given: options.Given) -> None:
-    """What it means to train at a batch, once for all targets that it was found for."""
-    one = same[0]
-    if one.move is not None:
-        lines(to, "", fact("at-batch", batch=one.batch, targets=[each.target for each in same]))
-        lines(to, "", one.move)
-    for text in dict.fromkeys(str(finding) for each in same for finding in each.findings):
+    """Prints what changes at a batch, once for all targets with that batch."""
+    first = same[0]
+    if first.move is not None:
+        lines(to, "", fact("at-batch", batch=first.batch, targets=[search.target for search in same]))
+        lines(to, "", first.move)
+    for text in dict.fromkeys(str(finding) for search in same for finding in search.findings):
         lines(to, f"\nwarning: {text}")
-    if one.move is not None:
-        command = apply_lines(given, one.move.recipe, {"--batch": one.batch})
+    if first.move is not None:
+        command = apply_lines(given, first.move.recipe, {"--batch": first.batch})
         lines(to, "", fact("next", command=command))

@@ -37,9 +37,9 @@ def launch(
     within: Annotated[
         str | None, option("With --cheapest: take at most this long, such as 2h.", "TIME")
     ] = None,
-    spot: Annotated[bool, option("Machines that may be taken away; the run resumes.", name="--spot")] = False,
+    spot: Annotated[bool, option("Machines that may be preempted; the run resumes.", name="--spot")] = False,
     bucket: Annotated[
-        str | None, option("Where the run folder is kept, such as gs://NAME/FOLDER.", "URL")
+        str | None, option("A bucket for the run folder, such as gs://NAME/FOLDER.", "URL")
     ] = None,
     zone: Annotated[str | None, option("Google's zone of the TPU.", "ZONE")] = None,
     image: Annotated[str | None, option("The container's image, with its registry.", "NAME:TAG")] = None,
@@ -53,7 +53,7 @@ def launch(
     ] = False,
     json_: options.Json = False,
 ) -> None:
-    """Write what a place that rents chips wants: job files with the plan's time and cost in them.
+    """Write job files for a place that rents chips, with the plan's time and cost in them.
 
     \b
     Examples:
@@ -70,7 +70,7 @@ def launch(
     from ..planner.planner import plan
 
     where = places.place(to)
-    _used(where, **{"--bucket": bucket, "--image": image, "--zone": zone})
+    _check_used(where, **{"--bucket": bucket, "--image": image, "--zone": zone})
     package = _package(where, package)
     seconds = _within(within, cheapest, on, where)
     loaded = recipe.load()
@@ -85,7 +85,9 @@ def launch(
             file=jobs.recipe_file(recipe.recipe), data=data, bucket=bucket, zone=zone, image=image,
         )  # fmt: skip
 
-    to_launch = job(offered[0] if on is None else parse(on))  # a plan may take minutes: refused before it
+    to_launch = job(
+        offered[0] if on is None else parse(on)
+    )  # checked before the plan, which may take minutes
     warnings = jobs.check(to_launch)
     places.check(where, to_launch)
     if cheapest:
@@ -103,24 +105,24 @@ def launch(
     files = places.write(where, to_launch)
     for name, text in files.items():
         replace_text(out / name, text, "launch-file-unwritable")
-    looked = start.check(where, out, list(files))
-    _show(where, to_launch, out, files, [*warnings, *looked], json_)
+    notes = [*warnings, *start.check(where, out, list(files))]
+    _show(where, to_launch, out, files, notes, json_)
     if go:
         start.start(where, to_launch, out, list(files))
 
 
 def choose(plans: list[Plan], where: Place, recipe: str, within: float | None, spot: bool) -> Plan:
-    """The plan that costs least among those that end within so many seconds, at the slow end of what is
-    predicted. A target without a price is taken where none has one, the fastest.
+    """The cheapest of the plans whose predicted time is at most `within` seconds at its slow end; if no
+    target has a price, the fastest.
 
-    Raises `DeviceError` where none runs, or none in time.
+    Raises `DeviceError` if no target runs the recipe, or none in time.
     """
-    running = [one for one in plans if one.runs and one.wall_seconds is not None]
+    running = [plan for plan in plans if plan.runs and plan.wall_seconds is not None]
     if not running:
         raise DeviceError(
-            "launch-nothing-runs", recipe=recipe, place=where.name, targets=[one.target for one in plans]
+            "launch-nothing-runs", recipe=recipe, place=where.name, targets=[plan.target for plan in plans]
         )
-    in_time = [one for one in running if within is None or _high(one) <= within]
+    in_time = [plan for plan in running if within is None or _high(plan) <= within]
     if not in_time:
         fastest = min(running, key=_high)
         raise DeviceError(
@@ -128,15 +130,15 @@ def choose(plans: list[Plan], where: Place, recipe: str, within: float | None, s
             fastest=fastest.target, needs=_high(fastest),
         )  # fmt: skip
 
-    def order(one: Plan) -> tuple[float, float]:
-        cost = one.cheapest(spot) or one.cheapest()
-        return (math.inf if cost is None else cost.usd.value, _high(one))
+    def order(plan: Plan) -> tuple[float, float]:
+        cost = plan.cheapest(spot) or plan.cheapest()
+        return (math.inf if cost is None else cost.usd.value, _high(plan))
 
     return min(in_time, key=order)
 
 
 def about(recipe: Recipe, plan: Plan, spot: bool) -> tuple[Fact, ...]:
-    """What every file says first: what it trains, how long that takes and what it costs."""
+    """The head of every job file: recipe and target, predicted time and cost."""
     from importlib.metadata import version
 
     lines = [fact("launch-job", recipe=recipe.name, target=plan.target)]
@@ -168,21 +170,22 @@ def _high(plan: Plan) -> float:
 
 
 def _hours(plan: Plan) -> int:
-    """What to ask a queue for: half as long again as the slow end of the prediction."""
+    """The time limit for a queue: 1.5 times the slow end of the prediction, or a day if unknown."""
     high = _high(plan)
     return 24 if math.isinf(high) else max(1, math.ceil(1.5 * high / 3600))
 
 
-def _used(where: Place, **given: str | None) -> None:
+def _check_used(where: Place, **values: str | None) -> None:
     """Raises `RecipeError` for an option that the place would ignore."""
     used = {"--bucket": where.keeps, "--image": where.image, "--zone": where.name == "gcloud"}
-    for name, value in given.items():
+    for name, value in values.items():
         if value is not None and not used[name]:
             raise RecipeError("launch-option-unused", option=name, place=where.name)
 
 
 def _package(where: Place, package: str | None) -> str | None:
-    """`--package` as pip is to get it there: a file of this machine is where SLURM's nodes find it too."""
+    """`--package` for pip at the place. A file of this machine works only with SLURM, whose nodes share
+    it."""
     if package is None or not Path(package).exists():
         return package
     if where.name != "slurm":
@@ -191,7 +194,8 @@ def _package(where: Place, package: str | None) -> str | None:
 
 
 def _within(text: str | None, cheapest: bool, on: str | None, where: Place) -> float | None:
-    """Seconds of `--within`, and what goes with what."""
+    """The seconds of `--within`. Raises `RecipeError` for a wrong combination of `--on`, `--cheapest` and
+    `--within`."""
     from ..launch.places import offered
 
     if on is None and not cheapest:
@@ -202,29 +206,29 @@ def _within(text: str | None, cheapest: bool, on: str | None, where: Place) -> f
         return None
     if not cheapest:
         raise RecipeError("launch-within-alone")
-    given = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)(s|min|h|d)", text.strip())
-    if given is None or float(given[1]) == 0:
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)(s|min|h|d)", text.strip())
+    if match is None or float(match[1]) == 0:
         raise RecipeError("launch-within", within=text)
-    return float(given[1]) * _SECONDS[given[2]]
+    return float(match[1]) * _SECONDS[match[2]]
 
 
 def _show(where: Place, job: Any, out: Path, files: dict[str, str], notes: list[Fact], json_: bool) -> None:
-    started = where.start(job) if where.start else None
-    stopped = where.stop(job) if where.stop else None
+    start = where.start(job) if where.start else None
+    stop = where.stop(job) if where.stop else None
     if json_:
-        shown = {
+        document = {
             "place": where.name, "target": job.target.name, "files": [str(out / name) for name in files],
-            "start": started, "stop": stopped, "folder": str(out),
-            "about": [one.json() for one in job.about], "notes": [one.json() for one in notes],
+            "start": start, "stop": stop, "folder": str(out),
+            "about": [line.json() for line in job.about], "notes": [note.json() for note in notes],
         }  # fmt: skip
-        print(json.dumps(shown))
+        print(json.dumps(document))
         return
     rows: list[tuple[str, Any]] = [("job", line) for line in job.about[:1]]
     rows += [("plan", line) for line in job.about[1:]]
     rows += [("file", out / name) for name in files]
     rows += [("note", line) for line in notes]
-    if started:
-        rows.append(("start", f"cd {shlex.quote(str(out))} && {shlex.join(started)}"))
-    if stopped:
-        rows.append(("end", f"cd {shlex.quote(str(out))} && {shlex.join(stopped)}"))
+    if start:
+        rows.append(("start", f"cd {shlex.quote(str(out))} && {shlex.join(start)}"))
+    if stop:
+        rows.append(("end", f"cd {shlex.quote(str(out))} && {shlex.join(stop)}"))
     console(width=None).print(grid(rows))

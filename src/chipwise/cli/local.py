@@ -20,7 +20,7 @@ from ..words.facts import fact
 from .options import option
 
 _AGAIN = (Stopped.exit_code, HostLost.exit_code)
-_GRACE_SECONDS = 10  # beyond the silence, for the others to leave by themselves
+_GRACE_SECONDS = 10  # after the silence, in which the other processes may end by themselves
 _PARENT_DEATH = 1  # prctl's PR_SET_PDEATHSIG
 
 
@@ -36,52 +36,53 @@ def run_local(
       chipwise run-local --processes 4 -- train digits --simulate 2
       chipwise run-local --processes 2 --restart 3 -- train mnist --run runs/mnist
 
-    For tests, for CPUs, and for one process a GPU. --restart goes on with a run after one of its processes
-    was killed or stopped; Ctrl-C, and SIGTERM to this process, stop all of them, saved.
+    For tests, for CPUs, and for one process per GPU. --restart continues a run after one of its processes was
+    killed or stopped. Ctrl-C, or SIGTERM to this process, stops all of them after saving.
     """
-    asked: list[int] = []
+    signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda n, _: asked.append(n))
+        signal.signal(number, lambda n, _: signals.append(n))
     for left in range(restart, -1, -1):
-        codes = _run(command, processes, asked)
+        codes = _run(command, processes, signals)
         code = next((c for c in codes if c not in (0, *_AGAIN)), max(codes))
         lost = any(c < 0 or c in _AGAIN for c in codes)
-        if asked or not lost or left == 0:
+        if signals or not lost or left == 0:
             break
         typer.echo(str(fact("run-local-again", codes=codes, left=left - 1)), err=True)
     raise typer.Exit(128 - code if code < 0 else code)
 
 
-def _run(command: list[str], processes: int, asked: list[int]) -> list[int]:
-    """The exit codes of `command` in `processes` processes. A signal in `asked` is passed on, once."""
+def _run(command: list[str], processes: int, signals: list[int]) -> list[int]:
+    """The exit codes of `command` in `processes` processes. A signal in `signals` terminates them all,
+    once."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        where = f"127.0.0.1:{free.getsockname()[1]}"
+        coordinator = f"127.0.0.1:{free.getsockname()[1]}"
     started = []
     for index in range(processes):
-        seat = dict(zip(TOLD, (str(processes), str(index), where), strict=True))
+        seat = dict(zip(TOLD, (str(processes), str(index), coordinator), strict=True))
         program = [sys.executable, "-c", "from chipwise.cli import main; main()", *command]
-        # In a session of its own, so that Ctrl-C comes once, through this process
-        one = subprocess.Popen(
+        # In its own session, so that it gets Ctrl-C only once, from this process
+        process = subprocess.Popen(
             program, env=os.environ | seat, start_new_session=True, preexec_fn=_end_with_parent
         )
-        started.append(one)
-    passed, ill = False, 0.0
-    while any(one.poll() is None for one in started):
-        if asked and not passed:
-            passed = True
-            for one in started:
-                one.terminate()
-        if not ill and any(one.poll() for one in started):
-            ill = time.monotonic()
-        if ill and time.monotonic() - ill > SILENCE_SECONDS + _GRACE_SECONDS:
-            for one in started:  # frozen, or still waiting for who is gone
-                one.kill()
+        started.append(process)
+    terminated, failed_at = False, 0.0
+    while any(process.poll() is None for process in started):
+        if signals and not terminated:
+            terminated = True
+            for process in started:
+                process.terminate()
+        if not failed_at and any(process.poll() for process in started):
+            failed_at = time.monotonic()
+        if failed_at and time.monotonic() - failed_at > SILENCE_SECONDS + _GRACE_SECONDS:
+            for process in started:  # suspended, or still waiting for a lost one
+                process.kill()
         time.sleep(0.05)
-    return [one.returncode for one in started]
+    return [process.returncode for process in started]
 
 
 def _end_with_parent() -> None:
-    """Runs in the new process: it gets SIGTERM when the process that started it is killed (Linux)."""
+    """Runs in the new process, which then gets SIGTERM when its parent is killed (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PARENT_DEATH, signal.SIGTERM)

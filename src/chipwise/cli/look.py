@@ -1,5 +1,5 @@
-"""`chipwise inspect PACK`: what a pack holds; `chipwise show RECIPE`: each image as stored, and as the model
-meets it epoch after epoch."""
+"""`chipwise inspect PACK`: the content of a packed folder; `chipwise show RECIPE`: images as stored, and as
+the model gets them in each epoch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def inspect(
     ] = None,
     json_: options.Json = False,
 ) -> None:
-    """Show what a pack holds; check it; look at it.
+    """Show and check the content of a packed folder.
 
     \b
     Examples:
@@ -91,7 +91,7 @@ def inspect(
 
 
 def _splits(path: Path) -> dict[str, PackedFolder]:
-    """Split to its reader; of `path` itself when it is a split. Raises `DataError` when there is none."""
+    """Split to its reader; only `path` itself if it is a split. Raises `DataError` if there is none."""
     from ..data.manifest import MANIFEST
     from ..data.packed import PackedFolder
 
@@ -109,7 +109,7 @@ def _splits(path: Path) -> dict[str, PackedFolder]:
 
 
 def _missing(path: Path, splits: dict[str, PackedFolder]) -> Iterator[DataError]:
-    """What is wrong where a pack lacks a split that it was packed with; one split alone may be looked at."""
+    """An error for each missing split of a packed folder; none if `path` is a single split."""
     from ..data.manifest import MANIFEST
 
     if not (path / MANIFEST).is_file():
@@ -119,7 +119,7 @@ def _missing(path: Path, splits: dict[str, PackedFolder]) -> Iterator[DataError]
 
 
 def _size(split: Path) -> int | None:
-    """What images are shown at where their sizes vary; others have one."""
+    """The size at which images are shown if their sizes vary; otherwise None."""
     from ..data.manifest import read_manifest
 
     columns = read_manifest(split)["columns"]
@@ -131,13 +131,15 @@ def _contents(splits: dict[str, PackedFolder]) -> Table:
     for name, source in splits.items():
         manifest = source.manifest
         files = [file for shard in manifest["shards"] for file in shard["files"].values()]
-        held = "\n".join(f"{column} {_kind(c)}" for column, c in manifest["columns"].items())
+        columns_text = "\n".join(f"{column} {_kind(c)}" for column, c in manifest["columns"].items())
         moments = [
             Text("\n".join(f"{value:.2f}" for value in values)) for values in (source.mean, source.std)
         ]
         size = byte_size(sum(file["bytes"] for file in files))
         shards = len(manifest["shards"])
-        cells.append([name, f"{len(source):,}", manifest["store"], Text(held), shards, size, *moments])
+        cells.append(
+            [name, f"{len(source):,}", manifest["store"], Text(columns_text), shards, size, *moments]
+        )
     columns = ("split", "examples", "stored as", "columns", "shards", "bytes", "mean", "std")
     words = ("split", "stored as", "columns", "mean", "std")
     return table(columns, cells, left=words, fold=words)
@@ -165,7 +167,7 @@ def _kind(column: dict[str, Any]) -> str:
 
 
 def _classes(splits: dict[str, PackedFolder]) -> tuple[str, Table]:
-    """Examples by class; of many classes the largest and the smallest, which is where trouble shows."""
+    """The number of examples by class; of many classes only the largest and the smallest."""
     names = next(source.names for source in splits.values() if source.names)
     counts = {split: source.manifest["counts"] or [0] * len(names) for split, source in splits.items()}
     order = sorted(range(len(names)), key=lambda i: -sum(c[i] for c in counts.values()))
@@ -173,8 +175,10 @@ def _classes(splits: dict[str, PackedFolder]) -> tuple[str, Table]:
     shown = order[: _CLASSES // 2] + order[-_CLASSES // 2 :] if many else list(range(len(names)))
     cells = [(names[i], *(f"{c[i]:,}" for c in counts.values())) for i in shown]
     listed = table(("class", *splits), cells, left=("class",), fold=("class",))
-    some = fact("pack-classes-some", classes=len(names), shown=_CLASSES // 2)
-    return str(some if many else fact("pack-classes", classes=len(names))), listed
+    title = fact("pack-classes", classes=len(names))
+    if many:
+        title = fact("pack-classes-some", classes=len(names), shown=_CLASSES // 2)
+    return str(title), listed
 
 
 # ---- the recipe's images
@@ -187,7 +191,7 @@ def show(
     copies: Annotated[int, option("Columns: epochs, from the first.", "N", min=0)] = 8,
     out: Annotated[str | None, option("[NAME.png]", "FILE.png")] = None,
 ) -> None:
-    """Draw what a recipe does to its images, with the random keys of training.
+    """Draw a recipe's images as augmented in training, with the same random keys.
 
     \b
     Examples:
@@ -198,20 +202,19 @@ def show(
 
     loaded = recipe.load()
     path = Path(out or f"{loaded.name}.png")
-    picture_format(path, "--out")  # before the work, not after it
+    picture_format(path, "--out")  # refused before the work
     print(write_picture(gallery(loaded, examples, copies), path, "--out"))
 
 
 def gallery(recipe: Recipe, examples: int = 8, copies: int = 8) -> Image.Image:
-    """A grid with a row for each of `examples` training examples, evenly spread over the data: in the first
-    column as stored, then changed as in epochs 0 to `copies - 1`, labels below.
+    """A grid with a row for each of `examples` training examples, evenly spaced in the data: in the first
+    column as stored, then as augmented in epochs 0 to `copies - 1`, with labels below.
 
-    The keys are those of training: the copy below "epoch 2" of an example is what it becomes in the third
-    epoch of a run with the recipe's seed. A task's `mix` mixes the examples of a column, in a run those that
-    the order of the epoch puts into one replica.
+    The random keys are those of training: the copy below "epoch 2" is the example in the third epoch of a run
+    with the recipe's seed. A task's `mix` mixes the examples of a column, but in a run those of a replica.
 
-    Raises `DataError` for a task whose examples have no column `image` of `(height, width)` or
-    `(height, width, channels)`, or that is empty.
+    Raises `DataError` if the examples have no column `image` of `(height, width)` or
+    `(height, width, channels)`, or if there are none.
     """
     from ..data.sheet import Tile, caption, grid, picture_of
     from ..data.sources import spec_of, take
@@ -224,7 +227,7 @@ def gallery(recipe: Recipe, examples: int = 8, copies: int = 8) -> Image.Image:
     indices = np.unique(np.linspace(0, len(source) - 1, min(examples, len(source))).astype(np.int32))
     stored = {name: np.asarray(column) for name, column in take(source, indices).items()}
     pixels = stored["image"]
-    low, high = 0.0, 1.0  # floats in this range as they are, others from the darkest stored to the lightest
+    low, high = 0.0, 1.0  # for floats in this range; for others, from the darkest to the brightest value
     if pixels.dtype.kind != "f" or pixels.min() < 0 or pixels.max() > 1:
         low, high = float(pixels.min()), float(pixels.max())
 
@@ -240,7 +243,10 @@ def gallery(recipe: Recipe, examples: int = 8, copies: int = 8) -> Image.Image:
 def epoch(
     recipe: Recipe, stored: Mapping[str, Any], indices: np.ndarray, number: int
 ) -> dict[str, np.ndarray]:
-    """The examples at `indices`, columns `(n, ...)` as `stored`, as the loss of epoch `number` gets them."""
+    """The examples at `indices`, columns `(n, ...)`, as the loss gets them in epoch `number`.
+
+    *Arguments:* `stored`, the columns before augmentation.
+    """
     assert recipe.clock.examples is not None
     step = number * recipe.clock.examples // recipe.batch
     batch = _changes(recipe)(dict(stored), indices.astype(np.int32), np.int32(number), np.int32(step))

@@ -1,4 +1,4 @@
-"""What commands share: options, what they mean for JAX before it starts, and the command as it was typed."""
+"""Options that commands share, their effect on JAX before it starts, and command lines to show."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 def option(
     help: str, metavar: str | None = None, *, name: str | None = None, min: float | None = None
 ) -> Any:
-    """An option, to be named in `Annotated`; `name` where it is not that of the parameter."""
+    """An option for `Annotated`; `name` if it differs from the parameter's."""
     return typer.Option(*([name] if name else []), metavar=metavar, help=help, min=min)
 
 
 Recipe = Annotated[str, typer.Argument(help="A built-in recipe (digits, mnist, ...) or path.py:name.")]
 Devices = Annotated[str | None, option("Use N of the devices found; 'cpu' ignores accelerators.", "N|cpu")]
-Simulate = Annotated[int | None, option("Simulate N CPU devices, on any machine, and use them.", "N", min=1)]
+Simulate = Annotated[int | None, option("Simulate and use N CPU devices.", "N", min=1)]
 HostCount = Annotated[
-    int | None, option("Number of hosts, where the environment does not say it.", "N", name="--hosts", min=1)
+    int | None, option("Number of hosts, if not set by the environment.", "N", name="--hosts", min=1)
 ]
 HostIndex = Annotated[int | None, option("Number of this host, from 0.", "I", name="--host", min=0)]
 Coordinator = Annotated[str | None, option("Address of host 0.", "ADDRESS")]
-NoCache = Annotated[bool, option("Compile again, and keep no compiled programs.", name="--no-cache")]
+NoCache = Annotated[bool, option("Neither use nor store compiled programs.", name="--no-cache")]
 Set = Annotated[
     list[str] | None, option("Change a setting of the recipe; may be repeated.", "KEY=VALUE", name="--set")
 ]
@@ -53,7 +53,7 @@ Exact = Annotated[
 ShardOptimizer = Annotated[
     bool | None,
     option(
-        "Split the optimizer's state over the devices. [where it saves much]",
+        "Split the optimizer's state over the devices. [if it saves much memory]",
         name="--shard-optimizer/--no-shard-optimizer",
     ),
 ]
@@ -82,7 +82,7 @@ Quiet = Annotated[bool, option("No progress, only warnings and the result.", nam
 Json = Annotated[bool, option("Print one JSON object, and nothing else, on standard output.", name="--json")]
 
 
-# ---- options that go together: a command names the group, `taking` makes options of its fields
+# ---- groups of options: a command has a parameter for a group, and `taking` makes options of its fields
 
 
 @dataclass(frozen=True)
@@ -104,19 +104,20 @@ class Given:
         return load(self.recipe, self.settings, self.data, self.synthetic)
 
     def write(self, file: Path, old: recipes.Recipe, new: recipes.Recipe, title: str) -> Path:
-        """A recipe file of `new`, which was made of this one, `old`."""
+        """Writes a recipe file of `new`, which was derived from this recipe, `old`. *Returns* its path."""
         from ..recipe.settings import write_recipe
 
         return write_recipe(file, old=old, new=new, spec=self.recipe, settings=self.settings, title=title)
 
     def words(self, settings: Sequence[str] | None = None) -> list[str]:
-        """What to type after a recipe: its settings, or others, and where its data is."""
-        own = self.settings if settings is None else settings
-        words = [word for text in own for word in ("--set", text)]
+        """The command line after a recipe: `settings`, by default its own, and its data."""
+        settings = self.settings if settings is None else settings
+        words = [word for text in settings for word in ("--set", text)]
         return words + (["--data", self.data] if self.data else []) + ["--synthetic"] * self.synthetic
 
     def train_line(self, changed: Sequence[str] = (), file: Path | None = None) -> str:
-        """What to type to train it with settings `changed`; or a file written, which has all."""
+        """The command that trains the recipe with settings `changed`; or the recipe of a `file`, which has
+        all settings."""
         spec, settings = (f"{file}:recipe", []) if file else (self.recipe, [*self.settings, *changed])
         return shlex.join(["chipwise", "train", spec, *self.words(settings)])
 
@@ -133,8 +134,8 @@ class Here:
     no_cache: NoCache = False
 
     def on(self, **how: Any) -> On:
-        """The machine's side of a call; `--simulate` takes effect on JAX here, and the hosts meet. All but
-        host 0 are silent from here on."""
+        """The machine's settings for a call. Applies `--simulate` to JAX, and joins the hosts; from now on,
+        only host 0 prints."""
         count, platform = None, None
         if self.devices is not None:
             if self.devices.lower() == "cpu":
@@ -158,7 +159,7 @@ class Here:
 
         here = hosts(self.hosts, self.host, self.coordinator)
         if here.count > 1:
-            # The libraries that connect the hosts print to the standard output themselves
+            # The libraries that connect the hosts print to standard output
             sys.stdout = os.fdopen(os.dup(1), "w")
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if not here.first:
@@ -169,7 +170,7 @@ class Here:
 
 @dataclass(frozen=True)
 class Machine(Here):
-    """Devices of this machine, and how it adds and feeds."""
+    """Devices of this machine, with the order of additions, the feed and the sharding."""
 
     exact: Exact = True
     feed: Feed = "auto"
@@ -184,7 +185,7 @@ class Machine(Here):
 
 @dataclass(frozen=True)
 class Training(Machine):
-    """Of a run: its folder's rhythm too."""
+    """The options of a run: those of the machine, and intervals of steps."""
 
     eval_every: EvalEvery = "1ep"
     log_every: LogEvery = None
@@ -193,7 +194,7 @@ class Training(Machine):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Of `fit` and `sweep`."""
+        """Arguments for `fit` and `sweep`."""
         return {
             "on": self.on(**self.how),
             "eval_every": None if self.eval_every == "end" else self.eval_every,
@@ -204,23 +205,23 @@ class Training(Machine):
 
 
 def taking(command: Callable[..., None]) -> Callable[..., None]:
-    """`command`, whose parameters that are a group are options of the group's fields instead."""
+    """`command` with options for the fields of each parameter that is a group."""
     types = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: kind for name, kind in types.items() if is_dataclass(kind)}
     members = {name: [field.name for field in fields(kind)] for name, kind in groups.items()}
     parameters = []
     for name, parameter in inspect.signature(command).parameters.items():
         if name in groups:
-            inner, of = inspect.signature(groups[name]), get_type_hints(groups[name], include_extras=True)
-            parameters += [p.replace(annotation=of[p.name]) for p in inner.parameters.values()]
+            inner, hints = inspect.signature(groups[name]), get_type_hints(groups[name], include_extras=True)
+            parameters += [p.replace(annotation=hints[p.name]) for p in inner.parameters.values()]
         else:
             parameters.append(parameter.replace(annotation=types[name]))
     parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
 
     @functools.wraps(command)
-    def run(**given: Any) -> None:
-        grouped = {name: kind(**{m: given.pop(m) for m in members[name]}) for name, kind in groups.items()}
-        command(**grouped, **given)
+    def run(**values: Any) -> None:
+        grouped = {name: kind(**{m: values.pop(m) for m in members[name]}) for name, kind in groups.items()}
+        command(**grouped, **values)
 
     del run.__wrapped__  # type: ignore[attr-defined]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -229,14 +230,14 @@ def taking(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def only_look() -> None:
-    """For commands that compute nothing on a device: JAX starts without the accelerator, and holds none."""
+    """Makes JAX start without accelerators, for commands that compute nothing on a device."""
     import jax
 
     jax.config.update("jax_platforms", "cpu")
 
 
 def again(context: typer.Context, **changed: str) -> str:
-    """The command line of `context`: what was given there, and the options `changed` in its place."""
+    """The command line of `context`, with other values for the options `changed`."""
     words = ["chipwise", str(context.info_name)]
     for parameter in context.command.params:
         name, value = str(parameter.name), context.params.get(str(parameter.name))
@@ -251,6 +252,6 @@ def again(context: typer.Context, **changed: str) -> str:
         elif isinstance(value, bool):
             words.append((parameter.opts if value else parameter.secondary_opts)[0])
         else:
-            for one in value if isinstance(value, (list, tuple)) else [value]:
-                words += [parameter.opts[0], str(one)]
+            for element in value if isinstance(value, (list, tuple)) else [value]:
+                words += [parameter.opts[0], str(element)]
     return shlex.join(words)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..data.pack.job import Progress as Done
     from ..data.pack.text import TextForm
 
-_LINE_SECONDS = 5.0  # between lines where there is no terminal
+_LINE_SECONDS = 5.0  # between lines without a terminal
 _SHOWN = 20  # skipped files in the report; the manifest has all
 
 
@@ -108,11 +108,11 @@ def pack(
 
 
 def _text(**given: Any) -> TextForm | None:
-    """How text becomes tokens, where an option says so."""
+    """How text becomes tokens, from the given options; `None` without any."""
     from ..data.pack.text import TextForm
 
-    options = {name: value for name, value in given.items() if value is not None and value is not False}
-    return TextForm(**options) if options else None
+    settings = {name: value for name, value in given.items() if value is not None and value is not False}
+    return TextForm(**settings) if settings else None
 
 
 def _columns(text: str | None) -> dict[str, str]:
@@ -170,11 +170,11 @@ def _run(job: Job, dry_run: bool, json_: bool) -> None:
 
 def _predicted(job: Job) -> Table:
     predicted = job.prediction
-    shape = "×".join(map(str, predicted.shape)) if predicted.shape else "sizes as they are"
+    shape = "×".join(map(str, predicted.shape)) if predicted.shape else "original sizes"
     if job.form.store == "jpeg" and job.form.size is not None:
         shape = f"{job.form.size}×{job.form.size}" if job.form.crop else f"shorter side {job.form.size}"
     elif job.form.store == "jpeg":
-        shape = "sizes as they are"
+        shape = "original sizes"
     about = "" if predicted.exact else "about "
     stored, classes = f"{job.form.store}, {shape}", len(job.listing.names) or ""
     rows = [
@@ -216,17 +216,17 @@ def _results(report: Report) -> Iterator[Fact]:
 
 @contextmanager
 def _stoppable(job: Job) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the command with one line that says how to go on."""
+    """Turns Ctrl-C and SIGTERM into an error that says how to continue."""
 
     def terminate(*_: object) -> None:
         raise _Terminated
 
-    here = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, terminate) if here else None
+    main_thread = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, terminate) if main_thread else None
     try:
         yield
     except (KeyboardInterrupt, _Terminated) as error:
-        if job.dst.exists():  # all was done but the report
+        if job.dst.exists():  # only the report is missing
             stopped = Stopped("pack-interrupted-whole", dst=job.dst)
         else:
             stopped = Stopped("pack-interrupted", partial=job.partial)
@@ -234,16 +234,16 @@ def _stoppable(job: Job) -> Iterator[None]:
             stopped.exit_code = 130  # the shell's code for Ctrl-C
         raise stopped from error
     finally:
-        if here:
+        if main_thread:
             signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 class _Terminated(BaseException):
-    """SIGTERM: like Ctrl-C, nothing on the way may take it for an error of its own."""
+    """SIGTERM. No `Exception`, so that no handler on the way catches it, as with Ctrl-C."""
 
 
 class _Shown:
-    """Progress with examples/s and the time left: a bar on a terminal, else a line now and then."""
+    """Progress with examples/s and the time left: a bar on a terminal, otherwise a line every few seconds."""
 
     def __init__(self, job: Job, quiet: bool):
         lengths = [len(split) for split in job.listing.splits.values()]
@@ -259,19 +259,19 @@ class _Shown:
         )  # fmt: skip
         self._task = self.bar.add_task("packing", total=self._total, speed="")
 
-    def __call__(self, now: Done) -> None:
-        done, time_now = self._before[now.split] + now.done, time.monotonic()
-        if self._begun is None:  # what an earlier command did is no speed of this one
-            self._begun = (done, time_now)
+    def __call__(self, progress: Done) -> None:
+        done, now = self._before[progress.split] + progress.done, time.monotonic()
+        if self._begun is None:  # entries of an earlier command do not count for the speed
+            self._begun = (done, now)
             if done and not self._quiet:
                 self._console.print(str(fact("pack-going-on", done=done, total=self._total)))
-        took = time_now - self._begun[1]
-        rate = (done - self._begun[0]) / took if took > 0.5 else 0.0
-        speed = f"{rate:,.0f} examples/s" + (f", {now.skipped} skipped" if now.skipped else "")
-        self.bar.update(self._task, completed=done, description=now.split, speed=speed)
-        if self._quiet or self._console.is_terminal or not rate or time_now - self._printed < _LINE_SECONDS:
+        seconds = now - self._begun[1]
+        rate = (done - self._begun[0]) / seconds if seconds > 0.5 else 0.0
+        speed = f"{rate:,.0f} examples/s" + (f", {progress.skipped} skipped" if progress.skipped else "")
+        self.bar.update(self._task, completed=done, description=progress.split, speed=speed)
+        if self._quiet or self._console.is_terminal or not rate or now - self._printed < _LINE_SECONDS:
             return
-        self._printed = time_now
+        self._printed = now
         left = duration((self._total - done) / rate)
-        line = f"{now.split}: {done:,} of {self._total:,}, {speed}, {left} left"
+        line = f"{progress.split}: {done:,} of {self._total:,}, {speed}, {left} left"
         self._console.print(line, soft_wrap=True)

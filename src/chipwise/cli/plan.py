@@ -45,7 +45,7 @@ def plan(
         typer.Option(metavar="FILE.json", help="A record by chipwise bench-feed of the feeding host."),
     ] = None,
     spot: Annotated[
-        bool, options.option("Machines that may be taken away: time and dollars with that.", name="--spot")
+        bool, options.option("Spot machines: time and dollars with preemptions.", name="--spot")
     ] = False,
     interruptions: Annotated[
         str | None, options.option("Rate of interruptions, such as 0.1/h or 2/d. [as published]", "RATE")
@@ -56,7 +56,7 @@ def plan(
     html: options.Html = None,
     json_: options.Json = False,
 ) -> None:
-    """Predict, before renting: does it fit, how fast is it, what does it cost.
+    """Predict before renting: whether it fits, how fast it is, and what it costs.
 
     \b
     Examples:
@@ -75,7 +75,7 @@ def plan(
     from ..planner.planner import plan as make
 
     loaded, targets = recipe.load(), _names(on)
-    with telling(len(targets), quiet=json_) as told:
+    with telling(len(targets), quiet=json_) as reporter:
         plans = make(
             loaded,
             targets,
@@ -89,12 +89,14 @@ def plan(
             host_cores=host_cores,
             spot=spot,
             interruptions=interruptions,
-            progress=told.progress,
-            ready=told.ready,
+            progress=reporter.progress,
+            ready=reporter.ready,
         )
-    shown = document(loaded, plans)
-    chips_view = plan_kernels.parts(shown["plans"]) if kernels else ()
-    answer(shown, itertools.chain(parts(plans), chips_view), lambda: plan_page.render(shown), html, json_)
+    report = document(loaded, plans)
+    kernel_tables = plan_kernels.parts(report["plans"]) if kernels else ()
+    answer(
+        report, itertools.chain(parts(plans), kernel_tables), lambda: plan_page.render(report), html, json_
+    )
 
 
 def _names(text: str) -> list[str]:

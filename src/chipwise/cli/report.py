@@ -1,4 +1,4 @@
-"""`chipwise report RUN` and `chipwise compare A B ...`: what was done, told and set side by side."""
+"""`chipwise report RUN` and `chipwise compare A B ...`: the story of a run, and a comparison of runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def report(
     html: options.Html = None,
     json_: options.Json = False,
 ) -> None:
-    """Tell a run's story: settings, curves, where the time went, what was slow, what to try.
+    """Show a run's story: settings, curves, where the time went, what was slow, what to try.
 
     \b
     Examples:
@@ -56,8 +56,8 @@ def compare(
 ) -> None:
     """Compare measured, predicted and published speeds of one recipe: who is faster, and by how much.
 
-    First what differs and whether the losses agree, then examples/s with intervals, wall time, time to a
-    target and dollars. Steps/s only where all batches are equal.
+    Shows what differs and whether the losses agree, then examples/s with intervals, wall time, time to a
+    target and dollars. Compares steps/s only if all batches are equal.
 
     \b
     Examples:

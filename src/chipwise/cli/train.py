@@ -1,4 +1,4 @@
-"""`chipwise train`, `sweep` and `eval`: runs made, compared and evaluated again."""
+"""`chipwise train`, `sweep` and `eval`: trains, compares and evaluates runs."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ def train(
     context: typer.Context,
     recipe: options.Given,
     how: options.Training,
-    run: Annotated[
-        str | None, option("Run folder; a run found there is resumed. [runs/NAME-TIME]", "DIR")
-    ] = None,
+    run: Annotated[str | None, option("Run folder; a run in it is resumed. [runs/NAME-TIME]", "DIR")] = None,
     stop_after: Annotated[
         str | None, option("Stop and save after this long; schedules stay the same.", "DURATION")
     ] = None,
@@ -40,17 +38,17 @@ def train(
         option("Also keep the checkpoint with the best value of METRIC, such as eval/accuracy.", "METRIC"),
     ] = None,
     patience: Annotated[
-        str | None, option("With --keep-best: stop when nothing better came for this long.", "DURATION")
+        str | None, option("With --keep-best: stop after this long without a better value.", "DURATION")
     ] = None,
     start: Annotated[
         str | None,
         option("Start from the weights of a run or a file, at step 0.", "RUN", name="--from"),
     ] = None,
-    fresh: Annotated[bool, option("Discard a run found in the folder.", name="--fresh")] = False,
+    fresh: Annotated[bool, option("Discard a run in the folder.", name="--fresh")] = False,
     json_: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Train a recipe on every device found.
+    """Train a recipe on all devices.
 
     \b
     Examples:
@@ -67,7 +65,7 @@ def train(
             raise RecipeError("seeds-with-keep-best")
         if start is not None:
             raise RecipeError("seeds-with-from")
-        _seeds_go_with(stop_after, fresh, recipe.settings)
+        _check_seeds(stop_after, fresh, recipe.settings)
         _study(context, recipe, {}, how, run, seeds, at_once, metric, json_, quiet)
         return
     if at_once != 1 or metric is not None:
@@ -131,9 +129,7 @@ def sweep(
 def evaluate_run(
     run: Annotated[str, typer.Argument(help="A run folder.")],
     here: options.Here,
-    batch: Annotated[
-        int | None, option("Global batch; by default chosen from the memory needed.", min=1)
-    ] = None,
+    batch: Annotated[int | None, option("Global batch. [by the memory that it needs]", min=1)] = None,
     data: options.Data = None,
     recipe: options.OfRun = None,
     best: Annotated[bool, option("The checkpoint that --keep-best kept.", name="--best")] = False,
@@ -243,14 +239,14 @@ def _study(
     run = run or _folder(Path(name or file).stem)
 
     def show(study, to) -> None:
-        here = console(to, width=160)
+        output = console(to, width=160)
         points = [row.to_json() for row in rows(study, metric)]
-        here.print(render(points, metric or main_metric(study)))
-        lines(here, *notes(study, metric))
+        output.print(render(points, metric or main_metric(study)))
+        lines(output, *notes(study, metric))
 
     def after_round(study) -> None:
-        rows(study, metric)  # a metric that nothing has is known after the first round, not the last
-        if not quiet and not all(one.ended for point in study.points for one in point.runs.values()):
+        rows(study, metric)  # raises for an unknown metric after the first round, not the last
+        if not quiet and not all(run.ended for point in study.points for run in point.runs.values()):
             show(study, sys.stderr)
 
     try:
@@ -270,17 +266,17 @@ def _study(
     except Stopped as stop:
         raise Stopped("go-on", stop=stop, command=options.again(context, run=run)) from None
     if json_:
-        shown = {"run": str(study.folder), "metric": metric or main_metric(study), **study.to_json()}
-        print(json.dumps({**shown, "rows": [row.to_json() for row in rows(study, metric)]}))
+        document = {"run": str(study.folder), "metric": metric or main_metric(study), **study.to_json()}
+        print(json.dumps({**document, "rows": [row.to_json() for row in rows(study, metric)]}))
     else:
         show(study, sys.stdout)
         print(f"run  {study.folder}")
-    if not any(one.done for point in study.points for one in point.runs.values()):
+    if not any(run.done for point in study.points for run in point.runs.values()):
         raise DivergedError("every-run-diverged", folder=study.folder)
 
 
-def _seeds_go_with(stop_after: str | None, fresh: bool, settings: list[str]) -> None:
-    """Raises `RecipeError` for what makes no sense for several runs in a folder."""
+def _check_seeds(stop_after: str | None, fresh: bool, settings: list[str]) -> None:
+    """Raises `RecipeError` for options that do not work with several seeds."""
     if stop_after is not None:
         raise RecipeError("seeds-with-stop-after")
     if fresh:

@@ -1,12 +1,12 @@
-"""A fact: a code and the numbers that belong to it. What is found, warned of, advised or refused is one.
+"""Facts: codes with numbers, for findings, warnings, advice and errors.
 
-Code passes facts on and compares them by code; `say` makes them text, once, where they are shown. The
-sentences stand in the `.toml` files beside this one, one file a package:
+Code passes facts on and compares their codes; `say` turns them into text where they are shown. The sentences
+are in the `.toml` files of this folder, one file per package:
 
     batch-indivisible = "batch={batch} is not divisible by replicas={replicas}: try {near:or}."
 
-A code with several texts is a table: `[code]`, `text = "..."`, `remedy = "..."`. In braces stands a fact's
-number, with Python's own format or one of `FORMATS`.
+A code with several texts is a table: `[code]`, `text = "..."`, `remedy = "..."`. Braces contain the name of a
+number, with a format of Python or one of `FORMATS`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from . import figures
 
 @dataclass(frozen=True)
 class Fact:
-    """What is the case: a `code`, stable and the same in every language, and its `numbers` by name.
+    """A stable `code` and its `numbers` by name.
 
-    `str(fact)` is its sentence, `fact.json()` what documents hold.
+    `str(fact)` is its sentence, and `fact.json()` its form in documents.
     """
 
     code: str
@@ -39,12 +39,12 @@ class Fact:
         return say(self)
 
     def json(self) -> dict[str, Any]:
-        """`code`, `text`, and the numbers, facts among them in the same way."""
+        """`code`, `text`, and the numbers; nested facts in the same form."""
         return {"code": self.code, "text": str(self), **plain(self.numbers)}
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: facts with their sentences, dataclasses as objects."""
+    """A value as JSON: facts with their sentences, dataclasses as objects."""
     if isinstance(value, Fact):
         return value.json()
     if is_dataclass(value) and not isinstance(value, type):
@@ -59,9 +59,9 @@ def fact(code: str, /, **numbers: Any) -> Fact:
     return Fact(code, numbers)
 
 
-def say(told: Fact, part: str = "text") -> str:
-    """The sentence of a fact. Raises `KeyError` for a code without that text, or a number that it lacks."""
-    return _FORMATTER.vformat(texts(told.code)[part], (), told.numbers)
+def say(fact: Fact, part: str = "text") -> str:
+    """The sentence of a fact. Raises `KeyError` for a code without that text, and for a missing number."""
+    return _FORMATTER.vformat(texts(fact.code)[part], (), fact.numbers)
 
 
 def texts(code: str) -> Mapping[str, str]:
@@ -72,13 +72,13 @@ def texts(code: str) -> Mapping[str, str]:
 
 @functools.cache
 def catalogue() -> dict[str, Any]:
-    """Every code with its text or texts. Raises `ValueError` when two files have one code."""
+    """Every code with its text or texts. Raises `ValueError` if a code is in two files."""
     entries: dict[str, Any] = {}
     for file in sorted(files(__package__).iterdir(), key=lambda file: file.name):
         if file.name.endswith(".toml"):
             for code, text in tomllib.loads(file.read_text(encoding="utf-8")).items():
                 if code in entries:
-                    raise ValueError(f"words/{file.name}: the code {code} stands in another file too")
+                    raise ValueError(f"words/{file.name}: the code {code} is in another file too")
                 entries[code] = text
     return entries
 
@@ -128,23 +128,21 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "said": _said,  # " JAX says: out of memory.", or nothing of ""
     "words": lambda text: f": {figures.one_line(text)}" if text else "",  # last words; nothing of ""
     "line": lambda number: "" if number is None else f"line {number}: ",  # of a file; nothing of None
-    "set": lambda settings: " ".join(f"--set {one}" for one in settings),  # --set a=1 --set b=2
+    "set": lambda settings: " ".join(f"--set {setting}" for setting in settings),  # --set a=1 --set b=2
     "near": _near,  # " Did you mean 'x'?", or nothing of None
     "sentences": lambda facts: " ".join(map(str, facts)),  # one after another
     "semicolons": lambda facts: "; ".join(map(str, facts)),
-    "tails": lambda facts: "".join(
-        f"; {fact}" for fact in facts
-    ),  # what a sentence goes on with, if anything
+    "tails": lambda facts: "".join(f"; {fact}" for fact in facts),  # "; a; b", or nothing
     "brackets": lambda facts: f" ({', '.join(map(str, facts))})" if facts else "",
     "sections": lambda parts: ", ".join(f"{name} {figures.duration(s)}" for name, s in parts.items()),
-    "span-seconds": lambda found: figures.spread(found, figures.duration),  # 5.0 min (4.8 min to 5.1 min)
-    "span-dollars": lambda found: figures.spread(found, figures.dollars),  # $5.10 ($4.90 to $6.00)
+    "span-seconds": lambda span: figures.spread(span, figures.duration),  # 5.0 min (4.8 min to 5.1 min)
+    "span-dollars": lambda span: figures.spread(span, figures.dollars),  # $5.10 ($4.90 to $6.00)
     "steps": _steps,  # in step 8, between steps 5 and 8
     "checkpoint": _checkpoint,  # The last good checkpoint is of step 40.
     "hosts": lambda numbers: f"host{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}",  # hosts 1, 3
     "plain": lambda text: figures.printable(str(text)),  # foreign text, safe on one line
 }
-"""What may stand behind the colon of `{number:...}`, beside Python's own formats and `{n:count step}`."""
+"""The formats of `{number:...}`, besides those of Python and `{n:count step}`."""
 
 
 class _Formatter(string.Formatter):

@@ -1,4 +1,4 @@
-"""Figures in words, the same wherever they are printed."""
+"""Numbers as text, in the same form everywhere."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 UNKNOWN = "unknown"
-_LONGEST = 400  # characters of a text that a file brought
+_LONGEST = 400  # characters of a text from a file
 
 
 def known(value: Any) -> TypeGuard[float]:
-    """Whether it is a finite number, of which sums stay finite."""
+    """Whether `value` is a number below 1e300, so that sums stay finite."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def or_unknown(form: Callable[[Any], str]) -> Callable[[Any], str]:
-    """`form`, which says "unknown" of what is not known."""
+    """`form`, but "unknown" for values that are not `known`."""
     return lambda value: form(value) if known(value) else UNKNOWN
 
 
@@ -40,7 +40,7 @@ def figure(value: float) -> str:
 
 
 def short(value: float) -> str:
-    """What stands on an axis: `0.05`, `350`, `12k`, `1.5M`."""
+    """A label of an axis: `0.05`, `350`, `12k`, `1.5M`."""
     value = float(f"{value:.10g}")  # not 0.30000000000000004
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if size <= abs(value) < 1e12:
@@ -57,7 +57,7 @@ def count(value: float) -> str:
 
 
 def share(value: float) -> str:
-    """`21 %`; below a tenth one digit more, `3.4 %`, and below a thousandth `< 0.1 %`."""
+    """`21 %`; with another digit below a tenth, `3.4 %`; below a thousandth `< 0.1 %`."""
     if 0 < value < 1e-3:
         return "< 0.1 %"
     return f"{100 * value:.0f} %" if abs(value) >= 0.1 or value == 0 else f"{100 * value:.2g} %"
@@ -89,21 +89,21 @@ def dollars(usd: float) -> str:
 def interval(
     span: Mapping[str, Any] | None, form: Callable[[float], str] = digits, between: str = " to "
 ) -> str:
-    """`1.9 to 2.3`, of `low` and `high`; empty where one is not known."""
+    """`1.9 to 2.3`, from `low` and `high`; empty if one is unknown."""
     if not span or not known(span.get("low")) or not known(span.get("high")):
         return ""
     return f"{form(span['low'])}{between}{form(span['high'])}"
 
 
 def pair(span: Mapping[str, Any] | None, form: Callable[[float], str] = digits) -> str:
-    """`6.0 and 16.0`, of exactly two `values`, which are too few for an interval; else nothing."""
+    """`6.0 and 16.0`, from exactly two `values`, which are too few for an interval; otherwise empty."""
     if not span or span.get("n") != 2 or interval(span):
         return ""
     return " and ".join(form(v) for v in sorted(span["values"]))
 
 
 def spread(span: Mapping[str, Any], form: Callable[[float], str] = digits) -> str:
-    """`5.1 (4.9 to 5.3)`: a value with its interval; of two values both; alone where no more is known."""
+    """`5.1 (4.9 to 5.3)`: a value with its interval, or with both of two values, or alone."""
     within = interval(span, form)
     if two := pair(span, form):
         within = f"{two}; 2 runs are too few for an interval"
@@ -111,13 +111,13 @@ def spread(span: Mapping[str, Any], form: Callable[[float], str] = digits) -> st
 
 
 def price(cost: Mapping[str, Any]) -> str:
-    """Everything that is known of a price, its day and source included, on one line."""
+    """A price on one line, with all its details, date and source."""
     kind = "spot" if cost.get("spot") else "on demand"
     parts = [
         f"{dollars(cost['usd_per_hour'])} an hour {kind}" if known(cost.get("usd_per_hour")) else kind,
         " ".join(str(cost[k]) for k in ("cloud", "instance", "region") if cost.get(k)),
         cost.get("includes"),
-        *(told["text"] for told in cost.get("reckoned") or ()),
+        *(reckoning["text"] for reckoning in cost.get("reckoned") or ()),
         cost.get("note"),
         cost.get("date") or "date unknown",
         cost.get("source") or "source unknown",
@@ -134,14 +134,14 @@ def counted(n: int, what: str) -> str:
 
 
 def listed(words: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`; `none` of nothing."""
+    """`a`, `a and b`, `a, b and c`; `none` if empty."""
     if len(words) < 2:
         return words[0] if words else "none"
     return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def few(words: Sequence[str], most: int = 3) -> str:
-    """The first `most`, and how many more there are: `a, b, c and 1,204 more`; safe on one line."""
+    """The first `most` and the number of the others: `a, b, c and 1,204 more`; safe on one line."""
     more = len(words) - most
     return ", ".join(printable(str(word)) for word in words[:most]) + (
         f" and {more:,} more" if more > 0 else ""
@@ -149,7 +149,8 @@ def few(words: Sequence[str], most: int = 3) -> str:
 
 
 def sparkline(values: Sequence[float], low: float | None = None, high: float | None = None) -> str:
-    """One block a value: `█▆▄▂▁`, from the lowest value, or `low`, to the highest, or `high`."""
+    """One block per value: `█▆▄▂▁`, from `low`, by default the lowest value, to `high`, by default the
+    highest."""
     if not values:
         return ""
     low, high = min(values) if low is None else low, max(values) if high is None else high
@@ -161,9 +162,9 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def printable(text: str) -> str:
-    """What a file or its name says, which may hold any control character, as one line can show it."""
+    """A text from a file, or a file's name, with control characters escaped, so that one line can show it."""
     text = text.encode("utf-8", "replace").decode()
-    # A line break would forge a line of a report, and an escape sequence colours the terminal
+    # A line break could forge a line of a report, and an escape sequence could control the terminal.
     return "".join(
         c.encode("unicode_escape").decode() if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp") else c
         for c in text
@@ -171,6 +172,6 @@ def printable(text: str) -> str:
 
 
 def one_line(value: Any, longest: int = _LONGEST) -> str:
-    """`printable` of a text with blanks for its line breaks, cut where it is long."""
+    """`printable` of a text, with spaces for line breaks, and shortened to `longest` characters."""
     text = printable(" ".join(str(value).split()))
     return text if len(text) <= longest else text[: longest - 1] + "…"
