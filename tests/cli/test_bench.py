@@ -24,7 +24,7 @@ def test_it_prints_speed_beside_batch_and_replicas_and_saves_the_record(tmp_path
     assert "losses" in out and "(steps 1 to 3)" in out and "share of peak unknown" in out
     measured, seconds = record.measured, record.measured["seconds"]
     assert str(fact("bench-clock", **{**measured, **seconds, "warmup_steps": 3})) in out
-    assert str(fact("profile-browse", folder="trace")) in out and "ms a step" in out
+    assert str(fact("profile-browse", folder="trace")) in out and "ms/step" in out
     assert record.measured["set"] == ["batch=48"] and record.measured["batch"] == 48
     assert record.measured["profile"]["operations"][0]["name"][:40] in out
 
