@@ -94,7 +94,7 @@ def finished(rows, **changes):
             "examples_per_second_quartiles": [245.0, 255.0], "intervals": 19, "share_of_peak": "unknown",
         },
         "seconds": SECONDS,
-        "feed": {"data": "on the device", "verdict": "the data lives on the device: nothing to wait for"},
+        "feed": {"data": "on the device", "verdict": "the data is on the device: nothing to wait for"},
         "run": "elsewhere",
         **changes,
     }  # fmt: skip
