@@ -158,7 +158,7 @@ def test_the_version(chipwise):
 
 def test_chipwise_alone_shows_the_help(chipwise):
     said = chipwise()
-    assert "Train a recipe on every device found." in said.out + said.err
+    assert "Train a recipe on all devices." in said.out + said.err
 
 
 def test_usage_errors_go_to_standard_error(chipwise):

@@ -48,6 +48,13 @@ def test_the_best_evaluation_can_be_had_again(whole):
     assert restore_run(recipe(), folder).steps == 30
 
 
+def test_a_metric_of_several_numbers_cannot_be_the_best():
+    best = Best(recipe(), "eval/recalls", None)
+    with refused(RecipeError, "best-metric-array", metric="eval/recalls", shape=[3]):
+        best.improved(4, {"eval/recalls": np.zeros(3)})
+    assert Best(recipe(), "eval/loss", None).improved(4, {"eval/loss": 0.5})
+
+
 def test_a_best_that_cannot_be_written_is_an_error(tmp_path, monkeypatch):
     wait = Checkpoints.wait
 

@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from ..errors import RecipeError, near
 from ..recipe.recipe import Recipe
 
@@ -72,6 +74,8 @@ class Best:
                 "best-metric-unknown", metric=self.metric, known=known, hint=near(self.metric, known)
             )
         value = metrics[self.metric]
+        if np.ndim(value):
+            raise RecipeError("best-metric-array", metric=self.metric, shape=list(np.shape(value)))
         if not isinstance(value, float) or not math.isfinite(value):
             return False
         lower = any(word in self.metric for word in _LOWER)
