@@ -85,9 +85,7 @@ def launch(
             file=jobs.recipe_file(recipe.recipe), data=data, bucket=bucket, zone=zone, image=image,
         )  # fmt: skip
 
-    to_launch = job(
-        offered[0] if on is None else parse(on)
-    )  # checked before the plan, which may take minutes
+    to_launch = job(offered[0] if on is None else parse(on))  # checked before the plan, which takes minutes
     warnings = jobs.check(to_launch)
     places.check(where, to_launch)
     if cheapest:

@@ -93,10 +93,8 @@ def plan(
             ready=reporter.ready,
         )
     report = document(loaded, plans)
-    kernel_tables = plan_kernels.parts(report["plans"]) if kernels else ()
-    answer(
-        report, itertools.chain(parts(plans), kernel_tables), lambda: plan_page.render(report), html, json_
-    )
+    tables = plan_kernels.parts(report["plans"]) if kernels else ()
+    answer(report, itertools.chain(parts(plans), tables), lambda: plan_page.render(report), html, json_)
 
 
 def _names(text: str) -> list[str]:
