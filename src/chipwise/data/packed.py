@@ -77,7 +77,7 @@ class PackedFolder:
         self.manifest = read_manifest(self.path)
         try:
             self._understand(self.manifest)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise DataError("manifest-damaged", path=self.path / MANIFEST, reason=reason) from error
         self._maps: list[_Shard | None] = [None] * len(self._shards)
@@ -107,8 +107,10 @@ class PackedFolder:
             if self.names and per_class and len(per_class) != len(self.names):
                 raise ValueError(f"{len(per_class)} counts of {len(self.names)} classes")
         self.mean, self.std = (tuple(map(float, manifest.get(name, ()))) for name in ("mean", "std"))
-        for entry in [*manifest["settings"].items(), *manifest["source"].get("skipped", ())]:
-            entry[0 if isinstance(entry, tuple) else "name"]
+        skipped = manifest["source"].get("skipped", [])
+        texts = [*manifest.get("splits", ()), *(e[k] for e in skipped[:] for k in ("name", "reason"))]
+        if not isinstance(manifest["settings"], dict) or not all(isinstance(text, str) for text in texts):
+            raise ValueError("settings, splits or skipped entries")
         record = [tuple(field) for field in manifest["record"]]
         self._record = np.dtype(record)
         self._shards = manifest["shards"]
@@ -127,6 +129,7 @@ class PackedFolder:
                 if Path(file["name"]).name != file["name"]:
                     raise DataError("file-outside", path=self.path, name=file["name"])
                 _check_size(self.path / file["name"], int(file["bytes"]))
+                str(file["sha256"])
             for name, struct in self._spec.items():
                 self._check_declared(name, struct, shard["examples"], shard["files"][name]["bytes"])
 
