@@ -30,7 +30,7 @@ CHIPS = {  # name: (compute capability, cores, FP32 units a core, threads a core
     "NVIDIA A100-SXM4-40GB": ((8, 0), 108, 64, 2048, 167936),
     "Tesla T4": ((7, 5), 40, 64, 1024, 65536),
 }
-EXACT = compiler_options("cuda", True)
+EXACT = compiler_options("cuda", True, "Tesla T4")
 
 
 @pytest.fixture(scope="module")

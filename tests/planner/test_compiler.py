@@ -118,7 +118,7 @@ def test_a_program_for_a_gpu_that_is_not_here(tmp_path):
     config = {"topology_name": "", "target_config": target_config(named("h100"))}
     one, two = ({**config, "topology": f"1x1x{n}"} for n in (1, 2))
     program = export_program(product, ({"x": SPEC}, SPEC), "cuda")
-    options = compiler_options("cuda", exact=True)
+    options = compiler_options("cuda", True, "NVIDIA H100 80GB HBM3")
     told = compile_all(
         [
             Request("replica", one, program, platform="cuda", options=options),

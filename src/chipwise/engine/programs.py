@@ -91,7 +91,7 @@ class Programs:
         anything was.
         """
         layout, replicas = self.layout, self.layout.replicas_per_device
-        options = compiler_options(self.placement.lead.platform, layout.exact)
+        options = self._options
         starts = range(0, replicas, self.functions.together)
         # The first replica of each call: its number among all replicas, and on its device
         self._places, self._turns = [], []
@@ -139,12 +139,16 @@ class Programs:
     def _jitted(self, replica: Any) -> tuple[Any, Any, Any]:
         """`replica`, `update` and `square`, jitted: made once, so that each is traced once for all
         devices."""
-        options = compiler_options(self.placement.lead.platform, self.layout.exact)
         return (
-            jax.jit(replica, compiler_options=options),
-            jax.jit(self.functions.update, donate_argnums=0, compiler_options=options),
-            jax.jit(self.functions.square, compiler_options=options),
+            jax.jit(replica, compiler_options=self._options),
+            jax.jit(self.functions.update, donate_argnums=0, compiler_options=self._options),
+            jax.jit(self.functions.square, compiler_options=self._options),
         )
+
+    @property
+    def _options(self) -> dict[str, Any] | None:
+        lead = self.placement.lead
+        return compiler_options(lead.platform, self.layout.exact, lead.device_kind)
 
     def _prepare_sums(self, calls: int) -> None:
         """What follows the compilation: how the vectors of a device's `calls` calls are added, and FLOPs."""

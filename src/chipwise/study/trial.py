@@ -133,6 +133,6 @@ def needed(recipe: Recipe, machine: Machine, layout: Layout) -> Memory:
 def _compiled(program: Traceable, device: jax.Device, layout: Layout) -> Any:
     here = jax.sharding.SingleDeviceSharding(device)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), program.specs)
-    options = compiler_options(device.platform, layout.exact)
+    options = compiler_options(device.platform, layout.exact, device.device_kind)
     jitted = jax.jit(program.function, donate_argnums=program.donate, compiler_options=options)
     return jitted.lower(*shapes).compile()
