@@ -78,7 +78,7 @@ def compiled(chip):
         for name, form in FORMS.items():
             with traced_for(target.chip):
                 program = export_program(gradient(form, mask), shapes, kind)
-            options = compiler_options(kind, True)
+            options = compiler_options(kind, True, target.chip.device_kinds[0])
             requests[case, name] = Request(f"{case} {name}", one, program, platform=kind, options=options)
     with tempfile.TemporaryDirectory() as folder:
         answers = compile_all(list(requests.values()), cache_dir=Path(folder))
