@@ -192,3 +192,8 @@ def test_a_document_in_a_table_may_be_long(tmp_path):
     (tmp_path / "a.csv").write_text(f"text\n{'x' * 200_000}\n")
     made, found = tokens(pack(tmp_path / "a.csv", tmp_path / "out", text=TextForm(tokens=1001)))
     assert len(made) == 200 and found[0, 0] == ord("x")
+
+
+def test_text_of_an_object_is_not_passed_over(tmp_path):
+    with refused(RecipeError, "pack-text-of-object", kind="list"):
+        pack([{"text": "one"}], tmp_path / "out", text=TextForm(tokens=8))

@@ -134,6 +134,8 @@ class Job:
         self.form = Form(given.size, given.fit == "crop", given.store, given.quality)
         columns, path = given.columns, None if not isinstance(src, (str, os.PathLike)) else local(str(src))
         self.text = text = given.text or (TextForm() if path is not None and is_text(path) else None)
+        if text is not None and path is None:
+            raise RecipeError("pack-text-of-object", kind=self.src)
         if text is None or path is None:
             self.listing = listing_of(src, given.labels, given.names, columns)
             if given.split is not None:
