@@ -1,4 +1,4 @@
-"""Messages between hosts beside their arrays: which hosts are there, shared decisions, failures and losses.
+"""Messages between hosts besides their arrays: which hosts are there, shared decisions, failures and losses.
 
 JAX's runtime transfers the arrays. It aborts a process some time after a peer is gone, without saying which
 one, and does not say for which hosts it waits. So each host has a plain connection to host 0, with lines of
