@@ -170,6 +170,15 @@ def test_a_full_disk_ends_in_one_error_and_no_thread_says_more(tmp_path, monkeyp
     assert threading.active_count() == before
 
 
+def test_fresh_stops_where_a_checkpoint_cannot_be_removed(tmp_path):
+    opened(tmp_path).close()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "checkpoints").symlink_to(tmp_path / "elsewhere")  # which rmtree refuses
+    with refused(RunError, "run-unusable"):
+        opened(tmp_path, {**RECIPE, "seed": 1}, fresh=True)
+    assert stored_recipe(tmp_path)["seed"] == 0  # so that no other recipe resumes from what is left
+
+
 def test_a_fresh_run_keeps_no_best_checkpoint_of_the_former(tmp_path):
     RunFolder(tmp_path, {"seed": 0}, 0).close()
     (tmp_path / "best" / "5").mkdir(parents=True)

@@ -181,12 +181,15 @@ class RunFolder:
             others = sorted(p.name for p in self.path.iterdir() if p.name != "lock")
             if others:
                 raise RunError("run-fresh-elsewhere", path=str(self.path), files=others[:3])
-        for name in ("recipe.json", "metrics.jsonl", "processes.jsonl", "result.json"):
-            (self.path / name).unlink(missing_ok=True)
+        # recipe.json last: otherwise a failure or a kill could leave checkpoints that a new recipe resumes
+        # from.
+        for name in ("checkpoints", FOLDER):
+            if (self.path / name).exists():
+                shutil.rmtree(self.path / name)
         for file in self.path.glob(f"{PREFIX}.out.tfevents.*"):
             file.unlink()
-        for name in ("checkpoints", FOLDER):
-            shutil.rmtree(self.path / name, ignore_errors=True)
+        for name in ("metrics.jsonl", "processes.jsonl", "result.json", "recipe.json"):
+            (self.path / name).unlink(missing_ok=True)
 
     def _agree(self, recipe: dict[str, Any]) -> None:
         file = self.path / "recipe.json"
