@@ -1,12 +1,17 @@
 """Measuring predictions: what the record holds. No speed is asserted."""
 
+import pickle
+
+import numpy as np
 import pytest
 
 import chipwise as cw
 import tasks
+from chipwise.data.sources import take
+from chipwise.data.workers import chosen
 from chipwise.machine.record import read
 from chipwise.measure.bench import INTERVALS
-from chipwise.measure.bench_predict import ALONE, measure_predict
+from chipwise.measure.bench_predict import ALONE, _Endless, measure_predict
 from refusals import refused
 
 
@@ -29,6 +34,37 @@ def test_a_record_of_predictions_survives_the_file(tmp_path, devices):
     assert read(tmp_path / "r.json", "predict") == record
     with refused(cw.DataError, "record-kind", kind="predict", expected="train"):
         read(tmp_path / "r.json", "train")
+
+
+class Plain:
+    """One that only one thread may read."""
+
+    def __init__(self, n=7):
+        self.examples = tasks.data(n)
+
+    def __len__(self):
+        return len(self.examples)
+
+    def __getitem__(self, index):
+        return self.examples[index]
+
+
+class Batched(Plain):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize(
+    "source, doors", [(tasks.data(7), {"fill"}), (Plain(), set()), (Batched(), {"__getitems__"})]
+)
+def test_the_source_is_read_as_a_prediction_reads_it(source, doors):
+    endless = pickle.loads(pickle.dumps(_Endless(source)))  # as a process gets it
+    assert {door for door in ("fill", "take", "__getitems__") if hasattr(endless, door)} == doors
+    assert chosen(endless, 3) == chosen(source, 3) and chosen(endless, None) == chosen(source, None)
+    rows = np.asarray([6, 7, 20])
+    expected = tasks.data(7).take(rows % 7)
+    for name, column in take(endless, rows).items():
+        np.testing.assert_array_equal(column, expected[name])
 
 
 def test_what_cannot_be_measured_is_refused():

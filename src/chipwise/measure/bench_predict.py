@@ -11,13 +11,12 @@ import datetime
 import math
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 
-from ..data.sources import Columns, Source, Spec, fill, take
+from ..data.sources import Columns, Source, fill, has, take
 from ..data.synthetic import Synthetic
 from ..engine import keys
 from ..engine.on import ALL, On
@@ -36,24 +35,36 @@ WARMUP = 4  # untimed calls
 ALONE = 200  # at most; examples predicted one at a time
 
 
-@dataclass(frozen=True)
 class _Endless:
-    """A source, repeated."""
+    """A source, repeated. It is read as the source is, so it has only the optional methods that the source
+    has."""
 
-    source: Source
+    fill: Any
+    take: Any
 
-    @property
-    def spec(self) -> Spec:
-        return spec_of(self.source)
+    def __init__(self, source: Source):
+        self.source, self.spec, self._examples = source, spec_of(source), len(source)
+        if has(source, "fill"):
+            self.fill = self._fill
+        elif has(source, "take"):
+            self.take = self._take
+        elif hasattr(source, "__getitems__"):
+            self.__getitems__ = self._several
 
     def __len__(self) -> int:
         return LENGTH
 
     def __getitem__(self, index: int) -> Mapping[str, Any]:
-        return self.source[index % len(self.source)]
+        return self.source[index % self._examples]
 
-    def fill(self, indices: np.ndarray, out: Columns) -> None:
-        fill(self.source, np.asarray(indices) % len(self.source), out)
+    def _fill(self, indices: np.ndarray, out: Columns) -> None:
+        fill(self.source, np.asarray(indices) % self._examples, out)
+
+    def _take(self, indices: np.ndarray) -> Columns:
+        return take(self.source, np.asarray(indices) % self._examples)
+
+    def _several(self, indices: list[int]) -> Any:
+        return self.source.__getitems__([i % self._examples for i in indices])  # type: ignore[attr-defined]
 
 
 def measure_predict(
