@@ -21,6 +21,14 @@ def test_only_exact_programs_of_gpus_are_kept_from_autotuning():
     assert exact is not None and exact["xla_gpu_autotune_level"] == 0
 
 
+def test_groups_of_gpus_ask_for_collectives_beside_computation():
+    kind = "NVIDIA A100-SXM4-80GB"
+    alone, group = (compiler_options("cuda", True, kind, shards) for shards in (1, 2))
+    overlap = compiler_options("cuda", False, kind, 2)
+    assert overlap == {"xla_gpu_enable_latency_hiding_scheduler": True}
+    assert group == {**alone, **overlap} and len(group) == len(alone) + 1
+
+
 def test_nothing_is_said_of_a_cpu_or_an_unknown_tpu():
-    assert compiler_options("cpu", True, "cpu") is None
+    assert compiler_options("cpu", True, "cpu", 8) is None
     assert compiler_options("tpu", True, "TPU v99") is None

@@ -14,9 +14,11 @@ import pytest
 
 from chipwise.chips.catalogue import named
 from chipwise.chips.gpus import target_config
+from chipwise.chips.targets import parse
+from chipwise.engine.layout import Layout
 from chipwise.engine.step import compiler_options
 from chipwise.errors import ChipwiseError, DeviceError
-from chipwise.planner import compiler, compilers
+from chipwise.planner import compiler, compilers, steps
 from chipwise.planner.compiler import (
     Compiled,
     Request,
@@ -26,6 +28,8 @@ from chipwise.planner.compiler import (
 from chipwise.planner.compilers import PIP, Compiler, installed
 from chipwise.planner.exporting import ReduceRequest, export_program
 from chipwise.planner.kernels import Kernel
+from chipwise.planner.programs import step_programs
+from chipwise.recipe.settings import load
 from chipwise.words.facts import fact
 from refusals import refused
 
@@ -133,6 +137,35 @@ def test_a_program_for_a_gpu_that_is_not_here(tmp_path):
     assert made.dtype == "bf16" and made.line.startswith(__file__)
     assert reduce.problem is None and reduce.wire_bytes > 0
     assert nowhere.problem.code == "topology-unknown"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_gpu_compiler(), reason=f"needs a compiler for GPUs: {PIP}")
+@pytest.mark.parametrize("chip", ["h100", "a100"])
+def test_a_group_of_gpus_calls_cudnn_and_gathers_beside_products(chip):
+    sizes = [
+        "depth=3",
+        "width=1024",
+        "heads=8",
+        "kv_heads=4",
+        "hidden=4096",
+        "vocabulary=4096",
+        "context=2048",
+    ]
+    recipe = load("llama-8b", [*sizes, "batch=8", "replicas=1"], synthetic=True)
+    target = parse(f"{chip}:8")
+    programs = step_programs(recipe, Layout.of(recipe, 8), resident=False)
+    ((_, answers),) = steps.compile_steps([(target, programs)])
+    assert all(answer.problem is None for answer in answers.values())
+    kernels = answers["replica"].kernels
+    attended = [kernel for kernel in kernels if kernel.kind == "attention"]
+    assert sum(kernel.count for kernel in attended) == 3 * 3  # forward, again for the gradient, backward
+    assert {kernel.shape for kernel in attended} == {(2048, 2048, 128, 8)}
+    sent = [kernel for kernel in kernels if kernel.kind == "collective"]
+    assert sum(k.count * k.bytes for k in sent) == pytest.approx(answers["replica"].wire_bytes)
+    products = {kernel.name for kernel in kernels if kernel.kind == "matmul"}
+    beside = [kernel for kernel in sent if products & set(kernel.beside)]
+    assert sum(k.count * k.bytes for k in beside) > answers["replica"].wire_bytes / 3
 
 
 # ---- exporting

@@ -148,7 +148,7 @@ class Programs:
     @property
     def _options(self) -> dict[str, Any] | None:
         lead = self.placement.lead
-        return compiler_options(lead.platform, self.layout.exact, lead.device_kind)
+        return compiler_options(lead.platform, self.layout.exact, lead.device_kind, self.layout.shards)
 
     def _prepare_sums(self, calls: int) -> None:
         """What follows the compilation: how the vectors of a device's `calls` calls are added, and FLOPs."""

@@ -46,19 +46,25 @@ from .state import TrainState, abstract_state, read
 from .update import Update, shares_out
 
 
-def compiler_options(platform: str, exact: bool, device_kind: str) -> dict[str, Any] | None:
+def compiler_options(
+    platform: str, exact: bool, device_kind: str, shards: int = 1
+) -> dict[str, Any] | None:
     """XLA's options for the programs of a step on a JAX device of `device_kind`.
 
     For reproducible results on GPUs: no atomics, and no autotuning, which chooses kernels by timing them.
     Without autotuning, Triton's matrix products have tiles of 16 x 8, which use a few per cent of the chip;
-    so they are off, and the vendor's library chooses a kernel by shape. On TPUs: `SCOPED_VMEM_KIB`.
+    so they are off, and the vendor's library chooses a kernel by shape. For groups of `shards` GPUs: the
+    scheduler that starts a collective before its result is needed, which is on by itself only for some chips,
+    such as H100. It changes the order of operations, not what they add. On TPUs: `SCOPED_VMEM_KIB`.
     """
-    if exact and platform in ("gpu", "cuda", "rocm"):
-        return {
+    if platform in ("gpu", "cuda", "rocm"):
+        reproducible = {
             "xla_gpu_deterministic_ops": True,
             "xla_gpu_autotune_level": 0,
             "xla_gpu_enable_triton_gemm": False,
         }
+        overlapping = {"xla_gpu_enable_latency_hiding_scheduler": True}
+        return (reproducible if exact else {}) | (overlapping if shards > 1 else {}) or None
     chip = find(device_kind) if platform == "tpu" else None
     if chip is not None and chip.names[0] in SCOPED_VMEM_KIB:
         return {"xla_tpu_scoped_vmem_limit_kib": SCOPED_VMEM_KIB[chip.names[0]]}

@@ -102,21 +102,25 @@ def _cudnn_assumed() -> Iterator[None]:
 
     JAX asks for the library's version, 1 GB that compiling does not need. And it refuses a mesh without
     devices to every primitive that may have to be partitioned, although inside of `jax.shard_map`, where
-    layers of a group run, there is nothing to partition: the lowering puts the kernel's call there."""
+    layers of a group run, there is nothing to partition: the lowering puts the kernel's call there. JAX
+    versions that do not ask are left alone."""
     try:
         from jax._src import dispatch
         from jax._src.cudnn import fused_attention_stablehlo as module
     except ImportError:
         yield
         return
-    asked, needing = module.check_cudnn_version, dispatch.prim_requires_devices_during_lowering
+    asked = getattr(module, "check_cudnn_version", None)
+    needing = getattr(dispatch, "prim_requires_devices_during_lowering", set())
     kernels = {one for one in needing if one.name.startswith("dot_product_attention")}
-    module.check_cudnn_version = lambda: CUDNN_VERSION
+    if asked is not None:
+        module.check_cudnn_version = lambda: CUDNN_VERSION
     needing -= kernels
     try:
         yield
     finally:
-        module.check_cudnn_version = asked
+        if asked is not None:
+            module.check_cudnn_version = asked
         needing |= kernels
 
 

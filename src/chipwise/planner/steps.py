@@ -102,7 +102,8 @@ def _requests(
 ) -> list[Request]:
     platform = PLATFORM[target.chip.kind]
     speeds = device_speeds(target.chip) if platform == "tpu" else (None, None)
-    options = compiler_options(platform, programs.exact, target.chip.device_kinds[0])
+    kind = target.chip.device_kinds[0]
+    options = compiler_options(platform, programs.exact, kind, programs.shards)
     if programs.shards > 1 and platform == "cuda":
         one = one | {"topology": f"1x1x{programs.shards}"}
     elif programs.shards > 1:
