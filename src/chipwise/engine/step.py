@@ -46,9 +46,7 @@ from .state import TrainState, abstract_state, read
 from .update import Update, shares_out
 
 
-def compiler_options(
-    platform: str, exact: bool, device_kind: str, shards: int = 1
-) -> dict[str, Any] | None:
+def compiler_options(platform: str, exact: bool, device_kind: str, shards: int = 1) -> dict[str, Any] | None:
     """XLA's options for the programs of a step on a JAX device of `device_kind`.
 
     For reproducible results on GPUs: no atomics, and no autotuning, which chooses kernels by timing them.
