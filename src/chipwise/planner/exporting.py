@@ -111,7 +111,7 @@ def _cudnn_assumed() -> Iterator[None]:
         yield
         return
     asked = getattr(module, "check_cudnn_version", None)
-    needing = getattr(dispatch, "prim_requires_devices_during_lowering", set())
+    needing: set[Any] = getattr(dispatch, "prim_requires_devices_during_lowering", set())
     kernels = {one for one in needing if one.name.startswith("dot_product_attention")}
     if asked is not None:
         module.check_cudnn_version = lambda: CUDNN_VERSION
