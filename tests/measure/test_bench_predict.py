@@ -1,5 +1,6 @@
 """Measuring predictions: what the record holds. No speed is asserted."""
 
+import dataclasses
 import pickle
 
 import numpy as np
@@ -9,7 +10,9 @@ import chipwise as cw
 import tasks
 from chipwise.data.sources import take
 from chipwise.data.workers import chosen
+from chipwise.engine.predict import Predictor
 from chipwise.machine.record import read
+from chipwise.measure import bench_predict
 from chipwise.measure.bench import INTERVALS
 from chipwise.measure.bench_predict import ALONE, _Endless, measure_predict
 from refusals import refused
@@ -65,6 +68,21 @@ def test_the_source_is_read_as_a_prediction_reads_it(source, doors):
     expected = tasks.data(7).take(rows % 7)
     for name, column in take(endless, rows).items():
         np.testing.assert_array_equal(column, expected[name])
+
+
+def test_a_group_of_devices_predicts_together(monkeypatch):
+    seen = []
+
+    class Seen(Predictor):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            seen.append((self.placement.shards, self.placement.groups, self.block))
+
+    monkeypatch.setattr(bench_predict, "Predictor", Seen)
+    monkeypatch.setattr(bench_predict, "ALONE", 1)
+    plain = dataclasses.replace(recipe(augment=None), shards=2)
+    measure_predict(plain, seconds=0.01, on=cw.On(devices=4))
+    assert seen == [(2, 2, 256), (2, 1, 2)]
 
 
 def test_what_cannot_be_measured_is_refused():

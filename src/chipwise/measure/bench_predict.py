@@ -75,7 +75,8 @@ def measure_predict(
     described: Mapping[str, Any] | None = None,
 ) -> Record:
     """Measures how fast the model of `recipe` predicts its training data on the devices of `on`, read and
-    decoded as by `cw.predict`, and the latency of single examples on one device, from the host and back.
+    decoded as by `cw.predict`, and the latency of single examples on one device, from the host and back; on a
+    group of devices, that of as many examples as it has devices.
 
     *Arguments:* `seconds`: of all timed intervals. `described`: more for the record, plain JSON values.
 
@@ -91,7 +92,7 @@ def measure_predict(
     source = recipe.task.train
     spent: dict[str, float] = {}
     began = time.perf_counter()
-    placement = Placement(machine)
+    placement = Placement.of(machine, recipe.shards)
     predictor = Predictor(recipe, params, state, _Endless(source), placement, None, on.workers)
     spent["compile"] = time.perf_counter() - began
     with contextlib.closing(predictor):
@@ -102,9 +103,9 @@ def measure_predict(
         speeds = tuple(_speeds(stream, seconds))
         spent["timed"] = time.perf_counter() - began
         del stream  # ends its threads
-    single = Placement(machine, 1)
-    alone = Predictor(recipe, params, state, _Endless(source), single, 1, on.workers)
-    example = take(source, np.zeros(1, np.int32))
+    single = Placement.of(machine, recipe.shards, most=1)
+    alone = Predictor(recipe, params, state, _Endless(source), single, single.shards, on.workers)
+    example = take(source, np.zeros(single.shards, np.int32))  # a group shares out no fewer
     with contextlib.closing(alone):
         taken = [_seconds(alone, example) for _ in range(WARMUP + ALONE)][WARMUP:]
     measured = {
