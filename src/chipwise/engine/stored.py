@@ -20,6 +20,7 @@ from ..errors import RecipeError, RunError
 from ..recipe.duration import Clock
 from ..recipe.recipe import difference
 from ..words.facts import Fact, fact
+from ..words.figures import known
 
 FROM_WEIGHTS = " from weights "
 """Part of the name of a task's `init` that loads weights from a file or a run; their digest follows."""
@@ -216,8 +217,7 @@ def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:
 
 def number(value: Any) -> float | None:
     """`value` if it is a JSON number below 1e300, so that sums stay finite; otherwise `None`."""
-    finite = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
-    return value if finite else None  # NaN is not below 1e300
+    return value if known(value) else None
 
 
 def parsed_row(line: str) -> dict[str, Any] | None:
