@@ -6,14 +6,15 @@ Advice does not change the numbers of a plan.
 from __future__ import annotations
 
 import dataclasses
-import math
+from collections.abc import Iterator
 
 from ..chips.catalogue import CHIPS
-from ..chips.targets import MOST_CHIPS, SLICES, Target, parse
+from ..chips.targets import Target
 from ..engine.layout import exact_counts, usable, usable_devices
 from ..recipe.check import SUBLANES
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
+from .cutting import sizes
 from .kernels import Kernel
 from .plans import Memory, Plan
 from .programs import StepPrograms, available, waiting
@@ -65,19 +66,10 @@ def room(
     return tuple(facts)
 
 
-def _smallest(devices: int) -> list[Target]:
-    """The smallest target of `devices` devices, or a multiple, of each chip that can be rented."""
-    targets = []
-    for chip in CHIPS:
-        name = chip.names[0]
-        if chip.kind == "GPU":
-            several = devices > chip.chips_per_host
-            count = math.lcm(devices, chip.chips_per_host) if several else devices
-            targets += [parse(f"{name}:{count}")] if count <= MOST_CHIPS else []
-        elif chip.kind == "TPU":
-            slices = (parse(f"{name}-{size}") for size in SLICES[name])
-            targets += [one for one in slices if one.devices % devices == 0][:1]
-    return targets
+def _smallest(group: int) -> list[Target]:
+    """The smallest target of each chip that can be rented, of whole groups of `group` devices."""
+    smallest = (next(sizes(chip, group), None) for chip in CHIPS if chip.kind in ("GPU", "TPU"))
+    return [target for target in smallest if target is not None]
 
 
 def _emulates_bf16(target: Target) -> bool:
@@ -138,12 +130,12 @@ def saved_products(recipe: Recipe, programs: StepPrograms, step: StepTime) -> li
     free = step.memory.available - step.memory.needed
     more = sum(one.count * _result_bytes(one) for one in again) / programs.calls
     held, _ = waiting(programs.calls, programs.size)
-    for ratio in range(1, recipe.batch // recipe.replicas + 1):
-        each, rest = divmod(recipe.batch, ratio * recipe.replicas)
+    for replicas, _ in _divisions(recipe):
+        ratio = replicas // recipe.replicas
         sums, _ = waiting(ratio * programs.calls, programs.size)
-        if rest == 0 and each % recipe.shards == 0 and more / ratio + sums - held <= free:
+        if more / ratio + sums - held <= free:
             code = "advice-save-products" if ratio == 1 else "advice-save-products-in-turn"
-            return [fact(code, share=share, more=int(more / ratio), replicas=ratio * recipe.replicas)]
+            return [fact(code, share=share, more=int(more / ratio), replicas=replicas)]
     return []
 
 
@@ -157,11 +149,18 @@ def _result_bytes(product: Kernel) -> float:
 def _more_replicas(recipe: Recipe, plan: Plan) -> list[Fact]:
     """A number of replicas with which a device computes the batch in parts that fit."""
     fits = (plan.largest_batch or 0) // recipe.replicas
-    for replicas in range(2 * recipe.replicas, recipe.batch + 1, recipe.replicas):
-        each, rest = divmod(recipe.batch, replicas)
-        if rest == 0 and each % recipe.shards == 0 and each <= fits:
+    for replicas, each in _divisions(recipe):
+        if replicas > recipe.replicas and each <= fits:
             return [fact("room-more-replicas", batch=recipe.batch, replicas=replicas, each=each)]
     return []
+
+
+def _divisions(recipe: Recipe) -> Iterator[tuple[int, int]]:
+    """Multiples of the replicas that divide the batch into parts that a group can share, and their sizes."""
+    for replicas in range(recipe.replicas, recipe.batch + 1, recipe.replicas):
+        each, rest = divmod(recipe.batch, replicas)
+        if rest == 0 and each % recipe.shards == 0:
+            yield replicas, each
 
 
 def lacks(target: Target, dtypes: frozenset[str]) -> Fact | None:

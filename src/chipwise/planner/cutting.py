@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import jax
 
+from ..chips.catalogue import Chip
 from ..chips.targets import MOST_CHIPS, SLICES, Target, parse
 from ..engine.layout import shares, usable
 from ..engine.state import TrainState, nbytes
@@ -51,7 +52,7 @@ def too_large(target: Target, programs: StepPrograms, state: TrainState) -> Step
 
 def _way(recipe: Recipe, state: TrainState, target: Target, exact: bool) -> Fact:
     """A number of shards for this target, or the smallest target of the same chip that holds it."""
-    for other in (target, *sizes(target)):
+    for other in (target, *sizes(target.chip)):
         cut = smallest_cut(recipe, state, other, exact)
         if cut is not None:
             shards, needed = cut
@@ -82,15 +83,17 @@ def lies_on_hosts(shards: int, target: Target) -> bool:
     return here % shards == 0 or shards % here == 0
 
 
-def sizes(target: Target) -> Iterator[Target]:
-    """All targets of the same chip, smallest first."""
-    short = target.chip.names[0]
-    if target.chip.kind == "TPU":
+def sizes(chip: Chip, group: int = 1) -> Iterator[Target]:
+    """The targets of `chip` that are whole groups of `group` devices, smallest first."""
+    short = chip.names[0]
+    if chip.kind == "TPU":
         names = [f"{short}-{size}" for size in SLICES[short]]
     else:
-        names = [f"{short}:{2**n}" for n in range(MOST_CHIPS.bit_length())]
+        names = [f"{short}:{group * 2**n}" for n in range(MOST_CHIPS.bit_length())]
     for name in names:
         try:
-            yield parse(name)
-        except ChipwiseError:  # GPUs: parts of a host
+            target = parse(name)
+        except ChipwiseError:  # GPUs: parts of a host, or too many
             continue
+        if target.devices % group == 0:
+            yield target

@@ -123,7 +123,7 @@ def _spanning(target: Target, devices: int, whole: Topology) -> Topology:
     topology. `whole` if there is no such slice."""
     if devices in (1, target.devices):
         return whole
-    return next((topologies(other)[1] for other in sizes(target) if other.devices == devices), whole)
+    return next((topologies(other)[1] for other in sizes(target.chip) if other.devices == devices), whole)
 
 
 def topologies(target: Target) -> tuple[Topology, Topology]:
