@@ -55,7 +55,7 @@ def steps_in_a_call(recipe: cw.Recipe) -> tuple[float, float, list[float]]:
     params = programs.functions.updates.flat.pack_host(jax.device_get(state.params))
     carry = placement.put(dataclasses.replace(state, params=params))
     data = placement.put(feed.flat(feed.read(recipe.task.train, recipe.task.classes, "training")))
-    windows = feed.Windows(recipe, placement, 0)
+    windows = feed.Windows(recipe, placement, 0, feed.window_length(recipe))
     window = windows.at(0)
     programs.compile(carry, window, data, dispatch.STEPS)
 

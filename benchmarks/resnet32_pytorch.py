@@ -17,7 +17,6 @@ them, while chipwise's step includes them. After the last prepared batch, steps 
 from __future__ import annotations
 
 import argparse
-import datetime
 import math
 import os
 import time
@@ -32,9 +31,9 @@ import chipwise as cw
 from chipwise.engine import feed, keys
 from chipwise.engine.state import first_state
 from chipwise.errors import DivergedError
-from chipwise.machine.fingerprint import this_machine
+from chipwise.machine.limits import peak_bytes
 from chipwise.machine.record import Record, Series
-from chipwise.measure.bench import host_peak_bytes, intervals
+from chipwise.measure.timing import intervals
 
 NAME = "cifar10-resnet32"
 BATCHES = 100  # prepared batches: 39 MB
@@ -203,10 +202,9 @@ def main() -> None:
 
     speeds = [count / taken for count, taken in zip(counts, timed, strict=True)]
     parameters = sum(p.numel() for p in model.parameters())
-    record = Record(
-        kind="train",
-        name=NAME,
-        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    record = Record.now(
+        "train",
+        NAME,
         measured={
             "framework": f"PyTorch {torch.__version__.partition('+')[0]}",
             "recipe": recipe.describe(),
@@ -245,7 +243,7 @@ def main() -> None:
                 "optimizer": 4 * parameters,
                 **dict.fromkeys(("state", "data", "temporaries", "program", "peak_measured", "available")),
             },
-            "host_peak_bytes": host_peak_bytes(),
+            "host_peak_bytes": peak_bytes(),
             "flops_per_step_per_device": None,
             "share_of_peak": None,
             "profile": None,
@@ -254,7 +252,6 @@ def main() -> None:
             "steps_per_second": Series("steps/s", tuple(speeds)),
             "examples_per_second": Series("examples/s", tuple(speed * recipe.batch for speed in speeds)),
         },
-        machine=this_machine(),
     )
     print(f"written: {record.write(arguments.out)}")
 

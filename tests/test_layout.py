@@ -4,6 +4,8 @@ import ast
 import re
 import runpy
 
+import pytest
+
 from imports import PACKAGE, files, imports
 
 ORDER = """
@@ -75,6 +77,11 @@ def test_private_modules_stay_in_their_package():
         and one.file.rpartition("/")[0] != one.module.rpartition("/")[0]
     ]
     assert not wrong
+
+
+@pytest.mark.parametrize("file", ["engine/fit.py", "engine/stepper.py", "study/sweep.py", "measure/bench.py"])
+def test_a_program_over_the_session_is_a_page(file):
+    assert len((PACKAGE / file).read_text().splitlines()) < 120
 
 
 def test_a_file_can_be_read_at_once():

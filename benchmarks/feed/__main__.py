@@ -21,7 +21,6 @@ Fails if chipwise's batches take more memory than their limit.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import queue
@@ -34,7 +33,6 @@ from pathlib import Path
 from typing import Any
 
 from chipwise.machine.facts import installed
-from chipwise.machine.fingerprint import this_machine
 from chipwise.machine.record import Record, Series, read
 
 from . import page
@@ -149,10 +147,9 @@ def record(results: dict[str, dict[str, Any]], options: argparse.Namespace) -> R
         for name, answers in contenders.items()
         if isinstance(answers, str)
     }
-    return Record(
-        kind="feed-comparison",
-        name="feed",
-        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    return Record.now(
+        "feed-comparison",
+        "feed",
         measured={
             "rounds": options.rounds,
             "seconds": options.seconds,
@@ -167,7 +164,6 @@ def record(results: dict[str, dict[str, Any]], options: argparse.Namespace) -> R
         figures={
             name: Series("examples/s", tuple(a["rate"] for a in answers)) for name, answers in ran.items()
         },
-        machine=this_machine(),
     )
 
 

@@ -37,7 +37,7 @@ if _TYPE_CHECKING:
     from .deploy.pretrained import Weights as Weights
     from .deploy.pretrained import pretrained as pretrained
     from .engine.checkpoint import restore_run as restore_run
-    from .engine.fit import evaluate as evaluate
+    from .engine.evaluate import evaluate as evaluate
     from .engine.fit import fit as fit
     from .engine.on import On as On
     from .engine.result import Result as Result
@@ -116,7 +116,8 @@ _NAMES = {
     ".deploy.predict": "Predictions predict",
     ".deploy.pretrained": "Weights pretrained",
     ".engine.checkpoint": "restore_run",
-    ".engine.fit": "evaluate fit",
+    ".engine.evaluate": "evaluate",
+    ".engine.fit": "fit",
     ".engine.on": "On",
     ".engine.result": "Result",
     ".engine.stepper": "Stepper",

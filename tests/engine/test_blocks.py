@@ -88,7 +88,7 @@ def test_what_is_refused_and_what_is_said(capsys):
         Session(recipe, On(devices=4))
     with Session(recipe) as session:  # all that it can use
         assert session.layout.devices == 2
-        assert [w.code for w in session.layout_warnings] == ["devices-left-blocks"]
+        assert [w.code for w in session.warnings] == ["devices-left-blocks"]
         assert session.start.code == "start-together"
     with Session(tasks.recipe(), On(devices=1)) as session:
         assert session.start.code == "start-in-turn"

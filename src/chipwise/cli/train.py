@@ -146,7 +146,7 @@ def evaluate_run(
     on = here.on()
     from ..deploy.model import recipe_of
     from ..engine.checkpoint import restore_run
-    from ..engine.fit import evaluate
+    from ..engine.evaluate import evaluate
     from ..engine.stored import disagreement, read_run
 
     def warn(warning: object) -> None:

@@ -24,33 +24,31 @@ _LOWER = ("loss", "error", "perplexity", "rmse", "mse", "mae")
 class Best:
     """The best value of a metric so far.
 
-    *Arguments:* `metric`, such as `"eval/accuracy"`; `patience`, the duration without a better value after
-    which the run ends; never if `None`.
+    *Arguments:* `metric`, such as `"eval/accuracy"`, or `""` for none; `patience`, the duration without a
+    better value after which the run ends; never if `None`.
 
     *Fields:* `value` and its `step`; `over`, whether the run ends early.
-
-    Raises `RecipeError` for a metric that is not an evaluation's, and for a recipe without evaluation data.
     """
 
     def __init__(self, recipe: Recipe, metric: str, patience: str | None):
-        if recipe.task.eval is None:
-            raise RecipeError("best-without-evaluation", metric=metric)
-        if not metric.startswith("eval/"):
-            raise RecipeError("best-of-evaluation", metric=metric)
         self.metric = metric
         self.value, self.step, self.over = math.nan, 0, False
         self._patience = None if patience is None else recipe.clock.steps(patience)
 
     @classmethod
-    def of(cls, recipe: Recipe, metric: str | None, patience: str | None, run: Any) -> Best | None:
-        """From the arguments of `fit`; `None` without `metric`. Raises `RecipeError` also for `patience`
-        without `metric`, and without a run folder."""
+    def of(cls, recipe: Recipe, metric: str | None, patience: str | None, run: Any) -> Best:
+        """From the arguments of `fit`. Raises `RecipeError` for a metric that is not an evaluation's, without
+        evaluation data or a run folder, and for `patience` without a metric."""
         if metric is None:
             if patience is not None:
                 raise RecipeError("patience-without-best", patience=patience)
-            return None
+            return cls(recipe, "", None)
         if run is None:
             raise RecipeError("best-without-run", metric=metric)
+        if recipe.task.eval is None:
+            raise RecipeError("best-without-evaluation", metric=metric)
+        if not metric.startswith("eval/"):
+            raise RecipeError("best-of-evaluation", metric=metric)
         return cls(recipe, metric, patience)
 
     def go_on(
@@ -91,5 +89,8 @@ class Best:
             self._patience is not None and not math.isnan(self.value) and step - self.step >= self._patience
         )
 
-    def to_json(self) -> dict[str, Any]:
-        return {"metric": self.metric, "value": self.value, "step": self.step}
+    def to_json(self, ended_early: bool) -> dict[str, Any] | None:
+        """For the run's result; `None` without a metric."""
+        if not self.metric:
+            return None
+        return {"metric": self.metric, "value": self.value, "step": self.step, "ended_early": ended_early}

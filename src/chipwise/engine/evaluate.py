@@ -22,18 +22,37 @@ from ..data.sources import check_labels, spec_of
 from ..data.stream import Stream
 from ..data.workers import Workers
 from ..errors import DataError, DeviceError, RecipeError
+from ..machine.detect import detect
 from ..models.large import in_group
 from ..models.target import traced_for
 from ..recipe import precision
 from ..recipe.recipe import Recipe
 from ..recipe.task import Sum, Tree, finished
 from . import feed, keys
+from .on import ALL, On
 from .placement import GROUP, Placement
 from .replica import checked
+from .state import axes_of
 
 FIRST_BATCH_PER_DEVICE = 1024  # no chip we know of is faster with a larger batch
 QUEUED_BATCHES = 16  # more do not help, and may deadlock (see `session.QUEUED_ON_CPUS`)
 CPU_LIMIT_BYTES = 1 << 30  # a larger batch on the host only exceeds the caches
+
+
+def evaluate(
+    recipe: Recipe, params: Tree, state: Tree, *, batch: int | None = None, on: On = ALL
+) -> dict[str, Any]:
+    """Metric name to value over the task's `eval` source, every example exactly once.
+
+    *Arguments:* `batch`, global, by default chosen by the memory that it needs; `on`, of which only the
+    devices matter (any number works).
+    """
+    placement = Placement.of(detect(on.devices, on.platform), recipe.shards)
+    with placement.hosts.failing(), contextlib.closing(Evaluator(recipe, placement, batch)) as evaluator:
+        if placement.shards == 1:
+            return evaluator(*placement.spread((params, state)))
+        placed = placement.put_cut(params, axes_of(recipe, params)), placement.put(state)
+        return evaluator(*map(placement.gather, placed))
 
 
 class Evaluator:

@@ -32,13 +32,12 @@ class Windows:
     """The steps' indices, epochs and hyperparameters, some hundred steps at a time.
 
     `at(step)` returns the window of `step` on each local group; the next window is made in the background.
-    `length` is `window_length(recipe)`, unless the program was compiled for another length.
+    *Arguments:* `length`: steps of a window, for which the program was compiled.
     """
 
-    def __init__(self, recipe, placement: Placement, start: int, length: int | None = None):
-        self.recipe, self._placement = recipe, placement
+    def __init__(self, recipe, placement: Placement, start: int, length: int):
+        self.recipe, self._placement, self.length = recipe, placement, length
         self.clock = recipe.clock
-        self.length = length or window_length(recipe)
         self._maker = ThreadPoolExecutor(1, "chipwise-window")
         self._first, self._window = start, None
         self._next: Future | None = self._maker.submit(self._make, start)

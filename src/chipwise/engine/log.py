@@ -9,9 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..data.watch import Watch
 from ..errors import DivergedError, RunError
-from ..recipe.recipe import Recipe
 from ..recipe.task import finished
 from ..words.facts import fact
 from .meter import Meter
@@ -44,25 +42,23 @@ class Log:
     """Collects rows `{"step", "epoch", "seconds", "train/...", "eval/...", speeds}`.
 
     `seconds` is the wall time of the run over all its processes, including start and compilation. Lost work,
-    after the checkpoint from which a run is resumed, does not count.
+    after the checkpoint from which a run is resumed, does not count: the constructor removes its rows and its
+    best checkpoints.
 
-    *Fields:* `history`, all rows, including those before a resumption; `final`, the last value of each
-    metric; `logged`, the last step whose training metrics were read.
+    *Arguments:* `session`, at the step with which this process begins; `folder`, only on host 0.
+
+    *Fields:* `begin`, that step; `history`, all rows, including those before a resumption; `final`, the last
+    value of each metric; `logged`, the last step whose training metrics were read.
     """
 
     def __init__(
-        self,
-        recipe: Recipe,
-        meter: Meter,
-        reporter: Reporter,
-        folder: RunFolder | None,
-        saver: Saver,
-        begin: int,
+        self, session: Session, meter: Meter, reporter: Reporter, folder: RunFolder | None, saver: Saver
     ):
-        self.recipe, self.meter, self.reporter = recipe, meter, reporter
+        self.session, self.recipe, self.meter, self.reporter = session, session.recipe, meter, reporter
         self.folder, self.saver = folder, saver
-        self.history = folder.rewind(begin) if folder is not None else []
-        self.logged = begin
+        self.begin = self.logged = session.step
+        self.history = folder.rewind(self.begin) if folder is not None else []
+        saver.rewind_best(self.history)
         self.final: dict[str, Any] = {}
         for row in self.history:
             self.final |= {k: v for k, v in row.items() if k.startswith(("train/", "eval/"))}
@@ -74,16 +70,13 @@ class Log:
         """The run's wall time so far, including that of earlier processes."""
         return round(self.saver.seconds + self.meter.total(), 3)
 
-    def take(self, step: int, sums: dict) -> None:
-        """Keeps the metric sums of the steps up to `step`, which are on the device, for `collect`."""
-        self._pending = (step, sums)
+    def take(self) -> None:
+        """Keeps the metric sums of the steps so far, which are on the device, for `collect`."""
+        self._pending = (self.session.step, self.session.drain())
 
-    def collect(self, watch: Watch) -> None:
+    def collect(self) -> None:
         """Reads what `take` kept. Called after the next step was started, so that the device is not idle.
-
-        *Arguments:* `watch`, which measures how long the device waited for data.
-        Raises `DivergedError` when the loss is not finite.
-        """
+        Raises `DivergedError` when the loss is not finite."""
         if self._pending is None:
             return
         (step, sums), self._pending = self._pending, None
@@ -96,12 +89,15 @@ class Log:
         row = self._row(step, {**values, "lr": self._rate(step)})
         if speed is not None:
             row |= {"steps_per_second": speed, "examples_per_second": speed * self.recipe.batch}
-            row |= watch.row((step - self.logged) / speed)
+            row |= self.session.watch.row((step - self.logged) / speed)
         self.logged = step
         self._keep(row, values)
 
-    def evaluate(self, session: Session) -> None:
-        """Evaluates the session's state, if the task has evaluation data, and records the metrics. Waits."""
+    def evaluate(self) -> None:
+        """Evaluates the state if the task has evaluation data, records the metrics, and keeps the state if it
+        is the best. Waits."""
+        self.collect()
+        session = self.session
         if self.recipe.task.eval is None:
             return
         with self.meter.section("evaluate"):
@@ -116,6 +112,7 @@ class Log:
             if not self._warned:
                 self.reporter.warn(fact("statistics-unsettled", steps=session.step))
             self._warned = True
+        self.saver.keep_best(self)
 
     def diverged(self, code: str, step: int, value: float) -> DivergedError:
         """The error for a run that diverged, with the range of steps and the last good checkpoint.

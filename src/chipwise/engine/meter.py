@@ -38,7 +38,7 @@ class Meter:
             yield
         finally:
             spent = time.perf_counter() - before
-            self.seconds[name] += spent
+            self.seconds[name] = self.seconds.get(name, 0.0) + spent
             self._paused += spent
 
     def mark(self, step: int, *, first: bool = False) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console
@@ -36,9 +37,15 @@ class Reporter:
         self._live: Any = None  # the line that is overwritten
         self._began = time.perf_counter()
 
-    def say(self, text: str | Fact, style: str | None = None) -> None:
-        """Prints one line, above the bar if there is one."""
-        if self.kind not in ("none", "silent"):
+    def introduce(self, start: Fact, warnings: Iterable[Any]) -> None:
+        """Prints a session's first line and its warnings."""
+        self.say(start)
+        for warning in warnings:
+            self.warn(warning)
+
+    def say(self, text: str | Fact | None, style: str | None = None) -> None:
+        """Prints one line, above the bar if there is one; nothing for `None`."""
+        if text is not None and self.kind not in ("none", "silent"):
             self.console.print(str(text), style=style, markup=False)
 
     def warn(self, text: str | Fact) -> None:

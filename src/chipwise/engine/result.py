@@ -14,8 +14,7 @@ from ..machine.fingerprint import this_machine
 from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
 from .log import Log
-from .meter import Meter, share_of_peak
-from .session import Session
+from .meter import share_of_peak
 from .state import fingerprint, parameters
 
 
@@ -50,22 +49,16 @@ class Result:
     trained: Recipe = field(repr=False)
 
     @classmethod
-    def of(
-        cls,
-        session: Session,
-        log: Log,
-        meter: Meter,
-        begin: int,
-        run: str | None,
-        best: dict[str, Any] | None = None,
-    ) -> Result:
-        """The result of a session whose steps from `begin` on are done. Waits."""
+    def of(cls, log: Log) -> Result:
+        """The result of a run whose steps are done. Waits."""
+        session, meter, best = log.session, log.meter, log.saver.best
         recipe, state = session.recipe, session.snapshot()
         speed, feed = meter.summary(), {}
         flops, kind = session.programs.flops_per_step_per_device, session.machine.kind
         speed["share_of_peak"] = share_of_peak(flops, speed["steps_per_second"], kind, recipe.precision)
-        if session.step > begin:
-            feed = session.watch.report(session.step - begin, recipe.batch, meter.seconds["train"])
+        if session.step > log.begin:
+            meter.seconds["wait_data"] = session.watch.waited
+            feed = session.watch.report(session.step - log.begin, recipe.batch, meter.seconds["train"])
         seconds = {**meter.seconds, "total": meter.total()}
         return cls(
             recipe=recipe.name,
@@ -78,13 +71,18 @@ class Result:
             speed=speed,
             seconds={name: round(value, 4) for name, value in seconds.items() if math.isfinite(value)},
             feed=feed,
-            best=best,
-            run=run,
+            best=best.to_json(best.over and session.step < session.total),
+            run=log.saver.run,
             params=parameters(recipe, state, averaged=True),
             state=state.state,
             history=log.history,
             trained=recipe,
         )
+
+    @property
+    def complete(self) -> bool:
+        """Whether the run needs no further steps: they are all done, or it ended early."""
+        return self.steps == self.trained.clock.total or bool(self.best and self.best["ended_early"])
 
     def to_json(self) -> dict[str, Any]:
         """All fields but the arrays, the history and the recipe, as JSON values (NaN as null)."""

@@ -21,6 +21,7 @@ from ..errors import ChipwiseError, DivergedError, RunError, Stopped
 from ..machine.fingerprint import this_machine
 from .best import FOLDER
 from .events import PREFIX, Events
+from .state import nbytes
 from .stored import disagreement, newest_checkpoint, parsed_row, read_result, stored_recipe
 
 if TYPE_CHECKING:
@@ -71,6 +72,20 @@ class RunFolder:
         except BaseException:
             self.close()
             raise
+
+    @classmethod
+    @contextlib.contextmanager
+    def opened(
+        cls, path: str | Path | None, session: Session, source: dict[str, Any] | None, fresh: bool
+    ) -> Iterator[RunFolder | None]:
+        """A context with the open folder of a session's run; with `None` if there is no `path`, and on hosts
+        other than the first, which alone writes."""
+        if path is None or not session.placement.hosts.first:
+            yield None
+            return
+        recipe = {**session.recipe.describe(), "source": source}
+        with contextlib.closing(cls(path, recipe, 4 * nbytes(session.abstract), fresh)) as folder:
+            yield folder
 
     @property
     def checkpoints(self) -> Path:
@@ -147,8 +162,10 @@ class RunFolder:
         except OSError as error:
             raise self._error(error) from error
 
-    def finish(self, result: dict[str, Any]) -> None:
-        """Writes `result.json` atomically."""
+    def finish(self, result: dict[str, Any], trained: bool = True) -> None:
+        """Writes `result.json` atomically; unless `trained`, only if there is none."""
+        if not trained and self.result() is not None:
+            return
         try:
             self._replace(self.path / "result.json", _json(result, indent=2) + "\n")
         except OSError as error:

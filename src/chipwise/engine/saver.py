@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import RunError
 from ..words.facts import fact
 from .agenda import Agenda
-from .best import FOLDER
+from .best import FOLDER, Best
 from .checkpoint import Checkpoints
 from .meter import Meter
 from .progress import Reporter
@@ -27,25 +27,29 @@ SECONDS_BETWEEN_SAVES = 30.0  # at least, unless `checkpoint_every` is given
 class Saver:
     """The checkpoints of one run, if it has a folder. Only host 0 reads and writes them.
 
-    *Arguments:* `folder`, only on host 0; `run`, the folder's path, on every host; `None` without a folder.
+    *Arguments:* `folder`, only on host 0, and `None` there without one; `best`, by which the best state is
+    kept.
 
-    *Fields:* `seconds`: the run's wall time at the checkpoint that `restore` read.
+    *Fields:* `run`: the folder's path, on every host; `seconds`: the run's wall time at the checkpoint that
+    `restore` read; `best`.
     """
 
-    def __init__(self, folder: RunFolder | None, run: str | None, meter: Meter, agenda: Agenda):
-        self._folder, self._run, self._meter, self._agenda = folder, run, meter, agenda
+    def __init__(self, session: Session, folder: RunFolder | None, meter: Meter, agenda: Agenda, best: Best):
+        self.session, self.best = session, best
+        self.run = session.placement.agree("run", None if folder is None else str(folder.path))
+        self._folder, self._meter, self._agenda = folder, meter, agenda
         self._checkpoints = Checkpoints(folder.checkpoints) if folder is not None else None
         self._best: Checkpoints | None = None
         self._saved_at, self._last = -1, 0.0
         self.seconds = 0.0
 
-    def restore(self, session: Session, reporter: Reporter) -> TrainState | None:
+    def restore(self, reporter: Reporter) -> TrainState | None:
         """The newest readable checkpoint, the same on every host; `None` when there is none.
 
         Raises `CheckpointError` when none is readable, or when it is of another model.
         """
-        template, placement = session.template.without("saved"), session.placement
-        shards = session.layout.shards
+        template, placement = self.session.template.without("saved"), self.session.placement
+        shards = self.session.layout.shards
         restored = None
         if self._checkpoints is not None:
             restored = self._checkpoints.restore(template, reporter.warn, shards)
@@ -57,46 +61,56 @@ class Saver:
             state = placement.broadcast(state, template)
         self._saved_at = step
         self.seconds = number(about.get("seconds")) or 0.0
-        reporter.say(fact("resumed", step=self._saved_at, total=self._agenda.total, run=self._run))
+        reporter.say(fact("resumed", step=self._saved_at, total=self._agenda.total, run=self.run))
         return state
 
     def begin(self) -> None:
         """Starts to measure the time between checkpoints."""
         self._last = self._meter.total()
 
-    def due(self, session: Session) -> bool:
+    def due(self) -> bool:
         """Whether to write a checkpoint after the step that was started last."""
-        if self._run is None or session.step not in self._agenda.save:
+        if self.run is None or self.session.step not in self._agenda.save:
             return False
         waited = self._meter.total() - self._last >= SECONDS_BETWEEN_SAVES
-        return self._agenda.save_always or session.placement.agree("save", waited)
+        return self._agenda.save_always or self.session.placement.agree("save", waited)
 
-    def save(self, session: Session, log: Log) -> None:
+    def save(self, log: Log) -> None:
         """Starts to write a checkpoint of the current state. Raises `DivergedError` if it is not finite."""
-        self._write(self._checkpoints, session, log)
-        self._saved_at, self._last = session.step, self._meter.total()
+        log.collect()
+        self._write(self._checkpoints, log)
+        self._saved_at, self._last = self.session.step, self._meter.total()
 
-    def save_best(self, session: Session, log: Log) -> None:
-        """Writes a checkpoint to the folder of the best evaluation, unless an earlier process of the run has
-        done so. Waits until it is on disk, since a later checkpoint must not exist without it."""
-        if self._folder is not None and self._best is None:
+    def keep_best(self, log: Log) -> None:
+        """Keeps the state that was just evaluated, if it is the best so far, and decides whether the run ends
+        early. Waits until it is on disk, since a later checkpoint must not exist without it."""
+        step, agree = self.session.step, self.session.placement.agree
+        if not self.best.metric:
+            return
+        if agree("best", self.best.improved(step, log.final)):
+            if self._folder is not None and self._best is None:
+                self._best = Checkpoints(self._folder.path / FOLDER)
+            # An earlier process of the run may have written it
+            if not agree("best exists", self._best is not None and step in self._best.steps()):
+                self._write(self._best, log)
+                with self._meter.section("checkpoint"):
+                    if self._best is not None:
+                        self._best.wait()
+        self.best.over = agree("patience", self.best.waited_enough(step))
+
+    def rewind_best(self, rows: list[dict[str, Any]]) -> None:
+        """Continues `best` from the run's `rows`. Removes best checkpoints of later evaluations, which a
+        resumed run makes again, maybe at other steps."""
+        if not self.best.metric:
+            return
+        kept: list[int] = []
+        if self._folder is not None and (self._folder.path / FOLDER).is_dir():
             self._best = Checkpoints(self._folder.path / FOLDER)
-        exists = self._best is not None and session.step in self._best.steps()
-        if not session.placement.agree("best exists", exists):
-            self._write(self._best, session, log)
-            with self._meter.section("checkpoint"):
-                if self._best is not None:
-                    self._best.wait()
+            kept = self._best.rewind(self.session.step)
+        self.best.go_on(rows, kept, self.session.step, self.session.placement.agree)
 
-    def rewind_best(self, step: int) -> list[int]:
-        """Removes best checkpoints of evaluations after `step`, which a resumed run makes again, maybe at
-        other steps. *Returns* the steps of the others."""
-        if self._folder is None or not (self._folder.path / FOLDER).is_dir():
-            return []
-        self._best = Checkpoints(self._folder.path / FOLDER)
-        return self._best.rewind(step)
-
-    def _write(self, checkpoints: Checkpoints | None, session: Session, log: Log) -> None:
+    def _write(self, checkpoints: Checkpoints | None, log: Log) -> None:
+        session = self.session
         with self._meter.section("checkpoint"):
             host = session.snapshot().without("saved")
             if not finite(host.params):
@@ -109,18 +123,18 @@ class Saver:
             if checkpoints is not None:
                 checkpoints.save(session.step, host, about, session.saved_axes)
 
-    def save_last(self, session: Session, log: Log) -> None:
+    def save_last(self, log: Log) -> None:
         """Waits for all steps, saves the state unless it is saved, and waits until it is on disk. Every host
         waits, since one that exits before would count as lost."""
-        session.wait()
-        if self._run is None:
+        self.session.wait()
+        if self.run is None:
             return
-        if self._saved_at != session.step:
-            self.save(session, log)
+        if self._saved_at != self.session.step:
+            self.save(log)
         with self._meter.section("checkpoint"):
             if self._checkpoints is not None:
                 self._checkpoints.wait()
-            session.placement.agree("saved", session.step)
+            self.session.placement.agree("saved", self.session.step)
 
     def newest(self) -> int | None:
         """The step of the newest checkpoint, after waiting for the one being written; `None` without one."""

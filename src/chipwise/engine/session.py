@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -53,26 +54,22 @@ class Session:
     The constructor detects the machine, makes the layout and checks the settings; it reads and compiles
     nothing. `begin` places a state, and `advance` starts steps, compiling them first if necessary.
 
-    *Arguments:* `steps_per_call`: as in `fit`; `window`: the steps of a window, if other recipes will use the
-    same program.
+    *Arguments:* `steps_per_call`: as in `fit`.
 
-    *Fields:* `warnings` (`layout_warnings` are those of the machine) and `start`, facts to show; `machine`,
-    `layout`, `placement`; `abstract`, the state as shapes; `resident`, whether data is kept on the devices;
-    `step`, the number of started steps, of `total`; `watch`, which measures waits for data; `programs`.
+    *Fields:* `warnings` and `start`, facts to show; `machine`, `layout`, `placement`; `abstract`, the state
+    as shapes; `resident`, whether data is kept on the devices; `step`, the number of started steps, of
+    `total`; `watch`, which measures waits for data; `programs`.
 
     Raises `RecipeError`, `DataError` or `DeviceError`.
     """
 
-    def __init__(
-        self, recipe: Recipe, on: On = ALL, *, steps_per_call: int | None = 1, window: int | None = None
-    ):
+    def __init__(self, recipe: Recipe, on: On = ALL, *, steps_per_call: int | None = 1):
         self.recipe, self.on = recipe, on
         self.total, self.step = recipe.clock.total or 0, 0
         self.machine, self.layout, warnings = lay_out(recipe, on)
         self.placement = Placement(self.machine, self.layout.devices, recipe.shards)
         self._compare()
         self.abstract = abstract_state(recipe)
-        self.layout_warnings = warnings
         self.warnings: list[Any] = [*warnings, *recipe.warnings()]
         chosen(recipe.task.train, on.workers)  # raises for impossible workers
         memory = self.placement.memory_bytes
@@ -87,7 +84,8 @@ class Session:
         self.programs: Programs = self._groups or Programs(
             recipe, self.layout, self.placement, **step, shard_optimizer=on.shard_optimizer
         )
-        self._steps_per_call, self._window = steps_per_call, window
+        self._steps_per_call = steps_per_call
+        self._window = feed.window_length(recipe)  # for which the program is compiled
         self._columns: dict[str, np.ndarray] | None = None
         self._placed: list | None = None
         self._evaluator: Evaluator | None = None
@@ -139,11 +137,14 @@ class Session:
 
     # ---- data and state
 
-    def read(self) -> None:
-        """Reads training data that is kept on the devices. Raises `DataError`."""
+    def read(self, *, evaluation: bool = False) -> None:
+        """Reads training data that is kept on the devices, and evaluation data, if there is any and it is
+        wanted now. Raises `DataError`."""
         task = self.recipe.task
         if self.resident and self._columns is None and self._placed is None:
             self._columns = feed.read(task.train, task.classes, "training")
+        if evaluation and task.eval is not None:
+            self._open_evaluation()
 
     def begin(
         self, state: TrainState | None = None, recipe: Recipe | None = None, *, last: int | None = None
@@ -177,7 +178,6 @@ class Session:
             self._data = feed.Streamed(self.recipe, self.placement, self.step, self.on.workers)
         self._open.callback(self._data.close)
         self._windows = feed.Windows(self.recipe, self.placement, self.step, self._window)
-        self._window = self._windows.length  # for which the program will be compiled
         self._open.callback(self._windows.close)
         share = len(self.placement.local) / self.placement.groups
         self.watch = Watch(self.recipe.task.train, self._data.stream, share)
@@ -255,6 +255,13 @@ class Session:
         queued = QUEUED_ON_CPUS if several_cpus else QUEUED_STEPS // self.steps_at_once
         return min(queued, self._data.in_use - 1)
 
+    def timed(self, steps: int) -> float:
+        """Starts `steps` steps and waits until they are done. *Returns* the seconds."""
+        began = time.perf_counter()
+        self.advance(steps)
+        self.wait()
+        return time.perf_counter() - began
+
     def drain(self) -> dict[str, Any]:
         """The metric sums of the steps since the last `drain`, on the device."""
         sums, self._carry = self.programs.drain(self._carry)
@@ -298,7 +305,7 @@ class Session:
         window = self._windows.at(max(0, self.step - 1))[0]
         return self._carry[0], window, self._data.held(len(self.placement.local))
 
-    def open_evaluation(self) -> None:
+    def _open_evaluation(self) -> None:
         """Reads evaluation data, and checks that the loss can evaluate. Raises `DataError` without data."""
         if self._evaluator is None:
             self._evaluator = Evaluator(self.recipe, self.placement, workers=self.on.workers)
@@ -306,7 +313,7 @@ class Session:
     def evaluate(self) -> dict[str, Any]:
         """Metric name to value over the task's `eval` source, with averaged parameters if there are any.
         Waits."""
-        self.open_evaluation()
+        self._open_evaluation()
         assert self._evaluator is not None
         self.wait()
         states = [dataclasses.replace(s, optimizer=None, ema=None, sums={}) for s in self._carry]

@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 
+from ..errors import Stopped
 from ..machine.hosts import Hosts, hosts
 
 LEFT_AT_ONCE = 130  # a shell's exit code for Ctrl-C
@@ -48,6 +49,13 @@ class StopRequest:
         """Whether a stop was requested on a single host, which ends even a wait for data. On several hosts,
         the others would wait for this host's part of the step."""
         return self._hosts.count == 1 and self.name is not None
+
+    def error(self, step: int, total: int, run: str | None) -> Stopped:
+        """The error for a run that stopped after `step` of `total` steps, saved in the folder `run`."""
+        about = {} if run is None else {"run": run}
+        return Stopped(
+            "stopped" if run else "stopped-unsaved", signal=self.name, step=step, total=total, **about
+        )
 
     def close(self) -> None:
         """Restores the previous signal handlers."""

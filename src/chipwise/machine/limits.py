@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +52,16 @@ def cores(root: str | Path = "/") -> Cores:
 def usable_cores() -> int:
     """The number of whole cores that this process may use, at least 1: a sensible number of threads."""
     return max(1, int(cores().usable))
+
+
+def peak_bytes() -> int | None:
+    """The peak host memory of this process in bytes; `None` if the system does not state it."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def memory(root: str | Path = "/") -> Memory:

@@ -12,9 +12,10 @@ read. New fields do not change the schema's number; removed fields and new meani
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ import numpy as np
 from ..atomic import Misfit, read_regular, replace_text, typed
 from ..errors import DataError
 from ..words.figures import known
-from .fingerprint import Fingerprint
+from .fingerprint import Fingerprint, this_machine
 
 SCHEMA = "chipwise.record/1"
 COMMANDS = {
@@ -76,6 +77,19 @@ class Record:
     measured: Mapping[str, Any]
     figures: Mapping[str, Series]
     machine: Fingerprint
+
+    @classmethod
+    def now(
+        cls,
+        kind: str,
+        name: str,
+        measured: Mapping[str, Any],
+        figures: Mapping[str, Series],
+        devices: Sequence[Any] = (),
+    ) -> Record:
+        """A record made now on this machine. *Arguments:* `devices` of JAX."""
+        created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        return cls(kind, name, created, measured, figures, this_machine(devices))
 
     def to_json(self) -> dict[str, Any]:
         """The record as plain JSON values."""

@@ -7,7 +7,6 @@ The weights are the initial ones, since the speed does not depend on them.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -17,18 +16,17 @@ import jax
 import numpy as np
 
 from ..data.sources import Columns, Source, fill, has, take
-from ..data.synthetic import Synthetic
 from ..engine import keys
 from ..engine.on import ALL, On
 from ..engine.placement import Placement
 from ..engine.predict import Predictor
 from ..errors import RecipeError
 from ..machine.detect import detect
-from ..machine.fingerprint import this_machine
 from ..machine.record import Record, Series
 from ..recipe.recipe import Recipe
 from ..recipe.source import spec_of
-from .bench import INTERVALS, SECONDS
+from .account import subject
+from .timing import INTERVALS, SECONDS
 
 LENGTH = 1 << 30  # examples: more than any benchmark reads
 WARMUP = 4  # untimed calls
@@ -109,13 +107,8 @@ def measure_predict(
     with contextlib.closing(alone):
         taken = [_seconds(alone, example) for _ in range(WARMUP + ALONE)][WARMUP:]
     measured = {
-        "framework": "chipwise",
-        "recipe": recipe.describe(),
-        "set": [],
-        "data": "synthetic" if isinstance(source, Synthetic) else "real",
-        **(described or {}),
+        **subject(recipe, described),
         "block": predictor.block,
-        "precision": recipe.precision,
         "devices": {
             "platform": machine.platform,
             "kind": machine.kind,
@@ -124,17 +117,11 @@ def measure_predict(
         },
         "seconds": {name: round(value, 6) for name, value in spent.items()},
     }
-    return Record(
-        kind="predict",
-        name=recipe.name,
-        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        measured=measured,
-        figures={
-            "examples_per_second": Series("examples/s", speeds),
-            "latency_seconds": Series("s", tuple(taken)),
-        },
-        machine=this_machine(machine.devices),
-    )
+    figures = {
+        "examples_per_second": Series("examples/s", speeds),
+        "latency_seconds": Series("s", tuple(taken)),
+    }
+    return Record.now("predict", recipe.name, measured, figures, machine.devices)
 
 
 def _speeds(stream: Iterator[tuple[Columns, dict[str, np.ndarray]]], seconds: float) -> Iterator[float]:

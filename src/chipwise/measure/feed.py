@@ -8,7 +8,6 @@ the time of reading, decoding and transforming.
 
 from __future__ import annotations
 
-import datetime
 import threading
 import time
 from collections import deque
@@ -23,7 +22,6 @@ from ..data.sources import example_bytes, spec_of
 from ..data.stages import NAMES
 from ..data.workers import Workers, chosen
 from ..errors import DataError, RecipeError
-from ..machine.fingerprint import this_machine
 from ..machine.limits import memory
 from ..machine.record import Record, Series
 from ..words.facts import Fact, fact
@@ -95,26 +93,21 @@ def measure_feed(
     finally:
         for reader in readers:
             reader.close()
-    return Record(
-        kind="feed",
-        name=name,
-        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        measured={
-            "source": type(source).__name__,
-            **(described or {}),
-            "examples": len(source),
-            "bytes_per_example": example_bytes(spec),
-            "columns": {n: _column(one) for n, one in spec.items()},
-            "batch": batch,
-            "examples_a_read": [reader.rows for reader in readers],
-            "workers": counts,
-            "worker_kind": kind,
-            "seconds": seconds,
-            "rounds": rounds,
-        },
-        figures={name: Series(_UNITS[name.partition("_")[0]], tuple(each)) for name, each in runs.items()},
-        machine=this_machine(devices),
-    )
+    measured = {
+        "source": type(source).__name__,
+        **(described or {}),
+        "examples": len(source),
+        "bytes_per_example": example_bytes(spec),
+        "columns": {n: _column(one) for n, one in spec.items()},
+        "batch": batch,
+        "examples_a_read": [reader.rows for reader in readers],
+        "workers": counts,
+        "worker_kind": kind,
+        "seconds": seconds,
+        "rounds": rounds,
+    }
+    figures = {figure: Series(_UNITS[figure.partition("_")[0]], tuple(each)) for figure, each in runs.items()}
+    return Record.now("feed", name, measured, figures, devices)
 
 
 def _column(spec: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ host's plane, each on its thread; helper threads of a parallel operation are not
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -16,9 +17,10 @@ from typing import Any
 
 import jax
 
+from ..engine.session import Session
 from ..errors import DataError
 from ..planner.hlo_operations import parts as inside
-from ..planner.hlo_proto import Instruction, parse
+from ..planner.hlo_proto import Instruction, parse, program_bytes
 
 SHOWN = 10
 _CHIP = re.compile(r"/device:\w+:\d+")  # other planes show parts of the chip, or the network
@@ -74,6 +76,15 @@ def make_folder(folder: str | Path) -> None:
     except OSError as error:
         reason = error.strerror or str(error)
         raise DataError("trace-unwritable", folder=folder, reason=reason) from None
+
+
+def profiled(session: Session, folder: str | Path, seconds_a_step: float) -> dict[str, Any]:
+    """A trace of some further steps, explained: about half a second, so that the file stays small."""
+    at_once = session.steps_at_once
+    calls = max(3, min(20, round(0.5 / (at_once * seconds_a_step))))
+    trace = capture(folder, calls, functools.partial(session.advance, at_once), session.wait)
+    programs = [program_bytes(executable) for executable in session.programs.executables]
+    return explain(trace, programs, calls * at_once)
 
 
 def capture(folder: str | Path, steps: int, step: Callable[[], Any], wait: Callable[[], Any]) -> Path:

@@ -92,15 +92,35 @@ def train(
     n: int,
     origin: Origin,
     options: dict[str, Any],
-    environment: dict[str, str],
     stop: StopRequest,
     reporter: Reporter,
 ) -> Generator[tuple[Job, dict[str, Any] | None]]:
     """Trains `jobs`, at most `n` at once, and yields each when it ends, with its divergence or `None`.
 
-    *Arguments:* `environment`: variables for the processes. After a request to stop, it saves all runs and
-    ends early. Raises the error of a run that failed, after the others are saved.
+    After a request to stop, it saves all runs and ends early. Raises the error of a run that failed, after
+    the others are saved.
     """
+    with one_compilation() as environment:
+        if n > 1:
+            yield from _several(jobs, n, origin, options, environment, stop, reporter)
+            return
+        for job in jobs:
+            if stop:
+                return
+            reporter.say(fact("run-begins", run=job.name), style="bold")
+            yield job, job.train(origin, options, reporter.kind)
+
+
+def _several(
+    jobs: Sequence[Job],
+    n: int,
+    origin: Origin,
+    options: dict[str, Any],
+    environment: dict[str, str],
+    stop: StopRequest,
+    reporter: Reporter,
+) -> Generator[tuple[Job, dict[str, Any] | None]]:
+    """`train` with processes. *Arguments:* `environment`: variables for them."""
     waiting, asked = list(jobs), False
     with contextlib.ExitStack() as closing:
         selector = closing.enter_context(selectors.DefaultSelector())

@@ -10,14 +10,16 @@ The run folders are authoritative: the result of a finished run is read again fr
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..atomic import read_regular, replace_text, typed
 from ..errors import DataError, RunError
+from ..recipe.recipe import difference
 from . import grid
 
 SCHEMA = "chipwise.study/1"
@@ -142,6 +144,30 @@ def read(folder: str | Path) -> Study | None:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise RunError("study-damaged", file=file, reason=reason) from error
     raise RunError("study-schema", file=file, schema=schema, expected=SCHEMA)
+
+
+@contextlib.contextmanager
+def opened(run: str | Path, recipe: str, source: dict[str, Any] | None) -> Iterator[Study]:
+    """Opens the study in the folder `run`, old or new, and locks it for this process."""
+    from ..engine.run_folder import hold  # which to read a study is not needed
+
+    folder = Path(run).absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = hold(folder)
+    except OSError as error:
+        raise RunError("study-unwritable", folder=run, reason=error.strerror or str(error)) from error
+    with contextlib.closing(lock):
+        if (folder / "recipe.json").exists():
+            raise RunError("single-run-here", folder=folder)
+        study = read(folder) or Study(folder, recipe, source)
+        old, new = (
+            {"recipe": s.recipe, **(s.source or {}), "data": None}
+            for s in (study, Study(folder, recipe, source))
+        )
+        if rows := difference(old, new):
+            raise RunError("study-of-another-recipe", folder=folder, differences=rows)
+        yield study
 
 
 def _runs(settings: grid.Settings, stored: Sequence[Mapping[str, Any]]) -> dict[int, Run]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from ..errors import DivergedError, RecipeError, RunError
 from ..recipe.recipe import Recipe
 from ..recipe.settings import apply, load
 from . import grid
-from .document import Run
+from .document import Point, Run, Study
 
 _OWN = ("recipe", "run", "stop_after", "fresh", "progress", "source")  # of `fit`, set by the study
 _DEFAULTS = {n: p.default for n, p in inspect.signature(fit).parameters.items() if n not in _OWN}
@@ -86,6 +86,11 @@ class Job:
     def name(self) -> str:
         return f"{grid.name(self.settings)}, seed {self.seed}" if self.settings else f"seed {self.seed}"
 
+    @property
+    def run(self) -> str:
+        """The folder, relative to the study's."""
+        return grid.folder(self.settings, self.seed)
+
     def train(self, origin: Origin, options: dict[str, Any], progress: str) -> dict[str, Any] | None:
         """Trains the run, or the rest of it, as `fit` does. *Returns* its divergence, or `None`."""
         recipe = origin.make(self.settings, self.seed)
@@ -96,8 +101,15 @@ class Job:
             return {"code": error.code, **{name: error.facts[name] for name in ("first", "last", "value")}}
         return None
 
-    def finished(self, run: str) -> Run | None:
-        """The finished run in the folder, if any. *Arguments:* `run`: its folder, relative to the study's."""
+    def ended(self, diverged: dict[str, Any] | None) -> Run:
+        """The run, which has just been trained. *Arguments:* `diverged` as `train` returned it."""
+        run = Run(self.seed, self.run, diverged=diverged) if diverged else self.finished()
+        if run is None:
+            raise RunError("result-unreadable", folder=self.folder)
+        return run
+
+    def finished(self) -> Run | None:
+        """The finished run in the folder, if any."""
         result, _ = read_result(self.folder)
         if result is None:
             return None  # unfinished or damaged: `fit` continues from its checkpoint
@@ -106,7 +118,7 @@ class Job:
         seconds = next((s for row in reversed(rows) if (s := number(row.get("seconds"))) is not None), None)
         try:
             total = result["seconds"]["total"] if seconds is None else seconds
-            return typed(Run, {**result, "seed": self.seed, "run": run, "done": True, "seconds": total})
+            return typed(Run, {**result, "seed": self.seed, "run": self.run, "done": True, "seconds": total})
         except (KeyError, TypeError, ValueError):
             return None
 
@@ -119,17 +131,41 @@ def options_of(given: dict[str, Any]) -> dict[str, Any]:
     return {**_DEFAULTS, **given}
 
 
-def check(recipe: Recipe, options: dict[str, Any]) -> None:
-    """Raises the errors that `fit` raises before it reads data, so that all points are checked before the
+def checked(recipe: Recipe, options: dict[str, Any]) -> Recipe:
+    """`recipe`, after the checks of `fit` before it reads data, so that all points are checked before the
     first is trained."""
     clock, on = recipe.clock, options["on"]
     Agenda.of(clock, options["eval_every"], options["log_every"], options["checkpoint_every"], None)
     for schedule in recipe.optimizer.hyper.values():
         schedule.table(clock, 0, min(1, clock.total or 0))
     Session(recipe, on, steps_per_call=options["steps_per_call"])
+    return recipe
 
 
 def agree(folder: Path, recipe: dict[str, Any]) -> None:
     """Raises `RunError` if `folder` has a run of another recipe than `recipe`, a description."""
     if (folder / "recipe.json").exists() and (rows := disagreement(stored_recipe(folder), recipe)):
         raise RunError("study-run-of-another-recipe", folder=folder, differences=rows)
+
+
+def planned(
+    study: Study, points: Sequence[Point], samples: Sequence[Recipe], seeds: Sequence[int]
+) -> list[Job]:
+    """The runs still to train, seeds outermost; finished ones are entered in `study`.
+
+    *Arguments:* `samples`: a recipe of each point, of any seed. Raises `RunError` if a run's folder has
+    something else.
+    """
+    jobs, described = [], [sample.describe() for sample in samples]
+    for seed in seeds:
+        for point, recipe in zip(points, described, strict=True):
+            run = grid.folder(point.settings, seed)
+            job = Job(point.settings, seed, study.folder / run)
+            agree(job.folder, {**recipe, "seed": seed})
+            old = point.runs.get(seed, Run(seed, run))
+            if old.diverged and (job.folder / "recipe.json").exists():
+                continue
+            point.runs[seed] = job.finished() or Run(seed, run)
+            if not point.runs[seed].done:
+                jobs.append(job)
+    return jobs

@@ -62,12 +62,12 @@ def try_batch(recipe: Recipe, on: On = ALL) -> Trial:
         with Session(held, on) as session:
             session.begin()
             began = time.perf_counter()
-            _seconds(session, 1)
-            each = _seconds(session, 1)
+            session.timed(1)
+            each = session.timed(1)
             if more := min(_WARM_UP, int(_WARM_UP_SECONDS / each)):
-                each = _seconds(session, more) / more
+                each = session.timed(more) / more
             steps = timed_steps(each)
-            taken = _seconds(session, steps)
+            taken = session.timed(steps)
             return Trial(steps * recipe.batch / taken, seconds=time.perf_counter() - began)
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
@@ -83,13 +83,6 @@ def timed_steps(each: float) -> int:
 def rounds(first: float) -> int:
     """The number of rounds, if the steps of the first one took `first` seconds."""
     return max(1, min(ROUNDS, int(LONGEST_SECONDS / first))) if first else ROUNDS
-
-
-def _seconds(session: Session, steps: int) -> float:
-    began = time.perf_counter()
-    session.advance(steps)
-    session.wait()
-    return time.perf_counter() - began
 
 
 # ---- memory, before any step

@@ -1,0 +1,75 @@
+"""What a record says besides speeds: its subject, the devices, and the memory and FLOPs of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from ..data.synthetic import Synthetic
+from ..engine.meter import share_of_peak
+from ..engine.placement import describe
+from ..engine.session import Session
+from ..engine.state import nbytes
+from ..machine.limits import peak_bytes
+from ..planner.programs import waiting
+from ..recipe.recipe import Recipe
+
+
+def subject(recipe: Recipe, more: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The recipe and its data as plain JSON values. *Arguments:* `more` of them, which counts."""
+    return {
+        "framework": "chipwise",
+        "recipe": recipe.describe(),
+        "set": [],
+        "data": "synthetic" if isinstance(recipe.task.train, Synthetic) else "real",
+        "precision": recipe.precision,
+        **(more or {}),
+    }
+
+
+def account(session: Session, steps_per_second: float) -> dict[str, Any]:
+    """How the session's devices share the work, the memory and FLOPs of a step, and the share of the chip's
+    peak, as plain JSON values."""
+    flops = session.programs.flops_per_step_per_device or None
+    share = share_of_peak(flops, steps_per_second, session.machine.kind, session.recipe.precision)
+    return {
+        "batch": session.layout.batch,
+        "replicas": session.layout.replicas,
+        "exact": session.layout.exact,
+        "devices": describe(session.machine, session.layout),
+        "parameters": session.describe()["parameters"],
+        "steps_per_call": session.steps_at_once,
+        "compilation_cache": bool(getattr(jax.config, "jax_compilation_cache_dir", None)),
+        "memory_bytes_per_device": by_category(session),
+        "host_peak_bytes": peak_bytes(),
+        "flops_per_step_per_device": flops,
+        "share_of_peak": None if isinstance(share, str) else share,
+    }
+
+
+def by_category(session: Session) -> dict[str, int | None]:
+    """The memory of one device in bytes, by category.
+
+    *Returns* `parameters` (with their average), `optimizer`, `state`, `data` (examples, and two windows of
+    indices and rates), `temporaries` of the program that needs most, with the replicas' sums, `program` code;
+    and the device's own figures: `peak_measured` and `available`. `None` is unknown, as on a CPU.
+    """
+    program, (state, window, data) = session.programs, session.held()
+    known = [a for a in (one.memory_analysis() for one in program.executables) if a is not None]
+    stats = program.placement.lead.memory_stats() or {}
+    temporaries = max((a.temp_size_in_bytes for a in known), default=None)
+    if temporaries is not None and not program.functions.fused:
+        sums = waiting(program.functions.calls, known[0].output_size_in_bytes // 4)
+        temporaries = max(a.temp_size_in_bytes + held for a, held in zip(known, sums, strict=False))
+    return {
+        "parameters": nbytes((state.params, state.frozen, state.ema)),
+        "optimizer": nbytes(state.optimizer),
+        "state": nbytes((state.state, state.sums)),
+        "data": nbytes(data) + 2 * nbytes(window),
+        "temporaries": temporaries,
+        "program": sum(a.generated_code_size_in_bytes for a in known) or None,  # 0 on the CPU
+        "peak_measured": stats.get("peak_bytes_in_use"),
+        "available": stats.get("bytes_limit"),
+    }

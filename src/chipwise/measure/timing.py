@@ -1,0 +1,115 @@
+"""Times the steps of a session: the steps of an interval, its seconds, its loss and its waits for data."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from ..data.watch import Watch
+from ..engine.progress import Reporter
+from ..engine.session import Session
+from ..errors import DivergedError
+from ..machine.hosts import hosts
+from ..machine.record import Series
+from ..recipe.task import finished
+
+SECONDS = 10.0  # all timed intervals together
+INTERVAL_SECONDS = 0.5  # far longer than the wait at its end
+INTERVALS = 10  # at least; quartiles of fewer say little
+_CALIBRATION_SECONDS = 0.1
+
+
+def intervals(seconds_a_step: float, steps: int | None = None, seconds: float = SECONDS) -> list[int]:
+    """The number of steps of each interval: about `INTERVAL_SECONDS` each, and at least `INTERVALS`
+    intervals.
+
+    *Arguments:* `steps`: in all; if fewer than `INTERVALS`, each is an interval. None: as many as take about
+    `seconds`. Intervals are equally long; the last one also gets the remaining steps.
+    """
+    if steps is None:
+        number = max(INTERVALS, round(seconds / INTERVAL_SECONDS))
+        each = max(1, round(min(INTERVAL_SECONDS, seconds / number) / max(seconds_a_step, 1e-9)))
+        return [each] * number
+    number = min(steps, max(INTERVALS, round(steps * seconds_a_step / INTERVAL_SECONDS)))
+    each = steps // number
+    number = steps // each
+    return [each] * (number - 1) + [each + steps % each]
+
+
+def first_losses(session: Session, steps: int) -> list[float]:
+    """The mean loss of each of the next `steps`, read when all are done."""
+    sums = []
+    for _ in range(steps):
+        session.advance()
+        sums.append(session.drain()["loss"])
+    return [_finite(s, number, number) for number, s in enumerate(jax.device_get(sums), start=1)]
+
+
+def mean_loss(session: Session, first: int) -> float:
+    """The mean loss of the steps since `first`, the last time it was read. Waits."""
+    return _finite(jax.device_get(session.drain()["loss"]), first, session.step)
+
+
+def seconds_a_step(session: Session) -> float:
+    """The length of a step, measured over as many steps as needed."""
+    steps, first = 1, session.step + 1
+    session.timed(steps)  # not counted: the first call after a wait, and the first of several steps at once
+    while True:
+        taken = hosts().agree("calibration", session.timed(steps))
+        if taken >= _CALIBRATION_SECONDS:
+            mean_loss(session, first)
+            return taken / steps
+        # The first stretches are too short to extrapolate far
+        steps = min(4 * steps, math.ceil(1.2 * steps * _CALIBRATION_SECONDS / taken))
+
+
+def _finite(loss: Any, first: int, last: int) -> float:
+    value = float(finished({"loss": loss})["loss"])
+    if not math.isfinite(value):
+        raise DivergedError(
+            "bench-loss-not-finite", value=str(value), first=first, last=last, steps=(first, last)
+        )
+    return value
+
+
+@dataclass(frozen=True)
+class Timed:
+    """The timed intervals. *Fields:* `seconds` of all; `figures`, a value for each interval; `measured`, more
+    about all of them, plain JSON values."""
+
+    seconds: float
+    figures: dict[str, Series]
+    measured: dict[str, Any]
+
+
+def time_intervals(session: Session, counts: list[int], reporter: Reporter) -> Timed:
+    """Times intervals of the given numbers of steps; waits and checks the loss after each."""
+    stream, batch, warm = session.watch.stream, session.recipe.batch, session.step
+    watch = Watch(session.recipe.task.train, stream)  # resets the waiting time
+    reporter.start(0, sum(counts))
+    seconds, waits, speeds = [], [], []
+    for steps in counts:
+        waited = watch.waited
+        seconds.append(session.timed(steps))
+        waits.append(min(seconds[-1], watch.waited - waited))
+        speeds.append(steps / seconds[-1])
+        row = {"step": session.step - warm, "train/loss": mean_loss(session, session.step - steps + 1)}
+        reporter.update({**row, "examples_per_second": speeds[-1] * batch})
+    reporter.stop()
+    figures = {
+        "steps_per_second": Series("steps/s", tuple(speeds)),
+        "examples_per_second": Series("examples/s", tuple(speed * batch for speed in speeds)),
+    }
+    if stream is not None:  # otherwise the device never waits
+        shares = tuple(wait / taken for wait, taken in zip(waits, seconds, strict=True))
+        figures["wait_data_share"] = Series("1", shares)
+    measured = {
+        "timed_steps": sum(counts),
+        "steps_per_interval": counts[0],
+        "wait_data_share": sum(waits) / sum(seconds),
+        "feed": watch.report(sum(counts), batch, sum(seconds)),
+    }
+    return Timed(sum(seconds), figures, measured)
