@@ -83,6 +83,17 @@ def test_the_need_is_the_compilers_and_grows_with_the_batch():
     assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
 
 
+def test_a_group_of_devices_is_asked_for_what_each_needs(monkeypatch):
+    asked = []
+    monkeypatch.setattr(trial, "compiler_options", lambda *about: asked.append(about))
+    whole, cut = (
+        trial.needed(one, detect(one.shards), Layout.of(one, one.shards))
+        for one in (recipe(), recipe(shards=2))
+    )
+    assert whole.parameters / 2 <= cut.parameters < whole.parameters  # biases are whole on each
+    assert asked == [("cpu", True, "cpu", 1)] * 2 + [("cpu", True, "cpu", 2)] * 2
+
+
 @pytest.fixture
 def memory_for(monkeypatch):
     """`memory_for(batch)`: pretends that a device has what this batch needs and no more."""

@@ -17,6 +17,7 @@ from ..data.sources import nbytes
 from ..engine import feed
 from ..engine.layout import Layout
 from ..engine.on import ALL, On
+from ..engine.placement import Placement
 from ..engine.session import Session
 from ..engine.step import compiler_options
 from ..machine.detect import Machine
@@ -114,7 +115,7 @@ def needed(recipe: Recipe, machine: Machine, layout: Layout) -> Memory:
     programs = step_programs(recipe, layout, resident=feed.fits(task.train, limit))
     free, source = available(machine, layout.devices)
     with tracing(recipe.name):
-        compiled = [_compiled(program, device, layout) for program in (programs.replica, programs.update)]
+        compiled = [_compiled(program, machine, layout) for program in programs.programs]
     known = [one.memory_analysis() for one in compiled]
     evaluation = nbytes(task.eval) if task.eval is not None and feed.fits(task.eval, limit) else 0
     replica, update = (a.temp_size_in_bytes if a else 0 for a in known)
@@ -123,9 +124,17 @@ def needed(recipe: Recipe, machine: Machine, layout: Layout) -> Memory:
     return replace(memory, data=memory.data + evaluation)
 
 
-def _compiled(program: Traceable, device: jax.Device, layout: Layout) -> Any:
-    here = jax.sharding.SingleDeviceSharding(device)
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), program.specs)
-    options = compiler_options(device.platform, layout.exact, device.device_kind)
+def _compiled(program: Traceable, machine: Machine, layout: Layout) -> Any:
+    """`program` for the first device, or the first group of several."""
+    group = Placement(machine, layout.devices, layout.shards).local[0]
+
+    def here(x: Any) -> jax.ShapeDtypeStruct:
+        sharding: jax.sharding.Sharding = jax.sharding.SingleDeviceSharding(group.device)
+        if layout.shards > 1:
+            sharding = jax.sharding.NamedSharding(group.mesh, x.sharding.spec)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+    shapes, device = jax.tree.map(here, program.specs), group.device
+    options = compiler_options(device.platform, layout.exact, device.device_kind, layout.shards)
     jitted = jax.jit(program.function, donate_argnums=program.donate, compiler_options=options)
     return jitted.lower(*shapes).compile()
