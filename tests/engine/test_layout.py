@@ -3,6 +3,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tasks
 from chipwise.engine.layout import Layout, even_counts, exact_counts, merges, tree_sum, usable
 from chipwise.errors import DeviceError, RecipeError
 from refusals import refused
@@ -66,13 +67,11 @@ def test_six_replicas_allow_one_two_and_six_devices():
 
 def test_errors_name_what_would_work():
     with refused(RecipeError, "batch-indivisible", batch=100, replicas=8, near=[96, 104]):
-        Layout(batch=100, replicas=8, devices=1)
+        Layout.of(tasks.recipe(batch=100), 1)
     with refused(RecipeError, "batch-indivisible", near=[8]):
-        Layout(batch=7, replicas=8, devices=1)
+        Layout.of(tasks.recipe(batch=7), 1)
     with refused(DeviceError, "devices-uneven", devices=3, replicas=8, counts=[1, 2, 4, 8]):
         Layout(batch=64, replicas=8, devices=3)
-    with refused(RecipeError, "batch-below-one"):
-        Layout(batch=0, replicas=1, devices=1)
 
 
 def test_a_layout_says_each_count_globally_and_per_device():

@@ -191,12 +191,7 @@ class GroupPrograms(Programs):
 
     def compile(self, carry: list, window: list, data: list, steps_at_once: int | None = 1) -> None:
         """As in `Programs`."""
-        replicas = self.layout.replicas_per_device
-        starts = range(0, replicas, self.functions.together)
-        self._places = [
-            [g.put(np.asarray([g.index * replicas + i, i], np.int32)) for i in starts]
-            for g in self.placement.local
-        ]
+        self._places = self._placed()
         replica, update, square = self._jitted(self.functions.replica)
 
         def compiled(g: int) -> list[Any]:
@@ -214,7 +209,7 @@ class GroupPrograms(Programs):
         groups = range(len(carry))
         with ThreadPoolExecutor(max(1, min(len(groups), os.cpu_count() or 1))) as pool:
             self._replicas, self._updates, self._squares = zip(*pool.map(compiled, groups), strict=True)
-        self._prepare_sums(len(starts))
+        self._prepare_sums()
 
 
 def _as_integer(array: jax.Array) -> jax.Array:

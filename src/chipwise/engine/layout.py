@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ..errors import DeviceError, RecipeError
+from ..errors import DeviceError
 from ..recipe.recipe import Recipe
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ class Layout:
     *Fields:* `blocks` of the recipe, as many as replicas if 0; without `exact`, as many as groups. `shards`,
     the devices of a group, which computes its replicas one after another; usually 1.
 
-    Raises `RecipeError` or `DeviceError` when batch, replicas, blocks and devices do not divide.
+    Raises `DeviceError` when replicas, blocks and devices do not divide.
     """
 
     batch: int
@@ -76,21 +76,11 @@ class Layout:
 
     @classmethod
     def of(cls, recipe: Recipe, devices: int, exact: bool = True) -> Layout:
-        """`recipe` on `devices` devices."""
+        """`recipe` on `devices` devices. Raises `RecipeError` for a batch that cannot be divided."""
+        recipe.check_batch()
         return cls(recipe.batch, recipe.replicas, devices, exact, recipe.block_count, recipe.shards)
 
     def __post_init__(self):
-        if self.batch < 1 or self.replicas < 1:
-            raise RecipeError("batch-below-one", batch=self.batch, replicas=self.replicas)
-        if self.batch % self.replicas:
-            lower = self.batch // self.replicas * self.replicas
-            near = [n for n in (lower, lower + self.replicas) if n]
-            raise RecipeError("batch-indivisible", batch=self.batch, replicas=self.replicas, near=near)
-        if self.replica_batch % self.shards:
-            unit = self.replicas * self.shards
-            near = [n for n in (self.batch // unit * unit, (self.batch // unit + 1) * unit) if n]
-            facts = {"batch": self.batch, "replicas": self.replicas, "shards": self.shards}
-            raise RecipeError("shards-above-batch", **facts, near=near)
         if self.devices % self.shards:
             raise DeviceError("shards-uneven", shards=self.shards, devices=self.devices)
         blocks = (self.blocks or self.replicas) if self.exact else self.groups

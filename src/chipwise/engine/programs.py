@@ -20,7 +20,7 @@ from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
 from . import dispatch
 from .layout import Layout, merges
-from .placement import Placement
+from .placement import Group, Placement
 from .reduce import reducer
 from .sharding import Sharding
 from .sharing import on_device
@@ -90,16 +90,13 @@ class Programs:
         *Arguments:* `steps_at_once`: `steps_per_call` of `fit`. *Returns* what was decided about it, if
         anything was.
         """
-        layout, replicas = self.layout, self.layout.replicas_per_device
-        options = self._options
-        starts = range(0, replicas, self.functions.together)
-        # The first replica of each call: its number among all replicas, and on its device
-        self._places, self._turns = [], []
+        layout, options = self.layout, self._options
+        self._places = self._placed()
+        self._turns = []
         for group in self.placement.local:
-            places = np.asarray([[group.index * replicas + i, i] for i in starts], np.int32)
-            self._places.append([jax.device_put(place, group.device) for place in places])
+            places = self._first_replicas(group)
             rows = places[np.arange(max(2, len(places))) % len(places)]
-            self._turns.append(jax.device_put((rows, np.int32(len(places))), group.device))
+            self._turns.append(group.put((rows, np.int32(len(places)))))
         if self.functions.fused:
             fused = jax.jit(self.functions.replica_and_update, donate_argnums=0, compiler_options=options)
             arguments = (*_apart(carry[0]), window[0], data[0], self._places[0][0])
@@ -133,8 +130,19 @@ class Programs:
             self._replicas, self._updates, self._squares = zip(compiled, *others, strict=True)
         if self.sharding is not None:
             self.sharding.compile(window, options)
-        self._prepare_sums(len(starts))
+        self._prepare_sums()
         return None
+
+    def _first_replicas(self, group: Group) -> np.ndarray:
+        """The first replica of each call of a group, `(calls, 2)` int32: its number among all, and in the
+        group."""
+        replicas = self.layout.replicas_per_device
+        starts = range(0, replicas, self.functions.together)
+        return np.asarray([[group.index * replicas + i, i] for i in starts], np.int32)
+
+    def _placed(self) -> list[list[jax.Array]]:
+        """`_first_replicas` of each local group, one by one, on that group."""
+        return [[group.put(place) for place in self._first_replicas(group)] for group in self.placement.local]
 
     def _jitted(self, replica: Any) -> tuple[Any, Any, Any]:
         """`replica`, `update` and `square`, jitted: made once, so that each is traced once for all
@@ -150,8 +158,9 @@ class Programs:
         lead = self.placement.lead
         return compiler_options(lead.platform, self.layout.exact, lead.device_kind, self.layout.shards)
 
-    def _prepare_sums(self, calls: int) -> None:
-        """What follows the compilation: how the vectors of a device's `calls` calls are added, and FLOPs."""
+    def _prepare_sums(self) -> None:
+        """What follows the compilation: how the vectors of a device's calls are added, and FLOPs."""
+        calls = self.functions.calls
         self._at_once = meet_at_once(calls, self.functions.updates.size)
         self._pops = merges(calls)
         self._add = jax.jit(jnp.add, donate_argnums=0)

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from ..chips.targets import Target, parse
-from ..errors import RecipeError
 from ..words.facts import Fact, fact, say
 from .recipe import Recipe, Validated
 from .schedule import Schedule, as_schedule, function, rounded
@@ -73,13 +72,10 @@ def check(recipe: Recipe, on: str | None = None) -> list[Finding]:
     *Arguments*: `on`: a target such as `"v3-8"` or `"a100:8"`, to check for that device; without it, the
     rules of TPUs are checked.
 
-    Raises `RecipeError` when the replicas do not divide the batch, `DeviceError` for an unknown target.
+    Raises `RecipeError` when replicas or shards do not divide the batch, `DeviceError` for an unknown target.
     """
     target = None if on is None else parse(on)
-    batch, replicas = recipe.batch, recipe.replicas
-    if batch % replicas:
-        near = [n for n in (batch - batch % replicas, batch - batch % replicas + replicas) if n]
-        raise RecipeError("batch-indivisible", batch=batch, replicas=replicas, near=near)
+    recipe.check_batch()
     facts = recipe.warnings()
     if recipe.clock.total:
         facts += _schedules(recipe) + _rates(recipe)

@@ -153,6 +153,16 @@ class Recipe:
         replica's group."""
         return self.replicas * self.shards
 
+    def check_batch(self) -> None:
+        """Raises `RecipeError` unless all replicas, and all devices of a group, get equally many examples."""
+        code, unit = "batch-indivisible", self.replicas
+        if self.batch % unit == 0:
+            code, unit = "shards-above-batch", self.least_batch
+        if self.batch % unit:
+            lower = self.batch // unit * unit
+            near = [n for n in (lower, lower + unit) if n]
+            raise RecipeError(code, batch=self.batch, replicas=self.replicas, shards=self.shards, near=near)
+
     @property
     def clock(self) -> Clock:
         """Converts any duration to steps: knows the training set's size, the batch and the total."""

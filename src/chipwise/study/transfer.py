@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from ..engine.layout import Layout
 from ..errors import RecipeError
 from ..recipe.check import LEAST_FOR_BATCH_NORM, SUBLANES
 from ..recipe.duration import Clock, Duration
@@ -145,7 +144,7 @@ def transfer(
     old_clock = recipe.clock
     given: dict[str, Any] = {"batch": batch, "replicas": replicas, "duration": duration}
     new = dataclasses.replace(recipe, **{name: value for name, value in given.items() if value is not None})
-    Layout(new.batch, new.replicas, devices=new.shards, shards=new.shards)  # raises if they do not divide it
+    new.check_batch()
     k, run = Fraction(new.batch, recipe.batch), Fraction(1)
     if duration is None and Duration.parse(recipe.duration).unit == "st":
         new = dataclasses.replace(new, duration=Move(k).length(recipe.duration))
