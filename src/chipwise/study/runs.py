@@ -131,15 +131,15 @@ def options_of(given: dict[str, Any]) -> dict[str, Any]:
     return {**_DEFAULTS, **given}
 
 
-def checked(recipe: Recipe, options: dict[str, Any]) -> Recipe:
-    """`recipe`, after the checks of `fit` before it reads data, so that all points are checked before the
-    first is trained."""
+def checked(recipe: Recipe, options: dict[str, Any]) -> dict[str, Any]:
+    """The description of a point's recipe (which may hold data), after the checks of `fit` before it reads
+    data, so that all points are checked before the first is trained."""
     clock, on = recipe.clock, options["on"]
     Agenda.of(clock, options["eval_every"], options["log_every"], options["checkpoint_every"], None)
     for schedule in recipe.optimizer.hyper.values():
         schedule.table(clock, 0, min(1, clock.total or 0))
     Session(recipe, on, steps_per_call=options["steps_per_call"])
-    return recipe
+    return recipe.describe()
 
 
 def agree(folder: Path, recipe: dict[str, Any]) -> None:
@@ -149,23 +149,22 @@ def agree(folder: Path, recipe: dict[str, Any]) -> None:
 
 
 def planned(
-    study: Study, points: Sequence[Point], samples: Sequence[Recipe], seeds: Sequence[int]
+    study: Study, points: Sequence[Point], described: Sequence[dict], seeds: Sequence[int]
 ) -> list[Job]:
     """The runs still to train, seeds outermost; finished ones are entered in `study`.
 
-    *Arguments:* `samples`: a recipe of each point, of any seed. Raises `RunError` if a run's folder has
+    *Arguments:* `described`: each point's recipe, of any seed. Raises `RunError` if a run's folder has
     something else.
     """
-    jobs, described = [], [sample.describe() for sample in samples]
+    jobs = []
     for seed in seeds:
         for point, recipe in zip(points, described, strict=True):
-            run = grid.folder(point.settings, seed)
-            job = Job(point.settings, seed, study.folder / run)
+            job = Job(point.settings, seed, study.folder / grid.folder(point.settings, seed))
             agree(job.folder, {**recipe, "seed": seed})
-            old = point.runs.get(seed, Run(seed, run))
-            if old.diverged and (job.folder / "recipe.json").exists():
+            old = point.runs.get(seed)
+            if old is not None and old.diverged and (job.folder / "recipe.json").exists():
                 continue
-            point.runs[seed] = job.finished() or Run(seed, run)
+            point.runs[seed] = job.finished() or Run(seed, job.run)
             if not point.runs[seed].done:
                 jobs.append(job)
     return jobs

@@ -64,13 +64,13 @@ def sweep(
     options = runs.options_of(options)
     hosts().alone("sweep")
     side_by_side.check(at_once, origin, options["on"])
-    samples = [runs.checked(origin.make(point, numbers[0]), options) for point in grid_points]
+    described = [runs.checked(origin.make(point, numbers[0]), options) for point in grid_points]
     reporter = Reporter(progress)
     with contextlib.ExitStack() as closing:
         # ---- the study, old or new, and what is still to train
-        study = closing.enter_context(document.opened(run, samples[-1].name, origin.source()))
+        study = closing.enter_context(document.opened(run, described[-1]["name"], origin.source()))
         points = [study.point(point) for point in grid_points]
-        jobs = runs.planned(study, points, samples, numbers)
+        jobs = runs.planned(study, points, described, numbers)
         study.write()
         total = len(points) * len(numbers)
         done = total - len(jobs)
