@@ -45,6 +45,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.asked: list[tuple[str, str]] = []  # (method, path)
         self.meet: threading.Barrier | None = None  # answers to GET of a file wait for each other
         self.endless = False  # answers to GET of a file do not end
+        self.drip = 0.0  # seconds between them
         self.links = ""  # on every folder's page
         self.hang: str | None = None  # answers for this path never come
         self.changes: dict[str, list[bytes]] = defaultdict(list)  # what a path becomes after a GET of it
@@ -110,7 +111,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(data[:cut])
         with contextlib.suppress(ConnectionError):
             while self.server.endless and self.command == "GET":
-                self.wfile.write(data)
+                threading.Event().wait(self.server.drip)
+                self.wfile.write(data or b" ")
 
 
 @pytest.fixture(autouse=True)
@@ -462,7 +464,7 @@ def test_a_digest_that_the_place_states_is_checked(memory, place, monkeypatch, c
     ],
 )
 def test_what_is_a_digest(info, digest):
-    assert remote._stated(info) == digest
+    assert transfer.stated_digest(info) == digest
 
 
 def test_without_connection_what_was_fetched_serves(server, memory, monkeypatch):
@@ -513,6 +515,67 @@ def test_a_listing_that_lists_itself(server):
     with refused(DataError, "url-endless", deep=remote.MOST_FOLDERS_DEEP):
         fetch(f"{server.url}/loop")
     assert not server.gets("/loop/a.bin")  # nothing is fetched before the list is whole
+
+
+@pytest.mark.parametrize("kind", ["memory", "http"])
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_manifest_that_is_too_large_is_not_read(request, kind, more, monkeypatch):
+    files = pack({"x.npy": b"x"})
+    monkeypatch.setattr(remote, "MOST_BYTES", limit := len(files["train/manifest.json"]) - more)
+    if kind == "http":
+        url = serve(request.getfixturevalue("server"), "p", files)
+    else:
+        url = "memory://p"
+        request.getfixturevalue("memory").pipe({f"/p/{n}": b for n, b in files.items()})
+    if not more:
+        assert content(fetch(url)) == files
+        return
+    with refused(DataError, "answer-too-large", url=f"{url}/train/manifest.json", limit=limit):
+        fetch(url)
+
+
+def test_a_manifest_and_a_page_without_an_end(server, monkeypatch):
+    monkeypatch.setattr(remote, "MOST_BYTES", 1 << 22)
+    server.sizes, server.endless = "only to HEAD", True
+    server.files |= {"/p/train/manifest.json": bytes(1 << 16), "/d/": bytes(1 << 16)}
+    for folder, file in (("p", "train/manifest.json"), ("d", "")):
+        with refused(DataError, "answer-too-large", url=f"{server.url}/{folder}/{file}", limit=1 << 22):
+            fetch(f"{server.url}/{folder}/")
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_listing_of_too_many(server, memory, monkeypatch, more):
+    monkeypatch.setattr(remote, "MOST_FILES", len(FOLDER) + 2 - more)  # with its two folders
+    memory.pipe({f"/x/{n}": b for n, b in FOLDER.items()})
+    for url in ("memory://x", serve(server, "x", FOLDER)):
+        if not more:
+            assert content(fetch(url)) == FOLDER
+            continue
+        with refused(DataError, "url-lists-too-many", url=url, limit=remote.MOST_FILES):
+            fetch(url)
+
+
+def test_a_listing_without_an_end_in_time(server, monkeypatch):
+    monkeypatch.setattr(remote, "LISTING_SECONDS", 0.2)
+    server.sizes, server.endless, server.drip = "only to HEAD", True, 0.05
+    server.files["/p/train/manifest.json"] = b""
+    with refused(DataError, "url-lists-too-long", url=f"{server.url}/p", seconds=0.2):
+        fetch(f"{server.url}/p")
+
+
+@pytest.mark.parametrize("wrong", ['{"bytes": -1}', '{"bytes": 1e999}', '{"bytes": 1, "name": "a\\u0000"}'])
+def test_a_manifest_with_impossible_files(memory, wrong):
+    manifest = json.loads(pack({"x.npy": b"x"})["train/manifest.json"])
+    manifest["shards"][0]["files"]["x.npy"] |= json.loads(wrong)
+    memory.pipe("/p/train/manifest.json", json.dumps(manifest).encode())
+    with refused(DataError, "file-outside" if "name" in wrong else "manifest-damaged"):
+        fetch("memory://p")
+
+
+def test_a_page_that_takes_long_to_search(server):
+    server.files["/d/a.bin"] = b"a"
+    server.links = "<a " + "href " * 50_000 + "<a href" + " " * 200_000 + "<a" * 100_000 + "<a href='" * 9_000
+    assert content(fetch(f"{server.url}/d/")) == {"a.bin": b"a"}
 
 
 def test_ctrl_c_ends_a_big_file_too(server, monkeypatch):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import errno
 import hashlib
 import os
+import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,7 +152,7 @@ def lasting(error: BaseException) -> bool:
     if isinstance(error, OSError):
         kinds = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
         return isinstance(error, kinds) or error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return isinstance(error, (TypeError, ValueError, AttributeError, NotImplementedError))
+    return isinstance(error, (TypeError, ValueError, AttributeError, NotImplementedError, DataError))
 
 
 def reason(error: BaseException) -> Fact:
@@ -176,4 +179,17 @@ def status_of(error: BaseException) -> int | None:
         status = getattr(one, "status", None)
         if isinstance(status, int):
             return status
+    return None
+
+
+def stated_digest(info: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The digest of a file that the server states: Google's MD5, Hugging Face's SHA-256 of a large file. S3's
+    ETag is not used: for encrypted files and multipart uploads it is not a digest."""
+    lfs = info.get("lfs")
+    sha256 = lfs.get("sha256") if isinstance(lfs, Mapping) else getattr(lfs, "sha256", None)
+    if isinstance(sha256, str) and re.fullmatch("[0-9a-f]{64}", sha256):
+        return "sha256", sha256
+    with contextlib.suppress(TypeError, ValueError):
+        md5 = base64.b64decode(info["md5Hash"], validate=True) if "md5Hash" in info else b""
+        return ("md5", md5.hex()) if len(md5) == 16 else None
     return None

@@ -10,38 +10,45 @@ without a known checksum are listed again at the end.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import functools
 import hashlib
+import html
+import io
 import json
 import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote, urljoin, urlsplit
 
+from ..atomic import MOST_BYTES
 from ..errors import DataError
 from ..words.facts import Fact, fact
 from .cache import Cache
-from .fetch import File, Transfer, lasting, patiently, reason, status_of
+from .fetch import File, Transfer, lasting, patiently, reason, stated_digest, status_of
 from .manifest import FORMAT, MANIFEST
 
 T = TypeVar("T")
 
 SILENCE_SECONDS = 30.0  # seconds of a server's silence before a retry
 MOST_FOLDERS_DEEP = 40  # a web server may list a folder inside itself, endlessly
+MOST_FILES = 2_000_000  # files, folders and links in a listing; ImageNet has 1.3 million files
+LISTING_SECONDS = 7200.0  # after which a server may still list and state sizes
 _SPLITS = ("train", "eval")
 # Protocols of fsspec that are refused: this machine's files, other Python code, and chains of them
 _LOCAL = ("local", "simplecache", "filecache", "blockcache", "reference", "zip", "tar", "data")
 _PROTOCOLS = "expected https, s3, gs, az or hf"
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _SQUEEZED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")  # what pathlib makes of one
+# Passes each character a few times at most, whatever the page
+_LINK = re.compile(r"""<a\s[^<>]*?\bhref\s*=\s*(?:"([^"<>]*)"|'([^'<>]*)')""", re.IGNORECASE)
 # Names of a file's version or digest in filesystems: S3, HTTP, Google, Azure, Hugging Face, SFTP, memory
 _MARKS = ("ETag", "etag", "md5Hash", "blob_id", "Last-Modified", "LastModified", "last_modified")
 _TIMES = ("mtime", "created")
@@ -167,6 +174,7 @@ class _Url:
         name = unquote(place) if self.http else place
         self.name = re.sub(r"[^\w.+-]+", "_", name.rstrip("/").rsplit("/", 1)[-1]).lstrip(".") or "data"
         self._text, self.workers = text, workers
+        self._listed, self._until = 0, float("inf")
         _, self.path = self._open()
         self.path = self.path.rstrip("/") if "?" not in text else self.path
 
@@ -201,6 +209,7 @@ class _Url:
     def look(self) -> _Listing:
         """Lists the files to fetch. Raises `_Unreachable`, or `DataError` if they cannot be listed."""
         self.fs.invalidate_cache()
+        self._listed, self._until = 0, time.monotonic() + LISTING_SECONDS
         packed = {} if self.http and "?" in self.path else self._manifests()
         if packed:
             return self._packed(packed)
@@ -218,7 +227,7 @@ class _Url:
         for split in _SPLITS:
             path = f"{self.path}/{split}/{MANIFEST}"
             try:
-                text = self._ask(path, functools.partial(self.fs.cat_file, path), missing=True)
+                text = self._ask(path, functools.partial(self._read, path), missing=True)
             except FileNotFoundError:
                 if split == _SPLITS[0]:
                     break
@@ -235,12 +244,14 @@ class _Url:
                 for shard in _manifest(text)["shards"]:
                     for file in shard["files"].values():
                         name = str(file["name"])
-                        if PurePosixPath(name).name != name or name in (".", ".."):
+                        if _leads_outside(name):
                             raise DataError("file-outside", path=f"{self.shown}/{at}", name=name)
                         remote = f"{self.path}/{folder}/{quote(name) if self.http else name}"
                         size, digest = int(file["bytes"]), ("sha256", str(file["sha256"]))
+                        if size < 0:  # would hide the bytes of another file from the cache's limit
+                            raise ValueError(f"{size} bytes")
                         files.append(File(f"{folder}/{name}", remote, size, digest))
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
+            except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
                 why = f"{type(error).__name__}: {error}"
                 raise DataError("manifest-damaged", path=f"{self.shown}/{at}", reason=why) from error
         return _Listing(tuple(files), _digest(*texts.values()), texts=texts)
@@ -250,7 +261,7 @@ class _Url:
         for name, info in sorted(infos.items()):
             if info.get("size") is None:
                 raise DataError("size-untold", url=self.shown, file=name)
-            files.append(File(name, info["name"], int(info["size"]), _stated(info)))
+            files.append(File(name, info["name"], int(info["size"]), stated_digest(info)))
             known.append([name, int(info["size"]), *(str(info.get(mark, "")) for mark in (*_MARKS, *_TIMES))])
         return _Listing(tuple(files), _digest(json.dumps(known).encode()), single)
 
@@ -260,7 +271,8 @@ class _Url:
         Not fsspec's `find`, which ignores unreadable folders and lists one at a time.
         """
         files: dict[str, dict[str, Any]] = {}
-        with ThreadPoolExecutor(self.workers) as threads:
+        with ThreadPoolExecutor(self.workers) as threads, contextlib.ExitStack() as ending:
+            ending.callback(threads.shutdown, cancel_futures=True)
             folders = {"": self.path}
             for _ in range(MOST_FOLDERS_DEEP):
                 below = {}
@@ -268,7 +280,7 @@ class _Url:
                     for info in infos:
                         name = info["name"].rstrip("/").rsplit("/", 1)[-1]
                         name = unquote(name) if self.http else name
-                        if name in ("", ".", "..") or {*name} & {*"/\\\0"}:
+                        if _leads_outside(name):
                             raise DataError("file-outside", path=self.shown, name=name)
                         if info["type"] == "directory":
                             below[f"{prefix}{name}/"] = info["name"].rstrip("/")
@@ -288,20 +300,53 @@ class _Url:
     def _ls(self, path: str) -> list[dict[str, Any]]:
         def ask() -> list[dict[str, Any]]:
             self.fs.invalidate_cache(path)  # some filesystems cache their listings
-            # A web page's links are relative to its folder, which ends in a slash
-            return self.fs.ls(f"{path}/" if self.http else path, detail=True)
+            return self.fs.ls(path, detail=True)
 
-        infos = self._ask(path, ask)
-        if self.http:
-            infos = [{**i, "name": i["name"].replace("/./", "/")} for i in infos]
-            return [i for i in infos if _inside(i["name"], path)]
+        def links() -> list[dict[str, Any]]:
+            # Not fsspec's `ls`, which reads a page of any size. Links are relative to a folder with its slash
+            page = self._read(f"{path}/").decode("utf-8", "ignore")
+            found = (html.unescape(match[1] or match[2] or "") for match in _LINK.finditer(page))
+            inside = dict.fromkeys(place for link in found if (place := _inside(link, path)))
+            return [{"name": p, "type": "directory" if p.endswith("/") else "file"} for p in inside]
+
+        infos = self._ask(path, links if self.http else ask)
+        self._listed += len(infos)
+        if self._listed > MOST_FILES:
+            raise DataError("url-lists-too-many", url=self.shown, limit=MOST_FILES)
         # Object stores may have an empty object with the name of a folder
-        return [i for i in infos if i["name"].strip("/") != path.strip("/")]
+        return [i for i in infos if self.http or i["name"].strip("/") != path.strip("/")]
+
+    def _read(self, path: str) -> bytes:
+        """A manifest or a web page. Raises `DataError` if it has more than `MOST_BYTES`."""
+        from fsspec.callbacks import Callback
+
+        def watch(size: int | None, value: int, **_: Any) -> None:
+            if value > MOST_BYTES:
+                raise DataError("answer-too-large", url=self._where(path), limit=MOST_BYTES)
+            self._in_time()
+
+        if self.http:
+            content = io.BytesIO()
+            self.fs.get_file(path, content, callback=Callback(hooks={"watch": watch}))
+            return content.getvalue()
+        text = self.fs.cat_file(path, start=0, end=MOST_BYTES + 1)
+        watch(None, len(text))
+        return text
+
+    def _where(self, path: str) -> str:
+        return self.shown.rstrip("/") + path.removeprefix(self.path)
+
+    def _in_time(self) -> None:
+        if time.monotonic() > self._until:
+            raise DataError("url-lists-too-long", url=self.shown, seconds=LISTING_SECONDS)
 
     def _ask(self, path: str, do: Callable[[], T], missing: bool = False) -> T:
         """Calls `do()` with retries; `missing`: raise `FileNotFoundError` if there is no such file."""
+        self._in_time()
         try:
             return patiently(do)
+        except DataError:
+            raise
         except Exception as error:
             if not lasting(error):
                 raise _Unreachable(reason(error)) from error
@@ -309,28 +354,23 @@ class _Url:
             absent = isinstance(error, (FileNotFoundError, NotADirectoryError, PermissionError))
             if missing and (absent or status_of(error) in (403, 410)):
                 raise FileNotFoundError(path) from error
-            where = self.shown.rstrip("/") + path.removeprefix(self.path)
             code = "url-unreadable-http" if self.http else "url-unreadable"
-            raise DataError(code, url=where, reason=reason(error)) from error
+            raise DataError(code, url=self._where(path), reason=reason(error)) from error
 
 
-def _stated(info: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The digest of a file that the server states: Google's MD5, Hugging Face's SHA-256 of a large file. S3's
-    ETag is not used: for encrypted files and multipart uploads it is not a digest."""
-    lfs = info.get("lfs")
-    sha256 = lfs.get("sha256") if isinstance(lfs, Mapping) else getattr(lfs, "sha256", None)
-    if isinstance(sha256, str) and re.fullmatch("[0-9a-f]{64}", sha256):
-        return "sha256", sha256
-    with contextlib.suppress(TypeError, ValueError):
-        md5 = base64.b64decode(info["md5Hash"], validate=True) if "md5Hash" in info else b""
-        return ("md5", md5.hex()) if len(md5) == 16 else None
-    return None
+def _inside(link: str, folder: str) -> str:
+    """Where a link on a folder's page leads, if to a file in it, not elsewhere or to another sort order."""
+    try:
+        place = urljoin(f"{folder}/", link)
+    except ValueError:
+        return ""
+    parent, _, name = place.rstrip("/").rpartition("/")
+    return place if parent == folder and name not in (".", "..") and not {*name} & {*"?#"} else ""
 
 
-def _inside(link: str, folder: str) -> bool:
-    """Whether a link on a folder's page leads to a file in it, not elsewhere or to another sort order."""
-    parent, _, name = link.rstrip("/").rpartition("/")
-    return parent == folder and name not in (".", "..") and not {*name} & {*"?#"}
+def _leads_outside(name: str) -> bool:
+    """Whether `name` is none of a file in its folder, on any system."""
+    return name in ("", ".", "..") or bool({*name} & {*"/\\\0"})
 
 
 def _manifest(text: bytes) -> dict[str, Any]:
