@@ -6,6 +6,8 @@ import tarfile
 import pytest
 
 from chipwise.data import folder
+from chipwise.data.originals import read_cifar
+from chipwise.data.pack.rows import from_rows
 from chipwise.data.pack.sources import listing_of
 from chipwise.errors import DataError
 from pictures import write
@@ -105,6 +107,48 @@ def test_a_member_with_an_endless_name(tmp_path, kind):
         made.addfile(tarfile.TarInfo("data/ant/1.png"), io.BytesIO())
     with refused(DataError, "file-damaged", reason=f"an extended header of {2 << 20} bytes"):
         folder.list_tar(path)
+
+
+def headers(path, name, form=tarfile.GNU_FORMAT, **fields):
+    info = tarfile.TarInfo(name)
+    for field, value in fields.items():
+        setattr(info, field, value)
+    path.write_bytes(info.tobuf(form) + bytes(20 * 512))
+    return path
+
+
+@pytest.mark.parametrize(
+    "sparse",
+    [
+        {"type": tarfile.GNUTYPE_SPARSE},
+        {"pax_headers": {"GNU.sparse.map": "0,1"}, "form": tarfile.PAX_FORMAT},
+        {"pax_headers": {"GNU.sparse.size": "99"}, "form": tarfile.PAX_FORMAT},
+        {"pax_headers": {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}, "form": tarfile.PAX_FORMAT},
+    ],
+)
+def test_sparse_files_are_refused_before_their_parts_are_read(tmp_path, sparse):
+    path = headers(tmp_path / "x.tar", "d/1.jpeg", **sparse)
+    with refused(DataError, "member-sparse", path=path, name="d/1.jpeg"):
+        listing_of(path)
+    with refused(DataError, "member-sparse", path=path, name="d/1.jpeg"):
+        from_rows("webdataset", [path])
+    path = path.rename(tmp_path / "cifar-10-python.tar.gz")
+    with refused(DataError, "member-sparse", path=path, name="d/1.jpeg"):
+        read_cifar(path)
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        {"size": -1024},
+        {"size": -1024, "type": tarfile.XHDTYPE},
+        {"pax_headers": {"size": "-1024"}, "form": tarfile.PAX_FORMAT},
+    ],
+)
+def test_a_negative_size_is_damage_not_a_circle(tmp_path, size):
+    path = headers(tmp_path / "x.tar", "d/1.jpeg", **size)
+    with refused(DataError, "file-damaged", path=path):
+        listing_of(path)
 
 
 def test_what_memory_cannot_hold_is_refused_with_the_way_out(tmp_path, monkeypatch):

@@ -17,11 +17,12 @@ class Player:
     """A host, and what it was told."""
 
     def __init__(self, index, count, lines, silence):
-        self.gone, self.left, self.heard = [], [], threading.Event()
+        self.gone, self.garbled, self.left, self.heard = [], [], [], threading.Event()
         self.wire = Wire(index, count, lines, silence, self._gone, self._leave)
 
-    def _gone(self, host):
+    def _gone(self, host, garbled):
         self.gone.append(host)
+        self.garbled.append(garbled)
         self.heard.set()
 
     def _leave(self, code, sentence):
@@ -122,6 +123,29 @@ def test_a_silent_host_is_gone(meet):
     players = meet(2, silence=1.0)
     players[1].wire._ending.set()  # it beats no more, and its connection stays
     assert players[0].heard.wait(10) and players[0].gone[0] == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"HTTP/1.1 400 Bad Request",
+        b"[1]",
+        b'{"else": 1}',
+        b'{"what": "save"}',
+        b'{"what": [], "turn": 1, "host": 1, "value": 1}',
+        b'{"leave": "no"}',
+        b'{"fail": 3}',
+        b"x" * (2 * LINE_BYTES + (1 << 17)),
+    ],
+)
+@pytest.mark.parametrize("sender", [0, 1])
+def test_what_is_no_message_ends_the_run_at_once(meet, line, sender):
+    players = meet(2)
+    (connection,) = players[sender].wire._connections.values()
+    with contextlib.suppress(OSError):
+        connection._socket.sendall(line + b"\n")
+    other = players[1 - sender]
+    assert other.heard.wait(10) and (other.gone, other.garbled, other.left) == ([sender], [True], [])
 
 
 def test_a_failure_is_said_once_by_host_0(meet):

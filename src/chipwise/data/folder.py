@@ -136,6 +136,8 @@ def list_tar(path: Path, of: Callable[[tuple[str, ...]], bool] = lambda parts: T
             _list_members(path, archive, files, of, in_place=unzip is None)
             while unzip is not None and file.read(1 << 20):
                 pass  # the decompressor checks the checksum at the end
+    except Sparse as error:
+        raise DataError("member-sparse", path=path, name=str(error)[:80]) from error
     except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise DataError("file-damaged", path=path, reason=str(error)) from error
     except RecursionError as error:  # headers that describe headers, thousands deep
@@ -167,7 +169,7 @@ def _list_members(
             if not is_image(parts[-1]):
                 files.left_out.append("/".join(parts))
             elif of(parts):
-                if not member.isfile() or member.issparse():
+                if not member.isfile():
                     raise DataError("member-link", path=path, name=member.name[:80])
                 if in_place:
                     files.add(parts, member.size, (member.offset_data, member.size))
@@ -191,25 +193,39 @@ _EXTENDED = (
 )
 
 
+class Sparse(tarfile.TarError):
+    """A member in one of GNU's four formats for files with holes, whose header may state any size, and any
+    number of parts. The member's name."""
+
+
 class Member(tarfile.TarInfo):
-    """A member with a complete header; tarfile takes a truncated or damaged header for the archive's end, and
-    reads an extended header of any size into memory."""
+    """A member with a complete header; tarfile takes a truncated or damaged header for the archive's end,
+    reads an extended header of any size into memory, and goes round in circles at a negative size."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
         header = super().frombuf(buf, encoding, errors)
-        if header.type in _EXTENDED and header.size > _MOST_HEADER_BYTES:
+        if header.type in _EXTENDED and not 0 <= header.size <= _MOST_HEADER_BYTES:
             raise tarfile.ReadError(f"an extended header of {header.size} bytes")
         return header
 
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
         try:
-            return super().fromtarfile(archive)
+            member = super().fromtarfile(archive)
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
             raise
         except tarfile.HeaderError as error:
             raise tarfile.ReadError(f"neither a member nor the end: {error}") from error
+        if member.size < 0:
+            raise tarfile.ReadError(f"a member of {member.size} bytes")
+        return member
+
+    def _sparse(self, *of: Any) -> Self:
+        # In the formats of pax the first argument is the member, and `self` the header before it
+        raise Sparse((of[0] if isinstance(of[0], Member) else self).name)
+
+    _proc_sparse = _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _sparse
 
 
 class _Places:

@@ -26,7 +26,7 @@ import numpy as np
 from ..atomic import open_regular
 from ..errors import DataError, unreadable
 from ..machine.limits import memory
-from .folder import Member
+from .folder import Member, Sparse
 from .sources import Columns, check_labels
 
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -140,6 +140,8 @@ def read_cifar(path: str | Path, splits: tuple[str, ...] = ("train", "test"), cl
     try:
         for name, data in _in_folder(path, names, classes) if path.is_dir() else _in_archive(path, names):
             batches[name.removesuffix(".bin")] = read_batch(data, f"{path.name}/{name}", classes)
+    except Sparse as error:
+        raise DataError("member-sparse", path=path, name=str(error)[:80]) from error
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise DataError("file-damaged", path=path, reason=str(error)) from error
     except RecursionError as error:  # headers that describe headers, thousands deep

@@ -230,11 +230,12 @@ def _join(seat: Seat, wait: float, silence: float) -> Hosts:
         host, other, mine = error.args
         raise DeviceError("host-twice", **where, host=host, other=other, hosts=mine) from None
 
-    def gone(host: int) -> None:
+    def gone(host: int, garbled: bool) -> None:
         if host == seat.index:  # this process was suspended, or cut off from the network
             lost = HostLost("host-left-behind", host=host, silence=silence)
             _end(lost.exit_code, str(lost))
-        lost = HostLost("host-lost", host=seat.index, lost=host, lost_name=here.names[host], silence=silence)
+        facts = {"host": seat.index, "lost": host, "lost_name": here.names[host], "silence": silence}
+        lost = HostLost("host-garbled" if garbled else "host-lost", **facts)
         _end(lost.exit_code, str(lost))
 
     wire = Wire(seat.index, seat.count, connections, silence, gone, _end)

@@ -25,6 +25,13 @@ _GRACE_SECONDS = 2.0  # in which host 0 may find the error itself that another h
 
 Awaiting = Callable[[list[int]], None]
 
+_MESSAGES: tuple[dict[str, Any], ...] = (  # the fields of every message, with their types
+    *({"host": int, "of": int}, {"refused": list}, {"all": str}),
+    {"what": str, "turn": int, "host": int, "value": object},
+    *({"bye": int}, {"noted": bool}, {"gone": int}, {"leave": int}, {"beat": int}),
+    {"fail": int, "text": str, "host": int},
+)
+
 
 class PortTaken(OSError):
     """Another program listens on the port at which the hosts meet."""
@@ -33,12 +40,13 @@ class PortTaken(OSError):
 class Connection:
     """A connection that carries JSON objects as lines.
 
-    *Fields:* `heard`, the time of the last message from the other side; `most`, the longest line to receive.
+    *Fields:* `heard`, the time of the last message from the other side; `most`, the longest line to receive;
+    `garbled`, whether something else than a message came.
     """
 
     def __init__(self, connection: socket.socket):
         self._socket, self._rest, self._sending = connection, b"", threading.Lock()
-        self.most = LINE_BYTES
+        self.most, self.garbled = LINE_BYTES, False
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.heard = time.monotonic()
 
@@ -52,20 +60,27 @@ class Connection:
             pass
 
     def receive(self, seconds: float | None = None) -> dict[str, Any] | None:
-        """The next message; `None` at the end, after `seconds`, and for anything but a JSON object."""
+        """The next message; `None` at the end, after `seconds`, and for anything but a message."""
         try:
             self._socket.settimeout(seconds)
             while b"\n" not in self._rest:
                 data = self._socket.recv(1 << 16)
-                if not data or len(self._rest) > self.most:
+                if not data:
                     return None
+                if len(self._rest) > self.most:
+                    raise ValueError(f"a line of more than {self.most} bytes")
                 self._rest += data
             line, _, self._rest = self._rest.partition(b"\n")
             message = json.loads(line)
-        except (OSError, ValueError, RecursionError):
+            if not (isinstance(message, dict) and any(_fits(message, fields) for fields in _MESSAGES)):
+                raise ValueError("no message of a host")
+        except OSError:
+            return None
+        except (ValueError, RecursionError):
+            self.garbled = True
             return None
         self.heard = time.monotonic()
-        return message if isinstance(message, dict) else None
+        return message
 
     def sending_within(self, seconds: float) -> None:
         """Limits the time of a `send`, which would otherwise block if the other side does not read."""
@@ -75,6 +90,10 @@ class Connection:
 
     def close(self) -> None:
         self._socket.close()
+
+
+def _fits(message: dict[str, Any], fields: dict[str, Any]) -> bool:
+    return message.keys() == fields.keys() and all(isinstance(message[n], fields[n]) for n in fields)
 
 
 def accept_hosts(
@@ -168,8 +187,8 @@ class Wire:
     """The connections of a host after all have met: to host 0, or from host 0 to each.
 
     *Arguments:* `connections` by host; `silence`, the seconds after which a silent host is lost; `gone`,
-    called with the number of a lost host, and `left`, called with an exit code and a sentence. Both run in a
-    thread of the wire and end the process.
+    called with the number of a lost host and whether it sent something else than a message, and `left`,
+    called with an exit code and a sentence. Both run in a thread of the wire and end the process.
     """
 
     def __init__(
@@ -178,7 +197,7 @@ class Wire:
         count: int,
         connections: dict[int, Connection],
         silence: float,
-        gone: Callable[[int], None],
+        gone: Callable[[int, bool], None],
         left: Callable[[int, str], None],
     ):
         self.index, self.count = index, count
@@ -276,7 +295,7 @@ class Wire:
             elif "fail" in message:
                 self._failed(host, connection, message)
         if host not in self._farewells:
-            self._lost(host)
+            self._lost(host, connection.garbled)
 
     def _failed(self, host: int, connection: Connection, message: dict[str, Any]) -> None:
         """On host 0, another host has failed: ends all hosts with that error, unless this one finds its
@@ -288,11 +307,11 @@ class Wire:
             self._send({"leave": message["fail"]})
             self._left(message["fail"], message["text"])
 
-    def _lost(self, host: int) -> None:
+    def _lost(self, host: int, garbled: bool = False) -> None:
         if self.index == 0:
             self._send({"gone": host})
         if not self._ending.is_set():
-            self._gone(host)
+            self._gone(host, garbled)
 
     def _beat(self) -> None:
         while not self._ending.is_set():

@@ -24,7 +24,7 @@ import numpy as np
 
 from ...errors import DataError, RecipeError
 from ...words.figures import one_line
-from ..folder import MOST_IMAGE_BYTES, SUFFIXES
+from ..folder import MOST_IMAGE_BYTES, SUFFIXES, Member, Sparse
 from . import tfrecord
 from .folders import Listing, Split
 
@@ -80,7 +80,7 @@ def files_at(path: Path) -> tuple[str, list[Path]] | None:
 def _is_webdataset(path: Path) -> bool:
     """Whether one of the first images in a tar has a class member."""
     try:
-        with tarfile.open(path, "r:") as archive:
+        with tarfile.open(path, "r:", tarinfo=Member) as archive:
             first = [
                 _key(member.name) for _, member in zip(range(16), archive, strict=False) if member.isfile()
             ]
@@ -321,7 +321,7 @@ def _samples(path: Path) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
     size, end = path.stat().st_size, 0
     sample: tuple[str, dict[str, tuple[int, int]]] | None = None
     try:
-        with tarfile.open(path, "r:") as archive:
+        with tarfile.open(path, "r:", tarinfo=Member) as archive:
             for member in archive:
                 if not member.isfile():
                     continue
@@ -334,6 +334,8 @@ def _samples(path: Path) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
                         yield sample
                     sample = key, {}
                 sample[1][ending] = member.offset_data, member.size
+    except Sparse as error:
+        raise DataError("member-sparse", path=path, name=str(error)[:80]) from error
     except (tarfile.TarError, OSError, ValueError, RecursionError) as error:
         reason = "chained headers" if isinstance(error, RecursionError) else str(error)
         raise DataError("webdataset-damaged", path=path, offset=end, reason=reason) from error
