@@ -8,6 +8,7 @@ import random
 import resource
 import shutil
 import time
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -17,7 +18,7 @@ import pytest
 import chipwise as cw
 import tasks
 from chipwise.engine import checkpoint as module
-from chipwise.engine.checkpoint import KEEP, Checkpoints, digest
+from chipwise.engine.checkpoint import KEEP, Checkpoints, digest, restore_run
 from chipwise.engine.run_folder import RunFolder
 from chipwise.engine.state import abstract_state
 from refusals import refused
@@ -188,6 +189,25 @@ def test_arrays_that_a_header_alone_states_are_not_read(tmp_path, monkeypatch):
         with refused(cw.CheckpointError, "checkpoints-unreadable", steps=[1]):
             checkpoints.restore({"w": np.zeros((10, 10), np.float32)}, said.append)
     assert [(fact.code, fact["step"]) for fact in said] == [("checkpoint-damaged", 1)]
+
+
+def test_arrays_without_elements_come_back(tmp_path):
+    small = plain()
+
+    def init(key):
+        params, state = small.task.init(key)
+        return {**params, "none": np.zeros((0, 3), np.float32)}, {**state, "none": np.zeros((2, 0), np.int32)}
+
+    recipe = replace(small, task=replace(small.task, init=init))
+    for stop in ("10st", None):
+        cw.fit(recipe, tmp_path / "run", stop_after=stop, **QUIET)
+    restored = restore_run(recipe, tmp_path / "run")
+    assert (
+        restored.steps == 30
+        and restored.params["none"].shape == (0, 3)
+        and restored.state["none"].shape == (2, 0)
+    )
+    assert restored.state["none"].dtype == np.int32
 
 
 def test_the_digest_is_that_of_all_versions():

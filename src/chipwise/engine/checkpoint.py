@@ -155,6 +155,9 @@ class Checkpoints:
             shards = about["recipe"]["shards"]
             about = {**about, "cut": {"shards": shards, "axes": flatten(axes), "shapes": shapes}}
         about = {**about, "digest": digest(flat, about.get("cut"))}
+        empty = {name: [str(leaf.dtype), *leaf.shape] for name, leaf in flat.items() if not leaf.size}
+        if empty:  # Orbax writes none without elements
+            about, flat = {**about, "empty": empty}, {n: leaf for n, leaf in flat.items() if n not in empty}
         if hosts().count > 1:  # Orbax then writes no array that is on the devices of a single host
             flat = {name: np.asarray(leaf) for name, leaf in flat.items()}
         self._guarded(
@@ -232,7 +235,7 @@ class Checkpoints:
         place = self.folder / str(step) / "state"
         with contextlib.closing(ocp.PyTreeCheckpointHandler()) as reader:
             refuse_hollow(stated_bytes(reader.metadata(place).tree), place, expected)
-        cut, item = about.get("cut"), None
+        cut, empty, item, shapes = about.get("cut"), about.get("empty", {}), None, {}
         if shards not in (stored := cut["shards"] if cut else 1, None):
             raise CheckpointError("checkpoint-of-other-shards", step=step, stored=stored, shards=shards)
         if cut is not None:  # otherwise Orbax would use the shardings with which the arrays were written
@@ -240,11 +243,17 @@ class Checkpoints:
             if template is not None:
                 _fill(template, shapes, step)
                 shapes = flatten(template)
-            item = {name: _target(leaf) for name, leaf in shapes.items()}
+            item = {name: _target(leaf) for name, leaf in shapes.items() if name not in empty}
         restored = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(item)))
         flat = restored["state"]
         if cut is None:
             flat = {name: np.asarray(leaf) for name, leaf in flat.items()}
+        for name, (dtype, *shape) in empty.items():
+            if 0 not in shape:
+                raise ValueError(f"{name} has elements")
+            sharding = getattr(shapes.get(name), "sharding", None)
+            array = np.zeros(shape, np.dtype(dtype))
+            flat[name] = array if sharding is None else jax.device_put(array, sharding)
         if digest(flat, cut) != about["digest"]:
             raise ValueError("its digest does not match its bytes")
         return flat, about
