@@ -1,6 +1,8 @@
 import csv
+import io
 import json
 
+import fsspec
 import numpy as np
 import pytest
 from PIL import Image
@@ -54,10 +56,11 @@ OWN = """
 import numpy as np
 import chipwise as cw
 import tasks
+from chipwise.data.remote import local
 
 
 def recipe(data=None):
-    columns = dict(np.load(data)) if data else tasks.data(7).columns
+    columns = dict(np.load(local(data))) if data else tasks.data(7).columns
     task = tasks.task(loss=tasks.plain_loss, augment=None, eval=cw.Arrays(**columns),
                       predict=lambda params, state, batch: tasks.plain_logits(params, batch))
     return cw.Recipe(task=task, batch=24, duration="1st", optimizer=cw.sgd(lr=0.1))
@@ -72,6 +75,24 @@ def test_the_data_of_a_run_is_found_with_a_recipe_file_too(chipwise, tmp_path):
     options = ["--recipe", f"{tmp_path / 'own.py'}:recipe", "--out", tmp_path / "p.csv", "--devices", 1]
     said = chipwise("predict", tmp_path / "run", *options, "--json", "--quiet")
     assert json.loads(said.out)["examples"] == 53, said.err
+
+
+def test_a_url_that_only_a_run_names_is_not_fetched(chipwise, tmp_path, monkeypatch):
+    monkeypatch.setenv("CHIPWISE_CACHE", str(tmp_path / "mine"))
+    (tmp_path / "own.py").write_text(OWN)
+    np.savez(file := io.BytesIO(), **tasks.data(53, 1).columns)
+    url, own, run = "memory://place/data.npz", f"{tmp_path / 'own.py'}:recipe", tmp_path / "run"
+    fsspec.filesystem("memory").pipe("/place/data.npz", file.getvalue())
+    quiet = ["--run", str(run), "--devices", "1", "--eval-every", "end", "--quiet"]
+    assert main(["train", own, "--data", url, *quiet]) == 0
+    options = [run, "--recipe", own, "--devices", 1, "--json"]
+    assert chipwise("eval", *options).code == 0  # fetched here before, by its owner
+    monkeypatch.setenv("CHIPWISE_CACHE", str(tmp_path / "other"))
+    for command in (["eval"], ["predict", "--out", tmp_path / "p.csv"]):
+        said = chipwise(command[0], *options, *command[1:])
+        said.refused(3, "run-data-at-url", run=str(run), url=url)
+    assert not (tmp_path / "other").exists()
+    assert chipwise("eval", *options, "--data", url).code == 0
 
 
 def test_bad_input_is_one_line(chipwise, digits, tmp_path):

@@ -50,13 +50,14 @@ def predict(
     The same command continues after a stop. Predictions do not depend on the number of devices.
     """
     on = here.on(workers=workers)
+    from ..deploy.model import trained
     from ..deploy.predict import predict as predicted
 
     def say(message: Fact) -> None:
         if message.code != "predict-done" or not quiet:
             typer.echo(str(message), err=True)
 
-    model = _trained(run, recipe, say)
+    model = trained(run, recipe, say, with_data=data is None)
     settings: dict[str, Any] = {"top": top, "probabilities": probabilities, "fresh": fresh, "say": say}
     predictions = predicted(model, _source(model, recipe, data), on=on, batch=batch, out=out, **settings)
     if json_:
@@ -104,11 +105,12 @@ def export(
     """
     options.only_look()
     from ..deploy.export import export as exported
+    from ..deploy.model import trained
 
     def say(message: Fact) -> None:
         typer.echo(str(message), err=True)
 
-    model = _trained(run, recipe, say)
+    model = trained(run, recipe, say)
     result = exported(
         model, to, out, data=_source(model, recipe, data), module=_module(module), examples=examples,
         fresh=fresh, say=say,
@@ -135,14 +137,6 @@ def _module(given: str | None) -> Any:
     if value is None:
         raise DataError("module-not-found", given=given)
     return value
-
-
-def _trained(run: str, recipe: str | None, say: Any) -> Trained:
-    """The model of a run folder, with the `recipe` of the command line, if given."""
-    from ..deploy.model import trained, wherever_its_data_is
-    from ..engine.stored import read_run
-
-    return trained(run, wherever_its_data_is(read_run(run), recipe) if recipe else None, say)
 
 
 def _source(model: Trained, recipe: str | None, data: str | None) -> Any:

@@ -72,6 +72,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
+def manifest_in(text: bytes) -> dict[str, Any]:
+    """The manifest of a packed folder; empty for other files with that name."""
+    try:
+        manifest = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return manifest if isinstance(manifest, dict) and manifest.get("format") == FORMAT else {}
+
+
 def sha256(path: Path) -> str:
     """The SHA-256 of a file, as hexadecimal digits."""
     try:

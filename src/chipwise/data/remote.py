@@ -31,9 +31,9 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 from ..atomic import MOST_BYTES
 from ..errors import DataError
 from ..words.facts import Fact, fact
-from .cache import Cache
+from .cache import Cache, home
 from .fetch import File, Transfer, lasting, patiently, reason, stated_digest, status_of
-from .manifest import FORMAT, MANIFEST
+from .manifest import MANIFEST, manifest_in
 
 T = TypeVar("T")
 
@@ -81,17 +81,16 @@ def local(
     a full disk, a transfer that fails again and again, and files that change again and again.
     """
     text = os.fspath(path_or_url)
-    if not _SCHEME.match(text):
+    if not is_url(text):
         if isinstance(path_or_url, Path) and _SQUEEZED.match(text) and not path_or_url.exists():
             raise DataError("url-made-a-path", path=text)
-        return Path(text).expanduser()
-    if text.lower().startswith("file://"):
-        return Path(unquote(urlsplit(text).path))
+        on_disk = text.lower().startswith("file://")
+        return Path(unquote(urlsplit(text).path)) if on_disk else Path(text).expanduser()
     say = say or (lambda line: print(line, file=sys.stderr, flush=True))
     url = _Url(text, workers)
     try:
         cache = Cache(limit_bytes)
-        prefix = f"{url.name}-{_digest(text.rstrip('/').encode())}-"
+        prefix = f"{url.name}-{_key(text)}-"
         for _ in range(2):
             try:
                 return _fetched(url, cache, prefix, say) / url.name
@@ -107,6 +106,20 @@ def local(
     except OSError as error:  # errors of the disk; those of the network are handled elsewhere
         folder, why = str(error.filename or "the cache"), error.strerror or str(error)
         raise DataError("cache-unwritable", data=url.shown, folder=folder, reason=why) from error
+
+
+def is_url(text: str) -> bool:
+    """Whether `local` would fetch `text`."""
+    return bool(_SCHEME.match(text)) and not text.lower().startswith("file://")
+
+
+def fetched_before(url: str) -> bool:
+    """Whether the cache has anything of `url`. Connects to nothing."""
+    return any((home() / "remote").glob(f"*-{_key(url)}-*"))
+
+
+def _key(url: str) -> str:
+    return _digest(url.rstrip("/").encode("utf-8", "surrogatepass"))
 
 
 def _fetched(url: _Url, cache: Cache, prefix: str, say: Callable[[str], None]) -> Path:
@@ -232,7 +245,7 @@ class _Url:
                 if split == _SPLITS[0]:
                     break
                 continue
-            if _manifest(text):
+            if manifest_in(text):
                 texts[f"{split}/{MANIFEST}"] = text
         return texts
 
@@ -241,7 +254,7 @@ class _Url:
         for at, text in texts.items():
             folder = PurePosixPath(at).parent
             try:
-                for shard in _manifest(text)["shards"]:
+                for shard in manifest_in(text)["shards"]:
                     for file in shard["files"].values():
                         name = str(file["name"])
                         if _leads_outside(name):
@@ -371,15 +384,6 @@ def _inside(link: str, folder: str) -> str:
 def _leads_outside(name: str) -> bool:
     """Whether `name` is none of a file in its folder, on any system."""
     return name in ("", ".", "..") or bool({*name} & {*"/\\\0"})
-
-
-def _manifest(text: bytes) -> dict[str, Any]:
-    """The manifest of a packed folder; empty for other files with that name."""
-    try:
-        manifest = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return manifest if isinstance(manifest, dict) and manifest.get("format") == FORMAT else {}
 
 
 def _digest(*texts: bytes) -> str:

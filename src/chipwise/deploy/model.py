@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ..data.remote import fetched_before, is_url
 from ..data.sources import Source
 from ..engine.checkpoint import restore_run
 from ..engine.result import Result
@@ -59,24 +60,30 @@ class Trained:
 
 def trained(
     model: Result | Trained | str | Path,
-    recipe: Recipe | None = None,
+    recipe: Recipe | str | None = None,
     say: Callable[[Fact], None] = lambda _: None,
+    *,
+    with_data: bool = False,
 ) -> Trained:
     """The model of a `Result`, or of the newest checkpoint of a run folder.
 
-    *Arguments:* `recipe`: the recipe of the run, needed unless it is a built-in one. A Python file that only
-    the folder names is never executed. `say` is called with warnings.
+    *Arguments:* `recipe`: the recipe of the run, or how the command line names it, needed unless it is a
+    built-in one. A Python file that only the folder names is never executed. `say` is called with warnings.
+    `with_data`: the run's own data is needed.
 
-    Raises `RunError`, or `RecipeError` if the recipe must be named.
+    Raises `RunError`, `RecipeError` if the recipe must be named, or `DataError` for the run's data.
     """
     if isinstance(model, Trained):
         return model
-    if isinstance(model, Result):
+    if isinstance(model, Result) and not isinstance(recipe, str):
         return Trained(recipe or model.trained, model.params, model.state, model.steps, model.run or "")
     if not isinstance(model, str | Path):
         raise RecipeError("not-a-trained-model", kind=type(model).__name__)
     stored = read_run(model)
-    loaded = recipe if recipe is not None else wherever_its_data_is(stored)
+    if isinstance(recipe, Recipe):
+        loaded = recipe
+    else:
+        loaded = recipe_of(stored, recipe) if with_data else _wherever_its_data_is(stored, recipe)
     changed = disagreement(_without_data(stored.recipe), _without_data(loaded.describe()), beginning=False)
     if changed:
         say(fact("recipe-changed", recipe=loaded.name, run=str(model), changed=changed))
@@ -92,8 +99,9 @@ def settings_of(run: str | Path) -> list[str]:
 def recipe_of(run: StoredRun, recipe: str | None = None, data: str | None = None) -> Recipe:
     """The recipe of a run, with the run's data or the data at `data`.
 
-    A run folder may come from anybody, so a recipe file that it names is not executed: the caller must name
-    it as `recipe`, such as `"my_task.py:recipe"`. Raises `RunError` if it must be named.
+    A run folder may come from anybody. So a recipe file that it names is not executed: the caller must name
+    it as `recipe`, such as `"my_task.py:recipe"`. And a URL that it names is fetched only if it was fetched
+    here before. Raises `RunError` if the recipe must be named, and `DataError` if the URL must.
     """
     source = run.source or {}
     if recipe is None:
@@ -101,11 +109,14 @@ def recipe_of(run: StoredRun, recipe: str | None = None, data: str | None = None
             raise RunError("run-recipe-in-python", run=str(run.path))
         if source["recipe"] not in BUILT_IN:
             raise RunError("run-recipe-in-file", run=str(run.path), recipe=source["recipe"])
+    named = source.get("data")
+    if data is None and named is not None and is_url(named) and not fetched_before(named):
+        raise DataError("run-data-at-url", run=str(run.path), url=named)
     synthetic = source.get("synthetic") is True and data is None
-    return load(recipe or source["recipe"], source.get("set", ()), data or source.get("data"), synthetic)
+    return load(recipe or source["recipe"], source.get("set", ()), data or named, synthetic)
 
 
-def wherever_its_data_is(run: StoredRun, recipe: str | None = None) -> Recipe:
+def _wherever_its_data_is(run: StoredRun, recipe: str | None = None) -> Recipe:
     """`recipe_of`, also if its data is missing, since the model may not need it."""
     try:
         return recipe_of(run, recipe)

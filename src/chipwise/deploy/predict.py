@@ -109,7 +109,7 @@ def predict(
     if jax.process_count() > 1:
         raise DeviceError("predict-one-host", processes=jax.process_count())
     began = time.perf_counter()
-    known = trained(model, recipe, say)
+    known = trained(model, recipe, say, with_data=data is None)
     inputs = inputs_of(known.recipe)
     source = known.evaluation() if data is None else open_data(data, inputs)
     if not len(source):

@@ -65,7 +65,9 @@ class Origin:
         """How `make` makes the recipe, to store with a run; `None` for a recipe made in Python."""
         if isinstance(self.recipe, Recipe):
             return None
-        data = self.data and str(Path(self.data).absolute())
+        data = self.data
+        if data and "://" not in data:
+            data = str(Path(data).expanduser().absolute())
         source = {"recipe": self.name, "set": self._all(settings or {}, seed), "data": data}
         return {**source, "synthetic": True} if self.synthetic else source
 
