@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import pickle
 import struct
 
 import numpy as np
@@ -69,6 +70,22 @@ def test_cifar_batches(tmp_path, classes, under):
     assert train.names[:2] == (("airplane", "automobile") if classes == 10 else ("n0", "n1"))
     np.testing.assert_array_equal(test[4]["image"], rows[4, -3072:].reshape(3, 32, 32).transpose(1, 2, 0))
     assert test[4]["label"] == rows[4, -3073] and test.record_name(4) == "4"
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "names"),
+    [
+        ("meta", pickle.dumps(["apple"], 3), 0),
+        ("meta", pickle.dumps({"fine_label_names": 7}, 3), 0),
+        ("meta", pickle.dumps({"fine_label_names": ["apple"]}, 3), 1),
+        ("fine_label_names.txt", b"\xff\xfe one", 2),
+    ],
+)
+def test_the_names_of_cifar_100_that_are_none(tmp_path, name, data, names):
+    cifar(tmp_path / "cifar-100-binary", 100, 1)
+    (file := tmp_path / "cifar-100-binary" / name).write_bytes(data)
+    with refused(DataError, "cifar-names", path=file, names=names, expected=100):
+        listing_of(tmp_path)
 
 
 class Torchvision:

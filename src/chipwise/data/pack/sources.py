@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ...atomic import read_regular
 from ...errors import DataError, unreadable
 from .. import datasets, originals, remote
 from ..folder import list_tar, walk
@@ -115,13 +116,27 @@ def _cifar_names(path: Path, classes: int) -> tuple[str, ...]:
     if classes == 10:
         return datasets.cifar10(path).class_names
     for folder in (path, *(path / name for name in originals.FOLDERS[classes])):
-        if (folder / "meta").is_file():
-            meta = unpickle((folder / "meta").read_bytes(), str(folder / "meta"))
-            names = meta.get("fine_label_names") or meta.get(b"fine_label_names") or ()
-            return tuple(name.decode() if isinstance(name, bytes) else str(name) for name in names)
-        if (folder / "fine_label_names.txt").is_file():
-            return tuple((folder / "fine_label_names.txt").read_text().split())
+        for file in (folder / "meta", folder / "fine_label_names.txt"):
+            if file.is_file():
+                names = _names_in(file)
+                if len(names) != classes:
+                    raise DataError("cifar-names", path=file, names=len(names), expected=classes)
+                return names
     return tuple(map(str, range(classes)))
+
+
+def _names_in(file: Path) -> tuple[str, ...]:
+    try:
+        data = read_regular(file)
+    except OSError as error:
+        raise unreadable(file, error) from error
+    if file.suffix == ".txt":
+        return tuple(data.decode("utf-8", "replace").split())
+    meta = unpickle(data, str(file))
+    meta = meta if isinstance(meta, dict) else {}
+    names = meta.get("fine_label_names") or meta.get(b"fine_label_names")
+    names = names if isinstance(names, list) else []
+    return tuple(name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name) for name in names)
 
 
 def _of_arrays(splits: Mapping[str, Columns], names: tuple[str, ...]) -> Listing:
