@@ -14,7 +14,7 @@ from pathlib import Path
 
 import chipwise as cw
 from chipwise.chips.prices import current, load
-from chipwise.planner.verdict import break_even
+from chipwise.planner.ranking import break_even
 
 THEN = datetime.date(2018, 4, 30)
 

@@ -8,7 +8,7 @@ from chipwise.chips.targets import parse
 from chipwise.explain.compare.document import document
 from chipwise.explain.published import rows_for, table
 from chipwise.explain.sources import read
-from chipwise.planner.verdict import break_even
+from chipwise.planner.ranking import break_even
 from chipwise.recipes import BUILT_IN
 from chipwise.study.stats import NO_DIFFERENCE
 from explain import comparisons

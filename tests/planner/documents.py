@@ -7,7 +7,7 @@ spot prices, one of them without its host.
 from typing import Any
 
 from chipwise.planner.plans import SCHEMA, Cost, Feeding, Memory, Plan, Range
-from chipwise.planner.verdict import judge
+from chipwise.planner.ranking import judge
 from chipwise.words.facts import Fact, fact
 
 BATCH, REPLICAS, STEPS, PARAMETERS = 512, 8, 4768, 124_439_808

@@ -18,8 +18,8 @@ from rich.text import Text
 from .. import __version__
 from ..chips.prices import OLD_DAYS
 from ..planner.plans import SCHEMA, Cost, Memory, Plan, Range
+from ..planner.ranking import all_prices_old, judge
 from ..planner.timing import evaluations
-from ..planner.verdict import all_prices_old, judge
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
 from ..words.figures import byte_size, digits, dollars, duration, share

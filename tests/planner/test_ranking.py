@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from chipwise.planner.plans import Cost, Plan, Range
-from chipwise.planner.verdict import break_even, judge
+from chipwise.planner.ranking import break_even, judge
 
 
 def made(name, minutes, hourly=None, spread=1.05, **more):
