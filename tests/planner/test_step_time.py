@@ -93,11 +93,28 @@ def test_what_only_moves_data_on_a_tpu_takes_its_bytes_at_the_speed_of_a_copy():
         edge = tpu_timing.ARITHMETIC * counted
         assert time("elementwise", 0.99 * edge, dtype=dtype) == pytest.approx(share)
         assert time("elementwise", 1.01 * edge, dtype=dtype) == pytest.approx(1.01 * edge)
-    assert time("matmul", 9, passes=6) == pytest.approx(54) and time("other", 9) == pytest.approx(9)
+    assert time("other", 9) == pytest.approx(9)
+    assert time("matmul", 9) == pytest.approx(share) and time("convolution", 1.1) == pytest.approx(1.1)
     prefetch = Kernel("prefetch", "copy", seconds=0.1, bound="memory")
     assert tpu_timing.timed([prefetch], chip)[0].seconds == 0.1
     erf = Kernel("k", "elementwise", seconds=9 * moving, bytes=1e9, bound="memory")
     assert tpu_timing.timed([erf], chip)[0].bound == "compute"
+
+
+@pytest.mark.parametrize("passes", [1, 6])
+def test_a_product_is_timed_by_its_bytes_if_they_take_longer_than_it_does_at_half_of_the_peak(passes):
+    chip = parse("v4-8").chip
+    moving = 1e9 / (chip.memory_GBps * 1e9)
+
+    def time(products):  # at the peak, as times of the bytes
+        flops = products * moving * chip.bf16_dense_tflops * 1e12 / passes
+        product = Kernel("k", "matmul", seconds=9 * moving, bytes=1e9, flops=flops, bound="compute")
+        (timed,) = tpu_timing.timed([product], chip, passes)
+        return timed.seconds / moving, timed.bound
+
+    assert time(0.51) == (pytest.approx(9 * passes), "compute")
+    seconds, bound = time(0.49)
+    assert bound == "memory" and seconds == pytest.approx(1 / tpu_timing.MEMORY_SHARE, rel=0.01)
 
 
 @pytest.mark.parametrize(
