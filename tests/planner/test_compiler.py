@@ -316,6 +316,18 @@ def test_of_several_under_way_each_is_tried_alone(child, tmp_path):
     assert started() == 5
 
 
+def test_a_child_that_is_killed_in_the_middle_of_its_answer_has_not_answered(child, tmp_path):
+    child(
+        """
+        begin(requests[0])
+        print('{"key": "half', end="", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+        """
+    )
+    (told,) = compile_all([request_for()], cache_dir=tmp_path)
+    assert told.problem.code == "compiler-killed"
+
+
 def test_a_child_that_does_not_start_is_an_error(child, tmp_path):
     child("raise SystemExit('no module named that')")
     with refused(ChipwiseError, "compiler-not-started", exit_code=1, log="no module named that"):

@@ -353,7 +353,8 @@ def _child(
             with child:
                 try:
                     assert child.stdout is not None
-                    yield from map(json.loads, child.stdout)
+                    whole = (line for line in child.stdout if line.endswith("\n"))  # killed while it wrote
+                    yield from map(json.loads, whole)
                     exit_code = child.wait()
                     log.seek(0)
                     yield {"exit_code": exit_code, "log": last_words(log.read())}
