@@ -40,7 +40,8 @@ Throughputs are of all chips, in images or sequences a second.
 * **Inside**: the measurement is in the stated 90 % interval. For GPUs that interval comes from nets and
   sources left out of the fit; for new generations of chips, also from generations left out.
 * **Rule**: a throughput of 40 % of the chip's peak, for the FLOPs of the same recipe.
-* **XLA**: XLA's cost analysis of the same compiled programs (`cost_analysis`), which exists for TPUs.
+* **XLA**: XLA's cost analysis of the same compiled programs (`cost_analysis`), which exists for TPUs and counts
+  the body of a loop once.
 * **Error** is a factor minus one: 25 % means 1.25 times too fast, or too slow.
 * **Wall** rows include evaluation, input or start-up, so a correct prediction is above them. Rows whose
   steps alone were timed have a separate line.
@@ -49,7 +50,8 @@ Throughputs are of all chips, in images or sequences a second.
 * An answer that is `retimed` in `results.json` is of kept compiled programs under the present timing. Of fit
   rows the replica alone was timed anew, and the sum and the update are as they were. `--again` asks anew.
 * MaxText's decoders of 2023 (rows 77 to 85) are planned as one replica on a group of all chips. On v5p the
-  source also cuts products over 4 chips.
+  source also cuts products over 4 chips. Rows 80 and 81 ran, but do not fit as a plan: chipwise's program
+  gathers a whole block and adds its gradients in float32.
 * Rows **apart** are programs that cannot be recipes, or were not written as one. They are not in the
   summaries.
 """
