@@ -26,8 +26,8 @@ Throughputs are of all chips, in images or sequences a second.
 * No number of a TPU's step is fitted to a row. Kernels that memory bounds are timed by the copy speeds that
   Google published for a 7x and a v6e, all others by the compiler's cycles. This was introduced, first for
   kernels that only move data and then also for products with few operations for their bytes, because held-out
-  rows of v4 were predicted too slow. That a product reaches half of the peak, if memory does not bound it, was
-  chosen once.
+  rows of v4 were predicted too slow. That a product reaches half of the peak, if memory does not bound it,
+  was chosen once.
 * Where held-out GPU rows showed errors, the correction is physics or a published figure, fitted to fit rows
   or cited: the rate of products on each chip (a T4's power limit), depthwise convolutions by the rate at
   which a multiprocessor loads operands, cuDNN's Winograd for 3 x 3, NCCL's rings through all cards of a host.
@@ -40,8 +40,8 @@ Throughputs are of all chips, in images or sequences a second.
 * **Inside**: the measurement is in the stated 90 % interval. For GPUs that interval comes from nets and
   sources left out of the fit; for new generations of chips, also from generations left out.
 * **Rule**: a throughput of 40 % of the chip's peak, for the FLOPs of the same recipe.
-* **XLA**: XLA's cost analysis of the same compiled programs (`cost_analysis`), which exists for TPUs and counts
-  the body of a loop once.
+* **XLA**: XLA's cost analysis of the same compiled programs (`cost_analysis`), which exists for TPUs and
+  counts the body of a loop once.
 * **Error** is a factor minus one: 25 % means 1.25 times too fast, or too slow.
 * **Wall** rows include evaluation, input or start-up, so a correct prediction is above them. Rows whose
   steps alone were timed have a separate line.
