@@ -10,9 +10,9 @@ v3 to 7x show:
   bfloat16. A v6e was measured at 83 % for bfloat16. Sums reach 17 to 43 %. So kernels that only move data are
   timed by their bytes, at the published speed of copies.
 - **Products with few operations for their bytes** (the 1 x 1 convolutions of ResNet-50 beside its batch norm,
-  attention whose weights are stored) have the cycles of that traffic, with two or four bytes too many for
-  each element. So they are timed by their bytes too. On chips with more arithmetic for their bandwidth there
-  are more of them: they are 10 % of ResNet-50's time on a v3 and a third on a v6e.
+  attention whose weights are stored) have the cycles of their traffic, counted in the same way. So they are
+  timed by their bytes too, which takes a tenth off ResNet-50 on a v3 and a third on a v6e, whose arithmetic
+  is faster for its bandwidth.
 - **Transposing an array** (`hlo_operations.turned`) uses a separate unit, at 39 to 62 elements per cycle of a
   core on every chip; there the cycles are kept.
 """
