@@ -90,15 +90,16 @@ def augmented(augment: Any, batch: dict, seed, epochs, indices) -> dict:
     return {name: column for name, column in after.items() if name not in added}
 
 
-def shapes_of(recipe: Recipe, read: tuple[Tree, Tree, Tree, Any, Tree], example: dict) -> dict[str, Any]:
-    """The shapes of `contribution`'s results. *Arguments:* `read`, as arrays or shapes; `example`, column to
-    `ShapeDtypeStruct`, one unbatched example."""
+def sums_of(recipe: Recipe, read: tuple[Tree, Tree, Tree, Any, Tree], example: dict) -> dict[str, Sum]:
+    """The shapes of `contribution`'s sums, without tracing the gradient. *Arguments:* `read`, as arrays or
+    shapes; `example`, column to `ShapeDtypeStruct`, one unbatched example."""
 
-    def traced(*read):
+    def traced(params, frozen, state, step, _):
         n = recipe.batch // recipe.replicas
         batch = {name: jnp.zeros((n, *spec.shape), spec.dtype) for name, spec in example.items()}
-        zeros = jnp.zeros(n, jnp.int32)
-        return contribution(recipe, read, batch, zeros, zeros, jnp.int32(0), jnp.uint32(0))
+        zeros, whole = jnp.zeros(n, jnp.int32), whole_params(params, frozen)
+        _, aside = _forward(recipe, whole, state, step, jnp.uint32(0), batch, zeros, zeros, jnp.int32(0))
+        return aside["sums"]
 
     return jax.eval_shape(traced, *read)
 

@@ -21,7 +21,7 @@ from ..recipe.task import Task, Tree
 from . import keys, scaling
 from .flat import Cut, Flat
 from .freeze import split, whole_params
-from .replica import shapes_of
+from .replica import sums_of
 
 _NONE: Mapping[str, Any] = {}
 
@@ -159,7 +159,7 @@ def init_state(
         sums={},
         scale=scaling.first() if recipe.precision == "f16" else None,
     )
-    shapes = shapes_of(recipe, read(first), example)["sums"]
+    shapes = sums_of(recipe, read(first), example)
     return dataclasses.replace(first, sums=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
 
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from . import conv_cpu
+from .target import by_platform
 
 NHWC = ("NHWC", "HWIO", "NHWC")
 
@@ -90,7 +91,7 @@ def _lax_conv(strides, pads, precision, x, kernel):
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
 def _conv(x, kernel, strides, pads, precision):
-    return lax.platform_dependent(
+    return by_platform(
         x,
         kernel,
         cpu=partial(conv_cpu.forward, strides, pads),
@@ -106,14 +107,14 @@ def _backward(strides, pads, precision, residuals, g):
     # Two separate switches: a first layer's unused input gradient must stay removable as dead code.
     x, kernel = residuals
     plain = partial(_lax_conv, strides, pads, precision)
-    dx = lax.platform_dependent(
+    dx = by_platform(
         x,
         kernel,
         g,
         cpu=partial(conv_cpu.input_gradient, strides, pads),
         default=lambda x, k, g: jax.vjp(lambda x: plain(x, k), x)[1](g)[0],
     )
-    dk = lax.platform_dependent(
+    dk = by_platform(
         x,
         kernel,
         g,

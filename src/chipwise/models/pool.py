@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .target import by_platform
+
 
 @jax.custom_vjp
 def max_pool_2x2(x: jax.Array) -> jax.Array:
@@ -17,7 +19,7 @@ def max_pool_2x2(x: jax.Array) -> jax.Array:
 
     An odd last row or column is dropped. Reverse-mode gradients only.
     """
-    return lax.platform_dependent(x, cpu=_pool_cpu, default=_pool)
+    return by_platform(x, cpu=_pool_cpu, default=_pool)
 
 
 def _pool(x):
@@ -60,7 +62,7 @@ def _forward(x):
 
 def _backward(residuals, g):
     x, y = residuals
-    dx = lax.platform_dependent(x, y, g, tpu=_scattered(_pool), default=_gradient)
+    dx = by_platform(x, y, g, tpu=_scattered(_pool), default=_gradient)
     return (dx,)
 
 
@@ -108,7 +110,7 @@ def _forward_3x3(x):
 
 
 def _backward_3x3(residuals, g):
-    return (lax.platform_dependent(*residuals, g, tpu=_scattered(_pool_3x3), default=_gradient_3x3),)
+    return (by_platform(*residuals, g, tpu=_scattered(_pool_3x3), default=_gradient_3x3),)
 
 
 max_pool_3x3.defvjp(_forward_3x3, _backward_3x3)

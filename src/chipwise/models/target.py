@@ -10,6 +10,7 @@ and `jax.jit` traces again for another chip. The default is JAX's default device
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -56,6 +57,13 @@ _TARGET: Any = jax.make_user_context(None)
 def traced_for(device: Chip | jax.Device | None) -> AbstractContextManager[Any]:
     """A context in which programs are traced for `device`; `None` changes nothing."""
     return nullcontext() if device is None else _TARGET(Target.of(device))
+
+
+def by_platform(*operands: Any, default: Callable[..., Any], **branches: Callable[..., Any]) -> Any:
+    """`lax.platform_dependent`, but only the branch of the chip is traced if it was stated."""
+    if _TARGET.value is None:
+        return jax.lax.platform_dependent(*operands, default=default, **branches)
+    return branches.get(_TARGET.value.platform, default)(*operands)
 
 
 def target() -> Target:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .large import fsdp
+from .target import by_platform
 
 _CHUNK = 1024  # tokens per chunk: 206 MB of float32 logits with GPT-2's vocabulary
 
@@ -33,7 +34,7 @@ def _embed_forward(table, tokens):
 def _embed_backward(residuals, g):
     tokens, like = residuals
     rows = g.astype(jnp.float32).reshape(-1, g.shape[-1])
-    sums = lax.platform_dependent(
+    sums = by_platform(
         tokens.reshape(-1),
         rows,
         cuda=partial(_sums_by_sorting, like.shape[1]),

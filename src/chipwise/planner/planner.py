@@ -24,6 +24,7 @@ from ..engine import feed
 from ..engine.layout import Layout, usable_devices
 from ..engine.state import TrainState, abstract_state, nbytes
 from ..errors import ChipwiseError, DeviceError, RecipeError
+from ..models.target import traced_for
 from ..recipe.precision import TPU_PASSES
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
@@ -288,7 +289,8 @@ class _Question:
         if step.compile_seconds is not None:
             return step.compile_seconds
         passes = TPU_PASSES[self.recipe.precision] if kind == "TPU" else 1
-        operations = equations(programs.replica) + equations(programs.update)
+        with traced_for(target.chip):
+            operations = equations(programs.replica) + equations(programs.update)
         return compilation(kind, operations, devices, self.host_cores, passes)
 
     def run(self, target: Target, programs: StepPrograms, step: StepTime) -> dict[str, Any]:

@@ -159,13 +159,15 @@ def compiled_step(target: Target, programs: StepPrograms, answers: Answers, fram
     *Arguments:* `framework`: bytes of a device that libraries take.
     """
     present = list(answers.values())
+    with traced_for(target.chip):  # as it was exported, so it is not traced again
+        names = dtypes(programs.replica)
     flops = {name: a.flops * (programs.calls if name == "replica" else 1) for name, a in answers.items()}
     step = StepTime(
         method="compiled",
         flops=sum(flops.values()),
         wire_bytes=sum(a.wire_bytes for a in present),
         memory=_memory(target, programs, answers, framework),
-        dtypes=dtypes(programs.replica),
+        dtypes=names,
         xla_seconds=_xla_seconds(programs, answers),
         notes=(fact("compiled-by-own-compiler"),),
         warnings=unique(note for a in present for note in a.notes),
