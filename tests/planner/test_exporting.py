@@ -1,5 +1,7 @@
 """Programs of a group, traced for GPUs that are not here."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,10 +12,14 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from chipwise.chips.targets import parse
+from chipwise.models import target
 from chipwise.models.attention import attention
 from chipwise.models.large import SHARD, fsdp, in_group
 from chipwise.models.target import traced_for
+from chipwise.planner import steps
+from chipwise.planner.compiler import Compiled
 from chipwise.planner.exporting import _cudnn_assumed, export_program
+from chipwise.planner.programs import Traceable
 
 MESH = AbstractMesh((2,), (SHARD,))
 
@@ -55,3 +61,39 @@ def test_devices_that_are_here_are_given_the_same_calls(in_layer):
         lowered = jax.jit(gradient(in_layer)).trace(rows(mesh)).lower(lowering_platforms=("cuda",))
     text = lowered.as_text()
     assert text.count("__cudnn$fmha") == 2 and "CustomSPMDPartitioning" not in text
+
+
+@pytest.fixture
+def traces(monkeypatch):
+    """A function of a program's body and chips: how often the body is traced for a plan of all of them."""
+    monkeypatch.setattr(target, "_ASKED", set())
+    monkeypatch.setitem(steps.COMPILERS, "cuda", lambda: None)
+    answered = lambda requests, **_: ((i, Compiled(one.name)) for i, one in enumerate(requests))  # noqa: E731
+    monkeypatch.setattr(steps, "compile_each", answered)
+
+    def count(body, *chips):
+        traced = []
+
+        def function(x):
+            traced.append(body(x))
+            return traced[-1]
+
+        program = Traceable("replica", jax.jit(function), (jax.ShapeDtypeStruct((8,), jnp.float32),))
+        recipe = types.SimpleNamespace(precision="f32")
+        programs = types.SimpleNamespace(
+            programs=(program,), recipe=recipe, reduce=None, exact=True, shards=1
+        )
+        cases = [(parse(chip), programs) for chip in chips]
+        assert sorted(i for i, _ in steps.compile_steps(cases)) == list(range(len(chips)))
+        assert program.contents.dtypes == {"float32"} and program.contents.operations > 0
+        return len(traced)
+
+    return count
+
+
+def test_chips_of_a_platform_share_a_trace(traces):
+    assert traces(lambda x: x * 2, "a100", "t4", "h100", "v100") == 1
+
+
+def test_chips_with_other_kernels_have_their_own(traces):
+    assert traces(lambda x: x * (2.0 if target.target().fuses else 3.0), "a100", "t4", "h100", "v100") == 2

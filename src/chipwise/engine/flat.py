@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..models.target import target
+from ..models.target import platform
 from ..recipe.task import Tree
 
 _NARROW = 8
@@ -91,7 +91,7 @@ class Flat:
         for leaf, size in zip(self._leaves, self._sizes, strict=True):
             part = vector[start : start + size]
             narrow = leaf.ndim > 1 and 1 < leaf.shape[-1] < _NARROW
-            if narrow and isinstance(part, jax.Array) and target().platform == "tpu":
+            if narrow and isinstance(part, jax.Array) and platform() == "tpu":
                 part = lax.optimization_barrier(part)
             leaves.append(part.reshape(leaf.shape).astype(leaf.dtype))
             start += size

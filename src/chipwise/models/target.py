@@ -66,8 +66,28 @@ def by_platform(*operands: Any, default: Callable[..., Any], **branches: Callabl
     return branches.get(_TARGET.value.platform, default)(*operands)
 
 
+_ASKED: set[str] = set()
+
+
+def depends_on_chip(platform: str) -> bool:
+    """Whether a program traced so far for `platform` asked for `target`, not for the platform alone. If none
+    did, a program has one trace for all chips of the platform."""
+    return platform in _ASKED
+
+
+def platform() -> str:
+    """The platform to trace for."""
+    return _stated().platform
+
+
 def target() -> Target:
     """The chip to trace for."""
+    stated = _stated()
+    _ASKED.add(stated.platform)
+    return stated
+
+
+def _stated() -> Target:
     if _TARGET.value is not None:
         return _TARGET.value
     default = jax.config.jax_default_device  # type: ignore[attr-defined]

@@ -23,7 +23,7 @@ from . import wide
 from .attention import attention
 from .conv import conv
 from .large import fsdp, remat
-from .target import target
+from .target import platform
 from .tied import embed
 
 Initializer = Callable
@@ -75,7 +75,7 @@ class Attention(nnx.Module):
     def __call__(self, x: jax.Array, seen: jax.Array | None = None) -> jax.Array:
         """`seen` `(b, t)` bool: False for positions to ignore; None for all True."""
         b, t, width = x.shape
-        if target().platform == "tpu":
+        if platform() == "tpu":
             return self._by_heads(x, seen)
         qkv = self.qkv(x).reshape(b, t, 3, self.heads, width // self.heads)
         y = attention(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], causal=self.causal, seen=seen)

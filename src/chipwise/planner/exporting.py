@@ -25,6 +25,36 @@ _LOCATION = re.compile(r"(?m)^#loc.*\n?|\s*\bloc\((?:[^()]|\([^()]*\))*\)")
 
 
 @dataclass(frozen=True)
+class Contents:
+    """`dtypes`: of all arrays of a program, by their NumPy names. `operations`: their number, loop bodies
+    once: roughly proportional to compilation time."""
+
+    dtypes: frozenset[str]
+    operations: int
+
+    @classmethod
+    def of(cls, jaxpr: Any) -> Contents:
+        dtypes: set[str] = set()
+        operations = 0
+        for one in _inside(jaxpr):
+            variables = [*one.invars, *one.constvars, *(v for e in one.eqns for v in e.outvars)]
+            dtypes |= {str(v.aval.dtype) for v in variables if hasattr(v.aval, "dtype")}
+            operations += len(one.eqns)
+        return cls(frozenset(dtypes), operations)
+
+
+def _inside(jaxpr: Any) -> Iterator[Any]:
+    """The jaxpr, and all jaxprs that its operations call."""
+    yield jaxpr
+    for equation in jaxpr.eqns:
+        for value in equation.params.values():
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    yield from _inside(inner)
+
+
+@dataclass(frozen=True)
 class Exported:
     """A program without source locations. `body`: written by `jax.export`; `key`: the hash of what it
     computes; `places`: its source lines, "path:line", each once in the program's order."""
@@ -32,6 +62,7 @@ class Exported:
     body: bytes
     key: str
     places: tuple[str, ...] = ()
+    contents: Contents = Contents(frozenset(), 0)
 
     def entry(self, folder: Path, name: str) -> dict[str, Any]:
         """The entry for `compile_child`."""
@@ -74,14 +105,14 @@ def export_program(function: Callable[..., Any], specs: Sequence[Any], platform:
 
     # The compiler that reads the module has the version that wrote it.
     unchecked = [export.DisabledSafetyCheck.custom_call(name) for name in _LIBRARY_CALLS]
+    jitted = jax.jit(flat, keep_unused=True)
     with _cudnn_assumed():
-        exported = export.export(
-            jax.jit(flat, keep_unused=True), platforms=(platform,), disabled_checks=unchecked
-        )(*leaves)
+        contents = Contents.of(jitted.trace(*leaves).jaxpr.jaxpr)
+        exported = export.export(jitted, platforms=(platform,), disabled_checks=unchecked)(*leaves)
     text = exported.mlir_module()
     places = dict.fromkeys(f"{path}:{line}" for path, line in _PLACE.findall(text))
     key = hashlib.sha256(_LOCATION.sub("", text).encode()).hexdigest()
-    return Exported(bytes(exported.serialize()), key, tuple(places))
+    return Exported(bytes(exported.serialize()), key, tuple(places), contents)
 
 
 _LIBRARY_CALLS = (

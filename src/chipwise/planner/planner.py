@@ -24,7 +24,6 @@ from ..engine import feed
 from ..engine.layout import Layout, usable_devices
 from ..engine.state import TrainState, abstract_state, nbytes
 from ..errors import ChipwiseError, DeviceError, RecipeError
-from ..models.target import traced_for
 from ..recipe.precision import TPU_PASSES
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
@@ -37,7 +36,7 @@ from .interruptions import Rate, interrupted, stated, unknown
 from .kernels import costliest
 from .plans import Feeding, Memory, Plan, Plans, Range, costs
 from .predicting import Predictions
-from .programs import StepPrograms, available, equations, largest_batch, step_programs, tracing
+from .programs import StepPrograms, available, largest_batch, step_programs, tracing
 from .timing import StepTime, at_least, compilation, run_time
 
 
@@ -289,8 +288,7 @@ class _Question:
         if step.compile_seconds is not None:
             return step.compile_seconds
         passes = TPU_PASSES[self.recipe.precision] if kind == "TPU" else 1
-        with traced_for(target.chip):
-            operations = equations(programs.replica) + equations(programs.update)
+        operations = sum(program.contents.operations for program in programs.programs)
         return compilation(kind, operations, devices, self.host_cores, passes)
 
     def run(self, target: Target, programs: StepPrograms, step: StepTime) -> dict[str, Any]:

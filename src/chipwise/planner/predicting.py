@@ -32,7 +32,7 @@ from .compiler import Compiled, Progress
 from .feeding import HostSpeed, feeding
 from .kernels import costliest
 from .plans import Memory, Plan, Range, costs, unique
-from .programs import Traceable, available, dtypes, equations, tracing
+from .programs import Traceable, available, tracing
 
 BLOCK, ONE = "block", "one"
 _IN_FLIGHT = 3  # blocks whose inputs or outputs a device holds: current, previous, next
@@ -198,7 +198,7 @@ class Predictions:
             bound = "input"
             step = timing.at_least(step, rows / (fed.examples_per_second_per_core * fed.cores))
         compiling = timed.compile_seconds or timing.compilation(
-            target.chip.kind, equations(programs.programs[0]), local, self.host_cores,
+            target.chip.kind, programs.programs[0].contents.operations, local, self.host_cores,
             TPU_PASSES[recipe.precision] if target.chip.kind == "TPU" else 1,
         )  # fmt: skip
         called = Range.around(call, timing.DISPATCH_FACTOR)
@@ -261,7 +261,7 @@ def _away(target: Target, programs: ForwardPrograms, answers: steps.Answers) -> 
     if alone is not None and alone.problem is not None:
         notes.append(fact("latency-unknown", problem=alone.problem))
     known = _Timed(programs, "compiled", tuple(notes))
-    problem = lacks(target, dtypes(programs.programs[0]))
+    problem = lacks(target, programs.programs[0].contents.dtypes)
     if answer is None or problem is not None or answer.problem is not None:
         failed = next(iter(answers.values())) if answer is None else answer  # or there is no compiler
         return dataclasses.replace(known, problem=problem or failed.problem)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from ..machine.detect import GPU_SHARE
 from ..machine.limits import memory as host_memory
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
-from .exporting import ReduceRequest
+from .exporting import Contents, Exported, ReduceRequest, export_program
 from .plans import Memory
 
 
@@ -38,7 +39,24 @@ class Traceable:
     function: Callable[..., Any]
     specs: tuple[Any, ...]
     donate: tuple[int, ...] = ()
-    traced: set[str] = field(default_factory=set, repr=False, compare=False)  # see `dtypes`
+    _contents: list[Contents] = field(default_factory=list, repr=False, compare=False)  # known or not
+
+    def exported(self, platform: str, *, again: bool = False) -> Exported:
+        """The program for a platform, in the context of `models.target`. `again`: not from a trace that
+        `function`, jitted, may have had in another context."""
+        function = inspect.unwrap(self.function) if again else self.function
+        exported = export_program(function, self.specs, platform)
+        self._contents[:] = [exported.contents]
+        return exported
+
+    @property
+    def contents(self) -> Contents:
+        """Of the program, traced unless it was exported."""
+        if not self._contents:
+            with tracing(self.name):
+                closed = jax.make_jaxpr(self.function)(*self.specs)
+            self._contents.append(Contents.of(closed.jaxpr))
+        return self._contents[0]
 
 
 @dataclass(frozen=True)
@@ -159,41 +177,6 @@ def waiting(calls: int, size: int) -> tuple[int, int]:
         most = max(most, depth)
         depth -= pops
     return 4 * size * most, 4 * size * 2
-
-
-def dtypes(program: Traceable) -> frozenset[str]:
-    """The dtypes of all arrays of a program, by their NumPy names."""
-    if not program.traced:
-        with tracing(program.name):
-            closed = jax.make_jaxpr(program.function)(*program.specs)
-        program.traced.update(_dtypes(closed.jaxpr))
-    return frozenset(program.traced)
-
-
-def equations(program: Traceable) -> int:
-    """The number of operations of a program, loop bodies once: roughly proportional to compilation time."""
-    with tracing(program.name):
-        closed = jax.make_jaxpr(program.function)(*program.specs)  # already traced and cached
-    return sum(len(one.eqns) for one in _inside(closed.jaxpr))
-
-
-def _dtypes(jaxpr: Any) -> set[str]:
-    names: set[str] = set()
-    for one in _inside(jaxpr):
-        variables = [*one.invars, *one.constvars, *(v for e in one.eqns for v in e.outvars)]
-        names |= {str(v.aval.dtype) for v in variables if hasattr(v.aval, "dtype")}
-    return names
-
-
-def _inside(jaxpr: Any) -> Iterator[Any]:
-    """The jaxpr, and all jaxprs that its operations call."""
-    yield jaxpr
-    for equation in jaxpr.eqns:
-        for value in equation.params.values():
-            for inner in value if isinstance(value, tuple | list) else (value,):
-                inner = getattr(inner, "jaxpr", inner)
-                if hasattr(inner, "eqns"):
-                    yield from _inside(inner)
 
 
 @contextlib.contextmanager

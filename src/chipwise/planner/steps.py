@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import inspect
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,16 +14,16 @@ from ..chips.targets import Target
 from ..engine.step import compiler_options
 from ..errors import DeviceError
 from ..models.target import Target as Kernels
-from ..models.target import traced_for
+from ..models.target import depends_on_chip, traced_for
 from ..recipe import precision
 from ..recipe.recipe import Recipe
 from ..words.facts import fact
 from .compiler import Compiled, Progress, Request, compile_each, refusal
 from .compilers import COMPILERS
 from .cutting import sizes
-from .exporting import Exported, ReduceRequest, export_program, flat_positions
+from .exporting import Exported, ReduceRequest, flat_positions
 from .plans import Memory, unique
-from .programs import StepPrograms, Traceable, dtypes, held
+from .programs import StepPrograms, Traceable, held
 from .timing import StepTime
 
 Answers = dict[str, Compiled]
@@ -63,7 +62,7 @@ def compile_steps(
 
     If a compiler is missing, or the catalogue lacks figures of a chip, the answer says so.
     """
-    exported: dict[tuple[int, Kernels], list[Exported]] = {}
+    exported: dict[tuple[int, Kernels | str], list[Exported]] = {}
     asked: list[tuple[int, list[Request]]] = []
     for i, (target, programs) in enumerate(cases):
         platform = PLATFORM[target.chip.kind]
@@ -73,11 +72,12 @@ def compile_steps(
         except DeviceError as error:
             yield i, {"replica": Compiled("replica", fact(error.code, **error.facts))}
             continue
-        bodies = exported.setdefault((id(programs), Kernels.of(target.chip)), [])
-        if not bodies:
+        bodies = exported.get((id(programs), _same_trace(target.chip)))
+        if bodies is None:
             try:
                 with traced_for(target.chip):
-                    bodies += _exported(programs, platform)
+                    bodies = _exported(programs, platform)
+                exported[id(programs), _same_trace(target.chip)] = bodies
             except Exception as error:  # it can be traced, but not lowered for this chip
                 yield i, {"replica": refusal("replica", str(error), platform=platform)}
                 continue
@@ -148,9 +148,15 @@ def _exported(programs: Programs, platform: str) -> list[Exported]:
     """Exports programs. For TPUs f32 and tf32 products are compiled in one pass, and their cycles multiplied:
     the compiler takes minutes to search for the best convolution of six passes."""
     if platform != "tpu" or precision.TPU_PASSES[programs.recipe.precision] == 1:
-        return [export_program(p.function, p.specs, platform) for p in programs.programs]
-    with precision.one_pass():  # traced again, since cached traces have all passes
-        return [export_program(inspect.unwrap(p.function), p.specs, platform) for p in programs.programs]
+        return [p.exported(platform) for p in programs.programs]
+    with precision.one_pass():  # cached traces have all passes
+        return [p.exported(platform, again=True) for p in programs.programs]
+
+
+def _same_trace(chip: Chip) -> Kernels | str:
+    """Equal for chips for which the same program is compiled."""
+    kernels = Kernels.of(chip)
+    return kernels if depends_on_chip(kernels.platform) else kernels.platform
 
 
 def compiled_step(target: Target, programs: StepPrograms, answers: Answers, framework: float = 0) -> StepTime:
@@ -159,15 +165,13 @@ def compiled_step(target: Target, programs: StepPrograms, answers: Answers, fram
     *Arguments:* `framework`: bytes of a device that libraries take.
     """
     present = list(answers.values())
-    with traced_for(target.chip):  # as it was exported, so it is not traced again
-        names = dtypes(programs.replica)
     flops = {name: a.flops * (programs.calls if name == "replica" else 1) for name, a in answers.items()}
     step = StepTime(
         method="compiled",
         flops=sum(flops.values()),
         wire_bytes=sum(a.wire_bytes for a in present),
         memory=_memory(target, programs, answers, framework),
-        dtypes=names,
+        dtypes=programs.replica.contents.dtypes,
         xla_seconds=_xla_seconds(programs, answers),
         notes=(fact("compiled-by-own-compiler"),),
         warnings=unique(note for a in present for note in a.notes),

@@ -22,7 +22,7 @@ from ..chips.targets import Target
 from ..engine.reduce import AXIS, reducer
 from ..words.facts import fact
 from .plans import Range
-from .programs import StepPrograms, Traceable, dtypes, held, step_programs, tracing
+from .programs import StepPrograms, Traceable, held, step_programs, tracing
 from .timing import OTHER_HOST, StepTime, dispatch_seconds
 
 FLOPS_PER_CORE = 2e10
@@ -49,7 +49,7 @@ def compiled_here(target: Target, programs: StepPrograms) -> tuple[StepTime, lis
         wire_bytes=0.0,
         memory=held(programs, target, replica.temp_size_in_bytes, update.temp_size_in_bytes, 0),
         compile_seconds=compilation,
-        dtypes=dtypes(programs.replica),
+        dtypes=programs.replica.contents.dtypes,
         notes=(fact("measured-here"),),
     )
     return step, both

@@ -1,0 +1,56 @@
+"""The chip that a program is traced for."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from chipwise.chips.targets import parse
+from chipwise.models import target as module
+from chipwise.models.target import Target, by_platform, depends_on_chip, platform, target, traced_for
+
+CHIPS = {name: parse(name).chip for name in ("a100", "t4", "v5e-8", "cpu")}
+
+
+@pytest.fixture(autouse=True)
+def nothing_asked(monkeypatch):
+    monkeypatch.setattr(module, "_ASKED", set())
+
+
+def branches():
+    """A function of an array by platform, and the names of the branches that were traced."""
+    traced = []
+
+    def branch(name, factor):
+        def scaled(x):
+            traced.append(name)
+            return x * factor
+
+        return scaled
+
+    named = {"cpu": branch("cpu", 2.0), "tpu": branch("tpu", 3.0), "default": branch("default", 5.0)}
+    return lambda x: by_platform(x, **named), traced
+
+
+@pytest.mark.parametrize(("chip", "factor"), [("a100", 5.0), ("v5e-8", 3.0), ("cpu", 2.0)])
+def test_only_the_branch_of_a_stated_chip_is_traced(chip, factor):
+    function, traced = branches()
+    with traced_for(CHIPS[chip]):
+        assert jax.jit(function)(jnp.float32(1)) == np.float32(factor)
+    assert len(traced) == 1
+
+
+def test_the_device_selects_where_no_chip_is_stated():
+    function, traced = branches()
+    assert jax.jit(function)(jnp.float32(1)) == np.float32(2)
+    assert sorted(set(traced)) == ["cpu", "default", "tpu"]
+    here = lax.platform_dependent(jnp.float32(1), cpu=lambda x: x * 2.0, default=lambda x: x)
+    assert here == function(jnp.float32(1))
+
+
+def test_a_trace_is_for_all_chips_of_a_platform_until_one_asks_for_the_chip():
+    with traced_for(CHIPS["t4"]):
+        assert platform() == "cuda" and not depends_on_chip("cuda")
+        assert target() == Target("cuda", fuses=False)
+    assert depends_on_chip("cuda") and not depends_on_chip("tpu")
