@@ -53,8 +53,8 @@ class BatchNorm(nnx.Module):
             mean, var = self.mean[...].astype(dtype), self.var[...].astype(dtype)
         else:
             mean, var = _moments(x.astype(dtype))
-            # Not `self.mean[...] = `, which compares shardings: for that of a traced array JAX writes an error
-            # message, searching all operations so far, which took half of the time of tracing a ResNet-50.
+            # Not `self.mean[...] = `, which compares shardings: for that of a traced array JAX writes
+            # an error message, searching all operations so far: half of the time of tracing a ResNet-50.
             self.mean.set_value(_blend(self.momentum, self.mean[...], mean))
             self.var.set_value(_blend(self.momentum, self.var[...], var))
         scale = lax.rsqrt(var + self.epsilon)
