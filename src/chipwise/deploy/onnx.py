@@ -228,19 +228,28 @@ def _scan(graph: Graph, equation: Any, values: list[Any]) -> list[Any]:
     length, body = p["length"], p["jaxpr"]
     if not isinstance(length, int) or length > _LONGEST_LOOP:
         raise RecipeError("onnx-operation", operation="scan")
-    fixed, carry = values[: p["num_consts"]], values[p["num_consts"] : p["num_consts"] + p["num_carry"]]
-    over = values[p["num_consts"] + p["num_carry"] :]
+    constants, carried = _loop_inputs(p)
+    fixed, carry = values[:constants], values[constants : constants + carried]
+    over = values[constants + carried :]
     rows: list[list[Any]] = [[] for _ in range(length)]
     for turn in range(length)[:: -1 if p["reverse"] else 1]:
         each = [_row(graph, x, turn) for x in over]
         results = _run(graph, body.jaxpr, body.consts, [*fixed, *carry, *each])
-        carry, rows[turn] = results[: p["num_carry"]], results[p["num_carry"] :]
+        carry, rows[turn] = results[:carried], results[carried:]
     stacked = []
-    for at, var in enumerate(equation.outvars[p["num_carry"] :]):
+    for at, var in enumerate(equation.outvars[carried:]):
         axis = np.asarray([0], np.int64)
         parts = [graph.node("Unsqueeze", graph.whole(row[at]), axis) for row in rows]
         stacked.append(Ref(graph.node("Concat", *parts, axis=0), var.aval.shape, var.aval.dtype))
     return [*carry, *stacked]
+
+
+def _loop_inputs(params: dict[str, Any]) -> tuple[int, int]:
+    """The numbers of a loop's constants and of its carried arrays. JAX 0.11 has trees instead of numbers."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    constants, carried, _ = map(list, params["ft_in"].unpack())
+    return len(constants), len(carried)
 
 
 def _row(graph: Graph, value: Any, turn: int) -> Any:

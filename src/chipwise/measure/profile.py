@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -138,10 +139,13 @@ def read(trace: str | Path) -> tuple[list[Spent], int]:
 
     planes = list(ProfileData.from_file(str(trace)).planes)
     chips = [plane for plane in planes if _CHIP.fullmatch(plane.name)]
-    measured = [events for plane in chips if (events := _of_plane(plane))]
-    number = len(measured)
-    if not measured:
-        measured, number = [_of_plane(p) for p in planes if p.name.startswith("/host:")], 1
+    with warnings.catch_warnings():
+        # Python 3.12 warns of a type in JAX's reader, and a warning that is an error there ends the process.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        measured = [events for plane in chips if (events := _of_plane(plane))]
+        number = len(measured)
+        if not measured:
+            measured, number = [_of_plane(p) for p in planes if p.name.startswith("/host:")], 1
     sums: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0, 0.0])
     for events in measured:
         for key, nanoseconds in events:
