@@ -78,9 +78,13 @@ class Row:
 
     @property
     def exact(self) -> bool:
-        """Whether devices are asked to add in a fixed order. Over the hosts of GPUs that is another algorithm
-        than the measured programs', which add within a host first."""
-        return not self.on or self.chips == "TPU" or self.target.hosts == 1
+        """Whether devices are asked to add in a fixed order. Over the hosts of GPUs and on TPUs that is
+        another algorithm than the measured programs', which add within a host or along the links of the slice
+        first. If a device has several replicas, they are added in turn in any case."""
+        if not self.on or self.chips == "GPU":
+            return not self.on or self.target.hosts == 1
+        groups = self.target.devices // self.setting("shards")
+        return groups == 1 or groups != self.setting("replicas")
 
     @property
     def command(self) -> str:
@@ -95,7 +99,11 @@ class Row:
 
     @property
     def batch(self) -> int:
-        return int(next(s for s in self.settings if s.startswith("batch=")).removeprefix("batch="))
+        return self.setting("batch")
+
+    def setting(self, name: str) -> int:
+        """The whole number that is set, 1 if none is."""
+        return int(dict(setting.split("=") for setting in self.settings).get(name, 1))
 
     @property
     def measured(self) -> float:

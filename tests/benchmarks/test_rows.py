@@ -23,6 +23,7 @@ PARAMETERS = {  # as torchvision, timm, llm-foundry, llm.c and the papers' code 
         "depth=18": 11_689_512,
         "depth=152": 60_192_808,
         "wide=2": 68_883_240,
+        "space_to_depth=true": 25_557_032 + (8 * 8 - 7 * 7) * 3 * 64,
     },
     "images.py:efficientnet": {"": 5_288_548, "kind=b4": 19_341_616, "kind=v2_s": 21_458_488},
     "images.py:mixer": {"": 59_880_472},
@@ -95,9 +96,10 @@ def test_a_command_is_what_the_row_loads(by_row):
     assert by_row[35].spec == "benchmarks/plan_accuracy/recipes/images.py:resnet"
 
 
-def test_devices_add_in_order_but_over_hosts_of_gpus(by_row):
+def test_devices_add_in_order_within_a_host_of_gpus_and_where_a_device_has_several_replicas(by_row):
     assert not by_row[57].exact and by_row[57].command.endswith(" --no-exact --on a100-80gb:64")
-    assert by_row[71].exact and by_row[138].exact
+    assert not by_row[138].exact and by_row[71].exact and by_row[132].exact
+    assert by_row[77].exact and by_row[84].exact  # one group of all chips
 
 
 def test_nothing_is_fitted_to_rows_that_are_held_out(by_row):

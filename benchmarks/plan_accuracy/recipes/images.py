@@ -31,14 +31,16 @@ from chipwise.recipes.classification import by_channel, classification
 BLOCKS = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3), 152: (3, 8, 36, 3)}
 
 
-def recipe(name, net, image=224, classes=1000, optimizer="sgd"):
-    """`net(rngs)` on `image` x `image` pixels that are 8-bit, as a pipeline on the host would give them."""
+def recipe(name, net, image=224, classes=1000, optimizer="sgd", fold=1):
+    """`net(rngs)` on `image` x `image` pixels that are 8-bit, as a pipeline on the host would give them; if it
+    folds, squares of `fold` x `fold` pixels are channels."""
     spec = {
-        "image": jax.ShapeDtypeStruct((image, image, 3), np.uint8),
+        "image": jax.ShapeDtypeStruct((image // fold, image // fold, 3 * fold**2), np.uint8),
         "label": jax.ShapeDtypeStruct((), np.int32),
     }
     train, held_out = (Absent(n, spec, name, {"label": classes}) for n in (1_281_167, 50_000))
-    data = Dataset(train, held_out, classes, (124.0, 116.0, 104.0), (58.0, 57.0, 57.0), name)
+    mean, std = (fold**2 * colors for colors in ((124.0, 116.0, 104.0), (58.0, 57.0, 57.0)))
+    data = Dataset(train, held_out, classes, mean, std, name)
     lr = cw.warmup(cw.cosine(0.1), "5ep")
     made = {
         "sgd": lambda: cw.sgd(lr=lr, momentum=0.9, weight_decay=1e-4),
@@ -52,15 +54,18 @@ def recipe(name, net, image=224, classes=1000, optimizer="sgd"):
     )  # fmt: skip
 
 
-def resnet(depth=50, image=224, wide=1, groups=1, v2=False, optimizer="sgd"):
+def resnet(depth=50, image=224, wide=1, groups=1, v2=False, optimizer="sgd", space_to_depth=False):
     """*Arguments:* `depth`: 18, 50 or 152; `wide`: times the channels inside a bottleneck, cut into `groups`,
     32 and twice as wide in ResNeXt; `v2`: batch norm and ReLU before each convolution; `optimizer`: `sgd` or
-    `lars`."""
-    if wide == 1 and depth > 18 and not v2:
+    `lars`; `space_to_depth`: `FoldedStem`, in a bottleneck ResNet."""
+    if space_to_depth:
+        net = partial(FoldedResNet, blocks=BLOCKS[depth])
+    elif wide == 1 and depth > 18 and not v2:
         net = partial(ResNet50, blocks=BLOCKS[depth])
     else:
         net = partial(ResNet, BLOCKS[depth], small=depth == 18, wide=wide, groups=groups, v2=v2)
-    return recipe(f"resnet{depth}", lambda rngs: net(rngs=rngs), image, optimizer=optimizer)
+    fold = 2 if space_to_depth else 1
+    return recipe(f"resnet{depth}", lambda rngs: net(rngs=rngs), image, optimizer=optimizer, fold=fold)
 
 
 def resnet164():
@@ -103,6 +108,29 @@ def mixer():
 def vit(width=384, heads=6, tanh=False):
     """ViT-S/16 by default, without the recipe `vit-s16`'s augmentation. `tanh`: GELU as Flax has it."""
     return recipe("vit", lambda rngs: ViT(width=width, heads=heads, tanh=tanh, rngs=rngs), optimizer="adamw")
+
+
+class FoldedStem(nnx.Module):
+    """The first convolution of 7 x 7 by 2, on images whose squares of 2 x 2 pixels the host has made channels:
+    one of 4 x 4, with the kernel of 8 x 8 whose last row and column are zero
+    (mlcommons/training_results_v1.0, `resnet-preview-TF-tpu-v4-128/resnet_model.py`)."""
+
+    def __init__(self, width, rngs):
+        self.kernel = nnx.Param(nnx.initializers.he_normal()(rngs.params(), (8, 8, 3, width), jnp.float32))
+
+    def __call__(self, x):
+        width, used = self.kernel.shape[-1], jnp.arange(8) < 7
+        kernel = self.kernel[...] * (used[:, None] & used).astype(x.dtype)[:, :, None, None]
+        kernel = kernel.reshape(4, 2, 4, 2, 3, width).transpose(0, 2, 1, 3, 4, 5).reshape(4, 4, 12, width)
+        return conv(x, kernel)
+
+
+class FoldedResNet(ResNet50):
+    """ResNet-50 with `FoldedStem`: `(b, 112, 112, 12)` -> `(b, 1000)`."""
+
+    def __init__(self, *, blocks, rngs):
+        super().__init__(blocks=blocks, rngs=rngs)
+        self.stem = FoldedStem(64, rngs)
 
 
 class Residual(nnx.Module):
