@@ -14,6 +14,7 @@ import json
 
 import numpy as np
 from benchmarks.plan_accuracy.__main__ import stored
+from benchmarks.plan_accuracy.page import Prediction
 from benchmarks.plan_accuracy.rows import FOLDER, rows
 from benchmarks.plan_fit import factors
 
@@ -26,7 +27,7 @@ WIDER = 1.3
 def main() -> None:
     answers = stored()
     known = [r for r in rows("fit", "TPU") if "value" in answers.get(r.row, {})]
-    ratios = {r.row: round(r.measured / answers[r.row]["value"], 3) for r in known}
+    ratios = {r.row: round(1 / Prediction(r, answers[r.row]).ratio, 3) for r in known}
     groups = [(r.family, r.origin, r.target.chip.name) for r in known]
     low, high = factors(groups, [float(np.log(ratio)) for ratio in ratios.values()])
     spans = {"known_chip": (low, high), "other": (low**WIDER, high**WIDER)}

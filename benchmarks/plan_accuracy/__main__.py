@@ -68,7 +68,7 @@ def save(answers: dict[int, dict[str, Any]]) -> None:
 
 def ask(row: Row) -> dict[str, Any]:
     """The answer of `row.command`: throughputs of all devices, `xla` by XLA's cost analysis; seconds and
-    FLOPs of a step on one device."""
+    FLOPs of a step on one device; seconds of the parts of the whole `run`."""
     answer: dict[str, Any] = {"command": row.command, "jax": metadata.version("jax")}
     start = time.monotonic()
     try:
@@ -87,15 +87,15 @@ def ask(row: Row) -> dict[str, Any]:
     parts = {name: float(f"{seconds:.4g}") for name, seconds in plan.step_parts.items()}
     if plan.xla_seconds:
         answer |= {"xla": float(f"{plan.batch / plan.xla_seconds:.5g}")}
-    return answer | {"bound": plan.bound, "parts": parts}
+    run = {name: float(f"{seconds:.4g}") for name, seconds in plan.seconds.items()}
+    return answer | {"bound": plan.bound, "parts": parts, "run": run}
 
 
 def shown(row: Row, answer: dict[str, Any]) -> str:
     if "value" not in answer:
         return answer["text"]
-    return (
-        f"{answer['value']:.4g} of {row.measured:.4g} examples/s, ratio {answer['value'] / row.measured:.2f}"
-    )
+    predicted = page.Prediction(row, answer)
+    return f"{predicted.throughput[0]:.4g} of {row.measured:.4g} examples/s, ratio {predicted.ratio:.2f}"
 
 
 if __name__ == "__main__":

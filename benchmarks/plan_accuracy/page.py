@@ -43,8 +43,10 @@ Throughputs are of all chips, in images or sequences a second.
 * **XLA**: XLA's cost analysis of the same compiled programs (`cost_analysis`), which exists for TPUs and
   counts the body of a loop once.
 * **Error** is a factor minus one: 25 % means 1.25 times too fast, or too slow.
-* **Wall** rows include evaluation, input or start-up, so a correct prediction is above them. Rows whose
-  steps alone were timed have a separate line.
+* **Clock** is what the measurement covered, and so what is predicted: **steps**; steps and **evaluation**;
+  the whole **run** with start-up and compilation. The parts are those of the plan, with an evaluation after
+  each epoch. **Wall** clocks covered more than steps, but what is not stated: there a correct prediction of
+  the steps is above the measurement. Rows whose steps alone were timed have a separate line.
 * The kernels of the measured program: **xla** is XLA's own, **library** a framework that calls vendors'
   libraries operation by operation, **kernels** hand-written attention or layers.
 * An answer that is `retimed` in `results.json` is of kept compiled programs under the present timing. Of fit
@@ -65,13 +67,26 @@ class Prediction:
     answer: dict[str, Any]
 
     @property
+    def training(self) -> float:
+        """The share of the steps in what the clock covered, by the plan of the run."""
+        run = self.answer["run"]
+        return run["train"] / sum(run[part] for part in self.row.covered)
+
+    @property
+    def throughput(self) -> tuple[float, float, float]:
+        """What the clock would show, and the ends of its interval: examples a second of all chips."""
+        value, low, high = (self.answer[name] * self.training for name in ("value", "low", "high"))
+        return value, low, high
+
+    @property
     def ratio(self) -> float:
         """Predicted over measured."""
-        return self.answer["value"] / self.row.measured
+        return self.throughput[0] / self.row.measured
 
     @property
     def inside(self) -> bool:
-        return self.answer["low"] <= self.row.measured <= self.answer["high"]
+        _, low, high = self.throughput
+        return low <= self.row.measured <= high
 
     @property
     def rule(self) -> float | None:
@@ -161,11 +176,11 @@ def _table(some: Sequence[Prediction]) -> list[str]:
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for p in some:
-        row, answer = p.row, p.answer
+        row, (value, low, high) = p.row, p.throughput
         others = ", ".join("-" if ratio is None else f"{ratio:.2f}" for ratio in (p.rule, p.xla))
         lines.append(
-            f"| [{row.row}]({_link(row)}) | {row.model} | {row.measured:,.4g} | {answer['value']:,.4g} "
-            f"| {p.ratio:.2f} | {answer['low']:,.4g} to {answer['high']:,.4g} "
+            f"| [{row.row}]({_link(row)}) | {row.model} | {row.measured:,.4g} | {value:,.4g} "
+            f"| {p.ratio:.2f} | {low:,.4g} to {high:,.4g} "
             f"| {'yes' if p.inside else '**no**'} | {others} | {row.program} | {row.clock} "
             f"| `{row.command}` |"
         )
@@ -213,7 +228,7 @@ def scatter(path: Path, known: Sequence[Prediction]) -> None:
         if not at:
             continue
         ratios = np.array([order[i].ratio for i in at])
-        ends = np.array([(order[i].answer["low"], order[i].answer["high"]) for i in at]).T
+        ends = np.array([order[i].throughput[1:] for i in at]).T
         bars = np.abs(ends / np.array([order[i].row.measured for i in at]) - ratios)
         label = f"{key[0]}, {key[1]}"
         axes.errorbar(ratios, at, xerr=bars, fmt="o", color=colour, markersize=4, linewidth=1, label=label)

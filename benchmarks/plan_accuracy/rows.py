@@ -9,8 +9,8 @@
 - `family`: of nets. `program`: the kernels of the measured program: `xla`; `library`, a framework that calls
   vendors' libraries operation by operation or with a few fused ones; `kernels`, with hand-written attention
   or layers.
-- `clock`: `steps`, or `wall`, which includes evaluation, start-up or input, so a correct prediction is above
-  it.
+- `clock`: what it covered: `steps`; `evaluation`, steps and evaluation; `run`, these and start-up and
+  compilation; `wall`, more than steps, but what is not stated, so a correct prediction is above it.
 - `recipe`, `settings`, `on`: the arguments of `chipwise plan`. Recipe files are in `recipes/`.
 
 Counts are global; `n_chips` are chips, each of which may be two devices of JAX.
@@ -91,6 +91,12 @@ class Row:
         settings = "".join(f" --set {setting}" for setting in self.settings)
         how = "" if self.exact else " --no-exact"
         return f"chipwise plan {self.spec}{settings}{how} --on {self.on}"
+
+    @property
+    def covered(self) -> tuple[str, ...]:
+        """The parts of a planned run that the clock covered, in the names of `Plan.seconds`."""
+        more = {"evaluation": ("evaluate",), "run": ("evaluate", "start", "compile")}
+        return "train", *more.get(self.clock, ())
 
     def load(self) -> Recipe:
         """The recipe. Raises the errors of `chipwise plan` for its settings."""

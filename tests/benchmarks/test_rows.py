@@ -42,7 +42,7 @@ def by_row():
 def test_rows_are_numbered_once_and_say_what_they_are(by_row):
     assert list(by_row) == sorted(by_row) and len(by_row) == len(rows()) >= 179
     for row in by_row.values():
-        assert row.use in ("fit", "held-out", "apart") and row.clock in ("steps", "wall")
+        assert row.use in ("fit", "held-out", "apart") and row.clock in ("steps", "evaluation", "run", "wall")
         assert row.program in ("xla", "library", "kernels") and row.family and row.source
         assert (row.use == "apart") == bool(row.apart) == (not row.recipe) == (not row.on), row.row
 
@@ -111,15 +111,27 @@ def answer(row, ratio, **more):
     """A prediction of `ratio` times the measured speed, give or take a fifth, at a fifth of the peak."""
     value, chip = ratio * row.measured, row.target.chip
     flops = 0.2 * chip.bf16_dense_tflops * 1e12 / chip.jax_devices_per_chip * row.seconds
-    return {"command": row.command, "value": value, "low": value / 1.2, "high": value * 1.2, "flops": flops}
+    run = {"train": 100.0, "evaluate": 10.0, "start": 5.0, "compile": 5.0}
+    ends = {"low": value / 1.2, "high": value * 1.2}
+    return {"command": row.command, "value": value, **ends, "flops": flops, "run": run}
 
 
 def test_predictions_are_compared_with_measurements_and_with_the_rule_of_thumb(by_row):
-    fast = page.Prediction(by_row[35], answer(by_row[35], 1.25))
-    slow = page.Prediction(by_row[35], answer(by_row[35], 0.9))
+    fast = page.Prediction(by_row[41], answer(by_row[41], 1.25))
+    slow = page.Prediction(by_row[41], answer(by_row[41], 0.9))
     assert fast.ratio == pytest.approx(1.25) and not fast.inside and slow.inside
     assert page.error(fast.ratio) == pytest.approx(0.25) and page.error(0.8) == pytest.approx(0.25)
     assert fast.rule == pytest.approx(2.0)  # 40 % of the peak where the measured step reached 20 %
+
+
+@pytest.mark.parametrize(("number", "share"), [(41, 1), (118, 1), (35, 100 / 110), (134, 100 / 120)], ids=str)
+def test_what_the_clock_covered_is_predicted(by_row, number, share):
+    measured = by_row[number].measured
+    run = {"train": 100.0, "evaluate": 10.0, "start": 5.0, "compile": 5.0}
+    steps = {"value": 1.2 * measured, "low": measured, "high": 1.5 * measured}
+    predicted = page.Prediction(by_row[number], {**steps, "run": run})
+    assert predicted.ratio == pytest.approx(1.2 * share)
+    assert predicted.throughput == pytest.approx([speed * share for speed in steps.values()])
 
 
 def test_the_page_has_every_row_once_and_leads_with_those_held_out(by_row, tmp_path):

@@ -32,8 +32,8 @@ BLOCKS = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3), 152: (3, 8, 36, 3)}
 
 
 def recipe(name, net, image=224, classes=1000, optimizer="sgd", fold=1):
-    """`net(rngs)` on `image` x `image` pixels that are 8-bit, as a pipeline on the host would give them; if it
-    folds, squares of `fold` x `fold` pixels are channels."""
+    """`net(rngs)` on `image` x `image` pixels that are 8-bit, as a pipeline on the host would give them, with
+    squares of `fold` x `fold` pixels as channels."""
     spec = {
         "image": jax.ShapeDtypeStruct((image // fold, image // fold, 3 * fold**2), np.uint8),
         "label": jax.ShapeDtypeStruct((), np.int32),
@@ -111,9 +111,9 @@ def vit(width=384, heads=6, tanh=False):
 
 
 class FoldedStem(nnx.Module):
-    """The first convolution of 7 x 7 by 2, on images whose squares of 2 x 2 pixels the host has made channels:
-    one of 4 x 4, with the kernel of 8 x 8 whose last row and column are zero
-    (mlcommons/training_results_v1.0, `resnet-preview-TF-tpu-v4-128/resnet_model.py`)."""
+    """The first convolution, 7 x 7 by 2, on images whose squares of 2 x 2 pixels the host made channels: one of
+    4 x 4, with the kernel of 8 x 8 whose last row and column are zero (mlcommons/training_results_v1.0,
+    `resnet-preview-TF-tpu-v4-128/resnet_model.py`)."""
 
     def __init__(self, width, rngs):
         self.kernel = nnx.Param(nnx.initializers.he_normal()(rngs.params(), (8, 8, 3, width), jnp.float32))
