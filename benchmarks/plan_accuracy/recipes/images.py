@@ -111,8 +111,8 @@ def vit(width=384, heads=6, tanh=False):
 
 
 class FoldedStem(nnx.Module):
-    """The first convolution, 7 x 7 by 2, on images whose squares of 2 x 2 pixels the host made channels: one of
-    4 x 4, with the kernel of 8 x 8 whose last row and column are zero (mlcommons/training_results_v1.0,
+    """The first convolution, 7 x 7 by 2, on images whose squares of 2 x 2 pixels the host made channels: one
+    of 4 x 4, with the kernel of 8 x 8 whose last row and column are zero (mlcommons/training_results_v1.0,
     `resnet-preview-TF-tpu-v4-128/resnet_model.py`)."""
 
     def __init__(self, width, rngs):
