@@ -100,13 +100,14 @@ def gpt(context=2048, vocabulary=50_304, depth=12, width=768, heads=12):
 
 
 def t5(size="small"):
-    """Span corruption: 512 tokens in, 128 out. *Arguments:* `size`: `small` or `large`, of version 1.1."""
+    """Span corruption: 512 tokens in, 128 out. *Arguments:* `size`: `small` or `large`, of version 1.1.
+    Optimizer and layers as in google-research/t5x, `contrib/gpu/t5`."""
 
     def loss(apply, batch):
         logits = apply(batch["input"], batch["target"])
         return of_words(logits, batch["target"])
 
-    optimizer = cw.from_optax(optax.adafactor, learning_rate=cw.cosine(1e-2))
+    optimizer = cw.adamw(lr=cw.cosine(1e-4), weight_decay=0.01, clip=1.0)
     columns = {"input": (512,), "target": (128,)}
     return _recipe(f"t5-{size}", lambda rngs: T5(*T5_SIZES[size], rngs), loss, columns, optimizer)
 
@@ -248,10 +249,10 @@ def rms(x, scale):
 
 
 class Stack(nnx.Module):
-    """`depth` blocks in a loop, with the bias for distances that they share."""
+    """`depth` blocks, one after another, with the bias for distances that they share."""
 
     def __init__(self, width, hidden, depth, heads, decoder, rngs):
-        self.blocks = Blocks(depth, lambda rngs: T5Block(width, hidden, heads, decoder, rngs), rngs=rngs)
+        self.blocks = nnx.List([T5Block(width, hidden, heads, decoder, rngs) for _ in range(depth)])
         self.distances = nnx.Param(NORMAL(rngs.params(), (32, heads)))
         self.scale, self.decoder = nnx.Param(jnp.ones((width,), jnp.float32)), decoder
 
@@ -265,13 +266,9 @@ class Stack(nnx.Module):
         bias = self.distances[...][bucket].transpose(2, 0, 1)[None].astype(x.dtype)
         if self.decoder:
             bias = jnp.where(apart[None, None] > 0, -jnp.inf, bias)
-        graph, layers = nnx.split(self.blocks.stack)
-
-        def step(x, layer):
-            more = () if memory is None else (memory,)
-            return nnx.merge(graph, layer)(x, bias, *more), None
-
-        return rms(jax.lax.scan(step, x, layers)[0], self.scale)
+        for block in self.blocks:
+            x = block(x, bias, memory)
+        return rms(x, self.scale)
 
 
 class T5(nnx.Module):
@@ -287,4 +284,5 @@ class T5(nnx.Module):
         given, targets = inputs
         table = self.words.embedding[...]
         before = jnp.pad(targets[:, :-1], ((0, 0), (1, 0)))
-        return self.logits(self.decoder(embed(table, before), self.encoder(embed(table, given))))
+        states = self.decoder(embed(table, before), self.encoder(embed(table, given)))
+        return states.astype(jnp.float32) @ self.logits.kernel[...].astype(jnp.float32)
