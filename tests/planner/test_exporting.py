@@ -54,10 +54,20 @@ def test_a_device_of_a_group_calls_the_gpu_s_own_attention_with_its_rows(in_laye
     assert len(calls) == 2 and all("tensor<2x256x2x64xbf16>" in line for line in calls)
 
 
+def test_a_gpu_alone_calls_its_own_attention():
+    def traced(q):
+        with traced_for(parse("h100").chip):
+            return jax.grad(lambda q: jnp.sum(own((), q).astype(jnp.float32)))(q)
+
+    made = export_program(traced, [jax.ShapeDtypeStruct((4, 256, 2, 64), jnp.bfloat16)], "cuda")
+    text = export.deserialize(bytearray(made.body)).mlir_module()
+    assert text.count("__cudnn$fmha") == 2 and "CustomSPMDPartitioning" not in text
+
+
 @pytest.mark.parametrize("in_layer", [True, False])
 def test_devices_that_are_here_are_given_the_same_calls(in_layer):
     mesh = Mesh(np.asarray(jax.devices()[:2]), (SHARD,))
-    with _cudnn_assumed():
+    with _cudnn_assumed(in_group=True):
         lowered = jax.jit(gradient(in_layer)).trace(rows(mesh)).lower(lowering_platforms=("cuda",))
     text = lowered.as_text()
     assert text.count("__cudnn$fmha") == 2 and "CustomSPMDPartitioning" not in text

@@ -106,7 +106,8 @@ def export_program(function: Callable[..., Any], specs: Sequence[Any], platform:
     # The compiler that reads the module has the version that wrote it.
     unchecked = [export.DisabledSafetyCheck.custom_call(name) for name in _LIBRARY_CALLS]
     jitted = jax.jit(flat, keep_unused=True)
-    with _cudnn_assumed():
+    in_group = any(getattr(leaf, "sharding", None) is not None for leaf in leaves)
+    with _cudnn_assumed(in_group):
         contents = Contents.of(jitted.trace(*leaves).jaxpr.jaxpr)
         exported = export.export(jitted, platforms=(platform,), disabled_checks=unchecked)(*leaves)
     text = exported.mlir_module()
@@ -128,13 +129,13 @@ _LIBRARY_CALLS = (
 
 
 @contextlib.contextmanager
-def _cudnn_assumed() -> Iterator[None]:
-    """A context in which JAX lowers its attention without cuDNN and without devices.
+def _cudnn_assumed(in_group: bool) -> Iterator[None]:
+    """A context in which JAX lowers its attention without cuDNN and, in a group, without devices.
 
     JAX asks for the library's version, 1 GB that compiling does not need. And it refuses a mesh without
     devices to every primitive that may have to be partitioned, although inside of `jax.shard_map`, where
-    layers of a group run, there is nothing to partition: the lowering puts the kernel's call there. JAX
-    versions that do not ask are left alone."""
+    layers of a group run, there is nothing to partition: the lowering puts the kernel's call there. Outside
+    of a group it needs a device of this host. JAX versions that do not ask are left alone."""
     try:
         from jax._src import dispatch
         from jax._src.cudnn import fused_attention_stablehlo as module
@@ -143,7 +144,7 @@ def _cudnn_assumed() -> Iterator[None]:
         return
     asked = getattr(module, "check_cudnn_version", None)
     needing: set[Any] = getattr(dispatch, "prim_requires_devices_during_lowering", set())
-    kernels = {one for one in needing if one.name.startswith("dot_product_attention")}
+    kernels = {p for p in needing if in_group and p.name.startswith("dot_product_attention")}
     if asked is not None:
         module.check_cudnn_version = lambda: CUDNN_VERSION
     needing -= kernels
