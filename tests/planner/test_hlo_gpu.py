@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from jaxlib import _hlo
 
-from chipwise.planner import hlo_gpu
+from chipwise.planner import hlo_gpu, hlo_proto
 
 EXCERPTS = Path(__file__).parent / "hlo"
 
@@ -101,3 +101,12 @@ ENTRY %main (x: f32[1024], y: f32[64,64]) -> (f32[256], f32[64,64]) {
 def test_no_program_is_an_error():
     with pytest.raises(ValueError):
         hlo_gpu.read(b"\x0a\x03abc")
+
+
+def test_the_planner_s_own_lines_are_not_the_user_s():
+    text = (EXCERPTS / "gpu_scan_a100.txt").read_text(encoding="utf-8")
+    exporting = str(Path(hlo_proto.__file__).with_name("exporting.py"))
+    assert of_kind(parsed(text.replace("/home/user/net.py", exporting)), "matmul")[0].line == ""
+    engine = str(Path(hlo_proto.__file__).parents[1] / "engine" / "flat.py")
+    moved = of_kind(parsed(text.replace("/home/user/net.py", engine)), "matmul")[0].line
+    assert moved == f"{engine}:25"

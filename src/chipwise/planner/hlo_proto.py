@@ -287,8 +287,9 @@ class Module:
                 place, parent = self._frames[at - 1]
                 file, number = self._places[place - 1]
                 rank = _rank(self._files[file - 1])
-                candidates.setdefault(rank, f"{self._files[file - 1]}:{number}")
-                if rank == _DRIVER or parent == at:
+                if rank != _EXPORT:
+                    candidates.setdefault(rank, f"{self._files[file - 1]}:{number}")
+                if rank >= _DRIVER or parent == at:
                     break
                 at = parent
             self._lines[frame] = candidates[min(candidates)] if candidates else ""
@@ -296,14 +297,16 @@ class Module:
 
 
 _PACKAGE = f"{Path(__file__).resolve().parents[1]}/"
-_USER, _NET, _LIBRARY, _DRIVER = range(4)
+_USER, _NET, _LIBRARY, _DRIVER, _EXPORT = range(5)
 
 
 def _rank(file: str) -> int:
-    """The rank of a file: the user's, a model or loss of chipwise, a library's, or the engine that calls the
-    user's functions."""
+    """The rank of a file: the user's, a model or loss of chipwise, a library's, the engine that calls the
+    user's functions, or the planner that exports them."""
     if file.startswith(_PACKAGE):
         folder = file.removeprefix(_PACKAGE).split("/")[0]
+        if folder == "planner":
+            return _EXPORT
         return _NET if folder in ("models", "recipes", "recipe", "data", "interop") else _DRIVER
     return _LIBRARY if "-packages/" in file or "/lib/python" in file else _USER
 
