@@ -56,8 +56,6 @@ Throughputs are of all chips, in images or sequences a second.
   the steps is above the measurement. Rows whose steps alone were timed have a separate line.
 * The kernels of the measured program: **xla** is XLA's own, **library** a framework that calls vendors'
   libraries operation by operation, **kernels** hand-written attention or layers.
-* An answer that is `retimed` in `results.json` is of kept compiled programs under the present timing. Of fit
-  rows the replica alone was timed anew, and the sum and the update are as they were. `--again` asks anew.
 * MaxText's decoders of 2023 (rows 77 to 85) are planned as one replica on a group of all chips. On v5p the
   source also cuts products over 4 chips. Rows 80 and 81 ran, but do not fit as a plan: chipwise's program
   gathers a whole block and adds its gradients in float32.
