@@ -81,8 +81,10 @@ class Row:
         """Whether devices are asked to add in a fixed order. Over the hosts of GPUs and on TPUs that is
         another algorithm than the measured programs', which add within a host or along the links of the slice
         first. If a device has several replicas, they are added in turn in any case."""
-        if not self.on or self.chips == "GPU":
-            return not self.on or self.target.hosts == 1
+        if not self.on:
+            return True
+        if self.chips == "GPU":
+            return self.target.hosts == 1
         groups = self.target.devices // self.setting("shards")
         return groups == 1 or groups != self.setting("replicas")
 
