@@ -97,13 +97,12 @@ class Prediction:
     def rule(self) -> float | None:
         """The rule of thumb over measured, if the chip has a stated peak for the precision."""
         chip = self.row.target.chip
-        precision = next(s.removeprefix("precision=") for s in self.row.settings if "precision=" in s)
         tflops = {
             "bf16": chip.bf16_dense_tflops,
             "f16": chip.fp16_dense_tflops,
             "tf32": chip.tf32_dense_tflops or chip.fp32_tflops,
             "f32": chip.fp32_tflops,
-        }[precision]
+        }[self.row.values["precision"]]
         if not tflops:
             return None
         step = self.answer["flops"] / (SHARE * tflops * 1e12 / chip.jax_devices_per_chip)

@@ -85,8 +85,8 @@ class Row:
             return True
         if self.chips == "GPU":
             return self.target.hosts == 1
-        groups = self.target.devices // self.setting("shards")
-        return groups == 1 or groups != self.setting("replicas")
+        groups = self.target.devices // int(self.values.get("shards", 1))
+        return groups == 1 or groups != int(self.values["replicas"])
 
     @property
     def command(self) -> str:
@@ -107,11 +107,12 @@ class Row:
 
     @property
     def batch(self) -> int:
-        return self.setting("batch")
+        return int(self.values["batch"])
 
-    def setting(self, name: str) -> int:
-        """The whole number that is set, 1 if none is."""
-        return int(dict(setting.split("=") for setting in self.settings).get(name, 1))
+    @property
+    def values(self) -> dict[str, str]:
+        """The `settings` by name."""
+        return dict(setting.split("=") for setting in self.settings)
 
     @property
     def measured(self) -> float:

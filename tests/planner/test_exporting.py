@@ -1,4 +1,4 @@
-"""Programs of a group, traced for GPUs that are not here."""
+"""Programs of a GPU or of a group, traced for chips that are not here."""
 
 import types
 
