@@ -8,9 +8,9 @@ import pytest
 import chipwise as cw
 import tasks
 from chipwise.chips.targets import parse
-from chipwise.engine.state import abstract_state
+from chipwise.engine.layout import Layout
 from chipwise.planner.cutting import TOO_LARGE, smallest_cut
-from chipwise.planner.programs import available
+from chipwise.planner.programs import available, step_programs
 
 GIB = 1 << 30
 
@@ -44,14 +44,18 @@ def test_what_no_device_holds_is_refused_with_its_cut_and_compiles_nothing(monke
     assert all(str(one.problem) for one in found.values())
 
 
+def whole(recipe):
+    return step_programs(recipe, Layout.of(recipe, recipe.shards), resident=False).whole
+
+
 @pytest.mark.parametrize(("name", "shards"), [("v5p-16", 2), ("v6e-16", 4)])
 def test_the_fewest_that_hold_it(name, shards):
     recipe, target = large(20), parse(name)
-    found = smallest_cut(recipe, abstract_state(recipe), target, True)
+    found = smallest_cut(recipe, whole(recipe), target, True)
     assert found is not None and found[0] == shards
     assert found[1] <= available(target)[0] < 2 * found[1] + 20 * GIB
     wide = dataclasses.replace(recipe, batch=8)  # a replica's one example is cut over no devices
-    assert smallest_cut(wide, abstract_state(wide), target, True) is None
+    assert smallest_cut(wide, whole(wide), target, True) is None
 
 
 def test_what_nothing_holds():

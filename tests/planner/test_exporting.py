@@ -88,14 +88,15 @@ def traces(monkeypatch):
             traced.append(body(x))
             return traced[-1]
 
-        program = Traceable("replica", jax.jit(function), (jax.ShapeDtypeStruct((8,), jnp.float32),))
+        program = Traceable.of("replica", jax.jit(function), (jax.ShapeDtypeStruct((8,), jnp.float32),))
         recipe = types.SimpleNamespace(precision="f32")
         programs = types.SimpleNamespace(
             programs=(program,), recipe=recipe, reduce=None, exact=True, shards=1
         )
         cases = [(parse(chip), programs) for chip in chips]
         assert sorted(i for i, _ in steps.compile_steps(cases)) == list(range(len(chips)))
-        assert program.contents.dtypes == {"float32"} and program.contents.operations > 0
+        contents = program.contents(parse(chips[0]).chip)
+        assert contents.dtypes == {"float32"} and contents.operations > 0
         return len(traced)
 
     return count

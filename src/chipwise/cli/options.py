@@ -103,6 +103,12 @@ class Given:
 
         return load(self.recipe, self.settings, self.data, self.synthetic)
 
+    @property
+    def origin(self) -> str | None:
+        from ..recipe.settings import origin
+
+        return origin(self.recipe, self.settings, self.data, self.synthetic)
+
     def write(self, file: Path, old: recipes.Recipe, new: recipes.Recipe, title: str) -> Path:
         """Writes a recipe file of `new`, which was derived from this recipe, `old`. *Returns* its path."""
         from ..recipe.settings import write_recipe

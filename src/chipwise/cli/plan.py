@@ -23,9 +23,7 @@ def plan(
     exact: options.Exact = True,
     prices: options.Prices = None,
     cloud: Annotated[str, options.option("Only prices of these, such as gcp,aws.", "NAMES")] = "",
-    region: Annotated[
-        str, options.option("Only prices of regions that begin with these: us-,europe-west4.", "NAMES")
-    ] = "",
+    region: Annotated[str, options.option("Only of regions that begin with these: us-.", "NAMES")] = "",
     marketplace: Annotated[
         bool,
         options.option("Leave marketplaces' lowest offers out.", name="--marketplace/--no-marketplace"),
@@ -89,6 +87,7 @@ def plan(
             host_cores=host_cores,
             spot=spot,
             interruptions=interruptions,
+            origin=recipe.origin,
             progress=reporter.progress,
             ready=reporter.ready,
         )

@@ -62,7 +62,7 @@ class Request:
     @property
     def size(self) -> int:
         """Roughly proportional to the compilation time."""
-        return 50_000 + (len(self.program.body) if isinstance(self.program, Exported) else 0)
+        return 50_000 + (self.program.size if isinstance(self.program, Exported) else 0)
 
     def key(self, versions: str) -> str:
         """The key of the answer in the cache."""

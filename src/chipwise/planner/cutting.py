@@ -6,30 +6,23 @@ alone is more than a device has, nothing is compiled.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-
-import jax
 
 from ..chips.catalogue import Chip
 from ..chips.targets import MOST_CHIPS, SLICES, Target, parse
 from ..engine.layout import shares, usable
-from ..engine.state import TrainState, nbytes
 from ..errors import ChipwiseError
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
-from .programs import StepPrograms, available, held, waiting
+from .programs import StepPrograms, Whole, available, held, waiting
 from .timing import StepTime
 
 TOO_LARGE = "state-above-device"
 """The code of the answer."""
 
 
-def too_large(target: Target, programs: StepPrograms, state: TrainState) -> StepTime | None:
-    """The problem, if the state alone is more than a device of `target` has; `None` if it may fit.
-
-    *Arguments:* `state`: the whole state, as shapes.
-    """
+def too_large(target: Target, programs: StepPrograms) -> StepTime | None:
+    """The problem, if the state alone is more than a device of `target` has; `None` if it may fit."""
     memory = held(programs, target, 0, 0, 0)
     if memory is None or memory.fits:
         return None
@@ -45,15 +38,15 @@ def too_large(target: Target, programs: StepPrograms, state: TrainState) -> Step
             needed=memory.needed,
             available=memory.available,
             shards=programs.layout.shards,
-            way=_way(programs.recipe, state, target, programs.layout.exact),
+            way=_way(programs.recipe, programs.whole, target, programs.layout.exact),
         ),
     )
 
 
-def _way(recipe: Recipe, state: TrainState, target: Target, exact: bool) -> Fact:
+def _way(recipe: Recipe, whole: Whole, target: Target, exact: bool) -> Fact:
     """A number of shards for this target, or the smallest target of the same chip that holds it."""
     for other in (target, *sizes(target.chip)):
-        cut = smallest_cut(recipe, state, other, exact)
+        cut = smallest_cut(recipe, whole, other, exact)
         if cut is not None:
             shards, needed = cut
             code = "state-cut" if other is target else "state-cut-elsewhere"
@@ -61,17 +54,15 @@ def _way(recipe: Recipe, state: TrainState, target: Target, exact: bool) -> Fact
     return fact("state-cut-nowhere", chip=target.chip.name)
 
 
-def smallest_cut(recipe: Recipe, state: TrainState, target: Target, exact: bool) -> tuple[int, int] | None:
+def smallest_cut(recipe: Recipe, whole: Whole, target: Target, exact: bool) -> tuple[int, int] | None:
     """The fewest shards with which the state fits on a device of `target`, and its bytes there."""
     room = available(target)[0]
-    kept = nbytes((state.params, state.frozen, state.optimizer, state.ema))
-    size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(state.params))
     for shards in (2**n for n in range(1, target.devices.bit_length())):
         if not lies_on_hosts(shards, target) or (recipe.batch // recipe.replicas) % shards:
             continue
         groups = usable(shares(recipe, exact), target.devices // shards, exact)
-        sums, _ = waiting(recipe.block_count // groups if exact else 1, size // shards)
-        needed = kept // shards + sums
+        sums, _ = waiting(recipe.block_count // groups if exact else 1, whole.trained // shards)
+        needed = whole.kept // shards + sums
         if room is not None and needed <= room:
             return shards, needed
     return None

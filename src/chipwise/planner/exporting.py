@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import inspect
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -56,13 +58,21 @@ def _inside(jaxpr: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Exported:
-    """A program without source locations. `body`: written by `jax.export`; `key`: the hash of what it
-    computes; `places`: its source lines, "path:line", each once in the program's order."""
+    """A program without source locations. `key`: the hash of what it computes; `size`: of `body` in bytes;
+    `places`: its source lines, "path:line", each once in the program's order; `write`: gives its `body`, None
+    for a program of which only the rest is known."""
 
-    body: bytes
     key: str
-    places: tuple[str, ...] = ()
-    contents: Contents = Contents(frozenset(), 0)
+    size: int
+    places: tuple[str, ...]
+    contents: Contents
+    write: Callable[[], bytes] | None = field(default=None, repr=False, compare=False)
+
+    @functools.cached_property
+    def body(self) -> bytes:
+        """Written by `jax.export`."""
+        assert self.write is not None
+        return self.write()
 
     def entry(self, folder: Path, name: str) -> dict[str, Any]:
         """The entry for `compile_child`."""
@@ -107,14 +117,18 @@ def export_program(function: Callable[..., Any], specs: Sequence[Any], platform:
     unchecked = [export.DisabledSafetyCheck.custom_call(name) for name in _LIBRARY_CALLS]
     jitted = jax.jit(flat, keep_unused=True)
     in_group = any(getattr(leaf, "sharding", None) is not None for leaf in leaves)
-    with _cudnn_assumed(in_group):
+    with _EXPORTING, _cudnn_assumed(in_group):
         contents = Contents.of(jitted.trace(*leaves).jaxpr.jaxpr)
         exported = export.export(jitted, platforms=(platform,), disabled_checks=unchecked)(*leaves)
     text = exported.mlir_module()
     places = dict.fromkeys(f"{path}:{line}" for path, line in _PLACE.findall(text))
     key = hashlib.sha256(_LOCATION.sub("", text).encode()).hexdigest()
-    return Exported(bytes(exported.serialize()), key, tuple(places), contents)
+    body = bytes(exported.serialize())
+    return Exported(key, len(body), tuple(places), contents, lambda: body)
 
+
+_EXPORTING = threading.RLock()
+"""`_cudnn_assumed` changes JAX's module, and each compiler's thread may export."""
 
 _LIBRARY_CALLS = (
     "__cudnn$fmhaSoftmax",

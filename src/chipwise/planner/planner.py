@@ -22,14 +22,14 @@ from ..chips.prices import load as load_prices
 from ..chips.targets import Target, parse
 from ..engine import feed
 from ..engine.layout import Layout, usable_devices
-from ..engine.state import TrainState, abstract_state, nbytes
+from ..engine.state import TrainState, abstract_state
 from ..errors import ChipwiseError, DeviceError, RecipeError
 from ..recipe.precision import TPU_PASSES
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
 from . import step_time, steps, steps_here
 from .advice import advice, decisive, does_not_fit, lacks, room
-from .compiler import Progress
+from .compiler import Progress, default_cache
 from .cutting import TOO_LARGE, lies_on_hosts, too_large
 from .feeding import HostSpeed, feeding, measured, recorded
 from .interruptions import Rate, interrupted, stated, unknown
@@ -37,6 +37,7 @@ from .kernels import costliest
 from .plans import Feeding, Memory, Plan, Plans, Range, costs
 from .predicting import Predictions
 from .programs import StepPrograms, available, largest_batch, step_programs, tracing
+from .remembered import Remembered
 from .timing import StepTime, at_least, compilation, run_time
 
 
@@ -55,6 +56,7 @@ def plan(
     host_cores: int | None = None,
     spot: bool = False,
     interruptions: str | None = None,
+    origin: str | None = None,
     cache: str | os.PathLike | None = None,
     progress: Progress | None = None,
     ready: Callable[[Plan], None] | None = None,
@@ -77,6 +79,7 @@ def plan(
     - `host_cores`: of the targets' hosts, for feeding; by default the record's, or this host's.
     - `spot`: use spot machines; `Plan.interrupted` has the expected time and cost.
     - `interruptions`: their rate, such as `"0.1/h"` or `"2/d"`, instead of a published one.
+    - `origin`: of a built-in recipe (see `recipe.settings.origin`), whose programs are then traced only once.
     - `cache`: a folder for compiled results; by default in the user's cache folder.
     - `progress`: see `chipwise.planner.compiler.Progress`.
     - `ready`: called with each plan as soon as it is made: first cached ones and those that need no
@@ -94,8 +97,10 @@ def plan(
     table = load_prices(prices) if prices is None or isinstance(prices, str | Path) else prices
     question = _Question(
         recipe, exact, (market or Market()).select(table), today or datetime.date.today(), host, host_cores,
-        None if cache is None else Path(cache), spot, stated(interruptions),
+        default_cache() if cache is None else Path(cache), spot, stated(interruptions),
     )  # fmt: skip
+    if origin is not None:
+        question = dataclasses.replace(question, remembered=Remembered(question.cache, origin))
     if predict is None:
         plans = _trainings(question, targets, find_largest_batch, measure_feed, progress)
     else:
@@ -111,6 +116,8 @@ def plan(
         ready_plans[one.target] = one
         if ready is not None:
             ready(one)
+    if question.remembered is not None:
+        question.remembered.keep()
     return Plans(ready_plans[target.name] for target in targets)
 
 
@@ -180,9 +187,10 @@ class _Question:
     today: datetime.date
     host: HostSpeed | None
     host_cores: int | None
-    cache: Path | None
+    cache: Path
     spot: bool = False
     rate: Rate | None = None
+    remembered: Remembered | None = None
 
     def predictions(self, examples: int) -> Predictions:
         known = (self.prices, self.today, self.host, self.host_cores, self.cache)
@@ -190,8 +198,16 @@ class _Question:
 
     def programs(self, recipe: Recipe, target: Target) -> StepPrograms:
         layout = Layout.of(recipe, _usable(recipe, target, self.exact), self.exact)
-        state = self.state if recipe is self.recipe else None
-        return step_programs(recipe, layout, resident=_resident(recipe, target), state=state)
+        resident = _resident(recipe, target)
+        if recipe is not self.recipe:
+            return step_programs(recipe, layout, resident=resident)
+
+        def make() -> StepPrograms:
+            return step_programs(recipe, layout, resident=resident, state=self.state)
+
+        if self.remembered is None:
+            return make()
+        return self.remembered.programs(recipe, layout, resident, make)
 
     @functools.cached_property
     def state(self) -> TrainState:
@@ -207,7 +223,7 @@ class _Question:
         for target, programs in cases:
             if target.chip.kind == "CPU":
                 yield target, programs, _timed(target, programs, {})
-            elif step := too_large(target, programs, self.state):
+            elif step := too_large(target, programs):
                 yield target, programs, step
             else:
                 asked.append((target, programs))
@@ -272,8 +288,7 @@ class _Question:
             notes=step.notes if problem is None else (),
             **run,
         )
-        state_bytes = nbytes(self.state.without("saved"))
-        expected = interrupted(one, target, state_bytes, self.spot, self.rate)
+        expected = interrupted(one, target, programs.checkpoint_bytes, self.spot, self.rate)
         one = dataclasses.replace(one, interrupted=expected)
         return dataclasses.replace(
             one,
@@ -288,7 +303,7 @@ class _Question:
         if step.compile_seconds is not None:
             return step.compile_seconds
         passes = TPU_PASSES[self.recipe.precision] if kind == "TPU" else 1
-        operations = sum(program.contents.operations for program in programs.programs)
+        operations = sum(program.contents(target.chip).operations for program in programs.programs)
         return compilation(kind, operations, devices, self.host_cores, passes)
 
     def run(self, target: Target, programs: StepPrograms, step: StepTime) -> dict[str, Any]:

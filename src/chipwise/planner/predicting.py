@@ -57,7 +57,7 @@ class ForwardPrograms:
     @property
     def arrays(self) -> int:
         """The bytes of a call's arguments."""
-        return len(jax.tree.leaves(self.programs[0].specs))
+        return self.programs[0].arguments
 
     def memory(self, temporary: float, program: float, target: Target) -> Memory | None:
         """The memory of a device of `target`, with the given bytes of temporary memory and code."""
@@ -79,7 +79,7 @@ def forward_programs(recipe: Recipe, block: int) -> ForwardPrograms:
         return {n: jax.ShapeDtypeStruct((rows, *s.shape), s.dtype) for n, s in inputs.items()}
 
     def program(name: str, rows: int) -> Traceable:
-        return Traceable(name, run, (params, state, of(rows)))
+        return Traceable.of(name, run, (params, state, of(rows)))
 
     run = prediction(recipe)
     with tracing(recipe.name):
@@ -198,7 +198,7 @@ class Predictions:
             bound = "input"
             step = timing.at_least(step, rows / (fed.examples_per_second_per_core * fed.cores))
         compiling = timed.compile_seconds or timing.compilation(
-            target.chip.kind, programs.programs[0].contents.operations, local, self.host_cores,
+            target.chip.kind, programs.programs[0].contents(target.chip).operations, local, self.host_cores,
             TPU_PASSES[recipe.precision] if target.chip.kind == "TPU" else 1,
         )  # fmt: skip
         called = Range.around(call, timing.DISPATCH_FACTOR)
@@ -261,7 +261,7 @@ def _away(target: Target, programs: ForwardPrograms, answers: steps.Answers) -> 
     if alone is not None and alone.problem is not None:
         notes.append(fact("latency-unknown", problem=alone.problem))
     known = _Timed(programs, "compiled", tuple(notes))
-    problem = lacks(target, programs.programs[0].contents.dtypes)
+    problem = lacks(target, programs.programs[0].contents(target.chip).dtypes)
     if answer is None or problem is not None or answer.problem is not None:
         failed = next(iter(answers.values())) if answer is None else answer  # or there is no compiler
         return dataclasses.replace(known, problem=problem or failed.problem)

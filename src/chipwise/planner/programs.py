@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from typing import Any
 
 import jax
 
+from ..chips.catalogue import Chip
 from ..chips.targets import Target
 from ..data.stream import batches_in_memory
 from ..engine.group_step import GroupStep
@@ -25,44 +27,95 @@ from ..engine.step import Step
 from ..errors import ChipwiseError, RecipeError
 from ..machine.detect import GPU_SHARE
 from ..machine.limits import memory as host_memory
+from ..models.target import Target as Kernels
+from ..models.target import depends_on_chip, traced_for
+from ..recipe import precision
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
-from .exporting import Contents, Exported, ReduceRequest, export_program
+from .exporting import Contents, Exported, ReduceRequest, export_program, flat_positions
 from .plans import Memory
 
 
 @dataclass(frozen=True)
 class Traceable:
-    """A function of arrays, the shapes of its arguments, and the arguments that it may overwrite."""
+    """A program to compile for absent chips: a function of arrays, made when it is first needed.
+
+    *Fields:* `make`: gives the function and the shapes of its arguments; `arguments`: the number of arrays in
+    these; `donate`: the arguments that the function may overwrite, and `donated`, their arrays' positions
+    among all; `exports`: what is known of the program for some chips.
+    """
 
     name: str
-    function: Callable[..., Any]
-    specs: tuple[Any, ...]
-    donate: tuple[int, ...] = ()
-    _contents: list[Contents] = field(default_factory=list, repr=False, compare=False)  # known or not
+    make: Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]] = field(repr=False, compare=False)
+    arguments: int
+    donate: tuple[int, ...]
+    donated: tuple[int, ...]
+    exports: dict[Kernels, Exported] = field(default_factory=dict, repr=False, compare=False)
+    _traced: dict[Kernels | str, Exported] = field(default_factory=dict, repr=False, compare=False)
 
-    def exported(self, platform: str, *, again: bool = False) -> Exported:
-        """The program for a platform, in the context of `models.target`. `again`: not from a trace that
-        `function`, jitted, may have had in another context."""
-        function = inspect.unwrap(self.function) if again else self.function
-        exported = export_program(function, self.specs, platform)
-        self._contents[:] = [exported.contents]
-        return exported
+    @classmethod
+    def of(
+        cls, name: str, function: Callable[..., Any], specs: tuple[Any, ...], donate: tuple[int, ...] = ()
+    ) -> Traceable:
+        arguments = len(jax.tree.leaves(specs))
+        return cls(name, lambda: (function, specs), arguments, donate, flat_positions(specs, donate))
+
+    @functools.cached_property
+    def function(self) -> Callable[..., Any]:
+        return self.make()[0]
 
     @property
-    def contents(self) -> Contents:
-        """Of the program, traced unless it was exported."""
-        if not self._contents:
-            with tracing(self.name):
-                closed = jax.make_jaxpr(self.function)(*self.specs)
-            self._contents.append(Contents.of(closed.jaxpr))
-        return self._contents[0]
+    def specs(self) -> tuple[Any, ...]:
+        return self.make()[1]
+
+    def exported(self, chip: Chip, *, one_pass: bool = False) -> Exported:
+        """The program for a chip. `one_pass`: with float32 products in one pass (see
+        `recipe.precision.one_pass`)."""
+        kernels = Kernels.of(chip)
+        known = self.exports.get(kernels) or self._export(chip, one_pass)
+        if known.write is None:
+            known = dataclasses.replace(known, write=lambda: self._export(chip, one_pass).body)
+        self.exports[kernels] = known
+        return known
+
+    def _export(self, chip: Chip, one_pass: bool) -> Exported:
+        """Traces the program, once for all chips for which it is the same."""
+        kernels = Kernels.of(chip)
+        if _same_trace(kernels) not in self._traced:
+            # a trace that `function`, jitted, may have had has all passes
+            function = inspect.unwrap(self.function) if one_pass else self.function
+            with traced_for(chip), precision.one_pass() if one_pass else contextlib.nullcontext():
+                made = export_program(function, self.specs, kernels.platform)
+            self._traced[_same_trace(kernels)] = made
+        return self._traced[_same_trace(kernels)]
+
+    def contents(self, chip: Chip) -> Contents:
+        """Of the program for a chip, traced unless it was exported."""
+        if known := self.exports.get(Kernels.of(chip)):
+            return known.contents
+        with tracing(self.name), traced_for(chip):
+            closed = jax.make_jaxpr(self.function)(*self.specs)
+        return Contents.of(closed.jaxpr)
+
+
+def _same_trace(kernels: Kernels) -> Kernels | str:
+    """Equal for chips for which the same program is traced."""
+    return kernels if depends_on_chip(kernels.platform) else kernels.platform
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What stays in memory between steps, of all devices of a group: `kept`, the bytes of parameters,
+    optimizer and average, and the `trained` numbers."""
+
+    kept: int
+    trained: int
 
 
 @dataclass(frozen=True)
 class StepPrograms:
     """The programs of one device in a step: `replica`, called `calls` times, the sum of `size` float32 over
-    all replicas, then `update`. Bytes are of one device."""
+    all replicas, then `update`. Bytes are of one device, except those of `whole` and a checkpoint."""
 
     recipe: Recipe
     layout: Layout
@@ -76,6 +129,8 @@ class StepPrograms:
     optimizer_bytes: int
     state_bytes: int
     data_bytes: int
+    whole: Whole
+    checkpoint_bytes: int
     fused: bool  # `fit` runs all of them as one program
 
     @property
@@ -139,14 +194,14 @@ def step_programs(
         step: Any = make(recipe, layout, resident=resident, state=state)
         specs = step.specs()
     state, window, data = specs["state"], specs["window"], specs["data"]
-    size = specs["vector"].shape[1]
+    size, all_of_it = specs["vector"].shape[1], step.state
     ahead = 1 if resident else batches_in_memory(layout.devices * nbytes(data))
     return StepPrograms(
         recipe=recipe,
         layout=layout,
         resident=resident,
-        replica=Traceable("replica", step.traced, (*read(state), window["rows"], data, specs["place"])),
-        update=Traceable(
+        replica=Traceable.of("replica", step.traced, (*read(state), window["rows"], data, specs["place"])),
+        update=Traceable.of(
             "update",
             step.update_chunk if step.sharded else step.update,
             step.update_specs(window["hyper"]),
@@ -154,11 +209,16 @@ def step_programs(
         ),
         calls=step.calls,
         size=size,
-        parameters=count((step.state.params, step.state.frozen)),
+        parameters=count((all_of_it.params, all_of_it.frozen)),
         parameter_bytes=nbytes(state.params) + nbytes(state.frozen) + nbytes(state.ema),
         optimizer_bytes=nbytes(state.optimizer),
         state_bytes=nbytes(state.state) + nbytes(state.sums),
         data_bytes=ahead * nbytes(data) + 2 * nbytes(window),
+        whole=Whole(
+            nbytes((all_of_it.params, all_of_it.frozen, all_of_it.optimizer, all_of_it.ema)),
+            count(all_of_it.params),
+        ),
+        checkpoint_bytes=nbytes(all_of_it.without("saved")),
         fused=step.fused,
     )
 

@@ -13,15 +13,13 @@ from ..chips.gpus import compiled_as, target_config
 from ..chips.targets import Target
 from ..engine.step import compiler_options
 from ..errors import DeviceError
-from ..models.target import Target as Kernels
-from ..models.target import depends_on_chip, traced_for
 from ..recipe import precision
 from ..recipe.recipe import Recipe
 from ..words.facts import fact
 from .compiler import Compiled, Progress, Request, compile_each, refusal
 from .compilers import COMPILERS
 from .cutting import sizes
-from .exporting import Exported, ReduceRequest, flat_positions
+from .exporting import Exported, ReduceRequest
 from .plans import Memory, unique
 from .programs import StepPrograms, Traceable, held
 from .timing import StepTime
@@ -62,7 +60,6 @@ def compile_steps(
 
     If a compiler is missing, or the catalogue lacks figures of a chip, the answer says so.
     """
-    exported: dict[tuple[int, Kernels | str], list[Exported]] = {}
     asked: list[tuple[int, list[Request]]] = []
     for i, (target, programs) in enumerate(cases):
         platform = PLATFORM[target.chip.kind]
@@ -72,15 +69,11 @@ def compile_steps(
         except DeviceError as error:
             yield i, {"replica": Compiled("replica", fact(error.code, **error.facts))}
             continue
-        bodies = exported.get((id(programs), _same_trace(target.chip)))
-        if bodies is None:
-            try:
-                with traced_for(target.chip):
-                    bodies = _exported(programs, platform)
-                exported[id(programs), _same_trace(target.chip)] = bodies
-            except Exception as error:  # it can be traced, but not lowered for this chip
-                yield i, {"replica": refusal("replica", str(error), platform=platform)}
-                continue
+        try:
+            bodies = _exported(programs, target.chip)
+        except Exception as error:  # it can be traced, but not lowered for this chip
+            yield i, {"replica": refusal("replica", str(error), platform=platform)}
+            continue
         asked.append((i, _requests(target, programs, bodies, one, whole)))
     asked.sort(key=lambda case: sum(request.size for request in case[1]))
     by_case = dict(asked)
@@ -109,7 +102,7 @@ def _requests(
     elif programs.shards > 1:
         one = _spanning(target, programs.shards, whole)
     asked = [
-        Request(p.name, one, body, flat_positions(p.specs, p.donate), *speeds, platform, options)
+        Request(p.name, one, body, p.donated, *speeds, platform, options)
         for p, body in zip(programs.programs, bodies, strict=True)
     ]
     if programs.reduce is not None:
@@ -144,19 +137,11 @@ def device_speeds(chip: Chip) -> tuple[float | None, float | None]:
     return chip.clock_GHz, None if memory is None else memory / chip.jax_devices_per_chip
 
 
-def _exported(programs: Programs, platform: str) -> list[Exported]:
+def _exported(programs: Programs, chip: Chip) -> list[Exported]:
     """Exports programs. For TPUs f32 and tf32 products are compiled in one pass, and their cycles multiplied:
     the compiler takes minutes to search for the best convolution of six passes."""
-    if platform != "tpu" or precision.TPU_PASSES[programs.recipe.precision] == 1:
-        return [p.exported(platform) for p in programs.programs]
-    with precision.one_pass():  # cached traces have all passes
-        return [p.exported(platform, again=True) for p in programs.programs]
-
-
-def _same_trace(chip: Chip) -> Kernels | str:
-    """Equal for chips for which the same program is compiled."""
-    kernels = Kernels.of(chip)
-    return kernels if depends_on_chip(kernels.platform) else kernels.platform
+    one_pass = chip.kind == "TPU" and precision.TPU_PASSES[programs.recipe.precision] > 1
+    return [program.exported(chip, one_pass=one_pass) for program in programs.programs]
 
 
 def compiled_step(target: Target, programs: StepPrograms, answers: Answers, framework: float = 0) -> StepTime:
@@ -171,7 +156,7 @@ def compiled_step(target: Target, programs: StepPrograms, answers: Answers, fram
         flops=sum(flops.values()),
         wire_bytes=sum(a.wire_bytes for a in present),
         memory=_memory(target, programs, answers, framework),
-        dtypes=programs.replica.contents.dtypes,
+        dtypes=programs.replica.contents(target.chip).dtypes,
         xla_seconds=_xla_seconds(programs, answers),
         notes=(fact("compiled-by-own-compiler"),),
         warnings=unique(note for a in present for note in a.notes),

@@ -49,7 +49,7 @@ def compiled_here(target: Target, programs: StepPrograms) -> tuple[StepTime, lis
         wire_bytes=0.0,
         memory=held(programs, target, replica.temp_size_in_bytes, update.temp_size_in_bytes, 0),
         compile_seconds=compilation,
-        dtypes=programs.replica.contents.dtypes,
+        dtypes=programs.replica.contents(target.chip).dtypes,
         notes=(fact("measured-here"),),
     )
     return step, both

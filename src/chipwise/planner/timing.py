@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-import jax
-
 from ..chips.catalogue import Chip
 from ..chips.targets import Target
 from ..errors import DeviceError
@@ -106,7 +104,7 @@ def dispatch_seconds(programs: StepPrograms, hosts: int) -> float:
     local = -(-programs.layout.devices // max(hosts, 1))
 
     def call(program: Traceable) -> float:
-        return CALL_SECONDS + ARGUMENT_SECONDS * len(jax.tree.leaves(program.specs))
+        return CALL_SECONDS + ARGUMENT_SECONDS * program.arguments
 
     reduce = CALL_SECONDS + ARGUMENT_SECONDS * local * programs.local_vectors
     return local * (programs.calls * call(programs.replica) + call(programs.update)) + reduce

@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import importlib.util
 import inspect
+import json
 import os
 import sys
 import traceback
@@ -52,6 +53,20 @@ def load(spec: str, settings: Sequence[str] = (), data: str | None = None, synth
     if synthetic:
         recipe = _made_up(recipe)
     return apply(recipe, pairs, tuple(parameters))
+
+
+def origin(
+    spec: str, settings: Sequence[str] = (), data: str | None = None, synthetic: bool = False
+) -> str | None:
+    """The arguments of `load` as text, if nothing but these and this package's code decides what the recipe
+    computes; `None` for a recipe file, and for data of the user's."""
+    if data is not None or not _built_in(spec):
+        return None
+    return json.dumps([spec, list(settings), synthetic])
+
+
+def _built_in(spec: str) -> bool:
+    return ":" not in spec and not spec.endswith(".py")
 
 
 def _arguments(
@@ -117,7 +132,7 @@ def apply(recipe: Recipe, settings: dict[str, str], others: tuple[str, ...] = ()
 
 
 def _find(spec: str) -> Recipe | Callable[..., Recipe]:
-    if ":" not in spec and not spec.endswith(".py"):
+    if _built_in(spec):
         from ..recipes import BUILT_IN  # to the right of this package: the recipes by name
 
         if spec not in BUILT_IN:
