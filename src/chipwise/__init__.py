@@ -65,7 +65,7 @@ if _TYPE_CHECKING:
     from .machine.hosts import hosts as hosts
     from .models.attention import attention as attention
     from .models.large import fsdp as fsdp
-    from .models.large import remat as remat
+    from .models.remat import remat as remat
     from .planner.planner import plan as plan
     from .planner.plans import Plan as Plan
     from .recipe import losses as losses
@@ -129,7 +129,8 @@ _NAMES = {
     ".machine.detect": "detect simulate",
     ".machine.hosts": "hosts",
     ".models.attention": "attention",
-    ".models.large": "fsdp remat",
+    ".models.large": "fsdp",
+    ".models.remat": "remat",
     ".planner.planner": "plan",
     ".planner.plans": "Plan",
     ".recipe": "losses metrics",

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 import chipwise as cw
 from chipwise.deploy.onnx import to_onnx
@@ -71,6 +72,7 @@ CASES = {
     "batch of ones": lambda x: jnp.concatenate([jnp.ones((x.shape[0], 1)), x[:, 0, 0]], axis=1),
     "loop": loop,
     "cumsum": lambda x: jnp.cumsum(x, axis=1),
+    "marked": lambda x: checkpoint_name(x, "mlpwi") + 1,
     "dead code": lambda x: (jax.random.normal(jax.random.key(0), (3,)), x + 1)[1],
 }
 

@@ -24,7 +24,15 @@ _BINARY = {
     "le": "LessOrEqual", "lt": "Less", "max": "Max", "min": "Min", "mul": "Mul", "pow": "Pow", "sub": "Sub",
 }  # fmt: skip
 _BOOLEAN = {"and": "And", "or": "Or", "xor": "Xor"}
-_SAME = ("copy", "copy_p", "optimization_barrier", "reduce_precision", "sharding_constraint", "stop_gradient")
+_SAME = (
+    "copy",
+    "copy_p",
+    "name",
+    "optimization_barrier",
+    "reduce_precision",
+    "sharding_constraint",
+    "stop_gradient",
+)
 
 
 def _ints(values: Any) -> np.ndarray:

@@ -24,9 +24,9 @@ from ..errors import RecipeError
 from . import wide
 from .target import Target, target
 
-SAVED = "attention"
-"""The name of what the kernels keep for their gradient, for `jax.checkpoint_policies.save_only_these_names`.
-cuDNN's is a primitive of its own: see `saveable`."""
+SAVED = "context"
+"""The name of what attention made and its kernels keep for their gradient, see `cw.remat`. cuDNN's kernel is
+a primitive without names: see `saveable`."""
 
 
 _LOST = 256.0  # squared and divided by the root of a head of 512, still vanishes in a softmax

@@ -64,7 +64,7 @@ def splash(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask) -> ja
             for x, n in ((query * jnp.asarray(d**-0.5, query.dtype), long), (key, wide), (value, wide))
         ]
         share = visited(long, wide, mask, min(rows, columns))
-        with jax.named_scope(f"{SAVED}[{share:.4f}]"):
+        with jax.named_scope(f"attention[{share:.4f}]"):
             out = jax.vmap(functools.partial(kernel, segment_ids=segments))(*parts)
     return out.transpose(0, 2, 1, 3)[:, :t]
 
@@ -75,7 +75,7 @@ _PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}  # products of splash's kernels; the l
 def splash_work(name: str, shapes: Sequence[Sequence[int]]) -> tuple[float, float] | None:
     """The FLOPs of a splash kernel in a compiled program, from its name and its operands' shapes, and the
     same with heads padded to the matrix unit's 128 entries; None for other operations."""
-    match = re.search(rf"{SAVED}\[([\d.]+)\].*/splash_m\wa_(fwd|dq|dkv)", name)
+    match = re.search(r"attention\[([\d.]+)\].*/splash_m\wa_(fwd|dq|dkv)", name)
     arrays = [shape for shape in shapes if len(shape) == 4]
     if match is None or len(arrays) < 2:
         return None

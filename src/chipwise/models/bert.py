@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from .tied import embed
 from .transformer import Attention, Blocks, LayerNorm, Table
@@ -30,7 +31,8 @@ class PostNormBlock(nnx.Module):
 
     def __call__(self, x: jax.Array, seen: jax.Array) -> jax.Array:
         x = self.norm1(x + self.attention(x, seen))
-        return self.norm2(x + self.out(jax.nn.gelu(self.hidden(x), approximate=False)))
+        hidden = checkpoint_name(self.hidden(x), "mlpwi")
+        return self.norm2(x + checkpoint_name(self.out(jax.nn.gelu(hidden, approximate=False)), "mlpwo"))
 
 
 class BERT(nnx.Module):

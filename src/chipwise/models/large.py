@@ -1,5 +1,4 @@
-"""Models larger than a device: `cw.fsdp`, a layer with parameters sharded over several devices, and
-`cw.remat`.
+"""Models larger than a device: `cw.fsdp`, a layer with parameters sharded over several devices.
 
 A recipe with `shards` computes each replica on a group of devices (`chipwise.engine.groups`). Programs for a
 group are traced inside `in_group`; elsewhere a layer is called directly.
@@ -18,9 +17,7 @@ from jax import lax
 from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
-from ..errors import RecipeError, near
 from . import wide
-from .attention import saveable
 
 SHARD = "shard"
 """The axis of a mesh, and the name in a `PartitionSpec`, over which one replica's parameters lie."""
@@ -126,34 +123,3 @@ def _whole_backward(axis, _, gradient):
 
 
 _whole.defvjp(_whole_forward, _whole_backward)
-
-POLICIES = (
-    "everything_saveable",
-    "nothing_saveable",
-    "dots_saveable",
-    "dots_with_no_batch_dims_saveable",
-)
-"""Of `jax.checkpoint_policies`."""
-
-
-def remat(
-    function: Callable[..., Any],
-    policy: str = "dots_with_no_batch_dims_saveable",
-    *,
-    prevent_cse: bool = True,
-) -> Callable[..., Any]:
-    """`function` with `jax.checkpoint`: its gradient recomputes what `policy` does not save.
-
-    *Arguments:* `policy`: a name of `jax.checkpoint_policies`. `"nothing_saveable"` saves only the arguments,
-    `"dots_with_no_batch_dims_saveable"` also products with parameters, `"dots_saveable"` all products; the
-    last two also save the outputs of `cw.attention`'s kernels. `prevent_cse`: use False inside a loop, where
-    it is not needed.
-
-    Raises `RecipeError` for another name.
-    """
-    if policy not in POLICIES:
-        raise RecipeError("remat-policy", policy=policy, near=near(policy, POLICIES), policies=POLICIES)
-    chosen = getattr(jax.checkpoint_policies, policy)
-    if policy.startswith("dots"):
-        chosen = jax.checkpoint_policies.save_from_both_policies(chosen, saveable)
-    return jax.checkpoint(function, policy=chosen, prevent_cse=prevent_cse)

@@ -15,12 +15,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from . import wide
 from .attention import attention
 from .large import fsdp
 from .tied import embed
-from .transformer import Blocks, Table
+from .transformer import QKV, Blocks, Table
 
 _NORMAL = nnx.initializers.normal(0.02)
 
@@ -67,8 +68,9 @@ class Attention(nnx.Module):
             layer(x).reshape(b, t, heads, width // self.heads)
             for layer, heads in ((self.q, self.heads), (self.k, self.kv_heads), (self.v, self.kv_heads))
         )
-        attended = attention(rotated(q, self.base), rotated(k, self.base), v, causal=True)
-        return self.out(attended.reshape(b, t, width))
+        parts = zip((rotated(q, self.base), rotated(k, self.base), v), QKV, strict=True)
+        attended = attention(*(checkpoint_name(part, name) for part, name in parts), causal=True)
+        return checkpoint_name(self.out(attended.reshape(b, t, width)), "out_proj")
 
 
 class Block(nnx.Module):
@@ -85,7 +87,8 @@ class Block(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         x = x + self.attention(self.norm1(x))
         y = self.norm2(x)
-        return x + self.down(jax.nn.silu(self.gate(y)) * self.up(y))
+        gate = jax.nn.silu(checkpoint_name(self.gate(y), "mlpwi_0"))
+        return x + checkpoint_name(self.down(gate * checkpoint_name(self.up(y), "mlpwi_1")), "mlpwo")
 
 
 class Llama(nnx.Module):

@@ -11,18 +11,20 @@ about a tenth longer. Convolutional nets are unrolled here, because a loop over 
 CPU; one over matrix products is not.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from . import wide
 from .attention import attention
 from .conv import conv
-from .large import fsdp, remat
+from .large import fsdp
+from .remat import remat
 from .target import platform
 from .tied import embed
 
@@ -30,6 +32,8 @@ Initializer = Callable
 KEPT = "dots_with_no_batch_dims_saveable"
 """What a block keeps for its gradient: the products with its kernels, and what attention made. Norms and GELU
 are computed again, which costs little arithmetic; a loop would otherwise keep every step of them."""
+QKV = ("query_proj", "key_proj", "value_proj")
+"""The names of queries, keys and values, see `cw.remat`."""
 
 
 class LayerNorm(nnx.Module):
@@ -78,8 +82,9 @@ class Attention(nnx.Module):
         if platform() == "tpu":
             return self._by_heads(x, seen)
         qkv = self.qkv(x).reshape(b, t, 3, self.heads, width // self.heads)
-        y = attention(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], causal=self.causal, seen=seen)
-        return self.out(y.reshape(b, t, width))
+        q, k, v = (checkpoint_name(qkv[:, :, i], name) for i, name in enumerate(QKV))
+        y = attention(q, k, v, causal=self.causal, seen=seen)
+        return checkpoint_name(self.out(y.reshape(b, t, width)), "out_proj")
 
     def _by_heads(self, x: jax.Array, seen: jax.Array | None) -> jax.Array:
         """The same by products that give and take arrays of heads. A TPU lays these out in tiles of their own
@@ -88,9 +93,13 @@ class Attention(nnx.Module):
         width, parts = x.shape[-1], (self.qkv.kernel, self.qkv.bias, self.out.kernel, self.out.bias)
         kernel, bias, out, out_bias = (part[...].astype(x.dtype) for part in parts)  # type: ignore[index]
         kernel, bias = kernel.reshape(width, 3, self.heads, -1), bias.reshape(3, 1, 1, self.heads, -1)
-        q, k, v = (jnp.einsum("btw,whd->bthd", x, kernel[:, i]) + bias[i] for i in range(3))
+        q, k, v = (
+            checkpoint_name(jnp.einsum("btw,whd->bthd", x, kernel[:, i]) + bias[i], name)
+            for i, name in enumerate(QKV)
+        )
         y = attention(q, k, v, causal=self.causal, seen=seen)
-        return jnp.einsum("bthd,hdw->btw", y, out.reshape(self.heads, -1, width)) + out_bias[None, None]
+        y = jnp.einsum("bthd,hdw->btw", y, out.reshape(self.heads, -1, width)) + out_bias[None, None]
+        return checkpoint_name(y, "out_proj")
 
 
 class Block(nnx.Module):
@@ -121,7 +130,8 @@ class Block(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = x + self.attention(self.norm1(x))
-        return x + self.out(jax.nn.gelu(self.hidden(self.norm2(x)), approximate=self.tanh))
+        hidden = checkpoint_name(self.hidden(self.norm2(x)), "mlpwi")
+        return x + checkpoint_name(self.out(jax.nn.gelu(hidden, approximate=self.tanh)), "mlpwo")
 
 
 class Blocks(nnx.Module):
@@ -131,7 +141,12 @@ class Blocks(nnx.Module):
     """
 
     def __init__(
-        self, depth: int, make: Callable[[nnx.Rngs], nnx.Module], *, keep: str = KEPT, rngs: nnx.Rngs
+        self,
+        depth: int,
+        make: Callable[[nnx.Rngs], nnx.Module],
+        *,
+        keep: str | Sequence[str] = KEPT,
+        rngs: nnx.Rngs,
     ):
         @nnx.split_rngs(splits=depth)
         @nnx.vmap

@@ -18,6 +18,7 @@ from jax import export
 
 from ..engine import layout as replicas
 from ..engine import reduce
+from ..models.remat import inside
 
 CUDNN_VERSION = 91000
 """That programs for GPUs are traced for, and `chips.gpus.CUDNN` says to their compiler."""
@@ -38,22 +39,11 @@ class Contents:
     def of(cls, jaxpr: Any) -> Contents:
         dtypes: set[str] = set()
         operations = 0
-        for one in _inside(jaxpr):
+        for one in inside(jaxpr):
             variables = [*one.invars, *one.constvars, *(v for e in one.eqns for v in e.outvars)]
             dtypes |= {str(v.aval.dtype) for v in variables if hasattr(v.aval, "dtype")}
             operations += len(one.eqns)
         return cls(frozenset(dtypes), operations)
-
-
-def _inside(jaxpr: Any) -> Iterator[Any]:
-    """The jaxpr, and all jaxprs that its operations call."""
-    yield jaxpr
-    for equation in jaxpr.eqns:
-        for value in equation.params.values():
-            for inner in value if isinstance(value, tuple | list) else (value,):
-                inner = getattr(inner, "jaxpr", inner)
-                if hasattr(inner, "eqns"):
-                    yield from _inside(inner)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,98 @@
+"""`cw.remat`: what a function keeps for its gradient; all else is computed again.
+
+The blocks of `chipwise.models` mark their values by the names of MaxText (AI-Hypercomputer/maxtext,
+`configs/base.yml`):
+
+| name | value |
+|---|---|
+| `query_proj`, `key_proj`, `value_proj` | queries, keys and values, after rotary positions |
+| `context` | what attention made of them, and what its kernel keeps for its gradient |
+| `out_proj` | the product of `context` that is added to the block's input |
+| `mlpwi` | the hidden layer before its activation; of a gated layer `mlpwi_0`, the gate, and `mlpwi_1` |
+| `mlpwo` | what the hidden layer adds to the block's input |
+
+Outside of a remat a mark is nothing: the compiled program is the same.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+from ..errors import RecipeError, near
+from .attention import SAVED, saveable
+
+POLICIES = (
+    "everything_saveable",
+    "nothing_saveable",
+    "dots_saveable",
+    "dots_with_no_batch_dims_saveable",
+)
+"""Of `jax.checkpoint_policies`."""
+
+
+def remat(
+    function: Callable[..., Any],
+    policy: str | Sequence[str] = "dots_with_no_batch_dims_saveable",
+    *,
+    prevent_cse: bool = True,
+) -> Callable[..., Any]:
+    """`function` with `jax.checkpoint`: its gradient recomputes what `policy` does not save.
+
+    *Arguments:* `policy`: a name of `jax.checkpoint_policies`. `"nothing_saveable"` saves only the arguments,
+    `"dots_with_no_batch_dims_saveable"` also products with parameters, `"dots_saveable"` all products; the
+    last two also save the outputs of `cw.attention`'s kernels. Or names of values, as a list or joined by
+    `+`, such as `"query_proj+context"`: these are saved. Blocks of chipwise mark `query_proj`, `key_proj`,
+    `value_proj`, `context` (the outputs of attention's kernel), `out_proj`, `mlpwi` (of gated layers
+    `mlpwi_0` and `mlpwi_1`) and `mlpwo`; your own functions mark values by
+    `jax.ad_checkpoint.checkpoint_name`. `prevent_cse`: use False inside a loop, where it is not needed.
+
+    *Returns* a function that, when called, raises `RecipeError` for a policy that is none of these.
+    """
+    if policy in POLICIES:
+        chosen = getattr(jax.checkpoint_policies, str(policy))
+        if str(policy).startswith("dots"):
+            chosen = jax.checkpoint_policies.save_from_both_policies(chosen, saveable)
+        return jax.checkpoint(function, policy=chosen, prevent_cse=prevent_cse)
+    names = policy.split("+") if isinstance(policy, str) else list(policy)
+    chosen = jax.checkpoint_policies.save_only_these_names(*names)
+    if SAVED in names:
+        chosen = jax.checkpoint_policies.save_from_both_policies(chosen, saveable)
+    kept = jax.checkpoint(function, policy=chosen, prevent_cse=prevent_cse)
+
+    @functools.wraps(function)
+    def checked(*args: Any, **options: Any) -> Any:
+        known = sorted(_marked(jax.make_jaxpr(function)(*args, **options).jaxpr))
+        for name in names:
+            if name not in known:
+                raise RecipeError(
+                    "remat-policy",
+                    name=name,
+                    near=near(name, [*known, *POLICIES]),
+                    known=known,
+                    policies=POLICIES,
+                )
+        return kept(*args, **options)
+
+    return checked
+
+
+def _marked(jaxpr: Any) -> set[str]:
+    """The names of values in a program."""
+    made = [equation for one in inside(jaxpr) for equation in one.eqns]
+    names = {equation.params["name"] for equation in made if equation.primitive.name == "name"}
+    return names | {SAVED for equation in made if saveable(equation.primitive, **equation.params)}
+
+
+def inside(jaxpr: Any) -> Iterator[Any]:
+    """The jaxpr, and all jaxprs that its operations call."""
+    yield jaxpr
+    for equation in jaxpr.eqns:
+        for value in equation.params.values():
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    yield from inside(inner)
