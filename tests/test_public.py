@@ -17,8 +17,8 @@ Arrays BatchSearch CheckpointError ChipwiseError DataError DeviceError DivergedE
 ImageFolder Lazy LrSearch On PackedFolder Plan Predictions Recipe RecipeError Result RunError Stepper
 Stopped Study Sum Task Transfer Validated Weights adam adamw attention augment check compare constant
 cosine datasets detect equinox evaluate exponential export features find_batch find_lr fit freeze
-from_optax fsdp functional grouped hosts keras layerwise linear linen load lookahead losses metrics nnx
-one_cycle one_cycle_momentum pack piecewise plan polynomial predict pretrained read remat report
+from_optax fsdp functional grouped hosts keras lamb lars layerwise linear linen load lookahead losses
+metrics nnx one_cycle one_cycle_momentum pack piecewise plan polynomial predict pretrained read remat report
 restore_run sgd simulate sweep torch transfer warmup
 """.split()  # noqa: SIM905
 SCHEMAS = "record report plan find_lr find_batch comparison check transfer".split()  # noqa: SIM905

@@ -94,6 +94,8 @@ if _TYPE_CHECKING:
     from .recipe.settings import load as load
     from .recipe.task import Sum as Sum
     from .recipe.task import Task as Task
+    from .recipe.trust_ratio import lamb as lamb
+    from .recipe.trust_ratio import lars as lars
     from .study.document import Study as Study
     from .study.find_batch import BatchSearch as BatchSearch
     from .study.find_batch import find_batch as find_batch
@@ -143,6 +145,7 @@ _NAMES = {
     "polynomial warmup",
     ".recipe.settings": "load",
     ".recipe.task": "Sum Task",
+    ".recipe.trust_ratio": "lamb lars",
     ".study.document": "Study",
     ".study.find_batch": "BatchSearch find_batch",
     ".study.find_lr": "LrSearch find_lr",

@@ -78,5 +78,5 @@ def test_it_is_shared_where_that_saves_much_and_changes_nothing():
 def test_a_plan_counts_a_part():
     recipe = tasks.recipe()
     step = Step(recipe, Layout.of(recipe, 4), resident=True, shard_optimizer=True)
-    _, summed, _, _, _, _ = step.update_specs(step.specs()["window"]["hyper"])
+    _, summed, *_ = step.update_specs(step.specs()["window"]["hyper"])
     assert summed.shape == (step.updates.flat.size // 4,)

@@ -18,7 +18,8 @@ SIZE = 10**8  # float32 of a gradient
 def programs(calls, local, devices):
     layout = SimpleNamespace(devices=devices, groups=devices, exact=True, shards=1)
     recipe = SimpleNamespace(precision="bf16")
-    return SimpleNamespace(calls=calls, local_vectors=local, size=SIZE, layout=layout, recipe=recipe)
+    counts = {"calls": calls, "local_vectors": local, "size": SIZE, "gathered": 0}
+    return SimpleNamespace(**counts, layout=layout, recipe=recipe)
 
 
 @pytest.mark.parametrize("name", ["a100:8", "v5e-8"])
@@ -40,6 +41,24 @@ def test_the_links_take_the_place_of_what_a_collective_moves_meanwhile(name, mon
     assert ring.seconds == wire and (ring.bound, ring.program) == ("interconnect", "reduce")
     assert step.seconds.value == pytest.approx(sum(k.seconds for k in step.kernels))
     assert step.bound == "compute" and step.seconds.low < step.seconds.value < step.seconds.high
+
+
+@pytest.mark.parametrize("name", ["a100:8", "v5e-8"])
+def test_the_lengths_of_rows_are_gathered_and_measuring_them_is_part_of_the_update(name, monkeypatch):
+    monkeypatch.setattr(step_time, "dispatch_seconds", lambda programs, hosts: 1e-5)
+    target, of = parse(name), programs(3, 3, 8)
+    of.gathered = SIZE // 100
+    ring, gathered = step_time.between(target, of, [])
+    assert gathered.seconds == sum_seconds(4.0 * SIZE / 100, target, 8) / 2 < ring.seconds / 50
+    assert gathered.bytes == pytest.approx(ring.bytes / 200)
+    one = Kernel("lamb", "elementwise", seconds=0.02, bound="memory")
+    empty = StepTime("compiled", 0.0, 0.0, None, frozenset(), notes=())
+    kernels = {"replica": [one], "update": [one], "measure": [one]}
+    step = step_time.finished(empty, target, of, kernels)
+    assert step.parts["update"] == pytest.approx(0.04) and {k.program for k in step.kernels} == {
+        "replica",
+        "update",
+    }
 
 
 @pytest.mark.parametrize("name", ["h100:8", "v5e-8"])

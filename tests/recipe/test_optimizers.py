@@ -15,6 +15,7 @@ from chipwise.recipe.duration import Clock
 from chipwise.recipe.optimizer import decays
 from chipwise.recipe.optimizers import adam, adamw, from_optax, sgd
 from chipwise.recipe.schedules import constant, cosine, one_cycle, one_cycle_momentum, warmup
+from chipwise.recipe.trust_ratio import lamb, lars
 from refusals import refused
 
 CLOCK = Clock(640, 32, 20)
@@ -38,6 +39,9 @@ EVERY = [
     adam(cosine(1e-3)),
     adamw(1e-3, weight_decay=warmup(0.1, "5st")),
     from_optax(optax.lion, learning_rate=cosine(1e-3), b1=0.9),
+    lamb(cosine(1e-2), decay="kernels", clip=1.0),
+    lars(0.1, weight_decay=1e-3, trust=0.02),
+    lars(0.1, momentum=0, stacked=""),
 ]
 each = pytest.mark.parametrize("optimizer", EVERY, ids=repr)
 
@@ -293,6 +297,8 @@ def test_warnings_name_the_setting():
         (lambda: sgd(0.1, clip=0), "clip-not-above-zero", {"clip": 0}),
         (lambda: adam(0.1, b2=1.0), "average-range", {"optimizer": "adam", "name": "b2"}),
         (lambda: adamw(0.1, weight_decay=None), "not-a-schedule", {"name": "adamw's weight_decay"}),
+        (lambda: lars(0.1, trust=-1), "setting-below-zero", {"optimizer": "lars", "name": "trust"}),
+        (lambda: lamb(0.1, b1=1.0), "average-range", {"optimizer": "lamb", "name": "b1"}),
         (lambda: sgd(0.1).replace(rate=1), "no-such-setting", {"name": "rate", "optimizer": "sgd"}),
         (
             lambda: sgd(0.1).update(GRADS[0], sgd(0.1).init(PARAMS), PARAMS, {"lr": 0.1}),
@@ -334,3 +340,6 @@ def test_which_optimizers_move_each_value_by_itself():
     assert all(o.elementwise for o in (sgd(0.1), adam(0.1), adamw(0.1, decay="kernels", clip=1.0)))
     assert not from_optax(optax.lamb, learning_rate=0.1).elementwise
     assert from_optax(optax.lion, elementwise=True, learning_rate=0.1).elementwise
+    assert [(o.elementwise, o.by_layer, o.on_vector) for o in (lamb(0.1), lars(0.1), sgd(0.1))] == [
+        (False, True, True), (False, True, True), (True, False, True)
+    ]  # fmt: skip

@@ -145,8 +145,9 @@ class GroupStep(Step):
         body = jax.shard_map(gathered, mesh=self.mesh, in_specs=P(SHARD), out_specs=P(), check_vma=False)
         return body(total)
 
-    def update(self, state: TrainState, total: jax.Array, hyper: dict, squares: jax.Array | None):
-        """As in `Update`; each device updates its own row. `state` lacks its frozen part."""
+    def update(self, state: TrainState, total: jax.Array, hyper: dict, squares: Any, ratios: Any = None):
+        """As in `Update`; each device updates its own row. `state` lacks its frozen part. There are no
+        ratios: a layer is on several devices."""
         parts = self.parts.without("donated")
         body = jax.shard_map(
             self.updates,

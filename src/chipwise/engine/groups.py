@@ -192,7 +192,7 @@ class GroupPrograms(Programs):
     def compile(self, carry: list, window: list, data: list, steps_at_once: int | None = 1) -> None:
         """As in `Programs`."""
         self._places = self._placed()
-        replica, update, square = self._jitted(self.functions.replica)
+        replica, update, square, *_ = self._jitted(self.functions.replica)
 
         def compiled(g: int) -> list[Any]:
             specs = self.functions.specs(self.placement.local[g].mesh)
@@ -201,7 +201,7 @@ class GroupPrograms(Programs):
             arguments = (*read(carry[g]), window[g]["rows"], data[g], self._places[g][0])
             lowered = [
                 replica.lower(*arguments),
-                update.lower(carry[g].without("donated"), total, window[g]["hyper"], specs["squares"]),
+                update.lower(carry[g].without("donated"), total, window[g]["hyper"], specs["squares"], None),
                 square.lower(total) if specs["squares"] is not None else None,
             ]
             return [program and program.compile() for program in lowered]
@@ -209,6 +209,7 @@ class GroupPrograms(Programs):
         groups = range(len(carry))
         with ThreadPoolExecutor(max(1, min(len(groups), os.cpu_count() or 1))) as pool:
             self._replicas, self._updates, self._squares = zip(*pool.map(compiled, groups), strict=True)
+        self._measures = (None,) * len(carry)  # recipes with such optimizers and `shards` are refused
         self._prepare_sums()
 
 

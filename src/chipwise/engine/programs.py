@@ -127,7 +127,8 @@ class Programs:
                 ]
 
             others = pool.map(loaded, range(1, len(devices)))
-            self._replicas, self._updates, self._squares = zip(compiled, *others, strict=True)
+            columns = zip(compiled, *others, strict=True)
+            self._replicas, self._updates, self._squares, self._measures, self._ratios = columns
         if self.sharding is not None:
             self.sharding.compile(window, options)
         self._prepare_sums()
@@ -144,13 +145,15 @@ class Programs:
         """`_first_replicas` of each local group, one by one, on that group."""
         return [[group.put(place) for place in self._first_replicas(group)] for group in self.placement.local]
 
-    def _jitted(self, replica: Any) -> tuple[Any, Any, Any]:
-        """`replica`, `update` and `square`, jitted: made once, so that each is traced once for all
-        devices."""
+    def _jitted(self, replica: Any) -> tuple[Any, ...]:
+        """`replica`, `update`, `square`, `measure` and `ratios`, jitted: made once, so that each is traced
+        once for all devices."""
         return (
             jax.jit(replica, compiler_options=self._options),
             jax.jit(self.functions.update, donate_argnums=0, compiler_options=self._options),
             jax.jit(self.functions.square, compiler_options=self._options),
+            jax.jit(self.functions.measure, compiler_options=self._options),
+            jax.jit(self.functions.ratios, compiler_options=self._options),
         )
 
     @property
@@ -203,7 +206,11 @@ class Programs:
         for d, (before, total) in enumerate(zip(carry, totals, strict=True)):
             squares = self._squares[d](total) if self._squares[d] is not None else None
             state, frozen = _apart(before)
-            state, token = self._updates[d](state, total, window[d]["hyper"], squares)
+            given = (state, total, window[d]["hyper"], squares)
+            ratios = None
+            if self._measures[d] is not None:
+                ratios = self._ratios[d](self._measures[d](*given), state.step, window[d]["hyper"])
+            state, token = self._updates[d](*given, ratios)
             after.append(dataclasses.replace(state, frozen=frozen))
             tokens.append(token)
         return after, tokens[0]
@@ -213,21 +220,25 @@ class Programs:
         fresh = [dataclasses.replace(state, sums=_zeros(state.sums)) for state in carry]
         return carry[0].sums, fresh
 
-    def _lowered(self, carry, window, data, jitted, d: int) -> tuple[Any, Any, Any]:
-        """The lowered programs of device `d`: replica, update, and squares or `None`. If the optimizer's
-        state is sharded, `sharding` has the last two."""
+    def _lowered(self, carry, window, data, jitted, d: int) -> tuple[Any, ...]:
+        """The lowered programs of device `d`: replica, update, and those of `_jitted` that follow, or `None`.
+        If the optimizer's state is sharded, `sharding` has all but the first."""
         functions, device = self.functions, self.placement.devices[d]
         total = _on(jax.ShapeDtypeStruct((functions.updates.size,), jnp.float32), device)
-        squares, (replica, update, square) = _on(functions.updates.squares, device), jitted
-        state, _ = _apart(carry[d])
+        updates, hyper = functions.updates, window[d]["hyper"]
+        squares, lengths, by_row = _on((updates.squares, updates.lengths, updates.by_row), device)
+        (replica, update, square, measure, ratios), (state, _) = jitted, _apart(carry[d])
+        given = (state, total, hyper, squares)
         places = self._turns[d] if self.looped else self._places[d][:1]
         arguments = (*read(carry[d]), window[d]["rows"], data[d], *places)
         if self.sharding is not None:
-            return replica.lower(*arguments), None, None
+            return replica.lower(*arguments), None, None, None, None
         return (
             replica.lower(*arguments),
-            update.lower(state, total, window[d]["hyper"], squares),
+            update.lower(*given, by_row),
             square.lower(total) if squares is not None else None,
+            measure.lower(*given) if lengths is not None else None,
+            ratios.lower(lengths, state.step, hyper) if lengths is not None else None,
         )
 
     def _in_turn(self, carry: list, window: list, data: list) -> bool:

@@ -45,7 +45,8 @@ QUEUED_STEPS = 32  # that the host may run ahead of the device; a stop takes eff
 QUEUED_ON_CPUS = 4
 """The same for several CPU devices. XLA starts a program in a pool with one thread per device. A thread waits
 while its device has 32 unfinished programs, and others may wait in a collective for a device that then has no
-thread, so that all wait forever. A step has at most five programs per device."""
+thread, so that all wait forever. A step has at most seven programs per device, and eleven with LAMB or LARS,
+of which half as many are queued."""
 
 
 class Session:
@@ -115,7 +116,7 @@ class Session:
 
     def describe(self) -> dict[str, Any]:
         """The machine, the layout, the precision and the size of the model as plain JSON values."""
-        update = "flat" if self.recipe.optimizer.elementwise else "whole"
+        update = "flat" if self.recipe.optimizer.on_vector else "whole"
         update = update if self._sharding is None and self._groups is None else "sharded"
         return {
             **describe(self.machine, self.layout),
@@ -253,6 +254,8 @@ class Session:
         """The number of calls that the host may run ahead of the device."""
         several_cpus = self.placement.lead.platform == "cpu" and len(self.placement.devices) > 1
         queued = QUEUED_ON_CPUS if several_cpus else QUEUED_STEPS // self.steps_at_once
+        if several_cpus and self.recipe.optimizer.by_layer:
+            queued //= 2
         return min(queued, self._data.in_use - 1)
 
     def timed(self, steps: int) -> float:

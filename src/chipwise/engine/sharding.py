@@ -5,6 +5,8 @@ Each device adds and updates its own chunks of the flat vector, and the paramete
     scatter   exchange the replicas' vectors and add them in tree order; each device has the sum of its chunks
     square    the squares of a device's chunks, for clipping by norm, sent to all devices
     slice     a device's chunks of the parameters
+    measure   the lengths of a device's rows, for norms of layers, sent to all devices
+    ratios    of all rows, and the slice of a device's
     update    optimizer and average, for a device's chunks
     gather    the parameters, whole on every device
 
@@ -44,29 +46,39 @@ class Sharding:
         self._scatter = reduce.scatterer(placement.mesh, flat.size)
         self._gather = reduce.gatherer(placement.mesh)
         self._slice = jax.jit(lambda vector, start: lax.dynamic_slice(vector, (start,), (self.chunk,)))
+        row, rows = flat.row, self.chunk // flat.row
+        self._slice_rows = jax.jit(lambda by_row, start: lax.dynamic_slice(by_row, (start // row,), (rows,)))
 
     def compile(self, window: list, options: dict[str, Any] | None) -> None:
         """Compiles the update for each local device, and places its masks (`Update.masks`)."""
         masks = self.functions.updates.host_masks()
         update = jax.jit(self.functions.update_chunk, donate_argnums=0, compiler_options=options)
         square = jax.jit(self.functions.square, compiler_options=options)
+        measure = jax.jit(self.functions.measure_chunk, compiler_options=options)
+        ratios = jax.jit(self.functions.ratios, compiler_options=options)
+        updates = self.functions.updates
         self._starts: list[Any] = []
         self._masks: list[Any] = []
         self._updates: list[Any] = []
         self._squares: list[Any] = []
+        self._measures: list[Any] = []
+        self._ratios: list[Any] = []
         for group, rows in zip(self.placement.local, window, strict=True):
             start = group.index * self.chunk
             self._starts.append(jax.device_put(np.int32(start), group.device))
             parts = {name: mask[start : start + self.chunk] for name, mask in masks.items()}
             self._masks.append(jax.device_put(parts, group.device))
             here = jax.sharding.SingleDeviceSharding(group.device)
-            specs = jax.tree.map(
+            hyper = rows["hyper"]
+            specs, of_ratios = jax.tree.map(
                 lambda s, here=here: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=here),
-                self.functions.update_specs(rows["hyper"]),
+                (self.functions.update_specs(hyper), self.functions.ratios_specs(hyper)),
             )
             self._updates.append(update.lower(*specs).compile())
-            summed = specs[1]
-            self._squares.append(square.lower(summed).compile() if self.functions.updates.squares else None)
+            self._squares.append(square.lower(specs[1]).compile() if updates.squares else None)
+            if updates.lengths is not None:
+                self._measures.append(measure.lower(*specs[:-1]).compile())
+                self._ratios.append(ratios.lower(*of_ratios).compile())
 
     @property
     def executable(self) -> Any:
@@ -84,12 +96,21 @@ class Sharding:
         if self.functions.updates.squares is not None:
             parts = [square(total) for square, total in zip(self._squares, sums, strict=True)]
             squares = placement.split(self._gather(placement.join(parts)))
-        after, tokens = [], []
+        inputs = []
         for d, before in enumerate(carry):
             part = self._slice(before.params, self._starts[d])
             state = dataclasses.replace(before, params=part, frozen=None)
-            hyper = window[d]["hyper"]
-            state, token = self._updates[d](state, sums[d], asides[d], hyper, squares[d], self._masks[d])
+            inputs.append((state, sums[d], asides[d], window[d]["hyper"], squares[d], self._masks[d]))
+        ratios: list[Any] = [None] * len(carry)
+        if self.functions.updates.lengths is not None:
+            parts = [measure(*given) for measure, given in zip(self._measures, inputs, strict=True)]
+            lengths = placement.split(self._gather(placement.join(parts)))
+            for d, before in enumerate(carry):
+                by_row = self._ratios[d](lengths[d], before.step, window[d]["hyper"])
+                ratios[d] = self._slice_rows(by_row, self._starts[d])
+        after, tokens = [], []
+        for update, given, own in zip(self._updates, inputs, ratios, strict=True):
+            state, token = update(*given, own)
             after.append(state)
             tokens.append(token)
         params = placement.split(self._gather(placement.join([state.params for state in after])))

@@ -21,6 +21,7 @@ from ..recipe.task import Task, Tree
 from . import keys, scaling
 from .flat import Cut, Flat
 from .freeze import split, whole_params
+from .layers import rows_of
 from .replica import sums_of
 
 _NONE: Mapping[str, Any] = {}
@@ -148,7 +149,7 @@ def init_state(
     flat = flat_of(recipe, params)
     optimizer = None
     if moments:
-        optimizer = recipe.optimizer.init(flat.pack(params) if recipe.optimizer.elementwise else params)
+        optimizer = recipe.optimizer.init(flat.pack(params) if recipe.optimizer.on_vector else params)
     first = TrainState(
         step=jnp.int32(0),
         params=params,
@@ -196,7 +197,7 @@ def flat_of(recipe: Recipe, params: Tree) -> Any:
         raise RecipeError("parameter-without-gradient", dtypes=wrong)
     widest = max([jnp.dtype(jnp.float32), *dtypes], key=lambda dtype: dtype.itemsize)
     if recipe.shards == 1:
-        return Flat(params, recipe.replicas, widest)
+        return Flat(params, recipe.replicas, widest, *rows_of(recipe.optimizer, params, recipe.replicas))
     return Cut(params, axes_of(recipe, params), recipe.shards, recipe.replicas, widest)
 
 

@@ -1,10 +1,12 @@
 """The one step: what `fit` runs, what a benchmark times, what a plan compiles.
 
-A step is three programs, or four with gradient clipping. None of them touches the host:
+A step is three programs, one more with gradient clipping, and two with LAMB or LARS. None touches the host:
 
     replica   one replica's gradient, sums and state, as one flat vector      on each device
     reduce    the sum of all replicas' vectors in the order of a fixed tree   across devices
     square    the squares of the gradient's chunks, for clipping by norm      on each device
+    measure   the lengths of rows of the vector, for norms of layers          on each device
+    ratios    of the rows of all layers                                       on each device
     update    optimizer, averages, state                                      on each device
 
 All but `reduce` are compiled for a single device, and a device with several replicas runs the same program
@@ -140,13 +142,29 @@ class Step:
         vectors = lax.fori_loop(jnp.int32(0), calls, turn, vectors)
         return tree_sum([vectors[i : i + 1] for i in range(self.calls)], jnp.add)
 
-    def update(self, state: TrainState, total: jax.Array, hyper: dict, squares: jax.Array | None):
-        return self.updates(state, total, hyper, squares)
+    def update(self, state: TrainState, total: jax.Array, hyper: dict, squares: Any, ratios: Any = None):
+        return self.updates(state, total, hyper, squares, ratios)
 
-    def update_chunk(self, state: TrainState, summed, beside, hyper: dict, squares, masks: dict):
+    def update_chunk(
+        self, state: TrainState, summed, beside, hyper: dict, squares, masks: dict, ratios: Any = None
+    ):
         """`update` for a device's part of the vector and of the optimizer's state, if they are `sharded`."""
+        return self.updates.moved(state, summed, beside, hyper, squares, masks, ratios)
+
+    def measure(self, state: TrainState, total: jax.Array, hyper: dict, squares: Any) -> jax.Array:
+        """The lengths of the vector's rows; see `Update.measure`."""
+        size, masks = self.updates.flat.size, self.updates.traced_masks()
+        return self.measure_chunk(state, total[:size], total[size:], hyper, squares, masks)
+
+    def measure_chunk(
+        self, state: TrainState, summed, beside, hyper: dict, squares, masks: dict
+    ) -> jax.Array:
+        """`measure` for a device's part of the vector, if it is `sharded`."""
         decaying = masks.get("decaying", self.updates.decays)
-        return self.updates.moved(state, summed, beside, hyper, squares, decaying, masks.get("members"))
+        return self.updates.measure(state, summed, beside, hyper, squares, decaying)
+
+    def ratios(self, lengths: jax.Array, step: jax.Array, hyper: dict) -> jax.Array:
+        return self.updates.ratios(lengths, step, hyper)
 
     def square(self, total: jax.Array) -> jax.Array:
         return self.updates.square(total)
@@ -156,7 +174,10 @@ class Step:
         params, _, task_state, step, scale = read(state)
         total = self._vector((params, frozen, task_state, step, scale), window["rows"], data, place)
         squares = self.updates.square(total) if self.updates.squares is not None else None
-        return self.updates(state, total, window["hyper"], squares)
+        hyper, ratios = window["hyper"], None
+        if self.updates.lengths is not None:
+            ratios = self.ratios(self.measure(state, total, hyper, squares), step, hyper)
+        return self.updates(state, total, hyper, squares, ratios)
 
     def specs(self) -> dict[str, Any]:
         """The shapes of the programs' inputs on one device: `state`, `window`, `data`, `place`, `vector` and
@@ -191,13 +212,15 @@ class Step:
         return jax.ShapeDtypeStruct(shape, leaf.dtype)
 
     def update_specs(self, hyper: dict) -> tuple[Any, ...]:
-        """The shapes of the inputs of `update`, or of `update_chunk` if `sharded`, on a device.
+        """The shapes of the inputs of `update`, or of `update_chunk` if `sharded`, on a device; all but the
+        last are those of `measure` or `measure_chunk`.
 
         *Arguments:* `hyper` of the window, arrays or shapes.
         """
         updates, state = self.updates, self.carried.without("donated")
         if not self.sharded:
-            return state, jax.ShapeDtypeStruct((updates.size,), jnp.float32), hyper, updates.squares
+            total = jax.ShapeDtypeStruct((updates.size,), jnp.float32)
+            return state, total, hyper, updates.squares, updates.by_row
         params = self._part(updates.flat.shape)
         beside = jax.ShapeDtypeStruct((updates.size - updates.flat.size,), jnp.float32)
         masks = {
@@ -205,7 +228,12 @@ class Step:
         }
         summed = jax.ShapeDtypeStruct(params.shape, jnp.float32)
         state = dataclasses.replace(state, params=params)
-        return state, summed, beside, hyper, updates.squares, masks
+        ratios = updates.layers and updates.layers.shapes(params.size)[1]
+        return state, summed, beside, hyper, updates.squares, masks, ratios
+
+    def ratios_specs(self, hyper: dict) -> tuple[Any, ...]:
+        """The shapes of the inputs of `ratios` on a device."""
+        return self.updates.lengths, self.state.step, hyper
 
     def _vector(self, inputs, at, data, place) -> jax.Array:
         inputs = (self.updates.flat.unpack(inputs[0]), *inputs[1:])

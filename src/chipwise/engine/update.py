@@ -5,7 +5,8 @@ do not depend on where the vector is cut (measured on the CPU with AdamW and SGD
 into 1 to 1,000 pieces; over a tree of leaves they differ in the last place). All inputs and outputs are
 vectors, since the compiler would fuse the slices of a tree's leaves with the arithmetic, which may change the
 bits and made the update 3 to 4 times as slow. The norm for clipping is summed chunk by chunk, and the chunks
-in tree order. Optimizers that use whole leaves (LAMB, LARS, Adafactor, Muon, unknown ones) get the tree.
+in tree order. LAMB and LARS need the norms of layers as well: see `engine.layers`. Optimizers that use whole
+leaves (Adafactor, Muon, unknown ones) get the tree.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
 from . import scaling
 from .flat import Flat
+from .layers import Layers
 from .layout import tree_sum
 from .replica import from_sums, summable
 from .state import TrainState, flat_of, nbytes
@@ -39,6 +41,8 @@ class Update:
     - The vector that is summed over replicas: `gradient`, the layout of the gradient, with which it begins;
       `aside`, that of the metric sums and the task's state, which follow; and its `size` on a device.
     - `squares`, the shape of `square`'s result if the norm is clipped or the loss scaled, otherwise None.
+    - `layers`, and the shapes of `measure`'s and `ratios`' results, `lengths` and `by_row`, if the optimizer
+      needs norms of layers, otherwise None.
     """
 
     def __init__(self, recipe: Recipe, state: TrainState):
@@ -53,6 +57,12 @@ class Update:
         wanted = self._clips or recipe.precision == "f16"
         chunks = recipe.replicas * recipe.shards
         self.squares = jax.ShapeDtypeStruct((chunks,), jnp.float32) if wanted else None
+        self.layers: Layers | None = None
+        self.lengths: jax.ShapeDtypeStruct | None = None
+        self.by_row: jax.ShapeDtypeStruct | None = None
+        if recipe.optimizer.by_layer:
+            self.layers = Layers(self.flat, recipe.optimizer.decaying(state.params))
+            self.lengths, self.by_row = self.layers.shapes(self.flat.size)
 
     def vector(self, contribution: dict[str, Any]) -> jax.Array:
         """A replica's contribution as the vector `(size,)` float32 that is summed."""
@@ -66,19 +76,49 @@ class Update:
         # One after another, so that the code for a chunk does not depend on the number of chunks
         return lax.map(lambda chunk: jnp.sum(chunk * chunk), chunks)
 
+    def measure(
+        self,
+        state: TrainState,
+        summed: jax.Array,
+        beside: jax.Array,
+        hyper: dict,
+        squares: Any,
+        decaying: Any,
+    ) -> jax.Array:
+        """The lengths of the rows of some chunks, of which `ratios` makes the norms of layers. Arguments as
+        of `moved`."""
+        assert self.layers is not None
+        optimizer: Any = self.recipe.optimizer
+        gradient, _, now, _, norm = self._inputs(state, summed, beside, hyper, squares)
+
+        def pair(gradient: Any, params: Any, moments: Any, decaying: Any) -> tuple[Any, Any]:
+            return optimizer.measured(gradient, moments, params, now, decaying=decaying, norm=norm)
+
+        vectors = (gradient.astype(self.flat.dtype), state.params, state.optimizer, decaying)
+        return self.layers.lengths(pair, vectors, summed.size)
+
+    def ratios(self, lengths: jax.Array, step: jax.Array, hyper: dict) -> jax.Array:
+        """The ratio of each row of the vector, from the lengths of all."""
+        assert self.layers is not None
+        return self.layers.ratios(self.recipe.optimizer, _at(hyper, step), lengths)
+
     def __call__(
-        self, state: TrainState, total: jax.Array, hyper: dict, squares: jax.Array | None
+        self,
+        state: TrainState,
+        total: jax.Array,
+        hyper: dict,
+        squares: jax.Array | None,
+        ratios: jax.Array | None = None,
     ) -> tuple[TrainState, jax.Array]:
         """The state after a step, without its frozen part, and a token `()` to wait for.
 
         *Arguments:* `state`, with the vector of `flat` as `params`; `total` `(size,)`, the sum of all
         replicas' vectors; `hyper`, the window's tables and its first step; `squares` `(chunks,)` from
-        `square`, or None if not used.
+        `square`, and `ratios` `(rows,)`, or None if not used.
         """
         size = self.flat.size
-        masks = {name: self._spread(jnp, *mask) for name, mask in self.masks().items()}
-        decaying = masks.get("decaying", self.decays)
-        return self.moved(state, total[:size], total[size:], hyper, squares, decaying, masks.get("members"))
+        masks = self.traced_masks()
+        return self.moved(state, total[:size], total[size:], hyper, squares, masks, ratios)
 
     def moved(
         self,
@@ -87,33 +127,24 @@ class Update:
         beside: jax.Array,
         hyper: dict,
         squares: jax.Array | None,
-        decaying: Any,
-        members: Any = None,
+        masks: dict[str, Any],
+        ratios: jax.Array | None = None,
     ) -> tuple[TrainState, jax.Array]:
-        """The update of some chunks; the state of an elementwise optimizer has the same chunks.
+        """The update of some chunks; the state of an optimizer of the vector has the same chunks.
 
         *Arguments:* `summed`, the sum of the gradients in these chunks; `beside`, the sum of the values after
-        the gradient in the vector; `decaying` and `members` of these chunks, see `masks`.
+        the gradient in the vector; `masks` and `ratios` of these chunks.
         """
         recipe, optimizer, flat = self.recipe, self.recipe.optimizer, self.flat
-        aside = self.aside.unpack(beside)
-        examples = aside["sums"]["loss"].count
-        now = {name: table[state.step - hyper["start"]] for name, table in hyper["tables"].items()}
-        norm, square = None, None
-        if squares is not None:
-            square = tree_sum([squares[i] for i in range(squares.size)], jnp.add)
-        if square is not None and self._clips:
-            norm = jnp.sqrt(square) / examples
-        gradient = summed / examples
-        if optimizer.elementwise:
+        gradient, aside, now, square, norm = self._inputs(state, summed, beside, hyper, squares)
+        if optimizer.on_vector:
+            more: dict[str, Any] = {"decaying": masks.get("decaying", self.decays), "norm": norm}
+            if self.layers is not None and ratios is not None:
+                more["ratios"] = self.layers.spread(ratios)
+            else:
+                more["members"] = masks.get("members")
             params, moments = optimizer.update(
-                gradient.astype(flat.dtype),
-                state.optimizer,
-                state.params,
-                now,
-                decaying=decaying,
-                norm=norm,
-                members=members,
+                gradient.astype(flat.dtype), state.optimizer, state.params, now, **more
             )
             if flat.rounds:
                 params = flat.pack(flat.unpack(params))
@@ -135,6 +166,21 @@ class Update:
             after = scaling.unless_overflown(state, after, square)
         return after, step
 
+    def _inputs(
+        self, state: TrainState, summed: jax.Array, beside: jax.Array, hyper: dict, squares: Any
+    ) -> tuple[jax.Array, dict, dict, Any, Any]:
+        """The mean gradient, the sums beside it, the step's hyperparameters, and the gradient's sum of
+        squares and norm, or None for each that is not used."""
+        aside = self.aside.unpack(beside)
+        examples = aside["sums"]["loss"].count
+        now = _at(hyper, state.step)
+        norm, square = None, None
+        if squares is not None:
+            square = tree_sum([squares[i] for i in range(squares.size)], jnp.add)
+        if square is not None and self._clips:
+            norm = jnp.sqrt(square) / examples
+        return summed / examples, aside, now, square, norm
+
     @property
     def decays(self) -> bool | None:
         """Whether all values of the vector decay (true) or none (false); `None` if only some do."""
@@ -151,6 +197,10 @@ class Update:
         if optimizer.patterns:
             masks["members"] = (np.int8, optimizer.members(self._params))
         return masks
+
+    def traced_masks(self) -> dict[str, jax.Array]:
+        """`masks` of the whole vector, each `(flat.size,)`."""
+        return {name: self._spread(jnp, *mask) for name, mask in self.masks().items()}
 
     def host_masks(self) -> dict[str, np.ndarray]:
         """`masks` as NumPy arrays, each `(flat.size,)`."""
@@ -169,7 +219,7 @@ class Update:
         spread = jax.tree.map(
             lambda value, leaf: numpy.full(leaf.shape, value, dtype), leaves, self.flat.tree
         )
-        flat = Flat(spread, self.flat.chunks, dtype)
+        flat = self.flat.of(spread, dtype)
         return flat.pack_host(spread) if numpy is np else flat.pack(spread)
 
     def _averaged(self, ema: jax.Array, params: jax.Array) -> jax.Array:
@@ -186,16 +236,21 @@ more programs, which slows down small models."""
 
 def shares_out(recipe: Recipe, state: TrainState, devices: int, wanted: bool | None) -> bool:
     """Whether to shard the optimizer's state over `devices`: if `wanted`, or by default if each device saves
-    `WORTH_BYTES`. Only if it changes no bits, so the optimizer must be elementwise and round no parameter.
+    `WORTH_BYTES`. Only if it changes no bits, so the optimizer must be of the vector and round no parameter.
 
     *Arguments:* `state`, as arrays or shapes.
     """
-    if wanted is False or devices == 1 or not recipe.optimizer.elementwise:
+    if wanted is False or devices == 1 or not recipe.optimizer.on_vector:
         return False
     if flat_of(recipe, state.params).rounds:
         return False
     saved = nbytes((state.optimizer, state.ema)) * (devices - 1) // devices
     return bool(wanted) or saved >= WORTH_BYTES
+
+
+def _at(hyper: dict, step: jax.Array) -> dict[str, jax.Array]:
+    """The hyperparameters of a step."""
+    return {name: table[step - hyper["start"]] for name, table in hyper["tables"].items()}
 
 
 def _added(old: Tree, new: Tree) -> Tree:

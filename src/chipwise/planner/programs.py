@@ -115,7 +115,9 @@ class Whole:
 @dataclass(frozen=True)
 class StepPrograms:
     """The programs of one device in a step: `replica`, called `calls` times, the sum of `size` float32 over
-    all replicas, then `update`. Bytes are of one device, except those of `whole` and a checkpoint."""
+    all replicas, then `update`; before it, with LAMB or LARS, those of `norms`, between which devices gather
+    `gathered` float32 if the optimizer's state is sharded. Bytes are of one device, except those of `whole` and
+    a checkpoint."""
 
     recipe: Recipe
     layout: Layout
@@ -132,11 +134,13 @@ class StepPrograms:
     whole: Whole
     checkpoint_bytes: int
     fused: bool  # `fit` runs all of them as one program
+    norms: tuple[Traceable, ...] = ()
+    gathered: int = 0
 
     @property
     def programs(self) -> tuple[Traceable, ...]:
         """The programs to compile for a device."""
-        return self.replica, self.update
+        return self.replica, self.update, *self.norms
 
     @property
     def reduce(self) -> ReduceRequest | None:
@@ -195,18 +199,20 @@ def step_programs(
         specs = step.specs()
     state, window, data = specs["state"], specs["window"], specs["data"]
     size, all_of_it = specs["vector"].shape[1], step.state
+    hyper, lengths, norms = window["hyper"], step.updates.lengths, []
+    update = step.update_specs(hyper)
+    if lengths is not None:
+        norms = [
+            Traceable.of("measure", step.measure_chunk if step.sharded else step.measure, update[:-1]),
+            Traceable.of("ratios", step.ratios, step.ratios_specs(hyper)),
+        ]
     ahead = 1 if resident else batches_in_memory(layout.devices * nbytes(data))
     return StepPrograms(
         recipe=recipe,
         layout=layout,
         resident=resident,
         replica=Traceable.of("replica", step.traced, (*read(state), window["rows"], data, specs["place"])),
-        update=Traceable.of(
-            "update",
-            step.update_chunk if step.sharded else step.update,
-            step.update_specs(window["hyper"]),
-            (0,),
-        ),
+        update=Traceable.of("update", step.update_chunk if step.sharded else step.update, update, (0,)),
         calls=step.calls,
         size=size,
         parameters=count((all_of_it.params, all_of_it.frozen)),
@@ -220,6 +226,8 @@ def step_programs(
         ),
         checkpoint_bytes=nbytes(all_of_it.without("saved")),
         fused=step.fused,
+        norms=tuple(norms),
+        gathered=lengths.size if lengths is not None and step.sharded else 0,
     )
 
 

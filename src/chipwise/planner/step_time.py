@@ -24,6 +24,7 @@ FRAMEWORK_BYTES = 0.8e9
 """What a process holds on a GPU before any array: CUDA context, cuDNN, cuBLAS and NCCL. An allowance."""
 
 _RING = Kernel("all-reduce", "collective", bound="interconnect", dtype="f32", source="devices/all-reduce")
+_GATHER = dataclasses.replace(_RING, name="all-gather", source="devices/all-gather")
 
 
 def timed_away(target: Target, programs: StepPrograms, answers: Answers) -> StepTime:
@@ -98,6 +99,11 @@ def between(target: Target, programs: StepPrograms, reduce: Sequence[Kernel]) ->
     if wire:
         sent = 8 * size * (layout.groups - 1) / layout.groups
         kernels.append(dataclasses.replace(_RING, seconds=wire, bytes=sent))
+    if programs.gathered:  # a sum is a scatter and a gathering
+        lengths = 4.0 * programs.gathered
+        wire = sum_seconds(lengths, target, layout.groups, layout.exact, layout.shards) / 2
+        sent = lengths * (layout.groups - 1) / layout.groups
+        kernels.append(dataclasses.replace(_GATHER, seconds=wire, bytes=sent))
     return kernels
 
 
@@ -127,9 +133,12 @@ def within(target: Target, programs: StepPrograms, timed: Sequence[Kernel]) -> l
 def finished(
     step: StepTime, target: Target, programs: StepPrograms, kernels: Mapping[str, Sequence[Kernel]]
 ) -> StepTime:
-    """`step` with its time, from the timed `kernels` of each program."""
+    """`step` with its time, from the timed `kernels` of each program; those for norms are the update's."""
     whole = tuple(
-        dataclasses.replace(kernel.times(programs.calls if name == "replica" else 1), program=name)
+        dataclasses.replace(
+            kernel.times(programs.calls if name == "replica" else 1),
+            program=name if name in ("replica", "reduce") else "update",
+        )
         for name, own in kernels.items()
         for kernel in own
     )

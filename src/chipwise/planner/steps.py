@@ -170,7 +170,8 @@ def compiled_step(target: Target, programs: StepPrograms, answers: Answers, fram
 def _xla_seconds(programs: StepPrograms, answers: Answers) -> float | None:
     """The seconds of the step by XLA's cost analysis, without sums over devices; `None` if there is none, or
     it is negative for one of the programs."""
-    runs = {"replica": programs.calls, "update": 1}
+    runs = dict.fromkeys(answers, 1) | {"replica": programs.calls, "update": 1}
+    runs.pop("reduce", None)
     optimal = {name: (answers[name].optimal_seconds or 0.0) if name in answers else 0.0 for name in runs}
     if min(optimal.values()) <= 0:
         return None

@@ -40,19 +40,19 @@ shows a fifth between runs of one program."""
 
 
 def compiled_here(target: Target, programs: StepPrograms) -> tuple[StepTime, list[Any]]:
-    """The step as compiled for one device of this host's CPU, without its time, and its two programs."""
-    both, compilation = compiled(programs.programs, programs.recipe.name)
-    replica, update = (c.memory_analysis() for c in both)
+    """The step as compiled for one device of this host's CPU, without its time, and its programs."""
+    every, compilation = compiled(programs.programs, programs.recipe.name)
+    replica, *others = (c.memory_analysis().temp_size_in_bytes for c in every)
     step = StepTime(
         method="measured",
-        flops=programs.calls * flops(both[0]),
+        flops=programs.calls * flops(every[0]),
         wire_bytes=0.0,
-        memory=held(programs, target, replica.temp_size_in_bytes, update.temp_size_in_bytes, 0),
+        memory=held(programs, target, replica, max(others), 0),
         compile_seconds=compilation,
         dtypes=programs.replica.contents(target.chip).dtypes,
         notes=(fact("measured-here"),),
     )
-    return step, both
+    return step, every
 
 
 def compiled(programs: Sequence[Traceable], name: str) -> tuple[list[Any], Range]:
@@ -66,7 +66,7 @@ def compiled(programs: Sequence[Traceable], name: str) -> tuple[list[Any], Range
 
 def timed_here(target: Target, programs: StepPrograms) -> StepTime:
     """The step with measured times."""
-    step, (replica, update) = compiled_here(target, programs)
+    step, (replica, *others) = compiled_here(target, programs)
     if step.memory is not None and not step.memory.fits:
         return step
     each = programs.recipe.batch // programs.recipe.replicas
@@ -79,7 +79,7 @@ def timed_here(target: Target, programs: StepPrograms) -> StepTime:
         parts = {
             "replica": programs.calls * each / fewer * seconds(replica),
             "reduce": _reduction(programs),
-            "update": seconds(update),
+            "update": sum(map(seconds, others)),
         }
     return step.timed(parts, (1 / AROUND, AROUND), dispatch_seconds(programs, target.hosts), "compute")
 

@@ -107,7 +107,8 @@ def dispatch_seconds(programs: StepPrograms, hosts: int) -> float:
         return CALL_SECONDS + ARGUMENT_SECONDS * program.arguments
 
     reduce = CALL_SECONDS + ARGUMENT_SECONDS * local * programs.local_vectors
-    return local * (programs.calls * call(programs.replica) + call(programs.update)) + reduce
+    _, *others = programs.programs
+    return local * (programs.calls * call(programs.replica) + sum(map(call, others))) + reduce
 
 
 # ---- sums over devices, for which compilers state no time

@@ -61,6 +61,16 @@ class Optimizer(ABC):
         scalars alone (`clip`'s global norm aside), so that parameters may be cut anywhere."""
 
     @property
+    def by_layer(self) -> bool:
+        """Whether all but a ratio for each layer is elementwise: see `recipe.trust_ratio`."""
+        return False
+
+    @property
+    def on_vector(self) -> bool:
+        """Whether it updates the flat vector of the parameters; otherwise it needs whole leaves."""
+        return self.elementwise or self.by_layer
+
+    @property
     @abstractmethod
     def settings(self) -> dict[str, Any]:
         """What can be set, by name, as it was given: numbers, schedules, words."""
@@ -152,6 +162,13 @@ class Optimizer(ABC):
 
         Raises `RecipeError` when `hyper` has other keys or a value is not a scalar.
         """
+        grads, wide, scalars, decaying, norm = self._prepared(grads, params, hyper, decaying, norm)
+        with _optax_dtypes():
+            moved, opt_state = self._apply(grads, opt_state, wide, scalars, decaying, norm, members)
+        return _narrowed(moved, params), opt_state
+
+    def _prepared(self, grads: Tree, params: Tree, hyper: Scalars, decaying: Tree | None, norm: Any) -> tuple:
+        """The arguments of `update` in one dtype, with those that are left out."""
         wide, dtype = _widen(params)
         grads = jax.tree.map(lambda g: jnp.asarray(g).astype(dtype), grads)
         scalars = self._scalars(hyper, dtype)
@@ -160,9 +177,7 @@ class Optimizer(ABC):
         if norm is None and "clip" in scalars:
             squares = [jnp.sum(g * g) for g in jax.tree.leaves(grads)]
             norm = jnp.sqrt(sum(squares[1:], start=squares[0]))
-        with _optax_dtypes():
-            moved, opt_state = self._apply(grads, opt_state, wide, scalars, decaying, norm, members)
-        return jax.tree.map(lambda new, old: new.astype(jnp.asarray(old).dtype), moved, params), opt_state
+        return grads, wide, scalars, decaying, norm
 
     def _apply(
         self,
@@ -239,6 +254,11 @@ def _widen(params: Tree) -> tuple[Tree, Any]:
         raise RecipeError("parameters-without-gradient", dtypes=sorted(set(wrong)))
     dtype = max([jnp.dtype(jnp.float32), *map(_at_least_float32, leaves)], key=lambda d: d.itemsize)
     return jax.tree.map(lambda p: jnp.asarray(p).astype(dtype), params), dtype
+
+
+def _narrowed(moved: Tree, params: Tree) -> Tree:
+    """`moved` in the dtypes of `params`."""
+    return jax.tree.map(lambda new, old: new.astype(jnp.asarray(old).dtype), moved, params)
 
 
 def _at_least_float32(dtype: Any) -> Any:

@@ -33,14 +33,10 @@ HIGHEST_ADAM = 0.03
 
 
 class _Named(Optimizer):
-    """The optimizers whose settings are the fields of a dataclass: clip, move, and take a step of `lr`."""
+    """The optimizers whose settings are the fields of a dataclass."""
 
     def __post_init__(self) -> None:
         _check(self, self.settings)
-
-    @property
-    def elementwise(self) -> bool:
-        return True
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -59,6 +55,14 @@ class _Named(Optimizer):
     def _about(self) -> dict[str, Any]:
         return {"optimizer": type(self).__name__}
 
+
+class _Elementwise(_Named):
+    """Clip, move, and take a step of `lr`."""
+
+    @property
+    def elementwise(self) -> bool:
+        return True
+
     def _transform(self, hyper: Scalars, decaying: Tree, norm: Any) -> optax.GradientTransformation:
         moving = self._moving(hyper, _decayed(hyper, decaying))
         return optax.chain(*_clipped(hyper, norm), *moving, optax.scale_by_learning_rate(hyper["lr"]))
@@ -69,7 +73,7 @@ class _Named(Optimizer):
 
 
 @dataclass(frozen=True)
-class sgd(_Named):
+class sgd(_Elementwise):
     """Stochastic gradient descent with momentum and coupled L2 decay, as `torch.optim.SGD`.
 
         g = grad + weight_decay * p;  v = momentum * v + g
@@ -102,7 +106,7 @@ class sgd(_Named):
         return [*decay, optax.trace(hyper["momentum"], nesterov=self.nesterov)]
 
 
-class _Adam(_Named):
+class _Adam(_Elementwise):
     """Adam's moments, and the decay outside of them."""
 
     eps: float
@@ -249,7 +253,7 @@ def _is_zero(value: Any) -> bool:
 def _check(optimizer: Optimizer, given: dict[str, Any]) -> None:
     """Raises `RecipeError` unless each setting is a schedule, or a number in its range."""
     kind = type(optimizer).__name__
-    for name in ("lr", "eps", "weight_decay", *_AVERAGES):
+    for name in ("lr", "eps", "weight_decay", "trust", *_AVERAGES):
         schedule = as_schedule(given.get(name, 0), f"{kind}'s {name}")
         value = schedule.value if isinstance(schedule, constant) else 0.0
         if value < 0:
