@@ -156,7 +156,17 @@ def test_norms_and_ratios_of_layers(chunks):
     expected = np.zeros(ratios.size, np.float32)
     expected[: flat.bounds[-1]] = np.repeat([1.5, 1.5, 1.5, 1.0], np.diff(flat.bounds))
     np.testing.assert_allclose(ratios, expected)
-    np.testing.assert_array_equal(layers.spread(ratios), np.repeat(ratios, 128))
+    half = flat.size // 2
+    for part in (slice(None), slice(0, half), slice(half, None)):
+        moved, count = layers.moved(
+            lambda x, k, ratios: (k * x * ratios, k), (vector[part], jnp.float32(2)), by_row(ratios, part)
+        )
+        np.testing.assert_array_equal(moved, 2 * vector[part] * np.repeat(ratios, 128)[part])
+        assert count == 2
+
+
+def by_row(ratios, part):
+    return ratios[slice(*(n and n // 128 for n in (part.start, part.stop)))]
 
 
 def test_rows_are_longer_in_larger_nets_and_pad_little():

@@ -16,7 +16,6 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
 
 import chipwise as cw
@@ -44,7 +43,8 @@ def recipe(name, net, image=224, classes=1000, optimizer="sgd", fold=1):
     lr = cw.warmup(cw.cosine(0.1), "5ep")
     made = {
         "sgd": lambda: cw.sgd(lr=lr, momentum=0.9, weight_decay=1e-4),
-        "lars": lambda: cw.from_optax(partial(optax.lars, weight_decay=1e-4), learning_rate=lr),
+        # As in MLPerf: no decay and no ratio for biases and norms
+        "lars": lambda: cw.lars(lr=lr.with_peak(10.0), weight_decay=1e-4, decay="kernels"),
         "adamw": lambda: cw.adamw(lr=lr.with_peak(1e-3), weight_decay=0.1),
     }
     task = classification(cw.functional(net), data, by_channel(data.mean, data.std))

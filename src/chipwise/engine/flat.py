@@ -109,10 +109,11 @@ class Flat:
         parts = []
         for i, leaf in enumerate(jax.tree.leaves(tree)):
             leaf, padding = jnp.asarray(leaf).astype(self.dtype), self._padded[i] - self._own[i]
-            if padding:
-                layers = leaf.reshape(self.layers[i], -1) if self.layers[i] > 1 else leaf.reshape(-1)
-                leaf = jnp.pad(layers, [(0, 0)] * (layers.ndim - 1) + [(0, padding)])
+            if padding and self.layers[i] > 1:
+                leaf = jnp.pad(leaf.reshape(self.layers[i], -1), ((0, 0), (0, padding)))
             parts.append(leaf.reshape(-1))
+            if padding and self.layers[i] == 1:
+                parts.append(jnp.zeros(padding, self.dtype))
         parts.append(jnp.zeros(self.size - self.used, self.dtype))
         return jnp.concatenate(parts)
 

@@ -5,7 +5,7 @@ So a row is of one layer, and nothing here gathers or scatters single values:
 
     lengths   two sums of squares for each row, of its parameters and of what the optimizer measures
     ratios    of all rows, from the norms of their layers, from the lengths of all rows
-    spread    of rows to values
+    moved     each row by its ratio
 
 The first two are programs of their own, `measure` and `ratios`. If the state is sharded, a device measures
 its own chunks, and all gather the lengths, at most a 64th of the parameters' bytes. A chunk is measured in
@@ -53,6 +53,7 @@ class Layers:
 
     def __init__(self, flat: Flat, adapting: Tree):
         self._row, self._turn, self._dtype = flat.row, flat.chunk // 2, flat.dtype
+        self._shape = (flat.row // _LANES, _LANES)  # of a row
         self._rows, bounds = flat.size // flat.row, flat.bounds
         self._first, self._last = bounds[:-1], bounds[1:]
         self._adapting = np.repeat(np.asarray(jax.tree.leaves(adapting), bool), flat.layers)
@@ -71,7 +72,7 @@ class Layers:
         """
         leaves, structure = jax.tree.flatten(vectors)
         cut = [i for i, leaf in enumerate(leaves) if np.shape(leaf) == (size,)]
-        shape = (size // self._turn, self._turn // self._row, self._row // _LANES, _LANES)
+        shape = (size // self._turn, self._turn // self._row, *self._shape)
 
         def turn(parts: list[jax.Array]) -> jax.Array:
             given = list(leaves)
@@ -91,7 +92,15 @@ class Layers:
         ratios = jnp.where(self._adapting, optimizer.ratios(norms[0], norms[1], now), 1)
         return jnp.sum(jnp.where(inside, ratios[:, None], 0), axis=0)  # one is not 0: nothing is rounded
 
-    def spread(self, ratios: jax.Array) -> jax.Array:
-        """The ratio of each value of some rows."""
-        shape = (ratios.size, self._row // _LANES, _LANES)
-        return jnp.broadcast_to(ratios[:, None, None], shape).reshape(-1)
+    def moved(self, update: Callable[..., Tree], vectors: tuple[Any, ...], ratios: jax.Array) -> Tree:
+        """`update` of `vectors` and, as `ratios`, an array that is broadcast to each: some rows' ratios. It
+        is elementwise, and gets vectors as rows."""
+        size = ratios.size * self._row
+
+        def shaped(leaf: Any, shape: tuple[int, ...], new: tuple[int, ...]) -> Any:
+            return leaf.reshape(new) if np.shape(leaf) == shape else leaf
+
+        rows = (ratios.size, *self._shape)
+        given = jax.tree.map(lambda leaf: shaped(leaf, (size,), rows), vectors)
+        after = update(*given, ratios=ratios.reshape(-1, 1, 1))
+        return jax.tree.map(lambda leaf: shaped(leaf, rows, (size,)), after)

@@ -89,12 +89,13 @@ class Update:
         of `moved`."""
         assert self.layers is not None
         optimizer: Any = self.recipe.optimizer
-        gradient, _, now, _, norm = self._inputs(state, summed, beside, hyper, squares)
+        examples, _, now, _, norm = self._inputs(state, beside, hyper, squares)
 
-        def pair(gradient: Any, params: Any, moments: Any, decaying: Any) -> tuple[Any, Any]:
+        def pair(summed: Any, params: Any, moments: Any, decaying: Any) -> tuple[Any, Any]:
+            gradient = (summed / examples).astype(self.flat.dtype)
             return optimizer.measured(gradient, moments, params, now, decaying=decaying, norm=norm)
 
-        vectors = (gradient.astype(self.flat.dtype), state.params, state.optimizer, decaying)
+        vectors = (summed, state.params, state.optimizer, decaying)
         return self.layers.lengths(pair, vectors, summed.size)
 
     def ratios(self, lengths: jax.Array, step: jax.Array, hyper: dict) -> jax.Array:
@@ -136,15 +137,12 @@ class Update:
         the gradient in the vector; `masks` and `ratios` of these chunks.
         """
         recipe, optimizer, flat = self.recipe, self.recipe.optimizer, self.flat
-        gradient, aside, now, square, norm = self._inputs(state, summed, beside, hyper, squares)
+        examples, aside, now, square, norm = self._inputs(state, beside, hyper, squares)
+        gradient = summed / examples
         if optimizer.on_vector:
-            more: dict[str, Any] = {"decaying": masks.get("decaying", self.decays), "norm": norm}
-            if self.layers is not None and ratios is not None:
-                more["ratios"] = self.layers.spread(ratios)
-            else:
-                more["members"] = masks.get("members")
-            params, moments = optimizer.update(
-                gradient.astype(flat.dtype), state.optimizer, state.params, now, **more
+            vectors = (gradient.astype(flat.dtype), state.optimizer, state.params)
+            params, moments = self._moved(
+                vectors, now, masks.get("decaying", self.decays), norm, masks.get("members"), ratios
             )
             if flat.rounds:
                 params = flat.pack(flat.unpack(params))
@@ -166,11 +164,26 @@ class Update:
             after = scaling.unless_overflown(state, after, square)
         return after, step
 
+    def _moved(
+        self, vectors: tuple[Any, ...], now: dict, decaying: Any, norm: Any, members: Any, ratios: Any
+    ) -> tuple[Any, Any]:
+        """Parameters and optimizer's state after the update of `vectors`: gradient, state, parameters."""
+        optimizer: Any = self.recipe.optimizer
+        if self.layers is None:
+            return optimizer.update(*vectors, now, decaying=decaying, norm=norm, members=members)
+
+        def update(gradient: Any, moments: Any, params: Any, decaying: Any, ratios: Any) -> tuple[Any, Any]:
+            return optimizer.update(
+                gradient, moments, params, now, decaying=decaying, norm=norm, ratios=ratios
+            )
+
+        return self.layers.moved(update, (*vectors, decaying), ratios)
+
     def _inputs(
-        self, state: TrainState, summed: jax.Array, beside: jax.Array, hyper: dict, squares: Any
+        self, state: TrainState, beside: jax.Array, hyper: dict, squares: Any
     ) -> tuple[jax.Array, dict, dict, Any, Any]:
-        """The mean gradient, the sums beside it, the step's hyperparameters, and the gradient's sum of
-        squares and norm, or None for each that is not used."""
+        """The number of examples, the sums beside the gradient, the step's hyperparameters, and the
+        gradient's sum of squares and norm, or None for each that is not used."""
         aside = self.aside.unpack(beside)
         examples = aside["sums"]["loss"].count
         now = _at(hyper, state.step)
@@ -179,7 +192,7 @@ class Update:
             square = tree_sum([squares[i] for i in range(squares.size)], jnp.add)
         if square is not None and self._clips:
             norm = jnp.sqrt(square) / examples
-        return summed / examples, aside, now, square, norm
+        return examples, aside, now, square, norm
 
     @property
     def decays(self) -> bool | None:
