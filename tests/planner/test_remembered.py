@@ -102,7 +102,9 @@ def test_chips_with_other_kernels_do_not_share_what_is_remembered(tmp_path, monk
     monkeypatch.setattr("chipwise.models.target._ASKED", set())
     planned(tmp_path, "v5e-1", settings=tiny, spec="gpt2-124m")
     (file,) = files(tmp_path)
-    assert [len(json.loads(file.read_text())[name]["exports"]) for name in ("replica", "update")] == [1, 1]
+    assert [
+        len(json.loads(file.read_text())["programs"][name]["exports"]) for name in ("replica", "update")
+    ] == [1, 1]
     monkeypatch.setattr("chipwise.models.target._ASKED", set())  # as in another process
     planned(tmp_path, "v3-8", settings=tiny, spec="gpt2-124m")
     planned(tmp_path, "v2-8", settings=tiny, spec="gpt2-124m")

@@ -79,9 +79,8 @@ def _sources() -> str:
 
 _NUMBERS = (
     "resident", "calls", "size", "parameters", "parameter_bytes", "optimizer_bytes", "state_bytes",
-    "data_bytes", "checkpoint_bytes", "fused",
+    "data_bytes", "checkpoint_bytes", "fused", "gathered",
 )  # fmt: skip
-_PROGRAMS = ("replica", "update")
 
 
 def _document(programs: StepPrograms) -> dict[str, Any]:
@@ -102,7 +101,7 @@ def _document(programs: StepPrograms) -> dict[str, Any]:
 
     numbers = {name: getattr(programs, name) for name in _NUMBERS}
     whole = dataclasses.asdict(programs.whole)
-    return {**numbers, "whole": whole, **{name: about(getattr(programs, name)) for name in _PROGRAMS}}
+    return {**numbers, "whole": whole, "programs": {one.name: about(one) for one in programs.programs}}
 
 
 def _read(
@@ -112,7 +111,8 @@ def _read(
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         fields: dict[str, Any] = {name: stored[name] for name in _NUMBERS}
-        fields |= {name: _program(name, stored[name], make) for name in _PROGRAMS}
+        replica, update, *norms = (_program(name, one, make) for name, one in stored["programs"].items())
+        fields |= {"replica": replica, "update": update, "norms": tuple(norms)}
         return StepPrograms(recipe=recipe, layout=layout, whole=Whole(**stored["whole"]), **fields)
     except (OSError, ValueError, TypeError, KeyError):
         return None
@@ -120,7 +120,7 @@ def _read(
 
 def _program(name: str, stored: dict[str, Any], make: Callable[[], StepPrograms]) -> Traceable:
     def traceable() -> Traceable:
-        return getattr(make(), name)
+        return next(one for one in make().programs if one.name == name)
 
     exports = {}
     for one in stored["exports"]:

@@ -196,15 +196,13 @@ def from_optax(
 ) -> Optimizer:
     """Any optax optimizer, such as `from_optax(optax.lion, learning_rate=cosine(1e-4), b1=0.9)`.
 
-    `make` is called with the keywords of `hyper`, each a number or a schedule,
-    every one of which becomes an input of the step. Settings that are not
-    numbers that vary, such as flags, masks and starting values, go in beforehand:
-    `from_optax(functools.partial(optax.lion, mask=mask), learning_rate=0.01)`.
-    `elementwise=True` says of `make` what `Optimizer.elementwise` means: true
-    of Lion or RMSprop, not of Adafactor or Muon, which need whole
-    parameters (as optax's LAMB and LARS: `cw.lamb`, `cw.lars` do not). `make` must not branch on the numbers. A scheduled one is
-    NaN in `init`, where it has no step, so that a state made from it cannot
-    pass unseen.
+    `make` is called with the keywords of `hyper`, each a number or a schedule, every one of which becomes an
+    input of the step. Settings that are not numbers that vary, such as flags, masks and starting values, go
+    in beforehand: `from_optax(functools.partial(optax.lion, mask=mask), learning_rate=0.01)`.
+    `elementwise=True` says of `make` what `Optimizer.elementwise` means: true of Lion or RMSprop, not of
+    Adafactor or Muon, which need whole parameters (as optax's LAMB and LARS: `cw.lamb`, `cw.lars` do not).
+    `make` must not branch on the numbers. A scheduled one is NaN in `init`, where it has no step, so that a
+    state made from it cannot pass unseen.
 
     Raises `RecipeError` for a value that is neither a number nor a schedule.
     """

@@ -1,0 +1,54 @@
+"""Plans of LAMB: its programs for norms, on sharded state, and remembered."""
+
+import json
+
+import pytest
+
+import chipwise as cw
+import tasks
+from chipwise.engine.layout import Layout
+from chipwise.engine.step import Step
+from chipwise.planner.programs import step_programs
+from chipwise.planner.remembered import Remembered
+
+
+def recipe(optimizer=None):
+    return tasks.recipe(optimizer=optimizer or cw.lamb(lr=0.1, clip=1.0, decay="kernels"))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_plan_has_the_programs_of_the_run(shared, monkeypatch):
+    monkeypatch.setattr("chipwise.engine.update.WORTH_BYTES", 0 if shared else 1 << 40)
+    made = recipe()
+    layout = Layout.of(made, 4)
+    programs, size = (
+        step_programs(made, layout, resident=True),
+        Step(made, layout, resident=True).updates.flat.size,
+    )
+    assert [one.name for one in programs.programs] == ["replica", "update", "measure", "ratios"]
+    rows = size // 128
+    assert programs.gathered == (2 * rows if shared else 0)
+    _, update, measure, ratios = programs.programs
+    assert measure.specs == update.specs[:-1] and update.specs[-1].shape == (rows // 4 if shared else rows,)
+    assert ratios.specs[0].shape == (2 * rows,)
+    own = step_programs(recipe(cw.adamw(lr=0.1)), layout, resident=True)
+    assert (len(own.programs), own.gathered) == (2, 0)
+
+
+def test_all_programs_are_remembered(tmp_path):
+    made = recipe()
+    layout = Layout.of(made, 4)
+
+    def make():
+        return step_programs(made, layout, resident=True)
+
+    first = Remembered(tmp_path, "lamb")
+    programs = first.programs(made, layout, True, make)
+    first.keep()
+    (file,) = tmp_path.glob("programs-*.json")
+    assert list(json.loads(file.read_text())["programs"]) == ["replica", "update", "measure", "ratios"]
+    again = Remembered(tmp_path, "lamb").programs(made, layout, True, lambda: pytest.fail("made again"))
+    assert [(one.name, one.arguments, one.donated) for one in again.programs] == [
+        (one.name, one.arguments, one.donated) for one in programs.programs
+    ]
+    assert again.gathered == programs.gathered
