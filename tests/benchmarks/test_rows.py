@@ -7,11 +7,14 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.plan_accuracy import page
+from benchmarks.plan_accuracy.recipes.text import t5x_losses
 from benchmarks.plan_accuracy.rows import PUBLISHED, rows
 
 from chipwise.recipe.settings import load
@@ -84,6 +87,19 @@ def test_parameters_are_the_published_ones(spec):
         recipe = load(str(RECIPES / spec), [setting] if setting else [])
         params, _ = jax.eval_shape(recipe.task.init, jax.random.key(0))
         assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)) == expected, setting
+
+
+def test_t5s_loss_and_its_own_gradient_are_the_formula_s():
+    logits = jax.random.normal(jax.random.key(0), (2, 3, 7)) * 5
+    told = jax.nn.one_hot(jnp.asarray([[1, 2, 3], [4, 5, 6]]), 7)
+
+    def plain(logits):
+        weights, log_z = jax.nn.log_softmax(logits), jax.nn.logsumexp(logits, axis=-1)
+        return jnp.sum(1e-4 * log_z**2 - jnp.sum(told * weights, axis=-1))
+
+    found = jax.value_and_grad(lambda logits: jnp.sum(t5x_losses(logits, told)))(logits)
+    for one, other in zip(found, jax.value_and_grad(plain)(logits), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_a_command_is_what_the_row_loads(by_row):

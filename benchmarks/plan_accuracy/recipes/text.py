@@ -5,7 +5,7 @@
 BERT (Devlin et al. 2018, arXiv:1810.04805) is pretrained on masked words and the next sentence, T5 v1.1 on
 spans (Raffel et al. 2020, arXiv:1910.10683; google-research/text-to-text-transfer-transformer). As in the
 published programs, BERT and T5 have a kernel each for queries, keys and values, and hold attention's weights.
-Dropout is left out: where it runs fused with its neighbours it moves no further bytes.
+BERT's dropout is left out: where it runs fused with its neighbours it moves no further bytes.
 """
 
 from functools import partial
@@ -21,16 +21,18 @@ from chipwise.models.tied import embed, tied_loss
 from chipwise.models.transformer import GPT2, Attention, Block, Blocks, LayerNorm, Table, kernels
 
 NORMAL = nnx.initializers.normal(0.02)
+Z_LOSS = 1e-4
 
 
 def _recipe(name, net, loss, columns, optimizer, classes=None):
-    """*Arguments:* `columns`: name to shape, all whole numbers; `loss(apply, batch)`: a value an example."""
+    """*Arguments:* `columns`: name to shape, all whole numbers; `loss(apply, batch)`: name to a value an
+    example."""
     init, apply = cw.functional(net)
     spec = {column: jax.ShapeDtypeStruct(shape, np.int32) for column, shape in columns.items()}
 
     def summed(params, state, batch, key, train):
         values = loss(lambda *inputs: apply(params, state, inputs, key, train)[0], batch)
-        return {"loss": cw.Sum.of(values)}, state
+        return {name: cw.Sum.of(value) for name, value in values.items()}, state
 
     return cw.Recipe(
         name=name, task=cw.Task(init=init, loss=summed, train=Absent(10_000_000, spec, name)), batch=256,
@@ -54,9 +56,8 @@ def bert(length=128, masked=0, size="large", optimizer="lamb", google=False):
 
     def loss(apply, batch):
         words, following = apply(batch["token"], batch["segment"], batch["place"])
-        return of_words(words, batch["word"]) + cw.losses.softmax_cross_entropy(
-            following.astype(jnp.float32), batch["next"]
-        )
+        pairs = cw.losses.softmax_cross_entropy(following.astype(jnp.float32), batch["next"])
+        return {"loss": of_words(words, batch["word"]) + pairs}
 
     columns = {"token": (length,), "segment": (length,), "place": (masked,), "word": (masked,), "next": ()}
     # As in MLPerf: no decay and no ratio for biases and norms, and the gradient's norm is clipped
@@ -70,7 +71,7 @@ def bert_classifier(length=128, size="base"):
 
     def loss(apply, batch):
         _, logits = apply(batch["token"], batch["segment"], None)
-        return cw.losses.softmax_cross_entropy(logits.astype(jnp.float32), batch["label"])
+        return {"loss": cw.losses.softmax_cross_entropy(logits.astype(jnp.float32), batch["label"])}
 
     columns = {"token": (length,), "segment": (length,), "label": ()}
     made = cw.adamw(lr=cw.cosine(2e-5))
@@ -101,15 +102,43 @@ def gpt(context=2048, vocabulary=50_304, depth=12, width=768, heads=12):
 
 def t5(size="small"):
     """Span corruption: 512 tokens in, 128 out. *Arguments:* `size`: `small` or `large`, of version 1.1.
-    Optimizer and layers as in google-research/t5x, `contrib/gpu/t5`."""
+    Optimizer, layers, loss and accuracy as in google-research/t5x, `contrib/gpu/t5`."""
 
     def loss(apply, batch):
-        logits = apply(batch["input"], batch["target"])
-        return of_words(logits, batch["target"])
+        logits, words = apply(batch["input"], batch["target"]), batch["target"]
+        told = jax.nn.one_hot(words, logits.shape[-1], dtype=logits.dtype)
+        right = jnp.argmax(logits, axis=-1).astype(words.dtype) == words
+        losses, real = t5x_losses(logits, told), (words > 0).astype(jnp.float32)
+        return {"loss": jnp.mean(losses * real, 1), "accuracy": jnp.mean(jnp.where(right, real, 0.0), 1)}
 
     optimizer = cw.adamw(lr=cw.cosine(1e-4), weight_decay=0.01, clip=1.0)
     columns = {"input": (512,), "target": (128,)}
     return _recipe(f"t5-{size}", lambda rngs: T5(*T5_SIZES[size], rngs), loss, columns, optimizer)
+
+
+@jax.custom_vjp
+def t5x_losses(logits, told):
+    """Of logits (b, t, vocabulary) and as many probabilities, float32: the cross-entropies (b, t), each with
+    1e-4 times the square of the softmax's log-sum. The gradient is made of the forward pass's exponentials
+    (t5x/losses.py, `cross_entropy_with_logits`)."""
+    return _t5x_forward(logits, told)[0]
+
+
+def _t5x_forward(logits, told):
+    most = jnp.max(logits, axis=-1, keepdims=True)
+    weights = jnp.exp(logits - most)
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    logs, log_z = logits - most - jnp.log(total), (jnp.log(total) + most)[..., 0]
+    return -jnp.sum(told * logs, axis=-1) + Z_LOSS * log_z**2, (told, weights, total, logs, log_z)
+
+
+def _t5x_backward(kept, gradient):
+    told, weights, total, logs, log_z = kept
+    slope = (1 + 2 * Z_LOSS * log_z)[..., None] * weights / total - told
+    return gradient[..., None] * slope, -gradient[..., None] * logs
+
+
+t5x_losses.defvjp(_t5x_forward, _t5x_backward)
 
 
 def attend(q, k, v, seen=None):
@@ -207,13 +236,17 @@ class Bert(nnx.Module):
         return told @ self.words.embedding[...].T + self.bias[...].reshape(1, 1, -1), following
 
 
-T5_SIZES = {"small": (512, 1024, 8, 6), "large": (1024, 2816, 24, 16)}  # width, hidden, depth, heads
+T5_SIZES = {  # width, hidden, depth, heads, dropout
+    "small": (512, 1024, 8, 6, 0.1),
+    "large": (1024, 2816, 24, 16, 0.0),
+}
 
 
 class T5Block(nnx.Module):
-    """Attention to itself and, `decoder`, to what the encoder made; then gated GELU. RMS norms, no biases."""
+    """Attention to itself and, `decoder`, to what the encoder made; then gated GELU. RMS norms, no biases.
+    Dropout drops the same entries at each place, as T5X does."""
 
-    def __init__(self, width, hidden, heads, decoder, rngs):
+    def __init__(self, width, hidden, heads, dropout, decoder, rngs):
         linear = partial(nnx.Linear, use_bias=False, rngs=rngs)
         kinds = 2 if decoder else 1
         self.norms = nnx.List([nnx.Param(jnp.ones((width,), jnp.float32)) for _ in range(kinds + 1)])
@@ -222,24 +255,32 @@ class T5Block(nnx.Module):
         self.values = nnx.List([linear(width, heads * 64) for _ in range(kinds)])
         self.outs = nnx.List([linear(heads * 64, width) for _ in range(kinds)])
         self.up, self.gate, self.down = linear(width, hidden), linear(width, hidden), linear(hidden, width)
-        self.heads = heads
+        self.heads, self.drop = heads, nnx.Dropout(dropout, broadcast_dims=(-2,), rngs=rngs)
 
     def attend(self, i, x, others, bias):
         b, t, _ = x.shape
-        q = self.queries[i](x).reshape(b, t, self.heads, 64)
+        q = self.queries[i](x / jnp.asarray(8, x.dtype)).reshape(b, t, self.heads, 64)
         k, v = (layer(others).reshape(b, -1, self.heads, 64) for layer in (self.keys[i], self.values[i]))
         scores = jnp.einsum("btnd,bsnd->bnts", q, k)  # T5X: in the type of the net, not in float32
-        scores = scores if bias is None else scores + bias
-        y = jnp.einsum("bnts,bsnd->btnd", jax.nn.softmax(scores), v)
-        return self.outs[i](y.reshape(b, t, -1))
+        weights = jax.nn.softmax(scores + bias)
+        if self.drop.rate > 0:
+            weights = weights * self.drop(jnp.ones((b, self.heads, 1, k.shape[1]), x.dtype))
+        y = jnp.einsum("bnts,bsnd->btnd", weights, v)
+        return self.drop(self.outs[i](y.reshape(b, t, -1)))
 
-    def __call__(self, x, bias, memory=None):
+    def __call__(self, x, bias, memory=None, memory_bias=None):
         y = rms(x, self.norms[0])
         x = x + self.attend(0, y, y, bias)
         if memory is not None:
-            x = x + self.attend(1, rms(x, self.norms[1]), memory, None)
+            x = x + self.attend(1, rms(x, self.norms[1]), memory, memory_bias)
         y = rms(x, self.norms[-1])
-        return x + self.down(nnx.gelu(self.gate(y), approximate=True) * self.up(y))
+        return x + self.drop(self.down(self.drop(nnx.gelu(self.gate(y), approximate=True) * self.up(y))))
+
+
+def hidden_pairs(rows, columns, dtype):
+    """(b, t) and (b, s) tokens -> (b, 1, t, s) to add to scores: where one is padding, -1e10."""
+    seen = (rows > 0)[:, None, :, None] & (columns > 0)[:, None, None, :]
+    return jnp.where(seen, 0.0, -1e10).astype(dtype)
 
 
 def rms(x, scale):
@@ -249,15 +290,18 @@ def rms(x, scale):
 
 
 class Stack(nnx.Module):
-    """`depth` blocks, one after another, with the bias for distances that they share."""
+    """`depth` blocks, one after another, with the bias for distances that they share. `tokens` (b, t) of `x`;
+    `seen` (b, s) of the encoder's result `memory`."""
 
-    def __init__(self, width, hidden, depth, heads, decoder, rngs):
-        self.blocks = nnx.List([T5Block(width, hidden, heads, decoder, rngs) for _ in range(depth)])
+    def __init__(self, width, hidden, depth, heads, dropout, decoder, rngs):
+        self.blocks = nnx.List([T5Block(width, hidden, heads, dropout, decoder, rngs) for _ in range(depth)])
+        self.begin = nnx.Dropout(dropout, broadcast_dims=(-2,), rngs=rngs)
+        self.end = nnx.Dropout(dropout, broadcast_dims=(-2,) if decoder else (), rngs=rngs)
         self.distances = nnx.Param(NORMAL(rngs.params(), (32, heads)))
         self.scale, self.decoder = nnx.Param(jnp.ones((width,), jnp.float32)), decoder
 
-    def __call__(self, x, memory=None):
-        t = x.shape[1]
+    def __call__(self, x, tokens, memory=None, seen=None):
+        t, x = x.shape[1], self.begin(x)
         places = jnp.arange(t, dtype=jnp.int32)
         apart = places[None, :] - places[:, None]
         bucket = jnp.clip(jnp.abs(apart), 0, 15) + jnp.where(
@@ -265,24 +309,26 @@ class Stack(nnx.Module):
         )  # the original's grow with the log
         bias = self.distances[...][bucket].transpose(2, 0, 1)[None].astype(x.dtype)
         if self.decoder:
-            bias = jnp.where(apart[None, None] > 0, -jnp.inf, bias)
+            bias = jnp.where(apart[None, None] > 0, -1e10, bias)
+        bias = bias + hidden_pairs(tokens, tokens, x.dtype)
         for block in self.blocks:
-            x = block(x, bias, memory)
-        return rms(x, self.scale)
+            x = block(x, bias, memory, None if seen is None else hidden_pairs(tokens, seen, x.dtype))
+        return self.end(rms(x, self.scale))
 
 
 class T5(nnx.Module):
     """`(inputs, targets)` -> logits of the targets."""
 
-    def __init__(self, width, hidden, depth, heads, rngs, vocabulary=32_128):
+    def __init__(self, width, hidden, depth, heads, dropout, rngs, vocabulary=32_128):
         self.words = Table(vocabulary, width, rngs=rngs)
-        self.encoder = Stack(width, hidden, depth, heads, False, rngs)
-        self.decoder = Stack(width, hidden, depth, heads, True, rngs)
+        self.encoder = Stack(width, hidden, depth, heads, dropout, False, rngs)
+        self.decoder = Stack(width, hidden, depth, heads, dropout, True, rngs)
         self.logits = nnx.Linear(width, vocabulary, use_bias=False, rngs=rngs)
 
     def __call__(self, inputs):
         given, targets = inputs
         table = self.words.embedding[...]
         before = jnp.pad(targets[:, :-1], ((0, 0), (1, 0)))
-        states = self.decoder(embed(table, before), self.encoder(embed(table, given)))
+        memory = self.encoder(embed(table, given), given)
+        states = self.decoder(embed(table, before), targets, memory, given)
         return states.astype(jnp.float32) @ self.logits.kernel[...].astype(jnp.float32)
