@@ -194,8 +194,8 @@ class BertBlock(nnx.Module):
 
 
 class Drop(nnx.Dropout):
-    """Dropout of a tenth by the core's own generator, as `tf.random_uniform` on a TPU. JAX's computes more, to
-    give the same numbers everywhere."""
+    """Dropout of a tenth by the core's own generator, as `tf.random_uniform` on a TPU. JAX computes more,
+    to give the same numbers everywhere."""
 
     def __init__(self, rngs):
         super().__init__(0.1, rngs=rngs)
