@@ -114,7 +114,7 @@ def _read(
         replica, update, *norms = (_program(name, one, make) for name, one in stored["programs"].items())
         fields |= {"replica": replica, "update": update, "norms": tuple(norms)}
         return StepPrograms(recipe=recipe, layout=layout, whole=Whole(**stored["whole"]), **fields)
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
