@@ -150,7 +150,7 @@ class grouped(_Around):
     def init(self, params: Tree) -> Tree:
         return self.inner.init(ravel_pytree(params)[0])
 
-    def _apply(self, grads, opt_state, params, scalars, decaying, norm, members):
+    def _apply(self, grads, opt_state, params, scalars, decaying, norm, members, ratios=None):
         if members is None:  # trees, not the vector of a step
             number = self.members(params)
             spread = (jax.tree.map(lambda x, p: jnp.full(p.shape, x), t, params) for t in (number, decaying))
@@ -240,7 +240,7 @@ class lookahead(_Around):
         slow = jax.tree.map(jnp.asarray, params)
         return {"inner": self.inner.init(params), "slow": slow, "done": jnp.int32(0)}
 
-    def _apply(self, grads, opt_state, params, scalars, decaying, norm, members):
+    def _apply(self, grads, opt_state, params, scalars, decaying, norm, members, ratios=None):
         pull = scalars["pull"]
         rest = {name: scalars[name] for name in self.inner.hyper}
         moved, inner = self.inner._apply(grads, opt_state["inner"], params, rest, decaying, norm, members)

@@ -150,6 +150,7 @@ class Optimizer(ABC):
         decaying: Tree | None = None,
         norm: Any = None,
         members: Any = None,
+        ratios: Tree | None = None,
     ) -> tuple[Tree, Tree]:
         """One step: `(new_params, new_opt_state)`, with the structure, shapes and dtypes of the old.
 
@@ -158,13 +159,14 @@ class Optimizer(ABC):
         be given a vector or a part of one in place of the tree; then `decaying`,
         bools of its shape, says which values decay, `norm` `()` is the global norm
         of the whole gradient, and `members`, whole numbers of its shape, which of
-        `patterns` each value belongs to.
+        `patterns` each value belongs to. So may one `by_layer`, with each value's
+        ratio as `ratios`, which broadcast to its shape.
 
         Raises `RecipeError` when `hyper` has other keys or a value is not a scalar.
         """
         grads, wide, scalars, decaying, norm = self._prepared(grads, params, hyper, decaying, norm)
         with _optax_dtypes():
-            moved, opt_state = self._apply(grads, opt_state, wide, scalars, decaying, norm, members)
+            moved, opt_state = self._apply(grads, opt_state, wide, scalars, decaying, norm, members, ratios)
         return _narrowed(moved, params), opt_state
 
     def _prepared(self, grads: Tree, params: Tree, hyper: Scalars, decaying: Tree | None, norm: Any) -> tuple:
@@ -188,6 +190,7 @@ class Optimizer(ABC):
         decaying: Tree,
         norm: Any,
         members: Any,
+        ratios: Tree | None = None,
     ) -> tuple[Tree, Tree]:
         """`update` of arrays in one dtype."""
         updates, opt_state = self._transform(scalars, decaying, norm).update(grads, opt_state, params)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from .optimizer import Scalars, Tree, _narrowed, _optax_dtypes
+from .optimizer import Scalars, Tree, _optax_dtypes
 from .optimizers import _clipped, _decayed, _Named, _Parts
 
 STACKED = "*stack/*"
@@ -89,30 +89,22 @@ class _ByLayer(_Named):
         with _optax_dtypes():
             return wide, optax.chain(*parts).update(grads, tuple(opt_state[: len(parts)]), wide)[0]
 
-    def update(
+    def _apply(
         self,
         grads: Tree,
         opt_state: Tree,
         params: Tree,
-        hyper: Scalars,
-        *,
-        decaying: Tree | None = None,
-        norm: Any = None,
-        members: Any = None,
+        scalars: Scalars,
+        decaying: Tree,
+        norm: Any,
+        members: Any,
         ratios: Tree | None = None,
     ) -> tuple[Tree, Tree]:
-        """As in `Optimizer`. With a vector in place of the tree, `ratios` of its shape has each value's
-        ratio."""
-        grads, wide, scalars, decaying, norm = self._prepared(grads, params, hyper, decaying, norm)
         if ratios is None:
-            ratios = self._of_leaves(grads, opt_state, wide, hyper, decaying, norm)
-        with _optax_dtypes():
-            chain = optax.chain(
-                *self._before(scalars, decaying, norm), *self._after(scalars, decaying, ratios)
-            )
-            updates, opt_state = chain.update(grads, opt_state, wide)
-            moved = optax.apply_updates(wide, updates)
-        return _narrowed(moved, params), opt_state
+            ratios = self._of_leaves(grads, opt_state, params, scalars, decaying, norm)
+        parts = [*self._before(scalars, decaying, norm), *self._after(scalars, decaying, ratios)]
+        updates, opt_state = optax.chain(*parts).update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
 
     def _of_leaves(
         self, grads: Tree, opt_state: Tree, params: Tree, hyper: Scalars, decaying: Tree, norm: Any
