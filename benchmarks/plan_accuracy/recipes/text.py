@@ -5,8 +5,6 @@
 BERT (Devlin et al. 2018, arXiv:1810.04805) is pretrained on masked words and the next sentence, T5 v1.1 on
 spans (Raffel et al. 2020, arXiv:1910.10683; google-research/text-to-text-transfer-transformer). As in the
 published programs, BERT and T5 have a kernel each for queries, keys and values, and hold attention's weights.
-BERT's dropout is left out, except in Google's form: where it runs fused with its neighbours it moves no
-further bytes.
 """
 
 from functools import partial
@@ -47,12 +45,9 @@ def of_words(logits, words):
     return jnp.mean(cw.losses.softmax_cross_entropy(flat, words.reshape(-1)).reshape(words.shape), 1)
 
 
-def bert(length=128, masked=0, size="large", optimizer="lamb", google=False):
+def bert(length=128, masked=0, size="large", optimizer="lamb", form="pytorch"):
     """Pretraining. *Arguments:* `length`: tokens; `masked`: of them to tell, 20 of 128 and 80 of 512 when 0;
-    `size`: `base` or `large`; `optimizer`: `lamb` or `adamw`; `google`: attention as in Google's programs for
-    TPUs (mlcommons/training_results_v1.0, `bert-preview-TF-tpu-v4-6912/modeling.py`) and GELU by its tanh
-    formula. As there, one layer follows another and a tenth is dropped; otherwise there is a loop, which
-    compiles in a tenth of the time, and no dropout."""
+    `size`: `base` or `large`; `optimizer`: `lamb` or `adamw`; `form`: one of `FORMS`."""
     masked = masked or (20 if length == 128 else 80)
     lr = cw.warmup(cw.cosine(1e-3), "10%")
 
@@ -65,10 +60,10 @@ def bert(length=128, masked=0, size="large", optimizer="lamb", google=False):
     # As in MLPerf: no decay and no ratio for biases and norms, and the gradient's norm is clipped
     lamb = cw.lamb(lr=lr, weight_decay=0.01, decay=kernels, clip=1.0)
     made = lamb if optimizer == "lamb" else cw.adamw(lr=lr)
-    return _recipe(f"bert-{size}", lambda rngs: Bert(size, rngs, google=google), loss, columns, made)
+    return _recipe(f"bert-{size}", lambda rngs: Bert(size, form, rngs), loss, columns, made)
 
 
-def bert_classifier(length=128, size="base"):
+def bert_classifier(length=128, size="base", form="pytorch"):
     """Fine-tuning: one of three labels for a pair of sentences."""
 
     def loss(apply, batch):
@@ -77,7 +72,7 @@ def bert_classifier(length=128, size="base"):
 
     columns = {"token": (length,), "segment": (length,), "label": ()}
     made = cw.adamw(lr=cw.cosine(2e-5))
-    return _recipe(f"bert-{size}-3", lambda rngs: Bert(size, rngs, classes=3), loss, columns, made)
+    return _recipe(f"bert-{size}-3", lambda rngs: Bert(size, form, rngs, classes=3), loss, columns, made)
 
 
 def gpt(context=2048, vocabulary=50_304, depth=12, width=768, heads=12):
@@ -143,13 +138,14 @@ def _t5x_backward(kept, gradient):
 t5x_losses.defvjp(_t5x_forward, _t5x_backward)
 
 
-def attend(q, k, v, seen=None):
+def attend(q, k, v, seen=None, drop=None):
     """Three times (b, t, heads, d) -> the same, by weights that are all there at once, softmax in float32.
-    `seen`: (t, t) bool, which of them are not 0."""
+    `seen`: (t, t) bool, which of them are not 0; `drop` drops of them."""
     scores = jnp.einsum("btnd,bsnd->bnts", q, k).astype(jnp.float32) * q.shape[-1] ** -0.5
     if seen is not None:
         scores = jnp.where(seen[None, None], scores, -jnp.inf)
-    return jnp.einsum("bnts,bsnd->btnd", jax.nn.softmax(scores).astype(q.dtype), v)
+    weights = jax.nn.softmax(scores).astype(q.dtype)
+    return jnp.einsum("bnts,bsnd->btnd", weights if drop is None else drop(weights), v)
 
 
 class PlainAttention(Attention):
@@ -172,30 +168,9 @@ class PlainGPT(GPT2):
         self.blocks = Blocks(depth, lambda rngs: PlainBlock(width, heads, rngs), rngs=rngs)
 
 
-class BertBlock(nnx.Module):
-    """`norm(x + attention(x))`, then the same around two layers: the norms come after."""
-
-    def __init__(self, width, heads, rngs):
-        linear = partial(nnx.Linear, width, width, kernel_init=NORMAL, rngs=rngs)
-        self.query, self.key, self.value, self.mixed = (linear() for _ in range(4))
-        self.heads = heads
-        self.hidden = nnx.Linear(width, 4 * width, rngs=rngs)
-        self.out = nnx.Linear(4 * width, width, rngs=rngs)
-        self.norm1, self.norm2 = (LayerNorm(width, epsilon=1e-12) for _ in range(2))
-
-    def attend(self, x):
-        b, t, width = x.shape
-        q, k, v = (layer(x).reshape(b, t, self.heads, -1) for layer in (self.query, self.key, self.value))
-        return self.mixed(attend(q, k, v).reshape(b, t, width))
-
-    def __call__(self, x):
-        x = self.norm1(x + self.attend(x))
-        return self.norm2(x + self.out(nnx.gelu(self.hidden(x), approximate=False)))
-
-
 class Drop(nnx.Dropout):
-    """Dropout of a tenth by the core's own generator, as `tf.random_uniform` on a TPU. JAX computes more,
-    to give the same numbers everywhere."""
+    """Dropout of a tenth by the chip's own generator, as in TensorFlow and PyTorch. JAX computes more, to give
+    the same numbers everywhere."""
 
     def __init__(self, rngs):
         super().__init__(0.1, rngs=rngs)
@@ -207,16 +182,37 @@ class Drop(nnx.Dropout):
         return jnp.where(jax.lax.rng_uniform(zero, one, x.shape) >= self.rate, x / (1 - self.rate), 0)
 
 
+class BertBlock(nnx.Module):
+    """`norm(x + attention(x))`, then the same around two layers: the norms come after."""
+
+    tanh = False  # GELU by its tanh formula
+
+    def __init__(self, width, heads, rngs):
+        linear = partial(nnx.Linear, width, width, kernel_init=NORMAL, rngs=rngs)
+        self.query, self.key, self.value, self.mixed = (linear() for _ in range(4))
+        self.heads = heads
+        self.hidden = nnx.Linear(width, 4 * width, rngs=rngs)
+        self.out = nnx.Linear(4 * width, width, rngs=rngs)
+        self.norm1, self.norm2 = (LayerNorm(width, epsilon=1e-12) for _ in range(2))
+        self.drop_weights, self.drop_mixed, self.drop_out = self.drops(rngs)
+
+    def drops(self, rngs):
+        return Drop(rngs), Drop(rngs), Drop(rngs)
+
+    def attend(self, x):
+        b, t, width = x.shape
+        q, k, v = (layer(x).reshape(b, t, self.heads, -1) for layer in (self.query, self.key, self.value))
+        return self.mixed(attend(q, k, v, drop=self.drop_weights).reshape(b, t, width))
+
+    def __call__(self, x):
+        x = self.norm1(x + self.drop_mixed(self.attend(x)))
+        return self.norm2(x + self.drop_out(self.out(nnx.gelu(self.hidden(x), approximate=self.tanh))))
+
+
 class GoogleBlock(BertBlock):
     """Products give and take arrays of heads, and what the weights add up to divides their product."""
 
-    def __init__(self, width, heads, rngs):
-        super().__init__(width, heads, rngs)
-        self.drops = nnx.List([Drop(rngs) for _ in range(3)])
-
-    def __call__(self, x):
-        x = self.norm1(x + self.drops[1](self.attend(x)))
-        return self.norm2(x + self.drops[2](self.out(nnx.gelu(self.hidden(x), approximate=True))))
+    tanh = True
 
     def attend(self, x):
         width = x.shape[-1]
@@ -227,40 +223,69 @@ class GoogleBlock(BertBlock):
         )
         scores = jnp.einsum("btnd,bsnd->bnts", q * q.shape[-1] ** -0.5, k).astype(jnp.float32)
         weights = jnp.exp(scores - jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))
-        y = jnp.einsum("bnts,bsnd->btnd", self.drops[0](weights.astype(x.dtype)), v)
+        y = jnp.einsum("bnts,bsnd->btnd", self.drop_weights(weights.astype(x.dtype)), v)
         y = y / jnp.sum(weights, axis=-1, keepdims=True).transpose(0, 2, 1, 3).astype(x.dtype)
         kernel = self.mixed.kernel[...].astype(x.dtype).reshape(self.heads, -1, width)
         return jnp.einsum("btnd,ndw->btw", y, kernel) + self.mixed.bias[...].astype(x.dtype)[None, None]
 
 
-class Bert(nnx.Module):
-    """`(tokens, segments, places)` -> logits of the words at `places`, and of the pair's label."""
+class TensorFlowBlock(BertBlock):
+    """Norms, what they add up and GELU are float32."""
 
-    def __init__(self, size, rngs, classes=2, vocabulary=30_528, google=False):
+    tanh = True
+
+    def __call__(self, x):
+        wide = self.norm1(x.astype(jnp.float32) + self.drop_mixed(self.attend(x)).astype(jnp.float32))
+        hidden = nnx.gelu(self.hidden(wide.astype(x.dtype)).astype(jnp.float32), approximate=True)
+        out = self.drop_out(self.out(hidden.astype(x.dtype)))
+        return self.norm2(out.astype(jnp.float32) + wide).astype(x.dtype)
+
+
+class FlaxBlock(BertBlock):
+    """Dropout by JAX's own generator; of attention's weights the same entries for all examples and heads."""
+
+    def drops(self, rngs):
+        dropout = partial(nnx.Dropout, 0.1, rngs=rngs)
+        return dropout(broadcast_dims=(0, 1)), dropout(), dropout()
+
+
+FORMS = {
+    "pytorch": BertBlock,
+    # for TPUs: mlcommons/training_results_v1.0, bert-preview-TF-tpu-v4-6912/modeling.py
+    "google": GoogleBlock,
+    # NVIDIA/DeepLearningExamples, TensorFlow2/LanguageModeling/BERT/official/nlp/modeling/layers
+    "tensorflow": TensorFlowBlock,
+    "flax": FlaxBlock,  # huggingface/transformers, models/bert/modeling_flax_bert.py
+}
+
+
+class Bert(nnx.Module):
+    """`(tokens, segments, places)` -> logits of the words at `places`, and of the pair's label. One layer
+    follows another, and a tenth is dropped."""
+
+    def __init__(self, size, form, rngs, classes=2, vocabulary=30_528):
         width, depth, heads = {"base": (768, 12, 12), "large": (1024, 24, 16)}[size]
         self.words, self.places, self.segments = (
             Table(count, width, rngs=rngs) for count in (vocabulary, 512, 2)
         )
-        if google:
-            self.blocks = nnx.Sequential(*(GoogleBlock(width, heads, rngs) for _ in range(depth)))
-        else:
-            self.blocks = Blocks(depth, lambda rngs: BertBlock(width, heads, rngs), rngs=rngs)
-        self.drop = Drop(rngs) if google else None
+        block = FORMS[form]
+        self.blocks = nnx.Sequential(*(block(width, heads, rngs) for _ in range(depth)))
+        self.drop = nnx.Dropout(0.1, rngs=rngs) if form == "flax" else Drop(rngs)
         self.norm, self.told_norm = (LayerNorm(width, epsilon=1e-12) for _ in range(2))
         self.pooled, self.told = (nnx.Linear(width, width, rngs=rngs) for _ in range(2))
         self.bias = nnx.Param(jnp.zeros((vocabulary,), jnp.float32))
-        self.following, self.google = nnx.Linear(width, classes, rngs=rngs), google
+        self.following, self.tanh = nnx.Linear(width, classes, rngs=rngs), block.tanh
 
     def __call__(self, inputs):
         tokens, segments, places = inputs
         x = embed(self.words.embedding[...], tokens) + embed(self.segments.embedding[...], segments)
         x = self.norm(x + self.places.embedding[...][None, : tokens.shape[1]])
-        x = self.blocks(x if self.drop is None else self.drop(x))
+        x = self.blocks(self.drop(x))
         following = self.following(jnp.tanh(self.pooled(x[:, 0])))
         if places is None:
             return None, following
         told = jnp.take_along_axis(x, places[:, :, None], axis=1)
-        told = self.told_norm(nnx.gelu(self.told(told), approximate=self.google))
+        told = self.told_norm(nnx.gelu(self.told(told), approximate=self.tanh))
         return told @ self.words.embedding[...].T + self.bias[...].reshape(1, 1, -1), following
 
 
