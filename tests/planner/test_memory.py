@@ -64,6 +64,17 @@ def test_close_to_the_true_one_in_few_tries(fixed, each, available):
     assert len(tries) == len(set(tries)) <= 6
 
 
+def test_found_where_the_compiler_saves_memory_when_it_is_short():
+    recipe = cw.load("digits")
+
+    def fits(tried):
+        share = min(0.02 * tried.batch, 1.09 + 1e-5 * tried.batch)
+        return share <= 1, share
+
+    found = largest_batch(dataclasses.replace(recipe, batch=512), fits, 4000)
+    assert found is not None and 44 <= found <= 50
+
+
 def test_none_when_nothing_fits_and_never_past_the_data():
     recipe = cw.load("digits")
     assert largest_batch(recipe, lambda r: (False, 5.0), 1000) is None

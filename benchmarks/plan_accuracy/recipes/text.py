@@ -63,7 +63,7 @@ def bert(length=128, masked=0, size="large", optimizer="lamb", form="pytorch"):
     return _recipe(f"bert-{size}", lambda rngs: Bert(size, form, rngs), loss, columns, made)
 
 
-def bert_classifier(length=128, size="base", form="pytorch"):
+def bert_classifier(length=128, size="base", form="apex"):
     """Fine-tuning: one of three labels for a pair of sentences."""
 
     def loss(apply, batch):
@@ -138,10 +138,10 @@ def _t5x_backward(kept, gradient):
 t5x_losses.defvjp(_t5x_forward, _t5x_backward)
 
 
-def attend(q, k, v, seen=None, drop=None):
-    """Three times (b, t, heads, d) -> the same, by weights that are all there at once, softmax in float32.
-    `seen`: (t, t) bool, which of them are not 0; `drop` drops of them."""
-    scores = jnp.einsum("btnd,bsnd->bnts", q, k).astype(jnp.float32) * q.shape[-1] ** -0.5
+def attend(q, k, v, seen=None, drop=None, softmax=jnp.float32):
+    """Three times (b, t, heads, d) -> the same, by weights that are all there at once. `seen`: (t, t) bool,
+    which of them are not 0; `drop` drops of them; `softmax`: its type, or `None` for that of `q`."""
+    scores = jnp.einsum("btnd,bsnd->bnts", q, k).astype(softmax or q.dtype) * q.shape[-1] ** -0.5
     if seen is not None:
         scores = jnp.where(seen[None, None], scores, -jnp.inf)
     weights = jax.nn.softmax(scores).astype(q.dtype)
@@ -169,8 +169,8 @@ class PlainGPT(GPT2):
 
 
 class Drop(nnx.Dropout):
-    """Dropout of a tenth by the chip's own generator, as in TensorFlow and PyTorch. JAX computes more, to give
-    the same numbers everywhere."""
+    """Dropout of a tenth by the chip's own generator, as in TensorFlow and PyTorch. JAX computes more, to
+    give the same numbers everywhere."""
 
     def __init__(self, rngs):
         super().__init__(0.1, rngs=rngs)
@@ -186,6 +186,7 @@ class BertBlock(nnx.Module):
     """`norm(x + attention(x))`, then the same around two layers: the norms come after."""
 
     tanh = False  # GELU by its tanh formula
+    softmax = jnp.float32  # its type; `None` is that of the net
 
     def __init__(self, width, heads, rngs):
         linear = partial(nnx.Linear, width, width, kernel_init=NORMAL, rngs=rngs)
@@ -202,11 +203,16 @@ class BertBlock(nnx.Module):
     def attend(self, x):
         b, t, width = x.shape
         q, k, v = (layer(x).reshape(b, t, self.heads, -1) for layer in (self.query, self.key, self.value))
-        return self.mixed(attend(q, k, v, drop=self.drop_weights).reshape(b, t, width))
+        y = attend(q, k, v, drop=self.drop_weights, softmax=self.softmax)
+        return self.mixed(y.reshape(b, t, width))
 
     def __call__(self, x):
         x = self.norm1(x + self.drop_mixed(self.attend(x)))
         return self.norm2(x + self.drop_out(self.out(nnx.gelu(self.hidden(x), approximate=self.tanh))))
+
+
+class ApexBlock(BertBlock):
+    softmax = None
 
 
 class GoogleBlock(BertBlock):
@@ -230,9 +236,9 @@ class GoogleBlock(BertBlock):
 
 
 class TensorFlowBlock(BertBlock):
-    """Norms, what they add up and GELU are float32."""
+    """Norms, what they add up and GELU are float32, but softmax has the type of the net."""
 
-    tanh = True
+    tanh, softmax = True, None
 
     def __call__(self, x):
         wide = self.norm1(x.astype(jnp.float32) + self.drop_mixed(self.attend(x)).astype(jnp.float32))
@@ -251,6 +257,8 @@ class FlaxBlock(BertBlock):
 
 FORMS = {
     "pytorch": BertBlock,
+    # level O2: NVIDIA/DeepLearningExamples, PyTorch/LanguageModeling/BERT/run_squad.py
+    "apex": ApexBlock,
     # for TPUs: mlcommons/training_results_v1.0, bert-preview-TF-tpu-v4-6912/modeling.py
     "google": GoogleBlock,
     # NVIDIA/DeepLearningExamples, TensorFlow2/LanguageModeling/BERT/official/nlp/modeling/layers

@@ -327,7 +327,8 @@ def largest_batch(recipe: Recipe, fits: Callable[[Recipe], tuple[bool, float]], 
             bad = min(bad, guess)
         share = known[guess][1]
         expected = end() if len(known) > 1 else guess / share if share > 0 else 2 * guess
-        if len(known) > 1 and good >= 0.96 * min(expected, most):
+        # The compiler saves memory where it is short, so the line may end below the smallest batch
+        if good > 0 and len(known) > 1 and good >= 0.96 * min(expected, most):
             break
         guess = min(max(int(min(0.98 * expected, most)), good + 1), bad - 1)
         if guess in known or len(known) > 8:
