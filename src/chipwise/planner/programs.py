@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -293,6 +293,14 @@ def held(
     return None if limit is None else programs.memory(replica, update, program, limit, source)
 
 
+def _crossing(tries: Sequence[tuple[int, tuple[bool, float]]]) -> float:
+    """Where the line through two tries has the share 1, infinite if it does not rise; through 0, if there is
+    one try."""
+    (a, (_, low)), (b, (_, high)) = (0, (True, 0.0)) if len(tries) == 1 else tries[0], tries[-1]
+    slope = (high - low) / (b - a)
+    return a + (1 - low) / slope if slope > 0 else math.inf
+
+
 def largest_batch(recipe: Recipe, fits: Callable[[Recipe], tuple[bool, float]], limit: int) -> int | None:
     """The largest global batch, a multiple of the smallest one and at most `limit`, for which `fits`.
 
@@ -312,11 +320,12 @@ def largest_batch(recipe: Recipe, fits: Callable[[Recipe], tuple[bool, float]], 
         return known[n][0]
 
     def end() -> float:
-        """The batch at which the share is 1, on the line through the two nearest tries; infinite if it is
-        flat."""
-        (a, (_, low)), (b, (_, high)) = sorted(known.items(), key=lambda one: abs(one[1][1] - 1))[:2]
-        slope = (high - low) / (b - a)
-        return a + (1 - low) / slope if slope > 0 else math.inf
+        """The batch at which the share is 1, on the line through the two nearest tries. If that is outside of
+        what is left, for compilers save memory where it is short, through the two largest that fit."""
+        expected = _crossing(sorted(known.items(), key=lambda one: abs(one[1][1] - 1))[:2])
+        if good > 0 and not good <= expected <= bad:
+            expected = _crossing(sorted(one for one in known.items() if one[1][0])[-2:])
+        return expected
 
     good, bad = 0, most + 1
     guess = min(most, recipe.batch // unit)
@@ -325,9 +334,7 @@ def largest_batch(recipe: Recipe, fits: Callable[[Recipe], tuple[bool, float]], 
             good = max(good, guess)
         else:
             bad = min(bad, guess)
-        share = known[guess][1]
-        expected = end() if len(known) > 1 else guess / share if share > 0 else 2 * guess
-        # The compiler saves memory where it is short, so the line may end below the smallest batch
+        expected = end()
         if good > 0 and len(known) > 1 and good >= 0.96 * min(expected, most):
             break
         guess = min(max(int(min(0.98 * expected, most)), good + 1), bad - 1)
