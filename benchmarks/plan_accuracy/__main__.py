@@ -72,7 +72,8 @@ def ask(row: Row) -> dict[str, Any]:
     answer: dict[str, Any] = {"command": row.command, "jax": metadata.version("jax")}
     start = time.monotonic()
     try:
-        (plan,) = cw.plan(row.load(), [row.on], exact=row.exact)
+        every = {"": "1ep", "end": None}.get(row.eval_every, row.eval_every)
+        (plan,) = cw.plan(row.load(), [row.on], exact=row.exact, eval_every=every)
     except ChipwiseError as error:
         return answer | {"problem": error.code, "text": str(error)}
     answer |= {"method": plan.method, "asked_seconds": round(time.monotonic() - start)}

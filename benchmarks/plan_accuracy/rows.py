@@ -11,7 +11,8 @@
   or layers.
 - `clock`: what it covered: `steps`; `evaluation`, steps and evaluation; `run`, these and start-up and
   compilation; `wall`, more than steps, but what is not stated, so a correct prediction is above it.
-- `recipe`, `settings`, `on`: the arguments of `chipwise plan`. Recipe files are in `recipes/`.
+- `recipe`, `settings`, `eval_every`, `on`: the arguments of `chipwise plan`, without `eval_every` an
+  evaluation after each epoch. Recipe files are in `recipes/`.
 
 Counts are global; `n_chips` are chips, each of which may be two devices of JAX.
 """
@@ -43,6 +44,7 @@ class Row:
     clock: str
     recipe: str
     settings: tuple[str, ...]
+    eval_every: str
     on: str
     model: str
     dataset_input_shape: str
@@ -92,7 +94,8 @@ class Row:
     def command(self) -> str:
         settings = "".join(f" --set {setting}" for setting in self.settings)
         how = "" if self.exact else " --no-exact"
-        return f"chipwise plan {self.spec}{settings}{how} --on {self.on}"
+        often = f" --eval-every {self.eval_every}" if self.eval_every else ""
+        return f"chipwise plan {self.spec}{settings}{how}{often} --on {self.on}"
 
     @property
     def covered(self) -> tuple[str, ...]:

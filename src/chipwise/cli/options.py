@@ -174,6 +174,11 @@ class Here:
         return On(count, platform, **how)
 
 
+def interval(eval_every: str) -> str | None:
+    """The argument of `fit` and `plan` for `--eval-every`."""
+    return None if eval_every == "end" else eval_every
+
+
 @dataclass(frozen=True)
 class Machine(Here):
     """Devices of this machine, with the order of additions, the feed and the sharding."""
@@ -203,7 +208,7 @@ class Training(Machine):
         """Arguments for `fit` and `sweep`."""
         return {
             "on": self.on(**self.how),
-            "eval_every": None if self.eval_every == "end" else self.eval_every,
+            "eval_every": interval(self.eval_every),
             "log_every": self.log_every,
             "checkpoint_every": self.checkpoint_every,
             "steps_per_call": self.steps_per_call,

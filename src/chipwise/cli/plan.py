@@ -17,13 +17,14 @@ EVERYTHING = "v2-8,v3-8,v4-8,v5e-8,v5p-8,v6e-8,tpu7x-8,t4,v100,a100,h100"
 @options.taking
 def plan(
     recipe: options.Given,
-    on: Annotated[
-        str, typer.Option(metavar="TARGETS", help="Such as v5e-8,v3-8,a100,h100:8,t4,cpu.")
-    ] = EVERYTHING,
+    on: Annotated[str, options.option("Such as v5e-8,v3-8,a100,h100:8,t4,cpu.", "TARGETS")] = EVERYTHING,
     exact: options.Exact = True,
+    eval_every: options.EvalEvery = "1ep",
     prices: options.Prices = None,
     cloud: Annotated[str, options.option("Only prices of these, such as gcp,aws.", "NAMES")] = "",
-    region: Annotated[str, options.option("Only of regions that begin with these: us-.", "NAMES")] = "",
+    region: Annotated[
+        str, options.option("Only prices of regions that begin with these: us-.", "NAMES")
+    ] = "",
     marketplace: Annotated[
         bool,
         options.option("Leave marketplaces' lowest offers out.", name="--marketplace/--no-marketplace"),
@@ -80,6 +81,7 @@ def plan(
             prices=prices,
             market=Market(tuple(_names(cloud)), tuple(_names(region)), marketplace),
             exact=exact,
+            eval_every=options.interval(eval_every),
             find_largest_batch=largest_batch,
             predict=predict,
             measure_feed=recipe.data is not None,

@@ -19,7 +19,6 @@ from .. import __version__
 from ..chips.prices import OLD_DAYS
 from ..planner.plans import SCHEMA, Cost, Memory, Plan, Range
 from ..planner.ranking import all_prices_old, judge
-from ..planner.timing import evaluations
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
 from ..words.figures import byte_size, digits, dollars, duration, share
@@ -40,7 +39,7 @@ def document(recipe: Recipe, plans: Sequence[Plan]) -> dict[str, Any]:
             "precision": recipe.precision,
             "steps": recipe.clock.total,
             "examples": recipe.clock.examples,
-            "evaluations": evaluations(recipe),
+            "evaluations": plans[0].evaluations,
             "rows": [[name, str(value)] for name, value in recipe.rows()],
         },
         "plans": [p.to_json() for p in plans],

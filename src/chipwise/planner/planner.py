@@ -38,7 +38,7 @@ from .plans import Feeding, Memory, Plan, Plans, Range, costs
 from .predicting import Predictions
 from .programs import StepPrograms, available, largest_batch, step_programs, tracing
 from .remembered import Remembered
-from .timing import StepTime, at_least, compilation, run_time
+from .timing import StepTime, at_least, compilation, evaluations, run_time
 
 
 def plan(
@@ -49,6 +49,7 @@ def plan(
     market: Market | None = None,
     today: datetime.date | None = None,
     exact: bool = True,
+    eval_every: str | None = "1ep",
     find_largest_batch: bool = False,
     predict: int | None = None,
     measure_feed: bool = False,
@@ -71,7 +72,7 @@ def plan(
     - `prices`: a price file, or prices; by default the bundled snapshot.
     - `market`: the clouds and regions whose prices count; by default all.
     - `today`: the date from which the age of prices counts; by default today.
-    - `exact`: as in `fit`.
+    - `exact`, `eval_every`: as in `fit`.
     - `find_largest_batch`: search for it on every target, not only if the recipe's batch does not fit.
     - `predict`: plan the prediction of so many examples instead of training.
     - `measure_feed`: read examples for half a second, to compare this host's cores with the chips' demand.
@@ -97,7 +98,8 @@ def plan(
     table = load_prices(prices) if prices is None or isinstance(prices, str | Path) else prices
     question = _Question(
         recipe, exact, (market or Market()).select(table), today or datetime.date.today(), host, host_cores,
-        default_cache() if cache is None else Path(cache), spot, stated(interruptions),
+        default_cache() if cache is None else Path(cache), evaluations(recipe, eval_every), spot,
+        stated(interruptions),
     )  # fmt: skip
     if origin is not None:
         question = dataclasses.replace(question, remembered=Remembered(question.cache, origin))
@@ -188,6 +190,7 @@ class _Question:
     host: HostSpeed | None
     host_cores: int | None
     cache: Path
+    evaluations: int
     spot: bool = False
     rate: Rate | None = None
     remembered: Remembered | None = None
@@ -285,6 +288,7 @@ class _Question:
             wire_bytes_per_step_per_device=step.wire_bytes,
             xla_seconds=step.xla_seconds,
             steps=recipe.clock.total,
+            evaluations=self.evaluations,
             notes=step.notes if problem is None else (),
             **run,
         )
@@ -318,7 +322,7 @@ class _Question:
             bound = "input"
             seconds = at_least(seconds, recipe.batch / (fed.examples_per_second_per_core * fed.cores))
         peak = peak_flops_per_device(target.chip, recipe.precision)
-        run = run_time(recipe, target, seconds, self.compilation(target, programs, step))
+        run = run_time(recipe, target, seconds, self.compilation(target, programs, step), self.evaluations)
         return {
             "step_seconds": seconds,
             "step_parts": step.parts,

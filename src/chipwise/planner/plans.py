@@ -201,6 +201,7 @@ class Plan:
     wire_bytes_per_step_per_device: float | None = None
     xla_seconds: float | None = None  # of a step, by XLA's cost analysis, for comparison
     steps: int | None = None
+    evaluations: int = 0  # of a run
     predicts: int | None = None  # examples to predict; a step is then a block on every device
     latency_seconds: Range | None = None  # latency of one example, in a plan of predictions
     seconds: dict[str, float] = field(default_factory=dict)  # start, compile, train, evaluate

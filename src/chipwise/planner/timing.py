@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 from ..chips.catalogue import Chip
@@ -163,12 +164,16 @@ def all_reduce_seconds(bytes_per_device: float, devices: int, chip: Chip, near: 
 # ---- the whole run
 
 
-def evaluations(recipe: Recipe) -> int:
-    """The number of evaluations of `fit` by default: after each epoch, and at the end."""
+def evaluations(recipe: Recipe, every: str | None) -> int:
+    """The number of evaluations of a run: after each of the durations `every`, and at the end.
+
+    Raises `RecipeError` for a duration that cannot be understood."""
+    total = recipe.clock.total or 0
     if recipe.task.eval is None:
         return 0
-    clock = recipe.clock
-    return max(1, -(-(clock.total or 0) * clock.batch // clock.examples))
+    if every is None or total == 0:
+        return 1
+    return min(total, math.ceil(total / recipe.clock.marks(every).length))
 
 
 @dataclass(frozen=True)
@@ -185,15 +190,15 @@ class RunTime:
         return "run" if self.parts["train"] + self.parts["evaluate"] > self.overhead.high else "step"
 
 
-def run_time(recipe: Recipe, target: Target, step: Range, compilation: Range) -> RunTime:
-    """The time of a run of `recipe` whose steps take `step`.
+def run_time(recipe: Recipe, target: Target, step: Range, compilation: Range, evaluations: int) -> RunTime:
+    """The time of a run of `recipe` with so many `evaluations` whose steps take `step`.
 
     Evaluating an example takes a third of its training time: a forward pass without the backward pass, which
     costs twice as much.
     """
     train = step.times(recipe.clock.total or 0)
     held = len(recipe.task.eval) if recipe.task.eval is not None else 0
-    evaluate = step.times(evaluations(recipe) * held / recipe.batch / 3)
+    evaluate = step.times(evaluations * held / recipe.batch / 3)
     start = START_SECONDS[target.chip.kind]
     overhead = start.plus(compilation)
     parts = {"start": start, "compile": compilation, "train": train, "evaluate": evaluate}
