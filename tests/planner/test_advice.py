@@ -107,8 +107,8 @@ def test_the_smallest_chip_that_would_hold_it(needed, name):
         assert told == fact("room-no-chip", needed=needed * GB)
         return
     assert told.code == "room-chip" and told["available"] >= needed * GB
-    smaller = [c for c in CHIPS if c.kind == "GPU" and c.memory_GB and c.memory_GB * 0.9e9 >= needed * GB]
-    assert told["available"] <= min(c.memory_GB for c in smaller) * 0.9e9
+    gpus = (available(parse(c.names[0]))[0] for c in CHIPS if c.kind == "GPU")
+    assert told["available"] == min(held for held in gpus if held >= needed * GB)
 
 
 @pytest.mark.parametrize(

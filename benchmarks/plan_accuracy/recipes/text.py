@@ -183,7 +183,8 @@ class Drop(nnx.Dropout):
 
 
 class BertBlock(nnx.Module):
-    """`norm(x + attention(x))`, then the same around two layers: the norms come after."""
+    """`norm(x + attention(x))`, then the same around two layers: the norms come after. As PyTorch's, GELU and
+    the norms keep their arguments alone."""
 
     tanh = False  # GELU by its tanh formula
     softmax = jnp.float32  # its type; `None` is that of the net
@@ -207,8 +208,9 @@ class BertBlock(nnx.Module):
         return self.mixed(y.reshape(b, t, width))
 
     def __call__(self, x):
-        x = self.norm1(x + self.drop_mixed(self.attend(x)))
-        return self.norm2(x + self.drop_out(self.out(nnx.gelu(self.hidden(x), approximate=self.tanh))))
+        gelu = jax.checkpoint(partial(nnx.gelu, approximate=False))
+        x = jax.checkpoint(self.norm1)(x + self.drop_mixed(self.attend(x)))
+        return jax.checkpoint(self.norm2)(x + self.drop_out(self.out(gelu(self.hidden(x)))))
 
 
 class ApexBlock(BertBlock):
@@ -234,6 +236,10 @@ class GoogleBlock(BertBlock):
         kernel = self.mixed.kernel[...].astype(x.dtype).reshape(self.heads, -1, width)
         return jnp.einsum("btnd,ndw->btw", y, kernel) + self.mixed.bias[...].astype(x.dtype)[None, None]
 
+    def __call__(self, x):
+        x = self.norm1(x + self.drop_mixed(self.attend(x)))
+        return self.norm2(x + self.drop_out(self.out(nnx.gelu(self.hidden(x), approximate=True))))
+
 
 class TensorFlowBlock(BertBlock):
     """Norms, what they add up and GELU are float32, but softmax has the type of the net."""
@@ -249,6 +255,10 @@ class TensorFlowBlock(BertBlock):
 
 class FlaxBlock(BertBlock):
     """Dropout by JAX's own generator; of attention's weights the same entries for all examples and heads."""
+
+    def __call__(self, x):
+        x = self.norm1(x + self.drop_mixed(self.attend(x)))
+        return self.norm2(x + self.drop_out(self.out(nnx.gelu(self.hidden(x), approximate=False))))
 
     def drops(self, rngs):
         dropout = partial(nnx.Dropout, 0.1, rngs=rngs)

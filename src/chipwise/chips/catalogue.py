@@ -23,6 +23,8 @@ for 2:4 sparse weights.
   Google's page of v6e counts two; so does their compiler: for a bfloat16 product of side 8192, libtpu
   0.0.42 reckons 1.42 and 1.24 times the cycles of four (v2 to v5p: 1.02 to 1.14 times those of theirs),
   fewer than two could do it in.
+- `cuda_MiB` is mostly more than `memory_GB`, which makers round down, but less where error correction takes
+  some of it (T4, A10G, L40S).
 - H100 NVL: two readings of its peak differ by 18 %, so it has none here, only memory.
 
 The column `verified` says how each row was checked, `notes` what differs elsewhere, `source` where it
@@ -57,6 +59,7 @@ class Chip:
     tf32_dense_tflops: float | None
     int8_dense_tops: float | None
     memory_GB: float | None
+    cuda_MiB: float | None  # what CUDA reports of it
     memory_GBps: float | None
     jax_devices_per_chip: int
     chips_per_host: int  # at most, in one machine that clouds offer

@@ -90,6 +90,7 @@ def target_config(chip: Chip) -> str:
         "registers_per_core_limit": 65536,
         "registers_per_block_limit": 65536,
         "memory_bandwidth": round(chip.memory_GBps * 1e9),
+        # Of most GPUs a little less than there is: where memory is short, programs save some more of it
         "device_memory_size": round(chip.memory_GB * 1e9),
         "l2_cache_size": round(chip.l2_MiB * 2**20),
         "clock_rate_ghz": chip.clock_GHz,

@@ -32,6 +32,7 @@ FIGURES = {
     "tf32_dense_tflops": ("TFLOP/s", "TF32 products, dense"),
     "int8_dense_tops": ("TOP/s", "int8 products, dense"),
     "memory_GB": ("GB", "memory"),
+    "cuda_MiB": ("MiB", "memory, as CUDA reports it"),
     "memory_GBps": ("GB/s", "memory, bytes read or written"),
     "interconnect_GBps_both_ways": ("GB/s", "interconnect, both directions added"),
     "clock_GHz": ("GHz", "clock: a TPU's TensorCore, a GPU's boost"),

@@ -278,8 +278,8 @@ def available(target: Target) -> tuple[int | None, Fact]:
     if chip.kind == "TPU":
         each = TPU_GIB.get(chip.name, chip.memory_GB / chip.jax_devices_per_chip * TPU_SHARE)
         return int(each * 2**30), fact("memory-of-tpu", gib=chip.memory_GB)
-    share = fact("memory-of-gpu", gb=chip.memory_GB, share=GPU_SHARE)
-    return int(chip.memory_GB * 1e9 * GPU_SHARE), share
+    total = chip.memory_GB * 1e9 if chip.cuda_MiB is None else chip.cuda_MiB * 2**20
+    return int(total * GPU_SHARE), fact("memory-of-gpu", gb=total / 1e9, share=GPU_SHARE)
 
 
 def held(
