@@ -137,18 +137,18 @@ def test_a_name_that_nothing_has_is_refused(policy, name, near):
 
 
 def test_a_remat_of_names_is_the_same_function():
-    params = functional(lambda rngs: TINY_LLAMA(keep="context", rngs=rngs))[0](jax.random.key(0))[0]
+    init, _ = functional(lambda rngs: TINY_LLAMA(keep="context", rngs=rngs))
+    params, _ = jax.jit(init)(jax.random.key(0))
     tokens = jnp.asarray(np.arange(12).reshape(2, 6) % 11, jnp.int32)
     found = []
-    for keep in ("everything_saveable", "nothing_saveable", "value_proj+context+mlpwi_0"):
+    for keep in ("everything_saveable", "value_proj+context+mlpwi_0"):
         apply = functional(lambda rngs, keep=keep: TINY_LLAMA(keep=keep, rngs=rngs))[1]
         found.append(
             jax.jit(jax.grad(lambda p, apply=apply: jnp.sum(apply(p, {}, tokens, None, True)[0] ** 3)))(
                 params
             )
         )
-    for other in found[1:]:
-        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), found[0], other)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), *found)
 
 
 def test_a_setting_of_a_recipe_may_be_names():

@@ -42,10 +42,15 @@ def run(optimizer, params, grads):
 def run_optax(transform, params, grads):
     params = jax.tree.map(jnp.asarray, params)
     state = transform.init(params)
+
+    @jax.jit
+    def step(grad, state, params):
+        updates, state = transform.update(grad, state, params)
+        return optax.apply_updates(params, updates), state
+
     with jax.numpy_dtype_promotion("standard"):
         for grad in grads:
-            updates, state = transform.update(grad, state, params)
-            params = optax.apply_updates(params, updates)
+            params, state = step(grad, state, params)
     return params
 
 
