@@ -110,3 +110,38 @@ def test_the_planner_s_own_lines_are_not_the_user_s():
     engine = str(Path(hlo_proto.__file__).parents[1] / "engine" / "flat.py")
     moved = of_kind(parsed(text.replace("/home/user/net.py", engine)), "matmul")[0].line
     assert moved == f"{engine}:25"
+
+
+SLICED = """HloModule sliced, is_scheduled=true
+
+%fused (flat: f32[1000], x: f32[8,10]) -> bf16[8,10] {
+  %flat = f32[1000]{0} parameter(0)
+  %half = bf16[1000]{0} convert(%flat)
+  %bias = bf16[10]{0} slice(%half), slice={[20:30]}
+  %rows = bf16[8,10]{1,0} broadcast(%bias), dimensions={1}
+  %x = f32[8,10]{1,0} parameter(1)
+  %low = bf16[8,10]{1,0} convert(%x)
+  ROOT %sum = bf16[8,10]{1,0} add(%low, %rows)
+}
+
+ENTRY %main (flat: f32[1000], x: f32[8,10]) -> bf16[8,10] {
+  %flat = f32[1000]{0} parameter(0)
+  %x = f32[8,10]{1,0} parameter(1)
+  ROOT %fusion = bf16[8,10]{1,0} fusion(%flat, %x), kind=kLoop, calls=%fused
+}
+"""
+
+
+def test_of_a_converted_array_only_the_part_counts_that_is_sliced_from_it():
+    (kernel,) = parsed(SLICED).kernels
+    assert kernel.bytes == 10 * 4 + 80 * 4 + 80 * 2
+    assert kernel.work == 10 + 80 + 80  # two conversions and the sum
+
+
+def test_what_a_slice_and_another_need_is_read_once():
+    both, root = "(bf16[8,10], bf16[1000])", "ROOT %sum = bf16[8,10]{1,0} add(%low, %rows)"
+    text = SLICED.replace("-> bf16[8,10]", f"-> {both}").replace("bf16[8,10]{1,0} fusion", f"{both} fusion")
+    text = text.replace(root, f"{root[5:]}\n  ROOT %both = {both} tuple(%sum, %half)")
+    (kernel,) = parsed(text).kernels
+    assert kernel.bytes == 1000 * 4 + 80 * 4 + 80 * 2 + 1000 * 2
+    assert kernel.work == 1000 + 80 + 80

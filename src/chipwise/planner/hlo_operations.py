@@ -32,7 +32,8 @@ QUIET_CALLS = frozenset((
     "GatherScatterIndicesBitpacked", "AsyncCollectiveStart", "AsyncCollectiveDone",
 ))
 # fmt: on
-_SLICES = frozenset(("slice", "dynamic-slice", "gather"))
+SLICES = frozenset(("slice", "dynamic-slice", "gather"))
+UPDATES = frozenset(("dynamic-update-slice", "scatter"))
 _FETCHES = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start")
 COLLECTIVES = {  # share of the array that a device sends, in a ring of d
     "all-reduce": lambda d: 2 * (d - 1) / d,
@@ -102,12 +103,12 @@ def moved(op: Instruction) -> float:
         return float(2 * op.operand_shapes[1].hbm_bytes)
     if code == "scatter":
         return float(3 * op.operand_shapes[-1].hbm_bytes)
-    if code in _SLICES:
+    if code in SLICES:
         return float(sum(s.hbm_bytes for s in op.shapes) * 2)
     if code != "fusion":
         return float(sum(s.hbm_bytes for s in (*op.operand_shapes, *op.shapes)))
     fused = op.called[0]
-    total = _written(op, fused)
+    total = written(op, fused)
     for number, shape in enumerate(op.operand_shapes):
         if shape.memory == 0:
             total += min(shape.padded_bytes, _taken(fused, number))
@@ -127,9 +128,9 @@ def _taken(fused: Computation, number: int) -> float:
             at = [i for i, operand in enumerate(user.operands) if operand is value]
             if user.opcode in ("bitcast", "copy", "get-tuple-element"):
                 values.append(user)
-            elif user.opcode in _SLICES and at == [0]:
+            elif user.opcode in SLICES and at == [0]:
                 total += sum(s.padded_bytes for s in user.shapes)
-            elif user.opcode in ("dynamic-update-slice", "scatter") and at == [0]:
+            elif user.opcode in UPDATES and at == [0]:
                 continue
             elif user.opcode == "fusion":
                 within = sum(_taken(user.called[0], i) for i in at)
@@ -142,7 +143,8 @@ def _taken(fused: Computation, number: int) -> float:
     return total
 
 
-def _written(op: Instruction, fused: Computation) -> float:
+def written(op: Instruction, fused: Computation) -> float:
+    """The bytes that the fusion `op` writes: of in-place updates only the part."""
     outputs = fused.root.operands if fused.root.opcode == "tuple" else [fused.root]
     total = 0.0
     for output, shape in zip(outputs, op.shapes, strict=False):
