@@ -66,7 +66,8 @@ def test_settings_and_targets_agree_with_the_published_figures(by_row):
             continue
         target = row.target
         assert target.chips == row.n_chips, row.row
-        assert not row.global_batch or row.batch == int(row.global_batch), row.row
+        fewer = "planned with" in row.note  # of its micro-batches
+        assert not row.global_batch or row.batch == int(row.global_batch) or fewer, row.row
         replicas = int(next(s for s in row.settings if s.startswith("replicas=")).removeprefix("replicas="))
         shards = next((int(s[7:]) for s in row.settings if s.startswith("shards=")), 1)
         assert replicas % (target.devices // shards) == 0 and row.batch % replicas == 0, row.row

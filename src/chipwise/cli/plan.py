@@ -22,9 +22,7 @@ def plan(
     eval_every: options.EvalEvery = "1ep",
     prices: options.Prices = None,
     cloud: Annotated[str, options.option("Only prices of these, such as gcp,aws.", "NAMES")] = "",
-    region: Annotated[
-        str, options.option("Only prices of regions that begin with these: us-.", "NAMES")
-    ] = "",
+    region: Annotated[str, options.option("Only prices of regions that begin so: us-.", "NAMES")] = "",
     marketplace: Annotated[
         bool,
         options.option("Leave marketplaces' lowest offers out.", name="--marketplace/--no-marketplace"),
