@@ -237,14 +237,16 @@ def test_a_disk_that_fills_up_while_saving_loses_nothing(run, tmp_path, monkeypa
             resource.setrlimit(resource.RLIMIT_FSIZE, (2500, hard))  # room for a line, not for arrays
 
     monkeypatch.setattr(RunFolder, "log", fill)
-    expected = {"reason": os.strerror(errno.EFBIG), "checkpoint": 10, "run": str(tmp_path)}
+    expected = {"reason": os.strerror(errno.EFBIG), "run": str(tmp_path)}
     try:
-        with refused(cw.RunError, "checkpoint-unwritable", **expected):
+        with refused(cw.RunError, "checkpoint-unwritable", **expected) as caught:
             cw.fit(plain(), tmp_path, checkpoint_every="10st", **QUIET)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     monkeypatch.undo()
-    assert cw.restore_run(plain(), tmp_path).steps == 10
+    kept = caught.value.facts["checkpoint"]
+    assert kept in (10, 20)  # a row may be written only after the save of its step
+    assert cw.restore_run(plain(), tmp_path).steps == kept
     assert cw.fit(plain(), tmp_path, **QUIET).fingerprint == run[1].fingerprint
 
 

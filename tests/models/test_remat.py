@@ -136,6 +136,7 @@ def test_a_name_that_nothing_has_is_refused(policy, name, near):
         jax.grad(lambda x: jnp.sum(function(x)))(x)
 
 
+@pytest.mark.slow
 def test_a_remat_of_names_is_the_same_function():
     init, _ = functional(lambda rngs: TINY_LLAMA(keep="context", rngs=rngs))
     params, _ = jax.jit(init)(jax.random.key(0))
