@@ -19,6 +19,7 @@ from typing import Any
 
 import chipwise as cw
 from chipwise.atomic import replace_text
+from chipwise.cli.options import interval
 from chipwise.errors import ChipwiseError
 
 from . import page
@@ -72,7 +73,7 @@ def ask(row: Row) -> dict[str, Any]:
     answer: dict[str, Any] = {"command": row.command, "jax": metadata.version("jax")}
     start = time.monotonic()
     try:
-        every = {"": "1ep", "end": None}.get(row.eval_every, row.eval_every)
+        every = interval(row.eval_every or "1ep")
         (plan,) = cw.plan(row.load(), [row.on], exact=row.exact, eval_every=every)
     except ChipwiseError as error:
         return answer | {"problem": error.code, "text": str(error)}

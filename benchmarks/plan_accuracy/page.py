@@ -57,7 +57,7 @@ Throughputs are of all chips, in images or sequences a second.
   as a plan, by 3 and 1 % of the memory; they count in the fit.
 * LARS shards its state, like LAMB (`cw.lars`), as Google's programs do (Xu et al., 2020, arXiv:2004.13336).
   With optax's, whole on each chip, rows 37, 139, 175, 228 to 231, 234 and 235 were at 1.07, 0.87, 0.89, 1.00,
-  1.00, 1.04, 0.98, 0.98 and 0.92. The intervals are not fitted to that.
+  1.00, 1.04, 0.98, 0.98 and 0.92.
 * Row 99 (Llama 3.1 70B on 256 chips of 7x) became a recipe when `cw.remat` could keep values by name, and was
   held-out before it was asked.
 * Row 138 was predicted at 0.58 and is apart now: its source sorts sequences into buckets of lengths.

@@ -183,8 +183,7 @@ class Drop(nnx.Dropout):
 
 
 class BertBlock(nnx.Module):
-    """`norm(x + attention(x))`, then the same around two layers: the norms come after. As PyTorch's, GELU and
-    the norms keep their arguments alone."""
+    """`norm(x + attention(x))`, then the same around two layers: the norms come after."""
 
     tanh = False  # GELU by its tanh formula
     softmax = jnp.float32  # its type; `None` is that of the net
@@ -208,12 +207,20 @@ class BertBlock(nnx.Module):
         return self.mixed(y.reshape(b, t, width))
 
     def __call__(self, x):
+        x = self.norm1(x + self.drop_mixed(self.attend(x)))
+        return self.norm2(x + self.drop_out(self.out(nnx.gelu(self.hidden(x), approximate=self.tanh))))
+
+
+class PyTorchBlock(BertBlock):
+    """GELU and the norms keep their arguments alone for the gradient."""
+
+    def __call__(self, x):
         gelu = jax.checkpoint(partial(nnx.gelu, approximate=False))
         x = jax.checkpoint(self.norm1)(x + self.drop_mixed(self.attend(x)))
         return jax.checkpoint(self.norm2)(x + self.drop_out(self.out(gelu(self.hidden(x)))))
 
 
-class ApexBlock(BertBlock):
+class ApexBlock(PyTorchBlock):
     softmax = None
 
 
@@ -236,10 +243,6 @@ class GoogleBlock(BertBlock):
         kernel = self.mixed.kernel[...].astype(x.dtype).reshape(self.heads, -1, width)
         return jnp.einsum("btnd,ndw->btw", y, kernel) + self.mixed.bias[...].astype(x.dtype)[None, None]
 
-    def __call__(self, x):
-        x = self.norm1(x + self.drop_mixed(self.attend(x)))
-        return self.norm2(x + self.drop_out(self.out(nnx.gelu(self.hidden(x), approximate=True))))
-
 
 class TensorFlowBlock(BertBlock):
     """Norms, what they add up and GELU are float32, but softmax has the type of the net."""
@@ -256,17 +259,13 @@ class TensorFlowBlock(BertBlock):
 class FlaxBlock(BertBlock):
     """Dropout by JAX's own generator; of attention's weights the same entries for all examples and heads."""
 
-    def __call__(self, x):
-        x = self.norm1(x + self.drop_mixed(self.attend(x)))
-        return self.norm2(x + self.drop_out(self.out(nnx.gelu(self.hidden(x), approximate=False))))
-
     def drops(self, rngs):
         dropout = partial(nnx.Dropout, 0.1, rngs=rngs)
         return dropout(broadcast_dims=(0, 1)), dropout(), dropout()
 
 
 FORMS = {
-    "pytorch": BertBlock,
+    "pytorch": PyTorchBlock,
     # level O2: NVIDIA/DeepLearningExamples, PyTorch/LanguageModeling/BERT/run_squad.py
     "apex": ApexBlock,
     # for TPUs: mlcommons/training_results_v1.0, bert-preview-TF-tpu-v4-6912/modeling.py
