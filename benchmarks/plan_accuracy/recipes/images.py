@@ -46,6 +46,7 @@ def recipe(name, net, image=224, classes=1000, optimizer="sgd", fold=1):
         # As in MLPerf: no decay and no ratio for biases and norms
         "lars": lambda: cw.lars(lr=lr.with_peak(10.0), weight_decay=1e-4, decay="kernels"),
         "adamw": lambda: cw.adamw(lr=lr.with_peak(1e-3), weight_decay=0.1),
+        "adamw_clipped": lambda: cw.adamw(lr=lr.with_peak(3e-3), weight_decay=0.3, clip=1.0),
     }
     task = classification(cw.functional(net), data, by_channel(data.mean, data.std))
     return cw.Recipe(

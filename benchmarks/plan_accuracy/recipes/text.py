@@ -259,9 +259,17 @@ class TensorFlowBlock(BertBlock):
 class FlaxBlock(BertBlock):
     """Dropout by JAX's own generator; of attention's weights the same entries for all examples and heads."""
 
+    alike = (0, 1)
+
     def drops(self, rngs):
         dropout = partial(nnx.Dropout, 0.1, rngs=rngs)
-        return dropout(broadcast_dims=(0, 1)), dropout(), dropout()
+        return dropout(broadcast_dims=self.alike), dropout(), dropout()
+
+
+class KerasBlock(FlaxBlock):
+    """Dropout draws for every entry, also of the weights."""
+
+    tanh, alike = True, ()
 
 
 FORMS = {
@@ -273,6 +281,8 @@ FORMS = {
     # NVIDIA/DeepLearningExamples, TensorFlow2/LanguageModeling/BERT/official/nlp/modeling/layers
     "tensorflow": TensorFlowBlock,
     "flax": FlaxBlock,  # huggingface/transformers, models/bert/modeling_flax_bert.py
+    # Keras 3 on JAX: keras-team/keras, backend/jax/random.py; keras-hub, layers/modeling/transformer_encoder.py
+    "keras": KerasBlock,
 }
 
 
@@ -287,7 +297,7 @@ class Bert(nnx.Module):
         )
         block = FORMS[form]
         self.blocks = nnx.Sequential(*(block(width, heads, rngs) for _ in range(depth)))
-        self.drop = nnx.Dropout(0.1, rngs=rngs) if form == "flax" else Drop(rngs)
+        self.drop = nnx.Dropout(0.1, rngs=rngs) if issubclass(block, FlaxBlock) else Drop(rngs)
         self.norm, self.told_norm = (LayerNorm(width, epsilon=1e-12) for _ in range(2))
         self.pooled, self.told = (nnx.Linear(width, width, rngs=rngs) for _ in range(2))
         self.bias = nnx.Param(jnp.zeros((vocabulary,), jnp.float32))
