@@ -15,7 +15,7 @@ from flax import nnx
 
 import chipwise as cw
 from chipwise.models.attention import attention
-from chipwise.models.llama import RMSNorm, rotated
+from chipwise.models.llama import RMSNorm, by_heads, joined, rotated
 from chipwise.models.tied import embed
 from chipwise.models.transformer import Blocks, Table, kernels
 from chipwise.recipes.tokens import language
@@ -48,13 +48,12 @@ class ParallelBlock(nnx.Module):
         self.heads, self.plain = heads, plain
 
     def __call__(self, x):
-        b, t, _ = x.shape
         y = self.norm(x)
-        q, k, v = (layer(y).reshape(b, t, self.heads, HEAD) for layer in (self.q, self.k, self.v))
+        q, k, v = (by_heads(y, layer.kernel[...], self.heads) for layer in (self.q, self.k, self.v))
         q, k = rotated(q, 10_000.0), rotated(k, 10_000.0)
         plain = partial(jax.nn.dot_product_attention, is_causal=True, implementation="xla")
         attended = plain(q, k, v) if self.plain else attention(q, k, v, causal=True)
-        return x + self.out(attended.reshape(b, t, -1)) + self.down(jax.nn.relu(self.up(y)))
+        return x + joined(attended, self.out.kernel[...]) + self.down(jax.nn.relu(self.up(y)))
 
 
 class Decoder(nnx.Module):

@@ -20,6 +20,7 @@ from jax.ad_checkpoint import checkpoint_name
 from . import wide
 from .attention import attention
 from .large import fsdp
+from .target import platform
 from .tied import embed
 from .transformer import QKV, Blocks, Table
 
@@ -53,6 +54,23 @@ def rotated(x: jax.Array, base: float) -> jax.Array:
     return turned.astype(x.dtype)
 
 
+def by_heads(x: jax.Array, kernel: jax.Array, heads: int) -> jax.Array:
+    """`(b, t, width)` and a kernel `(width, heads * d)` -> `(b, t, heads, d)`. See
+    `transformer.Attention` for why a TPU's product gives arrays of heads."""
+    kernel = kernel.astype(x.dtype)
+    if platform() == "tpu":
+        return jnp.einsum("btw,whd->bthd", x, kernel.reshape(kernel.shape[0], heads, -1))
+    return (x @ kernel).reshape(*x.shape[:2], heads, -1)
+
+
+def joined(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """`(b, t, heads, d)` and a kernel `(heads * d, width)` -> `(b, t, width)`, likewise."""
+    kernel = kernel.astype(x.dtype)
+    if platform() == "tpu":
+        return jnp.einsum("bthd,hdw->btw", x, kernel.reshape(*x.shape[2:], -1))
+    return x.reshape(*x.shape[:2], -1) @ kernel
+
+
 class Attention(nnx.Module):
     """Causal self-attention with `heads / kv_heads` queries per key: `(b, t, width)` -> the same."""
 
@@ -63,14 +81,13 @@ class Attention(nnx.Module):
         self.heads, self.kv_heads, self.base = heads, kv_heads, base
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        b, t, width = x.shape
         q, k, v = (
-            layer(x).reshape(b, t, heads, width // self.heads)
+            by_heads(x, layer.kernel[...], heads)
             for layer, heads in ((self.q, self.heads), (self.k, self.kv_heads), (self.v, self.kv_heads))
         )
         parts = zip((rotated(q, self.base), rotated(k, self.base), v), QKV, strict=True)
         attended = attention(*(checkpoint_name(part, name) for part, name in parts), causal=True)
-        return checkpoint_name(self.out(attended.reshape(b, t, width)), "out_proj")
+        return checkpoint_name(joined(attended, self.out.kernel[...]), "out_proj")
 
 
 class Block(nnx.Module):
