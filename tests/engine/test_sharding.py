@@ -1,5 +1,8 @@
 """The optimizer's state shared out over the devices: the bits of the whole update, on any number of them."""
 
+import functools
+import weakref
+
 import jax
 import numpy as np
 import pytest
@@ -39,6 +42,31 @@ def test_the_bits_are_those_of_the_whole_update(name, counts):
             assert shared.metrics == whole.metrics
         jax.tree.map(np.testing.assert_array_equal, shared.params, whole.params)  # the averages
         jax.tree.map(np.testing.assert_array_equal, shared.state, whole.state)
+
+
+@pytest.mark.parametrize("shard", [True, False])
+def test_gradients_are_free_once_they_are_added(shard, monkeypatch):
+    recipe = tasks.recipe(optimizer=OPTIMIZERS["adamw"], duration="12st")
+    with Session(recipe, cw.On(devices=2, shard_optimizer=shard)) as session:
+        session.begin()
+        session.advance(1)
+        programs, made, left = session.programs, [], []
+        owner = programs.sharding if shard else programs
+        vectors, updates = programs._vectors, owner._updates
+
+        def noted(*given):
+            found = vectors(*given)
+            made.extend(weakref.ref(vector) for vector in found)
+            return found
+
+        def counted(update, *given):
+            left.append(sum(vector() is not None for vector in made))
+            return update(*given)
+
+        monkeypatch.setattr(programs, "_vectors", noted)
+        monkeypatch.setattr(owner, "_updates", [functools.partial(counted, update) for update in updates])
+        session.advance(1)
+    assert made and left == [0, 0]
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from flax import nnx
 import chipwise as cw
 from chipwise.chips.catalogue import CHIPS, named
 from chipwise.chips.targets import parse
+from chipwise.models import llama
 from chipwise.models.attention import Mask, attention, flops, form_for, pairs, saveable, visited
 from chipwise.models.attention_blocks import blocks
 from chipwise.models.attention_fused import block_of, splash_work
@@ -333,12 +334,17 @@ def test_for_an_absent_tpu_the_weights_are_never_there(chip, tmp_path):
     assert "program-custom-call" not in [note.code for note in answer.notes]
 
 
-def test_products_by_heads_are_the_layer_that_tpus_run():
+def gpt_layer():
     normal = nnx.initializers.normal(0.5)
     layer = Attention(16, 2, causal=True, init=normal, out_init=normal, rngs=nnx.Rngs(0))
     layer.qkv.bias[...] += 0.3
     layer.out.bias[...] += 0.2
-    graph, state = nnx.split(layer)
+    return layer
+
+
+@pytest.mark.parametrize("make", [gpt_layer, lambda: llama.Attention(16, 4, 2, 1e4, rngs=nnx.Rngs(0))])
+def test_products_by_heads_are_the_layer_that_tpus_run(make):
+    graph, state = nnx.split(make())
     x = jax.random.normal(jax.random.key(1), (3, 8, 16))
 
     def loss(state, x):

@@ -40,12 +40,12 @@ def codes(facts):
 def test_fewer_replicas_hold_fewer_partial_sums():
     t4 = parse("t4")  # 14.4 GB
     recipe, _, programs = asked(t4)
-    sums, _ = waiting(32, programs.size)
+    sums = waiting(32, programs.size)
     assert sums == 6 * GB
     told = room(recipe, t4, programs, least(t4, sums=sums, rest=10 * GB), True)
     first = told[0]
     assert first == fact("room-fewer-replicas", replicas=8, needed=14 * GB)
-    assert first["needed"] <= available(t4)[0] < 10 * GB + waiting(16, programs.size)[0]
+    assert first["needed"] <= available(t4)[0] < 10 * GB + waiting(16, programs.size)
     told = room(recipe, t4, programs, least(t4, sums=sums, rest=15 * GB), True)
     assert "room-fewer-replicas" not in codes(told)
 
@@ -90,7 +90,7 @@ def test_products_are_saved_where_they_fit_or_where_fewer_at_a_time_do():
 
     limit, _ = available(target)
     assert told(limit - more) == [fact("advice-save-products", share=0.2, more=more, replicas=1)]
-    grown = waiting(2, programs.size)[0] - waiting(1, programs.size)[0]
+    grown = waiting(2, programs.size) - waiting(1, programs.size)
     two = fact("advice-save-products-in-turn", share=0.2, more=more // 2, replicas=2)
     assert told(limit - more + 1) == [two] == told(limit - more // 2 - grown)
     (four,) = told(limit - more // 2 - grown + 1)

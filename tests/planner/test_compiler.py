@@ -26,7 +26,7 @@ from chipwise.planner.compiler import (
     refusal,
 )
 from chipwise.planner.compilers import PIP, Compiler, installed
-from chipwise.planner.exporting import ReduceRequest, export_program
+from chipwise.planner.exporting import GatherRequest, ReduceRequest, export_program
 from chipwise.planner.kernels import Kernel
 from chipwise.planner.programs import step_programs
 from chipwise.recipe.settings import load
@@ -96,17 +96,20 @@ def test_a_program_for_a_chip_that_is_not_here(tmp_path):
         request_for(clock_GHz=1.5, memory_GBps=819.0),
         Request("reduce", V5E, ReduceRequest(4, 2, 100_000, True)),
         Request("update", V5E, export_program(jnp.add, (SPEC, SPEC)), donate=(0,)),
+        Request("scatter", V5E, ReduceRequest(4, 2, 100_000, True, cut=98_304)),
+        Request("gather", V5E, GatherRequest(4, 98_304)),
         Request("nowhere", {"topology_name": "v5e:99x99"}, ReduceRequest(1, 1, 10, True)),
     ]
     told = compile_all(requests, cache_dir=tmp_path, progress=lambda *a: seen.append(a))
-    replica, reduce, update, nowhere = told
-    assert [t.name for t in told] == ["replica", "reduce", "update", "nowhere"]
-    assert replica.problem is reduce.problem is update.problem is None
+    replica, reduce, _, scatter, gather, nowhere = told
+    assert [t.name for t in told] == ["replica", "reduce", "update", "scatter", "gather", "nowhere"]
+    assert {t.problem for t in told[:-1]} == {None}
     assert set(replica.seconds_by_kind) >= {"matmul"} and replica.seconds >= 2 * 256**3 / 197e12
     assert reduce.wire_bytes >= 1.5 * 4 * 100_000
+    assert reduce.wire_bytes > scatter.wire_bytes > gather.wire_bytes >= 0.75 * 4 * 98_304
     assert nowhere.problem.code == "topology-unknown" and nowhere.problem["program"] == "nowhere"
-    assert [done for done, *_ in seen] == [0, 1, 2, 3, 4] and {total for _, total, *_ in seen} == {4}
-    assert seen[0][3] is None and seen[1][3] > 0 and seen[4][3] == 0  # seconds left
+    assert [done for done, *_ in seen] == list(range(7)) and {total for _, total, *_ in seen} == {6}
+    assert seen[0][3] is None and seen[1][3] > 0 and seen[6][3] == 0  # seconds left
 
 
 def has_gpu_compiler():

@@ -91,7 +91,7 @@ def traces(monkeypatch):
         program = Traceable.of("replica", jax.jit(function), (jax.ShapeDtypeStruct((8,), jnp.float32),))
         recipe = types.SimpleNamespace(precision="f32")
         programs = types.SimpleNamespace(
-            programs=(program,), recipe=recipe, reduce=None, exact=True, shards=1
+            programs=(program,), recipe=recipe, exchanges={}, exact=True, shards=1
         )
         cases = [(parse(chip), programs) for chip in chips]
         assert sorted(i for i, _ in steps.compile_steps(cases)) == list(range(len(chips)))

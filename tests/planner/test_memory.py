@@ -7,15 +7,16 @@ import pytest
 import chipwise as cw
 import tasks
 from chipwise.chips.targets import parse
-from chipwise.engine.layout import merges
+from chipwise.engine.layout import Layout, merges
 from chipwise.machine.limits import Memory
 from chipwise.planner import feeding, programs
-from chipwise.planner.programs import available, largest_batch, waiting
+from chipwise.planner.programs import available, largest_batch, step_programs, waiting
+from chipwise.words.facts import fact
 
 
 @pytest.mark.parametrize("calls", [1, 2, 7, 8])
 def test_few_small_vectors_wait_for_each_other(calls):
-    assert waiting(calls, 10) == (40 * calls, 40 * (calls + 1))
+    assert waiting(calls, 10) == 40 * calls
 
 
 @pytest.mark.parametrize("calls, most", [(9, 4), (12, 4), (16, 5), (17, 5), (128, 8)])
@@ -27,9 +28,34 @@ def test_many_are_added_as_they_come_and_counted_as_the_engine_holds_them(calls,
         held.append(len(stack))
         del stack[len(stack) - pops :]
     assert len(stack) == 1 and max(held) == most
-    assert waiting(calls, 10) == (40 * most, 80)
+    assert waiting(calls, 10) == 40 * most
     large = 1 << 28  # too large to wait, however few
-    assert waiting(2, large) == (4 * large * 2, 4 * large * 2)
+    assert waiting(2, large) == 4 * large * 2
+
+
+@pytest.mark.parametrize("replicas", [4, 8])
+def test_the_program_that_needs_most_with_what_waits_beside_it(replicas):
+    recipe = dataclasses.replace(cw.load("digits"), replicas=replicas, batch=64)
+    whole = step_programs(recipe, Layout.of(recipe, 4), resident=False)
+    vectors = replicas // 4
+    n, size = 4 * whole.size, whole.size
+    assert whole.sums == {"replica": vectors * n, "reduce": (vectors + 1) * n, "update": n, "gather": n}
+    assert list(whole.exchanges) == ["reduce"] and whole.exchanges["reduce"].cut == 0
+    sharded = dataclasses.replace(whole, cut=size - 8)
+    part = size - 8
+    assert sharded.sums == {
+        "replica": vectors * n,
+        "reduce": vectors * n + part + 32,
+        "update": 2 * part + 32,
+        "gather": 2 * part + 32 + 4 * part,
+    }
+    assert sharded.exchanges["gather"].size == sharded.exchanges["reduce"].cut == part
+    source = fact("memory-of-tpu", gib=1)
+    temporary = {"replica": 10, "reduce": 20, "gather": 10 * n}
+    memory = sharded.memory(temporary, 0, 1, source)
+    assert (memory.replica_sums, memory.activations) == (sharded.sums["gather"], 10 * n)
+    memory = sharded.memory(temporary | {"replica": 100 * n}, 0, 1, source)
+    assert (memory.replica_sums, memory.activations) == (vectors * n, 100 * n)
 
 
 def test_a_gpu_has_what_chipwise_lets_jax_take():

@@ -102,5 +102,5 @@ def test_the_forward_program_has_no_gradient():
     programs = predicting.forward_programs(recipe(), 4)
     (params, _, _), made = programs.programs[0].specs, programs.programs[0]
     out = jax.eval_shape(made.function, *made.specs)
-    assert out["outputs"].shape == (4, tasks.CLASSES) and programs.reduce is None
+    assert out["outputs"].shape == (4, tasks.CLASSES) and programs.exchanges == {}
     assert programs.parameters == sum(x.size for x in jax.tree.leaves(params))

@@ -83,6 +83,12 @@ def test_the_need_is_the_compilers_and_grows_with_the_batch():
     assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
 
 
+def test_an_optimizer_with_norms_of_layers_has_more_programs():
+    lamb, plain = (recipe(optimizer=make(lr=0.1)) for make in (cw.lamb, cw.adamw))
+    needs = [trial.needed(one, detect(1), Layout.of(one, 1)).needed for one in (lamb, plain)]
+    assert needs[0] >= needs[1] > 0
+
+
 def test_a_group_of_devices_is_asked_for_what_each_needs(monkeypatch):
     asked = []
     monkeypatch.setattr(trial, "compiler_options", lambda *about: asked.append(about))

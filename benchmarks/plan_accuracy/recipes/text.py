@@ -281,7 +281,7 @@ FORMS = {
     # NVIDIA/DeepLearningExamples, TensorFlow2/LanguageModeling/BERT/official/nlp/modeling/layers
     "tensorflow": TensorFlowBlock,
     "flax": FlaxBlock,  # huggingface/transformers, models/bert/modeling_flax_bert.py
-    # Keras 3 on JAX: keras-team/keras, backend/jax/random.py; keras-hub, layers/modeling/transformer_encoder.py
+    # keras-team/keras, backend/jax/random.py; keras-hub, layers/modeling/transformer_encoder.py
     "keras": KerasBlock,
 }
 

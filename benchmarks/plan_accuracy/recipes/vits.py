@@ -1,13 +1,12 @@
 """ViT as published programs in Flax have it, as recipes: blocks one after another, which keep everything.
 
-    chipwise plan benchmarks/plan_accuracy/recipes/vits.py:algoperf --set batch=1024 --set replicas=8 --on v100:8
-    chipwise plan benchmarks/plan_accuracy/recipes/vits.py:t5x --set batch=4096 --set replicas=8 --on a100-80gb:8
+    chipwise plan benchmarks/plan_accuracy/recipes/vits.py:algoperf --set batch=1024 --on v100:8
 
-`algoperf`: ViT-S/16 of mlcommons/algorithmic-efficiency, `workloads/imagenet_vit/imagenet_jax/models.py`: sines
-for places, the mean of all patches, and without dropout, as in four of its five trials. `t5x`: ViT-B/16 of
-NVIDIA/JAX-Toolbox, `rosetta/projects/vit/layers.py`: a class token, and a tenth dropped, but not of attention's
-weights, by JAX's own generator; the gradient's norm is clipped. Both have a kernel each for queries, keys and values, GELU by its tanh formula,
-and a layer with tanh before the classifier.
+`algoperf`: ViT-S/16 of mlcommons/algorithmic-efficiency, `workloads/imagenet_vit/imagenet_jax/models.py`:
+sines for places, the mean of all patches, and no dropout, as in four of its five trials. `t5x`: ViT-B/16 of
+NVIDIA/JAX-Toolbox, `rosetta/projects/vit/layers.py`: a class token, a tenth dropped by JAX's own generator,
+but not of attention's weights, and the gradient's norm clipped. Both have a kernel each for queries, keys and
+values, GELU by its tanh formula, and a layer with tanh before the classifier.
 """
 
 from functools import partial
@@ -49,8 +48,8 @@ class FlaxBlock(nnx.Module):
 
 
 class FlaxViT(nnx.Module):
-    """`(b, 224, 224, 3)` -> logits `(b, 1000)`. `token`: a class token, whose state is classified, and learned
-    places."""
+    """`(b, 224, 224, 3)` -> logits `(b, 1000)`. `token`: a class token, whose state is classified, and
+    learned places."""
 
     def __init__(self, width, heads, token, dropout, rngs, depth=12):
         self.patches = nnx.Conv(
@@ -80,5 +79,5 @@ def sines(width):
     """`(1, 196, width)` float32: places in two dimensions (Chen et al. 2021, arXiv:2104.02057)."""
     y, x = jnp.divmod(jnp.arange(PLACES, dtype=jnp.float32), PLACES**0.5)
     each = jnp.arange(width // 4, dtype=jnp.float32) / (width // 4 - 1)
-    x, y = (place[:, None] / 10_000.0**each[None] for place in (x, y))
+    x, y = (place[:, None] / 10_000.0 ** each[None] for place in (x, y))
     return jnp.concatenate([jnp.sin(x), jnp.cos(x), jnp.sin(y), jnp.cos(y)], axis=1)[None]

@@ -196,12 +196,16 @@ class Programs:
             return [dataclasses.replace(after, frozen=frozen)], token
         vectors = [self._vectors(d, carry[d], window[d], data[d]) for d in range(len(carry))]
         if self.sharding is not None:
-            return self.sharding(vectors, carry, window)
+            joined = [self.placement.join(parts) for parts in zip(*vectors, strict=True)]
+            del vectors
+            return self.sharding(joined, carry, window)
         if self.placement.count == 1:
             totals = [self._reduce(vectors[0])]
         else:
             joined = [self.placement.join(parts) for parts in zip(*vectors, strict=True)]
             totals = self.placement.split(self._reduce(joined))
+            del joined
+        del vectors  # their memory is free during the update
         after, tokens = [], []
         for d, (before, total) in enumerate(zip(carry, totals, strict=True)):
             squares = self._squares[d](total) if self._squares[d] is not None else None

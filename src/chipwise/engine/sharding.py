@@ -86,11 +86,14 @@ class Sharding:
         return self._updates[0]
 
     def __call__(
-        self, vectors: list[list[jax.Array]], carry: list[TrainState], window: list
+        self, vectors: list[jax.Array], carry: list[TrainState], window: list
     ) -> tuple[list[TrainState], jax.Array]:
-        """The states after a step, from the vectors of each local device's replicas, and a token."""
+        """The states after a step, and a token. *Arguments:* `vectors`: of the first replicas of all devices,
+        of the second ones and so on; the list is emptied when they are added, so that their memory is free.
+        """
         placement = self.placement
-        summed, aside = self._scatter([placement.join(parts) for parts in zip(*vectors, strict=True)])
+        summed, aside = self._scatter(vectors)
+        vectors.clear()
         sums, asides = placement.split(summed), placement.split(aside)
         squares: list[Any] = [None] * len(carry)
         if self.functions.updates.squares is not None:

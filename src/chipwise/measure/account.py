@@ -61,7 +61,8 @@ def by_category(session: Session) -> dict[str, int | None]:
     stats = program.placement.lead.memory_stats() or {}
     temporaries = max((a.temp_size_in_bytes for a in known), default=None)
     if temporaries is not None and not program.functions.fused:
-        sums = waiting(program.functions.calls, known[0].output_size_in_bytes // 4)
+        vector = known[0].output_size_in_bytes
+        sums = waiting(program.functions.calls, vector // 4), vector
         temporaries = max(a.temp_size_in_bytes + held for a, held in zip(known, sums, strict=False))
     return {
         "parameters": nbytes((state.params, state.frozen, state.ema)),

@@ -43,7 +43,7 @@ def room(
         if recipe.replicas % replicas:
             continue
         devices = recipe.shards * usable(replicas, target.devices // recipe.shards, exact)
-        sums, _ = waiting(replicas * recipe.shards // devices if exact else 1, programs.size)
+        sums = waiting(replicas * recipe.shards // devices if exact else 1, programs.size)
         needed = least.needed - least.replica_sums + sums
         if devices == programs.layout.devices and needed <= least.available:
             facts.append(fact("room-fewer-replicas", replicas=replicas, needed=needed))
@@ -129,10 +129,10 @@ def saved_products(recipe: Recipe, programs: StepPrograms, step: StepTime) -> li
         return []
     free = step.memory.available - step.memory.needed
     more = sum(one.count * _result_bytes(one) for one in again) / programs.calls
-    held, _ = waiting(programs.calls, programs.size)
+    held = waiting(programs.calls, programs.size)
     for replicas, _ in _divisions(recipe):
         ratio = replicas // recipe.replicas
-        sums, _ = waiting(ratio * programs.calls, programs.size)
+        sums = waiting(ratio * programs.calls, programs.size)
         if more / ratio + sums - held <= free:
             code = "advice-save-products" if ratio == 1 else "advice-save-products-in-turn"
             return [fact(code, share=share, more=int(more / ratio), replicas=replicas)]

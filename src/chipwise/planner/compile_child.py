@@ -28,7 +28,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from ..engine.reduce import AXIS, reducer
+from ..engine.reduce import AXIS, gatherer, reducer, scatterer
 from ..models.large import SHARD
 from ..words.facts import fact
 from . import hlo, hlo_gpu
@@ -117,16 +117,21 @@ def _lower(request: dict[str, Any], folder: Path, devices: list):
         mesh = Mesh(np.asarray(devices[: math.prod(grid)]).reshape(grid), (AXIS, SHARD))
         shape = (math.prod(grid) * reduce["size"],)
         spec = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, P((AXIS, SHARD))))
-        reduced = reducer(mesh, reduce["exact"])
+        reduced = scatterer(mesh, reduce["cut"]) if reduce["cut"] else reducer(mesh, reduce["exact"])
         return jax.jit(reduced, compiler_options=request["options"]).lower([spec] * reduce["local"])
+    if gather := request["program"].get("gather"):
+        mesh = Mesh(np.asarray(devices[: gather["devices"]]), (AXIS,))
+        over = NamedSharding(mesh, P(AXIS))
+        spec = jax.ShapeDtypeStruct((gather["size"],), jnp.float32, sharding=over)
+        return jax.jit(gatherer(mesh), compiler_options=request["options"]).lower(spec)
     exported = export.deserialize(bytearray((folder / request["program"]["file"]).read_bytes()))
-    over: Any = [SingleDeviceSharding(devices[0])] * len(exported.in_avals)
+    places: Any = [SingleDeviceSharding(devices[0])] * len(exported.in_avals)
     if exported.nr_devices > 1:  # a group's program
         group = Mesh(np.asarray(devices[: exported.nr_devices]), (SHARD,))
-        over = exported.in_shardings_jax(group)
+        places = exported.in_shardings_jax(group)
     specs = [
         jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=to)
-        for a, to in zip(exported.in_avals, over, strict=True)
+        for a, to in zip(exported.in_avals, places, strict=True)
     ]
     donate, options = tuple(request["donate"]), request["options"]
     jitted = jax.jit(exported.call, donate_argnums=donate, keep_unused=True, compiler_options=options)

@@ -30,7 +30,7 @@ from ..errors import ChipwiseError
 from ..words.facts import Fact, fact
 from . import hlo, hlo_gpu
 from .compilers import COMPILERS, Compiler
-from .exporting import Exported, ReduceRequest
+from .exporting import Exported, GatherRequest, ReduceRequest
 from .kernels import Kernel
 
 SCHEMA = 3
@@ -52,7 +52,7 @@ class Request:
 
     name: str
     topology: dict[str, Any]
-    program: Exported | ReduceRequest
+    program: Exported | ReduceRequest | GatherRequest
     donate: tuple[int, ...] = ()
     clock_GHz: float | None = None
     memory_GBps: float | None = None

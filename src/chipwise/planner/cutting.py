@@ -23,7 +23,7 @@ TOO_LARGE = "state-above-device"
 
 def too_large(target: Target, programs: StepPrograms) -> StepTime | None:
     """The problem, if the state alone is more than a device of `target` has; `None` if it may fit."""
-    memory = held(programs, target, 0, 0, 0)
+    memory = held(programs, target, {}, 0)
     if memory is None or memory.fits:
         return None
     return StepTime(
@@ -61,7 +61,7 @@ def smallest_cut(recipe: Recipe, whole: Whole, target: Target, exact: bool) -> t
         if not lies_on_hosts(shards, target) or (recipe.batch // recipe.replicas) % shards:
             continue
         groups = usable(shares(recipe, exact), target.devices // shards, exact)
-        sums, _ = waiting(recipe.block_count // groups if exact else 1, whole.trained // shards)
+        sums = waiting(recipe.block_count // groups if exact else 1, whole.trained // shards)
         needed = whole.kept // shards + sums
         if room is not None and needed <= room:
             return shards, needed

@@ -73,13 +73,14 @@ class Exported:
 @dataclass(frozen=True)
 class ReduceRequest:
     """The sum over replicas of `engine.reduce`: `local` vectors of `size` float32 on each device of `groups`,
-    of which each has `shards`."""
+    of which each has `shards`. `cut`: how many values, the first ones, each device gets only its part of."""
 
     groups: int
     local: int
     size: int
     exact: bool
     shards: int = 1
+    cut: int = 0
     places: ClassVar[tuple[str, ...]] = ()
 
     @property
@@ -89,10 +90,29 @@ class ReduceRequest:
     @property
     def key(self) -> str:
         """The key of the program: its sizes, and the code that makes it."""
-        return f"{asdict(self)} {inspect.getsource(reduce)} {inspect.getsource(replicas)}"
+        return f"{asdict(self)} {_EXCHANGES}"
 
     def entry(self, folder: Path, name: str) -> dict[str, Any]:
         return {"reduce": asdict(self)}
+
+
+@dataclass(frozen=True)
+class GatherRequest:
+    """The gathering of a vector of `size` float32, of which each of `devices` has a part."""
+
+    devices: int
+    size: int
+    places: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def key(self) -> str:
+        return f"gather {asdict(self)} {_EXCHANGES}"
+
+    def entry(self, folder: Path, name: str) -> dict[str, Any]:
+        return {"gather": asdict(self)}
+
+
+_EXCHANGES = inspect.getsource(reduce) + inspect.getsource(replicas)
 
 
 def export_program(function: Callable[..., Any], specs: Sequence[Any], platform: str = "tpu") -> Exported:

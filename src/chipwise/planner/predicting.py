@@ -29,6 +29,7 @@ from ..words.facts import Fact, fact
 from . import step_time, steps, steps_here, timing
 from .advice import lacks
 from .compiler import Compiled, Progress
+from .exporting import GatherRequest, ReduceRequest
 from .feeding import HostSpeed, feeding
 from .kernels import costliest
 from .plans import Memory, Plan, Range, costs, unique
@@ -52,7 +53,11 @@ class ForwardPrograms:
     data_bytes: int
     exact = False  # no sum over devices
     shards = 1
-    reduce = None
+
+    @property
+    def exchanges(self) -> dict[str, ReduceRequest | GatherRequest]:
+        """None: devices predict their own examples."""
+        return {}
 
     @property
     def arrays(self) -> int:

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +32,7 @@ from ..models.target import depends_on_chip, traced_for
 from ..recipe import precision
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
-from .exporting import Contents, Exported, ReduceRequest, export_program, flat_positions
+from .exporting import Contents, Exported, GatherRequest, ReduceRequest, export_program, flat_positions
 from .plans import Memory
 
 
@@ -116,8 +116,8 @@ class Whole:
 class StepPrograms:
     """The programs of one device in a step: `replica`, called `calls` times, the sum of `size` float32 over
     all replicas, then `update`; before it, with LAMB or LARS, those of `norms`, between which devices gather
-    `gathered` float32 if the optimizer's state is sharded. Bytes are of one device, except those of `whole`
-    and a checkpoint."""
+    `gathered` float32 if the optimizer's state is sharded. Then `cut` values of the sum, the parameters', are
+    cut over the devices. Bytes are of one device, except those of `whole` and a checkpoint."""
 
     recipe: Recipe
     layout: Layout
@@ -136,6 +136,7 @@ class StepPrograms:
     fused: bool  # `fit` runs all of them as one program
     norms: tuple[Traceable, ...] = ()
     gathered: int = 0
+    cut: int = 0
 
     @property
     def programs(self) -> tuple[Traceable, ...]:
@@ -143,13 +144,14 @@ class StepPrograms:
         return self.replica, self.update, *self.norms
 
     @property
-    def reduce(self) -> ReduceRequest | None:
-        """The sum over replicas, if there is more than one vector."""
-        if self.layout.groups == 1 and self.calls == 1:
-            return None
-        return ReduceRequest(
-            self.layout.groups, self.local_vectors, self.size, self.layout.exact, self.shards
-        )
+    def exchanges(self) -> dict[str, ReduceRequest | GatherRequest]:
+        """The sum over replicas, if there is more than one vector; and if the optimizer's state is sharded,
+        the gathering of parameters after the update."""
+        groups, exact = self.layout.groups, self.layout.exact
+        if groups == 1 and self.calls == 1:
+            return {}
+        reduce = ReduceRequest(groups, self.local_vectors, self.size, exact, self.shards, self.cut)
+        return {"reduce": reduce, **({"gather": GatherRequest(groups, self.cut)} if self.cut else {})}
 
     @property
     def exact(self) -> bool:
@@ -165,11 +167,22 @@ class StepPrograms:
         ready."""
         return self.calls if meet_at_once(self.calls, self.size) else 1
 
-    def memory(self, replica: float, update: float, program: float, available: int, source: Fact) -> Memory:
-        """The memory of a device in a step, with the given temporary memory of its two programs and code: the
-        larger one of the last replica and the update."""
-        sums, total = waiting(self.calls, self.size)
-        held, activations = max((sums, replica), (total, update), key=sum)
+    @property
+    def sums(self) -> dict[str, int]:
+        """The bytes of gradients, sums and new parameters that wait on a device while each program runs."""
+        parts, whole = 4 * self.cut // self.layout.groups, 4 * self.size
+        total = parts + 4 * (self.size - self.cut)
+        during = {program.name: total + parts for program in self.programs}
+        during |= {"replica": waiting(self.calls, self.size), "reduce": self.local_vectors * whole + total}
+        return during | {"gather": total + parts + 4 * self.cut}
+
+    def memory(self, temporary: Mapping[str, float], program: float, available: int, source: Fact) -> Memory:
+        """The memory of a device in a step, in the program that needs most.
+
+        *Arguments:* `temporary`: bytes by program, of those that are compiled; `program`: bytes of code.
+        """
+        own = {name: temporary.get(name, 0.0) for name in ("replica", *temporary)}
+        held, activations = max(((self.sums[name], own[name]) for name in own), key=sum)
         return Memory(
             parameters=self.parameter_bytes,
             optimizer=self.optimizer_bytes,
@@ -228,23 +241,24 @@ def step_programs(
         fused=step.fused,
         norms=tuple(norms),
         gathered=lengths.size if lengths is not None and step.sharded else 0,
+        cut=step.updates.flat.size if step.sharded else 0,
     )
 
 
-def waiting(calls: int, size: int) -> tuple[int, int]:
+def waiting(calls: int, size: int) -> int:
     """The peak bytes of a device's vectors of `size` float32 while one of its `calls` replicas runs
-    (including its own vector), and while the sum of all exists, in the order of `engine.programs`.
+    (including its own vector), in the order of `engine.programs`.
 
     If they are added as they are ready, there are a partial sum for each level of the tree, and a leaf.
     """
     if meet_at_once(calls, size):
-        return 4 * size * calls, 4 * size * (calls + 1)
+        return 4 * size * calls
     depth = most = 0
     for pops in merges(calls):
         depth += 1
         most = max(most, depth)
         depth -= pops
-    return 4 * size * most, 4 * size * 2
+    return 4 * size * most
 
 
 @contextlib.contextmanager
@@ -283,14 +297,12 @@ def available(target: Target) -> tuple[int | None, Fact]:
 
 
 def held(
-    programs: StepPrograms, target: Target, replica: float, update: float, program: float
+    programs: StepPrograms, target: Target, temporary: Mapping[str, float], program: float
 ) -> Memory | None:
     """The memory of a step of `programs` on a device of `target`; `None` if the device's is unknown.
-
-    *Arguments:* `replica`, `update`: temporary bytes of the programs; `program`: bytes of code.
-    """
+    Arguments as of `StepPrograms.memory`."""
     limit, source = available(target)
-    return None if limit is None else programs.memory(replica, update, program, limit, source)
+    return None if limit is None else programs.memory(temporary, program, limit, source)
 
 
 def _crossing(tries: Sequence[tuple[int, tuple[bool, float]]]) -> float:

@@ -44,7 +44,7 @@ def timed_away(target: Target, programs: StepPrograms, answers: Answers) -> Step
     try:
         kernels = {name: timed(target, wanted, answer.kernels) for name, answer in answers.items()}
         kernels["replica"] = within(target, programs, kernels["replica"])
-        kernels["reduce"] = between(target, programs, kernels.get("reduce", []))
+        kernels["reduce"] = between(target, programs, kernels.get("reduce", []) + kernels.pop("gather", []))
     except DeviceError as error:
         return dataclasses.replace(step, problem=fact(error.code, **error.facts))
     return finished(step, target, programs, kernels)
@@ -86,7 +86,7 @@ def additions(programs: StepPrograms) -> list[Kernel]:
 
 
 def between(target: Target, programs: StepPrograms, reduce: Sequence[Kernel]) -> list[Kernel]:
-    """All kernels of the sum over replicas, with timed kernels of its program: the links' time replaces the
+    """All kernels of the sum over replicas, with timed kernels of its programs: the links' time replaces the
     memory traffic of collectives."""
     layout, chip, size = programs.layout, target.chip, float(programs.size)
     kernels = [kernel for kernel in reduce if kernel.kind != "collective"]

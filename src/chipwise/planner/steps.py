@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from ..words.facts import fact
 from .compiler import Compiled, Progress, Request, compile_each, refusal
 from .compilers import COMPILERS
 from .cutting import sizes
-from .exporting import Exported, ReduceRequest
+from .exporting import Exported, GatherRequest, ReduceRequest
 from .plans import Memory, unique
 from .programs import StepPrograms, Traceable, held
 from .timing import StepTime
@@ -31,15 +31,14 @@ Topology = dict[str, Any]
 
 
 class Programs(Protocol):
-    """The programs of a device for a recipe: `programs`, and `reduce`, the sum over devices, if there is
-    one."""
+    """The programs of a device for a recipe: `programs`, and `exchanges`, those of all devices, by name."""
 
     @property
     def recipe(self) -> Recipe: ...
     @property
     def programs(self) -> tuple[Traceable, ...]: ...
     @property
-    def reduce(self) -> ReduceRequest | None: ...
+    def exchanges(self) -> Mapping[str, ReduceRequest | GatherRequest]: ...
     @property
     def exact(self) -> bool: ...
     @property
@@ -105,9 +104,9 @@ def _requests(
         Request(p.name, one, body, p.donated, *speeds, platform, options)
         for p, body in zip(programs.programs, bodies, strict=True)
     ]
-    if programs.reduce is not None:
-        over = whole if platform == "cuda" else _spanning(target, programs.reduce.devices, whole)
-        asked.append(Request("reduce", over, programs.reduce, (), *speeds, platform))
+    for name, exchange in programs.exchanges.items():
+        over = whole if platform == "cuda" else _spanning(target, exchange.devices, whole)
+        asked.append(Request(name, over, exchange, (), *speeds, platform))
     return asked
 
 
@@ -170,8 +169,8 @@ def compiled_step(target: Target, programs: StepPrograms, answers: Answers, fram
 def _xla_seconds(programs: StepPrograms, answers: Answers) -> float | None:
     """The seconds of the step by XLA's cost analysis, without sums over devices; `None` if there is none, or
     it is negative for one of the programs."""
-    runs = dict.fromkeys(answers, 1) | {"replica": programs.calls, "update": 1}
-    runs.pop("reduce", None)
+    alone = {name: 1 for name in answers if name not in ("reduce", "gather")}
+    runs = alone | {"replica": programs.calls, "update": 1}
     optimal = {name: (answers[name].optimal_seconds or 0.0) if name in answers else 0.0 for name in runs}
     if min(optimal.values()) <= 0:
         return None
@@ -192,9 +191,8 @@ def _memory(target: Target, programs: StepPrograms, answers: Answers, framework:
     arguments = programs.parameter_bytes + programs.state_bytes + programs.data_bytes
     temporary = {name: a.temp_bytes for name, a in answers.items()}
     temporary |= {p["program"]: p["needed"] - arguments for p in problems}
-    replica = temporary.pop("replica", 0)
     code = framework + sum(a.code_bytes for a in answers.values())
-    memory = held(programs, target, replica, max(temporary.values(), default=0), code)
+    memory = held(programs, target, temporary, code)
     if memory is None or not problems:
         return memory
     source = fact("memory-as-refused")

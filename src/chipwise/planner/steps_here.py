@@ -42,12 +42,13 @@ shows a fifth between runs of one program."""
 def compiled_here(target: Target, programs: StepPrograms) -> tuple[StepTime, list[Any]]:
     """The step as compiled for one device of this host's CPU, without its time, and its programs."""
     every, compilation = compiled(programs.programs, programs.recipe.name)
-    replica, *others = (c.memory_analysis().temp_size_in_bytes for c in every)
+    names = (program.name for program in programs.programs)
+    temporary = {n: c.memory_analysis().temp_size_in_bytes for n, c in zip(names, every, strict=True)}
     step = StepTime(
         method="measured",
         flops=programs.calls * flops(every[0]),
         wire_bytes=0.0,
-        memory=held(programs, target, replica, max(others), 0),
+        memory=held(programs, target, temporary, 0),
         compile_seconds=compilation,
         dtypes=programs.replica.contents(target.chip).dtypes,
         notes=(fact("measured-here"),),

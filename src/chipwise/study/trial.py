@@ -118,9 +118,10 @@ def needed(recipe: Recipe, machine: Machine, layout: Layout) -> Memory:
         compiled = [_compiled(program, machine, layout) for program in programs.programs]
     known = [one.memory_analysis() for one in compiled]
     evaluation = nbytes(task.eval) if task.eval is not None and feed.fits(task.eval, limit) else 0
-    replica, update = (a.temp_size_in_bytes if a else 0 for a in known)
+    names = (program.name for program in programs.programs)
+    temporary = {name: a.temp_size_in_bytes for name, a in zip(names, known, strict=True) if a}
     code = sum(a.generated_code_size_in_bytes for a in known if a)
-    memory = programs.memory(replica, update, code, free, source)
+    memory = programs.memory(temporary, code, free, source)
     return replace(memory, data=memory.data + evaluation)
 
 
