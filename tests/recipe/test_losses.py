@@ -241,7 +241,7 @@ def test_matches_optax_bit_for_bit_in_range():
     np.testing.assert_array_equal(softmax_cross_entropy(LOGITS, LABELS), expected)
 
 
-@given(data=st.data(), classes=st.integers(1, 6))
+@given(data=st.data(), classes=st.sampled_from([1, 2, 5]))
 @settings(max_examples=60, deadline=None)
 def test_correct_is_membership_in_a_stable_sort(data, classes):
     # Few distinct values, so that most rows have ties.

@@ -207,7 +207,7 @@ def test_plain_numbers_and_functions_are_schedules():
     plain = as_schedule(lambda step: 0.1 if step < 1000 else 0.01)
     assert plain.table(clock, 999, 1001).tolist() == [np.float32(0.1), np.float32(0.01)]
     theirs = optax.cosine_onecycle_schedule(2000, 0.4)
-    np.testing.assert_allclose(as_schedule(theirs).table(clock), table_of(theirs, 2000), atol=1e-7)
+    np.testing.assert_allclose(as_schedule(theirs).table(clock, 0, 200), table_of(theirs, 200), atol=1e-7)
 
     def branches(step):  # answers with a JAX array, but cannot be traced
         return jnp.float32(1.0) if step < 1000 else jnp.float32(2.0)
