@@ -5,7 +5,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from chipwise.engine.reduce import AXIS, reducer
+from chipwise.engine.reduce import AXIS, gatherer, reducer, scatterer
 from traffic import compiled, sent_bytes
 
 
@@ -35,3 +35,27 @@ def test_any_length_adds_in_tree_order(devices, n):
     sharding = NamedSharding(mesh, P(AXIS))
     vectors = [jax.device_put(parts[local::each].reshape(-1), sharding) for local in range(each)]
     np.testing.assert_array_equal(np.asarray(reducer(mesh)(vectors)), expected)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("rest", [1, 9])
+@pytest.mark.parametrize("devices", [2, 8])
+def test_a_scattered_sum_gathers_to_the_whole(devices, rest, exact):
+    cut = 8 * 129
+    parts = np.random.default_rng(rest).integers(-9, 9, (8, cut + rest)).astype(np.float32)  # added exactly
+    mesh = Mesh(np.asarray(jax.devices()[:devices]), (AXIS,))
+    each = 8 // devices
+    sharding = NamedSharding(mesh, P(AXIS))
+    vectors = [jax.device_put(parts[local::each].reshape(-1), sharding) for local in range(each)]
+    scattered, beside = scatterer(mesh, cut, exact)(vectors)
+    assert {shard.data.shape for shard in scattered.addressable_shards} == {(cut // devices,)}
+    whole = gatherer(mesh)(scattered)
+    np.testing.assert_array_equal(np.concatenate([whole, beside]), parts.sum(0))
+
+
+def test_the_back_end_chooses_the_order_of_a_scattered_sum_unless_it_is_exact():
+    mesh = Mesh(np.asarray(jax.devices()[:4]), (AXIS,))
+    shape = jax.ShapeDtypeStruct((4 * 2052,), jnp.float32, sharding=NamedSharding(mesh, P(AXIS)))
+    exact, free = (scatterer(mesh, 2048, exact).lower([shape]).as_text() for exact in (True, False))
+    assert "all_to_all" in exact and "reduce_scatter" not in exact
+    assert "reduce_scatter" in free and "all_to_all" not in free

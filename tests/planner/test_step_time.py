@@ -22,6 +22,21 @@ def programs(calls, local, devices):
     return SimpleNamespace(**counts, layout=layout, recipe=recipe)
 
 
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_sum_in_any_order_takes_the_links_for_the_collectives_it_was_compiled_to(exact):
+    target, of = parse("v3-32"), programs(1, 1, 32)
+    of.layout.exact = exact
+    half = 31 / 32 * 4.0 * SIZE  # of what an all-reduce sends
+    compiled = [
+        Kernel("all-reduce", "collective", bytes=2 * half),
+        Kernel("all-gather", "collective", bytes=half),
+    ]
+    (ring,) = step_time.between(target, of, compiled)
+    whole = sum_seconds(4.0 * SIZE, target, 32, exact)
+    assert ring.seconds == pytest.approx(whole * (1 if exact else 1.5))
+    assert ring.bytes == pytest.approx(2 * half * (1 if exact else 1.5))
+
+
 @pytest.mark.parametrize("name", ["a100:8", "v5e-8"])
 def test_the_links_take_the_place_of_what_a_collective_moves_meanwhile(name, monkeypatch):
     monkeypatch.setattr(step_time, "dispatch_seconds", lambda programs, hosts: 1e-5)

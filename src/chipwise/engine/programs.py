@@ -65,7 +65,7 @@ class Programs:
     ):
         self.layout, self.placement = layout, placement
         self.functions = self._step(recipe, resident=resident, state=state, shard_optimizer=shard_optimizer)
-        self.sharding = Sharding(self.functions, placement) if self.functions.sharded else None
+        self.sharding = Sharding(self.functions, placement, layout.exact) if self.functions.sharded else None
         self.steps_at_once = 1
         self.flops_per_step_per_device: float | None = None
         self.compiled = self.looped = False

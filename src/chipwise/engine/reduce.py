@@ -47,7 +47,9 @@ def _tiled(chunk: int) -> tuple[int, tuple[int, ...]]:
     return chunk, (chunk // _LANES, _LANES)
 
 
-def scatterer(mesh: Mesh, size: int) -> Callable[[Sequence[jax.Array]], tuple[jax.Array, jax.Array]]:
+def scatterer(
+    mesh: Mesh, size: int, exact: bool = True
+) -> Callable[[Sequence[jax.Array]], tuple[jax.Array, jax.Array]]:
     """As `reducer`, but the sum's first `size` values (a multiple of the devices) are cut over `mesh`,
     `(size,)`; the other values are whole on every device."""
     devices = mesh.devices.size
@@ -55,6 +57,8 @@ def scatterer(mesh: Mesh, size: int) -> Callable[[Sequence[jax.Array]], tuple[ja
 
     def local(vectors):
         partial = tree_sum(vectors, jnp.add)
+        if not exact:
+            return lax.psum_scatter(partial[:size], AXIS, tiled=True), lax.psum(partial[size:], AXIS)
         chunk, shape = _tiled(part_size)
         rows = jnp.pad(partial[:size].reshape(devices, part_size), ((0, 0), (0, chunk - part_size)))
         chunks = lax.all_to_all(rows.reshape(devices, *shape), AXIS, split_axis=0, concat_axis=0)

@@ -36,14 +36,14 @@ from .step import Step
 class Sharding:
     """The programs of a step after the replicas' if the optimizer's state is sharded.
 
-    *Arguments:* `functions`, a step that is `sharded`.
+    *Arguments:* `functions`, a step that is `sharded`; `exact`: devices add in the fixed order.
     """
 
-    def __init__(self, functions: Step, placement: Placement):
+    def __init__(self, functions: Step, placement: Placement, exact: bool = True):
         self.functions, self.placement = functions, placement
         flat = functions.updates.flat
         self.chunk = flat.size // placement.groups
-        self._scatter = reduce.scatterer(placement.mesh, flat.size)
+        self._scatter = reduce.scatterer(placement.mesh, flat.size, exact)
         self._gather = reduce.gatherer(placement.mesh)
         self._slice = jax.jit(lambda vector, start: lax.dynamic_slice(vector, (start,), (self.chunk,)))
         row, rows = flat.row, self.chunk // flat.row

@@ -117,7 +117,8 @@ def _lower(request: dict[str, Any], folder: Path, devices: list):
         mesh = Mesh(np.asarray(devices[: math.prod(grid)]).reshape(grid), (AXIS, SHARD))
         shape = (math.prod(grid) * reduce["size"],)
         spec = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, P((AXIS, SHARD))))
-        reduced = scatterer(mesh, reduce["cut"]) if reduce["cut"] else reducer(mesh, reduce["exact"])
+        cut, exact = reduce["cut"], reduce["exact"]
+        reduced = scatterer(mesh, cut, exact) if cut else reducer(mesh, exact)
         return jax.jit(reduced, compiler_options=request["options"]).lower([spec] * reduce["local"])
     if gather := request["program"].get("gather"):
         mesh = Mesh(np.asarray(devices[: gather["devices"]]), (AXIS,))

@@ -98,6 +98,9 @@ def between(target: Target, programs: StepPrograms, reduce: Sequence[Kernel]) ->
     wire = sum_seconds(4 * size, target, layout.groups, layout.exact, layout.shards)
     if wire:
         sent = 8 * size * (layout.groups - 1) / layout.groups
+        compiled = sum(kernel.count * kernel.bytes for kernel in reduce if kernel.kind == "collective")
+        if compiled and not layout.exact:  # a TPU may scatter, or gather, by adding up whole arrays
+            wire, sent = wire * compiled / sent, compiled
         kernels.append(dataclasses.replace(_RING, seconds=wire, bytes=sent))
     if programs.gathered:  # a sum is a scatter and a gathering
         lengths = 4.0 * programs.gathered
