@@ -47,6 +47,15 @@ def _tiled(chunk: int) -> tuple[int, tuple[int, ...]]:
     return chunk, (chunk // _LANES, _LANES)
 
 
+def _resized(vector: jax.Array, count: int, old: int, new: int) -> jax.Array:
+    """A vector of `count` pieces of `old` values, each cut to `new` or filled up with zeros. Never the rows
+    of a matrix in between, which a TPU would copy in a loop."""
+    if old == new:
+        return vector
+    pieces = [vector[i * old : i * old + min(old, new)] for i in range(count)]
+    return jnp.concatenate([jnp.pad(piece, (0, new - piece.size)) for piece in pieces])
+
+
 def scatterer(
     mesh: Mesh, size: int, exact: bool = True
 ) -> Callable[[Sequence[jax.Array]], tuple[jax.Array, jax.Array]]:
@@ -60,8 +69,8 @@ def scatterer(
         if not exact:
             return lax.psum_scatter(partial[:size], AXIS, tiled=True), lax.psum(partial[size:], AXIS)
         chunk, shape = _tiled(part_size)
-        rows = jnp.pad(partial[:size].reshape(devices, part_size), ((0, 0), (0, chunk - part_size)))
-        chunks = lax.all_to_all(rows.reshape(devices, *shape), AXIS, split_axis=0, concat_axis=0)
+        rows = _resized(partial[:size], devices, part_size, chunk).reshape(devices, *shape)
+        chunks = lax.all_to_all(rows, AXIS, split_axis=0, concat_axis=0)
         total = tree_sum([chunks[i] for i in range(devices)], jnp.add)
         return total.reshape(-1)[:part_size], device_sum(partial[size:], devices)
 
@@ -75,8 +84,8 @@ def gatherer(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
 
     def local(part):
         chunk, shape = _tiled(part.size)
-        padded = jnp.pad(part, (0, chunk - part.size)).reshape(shape)
-        return lax.all_gather(padded, AXIS).reshape(devices, chunk)[:, : part.size].reshape(-1)
+        padded = _resized(part, 1, part.size, chunk).reshape(shape)
+        return _resized(lax.all_gather(padded, AXIS).reshape(-1), devices, chunk, part.size)
 
     return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=P(AXIS), out_specs=P(), check_vma=False))
 
