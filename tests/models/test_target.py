@@ -54,3 +54,12 @@ def test_a_trace_is_for_all_chips_of_a_platform_until_one_asks_for_the_chip():
         assert platform() == "cuda" and not depends_on_chip("cuda")
         assert target() == Target("cuda", fuses=False)
     assert depends_on_chip("cuda") and not depends_on_chip("tpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("v3-8", (False, True)), ("v4-8", (True, True)), ("v6e-8", (True, True)), ("tpu7x-8", (True, False))],
+)
+def test_what_a_tpu_has(name, expected):
+    chip = parse(name).chip
+    assert Target.of(chip) == Target("tpu", *expected)

@@ -97,10 +97,10 @@ def form_for(chip: Target, query, key, mask: Mask) -> str:
     """ "cudnn", "splash" or "blocks": the implementation on `chip` for the arguments of `attention`."""
     d, half = query.shape[-1], query.dtype.itemsize == 2
     even = query.shape[1] % 2 == key.shape[1] % 2 == 0  # required by cuDNN's gradient
-    gpu = chip == ("cuda", True) and half and (mask.causal or mask.window is None)
+    gpu = chip.platform == "cuda" and chip.fuses and half and (mask.causal or mask.window is None)
     if gpu and even and d % 8 == 0 and d <= 128:
         return "cudnn"
-    tpu = chip == ("tpu", True) and query.dtype == jnp.bfloat16
+    tpu = chip.platform == "tpu" and chip.fuses and query.dtype == jnp.bfloat16
     # The weights of a single block fit in on-chip memory, where XLA's products are as fast.
     if tpu and (d <= 128 or d % 128 == 0) and max(query.shape[1], key.shape[1]) > 256:
         return "splash"

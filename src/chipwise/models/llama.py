@@ -20,7 +20,7 @@ from jax.ad_checkpoint import checkpoint_name
 from . import wide
 from .attention import attention
 from .large import fsdp
-from .target import platform
+from .target import target
 from .tied import embed
 from .transformer import QKV, Blocks, Table
 
@@ -56,9 +56,9 @@ def rotated(x: jax.Array, base: float) -> jax.Array:
 
 def by_heads(x: jax.Array, kernel: jax.Array, heads: int) -> jax.Array:
     """`(b, t, width)` and a kernel `(width, heads * d)` -> `(b, t, heads, d)`. See
-    `transformer.Attention` for why a TPU's product gives arrays of heads."""
+    `transformer.Attention` for why the products of most TPUs give arrays of heads."""
     kernel = kernel.astype(x.dtype)
-    if platform() == "tpu":
+    if target().by_heads:
         return jnp.einsum("btw,whd->bthd", x, kernel.reshape(kernel.shape[0], heads, -1))
     return (x @ kernel).reshape(*x.shape[:2], heads, -1)
 
@@ -66,7 +66,7 @@ def by_heads(x: jax.Array, kernel: jax.Array, heads: int) -> jax.Array:
 def joined(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """`(b, t, heads, d)` and a kernel `(heads * d, width)` -> `(b, t, width)`, likewise."""
     kernel = kernel.astype(x.dtype)
-    if platform() == "tpu":
+    if target().by_heads:
         return jnp.einsum("bthd,hdw->btw", x, kernel.reshape(*x.shape[2:], -1))
     return x.reshape(*x.shape[:2], -1) @ kernel
 

@@ -21,23 +21,25 @@ from ..chips.catalogue import Chip
 
 class Target(NamedTuple):
     """`platform`: "cpu", "cuda", "rocm" or "tpu"; `fuses`: whether there is a fused attention kernel: on TPU
-    v4 or later, and on NVIDIA GPUs of compute capability 8.0 or higher. Chips with equal values share a
-    trace."""
+    v4 or later, and on NVIDIA GPUs of compute capability 8.0 or higher; `by_heads`: whether Llama's products
+    make arrays of heads, on TPUs but the 7x, whose compiler makes them 5 % of a step slower. Chips with equal
+    values share a trace."""
 
     platform: str
     fuses: bool = False
+    by_heads: bool = False
 
     @classmethod
     def of(cls, device: Chip | jax.Device) -> Target:
         """The target of a chip in the catalogue, or of a present device."""
         if isinstance(device, Chip):
             if device.kind == "TPU":
-                return cls("tpu", _tpu(device.name))
+                return cls._tpu(device.name)
             if device.kind == "GPU" and device.vendor == "NVIDIA":
                 return cls("cuda", (device.year or 0) >= 2020)  # Ampere's year
             return cls("rocm" if device.kind == "GPU" else "cpu")
         if device.platform == "tpu":
-            return cls("tpu", _tpu(device.device_kind))
+            return cls._tpu(device.device_kind)
         if device.platform in ("gpu", "cuda", "rocm"):
             capability = str(getattr(device, "compute_capability", ""))
             if re.fullmatch(r"\d+\.\d", capability):
@@ -45,10 +47,11 @@ class Target(NamedTuple):
             return cls("rocm")
         return cls("cpu")
 
-
-def _tpu(name: str) -> bool:
-    match = re.search(r"TPU\s*v?(\d+)", name)
-    return match is not None and int(match[1]) >= 4
+    @classmethod
+    def _tpu(cls, name: str) -> Target:
+        match = re.search(r"TPU\s*v?(\d+)", name)
+        generation = int(match[1]) if match else 0
+        return cls("tpu", generation >= 4, generation < 7)
 
 
 _TARGET: Any = jax.make_user_context(None)
