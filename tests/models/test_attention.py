@@ -259,18 +259,18 @@ class Device(NamedTuple):
 @pytest.mark.parametrize(
     "device, expected",
     [
-        (Device("tpu", "TPU v3"), ("tpu", False)),
-        (Device("tpu", "TPU v5 lite"), ("tpu", True)),
-        (Device("tpu", "TPU7x"), ("tpu", True)),
-        (Device("gpu", "Tesla T4", "7.5"), ("cuda", False)),
-        (Device("gpu", "NVIDIA H100", "9.0"), ("cuda", True)),
-        (Device("gpu", "NVIDIA B200", "10.0"), ("cuda", True)),
-        (Device("gpu", "gfx942", "gfx942"), ("rocm", False)),
-        (Device("cpu", "cpu"), ("cpu", False)),
+        (Device("tpu", "TPU v3"), ("tpu", False, True)),
+        (Device("tpu", "TPU v5 lite"), ("tpu", True, True)),
+        (Device("tpu", "TPU7x"), ("tpu", True, False)),
+        (Device("gpu", "Tesla T4", "7.5"), ("cuda", False, False)),
+        (Device("gpu", "NVIDIA H100", "9.0"), ("cuda", True, False)),
+        (Device("gpu", "NVIDIA B200", "10.0"), ("cuda", True, False)),
+        (Device("gpu", "gfx942", "gfx942"), ("rocm", False, False)),
+        (Device("cpu", "cpu"), ("cpu", False, False)),
     ],
 )
 def test_a_device_that_is_here(device, expected):
-    assert Target.of(device) == expected
+    assert tuple(Target.of(device)) == expected
 
 
 @pytest.mark.parametrize(
