@@ -22,7 +22,7 @@ from ..chips.catalogue import Chip
 class Target(NamedTuple):
     """`platform`: "cpu", "cuda", "rocm" or "tpu"; `fuses`: whether there is a fused attention kernel: on TPU
     v4 or later, and on NVIDIA GPUs of compute capability 8.0 or higher; `by_heads`: whether Llama's products
-    make arrays of heads, on TPUs but the 7x, whose compiler makes them 5 % of a step slower. Chips with equal
+    make arrays of heads, on TPUs but the 7x, where a step takes 4 to 6 % longer so, by its compiler. Chips with equal
     values share a trace."""
 
     platform: str
