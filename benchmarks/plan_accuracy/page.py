@@ -81,11 +81,12 @@ Throughputs are of all chips, in images or sequences a second.
   TPUs before the 7x. Before, libtpu copied queries, keys and values, and rows 77, 79, 84, 85, 242, 243, 244,
   248 and 249 were at 0.99, 0.88, 0.91, 0.75, 1.16, 1.06, 1.12, 1.23 and 1.09.
 * Where the optimizer's state is sharded, plans compiled another sum than the one that training runs: all of
-  it on each device. They compile the scatter and the gathering now. libtpu scatters by adding up whole arrays,
-  and on large slices gathers so too, so rows 174, 237, 238 and 239 (BERT-Large) fell from 0.89, 1.08, 0.83 and 0.88, rows 139 and 175 from 0.93 and
-  0.92, and rows 228 to 231 from 1.08, 1.07, 1.11 and 1.09. All held-out TPU rows had a median error of 11 %
-  before both changes. Of the GPU rows with several devices those over several hosts and nine others were
-  asked again: within a host a throughput changed by less than 0.1 %.
+  it on each device. They compile the scatter and the gathering now. libtpu scatters by adding up whole
+  arrays, and on large slices gathers so too, so rows 174, 237, 238 and 239 (BERT-Large) fell from 0.89,
+  1.08, 0.83 and 0.88, rows 139 and 175 from 0.93 and 0.92, and rows 228 to 231 from 1.08, 1.07, 1.11 and
+  1.09. All held-out TPU rows had a median error of 11 % before both changes. Of the GPU rows with several
+  devices those over several hosts and nine others were asked again: within a host a throughput changed by
+  less than 0.1 %.
 * Rows 251 to 254, 256 and 257 were written again after their errors were seen, from the code of their sources
   (`recipes/alpa.py`, `recipes/vits.py`, form `keras` of BERT). Before, they had chipwise's own blocks in a
   loop, which compute parts again, and rows 256 and 257 no dropout; the ratios were 1.15, 0.79, 0.91, 1.22,

@@ -22,8 +22,8 @@ from ..chips.catalogue import Chip
 class Target(NamedTuple):
     """`platform`: "cpu", "cuda", "rocm" or "tpu"; `fuses`: whether there is a fused attention kernel: on TPU
     v4 or later, and on NVIDIA GPUs of compute capability 8.0 or higher; `by_heads`: whether Llama's products
-    make arrays of heads, on TPUs but the 7x, where a step takes 4 to 6 % longer so, by its compiler. Chips with equal
-    values share a trace."""
+    make arrays of heads, on TPUs but the 7x, where a step takes 4 to 6 % longer so, by its compiler. Chips
+    with equal values share a trace."""
 
     platform: str
     fuses: bool = False
