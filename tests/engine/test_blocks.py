@@ -26,10 +26,12 @@ def test_the_same_bits_on_up_to_so_many_devices(replicas, blocks, counts):
     recipe = tasks.recipe(replicas=replicas, blocks=blocks, duration="8st", ema=0.9)
     first, *others = [bits(run(recipe, devices)) for devices in counts]
     assert all(other == first for other in others)
-    assert first != bits(run(dataclasses.replace(recipe, blocks=None), 1))
+    if replicas > 8:  # once: blocks add in another order
+        assert first != bits(run(dataclasses.replace(recipe, blocks=None), 1))
 
 
-@pytest.mark.parametrize("blocks", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("blocks", [1, 2])
 def test_replicas_keep_what_they_mean(blocks):
     # Each its own batch-norm statistics, key and rows: the same step but for rounding
     apart = run(tasks.recipe(duration="1st", blocks=8), 1)

@@ -58,6 +58,7 @@ def bits(recipe, devices, shard, **more):
 
 CHANGES = {
     "lamb": {"ema": 0.9},
+    "lamb, more devices": {"ema": 0.9},
     "lamb, all": {"ema": 0.9},
     "lamb, f16": {"precision": "f16", "ema": 0.9},
     "lamb, frozen": {"frozen": ("v",)},
@@ -73,12 +74,13 @@ CHANGES = {
 )
 def test_the_bits_are_the_same_on_any_number_of_devices_sharded_or_not(name):
     made = recipe(name.split(",")[0], **CHANGES[name])
-    counts = (8,) if name == "lamb" else {6: (2, 6), 4: (2, 4)}.get(made.block_count, (2, 4, 8))
     whole = bits(made, 1, None)
-    assert bits(made, 2, False) == whole
-    for devices in counts:
-        assert bits(made, devices, True) == whole
     assert bits(made, 2, True, feed="host") == whole
+    if name == "lamb":  # the default suite's; the others of its devices are slow
+        return
+    assert bits(made, 2, False) == whole
+    for devices in {6: (2, 6), 4: (2, 4)}.get(made.block_count, (2, 4, 8)):
+        assert bits(made, devices, True) == whole
 
 
 @pytest.mark.slow
@@ -103,7 +105,8 @@ def test_the_vector_s_step_is_the_tree_s():
         after = session.snapshot()
     optimizer = made.optimizer
     hyper = {name: table[0] for name, table in optimizer.tables(made.clock).items()}
-    moved, _ = optimizer.update(gradient, optimizer.init(before.params), before.params, hyper)
+    state = jax.jit(optimizer.init)(before.params)
+    moved, _ = jax.jit(optimizer.update)(gradient, state, before.params, hyper)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-6), after.params, moved)
 
 

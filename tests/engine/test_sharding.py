@@ -28,9 +28,8 @@ def trained(recipe, shard, devices, **more):
     return cw.fit(recipe, on=on, log_every="3st", progress="none", **more)
 
 
-@pytest.mark.parametrize(
-    "name, counts", [("adamw", (2,)), *(pytest.param(n, (2, 4), marks=pytest.mark.slow) for n in OPTIMIZERS)]
-)
+@pytest.mark.slow  # `test_layers` has one that is not
+@pytest.mark.parametrize("name, counts", [(name, (2, 4)) for name in OPTIMIZERS])
 def test_the_bits_are_those_of_the_whole_update(name, counts):
     recipe = tasks.recipe(optimizer=OPTIMIZERS[name], ema=0.9, duration="12st")
     whole = trained(recipe, False, 2)
