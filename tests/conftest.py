@@ -39,18 +39,12 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 OPTIMIZED = ("tests/engine", "tests/data/augment/test_every.py")
 """Tests of whether results depend on devices, layouts and batches. Their programs are compiled as a user's,
 also in processes that they start; so are those of slow tests, which run for long."""
-PLAIN = tuple(
-    f"tests/engine/test_{name}.py"
-    for name in ("best", "checkpoint", "meter", "progress", "run_folder", "signals", "state")
-)
-"""Tests of the engine that are of something else."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def optimizations(request):
     module = request.path.relative_to(request.config.rootpath).as_posix()
-    plain = module in PLAIN or not module.startswith(OPTIMIZED)
-    plain = plain and request.config.option.markexpr != "slow"
+    plain = not module.startswith(OPTIMIZED) and request.config.option.markexpr != "slow"
     if plain != jax.config.read("jax_disable_most_optimizations"):
         jax.clear_caches()  # of programs compiled the other way
         jax.config.update("jax_disable_most_optimizations", plain)
