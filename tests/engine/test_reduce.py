@@ -38,9 +38,9 @@ def test_any_length_adds_in_tree_order(devices, n):
 
 
 @pytest.mark.parametrize("exact", [True, False])
-@pytest.mark.parametrize("devices, rest", [(2, 1), (8, 9)])
-def test_a_scattered_sum_gathers_to_the_whole(devices, rest, exact):
-    cut = 8 * 129
+@pytest.mark.parametrize("devices, part, rest", [(2, 129, 1), (8, 16384, 9), (2, 16385, 1)])
+def test_a_scattered_sum_gathers_to_the_whole(devices, part, rest, exact):
+    cut = devices * part
     parts = np.random.default_rng(rest).integers(-9, 9, (8, cut + rest)).astype(np.float32)  # added exactly
     mesh = Mesh(np.asarray(jax.devices()[:devices]), (AXIS,))
     each = 8 // devices

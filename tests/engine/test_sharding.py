@@ -51,7 +51,14 @@ def test_gradients_are_free_once_they_are_added(shard, monkeypatch):
         session.advance(1)
         programs, made, left = session.programs, [], []
         owner = programs.sharding if shard else programs
-        vectors, updates = programs._vectors, owner._updates
+        vectors, updates, join = programs._vectors, owner._updates, programs.placement.join
+        size = programs.functions.updates.size
+
+        def joined(parts):
+            whole = join(parts)
+            if whole.shape == (2 * size,):  # of gradients
+                made.append(weakref.ref(whole))
+            return whole
 
         def noted(*given):
             found = vectors(*given)
@@ -63,6 +70,7 @@ def test_gradients_are_free_once_they_are_added(shard, monkeypatch):
             return update(*given)
 
         monkeypatch.setattr(programs, "_vectors", noted)
+        monkeypatch.setattr(programs.placement, "join", joined)
         monkeypatch.setattr(owner, "_updates", [functools.partial(counted, update) for update in updates])
         session.advance(1)
     assert made and left == [0, 0]

@@ -350,10 +350,12 @@ def test_products_by_heads_are_the_layer_that_tpus_run(make):
     def loss(state, x):
         return jnp.sum(nnx.merge(graph, state)(x) ** 2)
 
-    made = {}
+    made, traced = {}, {}
     for name in ("v4", "t4"):
         with traced_for(named(name)):
             made[name] = jax.jit(jax.value_and_grad(functools.partial(loss), (0, 1)))(state, x)  # traced anew
+            traced[name] = str(jax.make_jaxpr(functools.partial(loss))(state, x))
+    assert traced["v4"] != traced["t4"]
 
     def near(a, b):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * (1 + np.abs(b).max()))

@@ -1,15 +1,18 @@
 """Programs of built-in recipes that are remembered: the same requests to the compiler, without tracing."""
 
+import dataclasses
 import json
 
 import jax
 import pytest
 
+from chipwise.engine.layout import Layout
 from chipwise.planner import exporting, planner, remembered, steps
 from chipwise.planner.compiler import Compiled
 from chipwise.planner.compilers import installed
 from chipwise.planner.exporting import Exported
 from chipwise.planner.planner import plan
+from chipwise.planner.programs import step_programs
 from chipwise.recipe.settings import load, origin
 from chipwise.words.facts import fact
 
@@ -68,6 +71,18 @@ def test_the_second_plan_traces_nothing(tmp_path, traced, asked):
     assert len(traced) == 2
     plan(load(NET), ["v5e-1", "v5e-8"], cache=tmp_path)  # of a recipe without an origin
     assert drained(asked) == keys and len(traced) == 4
+
+
+def test_no_number_of_the_programs_is_forgotten(tmp_path):
+    recipe = load(NET)
+    made = step_programs(recipe, Layout.of(recipe, 4), resident=False)
+    changed = dataclasses.replace(made, cut=made.size - 8, gathered=5)
+    file = tmp_path / "it.json"
+    file.write_text(json.dumps(remembered._document(changed)))
+    read = remembered._read(file, recipe, changed.layout, lambda: changed)
+    assert read.exchanges == changed.exchanges and read.sums == changed.sums
+    numbers = {f.name for f in dataclasses.fields(made) if isinstance(getattr(made, f.name), int)}
+    assert {name: getattr(read, name) for name in numbers} == {n: getattr(changed, n) for n in numbers}
 
 
 @pytest.mark.parametrize("settings", [["batch=128"], ["precision=bf16"], ["lr=0.02", "clip=1.0"]])

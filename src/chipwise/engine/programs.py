@@ -291,6 +291,7 @@ class Programs:
             for _ in range(pops):
                 right = stack.pop()
                 stack[-1] = self._add(stack[-1], right)
+                del right  # its memory is free while the next replica runs
         return stack
 
 

@@ -1,8 +1,10 @@
-"""The optimizer's state sharded over the devices (ZeRO-1: Rajbhandari et al., 2020), with the same bits.
+"""The optimizer's state sharded over the devices (ZeRO-1: Rajbhandari et al., 2020), with the same bits
+if sums are exact.
 
 Each device adds and updates its own chunks of the flat vector, and the parameters are gathered:
 
-    scatter   exchange the replicas' vectors and add them in tree order; each device has the sum of its chunks
+    scatter   exchange the replicas' vectors and add them in tree order, or without exact sums in the back end's;
+              each device has the sum of its chunks
     square    the squares of a device's chunks, for clipping by norm, sent to all devices
     slice     a device's chunks of the parameters
     measure   the lengths of a device's rows, for norms of layers, sent to all devices

@@ -39,7 +39,8 @@ def room(
     """
     facts: list[Fact] = []
     each_alone = recipe.block_count == recipe.replicas  # else activations are shared too
-    for replicas in range(recipe.replicas // 2, 0, -1) if each_alone else ():
+    replica_binds = least.replica_sums == programs.sums["replica"]  # of other programs fewer change nothing
+    for replicas in range(recipe.replicas // 2, 0, -1) if each_alone and replica_binds else ():
         if recipe.replicas % replicas:
             continue
         devices = recipe.shards * usable(replicas, target.devices // recipe.shards, exact)

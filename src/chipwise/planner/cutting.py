@@ -62,6 +62,8 @@ def smallest_cut(recipe: Recipe, whole: Whole, target: Target, exact: bool) -> t
             continue
         groups = usable(shares(recipe, exact), target.devices // shards, exact)
         sums = waiting(recipe.block_count // groups if exact else 1, whole.trained // shards)
+        if groups > 1:  # a gradient and the sum
+            sums = max(sums, 2 * 4 * whole.trained // shards)
         needed = whole.kept // shards + sums
         if room is not None and needed <= room:
             return shards, needed

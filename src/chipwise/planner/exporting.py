@@ -73,7 +73,8 @@ class Exported:
 @dataclass(frozen=True)
 class ReduceRequest:
     """The sum over replicas of `engine.reduce`: `local` vectors of `size` float32 on each device of `groups`,
-    of which each has `shards`. `cut`: how many values, the first ones, each device gets only its part of."""
+    of which each has `shards`. `cut`: of so many first values each device gets only its part; 0: all are
+    whole."""
 
     groups: int
     local: int

@@ -62,8 +62,8 @@ class Memory:
     parameters: int  # with their averages, if the recipe has an EMA
     optimizer: int
     state: int  # batch-norm statistics and metric sums
-    replica_sums: int  # gradients waiting for the sum over replicas
-    activations: int  # the compiler's temporary memory, at its peak
+    replica_sums: int  # gradients, their sum and new parameters, while the program that needs most runs
+    activations: int  # that program's temporary memory, by the compiler
     data: int  # examples kept on the device, or batches in flight
     program: int  # compiled code, and on GPUs the libraries
     available: int

@@ -116,8 +116,9 @@ class Whole:
 class StepPrograms:
     """The programs of one device in a step: `replica`, called `calls` times, the sum of `size` float32 over
     all replicas, then `update`; before it, with LAMB or LARS, those of `norms`, between which devices gather
-    `gathered` float32 if the optimizer's state is sharded. Then `cut` values of the sum, the parameters', are
-    cut over the devices. Bytes are of one device, except those of `whole` and a checkpoint."""
+    `gathered` float32 if the optimizer's state is sharded. `cut`: then, how many values
+    of the sum, the parameters', are cut over the devices; otherwise 0. Bytes are of one device, except those
+    of `whole` and a checkpoint."""
 
     recipe: Recipe
     layout: Layout
@@ -181,7 +182,7 @@ class StepPrograms:
 
         *Arguments:* `temporary`: bytes by program, of those that are compiled; `program`: bytes of code.
         """
-        own = {name: temporary.get(name, 0.0) for name in ("replica", *temporary)}
+        own = {name: temporary.get(name, 0.0) for name in ("replica", *self.exchanges, *temporary)}
         held, activations = max(((self.sums[name], own[name]) for name in own), key=sum)
         return Memory(
             parameters=self.parameter_bytes,

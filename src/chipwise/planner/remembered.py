@@ -77,10 +77,7 @@ def _sources() -> str:
 
 # ---- the file
 
-_NUMBERS = (
-    "resident", "calls", "size", "parameters", "parameter_bytes", "optimizer_bytes", "state_bytes",
-    "data_bytes", "checkpoint_bytes", "fused", "gathered",
-)  # fmt: skip
+_NUMBERS = tuple(field.name for field in dataclasses.fields(StepPrograms) if field.type in ("int", "bool"))
 
 
 def _document(programs: StepPrograms) -> dict[str, Any]:
