@@ -3,8 +3,8 @@ if sums are exact.
 
 Each device adds and updates its own chunks of the flat vector, and the parameters are gathered:
 
-    scatter   exchange the replicas' vectors and add them in tree order, or without exact sums in the back end's;
-              each device has the sum of its chunks
+    scatter   exchange the replicas' vectors and add them in tree order, or in the back end's if sums need not
+              be exact; each device has the sum of its chunks
     square    the squares of a device's chunks, for clipping by norm, sent to all devices
     slice     a device's chunks of the parameters
     measure   the lengths of a device's rows, for norms of layers, sent to all devices
