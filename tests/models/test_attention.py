@@ -14,9 +14,9 @@ import chipwise as cw
 from chipwise.chips.catalogue import CHIPS, named
 from chipwise.chips.targets import parse
 from chipwise.models import llama
-from chipwise.models.attention import Mask, attention, flops, form_for, pairs, saveable, visited
+from chipwise.models.attention import Mask, attention, form_for, pairs, saveable, visited
 from chipwise.models.attention_blocks import blocks
-from chipwise.models.attention_fused import block_of, splash_work
+from chipwise.models.attention_fused import block_of
 from chipwise.models.target import Target, target, traced_for
 from chipwise.models.transformer import Attention
 from chipwise.planner.compiler import Request, compile_all
@@ -298,26 +298,6 @@ def test_splash_is_the_plain_form(t, mask):
         compare(splash, drawn(t, heads=2, shared=1, d=16), mask, 2e-4)
 
 
-def test_the_work_of_a_kernel_by_its_name_and_shapes():
-    name = (
-        "jit(f)/transpose(jvp(attention[0.7500]))/jit(_splash_attention)/splash_mha_dkv_no_residuals/pallas"
-    )
-    shapes = [(1, 2, 2), (2, 4, 512, 64), (2, 1, 256, 64), (2, 1, 256, 64), (512, 128)]
-    expected = flops(2 * 4, 512, 256, 64, 0.75, 4)
-    assert splash_work(name, shapes) == (expected, 2 * expected)
-    assert expected == 2 * 8 * 512 * 256 * 64 * 0.75 * 4
-    assert splash_work(name.replace("_dkv_", "_other_"), shapes) is None
-    assert splash_work("jit(f)/pallas_call", shapes) is None
-
-
-def test_splash_that_is_called_without_attention_is_counted_too():
-    blocks, q, k = (1, 4, 4), (4, 16, 2048, 128), (4, 2, 2048, 128)
-    name = "jit(f)/jit(_splash_attention)/splash_mha_fwd_residuals/pallas_call"
-    whole = 2 * 4 * 16 * 2048 * 2048 * 128 * 2
-    assert splash_work(name, [blocks, blocks, q, k, k, (2048, 128)]) == (whole * 5 / 8, whole * 5 / 8)
-    assert splash_work(name, [q, k, k]) == (whole, whole)  # without positions there is no mask
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("chip", ["v5e-1", "v4-8", "v3-8"])
 def test_for_an_absent_tpu_the_weights_are_never_there(chip, tmp_path):
@@ -326,7 +306,9 @@ def test_for_an_absent_tpu_the_weights_are_never_there(chip, tmp_path):
     loss = lambda q, k, v: jnp.sum(attention(q, k, v, causal=True).astype(jnp.float32))  # noqa: E731
     with traced_for(wanted.chip):
         program = export_program(jax.grad(loss, (0, 1, 2)), [shape] * 3)
-    request = Request("it", wanted.topology_arguments(), program, (), *device_speeds(wanted.chip))
+    request = Request(
+        "it", wanted.topology_arguments(), program, (), *device_speeds(wanted.chip), chip=wanted.chip.name
+    )
     (answer,) = compile_all([request], cache_dir=tmp_path)
     assert answer.problem is None
     weights = 4 * 8 * 12 * 1024 * 1024

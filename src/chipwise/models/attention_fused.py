@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-import re
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
 from ..errors import DeviceError
-from .attention import SAVED, Mask, flops, visited
+from .attention import SAVED, Mask, visited
 
 LANES = 128  # lanes of a TPU's vector registers; a block of keys must be a multiple
 
@@ -69,31 +67,8 @@ def splash(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask) -> ja
     return out.transpose(0, 2, 1, 3)[:, :t]
 
 
-_PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}  # products of splash's kernels; the last two recompute the weights
-
-
-def splash_work(name: str, shapes: Sequence[Sequence[int]]) -> tuple[float, float] | None:
-    """The FLOPs of a splash kernel in a compiled program, from its name and its operands' shapes, and the
-    same with heads padded to the matrix unit's 128 entries; None for other operations."""
-    match = re.search(r"/splash_m\wa_(fwd|dq|dkv)", name)
-    arrays = [shape for shape in shapes if len(shape) == 4]
-    if match is None or len(arrays) < 2:
-        return None
-    (b, heads, t, d), s = arrays[0], arrays[1][2]
-    own = re.search(r"attention\[([\d.]+)\]", name)
-    share = float(own[1]) if own else _share_of_causal(shapes)
-    work = flops(b * heads, t, s, d, share, _PRODUCTS[match[1]])
-    return work, work * max(1, LANES / d)
-
-
-def _share_of_causal(shapes: Sequence[Sequence[int]]) -> float:
-    """The share of blocks that a kernel visits which is called without `attention`. A mask that is computed
-    in the kernel has positions, its last operand, and is taken for a causal one; the first operand has an
-    entry a block."""
-    if len(shapes[-1]) != 2 or len(shapes[0]) != 3:
-        return 1.0
-    blocks = min(shapes[0][1:])
-    return (blocks + 1) / (2 * blocks)
+PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}
+"""Products of splash attention's kernels; the last two compute the weights again."""
 
 
 def _numbered(n: int, whole: int) -> jax.Array:

@@ -91,7 +91,9 @@ def compiled(request: dict[str, Any], folder: Path, devices: list) -> Compiled:
         return refusal(request["name"], str(error), time.perf_counter() - start, request["platform"])
     seconds = time.perf_counter() - start
     memory = program.memory_analysis()
-    speeds = {name: request[name] for name in ("clock_GHz", "memory_GBps") if request[name] is not None}
+    speeds = {
+        name: request[name] for name in ("clock_GHz", "memory_GBps", "chip") if request[name] is not None
+    }
     if request["platform"] == "cuda":
         reading = hlo_gpu.read(program_bytes(program))
     else:

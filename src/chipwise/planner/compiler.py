@@ -47,7 +47,8 @@ class Request:
     """A program, and the absent chip to compile it for, as keyword arguments of `get_topology_desc`.
 
     `platform`: "tpu" or "cuda". `donate`: the flat arguments that may be overwritten. `options`: of XLA, as
-    in training. `clock_GHz` and `memory_GBps`: of one JAX device of a TPU, for `Compiled.seconds`.
+    in training. `clock_GHz` and `memory_GBps`: of one JAX device of a TPU, for `Compiled.seconds`; `chip`:
+    the TPU's name in the catalogue.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Request:
     memory_GBps: float | None = None
     platform: str = "tpu"
     options: dict[str, Any] | None = None
+    chip: str | None = None
 
     @property
     def size(self) -> int:

@@ -33,7 +33,6 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..models.attention_fused import splash_work
 from ..words.facts import Fact, fact
 from .hlo_async import Flight, awaited, moved_on, started
 from .hlo_bytes import moved
@@ -51,8 +50,9 @@ from .hlo_operations import (
 )
 from .hlo_proto import Computation, Instruction, parse
 from .kernels import Kernel
+from .splash import Splash
 
-VERSION = 9
+VERSION = 10
 """Of what `read` makes of a program: raised whenever it would make something else of the same one."""
 
 _NOTICEABLE = 0.1  # share of the products' work that is padding
@@ -103,21 +103,19 @@ class Reading:
         return sum(self.seconds_by_kind.values())
 
 
-def read(program: bytes, clock_GHz: float = 1.0, memory_GBps: float = math.inf) -> Reading:
+def read(
+    program: bytes, clock_GHz: float = 1.0, memory_GBps: float = math.inf, chip: str | None = None
+) -> Reading:
     """The cost of a compiled program, given as `hlo_proto.program_bytes` takes it from the executable.
 
     *Arguments:* `clock_GHz` of the device's core, and `memory_GBps`, the HBM bandwidth of one *device* (half
-    the chip's on v2, v3 and 7x), 1e9 bytes/s.
+    the chip's on v2, v3 and 7x), 1e9 bytes/s; `chip`, its name in the catalogue, for `splash`.
 
     Raises `ValueError` if the bytes are not a program.
     """
-    entry, reader = parse(program).entry, _TpuReader(clock_GHz, memory_GBps)
+    entry, reader = parse(program).entry, _TpuReader(clock_GHz, memory_GBps, chip)
     reading = Reading()
     reading.add(reader.computation(entry))
-    if reader.fuses:  # again, now that the speed of the other products is known
-        reader = _TpuReader(clock_GHz, memory_GBps, _fused_speed(reading))
-        reading = Reading()
-        reading.add(reader.computation(entry))
     waiting = reading.bytes_accessed / memory_GBps / 1e9 - reading.seconds
     if waiting > 0:
         reading.seconds_by_kind["copy"] += waiting
@@ -128,22 +126,6 @@ def read(program: bytes, clock_GHz: float = 1.0, memory_GBps: float = math.inf) 
         reader.note("program-padding", share=share, shape=shape)
     reading.notes = reader.notes
     return reading
-
-
-FUSED_EFFICIENCY = 0.5
-"""Of the speed that a program's other products reach, which splash attention's do at 128 entries a head: an
-allowance; with fewer, as much less as the matrix unit is less full. None was measured here."""
-
-
-def _fused_speed(reading: Reading) -> float:
-    """FLOPs per cycle of splash attention's products in a program; infinite if it has no other product."""
-    cycles = sum(reading.cycles_by_kind.get(kind, 0.0) for kind in ("matmul", "convolution"))
-    return FUSED_EFFICIENCY * reading.product_flops / cycles if cycles else math.inf
-
-
-def _attention(op: Instruction) -> tuple[float, float] | None:
-    """The FLOPs of a splash attention kernel, and the same with padding to the matrix unit."""
-    return splash_work(op.source, [shape.dims for shape in op.operand_shapes])
 
 
 class Reader:
@@ -235,7 +217,7 @@ class Reader:
     def known_call(self, op: Instruction) -> bool:
         """Whether the time of a custom call is known."""
         stated = op.target in QUIET_CALLS or estimated_cycles(op) is not None
-        return stated or _attention(op) is not None
+        return stated or Splash.of(op) is not None
 
     def collective(self, op: Instruction, sums: Reading) -> None:
         code = op.opcode.removesuffix("-start")
@@ -251,10 +233,9 @@ class Reader:
 
 
 class _TpuReader(Reader):
-    def __init__(self, clock_GHz: float, memory_GBps: float, fused_speed: float | None = None):
+    def __init__(self, clock_GHz: float, memory_GBps: float, chip: str | None):
         super().__init__()
-        self.clock, self.bandwidth, self.fused_speed = clock_GHz, memory_GBps, fused_speed
-        self.fuses = False  # attention kernels, without cycles
+        self.clock, self.bandwidth, self.chip = clock_GHz, memory_GBps, chip
         self.losses: dict[str, float] = defaultdict(float)
 
     def kernel(self, op: Instruction, sums: Reading) -> None:
@@ -265,12 +246,9 @@ class _TpuReader(Reader):
         if op.opcode.endswith("-start"):
             return  # overlapped with other operations; collectives have wire bytes
         cycles = estimated_cycles(op)
-        if op.opcode == "custom-call" and cycles is None and (work := _attention(op)):
-            kind, self.fuses = "attention", True
-            if self.fused_speed is not None:
-                sums.product_flops = sums.padded_flops = work[0]
-                cycles = work[1] / self.fused_speed
-                self.note("program-attention", share=FUSED_EFFICIENCY)
+        if cycles is None and (splash := Splash.of(op)):
+            kind, cycles = "attention", splash.cycles(self.chip) if self.chip else None
+            sums.product_flops = sums.padded_flops = splash.flops
         if cycles is not None:
             sums.cycles_by_kind[kind] += cycles
         computing, moving = (cycles or 0.0) / self.clock, bytes_moved / self.bandwidth

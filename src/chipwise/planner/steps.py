@@ -100,8 +100,9 @@ def _requests(
         one = one | {"topology": f"1x1x{programs.shards}"}
     elif programs.shards > 1:
         one = _spanning(target, programs.shards, whole)
+    chip = target.chip.name if platform == "tpu" else None
     asked = [
-        Request(p.name, one, body, p.donated, *speeds, platform, options)
+        Request(p.name, one, body, p.donated, *speeds, platform, options, chip)
         for p, body in zip(programs.programs, bodies, strict=True)
     ]
     for name, exchange in programs.exchanges.items():
