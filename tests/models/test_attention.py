@@ -274,10 +274,23 @@ def test_a_device_that_is_here(device, expected):
 
 
 @pytest.mark.parametrize(
-    "length, block", [(1, 128), (128, 128), (197, 256), (640, 128), (1024, 512), (1100, 256)]
+    "length, block",
+    [
+        (1, 128),
+        (128, 128),
+        (197, 256),
+        (640, 128),
+        (1024, 512),
+        (1100, 256),
+        (4095, 512),
+        (4096, 1024),
+        (4700, 512),
+    ],
 )
 def test_splash_fills_up_little(length, block):
-    assert block_of(length) == block
+    assert block_of(length, 128) == block
+    assert block_of(length, 256) == block_of(length, 128, window=4095) == min(block, 512)
+    assert block_of(length, 64, window=5000) == block
 
 
 CASES = [(130, Mask(causal=True)), (100, Mask()), (130, Mask(window=20))]

@@ -135,9 +135,9 @@ def test_every_tpu_that_runs_it_is_in_the_table():
     for chip in chips:
         for kernel in ("fwd", "dq", "dkv"):
             share = [Splash(kernel, 1, n, n, 128, 1.0, 512, n * n >> 18) for n in (512, 2048, 8192)]
-            times = [one.flops / one.cycles(chip.name) / chip.clock_GHz for one in share]
+            times = [one.flops / one.cycles(chip.name) * chip.clock_GHz for one in share]
             peak = 1e3 * chip.bf16_dense_tflops / chip.jax_devices_per_chip
-            assert 0.04 * peak < times[0] < times[1] < times[2] <= peak
+            assert 0.15 * peak < times[0] < times[1] < times[2] <= peak
 
 
 @pytest.mark.slow

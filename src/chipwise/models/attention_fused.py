@@ -32,7 +32,7 @@ def splash(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask) -> ja
     from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 
     (_, t, heads, d), s = query.shape, key.shape[1]
-    rows, columns = block_of(t), block_of(s)
+    rows, columns = (block_of(n, d, mask.window) for n in (t, s))
     long, wide = (-(-n // block) * block for n, block in ((t, rows), (s, columns)))
     reach = None if mask.window is None else mask.window - 1
     side = (reach, 0 if mask.causal else reach)
@@ -75,11 +75,13 @@ def _numbered(n: int, whole: int) -> jax.Array:
     return (jnp.arange(whole, dtype=jnp.int32) >= n).astype(jnp.int32)
 
 
-def block_of(length: int) -> int:
-    """Positions of a block: the largest of 512, 256 and 128 with little padding, since larger ones are
-    faster."""
+def block_of(length: int, size: int, window: int | None = None) -> int:
+    """Positions of a block, for heads of `size` entries: the largest of 1,024, 512, 256 and 128 with little
+    padding, since larger ones are faster. 1,024 only for 4,096 positions or a `window` of as many, because at
+    the edge of a mask larger blocks compute more pairs that are not visible (`benchmarks/splash.md`), and
+    not for heads that would not fit in a v4's on-chip memory."""
     least = -(-length // LANES) * LANES
-    for block in (512, 256):
+    for block in (1024, 512, 256)[min(length, window or length) < 4096 or size > LANES :]:
         if 8 * (-(-length // block) * block) <= 9 * least:
             return block
     return LANES

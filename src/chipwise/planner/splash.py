@@ -57,7 +57,7 @@ class Splash:
         # With a mask, the first operand has an entry for each pair of blocks of the loop.
         first, last = op.operand_shapes[0], op.operand_shapes[-1]
         table = first.dims[-2:] if first.dtype not in _FLOATS and len(first.dims) == 3 else None
-        block = max(queries, keys) // max(table) if table else block_of(queries)
+        block = max(queries, keys) // max(table) if table else block_of(queries, size)
         lines, columns = math.ceil(queries / block), math.ceil(keys / block)
         if own := re.search(r"attention\[([\d.]+)\]", op.source):
             share = float(own[1])
