@@ -284,7 +284,7 @@ def test_a_device_that_is_here(device, expected):
         (1100, 256),
         (4095, 512),
         (4096, 1024),
-        (4700, 512),
+        (4400, 512),
     ],
 )
 def test_splash_fills_up_little(length, block):
