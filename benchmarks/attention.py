@@ -163,8 +163,8 @@ def main():
         for case in CASES:
             form = "blocks" if chip == "cpu" else of(chip, case)
             print("| " + " | ".join([chip, case, form, *(found[case, name] for name in FORMS)]) + " |")
-    print("\n`chipwise plan gpt2-124m --synthetic` with each implementation. Splash attention takes the cycles of")
-    print("its compiled code (splash.md); cuDNN's uses an efficiency fitted to published rows.\n")
+    print("\n`chipwise plan gpt2-124m --synthetic` with each implementation. Splash attention takes the")
+    print("cycles of its compiled code (splash.md); cuDNN's uses an efficiency fitted to published rows.\n")
     print("| target | attention | GB a device | ms a step | interval |\n|---|---|---|---|---|")
     for target in ("h100", "v5e-8"):
         for line in planned(target):

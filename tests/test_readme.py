@@ -1,4 +1,4 @@
-"""What the README shows is run or read: its example as it stands, three of its commands; the command line
+"""What the README shows is run or read: its example as it stands, some of its commands; the command line
 takes every command of README and docs."""
 
 import json
@@ -16,7 +16,8 @@ from chipwise.cli import app
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-RUN = ["devices", "train digits", "find-lr digits --apply digits_lr.py"]
+RUN = ["devices", "train digits"]
+SLOW = ["find-lr digits --apply digits_lr.py"]
 """What a reader types first: these are run as they stand. The tests of each command run it in many ways."""
 
 
@@ -52,8 +53,9 @@ def test_the_command_line_takes_every_command():
         subcommand.make_context(words[0], words[1:], parent=context)
 
 
-def test_the_first_commands_run(tmp_path):
-    assert {f"chipwise {words}" for words in RUN} <= set(commands(README))
+@pytest.mark.parametrize("typed", [RUN, pytest.param(SLOW, marks=pytest.mark.slow)])
+def test_the_first_commands_run(tmp_path, typed):
+    assert {f"chipwise {words}" for words in typed} <= set(commands(README))
     code = (
         "import json, sys, chipwise.cli\n"
         "for words in json.loads(sys.argv[1]):\n"
@@ -61,7 +63,7 @@ def test_the_first_commands_run(tmp_path):
     )
     environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
     done = subprocess.run(  # in one process, since each start takes seconds
-        [sys.executable, "-c", code, json.dumps([shlex.split(words) for words in RUN])],
+        [sys.executable, "-c", code, json.dumps([shlex.split(words) for words in typed])],
         cwd=tmp_path,
         env=environment | {"XDG_CACHE_HOME": str(tmp_path / "cache")},
         capture_output=True,

@@ -88,10 +88,10 @@ Throughputs are of all chips, in images or sequences a second.
   devices those over several hosts and nine others were asked again: within a host a throughput changed by
   less than 0.1 %.
 * Splash attention took half the speed of a program's other products, an assumption. It takes the cycles of
-  the code that libtpu schedules for its kernels (`benchmarks/splash.md`), to which no row was fitted. With one
-  sequence a device, as in row 248, it had no time at all. Its blocks have 1,024 positions for sequences of
-  4,096 and more now, where they had 512. Before, rows 79, 84, 85, 99 and 132 were at 0.98, 0.95, 0.78, 0.82
-  and 1.27, rows 242 to 246, 248 and 249 at 1.24, 1.06, 1.13, 0.63, 0.75, 1.25 and 1.13.
+  the code that libtpu schedules for its kernels (`benchmarks/splash.md`), to which no row was fitted. Where a
+  device has one sequence, as in row 248, it had no time at all. Its blocks have 1,024 positions for sequences
+  of 4,096 and more now, where they had 512. Before, rows 79, 84, 85, 99 and 132 were at 0.98, 0.95, 0.78,
+  0.82 and 1.27, rows 242 to 246, 248 and 249 at 1.24, 1.06, 1.13, 0.63, 0.75, 1.25 and 1.13.
 * Rows 251 to 254, 256 and 257 were written again after their errors were seen, from the code of their sources
   (`recipes/alpa.py`, `recipes/vits.py`, form `keras` of BERT). Before, they had chipwise's own blocks in a
   loop, which compute parts again, and rows 256 and 257 no dropout; the ratios were 1.15, 0.79, 0.91, 1.22,
