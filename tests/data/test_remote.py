@@ -107,9 +107,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.server.sizes is True or (self.server.sizes and self.command == "HEAD"):
             self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(data[:cut])
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(ConnectionError):  # a client that has given up, maybe a minute ago
+            if self.command == "GET":
+                self.wfile.write(data[:cut])
             while self.server.endless and self.command == "GET":
                 threading.Event().wait(self.server.drip)
                 self.wfile.write(data or b" ")
