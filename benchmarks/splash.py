@@ -17,11 +17,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from chipwise.chips.catalogue import Chip
+from chipwise.chips.catalogue import Chip, peak_flops_per_device
 from chipwise.chips.targets import parse
+from chipwise.machine.facts import installed
 from chipwise.models.attention_fused import PRODUCTS
 from chipwise.planner.compilers import child_environment
-from chipwise.planner.splash import TABLE, Splash
+from chipwise.planner.splash import TABLE, Splash, cores
 from chipwise.planner.steps import topologies
 
 TARGETS = ("v4-8", "v5e-1", "v5p-8", "v6e-1", "tpu7x-8")
@@ -93,9 +94,15 @@ def parts(lines: list[str]) -> list[int]:
 
 def products(chip: Chip, kernel: str, size: int, block: int) -> float:
     """The cycles of a visible block's products at the peak of one core: bundles may wait for them."""
-    assert chip.bf16_dense_tflops and chip.clock_GHz and chip.tensorcores
-    each = 1e3 * chip.bf16_dense_tflops / chip.tensorcores / chip.clock_GHz
+    each = flops_per_cycle(chip) / cores(chip.name)
     return 2 * PRODUCTS[kernel] * block * block * max(size, 128) / each
+
+
+def flops_per_cycle(chip: Chip) -> float:
+    """At the peak of a JAX device."""
+    peak = peak_flops_per_device(chip, "bf16")
+    assert peak and chip.clock_GHz
+    return peak / (1e9 * chip.clock_GHz)
 
 
 def main() -> None:
@@ -112,8 +119,6 @@ def main() -> None:
 
 def page() -> None:
     import jax
-
-    from chipwise.machine.facts import installed
 
     print("# Splash attention on TPUs, by its compiled code\n")
     print(
@@ -145,14 +150,12 @@ def page() -> None:
 
 def shares(chip: Chip, size: int, block: int, length: int) -> tuple[float, float]:
     """Per cent of the peak, forward and backward, of a head with a causal mask."""
-    assert chip.bf16_dense_tflops and chip.clock_GHz
-    each = 1e3 * chip.bf16_dense_tflops / chip.jax_devices_per_chip / chip.clock_GHz
     n = length // block
     times = {}
     for kernel in PRODUCTS:
         one = Splash(kernel, 1, length, length, size, (n + 1) / (2 * n), block, n * n)
         times[kernel] = one.cycles(chip.name)
-    useful = length * length / 2 * 2 * size / each
+    useful = length * length / 2 * 2 * size / flops_per_cycle(chip)
     return 200 * useful / times["fwd"], 500 * useful / (times["dq"] + times["dkv"])
 
 

@@ -116,9 +116,9 @@ class Whole:
 class StepPrograms:
     """The programs of one device in a step: `replica`, called `calls` times, the sum of `size` float32 over
     all replicas, then `update`; before it, with LAMB or LARS, those of `norms`, between which devices gather
-    `gathered` float32 if the optimizer's state is sharded. `cut`: then, how many values
-    of the sum, the parameters', are cut over the devices; otherwise 0. Bytes are of one device, except those
-    of `whole` and a checkpoint."""
+    `gathered` float32 if the optimizer's state is sharded. `cut`: then, how many values of the sum, the
+    parameters', are cut over the devices; otherwise 0. Bytes are of one device, except those of `whole` and a
+    checkpoint."""
 
     recipe: Recipe
     layout: Layout

@@ -48,9 +48,11 @@ class Splash:
     @classmethod
     def of(cls, op: Instruction) -> Splash | None:
         """The kernel that an operation calls; None if it is another operation."""
-        match = re.search(r"/splash_m\wa_(fwd|dq|dkv)", op.source)
+        match = re.search(r"/splash_m\wa_(fwd|dq|dkv)", op.source) if op.opcode == "custom-call" else None
+        if match is None:
+            return None
         arrays = [s.dims for s in op.operand_shapes if s.dtype in _FLOATS and len(s.dims) > 1]
-        if op.opcode != "custom-call" or match is None or len(arrays) < 2:
+        if len(arrays) < 2:
             return None
         *heads, queries, size = arrays[0]
         keys = arrays[1][-2]
@@ -84,7 +86,7 @@ class Splash:
         wider, larger = max(1.0, self.size / size), self.block / block
         queries, keys = math.ceil(self.queries / self.block), math.ceil(self.keys / self.block)
         each = self.steps * step + (keys if self.kernel == "dkv" else queries) * larger * line
-        return self.heads * (each + self.share * queries * keys * larger**2 * wider * visible) / _cores(chip)
+        return self.heads * (each + self.share * queries * keys * larger**2 * wider * visible) / cores(chip)
 
 
 @cache
@@ -100,7 +102,7 @@ def _table() -> dict[str, dict[str, dict[int, dict[int, tuple[int, int, int]]]]]
 
 
 @cache
-def _cores(chip: str) -> int:
+def cores(chip: str) -> int:
     """Cores of a JAX device, which share the loop."""
     (found,) = [one for one in CHIPS if one.name == chip]
     return (found.tensorcores or 1) // found.jax_devices_per_chip
