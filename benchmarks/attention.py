@@ -29,7 +29,8 @@ from chipwise.models import attention_blocks
 from chipwise.models.attention import Mask, attention, form_for
 from chipwise.models.attention_blocks import blocks
 from chipwise.models.target import Target, traced_for
-from chipwise.planner.compiler import Request, compile_all
+from chipwise.planner.compiled import Request
+from chipwise.planner.compiler import compile_all
 from chipwise.planner.exporting import export_program
 from chipwise.planner.steps import PLATFORM, topologies
 from chipwise.recipe.settings import load

@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from chipwise.planner import steps
-from chipwise.planner.compiler import Compiled
+from chipwise.planner.compiled import Compiled
 from chipwise.planner.exporting import Exported
 from chipwise.planner.kernels import Kernel
 
@@ -48,11 +48,12 @@ def no_gpu_compiler():
     """Answers for GPUs by `answer`; a TPU's compiler is asked if it is there."""
     real = steps.compile_each
 
-    def compile_each(requests, **options):
+    def compile_each(batches, **options):
+        requests = [request for batch in batches for request in batch]
         others = [i for i, r in enumerate(requests) if r.platform != "cuda"]
         yield from ((i, answer(r)) for i, r in enumerate(requests) if r.platform == "cuda")
         if others:
-            yield from ((others[i], told) for i, told in real([requests[i] for i in others], **options))
+            yield from ((others[i], told) for i, told in real([[requests[i] for i in others]], **options))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(steps, "compile_each", compile_each)

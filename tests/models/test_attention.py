@@ -19,7 +19,8 @@ from chipwise.models.attention_blocks import blocks
 from chipwise.models.attention_fused import block_of
 from chipwise.models.target import Target, target, traced_for
 from chipwise.models.transformer import Attention
-from chipwise.planner.compiler import Request, compile_all
+from chipwise.planner.compiled import Request
+from chipwise.planner.compiler import compile_all
 from chipwise.planner.exporting import export_program
 from chipwise.planner.steps import device_speeds
 from refusals import refused

@@ -1,5 +1,6 @@
 """Programs of a GPU or of a group, traced for chips that are not here."""
 
+import itertools
 import types
 
 import jax
@@ -17,7 +18,7 @@ from chipwise.models.attention import attention
 from chipwise.models.large import SHARD, fsdp, in_group
 from chipwise.models.target import traced_for
 from chipwise.planner import steps
-from chipwise.planner.compiler import Compiled
+from chipwise.planner.compiled import Compiled
 from chipwise.planner.exporting import _cudnn_assumed, export_program
 from chipwise.planner.programs import Traceable
 
@@ -78,7 +79,10 @@ def traces(monkeypatch):
     """A function of a program's body and chips: how often the body is traced for a plan of all of them."""
     monkeypatch.setattr(target, "_ASKED", set())
     monkeypatch.setitem(steps.COMPILERS, "cuda", lambda: None)
-    answered = lambda requests, **_: ((i, Compiled(one.name)) for i, one in enumerate(requests))  # noqa: E731
+
+    def answered(batches, **_):
+        return ((i, Compiled(one.name)) for i, one in enumerate(itertools.chain.from_iterable(batches)))
+
     monkeypatch.setattr(steps, "compile_each", answered)
 
     def count(body, *chips):

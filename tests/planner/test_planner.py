@@ -12,7 +12,8 @@ from chipwise.chips.prices import cheapest, load, prices_for, read
 from chipwise.chips.targets import parse
 from chipwise.machine.fingerprint import this_machine
 from chipwise.machine.record import Record, Series
-from chipwise.planner import compiler, compilers, planner, steps
+from chipwise.planner import compilers, planner, steps
+from chipwise.planner.compiled import Compiled
 from chipwise.planner.compilers import PIP, installed
 from chipwise.planner.timing import compilation
 from chipwise.words.facts import fact
@@ -281,7 +282,7 @@ def test_a_record_of_another_host_stands_in_for_a_measurement(tmp_path):
 @pytest.mark.parametrize("target", ["tpu7x-8", "h100"])
 def test_a_compiler_that_crashes_is_that_target_s_problem(monkeypatch, target):
     crash = fact("compiler-crashed", program="replica", signal="SIGSEGV", log="")
-    died = compiler.Compiled("replica", crash)
+    died = Compiled("replica", crash)
     monkeypatch.setattr(planner.steps, "compile_steps", lambda cases, **_: enumerate([{"replica": died}]))
     (p,) = cw.plan(recipe(), on=[target])
     assert not p.runs and p.problem == crash

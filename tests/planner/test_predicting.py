@@ -9,7 +9,7 @@ from chipwise.engine.predict import LARGEST_BLOCK
 from chipwise.explain import plan as shown
 from chipwise.explain import plan_page
 from chipwise.planner import predicting
-from chipwise.planner.compiler import Compiled
+from chipwise.planner.compiled import Compiled
 from chipwise.words.facts import fact
 from compilers import no_gpu_compiler as no_gpu_compiler
 from refusals import refused

@@ -1,6 +1,7 @@
 """Programs of built-in recipes that are remembered: the same requests to the compiler, without tracing."""
 
 import dataclasses
+import itertools
 import json
 
 import jax
@@ -8,7 +9,7 @@ import pytest
 
 from chipwise.engine.layout import Layout
 from chipwise.planner import exporting, planner, remembered, steps
-from chipwise.planner.compiler import Compiled
+from chipwise.planner.compiled import Compiled
 from chipwise.planner.compilers import installed
 from chipwise.planner.exporting import Exported
 from chipwise.planner.planner import plan
@@ -26,8 +27,8 @@ def asked(monkeypatch):
     """The requests, in order: nothing is compiled."""
     requests = []
 
-    def compile_each(new, **_):
-        for i, request in enumerate(new):
+    def compile_each(batches, **_):
+        for i, request in enumerate(itertools.chain.from_iterable(batches)):
             requests.append(request)
             yield i, Compiled(request.name, fact("refused", program=request.name, message=""))
 

@@ -7,7 +7,7 @@ import pytest
 
 from chipwise.chips.targets import parse
 from chipwise.planner import step_time, steps, tpu_timing
-from chipwise.planner.compiler import Compiled
+from chipwise.planner.compiled import Compiled
 from chipwise.planner.kernels import Kernel
 from chipwise.planner.links import sum_seconds
 from chipwise.planner.timing import StepTime

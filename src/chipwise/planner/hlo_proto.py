@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +25,20 @@ class Message:
     """A protobuf message without its schema; fields are read by number."""
 
     def __init__(self, data: bytes | memoryview):
-        self._fields: dict[int, list[int | memoryview]] = {}
-        data, at = memoryview(data), 0
-        while at < len(data):
+        fields: dict[int, list[int | memoryview]] = {}
+        data, at, end = memoryview(data), 0, len(data)
+        while at < end:
             key, at = _varint(data, at)
-            number, wire = key >> 3, key & 7
+            wire = key & 7
+            value: int | memoryview
             if wire == 0:
                 value, at = _varint(data, at)
-                self._fields.setdefault(number, []).append(value)
-                continue
-            length, at = _varint(data, at) if wire == 2 else ({1: 8, 5: 4}[wire], at)
-            self._fields.setdefault(number, []).append(data[at : at + length])
-            at += length
+            else:
+                length, at = _varint(data, at) if wire == 2 else ({1: 8, 5: 4}[wire], at)
+                value = data[at : at + length]
+                at += length
+            fields.setdefault(key >> 3, []).append(value)
+        self._fields = fields
 
     def number(self, field: int) -> int:
         """An integer; 0, the default of protobuf, if it is missing."""
@@ -67,6 +69,8 @@ class Message:
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    if (value := data[at]) < 128:  # most of them
+        return value, at + 1
     value = shift = 0
     while True:
         byte = data[at]
@@ -133,6 +137,12 @@ class Shape:
         return self.padded_bytes if self.memory == 0 else 0
 
 
+@lru_cache(1000)
+def _shapes_of(proto: bytes) -> tuple[Shape, ...]:
+    """Once for the many instructions with equal results."""
+    return tuple(_shapes(Message(proto)))
+
+
 def _shapes(proto: Message) -> Iterator[Shape]:
     """All arrays of a `ShapeProto` in order, with tuples flattened."""
     parts = proto.messages(4)
@@ -168,7 +178,7 @@ class Instruction:
     @cached_property
     def shapes(self) -> tuple[Shape, ...]:
         """The arrays of its result."""
-        return tuple(_shapes(self.proto.message(3)))
+        return _shapes_of(bytes(next(iter(self.proto.parts(3)), b"")))
 
     @cached_property
     def operand_shapes(self) -> list[Shape]:

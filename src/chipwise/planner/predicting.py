@@ -28,7 +28,8 @@ from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
 from . import step_time, steps, steps_here, timing
 from .advice import lacks
-from .compiler import Compiled, Progress
+from .compiled import Compiled
+from .compiler import Progress
 from .exporting import GatherRequest, ReduceRequest
 from .feeding import HostSpeed, feeding
 from .kernels import costliest

@@ -16,7 +16,8 @@ from ..errors import DeviceError
 from ..recipe import precision
 from ..recipe.recipe import Recipe
 from ..words.facts import fact
-from .compiler import Compiled, Progress, Request, compile_each, refusal
+from .compiled import Compiled, Request, refusal
+from .compiler import Progress, compile_each
 from .compilers import COMPILERS
 from .cutting import sizes
 from .exporting import Exported, GatherRequest, ReduceRequest
@@ -54,45 +55,64 @@ def compile_steps(
     cache: Path | None = None,
     progress: Progress | None = None,
 ) -> Iterator[tuple[int, Answers]]:
-    """Yields the index of each case with the compiler's answers as soon as all are ready: cached ones first,
-    then the smallest programs. A layout's programs are exported once for all chips with the same kernels.
+    """Yields the index of each case with the compiler's answers as soon as all are ready: of each kind of
+    chip cached ones first, then those with the smallest programs. The first GPU is `urgent`. A layout's
+    programs are exported once for all chips with the same kernels.
 
     If a compiler is missing, or the catalogue lacks figures of a chip, the answer says so.
     """
-    asked: list[tuple[int, list[Request]]] = []
+    possible = dict[int, tuple[Target, Programs]]()
     for i, (target, programs) in enumerate(cases):
-        platform = PLATFORM[target.chip.kind]
         try:
-            COMPILERS[platform]()
-            one, whole = topologies(target)
+            COMPILERS[PLATFORM[target.chip.kind]]()
+            topologies(target)
+            possible[i] = target, programs
         except DeviceError as error:
             yield i, {"replica": Compiled("replica", fact(error.code, **error.facts))}
-            continue
-        try:
-            bodies = _exported(programs, target.chip)
-        except Exception as error:  # it can be traced, but not lowered for this chip
-            yield i, {"replica": refusal("replica", str(error), platform=platform)}
-            continue
-        asked.append((i, _requests(target, programs, bodies, one, whole)))
-    asked.sort(key=lambda case: sum(request.size for request in case[1]))
-    by_case = dict(asked)
-    owners = [i for i, requests in asked for _ in requests]
-    requests = [request for _, requests in asked for request in requests]
+    if not possible:
+        return
+    owners: list[int] = []  # of each request
+    names: dict[int, list[str]] = {}
+    not_lowered: list[tuple[int, Answers]] = []
+
+    def batches() -> Iterator[list[Request]]:
+        for kind, platform in PLATFORM.items():
+            asked: list[tuple[int, list[Request]]] = []
+            for i, (target, programs) in possible.items():
+                if target.chip.kind != kind:
+                    continue
+                try:
+                    bodies = _exported(programs, target.chip)
+                except Exception as error:  # it can be traced, but not lowered for this chip
+                    answer = refusal("replica", str(error), platform=platform)
+                    not_lowered.append((i, {answer.name: answer}))
+                else:
+                    asked.append((i, _requests(target, programs, bodies)))
+            asked.sort(key=lambda case: _size(possible[case[0]][0], case[1]))
+            if asked and kind == "GPU":  # whose compiler uses all cores for one program
+                first, requests = asked[0]
+                asked[0] = first, [dataclasses.replace(request, urgent=True) for request in requests]
+            owners.extend(i for i, requests in asked for _ in requests)
+            names.update((i, [request.name for request in requests]) for i, requests in asked)
+            yield [request for _, requests in asked for request in requests]
+
     answers: dict[int, Answers] = collections.defaultdict(dict)
-    missing = collections.Counter(owners)
-    for place, answer in compile_each(requests, cache_dir=cache, progress=progress) if requests else ():
+    for place, answer in compile_each(batches(), cache_dir=cache, progress=progress):
         i = owners[place]
         answers[i][answer.name] = answer
-        missing[i] -= 1
-        if not missing[i]:
-            names = (request.name for request in by_case[i])
-            yield i, {name: answers[i][name] for name in names}  # in a fixed order
+        if len(answers[i]) == len(names[i]):
+            yield i, {name: answers[i][name] for name in names[i]}  # in a fixed order
+    yield from not_lowered
 
 
-def _requests(
-    target: Target, programs: Programs, bodies: list[Exported], one: Topology, whole: Topology
-) -> list[Request]:
+def _size(target: Target, requests: Sequence[Request]) -> tuple[int, int]:
+    """Rises with the compilation time: before 2020 GPUs have no kernels by Triton, which take half of it."""
+    return sum(request.size for request in requests), target.chip.year or 0
+
+
+def _requests(target: Target, programs: Programs, bodies: list[Exported]) -> list[Request]:
     platform = PLATFORM[target.chip.kind]
+    one, whole = topologies(target)
     speeds = device_speeds(target.chip) if platform == "tpu" else (None, None)
     kind = target.chip.device_kinds[0]
     options = compiler_options(platform, programs.exact, kind, programs.shards)

@@ -1,0 +1,131 @@
+"""What a compiler is asked about a program for an absent chip, and what it answers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from ..words.facts import Fact, fact
+from . import hlo, hlo_gpu
+from .exporting import Exported, GatherRequest, ReduceRequest
+from .kernels import Kernel
+
+SCHEMA = 3
+"""Of the cache's entries and of what the child is told; raised when either changes its meaning."""
+
+DIED = ("compiler-killed", "compiler-crashed", "compiler-ended")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A program, and the absent chip to compile it for, as keyword arguments of `get_topology_desc`.
+
+    `platform`: "tpu" or "cuda". `donate`: the flat arguments that may be overwritten. `options`: of XLA, as
+    in training. `clock_GHz` and `memory_GBps`: of one JAX device of a TPU, for `Compiled.seconds`; `chip`:
+    the TPU's name in the catalogue. `urgent`: other programs wait for its answer (see `compile_each`).
+    """
+
+    name: str
+    topology: dict[str, Any]
+    program: Exported | ReduceRequest | GatherRequest
+    donate: tuple[int, ...] = ()
+    clock_GHz: float | None = None
+    memory_GBps: float | None = None
+    platform: str = "tpu"
+    options: dict[str, Any] | None = None
+    chip: str | None = None
+    urgent: bool = False
+
+    @property
+    def size(self) -> int:
+        """Roughly proportional to the compilation time."""
+        return 50_000 + (self.program.size if isinstance(self.program, Exported) else 0)
+
+    def key(self, versions: str) -> str:
+        """The key of the answer in the cache."""
+        reader = (hlo_gpu if self.platform == "cuda" else hlo).VERSION
+        parts = [SCHEMA, reader, versions, self.topology, self.program.key, self.donate, self.clock_GHz]
+        text = json.dumps([*parts, self.memory_GBps, self.platform, self.options], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The figures of a compiled program, for one execution on one device: see `hlo.Reading`. `seconds` need
+    the chip's clock; a GPU's compiler states none, and `gpu_timing` times its `kernels`.
+
+    `problem`: why there are no figures: the compiler's refusal (`refusal`), or how its process died.
+    """
+
+    name: str
+    problem: Fact | None = None
+    temp_bytes: int = 0
+    code_bytes: int = 0
+    seconds: float = 0.0
+    seconds_by_kind: dict[str, float] = field(default_factory=dict)
+    wire_bytes: float = 0.0
+    compile_seconds: float = 0.0
+    flops: float = 0.0  # of the products
+    optimal_seconds: float | None = None  # XLA's cost analysis; the GPU compiler has none
+    kernels: list[Kernel] = field(default_factory=list)
+    notes: list[Fact] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)  # `Exported.places` of the program when it was compiled
+
+    def at(self, places: Sequence[str]) -> Compiled:
+        """The same figures for a program whose source has moved: kernels get the lines of `places`, or none
+        if these do not match what was compiled."""
+        if not self.places or list(places) == self.places:
+            return self
+        same = len(places) == len(self.places)
+        moved = dict(zip(self.places, places, strict=True)) if same else dict.fromkeys(self.places, "")
+        return replace(self, kernels=[replace(k, line=moved.get(k.line, k.line)) for k in self.kernels])
+
+    def json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Compiled:
+        problem, notes = value.pop("problem"), [Fact(**note) for note in value.pop("notes")]
+        kernels = [Kernel.from_json(kernel) for kernel in value.pop("kernels", ())]
+        return cls(**value, problem=problem and Fact(**problem), notes=notes, kernels=kernels)
+
+    @property
+    def died(self) -> bool:
+        """Whether the compiler's process ended at this program, perhaps for another reason."""
+        return self.problem is not None and self.problem.code in DIED
+
+
+def refusal(name: str, message: str, seconds: float = 0.0, platform: str = "tpu") -> Compiled:
+    """The compiler's refusal as a fact, with bytes if it was about memory, and its first lines."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    facts = {"program": name, "message": " ".join(lines[:2])[:400]}
+    match = next(filter(None, (pattern.search(message) for pattern in _MEMORY)), None)
+    if match and "RESOURCE_EXHAUSTED" in message:
+        needed, available = (int(float(match[i]) * _UNIT[match[i + 1]]) for i in (1, 3))
+        problem = fact("refused-for-memory", needed=needed, available=available, **facts)
+    else:
+        known = _REFUSALS if platform == "tpu" else _REFUSALS[:1]
+        code = next((c for sign, c in known if re.search(rf"\b{sign}\b", message.lower())), "refused")
+        problem = fact(code, **facts)
+    return Compiled(name, problem, compile_seconds=seconds)
+
+
+# "Used 20.1G of 15.75G hbm" or, if a bound is enough to refuse, "the total memory required for HLO
+# temporaries (60.42G) exceeds available HBM (7.48G)".
+_MEMORY = (
+    re.compile(r"[Uu]sed ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm"),
+    re.compile(r"memory required[^(]*\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)"),
+)
+_UNIT = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_REFUSALS = (
+    ("lowering platform", "refused-callback"),
+    ("f64", "refused-float64"),
+    ("f16", "refused-float16"),
+    ("dynamic", "refused-dynamic-shape"),
+    ("custom call", "refused-custom-call"),
+)
+"""The compiler has no codes: what its messages contain, and what it means."""
