@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from pathlib import Path
 from typing import Annotated
@@ -71,6 +72,7 @@ def plan(
     from ..explain.plan_progress import telling
     from ..planner.planner import plan as make
 
+    gc.set_threshold(20_000)  # a seventh of the time to trace a net is collecting objects that stay
     loaded, targets = recipe.load(), _names(on)
     with telling(len(targets), quiet=json_) as reporter:
         plans = make(
