@@ -78,16 +78,24 @@ def test_products_of_gpt_that_are_kept(keep, products):
     assert operations(partial(TINY_GPT, keep=keep), "dot_general") == products
 
 
-@pytest.mark.parametrize(
-    "chip, platform, kernel",
-    [
-        ("a100", "cuda", "@__cudnn$fmhaSoftmax("),
-        ("v5e-1", "tpu", 'kernel_name = "splash_mha_fwd'),
-        ("v100", "cuda", "stablehlo.while"),
-    ],
-)
-@pytest.mark.parametrize("net", NETS)
-def test_a_kept_attention_runs_once_and_its_output_is_kept_once(chip, platform, kernel, net):
+KERNELS = {
+    "a100": ("cuda", "@__cudnn$fmhaSoftmax("),
+    "v5e-1": ("tpu", 'kernel_name = "splash_mha_fwd'),
+    "v100": ("cuda", "stablehlo.while"),
+}
+
+
+def every_net_and_chip(*quick):
+    """All pairs; those that are not `quick` are slow."""
+    pairs = [(net, chip) for net in NETS for chip in KERNELS]
+    slow = [pytest.param(*pair, marks=pytest.mark.slow) for pair in pairs if pair not in quick]
+    return pytest.mark.parametrize("net, chip", [*quick, *slow])
+
+
+@every_net_and_chip(("gpt", "a100"), ("llama", "v5e-1"), ("gpt", "v100"))
+def test_a_kept_attention_runs_once_and_its_output_is_kept_once(net, chip):
+    platform, kernel = KERNELS[chip]
+
     def counted(keep):
         """The kernel's runs, and the arrays as large as the inputs of all blocks that the forward pass
         makes."""
@@ -105,12 +113,11 @@ def test_a_kept_attention_runs_once_and_its_output_is_kept_once(chip, platform, 
     assert once == again - 1 and (inputs, kept) == (1, 2)
 
 
-@pytest.mark.parametrize("net", NETS)
-@pytest.mark.parametrize("chip", ["a100", "v5e-1"])
+@every_net_and_chip(("gpt", "a100"), ("llama", "v5e-1"))
 def test_marks_do_not_change_a_program(net, chip, monkeypatch):
     def key():
         with traced_for(parse(chip).chip):
-            return export_program(*gradient(NETS[net], (2, 512)), "cuda" if chip == "a100" else "tpu").key
+            return export_program(*gradient(NETS[net], (2, 512)), KERNELS[chip][0]).key
 
     marked = key()
     for module in (transformer, llama, bert):
