@@ -34,6 +34,7 @@ def child(monkeypatch, tmp_path):
                 f"""
                 import json, os, pathlib, signal, sys
                 open({str(starts)!r}, "a").write("x")
+                input()
                 requests = json.loads((pathlib.Path(sys.argv[1]) / "requests.json").read_text())
                 def say(r, answer):
                     print(json.dumps(dict(key=r["key"], answer=answer)), flush=True)

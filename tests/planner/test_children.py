@@ -166,6 +166,53 @@ def test_a_batch_is_compiled_while_the_next_one_is_made(child, tmp_path):
     ]
 
 
+@pytest.fixture
+def processes(monkeypatch):
+    """The children that were started."""
+    made = []
+    real = children.Child.__init__
+
+    def init(one, compiler):
+        real(one, compiler)
+        made.append(one)
+
+    monkeypatch.setattr(children.Child, "__init__", init)
+    return made
+
+
+def test_a_compiler_starts_while_its_programs_are_made(child, processes, tmp_path):
+    started = child(ALL)
+
+    def batches():
+        assert len(processes) == 1
+        yield [on_gpu(request_for())]
+        yield [request_for(name="other")]
+
+    answers = dict(compile_each(batches(), expected="cuda", cache_dir=tmp_path))
+    assert [answers[i].seconds for i in (0, 1)] == [7.0, 7.0] and started() == len(processes) == 2
+
+
+def test_one_that_is_not_needed_ends(child, processes, tmp_path):
+    child(ALL)
+    compile_all([request_for()], cache_dir=tmp_path)
+    assert dict(compile_each([[request_for()]], expected="tpu", cache_dir=tmp_path))[0].seconds == 7.0
+    idle = processes[1]
+    assert idle._process.returncode == -signal.SIGKILL and not idle._folder.exists()
+
+
+def test_one_that_ends_too_early_is_an_error(child, processes, tmp_path):
+    script = child(ALL)
+    (tmp_path / "child.py").write_text("raise SystemExit('no such plugin')")
+
+    def batches():
+        processes[0]._process.wait()
+        yield [request_for()]
+
+    with refused(ChipwiseError, "compiler-not-started", exit_code=1, log="no such plugin"):
+        dict(compile_each(batches(), expected="tpu", cache_dir=tmp_path))
+    assert script() == 0
+
+
 def test_after_an_interruption_no_child_starts(holder, child, tmp_path, capsys):
     started = child(ALL)
     answers = compile_each([[on_gpu(request_for())], [request_for()]], cache_dir=tmp_path)

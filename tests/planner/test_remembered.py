@@ -74,6 +74,21 @@ def test_the_second_plan_traces_nothing(tmp_path, traced, asked):
     assert drained(asked) == keys and len(traced) == 4
 
 
+def test_a_compiler_starts_early_only_for_programs_to_be_traced(tmp_path, monkeypatch):
+    expected = []
+    real = steps.compile_each
+
+    def compile_each(batches, **options):
+        expected.append(options["expected"])
+        return real(batches)
+
+    monkeypatch.setattr(steps, "compile_each", compile_each)
+    monkeypatch.setitem(steps.COMPILERS, "cuda", lambda: None)
+    for targets in (["v5e-1"], ["v5e-1"], ["v5e-1", "a100"], ["v5e-1", "a100"]):
+        planned(tmp_path, *targets)
+    assert expected == ["tpu", None, "cuda", None]
+
+
 def test_no_number_of_the_programs_is_forgotten(tmp_path):
     recipe = load(NET)
     made = step_programs(recipe, Layout.of(recipe, 4), resident=False)

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,8 @@ from .compiled import Compiled, Request
 from .compilers import Compiler
 
 HEAD_START = 30.0
-"""Seconds for which a compiler waits for urgent programs of another, on a machine with fewer than `CORES`: on
-two cores they would halve each other's speed."""
+"""Seconds for which all else waits for urgent programs, on a machine with fewer than `CORES`: two compilers
+on two cores would halve each other's speed."""
 
 CORES = 4
 
@@ -40,27 +41,24 @@ class Children:
         self._events: queue.SimpleQueue[tuple[str, Compiled] | BaseException | None] = queue.SimpleQueue()
         self._under_way = 0
         self._urgent: set[str] = set()
-        self._head_start = threading.Event()  # is over
-        self._head_start.set()
-        self._running: list[subprocess.Popen] = []
+        self._prepared: dict[str, Child] = {}  # by platform
+        self._running: list[Child] = []
         self._starting = threading.Lock()
         self._closed = False
 
+    def prepare(self, compiler: Compiler) -> None:
+        """Starts the process of a compiler, which takes a second, before its programs are known."""
+        self._prepared[compiler.platform] = self._start(compiler)
+
     def ask(self, compiler: Compiler, requests: dict[str, Request]) -> None:
-        """Starts to compile `requests`, by key. If none of them is urgent, waits for those that are."""
+        """Starts to compile `requests`, by key."""
         if not requests:
             return
-        urgent = {key for key, request in requests.items() if request.urgent}
-        waits = not urgent and (os.cpu_count() or 1) < CORES
-        self._urgent |= urgent
-        if urgent:
-            self._head_start.clear()
+        self._urgent |= {key for key, request in requests.items() if request.urgent}
         self._under_way += 1
 
         def answer() -> None:
             try:
-                if waits:
-                    self._head_start.wait(HEAD_START)
                 with _alone(self._folder, compiler.platform):
                     for pair in self._ask(requests, compiler):
                         self._events.put(pair)
@@ -70,27 +68,46 @@ class Children:
 
         threading.Thread(target=answer, daemon=True, name=f"compiler-{compiler.platform}").start()
 
+    def urgent(self) -> Iterator[tuple[str, Compiled]]:
+        """Yields answers, as `answers` does, until none is urgent, but for at most `HEAD_START` seconds; on a
+        machine with many cores none, since there nothing has to wait."""
+        end = time.monotonic() + (HEAD_START if (os.cpu_count() or 1) < CORES else 0)
+        while self._urgent and (left := end - time.monotonic()) > 0:
+            try:
+                yield from self._answer(self._events.get(timeout=left))
+            except queue.Empty:
+                return
+
     def answers(self) -> Iterator[tuple[str, Compiled]]:
         """Yields each key with its answer as soon as it is ready."""
         while self._under_way:
-            event = self._events.get()
-            if isinstance(event, BaseException):
-                raise event
-            if event is None:
-                self._under_way -= 1
-                continue
-            self._urgent.discard(event[0])
-            if not self._urgent:
-                self._head_start.set()
-            yield event
+            yield from self._answer(self._events.get())
+
+    def _answer(self, event: tuple[str, Compiled] | BaseException | None) -> Iterator[tuple[str, Compiled]]:
+        if isinstance(event, BaseException):
+            raise event
+        if event is None:
+            self._under_way -= 1
+            return
+        self._urgent.discard(event[0])
+        yield event
 
     def close(self) -> None:
         """Kills those that run."""
         with self._starting:
             self._closed = True
         for child in list(self._running):
-            child.kill()
-            child.wait()
+            child.kill()  # what it has open, its thread closes
+        for child in list(self._prepared.values()):
+            child.close()
+
+    def _start(self, compiler: Compiler) -> Child:
+        with self._starting:
+            child = Child(compiler)
+            self._running.append(child)
+            if self._closed:
+                child.kill()
+            return child
 
     def _ask(self, requests: dict[str, Request], compiler: Compiler) -> Iterator[tuple[str, Compiled]]:
         """Yields each key with its answer as soon as it is ready. If a child dies, that is the answer for its
@@ -99,15 +116,22 @@ class Children:
         batches = [dict(requests)]
         while batches:
             left, under_way, end = batches.pop(0), set[str](), dict[str, Any]()
-            for event in self._child(left, compiler):
-                if "exit_code" in event:
-                    end = event
-                elif event["answer"] is None:
-                    under_way.add(event["key"])
-                else:
-                    under_way.discard(event["key"])
-                    del left[event["key"]]
-                    yield event["key"], Compiled.from_json(event["answer"])
+            if self._closed:
+                return
+            child = self._prepared.pop(compiler.platform, None) or self._start(compiler)
+            with contextlib.closing(child):
+                for event in child.compile(left):
+                    if "exit_code" in event:
+                        end = event
+                    elif event["answer"] is None:
+                        under_way.add(event["key"])
+                    else:
+                        under_way.discard(event["key"])
+                        del left[event["key"]]
+                        yield event["key"], Compiled.from_json(event["answer"])
+                        if not left:
+                            break  # it takes a second to end
+            self._running.remove(child)
             if self._closed:
                 return
             if left and not under_way:
@@ -120,44 +144,55 @@ class Children:
                 batches += [{key: request} for key, request in alone.items()]
             batches += [left] if left else []
 
-    def _child(self, batch: dict[str, Request], compiler: Compiler) -> Iterator[dict[str, Any]]:
-        """Runs a child over `batch` and yields its messages.
+
+class Child:
+    """A process of `compile_child`."""
+
+    def __init__(self, compiler: Compiler) -> None:
+        self._open = stack = contextlib.ExitStack()
+        place = stack.enter_context(tempfile.TemporaryDirectory(prefix="chipwise-plan-"))
+        self._folder = Path(place)
+        log = stack.enter_context((self._folder / "log").open("w+", encoding="utf-8", errors="replace"))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "chipwise.planner.compile_child", place],
+            stdin=subprocess.PIPE,  # closes when this process ends, which ends the child
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=compiler.environment(),
+            cwd=place,
+        )
+        self._log, self._process = log, stack.enter_context(process)
+
+    def compile(self, batch: dict[str, Request]) -> Iterator[dict[str, Any]]:
+        """Yields the child's messages while it compiles `batch`, by key.
 
         A message is a `key` with its `answer`, `None` when it starts that program; the last one has its
         `exit_code` and the end of its `log`.
         """
-        with tempfile.TemporaryDirectory(prefix="chipwise-plan-") as place:
-            folder, requests = Path(place), []
-            for i, (key, request) in enumerate(batch.items()):
-                program = request.program.entry(folder, f"{i}.bin")
-                requests.append({**vars(request), "program": program, "key": key})
-            (folder / "requests.json").write_text(json.dumps(requests), encoding="utf-8")
-            with open(folder / "log", "w+", encoding="utf-8", errors="replace") as log:
-                with self._starting:
-                    if self._closed:
-                        return
-                    child = subprocess.Popen(
-                        [sys.executable, "-m", "chipwise.planner.compile_child", place],
-                        stdin=subprocess.PIPE,  # closes when this process ends, which ends the child
-                        stdout=subprocess.PIPE,
-                        stderr=log,
-                        text=True,
-                        env=compiler.environment(),
-                        cwd=place,
-                    )
-                    self._running.append(child)
-                with child:
-                    try:
-                        assert child.stdout is not None
-                        # a child that was killed while it wrote leaves half a line
-                        whole = (line for line in child.stdout if line.endswith("\n"))
-                        yield from map(json.loads, whole)
-                        exit_code = child.wait()
-                        log.seek(0)
-                        yield {"exit_code": exit_code, "log": last_words(log.read())}
-                    finally:
-                        child.kill()
-                        self._running.remove(child)
+        requests = []
+        for i, (key, request) in enumerate(batch.items()):
+            program = request.program.entry(self._folder, f"{i}.bin")
+            requests.append({**vars(request), "program": program, "key": key})
+        (self._folder / "requests.json").write_text(json.dumps(requests), encoding="utf-8")
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # of a child that has ended, whose exit code says so
+            os.write(self._process.stdin.fileno(), b"begin\n")
+        # a child that was killed while it wrote leaves half a line
+        whole = (line for line in self._process.stdout if line.endswith("\n"))
+        yield from map(json.loads, whole)
+        exit_code = self._process.wait()
+        self._log.seek(0)
+        yield {"exit_code": exit_code, "log": last_words(self._log.read())}
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        """Kills it, and removes its folder."""
+        self.kill()
+        self._open.close()
 
 
 @contextlib.contextmanager

@@ -1,8 +1,8 @@
 """The process that holds a compiler: `python -m chipwise.planner.compile_child FOLDER`.
 
-Reads `requests.json` in the folder, compiles each program for its absent chip, and prints a line of JSON
-before and after each. `compiler` starts it, with the environment that it needs. It ends when its standard
-input ends, so it does not outlive its parent.
+After a line on its standard input it reads `requests.json` in the folder, compiles each program for its
+absent chip, and prints a line of JSON before and after each. `children` starts it, with the environment that
+it needs. It ends when its standard input ends, so it does not outlive its parent.
 
 Two programs are compiled at a time on two cores: one process holds the topologies of all chips, each made in
 milliseconds, and the compiler releases the GIL.
@@ -39,6 +39,9 @@ from .hlo_proto import program_bytes
 def main(folder: Path) -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # the compiler also prints to standard output
+    jax.devices()  # loads the CUDA plugin
+    if not sys.stdin.readline():
+        return
     threading.Thread(target=_end_with_parent, daemon=True).start()
     requests = json.loads((folder / "requests.json").read_text(encoding="utf-8"))
     devices_of: dict[str, list | Exception] = {}
@@ -77,7 +80,6 @@ def _topology(request: dict[str, Any]) -> str:
 
 def _devices(request: dict[str, Any]) -> list | Exception:
     try:
-        jax.devices()  # loads the CUDA plugin
         return list(topologies.get_topology_desc(platform=request["platform"], **request["topology"]).devices)
     except Exception as error:
         return error

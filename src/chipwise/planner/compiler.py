@@ -10,8 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from ..words.facts import fact
 from .children import Children
 from .compiled import Compiled, Request
 from .compilers import COMPILERS
+from .remaining import Progress, Remaining
 
 _FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
 """Signals after which the compiler may answer the next time. Of its own failures it would die again: they are
@@ -31,22 +31,22 @@ def default_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "chipwise" / "plan"
 
 
-Progress = Callable[[int, int, str, float | None], None]
-"""Called with how many programs are done of how many, what was done last, and the seconds that the rest may
-take: `None` before the first."""
-
-
 def compile_each(
-    batches: Iterable[Sequence[Request]], *, cache_dir: Path | None = None, progress: Progress | None = None
+    batches: Iterable[Sequence[Request]],
+    *,
+    expected: str | None = None,
+    cache_dir: Path | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[tuple[int, Compiled]]:
     """Yields the index of each request, among those of all `batches`, with its answer as soon as it is ready:
     of each batch cached ones first, then in order.
 
     A batch is compiled while the next one is made; no two may need the same compiler. Until the `urgent`
-    programs are done, their compiler does no others. On few cores nor does another compiler, for at most
-    `HEAD_START` seconds: so the first answer does not wait for the slowest chip.
+    programs are done, their compiler does no others. On few cores the next batch is not even made, for at
+    most `HEAD_START` seconds: so the first answer does not wait for the slowest chip.
 
-    *Arguments:* `progress` counts the programs to compile.
+    *Arguments:* `expected`: the platform of the first batch, if that takes seconds to make: its compiler
+    starts meanwhile. `progress` counts the programs to compile, of the batches that are made.
 
     Waits while another plan uses the same compiler. Raises `DeviceError` if a compiler is not installed.
     """
@@ -54,8 +54,19 @@ def compile_each(
     folder.mkdir(parents=True, exist_ok=True)
     owners: dict[str, list[tuple[int, Request]]] = {}  # by key
     missing: dict[str, Request] = {}
-    start = time.monotonic()
+    remaining = Remaining(progress)
+
+    def kept(answers: Iterable[tuple[str, Compiled]]) -> Iterator[tuple[int, Compiled]]:
+        for key, answer in answers:
+            answer = replace(answer, places=list(missing[key].program.places))
+            if not answer.died or answer.problem["signal"] not in _FROM_OUTSIDE:  # type: ignore[index]
+                replace_text(folder / f"{key}.json", json.dumps(answer.json()), "plan-cache-unwritable")
+            remaining.done(missing[key])
+            yield from ((i, _named(answer, request.name)) for i, request in owners[key])
+
     with contextlib.closing(Children(folder)) as children:
+        if expected is not None:
+            children.prepare(COMPILERS[expected]())
         index = 0
         for batch in batches:
             compilers = {platform: COMPILERS[platform]() for platform in sorted({r.platform for r in batch})}
@@ -70,22 +81,13 @@ def compile_each(
                     new[key] = request
                 else:
                     yield index - 1, _named(known.at(request.program.places), request.name)
+            missing |= new
+            remaining.ask(new.values())
             for platform, compiler in compilers.items():
                 children.ask(compiler, {key: r for key, r in new.items() if r.platform == platform})
-            missing |= new
-        done, whole = 0, sum(r.size for r in missing.values())
-        if progress is not None and missing:
-            progress(0, len(missing), "", None)
-        for number, (key, answer) in enumerate(children.answers(), 1):
-            done += missing[key].size
-            answer = replace(answer, places=list(missing[key].program.places))
-            if not answer.died or answer.problem["signal"] not in _FROM_OUTSIDE:  # type: ignore[index]
-                text = json.dumps(answer.json())
-                replace_text(folder / f"{key}.json", text, "plan-cache-unwritable")
-            if progress is not None:
-                left = (time.monotonic() - start) * (whole - done) / done
-                progress(number, len(missing), answer.name, left)
-            yield from ((i, _named(answer, request.name)) for i, request in owners[key])
+            yield from kept(children.urgent())
+        remaining.complete()
+        yield from kept(children.answers())
 
 
 def compile_all(

@@ -78,6 +78,10 @@ class Traceable:
         self.exports[kernels] = known
         return known
 
+    def known(self, chip: Chip) -> bool:
+        """Whether `exported` needs no tracing."""
+        return Kernels.of(chip) in self.exports
+
     def _export(self, chip: Chip, one_pass: bool) -> Exported:
         """Traces the program, once for all chips for which it is the same."""
         kernels = Kernels.of(chip)

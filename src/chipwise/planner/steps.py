@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -57,7 +57,7 @@ def compile_steps(
 ) -> Iterator[tuple[int, Answers]]:
     """Yields the index of each case with the compiler's answers as soon as all are ready: of each kind of
     chip cached ones first, then those with the smallest programs. The first GPU is `urgent`. A layout's
-    programs are exported once for all chips with the same kernels.
+    programs are exported once for all chips with the same kernels, and those for TPUs last.
 
     If a compiler is missing, or the catalogue lacks figures of a chip, the answer says so.
     """
@@ -88,7 +88,7 @@ def compile_steps(
                     not_lowered.append((i, {answer.name: answer}))
                 else:
                     asked.append((i, _requests(target, programs, bodies)))
-            asked.sort(key=lambda case: _size(possible[case[0]][0], case[1]))
+            asked.sort(key=lambda case: _effort(possible[case[0]][0], case[1]))
             if asked and kind == "GPU":  # whose compiler uses all cores for one program
                 first, requests = asked[0]
                 asked[0] = first, [dataclasses.replace(request, urgent=True) for request in requests]
@@ -97,7 +97,9 @@ def compile_steps(
             yield [request for _, requests in asked for request in requests]
 
     answers: dict[int, Answers] = collections.defaultdict(dict)
-    for place, answer in compile_each(batches(), cache_dir=cache, progress=progress):
+    for place, answer in compile_each(
+        batches(), expected=_expected(possible.values()), cache_dir=cache, progress=progress
+    ):
         i = owners[place]
         answers[i][answer.name] = answer
         if len(answers[i]) == len(names[i]):
@@ -105,9 +107,17 @@ def compile_steps(
     yield from not_lowered
 
 
-def _size(target: Target, requests: Sequence[Request]) -> tuple[int, int]:
+def _expected(cases: Collection[tuple[Target, Programs]]) -> str | None:
+    """The platform of the first batch, if its programs are not traced yet."""
+    kind = next(kind for kind in PLATFORM if any(target.chip.kind == kind for target, _ in cases))
+    first = [(program, target.chip) for target, programs in cases for program in programs.programs]
+    traced = all(program.known(chip) for program, chip in first if chip.kind == kind)
+    return None if traced else PLATFORM[kind]
+
+
+def _effort(target: Target, requests: Sequence[Request]) -> tuple[float, int]:
     """Rises with the compilation time: before 2020 GPUs have no kernels by Triton, which take half of it."""
-    return sum(request.size for request in requests), target.chip.year or 0
+    return sum(request.effort for request in requests), target.chip.year or 0
 
 
 def _requests(target: Target, programs: Programs, bodies: list[Exported]) -> list[Request]:
