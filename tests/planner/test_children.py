@@ -213,6 +213,11 @@ def test_one_that_ends_too_early_is_an_error(child, processes, tmp_path):
     assert script() == 0
 
 
+def test_a_terminals_interruption_does_not_reach_the_child(child, tmp_path):
+    child("assert os.getpgrp() == os.getpid()\n" + ALL)
+    assert compile_all([request_for()], cache_dir=tmp_path)[0].seconds == 7.0
+
+
 def test_after_an_interruption_no_child_starts(holder, child, tmp_path, capsys):
     started = child(ALL)
     answers = compile_each([[on_gpu(request_for())], [request_for()]], cache_dir=tmp_path)

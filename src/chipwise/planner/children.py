@@ -161,6 +161,7 @@ class Child:
             text=True,
             env=compiler.environment(),
             cwd=place,
+            process_group=0,  # Ctrl-C is for this process, which ends the child
         )
         self._log, self._process = log, stack.enter_context(process)
 
