@@ -2,7 +2,10 @@
 
 import dataclasses
 
-from chipwise.explain.plan_progress import telling
+import pytest
+from rich.progress import Progress
+
+from chipwise.explain.plan_progress import Left, Telling, telling
 from chipwise.words.facts import fact
 from planner import documents
 
@@ -32,3 +35,16 @@ def test_what_was_known_is_told_once_in_the_table(capsys):
 
 def test_json_alone_is_quiet(capsys):
     assert told(capsys, quiet=True) == []
+
+
+@pytest.mark.parametrize("seconds, left", [(0, 40.0), (10, 30.0), (40, None), (50, None)])
+def test_on_a_terminal_the_remaining_time_runs_out(seconds, left):
+    now = [100.0]
+    with Progress(Left(), get_time=lambda: now[0], disable=True) as bar:
+        telling_of = Telling(1, bar, quiet=False)
+        telling_of.progress(0, 3, "", None)
+        (task,) = bar.tasks
+        assert Left().render(task).plain == ""
+        telling_of.progress(1, 3, "replica", 40.0)
+        now[0] += seconds
+        assert Left().render(task).plain == ("" if left is None else str(fact("plan-left", seconds=left)))

@@ -6,7 +6,16 @@ import contextlib
 import sys
 from collections.abc import Iterator
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.text import Text
 
 from ..planner.plans import Plan
 from ..words.facts import Fact, fact
@@ -23,12 +32,12 @@ class Telling:
         self.waiting: list[Fact] | None = []  # answers not printed yet; None once they are printed at once
         self.made = 0
         self.left: float | None = None
-        self.task = bar.add_task("", total=None, visible=False)
+        self.task = bar.add_task("", total=None, visible=False, until=None)
 
     def progress(self, done: int, total: int, name: str, left: float | None) -> None:
         self.left = left
-        words = "" if left is None else str(fact("plan-left", seconds=left))
-        self.bar.update(self.task, completed=done, total=total, description=words, visible=True)
+        until = None if left is None else self.bar.get_time() + left
+        self.bar.update(self.task, completed=done, total=total, until=until, visible=True)
         early, self.waiting = self.waiting or [], None
         for one in early:
             self.say(one)
@@ -59,6 +68,15 @@ class Telling:
             terminal.lines(self.bar.console, ", ".join(map(str, [answer, *left])))
 
 
+class Left(ProgressColumn):
+    """The remaining time until the next estimate; nothing once that time is over."""
+
+    def render(self, task: Task) -> Text:
+        until = task.fields["until"]
+        left = 0.0 if until is None else until - task.get_time()
+        return Text(str(fact("plan-left", seconds=left)) if left > 0 else "")
+
+
 @contextlib.contextmanager
 def telling(targets: int, quiet: bool) -> Iterator[Telling]:
     """A `Telling` of so many targets, whose bar is removed at the end; `quiet` prints nothing."""
@@ -68,7 +86,7 @@ def telling(targets: int, quiet: bool) -> Iterator[Telling]:
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.description}"),
+        Left(),
     )
     with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
         yield Telling(targets, bar, quiet)
