@@ -1,7 +1,9 @@
+import dataclasses
+
 import pytest
 
 from chipwise.planner import remaining
-from chipwise.planner.compiled import EFFORT, Request
+from chipwise.planner.compiled import EFFORT, IN_GROUP, Request
 from chipwise.planner.exporting import Contents, Exported, ReduceRequest
 from chipwise.planner.remaining import TRUSTED, Remaining
 
@@ -28,7 +30,10 @@ def test_large_programs_take_longer(platform):
     least, each = EFFORT[platform]
     efforts = [request("a", size, platform).effort for size in (0, 1, 20_000, 20_001, 120_000)]
     assert efforts == pytest.approx([least, least, least, least + each, least + 100_000 * each])
-    assert request("a", 120_000, "tpu").effort > 3 * request("a", 120_000, "cuda").effort
+    tpu, gpu = request("a", 120_000, "tpu"), request("a", 120_000, "cuda")
+    assert tpu.effort > 3 * gpu.effort
+    grouped = [dataclasses.replace(one, shards=8).effort for one in (tpu, gpu)]
+    assert grouped == [pytest.approx(1.3 + IN_GROUP * (tpu.effort - 1.3)), gpu.effort]
 
 
 def test_what_is_left_follows_this_machines_pace(clock):

@@ -20,6 +20,9 @@ SCHEMA = 3
 EFFORT = {"cuda": (0.7, 0.18e-3), "tpu": (1.3, 0.9e-3)}
 """By platform, seconds of a small program, and of each further byte of a large one."""
 
+IN_GROUP = 6
+"""How many times as long libtpu takes for a program of a group."""
+
 DIED = ("compiler-killed", "compiler-crashed", "compiler-ended")
 
 
@@ -30,6 +33,7 @@ class Request:
     `platform`: "tpu" or "cuda". `donate`: the flat arguments that may be overwritten. `options`: of XLA, as
     in training. `clock_GHz` and `memory_GBps`: of one JAX device of a TPU, for `Compiled.seconds`; `chip`:
     the TPU's name in the catalogue. `urgent`: other programs wait for its answer (see `compile_each`).
+    `shards`: of the group that runs the program.
     """
 
     name: str
@@ -42,12 +46,15 @@ class Request:
     options: dict[str, Any] | None = None
     chip: str | None = None
     urgent: bool = False
+    shards: int = 1
 
     @property
     def effort(self) -> float:
         """The seconds that it takes to compile on two cores, within a factor of about two for large programs
-        (fitted to six nets of this package with XLA of JAX 0.10)."""
+        (fitted to seven nets of this package with XLA of JAX 0.10)."""
         least, each = EFFORT[self.platform]
+        if self.platform == "tpu" and self.shards > 1:
+            each *= IN_GROUP
         size = self.program.size if isinstance(self.program, Exported) else 0
         return least + each * max(size - 20_000, 0)
 

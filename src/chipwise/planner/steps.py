@@ -132,7 +132,7 @@ def _requests(target: Target, programs: Programs, bodies: list[Exported]) -> lis
         one = _spanning(target, programs.shards, whole)
     chip = target.chip.name if platform == "tpu" else None
     asked = [
-        Request(p.name, one, body, p.donated, *speeds, platform, options, chip)
+        Request(p.name, one, body, p.donated, *speeds, platform, options, chip, shards=programs.shards)
         for p, body in zip(programs.programs, bodies, strict=True)
     ]
     for name, exchange in programs.exchanges.items():
