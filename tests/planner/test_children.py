@@ -149,11 +149,29 @@ def test_urgent_programs_have_few_cores_to_themselves(
     assert (place / "beside").exists() == beside
 
 
-def test_a_batch_is_compiled_while_the_next_one_is_made(child, tmp_path):
+def test_what_is_cached_waits_for_nothing_and_nothing_starts_before_what_is_urgent(
+    child, monkeypatch, tmp_path
+):
+    place = tmp_path / "met"
+    place.mkdir()
+    monkeypatch.setattr(children.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(children, "HEAD_START", 600)
+    cached, new, urgent = three()
+    child(ALL)
+    compile_all([cached], cache_dir=tmp_path)
+    started = child(ORDER.format(place=str(place), seconds=0.5))
+    batches = [[cached, new], [dataclasses.replace(on_gpu(urgent), urgent=True)]]
+    answers = list(compile_each(batches, cache_dir=tmp_path))
+    assert [answer.name for _, answer in answers] == ["p0", "p2", "p1"] and started() == 3
+    assert not (place / "beside").exists()
+
+
+def test_an_urgent_batch_is_compiled_while_the_next_one_is_made(child, monkeypatch, tmp_path):
+    monkeypatch.setattr(children.os, "cpu_count", lambda: children.CORES)
     child(f"open({str(tmp_path / 'begun')!r}, 'w')\n{ALL}")
 
     def batches():
-        yield [on_gpu(request_for())]
+        yield [dataclasses.replace(on_gpu(request_for()), urgent=True)]
         until = time.monotonic() + 60
         while not (tmp_path / "begun").exists() and time.monotonic() < until:
             time.sleep(0.01)

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,23 +50,23 @@ class Children:
         """Starts the process of a compiler, which takes a second, before its programs are known."""
         self._prepared[compiler.platform] = self._start(compiler)
 
-    def ask(self, compiler: Compiler, requests: dict[str, Request]) -> None:
-        """Starts to compile `requests`, by key."""
-        if not requests:
-            return
-        self._urgent |= {key for key, request in requests.items() if request.urgent}
-        self._under_way += 1
+    def ask(self, batch: Sequence[tuple[Compiler, dict[str, Request]]]) -> None:
+        """Starts to compile the requests, by key, for each compiler."""
+        for compiler, requests in batch:
+            if requests:
+                self._urgent |= {key for key, request in requests.items() if request.urgent}
+                self._under_way += 1
+                name = f"compiler-{compiler.platform}"
+                threading.Thread(target=self._run, args=(compiler, requests), daemon=True, name=name).start()
 
-        def answer() -> None:
-            try:
-                with _alone(self._folder, compiler.platform):
-                    for pair in self._ask(requests, compiler):
-                        self._events.put(pair)
-                self._events.put(None)
-            except BaseException as error:
-                self._events.put(error)
-
-        threading.Thread(target=answer, daemon=True, name=f"compiler-{compiler.platform}").start()
+    def _run(self, compiler: Compiler, requests: dict[str, Request]) -> None:
+        try:
+            with _alone(self._folder, compiler.platform):
+                for pair in self._ask(requests, compiler):
+                    self._events.put(pair)
+            self._events.put(None)
+        except BaseException as error:
+            self._events.put(error)
 
     def urgent(self) -> Iterator[tuple[str, Compiled]]:
         """Yields answers, as `answers` does, until none is urgent, but for at most `HEAD_START` seconds; on a

@@ -18,7 +18,7 @@ from ..atomic import replace_text
 from ..words.facts import fact
 from .children import Children
 from .compiled import Compiled, Request
-from .compilers import COMPILERS
+from .compilers import COMPILERS, Compiler
 from .remaining import Progress, Remaining
 
 _FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
@@ -41,12 +41,13 @@ def compile_each(
     """Yields the index of each request, among those of all `batches`, with its answer as soon as it is ready:
     of each batch cached ones first, then in order.
 
-    A batch is compiled while the next one is made; no two may need the same compiler. Until the `urgent`
-    programs are done, their compiler does no others. On few cores the next batch is not even made, for at
-    most `HEAD_START` seconds: so the first answer does not wait for the slowest chip.
+    A batch with `urgent` programs is compiled while the next one is made, others when all are made; no two
+    may need the same compiler. Until the `urgent` programs are done, their compiler does no others. On few
+    cores the next batch is not even made, for at most `HEAD_START` seconds: so the first answer does not wait
+    for the slowest chip.
 
-    *Arguments:* `expected`: the platform of the first batch, if that takes seconds to make: its compiler
-    starts meanwhile. `progress` counts the programs to compile, of the batches that are made.
+    *Arguments:* `expected`: a platform whose batch takes seconds to make: its compiler starts meanwhile.
+    `progress` counts the programs to compile, of the batches that are made.
 
     Waits while another plan uses the same compiler. Raises `DeviceError` if a compiler is not installed.
     """
@@ -68,6 +69,7 @@ def compile_each(
         if expected is not None:
             children.prepare(COMPILERS[expected]())
         index = 0
+        later: list[tuple[Compiler, dict[str, Request]]] = []
         for batch in batches:
             compilers = {platform: COMPILERS[platform]() for platform in sorted({r.platform for r in batch})}
             new: dict[str, Request] = {}
@@ -83,9 +85,16 @@ def compile_each(
                     yield index - 1, _named(known.at(request.program.places), request.name)
             missing |= new
             remaining.ask(new.values())
-            for platform, compiler in compilers.items():
-                children.ask(compiler, {key: r for key, r in new.items() if r.platform == platform})
-            yield from kept(children.urgent())
+            asked = [
+                (compiler, {key: request for key, request in new.items() if request.platform == platform})
+                for platform, compiler in compilers.items()
+            ]
+            if any(request.urgent for request in new.values()):
+                children.ask(asked)
+                yield from kept(children.urgent())
+            else:
+                later += asked
+        children.ask(later)
         remaining.complete()
         yield from kept(children.answers())
 

@@ -57,7 +57,8 @@ def compile_steps(
 ) -> Iterator[tuple[int, Answers]]:
     """Yields the index of each case with the compiler's answers as soon as all are ready: of each kind of
     chip cached ones first, then those with the smallest programs. The first GPU is `urgent`. A layout's
-    programs are exported once for all chips with the same kernels, and those for TPUs last.
+    programs are exported once for all chips with the same kernels: those that need no tracing, then those for
+    GPUs, then those for TPUs.
 
     If a compiler is missing, or the catalogue lacks figures of a chip, the answer says so.
     """
@@ -74,9 +75,11 @@ def compile_steps(
     owners: list[int] = []  # of each request
     names: dict[int, list[str]] = {}
     not_lowered: list[tuple[int, Answers]] = []
+    untraced = _untraced(possible.values())
 
     def batches() -> Iterator[list[Request]]:
-        for kind, platform in PLATFORM.items():
+        for kind in sorted(PLATFORM, key=lambda kind: kind in untraced):
+            platform = PLATFORM[kind]
             asked: list[tuple[int, list[Request]]] = []
             for i, (target, programs) in possible.items():
                 if target.chip.kind != kind:
@@ -97,9 +100,8 @@ def compile_steps(
             yield [request for _, requests in asked for request in requests]
 
     answers: dict[int, Answers] = collections.defaultdict(dict)
-    for place, answer in compile_each(
-        batches(), expected=_expected(possible.values()), cache_dir=cache, progress=progress
-    ):
+    expected = PLATFORM[untraced[0]] if untraced else None
+    for place, answer in compile_each(batches(), expected=expected, cache_dir=cache, progress=progress):
         i = owners[place]
         answers[i][answer.name] = answer
         if len(answers[i]) == len(names[i]):
@@ -107,12 +109,10 @@ def compile_steps(
     yield from not_lowered
 
 
-def _expected(cases: Collection[tuple[Target, Programs]]) -> str | None:
-    """The platform of the first batch, if its programs are not traced yet."""
-    kind = next(kind for kind in PLATFORM if any(target.chip.kind == kind for target, _ in cases))
-    first = [(program, target.chip) for target, programs in cases for program in programs.programs]
-    traced = all(program.known(chip) for program, chip in first if chip.kind == kind)
-    return None if traced else PLATFORM[kind]
+def _untraced(cases: Collection[tuple[Target, Programs]]) -> list[str]:
+    """The kinds of chips for which programs have to be traced."""
+    exports = [(program, target.chip) for target, programs in cases for program in programs.programs]
+    return [kind for kind in PLATFORM if any(c.kind == kind and not p.known(c) for p, c in exports)]
 
 
 def _effort(target: Target, requests: Sequence[Request]) -> tuple[float, int]:
