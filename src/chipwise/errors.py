@@ -1,9 +1,12 @@
 """Every error chipwise raises on purpose: one tree, one branch per fix.
 
-An error is a code and its facts: `RecipeError("batch-indivisible", batch=100, replicas=8, near=[96, 104])`.
-Its sentence stands in `words/`, and says what was given, what was expected and what to type next. The
-command line prints it on one line, without a traceback, and leaves with the branch's `exit_code`; Python
-callers catch the branch they can handle, and tell errors apart by `code`.
+An error is a code, its sentence and its facts:
+
+    raise RecipeError("ema-range", "ema={ema}: expected a number from 0 to 1.", ema=ema)
+
+The sentence says what was given, what was expected and what to type next. The command line prints it on one
+line, without a traceback, and leaves with the branch's `exit_code`; Python callers catch the branch they can
+handle, and tell errors apart by `code`.
 
     ChipwiseError 1
     ├── RecipeError 2
@@ -28,26 +31,29 @@ from typing import Any
 class ChipwiseError(Exception):
     """An unexpected error.
 
-    The base of all errors raised on purpose: `code` tells which one, `facts` what it was about.
+    The base of all errors raised on purpose: `code` tells which one, `facts` what it was about. Without a
+    `sentence`, the one that `words/` has for the code is shown.
     """
 
     exit_code = 1
 
-    def __init__(self, code: str, /, **facts: Any):
+    def __init__(self, code: str, sentence: str | None = None, /, **facts: Any):
         super().__init__(code)
-        self.code, self.facts = code, facts
+        self.code, self.sentence, self.facts = code, sentence, facts
 
     def __str__(self) -> str:
-        from .words.facts import Fact, say
+        from .words.facts import Fact
 
-        return self.code if " " in self.code else say(Fact(self.code, self.facts))
+        return self.code if " " in self.code else str(Fact(self.code, self.facts, self.sentence))
 
     def __reduce__(self) -> Any:  # an error of a worker process reaches its parent whole
-        return _again, (type(self), self.code, self.facts)
+        return _again, (type(self), self.code, self.sentence, self.facts)
 
 
-def _again(kind: type[ChipwiseError], code: str, facts: dict[str, Any]) -> ChipwiseError:
-    return kind(code, **facts)
+def _again(
+    kind: type[ChipwiseError], code: str, sentence: str | None, facts: dict[str, Any]
+) -> ChipwiseError:
+    return kind(code, sentence, **facts)
 
 
 class RecipeError(ChipwiseError):

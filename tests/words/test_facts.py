@@ -14,7 +14,8 @@ SOURCE = Path(__file__).parents[2] / "src" / "chipwise"
 
 
 def uses():
-    """Every `fact("code", ...)` and `SomeError("code", ...)` in the package: where, code, numbers' names."""
+    """Every `fact("code", ...)` and `SomeError("code", ...)` in the package: where, code, sentence or None,
+    numbers' names."""
     kinds = {kind.__name__ for kind in _subclasses(ChipwiseError)} | {"fact"}
     for file in sorted(SOURCE.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -22,7 +23,9 @@ def uses():
                 first = node.args[0]
                 if isinstance(first, ast.Constant) and isinstance(first.value, str):
                     names = {keyword.arg for keyword in node.keywords}
-                    yield f"{file.relative_to(SOURCE)}:{node.lineno}", first.value, names
+                    second = node.args[1] if len(node.args) > 1 else None
+                    sentence = second.value if isinstance(second, ast.Constant) else None
+                    yield f"{file.relative_to(SOURCE)}:{node.lineno}", first.value, sentence, names
 
 
 def _subclasses(kind):
@@ -30,13 +33,13 @@ def _subclasses(kind):
 
 
 def test_every_code_that_is_used_has_words_and_every_number_that_they_name():
-    for where, code, names in uses():
+    for where, code, sentence, names in uses():
         if " " in code:
             continue
-        assert code in catalogue(), f"{where}: no words for {code}"
+        assert (code in catalogue()) is (sentence is None), f"{where}: {code} needs one sentence"
         if None in names:  # **numbers, which only a run can tell
             continue
-        for text in texts(code).values():
+        for text in texts(code).values() if sentence is None else [sentence]:
             named = {
                 name.split(".")[0].split("[")[0] for _, name, _, _ in string.Formatter().parse(text) if name
             }
@@ -44,16 +47,16 @@ def test_every_code_that_is_used_has_words_and_every_number_that_they_name():
 
 
 def test_an_error_is_its_code_and_its_facts_also_across_processes():
-    error = RecipeError("batch-indivisible", batch=100, replicas=8, near=[96, 104])
+    error = RecipeError("odd", "batch={batch}: try {near:or}.", batch=100, near=[96, 104])
     for one in (error, pickle.loads(pickle.dumps(error))):
-        assert (one.code, one.facts["near"]) == ("batch-indivisible", [96, 104])
-        assert str(one).endswith("batch=96 or 104.")
+        assert (one.code, one.facts["near"]) == ("odd", [96, 104])
+        assert str(one) == "batch=100: try 96 or 104."
 
 
 def test_a_fact_is_text_only_where_it_is_shown():
-    told = fact("batch-indivisible", batch=100, replicas=8, near=[104])
-    assert told["batch"] == 100 and told.json()["code"] == "batch-indivisible"
-    assert say(told) == str(told) == told.json()["text"]
+    told = fact("odd", "batch={batch:whole}", batch=1000)
+    assert told["batch"] == 1000 and told.json()["code"] == "odd" and told == fact("odd", batch=1000)
+    assert say(told) == str(told) == told.json()["text"] == "batch=1,000"
 
 
 def test_a_code_without_words_is_an_error_of_ours():

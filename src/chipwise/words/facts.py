@@ -1,12 +1,13 @@
 """Facts: codes with numbers, for findings, warnings, advice and errors.
 
-Code passes facts on and compares their codes; `say` turns them into text where they are shown. The sentences
-are in the `.toml` files of this folder, one file per package:
+Code passes facts on and compares their codes; `say` turns them into text where they are shown. A sentence
+stands beside the code that makes its fact or raises its error:
 
-    batch-indivisible = "batch={batch} is not divisible by replicas={replicas}: try {near:or}."
+    fact("resumed", "Resumed at step {step} of {total}.", step=40, total=100)
 
-A code with several texts is a table: `[code]`, `text = "..."`, `remedy = "..."`. Braces contain the name of a
-number, with a format of Python or one of `FORMATS`.
+Sentences that several places use, and facts with several texts, are in the `.toml` files of this folder, one
+file per package. A code with several texts is a table there: `[code]`, `text = "..."`, `remedy = "..."`.
+Braces contain the name of a number, with a format of Python or one of `FORMATS`.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from . import figures
 
 @dataclass(frozen=True)
 class Fact:
-    """A stable `code` and its `numbers` by name.
+    """A stable `code` and its `numbers` by name; `sentence`, unless `words/` has one for the code.
 
-    `str(fact)` is its sentence, and `fact.json()` its form in documents.
+    `str(fact)` is its text, and `fact.json()` its form in documents. Facts are equal if code and numbers are.
     """
 
     code: str
     numbers: Mapping[str, Any] = field(default_factory=dict)
+    sentence: str | None = field(default=None, compare=False, repr=False)
 
     def __getitem__(self, name: str) -> Any:
         return self.numbers[name]
@@ -54,14 +56,15 @@ def plain(value: Any) -> Any:
     return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def fact(code: str, /, **numbers: Any) -> Fact:
-    """`fact("resumed", step=40, total=100)`."""
-    return Fact(code, numbers)
+def fact(code: str, sentence: str | None = None, /, **numbers: Any) -> Fact:
+    """`fact("resumed", "Resumed at step {step} of {total}.", step=40, total=100)`."""
+    return Fact(code, numbers, sentence)
 
 
 def say(fact: Fact, part: str = "text") -> str:
     """The sentence of a fact. Raises `KeyError` for a code without that text, and for a missing number."""
-    return _FORMATTER.vformat(texts(fact.code)[part], (), fact.numbers)
+    own = fact.sentence if part == "text" else None
+    return _FORMATTER.vformat(texts(fact.code)[part] if own is None else own, (), fact.numbers)
 
 
 def texts(code: str) -> Mapping[str, str]:
