@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import functools
+from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "src" / "chipwise"
@@ -13,11 +14,13 @@ class Import:
     """An import, at the top of a file or in a function: `engine/fit.py` at `line` takes `recipe/duration.py`.
 
     `module` is a file of the package, relative to it; importing from a package is taking its `__init__.py`.
+    `loads` says that importing `file` runs this import: it stands in no function, and is not for types alone.
     """
 
     file: str
     line: int
     module: str
+    loads: bool
 
     @property
     def arrow(self) -> tuple[str, str]:
@@ -43,7 +46,9 @@ def imports() -> list[Import]:
         if file == "__init__.py":
             continue
         here = ("chipwise", *path.relative_to(PACKAGE).parent.parts)
-        for node in ast.walk(ast.parse(path.read_text())):
+        tree = ast.parse(path.read_text())
+        loading = set(_loading(tree.body))
+        for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom):
                 base = here[: len(here) - node.level + 1] if node.level else ()
                 base += tuple(node.module.split(".")) if node.module else ()
@@ -54,8 +59,41 @@ def imports() -> list[Import]:
                 continue
             for name in names:
                 if name[0] == "chipwise" and (module := _module(name[1:], known)):
-                    found.append(Import(file, node.lineno, module))
+                    found.append(Import(file, node.lineno, module, node in loading))
     return found
+
+
+def cycle() -> list[str]:
+    """Files that import each other in a circle while they load: the first one found, or empty."""
+    onward: dict[str, set[str]] = {}
+    for one in imports():
+        if one.loads and one.file != one.module:
+            onward.setdefault(one.file, set()).add(one.module)
+    done: set[str] = set()
+
+    def visit(file: str, way: tuple[str, ...]) -> list[str]:
+        if file in way:
+            return [*way[way.index(file) :], file]
+        if file in done:
+            return []
+        for module in sorted(onward.get(file, ())):
+            if circle := visit(module, (*way, file)):
+                return circle
+        done.add(file)
+        return []
+
+    return next((circle for file in sorted(onward) if (circle := visit(file, ()))), [])
+
+
+def _loading(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements that run when a module is imported."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            yield from _loading(node.orelse)
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            for inner in ("body", "orelse", "handlers", "finalbody"):
+                yield from _loading(getattr(node, inner, []))
 
 
 def _module(name: tuple[str, ...], known: set[str]) -> str | None:
