@@ -55,6 +55,14 @@ def test_a_metric_of_several_numbers_cannot_be_the_best():
     assert Best(recipe(), "eval/loss", None).improved(4, {"eval/loss": 0.5})
 
 
+def test_the_lowest_error_is_the_best():
+    for metric in ("eval/rmse", "eval/distance_lower"):
+        best = Best(recipe(), metric, None)
+        assert [best.improved(step, {metric: value}) for step, value in ((4, 0.5), (8, 0.7), (12, 0.4))] == [
+            True, False, True,
+        ]  # fmt: skip
+
+
 def test_a_best_that_cannot_be_written_is_an_error(tmp_path, monkeypatch):
     wait = Checkpoints.wait
 

@@ -4,6 +4,7 @@ import functools
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import sklearn.metrics as sk
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -122,3 +123,20 @@ def test_equal_to_scikit_learn_at_any_batch_on_1_or_8_devices(cut, seed, classes
     for name, expected in theirs.items():
         np.testing.assert_allclose(ours[name], expected, rtol=1e-6, atol=1e-6, err_msg=name)
     np.testing.assert_array_equal(ours["confusion"], theirs["confusion"])
+
+
+@pytest.mark.parametrize(
+    ("metric", "lower"),
+    [
+        ("eval/loss", True),
+        ("eval/rmse", True),
+        ("val/MAE", True),
+        ("eval/hamming", True),
+        ("eval/accuracy", False),
+        ("eval/flower_accuracy", False),
+        ("eval/distance_lower", True),
+        ("eval/higher/loss_margin", False),
+    ],
+)
+def test_the_name_of_a_metric_says_which_way_is_better(metric, lower):
+    assert cw.metrics.lower_is_better(metric) is lower

@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import RecipeError, near
+from ..recipe.metrics import lower_is_better
 from ..recipe.recipe import Recipe
 
 FOLDER = "best"  # in the run folder: the checkpoint of its best evaluation
 _EQUAL = 1e-6  # relative
-_LOWER = ("loss", "error", "perplexity", "rmse", "mse", "mae")
-"""A metric whose name contains one of these is better when it is lower."""
 
 
 class Best:
@@ -76,8 +75,9 @@ class Best:
             raise RecipeError("best-metric-array", metric=self.metric, shape=list(np.shape(value)))
         if not isinstance(value, float) or not math.isfinite(value):
             return False
-        lower = any(word in self.metric for word in _LOWER)
-        gain = (self.value - value if lower else value - self.value) / max(abs(self.value), 1e-30)
+        gain = (self.value - value if lower_is_better(self.metric) else value - self.value) / max(
+            abs(self.value), 1e-30
+        )
         if gain <= _EQUAL:  # for the first value, the gain is NaN
             return False
         self.value, self.step = value, step

@@ -18,6 +18,7 @@ logits predicts nothing, so it counts as a miss. Of equal logits the lower class
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,8 +34,22 @@ from . import losses
 from .losses import class_labels, floats, same_shape
 from .task import Sum
 
+_SAID = re.compile(r"(?<![a-z])(?:(lower)|higher)(?![a-z])")
+_LOWER = re.compile("loss|error|perplexity|mse|mae|hamming")
 _AVERAGES = ("micro", "macro", "weighted")
 _FAR = 1e3  # (mean - center)² in variances: up to there 1 - R2 is good to 2e-4, as docs/metrics.md measures
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether a metric such as `"eval/rmse"` is better when it is lower.
+
+    Its name tells: the word `lower` or `higher` in it decides (`"eval/distance_lower"`); otherwise it is
+    lower for names with loss, error, perplexity, mse, mae or hamming in them. Runs store nothing but the
+    name, so what selects a checkpoint and what compares runs afterwards agree.
+    """
+    name = metric.lower()
+    said = _SAID.search(name)
+    return said[1] is not None if said else _LOWER.search(name) is not None
 
 
 def accuracy(logits: Any, labels: Any, k: int = 1) -> Sum:

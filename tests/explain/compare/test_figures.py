@@ -92,6 +92,13 @@ def test_targets_nobody_measured(tmp_path):
             parse(text)
 
 
+def test_an_error_is_a_target_from_above():
+    for text in ("eval/rmse=0.3", "distance_lower=0.3"):
+        target = parse(text)
+        assert target.reached(0.29) and not target.reached(0.31)
+    assert parse("eval/r2=0.3").reached(0.31)
+
+
 def test_dollars_by_dated_prices(tmp_path):
     table = prices.read(
         "chip,chips,cloud,instance,region,usd_per_hour,spot_usd_per_hour,spot_region,includes,source,date,note\n"

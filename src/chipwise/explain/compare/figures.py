@@ -20,6 +20,7 @@ import numpy as np
 from ...chips.prices import Price, cheapest, prices_for
 from ...errors import RecipeError
 from ...planner.plans import Range
+from ...recipe.metrics import lower_is_better
 from ...study.stats import HIGHER, LOWER, NO_DIFFERENCE, Difference, Spread
 from ...study.stats import ratio as spread_ratio
 from ...words.facts import Fact, fact
@@ -28,7 +29,6 @@ from ..rows import MEASURED, PREDICTED, PUBLISHED, Repeat, Row, as_range, mappin
 NO_INTERVAL = "no-interval-known"
 FEW = 3  # independent values; the 95 % interval of two is 13 deviations wide
 _QUANTILES = (0.025, 0.975)
-_LOWER = ("loss", "perplexity", "error")  # metrics that training makes smaller
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Target:
 
     @property
     def downwards(self) -> bool:
-        return self.metric.endswith(_LOWER)
+        return lower_is_better(self.metric)
 
     def __str__(self) -> str:
         return f"{self.metric} {'≤' if self.downwards else '≥'} {self.value:g}"
