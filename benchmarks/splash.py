@@ -19,10 +19,10 @@ from pathlib import Path
 
 from chipwise.chips.catalogue import Chip, peak_flops_per_device
 from chipwise.chips.targets import parse
+from chipwise.hlo.splash import TABLE, Splash, cores
 from chipwise.machine.facts import installed
 from chipwise.models.attention_fused import PRODUCTS
 from chipwise.planner.compilers import child_environment
-from chipwise.planner.splash import TABLE, Splash, cores
 from chipwise.planner.steps import topologies
 
 TARGETS = ("v4-8", "v5e-1", "v5p-8", "v6e-1", "tpu7x-8")

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "chipwise"
 COLUMNS = [
     ["recipe", "models"],
-    ["data", "interop"],
+    ["data", "interop", "hlo"],
     ["engine", "recipes"],
     ["planner", "study", "measure", "deploy"],
     ["explain", "launch"],
@@ -36,6 +36,7 @@ IDEAS = {
     "models": "one idea a file",
     "data": "sources, order, feeding",
     "interop": "other frameworks",
+    "hlo": "reads compiled programs",
     "engine": "the one driver of the step",
     "recipes": "built-in recipes",
     "deploy": "predictions, exports",

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from chipwise.explain import plan_kernels
-from chipwise.planner.kernels import Kernel, costliest
+from chipwise.hlo.kernel import Kernel, costliest
 from chipwise.words.facts import fact
 from planner import documents
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from chipwise.explain import plan_page as page
-from chipwise.planner.kernels import Kernel
+from chipwise.hlo.kernel import Kernel
 from chipwise.planner.plans import Interrupted, Range
 from chipwise.words.facts import fact
 from pages import HOSTILE, Reader, browse, framed, needs_browser

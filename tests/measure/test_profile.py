@@ -8,9 +8,9 @@ from jaxlib._hlo import hlo_module_from_text
 
 import tasks
 from chipwise.engine.on import On
+from chipwise.hlo.proto import program_bytes
 from chipwise.measure.bench import measure_train
 from chipwise.measure.profile import Spent, capture, explain, operations, own_time, read
-from chipwise.planner.hlo_proto import program_bytes
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ def child(monkeypatch, tmp_path):
                 def say(r, answer):
                     print(json.dumps(dict(key=r["key"], answer=answer)), flush=True)
                 def begin(r): say(r, None)
-                def done(r): say(r, dict(name=r["name"], seconds=7.0, problem=None, notes=[]))
+                def done(r): say(r, dict(name=r["name"], temp_bytes=7, problem=None, notes=[]))
                 """
             )
             + textwrap.dedent(code)

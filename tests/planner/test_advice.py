@@ -9,8 +9,8 @@ import tasks
 from chipwise.chips.catalogue import CHIPS
 from chipwise.chips.targets import parse
 from chipwise.engine.layout import Layout
+from chipwise.hlo.kernel import Kernel
 from chipwise.planner.advice import _idle, decisive, room, saved_products
-from chipwise.planner.kernels import Kernel
 from chipwise.planner.planner import about_spot
 from chipwise.planner.plans import Memory
 from chipwise.planner.programs import available, step_programs, waiting

@@ -207,13 +207,13 @@ def test_a_compiler_starts_while_its_programs_are_made(child, processes, tmp_pat
         yield [request_for(name="other")]
 
     answers = dict(compile_each(batches(), expected="cuda", cache_dir=tmp_path))
-    assert [answers[i].seconds for i in (0, 1)] == [7.0, 7.0] and started() == len(processes) == 2
+    assert [answers[i].temp_bytes for i in (0, 1)] == [7, 7] and started() == len(processes) == 2
 
 
 def test_one_that_is_not_needed_ends(child, processes, tmp_path):
     child(ALL)
     compile_all([request_for()], cache_dir=tmp_path)
-    assert dict(compile_each([[request_for()]], expected="tpu", cache_dir=tmp_path))[0].seconds == 7.0
+    assert dict(compile_each([[request_for()]], expected="tpu", cache_dir=tmp_path))[0].temp_bytes == 7
     idle = processes[1]
     assert idle._process.returncode == -signal.SIGKILL and not idle._folder.exists()
 
@@ -233,13 +233,13 @@ def test_one_that_ends_too_early_is_an_error(child, processes, tmp_path):
 
 def test_a_terminals_interruption_does_not_reach_the_child(child, tmp_path):
     child("assert os.getpgrp() == os.getpid()\n" + ALL)
-    assert compile_all([request_for()], cache_dir=tmp_path)[0].seconds == 7.0
+    assert compile_all([request_for()], cache_dir=tmp_path)[0].temp_bytes == 7
 
 
 def test_after_an_interruption_no_child_starts(holder, child, tmp_path, capsys):
     started = child(ALL)
     answers = compile_each([[on_gpu(request_for())], [request_for()]], cache_dir=tmp_path)
-    assert next(answers)[1].seconds == 7.0
+    assert next(answers)[1].temp_bytes == 7
     (waiting,) = [one for one in threading.enumerate() if one.name == "compiler-tpu"]
     answers.close()
     holder.stdin.close()
@@ -288,7 +288,7 @@ def holder(tmp_path):
 def test_another_plan_is_waited_for(holder, child, tmp_path, capsys):
     started = child(ALL)
     threading.Timer(0.3, holder.stdin.close).start()
-    assert compile_all([request_for()], cache_dir=tmp_path)[0].seconds == 7.0
+    assert compile_all([request_for()], cache_dir=tmp_path)[0].temp_bytes == 7
     assert capsys.readouterr().err == f"{fact('compiler-waited-for', chips='TPU')}\n" and started() == 1
     holder.wait()
 
@@ -297,4 +297,4 @@ def test_a_holder_that_was_killed_holds_nothing(holder, child, tmp_path):
     child(ALL)
     holder.kill()
     holder.wait()
-    assert compile_all([request_for()], cache_dir=tmp_path)[0].seconds == 7.0
+    assert compile_all([request_for()], cache_dir=tmp_path)[0].temp_bytes == 7

@@ -40,7 +40,7 @@ def test_a_program_for_a_chip_that_is_not_here(tmp_path):
     replica, reduce, _, scatter, gather, nowhere = told
     assert [t.name for t in told] == ["replica", "reduce", "update", "scatter", "gather", "nowhere"]
     assert {t.problem for t in told[:-1]} == {None}
-    assert set(replica.seconds_by_kind) >= {"matmul"} and replica.seconds >= 2 * 256**3 / 197e12
+    assert sum(k.seconds for k in replica.kernels if k.kind == "matmul") >= 2 * 256**3 / 197e12
     assert reduce.wire_bytes >= 1.5 * 4 * 100_000
     assert reduce.wire_bytes > scatter.wire_bytes > gather.wire_bytes >= 0.75 * 4 * 98_304
     assert nowhere.problem.code == "topology-unknown" and nowhere.problem["program"] == "nowhere"
@@ -118,7 +118,7 @@ def test_a_second_time_no_child_is_started(child, tmp_path):
     again = compile_all([request_for(name="another name")], cache_dir=tmp_path)
     assert started() == 1
     assert (first[0].name, again[0].name) == ("replica", "another name")
-    assert first[0].seconds == again[0].seconds == 7.0
+    assert first[0].temp_bytes == again[0].temp_bytes == 7
 
 
 def test_the_same_program_twice_is_compiled_once(child, tmp_path):
@@ -136,10 +136,9 @@ def test_a_damaged_entry_is_made_again(child, tmp_path, damage):
     (entry,) = tmp_path.glob("*.json")
     whole = json.loads(entry.read_bytes())
     entry.write_bytes(damage)
-    assert compile_all(asked, cache_dir=tmp_path)[0].seconds == 7.0
+    assert compile_all(asked, cache_dir=tmp_path)[0].temp_bytes == 7
     again = json.loads(entry.read_bytes())
-    taken = {"compile_seconds": 0.0}  # which no two compilations share
-    assert started() == 2 and again | taken == whole | taken
+    assert started() == 2 and again == whole
     assert not [p for p in tmp_path.iterdir() if p.name.startswith("tmp")]
 
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from chipwise.chips.catalogue import CHIPS, named
 from chipwise.chips.gpus import GENERATIONS, NEEDED, compiled_as, target_config
 from chipwise.errors import DeviceError
+from chipwise.hlo.kernel import Kernel
 from chipwise.planner import gpu_timing, timing
 from chipwise.planner.gpu_timing import interval, share_of_peak, timed
-from chipwise.planner.kernels import Kernel
 from refusals import refused
 
 GPUS = [c for c in CHIPS if c.kind == "GPU" and all(getattr(c, name) is not None for name in NEEDED)]

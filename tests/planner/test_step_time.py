@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from chipwise.chips.targets import parse
+from chipwise.hlo.kernel import Kernel
 from chipwise.planner import step_time, steps, tpu_timing
 from chipwise.planner.compiled import Compiled
-from chipwise.planner.kernels import Kernel
 from chipwise.planner.links import sum_seconds
 from chipwise.planner.timing import StepTime
 

@@ -20,8 +20,8 @@ import jax
 
 from ..engine.session import Session
 from ..errors import DataError
-from ..planner.hlo_operations import parts as inside
-from ..planner.hlo_proto import Instruction, parse, program_bytes
+from ..hlo.operations import parts as inside
+from ..hlo.proto import Instruction, parse, program_bytes
 
 SHOWN = 10
 _CHIP = re.compile(r"/device:\w+:\d+")  # other planes show parts of the chip, or the network
@@ -113,7 +113,7 @@ def _traces(folder: str | Path) -> dict[Path, int]:
 def explain(trace: Path, programs: Sequence[bytes], steps: int) -> dict[str, Any]:
     """The trace of `steps` steps as plain JSON values.
 
-    *Arguments:* `programs`: the compiled programs from `planner.hlo_proto.program_bytes`, which have the
+    *Arguments:* `programs`: the compiled programs from `hlo.proto.program_bytes`, which have the
     category and JAX's name of each operation.
 
     *Returns* `folder`, `steps`, `milliseconds_per_step` of all operations, the `share` of each category, and

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from ..chips.catalogue import CHIPS
 from ..chips.targets import Target
 from ..engine.layout import exact_counts, usable, usable_devices
+from ..hlo.kernel import Kernel
 from ..recipe.check import SUBLANES
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
 from .cutting import sizes
-from .kernels import Kernel
 from .plans import Memory, Plan
 from .programs import StepPrograms, available, waiting
 from .timing import StepTime

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from ..hlo import gpu, tpu
+from ..hlo.kernel import Kernel
 from ..words.facts import Fact, fact
-from . import hlo, hlo_gpu
 from .exporting import Exported, GatherRequest, ReduceRequest
-from .kernels import Kernel
 
-SCHEMA = 3
+SCHEMA = 4
 """Of the cache's entries and of what the child is told; raised when either changes its meaning."""
 
 EFFORT = {"cuda": (0.7, 0.18e-3), "tpu": (1.3, 0.9e-3)}
@@ -60,7 +60,7 @@ class Request:
 
     def key(self, versions: str) -> str:
         """The key of the answer in the cache."""
-        reader = (hlo_gpu if self.platform == "cuda" else hlo).VERSION
+        reader = (gpu if self.platform == "cuda" else tpu).VERSION
         parts = [SCHEMA, reader, versions, self.topology, self.program.key, self.donate, self.clock_GHz]
         text = json.dumps([*parts, self.memory_GBps, self.platform, self.options], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
@@ -68,8 +68,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Compiled:
-    """The figures of a compiled program, for one execution on one device: see `hlo.Reading`. `seconds` need
-    the chip's clock; a GPU's compiler states none, and `gpu_timing` times its `kernels`.
+    """The figures of a compiled program, for one execution on one device (see `hlo.reader.ProgramCost`). A
+    GPU's compiler states no seconds of its `kernels`; `gpu_timing` times them.
 
     `problem`: why there are no figures: the compiler's refusal (`refusal`), or how its process died.
     """
@@ -78,10 +78,7 @@ class Compiled:
     problem: Fact | None = None
     temp_bytes: int = 0
     code_bytes: int = 0
-    seconds: float = 0.0
-    seconds_by_kind: dict[str, float] = field(default_factory=dict)
     wire_bytes: float = 0.0
-    compile_seconds: float = 0.0
     flops: float = 0.0  # of the products
     optimal_seconds: float | None = None  # XLA's cost analysis; the GPU compiler has none
     kernels: list[Kernel] = field(default_factory=list)
@@ -112,7 +109,7 @@ class Compiled:
         return self.problem is not None and self.problem.code in DIED
 
 
-def refusal(name: str, message: str, seconds: float = 0.0, platform: str = "tpu") -> Compiled:
+def refusal(name: str, message: str, platform: str = "tpu") -> Compiled:
     """The compiler's refusal as a fact, with bytes if it was about memory, and its first lines."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     facts = {"program": name, "message": " ".join(lines[:2])[:400]}
@@ -124,7 +121,7 @@ def refusal(name: str, message: str, seconds: float = 0.0, platform: str = "tpu"
         known = _REFUSALS if platform == "tpu" else _REFUSALS[:1]
         code = next((c for sign, c in known if re.search(rf"\b{sign}\b", message.lower())), "refused")
         problem = fact(code, **facts)
-    return Compiled(name, problem, compile_seconds=seconds)
+    return Compiled(name, problem)
 
 
 # "Used 20.1G of 15.75G hbm" or, if a bound is enough to refuse, "the total memory required for HLO

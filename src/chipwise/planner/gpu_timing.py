@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from ..chips.catalogue import Chip
-from .kernels import Kernel
+from ..hlo.kernel import Kernel
 
 PRODUCT_TFLOPS = {
     "K80 (one GK210 of two)": (2.85, None),

@@ -24,6 +24,7 @@ from ..engine import feed
 from ..engine.layout import Layout, usable_devices
 from ..engine.state import TrainState, abstract_state
 from ..errors import ChipwiseError, DeviceError, RecipeError
+from ..hlo.kernel import costliest
 from ..recipe.precision import TPU_PASSES
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
@@ -33,7 +34,6 @@ from .compiler import Progress, default_cache
 from .cutting import TOO_LARGE, lies_on_hosts, too_large
 from .feeding import HostSpeed, feeding, measured, recorded
 from .interruptions import Rate, interrupted, stated, unknown
-from .kernels import costliest
 from .plans import Feeding, Memory, Plan, Plans, Range, costs
 from .predicting import Predictions
 from .programs import StepPrograms, available, largest_batch, step_programs, tracing

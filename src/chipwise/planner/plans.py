@@ -13,8 +13,8 @@ from typing import Any
 
 from ..chips.prices import Price, prices_for
 from ..chips.targets import Target
+from ..hlo.kernel import Kernel
 from ..words.facts import Fact, plain
-from .kernels import Kernel
 
 SCHEMA = "chipwise.plan/2"
 

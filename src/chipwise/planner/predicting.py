@@ -23,6 +23,7 @@ from ..engine import keys
 from ..engine.predict import inputs_of, largest_block, prediction, temporary_limit
 from ..engine.state import count, nbytes
 from ..errors import DeviceError, RecipeError
+from ..hlo.kernel import costliest
 from ..recipe.precision import TPU_PASSES
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
@@ -32,7 +33,6 @@ from .compiled import Compiled
 from .compiler import Progress
 from .exporting import GatherRequest, ReduceRequest
 from .feeding import HostSpeed, feeding
-from .kernels import costliest
 from .plans import Memory, Plan, Range, costs, unique
 from .programs import Traceable, available, tracing
 

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from ..chips.gpus import compiled_as
 from ..chips.targets import Target
 from ..errors import DeviceError
+from ..hlo.kernel import Kernel
 from ..recipe.precision import TPU_PASSES
 from ..words.facts import fact
 from . import gpu_timing, tpu_timing
-from .kernels import Kernel
 from .links import sum_seconds
 from .programs import StepPrograms
 from .steps import Answers, compiled_step, refused

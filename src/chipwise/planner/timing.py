@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from ..chips.catalogue import Chip
 from ..chips.targets import Target
 from ..errors import DeviceError
+from ..hlo.kernel import Kernel
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact
-from .kernels import Kernel
 from .plans import Memory, Range
 from .programs import StepPrograms, Traceable
 

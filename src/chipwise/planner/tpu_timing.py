@@ -13,7 +13,7 @@ v3 to 7x show:
   attention whose weights are stored) have the cycles of their traffic, counted in the same way. So they are
   timed by their bytes too, which takes a tenth off ResNet-50 on a v3 and a third on a v6e, whose arithmetic
   is faster for its bandwidth.
-- **Transposing an array** (`hlo_operations.turned`) uses a separate unit, at 39 to 62 elements per cycle of a
+- **Transposing an array** (`hlo.operations.turned`) uses a separate unit, at 39 to 62 elements per cycle of a
   core on every chip; there the cycles are kept.
 """
 
@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 
 from ..chips.catalogue import Chip
-from .kernels import Kernel
+from ..hlo.kernel import Kernel
 
 MEMORY_SHARE, START_SECONDS = 0.86, 1.4e-6
 """Of the bandwidth that a copy reaches, and what it takes besides: both from the thirteen sizes, 2 MB to

@@ -1,6 +1,6 @@
 """Reads the kernels of a program from XLA's GPU compiler, with their bytes and FLOPs.
 
-The compiler states no times; `gpu_timing` computes them from these figures. The entry computation is
+The compiler states no times; `planner.time_gpu` computes them from these figures. The entry computation is
 scheduled, and each of its operations is one kernel: a fusion, or a call of a library.
 
 - **Products** are calls of cuBLAS and cuDNN, which state shapes, dimension numbers and precision, or a `dot`
@@ -16,22 +16,24 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from .hlo import Reader, Reading, described
-from .hlo_bytes import elements, moved, needed
-from .hlo_operations import (
+from .operations import (
     QUIET_CALLS,
     convolution_flops,
     convolution_sizes,
     convolution_window,
     dot_sizes,
+    elements,
     kind_of,
+    moved,
+    needed,
     parts,
 )
-from .hlo_proto import Instruction, Shape, parse
+from .proto import Instruction, Shape, parse
+from .reader import ProgramCost, Reader, described
 
 VERSION = 10
-"""Of what `read` makes of a program, apart from `hlo.VERSION`: raised as that is, and for changes of
-`hlo_operations` and `hlo_bytes` both are."""
+"""Of what `read` makes of a program, apart from `tpu.VERSION`: raised as that is, and for changes of
+`operations` both are."""
 
 CUBLAS, CONVOLUTION, ATTENTION = "__cublas$", "__cudnn$conv", "__cudnn$fmha"
 _SORT = "__cub$DeviceRadixSort"
@@ -50,26 +52,26 @@ WORK = {
 _PASSES_OF_SORT = 8  # of a radix sort over 32-bit keys; each reads and writes everything
 
 
-def read(program: bytes) -> Reading:
-    """The kernels of a compiled program, given as `hlo_proto.program_bytes` takes it from the executable.
+def read(program: bytes) -> ProgramCost:
+    """The kernels of a compiled program, given as `proto.program_bytes` takes it from the executable.
 
     Raises `ValueError` if the bytes are not a program.
     """
     reader = _GpuReader()
-    reading = Reading()
+    reading = ProgramCost()
     reading.add(reader.computation(parse(program).entry))
     reading.notes = reader.notes
     return reading
 
 
 class _GpuReader(Reader):
-    def weight(self, branch: Reading) -> tuple[float, ...]:
-        return branch.product_flops, branch.bytes_accessed
+    def weight(self, branch: ProgramCost) -> tuple[float, ...]:
+        return branch.product_flops, branch.bytes
 
     def known_call(self, op: Instruction) -> bool:
         return op.target in QUIET_CALLS or _library(op) is not None or op.target.startswith(_SORT)
 
-    def kernel(self, op: Instruction, sums: Reading) -> None:
+    def kernel(self, op: Instruction, sums: ProgramCost) -> None:
         if op.opcode.endswith("-start"):
             return  # copies that overlap with computation
         fused = list(parts(op))
@@ -79,7 +81,7 @@ class _GpuReader(Reader):
         if product is not None:
             kernel = _product(product, kernel)
         sums.product_flops += kernel.flops
-        sums.bytes_by_kind[kernel.kind] += kernel.bytes
+        sums.bytes += kernel.bytes
         sums.kernels.append(kernel)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from ..chips import CHIPS
 from ..models.attention import flops
 from ..models.attention_fused import PRODUCTS, block_of
-from .hlo_proto import Instruction
+from .proto import Instruction
 
 TABLE = Path(__file__).with_name("splash.csv")
 

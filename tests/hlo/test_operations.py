@@ -1,7 +1,7 @@
 from jaxlib import _hlo
 
-from chipwise.planner import hlo_proto
-from chipwise.planner.hlo_bytes import moved, needed
+from chipwise.hlo import proto
+from chipwise.hlo.operations import moved, needed
 
 TEXT = """HloModule nested, is_scheduled=true
 
@@ -35,7 +35,7 @@ ENTRY %main (flat: f32[4096], x: bf16[1024], kept: f32[8,1024]) -> (bf16[1024], 
 
 
 def fusion(text):
-    return hlo_proto.parse(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()).entry.root
+    return proto.parse(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()).entry.root
 
 
 def by_name(op):

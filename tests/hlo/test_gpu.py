@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from jaxlib import _hlo
 
-from chipwise.planner import hlo_gpu, hlo_proto
+from chipwise.hlo import gpu, proto
 
-EXCERPTS = Path(__file__).parent / "hlo"
+EXCERPTS = Path(__file__).parent / "excerpts"
 
 
 def read(name):
@@ -16,7 +16,7 @@ def read(name):
 
 
 def parsed(text):
-    return hlo_gpu.read(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto())
+    return gpu.read(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto())
 
 
 def of_kind(reading, kind):
@@ -100,14 +100,14 @@ ENTRY %main (x: f32[1024], y: f32[64,64]) -> (f32[256], f32[64,64]) {
 
 def test_no_program_is_an_error():
     with pytest.raises(ValueError):
-        hlo_gpu.read(b"\x0a\x03abc")
+        gpu.read(b"\x0a\x03abc")
 
 
 def test_the_planner_s_own_lines_are_not_the_user_s():
     text = (EXCERPTS / "gpu_scan_a100.txt").read_text(encoding="utf-8")
-    exporting = str(Path(hlo_proto.__file__).with_name("exporting.py"))
+    exporting = str(Path(proto.__file__).parents[1] / "planner" / "exporting.py")
     assert of_kind(parsed(text.replace("/home/user/net.py", exporting)), "matmul")[0].line == ""
-    engine = str(Path(hlo_proto.__file__).parents[1] / "engine" / "flat.py")
+    engine = str(Path(proto.__file__).parents[1] / "engine" / "flat.py")
     moved = of_kind(parsed(text.replace("/home/user/net.py", engine)), "matmul")[0].line
     assert moved == f"{engine}:25"
 
