@@ -29,7 +29,6 @@ DOORS = {
 
 PLANNERS_USERS = [
     "measure/account.py",
-    "measure/profile.py",
     "study/find_batch.py",
     "study/trial.py",
 ]
@@ -49,7 +48,6 @@ CLASSES_TWICE = [
     "Place",
     "Predictions",
     "Programs",
-    "Reading",
     "Record",
     "Report",
     "Request",
