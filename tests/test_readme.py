@@ -17,7 +17,7 @@ from chipwise.cli import app
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 RUN = ["devices", "train digits"]
-SLOW = ["find-lr digits --apply digits_lr.py"]
+SLOW = ["find-lr digits"]
 """What a reader types first: these are run as they stand. The tests of each command run it in many ways."""
 
 

@@ -6,25 +6,22 @@ import chipwise as cw
 from chipwise.words.facts import fact
 
 
-def test_a_table_a_picture_json_and_a_recipe_that_trains(chipwise, mine, tmp_path):
-    picture, out, to = (tmp_path / name for name in ("a.svg", "a.json", "found.py"))
+def test_a_table_a_picture_json_and_the_line_that_trains(chipwise, mine, tmp_path):
+    picture, out = tmp_path / "a.svg", tmp_path / "a.json"
     said = chipwise(
         "find-lr", f"{mine}:recipe", "--steps", 12, "--set", "batch=16", "--devices", 1,
-        "--picture", picture, "--out", out, "--apply", to,
+        "--picture", picture, "--out", out,
     )  # fmt: skip
     assert said.code == 0 and "step 12/12" in said.err
     told = json.loads(out.read_text())
     rate = f"{told['suggestion']:.2g}"
-    assert "last stable" in said.out and said.out.endswith(f"Next: chipwise train {to}:recipe\n")
-    assert str(fact("lr-own-peak", peak=0.1)) in said.out and all(
-        str(path) in said.out for path in (picture, out, to)
-    )
-    assert "<svg" in picture.read_text()
-    old, found = cw.load(f"{mine}:recipe", ["batch=16"]), cw.load(f"{to}:recipe")
-    assert found.optimizer.lr == old.optimizer.lr.with_peak(float(rate)) and found.batch == 16
+    assert str(fact("lr-own-peak", peak=0.1)) in said.out and "last stable" in said.out
+    assert str(picture) in said.out and str(out) in said.out and "<svg" in picture.read_text()
+    typed = f"chipwise train {mine}:recipe --set batch=16 --set lr={float(rate):g}"
+    assert said.out.endswith(f"Next: {typed}\n")
+    old, found = (cw.load(f"{mine}:recipe", ["batch=16", *more]) for more in ([], [f"lr={rate}"]))
+    assert found.optimizer.lr == old.optimizer.lr.with_peak(float(rate))
     assert told["recipe"]["optimizer"] == old.optimizer.describe()
-    again = chipwise("find-lr", f"{mine}:recipe", "--apply", to)
-    assert again.refused(2, "recipe-file-exists")
 
 
 def test_the_line_to_type_has_what_was_given(chipwise, mine):
@@ -57,7 +54,6 @@ def test_a_second_axis_and_json_alone_on_standard_output(chipwise, mine):
         (("--low", "1", "--high", "0.1"), "rates-out-of-order"),
         (("--steps", "3"), "range-test-steps"),
         (("--picture", "rates.gif"), "picture-not-svg-or-png"),
-        (("--apply", "rates.txt"), "not-a-recipe-file"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(chipwise, mine, tmp_path, monkeypatch, arguments, error):

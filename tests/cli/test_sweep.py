@@ -1,12 +1,7 @@
-import fcntl
 import json
 import os
 import shlex
 import signal
-import subprocess
-import sys
-import threading
-import time
 
 import pytest
 
@@ -14,7 +9,6 @@ from chipwise.engine.run_folder import RunFolder
 from chipwise.words.facts import fact
 
 FAST = ("--eval-every", "end", "--devices", "1", "--quiet", "--set", "duration=5st")
-TASKS = os.path.dirname(os.path.dirname(__file__))
 
 
 @pytest.fixture(scope="module")
@@ -112,12 +106,10 @@ def test_seeds_of_train_are_one_row_and_a_folder_each(chipwise, mine, tmp_path):
         (["train", "digits", "--seeds", "2", "--fresh"], "seeds-with-fresh"),
         (["train", "digits", "--seeds", "2", "--set", "seed=1"], "seeds-with-set-seed"),
         (["train", "digits", "--seeds", "many"], "seeds-unreadable"),
-        (["train", "digits", "--at-once", "2"], "several-runs-only"),
         (["train", "digits", "--metric", "eval/loss"], "several-runs-only"),
         (["sweep", "digits", "--set", "lr=0.1,"], "value-missing"),
         (["sweep", "digits", "--set", "lr=0.1,high"], None),
         (["sweep", "digits", "--set", "seed=1,2"], "seed-is-no-setting"),
-        (["sweep", "digits", "--seeds", "1", "--at-once", "0"], "at-once-too-few"),
     ],
 )
 def test_what_makes_no_sense_is_said_on_one_line_and_makes_no_folder(
@@ -164,80 +156,3 @@ def test_when_every_run_diverged_the_exit_code_says_so(chipwise, tmp_path):
     )
     assert said.code == 6 and said.error.code == "every-run-diverged"
     assert "lr=1e38, seed 0" in said.out
-
-
-@pytest.fixture
-def recipes_find_tasks(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", TASKS)
-
-
-def wait_for_steps(folder):
-    while not all((folder / f"seed-{seed}/metrics.jsonl").exists() for seed in (0, 1)):
-        time.sleep(0.05)
-
-
-@pytest.mark.slow
-def test_runs_side_by_side_have_the_same_bits(swept, chipwise, mine, tmp_path, recipes_find_tasks):
-    said = chipwise(
-        "sweep", f"{mine}:recipe", "--set", "rate=0.1,0.3", "--seeds", 2, "--run", tmp_path / "s", "--json",
-        "--at-once", 2, *FAST,
-    )  # fmt: skip
-    assert said.code == 0, said.err
-    made = json.loads(said.out)
-    for point, alone in zip(made["points"], swept[0]["points"], strict=True):
-        for run, other in zip(point["runs"], alone["runs"], strict=True):
-            assert run["fingerprint"] == other["fingerprint"]
-            assert run["metrics"] == other["metrics"]
-
-
-@pytest.mark.slow
-def test_side_by_side_a_run_may_diverge_and_another_fail(chipwise, mine, tmp_path, recipes_find_tasks):
-    file = tmp_path / "mixed.py"
-    file.write_text(
-        "import chipwise as cw, tasks\n"
-        "def recipe(lr: float = 0.1, seed: int = 0):\n"
-        "    task = tasks.task(loss=tasks.plain_loss, augment=None)\n"
-        "    if seed == 2:\n"
-        "        raise ValueError('no seed 2')\n"
-        "    return tasks.recipe(task=task, duration='4st', optimizer=cw.sgd(lr=lr), seed=seed)\n"
-    )
-    command = ("sweep", f"{file}:recipe", "--set", "lr=1e38,0.1", "--run", tmp_path / "s", "--at-once", 2)
-    said = chipwise(*command, "--seeds", 2, *FAST[:-2])
-    assert said.code == 0, said.err
-    assert said.out.count(" diverged: between steps ") == 2
-    failed = chipwise(*command, "--seeds", "0,1,2", *FAST[:-2])
-    assert failed.code == 2
-    assert "seed 2 failed" in failed.err and "no seed 2" in failed.err
-
-
-@pytest.mark.slow
-def test_side_by_side_a_stop_saves_all(chipwise, mine, tmp_path, recipes_find_tasks):
-    folder = tmp_path / "s"
-
-    def stop():
-        wait_for_steps(folder)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=stop, daemon=True).start()
-    settings = ("--set", "duration=400000st", "--log-every", "5st", *FAST[:-2])
-    said = chipwise("train", f"{mine}:recipe", "--seeds", 3, "--at-once", 2, "--run", folder, *settings)
-    assert said.code == 75, said.err
-    assert "0 of 3 runs done" in said.err
-    assert not (folder / "seed-2").exists()
-    for seed in (0, 1):
-        assert any(p.name.isdigit() for p in (folder / f"seed-{seed}/checkpoints").iterdir())
-
-
-@pytest.mark.slow
-def test_side_by_side_a_killed_study_leaves_no_run_behind_that_goes_on(mine, tmp_path, recipes_find_tasks):
-    folder = tmp_path / "s"
-    command = [sys.executable, "-c", "from chipwise.cli import main; main()", "train", f"{mine}:recipe"]
-    command += ["--seeds", "2", "--at-once", "2", "--run", str(folder), "--set", "duration=400000st"]
-    process = subprocess.Popen([*command, "--log-every", "5st", "--quiet"])
-    wait_for_steps(folder)
-    process.kill()
-    process.wait()
-    for seed in (0, 1):
-        with open(folder / f"seed-{seed}/lock") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # waits until its process has ended
-        assert any(p.name.isdigit() for p in (folder / f"seed-{seed}/checkpoints").iterdir())

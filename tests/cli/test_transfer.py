@@ -1,31 +1,35 @@
 import json
 import shlex
 
+import pytest
+
 import chipwise as cw
 
 
-def test_a_table_and_a_file_that_trains_the_same(chipwise, mine, tmp_path):
-    to = tmp_path / "small.py"
-    said = chipwise("transfer", f"{mine}:recipe", "--batch", 8, "--set", "rate=0.3", "--apply", to)
+@pytest.mark.parametrize("more", [(), ("--lr", "0.2"), ("--duration", "24st")])
+def test_the_table_ends_with_the_line_that_trains_the_new_recipe(chipwise, mine, more):
+    said = chipwise("transfer", f"{mine}:recipe", "--batch", 8, "--set", "rate=0.3", *more)
     assert said.code == 0 and said.err == ""
-    assert "Goyal" in said.out and "Unaffected:" in said.out and str(to) in said.out
+    assert "Goyal" in said.out and "Unaffected:" in said.out
     lr = next(line.split() for line in said.out.splitlines() if line.startswith("lr "))
-    assert lr[1:3] == ["0.3", "0.1"]
-    moved = cw.load(str(to))
-    assert said.out.endswith(f"written: {to}\nNext: chipwise train {to}:recipe\n")
-    assert (moved.batch, moved.duration, moved.optimizer.lr.peak) == (8, "36st", 0.1)
-    again = chipwise("transfer", f"{mine}:recipe", "--batch", 8, "--apply", to)
-    assert again.refused(2, "recipe-file-exists")
+    assert lr[1:3] == ["0.3", more[1] if "--lr" in more else "0.1"]
+    words = shlex.split(said.out.splitlines()[-1].removeprefix("Next: "))
+    assert words[:5] == ["chipwise", "train", f"{mine}:recipe", "--set", "rate=0.3"]
+    again = cw.load(words[2], [word for word in words[3:] if word != "--set"])
+    settings = {"lr": 0.2} if "--lr" in more else {"duration": "24st"} if more else {}
+    old = cw.load(f"{mine}:recipe", ["rate=0.3"])
+    assert again.describe() == cw.transfer(old, batch=8, **settings).recipe.describe()
 
 
-def test_without_apply_it_ends_with_what_to_type(chipwise, mine, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    said = chipwise("transfer", f"{mine}:recipe", "--batch", 8, "--lr", 0.2, "--set", "rate=0.3")
-    written, trained = said.out.splitlines()[-2:]
-    assert written.endswith(f"{mine}:recipe --batch 8 --lr 0.2 --set rate=0.3 --apply mine_8.py")
-    assert trained.split() == ["chipwise", "train", "mine_8.py:recipe"]
-    words = shlex.split(written.removeprefix("Next: chipwise "))
-    assert chipwise(*words).code == 0 and cw.load(trained.split()[-1]).optimizer.lr.peak == 0.2
+def test_a_length_within_a_schedule_ends_with_a_line_of_python(chipwise, tmp_path):
+    file = tmp_path / "steps.py"
+    schedule = 'optimizer=cw.sgd(lr=cw.warmup(0.1, "4st"))'
+    file.write_text(f"import chipwise as cw, tasks\nrecipe = tasks.recipe({schedule}, duration='12st')\n")
+    said = chipwise("transfer", f"{file}:recipe", "--batch", 8)
+    assert said.code == 0, said.err
+    line = said.out.splitlines()[-1]
+    code = line[line.index("cw.fit(") :].removeprefix("cw.fit(").removesuffix(")")
+    assert eval(code).describe() == cw.load(f"{file}:recipe").transfer(batch=8).describe()
 
 
 def test_json_is_one_object(chipwise):
@@ -36,13 +40,12 @@ def test_json_is_one_object(chipwise):
     assert changed == {"batch": 128, "steps": 9375, "weight_decay": 1.25e-4}
 
 
-def test_mistakes_are_one_line(chipwise, mine, tmp_path):
+def test_mistakes_are_one_line(chipwise, mine):
     for arguments in (
         (f"{mine}:lion", "--batch", 8),
         (f"{mine}:recipe",),
         (f"{mine}:recipe", "--batch", 25),
         (f"{mine}:recipe", "--duration", "3 parsecs"),
     ):
-        said = chipwise("transfer", *arguments, "--apply", tmp_path / "x.py")
+        said = chipwise("transfer", *arguments)
         assert said.code == 2 and said.err.count("\n") == 1 and said.out == "", arguments
-    assert not list(tmp_path.iterdir())

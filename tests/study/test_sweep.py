@@ -14,7 +14,7 @@ from chipwise.engine.run_folder import RunFolder, hold
 from chipwise.engine.session import Session
 from chipwise.recipe.settings import apply
 from chipwise.study import document, runs
-from chipwise.study.at_once import one_compilation
+from chipwise.study.one_compilation import one_compilation
 from chipwise.study.sweep import sweep
 from refusals import refused
 
@@ -163,8 +163,6 @@ def test_what_cannot_be_is_refused_before_anything_is_made(tmp_path, settings, o
 @pytest.mark.parametrize(
     ("options", "code"),
     [
-        ({"at_once": 0}, "at-once-too-few"),
-        ({"at_once": 2}, "at-once-needs-name"),
         ({"set": ["lr=1"]}, "recipe-is-finished"),
     ],
 )
@@ -203,13 +201,12 @@ def test_a_seed_that_the_recipe_drops_is_noticed(tmp_path):
 
 def test_the_compiled_programs_are_kept_while_the_study_is_worked_on_and_no_longer():
     before = jax.config.jax_compilation_cache_dir
-    with one_compilation() as shared:
-        assert shared["JAX_COMPILATION_CACHE_DIR"] == before  # a cache that is there stays
+    with one_compilation():
+        assert jax.config.jax_compilation_cache_dir == before  # a cache that is there stays
     jax.config.update("jax_compilation_cache_dir", None)
     try:
-        with one_compilation() as shared:
-            folder = shared["JAX_COMPILATION_CACHE_DIR"]
-            assert jax.config.jax_compilation_cache_dir == folder
+        with one_compilation():
+            folder = jax.config.jax_compilation_cache_dir
             assert os.path.isdir(folder)
         assert jax.config.jax_compilation_cache_dir is None
         assert not os.path.exists(folder)

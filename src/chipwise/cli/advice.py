@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
-from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
+from ..errors import RecipeError
 from ..explain.terminal import console, lines, table
-from ..words.facts import fact
+from ..words.facts import Fact, fact
 from . import options
 from .options import option
 
 if TYPE_CHECKING:
-    from ..recipe.recipe import Recipe
+    from ..study.transfer import Transfer
 
 
 @options.taking
@@ -58,9 +56,6 @@ def transfer(
     lr: Annotated[
         float | None, option("Peak rate to use instead of the rule's; the decay compensates.")
     ] = None,
-    apply: Annotated[
-        Path | None, option("Write the new recipe to FILE.py; train it as FILE.py:recipe.", "FILE.py")
-    ] = None,
     json_: options.Json = False,
 ) -> None:
     """Move a recipe to another batch, number of replicas or length, and say why each number changes.
@@ -68,7 +63,7 @@ def transfer(
     \b
     Examples:
       chipwise transfer cifar10-davidnet --batch 128
-      chipwise transfer mnist --batch 1024 --replicas 32 --apply mnist_1024.py
+      chipwise transfer mnist --batch 1024 --replicas 32
       chipwise transfer my_task.py:recipe --batch 64 --set lr=0.2 --json
     """
     options.only_look()
@@ -77,9 +72,6 @@ def transfer(
 
     old = recipe.load()
     moved = move(old, batch=batch, replicas=replicas, duration=duration, lr=lr)
-    if apply is not None:
-        title = f"{old.name}, moved from batch {old.batch} to {moved.recipe.batch} by `chipwise transfer`."
-        recipe.write(apply, old, moved.recipe, title)
     if json_:
         print(json.dumps(moved.to_json()))
         return
@@ -96,21 +88,21 @@ def transfer(
     lines(to, "", UNAFFECTED)
     if moved.limits:
         lines(to, "", fact("may-fail"), *(f"- {limit}" for limit in moved.limits))
-    if apply is not None:
-        lines(to, "", fact("written", path=apply), fact("next", command=recipe.train_line(file=apply)))
-        return
-    changed = {"--batch": batch, "--replicas": replicas, "--duration": duration, "--lr": lr}
-    lines(to, "", fact("next", command=apply_lines(recipe, moved.recipe, changed)))
+    asked = {"batch": batch, "replicas": replicas, "duration": duration, "lr": lr}
+    lines(to, "", next_line(recipe, moved, **asked))
 
 
-def apply_lines(given: options.Given, new: Recipe, changed: Mapping[str, object]) -> str:
-    """The commands, on two lines, that write the transferred recipe `new` to a file and train it.
-
-    *Arguments:* `changed`: options of `chipwise transfer` and their values, None if not given.
-    """
-    file = Path(re.sub(r"\W+", "_", f"{new.name}_{new.batch}") + ".py")
-    words = ["chipwise", "transfer", given.recipe]
-    for name, value in changed.items():
-        words += [] if value is None else [name, f"{value:g}" if isinstance(value, float) else str(value)]
-    words += [*given.words(), "--apply", str(file)]
-    return f"{shlex.join(words)}\n      {given.train_line(file=file)}"
+def next_line(given: options.Given, moved: Transfer, **asked: object) -> Fact:
+    """What trains the recipe that `moved` made of `given`: a command with `--set`, or a line of Python if a
+    length within a schedule changed. *Arguments:* `asked`: what `transfer` was called with."""
+    again = replace(given, set_=[*given.settings, *moved.settings])
+    try:
+        same = again.load().describe() == moved.recipe.describe()
+    except RecipeError:  # a function of the step has no peak
+        same = False
+    if same:
+        return fact("next", command=given.train_line(moved.settings))
+    words = ", ".join(f"{name}={value!r}" for name, value in asked.items() if value is not None)
+    settings = f", {given.settings}" if given.settings else ""
+    code = f"cw.fit(cw.load({given.recipe!r}{settings}).transfer({words}))"
+    return fact("next-in-python", code=code)

@@ -18,7 +18,7 @@ from ..machine.hosts import hosts
 from ..words.facts import Fact, fact
 from ..words.figures import byte_size, sparkline
 from . import options
-from .advice import apply_lines
+from .advice import next_line
 from .options import option
 
 if TYPE_CHECKING:
@@ -45,10 +45,6 @@ def find_lr(
     workers: options.Workers = None,
     picture: Annotated[Path | None, option("Draw the curves; .png works too.", "FILE.svg")] = None,
     out: Annotated[Path | None, option("Write what --json prints.", "FILE.json")] = None,
-    apply: Annotated[
-        Path | None,
-        option("Write the recipe with this rate to FILE.py; train it as FILE.py:recipe.", "FILE.py"),
-    ] = None,
     json_: options.Json = False,
 ) -> None:
     """Find a peak learning rate: one short run whose rate grows with every step.
@@ -58,22 +54,15 @@ def find_lr(
       chipwise find-lr digits
       chipwise find-lr cifar10-davidnet --second momentum=0.8,0.9,0.95 --picture rates.svg
       chipwise find-lr mnist --second b1
-      chipwise find-lr my_task.py:recipe --apply my_found.py
     """
     on = here.on(workers=workers)
     from ..explain.find_picture import kind_of
-    from ..recipe.settings import new_file
-    from ..study.find_lr import check_peak
     from ..study.find_lr import find_lr as find
 
     name, values = _axis(second)
     if picture is not None:  # unwritable files are refused before the work
         kind_of(picture)
-    if apply is not None:
-        new_file(apply)
     loaded = recipe.load()
-    if apply is not None:
-        check_peak(loaded)
     progress = "none" if json_ else "auto"
     search = find(
         loaded, low=low, high=high, steps=steps, second=name, values=values, on=on, progress=progress
@@ -84,15 +73,13 @@ def find_lr(
         _print(search)
     if not hosts().first:  # host 0 writes
         return
-    written = _write(search, recipe, picture, out, apply)
+    written = _write(search, picture, out)
     if json_:
         return
     for path in written:
         print(fact("written", path=path))
     settings = [f"{key}={value:g}" for key, value in search.settings.items()]
-    print(
-        fact("next", command=recipe.train_line(settings) if apply is None else recipe.train_line(file=apply))
-    )
+    print(fact("next", command=recipe.train_line(settings)))
 
 
 def _axis(text: str | None) -> tuple[str | None, list[float] | None]:
@@ -106,9 +93,7 @@ def _axis(text: str | None) -> tuple[str | None, list[float] | None]:
         raise RecipeError("second-not-numbers", second=text) from None
 
 
-def _write(
-    search: LrSearch, given: options.Given, picture: Path | None, out: Path | None, apply: Path | None
-) -> list[Path]:
+def _write(search: LrSearch, picture: Path | None, out: Path | None) -> list[Path]:
     """Writes the requested files. *Returns* their paths."""
     from ..atomic import replace_text
     from ..explain.find_picture import draw
@@ -118,10 +103,6 @@ def _write(
         written.append(replace_text(out, json.dumps(search.to_json()) + "\n", "curve-unwritable"))
     if picture is not None:
         written.append(draw(search, picture))
-    if apply is not None:
-        old = search.old
-        title = f"{old.name} with the rate that `chipwise find-lr` suggests at batch {old.batch}."
-        written.append(given.write(apply, old, search.recipe, title))
     return written
 
 
@@ -246,5 +227,4 @@ def _move(to: Console, same: list[BatchSearch], given: options.Given) -> None:
     for text in dict.fromkeys(str(finding) for search in same for finding in search.findings):
         lines(to, f"\nwarning: {text}")
     if first.move is not None:
-        command = apply_lines(given, first.move.recipe, {"--batch": first.batch})
-        lines(to, "", fact("next", command=command))
+        lines(to, "", next_line(given, first.move, batch=first.batch))

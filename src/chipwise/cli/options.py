@@ -64,9 +64,6 @@ LogEvery = Annotated[
 CheckpointEvery = Annotated[str | None, option("[5% of the run, at least 30 seconds apart]", "DURATION")]
 Feed = Annotated[str, option("Keep the training data on the device, or stream it.", "auto|device|host")]
 StepsPerCall = Annotated[int | None, option("With --no-exact, one device and data on it. [by trial]", "N")]
-AtOnce = Annotated[
-    int, option("Train N runs in parallel, each in its own process, on the CPU: same bits.", "N")
-]
 Metric = Annotated[
     str | None, option("What to compare. [eval/accuracy, else eval/loss, else train/loss]", "NAME")
 ]
@@ -109,23 +106,15 @@ class Given:
 
         return origin(self.recipe, self.settings, self.data, self.synthetic)
 
-    def write(self, file: Path, old: recipes.Recipe, new: recipes.Recipe, title: str) -> Path:
-        """Writes a recipe file of `new`, which was derived from this recipe, `old`. *Returns* its path."""
-        from ..recipe.settings import write_recipe
-
-        return write_recipe(file, old=old, new=new, spec=self.recipe, settings=self.settings, title=title)
-
     def words(self, settings: Sequence[str] | None = None) -> list[str]:
         """The command line after a recipe: `settings`, by default its own, and its data."""
         settings = self.settings if settings is None else settings
         words = [word for text in settings for word in ("--set", text)]
         return words + (["--data", self.data] if self.data else []) + ["--synthetic"] * self.synthetic
 
-    def train_line(self, changed: Sequence[str] = (), file: Path | None = None) -> str:
-        """The command that trains the recipe with settings `changed`; or the recipe of a `file`, which has
-        all settings."""
-        spec, settings = (f"{file}:recipe", []) if file else (self.recipe, [*self.settings, *changed])
-        return shlex.join(["chipwise", "train", spec, *self.words(settings)])
+    def train_line(self, changed: Sequence[str] = ()) -> str:
+        """The command that trains the recipe with settings `changed`."""
+        return shlex.join(["chipwise", "train", self.recipe, *self.words([*self.settings, *changed])])
 
 
 @dataclass(frozen=True)

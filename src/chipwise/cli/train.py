@@ -31,7 +31,6 @@ def train(
         str | None,
         option("Train one run for each seed: 5 means seeds 0 to 4, or list them, such as 0,3,7.", "N|LIST"),
     ] = None,
-    at_once: options.AtOnce = 1,
     metric: options.Metric = None,
     keep_best: Annotated[
         str | None,
@@ -66,9 +65,9 @@ def train(
         if start is not None:
             raise RecipeError("seeds-with-from")
         _check_seeds(stop_after, fresh, recipe.settings)
-        _study(context, recipe, {}, how, run, seeds, at_once, metric, json_, quiet)
+        _study(context, recipe, {}, how, run, seeds, metric, json_, quiet)
         return
-    if at_once != 1 or metric is not None:
+    if metric is not None:
         raise RecipeError("several-runs-only")
     _one(
         recipe,
@@ -101,7 +100,6 @@ def sweep(
     run: Annotated[
         str | None, option("The study's folder; finished runs are not repeated. [runs/NAME-TIME]", "DIR")
     ] = None,
-    at_once: options.AtOnce = 1,
     metric: options.Metric = None,
     data: options.Data = None,
     synthetic: options.Synthetic = False,
@@ -113,7 +111,7 @@ def sweep(
     \b
     Examples:
       chipwise sweep mnist --set lr=0.005,0.01,0.02 --seeds 3 --run runs/mnist-lr
-      chipwise sweep digits --set lr=1e-3,3e-3 --set batch=32,64 --seeds 5 --at-once 2
+      chipwise sweep digits --set lr=1e-3,3e-3 --set batch=32,64 --seeds 5
       chipwise sweep my_task.py:recipe --set warmup=5ep,10ep --metric eval/f1_macro --json
 
     A comma in brackets or quotes, or after a backslash, is part of the value. The same command with the same
@@ -122,7 +120,7 @@ def sweep(
     from ..study.grid import parse
 
     given = options.Given(recipe, data, synthetic)
-    _study(context, given, parse(set_ or ()), how, run, seeds, at_once, metric, json_, quiet)
+    _study(context, given, parse(set_ or ()), how, run, seeds, metric, json_, quiet)
 
 
 @options.taking
@@ -224,7 +222,6 @@ def _study(
     how: options.Training,
     run: str | None,
     seeds: str,
-    at_once: int,
     metric: str | None,
     json_: bool,
     quiet: bool,
@@ -256,7 +253,6 @@ def _study(
             set=given.settings,
             data=given.data,
             synthetic=given.synthetic,
-            at_once=at_once,
             seeds=grid.seeds(seeds),
             run=run,
             progress="none" if quiet else "auto",

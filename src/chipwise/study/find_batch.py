@@ -24,7 +24,7 @@ from ..planner.programs import largest_batch
 from ..recipe.check import Finding, check
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
-from .at_once import one_compilation
+from .one_compilation import one_compilation
 from .stats import Difference, ratio
 from .transfer import Transfer, transfer
 from .trial import LEAST_STEPS, LONGEST_SECONDS, needed, rounds, try_batch

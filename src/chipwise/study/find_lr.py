@@ -227,12 +227,6 @@ def find_lr(
         return LrSearch(recipe, tuple(tests), chosen, why, devices, tuple(session.warnings))
 
 
-def check_peak(recipe: Recipe) -> None:
-    """Raises `RecipeError` if the peak of the recipe's rate cannot be set, as for a function of the step."""
-    optimizer = recipe.optimizer
-    as_schedule(optimizer.hyper[optimizer.lr_name]).with_peak(1.0)
-
-
 def choose(tests: Sequence[RangeTest]) -> tuple[int, Fact]:
     """The index of the best test, and the reason.
 

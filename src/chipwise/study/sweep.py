@@ -13,9 +13,9 @@ from ..errors import Stopped
 from ..machine.hosts import hosts
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
-from . import at_once as side_by_side
 from . import document, grid, runs
 from .document import Study
+from .one_compilation import one_compilation
 from .runs import Origin
 
 
@@ -28,7 +28,6 @@ def sweep(
     set: Sequence[str] = (),
     data: str | None = None,
     synthetic: bool = False,
-    at_once: int = 1,
     progress: str = "auto",
     after_round: Callable[[Study], None] | None = None,
     **options: Any,
@@ -49,8 +48,7 @@ def sweep(
     - `run`: the study's folder, with `study.json` and an ordinary folder for each run.
     - `set`: settings of all points, such as `["batch=128"]`; `data`, `synthetic`: as in `cw.load`. Only for
       recipes by name.
-    - `at_once`: the number of runs at once, each in its own process, on the CPU; the bits are the same.
-    - `progress`: as in `cw.fit`; of runs at once only their ends are shown.
+    - `progress`: as in `cw.fit`.
     - `after_round`: called with the study after each seed.
     - `options`: options of `cw.fit`, such as `on=cw.On(devices=4)` or `eval_every="6ep"`.
 
@@ -63,7 +61,6 @@ def sweep(
     grid_points, numbers = grid.points(texts), grid.seeds(seeds)
     options = runs.options_of(options)
     hosts().alone("sweep")
-    side_by_side.check(at_once, origin, options["on"])
     described = [runs.checked(origin.make(point, numbers[0]), options) for point in grid_points]
     reporter = Reporter(progress)
     with contextlib.ExitStack() as closing:
@@ -77,12 +74,15 @@ def sweep(
         if done:
             reporter.say(fact("runs-done", done=done, total=total, folder=study.folder))
 
-        # ---- train; workers save their runs, however this ends, while the study is still locked
+        # ---- train
         stop = closing.enter_context(contextlib.closing(StopRequest()))
-        trained = side_by_side.train(jobs, at_once, origin, options, stop, reporter)
-        closing.enter_context(contextlib.closing(trained))
+        closing.enter_context(one_compilation())
         try:
-            for job, diverged in trained:
+            for job in jobs:
+                if stop:
+                    break
+                reporter.say(fact("run-begins", run=job.name), style="bold")
+                diverged = job.train(origin, options, reporter.kind)
                 study.point(job.settings).runs[job.seed] = job.ended(diverged)
                 study.write()
                 done += 1

@@ -83,6 +83,17 @@ class Transfer:
         """Peak rate x weight decay x steps an epoch, old and new; None without a decay."""
         return self.old.forgetting, self.recipe.forgetting
 
+    @property
+    def settings(self) -> list[str]:
+        """What changed, as texts for `--set`: `["batch=128", "lr=0.1"]`, of a schedule its peak. Lengths in a
+        schedule cannot be typed so."""
+        old, new, inner = self.old, self.recipe, self.old.optimizer.settings
+        names = [n for n in ("batch", "replicas", "duration", "ema") if getattr(old, n) != getattr(new, n)]
+        values = {name: getattr(new, name) for name in names}
+        values |= {name: v for name, v in new.optimizer.settings.items() if v != inner[name]}
+        peaks = {n: v.highest(new.clock) if isinstance(v, Schedule) else v for n, v in values.items()}
+        return [f"{name}={value}" for name, value in peaks.items()]
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values: the new recipe's description, the changes and the limits."""
         old, new = self.forgetting
