@@ -29,7 +29,7 @@ def recipe(mix: bool = False, dtype: str = "uint8", column: str = "image", chann
         init=tasks.init,
         loss=tasks.plain_loss,
         train=data,
-        augment=cw.augment.compose(cw.augment.flip(), cw.augment.brightness(0.2)),
+        augment=cw.augment.compose(cw.augment.flip(), cw.augment.color_jitter(0.2)),
         mix=cw.augment.cutmix(10) if mix else None,
     )
     return cw.Recipe(name="pictures", task=task, batch=8, duration="3ep", optimizer=cw.sgd(lr=0.1))

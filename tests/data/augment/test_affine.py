@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from chipwise.data.augment import affine, rotate, shear, shift, zoom
+from chipwise.data.augment import affine
 from chipwise.data.augment.affine import lookup, positions, resample
 from chipwise.errors import DataError
 from refusals import refused
@@ -66,14 +66,14 @@ def test_a_photograph_moves_as_in_pillow(pictures, name):
 def test_the_matrix_turns_counter_clockwise_as_pillow_s_rotate(pictures):
     image = pictures[1]
     expected = np.asarray(Image.fromarray(image).rotate(25, Image.Resampling.BILINEAR)).astype(int)
-    got = done(rotate((25, 25), edge=0.0), image).astype(int)
+    got = done(affine(rotate=(25, 25), edge=0.0), image).astype(int)
     assert np.median(np.abs(got - expected)) <= 1 and np.abs(got - expected).mean() < 1
 
 
 def test_quarter_turns_and_mirrors_move_whole_pixels(pictures):
     image = pictures[0, :48, :48]
-    np.testing.assert_array_equal(done(rotate((90, 90)), image), np.rot90(image))
-    np.testing.assert_array_equal(done(rotate((180, 180)), image), image[::-1, ::-1])
+    np.testing.assert_array_equal(done(affine(rotate=(90, 90)), image), np.rot90(image))
+    np.testing.assert_array_equal(done(affine(rotate=(180, 180)), image), image[::-1, ::-1])
     np.testing.assert_array_equal(seen(image, [[-1, 0, 0], [0, 1, 0]]), image[:, ::-1])
 
 
@@ -107,7 +107,7 @@ def test_infinities_stay_beside_the_pixels_that_are_met():
 
 def test_what_is_outside_is_the_colour():
     image = np.full((8, 10, 3), 200, np.uint8)
-    made = done(shift((0.5, 0.5), edge=(1.2, 2.6, 3)), image)
+    made = done(affine(shift=(0.5, 0.5), edge=(1.2, 2.6, 3)), image)
     assert (made[:4] == [1, 3, 3]).all() and (made[:, :5] == [1, 3, 3]).all() and (made[4:, 5:] == 200).all()
 
 
@@ -128,27 +128,18 @@ def test_amounts_are_uniform_and_independent():
     assert abs(offset[moved].mean()) < 1 and 9.5 < np.abs(offset).max() < 10.2
 
 
-@pytest.mark.slow
-def test_a_zoom_anywhere_stays_inside_and_goes_everywhere():
-    ramp = jnp.broadcast_to(jnp.arange(101, dtype=jnp.float32), (200, 3, 101))
-    stage = zoom((2.0, 2.0), anywhere=True)
-    rows = np.asarray(jax.jit(jax.vmap(stage))({"image": ramp}, jax.random.split(KEY, 200))["image"])[:, 1]
-    assert (np.abs(np.diff(rows, axis=1) - 0.5) < 0.01).all()  # never mirrored
-    assert rows[:, 0].min() < 3 and rows[:, 0].max() > 47
-
-
 @pytest.mark.parametrize(
     ("call", "code"),
     [
-        (lambda: affine(rotate=-1), "augment-amount"),
-        (lambda: affine(rotate=math.nan), "augment-amount"),
-        (lambda: affine(shift=(0.2, 0.1)), "augment-range"),
-        (lambda: zoom((0.0, 1.0)), "affine-range"),
-        (lambda: zoom((-1.0, 1.0)), "augment-range"),
-        (lambda: shear(90), "affine-range"),
-        (lambda: rotate(10, p=2), "augment-probability"),
-        (lambda: rotate(10, edge="wrap"), "affine-edge"),
-        (lambda: done(rotate(10, edge=(1, 2)), np.zeros((4, 4, 3), np.uint8)), "augment-values"),
+        (lambda: affine(rotate=-1), "augment-expects"),
+        (lambda: affine(rotate=math.nan), "augment-expects"),
+        (lambda: affine(shift=(0.2, 0.1)), "augment-expects"),
+        (lambda: affine(zoom=(0.0, 1.0)), "augment-expects"),
+        (lambda: affine(zoom=(-1.0, 1.0)), "augment-expects"),
+        (lambda: affine(shear=90), "augment-expects"),
+        (lambda: affine(10, p=2), "augment-expects"),
+        (lambda: affine(10, edge="wrap"), "augment-expects"),
+        (lambda: done(affine(10, edge=(1, 2)), np.zeros((4, 4, 3), np.uint8)), "augment-expects"),
     ],
 )
 def test_what_is_refused(call, code):

@@ -111,10 +111,10 @@ def test_fills_of_whole_numbers_are_rounded_and_must_fit():
     assert (over(cutout(8, (33.318,)), image((8, 8), n=2)) == 33).all()
     assert over(cutout(8, 0.25), image((8, 8), jnp.float32, 2)).max() == 0.25
     for fill in (256, -1, float("nan")):
-        with refused(DataError, "augment-fill-range", dtype="uint8", low=0, high=255):
+        with refused(DataError, "augment-expects"):
             over(cutout(8, fill), images)
     for fill in ((1.0, 2.0), ((1.0, 2.0, 3.0),)):
-        with refused(DataError, "augment-values", shape=(8, 8, 3)):
+        with refused(DataError, "augment-expects"):
             over(cutout(8, fill), images)
 
 
@@ -150,13 +150,13 @@ def test_the_result_does_not_depend_on_the_devices(devices):
 @pytest.mark.parametrize(
     ("call", "code"),
     [
-        (lambda: reflect_crop(-1), "crop-pad"),
-        (lambda: flip(1.5), "augment-probability"),
-        (lambda: cutout(-1), "cutout-size"),
-        (lambda: over(reflect_crop(7), image((9, 7), n=1)), "crop-pad-large"),
-        (lambda: over(cutout(8), image((9, 7), n=1)), "cutout-large"),
-        (lambda: over(flip(), image((9,), n=1)), "augment-no-image"),
-        (lambda: flip()({"x": image((9, 7))}, KEYS[0]), "augment-no-image"),
+        (lambda: reflect_crop(-1), "augment-expects"),
+        (lambda: flip(1.5), "augment-expects"),
+        (lambda: cutout(-1), "augment-expects"),
+        (lambda: over(reflect_crop(7), image((9, 7), n=1)), "augment-expects"),
+        (lambda: over(cutout(8), image((9, 7), n=1)), "augment-expects"),
+        (lambda: over(flip(), image((9,), n=1)), "augment-expects"),
+        (lambda: flip()({"x": image((9, 7))}, KEYS[0]), "augment-expects"),
     ],
 )
 def test_what_is_refused(call, code):

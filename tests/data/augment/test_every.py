@@ -14,29 +14,19 @@ A = cw.augment
 KEYS = jax.random.split(jax.random.key(0), 8)
 COLORS = {
     "jitter": A.color_jitter(0.4, 0.4, 0.4, 0.1, p=0.8),
-    "sharpness": A.sharpness(0.5),
-    "lighting": A.lighting(),
 }
 TONES = {
-    "posterize": A.posterize(),
-    "solarize": A.solarize(),
-    "invert": A.invert(0.5),
-    "autocontrast": A.autocontrast(0.5),
-    "equalize": A.equalize(0.5),
     "rand": A.rand_augment(),
     "original": A.rand_augment(2, 10, "original"),
-    "trivial": A.trivial_augment(),
 }
 MOVES = {
     "flip": A.flip(),
     "flip_up_down": A.flip_up_down(),
     "affine": A.affine(20, 0.2, 10, 0.1, p=0.8),
-    "anywhere": A.zoom((1, 1.3), anywhere=True, edge=1),
-    "erase": A.random_erasing(fill="noise"),
-    "color": A.random_erasing(fill="color"),
-    "fastai": A.fastai(flip_vert=True),
+    "colored": A.affine(zoom=(0.7, 1.3), edge=1),
+    "cutout": A.cutout(3),
 }
-SIZES = {"imagenet": A.imagenet(6), "inception": A.inception(6), "centre": A.centre_crop(6)}
+SIZES = {"imagenet": A.imagenet(6), "centre": A.centre_crop(6)}
 
 
 @pytest.mark.parametrize(
@@ -60,29 +50,18 @@ def test_shapes_and_types_are_kept(shape, dtype):
         *(
             A.affine(),
             A.affine(30, 0.2, 10, 0.1, p=0),
-            A.rotate(0),
-            A.zoom((1.0, 1.0)),
-            A.shear(0),
-            A.shift(0),
         ),
         *(
             A.color_jitter(),
             A.color_jitter(1, 1, 1, 0.5, p=0),
-            A.brightness(0),
-            A.contrast(0),
-            A.saturation(0),
         ),
-        *(A.hue(0), A.sharpness(0), A.lighting(0), A.lighting(p=0), A.flip_up_down(0.0), A.random_erasing(0)),
-        *(A.fastai(0, 1, 0), A.rand_augment(0), A.posterize(p=0), A.solarize(p=0), A.invert(0)),
-        *(A.autocontrast(0), A.equalize(0), A.centre_crop(8)),
+        *(A.flip_up_down(0.0), A.rand_augment(0), A.centre_crop(8)),
     ],
 )
 def test_settings_that_change_nothing_give_back_the_bits(stage):
     image = np.random.default_rng(0).integers(0, 256, (8, 8, 3)).astype(np.uint8)
-    flips = compose(stage) if stage is not None else stage
-    made = flips({"image": image}, KEYS[3])["image"]
-    if made is not image:  # fastai flips
-        assert any(np.array_equal(made, x) for x in (image, image[:, ::-1]))
+    made = compose(stage)({"image": image}, KEYS[3])["image"]
+    np.testing.assert_array_equal(made, image)
 
 
 def test_a_drawn_identity_gives_back_the_bits_of_floats():
@@ -99,14 +78,14 @@ def test_normalise_is_the_arithmetic_and_its_identity():
     np.testing.assert_allclose(made, (image - np.float32([1, 2, 3])) / np.float32([2, 4, 8]))
     np.testing.assert_array_equal(A.normalise(0, 1)({"image": image}, KEYS[0])["image"], image)
     for wrong in ((0, 0), (0, -1), (float("nan"), 1)):
-        with refused(DataError, "normalise-values"):
+        with refused(DataError, "augment-expects"):
             A.normalise(*wrong)
-    with refused(DataError, "augment-values", values=2, shape=(4, 5, 3)):
+    with refused(DataError, "augment-expects"):
         A.normalise((1, 2), 1)({"image": image}, KEYS[0])
 
 
 CHAIN = {
-    "pixels": compose(MOVES["affine"], COLORS["jitter"], COLORS["lighting"]),
+    "pixels": compose(MOVES["affine"], COLORS["jitter"]),
     "policy": compose(MOVES["flip"], TONES["rand"]),
 }
 
@@ -143,9 +122,7 @@ def test_flips_of_wide_images_keep_their_shape():
 def test_a_centre_crop_is_the_middle():
     image = np.arange(42, dtype=np.uint8).reshape(7, 6)
     np.testing.assert_array_equal(A.centre_crop(4)({"image": image}, KEYS[0])["image"], image[1:5, 1:5])
-    with refused(DataError, "centre-large", height=7, width=6, size=7):
+    with refused(DataError, "augment-expects"):
         A.centre_crop(7)({"image": image}, KEYS[0])
-    with refused(DataError, "centre-size", size=0):
+    with refused(DataError, "augment-expects"):
         A.centre_crop(0)
-    with refused(DataError, "fastai-zoom", max_zoom=0.9):
-        A.fastai(max_zoom=0.9)

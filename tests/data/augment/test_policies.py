@@ -1,4 +1,4 @@
-"""RandAugment and TrivialAugment: every result is one of Pillow's, each about as often as it should be."""
+"""RandAugment: every result is one of Pillow's, each about as often as it should be."""
 
 import math
 
@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
-from chipwise.data.augment import rand_augment, trivial_augment
+from chipwise.data.augment import rand_augment
 from chipwise.errors import DataError
 from refusals import refused
 
-FILL_RANGE = "augment-fill-range"
 KEYS = jax.random.split(jax.random.key(0), 420)
 FILL = (128, 128, 128)
 
@@ -92,15 +91,8 @@ def test_the_authors_space_inverts_and_cuts_out(pictures):
     assert 0.1 < square[painted].mean() < 0.52  # 40 × 40 of these 48 × 64 where it is all inside
 
 
-@pytest.mark.slow
-def test_trivial_augment_draws_the_magnitude_too(pictures):
-    made = over(trivial_augment(), pictures[0], KEYS[:200])
-    assert len({x.tobytes() for x in made}) > 120
-    assert 10 < (made == pictures[0]).all(axis=(1, 2, 3)).sum() < 60  # identity, and bins of 0
-
-
 @pytest.mark.parametrize("shape", [(9, 7), (9, 7, 4)])
-@pytest.mark.parametrize("stage", [rand_augment(), trivial_augment(fill=0)])
+@pytest.mark.parametrize("stage", [rand_augment(), rand_augment(fill=0)])
 def test_gray_and_opaque_images_keep_their_shape(shape, stage):
     example = {"image": jax.ShapeDtypeStruct(shape, jnp.uint8)}
     made = jax.eval_shape(stage, example, KEYS[0])["image"]
@@ -115,14 +107,14 @@ def test_no_layers_change_nothing(pictures):
 @pytest.mark.parametrize(
     ("call", "code"),
     [
-        (lambda: rand_augment(-1), "policy-range"),
-        (lambda: rand_augment(2, 31), "policy-range"),
-        (lambda: rand_augment(space="standart"), "policy-space"),
+        (lambda: rand_augment(-1), "augment-expects"),
+        (lambda: rand_augment(2, 31), "augment-expects"),
+        (lambda: rand_augment(space="standart"), "augment-expects"),
         (
-            lambda: trivial_augment(fill=300)({"image": np.zeros((4, 4), np.uint8)}, KEYS[0]),
-            "augment-fill-range",
+            lambda: rand_augment(fill=300)({"image": np.zeros((4, 4), np.uint8)}, KEYS[0]),
+            "augment-expects",
         ),
-        (lambda: rand_augment()({"image": np.zeros((4, 4), np.float32)}, KEYS[0]), "augment-not-uint8"),
+        (lambda: rand_augment()({"image": np.zeros((4, 4), np.float32)}, KEYS[0]), "augment-expects"),
     ],
 )
 def test_what_is_refused(call, code):

@@ -7,25 +7,14 @@ nothing returns the same bits. `mixup` and `cutmix` are for `Task.mix`.
 """
 
 from .affine import affine as affine
-from .affine import rotate as rotate
-from .affine import shear as shear
-from .affine import shift as shift
-from .affine import zoom as zoom
-from .color import brightness as brightness
 from .color import color_jitter as color_jitter
-from .color import contrast as contrast
-from .color import hue as hue
-from .color import lighting as lighting
 from .color import normalise as normalise
-from .color import saturation as saturation
-from .color import sharpness as sharpness
 from .crop import alternating_flip as alternating_flip
 from .crop import centre as centre
 from .crop import centre_crop as centre_crop
 from .crop import cutout as cutout
 from .crop import flip as flip
 from .crop import flip_up_down as flip_up_down
-from .crop import random_erasing as random_erasing
 from .crop import reflect_crop as reflect_crop
 from .crop import resized_crop as resized_crop
 from .image import Augment as Augment
@@ -36,13 +25,5 @@ from .mix import mix_choice as mix_choice
 from .mix import mixup as mixup
 from .policies import cifar as cifar
 from .policies import compose as compose
-from .policies import fastai as fastai
 from .policies import imagenet as imagenet
-from .policies import inception as inception
 from .policies import rand_augment as rand_augment
-from .policies import trivial_augment as trivial_augment
-from .tone import autocontrast as autocontrast
-from .tone import equalize as equalize
-from .tone import invert as invert
-from .tone import posterize as posterize
-from .tone import solarize as solarize

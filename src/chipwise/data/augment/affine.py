@@ -23,8 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...errors import DataError
-from .image import Augment, between, chance, grid, of_image, pixel, span, stored, where_drawn
+from .image import Augment, between, chance, expect, grid, of_image, pixel, span, stored, where_drawn
 
 _BITS = 12  # bits of a position after the point
 _ONE = 1 << _BITS
@@ -41,7 +40,6 @@ def affine(
     shift: Range = 0.0,
     *,
     p: float = 1.0,
-    anywhere: bool = False,
     edge: Edge = "reflect",
 ) -> Augment:
     """Zooms, shears, rotates and shifts the image by random amounts, in this order, around its centre.
@@ -55,7 +53,6 @@ def affine(
     - `shear`: degrees by which vertical lines lean, below 90.
     - `shift`: share of the width to the right and, drawn independently, of the height down.
     - `p`: the probability of each of the four, independently.
-    - `anywhere`: a zoom above 1 shows a random part of the image, not the middle.
     - `edge`: `"reflect"` mirrors the image outside; or a colour, one value or one per channel.
 
     Without amounts, or with `p=0`, nothing changes. Raises `DataError` for invalid ranges.
@@ -64,35 +61,29 @@ def affine(
     chance(p, call)
     turns, shears, shifts = span(rotate, call, 0), span(shear, call, 0), span(shift, call, 0)
     zooms = span(zoom, call, 1)
-    if zooms[0] <= 0 or max(map(abs, shears)) >= 90:
-        raise DataError("affine-range", call=call)
-    if isinstance(edge, str) and edge != "reflect":
-        raise DataError("affine-edge", call=call)
+    expect(zooms[0] > 0 and max(map(abs, shears)) < 90, call, "zooms above 0 and shears below 90 degrees")
+    reflects = edge == "reflect"
+    expect(reflects or not isinstance(edge, str), call, 'edge "reflect", or one value, or one per channel')
     still = not p or (turns == shears == shifts == (0.0, 0.0) and zooms == (1.0, 1.0))
 
     def moved(image: jax.Array, key: jax.Array) -> jax.Array:
-        outside = None if isinstance(edge, str) else pixel(edge, image, call)
+        outside = None if reflects else pixel(edge, image, call)  # type: ignore[arg-type]
         if still:
             return image
         height, width = image.shape[:2]
-        u = jax.random.uniform(key, (11,), jnp.float32)
-        chosen = u[7:] < p
+        u = jax.random.uniform(key, (9,), jnp.float32)
+        chosen = u[5:] < p
 
         def drawn(i: int, which: int, limits: tuple[float, float], neutral: float = 0.0) -> jax.Array:
             return jnp.where(chosen[which], between(u[i], *limits), neutral)
 
-        scale = drawn(0, 0, zooms, 1.0)
         matrix = lookup(
             rotate=drawn(1, 1, turns),
-            zoom=scale,
+            zoom=drawn(0, 0, zooms, 1.0),
             shear=drawn(2, 2, shears),
             right=drawn(3, 3, shifts) * width,
             down=drawn(4, 3, shifts) * height,
         )
-        if anywhere:
-            room = jnp.maximum(1 - 1 / scale, 0.0)
-            free = jnp.stack([(u[5] - 0.5) * (width - 1), (u[6] - 0.5) * (height - 1)])
-            matrix = matrix.at[:, 2].add(room * free)
         # The largest distance of a corner's position from the opposite corner
         half = math.hypot(height, width) / 2
         reach = half * (1 + math.tan(math.radians(max(map(abs, shears))))) / zooms[0]
@@ -106,28 +97,6 @@ def affine(
         return where_drawn(move, jnp.any(chosen), image, *where)
 
     return of_image("affine", moved)
-
-
-def rotate(degrees: Range = 10.0, p: float = 1.0, edge: Edge = "reflect") -> Augment:
-    """Rotates the image by up to `degrees` in both directions; see `affine`."""
-    return affine(rotate=degrees, p=p, edge=edge)
-
-
-def zoom(
-    amount: Range = (1.0, 1.1), p: float = 1.0, anywhere: bool = False, edge: Edge = "reflect"
-) -> Augment:
-    """Magnifies the image; see `affine`."""
-    return affine(zoom=amount, p=p, anywhere=anywhere, edge=edge)
-
-
-def shear(degrees: Range = 10.0, p: float = 1.0, edge: Edge = "reflect") -> Augment:
-    """Shears the image by up to `degrees` in both directions; see `affine`."""
-    return affine(shear=degrees, p=p, edge=edge)
-
-
-def shift(share: Range = 0.1, p: float = 1.0, edge: Edge = "reflect") -> Augment:
-    """Moves the image by up to `share` of its sides; see `affine`."""
-    return affine(shift=share, p=p, edge=edge)
 
 
 def lookup(

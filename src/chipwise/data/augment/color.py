@@ -1,4 +1,4 @@
-"""Brightness, contrast, saturation and hue, sharpness, fastai's lighting, and normalisation.
+"""Brightness, contrast, saturation, hue, sharpness, and normalisation.
 
 The enhancements are Pillow's `ImageEnhance`: a blend of the image with black, its mean gray, its own gray or
 a blurred copy; factors above 1 extrapolate. These round where Pillow truncates. Several in one call are one
@@ -13,17 +13,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...errors import DataError
 from .image import (
     Augment,
     between,
     chance,
     colors_of,
+    expect,
     grid,
     of_image,
     span,
     stored,
-    where_drawn,
     white,
     with_opacity,
 )
@@ -51,8 +50,7 @@ def color_jitter(
     chance(p, f"{call}, p={p}")
     factors = [span(amount, call, 1) for amount in (brightness, contrast, saturation)]
     turns = span(hue, call, 0)
-    if not -0.5 <= turns[0] <= turns[1] <= 0.5:
-        raise DataError("hue-range", call=call)
+    expect(-0.5 <= turns[0] <= turns[1] <= 0.5, call, "a hue from -0.5 to 0.5")
     changes: list[tuple[_Change, tuple[float, float]]] = [
         (change, f) for change, f in zip(_FACTORS, factors, strict=True) if f != (1.0, 1.0)
     ]
@@ -75,87 +73,6 @@ def color_jitter(
     return of_image("color_jitter", jitter, colors=True)
 
 
-def brightness(amount: Amount = 0.2, p: float = 1.0) -> Augment:
-    """Blends with black; see `color_jitter`."""
-    return color_jitter(brightness=amount, p=p)
-
-
-def contrast(amount: Amount = 0.2, p: float = 1.0) -> Augment:
-    """Blends with the image's mean gray; see `color_jitter`."""
-    return color_jitter(contrast=amount, p=p)
-
-
-def saturation(amount: Amount = 0.2, p: float = 1.0) -> Augment:
-    """Blends with the gray image; see `color_jitter`."""
-    return color_jitter(saturation=amount, p=p)
-
-
-def hue(amount: Amount = 0.1, p: float = 1.0) -> Augment:
-    """Rotates the colour circle; see `color_jitter`."""
-    return color_jitter(hue=amount, p=p)
-
-
-def sharpness(amount: Amount = 0.2, p: float = 1.0) -> Augment:
-    """Blends with a blurred image, by a factor as in `color_jitter`; pixels at the border stay."""
-    call = f"sharpness(amount={amount}, p={p})"
-    limits, _ = span(amount, call, 1), chance(p, call)
-
-    def sharper(image: jax.Array, key: jax.Array) -> jax.Array:
-        if limits == (1.0, 1.0) or not p:
-            return image
-        drawn = jax.random.uniform(key, (2,), jnp.float32)
-        top = white(image.dtype)
-        factor = between(drawn[0], *limits)
-
-        def change(image: jax.Array, factor: jax.Array) -> jax.Array:
-            return of_colors(image, lambda colors: sharpen(colors, factor, top))
-
-        return where_drawn(change, drawn[1] < p, image, factor)
-
-    return of_image("sharpness", sharper, colors=True)
-
-
-def lighting(amount: float = 0.2, p: float = 0.75) -> Augment:
-    """fastai's brightness and contrast, each with probability `p`: both act on the log-odds of a pixel,
-    so that nothing is clipped.
-
-    With `x` from 0 to 1, brightness is `x c / (x c + (1 - x) (1 - c))` for `c` uniform in `(1 - amount) / 2`
-    to `(1 + amount) / 2`; contrast `x^s / (x^s + (1 - x)^s)` for `s` log-uniform in `1 - amount` to `1 / (1 -
-    amount)`. For 8-bit images this is a table of 256 entries per image.
-
-    Source: Howard and Gugger, fastai 2, `aug_transforms(max_lighting=0.2, p_lighting=0.75)`.
-    Raises `DataError` unless 0 <= amount < 1.
-    """
-    call = f"lighting(amount={amount}, p={p})"
-    chance(p, call)
-    if not 0 <= amount < 1:
-        raise DataError("lighting-amount", call=call)
-
-    def lit(image: jax.Array, key: jax.Array) -> jax.Array:
-        if not amount or not p:
-            return image
-        drawn = jax.random.uniform(key, (4,), jnp.float32)
-        share = jnp.where(drawn[2] < p, between(drawn[0], (1 - amount) / 2, (1 + amount) / 2), 0.5)
-        power = jnp.exp((2 * drawn[1] - 1) * np.float32(-np.log1p(-amount)))
-        power = jnp.where(drawn[3] < p, grid(power), 1.0)
-        top = white(image.dtype)
-
-        def light(x: jax.Array) -> jax.Array:
-            x = x / top
-            bright = x * share
-            x = bright / (bright + (1 - x) * (1 - share))
-            strong = x**power
-            return top * strong / (strong + (1 - x) ** power)
-
-        if image.dtype == jnp.uint8:
-            table = stored(light(jnp.arange(256, dtype=jnp.float32)), image.dtype)
-            some = (drawn[2] < p) | (drawn[3] < p)
-            return where_drawn(_looked_up, some, image, table)
-        return of_colors(image, light)
-
-    return of_image("lighting", lit, colors=True)
-
-
 def normalise(mean: float | Sequence[float], std: float | Sequence[float]) -> Augment:
     """`(image - mean) / std` in float32; one value, or one per channel, in the units of the stored image.
 
@@ -166,14 +83,12 @@ def normalise(mean: float | Sequence[float], std: float | Sequence[float]) -> Au
     """
     call = f"normalise(mean={mean}, std={std})"
     middle, scale = np.asarray(mean, np.float32), np.asarray(std, np.float32)
-    if not (scale > 0).all() or not np.isfinite(middle).all() or max(middle.ndim, scale.ndim) > 1:
-        raise DataError("normalise-values", call=call)
+    right = (scale > 0).all() and np.isfinite(middle).all() and max(middle.ndim, scale.ndim) <= 1
+    expect(bool(right), call, "finite numbers, and std above 0")
 
     def normalised(image: jax.Array, key: jax.Array) -> jax.Array:
-        channels = image.shape[2:]
-        for values in (middle, scale):
-            if values.size != 1 and values.shape != channels:
-                raise DataError("augment-values", call=call, values=values.size, shape=image.shape)
+        right = all(v.size == 1 or v.shape == image.shape[2:] for v in (middle, scale))
+        expect(right, call, f"one value, or one for each channel of images {image.shape}")
         shape = (1,) * (image.ndim - 1) + (-1,)
         return (image.astype(jnp.float32) - middle.reshape(shape)) / scale.reshape(shape)
 
@@ -183,12 +98,6 @@ def normalise(mean: float | Sequence[float], std: float | Sequence[float]) -> Au
 def of_colors(image: jax.Array, change: Callable[[jax.Array], jax.Array]) -> jax.Array:
     """Applies `change` to an image's colours in float32, and stores the result; opacity stays."""
     return with_opacity(stored(change(colors_of(image).astype(jnp.float32)), image.dtype), image)
-
-
-def _looked_up(image: jax.Array, table: jax.Array) -> jax.Array:
-    """The entry of `table` `(256,)` uint8 for each colour of `image`."""
-    places = colors_of(image).astype(jnp.int32)
-    return with_opacity(table.at[places].get(mode="promise_in_bounds"), image)
 
 
 def gray(colors: jax.Array, top: float) -> jax.Array:

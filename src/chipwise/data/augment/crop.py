@@ -13,21 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...errors import DataError
-from .image import (
-    BY_EPOCH,
-    Augment,
-    Example,
-    by_epoch,
-    chance,
-    grid,
-    of_image,
-    paint,
-    pixel,
-    stored,
-    white,
-    within,
-)
+from .image import BY_EPOCH, Augment, Example, by_epoch, chance, expect, grid, of_image, paint, pixel, stored
 
 
 def flip(p: float = 0.5) -> Augment:
@@ -69,13 +55,12 @@ def reflect_crop(pad: int = 4, flip: float = 0.0) -> Augment:
     fewer than `pad + 1` pixels.
     """
     chance(flip, f"reflect_crop(pad={pad}, flip={flip})")
-    if pad < 0:
-        raise DataError("crop-pad", pad=pad)
+    expect(pad >= 0, f"reflect_crop(pad={pad})", "at least 0 pixels")
 
     def cropped(image: jax.Array, key: jax.Array) -> jax.Array:
         height, width = image.shape[:2]
-        if pad >= min(height, width):
-            raise DataError("crop-pad-large", pad=pad, shape=image.shape)
+        larger = f"images larger than {pad} pixels, got {image.shape}"
+        expect(pad < min(height, width), f"reflect_crop(pad={pad})", larger)
         if not pad and not flip:
             return image
         # Rows are gathered, then columns, by mirrored indices: nothing is padded, and every type keeps its
@@ -105,8 +90,9 @@ def resized_crop(
 
     Raises `DataError` for invalid sizes and ranges.
     """
-    if size < 1 or not 0 < area[0] <= area[1] <= 1 or not 0 < ratio[0] <= ratio[1]:
-        raise DataError("resized-crop-range", call=f"resized_crop(size={size}, area={area}, ratio={ratio})")
+    right = size >= 1 and 0 < area[0] <= area[1] <= 1 and 0 < ratio[0] <= ratio[1]
+    call = f"resized_crop(size={size}, area={area}, ratio={ratio})"
+    expect(right, call, "size >= 1, 0 < area <= 1 and ratio > 0, each from low to high")
 
     def cropped(image: jax.Array, key: jax.Array) -> jax.Array:
         height, width = image.shape[:2]
@@ -122,8 +108,7 @@ def resized_crop(
 
 def centre_crop(size: int) -> Augment:
     """The central `size` × `size` pixels of one image. Raises `DataError` if it is smaller."""
-    if size < 1:
-        raise DataError("centre-size", size=size)
+    expect(size >= 1, f"centre_crop(size={size})", "at least 1 pixel")
     return of_image("centre_crop", lambda image, key: centre(image[None], size)[0])
 
 
@@ -133,8 +118,8 @@ def centre(images: jax.Array, size: int) -> jax.Array:
     Raises `DataError` if the images are smaller.
     """
     height, width = images.shape[1:3]
-    if min(height, width) < size:
-        raise DataError("centre-large", height=height, width=width, size=size)
+    larger = f"images of at least {size}×{size} pixels, got {height}×{width}: store larger ones"
+    expect(min(height, width) >= size, f"centre(size={size})", larger)
     top, left = (height - size) // 2, (width - size) // 2
     return images[:, top : top + size, left : left + size]
 
@@ -227,13 +212,12 @@ def cutout(size: int = 8, fill: float | Sequence[float] = 0.0) -> Augment:
     Source: D. Page, "How to train your ResNet" (2018). In DeVries and Taylor (2017, arXiv:1708.04552) the
     square may extend beyond the image, which removes less near its edges.
     """
-    if size < 0:
-        raise DataError("cutout-size", size=size)
+    expect(size >= 0, f"cutout(size={size})", "at least 0 pixels")
 
     def cut(image: jax.Array, key: jax.Array) -> jax.Array:
         height, width = image.shape[:2]
-        if size > min(height, width):
-            raise DataError("cutout-large", size=size, shape=image.shape)
+        larger = f"images of at least {size}×{size} pixels, got {image.shape}"
+        expect(size <= min(height, width), f"cutout(size={size})", larger)
         if not size:
             return image
         color = pixel(fill, image, f"cutout(fill={fill})")
@@ -241,68 +225,3 @@ def cutout(size: int = 8, fill: float | Sequence[float] = 0.0) -> Augment:
         return paint(image, (corner[0], size), (corner[1], size), color)
 
     return of_image("cutout", cut)
-
-
-def random_erasing(
-    p: float = 0.5,
-    area: tuple[float, float] = (0.02, 0.33),
-    ratio: tuple[float, float] = (0.3, 3.3),
-    fill: float | Sequence[float] | str = 0.0,
-) -> Augment:
-    """Paints over one random rectangle with probability `p`.
-
-    Its share of the image is uniform in `area`, its height over width log-uniform in the part of `ratio` that
-    fits, its position uniform inside the image; sides are rounded to pixels. `fill`: one value, or one per
-    channel, in the image's units; `"color"`: a uniform random colour; `"noise"`: another colour for every
-    pixel.
-
-    Source: Zhong et al. (2017, arXiv:1708.04896), who paint `"noise"`; the defaults are torchvision's
-    `RandomErasing`. The paper draws areas from 0.02 to 0.4, timm areas to 1 / 3 and `ratio` to 1 / 0.3. All
-    of them draw size and shape again, 10 or 100 times, if the rectangle does not fit. If no shape in `ratio`
-    fits, as in a wide or tall image, a side is clipped.
-
-    Raises `DataError` for invalid ranges, and values that do not fit the image.
-    """
-    call = f"random_erasing(p={p}, area={area}, ratio={ratio})"
-    chance(p, call)
-    if not 0 < area[0] <= area[1] <= 1 or not 0 < ratio[0] <= ratio[1]:
-        raise DataError("erasing-range", call=call)
-    if isinstance(fill, str) and fill not in ("color", "noise"):
-        raise DataError("erasing-fill", fill=fill)
-
-    def erase(image: jax.Array, key: jax.Array) -> jax.Array:
-        if not p:
-            return image
-        height, width = image.shape[:2]
-        drawn, share, log_ratio, down, right = jax.random.uniform(key, (5,), jnp.float32)
-        pixels = (area[0] + share * (area[1] - area[0])) * (height * width)
-        # Tall, sqrt(pixels * aspect), is at most the height; wide, sqrt(pixels / aspect), the width
-        low = jnp.maximum(jnp.log(pixels / width**2), math.log(ratio[0]))
-        high = jnp.minimum(jnp.log(height**2 / pixels), math.log(ratio[1]))
-        aspect = jnp.exp(low + log_ratio * jnp.maximum(high - low, 0.0))
-        tall = jnp.clip(jnp.rint(jnp.sqrt(pixels * aspect)), 1, height).astype(jnp.int32)
-        wide = jnp.clip(jnp.rint(jnp.sqrt(pixels / aspect)), 1, width).astype(jnp.int32)
-        tall = jnp.where(drawn < p, tall, 0)
-        rows, columns = (_place(down, height - tall), tall), (_place(right, width - wide), wide)
-        if fill == "noise":
-            inside = within(height, rows)[:, None] & within(width, columns)[None, :]
-            inside = inside.reshape(inside.shape + (1,) * (image.ndim - 2))
-            return jnp.where(inside, _color(key, image.shape, image.dtype), image)
-        if isinstance(fill, str):
-            return paint(image, rows, columns, _color(key, image.shape[2:], image.dtype))
-        return paint(image, rows, columns, pixel(fill, image, f"random_erasing(fill={fill})"))
-
-    return of_image("random_erasing", erase)
-
-
-def _place(share: jax.Array, last: jax.Array) -> jax.Array:
-    """0 to `last`, uniform when `share` is uniform in [0, 1)."""
-    return jnp.minimum((share * (last + 1).astype(jnp.float32)).astype(jnp.int32), last)
-
-
-def _color(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
-    """Uniform random pixels from black to white."""
-    key = jax.random.fold_in(key, 1)
-    if jnp.issubdtype(dtype, jnp.integer):
-        return jax.random.randint(key, shape, 0, int(white(dtype)) + 1, jnp.int32).astype(dtype)
-    return jax.random.uniform(key, shape, jnp.float32).astype(dtype)

@@ -26,6 +26,12 @@ Augment = Callable[[Example, jax.Array], Example]
 ImageChange = Callable[[jax.Array, jax.Array], jax.Array]  # a function of an image and a key
 
 
+def expect(right: bool, call: str, expected: str) -> None:
+    """Raises `DataError` with `call`, as it was written, and what it expects, unless all is `right`."""
+    if not right:
+        raise DataError("augment-expects", "{call}: expected {expected}.", call=call, expected=expected)
+
+
 def of_image(stage: str, change: ImageChange, colors: bool = False) -> Augment:
     """An augmentation that applies `change(image, key)` to the column `image` of an unbatched example.
 
@@ -35,11 +41,11 @@ def of_image(stage: str, change: ImageChange, colors: bool = False) -> Augment:
 
     def augment(example: Example, key: jax.Array) -> Example:
         image = example.get("image")
-        if image is None or jnp.ndim(image) not in (2, 3):
-            columns = [f"{name} {jnp.shape(value)}" for name, value in example.items()]
-            raise DataError("augment-no-image", stage=stage, columns=columns)
-        if colors and jnp.ndim(image) == 3 and image.shape[2] not in (1, 3, 4):
-            raise DataError("augment-channels", stage=stage, shape=image.shape)
+        shapes = {name: jnp.shape(value) for name, value in example.items()}
+        needed = f"a column 'image' (height, width) or (height, width, channels), got {shapes}"
+        expect(image is not None and jnp.ndim(image) in (2, 3), stage, needed)
+        gray_or_color = jnp.ndim(image) == 2 or image.shape[2] in (1, 3, 4)
+        expect(not colors or gray_or_color, stage, f"images of 1, 3 or 4 channels, got {shapes['image']}")
         return {**example, "image": change(jnp.asarray(image), key)}
 
     return augment
@@ -55,8 +61,8 @@ def by_epoch(augment: Augment, stage: str = "") -> Augment:
     `DataError` if they are missing."""
 
     def marked(example: Example, key: jax.Array) -> Example:
-        if stage and not set(BY_EPOCH) <= set(example):
-            raise DataError("augment-without-epoch", stage=stage)
+        needed = f"the epoch, which only Task.augment and compose get: Task(augment=compose({stage}(), ...))"
+        expect(not stage or set(BY_EPOCH) <= set(example), stage, needed)
         return augment(example, key)
 
     marked.by_epoch = True  # type: ignore[attr-defined]
@@ -80,8 +86,7 @@ def with_opacity(colors: jax.Array, image: jax.Array) -> jax.Array:
 
 def chance(p: float, call: str) -> float:
     """`p`. Raises `DataError` if it is not a probability."""
-    if not 0 <= p <= 1:
-        raise DataError("augment-probability", call=call, p=p)
+    expect(0 <= p <= 1, call, "p from 0 to 1")
     return p
 
 
@@ -114,13 +119,14 @@ def span(given: float | tuple[float, float], call: str, around: float | None = N
     Raises `DataError` for a decreasing range, forbidden negative values, or values that are not numbers.
     """
     if isinstance(given, (int, float)):
-        if around is None or not 0 <= given < math.inf:
-            raise DataError("augment-amount", call=call)
+        right = around is not None and 0 <= given < math.inf
+        expect(right, call, "a finite amount of at least 0, or a range (low, high)")
+        assert around is not None
         low, high = around - given, around + given
         return (max(low, 0.0) if around == 1 else low), high
     low, high = given
-    if not -math.inf < low <= high < math.inf or (around == 1 and low < 0):
-        raise DataError("augment-range", call=call)
+    right = -math.inf < low <= high < math.inf and (around != 1 or low >= 0)
+    expect(right, call, "a finite range from low to high, and no factor below 0")
     return float(low), float(high)
 
 
@@ -132,18 +138,12 @@ def pixel(fill: float | Sequence[float], image: jax.Array, call: str) -> np.ndar
     values = np.asarray(fill, np.float64)
     channels = image.shape[2:]
     # One value is a scalar or a list of one: a gray data set's mean has one entry
-    if values.ndim > 1 or (values.size != 1 and values.shape != channels):
-        raise DataError("augment-values", call=call, values=values.size, shape=image.shape)
+    right = values.ndim <= 1 and (values.size == 1 or values.shape == channels)
+    expect(right, call, f"one value, or one for each channel of images {image.shape}")
     if jnp.issubdtype(image.dtype, jnp.integer):
         values, limits = np.rint(values), jnp.iinfo(image.dtype)
-        if not ((values >= limits.min) & (values <= limits.max)).all():
-            raise DataError(
-                "augment-fill-range",
-                call=call,
-                dtype=image.dtype.name,
-                low=int(limits.min),
-                high=int(limits.max),
-            )
+        right = bool(((values >= limits.min) & (values <= limits.max)).all())
+        expect(right, call, f"values from {limits.min} to {limits.max} for {image.dtype}")
     color = np.broadcast_to(values.reshape(channels if values.size != 1 else ()), channels)
     return color.astype(image.dtype)
 

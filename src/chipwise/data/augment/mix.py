@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...errors import DataError
-from .image import grid, stored
+from .image import expect, grid, stored
 
 Batch = dict[str, jax.Array]
 Mix = Callable[[Batch, jax.Array], Batch]
@@ -76,8 +75,11 @@ def mix_choice(*mixes: Mix, p: Sequence[float] | None = None) -> Mix:
     Raises `DataError` unless `p` has one probability for each.
     """
     weights = np.full(len(mixes), 1 / max(len(mixes), 1)) if p is None else np.asarray(p, np.float64)
-    if not mixes or weights.shape != (len(mixes),) or (weights < 0).any() or abs(weights.sum() - 1) > 1e-6:
-        raise DataError("mix-choice", mixes=len(mixes), p=p)
+    right = (
+        mixes and weights.shape == (len(mixes),) and (weights >= 0).all() and abs(weights.sum() - 1) < 1e-6
+    )
+    call = f"mix_choice of {len(mixes)} with p={p}"
+    expect(bool(right), call, "one or more, and as many probabilities, which add to 1")
     ends = jnp.asarray(np.cumsum(weights)[:-1], jnp.float32)
 
     def mix(batch: Batch, key: jax.Array) -> Batch:
@@ -90,8 +92,8 @@ def mix_choice(*mixes: Mix, p: Sequence[float] | None = None) -> Mix:
 
 def _mixing(call: str, classes: int, alpha: float, change: Callable[..., tuple[jax.Array, jax.Array]]) -> Mix:
     """A mix from `change(images, key)`, which returns the images and the weight of each one's own label."""
-    if not (isinstance(classes, int) and classes > 0 and 0 <= alpha < float("inf")):
-        raise DataError("mix-settings", call=call)
+    right = isinstance(classes, int) and classes > 0 and 0 <= alpha < float("inf")
+    expect(right, call, "a number of classes above 0, and an alpha of at least 0")
 
     def mix(batch: Batch, key: jax.Array) -> Batch:
         images, labels = _columns(batch, classes, call)
@@ -106,21 +108,15 @@ def _mixing(call: str, classes: int, alpha: float, change: Callable[..., tuple[j
 
 def _columns(batch: Batch, classes: int, call: str) -> tuple[jax.Array, jax.Array]:
     """Images, and labels as probabilities; a label outside the classes becomes NaN, and so does its loss."""
-    if "image" not in batch or "label" not in batch or jnp.ndim(batch["image"]) not in (3, 4):
-        columns = [f"{name} {jnp.shape(value)}" for name, value in batch.items()]
-        raise DataError("mix-columns", call=call, columns=columns)
+    shapes = {name: jnp.shape(value) for name, value in batch.items()}
+    right = "label" in batch and len(shapes.get("image", ())) in (3, 4)
+    expect(right, call, f"columns 'image' (n, height, width, ...) and 'label', got {shapes}")
     images, labels = jnp.asarray(batch["image"]), jnp.asarray(batch["label"])
     if jnp.issubdtype(labels.dtype, jnp.floating) and labels.shape == (len(images), classes):
         return images, labels.astype(jnp.float32)
-    if not jnp.issubdtype(labels.dtype, jnp.integer) or labels.shape != (len(images),):
-        raise DataError(
-            "mix-labels",
-            call=call,
-            dtype=labels.dtype.name,
-            shape=labels.shape,
-            examples=len(images),
-            classes=classes,
-        )
+    n, given = len(images), f"{labels.dtype} {labels.shape}"
+    right = bool(jnp.issubdtype(labels.dtype, jnp.integer)) and labels.shape == (n,)
+    expect(right, call, f"labels of integers ({n},) or probabilities ({n}, {classes}), got {given}")
     known = (labels >= 0) & (labels < classes)
     return images, jnp.where(known[:, None], jax.nn.one_hot(labels, classes, dtype=jnp.float32), jnp.nan)
 

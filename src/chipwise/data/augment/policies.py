@@ -1,6 +1,6 @@
-"""RandAugment, TrivialAugment, and named sets of changes.
+"""RandAugment, and named sets of changes.
 
-The two policies draw a few of many changes for each image. Under `vmap`, a `switch` would compute every
+The policy draws a few of many changes for each image. Under `vmap`, a `switch` would compute every
 change for every image. Here an image has one set of settings, most of them neutral, and all drawn changes are
 computed together, whatever the number of layers: all moves are one matrix and one gather, all changes of tone
 one table and one look-up, with a pass for sharpness and saturation between them. So changes are applied in a
@@ -24,12 +24,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...errors import DataError, near
 from . import color, tone
-from .affine import affine, positions, resample, undo_shift
-from .color import color_jitter, lighting
-from .crop import cutout, flip, flip_up_down, reflect_crop, resized_crop
-from .image import Augment, Example, by_epoch, grid, of_image, paint, pixel, reads_epoch, where_drawn
+from .affine import positions, resample, undo_shift
+from .crop import cutout, flip, reflect_crop, resized_crop
+from .image import Augment, Example, by_epoch, expect, grid, of_image, paint, pixel, reads_epoch, where_drawn
 
 BINS = 31  # magnitudes 0 to 30
 _MOVES = ("shear_x", "shear_y", "shift_x", "shift_y", "rotate")
@@ -49,27 +47,9 @@ def rand_augment(
     Source: Cubuk et al. (2020, arXiv:1909.13719). Raises `DataError` for invalid settings.
     """
     call = f"rand_augment(layers={layers}, magnitude={magnitude}, space={space!r})"
-    if layers < 0 or not 0 <= magnitude < BINS:
-        raise DataError("policy-range", call=call, most=BINS - 1)
-    return _policy(call, layers, magnitude, space, fill)
-
-
-def trivial_augment(space: str = "wide", fill: float | Sequence[float] = 128) -> Augment:
-    """TrivialAugment: one change drawn from a `space`, with a random magnitude from 0 to 30, for 8-bit
-    images.
-
-    `space` and `fill` as in `rand_augment`; the usual space is `"wide"`.
-
-    Source: Müller and Hutter (2021, arXiv:2103.10158), TA (Wide). Raises `DataError` for invalid settings.
-    """
-    return _policy(f"trivial_augment(space={space!r})", 1, None, space, fill)
-
-
-def _policy(
-    call: str, layers: int, magnitude: int | None, space: str, fill: float | Sequence[float]
-) -> Augment:
-    if space not in SPACES:
-        raise DataError("policy-space", call=call, spaces=list(SPACES), near=near(space, SPACES))
+    right = layers >= 0 and 0 <= magnitude < BINS
+    expect(right, call, f"layers of at least 0, and a magnitude from 0 to {BINS - 1}")
+    expect(space in SPACES, call, f"a space of {' or '.join(SPACES)}")
 
     def change(image: jax.Array, key: jax.Array) -> jax.Array:
         colors = tone.eight_bit(image, call)
@@ -108,17 +88,13 @@ def _blended(change: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     return lambda image, factor: color.of_colors(image, lambda colors: change(colors, factor, 255.0))
 
 
-def _draw(levels: Mapping[str, Levels], magnitude: int | None, u: jax.Array) -> Strengths:
+def _draw(levels: Mapping[str, Levels], magnitude: int, u: jax.Array) -> Strengths:
     """The strengths of one drawn change; all others are neutral."""
     names = list(levels)
     values = np.stack([levels[name].values for name in names]).astype(np.float32)
     neutral = np.array([levels[name].neutral for name in names], np.float32)
     signed = np.array([levels[name].signed for name in names])
-    if magnitude is None:
-        bin_ = jnp.minimum((u[1] * BINS).astype(jnp.int32), BINS - 1)
-        strength = jnp.asarray(values).at[:, bin_].get(mode="promise_in_bounds")
-    else:
-        strength = jnp.asarray(values[:, magnitude])
+    strength = jnp.asarray(values[:, magnitude])
     strength = jnp.where(jnp.asarray(signed) & (u[2] < 0.5), 2 * neutral - strength, strength)
     which = jnp.minimum((u[0] * len(names)).astype(jnp.int32), len(names) - 1)
     chosen = jnp.arange(len(names), dtype=jnp.int32) == which
@@ -219,16 +195,6 @@ def standard(height: int, width: int) -> dict[str, Levels]:
     }
 
 
-def wide(height: int, width: int) -> dict[str, Levels]:
-    """TrivialAugment's wide space, as torchvision's `TrivialAugmentWide`: 14 changes, magnitudes 0 to 30."""
-    m = np.arange(BINS) / (BINS - 1)
-    return {
-        **_common(shear=0.99 * m, right=32 * m, down=32 * m, turn=135 * m, enhance=0.99 * m),
-        **_tones(posterize=8 - np.rint(6 * m), solarize=255 * (1 - m)),
-        "identity": _NOTHING,
-    }
-
-
 def original(height: int, width: int) -> dict[str, Levels]:
     """The authors' space for ImageNet, also used by big_vision (`pp/autoaugment.py`): 16 changes, magnitudes
     0 to 10 and above. Factors grow with the magnitude and have no sign; at 10 nothing is solarized."""
@@ -244,7 +210,7 @@ def original(height: int, width: int) -> dict[str, Levels]:
     }
 
 
-SPACES: dict[str, Space] = {"standard": standard, "wide": wide, "original": original}
+SPACES: dict[str, Space] = {"standard": standard, "original": original}
 
 
 def _common(
@@ -296,37 +262,3 @@ def imagenet(size: int = 224) -> Augment:
     Source: Goyal et al. (2017, arXiv:1706.02677), without the lighting noise some add.
     """
     return compose(resized_crop(size), flip())
-
-
-def inception(size: int = 299) -> Augment:
-    """Inception's set: `imagenet`'s, and a colour jitter: brightness by up to 32 / 255, contrast and
-    saturation by up to 0.5, hue by up to 0.2 of the circle.
-
-    Source: TensorFlow's `inception_preprocessing`, after Szegedy et al. (2015, arXiv:1409.4842). That adds to
-    the brightness instead of multiplying, and draws the order of the changes and one of four scalings.
-    """
-    jitter = color_jitter(brightness=32 / 255, contrast=0.5, saturation=0.5, hue=0.2)
-    return compose(resized_crop(size), flip(), jitter)
-
-
-def fastai(
-    max_rotate: float = 10.0,
-    max_zoom: float = 1.1,
-    max_lighting: float = 0.2,
-    p_affine: float = 0.75,
-    p_lighting: float = 0.75,
-    flip_vert: bool = False,
-) -> Augment:
-    """fastai's set: flip, rotate by up to 10 degrees, zoom up to 1.1 into any part, change the lighting.
-
-    Rotation and zoom are one gather, mirrored at the edges. fastai's perspective warp (`max_warp=0.2`) is
-    left out, since it is not affine. `flip_vert` also mirrors top and bottom; fastai's also rotates by 90
-    degrees.
-
-    Source: Howard and Gugger, fastai 2, `aug_transforms`. Raises `DataError` unless `max_zoom` is at least 1.
-    """
-    if max_zoom < 1:
-        raise DataError("fastai-zoom", max_zoom=max_zoom)
-    upright = (flip_up_down(),) if flip_vert else ()
-    moved = affine(rotate=max_rotate, zoom=(1.0, max_zoom), p=p_affine, anywhere=True)
-    return compose(flip(), *upright, moved, lighting(max_lighting, p_lighting))

@@ -1,4 +1,4 @@
-"""Changes that depend only on a pixel's value: posterize, solarize, invert, autocontrast, equalize.
+"""Changes that depend only on a pixel's value, of policies: posterize, solarize, autocontrast, equalize.
 
 They are Pillow's `ImageOps` for 8-bit images. Each is a table of 256 entries per channel; consecutive ones
 are merged to one table and one look-up.
@@ -6,64 +6,18 @@ are merged to one table and one look-up.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 
-from ...errors import DataError
-from .image import Augment, chance, of_image, where_drawn, with_opacity
+from .image import expect, with_opacity
 
 Table = jax.Array  # (256, channels) float32, whole numbers from 0 to 255
 
 
-def posterize(bits: int = 4, p: float = 1.0) -> Augment:
-    """Keeps the `bits` highest of 8 bits, with probability `p`. 8 changes nothing."""
-    if not 0 <= bits <= 8:
-        raise DataError("posterize-bits", bits=bits)
-    return _by_table("posterize", p, lambda colors, needed: kept_bits(identity(colors), jnp.float32(bits)))
-
-
-def solarize(threshold: int = 128, p: float = 1.0) -> Augment:
-    """Inverts values from `threshold` on, with probability `p`. 256 changes nothing."""
-    if not 0 <= threshold <= 256:
-        raise DataError("solarize-threshold", threshold=threshold)
-    limit = jnp.float32(threshold)
-    return _by_table("solarize", p, lambda colors, needed: solarized(identity(colors), limit))
-
-
-def invert(p: float = 1.0) -> Augment:
-    """Inverts all values, with probability `p`."""
-    return _by_table("invert", p, lambda colors, needed: 255 - identity(colors))
-
-
-def autocontrast(p: float = 1.0) -> Augment:
-    """Stretches each channel so that its extremes become black and white, with probability `p`."""
-    return _by_table("autocontrast", p, lambda colors, needed: stretched(*extremes(colors)))
-
-
-def equalize(p: float = 1.0) -> Augment:
-    """Equalizes the histogram of each channel, with probability `p`."""
-    return _by_table("equalize", p, lambda colors, needed: equalized(counts(colors, needed)))
-
-
-def _by_table(stage: str, p: float, table: Callable[[jax.Array, jax.Array], Table]) -> Augment:
-    chance(p, f"{stage}(p={p})")
-
-    def change(image: jax.Array, key: jax.Array) -> jax.Array:
-        colors = eight_bit(image, stage)
-        if not p:
-            return image
-        drawn = jax.random.bernoulli(key, p)
-        return where_drawn(applied, drawn, image, table(colors, drawn))
-
-    return of_image(stage, change, colors=True)
-
-
 def eight_bit(image: jax.Array, stage: str) -> jax.Array:
     """The `channels_of` an image. Raises `DataError` for other than uint8."""
-    if image.dtype != jnp.uint8:
-        raise DataError("augment-not-uint8", stage=stage, dtype=image.dtype.name)
+    needed = f"uint8 images, got {image.dtype}: put it before stages that make floats"
+    expect(image.dtype == jnp.uint8, stage, needed)
     return channels_of(image)
 
 
@@ -79,11 +33,6 @@ def applied(image: jax.Array, table: Table) -> jax.Array:
     entries = jnp.rint(table).astype(jnp.uint8)
     changed = entries.at[colors.astype(jnp.int32), channels].get(mode="promise_in_bounds")
     return with_opacity(changed[..., 0] if image.ndim == 2 else changed, image)
-
-
-def identity(colors: jax.Array) -> Table:
-    values = jnp.arange(256, dtype=jnp.float32)[:, None]
-    return jnp.broadcast_to(values, (256, colors.shape[2]))
 
 
 def kept_bits(table: Table, bits: jax.Array) -> Table:
