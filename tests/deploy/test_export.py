@@ -17,15 +17,15 @@ NEEDS = {"stablehlo": "flatbuffers", "onnx": "onnxruntime", "safetensors": "safe
 
 
 def untrained(name, *settings, seed=0):
-    """A built-in model with parameters and statistics that are no round numbers."""
+    """A built-in model, none of whose parameters and statistics are round numbers."""
     recipe = cw.load(name, list(settings))
     params, state = jax.jit(recipe.task.init)(keys.init_key(seed))
     rng = np.random.default_rng(seed)
 
-    def moved(x):
-        return (np.asarray(x) * rng.uniform(0.8, 1.2, x.shape)).astype(x.dtype)
+    def moved(x, by=0.0):
+        return (x * rng.uniform(0.8, 1.2, x.shape) + by * rng.normal(size=x.shape)).astype(x.dtype)
 
-    return Trained(recipe, jax.tree.map(moved, params), jax.tree.map(moved, state))
+    return Trained(recipe, jax.tree.map(lambda x: moved(x, 0.1), params), jax.tree.map(moved, state))
 
 
 def logits(params, state, inputs):
@@ -69,25 +69,41 @@ def test_a_saved_model_runs_in_tensorflow_with_any_batch(tmp_path, name):
         cw.export(model, "saved-model", tmp_path / "m", data=source)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("to", NEEDS)
-@pytest.mark.parametrize(
-    "name",
-    [
-        "mnist",
-        "cifar10-davidnet",
-        "cifar10-resnet32",
-        "vit-s16 image=32 depth=2 width=48 heads=3",
-        "gpt2-124m context=16 vocabulary=99 depth=2 width=32 heads=2",
-        "imagenet-resnet50 image=64 width=16",
-    ],
+TRANSFORMERS = (
+    "vit-s16 image=16 patch=8 depth=2 width=48 heads=3",
+    "gpt2-124m context=16 vocabulary=99 depth=2 width=32 heads=2",
+    "bert-base length=16 vocabulary=99 depth=2 width=32 heads=2",
+    "llama-8b context=16 vocabulary=99 depth=2 width=32 heads=4 kv_heads=2 hidden=48",
 )
-def test_the_built_in_models_leave_in_every_format(tmp_path, name, to):
+
+
+def exported(name, to, folder, examples):
+    """A small built-in model in `folder`, and examples that it takes."""
     pytest.importorskip(NEEDS[to])
     recipe, *settings = name.split()
     model = untrained(recipe, *settings)
     source = module.like(model.recipe.task.train, model.recipe.task.classes)
-    made = cw.export(model, to, tmp_path / "m", data=source, examples=130)
+    made = cw.export(model, to, folder / "m", data=source, examples=examples)
+    return made, module.take(source, np.arange(examples))
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_transformers_run_in_onnx_runtime_and_give_the_same(tmp_path, name):
+    made, rows = exported(name, "onnx", tmp_path, 5)
+    session = pytest.importorskip("onnxruntime").InferenceSession(str(made.file))
+    (found,) = session.run(None, {i.name: rows[i.name] for i in session.get_inputs()})
+    spread = np.ptp(found, axis=0).max()  # between examples, since a constant would be equal too
+    assert len(found) == made.examples == 5 and made.difference < 1e-3 * spread and spread > 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", NEEDS)
+@pytest.mark.parametrize(
+    "name",
+    ["mnist", "cifar10-davidnet", "cifar10-resnet32", "imagenet-resnet50 image=64 width=16", *TRANSFORMERS],
+)
+def test_the_built_in_models_leave_in_every_format(tmp_path, name, to):
+    made, _ = exported(name, to, tmp_path, 130)
     assert made.examples == 130 and made.difference <= 1e-4 * max(1, made.largest)
 
 

@@ -9,6 +9,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 import chipwise as cw
 from chipwise.deploy.onnx import to_onnx
+from chipwise.models.attention import Mask
+from chipwise.models.attention_blocks import blocks
 from refusals import refused
 
 runtime = pytest.importorskip("onnxruntime")
@@ -28,6 +30,11 @@ def attention(x):  # (b, 8, 8, 4)
     q = x.reshape(x.shape[0], 8, 8, 4)
     weights = jax.nn.softmax(jnp.einsum("btnd,bsnd->bnts", q, q))
     return jnp.einsum("bnts,bsnd->btnd", weights, q)
+
+
+def blockwise_attention(x):  # 64 positions in blocks of 24, padded to 72
+    q = x.reshape(x.shape[0], 64, 2, 2)
+    return blocks(q, q, q, Mask(causal=True), block=24).reshape(x.shape)
 
 
 def loop(x):
@@ -56,6 +63,7 @@ CASES = {
     "matmul": lambda x: x @ MATRIX,
     "transposed matmul": lambda x: jnp.einsum("bhwc,nc->bhwn", x, MATRIX.T),
     "attention": attention,
+    "blockwise attention": blockwise_attention,
     "conv": lambda x: conv(x[..., :2], window_strides=(1, 1), padding="SAME"),
     "strided conv": lambda x: conv(x[..., :2], window_strides=(2, 2), padding=((1, 0), (2, 1))),
     "dilated conv": lambda x: conv(x[..., :2], window_strides=(1, 1), padding="VALID", rhs_dilation=(2, 2)),
@@ -66,6 +74,10 @@ CASES = {
         x.shape[0], -1
     ),
     "pad": lambda x: jnp.pad(x, ((0, 0), (1, 2), (0, 0), (3, 0)), constant_values=2.0),
+    "set a row": lambda x: x.at[:, 3].set(1.5) + x.at[:, :, -1].set(x[:, :, 0]),
+    "set a place": lambda x: x.at[:, 2, 0, 1].set(x[:, 0, 0, 0]),
+    "set a window": lambda x: lax.dynamic_update_slice(x, x[:, :2, 3:6, 1:3], (0, 9, 1, 0)),
+    "set a whole": lambda x: lax.dynamic_update_slice(x, x + 1, (0, 0, 0, 0)),
     "row": lambda x: x[:, 3, -1] + x[:, 0, 0] + jnp.flip(x, axis=3)[:, 1, 1],
     "table": lambda x: jnp.asarray(MATRIX)[jnp.clip(jnp.abs(x[..., 0] * 2), 0, 3).astype(jnp.int32)],
     "broadcast": lambda x: jnp.broadcast_to(x[:, :1], x.shape) @ MATRIX,
@@ -88,7 +100,7 @@ def test_an_operation_gives_what_jax_gives(name):
         session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
         for rows in (1, 5):
             x = RNG.normal(size=(rows, 8, 8, 4)).astype(np.float32)
-            expected = np.asarray(function({"x": x})["y"])
+            expected = np.asarray(function({"x": jnp.asarray(x)})["y"])
             (found,) = session.run(None, {"x": x})
             assert found.dtype == expected.dtype and found.shape == expected.shape
             np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
@@ -99,7 +111,10 @@ def test_an_operation_gives_what_jax_gives(name):
     [
         (lambda x: jnp.sort(x, axis=1), "sort"),
         (lambda x: lax.while_loop(lambda v: v.sum() < 9, lambda v: v + 1, x), "while"),
-        (lambda x: x.at[:, 0].set(1.0), "scatter"),
+        (lambda x: x.at[:, np.asarray([0, 2])].set(1.0), "scatter"),
+        (lambda x: x.at[:, jnp.argmax(x.sum(0))].set(1.0), "scatter"),
+        (lambda x: x.at[:, 9].set(1.0, mode="drop"), "scatter"),
+        (lambda x: lax.dynamic_update_slice(x, x[:, :1], (0, jnp.argmax(x.sum(0)))), "dynamic_update_slice"),
         (lambda x: jax.random.normal(jax.random.key(0), x.shape), None),
     ],
 )

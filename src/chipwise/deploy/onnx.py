@@ -152,7 +152,8 @@ def _run(graph: Graph, jaxpr: Any, consts: Sequence[Any], given: Sequence[Any]) 
     known |= dict(zip(jaxpr.invars, given, strict=True))
 
     def read(atom: Any) -> Any:
-        return _constant(atom.val) if hasattr(atom, "val") else known[atom]
+        # A literal may be a Python number, which alone would be float64.
+        return np.asarray(atom.val, atom.aval.dtype) if hasattr(atom, "val") else known[atom]
 
     for equation in _needed(jaxpr):
         name, values = equation.primitive.name, [read(v) for v in equation.invars]
@@ -209,6 +210,8 @@ def _inner(equation: Any) -> Any:
 def _foldable(equation: Any, values: list[Any]) -> bool:
     shapes = [v.aval.shape for v in equation.outvars]
     if any(isinstance(v, Ref) for v in values) or not all(isinstance(d, int) for s in shapes for d in s):
+        return False
+    if equation.primitive.name == "dim_as_value":  # the batch, whose size only the run knows
         return False
     size = max(int(np.prod(s)) for s in shapes)
     return size <= max([_LARGEST_FOLD, *[v.size for v in values]])

@@ -153,6 +153,55 @@ def _dynamic_slice(graph: Graph, equation: Any, x: Any, *starts: Any) -> str:
     return graph.node("Slice", graph.whole(x), _ints(first), _ints(last), _ints(axes))
 
 
+def _dynamic_update_slice(graph: Graph, equation: Any, x: Any, update: Any, *starts: Any) -> str:
+    return _replace(graph, equation, x, graph.whole(update), equation.invars[1].aval.shape, starts)
+
+
+def _scatter(graph: Graph, equation: Any, x: Any, index: Any, update: Any) -> str:
+    """Writes one window, as `x.at[..., 3].set(y)` does. Several windows are refused."""
+    order, shape = equation.params["dimension_numbers"], equation.invars[0].aval.shape
+    if isinstance(index, Ref) or index.ndim != 1:
+        raise _refuse(equation)
+    gone = order.inserted_window_dims
+    sizes = list(equation.invars[2].aval.shape)
+    for axis in gone:
+        sizes.insert(axis, 1)
+    starts = [0] * len(shape)
+    for axis, start in zip(order.scatter_dims_to_operand_dims, index, strict=True):
+        starts[axis] = int(start)
+    outside = [i for i, d in enumerate(sizes) if d != shape[i] and not 0 <= starts[i] <= shape[i] - d]
+    if outside:  # JAX drops such a window, or moves it, depending on the mode
+        raise _refuse(equation)
+    name = graph.whole(update)
+    return _replace(
+        graph, equation, x, graph.node("Unsqueeze", name, _ints(gone)) if gone else name, sizes, starts
+    )
+
+
+def _replace(graph: Graph, equation: Any, x: Any, window: str, sizes: Any, starts: Any) -> str:
+    """`x` with `window`, of shape `sizes`, at `starts`. Positions must be known, as they are in an unrolled
+    loop, since ONNX cuts at constants. Along each axis the window is put between what precedes and follows
+    it."""
+    shape = equation.invars[0].aval.shape
+    axes = [i for i, d in enumerate(shape) if sizes[i] != d]
+    if any(isinstance(starts[i], Ref) or not isinstance(shape[i], int) for i in axes):
+        raise _refuse(equation)
+    first = {i: min(max(int(starts[i]), 0), shape[i] - sizes[i]) for i in axes}
+    for done, axis in enumerate(reversed(axes)):
+        outer = axes[: len(axes) - 1 - done]  # along which the window is not yet complete
+        low, high = [first[i] for i in outer], [first[i] + sizes[i] for i in outer]
+
+        def rest(begin: int, end: int, outer=outer, low=low, high=high, axis=axis) -> list[str]:
+            if begin == end:
+                return []
+            cut = (_ints([*low, begin]), _ints([*high, end]), _ints([*outer, axis]))
+            return [graph.node("Slice", graph.whole(x), *cut)]
+
+        end = first[axis] + sizes[axis]
+        window = graph.node("Concat", *rest(0, first[axis]), window, *rest(end, shape[axis]), axis=axis)
+    return window
+
+
 def _split(graph: Graph, equation: Any, x: Any) -> list[str]:
     sizes, axis = equation.params["sizes"], equation.params["axis"]
     return graph.nodes_of("Split", len(sizes), graph.whole(x), _ints(sizes), axis=axis)
@@ -338,6 +387,7 @@ OPS: dict[str, Callable] = {
     "dim_as_value": _size,
     "dot_general": _dot,
     "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update_slice,
     "erfc": _each(lambda g, e, x: g.node("Sub", _one_like(e), g.node("Erf", x))),
     "expm1": _each(lambda g, e, x: g.node("Sub", g.node("Exp", x), _one_like(e))),
     "gather": _gather,
@@ -360,6 +410,7 @@ OPS: dict[str, Callable] = {
     "squeeze": _reshape,
     "rev": _reverse,
     "rsqrt": _each(lambda g, e, x: g.node("Reciprocal", g.node("Sqrt", x))),
+    "scatter": _scatter,
     "select_n": _each(_select),
     "slice": _slice,
     "split": _split,
