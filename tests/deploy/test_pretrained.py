@@ -33,12 +33,19 @@ def test_a_task_begins_with_the_weights_of_a_file(file):
     assert np.array_equal(state["var"], FIRST[1]["var"]) and state["calls"].dtype == np.int32
 
 
+def test_a_recipe_is_described_with_all_weights_that_it_began_with(file):
+    weights, plain = pretrained(file), tasks.recipe()
+    name, part = plain.describe()["task"]["init"], f" from weights {weights.digest[:16]}"
+    once = weights.start(plain.task)
+    twice = weights.start(once)
+    for task, parts in ((once, part), (twice, part + part)):
+        assert dataclasses.replace(plain, task=task).describe()["task"]["init"] == name + parts
+
+
 @pytest.mark.slow
-def test_the_recipe_knows_what_it_began_with(file):
-    weights = pretrained(file)
+def test_other_weights_give_another_result(file):
     plain = tasks.recipe(duration="2st")
-    begun = dataclasses.replace(plain, task=weights.start(plain.task))
-    assert weights.digest[:16] in begun.describe()["task"]["init"]
+    begun = dataclasses.replace(plain, task=pretrained(file).start(plain.task))
     assert (
         cw.fit(begun, on=ONE, progress="none").fingerprint
         != cw.fit(plain, on=ONE, progress="none").fingerprint

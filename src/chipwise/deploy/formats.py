@@ -177,8 +177,7 @@ def _born(request: Request, framework: str, kind: type) -> Any:
     if module is not None and not isinstance(module, kind) and callable(module):
         module = module()  # a function that makes a module, as `cw.torch.task` takes too
     task = request.model.recipe.task
-    name = getattr(task.loss, "__qualname__", "")
-    if not name.startswith(f"{framework}.") or not hasattr(task.predict, "arguments"):
+    if task.origin is None or task.origin.framework != framework:
         raise RecipeError("export-not-born", format=framework, others=["onnx", "stablehlo", "safetensors"])
     if not isinstance(module, kind):
         raise RecipeError("export-module", format=framework, got=type(module).__name__)
@@ -187,8 +186,9 @@ def _born(request: Request, framework: str, kind: type) -> Any:
 
 def _arguments(request: Request, inputs: Arrays) -> tuple[tuple, dict[str, Any]]:
     """The module's arguments, as writable NumPy copies."""
-    read: Any = request.model.recipe.task.predict
-    given = read.arguments({n: jnp.asarray(c) for n, c in inputs.items()}, request.model.params)
+    origin = request.model.recipe.task.origin
+    assert origin is not None  # as `_born` has seen
+    given = origin.arguments({n: jnp.asarray(c) for n, c in inputs.items()}, request.model.params)
     return jax.tree.map(np.array, given)
 
 

@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..engine.checkpoint import Checkpoints, digest, flatten, refuse_hollow
-from ..engine.stored import FROM_WEIGHTS
 from ..errors import DataError, RecipeError
 from ..recipe.task import Task, Tree
 from ..words.figures import one_line
@@ -135,9 +134,10 @@ class Weights:
             made = {} if task.from_data is None else task.from_data(train)
             return {path: a for path, a in made.items() if f"params/{path}".replace("/", ".") not in arrays}
 
-        name = getattr(first, "__qualname__", type(first).__qualname__)
-        init.__qualname__ = f"{name}{FROM_WEIGHTS}{self.digest[:16]}"
-        return dataclasses.replace(task, init=init, from_data=task.from_data and from_data)
+        # A recipe is described by the name of the function that makes the model.
+        init.__wrapped__ = getattr(first, "__wrapped__", first)  # type: ignore[attr-defined]
+        weights = (*task.weights, self.digest)
+        return dataclasses.replace(task, init=init, from_data=task.from_data and from_data, weights=weights)
 
 
 def pretrained(path: str | Path, names: str | None = None) -> Weights:

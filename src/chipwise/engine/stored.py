@@ -18,12 +18,9 @@ import psutil
 from ..atomic import read_regular
 from ..errors import RecipeError, RunError
 from ..recipe.duration import Clock
-from ..recipe.recipe import difference
+from ..recipe.recipe import FROM_WEIGHTS, difference
 from ..words.facts import Fact, fact
 from ..words.figures import known
-
-FROM_WEIGHTS = " from weights "
-"""Part of the name of a task's `init` that loads weights from a file or a run; their digest follows."""
 
 _DIGITS = 15  # at most, of a step or a number of examples; a file with more is damaged
 

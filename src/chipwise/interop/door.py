@@ -19,7 +19,7 @@ import numpy as np
 
 from ..errors import RecipeError, near
 from ..recipe.source import Source
-from ..recipe.task import Sum, Task, Tree
+from ..recipe.task import Origin, Sum, Task, Tree
 
 Batch = Mapping[str, jax.Array]
 Scored = Callable[..., tuple[Sum, Any, Tree]]
@@ -75,8 +75,8 @@ class Data:
             else _read(self.target, batch, "target")
         )
 
-    def task(self, name: str, init: Callable, scored: Scored) -> Task:
-        """The `Task`; `name` is the model's name, for messages and for comparing runs."""
+    def task(self, framework: str, model: str, init: Callable, scored: Scored) -> Task:
+        """The `Task`, named for messages and for comparing runs: by the framework and the model's class."""
         metrics = dict(self.metrics or {})
         if "loss" in metrics or not all(map(callable, metrics.values())):
             raise RecipeError("door-metrics", metrics=sorted(metrics))
@@ -93,9 +93,7 @@ class Data:
             args, kwargs = self.arguments(inputs, params)
             return scored(params, state, args, kwargs, None, None, False)[1]
 
-        predict.arguments = self.arguments  # type: ignore[attr-defined]  # to call the model itself, elsewhere
-        loss.__qualname__ = f"{name}.loss"
-        init.__qualname__ = f"{name}.init"
+        loss.__qualname__, init.__qualname__ = f"{framework}.{model}.loss", f"{framework}.{model}.init"
         classes = self.classes if self.classes is not None else getattr(self.train, "classes", None)
         return Task(
             init=init,
@@ -107,6 +105,7 @@ class Data:
             mix=self.mix,
             classes=classes,
             class_names=tuple(getattr(self.train, "class_names", ())),
+            origin=Origin(framework, model, self.arguments),
         )
 
 

@@ -75,8 +75,7 @@ def task(model: Any, loss: Callable, **data: Any) -> Task:
             outputs, held = jax.vmap(one, out_axes=(0, None), axis_name=AXIS)(args, kwargs, keys)
         return outputs, _state(held), None
 
-    name = f"equinox.{type(abstract).__name__}"
-    return Data(**data).task(name, init, with_loss(forward, loss))
+    return Data(**data).task("equinox", type(abstract).__name__, init, with_loss(forward, loss))
 
 
 def to_model(model: Any, params: Tree, state: Tree) -> Any:

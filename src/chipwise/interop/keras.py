@@ -79,7 +79,7 @@ def task(model: Any, loss: Any = None, **data: Any) -> Task:
         state = nested({name: values[id(v)] for name, v in other.items()}, "/") if train else state
         return outputs, state, sum(added) if added and train else None
 
-    return columns.task(f"keras.{type(model).__name__}", init, with_loss(forward, judge))
+    return columns.task("keras", type(model).__name__, init, with_loss(forward, judge))
 
 
 def to_model(model: Any, params: Tree, state: Tree) -> Any:

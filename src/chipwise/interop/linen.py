@@ -82,4 +82,4 @@ def task(
         outputs, new = out if train else (out, state)
         return outputs, dict(new), None
 
-    return columns.task(f"linen.{type(module).__name__}", init, with_loss(forward, loss))
+    return columns.task("linen", type(module).__name__, init, with_loss(forward, loss))

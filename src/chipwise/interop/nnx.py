@@ -41,7 +41,7 @@ def task(make_model: Callable[[nnx.Rngs], nnx.Module], loss: Callable, **data: A
 
     with nnx.use_eager_sharding(False):
         name = type(nnx.eval_shape(lambda: make_model(nnx.Rngs(0)))).__name__
-    built = Data(**data).task(f"nnx.{name}", init, with_loss(forward, loss))
+    built = Data(**data).task("nnx", name, init, with_loss(forward, loss))
     return dataclasses.replace(built, sharding=sharding(make_model))
 
 

@@ -51,7 +51,7 @@ def task(module: Any, loss: Any, *, check: bool = True, **data: Any) -> Task:
     """
     traced, columns = Traced(module), Data(**data)
     scored = _scored(traced, loss)
-    built = columns.task(f"torch.{traced.name}", lambda key: traced.init(key), scored)
+    built = columns.task("torch", traced.name, lambda key: traced.init(key), scored)
     compare(traced, scored, loss if is_torch(loss) else None, columns, built, check)
     return built
 

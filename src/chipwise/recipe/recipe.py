@@ -48,6 +48,8 @@ _EXAMPLES = {
 
 
 _FOR_EVER = f"{10**8}st"
+FROM_WEIGHTS = " from weights "
+"""In the description of a recipe, between the name of a task's `init` and the digests of its `weights`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,7 +225,7 @@ class Recipe:
         def called(function):
             if function is None:
                 return None
-            function = getattr(function, "func", function)
+            function = getattr(function, "func", getattr(function, "__wrapped__", function))
             return getattr(function, "__qualname__", type(function).__qualname__)
 
         def data(source):
@@ -236,7 +238,7 @@ class Recipe:
         return {
             "name": self.name,
             "task": {
-                "init": called(task.init),
+                "init": FROM_WEIGHTS.join([called(task.init), *(digest[:16] for digest in task.weights)]),
                 "loss": called(task.loss),
                 "augment": called(task.augment),
                 "mix": called(task.mix),
