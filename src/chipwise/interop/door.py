@@ -19,7 +19,7 @@ import numpy as np
 
 from ..errors import RecipeError, near
 from ..recipe.source import Source
-from ..recipe.task import Origin, Sum, Task, Tree
+from ..recipe.task import OriginalModel, Sum, Task, Tree
 
 Batch = Mapping[str, jax.Array]
 Scored = Callable[..., tuple[Sum, Any, Tree]]
@@ -105,7 +105,7 @@ class Data:
             mix=self.mix,
             classes=classes,
             class_names=tuple(getattr(self.train, "class_names", ())),
-            origin=Origin(framework, model, self.arguments),
+            origin=OriginalModel(framework, model, self.arguments),
         )
 
 

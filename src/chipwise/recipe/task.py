@@ -58,7 +58,7 @@ class Loss(Protocol):
     ) -> tuple[Mapping[str, Sum], Tree]: ...
 
 
-class Origin(NamedTuple):
+class OriginalModel(NamedTuple):
     """The model of another framework that a task was made of: `"torch"`, the name of the model's class, and
     the function `(batch, params) -> (args, kwargs)` that says what the model is called with."""
 
@@ -111,7 +111,7 @@ class Task:
     class_names: tuple[str, ...] = ()
     from_data: Callable[[Source], Mapping[str, Any]] | None = None
     sharding: Callable[[str], PartitionSpec | None] | None = None
-    origin: Origin | None = None
+    origin: OriginalModel | None = None
     weights: tuple[str, ...] = ()
 
     def __post_init__(self):
