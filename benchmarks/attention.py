@@ -3,9 +3,9 @@
     python benchmarks/attention.py > benchmarks/attention.md      # needs chipwise[plan], cuDNN for GPUs
     python benchmarks/attention.py --time                         # adds the CPU's time: on a quiet machine
 
-The attention of three nets, 8 sequences in bfloat16: the implementation that `cw.attention` chooses for the
-chip, blocks in a loop, which every chip can run, and plain attention, which stores all weights. Then plans of
-`gpt2-124m` with each.
+The attention of three nets, 8 sequences in bfloat16: the implementation that `cw.models.attention` chooses
+for the chip, blocks in a loop, which every chip can run, and plain attention, which stores all weights. Then
+plans of `gpt2-124m` with each.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import contextlib
 import functools
 import platform
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -24,7 +25,6 @@ import jax.numpy as jnp
 import chipwise as cw
 from chipwise.chips.targets import parse
 from chipwise.engine.step import compiler_options
-from chipwise.models import attention as models
 from chipwise.models import attention_blocks
 from chipwise.models.attention import Mask, attention, form_for
 from chipwise.models.attention_blocks import blocks
@@ -136,7 +136,9 @@ def planned(target):
     for name, form in FORMS.items():
         with contextlib.ExitStack() as changed:
             if name != "chosen":
-                changed.enter_context(patch.object(models, "form_for", lambda *_: "blocks"))
+                changed.enter_context(
+                    patch.object(sys.modules[attention.__module__], "form_for", lambda *_: "blocks")
+                )
                 changed.enter_context(patch.object(attention_blocks, "blocks", form))
             (plan,) = cw.plan(load("gpt2-124m", synthetic=True), on=[target])
         shown = of(target, next(iter(CASES))) if name == "chosen" else name

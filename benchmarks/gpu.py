@@ -62,7 +62,7 @@ def chipwise_child(net: str, size: str, again: bool) -> dict[str, Any]:
     from chipwise.engine.state import fingerprint
     from chipwise.measure.bench import measure_train
 
-    machine = cw.detect(1)
+    machine = cw.machine.detect.detect(1)
     recipe = made_up(net, size, precision(machine.devices[0]))
     with Session(recipe, cw.On(devices=1)) as session:
         session.begin()

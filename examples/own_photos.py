@@ -19,7 +19,7 @@ def recipe(data: str, width: int = 16, blocks: tuple = (1, 1, 1, 1)):
     train, held_out = (cw.PackedFolder(data, split) for split in ("train", "eval"))
     size = min(train.spec["image"].shape[:2]) * 7 // 8
     mean, std = (jnp.asarray(values, jnp.float32).reshape(1, 1, 1, -1) for values in (train.mean, train.std))
-    init, apply = cw.functional(
+    init, apply = cw.nnx.functional(
         lambda rngs: ResNet50(blocks=blocks, width=width, classes=train.classes, rngs=rngs)
     )
 

@@ -30,7 +30,7 @@ def weights(path=None):
     if path is None:
         found = find_spec(PACKAGE)
         if found is None:
-            raise cw.DataError("weights-absent", path=f"the package {PACKAGE}")
+            raise cw.errors.DataError("weights-absent", path=f"the package {PACKAGE}")
         path = next(Path(found.origin).parent.rglob("*.pth"))
     return cw.pretrained(path, names="efficientnet-lite0")
 
@@ -71,10 +71,10 @@ def recipe(data=None, image: int = 96, train: int = 0, held_out: int = 0, scratc
     frozen = ()
     if not scratch:
         net = weights().start(net, fresh=("classifier/*",))
-        optimizer = cw.layerwise(
+        optimizer = cw.recipe.layerwise(
             optimizer, [("stem/*", "norm/*"), *(f"blocks/{i}/*" for i in range(16)), "head*"], 0.9
         )
-        frozen = cw.freeze("*mean", "*var")
+        frozen = cw.recipe.freeze("*mean", "*var")
     return cw.Recipe(
         name="scratch" if scratch else "fine-tune", task=net, batch=64, replicas=2, duration="5ep",
         optimizer=optimizer, frozen=frozen,
@@ -86,12 +86,12 @@ def probe(data=None, image: int = 96, train: int = 0, held_out: int = 0, out: st
     body = task(data, 0, image, train, held_out)
     body = weights().start(body)
     found = {
-        split: cw.features(body, source, out or None, split=split)
+        split: cw.deploy.features(body, source, out or None, split=split)
         for split, source in (("train", body.train), ("eval", body.eval))
     }
     head = cw.nnx.task(
         lambda rngs: nnx.Linear(1280, 10, rngs=rngs), cw.losses.softmax_cross_entropy, **found,
         inputs="feature", metrics={"accuracy": cw.losses.correct},
     )  # fmt: skip
-    optimizer = cw.adamw(lr=cw.cosine(2e-3), weight_decay=1e-2)
+    optimizer = cw.adamw(lr=cw.schedules.cosine(2e-3), weight_decay=1e-2)
     return cw.Recipe(name="probe", task=head, batch=100, replicas=2, duration="20ep", optimizer=optimizer)

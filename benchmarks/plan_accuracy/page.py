@@ -55,11 +55,11 @@ Throughputs are of all chips, in images or sequences a second.
   149, 150 and 168 were 1.21, 1.36, 1.04, 1.07, 0.88 and 0.93. Row 150 adds up 1,024 micro-batches and is
   planned with 64, since chipwise keeps a sum for each level of the tree. Rows 221 and 223 ran, but do not fit
   as a plan, by 3 and 1 % of the memory; they count in the fit.
-* LARS shards its state, like LAMB (`cw.lars`), as Google's programs do (Xu et al., 2020, arXiv:2004.13336).
-  With optax's, whole on each chip, rows 37, 139, 175, 228 to 231, 234 and 235 were at 1.07, 0.87, 0.89, 1.00,
-  1.00, 1.04, 0.98, 0.98 and 0.92.
-* Row 99 (Llama 3.1 70B on 256 chips of 7x) became a recipe when `cw.remat` could keep values by name, and was
-  held-out before it was asked.
+* LARS shards its state, like LAMB (`cw.recipe.lars`), as Google's programs do (Xu et al., 2020,
+  arXiv:2004.13336). With optax's, whole on each chip, rows 37, 139, 175, 228 to 231, 234 and 235 were at
+  1.07, 0.87, 0.89, 1.00, 1.00, 1.04, 0.98, 0.98 and 0.92.
+* Row 99 (Llama 3.1 70B on 256 chips of 7x) became a recipe when `cw.models.remat` could keep values by name,
+  and was held-out before it was asked.
 * Row 138 was predicted at 0.58 and is apart now: its source sorts sequences into buckets of lengths.
 * Row 178 (torchtitan) was changed after its error was seen: of a block it saves attention's output and every
   second product, those of queries, values, the gate and the last. Before, it was planned with all saved,

@@ -1,13 +1,16 @@
 """Write the training once, as plain functions; run it unchanged on any number of devices.
 
-`import chipwise as cw`. See the README for the contract in twenty lines. A name is loaded when it is first
-used: importing the package alone starts nothing and loads nothing, not even JAX.
+`import chipwise as cw`. See the README for the contract in twenty lines. The public names stand in
+`__init__.pyi`. A name is loaded when it is first used: importing the package alone does not even load JAX.
 """
 
-import importlib as _importlib
 import os as _os
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import pkgutil as _pkgutil
+import sys as _sys
+import warnings as _warnings
 from typing import Any as _Any
+
+import lazy_loader as _lazy
 
 from .machine import absent as _absent
 
@@ -21,154 +24,46 @@ _os.environ.setdefault("NPROC", str(max(8, _os.cpu_count() or 1)))
 _absent.leave_cuda_alone()
 _absent.leave_libtpu_alone()
 
-if _TYPE_CHECKING:
-    from .data import augment as augment
-    from .data import datasets as datasets
-    from .data.folder import ImageFolder as ImageFolder
-    from .data.pack.job import pack as pack
-    from .data.packed import PackedFolder as PackedFolder
-    from .data.sources import Arrays as Arrays
-    from .data.sources import Lazy as Lazy
-    from .deploy.export import Export as Export
-    from .deploy.export import export as export
-    from .deploy.features import features as features
-    from .deploy.predict import Predictions as Predictions
-    from .deploy.predict import predict as predict
-    from .deploy.pretrained import Weights as Weights
-    from .deploy.pretrained import pretrained as pretrained
-    from .engine.checkpoint import restore_run as restore_run
-    from .engine.evaluate import evaluate as evaluate
-    from .engine.fit import fit as fit
-    from .engine.on import On as On
-    from .engine.result import Result as Result
-    from .engine.stepper import Stepper as Stepper
-    from .errors import CheckpointError as CheckpointError
-    from .errors import ChipwiseError as ChipwiseError
-    from .errors import DataError as DataError
-    from .errors import DeviceError as DeviceError
-    from .errors import DivergedError as DivergedError
-    from .errors import HostLost as HostLost
-    from .errors import RecipeError as RecipeError
-    from .errors import RunError as RunError
-    from .errors import Stopped as Stopped
-    from .explain.notebook import compare as compare
-    from .explain.notebook import report as report
-    from .interop import equinox as equinox
-    from .interop import keras as keras
-    from .interop import linen as linen
-    from .interop import nnx as nnx
-    from .interop import read as read
-    from .interop import torch as torch
-    from .interop.nnx import functional as functional
-    from .machine.detect import detect as detect
-    from .machine.detect import simulate as simulate
-    from .machine.hosts import hosts as hosts
-    from .models.attention import attention as attention
-    from .models.large import fsdp as fsdp
-    from .models.remat import remat as remat
-    from .planner.planner import plan as plan
-    from .planner.plans import Plan as Plan
-    from .recipe import losses as losses
-    from .recipe import metrics as metrics
-    from .recipe.around import grouped as grouped
-    from .recipe.around import layerwise as layerwise
-    from .recipe.around import lookahead as lookahead
-    from .recipe.check import Finding as Finding
-    from .recipe.check import check as check
-    from .recipe.freezing import freeze as freeze
-    from .recipe.optimizers import adam as adam
-    from .recipe.optimizers import adamw as adamw
-    from .recipe.optimizers import from_optax as from_optax
-    from .recipe.optimizers import sgd as sgd
-    from .recipe.recipe import Recipe as Recipe
-    from .recipe.recipe import Validated as Validated
-    from .recipe.schedules import constant as constant
-    from .recipe.schedules import cosine as cosine
-    from .recipe.schedules import exponential as exponential
-    from .recipe.schedules import linear as linear
-    from .recipe.schedules import one_cycle as one_cycle
-    from .recipe.schedules import one_cycle_momentum as one_cycle_momentum
-    from .recipe.schedules import piecewise as piecewise
-    from .recipe.schedules import polynomial as polynomial
-    from .recipe.schedules import warmup as warmup
-    from .recipe.settings import load as load
-    from .recipe.task import Sum as Sum
-    from .recipe.task import Task as Task
-    from .recipe.trust_ratio import lamb as lamb
-    from .recipe.trust_ratio import lars as lars
-    from .study.document import Study as Study
-    from .study.find_batch import BatchSearch as BatchSearch
-    from .study.find_batch import find_batch as find_batch
-    from .study.find_lr import LrSearch as LrSearch
-    from .study.find_lr import find_lr as find_lr
-    from .study.sweep import sweep as sweep
-    from .study.transfer import Transfer as Transfer
-    from .study.transfer import transfer as transfer
-
 __version__ = "0.1.0"
 
-_NAMES = {
-    ".data": "augment datasets",
-    ".data.folder": "ImageFolder",
-    ".data.pack.job": "pack",
-    ".data.packed": "PackedFolder",
-    ".data.sources": "Arrays Lazy",
-    ".deploy.export": "Export export",
-    ".deploy.features": "features",
-    ".deploy.predict": "Predictions predict",
-    ".deploy.pretrained": "Weights pretrained",
-    ".engine.checkpoint": "restore_run",
-    ".engine.evaluate": "evaluate",
-    ".engine.fit": "fit",
-    ".engine.on": "On",
-    ".engine.result": "Result",
-    ".engine.stepper": "Stepper",
-    ".errors": "CheckpointError ChipwiseError DataError DeviceError DivergedError HostLost RecipeError "
+_load, _, _known = _lazy.attach_stub(__name__, __file__)
+
+_PACKAGES = "data deploy engine interop machine models planner recipe study"
+"""What they have is for some programs, so `dir` does not show them among the names for all."""
+
+__all__ = [name for name in _known if name not in _PACKAGES.split()]
+
+_MOVED = {
+    "data": "ImageFolder Lazy",
+    "deploy": "Export Predictions Weights features",
+    "engine": "Result restore_run",
+    "errors": "CheckpointError ChipwiseError DataError DeviceError DivergedError HostLost RecipeError "
     "RunError Stopped",
-    ".explain.notebook": "compare report",
-    ".interop": "equinox keras linen nnx read torch",
-    ".interop.nnx": "functional",
-    ".machine.detect": "detect simulate",
-    ".machine.hosts": "hosts",
-    ".models.attention": "attention",
-    ".models.large": "fsdp",
-    ".models.remat": "remat",
-    ".planner.planner": "plan",
-    ".planner.plans": "Plan",
-    ".recipe": "losses metrics",
-    ".recipe.around": "grouped layerwise lookahead",
-    ".recipe.check": "Finding check",
-    ".recipe.freezing": "freeze",
-    ".recipe.optimizers": "adam adamw from_optax sgd",
-    ".recipe.recipe": "Recipe Validated",
-    ".recipe.schedules": "constant cosine exponential linear one_cycle one_cycle_momentum piecewise "
-    "polynomial warmup",
-    ".recipe.settings": "load",
-    ".recipe.task": "Sum Task",
-    ".recipe.trust_ratio": "lamb lars",
-    ".study.document": "Study",
-    ".study.find_batch": "BatchSearch find_batch",
-    ".study.find_lr": "LrSearch find_lr",
-    ".study.transfer": "Transfer transfer",
-    ".study.sweep": "sweep",
+    "interop": "read",
+    "machine.detect": "detect",
+    "models": "attention fsdp remat",
+    "nnx": "functional",
+    "planner": "Plan",
+    "recipe": "Finding Validated freeze grouped lamb lars layerwise lookahead",
+    "schedules": "constant cosine exponential linear one_cycle_momentum piecewise polynomial warmup",
+    "study": "BatchSearch LrSearch Study Transfer",
 }
-"""The public names by the module that has them. A name that this module lacks is a module in it."""
-
-_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
-
-__all__ = sorted(_MODULES)
+"""Names that `cw.` once had itself, by what has them now."""
 
 
 def __getattr__(name: str) -> _Any:
-    if name not in _MODULES:
-        here = _importlib.import_module(__name__)  # for Python's "Did you mean"
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'", name=name, obj=here)
-    module = _importlib.import_module(_MODULES[name], __name__)
-    if not hasattr(module, name):
-        _importlib.import_module(f"{_MODULES[name]}.{name}", __name__)
-    globals()[name] = value = getattr(module, name)
-    return value
+    here = _sys.modules[__name__]
+    if name in _known:
+        return _load(name)
+    for home, names in _MOVED.items():
+        if name in names.split():
+            new = f"{home}.{name}"
+            _warnings.warn(f"cw.{name} is now cw.{new}", FutureWarning, stacklevel=2)
+            value = _pkgutil.resolve_name(f"{__name__}:{new}")
+            setattr(here, name, value)  # so it warns once
+            return value
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'", name=name, obj=here)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return __all__.copy()

@@ -39,7 +39,7 @@ def recipe(rate: float = 0, batch: int = 24, classes=None, ema=None):
 finished = recipe(rate=0.3)
 lion = cw.Recipe(
     name="lion", task=PLAIN, batch=24, duration="12st",
-    optimizer=cw.from_optax(optax.lion, learning_rate=cw.cosine(1e-3), b1=0.8),
+    optimizer=cw.from_optax(optax.lion, learning_rate=cw.schedules.cosine(1e-3), b1=0.8),
 )
 '''
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import sys
 
 import jax
 import numpy as np
@@ -10,7 +11,6 @@ import pytest
 import chipwise as cw
 import tasks
 from chipwise.data.sources import Mapped
-from chipwise.deploy import features as module
 from chipwise.engine import keys
 from refusals import refused
 
@@ -51,7 +51,9 @@ def test_a_folder_is_made_once(tmp_path, monkeypatch):
 
 
 def test_one_other_value_is_other_data(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_PIECE", 100)  # bytes: examples are read in several pieces
+    monkeypatch.setattr(
+        sys.modules["chipwise.deploy.features"], "_PIECE", 100
+    )  # bytes: examples are read in several pieces
     data = tasks.data(53, 1)
     cw.features(body(), data, tmp_path / "f", on=ONE)
     changed = {name: column.copy() for name, column in data.columns.items()}

@@ -22,7 +22,7 @@ EPSILON = 1e-12
 
 
 def gpt(context=1024, vocabulary=25_600, depth=10, width=2048, heads=16):
-    init, apply = cw.functional(lambda rngs: AlpaGPT(vocabulary, context, depth, width, heads, rngs))
+    init, apply = cw.nnx.functional(lambda rngs: AlpaGPT(vocabulary, context, depth, width, heads, rngs))
 
     def loss(params, state, batch, key, train):
         text = batch["token"].astype(jnp.int32)
@@ -35,7 +35,7 @@ def gpt(context=1024, vocabulary=25_600, depth=10, width=2048, heads=16):
     return cw.Recipe(
         name="gpt-alpa", task=cw.Task(init=init, loss=loss, train=Absent(10_000_000, spec, "gpt-alpa")),
         batch=8, replicas=1, duration="10000st", precision="f16",
-        optimizer=cw.adamw(lr=cw.cosine(1e-2), weight_decay=1e-4, decay=kernels),
+        optimizer=cw.adamw(lr=cw.schedules.cosine(1e-2), weight_decay=1e-4, decay=kernels),
     )  # fmt: skip
 
 

@@ -40,15 +40,15 @@ def recipe(name, net, image=224, classes=1000, optimizer="sgd", fold=1):
     train, held_out = (Absent(n, spec, name, {"label": classes}) for n in (1_281_167, 50_000))
     mean, std = (fold**2 * colors for colors in ((124.0, 116.0, 104.0), (58.0, 57.0, 57.0)))
     data = Dataset(train, held_out, classes, mean, std, name)
-    lr = cw.warmup(cw.cosine(0.1), "5ep")
+    lr = cw.schedules.warmup(cw.schedules.cosine(0.1), "5ep")
     made = {
         "sgd": lambda: cw.sgd(lr=lr, momentum=0.9, weight_decay=1e-4),
         # As in MLPerf: no decay and no ratio for biases and norms
-        "lars": lambda: cw.lars(lr=lr.with_peak(10.0), weight_decay=1e-4, decay="kernels"),
+        "lars": lambda: cw.recipe.lars(lr=lr.with_peak(10.0), weight_decay=1e-4, decay="kernels"),
         "adamw": lambda: cw.adamw(lr=lr.with_peak(1e-3), weight_decay=0.1),
         "adamw_clipped": lambda: cw.adamw(lr=lr.with_peak(3e-3), weight_decay=0.3, clip=1.0),
     }
-    task = classification(cw.functional(net), data, by_channel(data.mean, data.std))
+    task = classification(cw.nnx.functional(net), data, by_channel(data.mean, data.std))
     return cw.Recipe(
         name=name, task=task, batch=256, replicas=1, duration="90ep", optimizer=made[optimizer](),
         precision="bf16",

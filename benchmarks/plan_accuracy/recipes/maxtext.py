@@ -27,12 +27,12 @@ def decoder(
     depth=32, width=5120, heads=32, hidden=32_768, context=2048, plain=False, remat="nothing_saveable"
 ):
     """*Arguments:* `heads`, of 256 entries whatever the `width`; `plain`: attention holds its weights, as
-    before fused kernels; `remat`: what a block saves for its gradient, a policy of `cw.remat`."""
+    before fused kernels; `remat`: what a block saves for its gradient, a policy of `cw.models.remat`."""
     net = partial(Decoder, depth, width, heads, hidden, plain, remat)
     return cw.Recipe(
         name="maxtext", task=language(net, "words", None, context, Decoder.VOCABULARY, (10_000_000, 1024)),
         batch=256, replicas=1, shards=8, duration="10000st", precision="bf16",
-        optimizer=cw.adamw(lr=cw.cosine(3e-4), b2=0.95, weight_decay=0.1, decay=kernels, clip=1.0),
+        optimizer=cw.adamw(lr=cw.schedules.cosine(3e-4), b2=0.95, weight_decay=0.1, decay=kernels, clip=1.0),
     )  # fmt: skip
 
 
@@ -68,6 +68,6 @@ class Decoder(nnx.Module):
         self.norm = RMSNorm(width, epsilon=1e-6)
 
     def __call__(self, tokens):
-        x = self.blocks(cw.fsdp(embed, self.words.embedding[...], tokens))
+        x = self.blocks(cw.models.fsdp(embed, self.words.embedding[...], tokens))
         graph, norm = nnx.split(self.norm)
-        return cw.fsdp(lambda whole, x: nnx.merge(graph, whole)(x), norm, x)
+        return cw.models.fsdp(lambda whole, x: nnx.merge(graph, whole)(x), norm, x)

@@ -26,7 +26,7 @@ Z_LOSS = 1e-4
 def _recipe(name, net, loss, columns, optimizer, classes=None):
     """*Arguments:* `columns`: name to shape, all whole numbers; `loss(apply, batch)`: name to a value an
     example."""
-    init, apply = cw.functional(net)
+    init, apply = cw.nnx.functional(net)
     spec = {column: jax.ShapeDtypeStruct(shape, np.int32) for column, shape in columns.items()}
 
     def summed(params, state, batch, key, train):
@@ -49,7 +49,7 @@ def bert(length=128, masked=0, size="large", optimizer="lamb", form="pytorch"):
     """Pretraining. *Arguments:* `length`: tokens; `masked`: of them to tell, 20 of 128 and 80 of 512 when 0;
     `size`: `base` or `large`; `optimizer`: `lamb` or `adamw`; `form`: one of `FORMS`."""
     masked = masked or (20 if length == 128 else 80)
-    lr = cw.warmup(cw.cosine(1e-3), "10%")
+    lr = cw.schedules.warmup(cw.schedules.cosine(1e-3), "10%")
 
     def loss(apply, batch):
         words, following = apply(batch["token"], batch["segment"], batch["place"])
@@ -58,7 +58,7 @@ def bert(length=128, masked=0, size="large", optimizer="lamb", form="pytorch"):
 
     columns = {"token": (length,), "segment": (length,), "place": (masked,), "word": (masked,), "next": ()}
     # As in MLPerf: no decay and no ratio for biases and norms, and the gradient's norm is clipped
-    lamb = cw.lamb(lr=lr, weight_decay=0.01, decay=kernels, clip=1.0)
+    lamb = cw.recipe.lamb(lr=lr, weight_decay=0.01, decay=kernels, clip=1.0)
     made = lamb if optimizer == "lamb" else cw.adamw(lr=lr)
     return _recipe(f"bert-{size}", lambda rngs: Bert(size, form, rngs), loss, columns, made)
 
@@ -71,13 +71,13 @@ def bert_classifier(length=128, size="base", form="apex"):
         return {"loss": cw.losses.softmax_cross_entropy(logits.astype(jnp.float32), batch["label"])}
 
     columns = {"token": (length,), "segment": (length,), "label": ()}
-    made = cw.adamw(lr=cw.cosine(2e-5))
+    made = cw.adamw(lr=cw.schedules.cosine(2e-5))
     return _recipe(f"bert-{size}-3", lambda rngs: Bert(size, form, rngs, classes=3), loss, columns, made)
 
 
 def gpt(context=2048, vocabulary=50_304, depth=12, width=768, heads=12):
     """GPT-2 whose attention holds its weights, as before fused kernels: XLA's products and softmax."""
-    init, apply = cw.functional(
+    init, apply = cw.nnx.functional(
         lambda rngs: PlainGPT(
             vocabulary=vocabulary, context=context, depth=depth, width=width, heads=heads, rngs=rngs
         )
@@ -93,7 +93,7 @@ def gpt(context=2048, vocabulary=50_304, depth=12, width=768, heads=12):
     return cw.Recipe(
         name="gpt2-plain", task=cw.Task(init=init, loss=loss, train=Absent(10_000_000, spec, "gpt2-plain")),
         batch=256, replicas=1, duration="10000st", precision="bf16",
-        optimizer=cw.adamw(lr=cw.cosine(6e-4), b2=0.95, weight_decay=0.1, decay=kernels, clip=1.0),
+        optimizer=cw.adamw(lr=cw.schedules.cosine(6e-4), b2=0.95, weight_decay=0.1, decay=kernels, clip=1.0),
     )  # fmt: skip
 
 
@@ -108,7 +108,7 @@ def t5(size="small"):
         losses, real = t5x_losses(logits, told), (words > 0).astype(jnp.float32)
         return {"loss": jnp.mean(losses * real, 1), "accuracy": jnp.mean(jnp.where(right, real, 0.0), 1)}
 
-    optimizer = cw.adamw(lr=cw.cosine(1e-4), weight_decay=0.01, clip=1.0)
+    optimizer = cw.adamw(lr=cw.schedules.cosine(1e-4), weight_decay=0.01, clip=1.0)
     columns = {"input": (512,), "target": (128,)}
     return _recipe(f"t5-{size}", lambda rngs: T5(*T5_SIZES[size], rngs), loss, columns, optimizer)
 

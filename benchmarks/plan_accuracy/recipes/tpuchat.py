@@ -30,7 +30,7 @@ def decoder():
     return cw.Recipe(
         name="tpuchat", task=cw.Task(init=init, loss=loss, train=Absent(10_000_000, spec, "tpuchat")),
         batch=64, replicas=16, duration="10000st", precision="bf16",
-        optimizer=cw.adamw(lr=cw.cosine(1e-4), b2=0.95, weight_decay=0.1),
+        optimizer=cw.adamw(lr=cw.schedules.cosine(1e-4), b2=0.95, weight_decay=0.1),
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 body = cw.nnx.task(body_of, loss, train=images)
 body = cw.pretrained("net.pth", names="efficientnet-lite0").start(body)
-train = cw.features(body, images, "features")
+train = cw.deploy.features(body, images, "features")
 head = cw.nnx.task(lambda rngs: nnx.Linear(1280, 10, rngs=rngs), loss, train=train, inputs="feature")
 """
 

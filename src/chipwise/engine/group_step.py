@@ -2,9 +2,9 @@
 
 GSPMD partitions the programs. A replica's rows are cut over the group's devices, and so are its parameters,
 each along one axis. The resulting vector has a row for each device: its part of the gradient, and the sums,
-which are equal in all rows. Layers in `cw.fsdp` gather their parameters before use; elsewhere the compiler
-chooses. A device then adds its own row over groups, and updates it, with the same functions as without
-groups.
+which are equal in all rows. Layers in `cw.models.fsdp` gather their parameters before use; elsewhere the
+compiler chooses. A device then adds its own row over groups, and updates it, with the same functions as
+without groups.
 """
 
 from __future__ import annotations

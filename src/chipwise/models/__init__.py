@@ -1,6 +1,9 @@
 """The built-in models, Flax NNX modules, and the layers that they share."""
 
 import jax.numpy as jnp
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 
 def wide(dtype) -> jnp.dtype:

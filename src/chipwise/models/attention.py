@@ -1,4 +1,4 @@
-"""`cw.attention`: a chip's own fused kernel if there is one, and a blocked implementation otherwise.
+"""`cw.models.attention`: a chip's own fused kernel if there is one, and a blocked implementation otherwise.
 
 Plain attention stores a number for every pair of positions; none of these implementations does.
 
@@ -25,8 +25,8 @@ from . import wide
 from .target import Target, target
 
 SAVED = "context"
-"""The name of what attention made and its kernels keep for their gradient, see `cw.remat`. cuDNN's kernel is
-a primitive without names: see `saveable`."""
+"""The name of what attention made and its kernels keep for their gradient, see `cw.models.remat`. cuDNN's
+kernel is a primitive without names: see `saveable`."""
 
 
 _LOST = 256.0  # squared and divided by the root of a head of 512, still vanishes in a softmax

@@ -1,4 +1,4 @@
-"""Models larger than a device: `cw.fsdp`, a layer with parameters sharded over several devices.
+"""Models larger than a device: `cw.models.fsdp`, a layer with parameters sharded over several devices.
 
 A recipe with `shards` computes each replica on a group of devices (`chipwise.engine.groups`). Programs for a
 group are traced inside `in_group`; elsewhere a layer is called directly.
@@ -54,8 +54,8 @@ def fsdp(function: Callable[..., Any], params: Any, *rows: Any) -> Any:
 
     Each device has a part of every parameter and of the rows. It gathers the parameters, computes its rows,
     and frees the parameters; gradients are added over the devices (in float32) and scattered to the parts
-    (Zhao et al., 2023, arXiv:2304.11277). If each layer is in `fsdp`, inside `cw.remat` and a loop over
-    layers, a device never has more than one whole layer.
+    (Zhao et al., 2023, arXiv:2304.11277). If each layer is in `fsdp`, inside `cw.models.remat` and a loop
+    over layers, a device never has more than one whole layer.
 
     *Arguments:* `function`: a pure function of the whole `params` and some rows, without other arrays, that
     treats each row independently; `params`: a tree of arrays, each cut along its largest axis that M divides;

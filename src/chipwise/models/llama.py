@@ -4,7 +4,7 @@ biases.
 Sources: Dubey et al., "The Llama 3 Herd of Models" (2024, arXiv:2407.21783); RMSNorm: Zhang and Sennrich
 (2019, arXiv:1910.07467); rotary positions: Su et al. (2021, arXiv:2104.09864); grouped queries: Ainslie et
 al. (2023, arXiv:2305.13245); SwiGLU: Shazeer (2020, arXiv:2002.05202). Blocks are stacked and looped over,
-and each is a layer of `cw.fsdp`: see `chipwise.models.transformer`.
+and each is a layer of `cw.models.fsdp`: see `chipwise.models.transformer`.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Llama(nnx.Module):
 
     The logits are `states @ head.T`, with the table `params["head"]["embedding"]`.
 
-    `base`: of the rotary positions; `keep`: a policy of `cw.remat`. Initial values: normal of 0.02.
+    `base`: of the rotary positions; `keep`: a policy of `cw.models.remat`. Initial values: normal of 0.02.
     """
 
     def __init__(

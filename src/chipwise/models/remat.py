@@ -1,4 +1,4 @@
-"""`cw.remat`: what a function keeps for its gradient; all else is computed again.
+"""`cw.models.remat`: what a function keeps for its gradient; all else is computed again.
 
 The blocks of `chipwise.models` mark their values by the names of MaxText (AI-Hypercomputer/maxtext,
 `configs/base.yml`):
@@ -44,10 +44,10 @@ def remat(
 
     *Arguments:* `policy`: a name of `jax.checkpoint_policies`. `"nothing_saveable"` saves only the arguments,
     `"dots_with_no_batch_dims_saveable"` also products with parameters, `"dots_saveable"` all products; the
-    last two also save the outputs of `cw.attention`'s kernels. Or names of values, as a list or joined by
-    `+`, such as `"query_proj+context"`: these are saved. Blocks of chipwise mark `query_proj`, `key_proj`,
-    `value_proj`, `context` (the outputs of attention's kernel), `out_proj`, `mlpwi` (of gated layers
-    `mlpwi_0` and `mlpwi_1`) and `mlpwo`; your own functions mark values by
+    last two also save the outputs of `cw.models.attention`'s kernels. Or names of values, as a list or
+    joined by `+`, such as `"query_proj+context"`: these are saved. Blocks of chipwise mark `query_proj`,
+    `key_proj`, `value_proj`, `context` (the outputs of attention's kernel), `out_proj`, `mlpwi` (of gated
+    layers `mlpwi_0` and `mlpwi_1`) and `mlpwo`; your own functions mark values by
     `jax.ad_checkpoint.checkpoint_name`. `prevent_cse`: use False inside a loop, where it is not needed.
 
     *Returns* a function that, when called, raises `RecipeError` for a policy that is none of these.

@@ -119,7 +119,7 @@ next_token_loss.defvjp(_loss_forward, _loss_backward)
 
 
 def tied_loss(table: jax.Array, hidden: jax.Array, targets: jax.Array) -> jax.Array:
-    """`next_token_loss` as a layer in `cw.fsdp`."""
+    """`next_token_loss` as a layer in `cw.models.fsdp`."""
     return fsdp(
         lambda table, hidden, targets: next_token_loss(hidden, table, targets), table, hidden, targets
     )

@@ -33,7 +33,7 @@ KEPT = "dots_with_no_batch_dims_saveable"
 """What a block keeps for its gradient: the products with its kernels, and what attention made. Norms and GELU
 are computed again, which costs little arithmetic; a loop would otherwise keep every step of them."""
 QKV = ("query_proj", "key_proj", "value_proj")
-"""The names of queries, keys and values, see `cw.remat`."""
+"""The names of queries, keys and values, see `cw.models.remat`."""
 
 
 class LayerNorm(nnx.Module):
@@ -137,7 +137,8 @@ class Block(nnx.Module):
 class Blocks(nnx.Module):
     """`depth` blocks in sequence: `(b, t, width)` -> the same. Each gets `more` unchanged.
 
-    Parameters are those of one block, each with a leading axis of `depth`; `keep`: a policy of `cw.remat`.
+    Parameters are those of one block, each with a leading axis of `depth`; `keep`: a policy of
+    `cw.models.remat`.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ MOVING = tuple(f"!*{name}" for name in _STATISTICS)
 
 
 def freeze(*patterns: str, batch_norm: str = "eval") -> tuple[str, ...]:
-    """Parameters and statistics that training does not change: `Recipe(frozen=cw.freeze("backbone/*"))`.
+    """What training does not change, for `Recipe(frozen=...)`: `cw.recipe.freeze("backbone/*")`.
 
     Frozen parameters have no gradient and no optimizer state. Batch norm with frozen statistics uses them, as
     in evaluation, and does not update them.

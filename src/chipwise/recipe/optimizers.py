@@ -200,9 +200,9 @@ def from_optax(
     input of the step. Settings that are not numbers that vary, such as flags, masks and starting values, go
     in beforehand: `from_optax(functools.partial(optax.lion, mask=mask), learning_rate=0.01)`.
     `elementwise=True` says of `make` what `Optimizer.elementwise` means: true of Lion or RMSprop, not of
-    Adafactor or Muon, which need whole parameters (as optax's LAMB and LARS: `cw.lamb`, `cw.lars` do not).
-    `make` must not branch on the numbers. A scheduled one is NaN in `init`, where it has no step, so that a
-    state made from it cannot pass unseen.
+    Adafactor or Muon, which need whole parameters (as optax's LAMB and LARS: `cw.recipe.lamb`,
+    `cw.recipe.lars` do not). `make` must not branch on the numbers. A scheduled one is NaN in `init`, where
+    it has no step, so that a state made from it cannot pass unseen.
 
     Raises `RecipeError` for a value that is neither a number nor a schedule.
     """

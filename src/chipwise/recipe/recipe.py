@@ -76,8 +76,8 @@ class Recipe:
     - `task`: the `Task`.
     - `batch`: examples a step.
     - `duration`: how long to train: `"24ep"`, `"9360st"` or `"1.2e6ex"`.
-    - `optimizer`: `cw.sgd(...)`, `cw.adam(...)`, `cw.adamw(...)`, `cw.lamb(...)`, `cw.lars(...)` or
-      `cw.from_optax(...)`.
+    - `optimizer`: `cw.sgd(...)`, `cw.adam(...)`, `cw.adamw(...)`, `cw.recipe.lamb(...)`,
+      `cw.recipe.lars(...)` or `cw.from_optax(...)`.
     - `replicas`: logical data-parallel workers; each takes `batch / replicas` examples of a step,
       with its own batch-norm statistics and random key. Devices share replicas, never the reverse.
     - `blocks`: programs that compute a step's replicas, each `replicas / blocks` of them together; one
@@ -90,7 +90,7 @@ class Recipe:
     - `ema`: decay per step of an exponential moving average of the parameters, which evaluation then
       uses; `None` for none.
     - `frozen`: patterns of parameters and statistics that training leaves alone, such as `("backbone/*",)`;
-      see `cw.freeze`. They are inputs of the step, with no gradient and no place in the optimizer.
+      see `cw.recipe.freeze`. They are inputs of the step, with no gradient and no place in the optimizer.
     - `name`: shown to people, no effect.
     - `validated`: where these settings are known to work; see `Validated`. It stays what it was when
       settings are replaced, so that `cw.check` can tell how far they have moved.

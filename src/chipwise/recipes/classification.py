@@ -28,7 +28,7 @@ def classification(
 ) -> Task:
     """A task with softmax cross-entropy and accuracy.
 
-    *Arguments:* `model`: `(init, apply)` from `cw.functional`; `normalise`: stored images, `(batch, ...)`
+    *Arguments:* `model`: `(init, apply)` from `cw.nnx.functional`; `normalise`: stored images, `(batch, ...)`
     uint8, to float32 model inputs; `augment`: of one stored example; `smoothing`: label smoothing, only in
     training; `mix`: of a replica's batch after `augment`; `views`: of normalised images, for which evaluation
     computes a weighted sum of the logits; `from_data`: as in `Task`.

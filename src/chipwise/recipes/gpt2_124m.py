@@ -41,7 +41,7 @@ def recipe(
 ) -> Recipe:
     """*Arguments:* `context`: predicted tokens of a sequence; `vocabulary`: its size; `depth`: blocks;
     `width`: entries of a token's state; `heads`: of attention, a divisor of `width`; `remat`: what a block
-    saves for its gradient, a policy of `cw.remat` such as `context+mlpwi`."""
+    saves for its gradient, a policy of `cw.models.remat` such as `context+mlpwi`."""
     if width % heads or not 1 <= vocabulary <= 65_536:
         raise RecipeError("gpt2-sizes", width=width, heads=heads, vocabulary=vocabulary)
     sizes = {"vocabulary": vocabulary, "context": context, "depth": depth, "width": width, "heads": heads}

@@ -46,7 +46,7 @@ def recipe(
     """*Arguments:* `context`: predicted tokens of a sequence; `vocabulary`: its size; `depth`: blocks;
     `width`: entries of a token's state; `heads`: of queries, a divisor of `width`; `kv_heads`: of keys and
     values, a divisor of `heads`; `hidden`: entries of the gated layer; `remat`: what a block saves for its
-    gradient, a policy of `cw.remat` such as `query_proj+context`."""
+    gradient, a policy of `cw.models.remat` such as `query_proj+context`."""
     if vocabulary < 1 or width % heads or heads % kv_heads or (width // heads) % 2:
         raise RecipeError("llama-sizes", width=width, heads=heads, kv_heads=kv_heads, vocabulary=vocabulary)
     sizes = {"vocabulary": vocabulary, "depth": depth, "width": width, "heads": heads}

@@ -1,0 +1,53 @@
+"""The public names: what `cw.` shows, and what types see. `__init__.py` reads this list."""
+
+from . import data as data
+from . import deploy as deploy
+from . import engine as engine
+from . import errors as errors
+from . import interop as interop
+from . import machine as machine
+from . import models as models
+from . import planner as planner
+from . import recipe as recipe
+from . import study as study
+from .data import Arrays as Arrays
+from .data import PackedFolder as PackedFolder
+from .data import augment as augment
+from .data import datasets as datasets
+from .data.pack.job import pack as pack
+from .deploy.export import export as export
+from .deploy.predict import predict as predict
+from .deploy.pretrained import pretrained as pretrained
+from .engine.evaluate import evaluate as evaluate
+from .engine.fit import fit as fit
+from .engine.on import On as On
+from .engine.stepper import Stepper as Stepper
+from .explain.notebook import compare as compare
+from .explain.notebook import report as report
+from .interop import equinox as equinox
+from .interop import keras as keras
+from .interop import linen as linen
+from .interop import nnx as nnx
+from .interop import torch as torch
+from .machine.detect import simulate as simulate
+from .machine.hosts import hosts as hosts
+from .planner.planner import plan as plan
+from .recipe import losses as losses
+from .recipe import metrics as metrics
+from .recipe import schedules as schedules
+from .recipe.check import check as check
+from .recipe.optimizers import adam as adam
+from .recipe.optimizers import adamw as adamw
+from .recipe.optimizers import from_optax as from_optax
+from .recipe.optimizers import sgd as sgd
+from .recipe.recipe import Recipe as Recipe
+from .recipe.schedules import one_cycle as one_cycle
+from .recipe.settings import load as load
+from .recipe.task import Sum as Sum
+from .recipe.task import Task as Task
+from .study.find_batch import find_batch as find_batch
+from .study.find_lr import find_lr as find_lr
+from .study.sweep import sweep as sweep
+from .study.transfer import transfer as transfer
+
+__version__: str

@@ -1,0 +1,2 @@
+from .checkpoint import restore_run as restore_run
+from .result import Result as Result

@@ -1,0 +1,2 @@
+from . import detect as detect
+from . import hosts as hosts

@@ -1,0 +1,1 @@
+from .plans import Plan as Plan
