@@ -1,7 +1,7 @@
 """`make demo`: trains a recipe on 1 and on 8 devices, compares fingerprints, curves and speeds, plans for
 absent chips, writes a job for one of them, and reports a run.
 
-Writes to `demo/`: `curves.svg`, `curves.png`, the pages `compare.html`, `plan.html` and `report.html`, and
+Writes to `demo/`: `curves.svg`, the pages `compare.html`, `plan.html` and `report.html`, and
 the notebook for a rented chip in `launch/`.
 """
 
@@ -10,10 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from chipwise.explain.charts import Trace, panel
+from chipwise.explain.page import picture
 
 DEMO = Path("demo")
 
@@ -35,12 +33,9 @@ def shown(command: str) -> None:
     chipwise(command)
 
 
-def curve(devices: int, name: str) -> tuple[list[float], list[float]]:
-    rows = [
-        json.loads(line) for line in (DEMO / f"devices{devices}" / "metrics.jsonl").read_text().splitlines()
-    ]
-    rows = [row for row in rows if name in row]
-    return [row["epoch"] for row in rows], [row[name] for row in rows]
+def curve(devices: int, name: str) -> list[tuple[float, float]]:
+    rows = (DEMO / f"devices{devices}" / "metrics.jsonl").read_text().splitlines()
+    return [(row["epoch"], row[name]) for row in map(json.loads, rows) if name in row]
 
 
 def main() -> int:
@@ -52,18 +47,16 @@ def main() -> int:
     same = len({result["fingerprint"] for result in results.values()}) == 1
     print("The same bits on 1 and on 8 devices." if same else "THE BITS DIFFER.")
 
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
-    for axis, name in zip(axes, ("train/loss", "eval/accuracy"), strict=True):
-        for n, style in ((1, {"lw": 5, "alpha": 0.35}), (8, {"lw": 1.4})):
-            axis.plot(*curve(n, name), label=f"{n} device{'s' if n > 1 else ''}", **style)
-        axis.set(xlabel="epoch", title=name)
-        axis.grid(alpha=0.3)
-    axes[0].set_yscale("log")
-    axes[0].legend()
-    figure.suptitle(f"digits: one recipe, 8 replicas, {'the same bits' if same else 'DIFFERENT BITS'}")
-    for kind in ("svg", "png"):
-        figure.savefig(DEMO / f"curves.{kind}", dpi=130)
-    print(f"\nThe curves: {DEMO}/curves.svg and {DEMO}/curves.png")
+    panels = []
+    for name in ("train/loss", "eval/accuracy"):
+        curves = [
+            Trace("1 device", "s0 faint broad", curve(1, name)),
+            Trace("8 devices", "s1", curve(8, name)),
+        ]
+        panels.append(panel(name, curves, x="epoch", y_log="loss" in name))
+    title = f"digits: one recipe, 8 replicas, {'the same bits' if same else 'DIFFERENT BITS'}"
+    (DEMO / "curves.svg").write_text(picture(panels, columns=2, size="narrow", title=title))
+    print(f"\nThe curves: {DEMO}/curves.svg")
     shown(f"compare {DEMO}/devices1 {DEMO}/devices8 --html {DEMO}/compare.html")
     shown(f"plan digits --on v5e-8,t4 --html {DEMO}/plan.html")
     shown(f"launch digits --on t4 --to colab --out {DEMO}/launch")

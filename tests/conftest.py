@@ -12,7 +12,6 @@ os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 ).strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("MPLBACKEND", "Agg")
 # Many tests train the same small task: compile its programs once a session, also for processes that tests
 # start and for pytest's workers side by side. Never kept from one session to the next, which may have other
 # code.

@@ -37,12 +37,10 @@ PLANNERS_USERS = [
 CLASSES_TWICE = [
     "Attention",
     "Block",
-    "Curve",
     "Finding",
     "Group",
     "Job",
     "Machine",
-    "Marks",
     "Memory",
     "Names",
     "Place",

@@ -72,7 +72,7 @@ def test_importing_loads_nothing_and_modules_take_no_name_away():
     code = """
 import sys, os
 import chipwise as cw
-heavy = set("jax numpy flax optax orbax scipy sklearn matplotlib absl tensorboard typer rich".split())
+heavy = set("jax numpy flax optax orbax scipy sklearn absl tensorboard typer rich".split())
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 assert os.environ["NPROC"]
 import importlib, types

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
+from chipwise.explain.charts import Axis
 from chipwise.machine.record import Record, Series
 
 from .contenders import CASES, WORKERS, Case
@@ -130,31 +133,38 @@ def _grown(record: Record) -> str:
     return f"at most {most / 2**20:.0f} MiB"
 
 
+WIDTH, ROW, NAMES = 520, 18, 190  # pixels: of a case, of a contender, of the contenders' names
+
+
 def _draw(record: Record, path: Path) -> None:
-    import matplotlib
+    """A case each: bars of the medians on a logarithmic axis, with the quartiles."""
+    cells, row_of_two = [], 34 + ROW * max(len(_rows(record, case)) for case in CASES)
+    for k, case in enumerate(CASES):
+        x, y = WIDTH * (k % 2), row_of_two * (k // 2)
+        cells.append(
+            f'<g transform="translate({x} {y})">{"".join(_bars(case.title, _rows(record, case)))}</g>'
+        )
+    size = f'width="{2 * WIDTH}" height="{2 * row_of_two}" viewBox="0 0 {2 * WIDTH} {2 * row_of_two}"'
+    style = 'font-family="system-ui,sans-serif" font-size="11" fill="#808a94"'
+    path.write_text(
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>\n{chr(10).join(cells)}\n</svg>\n'
+    )
 
-    matplotlib.use("Agg")
-    matplotlib.rcParams.update({"svg.hashsalt": "feed", "font.size": 8, "svg.fonttype": "none"})
-    from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(2, 2, figsize=(11, 7), layout="constrained")
-    for case, axis in zip(CASES, axes.flat, strict=True):
-        rows = _rows(record, case)
-        names = [name for name, _ in rows]
-        values = [series.median for _, series in rows]
-        errors = [
-            [series.median - series.quartiles[0] for _, series in rows],
-            [series.quartiles[1] - series.median for _, series in rows],
-        ]
-        axis.set_xscale("log")
-        axis.barh(names, values, xerr=errors, color=[_colour(name) for name in names], error_kw={"lw": 0.8})
-        axis.set_xlim(10 ** math.floor(math.log10(min(values))), None)
-        axis.xaxis.set_minor_formatter("")
-        axis.set_title(case.title)
-        axis.set_xlabel("images/s")
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
+def _bars(title: str, rows: list[tuple[str, Series]]) -> Iterator[str]:
+    lowest = 10 ** math.floor(math.log10(rows[0][1].median))
+    axis = Axis(lowest, 1.1 * max(series.quartiles[1] for _, series in rows), NAMES, WIDTH - 20, log=True)
+    bottom = 18 + ROW * len(rows)
+    yield f'<text x="10" y="12" font-weight="600">{html.escape(title)}, images/s</text>'
+    for tick in axis.ticks(4):
+        yield f'<path stroke="#808a94" stroke-opacity=".3" d="M{tick.at:.1f} 16V{bottom}"/>'
+        yield f'<text x="{tick.at:.1f}" y="{bottom + 12}" text-anchor="middle">{tick.label}</text>'
+    for k, (name, series) in enumerate(reversed(rows)):
+        y, (low, high) = 18 + ROW * k, map(axis, series.quartiles)
+        yield f'<text x="{NAMES - 6}" y="{y + 12}" text-anchor="end">{html.escape(name)}</text>'
+        wide = axis(series.median) - NAMES
+        yield f'<rect x="{NAMES}" y="{y + 2}" width="{wide:.1f}" height="{ROW - 5}" fill="{_colour(name)}"/>'
+        yield f'<path stroke="#404850" d="M{low:.1f} {y + 8.5}H{high:.1f}"/>'
 
 
 def _colour(name: str) -> str:

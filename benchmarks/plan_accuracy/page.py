@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from chipwise.explain.charts import Panel, Trace
+from chipwise.explain.page import picture
 
 from .rows import Row
 
@@ -272,38 +273,18 @@ def _apart(rows: Sequence[Row]) -> list[str]:
 
 
 def scatter(path: Path, known: Sequence[Prediction]) -> None:
-    """Draws predicted over measured for each row, with its interval, and the rule of thumb. Rows are in the
-    order of the file, held-out ones above."""
-    import matplotlib
+    """Draws predicted over measured for each row, and the rule of thumb, over the measured examples/s."""
 
-    matplotlib.use("svg")
-    import matplotlib.pyplot as plt
+    def dots(name: str, style: str, points: Iterable[tuple[float, float]]) -> Trace:
+        return Trace(name, f"{style} dots", sorted(points))
 
-    matplotlib.rcParams["svg.hashsalt"] = "plan_accuracy"  # the same file for the same numbers
-    order = sorted(known, key=lambda p: (p.row.use != "fit", p.row.chips, -p.row.row))
-    figure, axes = plt.subplots(figsize=(7.6, 1.2 + 0.19 * len(order)), layout="constrained")
-    colours = {("TPU", "held-out"): "#0072b2", ("TPU", "fit"): "#56b4e9"}
-    colours |= {("GPU", "held-out"): "#d55e00", ("GPU", "fit"): "#e69f00"}
-    for key, colour in colours.items():
-        at = [i for i, p in enumerate(order) if (p.row.chips, p.row.use) == key]
-        if not at:
-            continue
-        ratios = np.array([order[i].ratio for i in at])
-        ends = np.array([order[i].throughput[1:] for i in at]).T
-        bars = np.abs(ends / np.array([order[i].row.measured for i in at]) - ratios)
-        label = f"{key[0]}, {key[1]}"
-        axes.errorbar(ratios, at, xerr=bars, fmt="o", color=colour, markersize=4, linewidth=1, label=label)
-    rules = [(p.rule, i) for i, p in enumerate(order) if p.rule]
-    axes.plot(*zip(*rules, strict=True), "x", color="grey", markersize=4, label="40 % of the peak")
-    axes.axvline(1.0, color="black", linewidth=0.8)
-    names = [f"{p.row.model.split(',')[0]}, {p.row.on}  {p.row.row}" for p in order]
-    axes.set_yticks(range(len(order)), names, fontsize=6)
-    ticks = [0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0]
-    axes.set(xscale="log", xlim=(0.2, 6), ylim=(-1, len(order)), xlabel="predicted / measured")
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.minorticks_off()
-    axes.legend(
-        frameon=False, loc="upper center", ncols=5, fontsize=7, bbox_to_anchor=(0.35, 1.0 + 1.6 / len(order))
-    )
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+    kinds = [("GPU", "fit", "s3"), ("TPU", "fit", "s2"), ("GPU", "held-out", "s1"), ("TPU", "held-out", "s0")]
+    curves = [dots("40 % of the peak", "s5", [(p.row.measured, p.rule) for p in known if p.rule])]
+    for chips, use, style in kinds:
+        some = [p for p in known if (p.row.chips, p.row.use) == (chips, use)]
+        curves.append(dots(f"{chips}, {use}", style, [(p.row.measured, p.ratio) for p in some]))
+    drawn = Panel(
+        "predicted / measured", curves, x="measured examples/s", x_log=True, y_log=True, level=1.0,
+        level_words="equal",
+    )  # fmt: skip
+    path.write_text(picture([drawn]), encoding="utf-8")

@@ -53,7 +53,7 @@ def test_a_second_axis_and_json_alone_on_standard_output(chipwise, mine):
         (("--second", "decay"), "no-second-setting"),
         (("--low", "1", "--high", "0.1"), "rates-out-of-order"),
         (("--steps", "3"), "range-test-steps"),
-        (("--picture", "rates.gif"), "picture-not-svg-or-png"),
+        (("--picture", "rates.gif"), "picture-not-svg"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(chipwise, mine, tmp_path, monkeypatch, arguments, error):

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from chipwise.explain import charts
 from chipwise.explain.charts import (
     Axis,
-    Curve,
     Measure,
+    Trace,
     bars,
     log_steps,
     panel,
@@ -100,7 +100,7 @@ def test_what_is_written_on_an_axis():
 @example(points=[(0, 1.0), (0, 4e-305)], zero=False, log=True, second=None)
 @given(points=POINTS, zero=st.booleans(), log=st.booleans(), second=st.none() | st.just(("epoch", 0.01)))
 def test_every_point_lies_in_the_frame(points, zero, log, second):
-    made = panel("a", [Curve("a", "train", points)], zero=zero, y_log=log, x_log=log, second=second)
+    made = panel("a", [Trace("a", "train", points)], zero=zero, y_log=log, x_log=log, second=second)
     assert (made is None) is (not points)
     for _, plot in made.sizes if made else ():
         (line,) = plot.lines
@@ -122,17 +122,17 @@ def test_thinning_keeps_the_ends_and_every_peak(many):
 
 def test_a_loss_over_decades_is_logarithmic():
     points = [(k, 10.0**-k) for k in range(5)]
-    plot = panel("a", [Curve("a", "train", points)], y_log=True).sizes[0][1]
+    plot = panel("a", [Trace("a", "train", points)], y_log=True).sizes[0][1]
     gaps = [b - a for (_, a), (_, b) in itertools.pairwise(plot.lines[0].dots)]
     assert plot.y_log and gaps == pytest.approx([gaps[0]] * 4)
-    with_zero = panel("a", [Curve("a", "train", [*points, (5, 0.0)])], y_log=True)
+    with_zero = panel("a", [Trace("a", "train", [*points, (5, 0.0)])], y_log=True)
     assert not with_zero.sizes[0][1].y_log
 
 
 def test_the_axis_minds_no_curve_aside():
     """Beyond a factor it is logarithmic."""
-    near = Curve("a", "s0", ((1.0, 2.0), (2.0, 1.0)))
-    far = Curve("b", "s1", ((1.0, 2.0), (2.0, 1e15)), aside=True)
+    near = Trace("a", "s0", ((1.0, 2.0), (2.0, 1.0)))
+    far = Trace("b", "s1", ((1.0, 2.0), (2.0, 1e15)), aside=True)
     both, alone, wide = (
         panel("losses", curves, y_log=True).sizes[0][1]
         for curves in ([near, far], [near], [near, replace(far, aside=False)])
@@ -142,7 +142,7 @@ def test_the_axis_minds_no_curve_aside():
 
 
 def test_marks_levels_and_a_second_axis():
-    curve = Curve("a", "train", [(k, float(k)) for k in range(101)])
+    curve = Trace("a", "train", [(k, float(k)) for k in range(101)])
     made = panel(
         "a",
         [curve],
@@ -168,10 +168,10 @@ def test_marks_levels_and_a_second_axis():
 
 def test_a_key_has_a_name_once():
     curves = [
-        Curve(name, charts.series(k), [(0, 1.0), (1, 2.0)]) for k, name in enumerate(["a", "a", "b", ""])
+        Trace(name, charts.style_of(k), [(0, 1.0), (1, 2.0)]) for k, name in enumerate(["a", "a", "b", ""])
     ]
     assert panel("x", curves).key == {"a": "s1 dash0", "b": "s2 dash0"}
-    assert charts.series(7) == "s1 dash1"
+    assert charts.style_of(7) == "s1 dash1"
 
 
 # ---- bars, strips, stacks

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import xml.etree.ElementTree as ET
 
 import jax
 import jax.numpy as jnp
@@ -254,17 +255,17 @@ def test_a_schedule_that_is_a_function_is_swept_but_not_set():
 
 
 def test_pictures_are_written_whole_and_alike(found, tmp_path):
-    svg, png = draw(found, tmp_path / "a.svg"), draw(found, tmp_path / "a.png")
+    svg = draw(found, tmp_path / "a.svg")
     text = svg.read_text()
-    assert text.startswith("<?xml") and png.read_bytes().startswith(b"\x89PNG")
+    ET.fromstring(text)
     for shown in ("learning rate", "last stable", "suggestion", "valley", "own peak"):
         assert shown in text, shown
     assert draw(found, tmp_path / "b.svg").read_text() == text
-    with refused(cw.RecipeError, "picture-not-svg-or-png"):
-        draw(found, tmp_path / "a.gif")
+    with refused(cw.RecipeError, "picture-not-svg"):
+        draw(found, tmp_path / "a.png")
     with refused(cw.DataError, "picture-unwritable", option="--picture"):
         draw(found, svg / "inside.svg")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.png", "a.svg", "b.svg"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.svg", "b.svg"]
 
 
 def test_a_second_axis_whose_schedule_is_zero_at_the_peak_is_refused_before_the_sweep():

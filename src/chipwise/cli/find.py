@@ -43,7 +43,7 @@ def find_lr(
         ),
     ] = None,
     workers: options.Workers = None,
-    picture: Annotated[Path | None, option("Draw the curves; .png works too.", "FILE.svg")] = None,
+    picture: Annotated[Path | None, option("Draw the curves.", "FILE.svg")] = None,
     out: Annotated[Path | None, option("Write what --json prints.", "FILE.json")] = None,
     json_: options.Json = False,
 ) -> None:
@@ -56,12 +56,12 @@ def find_lr(
       chipwise find-lr mnist --second b1
     """
     on = here.on(workers=workers)
-    from ..explain.find_picture import kind_of
+    from ..explain.find_picture import check_suffix
     from ..study.find_lr import find_lr as find
 
     name, values = _axis(second)
     if picture is not None:  # unwritable files are refused before the work
-        kind_of(picture)
+        check_suffix(picture)
     loaded = recipe.load()
     progress = "none" if json_ else "auto"
     search = find(

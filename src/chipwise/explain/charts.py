@@ -136,9 +136,9 @@ def _money(usd: float) -> str:
 
 
 @dataclass(frozen=True)
-class Curve:
-    """`style`: CSS classes of `charts.css`, such as "train" or `series(k)`. `aside`: the axes ignore this
-    curve, and it is clipped."""
+class Trace:
+    """A curve. `style`: CSS classes of `charts.css`, such as "train", "s0 faint" or `style_of(k)`; "dots" for
+    points without a line. `aside`: the axes ignore this curve, and it is clipped."""
 
     name: str
     style: str
@@ -187,7 +187,7 @@ class Panel:
     """A plot with its title, labels and key; fields as the arguments of `panel`."""
 
     title: str
-    curves: Sequence[Curve]
+    curves: Sequence[Trace]
     x: str = "step"
     y: str = ""
     caption: str = ""
@@ -220,6 +220,12 @@ class Panel:
         return {c.name: c.style for c in self.curves if c.name}
 
     @property
+    def keys(self) -> list[tuple[str, str]]:
+        """Names and styles, with those of the level and the marks."""
+        lines = {self.level_words: "level", self.mark_words: "mark"}
+        return [*self.key.items(), *((name, style) for name, style in lines.items() if name)]
+
+    @property
     def sizes(self) -> list[tuple[str, Plot]]:
         return [("wide", self._plot(*WIDE)), ("narrow", self._plot(*NARROW))]
 
@@ -240,7 +246,7 @@ class Panel:
 
 def panel(
     title: str,
-    curves: Sequence[Curve],
+    curves: Sequence[Trace],
     *,
     x_log: bool = False,
     y_log: bool = False,
@@ -257,7 +263,7 @@ def panel(
     `level`: a value of y with a horizontal line; their descriptions `mark_words` and `level_words`;
     `caption`.
     """
-    curves = [Curve(c.name, c.style, thinned(c.points), c.aside) for c in curves]
+    curves = [Trace(c.name, c.style, thinned(c.points), c.aside) for c in curves]
     curves = [c for c in curves if c.points]
     if not curves:
         return None
@@ -269,21 +275,22 @@ def panel(
     )  # fmt: skip
 
 
-def _values(curves: Sequence[Curve], level: float | None) -> tuple[list[float], list[float]]:
+def _values(curves: Sequence[Trace], level: float | None) -> tuple[list[float], list[float]]:
     """The values of x and y that determine the axes."""
     points = [p for c in [c for c in curves if not c.aside] or curves for p in c.points]
     return [p[0] for p in points], [p[1] for p in points] + ([] if level is None else [level])
 
 
-def series(k: int) -> str:
+def style_of(k: int) -> str:
     """The style of the k-th row."""
     return f"s{k % SERIES} dash{k // SERIES % 3}"
 
 
-def _line(curve: Curve, across: Axis, up: Axis, crowded: bool) -> Line:
+def _line(curve: Trace, across: Axis, up: Axis, crowded: bool) -> Line:
     at = [(across(a), up(b)) for a, b in curve.points]
-    path = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in at) if len(at) > 1 else ""
-    dots = at if len(at) == 1 or (len(at) <= _DOTS and not crowded) else []
+    scattered = "dots" in curve.style.split()
+    path = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in at) if len(at) > 1 and not scattered else ""
+    dots = at if not path or (len(at) <= _DOTS and not crowded) else []
     return Line(curve.name, curve.style + " many" * crowded, path, dots)
 
 
@@ -317,14 +324,14 @@ class Measure:
 
 
 @dataclass(frozen=True)
-class Marks:
+class BarChart:
     """Measures along an axis in percent of the width."""
 
     rows: Sequence[Measure]
     axis: Axis
 
 
-def bars(measures: Sequence[Measure], *, linear: bool = False) -> Marks | None:
+def bars(measures: Sequence[Measure], *, linear: bool = False) -> BarChart | None:
     """Bars from zero, or points on a logarithmic axis (`log`) if the values span more than `BARS`, unless
     `linear`; `None` if there is nothing to draw."""
     if not measures:
@@ -336,15 +343,15 @@ def bars(measures: Sequence[Measure], *, linear: bool = False) -> Marks | None:
         # the same for an end far below everything else
         least = min(m.value for m in measures)
         low = 10.0 ** math.floor(math.log10(max(min(ends), least / 10)) - 0.1)
-        return Marks(measures, Axis(low, most * 1.1, 0, 100, log=True))
-    return Marks(measures, Axis(0, most * 1.03, 0, 100))
+        return BarChart(measures, Axis(low, most * 1.1, 0, 100, log=True))
+    return BarChart(measures, Axis(0, most * 1.03, 0, 100))
 
 
-def strips(measures: Sequence[Measure]) -> Marks | None:
+def strips(measures: Sequence[Measure]) -> BarChart | None:
     """Points of each repeat and the interval of their mean, on an axis around all; `None` if there are
     none."""
     ends = [v for m in measures for v in (m.value, m.low, m.high, *m.points) if v is not None]
-    return Marks(measures, Axis.around(ends, 0, 100)) if ends else None
+    return BarChart(measures, Axis.around(ends, 0, 100)) if ends else None
 
 
 @dataclass(frozen=True)

@@ -1,79 +1,54 @@
-"""Draws the curves of a learning-rate search as SVG or PNG, for light and dark pages."""
+"""Draws the curves of a learning-rate search as SVG, for light and dark pages."""
 
 from __future__ import annotations
 
-import io
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from ..atomic import replace_bytes
+from ..atomic import replace_text
 from ..errors import RecipeError
-from ..study.find_lr import LrSearch
-
-INK = "#808a94"  # grey, readable on white and on dark
-CURVES = ("#2f7ed8", "#e08214", "#1b9e77", "#b65fcf", "#c9a100", "#d9527a")
-SHAPES = {"valley": "v", "steep": "s", "last_stable": "D", "suggestion": "*"}
-_INKED = (
-    "text.color",
-    "axes.edgecolor",
-    "axes.labelcolor",
-    "xtick.color",
-    "ytick.color",
-    "legend.labelcolor",
-)
-_STYLE: Any = dict.fromkeys(_INKED, INK) | {
-    "figure.facecolor": "none", "axes.facecolor": "none", "axes.grid": True, "grid.color": f"{INK}40",
-    "grid.linewidth": 0.6, "axes.titlesize": 10, "legend.fontsize": 8, "legend.frameon": False,
-    "svg.fonttype": "none", "svg.hashsalt": "chipwise",  # keeps text as text, and the file reproducible
-}  # fmt: skip
+from ..study.find_lr import MARKS, LrSearch
+from .charts import Trace, panel, style_of
+from .page import picture
 
 
 def draw(search: LrSearch, path: str | os.PathLike) -> Path:
     """Writes the curves of `search` to `path`, atomically, and returns it.
 
-    Raw losses are faint and smoothed ones strong. Each test has a colour and its marks; a dotted line is at
+    Raw losses are faint and smoothed ones strong. The marks of the chosen test are dots; a dashed line is at
     the recipe's own peak. The background is transparent.
 
-    Raises `RecipeError` for a suffix other than .svg and .png, `DataError` if it cannot be written.
+    Raises `RecipeError` for a suffix other than .svg, `DataError` if it cannot be written.
     """
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    to, kind, buffer = Path(path), kind_of(path), io.BytesIO()
-    with rc_context(_STYLE):
-        figure = Figure(figsize=(7.2, 4.2), layout="constrained")
-        axes = figure.add_subplot(xscale="log", xlabel="learning rate", ylabel="training loss")
-        axes.set_title(f"{search.old.name}: one step a rate, batch {search.old.batch}")
-        _curves(axes, search)
-        axes.legend()
-        figure.savefig(buffer, format=kind, dpi=144, metadata={"Date": None} if kind == "svg" else None)
-    return replace_bytes(to, buffer.getvalue(), "picture-unwritable", option="--picture")
-
-
-def kind_of(path: str | os.PathLike) -> str:
-    """ "svg" or "png". Raises `RecipeError` for another suffix."""
-    kind = Path(path).suffix.removeprefix(".").lower()
-    if kind not in ("svg", "png"):
-        raise RecipeError("picture-not-svg-or-png", path=str(path))
-    return kind
-
-
-def _curves(axes: Any, search: LrSearch) -> None:
-    for k, test in enumerate(search.tests):
-        rates, colour = test.curve.rates, CURVES[k % len(CURVES)]
-        axes.plot(rates, test.curve.losses, color=colour, alpha=0.35, lw=0.8, label="_")
-        axes.plot(rates, test.curve.smoothed, color=colour, lw=2.0, label=test.name or "smoothed loss")
+    check_suffix(path)
     curve = search.curve
-    for mark, shape in SHAPES.items():
+    start = float(curve.smoothed[0])
+    lowest = min(float(test.curve.smoothed.min()) for test in search.tests)
+    highest = start + 0.6 * max(start - lowest, 1e-9 * abs(start))  # a divergence is clipped
+    traces = []
+    for k, test in enumerate(search.tests):
+        rates, smoothed = test.curve.rates.tolist(), test.curve.smoothed.clip(max=highest).tolist()
+        style, raw = style_of(k), test.curve.losses.tolist()
+        traces.append(Trace("", f"{style} faint", list(zip(rates, raw, strict=True)), aside=True))
+        traces.append(Trace(test.name or "smoothed loss", style, list(zip(rates, smoothed, strict=True))))
+    for k, mark in enumerate(MARKS, len(search.tests)):
         rate = getattr(curve, mark)
-        height = np.interp(np.log(rate), np.log(curve.rates), curve.smoothed)
-        look = {"color": CURVES[search.chosen % len(CURVES)], "ms": 13 if mark == "suggestion" else 7}
-        label = f"{mark.replace('_', ' ')} {rate:.3g}"
-        axes.plot([rate], [height], shape, mec=INK, mew=0.8, ls="none", label=label, zorder=9, **look)
-    axes.axvline(search.own_peak, color=INK, ls=":", lw=1.2, label=f"recipe's own peak {search.own_peak:.3g}")
-    first, lowest = curve.smoothed[0], min(test.curve.smoothed.min() for test in search.tests)
-    fall = max(float(first - lowest), 1e-9 * max(abs(float(first)), 1e-300))
-    axes.set_ylim(lowest - 0.15 * fall, first + 0.6 * fall)  # a divergence is clipped
+        height = float(np.interp(np.log(rate), np.log(curve.rates), curve.smoothed))
+        name = f"{mark.replace('_', ' ')} {rate:.3g}"
+        traces.append(Trace(name, style_of(k), [(rate, height)]))
+    drawn = panel(
+        f"{search.old.name}: one step a rate, batch {search.old.batch}", traces, x="learning rate",
+        y="training loss", x_log=True, marks=[search.own_peak],
+        mark_words=f"recipe's own peak {search.own_peak:.3g}",
+    )  # fmt: skip
+    return replace_text(path, picture([drawn]), "picture-unwritable", option="--picture")
+
+
+def check_suffix(path: str | os.PathLike) -> None:
+    """Raises `RecipeError` for a suffix other than .svg."""
+    if Path(path).suffix.lower() != ".svg":
+        raise RecipeError(
+            "picture-not-svg", "--picture {path:plain}: expected a name that ends in .svg.", path=str(path)
+        )

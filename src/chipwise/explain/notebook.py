@@ -5,7 +5,6 @@ It shows the curves as pictures, and below them the terminal's output in colours
 
 from __future__ import annotations
 
-import html
 import io
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,14 +14,14 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from . import terminal
-from .charts import Curve, Panel, Plot, panel
+from .charts import Trace, panel
+from .page import picture
 
 if TYPE_CHECKING:
     from ..engine.result import Result
     from ..planner.plans import Plan
 
-COLORS = {"train": "#2f6db5", "eval": "#c9741a"}  # for light and dark themes
-_GREY = "#8a94a0"
+PARTS = ("train", "eval")
 _COLUMNS = 116
 _CURVES = 4  # most pictures of a result or a report
 _BOX = "overflow-x:auto;line-height:1.35;font-family:ui-monospace,Menlo,Consolas,monospace;font-size:12px"
@@ -126,47 +125,8 @@ def pictures(curves: Mapping[str, Sequence[tuple[float, float | None]]]) -> str:
     names = list(dict.fromkeys(name.partition("/")[2] for name in curves))
     drawn = []
     for name in sorted(names, key=lambda name: (name != "loss", name != "accuracy", name))[:_CURVES]:
-        both = [(part, curves.get(f"{part}/{name}", ())) for part in COLORS]
-        lines = [Curve(part, part, [(x, y) for x, y in points if y is not None]) for part, points in both]
+        both = [(part, curves.get(f"{part}/{name}", ())) for part in PARTS]
+        lines = [Trace(part, part, [(x, y) for x, y in points if y is not None]) for part, points in both]
         if (one := panel(name, lines, y_log="loss" in name)) is not None:
-            drawn.append(_picture(one))
+            drawn.append(picture([one], size="narrow"))
     return f'<div style="display:flex;flex-wrap:wrap;gap:12px">{"".join(drawn)}</div>' if drawn else ""
-
-
-def _picture(one: Panel) -> str:
-    plot = dict(one.sizes)["narrow"]
-    title = f'<text x="{plot.left:.0f}" y="10" font-weight="600">{html.escape(one.title)}</text>'
-    key = "".join(
-        f'<text x="{plot.right - 44 * i:.0f}" y="10" text-anchor="end" fill="{COLORS[style]}">{name}</text>'
-        for i, (name, style) in enumerate(reversed(one.key.items()))
-    )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{plot.width}" height="{plot.height}" role="img" '
-        f'viewBox="0 0 {plot.width} {plot.height}" font-family="system-ui,sans-serif" font-size="11" '
-        f'fill="{_GREY}" aria-label="{html.escape(one.words)}">{_axes(plot)}{title}{key}{_lines(plot)}</svg>'
-    )
-
-
-def _axes(plot: Plot) -> str:
-    drawn = [
-        f'<line x1="{plot.left:.1f}" x2="{plot.right:.1f}" y1="{tick.at:.1f}" y2="{tick.at:.1f}" '
-        f'stroke="{_GREY}" stroke-opacity="0.25"/><text x="{plot.left - 6:.1f}" y="{tick.at + 4:.1f}" '
-        f'text-anchor="end">{html.escape(tick.label)}</text>'
-        for tick in plot.y_ticks
-    ]
-    under = f'y="{plot.bottom + 16:.1f}" text-anchor="middle"'
-    drawn += [f'<text x="{tick.at:.1f}" {under}>{html.escape(tick.label)}</text>' for tick in plot.x_ticks]
-    middle = (plot.left + plot.right) / 2
-    return (
-        "".join(drawn) + f'<text x="{middle:.1f}" y="{plot.bottom + 32:.1f}" text-anchor="middle">step</text>'
-    )
-
-
-def _lines(plot: Plot) -> str:
-    drawn = []
-    for line in plot.lines:
-        color = COLORS[line.style]
-        if line.path:
-            drawn.append(f'<path d="{line.path}" fill="none" stroke="{color}" stroke-width="1.8"/>')
-        drawn += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{color}"/>' for x, y in line.dots]
-    return "".join(drawn)

@@ -1,4 +1,4 @@
-"""Renders pages with a common style, each a single self-contained HTML file.
+"""Renders pages with a common style, each a single self-contained HTML file; and pictures that stand alone.
 
 Names, settings and messages come from files and are not trusted: all text is escaped, and a page's content
 security policy allows only its own script, and no requests. Unknown values read "unknown".
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jinja2
 
 from ..words import figures
 from ..words.figures import UNKNOWN, or_unknown
+from .charts import Panel
 
 FILTERS: dict[str, Callable[..., Any]] = {
     "digest": lambda script: _digest(script),
@@ -35,6 +36,35 @@ FILTERS: dict[str, Callable[..., Any]] = {
 
 def render(name: str, filters: Mapping[str, Callable[..., Any]] | None = None, /, **values: Any) -> str:
     """The page of `templates/NAME.html.jinja`, with `filters` in addition to `FILTERS`."""
+    return _environment(filters).get_template(f"{name}.html.jinja").render(**values)
+
+
+def picture(panels: Sequence[Panel | None], *, columns: int = 1, size: str = "wide", title: str = "") -> str:
+    """Panels of curves as one SVG picture without a style sheet, on a transparent ground. Leaves out `None`s.
+
+    *Arguments:* `columns`: of panels side by side; `size`: "wide" or "narrow"; `title`: above them all.
+    """
+    drawn = [(panel, dict(panel.sizes)[size]) for panel in panels if panel is not None]
+    cells, top, below = [], 28 * bool(title), 0
+    for k, (panel, plot) in enumerate(drawn):
+        x, left, y = plot.width * (k % columns), plot.left, 30 + plot.height
+        keys = []
+        for name, style in panel.keys:
+            wide = 36 + 7 * len(name)  # the line, and a letter's usual width
+            if keys and left + wide > plot.width:
+                left, y = plot.left, y + 18
+            keys.append((left, y, style, name))
+            left += wide
+        cells.append({"panel": panel, "plot": plot, "x": x, "y": top, "names": keys})
+        below = max(below, top + y + 12 if keys else top + plot.height + 14)
+        if k % columns == columns - 1:
+            top = below
+    width = sum(plot.width for _, plot in drawn[:columns])
+    template = _environment().get_template("charts.html.jinja")
+    return template.module.picture(cells, width, below, title).strip() + "\n"  # type: ignore[attr-defined]
+
+
+def _environment(filters: Mapping[str, Callable[..., Any]] | None = None) -> jinja2.Environment:
     environment = jinja2.Environment(
         autoescape=True,
         trim_blocks=True,
@@ -43,7 +73,7 @@ def render(name: str, filters: Mapping[str, Callable[..., Any]] | None = None, /
         loader=jinja2.PackageLoader("chipwise.explain", "templates"),
     )
     environment.filters |= {**FILTERS, **(filters or {})}
-    return environment.get_template(f"{name}.html.jinja").render(**values)
+    return environment
 
 
 def _digest(script: str) -> str:

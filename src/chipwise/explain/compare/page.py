@@ -9,7 +9,7 @@ from ...study.stats import NO_DIFFERENCE, Difference
 from ...words.facts import fact
 from ...words.figures import counted, interval, pair, spread
 from .. import page
-from ..charts import Curve, Marks, Measure, Panel, bars, panel, series, strips
+from ..charts import BarChart, Measure, Panel, Trace, bars, panel, strips, style_of
 from ..rows import KINDS
 from .conclusions import interval_of
 from .figures import NO_INTERVAL, Figure, ratio
@@ -125,7 +125,7 @@ def _measure(row: Document) -> Measure:
     return Measure(row["label"], row["kind"], speed["value"], speed["low"], speed["high"], few)
 
 
-def _group(group: Document) -> Marks | None:
+def _group(group: Document) -> BarChart | None:
     """Published ratios: a bar to the middle of each, with the stated range."""
     measures = []
     for row in group["rows"]:
@@ -142,25 +142,25 @@ def _pictures(document: Document) -> list[tuple[str, Panel | None, str]]:
     hourly = {row["label"]: c["usd_per_hour"] for _, row in rows for c in row["costs"][:1] if not c["spot"]}
     speed, losses, seconds, money = [], [], [], []
     for k, row in rows:
-        name, style, own = f"{row['label']} ({row['kind']})", series(k), hourly.get(row["label"])
+        name, style, own = f"{row['label']} ({row['kind']})", style_of(k), hourly.get(row["label"])
         for repeat in row["repeats"]:
             first = [p for p in repeat["losses"] if p[0] <= _loss_steps(document)]
-            losses.append(Curve(name, style, first, aside=repeat["diverged"]))
+            losses.append(Trace(name, style, first, aside=repeat["diverged"]))
             if repeat["diverged"]:
                 continue
             if not repeat["warming_up"]:
-                speed.append(Curve(name, style, repeat["speeds"]))
+                speed.append(Trace(name, style, repeat["speeds"]))
             scores = [e for e in repeat["evaluations"] if "seconds" in e and metric in e]
-            seconds.append(Curve(name, style, [(e["seconds"], e[metric]) for e in scores]))
+            seconds.append(Trace(name, style, [(e["seconds"], e[metric]) for e in scores]))
             if own is not None:
                 points = [(e["seconds"] * own / 3600, e[metric]) for e in scores]
-                money.append(Curve(name, style, points))
+                money.append(Trace(name, style, points))
     repeats = [r for _, row in rows for r in row["repeats"]]
     aside = " Runs that diverged may leave it at the top." * any(c.aside and c.points for c in losses)
     batches = " Batches differ: examples/s, never steps/s." * (len({row["batch"] for _, row in rows}) > 1)
     unpriced = [row["label"] for _, row in rows if row["label"] not in hourly]
     warm = "no run has an interval after its warm-up" if any(r["speeds"] for r in repeats) else ""
-    kinds: list[tuple[str, list[Curve], dict[str, Any], str]] = [
+    kinds: list[tuple[str, list[Trace], dict[str, Any], str]] = [
         ("The first losses", losses, {"y": "mean loss of the step", "y_log": True, "caption":
             f"Rows that compute the same thing lie on one another; of runs, means over steps.{aside}"}, ""),
         ("Speed over steps", speed, {"y": "examples/s", "zero": True, "y_log": True, "caption":
@@ -185,7 +185,7 @@ def _loss_steps(document: Document) -> float:
     return max(50.0, 10.0 * max(firsts, default=1))
 
 
-def _finals(document: Document) -> Marks | None:
+def _finals(document: Document) -> BarChart | None:
     """The last value of the metric in each repeat, if any row has several."""
     rows = [(row["label"], row["metric"]) for row in document["rows"] if row["metric"]]
     if all(m["n"] < 2 for _, m in rows):

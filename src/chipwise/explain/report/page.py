@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .. import page
-from ..charts import Curve, Marks, Measure, Panel, panel, series, strips
+from ..charts import BarChart, Measure, Panel, Trace, panel, strips, style_of
 from ..study import against
 from .text import beside, metric, study_title, time_bar
 
@@ -28,7 +28,7 @@ def _run(document: Mapping[str, Any]) -> dict[str, Any]:
     names = sorted({name.partition("/")[2] for name in document["curves"]}, key=_order)
     points = list(zip(rate.get("steps") or [], rate.get("values") or [], strict=True))
     schedule = panel(
-        f"{rate['name']} over steps", [Curve("", "rate", points)], zero=True, second=_epochs(document)
+        f"{rate['name']} over steps", [Trace("", "rate", points)], zero=True, second=_epochs(document)
     )
     return {
         "panels": [drawn for drawn in _panels(document, names[:CHARTS]) if drawn is not None],
@@ -47,8 +47,8 @@ def _panels(document: Mapping[str, Any], names: Sequence[str]) -> Iterator[Panel
     over_steps: dict[str, Any] = {"second": _epochs(document), "marks": marks, "mark_words": "resumed"}
     for name in names:
         both = {part: document["curves"].get(f"{part}/{name}", []) for part in _PARTS}
-        steps = [Curve(_PARTS[k], k, [(p[0], p[3]) for p in points]) for k, points in both.items()]
-        times = [Curve(_PARTS[k], k, [(p[2], p[3]) for p in points]) for k, points in both.items()]
+        steps = [Trace(_PARTS[k], k, [(p[0], p[3]) for p in points]) for k, points in both.items()]
+        times = [Trace(_PARTS[k], k, [(p[2], p[3]) for p in points]) for k, points in both.items()]
         log = "loss" in name
         yield panel(f"{name} over steps", steps, y_log=log, **over_steps)
         yield panel(
@@ -57,7 +57,7 @@ def _panels(document: Mapping[str, Any], names: Sequence[str]) -> Iterator[Panel
     fast = document["speed"] or {}
     yield panel(
         "examples/s over steps",
-        [Curve("", "train", [(i["last"], i["speed"]) for i in document["intervals"]])],
+        [Trace("", "train", [(i["last"], i["speed"]) for i in document["intervals"]])],
         zero=True,
         level=fast.get("examples_per_second"),
         level_words="the median without warm-up",
@@ -66,7 +66,7 @@ def _panels(document: Mapping[str, Any], names: Sequence[str]) -> Iterator[Panel
     )
     waits = _waits(document)
     if any(y > 0 for _, y in waits):
-        lines = [Curve("", "eval", waits)]
+        lines = [Trace("", "eval", waits)]
         yield panel(
             "waiting for data over steps", lines, zero=True, caption="% of training time", **over_steps
         )
@@ -120,18 +120,18 @@ def _study(document: Mapping[str, Any]) -> dict[str, Any]:
 def _lines(document: Mapping[str, Any], name: str) -> Panel | None:
     """A metric over steps: a line for each seed, in the style of its point."""
     lines = [
-        Curve(document["points"][line["point"]]["name"], series(line["point"]), line["points"])
+        Trace(document["points"][line["point"]]["name"], style_of(line["point"]), line["points"])
         for line in document["curves"][name]
     ]
     return panel(f"{name} over steps", lines, y_log="loss" in name)
 
 
-def _strips(document: Mapping[str, Any]) -> Marks | None:
+def _strips(document: Mapping[str, Any]) -> BarChart | None:
     """The spread of the main metric over seeds, a row for each point; `None` if no run is done."""
     measures = []
     for k, point in enumerate(document["points"]):
         if (spread := point["spread"]) and (values := tuple(point["values"].values())):
             measures.append(
-                Measure(point["name"], series(k), spread["mean"], spread["low"], spread["high"], values)
+                Measure(point["name"], style_of(k), spread["mean"], spread["low"], spread["high"], values)
             )
     return strips(measures)
