@@ -200,7 +200,7 @@ def test_the_memory_of_a_device_falls_with_the_devices_of_a_group():
         with Session(made, cw.On(devices=shards, feed="host")) as session:
             session.begin()
             session.compile()
-            replica, update = (one.memory_analysis() for one in session.programs.executables)
+            replica, update = (one.memory_analysis() for one in session.programs.executables.values())
         held = update.argument_size_in_bytes  # state and summed vector
         beside = update.temp_size_in_bytes + update.output_size_in_bytes - update.alias_size_in_bytes
         peaks.append(held + max(replica.temp_size_in_bytes, beside))

@@ -10,7 +10,7 @@ import pytest
 import chipwise as cw
 import tasks
 from chipwise.data.sources import spec_of
-from chipwise.engine import feed, keys, programs
+from chipwise.engine import blueprint, feed, keys
 from chipwise.engine.layout import Layout
 from chipwise.engine.session import Session
 from chipwise.engine.state import init_state, read
@@ -83,7 +83,7 @@ def test_every_occurrence_of_an_example_has_its_own_epoch(examples):
 
 @pytest.mark.slow
 def test_many_replicas_on_a_device_meet_on_a_stack_with_the_same_bits(monkeypatch):
-    monkeypatch.setattr(programs, "TURNS_BYTES", 0)
+    monkeypatch.setattr(blueprint, "LOOP_BYTES", 0)
     recipe = tasks.recipe(replicas=24, batch=24, duration="6st")
     assert bits(run(recipe, 1)) == bits(run(recipe, 8))
 

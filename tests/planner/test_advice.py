@@ -8,12 +8,13 @@ import pytest
 import tasks
 from chipwise.chips.catalogue import CHIPS
 from chipwise.chips.targets import parse
+from chipwise.engine.blueprint import waiting
 from chipwise.engine.layout import Layout
 from chipwise.hlo.kernel import Kernel
 from chipwise.planner.advice import _idle, decisive, room, saved_products
 from chipwise.planner.planner import about_spot
 from chipwise.planner.plans import Memory
-from chipwise.planner.programs import available, step_programs, waiting
+from chipwise.planner.programs import available, step_programs
 from chipwise.planner.timing import StepTime
 from chipwise.words.facts import fact
 from planner import documents

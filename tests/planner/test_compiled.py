@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from chipwise.engine.reduce import Exchange
 from chipwise.hlo.kernel import Kernel
 from chipwise.planner.compiled import Compiled, Request, refusal
-from chipwise.planner.exporting import ReduceRequest, export_program
+from chipwise.planner.exporting import ExchangeRequest, export_program
 from chipwise.words.facts import fact
 from planner.asked import SPEC, V5E, product, request_for
 
@@ -60,8 +61,8 @@ def test_everything_that_changes_the_answer_changes_the_key():
         request_for(donate=(0,)),
         request_for(clock_GHz=1.0),
         Request("replica", {"topology_name": "v2:2x2"}, base.program),
-        Request("replica", V5E, ReduceRequest(8, 1, 10, True)),
-        Request("replica", V5E, ReduceRequest(8, 1, 10, False)),
+        Request("replica", V5E, ExchangeRequest(Exchange("reduce", 8, 10, 1, True))),
+        Request("replica", V5E, ExchangeRequest(Exchange("reduce", 8, 10, 1, False))),
     ]
     keys = [r.key("jax 1") for r in [base, *others]] + [base.key("jax 2")]
     assert len(set(keys)) == len(keys)

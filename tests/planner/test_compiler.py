@@ -7,13 +7,14 @@ from chipwise.chips.catalogue import named
 from chipwise.chips.gpus import target_config
 from chipwise.chips.targets import parse
 from chipwise.engine.layout import Layout
+from chipwise.engine.reduce import Exchange
 from chipwise.engine.step import compiler_options
 from chipwise.errors import DeviceError
 from chipwise.planner import compiler, compilers, steps
 from chipwise.planner.compiled import Request
 from chipwise.planner.compiler import compile_all
 from chipwise.planner.compilers import PIP, installed
-from chipwise.planner.exporting import GatherRequest, ReduceRequest, export_program
+from chipwise.planner.exporting import ExchangeRequest, export_program
 from chipwise.planner.programs import step_programs
 from chipwise.recipe.settings import load
 from planner import asked
@@ -30,11 +31,13 @@ def test_a_program_for_a_chip_that_is_not_here(tmp_path):
     seen = []
     requests = [
         request_for(clock_GHz=1.5, memory_GBps=819.0),
-        Request("reduce", V5E, ReduceRequest(4, 2, 100_000, True)),
+        Request("reduce", V5E, ExchangeRequest(Exchange("reduce", 4, 100_000, 2, True))),
         Request("update", V5E, export_program(jnp.add, (SPEC, SPEC)), donate=(0,), urgent=True),
-        Request("scatter", V5E, ReduceRequest(4, 2, 100_000, True, cut=98_304)),
-        Request("gather", V5E, GatherRequest(4, 98_304)),
-        Request("nowhere", {"topology_name": "v5e:99x99"}, ReduceRequest(1, 1, 10, True)),
+        Request("scatter", V5E, ExchangeRequest(Exchange("reduce", 4, 100_000, 2, True, cut=98_304))),
+        Request("gather", V5E, ExchangeRequest(Exchange("gather", 4, 98_304))),
+        Request(
+            "nowhere", {"topology_name": "v5e:99x99"}, ExchangeRequest(Exchange("reduce", 1, 10, 1, True))
+        ),
     ]
     told = compile_all(requests, cache_dir=tmp_path, progress=lambda *a: seen.append(a))
     replica, reduce, _, scatter, gather, nowhere = told
@@ -67,7 +70,7 @@ def test_a_program_for_a_gpu_that_is_not_here(tmp_path):
     told = compile_all(
         [
             Request("replica", one, program, platform="cuda", options=options),
-            Request("reduce", two, ReduceRequest(2, 1, 1000, True), platform="cuda"),
+            Request("reduce", two, ExchangeRequest(Exchange("reduce", 2, 1000, 1, True)), platform="cuda"),
             Request("nowhere", {**one, "target_config": "of no chip"}, program, platform="cuda"),
         ],
         cache_dir=tmp_path,

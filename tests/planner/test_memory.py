@@ -7,10 +7,11 @@ import pytest
 import chipwise as cw
 import tasks
 from chipwise.chips.targets import parse
+from chipwise.engine.blueprint import largest_batch, waiting
 from chipwise.engine.layout import Layout, merges
 from chipwise.machine.limits import Memory
 from chipwise.planner import feeding, programs
-from chipwise.planner.programs import available, largest_batch, step_programs, waiting
+from chipwise.planner.programs import available, step_programs
 from chipwise.words.facts import fact
 
 

@@ -25,10 +25,10 @@ def test_a_plan_has_the_programs_of_the_run(shared, monkeypatch):
         step_programs(made, layout, resident=True),
         Step(made, layout, resident=True).updates.flat.size,
     )
-    assert [one.name for one in programs.programs] == ["replica", "update", "measure", "ratios"]
+    assert [one.name for one in programs.programs] == ["replica", "measure", "ratios", "update"]
     rows = size // 128
     assert programs.gathered == (2 * rows if shared else 0)
-    _, update, measure, ratios = programs.programs
+    _, measure, ratios, update = programs.programs
     assert measure.specs == update.specs[:-1] and update.specs[-1].shape == (rows // 4 if shared else rows,)
     assert ratios.specs[0].shape == (2 * rows,)
     own = step_programs(recipe(cw.adamw(lr=0.1)), layout, resident=True)
@@ -46,7 +46,7 @@ def test_all_programs_are_remembered(tmp_path):
     programs = first.programs(made, layout, True, make)
     first.keep()
     (file,) = tmp_path.glob("programs-*.json")
-    assert list(json.loads(file.read_text())["programs"]) == ["replica", "update", "measure", "ratios"]
+    assert list(json.loads(file.read_text())["programs"]) == ["replica", "measure", "ratios", "update"]
     again = Remembered(tmp_path, "lamb").programs(made, layout, True, lambda: pytest.fail("made again"))
     assert [(one.name, one.arguments, one.donated) for one in again.programs] == [
         (one.name, one.arguments, one.donated) for one in programs.programs

@@ -2,14 +2,19 @@ import dataclasses
 
 import pytest
 
+from chipwise.engine.reduce import Exchange
 from chipwise.planner import remaining
 from chipwise.planner.compiled import EFFORT, IN_GROUP, Request
-from chipwise.planner.exporting import Contents, Exported, ReduceRequest
+from chipwise.planner.exporting import Contents, ExchangeRequest, Exported
 from chipwise.planner.remaining import TRUSTED, Remaining
 
 
 def request(name, size=0, platform="cuda"):
-    program = Exported(name, size, (), Contents(frozenset(), 0)) if size else ReduceRequest(1, 2, 10, True)
+    program = (
+        Exported(name, size, (), Contents(frozenset(), 0))
+        if size
+        else ExchangeRequest(Exchange("reduce", 1, 10, 2, True))
+    )
     return Request(name, {}, program, platform=platform)
 
 

@@ -16,7 +16,7 @@ from chipwise.machine.detect import detect
 from chipwise.planner import programs
 from chipwise.study import find_batch as batches
 from chipwise.study import trial
-from chipwise.study.find_batch import find_batch
+from chipwise.study.find_batch import find_batch, find_planned_batch
 from chipwise.study.trial import LONGEST_SECONDS, Trial, rounds, timed_steps, try_batch
 from chipwise.words.facts import fact
 from compilers import no_gpu_compiler as no_gpu_compiler
@@ -207,7 +207,7 @@ def test_running_out_of_memory_is_an_answer_and_other_errors_are_raised():
 
 
 def test_an_absent_chip_is_asked_of_the_planner():
-    found = find_batch(recipe(), target="t4")
+    found = find_planned_batch(recipe(), "t4", cw.plan)
     (planned,) = cw.plan(recipe(batch=100), ["t4"])
     assert (found.target, found.batch, found.memory) == ("t4", 100, planned.memory)
     assert not found.confirmed and found.examples_per_second == {} and found.notes[0]["method"] == "compiled"
@@ -220,10 +220,10 @@ def test_an_absent_chip_is_asked_of_the_planner():
 def test_an_absent_chip_with_too_little_memory(monkeypatch):
     (small,) = cw.plan(recipe(batch=60), ["t4"])
     monkeypatch.setattr(programs, "available", lambda target: (small.memory.needed, "pretended"))
-    found = find_batch(recipe(batch=56), target="t4")
+    found = find_planned_batch(recipe(batch=56), "t4", cw.plan)
     assert found.bound.code == "bound-memory" and found.batch == 60 and found.memory.fits
     monkeypatch.setattr(programs, "available", lambda target: (10, "pretended"))
-    none = find_batch(recipe(), target="t4")
+    none = find_planned_batch(recipe(), "t4", cw.plan)
     assert none.batch is None and none.memory.needed > 10
 
 
@@ -239,7 +239,7 @@ def test_what_cannot_be_searched_is_an_error(stepped):
         with refused(cw.RecipeError, "at-most-below-least", least=4):
             find_batch(recipe(), on=On(devices=1), at_most=wrong)
     with pytest.raises(cw.DeviceError, match="v9"):
-        find_batch(recipe(), target="v9-8")
+        find_planned_batch(recipe(), "v9-8", cw.plan)
     with pytest.raises(cw.DeviceError, match="3 devices"):
         find_batch(recipe(), on=On(devices=3))
     few = dataclasses.replace(

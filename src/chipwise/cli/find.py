@@ -7,7 +7,7 @@ import json
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -160,15 +160,19 @@ def find_batch(
         options.only_look()
     where = here.on(exact=exact)
     from ..chips.targets import parse
-    from ..study.find_batch import SCHEMA
+    from ..planner.planner import plan
+    from ..study.find_batch import SCHEMA, find_planned_batch
     from ..study.find_batch import find_batch as find
 
     for name in filter(None, targets):
         parse(name)  # an unknown target is refused before the work
     loaded = recipe.load()
-    progress = "none" if json_ else "auto"
+    more: dict[str, Any] = {"at_most": at_most, "progress": "none" if json_ else "auto"}
     searches = [
-        find(loaded, target=target, on=where, at_most=at_most, progress=progress) for target in targets
+        find(loaded, on=where, **more)
+        if target is None
+        else find_planned_batch(loaded, target, plan, exact=exact, **more)
+        for target in targets
     ]
     if json_:
         print(json.dumps({"schema": SCHEMA, "searches": [search.to_json() for search in searches]}))

@@ -190,10 +190,6 @@ class Resident:
     def at(self, step: int, idle: Callable[[], bool], stopped: Callable[[], bool] = lambda: False) -> Any:
         return self.placed
 
-    def held(self, devices: int) -> Any:
-        """A device's training data, as arrays or shapes."""
-        return self.placed[0]
-
     def close(self) -> None:
         pass
 
@@ -244,10 +240,6 @@ class Streamed:
         assert step == self._step, f"the feed is at step {self._step}, the loop at {step}"
         self._step += 1
         return batch
-
-    def held(self, devices: int) -> Any:
-        batch_bytes = math.ceil(self.stream.batch_bytes / devices)
-        return jax.ShapeDtypeStruct((self.stream.batches * batch_bytes,), np.uint8)
 
     def close(self) -> None:
         self.stream.close()

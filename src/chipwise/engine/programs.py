@@ -19,6 +19,7 @@ from ..errors import RecipeError
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
 from . import dispatch
+from .blueprint import blueprint, meet_at_once
 from .layout import Layout, merges
 from .placement import Group, Placement
 from .reduce import reducer
@@ -26,17 +27,6 @@ from .sharding import Sharding
 from .sharing import on_device
 from .state import TrainState, read
 from .step import Step, compiler_options
-
-MEET_AT_ONCE = 8  # vectors of a device's replicas that `reduce` adds; more are added as they are ready
-MEET_BYTES = 1 << 30
-TURNS_BYTES = 32 << 20  # total size of all replicas' vectors up to which a device makes a single call
-_FAST = "dim_numbers = [b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]"
-
-
-def meet_at_once(calls: int, size: int) -> bool:
-    """Whether a device keeps its `calls` vectors of `size` float32 until `reduce`, or adds them as they are
-    ready."""
-    return calls <= MEET_AT_ONCE and 4 * size * calls <= MEET_BYTES
 
 
 class Programs:
@@ -65,10 +55,11 @@ class Programs:
     ):
         self.layout, self.placement = layout, placement
         self.functions = self._step(recipe, resident=resident, state=state, shard_optimizer=shard_optimizer)
+        self.blueprint = blueprint(self.functions, platform=placement.lead.platform)
         self.sharding = Sharding(self.functions, placement, layout.exact) if self.functions.sharded else None
         self.steps_at_once = 1
         self.flops_per_step_per_device: float | None = None
-        self.compiled = self.looped = False
+        self.compiled, self.looped = False, self.blueprint.looped
         self._places: list[list[jax.Array]]
         self._turns: list[Any]
         self._counts: dict[int, jax.Array] = {}
@@ -110,8 +101,7 @@ class Programs:
         # Compiled for the first device and loaded on the others; in parallel, since XLA releases the GIL.
         devices = self.placement.devices
         with ThreadPoolExecutor(max(1, min(len(devices), os.cpu_count() or 1))) as pool:
-            replica = self.functions.in_turn if self._in_turn(carry, window, data) else self.functions.replica
-            self.looped = replica == self.functions.in_turn
+            replica = self.functions.in_turn if self.looped else self.functions.replica
             lowered = functools.partial(self._lowered, carry, window, data, self._jitted(replica))
             compiled = list(pool.map(lambda program: program and program.compile(), lowered(0)))
 
@@ -168,18 +158,18 @@ class Programs:
         self._pops = merges(calls)
         self._add = jax.jit(jnp.add, donate_argnums=0)
         self._reduce = reducer(self.placement.mesh, self.layout.exact)
-        replica, update = map(_flops, self.executables)  # XLA counts a loop's body once
+        replica, update = map(_flops, self.executables.values())  # XLA counts a loop's body once
         self.flops_per_step_per_device = replica * calls + update
         self.compiled = True
 
     @property
-    def executables(self) -> list[Any]:
+    def executables(self) -> dict[str, Any]:
         """JAX's compiled programs of the first device, or group: the replica's and the update's, or the one
         that is both."""
         if not self.functions.fused:
             update = self._updates[0] if self.sharding is None else self.sharding.executable
-            return [self._replicas[0], update]
-        return [self._fused if self.steps_at_once == 1 else self._several]
+            return {"replica": self._replicas[0], "update": update}
+        return {"step": self._fused if self.steps_at_once == 1 else self._several}
 
     def step(self, carry: list, window: list, data: list, steps: int = 1) -> tuple[list, jax.Array]:
         """Starts `steps` steps, at most `steps_at_once`, of one window. `carry` must not be used again.
@@ -244,22 +234,6 @@ class Programs:
             measure.lower(*given) if lengths is not None else None,
             ratios.lower(lengths, state.step, hyper) if lengths is not None else None,
         )
-
-    def _in_turn(self, carry: list, window: list, data: list) -> bool:
-        """Whether a device makes a single call for all its replicas: on the CPU, for nets so small that the
-        calls cost more than the work.
-
-        Not with convolutions in another layout than that of XLA's fast code, into which XLA turns them only
-        outside of loops (in a loop they are 40 times as slow, JAX 0.10.2). Only the recipe decides, so the
-        answer is the same on any number of devices.
-        """
-        layout, size = self.layout, self.functions.updates.size
-        small = 4 * size * layout.blocks <= TURNS_BYTES
-        if not (layout.exact and small and self.placement.lead.platform == "cpu"):
-            return False
-        arguments = (*read(carry[0]), window[0]["rows"], data[0], self._places[0][0])
-        text = self.functions.traced.lower(*arguments).as_text()
-        return text.count("stablehlo.convolution(") == text.count(_FAST)
 
     def _choose_loop(self, arguments: tuple, options: dict | None, wanted: int | None) -> Fact | None:
         """Decides how many steps a call makes: `wanted`, or if `None`, the faster number in a trial."""

@@ -7,6 +7,8 @@ multiply-add, and XLA does not reassociate floating-point sums.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +16,52 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from ..models.large import SHARD
 from .layout import tree_sum
 
 AXIS = "group"  # the mesh axis over which replicas are distributed
 _LANES, _TILE = 128, 1024  # float32 values in a row and in a tile of a TPU's memory
 _LARGE = 16 * _TILE  # from this size on, padding to tiles adds at most a sixteenth to the traffic
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What devices send each other in a step.
+
+    *Fields:* `kind`: "reduce", the sum over replicas, or "gather" of a vector of which each device has a
+    part; `groups` of `shards` devices each; `local` vectors of `size` float32 on each device (of "gather",
+    the whole); `cut`: of so many first values of the sum each device gets only its part; 0: all are whole.
+    """
+
+    kind: str
+    groups: int
+    size: int
+    local: int = 1
+    exact: bool = True
+    shards: int = 1
+    cut: int = 0
+
+    @property
+    def devices(self) -> int:
+        return self.groups * self.shards
+
+    @property
+    def bytes(self) -> int:
+        """Of a device's vectors before the exchange."""
+        return 4 * self.size * self.local // (self.groups if self.kind == "gather" else 1)
+
+    def program(self, mesh: Mesh) -> Callable[..., Any]:
+        """The exchange over `mesh` of groups and shards, jitted: a `reducer`, `scatterer` or `gatherer`."""
+        if self.kind == "gather":
+            return gatherer(mesh)
+        return scatterer(mesh, self.cut, self.exact) if self.cut else reducer(mesh, self.exact)
+
+    def specs(self, mesh: Mesh) -> Any:
+        """The shapes of the argument of `program`."""
+        if self.kind == "gather":
+            return jax.ShapeDtypeStruct((self.size,), jnp.float32, sharding=NamedSharding(mesh, P(AXIS)))
+        shape, over = (self.devices * self.size,), NamedSharding(mesh, P((AXIS, SHARD)))
+        return [jax.ShapeDtypeStruct(shape, jnp.float32, sharding=over)] * self.local
 
 
 def device_sum(vector: jax.Array, devices: int) -> jax.Array:

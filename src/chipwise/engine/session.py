@@ -303,11 +303,6 @@ class Session:
         host = jax.tree.map(np.array, jax.device_get(state))
         return dataclasses.replace(host, params=self._flat.unpack(host.params))
 
-    def held(self) -> tuple[TrainState, Any, Any]:
-        """The state, the window, and the data or its shapes on the first device."""
-        window = self._windows.at(max(0, self.step - 1))[0]
-        return self._carry[0], window, self._data.held(len(self.placement.local))
-
     def _open_evaluation(self) -> None:
         """Reads evaluation data, and checks that the loss can evaluate. Raises `DataError` without data."""
         if self._evaluator is None:

@@ -17,7 +17,8 @@ from rich.text import Text
 
 from .. import __version__
 from ..chips.prices import OLD_DAYS
-from ..planner.plans import SCHEMA, Cost, Memory, Plan, Range
+from ..engine.blueprint import Memory
+from ..planner.plans import SCHEMA, Cost, Plan, Range
 from ..planner.ranking import all_prices_old, judge
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact

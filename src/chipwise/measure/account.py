@@ -11,9 +11,7 @@ from ..data.synthetic import Synthetic
 from ..engine.meter import share_of_peak
 from ..engine.placement import describe
 from ..engine.session import Session
-from ..engine.state import nbytes
 from ..machine.limits import peak_bytes
-from ..planner.programs import waiting
 from ..recipe.recipe import Recipe
 
 
@@ -56,21 +54,16 @@ def by_category(session: Session) -> dict[str, int | None]:
     indices and rates), `temporaries` of the program that needs most, with the replicas' sums, `program` code;
     and the device's own figures: `peak_measured` and `available`. `None` is unknown, as on a CPU.
     """
-    program, (state, window, data) = session.programs, session.held()
-    known = [a for a in (one.memory_analysis() for one in program.executables) if a is not None]
-    stats = program.placement.lead.memory_stats() or {}
-    temporaries = max((a.temp_size_in_bytes for a in known), default=None)
-    if temporaries is not None and not program.functions.fused:
-        vector = known[0].output_size_in_bytes
-        sums = waiting(program.functions.calls, vector // 4), vector
-        temporaries = max(a.temp_size_in_bytes + held for a, held in zip(known, sums, strict=False))
+    programs, made = session.programs, session.programs.blueprint
+    known = {name: a for name, one in programs.executables.items() if (a := one.memory_analysis())}
+    stats = session.placement.lead.memory_stats() or {}
     return {
-        "parameters": nbytes((state.params, state.frozen, state.ema)),
-        "optimizer": nbytes(state.optimizer),
-        "state": nbytes((state.state, state.sums)),
-        "data": nbytes(data) + 2 * nbytes(window),
-        "temporaries": temporaries,
-        "program": sum(a.generated_code_size_in_bytes for a in known) or None,  # 0 on the CPU
+        "parameters": made.parameter_bytes,
+        "optimizer": made.optimizer_bytes,
+        "state": made.state_bytes,
+        "data": made.data_bytes,
+        "temporaries": sum(made.peak({n: a.temp_size_in_bytes for n, a in known.items()})) if known else None,
+        "program": sum(a.generated_code_size_in_bytes for a in known.values()) or None,  # 0 on the CPU
         "peak_measured": stats.get("peak_bytes_in_use"),
         "available": stats.get("bytes_limit"),
     }

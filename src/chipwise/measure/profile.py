@@ -84,7 +84,7 @@ def profiled(session: Session, folder: str | Path, seconds_a_step: float) -> dic
     at_once = session.steps_at_once
     calls = max(3, min(20, round(0.5 / (at_once * seconds_a_step))))
     trace = capture(folder, calls, functools.partial(session.advance, at_once), session.wait)
-    programs = [program_bytes(executable) for executable in session.programs.executables]
+    programs = [program_bytes(executable) for executable in session.programs.executables.values()]
     return explain(trace, programs, calls * at_once)
 
 

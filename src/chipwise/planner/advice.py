@@ -10,14 +10,15 @@ from collections.abc import Iterator
 
 from ..chips.catalogue import CHIPS
 from ..chips.targets import Target
+from ..engine.blueprint import Memory, waiting
 from ..engine.layout import exact_counts, usable, usable_devices
 from ..hlo.kernel import Kernel
 from ..recipe.check import SUBLANES
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
 from .cutting import sizes
-from .plans import Memory, Plan
-from .programs import StepPrograms, available, waiting
+from .plans import Plan
+from .programs import StepPrograms, available
 from .timing import StepTime
 
 

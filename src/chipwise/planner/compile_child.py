@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import gc
 import json
-import math
 import os
 import sys
 import threading
@@ -21,14 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import export
 from jax.experimental import topologies
-from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh, SingleDeviceSharding
 
-from ..engine.reduce import AXIS, gatherer, reducer, scatterer
+from ..engine.reduce import AXIS, Exchange
 from ..hlo import gpu, tpu
 from ..hlo.proto import program_bytes
 from ..models.large import SHARD
@@ -113,19 +110,12 @@ def compiled(request: dict[str, Any], folder: Path, devices: list) -> Compiled:
 
 
 def _lower(request: dict[str, Any], folder: Path, devices: list):
-    if reduce := request["program"].get("reduce"):
-        grid = reduce["groups"], reduce["shards"]
-        mesh = Mesh(np.asarray(devices[: math.prod(grid)]).reshape(grid), (AXIS, SHARD))
-        shape = (math.prod(grid) * reduce["size"],)
-        spec = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, P((AXIS, SHARD))))
-        cut, exact = reduce["cut"], reduce["exact"]
-        reduced = scatterer(mesh, cut, exact) if cut else reducer(mesh, exact)
-        return jax.jit(reduced, compiler_options=request["options"]).lower([spec] * reduce["local"])
-    if gather := request["program"].get("gather"):
-        mesh = Mesh(np.asarray(devices[: gather["devices"]]), (AXIS,))
-        over = NamedSharding(mesh, P(AXIS))
-        spec = jax.ShapeDtypeStruct((gather["size"],), jnp.float32, sharding=over)
-        return jax.jit(gatherer(mesh), compiler_options=request["options"]).lower(spec)
+    if stored := request["program"].get("exchange"):
+        exchange = Exchange(**stored)
+        grid = exchange.groups, exchange.shards
+        mesh = Mesh(np.asarray(devices[: exchange.devices]).reshape(grid), (AXIS, SHARD))
+        program = jax.jit(exchange.program(mesh), compiler_options=request["options"])
+        return program.lower(exchange.specs(mesh))
     exported = export.deserialize(bytearray((folder / request["program"]["file"]).read_bytes()))
     places: Any = [SingleDeviceSharding(devices[0])] * len(exported.in_avals)
     if exported.nr_devices > 1:  # a group's program

@@ -12,7 +12,7 @@ from typing import Any
 from ..hlo import gpu, tpu
 from ..hlo.kernel import Kernel
 from ..words.facts import Fact, fact
-from .exporting import Exported, GatherRequest, ReduceRequest
+from .exporting import ExchangeRequest, Exported
 
 SCHEMA = 4
 """Of the cache's entries and of what the child is told; raised when either changes its meaning."""
@@ -38,7 +38,7 @@ class Request:
 
     name: str
     topology: dict[str, Any]
-    program: Exported | ReduceRequest | GatherRequest
+    program: Exported | ExchangeRequest
     donate: tuple[int, ...] = ()
     clock_GHz: float | None = None
     memory_GBps: float | None = None

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 
 from ..chips.catalogue import Chip
 from ..chips.targets import MOST_CHIPS, SLICES, Target, parse
+from ..engine.blueprint import Whole, waiting
 from ..engine.layout import shares, usable
 from ..errors import ChipwiseError
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
-from .programs import StepPrograms, Whole, available, held, waiting
+from .programs import StepPrograms, available, held
 from .timing import StepTime
 
 TOO_LARGE = "state-above-device"

@@ -18,6 +18,7 @@ from jax import export
 
 from ..engine import layout as replicas
 from ..engine import reduce
+from ..engine.reduce import Exchange
 from ..models.remat import inside
 
 CUDNN_VERSION = 91000
@@ -71,46 +72,19 @@ class Exported:
 
 
 @dataclass(frozen=True)
-class ReduceRequest:
-    """The sum over replicas of `engine.reduce`: `local` vectors of `size` float32 on each device of `groups`,
-    of which each has `shards`. `cut`: of so many first values each device gets only its part; 0: all are
-    whole."""
+class ExchangeRequest:
+    """An exchange between devices, which a compiler's process makes itself."""
 
-    groups: int
-    local: int
-    size: int
-    exact: bool
-    shards: int = 1
-    cut: int = 0
+    exchange: Exchange
     places: ClassVar[tuple[str, ...]] = ()
-
-    @property
-    def devices(self) -> int:
-        return self.groups * self.shards
 
     @property
     def key(self) -> str:
         """The key of the program: its sizes, and the code that makes it."""
-        return f"{asdict(self)} {_EXCHANGES}"
+        return f"{asdict(self.exchange)} {_EXCHANGES}"
 
     def entry(self, folder: Path, name: str) -> dict[str, Any]:
-        return {"reduce": asdict(self)}
-
-
-@dataclass(frozen=True)
-class GatherRequest:
-    """The gathering of a vector of `size` float32, of which each of `devices` has a part."""
-
-    devices: int
-    size: int
-    places: ClassVar[tuple[str, ...]] = ()
-
-    @property
-    def key(self) -> str:
-        return f"gather {asdict(self)} {_EXCHANGES}"
-
-    def entry(self, folder: Path, name: str) -> dict[str, Any]:
-        return {"gather": asdict(self)}
+        return {"exchange": asdict(self.exchange)}
 
 
 _EXCHANGES = inspect.getsource(reduce) + inspect.getsource(replicas)

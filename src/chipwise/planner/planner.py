@@ -21,6 +21,7 @@ from ..chips.prices import Price
 from ..chips.prices import load as load_prices
 from ..chips.targets import Target, parse
 from ..engine import feed
+from ..engine.blueprint import Memory, largest_batch, tracing
 from ..engine.layout import Layout, usable_devices
 from ..engine.state import TrainState, abstract_state
 from ..errors import ChipwiseError, DeviceError, RecipeError
@@ -34,9 +35,9 @@ from .compiler import Progress, default_cache
 from .cutting import TOO_LARGE, lies_on_hosts, too_large
 from .feeding import HostSpeed, feeding, measured, recorded
 from .interruptions import Rate, interrupted, stated, unknown
-from .plans import Feeding, Memory, Plan, Plans, Range, costs
+from .plans import Feeding, Plan, Plans, Range, costs
 from .predicting import Predictions
-from .programs import StepPrograms, available, largest_batch, step_programs, tracing
+from .programs import StepPrograms, available, step_programs
 from .remembered import Remembered
 from .timing import StepTime, at_least, compilation, evaluations, run_time
 

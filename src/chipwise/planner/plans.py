@@ -13,6 +13,7 @@ from typing import Any
 
 from ..chips.prices import Price, prices_for
 from ..chips.targets import Target
+from ..engine.blueprint import Memory
 from ..hlo.kernel import Kernel
 from ..words.facts import Fact, plain
 
@@ -53,33 +54,6 @@ class Range:
 
     def overlaps(self, other: Range) -> bool:
         return self.low <= other.high and other.low <= self.high
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes of one device's memory during training, by category."""
-
-    parameters: int  # with their averages, if the recipe has an EMA
-    optimizer: int
-    state: int  # batch-norm statistics and metric sums
-    replica_sums: int  # gradients, their sum and new parameters, while the program that needs most runs
-    activations: int  # that program's temporary memory, by the compiler
-    data: int  # examples kept on the device, or batches in flight
-    program: int  # compiled code, and on GPUs the libraries
-    available: int
-    available_source: Fact
-
-    @property
-    def needed(self) -> int:
-        parts = (self.parameters, self.optimizer, self.state, self.replica_sums, self.activations)
-        return sum(parts) + self.data + self.program
-
-    @property
-    def fits(self) -> bool:
-        return self.needed <= self.available
-
-    def json(self) -> dict[str, Any]:
-        return plain(self) | {"needed": self.needed, "fits": self.fits}
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,9 @@ from ..chips.catalogue import peak_flops_per_device
 from ..chips.prices import Price
 from ..chips.targets import Target
 from ..engine import keys
+from ..engine.blueprint import Memory, tracing
 from ..engine.predict import inputs_of, largest_block, prediction, temporary_limit
+from ..engine.reduce import Exchange
 from ..engine.state import count, nbytes
 from ..errors import DeviceError, RecipeError
 from ..hlo.kernel import costliest
@@ -31,10 +33,9 @@ from . import step_time, steps, steps_here, timing
 from .advice import lacks
 from .compiled import Compiled
 from .compiler import Progress
-from .exporting import GatherRequest, ReduceRequest
 from .feeding import HostSpeed, feeding
-from .plans import Memory, Plan, Range, costs, unique
-from .programs import Traceable, available, tracing
+from .plans import Plan, Range, costs, unique
+from .programs import Traceable, available
 
 BLOCK, ONE = "block", "one"
 _IN_FLIGHT = 3  # blocks whose inputs or outputs a device holds: current, previous, next
@@ -56,7 +57,7 @@ class ForwardPrograms:
     shards = 1
 
     @property
-    def exchanges(self) -> dict[str, ReduceRequest | GatherRequest]:
+    def exchanges(self) -> dict[str, Exchange]:
         """None: devices predict their own examples."""
         return {}
 

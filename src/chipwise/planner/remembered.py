@@ -18,12 +18,13 @@ from typing import Any
 
 from ..atomic import replace_text
 from ..data.sources import spec_of
+from ..engine.blueprint import Blueprint, Whole
 from ..engine.layout import Layout
 from ..machine.facts import installed
 from ..models.target import Target as Kernels
 from ..recipe.recipe import Recipe
 from .exporting import Contents, Exported
-from .programs import StepPrograms, Traceable, Whole
+from .programs import StepPrograms, Traceable
 
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy", "ml_dtypes")
 
@@ -77,7 +78,7 @@ def _sources() -> str:
 
 # ---- the file
 
-_NUMBERS = tuple(field.name for field in dataclasses.fields(StepPrograms) if field.type in ("int", "bool"))
+_NUMBERS = tuple(field.name for field in dataclasses.fields(Blueprint) if field.type in ("int", "bool"))
 
 
 def _document(programs: StepPrograms) -> dict[str, Any]:
@@ -108,9 +109,9 @@ def _read(
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         fields: dict[str, Any] = {name: stored[name] for name in _NUMBERS}
-        replica, update, *norms = (_program(name, one, make) for name, one in stored["programs"].items())
-        fields |= {"replica": replica, "update": update, "norms": tuple(norms)}
-        return StepPrograms(recipe=recipe, layout=layout, whole=Whole(**stored["whole"]), **fields)
+        programs = tuple(_program(name, one, make) for name, one in stored["programs"].items())
+        whole = Whole(**stored["whole"])
+        return Blueprint(recipe=recipe, layout=layout, programs=programs, whole=whole, **fields)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 from ..chips.catalogue import Chip
 from ..chips.gpus import compiled_as, target_config
 from ..chips.targets import Target
+from ..engine.blueprint import Memory
+from ..engine.reduce import Exchange
 from ..engine.step import compiler_options
 from ..errors import DeviceError
 from ..recipe import precision
@@ -20,8 +22,8 @@ from .compiled import Compiled, Request, refusal
 from .compiler import Progress, compile_each
 from .compilers import COMPILERS
 from .cutting import sizes
-from .exporting import Exported, GatherRequest, ReduceRequest
-from .plans import Memory, unique
+from .exporting import ExchangeRequest, Exported
+from .plans import unique
 from .programs import StepPrograms, Traceable, held
 from .timing import StepTime
 
@@ -39,7 +41,7 @@ class Programs(Protocol):
     @property
     def programs(self) -> tuple[Traceable, ...]: ...
     @property
-    def exchanges(self) -> Mapping[str, ReduceRequest | GatherRequest]: ...
+    def exchanges(self) -> Mapping[str, Exchange]: ...
     @property
     def exact(self) -> bool: ...
     @property
@@ -137,7 +139,7 @@ def _requests(target: Target, programs: Programs, bodies: list[Exported]) -> lis
     ]
     for name, exchange in programs.exchanges.items():
         over = whole if platform == "cuda" else _spanning(target, exchange.devices, whole)
-        asked.append(Request(name, over, exchange, (), *speeds, platform))
+        asked.append(Request(name, over, ExchangeRequest(exchange), (), *speeds, platform))
     return asked
 
 

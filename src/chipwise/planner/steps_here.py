@@ -19,10 +19,11 @@ import psutil
 from jax.sharding import Mesh
 
 from ..chips.targets import Target
+from ..engine.blueprint import tracing
 from ..engine.reduce import AXIS, reducer
 from ..words.facts import fact
 from .plans import Range
-from .programs import StepPrograms, Traceable, held, step_programs, tracing
+from .programs import StepPrograms, Traceable, held, step_programs
 from .timing import OTHER_HOST, StepTime, dispatch_seconds
 
 FLOPS_PER_CORE = 2e10

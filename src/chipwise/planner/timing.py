@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 
 from ..chips.catalogue import Chip
 from ..chips.targets import Target
+from ..engine.blueprint import Memory
 from ..errors import DeviceError
 from ..hlo.kernel import Kernel
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact
-from .plans import Memory, Range
+from .plans import Range
 from .programs import StepPrograms, Traceable
 
 CALL_SECONDS, ARGUMENT_SECONDS = 5e-6, 0.3e-6

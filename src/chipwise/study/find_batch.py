@@ -7,10 +7,11 @@ the device is present, real steps confirm the result, and are timed in turn with
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..chips.targets import parse
+from ..engine.blueprint import Memory, largest_batch
 from ..engine.layout import Layout
 from ..engine.on import ALL, On
 from ..engine.placement import lay_out
@@ -18,9 +19,6 @@ from ..engine.progress import Reporter
 from ..errors import DataError, RecipeError
 from ..machine.detect import Machine
 from ..machine.hosts import hosts
-from ..planner.planner import plan
-from ..planner.plans import Memory, Plan, Range
-from ..planner.programs import largest_batch
 from ..recipe.check import Finding, check
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
@@ -46,7 +44,7 @@ class BatchSearch:
     - `memory`: bytes of one device at that batch, or at the smallest if none fits; None if unknown.
     - `confirmed`: whether real steps ran with it.
     - `examples_per_second`: measured, by global batch, a value for each round; `predicted`: examples/s of an
-      absent target by global batch.
+      absent target by global batch, each a `Range` of its plan.
     - `move`: the transfer to that batch, or None; `findings`: of `cw.check` for it; `notes`: facts.
     """
 
@@ -58,7 +56,7 @@ class BatchSearch:
     bound: Fact
     confirmed: bool = False
     examples_per_second: dict[int, tuple[float, ...]] = field(default_factory=dict)
-    predicted: dict[int, Range] = field(default_factory=dict)
+    predicted: dict[int, Any] = field(default_factory=dict)
     move: Transfer | None = None
     findings: tuple[Finding, ...] = ()
     notes: tuple[Any, ...] = ()
@@ -107,7 +105,6 @@ class BatchSearch:
 def find_batch(
     recipe: Recipe,
     *,
-    target: str | None = None,
     on: On = ALL,
     at_most: int | None = None,
     progress: str = "auto",
@@ -119,26 +116,25 @@ def find_batch(
 
     *Arguments:*
 
-    - `target`: an absent chip such as `"v5e-8"` or `"t4"`, planned as by `cw.plan`. By default the devices of
-      this machine, where real steps confirm the result.
-    - `on`: as in `fit`, for this machine; `exact` also applies to a target. `progress`: as in `fit`.
+    - `on` and `progress`: as in `fit`. For absent chips, `cw.plan(recipe, find_largest_batch=True)`.
     - `at_most`: an upper limit of the search.
 
     Raises `RecipeError` for `at_most` below the replicas or a recipe that cannot be traced, `DeviceError` as
-    `fit` does and for an unknown target, `DataError` if there are fewer training examples than replicas.
+    `fit` does, `DataError` if there are fewer training examples than replicas.
     """
+    limit = _limit(recipe, at_most)
+    hosts().alone("find-batch")
+    return _here(recipe, on, limit, Reporter(progress))
+
+
+def _limit(recipe: Recipe, at_most: int | None) -> int:
+    """The largest batch to try."""
     examples, least = recipe.clock.examples, recipe.least_batch
     if at_most is not None and (isinstance(at_most, bool) or at_most < least):
         raise RecipeError("at-most-below-least", at_most=at_most, least=least, replicas=recipe.replicas)
     if examples < least:
         raise DataError("examples-below-least", examples=examples, least=least, replicas=recipe.replicas)
-    limit = examples if at_most is None else min(examples, at_most)
-    reporter = Reporter(progress)
-    if target is not None:
-        parse(target)
-        return _planned(recipe, target, limit, on.exact, reporter)
-    hosts().alone("find-batch")
-    return _here(recipe, on, limit, reporter)
+    return examples if at_most is None else min(examples, at_most)
 
 
 def _here(recipe: Recipe, on: On, limit: int, reporter: Reporter) -> BatchSearch:
@@ -235,10 +231,22 @@ def _dared(batch: int, memory: Memory | None, own: int, speeds: dict[int, list[f
     return None
 
 
-def _planned(recipe: Recipe, on: str, limit: int, exact: bool, reporter: Reporter) -> BatchSearch:
-    unit = recipe.least_batch
+def find_planned_batch(
+    recipe: Recipe,
+    on: str,
+    plan: Callable[..., Any],
+    *,
+    exact: bool = True,
+    at_most: int | None = None,
+    progress: str = "auto",
+) -> BatchSearch:
+    """`find_batch` for an absent chip, such as `"v5e-8"` or `"t4"`. *Arguments:* `plan`: `cw.plan`.
 
-    def at(batch: int) -> Plan:
+    Raises also `DeviceError` for an unknown chip.
+    """
+    unit, limit, reporter = recipe.least_batch, _limit(recipe, at_most), Reporter(progress)
+
+    def at(batch: int) -> Any:
         reporter.say(fact("planning-batch", target=on, batch=batch))
         return plan(dataclasses.replace(recipe, batch=batch), [on], exact=exact)[0]
 

@@ -15,15 +15,15 @@ import jax
 
 from ..data.sources import nbytes
 from ..engine import feed
+from ..engine.blueprint import Blueprint, Memory, Program, blueprint, tracing
+from ..engine.group_step import GroupStep
 from ..engine.layout import Layout
 from ..engine.on import ALL, On
 from ..engine.placement import Placement
 from ..engine.session import Session
-from ..engine.step import compiler_options
+from ..engine.step import Step, compiler_options
 from ..machine.detect import Machine
 from ..machine.limits import memory as host_memory
-from ..planner.plans import Memory
-from ..planner.programs import Traceable, step_programs, tracing
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
 from .range_test import tested
@@ -112,20 +112,21 @@ def needed(recipe: Recipe, machine: Machine, layout: Layout) -> Memory:
     """
     device, task = machine.devices[0], recipe.task
     limit = (device.memory_stats() or {}).get("bytes_limit")
-    programs = step_programs(recipe, layout, resident=feed.fits(task.train, limit))
-    free, source = available(machine, layout.devices)
     with tracing(recipe.name):
-        compiled = [_compiled(program, machine, layout) for program in programs.programs]
-    known = [one.memory_analysis() for one in compiled]
+        make: Any = Step if recipe.shards == 1 else GroupStep
+        step = make(recipe, layout, resident=feed.fits(task.train, limit))
+        made: Blueprint[Program] = blueprint(step, platform=device.platform)
+        compiled = {program.name: _compiled(program, machine, layout) for program in made.programs}
+    free, source = available(machine, layout.devices)
+    known = {name: a for name, one in compiled.items() if (a := one.memory_analysis())}
     evaluation = nbytes(task.eval) if task.eval is not None and feed.fits(task.eval, limit) else 0
-    names = (program.name for program in programs.programs)
-    temporary = {name: a.temp_size_in_bytes for name, a in zip(names, known, strict=True) if a}
-    code = sum(a.generated_code_size_in_bytes for a in known if a)
-    memory = programs.memory(temporary, code, free, source)
+    temporary = {name: a.temp_size_in_bytes for name, a in known.items()}
+    code = sum(a.generated_code_size_in_bytes for a in known.values())
+    memory = made.memory(temporary, code, free, source)
     return replace(memory, data=memory.data + evaluation)
 
 
-def _compiled(program: Traceable, machine: Machine, layout: Layout) -> Any:
+def _compiled(program: Program, machine: Machine, layout: Layout) -> Any:
     """`program` for the first device, or the first group of several."""
     group = Placement(machine, layout.devices, layout.shards).local[0]
 
