@@ -1,6 +1,6 @@
 """Studies made by hand, for tests of what is read from them and of what is told about them."""
 
-from chipwise.study.document import Point, Run, Study
+from chipwise.study.study_file import Point, Run, Study
 
 
 def study(*points, metric="eval/accuracy", folder="runs/s"):

@@ -22,8 +22,8 @@ from .engine.evaluate import evaluate as evaluate
 from .engine.fit import fit as fit
 from .engine.on import On as On
 from .engine.stepper import Stepper as Stepper
-from .explain.notebook import compare as compare
-from .explain.notebook import report as report
+from .explain.display import compare as compare
+from .explain.display import report as report
 from .interop import equinox as equinox
 from .interop import keras as keras
 from .interop import linen as linen

@@ -2,7 +2,7 @@
 
 import json
 
-from chipwise.explain.compare.document import SCHEMA
+from chipwise.explain.compare.comparison import SCHEMA
 from chipwise.words.facts import fact
 from explain.comparisons import plan, record, run
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from chipwise.chips import prices
-from chipwise.explain.compare.document import document
-from chipwise.explain.sources import read
+from chipwise.explain.compare.comparison import document
+from chipwise.explain.row_sources import read
 from chipwise.machine.fingerprint import Fingerprint
 from chipwise.machine.record import Record, Series
 from chipwise.words.facts import fact

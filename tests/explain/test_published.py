@@ -5,9 +5,9 @@ import re
 import pytest
 
 from chipwise.chips.targets import parse
-from chipwise.explain.compare.document import document
+from chipwise.explain.compare.comparison import document
 from chipwise.explain.published import rows_for, table
-from chipwise.explain.sources import read
+from chipwise.explain.row_sources import read
 from chipwise.planner.ranking import break_even
 from chipwise.recipes import BUILT_IN
 from chipwise.study.stats import NO_DIFFERENCE

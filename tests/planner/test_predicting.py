@@ -6,8 +6,8 @@ import pytest
 import chipwise as cw
 import tasks
 from chipwise.engine.predict import LARGEST_BLOCK
-from chipwise.explain import plan as shown
 from chipwise.explain import plan_page
+from chipwise.explain import plan_table as shown
 from chipwise.planner import predicting
 from chipwise.planner.compiled import Compiled
 from chipwise.words.facts import fact

@@ -13,7 +13,7 @@ import tasks
 from chipwise.engine.run_folder import RunFolder, hold
 from chipwise.engine.session import Session
 from chipwise.recipe.settings import apply
-from chipwise.study import document, runs
+from chipwise.study import study_file, study_runs
 from chipwise.study.one_compilation import one_compilation
 from chipwise.study.sweep import sweep
 from refusals import refused
@@ -36,13 +36,13 @@ def alone(rate, seed):
 @pytest.fixture
 def trained(monkeypatch):
     """The folders of the runs that were really trained, in order."""
-    folders, fit = [], runs.fit
+    folders, fit = [], study_runs.fit
 
     def noting(recipe, run, **options):
         folders.append("/".join(run.parts[-2:]))
         return fit(recipe, run, **options)
 
-    monkeypatch.setattr(runs, "fit", noting)
+    monkeypatch.setattr(study_runs, "fit", noting)
     return folders
 
 
@@ -65,7 +65,7 @@ def test_runs_are_what_they_are_alone_and_seeds_alternate_outermost(tmp_path, tr
             assert run.metrics == stored["metrics"]
             assert run.fingerprint == stored["fingerprint"]
     assert study.points[1].runs[1].fingerprint == alone(0.04, 1).fingerprint
-    assert document.read(tmp_path) == study
+    assert study_file.read(tmp_path) == study
 
 
 @pytest.mark.slow
@@ -102,7 +102,7 @@ def test_a_stop_saves_the_run_and_the_study_goes_on_to_the_same_bits(tmp_path, m
     with refused(cw.Stopped, "study-stopped", signal="SIGTERM", done=1, total=4):
         sweep(plain(duration="40st"), RATES, seeds=2, run=tmp_path, **settings)
     assert signal.getsignal(signal.SIGTERM) is before
-    assert [run.done for point in document.read(tmp_path).points for run in point.runs.values()] == [
+    assert [run.done for point in study_file.read(tmp_path).points for run in point.runs.values()] == [
         True, False, False, False,
     ]  # fmt: skip
     assert 0 < cw.restore_run(plain(), tmp_path / "lr=0.04/seed-0").steps < 40
@@ -124,7 +124,7 @@ def test_a_stop_too_late_for_its_run_stops_before_the_next(tmp_path, monkeypatch
     with refused(cw.Stopped, "study-stopped", signal="SIGINT", done=1, total=2):
         sweep(plain(), seeds=2, run=tmp_path, **FAST)
     assert trained == [f"{tmp_path.name}/seed-0"]
-    assert document.read(tmp_path).points[0].runs[0].done
+    assert study_file.read(tmp_path).points[0].runs[0].done
 
 
 def test_a_run_that_diverged_is_a_result(tmp_path, trained):

@@ -68,8 +68,8 @@ def plan(
     options.only_look()
     from ..chips.market import Market
     from ..explain import plan_kernels, plan_page
-    from ..explain.plan import document, parts
     from ..explain.plan_progress import telling
+    from ..explain.plan_table import document, parts
     from ..planner.planner import plan as make
 
     gc.set_threshold(20_000)  # a seventh of the time to trace a net is collecting objects that stay

@@ -30,11 +30,11 @@ def report(
       chipwise report runs/mine --recipe my_task.py:recipe --json
     """
     options.only_look()
-    from ..explain.report import page, text
-    from ..explain.report.story import report as tell
+    from ..explain.report import report_page, report_text
+    from ..explain.report.run_report import report as tell
 
     document = tell(run, recipe)
-    answer(document, text.parts(document), lambda: page.render(document), html, json_)
+    answer(document, report_text.parts(document), lambda: report_page.render(document), html, json_)
 
 
 def compare(
@@ -66,11 +66,11 @@ def compare(
       chipwise compare runs/a runs/b --target eval/accuracy=0.94 --json
     """
     from ..chips.prices import load
-    from ..explain.compare import page
-    from ..explain.compare.document import document
-    from ..explain.compare.figures import parse
-    from ..explain.compare.table import parts
-    from ..explain.sources import read, unpublished
+    from ..explain.compare import compare_page
+    from ..explain.compare.compare_table import parts
+    from ..explain.compare.comparison import document
+    from ..explain.compare.row_figures import parse
+    from ..explain.row_sources import read, unpublished
 
     rows = read(sources)
     comparison = document(
@@ -80,4 +80,4 @@ def compare(
         target=parse(target) if target is not None else None,
         notes=unpublished(sources, rows),
     )
-    answer(comparison, parts(comparison), lambda: page.render(comparison), html, json_)
+    answer(comparison, parts(comparison), lambda: compare_page.render(comparison), html, json_)

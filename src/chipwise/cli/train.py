@@ -182,7 +182,7 @@ def _one(
     """Trains one run, from the weights of `start` if there are any, and prints its result."""
     arguments = how.arguments
     from ..engine.fit import fit
-    from ..study.runs import Origin
+    from ..study.study_runs import Origin
 
     origin = Origin(given.recipe, tuple(given.settings), given.data, given.synthetic)
     recipe, source = origin.make(), origin.source()
@@ -227,7 +227,7 @@ def _study(
     quiet: bool,
 ) -> None:
     """Trains a study and prints its table. Raises `DivergedError` when every run of it diverged."""
-    from ..explain.study import main_metric, notes, render, rows
+    from ..explain.study_report import main_metric, notes, render, rows
     from ..study import grid
     from ..study.sweep import sweep
 

@@ -92,7 +92,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         """For notebooks: the curves and the result."""
-        from ..explain.notebook import of_result
+        from ..explain.display import of_result
 
         return of_result(self)
 

@@ -24,7 +24,7 @@ PRODUCTS = ("matmul", "convolution", "attention")
 
 
 @dataclass(frozen=True)
-class Row:
+class KernelRow:
     """A kernel to show. `share`: of the step on the device; `peak`: share of the chip's peak that its
     products reach, `None` if it has none or no peak is known; `place`: the user's line, or JAX's name."""
 
@@ -40,7 +40,7 @@ class Row:
     help: Fact
 
 
-def costliest(plan: Mapping[str, Any], most: int = SHOWN) -> list[Row]:
+def costliest(plan: Mapping[str, Any], most: int = SHOWN) -> list[KernelRow]:
     """The costliest kernels of a plan; may be empty."""
     parts = {k: v for k, v in (plan.get("step_parts") or {}).items() if k != "dispatch" and known(v)}
     kernels = plan.get("kernels") or []
@@ -49,11 +49,11 @@ def costliest(plan: Mapping[str, Any], most: int = SHOWN) -> list[Row]:
     return [_row(kernel, whole, peak, plan) for kernel in kernels[:most] if kernel["seconds"]]
 
 
-def _row(kernel: Mapping[str, Any], whole: float, peak: float | None, plan: Mapping[str, Any]) -> Row:
+def _row(kernel: Mapping[str, Any], whole: float, peak: float | None, plan: Mapping[str, Any]) -> KernelRow:
     reached, program = None, kernel["program"]
     if kernel["kind"] in PRODUCTS and kernel["flops"] and peak:
         reached = kernel["flops"] * kernel["count"] / kernel["seconds"] / peak
-    return Row(
+    return KernelRow(
         name=kernel["name"],
         kind=kernel["kind"],
         what=" ".join([kernel["dtype"], *([program] if program != "replica" else [])]),
@@ -139,7 +139,7 @@ def parts(plans: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
             yield Text(f"{', '.join(map(str, numbers))}: {advice}")
 
 
-def helps(rows: Sequence[Row]) -> list[tuple[Fact, list[int]]]:
+def helps(rows: Sequence[KernelRow]) -> list[tuple[Fact, list[int]]]:
     """Each piece of advice once, with the numbers of its rows."""
     of: dict[str, tuple[Fact, list[int]]] = {}
     for n, row in enumerate(rows, 1):

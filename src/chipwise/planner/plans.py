@@ -238,6 +238,6 @@ class Plans(list[Plan]):
     """Plans of one recipe: a list that is shown with its verdict in a notebook."""
 
     def _repr_html_(self) -> str:
-        from ..explain.notebook import of_plans
+        from ..explain.display import of_plans
 
         return of_plans(self)

@@ -1,4 +1,4 @@
-from .document import Study as Study
 from .find_batch import BatchSearch as BatchSearch
 from .find_lr import LrSearch as LrSearch
+from .study_file import Study as Study
 from .transfer import Transfer as Transfer

@@ -13,10 +13,10 @@ from ..errors import Stopped
 from ..machine.hosts import hosts
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
-from . import document, grid, runs
-from .document import Study
+from . import grid, study_file, study_runs
 from .one_compilation import one_compilation
-from .runs import Origin
+from .study_file import Study
+from .study_runs import Origin
 
 
 def sweep(
@@ -59,15 +59,15 @@ def sweep(
     origin = Origin(recipe, tuple(set), data, synthetic)
     texts = {name: [str(value) for value in values] for name, values in (settings or {}).items()}
     grid_points, numbers = grid.points(texts), grid.seeds(seeds)
-    options = runs.options_of(options)
+    options = study_runs.options_of(options)
     hosts().alone("sweep")
-    described = [runs.checked(origin.make(point, numbers[0]), options) for point in grid_points]
+    described = [study_runs.checked(origin.make(point, numbers[0]), options) for point in grid_points]
     reporter = Reporter(progress)
     with contextlib.ExitStack() as closing:
         # ---- the study, old or new, and what is still to train
-        study = closing.enter_context(document.opened(run, described[-1]["name"], origin.source()))
+        study = closing.enter_context(study_file.opened(run, described[-1]["name"], origin.source()))
         points = [study.point(point) for point in grid_points]
-        jobs = runs.planned(study, points, described, numbers)
+        jobs = study_runs.planned(study, points, described, numbers)
         study.write()
         total = len(points) * len(numbers)
         done = total - len(jobs)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from chipwise.errors import RecipeError
 from chipwise.explain.compare import agreement as agree
-from chipwise.explain.rows import Window
+from chipwise.explain.row import Window
 from chipwise.words.facts import fact
 from explain import comparisons
 from explain.comparisons import (

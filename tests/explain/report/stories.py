@@ -1,7 +1,7 @@
 """Reports of runs made by hand, and what stands out in them."""
 
 import run_folders as runs
-from chipwise.explain.report.story import report
+from chipwise.explain.report.run_report import report
 
 
 def whole(tmp_path, rows=None, **changes):

@@ -4,7 +4,7 @@ import pytest
 
 import chipwise as cw
 import run_folders as runs
-from chipwise.explain.report.story import report
+from chipwise.explain.report.run_report import report
 from explain.report.stories import codes, found, typed, whole
 
 # ---- what was slow

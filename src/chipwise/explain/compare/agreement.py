@@ -21,7 +21,7 @@ from typing import Any
 
 from ...errors import RecipeError
 from ...words.facts import Fact, fact
-from ..rows import MEASURED, Row, Window
+from ..row import MEASURED, Row, Window
 
 _COMMON = ("batch", "replicas", "precision", "exact", "data", "framework", "machine", "where")
 _WORDS = {"batch": "batch (global)", "where": "device"}

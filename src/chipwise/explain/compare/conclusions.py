@@ -9,7 +9,7 @@ from typing import Any
 from ...study.stats import HIGHER, LOWER, NO_DIFFERENCE
 from ...words.facts import Fact, fact
 from ...words.figures import known
-from ..rows import KINDS, MEASURED
+from ..row import KINDS, MEASURED
 
 Document = Mapping[str, Any]
 _KINDS = dict(zip(KINDS, ("rows-measured", "rows-predicted", "rows-published"), strict=True))

@@ -22,7 +22,7 @@ from ...errors import RecipeError
 from ...recipe.duration import Duration
 from ...words.facts import Fact, fact, say, texts
 from ...words.figures import one_line
-from .time import Interval, Speed, Spent
+from .time_spent import Interval, Speed, TimeSpent
 
 WORSE = 1.1  # final evaluation loss over its minimum
 GAP = 0.05  # training accuracy minus evaluation accuracy
@@ -39,7 +39,7 @@ LOW_PEAK = 0.2  # share of the chip's peak
 
 
 @dataclass(frozen=True)
-class Finding:
+class Observation:
     """A finding: a fact with its numbers, further facts `also`, and what to try. `about`: "time", "learning"
     or "settings"."""
 
@@ -70,7 +70,7 @@ def typed_text(command: str) -> Fact:
 
 def learned(
     run: StoredRun, finished: bool, rate: Mapping[str, Any], lower: str | None, recipe: str
-) -> list[Finding]:
+) -> list[Observation]:
     """Findings about learning. *Arguments:* `rate`: from `settings.curve`; `lower`: a lower rate to try, such
     as `lr=0.1`, if known; `recipe`: as typed in a command."""
     calmer = (
@@ -82,7 +82,7 @@ def learned(
         step, how = diverged
         good = [saved for saved in run.checkpoints if saved < step]
         before = fact("checkpoint-before", step=good[-1]) if good else fact("checkpoint-none-before")
-        return [Finding("learning", fact("story-run-diverged"), (how, before), calmer)]
+        return [Observation("learning", fact("story-run-diverged"), (how, before), calmer)]
     findings = _unlearned(run, calmer, recipe)
     if not findings and finished:
         findings = [*_earlier_best(run), *_gap(run), *_still_falling(run)]
@@ -111,7 +111,7 @@ def _series(run: StoredRun, name: str) -> list[tuple[int, float]]:
     return [(row["step"], value) for row in run.rows if (value := number(row.get(name))) is not None]
 
 
-def _unlearned(run: StoredRun, calmer: tuple[Fact, ...], recipe: str) -> list[Finding]:
+def _unlearned(run: StoredRun, calmer: tuple[Fact, ...], recipe: str) -> list[Observation]:
     losses = _series(run, "train/loss")
     if len(losses) < 3:
         return []
@@ -120,13 +120,15 @@ def _unlearned(run: StoredRun, calmer: tuple[Fact, ...], recipe: str) -> list[Fi
     for step, value in losses[1:]:
         if value > 3 * abs(lowest) and value > start:
             return [
-                Finding("learning", fact("loss-jumped", lowest=lowest, value=value, step=step), (), calmer)
+                Observation(
+                    "learning", fact("loss-jumped", lowest=lowest, value=value, step=step), (), calmer
+                )
             ]
         lowest = min(lowest, value)
     if end >= 0.98 * start > 0:
         tries = typed_text(f"chipwise find-lr {recipe}"), typed_text(f"chipwise check {recipe}")
         flat = fact("loss-did-not-fall", start=start, first=first, end=end, last=last)
-        return [Finding("learning", flat, (), tries)]
+        return [Observation("learning", flat, (), tries)]
     return []
 
 
@@ -142,7 +144,7 @@ def _chance(value: float, examples: int | None) -> float:
     return math.sqrt(max(value * (1 - value), 0.0) / examples) if examples and 0 <= value <= 1 else math.inf
 
 
-def _earlier_best(run: StoredRun) -> list[Finding]:
+def _earlier_best(run: StoredRun) -> list[Observation]:
     findings = []
     losses = _series(run, "eval/loss")
     if len(losses) >= 5:
@@ -150,7 +152,7 @@ def _earlier_best(run: StoredRun) -> list[Finding]:
         if sum(step > best_at for step, _ in losses) >= 3 and last > WORSE * best > 0:
             lower = fact("loss-lowest-before-the-end", best=best, step=best_at, end=last, last=last_at)
             tries = fact("try-decay-or-augmentation"), typed_text(f"--set duration={_until(run, best_at)}")
-            findings.append(Finding("learning", lower, (), tries))
+            findings.append(Observation("learning", lower, (), tries))
     accuracies = _series(run, "eval/accuracy")
     if len(accuracies) >= 5:
         (best_at, best), (last_at, last) = max(accuracies, key=lambda pair: pair[1]), accuracies[-1]
@@ -161,7 +163,7 @@ def _earlier_best(run: StoredRun) -> list[Finding]:
                 examples=_held_out(run), error_points=100 * error,
             )  # fmt: skip
             findings.append(
-                Finding("learning", higher, (), (typed_text(f"--set duration={_until(run, best_at)}"),))
+                Observation("learning", higher, (), (typed_text(f"--set duration={_until(run, best_at)}"),))
             )
     return findings
 
@@ -171,7 +173,7 @@ def _until(run: StoredRun, step: int) -> str:
     return f"{epoch:.3g}ep" if epoch else f"{step}st"
 
 
-def _gap(run: StoredRun) -> list[Finding]:
+def _gap(run: StoredRun) -> list[Observation]:
     train, held_out = _series(run, "train/accuracy"), _series(run, "eval/accuracy")
     if not train or not held_out:
         return []
@@ -182,12 +184,12 @@ def _gap(run: StoredRun) -> list[Finding]:
     running = isinstance(devices, dict) and devices.get("task_state")
     if running and unsettled({"train/accuracy": a, "eval/accuracy": b}, step):
         begun = fact("statistics-at-their-start", train=a, eval=b, steps=step)
-        return [Finding("learning", begun, (), (fact("try-lower-momentum"),))]
+        return [Observation("learning", begun, (), (fact("try-lower-momentum"),))]
     tries = fact("try-decay-or-augmentation"), fact("try-more-examples")
-    return [Finding("learning", fact("accuracy-gap", train=a, eval=b), (), tries)]
+    return [Observation("learning", fact("accuracy-gap", train=a, eval=b), (), tries)]
 
 
-def _still_falling(run: StoredRun) -> list[Finding]:
+def _still_falling(run: StoredRun) -> list[Observation]:
     losses, held_out = _series(run, "train/loss"), _series(run, "eval/loss")
     fifth = len(losses) // 5
     if fifth < 2 or (held_out and held_out[-1][1] > min(value for _, value in held_out)):
@@ -203,10 +205,10 @@ def _still_falling(run: StoredRun) -> list[Finding]:
         duration = Duration.parse(run.recipe.get("duration"))  # type: ignore[arg-type]
         longer = f"{2 * float(duration.value):g}{duration.unit}"
         tries.append(typed_text(f"--set duration={longer} --run another-folder"))
-    return [Finding("learning", falling, also, tries)]
+    return [Observation("learning", falling, also, tries)]
 
 
-def _idle(rate: Mapping[str, Any]) -> list[Finding]:
+def _idle(rate: Mapping[str, Any]) -> list[Observation]:
     values, steps = rate.get("values"), rate.get("steps")
     if not values or not steps or len(values) < 20 or max(values) <= 0:
         return []
@@ -215,15 +217,15 @@ def _idle(rate: Mapping[str, Any]) -> list[Finding]:
     if idle < IDLE:
         return []
     finding = fact("schedule-ends-early", name=rate["name"], step=steps[last] + 1, share=idle)
-    return [Finding("settings", finding, (), (fact("try-lengths-in-percent"),))]
+    return [Observation("settings", finding, (), (fact("try-lengths-in-percent"),))]
 
 
 # ---- time
 
 
 def slow(
-    run: StoredRun, timed: Sequence[Interval], spent: Spent | None, speed: Speed | None, recipe: str
-) -> list[Finding]:
+    run: StoredRun, timed: Sequence[Interval], spent: TimeSpent | None, speed: Speed | None, recipe: str
+) -> list[Observation]:
     """Findings about time, largest cost first. *Arguments:* `recipe`: as typed in a command."""
     return [
         *_input(run, timed, recipe),
@@ -240,7 +242,7 @@ def stored(run: StoredRun, part: str) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _input(run: StoredRun, timed: Sequence[Interval], recipe: str) -> list[Finding]:
+def _input(run: StoredRun, timed: Sequence[Interval], recipe: str) -> list[Observation]:
     tries = [typed_text(f"chipwise bench-feed {recipe}")]
     feed, sections = stored(run, "feed"), stored(run, "seconds")
     if (share := number(feed.get("waited_share"))) is not None:
@@ -254,7 +256,7 @@ def _input(run: StoredRun, timed: Sequence[Interval], recipe: str) -> list[Findi
         advice = feed.get("advice")
         if isinstance(advice, dict) and isinstance(advice.get("text"), str):
             tries.insert(0, fact("try-as-told", words=one_line(advice["text"])))
-        return [Finding("time", finding, also, tries)]
+        return [Observation("time", finding, also, tries)]
     total = sum(i.seconds for i in timed)
     lost = sum(i.seconds * (i.waited or 0.0) for i in timed)
     if not total or lost / total < FED:
@@ -265,10 +267,10 @@ def _input(run: StoredRun, timed: Sequence[Interval], recipe: str) -> list[Findi
             busy[stage] = busy.get(stage, 0.0) + (number(row.get(f"feed/{stage}_cores")) or 0.0)
     also = [fact("busiest-stage", stage=max(busy, key=lambda s: busy[s]))] if any(busy.values()) else []
     finding = fact("waited-for-data", waited=lost, seconds=total, share=lost / total)
-    return [Finding("time", finding, also, tries)]
+    return [Observation("time", finding, also, tries)]
 
 
-def _sections(run: StoredRun, spent: Spent | None) -> list[Finding]:
+def _sections(run: StoredRun, spent: TimeSpent | None) -> list[Observation]:
     """Work other than training that took a large share of the wall time, known only from result.json."""
     if spent is None or spent.of != "result.json":
         return []
@@ -276,7 +278,7 @@ def _sections(run: StoredRun, spent: Spent | None) -> list[Finding]:
     first = parts.get("start", 0.0) + parts.get("compile", 0.0)
     if total < SHORT:
         short = fact("story-run-short", seconds=first, total=total, share=first / total if total else 0.0)
-        return [] if first < total / 2 else [Finding("time", short, (), (fact("try-speeds"),))]
+        return [] if first < total / 2 else [Observation("time", short, (), (fact("try-speeds"),))]
     resident = stored(run, "feed").get("data") == "on the device"
     evaluations = [row for row in run.rows if any(name.startswith("eval/") for name in row)]
 
@@ -296,7 +298,7 @@ def _sections(run: StoredRun, spent: Spent | None) -> list[Finding]:
         ),
     }
     return [
-        Finding(
+        Observation(
             "time", Fact(code, {"seconds": part, "total": total, "share": part / total, **more}), (), tries
         )
         for name, (code, more, tries) in findings.items()
@@ -312,7 +314,7 @@ def _rarer(evaluations: Sequence[Mapping[str, Any]], share: float) -> str:
     return f"--eval-every {max(every * math.ceil(share / SMALL), 0.001):.3g}ep"
 
 
-def _spread(speed: Speed | None, recipe: str) -> list[Finding]:
+def _spread(speed: Speed | None, recipe: str) -> list[Observation]:
     if speed is None or not speed.quartiles or (speed.intervals or 0) < ENOUGH:
         return []
     (low, high), median = speed.quartiles, speed.examples_per_second
@@ -322,10 +324,10 @@ def _spread(speed: Speed | None, recipe: str) -> list[Finding]:
         "speed-varied", intervals=speed.intervals, low=low, high=high, median=median,
         share=(high - low) / median,
     )  # fmt: skip
-    return [Finding("time", uneven, (), (fact("try-other-work"), typed_text(f"chipwise bench {recipe}")))]
+    return [Observation("time", uneven, (), (fact("try-other-work"), typed_text(f"chipwise bench {recipe}")))]
 
 
-def _intervals(timed: Sequence[Interval]) -> list[Finding]:
+def _intervals(timed: Sequence[Interval]) -> list[Observation]:
     steady = [i for i in timed if not i.warmup]
     if len(steady) < ENOUGH:
         return []
@@ -348,10 +350,10 @@ def _intervals(timed: Sequence[Interval]) -> list[Finding]:
         cause = fact("slow-without-waiting")
     else:
         cause = fact("slow-waiting-unknown")
-    return [Finding("time", finding, (cause,), (fact("try-what-else-ran"),))]
+    return [Observation("time", finding, (cause,), (fact("try-what-else-ran"),))]
 
 
-def _peak(run: StoredRun, speed: Speed | None, recipe: str) -> list[Finding]:
+def _peak(run: StoredRun, speed: Speed | None, recipe: str) -> list[Observation]:
     if speed is None or not speed.share_of_peak or speed.share_of_peak >= LOW_PEAK:
         return []
     precision = run.recipe.get("precision")
@@ -359,4 +361,4 @@ def _peak(run: StoredRun, speed: Speed | None, recipe: str) -> list[Finding]:
     if precision == "f32":
         commands.insert(0, "--set precision=bf16")
     finding = fact("chip-little-used", share=speed.share_of_peak, precision=one_line(precision))
-    return [Finding("time", finding, (), tuple(map(typed_text, commands)))]
+    return [Observation("time", finding, (), tuple(map(typed_text, commands)))]

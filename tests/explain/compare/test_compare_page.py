@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 from chipwise.chips import prices
-from chipwise.explain.compare import page
-from chipwise.explain.compare.document import document
-from chipwise.explain.compare.figures import parse
-from chipwise.explain.sources import read
+from chipwise.explain.compare import compare_page
+from chipwise.explain.compare.comparison import document
+from chipwise.explain.compare.row_figures import parse
+from chipwise.explain.row_sources import read
 from chipwise.words.facts import fact, say
 from explain.comparisons import LOSSES, plan, record, run, study
 from pages import HOSTILE, Reader, browse, needs_browser
@@ -45,7 +45,7 @@ def hostile(value):
 
 
 def test_the_answer_and_the_kinds_come_first(made):
-    text = " ".join(Reader(page.render(made)).text.split())
+    text = " ".join(Reader(compare_page.render(made)).text.split())
     headline = " ".join(f["text"] for f in made["sentences"]["headline"])
     at = [
         text.index(s)
@@ -64,7 +64,7 @@ def test_the_answer_and_the_kinds_come_first(made):
 
 
 def test_every_picture_is_there(made):
-    text = page.render(made)
+    text = compare_page.render(made)
     for title in ("The first losses", "Speed over steps", "eval/accuracy over time", "spread over seeds"):
         assert f"<b>{title}" in text or title in text
     assert text.count('class="measure measured"') == 5 and text.count('class="measure predicted"') == 2
@@ -72,12 +72,12 @@ def test_every_picture_is_there(made):
 
 
 def test_nothing_is_fetched(made):
-    for tag, attributes in Reader(page.render(made)).elements:
+    for tag, attributes in Reader(compare_page.render(made)).elements:
         assert tag not in ("img", "iframe", "object", "embed", "base", "form"), tag
         assert "src" not in attributes
         assert (attributes.get("href") or "#").startswith("#") or attributes["href"] == "data:,"
         assert "style" not in attributes and not any(name.startswith("on") for name in attributes)
-    style = re.search(r"<style>(.*?)</style>", page.render(made), re.S)
+    style = re.search(r"<style>(.*?)</style>", compare_page.render(made), re.S)
     assert style is not None and not re.search(r"url\((?!#)|@import", style[1])
 
 
@@ -86,22 +86,22 @@ def test_text_of_a_document_is_never_markup(made):
     # the baseline and the keys of settings are names too
     bad = {**hostile(made), "rows": rows, "baseline": rows[0]["label"], "metric": "eval/accuracy"}
     bad["labels"] = {kind: [row["label"] for row in rows if row["kind"] == kind] for kind in made["labels"]}
-    text = page.render(bad)
+    text = compare_page.render(bad)
     assert "<img" not in text and "<script>alert" not in text
     reader = Reader(text)
     assert [tag for tag, _ in reader.elements].count("script") == 1 and HOSTILE in reader.text
-    usual = {a for _, attributes in Reader(page.render(made)).elements for a in attributes}
+    usual = {a for _, attributes in Reader(compare_page.render(made)).elements for a in attributes}
     assert {a for _, attributes in reader.elements for a in attributes} <= usual
 
 
 def test_a_document_from_a_file_is_the_same(made):
-    assert page.render(json.loads(json.dumps(made))) == page.render(made)
+    assert compare_page.render(json.loads(json.dumps(made))) == compare_page.render(made)
 
 
 def test_rows_without_any_speed(tmp_path):
     paths = [plan(tmp_path / f"{k}.json", ()) for k in range(2)]
     found = document(read([str(p) for p in paths]), prices=())
-    assert say(fact("nothing-to-compare")) in Reader(page.render(found)).text
+    assert say(fact("nothing-to-compare")) in Reader(compare_page.render(found)).text
 
 
 # ---- pictures
@@ -111,7 +111,7 @@ def test_bars_become_points_where_a_bar_would_mislead(tmp_path):
     slow = record(tmp_path / "slow.json", 100)
     for factor, log in ((90, False), (110, True)):
         fast = record(tmp_path / "fast.json", 100 * factor, 0, kind="TPU v2")
-        text = page.render(document(read([str(slow), str(fast)]), prices=()))
+        text = compare_page.render(document(read([str(slow), str(fast)]), prices=()))
         assert text.count('<rect class="measure measured"') == (0 if log else 2)
         assert text.count('<circle class="measure measured"') == (2 if log else 0)
         assert ("lengths say nothing" in text) == log
@@ -119,18 +119,20 @@ def test_bars_become_points_where_a_bar_would_mislead(tmp_path):
 
 def test_cards_say_where_nothing_is_shown(tmp_path):
     sources = [record(tmp_path / f"{k}.json", 1000, 0.05, seed=k) for k in range(5)]
-    text = Reader(page.render(document(read([str(s) for s in sources]), prices=()))).text
+    text = Reader(compare_page.render(document(read([str(s) for s in sources]), prices=()))).text
     card = " ".join(text[text.index("fastest") : text.index("Examples a second")].split())
     assert "and 1 other, on the same device; no difference shown." in card
     record(tmp_path / "4.json", 9000, 0.05, kind="TPU v2")
-    text = " ".join(Reader(page.render(document(read([str(s) for s in sources]), prices=()))).text.split())
+    text = " ".join(
+        Reader(compare_page.render(document(read([str(s) for s in sources]), prices=()))).text.split()
+    )
     assert "measured , fastest" in text or "measured, fastest" in text
     assert "no difference" not in text[text.index("fastest") : text.index("Examples a second")]
 
 
 def test_a_dagger_stands_beside_its_bar(tmp_path):
     sources = record(tmp_path / "a.json"), record(tmp_path / "b.json", 9, losses=[9.0] * 9)
-    text = page.render(document(read([str(s) for s in sources]), prices=()))
+    text = compare_page.render(document(read([str(s) for s in sources]), prices=()))
     assert re.search(r'<span class="value">[^<]*× †</span>', text)
 
 
@@ -153,7 +155,7 @@ addEventListener("load", function () {
 
 @needs_browser
 def test_fits_its_width(made, tmp_path):
-    text = html.escape(page.render(made))
+    text = html.escape(compare_page.render(made))
     frames = "".join(
         f'<iframe srcdoc="{text}" style="border:0;width:{w}px;height:800px;display:block"></iframe>'
         for w in (1280, 390, 320)
@@ -169,7 +171,7 @@ def test_fits_its_width(made, tmp_path):
 @pytest.mark.slow
 def test_is_drawn(made, tmp_path):
     shot = tmp_path / "page.png"
-    browse(tmp_path, page.render(made), "--window-size=1280,900", f"--screenshot={shot}")
+    browse(tmp_path, compare_page.render(made), "--window-size=1280,900", f"--screenshot={shot}")
     with Image.open(shot) as image:
         pixels = np.asarray(image.convert("RGB"))
     assert pixels.shape == (900, 1280, 3) and len(np.unique(pixels.reshape(-1, 3), axis=0)) > 20

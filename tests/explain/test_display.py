@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ET
 
 import chipwise as cw
 import tasks
-from chipwise.explain import notebook
+from chipwise.explain import display
 from chipwise.planner.plans import Plans
 from planner import documents
 
@@ -32,13 +32,13 @@ def test_plans_show_their_table():
     plans = Plans(documents.plans())
     tree, _ = parsed(plans._repr_html_())
     text = "".join(tree.itertext())
-    assert all(plan.target in text for plan in plans) and notebook.of_plans([]) == ""
+    assert all(plan.target in text for plan in plans) and display.of_plans([]) == ""
     assert plans[0].target in plans[0]._repr_html_()
 
 
 def test_names_of_others_are_text():
     hostile = "<script>alert(1)</script>"
     tree, _ = parsed(
-        notebook.written([hostile]) + notebook.pictures({f"train/{hostile}": [(1, 2.0), (2, 1.0)]})
+        display.written([hostile]) + display.pictures({f"train/{hostile}": [(1, 2.0), (2, 1.0)]})
     )
     assert hostile in "".join(tree.itertext())

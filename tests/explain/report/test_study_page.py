@@ -8,8 +8,8 @@ import pytest
 
 import chipwise as cw
 import run_folders as runs
-from chipwise.explain.report import page
-from chipwise.explain.report.story import report
+from chipwise.explain.report import report_page
+from chipwise.explain.report.run_report import report
 from pages import browse, framed, needs_browser
 
 
@@ -56,7 +56,7 @@ def test_each_point_and_each_seed(study):
 
 
 def test_its_page(study):
-    made = page.render(report(study))
+    made = report_page.render(report(study))
     for words in ("2 settings, 3 seeds each", "lr=0.2", "lr=0.4", "between steps 81 and 90", "not begun",
                   "250 examples/s", "batch 50, 5 replicas", "Spread over seeds", "one run each",
                   "<code>lr=0.4/seed-2</code>", 'data-label="95 % interval"'):  # fmt: skip
@@ -82,7 +82,7 @@ addEventListener("load", function () {
 def test_no_table_is_cut_off(study, tmp_path):
     document = report(study)
     document["points"][1]["diverged"]["1"] = "for the longest of reasons " * 9 + "between steps 81 and 90"
-    made = page.render(document)
+    made = report_page.render(document)
     frames = "".join(framed(made, width, 900) for width in (1280, 768, 390))
     seen = browse(tmp_path, f"<!DOCTYPE html><body>{frames}{MEASURE}", "--window-size=1300,900", "--dump-dom")
     found = json.loads(html.unescape(re.search("FOUND(.*)END", seen)[1]))
@@ -96,7 +96,7 @@ def test_before_any_run_is_done(study):
         point["runs"] = [{"seed": run["seed"], "run": run["run"]} for run in point["runs"]]
     file.write_text(json.dumps(stored))
     document = report(study)
-    assert document["metric"] is None and "No run is done yet" in page.render(document)
+    assert document["metric"] is None and "No run is done yet" in report_page.render(document)
 
 
 @pytest.mark.parametrize("text", ["{", '{"schema": "chipwise.study/9"}', "[]"])
@@ -109,5 +109,5 @@ def test_a_damaged_study(study, text):
 def test_markup_in_a_study(study):
     file = study / "study.json"
     file.write_text(file.read_text().replace("between steps", "<img src=x>").replace('"toy"', '"<script>"'))
-    made = page.render(report(study))
+    made = report_page.render(report(study))
     assert "<img" not in made and "<script>:" not in made

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from chipwise.chips import prices
 from chipwise.errors import RecipeError
-from chipwise.explain.compare.document import document
-from chipwise.explain.compare.figures import NO_INTERVAL, Figure, parse, ratio, repeated
-from chipwise.explain.sources import read
+from chipwise.explain.compare.comparison import document
+from chipwise.explain.compare.row_figures import NO_INTERVAL, Figure, parse, ratio, repeated
+from chipwise.explain.row_sources import read
 from chipwise.study.stats import NO_DIFFERENCE
 from chipwise.words.facts import fact
 from explain.comparisons import by_label, compared, plan, record, run, study

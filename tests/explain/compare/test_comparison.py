@@ -6,10 +6,10 @@ import pytest
 
 from chipwise.errors import DataError, RecipeError
 from chipwise.explain.compare import agreement as agree
-from chipwise.explain.compare.document import document
-from chipwise.explain.compare.figures import parse
-from chipwise.explain.compare.table import verdict
-from chipwise.explain.sources import read
+from chipwise.explain.compare.compare_table import verdict
+from chipwise.explain.compare.comparison import document
+from chipwise.explain.compare.row_figures import parse
+from chipwise.explain.row_sources import read
 from chipwise.study.stats import HIGHER, LOWER, NO_DIFFERENCE
 from chipwise.words.facts import fact
 from explain import comparisons

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 import chipwise as cw
-from chipwise.explain import study as table
+from chipwise.explain import study_report as table
 from chipwise.words.facts import fact
 from refusals import refused
 from studies import study

@@ -24,7 +24,7 @@ from ..planner.plans import SCHEMA as PLAN
 from ..words.facts import Fact, fact
 from ..words.figures import known
 from .published import Published, rows_for
-from .rows import (
+from .row import (
     MEASURED,
     PREDICTED,
     PUBLISHED,
@@ -38,7 +38,7 @@ from .rows import (
     text,
     whole,
 )
-from .runs import folder_of_runs, run_row, study_rows
+from .run_rows import folder_of_runs, run_row, study_rows
 
 _PUBLISHED = re.compile(r"published(?::(.*))?", re.DOTALL)
 

@@ -16,12 +16,12 @@ from rich.table import Table
 from .. import __version__
 from ..engine.stored import StoredRun, metrics_of, number, read_run
 from ..errors import RecipeError, RunError, near
-from ..study.document import FILE, Point, Study, read
 from ..study.stats import CONFIDENCE, Difference, Spread, paired
+from ..study.study_file import FILE, Point, Study, read
 from ..words.facts import Fact, fact, say
 from ..words.figures import known, one_line
-from .report.settings import command, settings
-from .rows import divergence
+from .report.stored_settings import command, settings
+from .row import divergence
 from .terminal import table
 
 SCHEMA = "chipwise.report/2"
@@ -32,7 +32,7 @@ _MANY = 3  # comparisons, from which on chance is worth a word
 
 
 @dataclass(frozen=True)
-class Row:
+class PointRow:
     """A point of a study.
 
     *Fields:* `seeds` of its runs; `values`: the metric by seed; `spread` of them, `None` when there are none;
@@ -61,7 +61,7 @@ def main_metric(study: Study) -> str | None:
     return next((name for name in MAIN if name in names), None)
 
 
-def rows(study: Study, metric: str | None = None) -> list[Row]:
+def rows(study: Study, metric: str | None = None) -> list[PointRow]:
     """One row a point, in the study's order. Raises `RecipeError` for a metric that no run has."""
     names = _metrics(study)
     metric = metric or main_metric(study)
@@ -69,13 +69,13 @@ def rows(study: Study, metric: str | None = None) -> list[Row]:
         facts = {"metric": metric, "near": near(metric, names), "metrics": names}
         raise RecipeError("study-no-metric", folder=study.folder, **facts)
     values = [_values(point, metric) for point in study.points]
-    study_rows: list[Row] = []
+    study_rows: list[PointRow] = []
     for point, own in zip(study.points, values, strict=True):
         speeds = [run.examples_per_second for run in point.runs.values() if run.examples_per_second]
         shared = [seed for seed in own if seed in values[0]] if study_rows else []
         pairs = [own[seed] for seed in shared], [values[0][seed] for seed in shared]
         study_rows.append(
-            Row(
+            PointRow(
                 name=point.name,
                 seeds=list(point.runs),
                 values=own,

@@ -12,9 +12,9 @@ import chipwise as cw
 import run_folders as runs
 import tasks
 from chipwise.engine.stored import read_run
-from chipwise.explain.report.settings import rebuilt
-from chipwise.explain.report.settings import settings as settings_of
-from chipwise.explain.report.story import report
+from chipwise.explain.report.run_report import report
+from chipwise.explain.report.stored_settings import rebuilt
+from chipwise.explain.report.stored_settings import settings as settings_of
 from explain.report.stories import codes, found, typed, whole
 from refusals import refused
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 import chipwise as cw
-from chipwise.study import document
-from chipwise.study.document import Run
+from chipwise.study import study_file
+from chipwise.study.study_file import Run
 from refusals import refused
 from studies import study
 
@@ -17,7 +17,7 @@ def test_a_study_is_read_as_it_was_written(tmp_path):
         for seed, run in point.runs.items():
             point.runs[seed] = Run(**{**run.__dict__, "run": f"lr={point.settings['lr']}/seed-{seed}"})
     made.write()
-    assert document.read(tmp_path) == made
+    assert study_file.read(tmp_path) == made
     stored = json.loads((tmp_path / "study.json").read_text())
     assert (stored["schema"], stored["settings"], stored["seeds"]) == (
         "chipwise.study/1",
@@ -32,7 +32,7 @@ def test_a_study_of_a_later_chipwise_with_more_fields_is_read(tmp_path):
     stored = made.to_json()
     stored["points"][0]["runs"][0]["colour"] = "red"
     (tmp_path / "study.json").write_text(json.dumps(stored))
-    assert document.read(tmp_path).points[0].runs[0].metrics == {"eval/accuracy": 1.0}
+    assert study_file.read(tmp_path).points[0].runs[0].metrics == {"eval/accuracy": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -53,9 +53,9 @@ def test_a_damaged_study_says_what_to_do(tmp_path, change, code):
     file = tmp_path / "study.json"
     file.write_text(change(file.read_text()))
     with refused(cw.RunError, code, file=file):
-        document.read(tmp_path)
+        study_file.read(tmp_path)
 
 
 def test_a_folder_without_a_study_is_none(tmp_path):
-    assert document.read(tmp_path) is None
-    assert document.read(tmp_path / "not there") is None
+    assert study_file.read(tmp_path) is None
+    assert study_file.read(tmp_path / "not there") is None

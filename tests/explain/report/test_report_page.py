@@ -9,14 +9,14 @@ import re
 import pytest
 
 import run_folders as runs
-from chipwise.explain.report import page, text
-from chipwise.explain.report.story import report
+from chipwise.explain.report import report_page, report_text
+from chipwise.explain.report.run_report import report
 from chipwise.words.facts import fact
 from pages import Reader, browse, framed, needs_browser
 
 
 def read(document):
-    reader = Reader(page.render(document))
+    reader = Reader(report_page.render(document))
     return reader
 
 
@@ -76,14 +76,14 @@ def test_a_metric_that_is_not_finite_is_called_so_beside_its_step(tmp_path):
 
 
 def test_a_document_from_a_file_is_the_same(plain):
-    assert page.render(json.loads(json.dumps(plain))) == page.render(plain)
+    assert report_page.render(json.loads(json.dumps(plain))) == report_page.render(plain)
 
 
 # ---- safety
 
 
 def test_nothing_is_fetched(plain):
-    made = page.render(plain)
+    made = report_page.render(plain)
     for tag, attributes in Reader(made).elements:
         assert tag not in ("img", "iframe", "object", "embed", "base", "form"), tag
         assert "src" not in attributes and "style" not in attributes
@@ -95,7 +95,7 @@ def test_nothing_is_fetched(plain):
 
 
 def test_text_of_a_run_is_never_markup(plain, hostile):
-    made = page.render(hostile)
+    made = report_page.render(hostile)
     assert "<img" not in made and "<script>alert" not in made and "\x1b" not in made
     reader = Reader(made)
     assert [tag for tag, _ in reader.elements].count("script") == 1
@@ -108,7 +108,7 @@ def test_text_of_a_run_is_never_markup(plain, hostile):
 
 
 def test_the_bar_is_full(plain):
-    bar = text.time_bar(plain["seconds"])
+    bar = report_text.time_bar(plain["seconds"])
     assert sum(p.share for p in bar) == pytest.approx(1)
     assert bar[-1].x + bar[-1].width == pytest.approx(100)
 
@@ -117,7 +117,7 @@ def test_the_bar_is_full(plain):
     "values", [[], [1.0], [1.0, 1.0], list(range(23)), list(range(25)), [1e-9, 1.0, 1e9]]
 )
 def test_sparks(values):
-    made = text.spark(values)
+    made = report_text.spark(values)
     assert len(made) <= 24 and set(made) <= set("▁▂▃▄▅▆▇█") and bool(made) is bool(values)
     assert len(set(values)) < 2 or (made[0], made[-1]) == ("▁", "█")
 
@@ -142,7 +142,7 @@ addEventListener("load", function () {
 def test_fits_any_width(tmp_path, plain, hostile):
     frames = ""
     for document, width in itertools.product((plain, hostile), (1280, 768, 390, 320)):
-        frames += framed(page.render(document), width, 800)
+        frames += framed(report_page.render(document), width, 800)
     seen = browse(tmp_path, f"<!DOCTYPE html><body>{frames}{MEASURE}", "--window-size=1300,900", "--dump-dom")
     found = json.loads(html.unescape(re.search("FOUND(.*)END", seen)[1]))
     assert [width for width, _, _ in found] == [1280, 768, 390, 320] * 2

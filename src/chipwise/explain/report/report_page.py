@@ -7,8 +7,8 @@ from typing import Any
 
 from .. import page
 from ..charts import BarChart, Measure, Panel, Trace, panel, strips, style_of
-from ..study import against
-from .text import beside, metric, study_title, time_bar
+from ..study_report import against
+from .report_text import beside, metric, study_title, time_bar
 
 CHARTS = 8  # most metrics of a run in the page; the JSON has all
 STUDY_CHARTS = 6  # metrics of a study

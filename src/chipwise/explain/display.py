@@ -53,8 +53,8 @@ def report(run: str | os.PathLike, recipe: str | None = None) -> Shown:
     *Arguments:* `recipe`: the run's recipe, such as `"my_task.py:recipe"`, to check it too; this runs the
     file. Raises `RunError` if the folder is neither a run nor a study.
     """
-    from .report.story import report as story
-    from .report.text import parts
+    from .report.report_text import parts
+    from .report.run_report import report as story
 
     document = story(run, recipe)
     curves = document.get("curves") if document["kind"] == "run" else None
@@ -70,10 +70,10 @@ def compare(*sources: str | os.PathLike, baseline: str | None = None, target: st
     `"eval/accuracy=0.94"`. Raises `DataError`, `RunError` or `RecipeError`.
     """
     from ..chips.prices import load
-    from .compare.document import document
-    from .compare.figures import parse
-    from .compare.table import parts
-    from .sources import read, unpublished
+    from .compare.compare_table import parts
+    from .compare.comparison import document
+    from .compare.row_figures import parse
+    from .row_sources import read, unpublished
 
     given = [os.fspath(source) for source in sources]
     rows = read(given)
@@ -89,7 +89,7 @@ def compare(*sources: str | os.PathLike, baseline: str | None = None, target: st
 
 def of_plans(plans: Sequence[Plan]) -> str:
     """HTML of plans of one recipe: the verdict, and the table."""
-    from .plan import parts
+    from .plan_table import parts
 
     return written(parts(plans)) if plans else ""
 

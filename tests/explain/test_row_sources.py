@@ -5,9 +5,9 @@ import json
 import pytest
 
 from chipwise.errors import DataError, RecipeError, RunError
-from chipwise.explain.compare.document import document
-from chipwise.explain.rows import as_range, divergence
-from chipwise.explain.sources import read, unpublished
+from chipwise.explain.compare.comparison import document
+from chipwise.explain.row import as_range, divergence
+from chipwise.explain.row_sources import read, unpublished
 from chipwise.planner.plans import SCHEMA as PLAN
 from explain.comparisons import (
     BETWEEN,

@@ -13,9 +13,9 @@ from rich.text import Text
 from ...words.figures import counted, figure, known, share, sparkline
 from ...words.figures import duration as seconds
 from ..charts import LOG_FROM, Part, spread_out, stack
-from ..study import render
+from ..study_report import render
 from ..terminal import grid, table
-from .time import PARTS
+from .time_spent import PARTS
 
 _CELLS = 40  # of the bar of time
 _SPARKS = 24  # of a curve

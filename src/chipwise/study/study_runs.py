@@ -18,7 +18,7 @@ from ..errors import DivergedError, RecipeError, RunError
 from ..recipe.recipe import Recipe
 from ..recipe.settings import apply, load
 from . import grid
-from .document import Point, Run, Study
+from .study_file import Point, Run, Study
 
 _OWN = ("recipe", "run", "stop_after", "fresh", "progress", "source")  # of `fit`, set by the study
 _DEFAULTS = {n: p.default for n, p in inspect.signature(fit).parameters.items() if n not in _OWN}
@@ -77,7 +77,7 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Job:
+class StudyRun:
     """A run to train. *Fields:* `settings` of the point; `seed`; `folder`: the run's, absolute."""
 
     settings: grid.Settings
@@ -152,7 +152,7 @@ def agree(folder: Path, recipe: dict[str, Any]) -> None:
 
 def planned(
     study: Study, points: Sequence[Point], described: Sequence[dict], seeds: Sequence[int]
-) -> list[Job]:
+) -> list[StudyRun]:
     """The runs still to train, seeds outermost; finished ones are entered in `study`.
 
     *Arguments:* `described`: each point's recipe, of any seed. Raises `RunError` if a run's folder has
@@ -161,7 +161,7 @@ def planned(
     jobs = []
     for seed in seeds:
         for point, recipe in zip(points, described, strict=True):
-            job = Job(point.settings, seed, study.folder / grid.folder(point.settings, seed))
+            job = StudyRun(point.settings, seed, study.folder / grid.folder(point.settings, seed))
             agree(job.folder, {**recipe, "seed": seed})
             old = point.runs.get(seed)
             if old is not None and old.diverged and (job.folder / "recipe.json").exists():

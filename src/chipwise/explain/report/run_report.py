@@ -21,14 +21,14 @@ from ...recipe.check import check
 from ...recipe.recipe import Recipe
 from ...recipe.settings import load
 from ...recipes import BUILT_IN
-from ...study.document import FILE
+from ...study.study_file import FILE
 from ...words.facts import Fact, fact, say
 from ...words.figures import one_line
-from ..study import SCHEMA
-from ..study import document as study
-from .findings import Finding, divergence, learned, slow, typed_text
-from .settings import command, curve, next_commands, settings, typed
-from .time import Speed, Spent, clocks, intervals, speed, spent, warm_up
+from ..study_report import SCHEMA
+from ..study_report import document as study
+from .findings import Observation, divergence, learned, slow, typed_text
+from .stored_settings import command, curve, next_commands, settings, typed
+from .time_spent import Speed, TimeSpent, clocks, intervals, speed, spent, warm_up
 
 
 def report(path: str | os.PathLike, recipe: str | None = None) -> dict[str, Any]:
@@ -256,12 +256,12 @@ def _load(run: StoredRun, recipe: str | None) -> tuple[Recipe | None, Fact | Non
     return loaded, None
 
 
-def _doubts(loaded: Recipe | None) -> list[Finding]:
+def _doubts(loaded: Recipe | None) -> list[Observation]:
     """The findings of `chipwise check` for the recipe."""
     if loaded is None:
         return []
     return [
-        Finding("settings", f.fact, (fact("usual", usual=f.usual, why=f.why),), (typed_text(f.type),))
+        Observation("settings", f.fact, (fact("usual", usual=f.usual, why=f.why),), (typed_text(f.type),))
         for f in check(loaded)
     ]
 
@@ -270,7 +270,7 @@ _NAMED_RATES = {"rate-unusual": "near", "rate-far": "expected"}
 """Doubts of `chipwise check` that name a rate, and which of their numbers it is."""
 
 
-def _lower_rate(rate: Mapping[str, Any], doubts: Sequence[Finding]) -> str | None:
+def _lower_rate(rate: Mapping[str, Any], doubts: Sequence[Observation]) -> str | None:
     """A setting to try if the rate was too high, such as `lr=0.1`: the value of `chipwise check` if that is
     lower, else a third of the peak. `None` if unknown."""
     highest = number(rate.get("peak"))
@@ -283,7 +283,7 @@ def _lower_rate(rate: Mapping[str, Any], doubts: Sequence[Finding]) -> str | Non
 # ---- sources
 
 
-def _sources(run: StoredRun, time: Spent | None, fast: Speed | None) -> list[Fact]:
+def _sources(run: StoredRun, time: TimeSpent | None, fast: Speed | None) -> list[Fact]:
     """Facts: the sources of the figures."""
     facts = [fact("source-settings")]
     if run.rows:

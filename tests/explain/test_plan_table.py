@@ -7,7 +7,7 @@ import json
 from rich.console import Console
 
 import tasks
-from chipwise.explain.plan import document, first, parts, statements, table
+from chipwise.explain.plan_table import document, first, parts, statements, table
 from chipwise.words.facts import fact
 from planner import documents
 

@@ -24,7 +24,7 @@ from ...recipe.metrics import lower_is_better
 from ...study.stats import HIGHER, LOWER, NO_DIFFERENCE, Difference, Spread
 from ...study.stats import ratio as spread_ratio
 from ...words.facts import Fact, fact
-from ..rows import MEASURED, PREDICTED, PUBLISHED, Repeat, Row, as_range, mapping, numbers
+from ..row import MEASURED, PREDICTED, PUBLISHED, Repeat, Row, as_range, mapping, numbers
 
 NO_INTERVAL = "no-interval-known"
 FEW = 3  # independent values; the 95 % interval of two is 13 deviations wide
@@ -119,7 +119,7 @@ def ratio(a: Figure, b: Figure) -> Difference:
 
 
 @dataclass(frozen=True)
-class Target:
+class Goal:
     """A value of a metric for a run to reach."""
 
     metric: str  # "eval/accuracy"
@@ -164,16 +164,16 @@ class TimeTo:
         return "wall time" if self.wall else "training alone" if self.training else ""
 
 
-def parse(text: str) -> Target:
+def parse(text: str) -> Goal:
     """Parses `0.94` (of `eval/accuracy`) or `eval/loss=0.3`, for any metric. Raises `RecipeError`."""
     metric, equals, value = text.rpartition("=")
     name = metric.strip() if equals else "eval/accuracy"
     if not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", value.strip()) or not name:
         raise RecipeError("target-unreadable", given=text)
-    return Target(name if "/" in name else f"eval/{name}", float(value))
+    return Goal(name if "/" in name else f"eval/{name}", float(value))
 
 
-def times_to(rows: Sequence[Row], target: Target) -> list[TimeTo]:
+def times_to(rows: Sequence[Row], target: Goal) -> list[TimeTo]:
     """The time to the target of each row. Raises `RecipeError` if no row has the metric."""
     seen = sorted({k for row in rows for r in row.sound for e in r.evaluations for k in e if "/" in k})
     if target.metric not in seen:
@@ -182,7 +182,7 @@ def times_to(rows: Sequence[Row], target: Target) -> list[TimeTo]:
     return [_time(row, runs, target) for row in rows]
 
 
-def _time(row: Row, runs: Sequence[Row], target: Target) -> TimeTo:
+def _time(row: Row, runs: Sequence[Row], target: Goal) -> TimeTo:
     values = [e[target.metric] for r in row.sound for e in r.evaluations if target.metric in e]
     if not values:
         return _reckoned(row, runs, target)
@@ -201,7 +201,7 @@ def _time(row: Row, runs: Sequence[Row], target: Target) -> TimeTo:
     return TimeTo(training, wall, middle, MEASURED, len(reached), len(row.repeats), how)
 
 
-def _reckoned(row: Row, runs: Sequence[Row], target: Target) -> TimeTo:
+def _reckoned(row: Row, runs: Sequence[Row], target: Goal) -> TimeTo:
     """For a row without evaluations: the steps of a run at the same batch, at this row's speed."""
     if row.kind == PUBLISHED and row.published is not None and row.published.similar:
         return _never(fact("another-model"))
@@ -239,12 +239,12 @@ def _never(why: Fact, kind: str = PREDICTED, runs: int = 0) -> TimeTo:
     return TimeTo(None, None, None, kind, 0, runs, why)
 
 
-def _first(repeat: Repeat, target: Target):
+def _first(repeat: Repeat, target: Goal):
     """The first evaluation at or beyond the target, or `None`."""
     return next((e for e in repeat.evaluations if target.reached(e.get(target.metric))), None)
 
 
-def _steps(row: Row, target: Target) -> list[int]:
+def _steps(row: Row, target: Goal) -> list[int]:
     """The steps to the target of each repeat that reached it, ascending."""
     return sorted(int(e["step"]) for r in row.sound if (e := _first(r, target)) is not None)
 

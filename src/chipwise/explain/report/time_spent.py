@@ -53,7 +53,7 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class Spent:
+class TimeSpent:
     """Seconds by part, which add up to `total`, and what they `cover`, `of` result.json or the rows.
 
     `processes`: how many trained the run; `all_seconds`: the wall time of all of them, if rows have it.
@@ -107,7 +107,7 @@ def speed(run: StoredRun, timed: Sequence[Interval]) -> Speed | None:
     return Speed(median, [low, high], len(steady), None, "metrics.jsonl", **beside)
 
 
-def spent(run: StoredRun, timed: Sequence[Interval]) -> Spent | None:
+def spent(run: StoredRun, timed: Sequence[Interval]) -> TimeSpent | None:
     """The seconds from result.json, else from the rows. `None` if nothing was timed."""
     stored = (run.result or {}).get("seconds")
     clocks = [number(row.get("seconds")) for row in run.rows]
@@ -131,7 +131,7 @@ def spent(run: StoredRun, timed: Sequence[Interval]) -> Spent | None:
     else:
         return None
     parts = {name: round(value, 4) for name, value in parts.items() if value > 0}
-    return Spent(parts, round(total, 4), covers, of, max(len(run.starts), 1), everything)
+    return TimeSpent(parts, round(total, 4), covers, of, max(len(run.starts), 1), everything)
 
 
 def _complete(stored: Mapping[str, Any]) -> tuple[dict[str, float], float]:

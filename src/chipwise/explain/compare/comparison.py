@@ -17,10 +17,10 @@ from ...chips.prices import Price
 from ...errors import RecipeError, near
 from ...study.stats import Spread, difference, paired
 from ...words.facts import Fact, plain
-from ..rows import KINDS, MEASURED, Repeat, Row, mapping, numbers
+from ..row import KINDS, MEASURED, Repeat, Row, mapping, numbers
 from .agreement import SAME_BITS, Agreement, agreement, check_recipe, differing, same_device
 from .conclusions import conclusions
-from .figures import FEW, Figure, Target, TimeTo, costs, examples_per_second, ratio, times_to, wall_seconds
+from .row_figures import FEW, Figure, Goal, TimeTo, costs, examples_per_second, ratio, times_to, wall_seconds
 
 SCHEMA = "chipwise.comparison/2"
 _POINTS = 400  # at most, in a curve
@@ -41,7 +41,7 @@ def document(
     *,
     prices: Sequence[Price],
     baseline: str | None = None,
-    target: Target | None = None,
+    target: Goal | None = None,
     notes: Sequence[Fact] = (),
 ) -> dict[str, Any]:
     """The whole comparison as plain JSON values.

@@ -12,11 +12,11 @@ from typing import Any
 from ..engine.stored import metrics_of, read_processes, read_result, read_rows, stored_recipe
 from ..errors import DataError, RecipeError, RunError
 from ..machine.fingerprint import stated as machine_of
-from ..study.document import Study
-from ..study.document import read as read_study
+from ..study.study_file import Study
+from ..study.study_file import read as read_study
 from ..words.facts import Fact, fact
 from ..words.figures import known
-from .rows import (
+from .row import (
     MEASURED,
     Repeat,
     Row,

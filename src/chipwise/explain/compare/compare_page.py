@@ -10,10 +10,10 @@ from ...words.facts import fact
 from ...words.figures import counted, interval, pair, spread
 from .. import page
 from ..charts import BarChart, Measure, Panel, Trace, bars, panel, strips, style_of
-from ..rows import KINDS
+from ..row import KINDS
+from .compare_table import prices_used, sources, stated, texts, times, values, verdict
 from .conclusions import interval_of
-from .figures import NO_INTERVAL, Figure, ratio
-from .table import prices_used, sources, stated, texts, times, values, verdict
+from .row_figures import NO_INTERVAL, Figure, ratio
 
 Document = Mapping[str, Any]
 SHAPES = dict(zip(KINDS, "●◇□", strict=True))
