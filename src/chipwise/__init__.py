@@ -39,7 +39,6 @@ _MOVED = {
     "engine": "Result restore_run",
     "errors": "CheckpointError ChipwiseError DataError DeviceError DivergedError HostLost RecipeError "
     "RunError Stopped",
-    "interop": "read",
     "machine.detect": "detect",
     "models": "attention fsdp remat",
     "nnx": "functional",

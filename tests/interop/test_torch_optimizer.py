@@ -8,8 +8,7 @@ import pytest
 
 import chipwise as cw
 from chipwise.recipe.duration import Clock
-from chipwise.recipe.schedules import from_json
-from chipwise.recipe.torch_schedules import torch_scheduler
+from chipwise.recipe.schedules import from_json, tabulated
 from refusals import refused
 
 torch = pytest.importorskip("torch")
@@ -72,7 +71,23 @@ SCHEDULERS = {
         ),
         "step",
     ),
+    "function": (lambda o: sched.LambdaLR(o, lambda step: 0.9 ** (step // 7)), "step"),
+    "chain": (
+        lambda o: sched.ChainedScheduler([sched.ConstantLR(o, 0.5, 20), sched.ExponentialLR(o, 0.98)]),
+        "step",
+    ),
+    "restarts": (lambda o: sched.CosineAnnealingWarmRestarts(o, 4, T_mult=2), "epoch"),
+    "their own": (lambda o: Doubling(o), "epoch"),
 }
+
+
+class Doubling(sched.LRScheduler):
+    """A user's own: the rate goes up, and the decay down."""
+
+    def get_lr(self):
+        for group in self.optimizer.param_groups:
+            group["weight_decay"] *= 0.5
+        return [group["lr"] * 1.1 for group in self.optimizer.param_groups]
 
 
 def slope(number, i, shape):
@@ -115,7 +130,8 @@ def check(make, schedule=None, step=None):
     module = net()
     optimizer = make(module)
     scheduler = schedule(optimizer) if schedule else None
-    read = cw.torch.optimizer(optimizer, scheduler, module=module, step=step)
+    length = {"step": STEPS, "epoch": STEPS * BATCH // EXAMPLES}.get(step)
+    read = cw.torch.optimizer(optimizer, scheduler, module=module, step=step, length=length)
     for number, (a, b) in enumerate(
         zip(ours(module, read), theirs(module, optimizer, scheduler, step), strict=True)
     ):
@@ -146,7 +162,7 @@ def test_the_same_rates_as_the_scheduler(name):
     schedule, step = SCHEDULERS[name]
     read = check(OPTIMIZERS["momentum and decay"], schedule, step)
     again = from_json(json.loads(json.dumps(read.lr.json())))
-    assert again == read.lr and isinstance(again, torch_scheduler)
+    assert again == read.lr and isinstance(again, tabulated) and again.each == step
     clock = Clock.for_run(EXAMPLES, BATCH, f"{STEPS}st")
     half = read.lr.with_peak(read.lr.highest(clock) / 2).table(clock)
     np.testing.assert_allclose(half, read.lr.table(clock) / 2, rtol=1e-6)
@@ -157,15 +173,16 @@ def test_one_cycle_moves_the_first_average_of_adam_and_each_group():
     both = check(
         OPTIMIZERS["groups of sgd"], lambda o: sched.OneCycleLR(o, [0.2, 0.03], total_steps=STEPS), "step"
     )
-    assert both.hyper["lr_1"].base == 0.03
+    assert both.hyper["lr_1"].highest(Clock(EXAMPLES, BATCH, STEPS)) == 0.03
 
 
-def test_a_schedule_may_be_stretched():
-    module = net()
-    optimizer = OPTIMIZERS["sgd"](module)
-    read = cw.torch.optimizer(optimizer, SCHEDULERS["milestones"][0](optimizer), step="step")
-    longer = read.lr.stretched(lambda text: f"{2 * int(text[:-2])}st")
-    assert longer.lengths() == [("milestones", "40st, 40st, 110st")]
+def test_the_scheduler_itself_stays_as_it_was():
+    optimizer = OPTIMIZERS["sgd"](net())
+    scheduler = SCHEDULERS["one cycle"][0](optimizer)
+    before = optimizer.param_groups[0]["lr"]
+    first, again = (cw.torch.optimizer(optimizer, scheduler, step="step") for _ in range(2))
+    assert first == again and len(first.lr.values) == STEPS
+    assert optimizer.param_groups[0]["lr"] == before and scheduler.last_epoch == 0
 
 
 @pytest.mark.parametrize(
@@ -179,9 +196,16 @@ def test_a_schedule_may_be_stretched():
         (OPTIMIZERS["sgd"], lambda o: sched.CosineAnnealingLR(o, 5), {}, "torch-scheduler-step"),
         (
             OPTIMIZERS["sgd"],
-            lambda o: sched.CosineAnnealingWarmRestarts(o, 5),
-            {"step": "step"},
-            "torch-scheduler-unknown",
+            lambda o: sched.ReduceLROnPlateau(o),
+            {"step": "epoch", "length": 3},
+            "torch-scheduler-reads-loss",
+        ),
+        (OPTIMIZERS["sgd"], lambda o: sched.StepLR(o, 5), {"step": "epoch"}, "torch-scheduler-length"),
+        (
+            OPTIMIZERS["sgd"],
+            lambda o: sched.OneCycleLR(o, 0.1, total_steps=10),
+            {"step": "step", "length": 12},
+            "torch-scheduler-fails",
         ),
         (
             OPTIMIZERS["sgd"],
@@ -208,10 +232,3 @@ def test_what_has_been_used_is_refused():
     theirs(module, adam := OPTIMIZERS["adam"](module), None, None)
     with refused(cw.RecipeError, "torch-optimizer-used"):
         cw.torch.optimizer(adam)
-
-
-def test_a_stored_schedule_that_lacks_a_number():
-    with refused(cw.RecipeError, "torch-scheduler-lacks", kind="StepLR", name="gamma"):
-        torch_scheduler("StepLR", 0.1, {"every": "3ep"})
-    with refused(cw.RecipeError, "torch-scheduler-units", kind="StepLR"):
-        torch_scheduler("StepLR", 0.1, {"every": "3%", "gamma": 0.1})

@@ -5,22 +5,27 @@
     recipe = cw.Recipe(..., optimizer=cw.torch.optimizer(optimizer, scheduler, step="step"))
 
 The result is `cw.sgd`, `cw.adam` or `cw.adamw` if these compute the same. Dampening, Adam with L2, and groups
-with their own settings become an optax chain.
+with their own settings become an optax chain. A copy of the scheduler runs here, once, and what it sets
+becomes a table: so every scheduler is exact, also those that users write.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
+import warnings
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from ..errors import RecipeError
 from ..recipe.optimizer import Optimizer
 from ..recipe.optimizers import adam, adamw, from_optax, sgd
-from .torch_schedulers import momentum_of, rate_of
+from ..recipe.schedules import tabulated
+from ..words.figures import one_line
 from .torch_trace import torch_library
 
 _KINDS = ("SGD", "Adam", "AdamW")
@@ -29,21 +34,27 @@ _INPUTS = ("lr", "momentum", "b1", "weight_decay")
 
 
 def optimizer(
-    optimizer: Any, scheduler: Any = None, *, module: Any = None, step: str | None = None
+    optimizer: Any,
+    scheduler: Any = None,
+    *,
+    module: Any = None,
+    step: str | None = None,
+    length: int | None = None,
 ) -> Optimizer:
     """An optimizer for a recipe, with the updates of PyTorch's `optimizer` and `scheduler`.
 
     *Arguments:*
 
     - `optimizer`: a new `torch.optim.SGD`, `Adam` or `AdamW`.
-    - `scheduler`: a new `OneCycleLR`, `CosineAnnealingLR`, `StepLR`, `MultiStepLR`, `LinearLR` or a
-      `SequentialLR` of these, made for `optimizer`.
+    - `scheduler`: any new scheduler, made for `optimizer`, whose `step()` needs no argument.
     - `step`: how often the training loop calls `scheduler.step()`: "step" or "epoch".
+    - `length`: the run's length in these, for which the scheduler is run here; `OneCycleLR` knows its own. In
+      a longer run the last values stay.
     - `module`: the module of the parameters, for their names; needed with several parameter groups.
       Parameters that are in no group are not updated, as in PyTorch.
 
-    The gradient is that of the mean loss over the batch. Raises `RecipeError` for optimizers, schedulers and
-    settings that have no counterpart here.
+    The gradient is that of the mean loss over the batch. Raises `RecipeError` for optimizers and settings
+    that have no counterpart here, and for a scheduler that cannot be run in advance.
     """
     torch = torch_library()
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -61,10 +72,8 @@ def optimizer(
             raise RecipeError("torch-optimizer-setting", kind=kind, name="decoupled_weight_decay")
         kind = "AdamW"
     own = [_settings(kind, group) for group in optimizer.param_groups]
-    for i, group in enumerate(own):
-        group["lr"] = rate_of(scheduler, i, optimizer.param_groups[i], step)
-        name = "momentum" if kind == "SGD" else "b1"
-        group[name] = momentum_of(scheduler, i, optimizer.param_groups[i], step, group[name])
+    if scheduler is not None:
+        own = _scheduled(kind, scheduler, step, length)
     names = _names(optimizer, module)
     if names is None:
         return _single(kind, own[0])
@@ -147,7 +156,7 @@ def _momentum(momentum: Any, dampening: float, nesterov: bool) -> optax.Gradient
 
 
 def _settings(kind: str, group: dict[str, Any]) -> dict[str, Any]:
-    """A group's settings by our names. Raises `RecipeError` for settings without a counterpart."""
+    """A group's settings by the names they have here. Raises `RecipeError` for one without a counterpart."""
     for name in ("maximize", "amsgrad"):
         if group.get(name):
             raise RecipeError("torch-optimizer-setting", kind=kind, name=name)
@@ -156,7 +165,75 @@ def _settings(kind: str, group: dict[str, Any]) -> dict[str, Any]:
         own = {name: group[name] for name in names}
     else:
         own = {"b1": group["betas"][0], "b2": group["betas"][1], "eps": group["eps"]}
-    return {**{k: _number(v) for k, v in own.items()}, "weight_decay": _number(group["weight_decay"])}
+    own |= {"lr": group["lr"], "weight_decay": group["weight_decay"]}
+    return {name: _number(value) for name, value in own.items()}
+
+
+def _scheduled(kind: str, scheduler: Any, step: str | None, length: int | None) -> list[dict[str, Any]]:
+    """The settings of each group, as tables where a copy of `scheduler` changes them."""
+    name = type(scheduler).__name__
+    if step not in ("step", "epoch"):
+        raise RecipeError("torch-scheduler-step", "step={step}: expected 'step' or 'epoch'.", step=repr(step))
+    if isinstance(scheduler, torch_library().optim.lr_scheduler.ReduceLROnPlateau):
+        raise RecipeError(
+            "torch-scheduler-reads-loss",
+            "{kind} follows losses, unknown in advance: give CosineAnnealingLR or cw.schedules.cosine(0.1).",
+            kind=name,
+        )
+    if steps := getattr(scheduler, "last_epoch", 0):
+        raise RecipeError(
+            "torch-scheduler-used",
+            "{kind} has made {steps:count step}: give a new one.",
+            kind=name,
+            steps=steps,
+        )
+    length = getattr(scheduler, "total_steps", None) if length is None else length
+    if not isinstance(length, int) or length < 1:
+        raise RecipeError(
+            "torch-scheduler-length",
+            "{kind} with length={length}: expected the run's {step}s, such as length=30.",
+            kind=name,
+            length=length,
+            step=step,
+        )
+    shared = {id(p): p for group in scheduler.optimizer.param_groups for p in group["params"]}
+    rows = []
+    try:
+        own = copy.deepcopy(scheduler, shared)  # but for the parameters
+        for time in range(length):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # that the optimizer makes no steps
+                if time:
+                    own.step()
+            rows.append([_settings(kind, group) for group in own.optimizer.param_groups])
+    except Exception as error:  # whatever a scheduler of the user's raises
+        raise RecipeError(
+            "torch-scheduler-fails",
+            "{kind} cannot be run for {length} {step}s before training ({reason}).",
+            kind=name,
+            length=length,
+            step=step,
+            reason=one_line(error),
+        ) from error
+    return [
+        {name: _series(name, [row[i][name] for row in rows], step) for name in group}
+        for i, group in enumerate(rows[0])
+    ]
+
+
+def _series(name: str, values: list[Any], step: str) -> Any:
+    """A setting that stays, or the table of one that a scheduler changes."""
+    if all(value == values[0] for value in values):
+        return values[0]
+    if name not in _INPUTS:
+        raise RecipeError(
+            "torch-scheduler-fixed",
+            "A scheduler may change {known:or}, not {name}.",
+            name=name,
+            known=_INPUTS,
+        )
+    # As many digits as the step uses: they are stored with every run.
+    return tabulated([float(str(np.float32(value))) for value in values], step)
 
 
 def _number(value: Any) -> Any:

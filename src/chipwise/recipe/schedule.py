@@ -31,6 +31,8 @@ from .duration import Clock
 
 Change = Callable[[float], float]
 Lengthen = Callable[[str], str]
+LONG = "1000000"
+"""Long enough to show the factor of a `Lengthen`."""
 
 
 class Schedule(ABC):
@@ -206,7 +208,7 @@ class function(Schedule):
     def _changed(self, number: Change, length: Lengthen) -> Schedule:
         if number is not _same:
             raise RecipeError("function-values", schedule=repr(self))
-        if length(_LONG) != _LONG:
+        if length(f"{LONG}st") != f"{LONG}st":
             raise RecipeError("function-lengths", schedule=repr(self))
         return self
 
@@ -297,8 +299,9 @@ def plain(value: Any) -> Any:
         return value.json()
     if isinstance(value, Clock):
         return asdict(value)
-    if isinstance(value, tuple):  # the pieces of a piecewise schedule
-        return {key: plain(number) for key, number in value}
+    if isinstance(value, tuple):  # the pieces of a piecewise schedule, or the values of a table
+        pieces = all(isinstance(one, tuple) for one in value)
+        return {key: plain(number) for key, number in value} if pieces else list(map(plain, value))
     if isinstance(value, np.generic):
         return value.item()
     return callable_name(value) if callable(value) else value
@@ -345,9 +348,6 @@ def late(schedule: Schedule, code: str, ramp: str, clock: Clock, setting: str) -
         return []
     about = {"setting": setting, "schedule": repr(schedule), "ramp": ramp}
     return [Fact(code, about | {"steps": steps, "total": clock.total})]
-
-
-_LONG = "1000000st"
 
 
 def _same(value: Any) -> Any:

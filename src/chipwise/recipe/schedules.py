@@ -23,6 +23,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, ClassVar
 
 import numpy as np
@@ -31,6 +32,7 @@ from ..errors import RecipeError, near
 from ..words.facts import Fact
 from .duration import Clock, Duration
 from .schedule import (
+    LONG,
     Change,
     Curve,
     Lengthen,
@@ -44,7 +46,8 @@ from .schedule import (
     is_number,
     late,
 )
-from .torch_schedules import torch_scheduler
+
+_SHOWN = 8  # values of a table in a text
 
 
 @dataclass(frozen=True)
@@ -271,6 +274,55 @@ class piecewise(Schedule):
         ]
 
 
+@dataclass(frozen=True, repr=False)
+class tabulated(Schedule):
+    """`values`, one for `each` step or each epoch, and then the last one.
+
+    For what has no formula here, such as a scheduler of PyTorch: `cw.torch.optimizer` makes it.
+    """
+
+    values: Any  # given as any sequence of numbers; kept as a tuple
+    each: str = "step"
+
+    fits_any_run: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", tuple(self.values) if _is_sequence(self.values) else ())
+        if not self.values or not all(map(is_number, self.values)) or self.each not in ("step", "epoch"):
+            raise RecipeError(
+                "table-expected",
+                "{table}: expected finite numbers, one for each='step' or each='epoch'.",
+                table=repr(self),
+            )
+
+    def __repr__(self) -> str:
+        return f"tabulated(values={_shortened(self.values)}, each={self.each!r})"
+
+    def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
+        at = np.floor(steps * clock.batch / clock.examples) if self.each == "epoch" else steps
+        return np.array(self.values, np.float64)[np.minimum(at.astype(np.int64), len(self.values) - 1)]
+
+    def _top(self) -> float | None:
+        return max(self.values)
+
+    def _changed(self, number: Change, length: Lengthen) -> Schedule:
+        unit = {"step": "st", "epoch": "ep"}[self.each]
+        old, new = (Duration.parse(text).value for text in (LONG + unit, length(LONG + unit)))
+        count = max(math.floor(len(self.values) * new / old + Fraction(1, 2)), 1)
+        values = [self.values[min(i * old // new, len(self.values) - 1)] for i in range(count)]
+        return tabulated([number(value) for value in values], self.each)
+
+    def lengths(self) -> list[tuple[str, str]]:
+        return [("table", f"{len(self.values)} {self.each}s")]
+
+    def warnings(self, clock: Clock, setting: str = "schedule") -> list[Fact]:
+        length = len(self.values) if self.each == "step" else clock.steps(f"{len(self.values)}ep")
+        if clock.total is None or clock.total <= length:
+            return []
+        about = {"setting": setting, "schedule": repr(self), "steps": length, "total": clock.total}
+        return [Fact("table-too-short", about)]
+
+
 @dataclass(frozen=True)
 class warmup(Schedule):
     """A linear ramp from `start` at step 0 into `schedule`, which it joins after `length`.
@@ -318,7 +370,7 @@ SCHEDULES: dict[str, type[Schedule]] = {
     kind.__name__: kind
     for kind in (
         constant, linear, polynomial, cosine, one_cycle, one_cycle_momentum, exponential, piecewise, warmup,
-        torch_scheduler,
+        tabulated,
     )
 }  # fmt: skip
 """What one can type, by name."""
@@ -350,7 +402,7 @@ def as_typed(value: Any) -> str:
     if not isinstance(value, Mapping) or "schedule" not in value:
         return str(value)
     settings = {("schedule" if k == "of" else k): v for k, v in value.items() if k != "schedule"}
-    texts = {k: as_typed(v) if isinstance(v, Mapping) else repr(v) for k, v in settings.items()}
+    texts = {k: as_typed(v) if isinstance(v, Mapping) else _shortened(v) for k, v in settings.items()}
     if value["schedule"] == function.__name__:
         shown = str(settings.get("call"))
     elif value["schedule"] == piecewise.__name__:
@@ -358,6 +410,19 @@ def as_typed(value: Any) -> str:
     else:
         shown = ", ".join(f"{k}={text}" for k, text in texts.items())
     return f"{value['schedule']}({shown})"
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+
+
+def _shortened(value: Any) -> str:
+    """`repr`, of many numbers only the first and the last."""
+    if not isinstance(value, tuple | list):
+        return repr(value)
+    if len(value) <= _SHOWN:
+        return repr(list(value))
+    return f"[{value[0]!r}, ... {len(value):,} values ..., {value[-1]!r}]"
 
 
 def _between(a: float, b: float | np.ndarray, t: np.ndarray) -> np.ndarray:
