@@ -29,10 +29,9 @@ from chipwise.models import attention_blocks
 from chipwise.models.attention import Mask, attention, form_for
 from chipwise.models.attention_blocks import blocks
 from chipwise.models.target import Target, traced_for
-from chipwise.planner.compiled import Request
-from chipwise.planner.compiler import compile_all
-from chipwise.planner.exporting import export_program
-from chipwise.planner.steps import PLATFORM, topologies
+from chipwise.planner.compile_answers import CompileRequest
+from chipwise.planner.compile_step import PLATFORM, compile_all, topologies
+from chipwise.planner.tracing import export_program
 from chipwise.recipe.settings import load
 
 CHIPS = ("a100", "h100", "t4", "v5e-1", "v3-8")
@@ -80,7 +79,9 @@ def compiled(chip):
             with traced_for(target.chip):
                 program = export_program(gradient(form, mask), shapes, kind)
             options = compiler_options(kind, True, target.chip.device_kinds[0])
-            requests[case, name] = Request(f"{case} {name}", one, program, platform=kind, options=options)
+            requests[case, name] = CompileRequest(
+                f"{case} {name}", one, program, platform=kind, options=options
+            )
     with tempfile.TemporaryDirectory() as folder:
         answers = compile_all(list(requests.values()), cache_dir=Path(folder))
     return {

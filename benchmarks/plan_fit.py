@@ -30,10 +30,10 @@ from scipy.optimize import least_squares
 from chipwise.chips.targets import Target
 from chipwise.engine.layout import Layout, shares, usable
 from chipwise.errors import RecipeError
-from chipwise.planner import step_time, steps
-from chipwise.planner.gpu_timing import Ideal, ideal_times, split
-from chipwise.planner.links import sum_seconds
-from chipwise.planner.programs import StepPrograms, step_programs
+from chipwise.planner import compile_step, time_step
+from chipwise.planner.time_gpu import Ideal, ideal_times, split
+from chipwise.planner.time_links import sum_seconds
+from chipwise.planner.tracing import TracedStep, training_step
 
 TARGET = Path(__file__).parents[1] / "src/chipwise/planner/efficiencies.json"
 
@@ -82,7 +82,7 @@ class Sample:
 
 def samples(only: Sequence[int] = ()) -> list[Sample]:
     """All GPU rows for fitting, or some of them by number."""
-    cases: list[tuple[Target, StepPrograms]] = []
+    cases: list[tuple[Target, TracedStep]] = []
     kept: list[Row] = []
     for row in rows("fit", "GPU"):
         if row.clock != "steps" or (only and row.row not in only):
@@ -90,7 +90,7 @@ def samples(only: Sequence[int] = ()) -> list[Sample]:
         recipe, target = row.load(), row.target
         layout = Layout.of(recipe, usable(shares(recipe, True), target.devices, True), True)
         try:
-            cases.append((target, step_programs(recipe, layout, resident=False)))
+            cases.append((target, training_step(recipe, layout, resident=False)))
             kept.append(row)
         except RecipeError as error:
             print(f"row {row.row} left out: {error}")
@@ -99,13 +99,13 @@ def samples(only: Sequence[int] = ()) -> list[Sample]:
         print(f"{done} of {total} compiled; {left or 0:.0f} s left", flush=True)
 
     made = []
-    for place, answers in steps.compile_steps(cases, progress=progress):
+    for place, answers in compile_step.compile_steps(cases, progress=progress):
         row, (target, programs) = kept[place], cases[place]
         problem = next((a.problem for a in answers.values() if a.problem), None)
         if problem is not None:
             print(f"row {row.row} left out: {problem}")
             continue
-        kernels = step_time.additions(programs)
+        kernels = time_step.additions(programs)
         for name, answer in answers.items():
             runs = programs.calls if name == "replica" else 1
             kernels += [k.times(runs) for k in answer.kernels if k.kind != "collective"]

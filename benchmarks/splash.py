@@ -22,8 +22,8 @@ from chipwise.chips.targets import parse
 from chipwise.hlo.splash import TABLE, Splash, cores
 from chipwise.machine.facts import installed
 from chipwise.models.attention_fused import PRODUCTS
-from chipwise.planner.compilers import child_environment
-from chipwise.planner.steps import topologies
+from chipwise.planner.compile_processes import compiler_environment
+from chipwise.planner.compile_step import topologies
 
 TARGETS = ("v4-8", "v5e-1", "v5p-8", "v6e-1", "tpu7x-8")
 SIZES = (64, 128, 256)  # entries of a head
@@ -58,7 +58,7 @@ def cycles(target: str, size: int, block: int) -> dict[str, list[int]]:
     memory."""
     with tempfile.TemporaryDirectory() as folder:
         dump = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
-        environment = child_environment("tpu") | {"LIBTPU_INIT_ARGS": dump}
+        environment = compiler_environment("tpu") | {"LIBTPU_INIT_ARGS": dump}
         command = [sys.executable, __file__, "--compile", target, str(size), str(block)]
         run = subprocess.run(command, env=environment, capture_output=True, text=True)
         if run.returncode and "vmem" in run.stderr.lower():

@@ -11,9 +11,9 @@ import jax
 import pytest
 
 from chipwise.hlo.kernel import Kernel
-from chipwise.planner import steps
-from chipwise.planner.compiled import Compiled
-from chipwise.planner.exporting import Exported
+from chipwise.planner import compile_step
+from chipwise.planner.compile_answers import Compiled
+from chipwise.planner.tracing import Exported
 
 _ARRAY = re.compile(r"tensor<((?:\d+x)*)([a-z]+)(\d+)>")
 
@@ -27,7 +27,7 @@ def answer(request):
             for dims, _, bits in _ARRAY.findall(text)
         ]
     else:
-        exchange = request.program.exchange
+        exchange = request.program
         devices = exchange.devices
         sizes = [4 * exchange.size] * (exchange.local + 1)
     total, side = sum(sizes), 1 + round(max(sizes) ** 0.5)
@@ -47,7 +47,7 @@ def answer(request):
 @pytest.fixture(autouse=True, scope="module")
 def no_gpu_compiler():
     """Answers for GPUs by `answer`; a TPU's compiler is asked if it is there."""
-    real = steps.compile_each
+    real = compile_step.compile_each
 
     def compile_each(batches, **options):
         requests = [request for batch in batches for request in batch]
@@ -57,6 +57,6 @@ def no_gpu_compiler():
             yield from ((others[i], told) for i, told in real([[requests[i] for i in others]], **options))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(steps, "compile_each", compile_each)
-        patch.setattr(steps, "COMPILERS", {**steps.COMPILERS, "cuda": lambda: None})
+        patch.setattr(compile_step, "compile_each", compile_each)
+        patch.setattr(compile_step, "COMPILERS", {**compile_step.COMPILERS, "cuda": lambda: None})
         yield

@@ -36,20 +36,15 @@ CLASSES_TWICE = [
     "Memory",
     "Names",
     "Place",
-    "Predictions",
-    "Programs",
     "Record",
     "Report",
-    "Request",
     "Table",
     "Target",
     "Transfer",
-    "_Timed",
 ]
 """Names of two classes: this list shrinks until it is empty."""
 
 FILES_TWICE = [
-    "advice",
     "bench",
     "davidnet",
     "facts",
@@ -58,12 +53,10 @@ FILES_TWICE = [
     "layers",
     "names",
     "predict",
-    "programs",
     "report",
     "resnet32",
     "sharding",
     "sources",
-    "timing",
 ]
 """Names of two files: this list shrinks until it is empty."""
 

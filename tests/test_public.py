@@ -79,7 +79,7 @@ import importlib, types
 from chipwise.cli import app
 app()
 assert "jax" not in sys.modules  # help and mistakes take no second
-for name in "planner.planner recipe.check study.transfer study.sweep data.pack recipe.recipe".split():
+for name in "planner.ask recipe.check study.transfer study.sweep data.pack recipe.recipe".split():
     importlib.import_module(f"chipwise.{name}")
 for name in "plan check transfer sweep pack fit find_lr evaluate simulate load".split():
     assert isinstance(getattr(cw, name), types.FunctionType), name

@@ -31,7 +31,7 @@ from .interop import nnx as nnx
 from .interop import torch as torch
 from .machine.detect import simulate as simulate
 from .machine.hosts import hosts as hosts
-from .planner.planner import plan as plan
+from .planner.ask import plan as plan
 from .recipe import losses as losses
 from .recipe import metrics as metrics
 from .recipe import schedules as schedules

@@ -28,7 +28,7 @@ def plans(monkeypatch):
     def plan(recipe, targets, **options):
         return [known.get(target, other) for target in targets]
 
-    monkeypatch.setattr("chipwise.planner.planner.plan", plan)
+    monkeypatch.setattr("chipwise.planner.ask.plan", plan)
     return known
 
 
@@ -83,7 +83,7 @@ def test_the_cheapest_in_time():
     ],
 )
 def test_what_no_plan_would_change_is_refused_before_it(chipwise, tmp_path, monkeypatch, arguments, code):
-    monkeypatch.setattr("chipwise.planner.planner.plan", None)
+    monkeypatch.setattr("chipwise.planner.ask.plan", None)
     said = chipwise("launch", "digits", *arguments, "--out", tmp_path / "out")
     assert said.refused(2 if "without" in code else 4, code)
 

@@ -21,7 +21,7 @@ import chipwise as cw
 from chipwise.engine.layout import Layout
 from chipwise.engine.step import compiler_options
 from chipwise.machine import absent
-from chipwise.planner.programs import step_programs
+from chipwise.planner.tracing import training_step
 
 pytestmark = [
     pytest.mark.slow,
@@ -109,7 +109,7 @@ def atomics(ptx):
 )
 def test_built_in_recipes_have_library_products_and_no_atomics(chip, name, compilers, tmp_path):
     recipe = cw.load(name, synthetic=name != "digits")
-    programs = step_programs(recipe, Layout(recipe.batch, recipe.replicas, 1), resident=False)
+    programs = training_step(recipe, Layout(recipe.batch, recipe.replicas, 1), resident=False)
     for program in (programs.replica, programs.update):
         function = getattr(program.function, "__wrapped__", program.function)
         text, ptx = compilers[chip](function, program.specs, EXACT, tmp_path / program.name)

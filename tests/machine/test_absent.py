@@ -9,7 +9,7 @@ import pytest
 
 from chipwise.machine import absent, guard
 from chipwise.machine.facts import gather
-from chipwise.planner.compilers import child_environment
+from chipwise.planner.compile_processes import compiler_environment
 
 SEEN = """
 import sys
@@ -95,4 +95,4 @@ def test_who_wants_libtpu(monkeypatch, tmp_path, variables, shown, wanted):
     assert (sys.modules["libtpu"] is sys) is wanted
     assert (os.environ.get("TPU_STDERR_LOG_LEVEL") == "3") is wanted
     assert ("TPU_LIBRARY_PATH" in os.environ) is wanted
-    assert child_environment("tpu")["TPU_LIBRARY_PATH"] == "another.so"
+    assert compiler_environment("tpu")["TPU_LIBRARY_PATH"] == "another.so"

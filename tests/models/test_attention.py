@@ -19,10 +19,9 @@ from chipwise.models.attention_blocks import blocks
 from chipwise.models.attention_fused import block_of
 from chipwise.models.target import Target, target, traced_for
 from chipwise.models.transformer import Attention
-from chipwise.planner.compiled import Request
-from chipwise.planner.compiler import compile_all
-from chipwise.planner.exporting import export_program
-from chipwise.planner.steps import device_speeds
+from chipwise.planner.compile_answers import CompileRequest
+from chipwise.planner.compile_step import compile_all, device_speeds
+from chipwise.planner.tracing import export_program
 from refusals import refused
 
 MASKS = [Mask(), Mask(causal=True), Mask(causal=True, window=3), Mask(window=5)]
@@ -320,7 +319,7 @@ def test_for_an_absent_tpu_the_weights_are_never_there(chip, tmp_path):
     loss = lambda q, k, v: jnp.sum(attention(q, k, v, causal=True).astype(jnp.float32))  # noqa: E731
     with traced_for(wanted.chip):
         program = export_program(jax.grad(loss, (0, 1, 2)), [shape] * 3)
-    request = Request(
+    request = CompileRequest(
         "it", wanted.topology_arguments(), program, (), *device_speeds(wanted.chip), chip=wanted.chip.name
     )
     (answer,) = compile_all([request], cache_dir=tmp_path)

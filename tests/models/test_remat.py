@@ -17,7 +17,7 @@ from chipwise.models.llama import Llama
 from chipwise.models.remat import inside
 from chipwise.models.target import traced_for
 from chipwise.models.transformer import GPT2
-from chipwise.planner.exporting import _cudnn_assumed, export_program
+from chipwise.planner.tracing import _cudnn_assumed, export_program
 from refusals import refused
 
 TINY_GPT = partial(GPT2, vocabulary=11, context=6, depth=2, width=8, heads=2)

@@ -5,8 +5,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from chipwise.planner.compiled import Request
-from chipwise.planner.exporting import export_program
+from chipwise.planner.compile_answers import CompileRequest
+from chipwise.planner.tracing import export_program
 
 V5E = {"topology_name": "v5e:2x4", "chips_per_host_bounds": [2, 4, 1]}
 SPEC = jax.ShapeDtypeStruct((256, 256), jnp.bfloat16)
@@ -20,7 +20,7 @@ def product(a, b):
 
 
 def request_for(function=product, name="replica", **more):
-    return Request(name, V5E, export_program(function, ({"x": SPEC}, SPEC)), **more)
+    return CompileRequest(name, V5E, export_program(function, ({"x": SPEC}, SPEC)), **more)
 
 
 def three():

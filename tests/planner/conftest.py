@@ -6,8 +6,8 @@ import textwrap
 
 import pytest
 
-from chipwise.planner import children, compiler
-from chipwise.planner.compilers import Compiler
+from chipwise.planner import compile_processes, compile_step
+from chipwise.planner.compile_processes import Compiler
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -22,7 +22,9 @@ def child(monkeypatch, tmp_path):
     """Puts a script in the compiler's place: `run(code)`. In it, `begin(r)` and `done(r)` are what the child
     says of a request `r` of `requests`. Counts how often it was started."""
     for platform in ("tpu", "cuda"):
-        monkeypatch.setitem(compiler.COMPILERS, platform, lambda platform=platform: Compiler(platform, "0.0"))
+        monkeypatch.setitem(
+            compile_step.COMPILERS, platform, lambda platform=platform: Compiler(platform, "0.0")
+        )
     starts = tmp_path / "starts"
     starts.write_text("")
     real = subprocess.Popen
@@ -48,7 +50,7 @@ def child(monkeypatch, tmp_path):
         def start(arguments, **options):
             return real([sys.executable, str(script), arguments[-1]], **options)
 
-        monkeypatch.setattr(children.subprocess, "Popen", start)
+        monkeypatch.setattr(compile_processes.subprocess, "Popen", start)
         return lambda: len(starts.read_text())
 
     return run

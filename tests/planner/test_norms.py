@@ -8,8 +8,8 @@ import chipwise as cw
 import tasks
 from chipwise.engine.layout import Layout
 from chipwise.engine.step import Step
-from chipwise.planner.programs import step_programs
-from chipwise.planner.remembered import Remembered
+from chipwise.planner.trace_cache import TraceCache
+from chipwise.planner.tracing import training_step
 
 
 def recipe(optimizer=None):
@@ -22,7 +22,7 @@ def test_a_plan_has_the_programs_of_the_run(shared, monkeypatch):
     made = recipe()
     layout = Layout.of(made, 4)
     programs, size = (
-        step_programs(made, layout, resident=True),
+        training_step(made, layout, resident=True),
         Step(made, layout, resident=True).updates.flat.size,
     )
     assert [one.name for one in programs.programs] == ["replica", "measure", "ratios", "update"]
@@ -31,7 +31,7 @@ def test_a_plan_has_the_programs_of_the_run(shared, monkeypatch):
     _, measure, ratios, update = programs.programs
     assert measure.specs == update.specs[:-1] and update.specs[-1].shape == (rows // 4 if shared else rows,)
     assert ratios.specs[0].shape == (2 * rows,)
-    own = step_programs(recipe(cw.adamw(lr=0.1)), layout, resident=True)
+    own = training_step(recipe(cw.adamw(lr=0.1)), layout, resident=True)
     assert (len(own.programs), own.gathered) == (2, 0)
 
 
@@ -40,14 +40,14 @@ def test_all_programs_are_remembered(tmp_path):
     layout = Layout.of(made, 4)
 
     def make():
-        return step_programs(made, layout, resident=True)
+        return training_step(made, layout, resident=True)
 
-    first = Remembered(tmp_path, "lamb")
-    programs = first.programs(made, layout, True, make)
+    first = TraceCache(tmp_path, "lamb")
+    programs = first.step(made, layout, True, make)
     first.keep()
     (file,) = tmp_path.glob("programs-*.json")
     assert list(json.loads(file.read_text())["programs"]) == ["replica", "measure", "ratios", "update"]
-    again = Remembered(tmp_path, "lamb").programs(made, layout, True, lambda: pytest.fail("made again"))
+    again = TraceCache(tmp_path, "lamb").step(made, layout, True, lambda: pytest.fail("made again"))
     assert [(one.name, one.arguments, one.donated) for one in again.programs] == [
         (one.name, one.arguments, one.donated) for one in programs.programs
     ]

@@ -160,7 +160,7 @@ def find_batch(
         options.only_look()
     where = here.on(exact=exact)
     from ..chips.targets import parse
-    from ..planner.planner import plan
+    from ..planner.ask import plan
     from ..study.find_batch import SCHEMA, find_planned_batch
     from ..study.find_batch import find_batch as find
 

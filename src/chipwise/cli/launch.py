@@ -67,7 +67,7 @@ def launch(
     from ..chips.targets import parse
     from ..launch import job as jobs
     from ..launch import places, start
-    from ..planner.planner import plan
+    from ..planner.ask import plan
 
     where = places.place(to)
     _check_used(where, **{"--bucket": bucket, "--image": image, "--zone": zone})

@@ -70,7 +70,7 @@ def plan(
     from ..explain import plan_kernels, plan_page
     from ..explain.plan_progress import telling
     from ..explain.plan_table import document, parts
-    from ..planner.planner import plan as make
+    from ..planner.ask import plan as make
 
     gc.set_threshold(20_000)  # a seventh of the time to trace a net is collecting objects that stay
     loaded, targets = recipe.load(), _names(on)

@@ -23,7 +23,7 @@ from ..chips.targets import Target
 from ..errors import DeviceError
 from ..words.facts import Fact, fact
 from .plans import Interrupted, Plan, Range
-from .timing import ALLOWANCE
+from .time_run import ALLOWANCE
 
 WAIT_SECONDS = Range.around(600.0, ALLOWANCE)
 """For a machine in the place of one that is gone. An allowance: a busy zone may have none for hours."""

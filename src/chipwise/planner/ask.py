@@ -1,0 +1,403 @@
+"""`plan`: predicts a recipe on absent chips, from any machine. One path, for training and for predictions:
+
+    asked -> traced -> compiled -> timed -> plan
+
+Each chip's compiler compiles the step's programs. A TPU's compiler states cycles; a GPU's kernels are timed
+from their bytes and FLOPs. The target `cpu` is this machine, where a few calls are timed.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..chips.catalogue import peak_flops_per_device
+from ..chips.market import Market
+from ..chips.prices import Price
+from ..chips.prices import load as load_prices
+from ..chips.targets import Target, parse
+from ..engine import feed
+from ..engine.blueprint import Memory, largest_batch, tracing
+from ..engine.layout import Layout, usable_devices
+from ..engine.predict import largest_block
+from ..engine.state import TrainState, abstract_state
+from ..errors import ChipwiseError, DeviceError, RecipeError
+from ..hlo.kernel import costliest
+from ..recipe.precision import TPU_PASSES
+from ..recipe.recipe import Recipe
+from ..words.facts import Fact, fact
+from .compile_step import Progress, compile_steps, default_cache
+from .device_memory import TOO_LARGE, available, lies_on_hosts, smaller_block, too_large
+from .interruptions import Rate, interrupted, stated, unknown
+from .plan_advice import advice, decisive, does_not_fit, lacks, room
+from .plans import Plan, Plans, Range, costs, unique
+from .time_here import compiled_here, timed_here
+from .time_run import (
+    HostSpeed,
+    compilation,
+    evaluations,
+    feeding,
+    measured,
+    recorded,
+    run_time,
+    training_work,
+)
+from .time_step import StepTime, at_least, local_devices, timed_away
+from .trace_cache import TraceCache
+from .tracing import TracedStep, prediction_step, predicts, training_step
+
+
+def plan(
+    recipe: Recipe,
+    on: Sequence[str],
+    *,
+    prices: Sequence[Price] | str | Path | None = None,
+    market: Market | None = None,
+    today: datetime.date | None = None,
+    exact: bool = True,
+    eval_every: str | None = "1ep",
+    find_largest_batch: bool = False,
+    predict: int | None = None,
+    measure_feed: bool = False,
+    feed_record: str | os.PathLike | None = None,
+    host_cores: int | None = None,
+    spot: bool = False,
+    interruptions: str | None = None,
+    origin: str | None = None,
+    cache: str | os.PathLike | None = None,
+    progress: Progress | None = None,
+    ready: Callable[[Plan], None] | None = None,
+) -> Plans:
+    """Predicts memory, speed and cost of `recipe` on each target of `on`.
+
+    Uses no accelerator, and writes only its cache.
+
+    *Arguments:*
+
+    - `on`: targets such as `"v5e-8"`, `"v3-8"`, `"a100:8"`, `"t4"`, `"cpu"`; see `chipwise.chips.targets`.
+    - `prices`: a price file, or prices; by default the bundled snapshot.
+    - `market`: the clouds and regions whose prices count; by default all.
+    - `today`: the date from which the age of prices counts; by default today.
+    - `exact`, `eval_every`: as in `fit`.
+    - `find_largest_batch`: search for it on every target, not only if the recipe's batch does not fit.
+    - `predict`: plan the prediction of so many examples instead of training.
+    - `measure_feed`: read examples for half a second, to compare this host's cores with the chips' demand.
+    - `feed_record`: a record of `chipwise bench-feed`, maybe of another host, instead of that measurement.
+    - `host_cores`: of the targets' hosts, for feeding; by default the record's, or this host's.
+    - `spot`: use spot machines; `Plan.interrupted` has the expected time and cost.
+    - `interruptions`: their rate, such as `"0.1/h"` or `"2/d"`, instead of a published one.
+    - `origin`: of a built-in recipe (see `recipe.settings.origin`), whose programs are then traced only once.
+    - `cache`: a folder for compiled results; by default in the user's cache folder.
+    - `progress`: see `chipwise.planner.compile_step.Progress`.
+    - `ready`: called with each plan as soon as it is made: first cached ones and those that need no
+      compilation, then the smallest programs, last those whose largest batch is searched for.
+
+    *Returns* a list of `Plan`, in the order of `on`. Raises `DeviceError` for an unknown or impossible
+    target, `RecipeError` for a recipe that cannot be traced or, with `predict`, has no prediction,
+    `DataError` for a `feed_record` that cannot be read or has other examples, and for a cloud or region
+    without prices.
+    """
+    targets = list({t.name: t for t in map(parse, on)}.values())
+    if not targets:
+        raise DeviceError("no-target")
+    host = None if feed_record is None else recorded(feed_record, recipe.task.train)
+    table = load_prices(prices) if prices is None or isinstance(prices, str | Path) else prices
+    folder = default_cache() if cache is None else Path(cache)
+    question = PlanQuestion(
+        recipe,
+        (market or Market()).select(table),
+        today or datetime.date.today(),
+        folder,
+        exact=exact,
+        evaluations=evaluations(recipe, eval_every),
+        find_largest_batch=find_largest_batch,
+        predict=predict,
+        host=host,
+        measure_feed=measure_feed,
+        host_cores=host_cores,
+        spot=spot,
+        rate=stated(interruptions),
+        progress=progress,
+        traces=None if origin is None else TraceCache(folder, origin),
+    )
+    made: dict[str, Plan] = {}
+    for one in question.plans(targets):
+        made[one.target] = one
+        if ready is not None:
+            ready(one)
+    if question.traces is not None:
+        question.traces.keep()
+    return Plans(made[target.name] for target in targets)
+
+
+@dataclass(frozen=True)
+class PlanQuestion:
+    """What is asked of every target: the arguments of `plan`."""
+
+    recipe: Recipe
+    prices: Sequence[Price]
+    today: datetime.date
+    cache: Path
+    exact: bool = True
+    evaluations: int = 0
+    find_largest_batch: bool = False
+    predict: int | None = None
+    host: HostSpeed | None = None
+    measure_feed: bool = False
+    host_cores: int | None = None
+    spot: bool = False
+    rate: Rate | None = None
+    progress: Progress | None = None
+    traces: TraceCache | None = None
+    _steps: dict[Any, TracedStep] = field(default_factory=dict)  # targets with the same layout share them
+
+    def __post_init__(self) -> None:
+        if self.predict is None:
+            return
+        if self.find_largest_batch:
+            raise RecipeError("plan-predict-largest")
+        if self.spot or self.rate is not None:
+            raise RecipeError("plan-predict-spot")
+        if self.predict < 1:
+            raise RecipeError("plan-predicts-none", examples=self.predict)
+
+    def plans(self, targets: Sequence[Target]) -> Iterator[Plan]:
+        """Yields each target's plan as soon as it is ready; last those whose largest batch is searched for.
+        Predictions in blocks that need too much memory are asked about again, in smaller ones."""
+        asked = [(target, self.traced(target)) for target in targets]
+        asker = self
+        if self.host is None and self.measure_feed and not all(step.resident for _, step in asked):
+            asker = replace(self, host=measured(self.recipe.task.train))
+        searched: list[tuple[Target, TracedStep, StepTime]] = []
+        while asked:
+            again = []
+            for target, step, time in asker.timed(asked, self.progress):
+                if predicts(step) and time.memory and (block := smaller_block(step, target, time.memory)):
+                    again.append((target, self.predicted(block)))
+                elif self.searches(time):
+                    searched.append((target, step, time))
+                else:
+                    yield asker.plan(target, step, time)
+            asked = again
+        for target, step, time in searched:
+            yield asker.searched(target, step, time)
+
+    # ---- traced
+
+    def traced(self, target: Target, recipe: Recipe | None = None) -> TracedStep:
+        """The step of the recipe, or of another one, on `target`."""
+        if self.predict is not None:
+            return self.predicted(largest_block(self.predict))
+        tried = self.recipe if recipe is None else recipe
+        # at least one group, whether or not the target has so many devices
+        whole = max(target.devices // tried.shards * tried.shards, tried.shards)
+        layout = Layout.of(tried, usable_devices(tried, whole, self.exact), self.exact)
+        # as `fit` decides: JAX states no limit on the CPU
+        limit = None if target.chip.kind == "CPU" else available(target)[0]
+        resident = feed.fits(tried.task.train, limit)
+        if recipe is not None:
+            return training_step(recipe, layout, resident=resident)
+
+        def make() -> TracedStep:
+            return training_step(tried, layout, resident=resident, state=self.state)
+
+        if (layout, resident) not in self._steps:
+            remembered = self.traces
+            made = make() if remembered is None else remembered.step(tried, layout, resident, make)
+            self._steps[layout, resident] = made
+        return self._steps[layout, resident]
+
+    def predicted(self, block: int) -> TracedStep:
+        """A step of predictions in blocks of so many examples."""
+        if block not in self._steps:
+            self._steps[block] = prediction_step(self.recipe, block)
+        return self._steps[block]
+
+    @functools.cached_property
+    def state(self) -> TrainState:
+        """The shapes of the state, computed once for all layouts."""
+        with tracing(self.recipe.name):
+            return abstract_state(self.recipe)
+
+    # ---- compiled and timed
+
+    def timed(
+        self, asked: Sequence[tuple[Target, TracedStep]], progress: Progress | None = None
+    ) -> Iterator[tuple[Target, TracedStep, StepTime]]:
+        """Yields each target and step with its time as soon as it is known."""
+        away = []
+        for target, step in asked:
+            if problem := _impossible(step, target):
+                yield target, step, problem
+            elif target.chip.kind == "CPU":
+                yield target, step, timed_here(step, target)
+            else:
+                away.append((target, step))
+        for place, answers in compile_steps(away, cache=self.cache, progress=progress):
+            target, step = away[place]
+            yield target, step, timed_away(step, target, answers)
+
+    def searches(self, time: StepTime) -> bool:
+        """Whether the largest batch is to be searched for: on demand, or if the recipe's own does not fit."""
+        if self.predict is not None or (time.problem is not None and time.problem.code in _NOWHERE):
+            return False
+        return self.find_largest_batch or (time.memory is not None and not time.memory.fits)
+
+    def searched(self, target: Target, step: TracedStep, time: StepTime) -> Plan:
+        """The plan with its largest batch or, if none fits, with advice."""
+        recipe = self.recipe
+        held: dict[int, Memory] = {}  # by batch
+
+        def fits(tried: Recipe) -> tuple[bool, float]:
+            try:
+                other = self.traced(target, tried)
+                if target.chip.kind == "CPU":
+                    time, _ = compiled_here(other, target)
+                else:
+                    ((_, _, time),) = self.timed([(target, other)])
+            except ChipwiseError:  # of another batch, so not for the user
+                return False, 1.0
+            if time.memory is None:
+                return time.problem is None, 1.0
+            held[tried.batch] = time.memory
+            return time.memory.fits, time.memory.needed / time.memory.available
+
+        largest = largest_batch(recipe, fits, recipe.clock.examples)
+        plan = self.plan(target, step, time, largest)
+        if largest is None and (least := held.get(recipe.least_batch)) is not None:
+            extra = room(recipe, target, step, least, self.exact)
+            plan = replace(plan, advice=(*extra, *plan.advice))
+        return plan
+
+    # ---- the plan
+
+    def plan(self, target: Target, step: TracedStep, time: StepTime, largest: int | None = None) -> Plan:
+        """The plan of a step that takes `time`. *Arguments:* `largest`: the largest batch, if known."""
+        recipe, layout, problem = self.recipe, step.layout, lacks(target, time.dtypes) or time.problem
+        if problem is None and time.memory is not None and not time.memory.fits:
+            problem = does_not_fit(time.memory, largest, recipe, predicts(step))
+        if problem is None and time.seconds is None:
+            problem = fact("step-time-unknown")
+        known: dict[str, Any] = {} if problem is not None else self.run(target, step, time)
+        known |= {
+            "method": time.method,
+            "precision": recipe.precision,
+            "parameters": step.parameters,
+            "problem": problem,
+            "memory": time.memory,
+            "flops_per_step_per_device": time.flops,
+        }
+        notes = time.notes if problem is None else ()
+        if self.predict is not None:
+            return Plan.at(
+                target,
+                devices=target.devices,
+                batch=target.devices * layout.batch,
+                replicas=target.devices,
+                replicas_per_device=1,
+                steps=self.blocks(target, step),
+                predicts=self.predict,
+                notes=(*unique((*notes, *time.warnings)), fact("predicts-in-blocks", block=layout.batch)),
+                **known,
+            )
+        if step.fused and notes:
+            notes = (*notes, fact("fused-step"))
+        one = Plan.at(
+            target,
+            devices=layout.devices,
+            batch=recipe.batch,
+            replicas=recipe.replicas,
+            replicas_per_device=layout.replicas_per_device,
+            largest_batch=largest,
+            wire_bytes_per_step_per_device=time.wire_bytes,
+            xla_seconds=time.xla_seconds,
+            steps=recipe.clock.total,
+            evaluations=self.evaluations,
+            notes=notes,
+            **known,
+        )
+        one = replace(one, interrupted=interrupted(one, target, step.checkpoint_bytes, self.spot, self.rate))
+        return replace(
+            one,
+            decisive=decisive(recipe, target, one),
+            notes=(*one.notes, *_about_spot(one)),
+            advice=(*unknown(one, self.spot), *advice(recipe, target, step, one, time)),
+        )
+
+    def blocks(self, target: Target, step: TracedStep) -> int:
+        """How many blocks of predictions each device makes."""
+        assert self.predict is not None
+        return -(-self.predict // (target.devices * step.layout.batch))
+
+    def run(self, target: Target, step: TracedStep, time: StepTime) -> dict[str, Any]:
+        """The fields of a plan for a recipe that runs on the target."""
+        recipe, seconds, bound = self.recipe, time.seconds, time.bound
+        assert seconds is not None
+        batch = recipe.batch if self.predict is None else target.devices * step.layout.batch
+        fed = feeding(
+            recipe, batch / seconds.value, resident=step.resident, host=self.host, cores=self.host_cores
+        )
+        if fed.input_bound and fed.examples_per_second_per_core is not None:
+            bound = "input"
+            seconds = at_least(seconds, batch / (fed.examples_per_second_per_core * fed.cores))
+        peak = peak_flops_per_device(target.chip, recipe.precision)
+        if self.predict is None:
+            work = training_work(recipe, seconds, self.evaluations)
+        else:
+            work = {"predict": seconds.times(self.blocks(target, step))}
+        run = run_time(target, self.compilation(target, step, time), work)
+        return {
+            "step_seconds": seconds,
+            "step_parts": time.parts,
+            "latency_seconds": time.latency,
+            "kernels": costliest(time.kernels),
+            "bound": bound,
+            "examples_per_second": seconds.inverse(batch),
+            "share_of_peak": None if peak is None else time.flops / seconds.value / peak,
+            "feeding": fed,
+            "costs": costs(target, self.prices, run["wall_seconds"], self.today),
+            **run,
+        }
+
+    def compilation(self, target: Target, step: TracedStep, time: StepTime) -> Range:
+        """The compilation time on the target's host; on the CPU it was measured."""
+        if time.compile_seconds is not None:
+            return time.compile_seconds
+        kind = target.chip.kind
+        passes = TPU_PASSES[self.recipe.precision] if kind == "TPU" else 1
+        programs = step.programs[:1] if predicts(step) else step.programs
+        operations = sum(program.contents(target.chip).operations for program in programs)
+        return compilation(kind, operations, local_devices(step, target), self.host_cores, passes)
+
+
+_NOWHERE = (TOO_LARGE, "shards-uneven", "shards-over-hosts")
+"""Problems that another batch would have too."""
+
+
+def _impossible(step: TracedStep, target: Target) -> StepTime | None:
+    """The problem that is known before compiling: devices that cannot be divided into the recipe's groups, or
+    a state that is larger than their memory."""
+    shards = step.shards
+    if step.layout.devices > target.devices or not lies_on_hosts(shards, target):
+        problem = fact("shards-over-hosts", shards=shards, here=target.devices // target.hosts)
+        if target.devices % shards:
+            problem = fact("shards-uneven", shards=shards, devices=target.devices)
+    elif target.chip.kind != "CPU" and not predicts(step) and (large := too_large(step, target)):
+        return StepTime("compiled", large[0], problem=large[1])
+    else:
+        return None
+    return StepTime("compiled", problem=problem)
+
+
+def _about_spot(plan: Plan) -> tuple[Fact, ...]:
+    """A fact if the lowest spot price of a plan is above its on-demand price."""
+    demand, spot = plan.cheapest(), plan.cheapest(spot=True)
+    if demand is None or spot is None or spot.usd_per_hour <= demand.usd_per_hour:
+        return ()
+    rates = {"spot": spot.usd_per_hour, "demand": demand.usd_per_hour}
+    return (fact("spot-above-on-demand", spot_cloud=spot.cloud, cloud=demand.cloud, **rates),)

@@ -1,0 +1,350 @@
+"""The compilers of absent chips, and the processes that hold them while they compile.
+
+TPUs use libtpu. GPUs use JAX's CUDA plugin with NVIDIA's `ptxas`, which need neither a driver nor CUDA's
+libraries. Each kind of chip has one process (`compile_worker`), so a plan cannot disturb the chips of this
+machine, and a compiler that crashes at a program does no harm: another process does the rest. A lock in the
+cache folder allows one process for each kind of chip on this machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import queue
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import ChipwiseError, DeviceError
+from ..machine.absent import COMPILING, LIBTPU
+from ..machine.facts import installed
+from ..words.facts import Fact, fact
+from .compile_answers import Compiled, CompileRequest
+from .tracing import Exported
+
+# ---- which compilers are installed
+
+CUDA = ("13", "12")
+"""The CUDA versions of JAX's plugins: where both are installed, JAX takes the first."""
+
+_PTXAS = {"12": ("cuda_nvcc/bin", "nvidia-cuda-nvcc-cu12"), "13": ("cu13/bin", "nvidia-cuda-nvcc")}
+"""For each, the folder of NVIDIA's assembler below the package `nvidia`, and what to install."""
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """`platform`: "tpu" or "cuda"; `versions`: those that its answers depend on; `path`: the first folder on
+    the PATH of its process."""
+
+    platform: str
+    versions: str
+    path: str | None = None
+
+
+def tpu_compiler() -> Compiler:
+    """The installed libtpu. Raises `DeviceError` if there is none."""
+    version = installed("libtpu")
+    if version is None:
+        raise DeviceError("compiler-missing", chips="TPUs", install="pip install 'chipwise[plan-tpu]'")
+    return Compiler("tpu", f"{_jax()} libtpu {version}")
+
+
+def gpu_compiler() -> Compiler:
+    """The CUDA plugin that JAX would load, with the `ptxas` of its CUDA version.
+
+    Raises `DeviceError` if none or two are installed, if its version differs from jaxlib's, or if there is no
+    `ptxas`.
+    """
+    plugins = {cuda: version for cuda in CUDA if (version := installed(f"jax-cuda{cuda}-plugin"))}
+    jaxlib, install = installed("jaxlib"), "pip install 'chipwise[plan-gpu]'"
+    if not plugins:
+        raise DeviceError("compiler-missing", chips="GPUs", install=install)
+    if len(plugins) > 1:
+        packages = [f"jax-cuda{cuda}-plugin" for cuda in plugins]
+        unwanted = f"pip uninstall jax-cuda{CUDA[-1]}-plugin jax-cuda{CUDA[-1]}-pjrt"
+        raise DeviceError("compilers-in-the-way", packages=packages, uninstall=unwanted)
+    (cuda, version) = plugins.popitem()
+    folder, package = _ptxas(cuda), _PTXAS[cuda][1]
+    same = f"pip install jax-cuda{cuda}-plugin=={jaxlib} jax-cuda{cuda}-pjrt=={jaxlib}"
+    for part in (f"jax-cuda{cuda}-plugin", f"jax-cuda{cuda}-pjrt"):
+        if (other := installed(part)) != jaxlib:
+            numbers = {"package": part, "version": other or "no version", "jaxlib": jaxlib}
+            raise DeviceError("compiler-of-another-jax", **numbers, install=same)
+    if folder is None:
+        raise DeviceError("ptxas-missing", install=f"pip install {package}")
+    return Compiler("cuda", f"{_jax()} cuda{cuda} {version} ptxas {installed(package)}", str(folder))
+
+
+COMPILERS: dict[str, Callable[[], Compiler]] = {"tpu": tpu_compiler, "cuda": gpu_compiler}
+"""By platform, as JAX calls it."""
+
+
+def _jax() -> str:
+    return f"jax {installed('jax')} jaxlib {installed('jaxlib')}"
+
+
+def _ptxas(cuda: str) -> Path | None:
+    """The folder of the package's `ptxas`, or else of one on PATH, whose version may not support the chip."""
+    package = importlib.util.find_spec("nvidia")
+    for place in package.submodule_search_locations or [] if package else []:
+        if (folder := Path(place) / _PTXAS[cuda][0]).joinpath("ptxas").exists():
+            return folder
+    on_path = shutil.which("ptxas")
+    return Path(on_path).parent if on_path else None
+
+
+_FOREIGN = ("TPU_", "MEGASCALE_", "CLOUD_TPU_", "LIBTPU_", "PJRT_", "JAX_", "XLA_")
+
+
+def compiler_environment(platform: str, path: str | None = None) -> dict[str, str]:
+    """The environment of a process that loads a compiler only to compile.
+
+    Variables that describe a real TPU VM and its place in a pod, or configure JAX and XLA here, are removed,
+    except the path of another libtpu, so that answers depend only on the request. JAX stays on the CPU, so no
+    chip is opened; with `ALLOW_MULTIPLE_LIBTPU_LOAD` no lock is needed that a process with this machine's
+    chips may hold. libtpu asks no metadata server and writes no log files; the CUDA plugin sees no GPU.
+    """
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
+    if libtpu := os.environ.get("TPU_LIBRARY_PATH", os.environ.get(LIBTPU)):
+        kept["TPU_LIBRARY_PATH"] = libtpu
+    here = str(Path(__file__).resolve().parents[2])
+    kept["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [kept.get("PYTHONPATH")])])
+    kept |= {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3", COMPILING: platform}
+    if platform == "cuda":
+        folders = [*filter(None, [path, kept.get("PATH")])]
+        return kept | {"CUDA_VISIBLE_DEVICES": "-1", "PATH": os.pathsep.join(folders)}
+    return kept | {
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_WORKER_ID": "0",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+        "TPU_LOG_DIR": "disabled",
+        "TPU_MIN_LOG_LEVEL": "3",
+        "TPU_STDERR_LOG_LEVEL": "3",
+    }
+
+
+# ---- their processes
+
+HEAD_START = 30.0
+"""Seconds for which all else waits for urgent programs, on a machine with fewer than `CORES`: two compilers
+on two cores would halve each other's speed."""
+
+CORES = 4
+
+
+class CompilerProcesses:
+    """The processes of a plan's compilers. `close` ends them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._events: queue.SimpleQueue[tuple[str, Compiled] | BaseException | None] = queue.SimpleQueue()
+        self._under_way = 0
+        self._urgent: set[str] = set()
+        self._prepared: dict[str, CompilerProcess] = {}  # by platform
+        self._running: list[CompilerProcess] = []
+        self._starting = threading.Lock()
+        self._closed = False
+
+    def prepare(self, compiler: Compiler) -> None:
+        """Starts the process of a compiler, which takes a second, before its programs are known."""
+        self._prepared[compiler.platform] = self._start(compiler)
+
+    def ask(self, batch: Sequence[tuple[Compiler, dict[str, CompileRequest]]]) -> None:
+        """Starts to compile the requests, by key, for each compiler."""
+        for compiler, requests in batch:
+            if requests:
+                self._urgent |= {key for key, request in requests.items() if request.urgent}
+                self._under_way += 1
+                name = f"compiler-{compiler.platform}"
+                threading.Thread(target=self._run, args=(compiler, requests), daemon=True, name=name).start()
+
+    def _run(self, compiler: Compiler, requests: dict[str, CompileRequest]) -> None:
+        try:
+            with _alone(self._folder, compiler.platform):
+                for pair in self._ask(requests, compiler):
+                    self._events.put(pair)
+            self._events.put(None)
+        except BaseException as error:
+            self._events.put(error)
+
+    def urgent(self) -> Iterator[tuple[str, Compiled]]:
+        """Yields answers, as `answers` does, until none is urgent, but for at most `HEAD_START` seconds; on a
+        machine with many cores none, since there nothing has to wait."""
+        end = time.monotonic() + (HEAD_START if (os.cpu_count() or 1) < CORES else 0)
+        while self._urgent and (left := end - time.monotonic()) > 0:
+            try:
+                yield from self._answer(self._events.get(timeout=left))
+            except queue.Empty:
+                return
+
+    def answers(self) -> Iterator[tuple[str, Compiled]]:
+        """Yields each key with its answer as soon as it is ready."""
+        while self._under_way:
+            yield from self._answer(self._events.get())
+
+    def _answer(self, event: tuple[str, Compiled] | BaseException | None) -> Iterator[tuple[str, Compiled]]:
+        if isinstance(event, BaseException):
+            raise event
+        if event is None:
+            self._under_way -= 1
+            return
+        self._urgent.discard(event[0])
+        yield event
+
+    def close(self) -> None:
+        """Kills those that run."""
+        with self._starting:
+            self._closed = True
+        for process in list(self._running):
+            process.kill()  # what it has open, its thread closes
+        for process in list(self._prepared.values()):
+            process.close()
+
+    def _start(self, compiler: Compiler) -> CompilerProcess:
+        with self._starting:
+            process = CompilerProcess(compiler)
+            self._running.append(process)
+            if self._closed:
+                process.kill()
+            return process
+
+    def _ask(self, requests: dict[str, CompileRequest], compiler: Compiler) -> Iterator[tuple[str, Compiled]]:
+        """Yields each key with its answer as soon as it is ready. If a process dies, that is the answer for
+        its current program, and a new process does the rest; if it had several, each is tried alone to find
+        which one."""
+        batches = [dict(requests)]
+        while batches:
+            left, under_way, end = batches.pop(0), set[str](), dict[str, Any]()
+            if self._closed:
+                return
+            process = self._prepared.pop(compiler.platform, None) or self._start(compiler)
+            with contextlib.closing(process):
+                for event in process.compile(left):
+                    if "exit_code" in event:
+                        end = event
+                    elif event["answer"] is None:
+                        under_way.add(event["key"])
+                    else:
+                        under_way.discard(event["key"])
+                        del left[event["key"]]
+                        yield event["key"], Compiled.from_json(event["answer"])
+                        if not left:
+                            break  # it takes a second to end
+            self._running.remove(process)
+            if self._closed:
+                return
+            if left and not under_way:
+                raise ChipwiseError("compiler-not-started", chips=CHIPS[compiler.platform], **end)
+            alone = {key: left.pop(key) for key in under_way}
+            if len(alone) == 1:
+                for key, request in alone.items():
+                    yield key, Compiled(request.name, _died(request.name, **end))
+            else:
+                batches += [{key: request} for key, request in alone.items()]
+            batches += [left] if left else []
+
+
+class CompilerProcess:
+    """A process of `compile_worker`."""
+
+    def __init__(self, compiler: Compiler) -> None:
+        self._open = stack = contextlib.ExitStack()
+        place = stack.enter_context(tempfile.TemporaryDirectory(prefix="chipwise-plan-"))
+        self._folder = Path(place)
+        log = stack.enter_context((self._folder / "log").open("w+", encoding="utf-8", errors="replace"))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "chipwise.planner.compile_worker", place],
+            stdin=subprocess.PIPE,  # closes when this process ends, which ends the process
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=compiler_environment(compiler.platform, compiler.path),
+            cwd=place,
+            process_group=0,  # Ctrl-C is for this process, which ends the process
+        )
+        self._log, self._process = log, stack.enter_context(process)
+
+    def compile(self, batch: dict[str, CompileRequest]) -> Iterator[dict[str, Any]]:
+        """Yields the process's messages while it compiles `batch`, by key.
+
+        A message is a `key` with its `answer`, `None` when it starts that program; the last one has its
+        `exit_code` and the end of its `log`.
+        """
+        requests = []
+        for i, (key, request) in enumerate(batch.items()):
+            if isinstance(request.program, Exported):
+                (self._folder / f"{i}.bin").write_bytes(request.program.body)
+                program: dict[str, Any] = {"file": f"{i}.bin"}
+            else:
+                program = {"exchange": asdict(request.program)}
+            requests.append({**vars(request), "program": program, "key": key})
+        (self._folder / "requests.json").write_text(json.dumps(requests), encoding="utf-8")
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # of a process that has ended, whose exit code says so
+            os.write(self._process.stdin.fileno(), b"begin\n")
+        # a process that was killed while it wrote leaves half a line
+        whole = (line for line in self._process.stdout if line.endswith("\n"))
+        yield from map(json.loads, whole)
+        exit_code = self._process.wait()
+        self._log.seek(0)
+        yield {"exit_code": exit_code, "log": last_words(self._log.read())}
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        """Kills it, and removes its folder."""
+        self.kill()
+        self._open.close()
+
+
+@contextlib.contextmanager
+def _alone(folder: Path, platform: str) -> Iterator[None]:
+    """Waits for a compiler's lock and holds it. The operating system releases it when the process ends."""
+    import fcntl  # Windows lacks it, and the compilers too
+
+    with open(folder / f"compiler-{platform}.lock", "a", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(fact("compiler-waited-for", chips=CHIPS[platform]), file=sys.stderr)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+CHIPS = {"tpu": "TPU", "cuda": "GPU"}
+
+
+def _died(name: str, exit_code: int, log: str) -> Fact:
+    """A fact: how a process died at the program `name`, with its last output."""
+    facts = {"program": name, "log": log, "signal": ""}
+    if exit_code >= 0:
+        return fact("compiler-ended", exit_code=exit_code, **facts)
+    code = "compiler-killed" if exit_code == -signal.SIGKILL else "compiler-crashed"
+    return fact(code, **{**facts, "signal": signal.Signals(-exit_code).name})
+
+
+def last_words(log: str) -> str:
+    """The reason that a process logged before it died, else the last line that is not a stack trace."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    fatal = [line.partition("] ")[2] for line in lines if _FATAL.match(line)]
+    candidates = fatal or [line for line in lines if not _STACK.match(line)] or lines
+    return candidates[-1][:400] if candidates else ""
+
+
+_FATAL = re.compile(r"F\d{4} .*\] ")  # the format of a failed check in the compiler's C++
+_STACK = re.compile(r"@ |PC: |\*\*\*|#\d+ |0x|File \"|\[address")

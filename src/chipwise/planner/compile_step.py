@@ -1,0 +1,299 @@
+"""Asks the compilers of absent chips about the programs of steps. The cache keeps their answers.
+
+A compiler runs in a separate process (`compile_processes`). Programs are passed as exported modules, so that
+process does not run the user's code. The compilers of GPUs and TPUs run at the same time.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..atomic import replace_text
+from ..chips.catalogue import Chip
+from ..chips.gpus import compiled_as, target_config
+from ..chips.targets import Target
+from ..engine.step import compiler_options
+from ..errors import DeviceError
+from ..recipe import precision
+from ..words.facts import fact
+from .compile_answers import Compiled, CompileRequest, refusal
+from .compile_processes import COMPILERS, Compiler, CompilerProcesses
+from .device_memory import sizes
+from .tracing import Exported, TracedStep
+
+Answers = dict[str, Compiled]
+"""Program name to what its compilation says."""
+
+Topology = dict[str, Any]
+
+Progress = Callable[[int, int, str, float | None], None]
+"""Called with how many programs are done of how many, what was done last, and the seconds that the rest may
+take: `None` as long as not all programs are known."""
+
+PLATFORM = {"GPU": "cuda", "TPU": "tpu"}
+
+
+def compile_steps(
+    cases: Sequence[tuple[Target, TracedStep]],
+    *,
+    cache: Path | None = None,
+    progress: Progress | None = None,
+) -> Iterator[tuple[int, Answers]]:
+    """Yields the index of each case with the compiler's answers as soon as all are ready: of each kind of
+    chip cached ones first, then those with the smallest programs. The first GPU is `urgent`. A layout's
+    programs are exported once for all chips with the same kernels: those that need no tracing, then those for
+    GPUs, then those for TPUs.
+
+    If a compiler is missing, or the catalogue lacks figures of a chip, the answer says so.
+    """
+    possible = dict[int, tuple[Target, TracedStep]]()
+    for i, (target, programs) in enumerate(cases):
+        try:
+            COMPILERS[PLATFORM[target.chip.kind]]()
+            topologies(target)
+            possible[i] = target, programs
+        except DeviceError as error:
+            yield i, {"replica": Compiled("replica", fact(error.code, **error.facts))}
+    if not possible:
+        return
+    owners: list[int] = []  # of each request
+    names: dict[int, list[str]] = {}
+    not_lowered: list[tuple[int, Answers]] = []
+    untraced = _untraced(possible.values())
+
+    def batches() -> Iterator[list[CompileRequest]]:
+        for kind in sorted(PLATFORM, key=lambda kind: kind in untraced):
+            platform = PLATFORM[kind]
+            asked: list[tuple[int, list[CompileRequest]]] = []
+            for i, (target, programs) in possible.items():
+                if target.chip.kind != kind:
+                    continue
+                try:
+                    bodies = _exported(programs, target.chip)
+                except Exception as error:  # it can be traced, but not lowered for this chip
+                    answer = refusal("replica", str(error), platform=platform)
+                    not_lowered.append((i, {answer.name: answer}))
+                else:
+                    asked.append((i, _requests(target, programs, bodies)))
+            asked.sort(key=lambda case: _effort(possible[case[0]][0], case[1]))
+            if asked and kind == "GPU":  # whose compiler uses all cores for one program
+                first, requests = asked[0]
+                asked[0] = first, [replace(request, urgent=True) for request in requests]
+            owners.extend(i for i, requests in asked for _ in requests)
+            names.update((i, [request.name for request in requests]) for i, requests in asked)
+            yield [request for _, requests in asked for request in requests]
+
+    answers: dict[int, Answers] = collections.defaultdict(dict)
+    expected = PLATFORM[untraced[0]] if untraced else None
+    for place, answer in compile_each(batches(), expected=expected, cache_dir=cache, progress=progress):
+        i = owners[place]
+        answers[i][answer.name] = answer
+        if len(answers[i]) == len(names[i]):
+            yield i, {name: answers[i][name] for name in names[i]}  # in a fixed order
+    yield from not_lowered
+
+
+def _untraced(cases: Collection[tuple[Target, TracedStep]]) -> list[str]:
+    """The kinds of chips for which programs have to be traced."""
+    exports = [(program, target.chip) for target, programs in cases for program in programs.programs]
+    return [kind for kind in PLATFORM if any(c.kind == kind and not p.known(c) for p, c in exports)]
+
+
+def _effort(target: Target, requests: Sequence[CompileRequest]) -> tuple[float, int]:
+    """Rises with the compilation time: before 2020 GPUs have no kernels by Triton, which take half of it."""
+    return sum(request.effort for request in requests), target.chip.year or 0
+
+
+def _requests(target: Target, programs: TracedStep, bodies: list[Exported]) -> list[CompileRequest]:
+    platform = PLATFORM[target.chip.kind]
+    one, whole = topologies(target)
+    speeds = device_speeds(target.chip) if platform == "tpu" else (None, None)
+    kind = target.chip.device_kinds[0]
+    options = compiler_options(platform, programs.exact, kind, programs.shards)
+    if programs.shards > 1 and platform == "cuda":
+        one = one | {"topology": f"1x1x{programs.shards}"}
+    elif programs.shards > 1:
+        one = _spanning(target, programs.shards, whole)
+    chip = target.chip.name if platform == "tpu" else None
+    asked = [
+        CompileRequest(p.name, one, body, p.donated, *speeds, platform, options, chip, shards=programs.shards)
+        for p, body in zip(programs.programs, bodies, strict=True)
+    ]
+    for name, exchange in programs.exchanges.items():
+        over = whole if platform == "cuda" else _spanning(target, exchange.devices, whole)
+        asked.append(CompileRequest(name, over, exchange, (), *speeds, platform))
+    return asked
+
+
+def _spanning(target: Target, devices: int, whole: Topology) -> Topology:
+    """The TPU slice with so many devices, since the compiler crashes if a program spans a part of its
+    topology. `whole` if there is no such slice."""
+    if devices in (1, target.devices):
+        return whole
+    return next((topologies(other)[1] for other in sizes(target.chip) if other.devices == devices), whole)
+
+
+def topologies(target: Target) -> tuple[Topology, Topology]:
+    """The arguments of `get_topology_desc` for one device of `target`, and for all of them.
+
+    Raises `DeviceError` for a GPU whose figures are not in the catalogue.
+    """
+    if target.chip.kind == "TPU":
+        return (target.topology_arguments(),) * 2
+    config = {"topology_name": "", "target_config": target_config(compiled_as(target.chip))}
+    hosts = target.hosts
+    return config | {"topology": "1x1x1"}, config | {"topology": f"1x{hosts}x{target.devices // hosts}"}
+
+
+def device_speeds(chip: Chip) -> tuple[float | None, float | None]:
+    """Clock in GHz and memory bandwidth in GB/s of one JAX device of `chip`."""
+    memory = chip.memory_GBps
+    return chip.clock_GHz, None if memory is None else memory / chip.jax_devices_per_chip
+
+
+def _exported(programs: TracedStep, chip: Chip) -> list[Exported]:
+    """Exports programs. For TPUs f32 and tf32 products are compiled in one pass, and their cycles multiplied:
+    the compiler takes minutes to search for the best convolution of six passes."""
+    one_pass = chip.kind == "TPU" and precision.TPU_PASSES[programs.recipe.precision] > 1
+    return [program.exported(chip, one_pass=one_pass) for program in programs.programs]
+
+
+# ---- the cache, and the processes for what it lacks
+
+
+def default_cache() -> Path:
+    """`$XDG_CACHE_HOME/chipwise/plan`, by default below `~/.cache`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "chipwise" / "plan"
+
+
+def compile_each(
+    batches: Iterable[Sequence[CompileRequest]],
+    *,
+    expected: str | None = None,
+    cache_dir: Path | None = None,
+    progress: Progress | None = None,
+) -> Iterator[tuple[int, Compiled]]:
+    """Yields the index of each request, among those of all `batches`, with its answer as soon as it is ready:
+    of each batch cached ones first, then in order.
+
+    A batch with `urgent` programs is compiled while the next one is made, others when all are made; no two
+    may need the same compiler. Until the `urgent` programs are done, their compiler does no others. On few
+    cores the next batch is not even made, for at most `HEAD_START` seconds: so the first answer does not wait
+    for the slowest chip.
+
+    *Arguments:* `expected`: a platform whose batch takes seconds to make: its compiler starts meanwhile.
+    `progress` counts the programs to compile, of the batches that are made.
+
+    Waits while another plan uses the same compiler. Raises `DeviceError` if a compiler is not installed.
+    """
+    folder = cache_dir if cache_dir is not None else default_cache()
+    folder.mkdir(parents=True, exist_ok=True)
+    owners: dict[str, list[tuple[int, CompileRequest]]] = {}  # by key
+    missing: dict[str, CompileRequest] = {}
+    remaining = _Remaining(progress)
+
+    def kept(answers: Iterable[tuple[str, Compiled]]) -> Iterator[tuple[int, Compiled]]:
+        for key, answer in answers:
+            answer = replace(answer, places=list(missing[key].places))
+            if answer.lasting:
+                replace_text(folder / f"{key}.json", json.dumps(answer.json()), "plan-cache-unwritable")
+            remaining.done(missing[key])
+            yield from ((i, answer.named(request.name)) for i, request in owners[key])
+
+    with contextlib.closing(CompilerProcesses(folder)) as processes:
+        if expected is not None:
+            processes.prepare(COMPILERS[expected]())
+        index = 0
+        later: list[tuple[Compiler, dict[str, CompileRequest]]] = []
+        for batch in batches:
+            compilers = {platform: COMPILERS[platform]() for platform in sorted({r.platform for r in batch})}
+            new: dict[str, CompileRequest] = {}
+            for request in batch:
+                key = request.key(compilers[request.platform].versions)
+                owners.setdefault(key, []).append((index, request))
+                index += 1
+                if key in new:
+                    continue
+                if (known := _load(folder / f"{key}.json")) is None:
+                    new[key] = request
+                else:
+                    yield index - 1, known.at(request.places).named(request.name)
+            missing |= new
+            remaining.ask(new.values())
+            asked = [
+                (compiler, {key: request for key, request in new.items() if request.platform == platform})
+                for platform, compiler in compilers.items()
+            ]
+            if any(request.urgent for request in new.values()):
+                processes.ask(asked)
+                yield from kept(processes.urgent())
+            else:
+                later += asked
+        processes.ask(later)
+        remaining.complete()
+        yield from kept(processes.answers())
+
+
+def compile_all(
+    requests: Sequence[CompileRequest], *, cache_dir: Path | None = None, progress: Progress | None = None
+) -> list[Compiled]:
+    """The answers to `requests` in their order, when all are ready; see `compile_each`."""
+    answers = dict(compile_each([requests], cache_dir=cache_dir, progress=progress))
+    return [answers[i] for i in range(len(requests))]
+
+
+def _load(path: Path) -> Compiled | None:
+    """A cached answer; `None` if there is none or it cannot be read, so that it is compiled again."""
+    try:
+        return Compiled.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+TRUSTED = 10.0
+"""Seconds of compilation after which `Request.effort` counts as much as this machine's own pace."""
+
+
+class _Remaining:
+    """Tells `progress` of the programs that are asked for and done."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress = progress
+        self._start = 0.0
+        self._asked: list[CompileRequest] = []
+        self._done: list[CompileRequest] = []
+        self._complete = False
+
+    def ask(self, requests: Iterable[CompileRequest]) -> None:
+        if not self._asked:
+            self._start = time.monotonic()
+        self._asked += requests
+        self._tell()
+
+    def complete(self) -> None:
+        """No more programs will be asked for."""
+        self._complete = True
+        self._tell()
+
+    def done(self, request: CompileRequest) -> None:
+        self._done.append(request)
+        self._tell(request.name)
+
+    def _tell(self, name: str = "") -> None:
+        if self._progress is not None and self._asked:
+            self._progress(len(self._done), len(self._asked), name, self._left())
+
+    def _left(self) -> float | None:
+        if not self._complete:
+            return None
+        done = sum(request.effort for request in self._done)
+        left = sum(request.effort for request in self._asked if request not in self._done)
+        return left * (TRUSTED + time.monotonic() - self._start) / (TRUSTED + done)

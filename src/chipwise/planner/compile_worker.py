@@ -1,0 +1,134 @@
+"""The process that holds a compiler: `python -m chipwise.planner.compile_worker FOLDER`.
+
+After a line on its standard input it reads `requests.json` in the folder, compiles each program for its
+absent chip, and prints a line of JSON before and after each. `children` starts it, with the environment that
+it needs. It ends when its standard input ends, so it does not outlive its parent.
+
+Two programs are compiled at a time on two cores: one process holds the topologies of all chips, each made in
+milliseconds, and the compiler releases the GIL.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export
+from jax.experimental import topologies
+from jax.sharding import Mesh, SingleDeviceSharding
+
+from ..engine.reduce import AXIS, Exchange
+from ..hlo import gpu, tpu
+from ..hlo.proto import program_bytes
+from ..models.large import SHARD
+from ..words.facts import fact
+from .compile_answers import Compiled, refusal
+
+
+def main(folder: Path) -> None:
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # the compiler also prints to standard output
+    jax.devices()  # loads the CUDA plugin
+    gc.set_threshold(20_000)  # a third of the time to read a program is collecting objects that stay
+    if not sys.stdin.readline():
+        return
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    requests = json.loads((folder / "requests.json").read_text(encoding="utf-8"))
+    devices_of: dict[str, list | Exception] = {}
+    for request in requests:  # before the threads start: one topology at a time
+        topology = _topology(request)
+        if topology not in devices_of:
+            devices_of[topology] = _devices(request)
+    writing = threading.Lock()
+
+    def send(key: str, answer: dict[str, Any] | None) -> None:
+        with writing:
+            print(json.dumps({"key": key, "answer": answer}), file=answers, flush=True)
+
+    def answer(request: dict[str, Any]) -> None:
+        send(request["key"], None)
+        devices = devices_of[_topology(request)]
+        if isinstance(devices, Exception):
+            problem = fact("topology-unknown", program=request["name"], message=str(devices)[:400])
+            send(request["key"], Compiled(request["name"], problem).json())
+        else:
+            send(request["key"], compiled(request, folder, devices).json())
+
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        for urgent in (True, False):
+            list(pool.map(answer, (one for one in requests if one["urgent"] == urgent)))
+
+
+def _end_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+def _topology(request: dict[str, Any]) -> str:
+    return json.dumps(request["topology"], sort_keys=True)
+
+
+def _devices(request: dict[str, Any]) -> list | Exception:
+    try:
+        return list(topologies.get_topology_desc(platform=request["platform"], **request["topology"]).devices)
+    except Exception as error:
+        return error
+
+
+def compiled(request: dict[str, Any], folder: Path, devices: list) -> Compiled:
+    """Compiles one program and reads its figures."""
+    try:
+        program = _lower(request, folder, devices).compile()
+    except Exception as error:  # any error of the compiler is an answer, not a failure of this process
+        return refusal(request["name"], str(error), request["platform"])
+    memory = program.memory_analysis()
+    speeds = {
+        name: request[name] for name in ("clock_GHz", "memory_GBps", "chip") if request[name] is not None
+    }
+    if request["platform"] == "cuda":
+        reading = gpu.read(program_bytes(program))
+    else:
+        reading = tpu.read(program_bytes(program), **speeds)
+    return Compiled(
+        name=request["name"],
+        temp_bytes=memory.temp_size_in_bytes,
+        code_bytes=memory.generated_code_size_in_bytes,
+        wire_bytes=reading.wire_bytes,
+        flops=reading.product_flops,
+        optimal_seconds=(program.cost_analysis() or {}).get("optimal_seconds"),
+        kernels=reading.kernels,
+        notes=reading.notes,
+    )
+
+
+def _lower(request: dict[str, Any], folder: Path, devices: list):
+    if stored := request["program"].get("exchange"):
+        exchange = Exchange(**stored)
+        grid = exchange.groups, exchange.shards
+        mesh = Mesh(np.asarray(devices[: exchange.devices]).reshape(grid), (AXIS, SHARD))
+        program = jax.jit(exchange.program(mesh), compiler_options=request["options"])
+        return program.lower(exchange.specs(mesh))
+    exported = export.deserialize(bytearray((folder / request["program"]["file"]).read_bytes()))
+    places: Any = [SingleDeviceSharding(devices[0])] * len(exported.in_avals)
+    if exported.nr_devices > 1:  # a group's program
+        group = Mesh(np.asarray(devices[: exported.nr_devices]), (SHARD,))
+        places = exported.in_shardings_jax(group)
+    specs = [
+        jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=to)
+        for a, to in zip(exported.in_avals, places, strict=True)
+    ]
+    donate, options = tuple(request["donate"]), request["options"]
+    jitted = jax.jit(exported.call, donate_argnums=donate, keep_unused=True, compiler_options=options)
+    return jitted.lower(*specs)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,224 @@
+"""Advice of a plan: why a recipe cannot run, what would make it run, what would be faster.
+
+Advice does not change the numbers of a plan.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from ..chips.catalogue import CHIPS
+from ..chips.targets import Target
+from ..engine.blueprint import Memory, waiting
+from ..engine.layout import exact_counts, usable, usable_devices
+from ..hlo.kernel import Kernel
+from ..recipe.check import SUBLANES
+from ..recipe.recipe import Recipe
+from ..words.facts import Fact, fact
+from .device_memory import available, sizes
+from .plans import Plan
+from .time_step import StepTime
+from .tracing import TracedStep
+
+
+def does_not_fit(memory: Memory, largest: int | None, recipe: Recipe, predicts: bool) -> Fact:
+    numbers = {"needed": memory.needed, "available": memory.available}
+    if predicts:
+        return fact("prediction-does-not-fit", **numbers)
+    if not largest:
+        return fact("no-batch-fits", **numbers, least=recipe.least_batch)
+    more = largest + recipe.least_batch <= recipe.clock.examples
+    code = "batch-does-not-fit" if more else "batch-of-all-fits"
+    return fact(code, **numbers, largest=largest)
+
+
+def room(recipe: Recipe, target: Target, step: TracedStep, least: Memory, exact: bool) -> tuple[Fact, ...]:
+    """What would help on a target where not even one example per replica fits, which needs `least`.
+
+    Memory with fewer replicas and on other chips is computed; the rest is advice.
+    """
+    facts: list[Fact] = []
+    each_alone = recipe.block_count == recipe.replicas  # else activations are shared too
+    replica_binds = least.replica_sums == step.sums["replica"]  # of other programs fewer change nothing
+    for replicas in range(recipe.replicas // 2, 0, -1) if each_alone and replica_binds else ():
+        if recipe.replicas % replicas:
+            continue
+        devices = recipe.shards * usable(replicas, target.devices // recipe.shards, exact)
+        sums = waiting(replicas * recipe.shards // devices if exact else 1, step.size)
+        needed = least.needed - least.replica_sums + sums
+        if devices == step.layout.devices and needed <= least.available:
+            facts.append(fact("room-fewer-replicas", replicas=replicas, needed=needed))
+            break
+    without = least.needed - least.activations
+    if without < least.available:
+        facts.append(fact("room-remat", activations=least.activations))
+        if recipe.precision not in ("bf16", "f16") and not _emulates_bf16(target):
+            facts.append(fact("room-precision", activations=least.activations))
+    elif target.devices > 1:
+        facts.append(fact("room-whole", without=without, devices=target.devices))
+    holding = [one for one in _smallest(recipe.shards) if (available(one)[0] or 0) >= least.needed]
+    if holding:
+        chosen = min(holding, key=lambda one: available(one)[0] or 0)
+        facts.append(
+            fact("room-chip", target=chosen.name, available=available(chosen)[0], needed=least.needed)
+        )
+    else:
+        facts.append(fact("room-no-chip", needed=least.needed))
+    return tuple(facts)
+
+
+def _smallest(group: int) -> list[Target]:
+    """The smallest target of each chip that can be rented, of whole groups of `group` devices."""
+    smallest = (next(sizes(chip, group), None) for chip in CHIPS if chip.kind in ("GPU", "TPU"))
+    return [target for target in smallest if target is not None]
+
+
+def _emulates_bf16(target: Target) -> bool:
+    """Whether the target is a GPU before Ampere. False if the catalogue has neither peak."""
+    chip = target.chip
+    return chip.kind == "GPU" and chip.bf16_dense_tflops is None and chip.fp32_tflops is not None
+
+
+def decisive(recipe: Recipe, target: Target, plan: Plan) -> tuple[Fact, ...]:
+    """What matters more than any number: the chip lacks the recipe's precision, or the host cannot feed
+    it."""
+    facts: list[Fact] = []
+    if recipe.precision == "bf16" and _emulates_bf16(target):
+        facts.append(fact("bf16-emulated", chip=target.chip.name))
+    if plan.bound == "input" and plan.feeding is not None and plan.feeding.cores_needed is not None:
+        facts.append(fact("advice-input", needed=plan.feeding.cores_needed, cores=plan.feeding.cores))
+    return tuple(facts)
+
+
+def advice(recipe: Recipe, target: Target, step: TracedStep, plan: Plan, time: StepTime) -> tuple[Fact, ...]:
+    """Advice for one target, most useful first; may be empty."""
+    facts: list[Fact] = []
+    if target.chip.kind == "GPU" and "float64" in time.dtypes:
+        facts.append(fact("advice-float64"))
+    if plan.devices != plan.devices_found and plan.devices_found % recipe.shards == 0:
+        facts.append(_idle(recipe, plan, step.layout.exact))
+    each = recipe.batch // recipe.replicas
+    if plan.problem is not None and plan.problem.code in ("batch-does-not-fit", "batch-of-all-fits"):
+        facts += _more_replicas(recipe, plan)
+    if target.chip.kind == "TPU" and each % SUBLANES:
+        padded = _multiple(each, SUBLANES)
+        wasted = 1 - each / padded
+        facts.append(
+            fact("advice-padded", each=each, padded=padded, wasted=wasted, batch=padded * recipe.replicas)
+        )
+    return (*facts, *_speed(recipe, step, plan), *saved_products(recipe, step, time), *time.warnings)
+
+
+_AGAIN = "/rematted_computation/"  # in JAX's name of what `jax.checkpoint` computes a second time
+_NOTICEABLE = 0.05  # of a step
+
+
+def saved_products(recipe: Recipe, step: TracedStep, time: StepTime) -> list[Fact]:
+    """Where products are computed again for the gradient, although their results would fit in memory: at
+    once, or with more replicas one after another. Only GPUs' programs state the sizes of all products."""
+    again = [
+        one
+        for one in time.kernels
+        if _AGAIN in one.source
+        and len(one.shape) == 4
+        and (one.kind == "attention" or (one.kind == "matmul" and one.shape[3] == 1))
+    ]
+    share = sum(one.seconds for one in again) / max(sum(one.seconds for one in time.kernels), 1e-30)
+    if share < _NOTICEABLE or time.memory is None:
+        return []
+    free = time.memory.available - time.memory.needed
+    more = sum(one.count * _result_bytes(one) for one in again) / step.calls
+    held = waiting(step.calls, step.size)
+    for replicas, _ in _divisions(recipe):
+        ratio = replicas // recipe.replicas
+        sums = waiting(ratio * step.calls, step.size)
+        if more / ratio + sums - held <= free:
+            code = "advice-save-products" if ratio == 1 else "advice-save-products-in-turn"
+            return [fact(code, share=share, more=int(more / ratio), replicas=replicas)]
+    return []
+
+
+def _result_bytes(product: Kernel) -> float:
+    """Of one execution; attention has `(queries, keys, entries of a head, batch times heads)`."""
+    m, n, k, groups = product.shape
+    each = 2 if product.dtype in ("bf16", "f16") else 4
+    return float(each * groups * m * (k if product.kind == "attention" else n))
+
+
+def _more_replicas(recipe: Recipe, plan: Plan) -> list[Fact]:
+    """A number of replicas with which a device computes the batch in parts that fit."""
+    fits = (plan.largest_batch or 0) // recipe.replicas
+    for replicas, each in _divisions(recipe):
+        if replicas > recipe.replicas and each <= fits:
+            return [fact("room-more-replicas", batch=recipe.batch, replicas=replicas, each=each)]
+    return []
+
+
+def _divisions(recipe: Recipe) -> Iterator[tuple[int, int]]:
+    """Multiples of the replicas that divide the batch into parts that a group can share, and their sizes."""
+    for replicas in range(recipe.replicas, recipe.batch + 1, recipe.replicas):
+        each, rest = divmod(recipe.batch, replicas)
+        if rest == 0 and each % recipe.shards == 0:
+            yield replicas, each
+
+
+def lacks(target: Target, dtypes: frozenset[str]) -> Fact | None:
+    """Why a program cannot run on a TPU, if the compiler's own message would be unclear."""
+    if target.chip.kind == "TPU" and "float64" in dtypes:
+        return fact("tpu-without-float64")
+    if target.chip.kind == "TPU" and "float16" in dtypes:
+        return fact("tpu-without-float16")
+    return None
+
+
+def _idle(recipe: Recipe, plan: Plan, exact: bool) -> Fact:
+    used, devices = plan.devices, plan.devices_found // recipe.shards * recipe.shards
+    numbers = {"replicas": recipe.replicas, "used": used, "devices": devices}
+    whole = dataclasses.replace(recipe, blocks=None)
+    if exact and usable_devices(whole, devices) > used:
+        more = usable_devices(whole, devices) // recipe.shards
+        return fact("advice-blocks", **numbers, blocks=recipe.block_count, better=more)
+    better = replicas_for(devices // recipe.shards, recipe.replicas, exact)
+    if better is None:
+        return fact("advice-devices-idle", **numbers, counts=exact_counts(recipe.replicas))
+    if recipe.batch % (better * recipe.shards):
+        batch = _multiple(recipe.batch, better * recipe.shards)
+        return fact("advice-replicas-and-batch", **numbers, better=better, batch=batch)
+    return fact("advice-replicas", **numbers, better=better)
+
+
+def replicas_for(devices: int, replicas: int, exact: bool = True) -> int | None:
+    """The smallest replica count, at least `replicas`, that `devices` devices can share; `None` if no larger
+    count gives the same bits on so many."""
+    if not exact or devices & (devices - 1) == 0:
+        return _multiple(replicas, devices)
+    return devices if devices >= replicas else None
+
+
+def _multiple(batch: int, of: int) -> int:
+    return -(-batch // of) * of
+
+
+def _speed(recipe: Recipe, step: TracedStep, plan: Plan) -> list[Fact]:
+    facts = []
+    if plan.bound == "launch":
+        parts = dict(plan.step_parts)
+        dispatch = parts.pop("dispatch", 0.0)
+        if dispatch <= sum(parts.values()):
+            facts.append(fact("advice-small-kernels"))
+        else:
+            facts.append(fact("advice-dispatch", microseconds=dispatch * 1e6))
+    if plan.bound == "interconnect":
+        facts.append(fact("advice-interconnect"))
+    if recipe.precision == "f32" and plan.chip.startswith("TPU"):
+        facts.append(fact("advice-precision"))
+    if step.calls > 1 and plan.bound in ("launch", "memory"):
+        layout = step.layout
+        about = {
+            "examples": layout.batch // layout.blocks,
+            "blocks": layout.blocks,
+            "devices": layout.devices,
+        }
+        facts.append(fact("advice-blocks-in-turn", calls=step.calls, **about))
+    return facts

@@ -1,0 +1,150 @@
+"""A step on the target `cpu`, this machine: its programs are compiled here, and a few calls are timed.
+
+Examples are zeros, so no data is read. If a call would take long, it has fewer examples and is scaled.
+Programs that do not fit in memory are not run.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import psutil
+from jax.sharding import Mesh
+
+from ..chips.targets import Target
+from ..engine.blueprint import tracing
+from ..engine.reduce import AXIS, reducer
+from ..words.facts import fact
+from . import device_memory
+from .plans import Range
+from .time_step import StepTime, dispatch_seconds, latency
+from .tracing import BLOCK, ONE, Traceable, TracedStep, predicts, training_step
+
+OTHER_HOST = 2.0
+"""Up and down, of compilation seconds that were measured, but on this host and not on the target's."""
+
+FLOPS_PER_CORE = 2e10
+"""Of float32 products, roughly: to guess how long a call takes before it is made."""
+
+LONG = 8.0
+"""Seconds: calls that should take longer are made with fewer examples."""
+
+CALLS, ENOUGH = 3, 2.0
+"""Timed calls of a program at most, and seconds after which no further one is made."""
+
+AROUND = 1.4
+"""Up and down, of seconds measured with zeros on a machine that does other things too: `benchmarks/overhead`
+shows a fifth between runs of one program."""
+
+
+def compiled_here(step: TracedStep, target: Target) -> tuple[StepTime, dict[str, Any]]:
+    """The step as compiled for one device of this host's CPU, without its time, and its programs by name."""
+    start = time.perf_counter()
+    with jax.default_device(_cpu()), tracing(step.recipe.name):
+        compiled = {program.name: _compile(program) for program in step.programs}
+    compilation = Range.around(time.perf_counter() - start, OTHER_HOST)
+    temporary = {n: c.memory_analysis().temp_size_in_bytes for n, c in compiled.items() if n != ONE}
+    first = step.programs[0]
+    made = StepTime(
+        method="measured",
+        memory=device_memory.memory(step, target, temporary, 0),
+        flops=step.calls * _flops(compiled[first.name]),
+        dtypes=first.contents(target.chip).dtypes,
+        notes=(fact("measured-here"),),
+        compile_seconds=compilation,
+    )
+    return made, compiled
+
+
+def timed_here(step: TracedStep, target: Target) -> StepTime:
+    """The step with measured times; without, if it does not fit or, of predictions, will have a smaller
+    block."""
+    made, compiled = compiled_here(step, target)
+    if made.memory is not None and not made.memory.fits:
+        return made
+    with jax.default_device(_cpu()):
+        if predicts(step):
+            if made.memory is not None and device_memory.smaller_block(step, target, made.memory):
+                return made
+            parts = {"forward": _seconds(compiled[BLOCK])}
+            one = latency(step, Range.around(_seconds(compiled[ONE]), AROUND))
+            made = replace(made, latency=one)
+        else:
+            parts, made = _training_parts(made, step, compiled)
+    return made.timed(parts, (1 / AROUND, AROUND), dispatch_seconds(step, target), "compute")
+
+
+def _training_parts(
+    made: StepTime, step: TracedStep, compiled: dict[str, Any]
+) -> tuple[dict[str, float], StepTime]:
+    """The seconds of each part of a step of training, and `made` with a note if a call had fewer examples."""
+    replica = compiled.pop("replica")
+    each = step.recipe.batch // step.recipe.replicas
+    fewer = _examples(each, _flops(replica))
+    if fewer < each:
+        recipe = replace(step.recipe, batch=fewer * step.recipe.replicas)
+        layout = replace(step.layout, batch=recipe.batch)
+        replica = _compile(training_step(recipe, layout, resident=step.resident).programs[0])
+        made = replace(made, notes=(*made.notes, fact("measured-on-fewer", fewer=fewer, each=each)))
+    parts = {
+        "replica": step.calls * each / fewer * _seconds(replica),
+        "reduce": _reduction(step),
+        "update": sum(map(_seconds, compiled.values())),
+    }
+    return parts, made
+
+
+def _cpu() -> jax.Device:
+    return jax.local_devices(backend="cpu")[0]
+
+
+def _compile(program: Traceable) -> Any:
+    return jax.jit(program.function).lower(*program.specs).compile()
+
+
+def _flops(program: Any) -> float:
+    return float((program.cost_analysis() or {}).get("flops", 0.0))
+
+
+def _examples(each: int, operations: float) -> int:
+    """The number of a replica's `each` examples that can be computed in `LONG` seconds."""
+    possible = LONG * FLOPS_PER_CORE * (psutil.cpu_count(logical=False) or 1)
+    return max(1, min(each, int(each * possible / operations))) if operations else each
+
+
+def _zero(aval: Any) -> jax.Array:
+    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+        return jax.random.wrap_key_data(jnp.zeros(data.shape, data.dtype), impl=str(aval.dtype)[4:-1])
+    return jnp.zeros(aval.shape, aval.dtype)
+
+
+def _seconds(program: Any) -> float:
+    """The seconds of a call of a compiled program, with zeros."""
+    arguments = jax.tree.map(_zero, program.in_avals[0])
+    return _median(lambda: jax.block_until_ready(program(*arguments)))
+
+
+def _median(call: Callable[[], Any]) -> float:
+    """The median seconds of a few calls, after a first one that counts only if it took long."""
+    taken: list[float] = []
+    while len(taken) <= CALLS and sum(taken) < ENOUGH:
+        start = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken[1:] or taken)
+
+
+def _reduction(step: TracedStep) -> float:
+    if step.calls == 1:
+        return 0.0
+    run = reducer(Mesh(np.asarray([_cpu()]), (AXIS,)), step.layout.exact)
+    vectors = [jnp.zeros(step.size, jnp.float32)] * step.local_vectors
+    return _median(lambda: jax.block_until_ready(run(vectors))) * step.calls / step.local_vectors

@@ -1,0 +1,151 @@
+"""Seconds of a sum over devices, for which compilers state no time: from the catalogue's links and their
+topology.
+
+The exact sum exchanges chunks, all to all, adds them and gathers the result (`engine.reduce`). The time
+depends on the topology:
+
+- **TPU slices** are meshes of two or three axes, some with wrap-around links. Gathering uses all links of a
+  chip at once; in a mesh a corner limits it, which has one per axis. The exchange has to cross the middle of
+  the slice, which is much slower in a large one.
+- **GPU hosts** communicate through a network card for each GPU. In the exchange every GPU sends its data
+  through its card; when gathering, a host's cards receive each value once.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ..chips.catalogue import Chip
+from ..chips.targets import Target
+from ..errors import DeviceError
+
+LINK_EFFICIENCY = {"NVLink": 0.78, "PCIe": 0.65, "ICI": 0.8}
+"""Of the one-way bandwidth that a sum of large arrays reaches. NVLink: eight H200, whose switches add, reach
+0.82 of 450 GB/s with 64 MiB and more with larger arrays (nccl-tests in
+https://github.com/stas00/ml-engineering/blob/master/network/benchmarks/README.md); a little less for a plain
+ring. PCIe and ICI: allowances. None was measured here."""
+
+HOP_SECONDS = {"NVLink": 3e-6, "PCIe": 8e-6, "ICI": 1e-6}
+"""Between neighbours in the ring."""
+
+NETWORK_GBps = {"NVLink2": 6.25, "NVLink3": 25.0, "NVLink4": 50.0, "NVLink5": 50.0}
+"""One way for each GPU between hosts, by the links inside them: what NVIDIA's own hosts have, four cards of
+100 Gbit/s (DGX-1), eight of 200 (DGX A100), eight of 400 (DGX H100, B200); their datasheets were not read
+again. Cloud hosts may have a quarter."""
+
+ONE_CARD_GBps = 12.5
+"""Of a host without such cards: 100 Gbit/s for all of its GPUs."""
+
+NETWORK_HOP_SECONDS = 15e-6
+
+
+def all_reduce_seconds(bytes_per_device: float, devices: int, chip: Chip, near: int | None = None) -> float:
+    """Seconds to sum an array of `bytes_per_device`, one on each of `devices` JAX devices, in a ring.
+
+    Each device sends and receives 2(D-1)/D of the array over half of the catalogue's two-way bandwidth. With
+    several hosts there is a ring through each network card, as in NCCL: they are as fast as the slower of the
+    links and all cards of a host together. `near`: how many of the devices are on one host, each with its
+    share of the host's network, by default all of a host.
+
+    Raises `DeviceError` if the chip's interconnect is not in the catalogue.
+    """
+    if devices <= 1:
+        return 0.0
+    near = chip.chips_per_host if near is None else near
+    if chip.interconnect_GBps_both_ways is None:
+        raise DeviceError("chip-without-interconnect", chip=chip.name)
+    words = chip.interconnect_kind
+    kind = "ICI" if chip.kind == "TPU" else "NVLink" if words.startswith("NVLink") else "PCIe"
+    one_way = chip.interconnect_GBps_both_ways / 2 / chip.jax_devices_per_chip * LINK_EFFICIENCY[kind]
+    hops = 2 * (devices - 1)
+    seconds = hops * HOP_SECONDS[kind]
+    if chip.kind == "GPU" and devices > near:
+        card = NETWORK_GBps.get(words.split(" ")[0], ONE_CARD_GBps / chip.chips_per_host)
+        one_way = min(one_way, card * near * LINK_EFFICIENCY[kind])
+        seconds += 2 * (devices // near - 1) * NETWORK_HOP_SECONDS
+    return seconds + 2 * (devices - 1) / devices * bytes_per_device / (one_way * 1e9)
+
+
+# ---- several hosts
+
+_FULL = 16  # length of an axis that is a ring on v5e and v6e; on v2 only in its whole pod
+_CUBE = 4  # v4, v5p and 7x have rings if all axes are multiples of it
+
+
+def sum_seconds(
+    bytes_per_device: float, target: Target, devices: int, exact: bool = True, shards: int = 1
+) -> float:
+    """Seconds to sum an array of `bytes_per_device` over `devices` of `target`, with the result on each.
+
+    *Arguments:* `shards`: the size of the groups, in devices. The first devices of all groups sum one array,
+    the second devices another, and so on, all at once.
+
+    Within a host, or without `exact`, like `all_reduce_seconds`. Raises `DeviceError` if the chip's
+    interconnect is not in the catalogue.
+    """
+    near = max(1, max(target.chip.chips_per_host, _domain(target)) // shards)
+    within = all_reduce_seconds(bytes_per_device, devices, target.chip, near)
+    each = max(1, max(target.devices // target.hosts, _domain(target)) // shards)
+    if not exact or devices <= each:
+        return within
+    sent = bytes_per_device * (devices - 1) / devices
+    if target.chip.kind == "TPU":
+        crossing, gathering = _on_slice(target)
+        return HOP_SECONDS["ICI"] * 2 * (devices - 1) + sent * (crossing + gathering)
+    return _over_network(target, devices, bytes_per_device, shards)
+
+
+def axes(target: Target) -> list[tuple[int, bool]]:
+    """The axes of a TPU slice longer than one chip, and whether each is a ring.
+
+    https://cloud.google.com/tpu/docs/system-architecture-tpu-vm: v4 and later 3D slices from 4x4x4 on are
+    tori; v5e and v6e have rings along whole axes of 16; the whole v2 pod is a torus, the v3's is larger than
+    any target.
+    """
+    assert target.topology is not None
+    version, _, shape = target.topology.partition(":")
+    sizes = [int(size) for size in shape.split("x")]
+    if len(sizes) == 3:
+        closed = [all(size % _CUBE == 0 for size in sizes)] * 3
+    else:
+        closed = [size == _FULL and (version != "v2" or min(sizes) == _FULL) for size in sizes]
+        closed = [False, False] if version == "v3" else closed
+    return [(size, ring) for size, ring in zip(sizes, closed, strict=True) if size > 1]
+
+
+def _domain(target: Target) -> int:
+    """The number of GPUs of several hosts joined by NVLink, as in a GB200's rack; 0 if it ends in the
+    host."""
+    match = re.search(r"(\d+)-GPU domain", target.chip.interconnect_kind)
+    return int(match[1]) if match else 0
+
+
+def _on_slice(target: Target) -> tuple[float, float]:
+    """Seconds to exchange and to gather each byte of a device.
+
+    Half of the data of half of the chips crosses the middle of an axis each way, over one link for each row
+    of chips, or two in a ring. All axes work at once, so the longest decides.
+    """
+    chip, rings = target.chip, axes(target)
+    ports = 6 if target.topology is not None and target.topology.count("x") == 2 else 4
+    link = (chip.interconnect_GBps_both_ways or 0.0) * 1e9 / 2 / ports * LINK_EFFICIENCY["ICI"]
+    link /= chip.jax_devices_per_chip  # a chip moves the data of all its devices
+    crossing = max(size / (4 * (2 if ring else 1)) for size, ring in rings)
+    gathering = 1 / sum(2 if ring else 1 for _, ring in rings)
+    return crossing / link, gathering / link
+
+
+def _over_network(target: Target, devices: int, sent: float, shards: int) -> float:
+    """Seconds to exchange, then gather; each takes the slower of the cards and the links inside a host."""
+    chip, here = target.chip, target.devices // target.hosts
+    each = max(1, here // shards)
+    words = chip.interconnect_kind
+    kind = "NVLink" if words.startswith("NVLink") else "PCIe"
+    inside = (chip.interconnect_GBps_both_ways or 0.0) * 1e9 / 2 * LINK_EFFICIENCY[kind]
+    card = NETWORK_GBps.get(words.split(" ")[0], ONE_CARD_GBps / here) * 1e9 * LINK_EFFICIENCY[kind]
+    hosts = devices // each
+    away = (devices - each) / devices
+    exchange = max(sent * away / card, sent * (each - 1) / devices / inside)
+    gather = max(sent * away / each / card, sent * (devices - 1) / devices / inside)
+    hops = 2 * (each - 1) * HOP_SECONDS[kind] + 2 * (hosts - 1) * NETWORK_HOP_SECONDS
+    return exchange + gather + hops

@@ -1,0 +1,171 @@
+"""The time of a run from the time of a step, with assumptions about everything else: starting, compiling, and
+whether a host can feed the chip."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..chips.targets import Target
+from ..data.sources import empty, fill, spec_of
+from ..engine.state import nbytes
+from ..errors import DataError
+from ..machine import record as records
+from ..machine.limits import usable_cores
+from ..recipe.recipe import Recipe
+from ..recipe.source import Source
+from ..words.facts import Fact, fact
+from .plans import Feeding, Range
+
+ALLOWANCE = 3.0
+"""Up and down, of seconds that are an allowance and not measured."""
+
+START_SECONDS = {
+    kind: Range.around(seconds, ALLOWANCE) for kind, seconds in {"TPU": 10.0, "GPU": 5.0, "CPU": 2.0}.items()
+}
+"""Before the first compilation: imports, devices, data. The TPU's value is what the archived notebooks of
+2019 show for a restart; the others are allowances. How far they go nobody measured."""
+
+COMPILE_SECONDS = {"TPU": (2.0, 0.006), "GPU": (3.0, 0.002)}
+"""For a step, and for each operation of its programs, on one core: allowances, read off a few compilations
+here (processor seconds: digits 1, MNIST's 18 on a TPU v5e; ResNet-50 some 20 to 30 on an A100)."""
+
+
+def compilation(kind: str, operations: int, devices: int, cores: int | None, passes: int = 1) -> Range:
+    """Assumed seconds to compile programs of so many operations on the host of a TPU or GPU.
+
+    *Arguments:* `devices`: of the host; programs are compiled for each, in parallel on `cores`, by default
+    enough of them; `passes`: of a product on a TPU, which may take that much longer.
+    """
+    base, each = COMPILE_SECONDS[kind]
+    turns = 1 if cores is None else max(1, -(-devices // cores))
+    known = Range.around(base + each * operations * turns, ALLOWANCE)
+    return replace(known, high=passes * known.high)
+
+
+def evaluations(recipe: Recipe, every: str | None) -> int:
+    """The number of evaluations of a run: after each of the durations `every`, and at the end.
+
+    Raises `RecipeError` for a duration that cannot be understood."""
+    total = recipe.clock.total or 0
+    if recipe.task.eval is None:
+        return 0
+    if every is None or total == 0:
+        return 1
+    return min(total, math.ceil(total / recipe.clock.marks(every).length))
+
+
+def run_time(target: Target, compilation: Range, work: Mapping[str, Range]) -> dict[str, Any]:
+    """The fields of a plan about the time of a run that starts, compiles, and then does its `work`, by part.
+
+    It is ranked by the "step" if what comes before the first one, which is only assumed, may take longer than
+    all the work; otherwise by the "run".
+    """
+    start = START_SECONDS[target.chip.kind]
+    before = whole = start.plus(compilation)
+    for part in work.values():
+        whole = whole.plus(part)
+    parts = {"start": start, "compile": compilation, **work}
+    return {
+        "seconds": {name: part.value for name, part in parts.items()},
+        "overhead_seconds": (before.low, before.high),
+        "ranked_by": "run" if sum(part.value for part in work.values()) > before.high else "step",
+        "wall_seconds": whole,
+    }
+
+
+def training_work(recipe: Recipe, step: Range, evaluations: int) -> dict[str, Range]:
+    """The time of all steps of `recipe`, and of its `evaluations`.
+
+    Evaluating an example takes a third of its training time: a forward pass without the backward pass, which
+    costs twice as much.
+    """
+    held = len(recipe.task.eval) if recipe.task.eval is not None else 0
+    evaluate = step.times(evaluations * held / recipe.batch / 3)
+    return {"train": step.times(recipe.clock.total or 0), "evaluate": evaluate}
+
+
+# ---- whether the host can feed the chip
+
+_MEASURE_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class HostSpeed:
+    """Examples a second that one of a host's `cores` reads and decodes; `source`: where that figure comes
+    from."""
+
+    examples_per_second_per_core: float
+    cores: int
+    source: Fact
+
+
+def measured(source: Source) -> HostSpeed:
+    """The speed of one core of this host, measured for half a second.
+
+    Examples are spread over the source, so that cached ones at its beginning do not bias the result.
+    """
+    n, done, chunk = len(source), 0, 16
+    order = np.random.default_rng(0).integers(0, min(n, 1 << 31), 1 << 14).astype(np.int32)
+    out = empty(spec_of(source), chunk)
+    start = time.perf_counter()
+    while True:
+        rows = np.take(order, np.arange(done, done + chunk), mode="wrap")
+        fill(source, rows, out)
+        done += chunk
+        elapsed = time.perf_counter() - start
+        if elapsed >= _MEASURE_SECONDS:
+            return HostSpeed(done / elapsed, usable_cores(), fact("feed-measured-here"))
+
+
+def recorded(path: str | os.PathLike, source: Source) -> HostSpeed:
+    """The speed of one core, from a record of `chipwise bench-feed` with all workers.
+
+    Raises `DataError` if the file is not such a record, or its examples have another size than those of
+    `source`.
+    """
+    record = records.read(path, kind="feed")
+    expected, recorded_bytes = nbytes(spec_of(source)), record.measured.get("bytes_per_example")
+    if recorded_bytes != expected:
+        raise DataError("feed-record-of-other-examples", path=str(path), found=recorded_bytes, bytes=expected)
+    prefix = "examples_per_second."
+    rates = {
+        int(name.removeprefix(prefix)): series.median
+        for name, series in record.figures.items()
+        if name.startswith(prefix) and name.removeprefix(prefix).isdecimal()
+    }
+    if not rates or min(rates) < 1 or min(rates.values()) <= 0:
+        raise DataError("feed-record-without-figure", path=str(path), figure=f"{prefix}N")
+    workers = max(rates)
+    origin = fact("feed-recorded", file=Path(path).name, machine=record.machine.title, workers=workers)
+    return HostSpeed(rates[workers] / workers, max(1, int(record.machine.cores)), origin)
+
+
+def feeding(
+    recipe: Recipe, examples_per_second: float, *, resident: bool, host: HostSpeed | None, cores: int | None
+) -> Feeding:
+    """Compares the demand of `examples_per_second` (global) with what a host delivers.
+
+    *Arguments:* `host`: its speed, or `None` if there is no data to measure it; `cores`: the target host's,
+    by default those of `host`, or this host's.
+    """
+    size = nbytes(spec_of(recipe.task.train))
+    per_core = None if host is None else host.examples_per_second_per_core
+    source = host.source if host is not None else fact("feed-not-measured")
+    return Feeding(
+        resident=resident,
+        bytes_per_example=size,
+        wanted_examples_per_second=examples_per_second,
+        wanted_bytes_per_second=examples_per_second * size,
+        examples_per_second_per_core=per_core,
+        cores_needed=None if per_core is None or resident else examples_per_second / per_core,
+        cores=cores or (host.cores if host is not None else usable_cores()),
+        measured_on=fact("feed-resident") if resident else source,
+    )

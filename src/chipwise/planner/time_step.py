@@ -1,0 +1,298 @@
+"""The time of a step on an absent target, from its compiler's answers: its timed kernels, the sums over
+replicas, and the sums over devices by the catalogue's links.
+
+Within a group, what the compiled program computes while a collective is under way hides as much of it; sums
+over groups wait for the last replica.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ..chips.gpus import compiled_as
+from ..chips.targets import Target
+from ..engine.blueprint import Memory
+from ..errors import DeviceError
+from ..hlo.kernel import Kernel
+from ..recipe.precision import TPU_PASSES
+from ..words.facts import Fact, fact
+from . import device_memory, time_gpu, time_tpu
+from .compile_step import Answers
+from .plans import Range, unique
+from .time_links import sum_seconds
+from .tracing import BLOCK, ONE, Traceable, TracedStep, predicts
+
+FRAMEWORK_BYTES = 0.8e9
+"""What a process holds on a GPU before any array: CUDA context, cuDNN, cuBLAS and NCCL. An allowance."""
+
+CALL_SECONDS, ARGUMENT_SECONDS = 5e-6, 0.3e-6
+"""Of the host's time to start a program on a device, and for each array that it is given: measured once, on
+one machine."""
+
+DISPATCH_FACTOR = 2.0
+"""Up and down, of the host's time: measured on one machine, and hosts differ."""
+
+_RING = Kernel("all-reduce", "collective", bound="interconnect", dtype="f32", source="devices/all-reduce")
+_GATHER = replace(_RING, name="all-gather", source="devices/all-gather")
+_PARTS = {"replica": "replica", "reduce": "reduce", BLOCK: "forward"}
+"""The part of a step that a program belongs to; "update" for the others."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """A step on one target, from its compiler or measured here; per device. `seconds` is `None` if there is a
+    `problem`, or if it does not fit."""
+
+    method: str  # "compiled" or "measured"
+    memory: Memory | None = None
+    flops: float = 0.0
+    wire_bytes: float = 0.0
+    dtypes: frozenset[str] = frozenset()  # that its first program computes in
+    xla_seconds: float | None = None
+    notes: tuple[Fact, ...] = ()
+    warnings: tuple[Fact, ...] = ()
+    problem: Fact | None = None
+    compile_seconds: Range | None = None  # measured, if the target is this host
+    seconds: Range | None = None
+    parts: dict[str, float] = field(default_factory=dict)
+    bound: str | None = None
+    kernels: tuple[Kernel, ...] = ()  # of a whole step
+    latency: Range | None = None  # of predicting one example
+
+    def timed(
+        self, parts: dict[str, float], factors: tuple[float, float], dispatch: float, busiest: str
+    ) -> StepTime:
+        """The step with the seconds of its `parts` on the device, with `factors` down and up, and of the
+        host's `dispatch`.
+
+        *Arguments:* `busiest`: the bound of the first program.
+        """
+        device = sum(parts.values())
+        largest = max(parts, key=lambda name: parts[name])
+        bound = {"update": "memory", "reduce": "interconnect"}.get(largest, busiest)
+        return replace(
+            self,
+            seconds=at_least(Range(device, device * factors[0], device * factors[1]), dispatch),
+            parts={**parts, "dispatch": dispatch},
+            bound="launch" if dispatch > device else bound,
+        )
+
+
+def at_least(device: Range, host: float) -> Range:
+    """The time of a step: `device`, but at least the `host` seconds, with their interval."""
+    return Range(
+        max(device.value, host),
+        max(device.low, host / DISPATCH_FACTOR),
+        max(device.high, host * DISPATCH_FACTOR) if host > device.low else device.high,
+    )
+
+
+def local_devices(step: TracedStep, target: Target) -> int:
+    """The devices of one host that run `step`."""
+    devices = target.devices if predicts(step) else step.layout.devices
+    return -(-devices // max(target.hosts, 1))
+
+
+def dispatch_seconds(step: TracedStep, target: Target) -> float:
+    """The host's time to start a step: each local device's replicas and update, and the reduction."""
+    local, (first, *others) = local_devices(step, target), step.programs
+    if predicts(step):
+        return local * _call(first)
+    reduce = CALL_SECONDS + ARGUMENT_SECONDS * local * step.local_vectors
+    return local * (step.calls * _call(first) + sum(map(_call, others))) + reduce
+
+
+def _call(program: Traceable) -> float:
+    return CALL_SECONDS + ARGUMENT_SECONDS * program.arguments
+
+
+def latency(step: TracedStep, device: Range) -> Range:
+    """The time of predicting one example that takes `device` on the device."""
+    return device.plus(Range.around(_call(step.programs[0]), DISPATCH_FACTOR))
+
+
+def timed_away(step: TracedStep, target: Target, answers: Answers) -> StepTime:
+    """The step on a TPU or a GPU, from its compiler's answer for each program."""
+    precision = step.recipe.precision
+    asked = {name: one for name, one in answers.items() if name != ONE}
+    problems = [one.problem for one in asked.values() if one.problem is not None]
+    made = StepTime(
+        method="compiled",
+        memory=_memory(step, target, asked),
+        flops=sum(one.flops * (step.calls if name == "replica" else 1) for name, one in asked.items()),
+        wire_bytes=sum(one.wire_bytes for one in asked.values()),
+        dtypes=step.programs[0].contents(target.chip).dtypes,
+        xla_seconds=_xla_seconds(step, asked),
+        warnings=unique(note for one in answers.values() for note in one.notes),
+    )
+    if problems:  # `memory` says what was refused for memory
+        return replace(made, problem=None if problems[0].code == "refused-for-memory" else problems[0])
+    made = replace(made, notes=_notes(target, precision))
+    try:
+        kernels = {name: timed(target, precision, one.kernels) for name, one in asked.items()}
+        if predicts(step):
+            made = _with_latency(made, step, target, answers)
+        else:
+            kernels["replica"] = within(step, target, kernels["replica"])
+            reduce = kernels.get("reduce", []) + kernels.pop("gather", [])
+            kernels["reduce"] = between(step, target, reduce)
+    except DeviceError as error:
+        return replace(made, problem=fact(error.code, **error.facts))
+    return finished(made, step, target, kernels)
+
+
+def _notes(target: Target, precision: str) -> tuple[Fact, ...]:
+    """Where the figures come from."""
+    chip = target.chip
+    if chip.kind == "TPU":
+        passes = TPU_PASSES[precision]
+        counted = [fact("passes-counted", precision=precision, passes=passes)] if passes > 1 else []
+        return fact("compiled-by-own-compiler"), *counted
+    notes = [fact("kernels-timed")]
+    if (stands_in := compiled_as(chip)) is not chip:
+        notes.append(fact("compiled-as-another", chip=chip.name, other=stands_in.name))
+    if precision == "bf16" and chip.bf16_dense_tflops is None:
+        notes.append(fact("chip-without-matrix-units", chip=chip.name, precision="bf16"))
+    return tuple(notes)
+
+
+def _with_latency(made: StepTime, step: TracedStep, target: Target, answers: Answers) -> StepTime:
+    """`made` with the time of predicting one example, or a note why it is unknown."""
+    alone = answers.get(ONE)
+    if alone is None:
+        return made
+    if alone.problem is not None:
+        return replace(made, notes=(*made.notes, fact("latency-unknown", problem=alone.problem)))
+    kernels = timed(target, step.recipe.precision, alone.kernels)
+    seconds, span = sum(one.seconds for one in kernels), factors(target, step.recipe.precision, kernels)
+    return replace(made, latency=latency(step, Range(seconds, span[0] * seconds, span[1] * seconds)))
+
+
+def _memory(step: TracedStep, target: Target, answers: Answers) -> Memory | None:
+    """The memory of the step; for a program that was refused for memory, what it needs beyond its
+    arguments."""
+    problems = [one.problem for one in answers.values() if one.problem is not None]
+    if any(problem.code != "refused-for-memory" for problem in problems):
+        return None
+    arguments = step.parameter_bytes + step.state_bytes + step.data_bytes
+    temporary = {name: float(one.temp_bytes) for name, one in answers.items()}
+    temporary |= {problem["program"]: problem["needed"] - arguments for problem in problems}
+    framework = FRAMEWORK_BYTES if target.chip.kind == "GPU" else 0
+    code = framework + sum(one.code_bytes for one in answers.values())
+    memory = device_memory.memory(step, target, temporary, code)
+    if memory is None or not problems:
+        return memory
+    return replace(memory, available=problems[0]["available"], available_source=fact("memory-as-refused"))
+
+
+def _xla_seconds(step: TracedStep, answers: Answers) -> float | None:
+    """The seconds of a step of training by XLA's cost analysis, without sums over devices; `None` if there is
+    none, or it is negative for one of the programs."""
+    alone = {name: 1 for name in answers if name not in ("reduce", "gather")}
+    runs = alone | {"replica": step.calls, "update": 1}
+    optimal = {name: (answers[name].optimal_seconds or 0.0) if name in answers else 0.0 for name in runs}
+    if min(optimal.values()) <= 0:
+        return None
+    return sum(runs[name] * seconds for name, seconds in optimal.items())
+
+
+def timed(target: Target, precision: str, kernels: Sequence[Kernel]) -> list[Kernel]:
+    """The kernels of a program with their seconds on `target`. Raises `DeviceError` if the chip's clock is
+    unknown."""
+    if target.chip.kind == "GPU":
+        return time_gpu.timed(kernels, target.chip)
+    if target.chip.clock_GHz is None:
+        raise DeviceError("chip-without-clock", chip=target.chip.name)
+    return time_tpu.timed(kernels, target.chip, TPU_PASSES[precision])
+
+
+def factors(target: Target, precision: str, kernels: Sequence[Kernel]) -> tuple[float, float]:
+    """The factors on the time of `timed` kernels between which nine of ten measurements should lie."""
+    if target.chip.kind == "GPU":
+        return time_gpu.interval(target.chip, shares(kernels))
+    return time_tpu.interval(kernels, target.chip, TPU_PASSES[precision])
+
+
+def shares(kernels: Iterable[Kernel]) -> dict[str, float]:
+    """The shares of the kernels' time by bound, largest first."""
+    seconds: dict[str, float] = collections.defaultdict(float)
+    for kernel in kernels:
+        seconds[kernel.bound] += kernel.seconds
+    total = sum(seconds.values())
+    parts = {bound: part / total for bound, part in seconds.items() if total}
+    return dict(sorted(parts.items(), key=lambda one: -one[1]))
+
+
+def additions(step: TracedStep) -> list[Kernel]:
+    """The kernels that add a device's replicas if `reduce` does not: two vectors are read and one is written.
+    Not timed yet."""
+    count, size = step.calls - step.local_vectors, float(step.size)
+    one = Kernel("add", "elementwise", count, bytes=12 * size, work=size, dtype="f32", source="replicas/add")
+    return [replace(one, bound="memory")] if count > 0 else []
+
+
+def between(step: TracedStep, target: Target, reduce: Sequence[Kernel]) -> list[Kernel]:
+    """All kernels of the sum over replicas, with timed kernels of its programs: the links' time replaces the
+    memory traffic of collectives."""
+    layout, chip, size = step.layout, target.chip, float(step.size)
+    kernels = [kernel for kernel in reduce if kernel.kind != "collective"]
+    if chip.kind == "GPU":
+        kernels += time_gpu.timed(additions(step), chip)
+    elif chip.memory_GBps:
+        each = chip.memory_GBps * 1e9 / chip.jax_devices_per_chip
+        kernels += [replace(k, seconds=k.count * k.bytes / each) for k in additions(step)]
+    wire = sum_seconds(4 * size, target, layout.groups, layout.exact, layout.shards)
+    if wire:
+        sent = 8 * size * (layout.groups - 1) / layout.groups
+        compiled = sum(kernel.count * kernel.bytes for kernel in reduce if kernel.kind == "collective")
+        if compiled and not layout.exact:  # a TPU may scatter, or gather, by adding up whole arrays
+            wire, sent = wire * compiled / sent, compiled
+        kernels.append(replace(_RING, seconds=wire, bytes=sent))
+    if step.gathered:  # a sum is a scatter and a gathering
+        lengths = 4.0 * step.gathered
+        wire = sum_seconds(lengths, target, layout.groups, layout.exact, layout.shards) / 2
+        sent = lengths * (layout.groups - 1) / layout.groups
+        kernels.append(replace(_GATHER, seconds=wire, bytes=sent))
+    return kernels
+
+
+def within(step: TracedStep, target: Target, timed: Sequence[Kernel]) -> list[Kernel]:
+    """The kernels of a replica, `timed`. In a group, a collective takes the links' time, less that of what
+    the program runs beside it. Links carry one collective after another, so a kernel hides only once."""
+    shards = step.shards
+    if shards == 1:
+        return list(timed)
+    collectives = [kernel for kernel in timed if kernel.kind == "collective"]
+    kernels = [kernel for kernel in timed if kernel.kind != "collective"]
+    hiding: dict[str, float] = collections.defaultdict(float)
+    for kernel in kernels:
+        hiding[kernel.name] += kernel.seconds
+    for one in collectives:
+        rounds = 2 if one.name == "all-reduce" else 1  # which is a scatter of sums and a gathering
+        array = one.bytes * shards / (rounds * (shards - 1))
+        left = one.count * rounds / 2 * sum_seconds(array, target, shards, exact=False)
+        for name in one.beside:
+            hidden = min(left, hiding[name])
+            left -= hidden
+            hiding[name] -= hidden
+        kernels.append(replace(one, seconds=left, bound="interconnect", beside=()))
+    return kernels
+
+
+def finished(
+    made: StepTime, step: TracedStep, target: Target, kernels: Mapping[str, Sequence[Kernel]]
+) -> StepTime:
+    """`made` with its time, from the timed `kernels` of each program; those for norms are the update's."""
+    whole = tuple(
+        replace(kernel.times(step.calls if name == "replica" else 1), program=_PARTS.get(name, "update"))
+        for name, own in kernels.items()
+        for kernel in own
+    )
+    names = ("forward",) if predicts(step) else ("replica", "reduce", "update")
+    parts: dict[str, float] = dict.fromkeys(names, 0.0)
+    for kernel in whole:
+        parts[kernel.program] += kernel.seconds
+    busiest, span = next(iter(shares(whole)), "memory"), factors(target, step.recipe.precision, whole)
+    return replace(made, kernels=whole).timed(parts, span, dispatch_seconds(step, target), busiest)

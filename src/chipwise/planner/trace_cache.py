@@ -1,0 +1,132 @@
+"""Remembers the programs of a built-in recipe's step, so that a second plan traces nothing.
+
+Tracing a large net takes longer than all the rest of a plan whose programs are compiled already. What a
+function will trace cannot be known without tracing it; but a built-in recipe is code of this package, so its
+programs follow from the package's sources, the versions of the libraries below it, and the recipe's settings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..atomic import replace_text
+from ..data.sources import spec_of
+from ..engine.blueprint import Blueprint, Whole
+from ..engine.layout import Layout
+from ..machine.facts import installed
+from ..models.target import Target as Kernels
+from ..recipe.recipe import Recipe
+from .tracing import Contents, Exported, Traceable, TracedStep
+
+LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy", "ml_dtypes")
+
+
+@dataclasses.dataclass(frozen=True)
+class TraceCache:
+    """The programs, in `folder`, of the recipe that was made from `origin` (see `recipe.settings.origin`)."""
+
+    folder: Path
+    origin: str
+    _asked: dict[Path, TracedStep] = dataclasses.field(default_factory=dict)
+
+    def step(
+        self, recipe: Recipe, layout: Layout, resident: bool, make: Callable[[], TracedStep]
+    ) -> TracedStep:
+        """The programs of `recipe` in `layout`, remembered or from `make`."""
+        path = self.folder / f"programs-{self._key(recipe, layout, resident)}.json"
+        make = functools.cache(make)
+        programs = _read(path, recipe, layout, make) or make()
+        self._asked[path] = programs
+        return programs
+
+    def keep(self) -> None:
+        """Writes what has been exported. Raises `DataError` if the folder cannot be written to."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for path, programs in self._asked.items():
+            text = json.dumps(_document(programs))
+            if not path.exists() or path.read_text(encoding="utf-8") != text:
+                replace_text(path, text, "plan-cache-unwritable")
+
+    def _key(self, recipe: Recipe, layout: Layout, resident: bool) -> str:
+        train = recipe.task.train
+        data = {name: [list(spec.shape), str(spec.dtype)] for name, spec in spec_of(train).items()}
+        versions = {name: installed(name) for name in LIBRARIES}
+        options = {name: value for name, value in os.environ.items() if name.startswith("JAX_")}
+        about = [_sources(), versions, options, self.origin, dataclasses.asdict(layout), resident]
+        text = json.dumps([*about, data, len(train)], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@functools.cache
+def _sources() -> str:
+    """A hash of this package's Python files, and of where they are: `Exported.places` name them."""
+    package = Path(__file__).resolve().parents[1]
+    whole = hashlib.sha256(str(package).encode())
+    for path in sorted(package.rglob("*.py")):
+        whole.update(str(path.relative_to(package)).encode())
+        whole.update(path.read_bytes())
+    return whole.hexdigest()
+
+
+# ---- the file
+
+_NUMBERS = tuple(field.name for field in dataclasses.fields(Blueprint) if field.type in ("int", "bool"))
+
+
+def _document(programs: TracedStep) -> dict[str, Any]:
+    def about(program: Traceable) -> dict[str, Any]:
+        exports = [
+            {
+                "kernels": list(kernels),
+                "key": one.key,
+                "size": one.size,
+                "places": one.places,
+                "dtypes": sorted(one.contents.dtypes),
+                "operations": one.contents.operations,
+            }
+            for kernels, one in sorted(program.exports.items())
+        ]
+        numbers = {"arguments": program.arguments, "donate": program.donate, "donated": program.donated}
+        return {**numbers, "exports": exports}
+
+    numbers = {name: getattr(programs, name) for name in _NUMBERS}
+    whole = dataclasses.asdict(programs.whole)
+    return {**numbers, "whole": whole, "programs": {one.name: about(one) for one in programs.programs}}
+
+
+def _read(path: Path, recipe: Recipe, layout: Layout, make: Callable[[], TracedStep]) -> TracedStep | None:
+    """The programs in a file; `None` if there is none or it cannot be read, so that they are made again."""
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        fields: dict[str, Any] = {name: stored[name] for name in _NUMBERS}
+        programs = tuple(_program(name, one, make) for name, one in stored["programs"].items())
+        whole = Whole(**stored["whole"])
+        return Blueprint(recipe=recipe, layout=layout, programs=programs, whole=whole, **fields)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _program(name: str, stored: dict[str, Any], make: Callable[[], TracedStep]) -> Traceable:
+    def traceable() -> Traceable:
+        return next(one for one in make().programs if one.name == name)
+
+    exports = {}
+    for one in stored["exports"]:
+        contents = Contents(frozenset(one["dtypes"]), one["operations"])
+        known = Exported(one["key"], one["size"], tuple(one["places"]), contents)
+        exports[Kernels(*one["kernels"])] = known
+    return Traceable(
+        name,
+        lambda: (traceable().function, traceable().specs),
+        stored["arguments"],
+        tuple(stored["donate"]),
+        tuple(stored["donated"]),
+        exports,
+    )

@@ -1,0 +1,286 @@
+"""Traces the programs of a step, in training or of predictions, and exports them for absent chips.
+
+They are those that the engine runs, with shapes instead of arrays. Reads no data and runs nothing. What is
+passed to a compiler's process are modules of `jax.export`, without source locations.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import inspect
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+from jax import export
+
+from ..chips.catalogue import Chip
+from ..engine import keys
+from ..engine.blueprint import Blueprint, Whole, blueprint, tracing
+from ..engine.group_step import GroupStep
+from ..engine.layout import Layout
+from ..engine.predict import inputs_of, prediction
+from ..engine.state import TrainState, count, nbytes
+from ..engine.step import Step
+from ..models.remat import inside
+from ..models.target import Target as Kernels
+from ..models.target import depends_on_chip, traced_for
+from ..recipe import precision
+from ..recipe.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Traceable:
+    """A program to compile for absent chips: a function of arrays, made when it is first needed.
+
+    *Fields:* `make`: gives the function and the shapes of its arguments; `arguments`: the number of arrays in
+    these; `donate`: the arguments that the function may overwrite, and `donated`, their arrays' positions
+    among all; `exports`: what is known of the program for some chips.
+    """
+
+    name: str
+    make: Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]] = field(repr=False, compare=False)
+    arguments: int
+    donate: tuple[int, ...]
+    donated: tuple[int, ...]
+    exports: dict[Kernels, Exported] = field(default_factory=dict, repr=False, compare=False)
+    _traced: dict[Kernels | str, Exported] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def of(
+        cls, name: str, function: Callable[..., Any], specs: tuple[Any, ...], donate: tuple[int, ...] = ()
+    ) -> Traceable:
+        arguments = len(jax.tree.leaves(specs))
+        return cls(name, lambda: (function, specs), arguments, donate, flat_positions(specs, donate))
+
+    @functools.cached_property
+    def function(self) -> Callable[..., Any]:
+        return self.make()[0]
+
+    @property
+    def specs(self) -> tuple[Any, ...]:
+        return self.make()[1]
+
+    def exported(self, chip: Chip, *, one_pass: bool = False) -> Exported:
+        """The program for a chip. `one_pass`: with float32 products in one pass (see
+        `recipe.precision.one_pass`)."""
+        kernels = Kernels.of(chip)
+        known = self.exports.get(kernels) or self._export(chip, one_pass)
+        if known.write is None:
+            known = replace(known, write=lambda: self._export(chip, one_pass).body)
+        self.exports[kernels] = known
+        return known
+
+    def known(self, chip: Chip) -> bool:
+        """Whether `exported` needs no tracing."""
+        return Kernels.of(chip) in self.exports
+
+    def _export(self, chip: Chip, one_pass: bool) -> Exported:
+        """Traces the program, once for all chips for which it is the same."""
+        kernels = Kernels.of(chip)
+        if _same_trace(kernels) not in self._traced:
+            # a trace that `function`, jitted, may have had has all passes
+            function = inspect.unwrap(self.function) if one_pass else self.function
+            with traced_for(chip), precision.one_pass() if one_pass else contextlib.nullcontext():
+                made = export_program(function, self.specs, kernels.platform)
+            self._traced[_same_trace(kernels)] = made
+        return self._traced[_same_trace(kernels)]
+
+    def contents(self, chip: Chip) -> Contents:
+        """Of the program for a chip, traced unless it was exported."""
+        if known := self.exports.get(Kernels.of(chip)):
+            return known.contents
+        with tracing(self.name), traced_for(chip):
+            closed = jax.make_jaxpr(self.function)(*self.specs)
+        return Contents.of(closed.jaxpr)
+
+
+def _same_trace(kernels: Kernels) -> Kernels | str:
+    """Equal for chips for which the same program is traced."""
+    return kernels if depends_on_chip(kernels.platform) else kernels.platform
+
+
+TracedStep = Blueprint[Traceable]
+"""A step whose programs can be exported for chips that are not here: of training, or of predictions."""
+
+
+def training_step(
+    recipe: Recipe, layout: Layout, *, resident: bool, state: TrainState | None = None
+) -> TracedStep:
+    """A step of training on one device, or group, of `layout`.
+
+    *Arguments:* `state`: `abstract_state(recipe)`, if known; it is half of the work, and the same in every
+    layout.
+
+    Raises `RecipeError` if the recipe's own functions raise an error while they are traced.
+    """
+    with tracing(recipe.name):
+        make: Any = Step if recipe.shards == 1 else GroupStep
+        made: Any = blueprint(make(recipe, layout, resident=resident, state=state), apart=True)
+    # No compiler is asked about a gradient's squares: they take a small part of the update's time.
+    asked = (program for program in made.programs if program.name != "square")
+    return replace(made, programs=tuple(Traceable.of(p.name, p.function, p.specs, p.donate) for p in asked))
+
+
+BLOCK, ONE = "block", "one"
+_IN_FLIGHT = 3  # blocks whose inputs or outputs a device holds: current, previous, next
+
+
+def prediction_step(recipe: Recipe, block: int) -> TracedStep:
+    """A step of predictions: the model for `block` examples, as `engine.predict` calls it on each device, and
+    for one example.
+
+    Raises `RecipeError` for a task without `predict`, and for one that cannot be traced.
+    """
+    inputs, run = inputs_of(recipe), prediction(recipe)
+
+    def of(rows: int) -> dict[str, Any]:
+        return {n: jax.ShapeDtypeStruct((rows, *s.shape), s.dtype) for n, s in inputs.items()}
+
+    with tracing(recipe.name):
+        params, state = jax.eval_shape(lambda: recipe.task.init(keys.init_key(recipe.seed)))
+        outputs = jax.eval_shape(run, params, state, of(block))
+    programs = (Traceable.of(n, run, (params, state, of(rows))) for n, rows in ((BLOCK, block), (ONE, 1)))
+    return Blueprint(
+        recipe=recipe,
+        layout=Layout(batch=block, replicas=1, devices=1, exact=False),
+        resident=False,
+        programs=tuple(programs),
+        calls=1,
+        size=0,
+        parameters=count(params),
+        parameter_bytes=nbytes(params),
+        optimizer_bytes=0,
+        state_bytes=nbytes(state),
+        data_bytes=_IN_FLIGHT * (nbytes(of(block)) + nbytes(outputs)),
+        whole=Whole(nbytes(params), 0),
+        checkpoint_bytes=0,
+    )
+
+
+def predicts(step: TracedStep) -> bool:
+    """Whether `step` is one of predictions."""
+    return step.programs[0].name == BLOCK
+
+
+# ---- exports
+
+CUDNN_VERSION = 91000
+"""That programs for GPUs are traced for, and `chips.gpus.CUDNN` says to their compiler."""
+# Source locations, which change without the program changing.
+_PLACE = re.compile(r'(?m)^#loc\d* = loc\("([^"]+)":(\d+):')
+_LOCATION = re.compile(r"(?m)^#loc.*\n?|\s*\bloc\((?:[^()]|\([^()]*\))*\)")
+
+
+@dataclass(frozen=True)
+class Contents:
+    """`dtypes`: of all arrays of a program, by their NumPy names. `operations`: their number, loop bodies
+    once: roughly proportional to compilation time."""
+
+    dtypes: frozenset[str]
+    operations: int
+
+    @classmethod
+    def of(cls, jaxpr: Any) -> Contents:
+        dtypes: set[str] = set()
+        operations = 0
+        for one in inside(jaxpr):
+            variables = [*one.invars, *one.constvars, *(v for e in one.eqns for v in e.outvars)]
+            dtypes |= {str(v.aval.dtype) for v in variables if hasattr(v.aval, "dtype")}
+            operations += len(one.eqns)
+        return cls(frozenset(dtypes), operations)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A program without source locations. `key`: the hash of what it computes; `size`: of `body` in bytes;
+    `places`: its source lines, "path:line", each once in the program's order; `write`: gives its `body`, None
+    for a program of which only the rest is known."""
+
+    key: str
+    size: int
+    places: tuple[str, ...]
+    contents: Contents
+    write: Callable[[], bytes] | None = field(default=None, repr=False, compare=False)
+
+    @functools.cached_property
+    def body(self) -> bytes:
+        """Written by `jax.export`."""
+        assert self.write is not None
+        return self.write()
+
+
+def export_program(function: Callable[..., Any], specs: Sequence[Any], platform: str = "tpu") -> Exported:
+    """Exports `function` of `specs` (trees of shapes) for a platform, with flat arguments and results. Runs
+    nothing, and needs no such chip. Raises the errors of `function` while it is traced."""
+    leaves, tree = jax.tree.flatten(tuple(specs))
+
+    def flat(*values):
+        return tuple(jax.tree.leaves(function(*jax.tree.unflatten(tree, values))))
+
+    # The compiler that reads the module has the version that wrote it.
+    unchecked = [export.DisabledSafetyCheck.custom_call(name) for name in _LIBRARY_CALLS]
+    jitted = jax.jit(flat, keep_unused=True)
+    in_group = any(getattr(leaf, "sharding", None) is not None for leaf in leaves)
+    with _EXPORTING, _cudnn_assumed(in_group):
+        contents = Contents.of(jitted.trace(*leaves).jaxpr.jaxpr)
+        exported = export.export(jitted, platforms=(platform,), disabled_checks=unchecked)(*leaves)
+    text = exported.mlir_module()
+    places = dict.fromkeys(f"{path}:{line}" for path, line in _PLACE.findall(text))
+    key = hashlib.sha256(_LOCATION.sub("", text).encode()).hexdigest()
+    body = bytes(exported.serialize())
+    return Exported(key, len(body), tuple(places), contents, lambda: body)
+
+
+_EXPORTING = threading.RLock()
+"""`_cudnn_assumed` changes JAX's module, and each compiler's thread may export."""
+
+_LIBRARY_CALLS = (
+    "__cudnn$fmhaSoftmax",
+    "__cudnn$fmhaSoftmaxBackward",
+    "__cudnn$fmhaScaleBiasSoftmax",
+    "__cudnn$fmhaScaleBiasSoftmaxBackward",
+    "__cudnn$fmhaSoftmaxDropout",
+    "__cudnn$fmhaSoftmaxDropoutBackward",
+    "__gpu$xla.gpu.triton",
+)
+"""Which JAX would not export, since another version may have changed them."""
+
+
+@contextlib.contextmanager
+def _cudnn_assumed(in_group: bool) -> Iterator[None]:
+    """A context in which JAX lowers its attention without cuDNN and, in a group, without devices.
+
+    JAX asks for the library's version, 1 GB that compiling does not need. And it refuses a mesh without
+    devices to every primitive that may have to be partitioned, although inside of `jax.shard_map`, where
+    layers of a group run, there is nothing to partition: the lowering puts the kernel's call there. Outside
+    of a group it needs a device of this host. JAX versions that do not ask are left alone."""
+    try:
+        from jax._src import dispatch
+        from jax._src.cudnn import fused_attention_stablehlo as module
+    except ImportError:
+        yield
+        return
+    asked = getattr(module, "check_cudnn_version", None)
+    needing: set[Any] = getattr(dispatch, "prim_requires_devices_during_lowering", set())
+    kernels = {p for p in needing if in_group and p.name.startswith("dot_product_attention")}
+    if asked is not None:
+        module.check_cudnn_version = lambda: CUDNN_VERSION
+    needing -= kernels
+    try:
+        yield
+    finally:
+        if asked is not None:
+            module.check_cudnn_version = asked
+        needing |= kernels
+
+
+def flat_positions(specs: Sequence[Any], arguments: Sequence[int]) -> tuple[int, ...]:
+    """The positions of the leaves of some `arguments` among all leaves of `specs`."""
+    counts = [len(jax.tree.leaves(s)) for s in specs]
+    return tuple(i for a in arguments for i in range(sum(counts[:a]), sum(counts[: a + 1])))

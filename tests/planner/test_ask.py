@@ -1,0 +1,309 @@
+"""Plans through the public door: what they hold, what they cannot say, and what they must not do."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import chipwise as cw
+import tasks
+from chipwise.chips.prices import cheapest, load, prices_for, read
+from chipwise.chips.targets import parse
+from chipwise.machine.fingerprint import this_machine
+from chipwise.machine.record import Record, Series
+from chipwise.planner import ask, compile_processes, compile_step
+from chipwise.planner.compile_answers import Compiled
+from chipwise.planner.compile_processes import installed
+from chipwise.planner.time_run import compilation
+from chipwise.words.facts import fact
+from compilers import no_gpu_compiler as no_gpu_compiler
+from refusals import refused
+from tasks import FEATURES
+
+needs_libtpu = pytest.mark.skipif(installed("libtpu") is None, reason="needs libtpu")
+
+
+class Shapes:
+    """Data of which only shapes exist: to take an example is an error."""
+
+    def __init__(self, length):
+        self.length = length
+        x, label = jax.ShapeDtypeStruct((FEATURES,), "uint8"), jax.ShapeDtypeStruct((), "int32")
+        self.spec = {"x": x, "label": label}
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        raise AssertionError("a plan read an example")
+
+
+def recipe(task=None, examples=100_000, **changes):
+    task = task or tasks.task(train=Shapes(examples), eval=Shapes(1000))
+    return tasks.recipe(**{"task": task, "batch": 64, "duration": "2ep", **changes})
+
+
+@pytest.fixture(scope="module")
+def plans(no_gpu_compiler):
+    return cw.plan(recipe(), on=["t4", "a100:8", "h100-pcie", "cpu"])
+
+
+def test_a_plan_adds_up(plans):
+    for p in plans:
+        assert p.runs and p.steps == 3125 and p.method == ("measured" if p.target == "cpu" else "compiled")
+        assert p.step_seconds.low <= p.step_seconds.value <= p.step_seconds.high
+        parts = dict(p.step_parts)
+        assert p.step_seconds.value == pytest.approx(max(parts.pop("dispatch"), sum(parts.values())))
+        assert p.examples_per_second.value == pytest.approx(64 / p.step_seconds.value)
+        assert p.wall_seconds.value == pytest.approx(sum(p.seconds.values()))
+        low, high = p.overhead_seconds
+        assert 0 < low < p.seconds["start"] + p.seconds["compile"] < high
+        assert p.wall_seconds.low < low + p.seconds["train"] and p.wall_seconds.high > high
+        assert p.memory.fits and p.memory.needed == sum(
+            getattr(p.memory, name)
+            for name in ("parameters", "optimizer", "state", "replica_sums", "activations", "data", "program")
+        )
+
+
+def test_compilation_on_the_target_is_nobody_s_stopwatch():
+    small, large = compilation("TPU", 600, 8, None), compilation("TPU", 15_000, 8, None)
+    assert small.value < large.value and large.high == pytest.approx(3 * large.value)
+    slow = compilation("TPU", 15_000, 8, 2)  # eight programs on two cores
+    assert 3.5 * large.value < slow.value < 4 * large.value
+    passes = compilation("TPU", 600, 8, None, 6)
+    assert (passes.value, passes.high) == (small.value, 6 * small.high)
+    one, two = cw.plan(recipe(), on=["a100:8"]), cw.plan(recipe(), on=["a100:8"], host_cores=2)
+    assert one[0].seconds["compile"] < two[0].seconds["compile"]
+
+
+def test_a_run_shorter_than_its_allowances_is_ranked_by_its_step():
+    (short,) = cw.plan(recipe(duration="1ep"), on=["t4"], eval_every="25%")
+    assert short.evaluations == 4
+    assert short.seconds["evaluate"] == pytest.approx(4 * 1000 / 64 / 3 * short.step_seconds.value)
+    assert short.seconds["train"] + short.seconds["evaluate"] < short.overhead_seconds[1]
+    assert short.ranked_by == "step"
+    (longer,) = cw.plan(recipe(duration="2000ep"), on=["t4"])
+    assert longer.ranked_by == "run" and longer.overhead_seconds == short.overhead_seconds
+
+
+def test_a_host_of_ones_own_has_the_price_that_its_owner_states():
+    row = "chip,chips,cloud,source,date,purchase_usd,years\ncpu,1,mine,receipt,2026-01-15,1000,4\n"
+    (p,) = cw.plan(recipe(), on=["cpu"], prices=read(row, "mine.csv"))
+    assert [cost.cloud for cost in p.costs] == ["mine"] and p.costs[0].reckoned[0].code == "price-owned"
+
+
+def test_replicas_lie_as_training_lays_them(plans):
+    t4, a100, _, _ = plans
+    assert (t4.devices, t4.replicas_per_device) == (1, 8)
+    assert (a100.devices, a100.devices_found, a100.replicas_per_device) == (8, 8, 1)
+    assert t4.wire_bytes_per_step_per_device == 0
+    assert a100.wire_bytes_per_step_per_device >= 2 * 7 / 8 * 4 * a100.parameters
+
+
+def test_dollars_are_hours_at_a_dated_price(plans):
+    t4 = plans[0]
+    assert t4.costs and plans[3].target == "cpu"
+    for cost in t4.costs:
+        assert cost.usd.value == pytest.approx(t4.wall_seconds.value / 3600 * cost.usd_per_hour)
+        assert cost.date and cost.source and cost.includes
+    assert t4.cheapest().includes != "accelerator alone"
+    eight = plans[1]  # one host of eight linked GPUs, not eight hosts of one
+    best = cheapest(prices_for(parse("a100:8"), load()))
+    assert eight.cheapest().machines == 1
+    assert (eight.cheapest().instance, eight.cheapest().usd_per_hour) == (best.instance, best.usd_per_hour)
+    assert not plans[3].costs  # nobody rents this host
+
+
+def test_more_devices_than_replicas_says_how_to_use_them():
+    (p,) = cw.plan(recipe(), on=["a100:16"])
+    assert (p.devices, p.devices_found) == (8, 16)
+    assert fact("advice-replicas", replicas=8, used=8, devices=16, better=16) in p.advice
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize(
+    "gpus", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 4, 5, 7)), 3, 6, 8]
+)
+def test_advice_on_replicas_is_right_for_every_device_count(gpus, exact):
+    (p,) = cw.plan(recipe(batch=2520), on=[f"a100:{gpus}"], exact=exact)
+    assert p.devices_found == gpus and 8 % p.devices == 0
+    idle = [a for a in p.advice if "used" in a.numbers]
+    assert (p.devices == gpus) == (not idle)
+    for better in [a["better"] for a in idle if "better" in a.numbers]:
+        (q,) = cw.plan(recipe(batch=2520, replicas=better), on=[f"a100:{gpus}"], exact=exact)
+        assert q.devices == gpus
+
+
+@needs_libtpu
+def test_a_host_callback_is_refused_by_name():
+    def talking(params, state, batch, key, train):
+        jax.debug.print("{}", batch["x"][0, 0])
+        return tasks.plain_loss(params, state, batch, key, train)
+
+    task = tasks.task(train=Shapes(1000), eval=None, loss=talking)
+    tpu, gpu = cw.plan(recipe(task), on=["v5e-8", "a100"])
+    assert tpu.problem.code == gpu.problem.code == "refused-callback"
+
+
+def test_what_cannot_be_planned_is_one_clear_error():
+    with refused(cw.DeviceError, "slice-unknown", near=["v3-8"]):
+        cw.plan(recipe(), on=["v3-4"])
+    with refused(cw.DeviceError, "target-unknown", hint="a100"):
+        cw.plan(recipe(), on=["a1000"])
+    with refused(cw.DeviceError, "no-target"):
+        cw.plan(recipe(), on=[])
+    with refused(cw.RecipeError, "batch-indivisible", batch=63):
+        cw.plan(recipe(batch=63), on=["t4"])
+
+    def broken(params, state, batch, key, train):
+        raise KeyError("pixels")
+
+    task = dataclasses.replace(recipe().task, loss=broken)
+    with refused(cw.RecipeError, "recipe-not-traced", error="KeyError", message="'pixels'"):
+        cw.plan(dataclasses.replace(recipe(), task=task), on=["t4"])
+
+
+@pytest.mark.slow
+def test_a_float64_recipe_is_refused_for_a_tpu_by_name():
+    def double(params, state, batch, key, train):
+        made, state = tasks.plain_loss(params, state, batch, key, train)
+        wide = jnp.sum(batch["x"].astype(jnp.float64) * 0.1)
+        return {**made, "wide": cw.Sum(wide.astype(jnp.float32), jnp.float32(1))}, state
+
+    task = tasks.task(train=Shapes(1000), eval=None, loss=double)
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        tpu, gpu = cw.plan(recipe(task, optimizer=cw.sgd(lr=0.1)), on=["v5e-8", "a100"])
+    assert tpu.problem == fact("tpu-without-float64")
+    assert gpu.runs and fact("advice-float64") in gpu.advice
+
+
+def wide_loss(params, state, batch, key, train):
+    """Activations of 64 kB a layer and example, which the backward pass keeps."""
+    x = jnp.tile(batch["x"].astype(jnp.float32)[:, :1, None], (1, 128, 128))
+    w = jnp.full((128, 128), params["w"][0, 0])
+    for _ in range(32):
+        x = jnp.tanh(x @ w)
+    values = jnp.mean(x, axis=(1, 2))
+    return {"loss": cw.Sum.of(values), "accuracy": cw.Sum.of(values)}, state
+
+
+@pytest.mark.slow
+def test_an_over_large_batch_names_the_bytes_and_the_largest_that_fits():
+    task = dataclasses.replace(recipe().task, loss=wide_loss)
+    big = dataclasses.replace(recipe(batch=1 << 16), task=task)
+    (p,) = cw.plan(big, on=["t4"])
+    assert not p.runs and not p.memory.fits and p.memory.needed > p.memory.available
+    assert 8 <= p.largest_batch < big.batch and p.largest_batch % 8 == 0
+    assert p.problem == fact(
+        "batch-does-not-fit", needed=p.memory.needed, available=p.memory.available, largest=p.largest_batch
+    )
+    (q,) = cw.plan(dataclasses.replace(big, batch=p.largest_batch), on=["t4"])
+    assert q.runs
+    more = p.largest_batch + p.largest_batch // 20 // 8 * 8 + 8
+    (r,) = cw.plan(dataclasses.replace(big, batch=more), on=["t4"])
+    assert not r.runs
+
+
+@pytest.mark.parametrize(("target", "platform", "extra"), [("v5e-8", "tpu", "tpu"), ("t4", "cuda", "gpu")])
+def test_without_its_compiler_a_chip_gets_the_line_to_type(monkeypatch, target, platform, extra):
+    monkeypatch.setattr(compile_processes, "installed", lambda package: None)
+    monkeypatch.setitem(compile_step.COMPILERS, platform, getattr(compile_processes, f"{extra}_compiler"))
+    (p,) = cw.plan(recipe(), on=[target])
+    assert not p.runs and p.problem.code == "compiler-missing" and p.costs == ()
+    assert p.problem["install"] == f"pip install 'chipwise[plan-{extra}]'"
+
+
+@needs_libtpu
+def test_a_tpu_is_compiled_once_and_remembered():
+    seen = []
+    (first,) = cw.plan(recipe(), on=["v5e-8"], progress=lambda *a: seen.append(a))
+    assert first.method == "compiled" and first.runs and seen[-1][0] == seen[-1][1] >= 2
+    count = len(seen)
+    (again,) = cw.plan(recipe(), on=["v5e-8"], progress=lambda *a: seen.append(a))
+    assert len(seen) == count and again == first
+    assert first.share_of_peak is None  # of float32 products, whose peak nobody publishes
+    plain = tasks.task(train=Shapes(1000), eval=None, loss=tasks.plain_loss)
+    (lower,) = cw.plan(recipe(plain, precision="bf16"), on=["v5e-8"])
+    assert 0 < lower.share_of_peak < 1
+
+
+def test_a_slow_source_makes_the_input_the_bound():
+    class Slow(Shapes):
+        def __getitem__(self, index):
+            import time
+
+            time.sleep(0.01)
+            return {"x": jnp.zeros(FEATURES, "uint8"), "label": jnp.int32(0)}
+
+        def nbytes(self):
+            return 1 << 60
+
+    slow = dataclasses.replace(recipe(), task=dataclasses.replace(recipe().task, train=Slow(1 << 40)))
+    (p,) = cw.plan(slow, on=["t4"], measure_feed=True, host_cores=4)
+    assert p.bound == "input" and p.feeding.input_bound
+    assert 0 < p.feeding.examples_per_second_per_core <= 100  # each one sleeps for 10 ms
+    assert p.decisive == (fact("advice-input", needed=p.feeding.cores_needed, cores=4),)
+    assert p.examples_per_second.value == pytest.approx(4 * p.feeding.examples_per_second_per_core)
+
+
+def test_a_record_of_another_host_stands_in_for_a_measurement(tmp_path):
+    big = dataclasses.replace(recipe(), task=dataclasses.replace(recipe().task, train=Shapes(1 << 40)))
+    size = FEATURES + 4
+    machine = dataclasses.replace(this_machine(), cpu="Their CPU", cores=6.0)
+    record = Record(
+        kind="feed",
+        name="theirs",
+        created="2026-01-15T12:00:00+00:00",
+        measured={"bytes_per_example": size},
+        figures={
+            "examples_per_second.1": Series("examples/s", (30.0,)),
+            "examples_per_second.4": Series("examples/s", (70.0, 80.0, 100.0)),
+        },
+        machine=machine,
+    )
+    file = record.write(tmp_path / "theirs.json")
+    (p,) = cw.plan(big, on=["t4"], feed_record=file)
+    assert p.feeding.examples_per_second_per_core == 20 and p.feeding.cores == 6
+    measured_on = fact("feed-recorded", file="theirs.json", machine="Their CPU, 6 cores", workers=4)
+    assert p.feeding.measured_on == measured_on
+    assert p.bound == "input" and p.examples_per_second.value == pytest.approx(120)
+    (p,) = cw.plan(big, on=["t4"], feed_record=file, host_cores=8)
+    assert p.feeding.cores == 8
+    wrong = dataclasses.replace(record, measured={"bytes_per_example": size + 1}).write(tmp_path / "w.json")
+    with refused(cw.DataError, "feed-record-of-other-examples", found=size + 1, bytes=size):
+        cw.plan(big, on=["t4"], feed_record=wrong)
+    odd = {"examples_per_second.²": Series("examples/s", (30.0,))}
+    none = dataclasses.replace(record, figures=odd).write(tmp_path / "n.json")
+    with refused(cw.DataError, "feed-record-without-figure", path=str(none)):
+        cw.plan(big, on=["t4"], feed_record=none)
+
+
+@pytest.mark.parametrize("target", ["tpu7x-8", "h100"])
+def test_a_compiler_that_crashes_is_that_target_s_problem(monkeypatch, target):
+    crash = fact("compiler-crashed", program="replica", signal="SIGSEGV", log="")
+    died = Compiled("replica", crash)
+    monkeypatch.setattr(ask, "compile_steps", lambda cases, **_: enumerate([{"replica": died}]))
+    (p,) = cw.plan(recipe(), on=[target])
+    assert not p.runs and p.problem == crash
+
+
+def test_an_old_gpu_is_timed_by_its_own_figures_as_another_s_program():
+    old, stand_in = cw.plan(recipe(), on=["k80", "p100"])
+    assert old.runs and old.step_seconds.value > stand_in.step_seconds.value
+    assert fact("compiled-as-another", chip=old.chip, other=stand_in.chip) in old.notes
+    assert stand_in.chip not in str(stand_in.notes)
+
+
+def test_a_gpu_without_figures_says_which():
+    (p,) = cw.plan(recipe(), on=["h100-nvl"])
+    assert not p.runs and p.problem.code == "chip-without-figures" and "fp32_tflops" in p.problem["missing"]
+
+
+def test_the_kernels_are_those_of_a_step():
+    (p,) = cw.plan(recipe(), on=["a100"])
+    assert {k.program for k in p.kernels} == {"replica", "reduce", "update"}
+    device = sum(p.step_parts.values()) - p.step_parts["dispatch"]
+    assert sum(k.seconds for k in p.kernels) == pytest.approx(device)
+    assert {k.count for k in p.kernels if k.program == "replica"} == {8.0} and p.replicas_per_device == 8
+    assert [k.seconds for k in p.kernels] == sorted((k.seconds for k in p.kernels), reverse=True)

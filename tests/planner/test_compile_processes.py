@@ -1,0 +1,300 @@
+import dataclasses
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from chipwise.errors import ChipwiseError
+from chipwise.planner import compile_processes
+from chipwise.planner.compile_step import compile_all, compile_each
+from chipwise.words.facts import fact
+from planner.asked import ALL, on_gpu, request_for, three
+from refusals import refused
+
+
+def test_a_child_that_dies_costs_only_the_program_it_was_at(child, tmp_path):
+    started = child(
+        """
+        for r in requests:
+            begin(r)
+            if r["name"] == "p1":
+                print("F1122 05:00:00.1 1 a.cc:7] Check failed: tiles == 3", file=sys.stderr)
+                print("*** SIGSEGV received ***", "    @ 0x7f0 f()", sep="\\n", file=sys.stderr, flush=True)
+                os.kill(os.getpid(), signal.SIGSEGV)
+            done(r)
+        """
+    )
+    told = compile_all(three(), cache_dir=tmp_path)
+    words = "Check failed: tiles == 3"
+    crash = fact("compiler-crashed", program="p1", signal="SIGSEGV", log=words)
+    assert [t.problem for t in told] == [None, crash, None] and told[1].lasting
+    assert started() == 2
+    assert [t.problem for t in compile_all(three(), cache_dir=tmp_path)] == [None, crash, None]
+    assert started() == 2  # remembered: it would crash again, after minutes
+
+
+def test_a_child_that_ends_is_remembered_with_its_last_words(child, tmp_path):
+    started = child("begin(requests[0]); raise SystemExit('out of ideas')")
+    ended = fact("compiler-ended", program="replica", exit_code=1, log="out of ideas", signal="")
+    for _ in range(2):
+        assert compile_all([request_for()], cache_dir=tmp_path)[0].problem == ended
+    assert started() == 1
+
+
+def test_of_several_under_way_each_is_tried_alone(child, tmp_path):
+    started = child(
+        """
+        for r in requests: begin(r)
+        if "p1" in [r["name"] for r in requests]: os.kill(os.getpid(), signal.SIGKILL)
+        for r in requests: done(r)
+        """
+    )
+    told = compile_all(three(), cache_dir=tmp_path)
+    assert [t.problem and t.problem.code for t in told] == [None, "compiler-killed", None]
+    assert started() == 4
+    compile_all(three(), cache_dir=tmp_path)  # the killed one is tried again: it may have been memory
+    assert started() == 5
+
+
+def test_a_child_that_is_killed_in_the_middle_of_its_answer_has_not_answered(child, tmp_path):
+    child(
+        """
+        begin(requests[0])
+        print('{"key": "half', end="", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+        """
+    )
+    (told,) = compile_all([request_for()], cache_dir=tmp_path)
+    assert told.problem.code == "compiler-killed"
+
+
+def test_a_child_that_does_not_start_is_an_error(child, tmp_path):
+    child("raise SystemExit('no module named that')")
+    with refused(ChipwiseError, "compiler-not-started", exit_code=1, log="no module named that"):
+        compile_all([request_for()], cache_dir=tmp_path)
+
+
+def test_interrupting_ends_the_child(child, tmp_path):
+    child("begin(requests[0]); done(requests[0]); import time; time.sleep(60)")
+
+    def interrupt(done, total, name, left):
+        if done:
+            raise KeyboardInterrupt
+
+    made = []
+    start = compile_processes.subprocess.Popen
+    compile_processes.subprocess.Popen = lambda *a, **k: made.append(start(*a, **k)) or made[-1]
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            compile_all(three(), cache_dir=tmp_path, progress=interrupt)
+    finally:
+        compile_processes.subprocess.Popen = start
+    assert made[0].poll() == -signal.SIGKILL
+
+
+def test_two_kinds_of_compilers_run_side_by_side(child, tmp_path):
+    place = tmp_path / "met"
+    place.mkdir()
+    started = child(
+        f"""
+        import time
+        met = pathlib.Path({str(place)!r})
+        (met / requests[0]["platform"]).touch()
+        until = time.monotonic() + 60
+        while len(list(met.iterdir())) < 2 and time.monotonic() < until: time.sleep(0.01)
+        for r in requests: begin(r); done(r)
+        """
+    )
+    told = compile_all([request_for(), on_gpu(request_for(name="other"))], cache_dir=tmp_path)
+    assert [t.name for t in told] == ["replica", "other"] and started() == 2
+    assert {p.name for p in tmp_path.glob("*.lock")} == {"compiler-tpu.lock", "compiler-cuda.lock"}
+    assert {p.name for p in place.iterdir()} == {"tpu", "cuda"}
+
+
+ORDER = """
+import time
+place, platform = pathlib.Path({place!r}), requests[0]["platform"]
+(place / platform).touch()
+if platform == "cuda":
+    begin(requests[0])
+    until = time.monotonic() + {seconds}
+    while not (place / "tpu").exists() and time.monotonic() < until: time.sleep(0.01)
+    if (place / "tpu").exists(): (place / "beside").touch()
+    done(requests[0])
+    requests = requests[1:]
+for r in requests: begin(r); done(r)
+"""
+"""A child: the one for GPUs waits for the other at its first program."""
+
+
+@pytest.mark.parametrize(
+    "cores, head_start, seconds, beside",
+    [(2, 600, 0.5, False), (3, 600, 0.5, False), (4, 600, 600, True), (2, 0.1, 600, True)],
+)
+def test_urgent_programs_have_few_cores_to_themselves(
+    child, monkeypatch, tmp_path, cores, head_start, seconds, beside
+):
+    place = tmp_path / "met"
+    place.mkdir()
+    started = child(ORDER.format(place=str(place), seconds=seconds))
+    monkeypatch.setattr(compile_processes.os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(compile_processes, "HEAD_START", head_start)
+    first, second, third = three()
+    batches = [[dataclasses.replace(on_gpu(first), urgent=True), on_gpu(second)], [third]]
+    answers = dict(compile_each(batches, cache_dir=tmp_path))
+    assert [answers[i].name for i in range(3)] == ["p0", "p1", "p2"] and started() == 2
+    assert (place / "beside").exists() == beside
+
+
+def test_what_is_cached_waits_for_nothing_and_nothing_starts_before_what_is_urgent(
+    child, monkeypatch, tmp_path
+):
+    place = tmp_path / "met"
+    place.mkdir()
+    monkeypatch.setattr(compile_processes.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(compile_processes, "HEAD_START", 600)
+    cached, new, urgent = three()
+    child(ALL)
+    compile_all([cached], cache_dir=tmp_path)
+    started = child(ORDER.format(place=str(place), seconds=0.5))
+    batches = [[cached, new], [dataclasses.replace(on_gpu(urgent), urgent=True)]]
+    answers = list(compile_each(batches, cache_dir=tmp_path))
+    assert [answer.name for _, answer in answers] == ["p0", "p2", "p1"] and started() == 3
+    assert not (place / "beside").exists()
+
+
+def test_an_urgent_batch_is_compiled_while_the_next_one_is_made(child, monkeypatch, tmp_path):
+    monkeypatch.setattr(compile_processes.os, "cpu_count", lambda: compile_processes.CORES)
+    child(f"open({str(tmp_path / 'begun')!r}, 'w')\n{ALL}")
+
+    def batches():
+        yield [dataclasses.replace(on_gpu(request_for()), urgent=True)]
+        until = time.monotonic() + 60
+        while not (tmp_path / "begun").exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        assert (tmp_path / "begun").exists()
+        yield [request_for(name="other")]
+
+    assert [answer.name for _, answer in sorted(compile_each(batches(), cache_dir=tmp_path))] == [
+        "replica",
+        "other",
+    ]
+
+
+@pytest.fixture
+def processes(monkeypatch):
+    """The children that were started."""
+    made = []
+    real = compile_processes.CompilerProcess.__init__
+
+    def init(one, compiler):
+        real(one, compiler)
+        made.append(one)
+
+    monkeypatch.setattr(compile_processes.CompilerProcess, "__init__", init)
+    return made
+
+
+def test_a_compiler_starts_while_its_programs_are_made(child, processes, tmp_path):
+    started = child(ALL)
+
+    def batches():
+        assert len(processes) == 1
+        yield [on_gpu(request_for())]
+        yield [request_for(name="other")]
+
+    answers = dict(compile_each(batches(), expected="cuda", cache_dir=tmp_path))
+    assert [answers[i].temp_bytes for i in (0, 1)] == [7, 7] and started() == len(processes) == 2
+
+
+def test_one_that_is_not_needed_ends(child, processes, tmp_path):
+    child(ALL)
+    compile_all([request_for()], cache_dir=tmp_path)
+    assert dict(compile_each([[request_for()]], expected="tpu", cache_dir=tmp_path))[0].temp_bytes == 7
+    idle = processes[1]
+    assert idle._process.returncode == -signal.SIGKILL and not idle._folder.exists()
+
+
+def test_one_that_ends_too_early_is_an_error(child, processes, tmp_path):
+    script = child(ALL)
+    (tmp_path / "child.py").write_text("raise SystemExit('no such plugin')")
+
+    def batches():
+        processes[0]._process.wait()
+        yield [request_for()]
+
+    with refused(ChipwiseError, "compiler-not-started", exit_code=1, log="no such plugin"):
+        dict(compile_each(batches(), expected="tpu", cache_dir=tmp_path))
+    assert script() == 0
+
+
+def test_a_terminals_interruption_does_not_reach_the_child(child, tmp_path):
+    child("assert os.getpgrp() == os.getpid()\n" + ALL)
+    assert compile_all([request_for()], cache_dir=tmp_path)[0].temp_bytes == 7
+
+
+def test_after_an_interruption_no_child_starts(holder, child, tmp_path, capsys):
+    started = child(ALL)
+    answers = compile_each([[on_gpu(request_for())], [request_for()]], cache_dir=tmp_path)
+    assert next(answers)[1].temp_bytes == 7
+    (waiting,) = [one for one in threading.enumerate() if one.name == "compiler-tpu"]
+    answers.close()
+    holder.stdin.close()
+    waiting.join(60)
+    assert not waiting.is_alive() and started() == 1
+    assert capsys.readouterr().err == f"{fact('compiler-waited-for', chips='TPU')}\n"
+
+
+def test_one_that_fails_ends_the_other(child, tmp_path):
+    child(
+        """
+        if requests[0]["platform"] == "tpu": raise SystemExit("no such library")
+        import time; time.sleep(60)
+        """
+    )
+    with refused(ChipwiseError, "compiler-not-started", chips="TPU", log="no such library"):
+        compile_all([request_for(), on_gpu(request_for())], cache_dir=tmp_path)
+
+
+# ---- the lock
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from chipwise.planner import compile_processes
+with compile_processes._alone(Path(sys.argv[1]), "tpu"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    process.stdin.close()
+
+
+def test_another_plan_is_waited_for(holder, child, tmp_path, capsys):
+    started = child(ALL)
+    threading.Timer(0.3, holder.stdin.close).start()
+    assert compile_all([request_for()], cache_dir=tmp_path)[0].temp_bytes == 7
+    assert capsys.readouterr().err == f"{fact('compiler-waited-for', chips='TPU')}\n" and started() == 1
+    holder.wait()
+
+
+def test_a_holder_that_was_killed_holds_nothing(holder, child, tmp_path):
+    child(ALL)
+    holder.kill()
+    holder.wait()
+    assert compile_all([request_for()], cache_dir=tmp_path)[0].temp_bytes == 7

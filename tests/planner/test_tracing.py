@@ -1,0 +1,113 @@
+"""Programs of a GPU or of a group, traced for chips that are not here."""
+
+import itertools
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+from jax._src import dispatch
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from chipwise.chips.targets import parse
+from chipwise.models import target
+from chipwise.models.attention import attention
+from chipwise.models.large import SHARD, fsdp, in_group
+from chipwise.models.target import traced_for
+from chipwise.planner import compile_step
+from chipwise.planner.compile_answers import Compiled
+from chipwise.planner.tracing import Traceable, _cudnn_assumed, export_program
+
+MESH = AbstractMesh((2,), (SHARD,))
+
+
+def own(_, q):
+    return attention(q, q, q, causal=True)
+
+
+def gradient(in_layer):
+    def loss(q):
+        return jnp.sum((fsdp(own, (), q) if in_layer else own((), q)).astype(jnp.float32))
+
+    def traced(q):
+        with traced_for(parse("h100").chip), in_group(MESH):
+            return jax.grad(loss)(q)
+
+    return traced
+
+
+def rows(mesh):
+    return jax.ShapeDtypeStruct((4, 256, 2, 64), jnp.bfloat16, sharding=NamedSharding(mesh, P(SHARD)))
+
+
+@pytest.mark.parametrize("in_layer", [True, False])
+def test_a_device_of_a_group_calls_the_gpu_s_own_attention_with_its_rows(in_layer):
+    needing = set(dispatch.prim_requires_devices_during_lowering)
+    made = export_program(gradient(in_layer), [rows(MESH)], "cuda")
+    assert dispatch.prim_requires_devices_during_lowering == needing
+    calls = [
+        line for line in export.deserialize(bytearray(made.body)).mlir_module().splitlines() if "fmha" in line
+    ]
+    assert len(calls) == 2 and all("tensor<2x256x2x64xbf16>" in line for line in calls)
+
+
+def test_a_gpu_alone_calls_its_own_attention():
+    def traced(q):
+        with traced_for(parse("h100").chip):
+            return jax.grad(lambda q: jnp.sum(own((), q).astype(jnp.float32)))(q)
+
+    made = export_program(traced, [jax.ShapeDtypeStruct((4, 256, 2, 64), jnp.bfloat16)], "cuda")
+    text = export.deserialize(bytearray(made.body)).mlir_module()
+    assert text.count("__cudnn$fmha") == 2 and "CustomSPMDPartitioning" not in text
+
+
+@pytest.mark.parametrize("in_layer", [True, False])
+def test_devices_that_are_here_are_given_the_same_calls(in_layer):
+    mesh = Mesh(np.asarray(jax.devices()[:2]), (SHARD,))
+    with _cudnn_assumed(in_group=True):
+        lowered = jax.jit(gradient(in_layer)).trace(rows(mesh)).lower(lowering_platforms=("cuda",))
+    text = lowered.as_text()
+    assert text.count("__cudnn$fmha") == 2 and "CustomSPMDPartitioning" not in text
+
+
+@pytest.fixture
+def traces(monkeypatch):
+    """A function of a program's body and chips: how often the body is traced for a plan of all of them."""
+    monkeypatch.setattr(target, "_ASKED", set())
+    monkeypatch.setitem(compile_step.COMPILERS, "cuda", lambda: None)
+
+    def answered(batches, **_):
+        return ((i, Compiled(one.name)) for i, one in enumerate(itertools.chain.from_iterable(batches)))
+
+    monkeypatch.setattr(compile_step, "compile_each", answered)
+
+    def count(body, *chips):
+        traced = []
+
+        def function(x):
+            traced.append(body(x))
+            return traced[-1]
+
+        program = Traceable.of("replica", jax.jit(function), (jax.ShapeDtypeStruct((8,), jnp.float32),))
+        recipe = types.SimpleNamespace(precision="f32")
+        programs = types.SimpleNamespace(
+            programs=(program,), recipe=recipe, exchanges={}, exact=True, shards=1
+        )
+        cases = [(parse(chip), programs) for chip in chips]
+        assert sorted(i for i, _ in compile_step.compile_steps(cases)) == list(range(len(chips)))
+        contents = program.contents(parse(chips[0]).chip)
+        assert contents.dtypes == {"float32"} and contents.operations > 0
+        return len(traced)
+
+    return count
+
+
+def test_chips_of_a_platform_share_a_trace(traces):
+    assert traces(lambda x: x * 2, "a100", "t4", "h100", "v100") == 1
+
+
+def test_chips_with_other_kernels_have_their_own(traces):
+    assert traces(lambda x: x * (2.0 if target.target().fuses else 3.0), "a100", "t4", "h100", "v100") == 2
