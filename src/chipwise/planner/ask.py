@@ -109,22 +109,10 @@ def plan(
     table = load_prices(prices) if prices is None or isinstance(prices, str | Path) else prices
     folder = default_cache() if cache is None else Path(cache)
     question = PlanQuestion(
-        recipe,
-        (market or Market()).select(table),
-        today or datetime.date.today(),
-        folder,
-        exact=exact,
-        evaluations=evaluations(recipe, eval_every),
-        find_largest_batch=find_largest_batch,
-        predict=predict,
-        host=host,
-        measure_feed=measure_feed,
-        host_cores=host_cores,
-        spot=spot,
-        rate=stated(interruptions),
-        progress=progress,
-        traces=None if origin is None else TraceCache(folder, origin),
-    )
+        recipe, (market or Market()).select(table), today or datetime.date.today(), folder, exact,
+        evaluations(recipe, eval_every), find_largest_batch, predict, host, measure_feed, host_cores, spot,
+        stated(interruptions), progress, None if origin is None else TraceCache(folder, origin),
+    )  # fmt: skip
     made: dict[str, Plan] = {}
     for one in question.plans(targets):
         made[one.target] = one
