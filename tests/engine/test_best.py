@@ -44,8 +44,19 @@ def test_the_best_evaluation_can_be_had_again(whole):
     kept = restore_run(recipe(), folder, best=True)
     assert kept.steps == best
     again = cw.evaluate(recipe(), kept.params, kept.state, on=cw.On(devices=1))
-    assert again["loss"] == pytest.approx(losses[best], rel=1e-6)
+    assert again["loss"] == losses[best]
     assert restore_run(recipe(), folder).steps == 30
+
+
+def test_any_number_of_devices_keeps_the_same_best_and_ends_at_the_same_step(whole, tmp_path):
+    result, folder = whole
+    early = cw.fit(recipe(), tmp_path / "1", on=cw.On(devices=1), patience="8st", **QUIET)
+    for devices in (2, 8):
+        run = tmp_path / f"{devices}"
+        other = cw.fit(recipe(), run, on=cw.On(devices=devices), patience="8st", **QUIET)
+        assert (other.steps, other.best) == (early.steps, early.best) and other.steps < result.steps
+        for one, there in zip(rows(folder), rows(run), strict=False):
+            assert one["eval/loss"] == there["eval/loss"]
 
 
 def test_a_metric_of_several_numbers_cannot_be_the_best():

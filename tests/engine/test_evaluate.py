@@ -18,69 +18,55 @@ def evaluate(batch, devices, source=None):
     return cw.evaluate(tasks.recipe(task=task), PARAMS, STATE, batch=batch, on=cw.On(devices=devices))
 
 
-@pytest.mark.parametrize("devices", [1, 8])
-@pytest.mark.parametrize("batch", [1, 7, 52, 53, 54, 1000, None])
-def test_every_example_counts_once_whatever_the_batch_and_the_devices(batch, devices):
-    metrics = evaluate(batch, devices)
-    source = tasks.data(EXAMPLES, 1)
-    made, _ = tasks.loss(PARAMS, STATE, source.columns, None, False)
-    assert round(metrics["accuracy"] * EXAMPLES) == float(made["accuracy"].total)
+def test_every_example_counts_once():
+    metrics = evaluate(None, 8)
+    made, _ = tasks.loss(PARAMS, STATE, tasks.data(EXAMPLES, 1).columns, None, False)
     assert metrics["accuracy"] * EXAMPLES == pytest.approx(float(made["accuracy"].total), abs=1e-9)
     assert metrics["loss"] == pytest.approx(float(made["loss"].value), rel=1e-5)
 
 
-def test_a_source_that_does_not_fit_is_streamed(monkeypatch):
-    whole = evaluate(7, 2)
+@pytest.mark.parametrize("examples", [1, 7, 8, 9, 15, 16, 17, 53])
+def test_values_have_the_same_bits_on_any_devices_for_any_batch_resident_and_streamed(examples, monkeypatch):
+    made = tasks.recipe(task=tasks.task(eval=tasks.data(examples, 1)), eval_block=4)
+    alone = cw.evaluate(made, PARAMS, STATE, on=cw.On(devices=1))
+    for devices in (2, 3, 8):
+        assert cw.evaluate(made, PARAMS, STATE, on=cw.On(devices=devices)) == alone
     monkeypatch.setattr("chipwise.engine.feed.fits", lambda source, limit: False)
-    assert evaluate(7, 2) == whole
+    for devices, batch in ((1, None), (1, 7), (3, 1000), (8, 33)):
+        assert cw.evaluate(made, PARAMS, STATE, batch=batch, on=cw.On(devices=devices)) == alone
 
 
-def recipe_needing(bytes_an_example):
-    """A task whose evaluation holds a large temporary for each example."""
+def test_the_block_is_the_recipes_and_no_devices():
+    made = tasks.recipe()
+    sizes = [Evaluator(made, Placement(detect(n))).blocks.size for n in (1, 2, 8)]
+    assert sizes == [7, 7, 7]  # an eighth of 53 examples
+    assert Evaluator(tasks.recipe(eval_block=5), Placement(detect(8))).blocks.size == 5
+
+
+@pytest.mark.parametrize("bytes_each, size", [(1 << 12, 25), (1 << 23, 8), (1 << 27, 3)])
+def test_a_block_is_as_large_as_small_arrays_allow_and_at_least_a_replicas_batch(bytes_each, size):
+    """Of 200 examples; a replica has three."""
 
     def loss(params, state, batch, key, train):
         made, state = tasks.plain_loss(params, state, batch, key, train)
-        if not train:
-            x = batch["x"].astype(np.float32)
-            grid = jax.numpy.broadcast_to(x[:, :1], (x.shape[0], bytes_an_example // 4))
-            # Sorting needs the whole array at once: it cannot be fused away.
-            made["big"] = cw.Sum.of(jax.numpy.sort(grid, axis=1)[:, 0])
+        x = batch["x"].astype(np.float32)
+        grid = jax.numpy.broadcast_to(x[:, :1], (x.shape[0], bytes_each // 4))
+        made["big"] = cw.Sum.of(jax.numpy.max(grid, axis=1))
         return made, state
 
-    return tasks.recipe(task=tasks.task(loss=loss))
+    made = tasks.recipe(task=tasks.task(loss=loss, eval=tasks.data(200, 1)))
+    assert Evaluator(made, Placement(detect(1))).blocks.size == size
 
 
-def test_the_batch_is_chosen_from_the_memory_the_program_needs():
-    recipe = recipe_needing(1 << 16)
-    placement = Placement(detect(1))
-    roomy, tight = Evaluator(recipe, placement), Evaluator(recipe, placement, limit_bytes=8 << 16)
-    a, b = roomy(PARAMS, STATE), tight(PARAMS, STATE)
-    assert roomy.batch == EXAMPLES
-    assert 1 <= tight.batch <= 8
-    assert a["big"] == b["big"]
+def test_a_block_that_does_not_fit_is_told(monkeypatch):
+    evaluator = Evaluator(tasks.recipe(), Placement(detect(1)))
 
-
-def test_running_out_of_memory_halves_the_batch(monkeypatch):
-    recipe = tasks.recipe()
-    placement = Placement(detect(1))
-    evaluator = Evaluator(recipe, placement, batch=40)
-    run = Evaluator._run
-
-    def limited(self, params, state):
-        if self.batch > 10:
-            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory allocating 9 bytes")
-        return run(self, params, state)
-
-    monkeypatch.setattr(Evaluator, "_run", limited)
-    assert evaluator(PARAMS, STATE) == Evaluator(recipe, placement, batch=10)(PARAMS, STATE)
-    assert evaluator.batch == 10
-
-    def hopeless(self, params, state):
+    def hopeless(self, model):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory allocating 9 bytes")
 
     monkeypatch.setattr(Evaluator, "_run", hopeless)
-    with refused(cw.DeviceError, "evaluation-above-memory"):
-        evaluator(PARAMS, STATE)
+    with refused(cw.DeviceError, "block-above-memory", block=7):
+        evaluator(*evaluator.placement.spread((PARAMS, STATE)))
 
 
 def test_array_metrics_are_summed_and_divided_once():

@@ -130,7 +130,7 @@ def test_the_same_bits_of_everything(shards, changes):
             assert {k: v for k, v in a.items() if k.startswith("train/")} == {
                 k: v for k, v in b.items() if k.startswith("train/")
             }
-        assert other.metrics["eval/loss"] == pytest.approx(first.metrics["eval/loss"], rel=1e-6)
+        assert other.metrics["eval/loss"] == first.metrics["eval/loss"]
     # A replica is what it is without groups: the same batch norm, keys and rows, in other bits
     alone = trained(dataclasses.replace(made, shards=1), 1)
     for a, b in zip(jax.tree.leaves(alone.params), jax.tree.leaves(first.params), strict=True):
@@ -233,7 +233,7 @@ def test_the_same_bits_over_two_processes_and_after_a_resume(tmp_path):
     for count, devices in ((2, 4), (2, 8), (2, 2), (4, 4)):  # of the last two, each group over two hosts
         said = over(count, devices)
         assert said["fingerprint"] == whole.fingerprint
-        assert said["loss"] == pytest.approx(whole.metrics["eval/loss"], rel=1e-6)
+        assert said["loss"] == whole.metrics["eval/loss"]
     # each host its own disk but for host 0's run folder: what is read there is sent to the others
     assert over(2, 8, tmp_path / "a", "2st")["steps"] == 2
     assert trained(recipe(ema=0.9), 1, tmp_path / "a").fingerprint == whole.fingerprint
@@ -280,5 +280,4 @@ def test_predictions_of_a_group():
     alone = said(1, 1)
     np.testing.assert_allclose(said(2, 4), alone, rtol=1e-5, atol=1e-6)
     assert len(said(4, 8)) == 21
-    with refused(RecipeError, "predict-batch-shards", batch=3, shards=2):
-        said(2, 4, 3)
+    assert np.array_equal(said(2, 4), said(2, 2, 5))

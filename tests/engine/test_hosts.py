@@ -29,7 +29,7 @@ def rows(result):
 
 
 def test_two_processes_train_as_one(tmp_path):
-    result = cw.fit(tasks.recipe(), on=cw.On(devices=4), log_every="3st", progress="none")
+    result = cw.fit(tasks.recipe(), on=cw.On(devices=1), log_every="3st", progress="none")
     said = processes.answer(processes.start(TRAIN, 2, 2, "{}", tmp_path / "run"))
     assert said["devices"] == 4
     assert said["fingerprint"] == result.fingerprint and rows(said["rows"]) == rows(result.history)

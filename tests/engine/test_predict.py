@@ -21,9 +21,11 @@ def recipe(**changes):
     return tasks.recipe(task=tasks.task(**{"predict": predict, "loss": tasks.plain_loss, **changes}))
 
 
-def outputs(examples, devices=1, block=None, start=0, source=None, made=None):
+def outputs(examples, devices=1, block=None, start=0, source=None, made=None, batch=None):
     source = source or tasks.data(examples, 1)
-    predictor = Predictor(made or recipe(), PARAMS, STATE, source, Placement(detect(devices)), block)
+    predictor = Predictor(
+        made or recipe(), PARAMS, STATE, source, Placement(detect(devices)), batch, block=block
+    )
     beside, found = zip(*predictor(start), strict=True)
     predictor.close()
     return {name: np.concatenate([part[name] for part in (*found,)]) for name in found[0]}, beside
@@ -56,16 +58,10 @@ def test_the_block_is_the_same_for_any_devices_and_not_larger_than_the_data():
         assert blocks == [1, 1, 2, 256]
 
 
-def test_what_does_not_fit_memory_is_halved(monkeypatch):
-    def wide(params, state, inputs):
-        x = inputs["x"].astype(jnp.float32)
-        grid = jnp.broadcast_to(x[:, :1], (x.shape[0], 1 << 14))
-        return jnp.sort(grid, axis=1)[:, 0]  # sorting needs all of it at once
-
-    monkeypatch.setattr("chipwise.engine.predict._CPU_BYTES", 8 << 16)
-    made = recipe(predict=wide)
-    predictor = Predictor(made, PARAMS, STATE, tasks.data(400, 1), Placement(detect(1)))
-    assert 1 <= predictor.block <= 8
+def test_outputs_have_the_same_bits_for_any_batch_that_is_read():
+    whole = outputs(53, 2)[0]["outputs"]
+    for devices, batch in ((1, 1), (1, 20), (2, 20), (3, 1000)):
+        assert np.array_equal(outputs(53, devices, batch=batch)[0]["outputs"], whole)
 
 
 def test_only_what_the_model_reads_is_asked_of_the_data():

@@ -74,8 +74,8 @@ def test_a_group_of_devices_predicts_together(monkeypatch):
     seen = []
 
     class Seen(Predictor):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
+        def __init__(self, *arguments, **block):
+            super().__init__(*arguments, **block)
             seen.append((self.placement.shards, self.placement.groups, self.block))
 
     monkeypatch.setattr(bench_predict, "Predictor", Seen)

@@ -1,8 +1,7 @@
 """Predictions of a trained model: each example once, in order, the same on any number of devices.
 
-Examples are divided into blocks whose size depends only on the model, the chip and the number of examples.
-One program, compiled for one device (or group), computes each block on the next device. So outputs do not
-depend on the number of devices, and any block can be recomputed later.
+One program, compiled for one device (or group), computes each block of examples (`blocks`) on the next
+device. So outputs do not depend on the number of devices, and any block can be recomputed later.
 """
 
 from __future__ import annotations
@@ -10,40 +9,36 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec as P
 
 from ..data.sources import Columns, Spec, described
 from ..data.stream import Stream
 from ..data.workers import Workers
-from ..errors import DataError, DeviceError, RecipeError
-from ..models.large import SHARD, in_group
+from ..errors import DataError, RecipeError
 from ..recipe import precision
 from ..recipe.recipe import Recipe
 from ..recipe.source import Source, spec_of
 from ..recipe.task import Tree
 from . import keys
+from .blocks import Blocks, block_size
 from .placement import Placement
 from .state import axes_of
 
-LARGEST_BLOCK = 256  # examples; no chip we know of is faster with more
-_CPU_BYTES = 1 << 30  # of temporary memory on a CPU; on other chips half of the memory
-_IN_FLIGHT = 2  # batches: while one is computed, the previous one is fetched
+_IN_FLIGHT = 2  # reads: while one is computed, the previous one is fetched
 
 
 def largest_block(examples: int) -> int:
     """The number of examples, out of `examples`, in a device's block if its memory allows."""
-    return min(LARGEST_BLOCK, -(-examples // 8))
+    return min(256, -(-examples // 8))
 
 
 def temporary_limit(memory_bytes: int | None) -> int:
     """The bytes that a program's temporary arrays may take on a device; a block that needs more is halved."""
-    return _CPU_BYTES if memory_bytes is None else memory_bytes // 2
+    return 1 << 30 if memory_bytes is None else memory_bytes // 2
 
 
 def inputs_of(recipe: Recipe) -> Spec:
@@ -99,17 +94,25 @@ def checked(returned: Any, rows: int) -> dict[str, jax.Array]:
     return {n: v.astype(jnp.float32) if n in floating else v for n, v in arrays.items()}
 
 
+def predicted_together(recipe: Recipe, examples: int) -> int:
+    """The size of the blocks in which `examples` examples are predicted: of the recipe, see `block_size`."""
+    spec = inputs_of(recipe)
+    one = {n: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for n, s in spec.items()}
+    return block_size(recipe, examples, jax.make_jaxpr(prediction(recipe))(*_initial(recipe), one))
+
+
 class Predictor:
     """Predicts examples of `source` with a task's `predict`; compiled once, used any number of times.
 
-    *Arguments:* `block`: the examples of one call of a device, by default chosen by the memory that the
-    program needs; `workers`, which read the source, see `data.workers`.
+    *Arguments:* `batch`: the examples that are read at a time, on all devices, by default a block on each;
+    `workers`, which read the source, see `data.workers`; `block`, another size than the recipe's, for timing.
 
-    *Fields:* `inputs`, the columns that the model reads (`inputs_of`); `block`; `examples`; `source_spec`;
-    `rows`, the examples of one call of all devices; `outputs`, name to shape and type of one example.
+    *Fields:* `inputs`, the columns that the model reads (`inputs_of`); `block`, the examples of a block;
+    `examples`; `source_spec`; `rows`, the examples of a read; `outputs`, name to shape and type of one
+    example.
 
     Raises `RecipeError`, `DataError` when the source lacks a column or has one of another shape or type, and
-    `DeviceError` when not even one example fits.
+    `DeviceError` when a block does not fit.
     """
 
     def __init__(
@@ -119,11 +122,13 @@ class Predictor:
         state: Tree,
         source: Source,
         placement: Placement,
-        block: int | None = None,
+        batch: int | None = None,
         workers: int | str | None = None,
+        *,
+        block: int | None = None,
     ):
-        if block is not None and block < 1:
-            raise RecipeError("predict-batch-below-one", batch=block)
+        if batch is not None and batch < 1:
+            raise RecipeError("predict-batch-below-one", batch=batch)
         placement.hosts.alone("predict")
         self.recipe, self.source, self.placement = recipe, source, placement
         self.examples = len(source)
@@ -133,18 +138,19 @@ class Predictor:
         spec = self.source_spec = spec_of(source)
         if any(n not in spec or described({n: spec[n]}) != described({n: s}) for n, s in self.inputs.items()):
             raise DataError("predict-columns", columns=described(spec), expected=described(self.inputs))
+        self.block = block or predicted_together(recipe, self.examples)
+        self._blocks = Blocks(placement, self.block, self.examples, batch)
+        self.rows = self._blocks.rows
         self._model = [placement.put_cut(params, axes_of(recipe, params)), placement.put(state)]
-        unit = placement.shards  # a block is cut over the group's devices
-        if block is not None and block % unit:
-            raise RecipeError("predict-batch-shards", batch=block, shards=unit)
-        self.block = block or unit * -(-largest_block(self.examples) // unit)
-        self._compile(chosen=block is not None)
+        self._programs = self._blocks.compile(
+            prediction(recipe),
+            lambda i: (self._model[0][i], self._model[1][i], self._blocks.shapes(i, self.inputs)),
+            rows=True,
+        )
+        shapes = self._programs[0].out_info
+        self.outputs = {n: jax.ShapeDtypeStruct(s.shape[1:], s.dtype) for n, s in shapes.items()}
         self._wanted = workers
         self._workers: Workers | None = None
-
-    @property
-    def rows(self) -> int:
-        return self.block * self.placement.groups
 
     def __call__(self, start: int = 0) -> Iterator[tuple[Columns, dict[str, np.ndarray]]]:
         """For the examples from `start`, a multiple of `block`, to the last, at most `rows` at a time: the
@@ -152,7 +158,7 @@ class Predictor:
         stops = range(start, self.examples, self.rows)
         in_flight: deque[tuple[int, Columns, list[Any]]] = deque()
         workers = self._workers = self._workers or Workers(self.source, self._wanted)
-        stream = Stream(self.source, map(self._indices, stops), self.rows, self._place, workers)
+        stream = Stream(self.source, map(self._blocks.indices, stops), self.rows, self._place, workers)
         with contextlib.closing(stream):
             for first in stops:
                 unread, placed = stream.next()
@@ -169,10 +175,17 @@ class Predictor:
         _, placed = self._place(columns, np.arange(self.rows))
         return self._fetched(0, {}, self._run(placed))[1]
 
-    def _run(self, placed: list[Any]) -> list[Any]:
-        """Starts the program of each device on its block. *Returns* the outputs; does not wait."""
-        programs = zip(self._programs, *self._model, placed, strict=True)
-        return [run(params, state, block) for run, params, state, block in programs]
+    def _run(self, turns: list[list[Any]]) -> list[Any]:
+        """Starts the program of each device on its blocks. *Returns* the outputs, block after block; does not
+        wait."""
+        outputs = [
+            [
+                run(params, state, block)
+                for run, params, state, block in zip(self._programs, *self._model, columns, strict=True)
+            ]
+            for columns in turns
+        ]
+        return [of_group for each in zip(*outputs, strict=True) for of_group in each]
 
     def close(self) -> None:
         """Stops the workers that read the source."""
@@ -180,14 +193,10 @@ class Predictor:
             self._workers.close()
             self._workers = None
 
-    def _indices(self, start: int) -> np.ndarray:
-        rows = np.arange(start, start + self.rows, dtype=np.int32)
-        return np.where(rows < self.examples, rows, 0).astype(np.int32)  # padded with example 0
-
     def _place(self, columns: Columns, indices: np.ndarray) -> tuple[Columns, list[Any]]:
         # Copied, since the stream reuses its buffers
         unread = {n: np.array(c) for n, c in columns.items() if n not in self.inputs}
-        return unread, self.placement.cut({n: columns[n] for n in self.inputs}, within=P(SHARD))
+        return unread, self._blocks.cut({n: columns[n] for n in self.inputs})
 
     def _fetched(
         self, first: int, unread: Columns, outputs: list[Any]
@@ -196,63 +205,20 @@ class Predictor:
         try:
             parts = jax.device_get(outputs)
         except jax.errors.JaxRuntimeError as error:
-            raise _above_memory(error, self.block) from error
+            raise self._blocks.above_memory(error) from error
         joined = {n: np.concatenate([part[n] for part in parts])[:count] for n in self.outputs}
         return {n: c[:count] for n, c in unread.items()}, joined
-
-    def _compile(self, chosen: bool) -> None:
-        """Compiles for each group, and halves the block until the program fits, unless it was `chosen`."""
-        predict, groups, least = prediction(self.recipe), self.placement.local, self.placement.shards
-        mesh = groups[0].mesh.abstract_mesh
-
-        @jax.jit
-        def run(params, state, inputs):
-            with in_group(mesh):
-                return predict(params, state, inputs)
-
-        limit = temporary_limit(self.placement.memory_bytes)
-
-        def compiled(g: int) -> Any:
-            place: Any = groups[g].place(P(SHARD))
-            if not isinstance(place, jax.sharding.Sharding):
-                place = jax.sharding.SingleDeviceSharding(place)
-            inputs = {
-                n: jax.ShapeDtypeStruct((self.block, *s.shape), s.dtype, sharding=place)
-                for n, s in self.inputs.items()
-            }
-            return run.lower(self._model[0][g], self._model[1][g], inputs).compile()
-
-        while True:
-            try:
-                first = compiled(0)
-            except jax.errors.JaxRuntimeError as error:
-                if chosen or self.block == least:
-                    raise _above_memory(error, self.block) from error
-                self.block = self._half(least)
-                continue
-            analysis = first.memory_analysis()
-            if chosen or self.block == least or analysis is None or analysis.temp_size_in_bytes <= limit:
-                break
-            self.block = self._half(least)
-        self.outputs = {n: jax.ShapeDtypeStruct(s.shape[1:], s.dtype) for n, s in first.out_info.items()}
-        with ThreadPoolExecutor(4) as pool:
-            self._programs = [first, *pool.map(compiled, range(1, len(groups)))]
-
-    def _half(self, unit: int) -> int:
-        return max(unit, self.block // 2 // unit * unit)
-
-
-def _above_memory(error: jax.errors.JaxRuntimeError, block: int) -> Exception:
-    if "RESOURCE_EXHAUSTED" not in str(error):
-        return error
-    return DeviceError("predict-above-memory", block=block, reason=str(error).splitlines()[0])
 
 
 def _abstract(recipe: Recipe) -> tuple[Tree, Tree]:
     """The shapes of the parameters, in the compute dtype, and of the state."""
+    params, state = _initial(recipe)
+    return jax.eval_shape(lambda p: precision.cast(p, recipe.precision), params), state
 
+
+def _initial(recipe: Recipe) -> tuple[Tree, Tree]:
     def make():
         params, state = recipe.task.init(keys.init_key(recipe.seed))
-        return precision.cast(jax.tree.map(jnp.asarray, params), recipe.precision), state
+        return jax.tree.map(jnp.asarray, params), state
 
     return jax.eval_shape(make)

@@ -102,7 +102,7 @@ def measure_predict(
         spent["timed"] = time.perf_counter() - began
         del stream  # ends its threads
     single = Placement.of(machine, recipe.shards, most=1)
-    alone = Predictor(recipe, params, state, _Endless(source), single, single.shards, on.workers)
+    alone = Predictor(recipe, params, state, _Endless(source), single, None, on.workers, block=single.shards)
     example = take(source, np.zeros(single.shards, np.int32))  # a group shares out no fewer
     with contextlib.closing(alone):
         taken = [_seconds(alone, example) for _ in range(WARMUP + ALONE)][WARMUP:]

@@ -89,6 +89,8 @@ class Recipe:
     - `seed`: fixes initial parameters, data order, dropout and augmentation.
     - `ema`: decay per step of an exponential moving average of the parameters, which evaluation then
       uses; `None` for none.
+    - `eval_block`: examples that evaluation and prediction compute together, on one device, by default from
+      the replicas' batch. Another number gives other bits of metrics and predictions.
     - `frozen`: patterns of parameters and statistics that training leaves alone, such as `("backbone/*",)`;
       see `cw.recipe.freeze`. They are inputs of the step, with no gradient and no place in the optimizer.
     - `name`: shown to people, no effect.
@@ -108,6 +110,7 @@ class Recipe:
     precision: str = "f32"
     seed: int = 0
     ema: float | None = None
+    eval_block: int | None = None
     frozen: tuple[str, ...] = ()
     name: str = "recipe"
     validated: Validated | None = None
@@ -117,9 +120,9 @@ class Recipe:
             raise RecipeError("task-expected", kind=type(self.task).__name__)
         if not isinstance(self.optimizer, Optimizer):
             raise RecipeError("optimizer-expected", kind=type(self.optimizer).__name__)
-        for name in ("batch", "replicas", "blocks", "shards", "seed"):
+        for name in ("batch", "replicas", "blocks", "shards", "eval_block", "seed"):
             value, least = getattr(self, name), 0 if name == "seed" else 1
-            if name == "blocks" and value is None:
+            if name in ("blocks", "eval_block") and value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise RecipeError("field-not-whole", name=name, value=repr(value), least=least)
@@ -254,6 +257,7 @@ class Recipe:
             "ema": self.ema,
             **({"blocks": self.blocks} if self.block_count != self.replicas else {}),
             **({"shards": self.shards} if self.shards > 1 else {}),
+            **({"eval_block": self.eval_block} if self.eval_block is not None else {}),
             **({"frozen": list(self.frozen)} if self.frozen else {}),
         }
 

@@ -1,0 +1,173 @@
+"""Blocks of examples, each of which one program computes on one device or group: evaluation and prediction.
+
+A compiler adds up a product over 64 examples in another order than one over 256, so the bits of an output
+depend on the size of its block. The size therefore follows from the recipe and the number of examples, never
+from memory, devices or how much is read at a time: results have the same bits wherever they are computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.sharding import PartitionSpec as P
+from jax.sharding import SingleDeviceSharding
+
+from ..errors import DeviceError
+from ..models.large import SHARD, in_group
+from ..recipe.recipe import Recipe
+from ..recipe.task import Tree
+from .placement import Placement
+from .sharing import on_device
+
+MOST = 256  # examples; no chip we know of is faster with more
+WIDEST_BYTES = 64 << 20
+"""Of one array of a block with more examples than a replica has: a replica's batch fits, since its training
+needs more memory, and small nets need larger blocks to fill a chip."""
+
+
+def block_size(recipe: Recipe, examples: int, one: Any) -> int:
+    """The examples of a block: `recipe.eval_block`, or as many as the replicas' batch, or more of a net with
+    small arrays; at most an eighth of `examples`, so that eight devices share a small set.
+
+    *Arguments:* `one`: the jaxpr of what is computed for one example.
+    """
+    size = recipe.eval_block
+    if size is None:
+        largest = max(recipe.batch // recipe.replicas, WIDEST_BYTES // max(1, widest(one)))
+        size = max(1, min(MOST, largest, -(-examples // 8)))
+    return -(-size // recipe.shards) * recipe.shards  # a block is cut over the devices of a group
+
+
+def widest(jaxpr: Any) -> int:
+    """The bytes of the largest array that a jaxpr makes."""
+    if isinstance(jaxpr, ClosedJaxpr):
+        jaxpr = jaxpr.jaxpr
+    most = 0
+    for equation in jaxpr.eqns:
+        for variable in equation.outvars:
+            shape, dtype = getattr(variable.aval, "shape", ()), getattr(variable.aval, "dtype", None)
+            most = max(most, math.prod(shape) * getattr(dtype, "itemsize", 4))
+        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr):
+            if _is_jaxpr(inner):
+                most = max(most, widest(inner))
+    return most
+
+
+def _is_jaxpr(value: Any) -> bool:
+    return isinstance(value, ClosedJaxpr | Jaxpr)
+
+
+class Blocks:
+    """The blocks of `examples` examples on the groups of `placement`, some on each group at a time.
+
+    *Arguments:* `size`, of a block; `batch`, the examples, of all groups, that are read at a time, rounded up
+    to a block on each; by default that.
+
+    *Fields:* `each`, the blocks of a group in a read; `rows`, the examples of a read.
+    """
+
+    def __init__(self, placement: Placement, size: int, examples: int, batch: int | None = None):
+        self.placement, self.size, self.examples = placement, size, examples
+        self.each = max(1, -(-(batch or 1) // (size * placement.groups)))
+        self.rows = size * placement.groups * self.each
+
+    def __len__(self) -> int:
+        return -(-self.examples // self.size)
+
+    def indices(self, start: int) -> np.ndarray:
+        """The indices of the read from `start` on, `(rows,)` int32, padded with example 0."""
+        rows = np.arange(start, start + self.rows, dtype=np.int32)
+        return np.where(rows < self.examples, rows, 0).astype(np.int32)
+
+    def cut(self, columns: dict[str, np.ndarray]) -> list[list[Tree]]:
+        """For each of a group's blocks in turn, the columns of the block on each local group, from those of
+        this host's rows of a read."""
+        turns, local = [], self.placement.local
+        for turn in range(self.each):
+            here = []
+            for i, group in enumerate(local):
+                first = (i * self.each + turn) * self.size
+                rows = slice(first, first + self.size)
+                here.append(group.put({n: c[rows] for n, c in columns.items()}, self._within))
+            turns.append(here)
+        return turns
+
+    def places(self, start: int, turn: int) -> Iterator[tuple[int, int, int]]:
+        """Of the read from `start` on, in this turn: local group, number of its block, examples in it."""
+        for i, group in enumerate(self.placement.local):
+            number = start // self.size + group.index * self.each + turn
+            if (left := self.examples - number * self.size) > 0:
+                yield i, number, min(self.size, left)
+
+    def owner(self, number: int) -> int:
+        """The index of a host that computes a block."""
+        group = number // self.each % self.placement.groups
+        return self.placement.mesh.devices[group, 0].process_index
+
+    @property
+    def _within(self) -> P:
+        return P(SHARD) if self.placement.shards > 1 else P()
+
+    def shapes(self, group: int, spec: dict[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
+        """A block's columns of one example's shapes `spec`, on a local group."""
+        place: Any = self.placement.local[group].place(self._within)
+        if not isinstance(place, jax.sharding.Sharding):
+            place = SingleDeviceSharding(place)
+        return {
+            n: jax.ShapeDtypeStruct((self.size, *s.shape), s.dtype, sharding=place) for n, s in spec.items()
+        }
+
+    def compile(
+        self,
+        function: Callable[..., Any],
+        arguments: Callable[[int], tuple],
+        outputs: Callable[[int], Any] = lambda _: None,
+        *,
+        rows: bool = False,
+    ) -> list[Any]:
+        """`function` compiled for each local group with its `arguments(group)`, arrays or shapes. Raises
+        `DeviceError` if it does not fit.
+
+        *Arguments:* `outputs`: the shardings of the results on a group of several devices; `rows`: see
+        `models.large.Group`.
+        """
+        groups = self.placement.local
+        mesh = groups[0].mesh.abstract_mesh
+
+        def run(*given):
+            with in_group(mesh, rows):
+                return function(*given)
+
+        def compiled(i: int) -> Any:
+            shardings = outputs(i) if self.placement.shards > 1 else None
+            return jax.jit(run, out_shardings=shardings).lower(*arguments(i)).compile()
+
+        def again(i: int) -> Any:
+            if self.placement.shards > 1:
+                return compiled(i)
+            return on_device(first, groups[i].device, lambda: compiled(i))
+
+        try:
+            first = compiled(0)
+            with ThreadPoolExecutor(4) as pool:
+                return [first, *pool.map(again, range(1, len(groups)))]
+        except jax.errors.JaxRuntimeError as error:
+            raise self.above_memory(error) from error
+
+    def above_memory(self, error: jax.errors.JaxRuntimeError) -> Exception:
+        """What to raise for an error of a program: `DeviceError` if its block does not fit."""
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            return error
+        return DeviceError(
+            "block-above-memory",
+            "a block of {block:count example} does not fit into the device's memory: give the recipe a "
+            "smaller eval_block. {reason}",
+            block=self.size,
+            reason=str(error).splitlines()[0],
+        )
