@@ -56,7 +56,7 @@ def test_any_number_of_devices_keeps_the_same_best_and_ends_at_the_same_step(who
         other = cw.fit(recipe(), run, on=cw.On(devices=devices), patience="8st", **QUIET)
         assert (other.steps, other.best) == (early.steps, early.best) and other.steps < result.steps
         for one, there in zip(rows(folder), rows(run), strict=False):
-            assert one["eval/loss"] == there["eval/loss"]
+            assert one.get("eval/loss") == there.get("eval/loss")
 
 
 def test_a_metric_of_several_numbers_cannot_be_the_best():

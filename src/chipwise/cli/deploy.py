@@ -33,7 +33,7 @@ def predict(
         bool, option("Also the probabilities of all classes.", name="--probabilities")
     ] = False,
     recipe: options.OfRun = None,
-    batch: Annotated[int | None, option("Examples per device and call.", "N", min=1)] = None,
+    batch: Annotated[int | None, option("Examples to read at a time; changes no output.", "N", min=1)] = None,
     workers: options.Workers = None,
     fresh: Annotated[bool, option("Replace an existing file.", name="--fresh")] = False,
     json_: options.Json = False,

@@ -127,7 +127,7 @@ def sweep(
 def evaluate_run(
     run: Annotated[str, typer.Argument(help="A run folder.")],
     here: options.Here,
-    batch: Annotated[int | None, option("Global batch. [by the memory that it needs]", min=1)] = None,
+    batch: Annotated[int | None, option("Examples to read at a time; changes no value.", min=1)] = None,
     data: options.Data = None,
     recipe: options.OfRun = None,
     best: Annotated[bool, option("The checkpoint that --keep-best kept.", name="--best")] = False,

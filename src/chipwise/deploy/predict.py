@@ -97,7 +97,7 @@ def predict(
       in.
     - `data`: a source, or the path of a packed folder, of `.npy` or `.npz` arrays, or of a folder or tar of
       images; by default the recipe's evaluation data.
-    - `batch`: examples per device and call; by default it is chosen from the memory needed.
+    - `batch`: examples that are read at a time, for all devices; it changes no output.
     - `out`: write a `.parquet`, `.csv` or `.jsonl` file, part by part, instead of keeping everything in
       memory; `top`: the number of classes in a row; `probabilities`: also write those of all classes;
       `fresh`: replace an existing file. `say` is called with warnings and progress.

@@ -1,4 +1,4 @@
-"""Blocks of examples, each of which one program computes on one device or group: evaluation and prediction.
+"""ExampleBlocks of examples, each of which one program computes on one device or group: evaluation and prediction.
 
 A compiler adds up a product over 64 examples in another order than one over 256, so the bits of an output
 depend on the size of its block. The size therefore follows from the recipe and the number of examples, never
@@ -63,7 +63,7 @@ def _is_jaxpr(value: Any) -> bool:
     return isinstance(value, ClosedJaxpr | Jaxpr)
 
 
-class Blocks:
+class ExampleBlocks:
     """The blocks of `examples` examples on the groups of `placement`, some on each group at a time.
 
     *Arguments:* `size`, of a block; `batch`, the examples, of all groups, that are read at a time, rounded up

@@ -27,7 +27,7 @@ from ..recipe import precision
 from ..recipe.recipe import Recipe
 from ..recipe.task import Sum, Tree, finished
 from . import feed, keys
-from .blocks import Blocks, block_size
+from .blocks import ExampleBlocks, block_size
 from .on import ALL, On
 from .placement import Placement
 from .replica import checked
@@ -86,7 +86,7 @@ class Evaluator:
         initial = jax.eval_shape(lambda: recipe.task.init(keys.init_key(recipe.seed)))
         one = jax.make_jaxpr(self._one)(*initial, self._spec)
         size = block_size(recipe, len(source), one)
-        self.blocks = Blocks(placement, size, len(source), None if self.resident else batch)
+        self.blocks = ExampleBlocks(placement, size, len(source), None if self.resident else batch)
         self._data = None
         if self.resident:
             self._data = placement.put(feed.flat(feed.read(source, recipe.task.classes, "evaluation")))

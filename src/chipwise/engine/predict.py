@@ -24,7 +24,7 @@ from ..recipe.recipe import Recipe
 from ..recipe.source import Source, spec_of
 from ..recipe.task import Tree
 from . import keys
-from .blocks import Blocks, block_size
+from .blocks import ExampleBlocks, block_size
 from .placement import Placement
 from .state import axes_of
 
@@ -139,7 +139,7 @@ class Predictor:
         if any(n not in spec or described({n: spec[n]}) != described({n: s}) for n, s in self.inputs.items()):
             raise DataError("predict-columns", columns=described(spec), expected=described(self.inputs))
         self.block = block or predicted_together(recipe, self.examples)
-        self._blocks = Blocks(placement, self.block, self.examples, batch)
+        self._blocks = ExampleBlocks(placement, self.block, self.examples, batch)
         self.rows = self._blocks.rows
         self._model = [placement.put_cut(params, axes_of(recipe, params)), placement.put(state)]
         self._programs = self._blocks.compile(
