@@ -1,4 +1,4 @@
-"""ExampleBlocks of examples, each of which one program computes on one device or group: evaluation and prediction.
+"""Blocks of examples, each of which one program computes on one device or group: evaluation and prediction.
 
 A compiler adds up a product over 64 examples in another order than one over 256, so the bits of an output
 depend on the size of its block. The size therefore follows from the recipe and the number of examples, never
