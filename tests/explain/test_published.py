@@ -8,21 +8,15 @@ from chipwise.chips.targets import parse
 from chipwise.explain.compare.comparison import document
 from chipwise.explain.published import rows_for, table
 from chipwise.explain.row_sources import read
-from chipwise.planner.ranking import break_even
 from chipwise.recipes import BUILT_IN
 from chipwise.study.stats import NO_DIFFERENCE
 from explain import comparisons
 
 
-def test_every_row_has_a_speed_or_a_ratio_and_a_source_with_its_date():
+def test_every_row_has_a_speed_and_a_source_with_its_date():
     assert len(table()) > 40
     for row in table():
-        absolute, relative = row.examples_per_second is not None, row.relative_low is not None
-        assert absolute != relative, row
-        if relative:
-            assert row.anchor and 0 < row.relative_low <= row.relative_high
-        else:
-            assert row.examples_per_second > 0 and not row.anchor
+        assert row.examples_per_second > 0
         assert row.source and re.search(r"20\d\d|commit [0-9a-f]{7}", row.date), row
         assert row.recipe in BUILT_IN and row.batch and row.replicas and row.framework and row.precision
         assert all(0.5 < a < 1 for a in row.accuracy)
@@ -57,37 +51,12 @@ def test_ranges_that_sources_state(tmp_path):
     assert [f["label"] for f in found["sentences"]["headline"] if f["code"] == "interval-of-one"] == ["gpu"]
 
 
-def test_the_ratios_of_april_2018():
-    spans = {
-        row.device.split(",")[0]: (row.relative_low, row.relative_high)
-        for row in rows_for("cifar10-resnet32")
-    }
-    assert spans == {"CPU": (1, 1), "K80 (one GK210)": (8, 9), "V100": (50, 50), "TPU v2": (100, 100)}
-    v100, tpu = rows_for("cifar10-resnet32", "v100")[0], rows_for("cifar10-resnet32", "tpu")[0]
-    assert (v100.batch, v100.replicas) == (128, 1)
-    assert break_even(tpu.usd_per_hour, v100.usd_per_hour) == pytest.approx(2.124, abs=1e-3)
-
-
 def test_words_narrow_the_rows():
     assert rows_for("imagenet-resnet50", "V100 F32")
     assert all(
         "v100" in row.target and row.precision == "f32" for row in rows_for("imagenet-resnet50", "v100 f32")
     )
     assert rows_for("mnist", "abacus") == () and rows_for("digits") == ()
-
-
-def test_ratios_stay_with_their_own_machine(tmp_path):
-    made = comparisons.record(
-        tmp_path / "cpu.json", 30, name="cifar10-resnet32", batch=128, parameters=464_154
-    )
-    found = document(read([str(made), "published"]), prices=())
-    assert found["relative"][0]["rows"][0]["label"].startswith("TPU v2")
-    for row in found["rows"][1:]:
-        assert row["kind"] == "published" and row["ratio"] is None and row["examples_per_second"] is None
-    relative, prices, scale = found["sentences"]["published"]
-    assert ("V100 (2018)", "50") in [(f["label"], f["span"]) for f in relative["times"]]
-    assert (prices["less"], prices["most"], prices["least"]) == pytest.approx((0.058, 16.34, 15.38), rel=0.01)
-    assert scale["code"] == "published-scale" and "30" not in relative["text"] + prices["text"]
 
 
 def test_similar_models_say_so(tmp_path):

@@ -66,14 +66,13 @@ def test_bad_files_are_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("field", "value", "expected"),
     [
-        ("first_losses", "x", "a list of numbers"),
-        ("first_losses", ["x"], "a list of numbers"),
-        ("batch", True, "a whole number from 1 on"),
-        ("steps_per_interval", 0, "a whole number from 1 on"),
-        ("seconds", [1], "an object"),
-        ("share_of_peak", "unknown", "a number"),
-        ("exact", 1, "true or false"),
-        ("framework", 3, "text"),
+        ("first_losses", "x", ["array"]),
+        ("batch", True, ["integer", "null"]),
+        ("steps_per_interval", 0.5, ["integer"]),
+        ("seconds", [1], ["object"]),
+        ("share_of_peak", "unknown", ["number", "null"]),
+        ("exact", 1, ["boolean", "null"]),
+        ("framework", 3, ["string", "null"]),
     ],
 )
 def test_a_field_of_another_type_is_named(tmp_path, field, value, expected):

@@ -331,15 +331,15 @@ class BarChart:
     axis: Axis
 
 
-def bars(measures: Sequence[Measure], *, linear: bool = False) -> BarChart | None:
-    """Bars from zero, or points on a logarithmic axis (`log`) if the values span more than `BARS`, unless
-    `linear`; `None` if there is nothing to draw."""
+def bars(measures: Sequence[Measure]) -> BarChart | None:
+    """Bars from zero, or points on a logarithmic axis (`log`) if the values span more than `BARS`; `None` if
+    there is nothing to draw."""
     if not measures:
         return None
     ends = [v for m in measures for v in (m.value, m.low, m.high) if v is not None and v > 0]
     # an interval far above all bars is clipped, or the bars would be tiny
     most = min(max(ends, default=1.0), 2 * max(m.value for m in measures))
-    if not linear and spread_out([m.value for m in measures], BARS):
+    if spread_out([m.value for m in measures], BARS):
         # the same for an end far below everything else
         least = min(m.value for m in measures)
         low = 10.0 ** math.floor(math.log10(max(min(ends), least / 10)) - 0.1)

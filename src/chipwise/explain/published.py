@@ -3,12 +3,9 @@
 `published.csv` has a row for each figure. `chipwise compare` labels these rows as published everywhere.
 
 - `examples_per_second` is global, of all the chips of the row, at the global `batch`.
-- If a source gives only ratios (`relative_low` to `relative_high`), they are relative to its own `anchor`,
-  whose absolute speed is unknown. Such rows can be compared only with each other.
 - `low` and `high` are the range of `examples_per_second` that the source states, over its runs or within one.
 - `similar` says how the model, its input or its data differ from the recipe's; empty if they do not.
 - `accuracy` are the final evaluations of its runs, as shares.
-- `usd_per_hour` is the price that the source itself states, of its time.
 """
 
 from __future__ import annotations
@@ -33,15 +30,10 @@ class Published:
     precision: str
     batch: int | None  # global
     replicas: int | None
-    examples_per_second: float | None
+    examples_per_second: float
     low: float | None
     high: float | None
-    relative_low: float | None  # times the speed of `anchor`
-    relative_high: float | None
-    anchor: str
     accuracy: tuple[float, ...]
-    usd_per_hour: float | None
-    price_note: str
     similar: str
     source: str
     date: str

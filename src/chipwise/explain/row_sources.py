@@ -11,12 +11,12 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..atomic import read_regular
+from ..atomic import Misfit, read_regular, typed
 from ..chips.catalogue import find
 from ..errors import DataError, RecipeError, RunError
 from ..machine import record
@@ -112,80 +112,69 @@ def _folder(path: Path) -> list[Row]:
 # ---- records
 
 
+@dataclass(frozen=True)
+class _Measured:
+    """What a comparison uses of what a training record measured; docs/bench.md describes it."""
+
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    devices: Mapping[str, Any] = field(default_factory=dict)
+    seconds: Mapping[str, Any] = field(default_factory=dict)
+    batch: int | None = None
+    replicas: int | None = None
+    precision: str | None = None
+    exact: bool | None = None
+    data: str | None = None
+    data_note: str | None = None
+    framework: str | None = None
+    parameters: int | None = None
+    steps_per_interval: int = 1
+    warmup_steps: int = 0
+    timed_steps: int | None = None
+    first_losses: list = field(default_factory=list)
+    wait_data_share: float | None = None
+    share_of_peak: float | None = None
+
+
 def _record(stored: record.Record, path: Path) -> Row:
-    """Raises `DataError` for a record that lacks the speed, or the batch it was measured at."""
-    measured = checked(stored.measured, path)
+    """Raises `DataError` for a record that lacks the speed, or has a field of another type."""
+    try:
+        given = {name: value for name, value in stored.measured.items() if value is not None}
+        measured: _Measured = typed(_Measured, given, "measured")
+    except Misfit as error:
+        raise DataError("record-measured-type", path=path, **error.facts) from None
     speeds = stored.figures.get("examples_per_second")
     if speeds is None or min(speeds.runs) <= 0:
         raise DataError("record-no-speed", path=path)
-    recipe, devices = mapping(measured, "recipe"), mapping(measured, "devices")
-    own = {k: measured[k] for k in ("batch", "replicas", "precision") if k in measured}
-    each, start = measured.get("steps_per_interval", 1), measured.get("warmup_steps", 0)
-    losses = list(itertools.takewhile(known, measured.get("first_losses", ())))
+    own = {
+        name: v for name in ("batch", "replicas", "precision") if (v := getattr(measured, name)) is not None
+    }
+    # null, and the NaN that Python writes, are losses that were not finite
+    losses = list(itertools.takewhile(known, measured.first_losses))
     notes = []
-    if len(losses) < len(measured.get("first_losses", ())):
+    if len(losses) < len(measured.first_losses):
         notes.append(fact("loss-not-finite-at", step=len(losses) + 1))
-    if measured.get("data_note"):
-        notes.append(fact("data-note", words=measured["data_note"]))
-    notes += [
-        fact(code, share=measured[k])
-        for k, code in (("wait_data_share", "share-waiting"), ("share_of_peak", "share-of-peak"))
-        if k in measured
-    ]
+    if measured.data_note:
+        notes.append(fact("data-note", words=measured.data_note))
+    if measured.wait_data_share is not None:
+        notes.append(fact("share-waiting", share=measured.wait_data_share))
+    if measured.share_of_peak is not None:
+        notes.append(fact("share-of-peak", share=measured.share_of_peak))
+    start, each = measured.warmup_steps, measured.steps_per_interval
     repeat = Repeat(
-        name=str(path),
-        seed=whole(recipe, "seed"),
-        steps=measured.get("timed_steps"),
+        name=str(path), seed=whole(measured.recipe, "seed"), steps=measured.timed_steps,
         speeds=tuple((start + each * (k + 1), run) for k, run in enumerate(speeds.runs)),
         losses=tuple(Window(k + 1, k + 1, x) for k, x in enumerate(losses)),
-        seconds=numbers(measured.get("seconds", {})),
-        complete=False,
-    )
+        seconds=numbers(measured.seconds), complete=False,
+    )  # fmt: skip
     versions = {"python": stored.machine.python, **stored.machine.versions}
     return Row(
         label=path.stem, kind=MEASURED, form="record", created=stored.created,
         source=fact("source-record", path=str(path), day=stored.created[:10]),
-        parameters=measured.get("parameters"), exact=measured.get("exact"), data=measured.get("data") or None,
-        framework=measured.get("framework") or None, machine=stored.machine.title,
+        parameters=measured.parameters, exact=measured.exact, data=measured.data or None,
+        framework=measured.framework or None, machine=stored.machine.title,
         versions={k: v for k, v in versions.items() if v}, repeats=(repeat,), notes=tuple(notes),
-        **ran_on(devices), **identity({**recipe, **own, "name": stored.name}, path),
+        **ran_on(measured.devices), **identity({**measured.recipe, **own, "name": stored.name}, path),
     )  # fmt: skip
-
-
-_TYPES: dict[str, Callable[[Any], bool]] = {
-    "text": lambda value: isinstance(value, str),
-    "true or false": lambda value: isinstance(value, bool),
-    "an object": lambda value: isinstance(value, dict),
-    "a number": known,
-    "a whole number from 0 on": lambda value: type(value) is int and value >= 0,
-    "a whole number from 1 on": lambda value: type(value) is int and value >= 1,
-    # null, and the NaN that Python writes, are losses that were not finite
-    "a list of numbers": lambda value: (
-        isinstance(value, list) and all(x is None or type(x) in (int, float) for x in value)
-    ),
-}
-_FIELDS = {  # of what a record measured, those that a comparison uses, by type
-    "text": "framework data data_note precision",
-    "true or false": "exact",
-    "an object": "recipe devices seconds",
-    "a number": "wait_data_share share_of_peak",
-    "a whole number from 0 on": "parameters warmup_steps timed_steps",
-    "a whole number from 1 on": "batch replicas steps_per_interval",
-    "a list of numbers": "first_losses",
-}
-
-
-def checked(measured: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """What a training record measured, the fields that are there and not null.
-
-    Raises `DataError` for one that is of another type than docs/bench.md says.
-    """
-    for expected, names in _FIELDS.items():
-        for name in names.split():
-            if (value := measured.get(name)) is not None and not _TYPES[expected](value):
-                facts = {"path": path, "field": f"measured.{name}", "value": json.dumps(value)[:60]}
-                raise DataError("record-measured-type", **facts, expected=expected)
-    return {name: value for name, value in measured.items() if value is not None}
 
 
 _SHARED = ["recipe", "batch", "replicas", "precision", "exact", "data", "framework", "machine", "where"]
@@ -228,7 +217,8 @@ def _plans(document: Mapping[str, Any], path: Path) -> list[Row]:
     rows = []
     for p in plans:
         chip = find(p["chip"]) if isinstance(p.get("chip"), str) else None
-        method = text(p, "method") or "method unknown"
+        method, problem = text(p, "method") or "method unknown", p.get("problem")
+        problem = problem.get("text") if isinstance(problem, Mapping) else problem
         rows.append(
             Row(
                 label=p["target"], kind=PREDICTED, form="plan", created=text(document, "created"),
@@ -236,15 +226,10 @@ def _plans(document: Mapping[str, Any], path: Path) -> list[Row]:
                 parameters=whole(recipe, "parameters"), batch=whole(p, "batch") or batch,
                 replicas=whole(p, "replicas"), precision=text(p, "precision"), target=p["target"], plan=p,
                 device=chip.name if chip else text(p, "chip"), devices=whole(p, "devices"),
-                notes=() if p.get("problem") is None else (fact("cannot-run", problem=_problem(p)),),
+                notes=() if problem is None else (fact("cannot-run", problem=problem),),
             )
         )  # fmt: skip
     return rows
-
-
-def _problem(plan: Mapping[str, Any]) -> str:
-    problem = plan["problem"]
-    return str(problem.get("text", problem) if isinstance(problem, Mapping) else problem)
 
 
 # ---- published

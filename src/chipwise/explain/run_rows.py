@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..engine.stored import metrics_of, read_processes, read_result, read_rows, stored_recipe
+from ..engine.stored import StoredRun, metrics_of, read_run, stored_recipe
 from ..errors import DataError, RecipeError, RunError
 from ..machine.fingerprint import stated as machine_of
 from ..study.study_file import Study
@@ -39,25 +39,23 @@ def run_row(folder: Path, diverged: Any = None) -> Row:
 
     Raises `RunError` when it is none, is damaged, or has no metrics yet.
     """
-    stored = stored_recipe(folder)
-    rows, damaged = read_rows(folder)
+    run = read_run(folder)
+    stored, rows, result = run.recipe, run.rows, run.result or {}
     when = divergence((rows[-1].get("diverged") if rows else None) or diverged)
     if not rows and when is None:
         raise RunError("run-no-metrics", folder=folder)
-    result, wrong = read_result(folder)
-    if wrong:
-        raise RunError("run-result-damaged", path=folder / "result.json", folder=folder, reason=wrong)
-    result = result or {}
+    if damaged := [problem for problem in run.problems if problem.code == "result-damaged"]:
+        path, reason = folder / "result.json", damaged[0]["reason"]
+        raise RunError("run-result-damaged", path=path, folder=folder, reason=reason)
     # Of a run that is not over, what its last process noted as it began
-    where = result or next(reversed([e for e in read_processes(folder) if e["event"] == "start"]), {})
+    where = result or next(reversed(run.starts), {})
     fields, devices = identity(stored, folder), mapping(where, "devices")
     notes: list[Fact] = []
     if when is not None:
         notes.append(fact("run-diverged-when", when=when))
     elif not result:
         notes.append(fact("run-unfinished", steps=rows[-1]["step"]))
-    if damaged:
-        notes.append(fact("run-lines-damaged", lines=len(damaged)))
+    notes += run.problems
     source = stored.get("source")
     synthetic = isinstance(source, Mapping) and bool(source.get("synthetic"))
     if synthetic:  # the data is a field of its own
@@ -69,7 +67,7 @@ def run_row(folder: Path, diverged: Any = None) -> Row:
         data=("synthetic" if synthetic else "real") if isinstance(source, Mapping) else None,
         exact=devices["exact"] if isinstance(devices.get("exact"), bool) else None,
         parameters=whole(devices, "parameters"), notes=tuple(notes),
-        repeats=(_repeat(folder, stored, rows, result, when),), **ran_on(devices), **fields,
+        repeats=(_repeat(run, when),), **ran_on(devices), **fields,
     )  # fmt: skip
 
 
@@ -141,13 +139,8 @@ def _together(folders: Mapping[Path, Any], label: str, source: Fact) -> list[Row
     return [replace(first, label=label, form="study", source=source, repeats=repeats, notes=tuple(notes))]
 
 
-def _repeat(
-    folder: Path,
-    stored: Mapping[str, Any],
-    rows: Sequence[Mapping[str, Any]],
-    result: Mapping[str, Any],
-    diverged: Fact | None,
-) -> Repeat:
+def _repeat(run: StoredRun, diverged: Fact | None) -> Repeat:
+    rows, result = run.rows, run.result or {}
     speeds, losses, evaluations = [], [], []
     metrics: dict[str, float] = {}
     before = 0
@@ -172,7 +165,7 @@ def _repeat(
     if logged > sections.get("total", 0.0) + _ROUNDING:  # resumed: these are of its last process alone
         sections = {"total": logged} if result else {}
     return Repeat(
-        name=str(folder), seed=whole(stored, "seed"), steps=rows[-1]["step"] if rows else None,
+        name=str(run.path), seed=whole(run.recipe, "seed"), steps=rows[-1]["step"] if rows else None,
         speeds=tuple(steady or speeds), losses=tuple(losses), evaluations=tuple(evaluations), metrics=metrics,
         seconds=sections, complete=bool(result), diverged=diverged, warming_up=not steady,
     )  # fmt: skip

@@ -117,17 +117,14 @@ def test_bars_become_points_where_a_bar_would_mislead(tmp_path):
         assert ("lengths say nothing" in text) == log
 
 
-def test_cards_say_where_nothing_is_shown(tmp_path):
-    sources = [record(tmp_path / f"{k}.json", 1000, 0.05, seed=k) for k in range(5)]
-    text = Reader(compare_page.render(document(read([str(s) for s in sources]), prices=()))).text
-    card = " ".join(text[text.index("fastest") : text.index("Examples a second")].split())
-    assert "and 1 other, on the same device; no difference shown." in card
-    record(tmp_path / "4.json", 9000, 0.05, kind="TPU v2")
-    text = " ".join(
-        Reader(compare_page.render(document(read([str(s) for s in sources]), prices=()))).text.split()
-    )
-    assert "measured , fastest" in text or "measured, fastest" in text
-    assert "no difference" not in text[text.index("fastest") : text.index("Examples a second")]
+def test_a_card_says_how_the_fastest_compares_with_the_baseline(tmp_path):
+    sources = [record(tmp_path / f"{k}.json", 1000, 0.05, seed=k) for k in range(2)]
+    record(tmp_path / "1.json", 9000, 0.05, kind="TPU v2")
+    found = document(read([str(s) for s in sources]), prices=())
+    (card,) = compare_page._cards(found, sorted(found["rows"], key=lambda row: row["label"] != "1"))
+    assert card["who"] == "1" and "× 0, faster." in card["why"] and "TPU v2" in card["why"]
+    (base,) = compare_page._cards(found, found["rows"])
+    assert base["why"].startswith("The baseline.")
 
 
 def test_a_dagger_stands_beside_its_bar(tmp_path):

@@ -35,10 +35,7 @@ def parts(document: Document) -> Iterator[RenderableType]:
     yield from part("The same computation?", [a["fact"]["text"] for a in document["agreement"]])
     yield Text("\nSpeed", style="bold")
     yield speeds(document)
-    for group in document["relative"]:
-        yield ""
-        yield relative(group)
-    yield from map(_line, sentences["speed"] + sentences["published"])
+    yield from map(_line, sentences["speed"])
     yield from part("Time to the target", sentences["target"])
     yield from part("Wall time", sentences["wall"])
     if any(row["costs"] and row["examples_per_second"] for row in document["rows"]):
@@ -59,18 +56,9 @@ def texts(facts: Sequence[Document]) -> list[str]:
 # ---- tables
 
 
-def _table(
-    rows: Sequence[Sequence[str]], words: Sequence[str], *figures: str, last: Sequence[str] = ()
-) -> Table:
-    """A table with columns of words, of figures, and of words again."""
-    columns, left = (*words, *figures, *last), (*words, *last)
-    return table(columns, rows, left=left, fold=left, padding=(0, 1))
-
-
 def speeds(document: Document) -> Table:
-    """The rows with an absolute speed, known or not; rows with only ratios have their own table."""
-    elsewhere = {row["label"] for group in document["relative"] for row in group["rows"]}
-    rows = [row for row in document["rows"] if row["label"] not in elsewhere]
+    """A row each: its speed, and how it compares with the baseline."""
+    rows = document["rows"]
     per_step = ["steps/s"] * any(row["steps_per_second"] for row in rows)
     cells = []
     for row in rows:
@@ -86,8 +74,11 @@ def speeds(document: Document) -> Table:
                 "baseline" if base else verdict(row),
             ]
         )  # fmt: skip
-    figures = ("batch", "replicas", "examples/s", *per_step, "× baseline")
-    return _table(cells, ("", "figures", "on"), *figures, last=("says",))
+    words, figures = (
+        ("", "figures", "on", "says"),
+        ("batch", "replicas", "examples/s", *per_step, "× baseline"),
+    )
+    return table([*words[:3], *figures, words[3]], cells, left=words, fold=words, padding=(0, 1))
 
 
 def costs(document: Document) -> Table:
@@ -99,16 +90,8 @@ def costs(document: Document) -> Table:
             usd = [dollars(a["value"]) if a else "-" for a in amounts]
             usd[-1] += f", {cost['target_basis']}" if cost["target"] else ""
             cells.append([row["label"], f"{'spot' if cost['spot'] else 'on demand'}, {cost['date']}", *usd])
-    return _table(cells, ("", "price"), "a million examples", "the run", "to the target")
-
-
-def relative(group: Document) -> Table:
-    """Published ratios of one source."""
-    cells = [
-        [row["label"], row["span"], dollars(row["usd_per_hour"]) if row["usd_per_hour"] else "-"]
-        for row in group["rows"]
-    ]
-    return _table(cells, (f"published, relative to its own {group['anchor']}",), "×", "$/hour then")
+    columns = ("", "price", "a million examples", "the run", "to the target")
+    return table(columns, cells, left=columns[:2], fold=columns[:2], padding=(0, 1))
 
 
 # ---- cells and lines, on the page too

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from ... import __version__
@@ -22,18 +22,8 @@ from .agreement import SAME_BITS, Agreement, agreement, check_recipe, differing,
 from .conclusions import conclusions
 from .row_figures import FEW, Figure, Goal, TimeTo, costs, examples_per_second, ratio, times_to, wall_seconds
 
-SCHEMA = "chipwise.comparison/2"
+SCHEMA = "chipwise.comparison/3"
 _POINTS = 400  # at most, in a curve
-
-
-@dataclass(frozen=True)
-class _Timed:
-    """A row with its figures."""
-
-    row: Row
-    speed: Figure | None
-    wall: Figure | None
-    time: TimeTo | None
 
 
 def document(
@@ -57,42 +47,37 @@ def document(
         raise RecipeError(code, labels=[row.label for row in rows])
     check_recipe(rows)
     times = times_to(rows, target) if target is not None else [None] * len(rows)
-    timed = [
-        _Timed(row, examples_per_second(row), wall_seconds(row), time)
-        for row, time in zip(rows, times, strict=True)
-    ]
-    base = _baseline(timed, baseline)
-    one_batch = len({t.row.batch for t in timed if t.speed is not None}) == 1
+    speeds = {row.label: examples_per_second(row) for row in rows}
+    base = _baseline(rows, speeds, baseline)
+    one_batch = len({row.batch for row in rows if speeds[row.label]}) == 1
     measured = [row for row in rows if row.kind == MEASURED]
-    first = base.row if base.row.kind == MEASURED else next(iter(measured), None)
+    first = base if base.kind == MEASURED else next(iter(measured), None)
     agreements = {row.label: agreement(row, first) for row in measured if first and row is not first}
     metric = _metric(rows)
-    recipe = next((r for r in rows if r.settings), base.row)
+    base_time = times[list(rows).index(base)]
+    stated_rows = []
+    for row, time in zip(rows, times, strict=True):
+        stated = _stated(row) | _figures(row, base, speeds, (time, base_time), prices, one_batch)
+        stated |= _same(row, base, agreements.get(row.label)) | {"metric": _final(row, base, metric)}
+        stated_rows.append(stated | {"repeats": [_repeat(r) for r in row.repeats]})
     comparison = plain(
         {
             "schema": SCHEMA,
             "chipwise": __version__,
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "recipe": {
-                "name": base.row.recipe,
+                "name": base.recipe,
                 "parameters": next((r.parameters for r in rows if r.parameters is not None), None),
-                "columns": recipe.columns,
+                "columns": next((r for r in rows if r.settings), base).columns,
             },
-            "baseline": base.row.label,
+            "baseline": base.label,
             "target": None if target is None else {**asdict(target), "words": str(target)},
             "metric": metric,
             "notes": notes,
             "labels": {k: [r.label for r in rows if r.kind == k] for k in KINDS},
             "differing": differing(rows),
             "agreement": list(agreements.values()),
-            "rows": [
-                _stated(t.row)
-                | _figures(t, base, prices, one_batch)
-                | _same(t.row, base.row, agreements.get(t.row.label))
-                | {"metric": _final(t.row, base.row, metric), "repeats": [_repeat(r) for r in t.row.repeats]}
-                for t in timed
-            ],
-            "relative": _relative(rows),
+            "rows": stated_rows,
         }
     )
     return comparison | {"sentences": plain(conclusions(comparison))}
@@ -101,45 +86,43 @@ def document(
 def _stated(row: Row) -> dict[str, Any]:
     """The fields that a row states."""
     own = ("label", "kind", "form", "source", "created", "batch", "replicas", "precision", "exact", "data")
-    diverged = [r.diverged for r in row.repeats if r.diverged is not None]
+    own += ("framework", "machine", "versions", "steps", "notes")
+    when = {str(r.diverged): r.diverged for r in row.repeats if r.diverged is not None}
+    lost = {"runs": len(row.repeats) - len(row.sound), "of": len(row.repeats), "when": list(when.values())}
     return {name: getattr(row, name) for name in own} | {
-        "framework": row.framework,
         "device": row.where,
-        "machine": row.machine,
-        "versions": row.versions,
         "similar": row.published.similar if row.published else "",
-        "steps": row.steps,
-        "diverged": {
-            "runs": len(diverged),
-            "of": len(row.repeats),
-            "when": list({str(when): when for when in diverged}.values()),
-        }
-        if diverged
-        else None,
-        "notes": row.notes,
+        "diverged": lost if when else None,
     }
 
 
-def _figures(t: _Timed, base: _Timed, prices: Sequence[Price], one_batch: bool) -> dict[str, Any]:
-    """A row's speed, times and dollars; ratios are to the baseline, and `None` for the baseline itself."""
-    row = t.row
-    money, no_price = costs(row, prices, t.speed, t.wall, t.time)
-    trained, base_trained = (None if x.time is None else x.time.training for x in (t, base))
+def _figures(
+    row: Row,
+    base: Row,
+    speeds: dict[str, Figure | None],
+    times: tuple[TimeTo | None, TimeTo | None],
+    prices: Sequence[Price],
+    one_batch: bool,
+) -> dict[str, Any]:
+    """A row's speed, times and dollars. Ratios are to the baseline, and `None` for the baseline itself.
+    *Arguments:* `times`: to the target, of the row and of the baseline."""
+    speed, wall, (time, base_time) = speeds[row.label], wall_seconds(row), times
+    money, no_price = costs(row, prices, speed, wall, time)
 
-    def beside(mine: Figure | None, other: Figure | None):
-        return None if t is base or mine is None or other is None else ratio(mine, other)
+    def against(mine: Figure | None, other: Figure | None):
+        return None if row is base or mine is None or other is None else ratio(mine, other)
 
     return {
-        "examples_per_second": t.speed,
-        "ratio": beside(t.speed, base.speed),
-        "steps_per_second": t.speed.value / row.batch if t.speed and row.batch and one_batch else None,
+        "examples_per_second": speed,
+        "ratio": against(speed, speeds[base.label]),
+        "steps_per_second": speed.value / row.batch if speed and row.batch and one_batch else None,
         # whether its interval leaves out the variation between runs
         "within_one_run": row.kind == MEASURED and sum(bool(r.speeds) for r in row.sound) == 1,
-        "wall_seconds": t.wall,
-        "wall_ratio": beside(t.wall, base.wall) if _length(row) == _length(base.row) else None,
+        "wall_seconds": wall,
+        "wall_ratio": against(wall, wall_seconds(base)) if _length(row) == _length(base) else None,
         "seconds": _sections(row),
-        "target": t.time,
-        "target_ratio": beside(trained, base_trained),
+        "target": time,
+        "target_ratio": against(time and time.training, base_time and base_time.training),
         "costs": money,
         "no_price": no_price,
     }
@@ -156,20 +139,20 @@ def _same(row: Row, base: Row, beside: Agreement | None) -> dict[str, Any]:
     }
 
 
-def _baseline(timed: Sequence[_Timed], label: str | None) -> _Timed:
-    able = [t for t in timed if t.speed is not None]
+def _baseline(rows: Sequence[Row], speeds: dict[str, Figure | None], label: str | None) -> Row:
+    able = [row for row in rows if speeds[row.label] is not None]
     if label is None:
-        return (able or timed)[0]
-    given = [t for t in timed if label in t.row.given]
-    named = [t for t in timed if label in (t.row.label, *(r.name for r in t.row.repeats))]
+        return (able or rows)[0]
+    given = [row for row in rows if label in row.given]
+    named = [row for row in rows if label in (row.label, *(r.name for r in row.repeats))]
     chosen = next(iter(given if len(given) == 1 else named), None)
-    if chosen is not None and chosen.speed is None:
-        raise RecipeError("baseline-no-speed", label=label, rows=[t.row.label for t in able] or ["none"])
+    if chosen in able:
+        return chosen  # type: ignore[return-value]
     if chosen is not None:
-        return chosen
+        raise RecipeError("baseline-no-speed", label=label, rows=[row.label for row in able] or ["none"])
     if given:
-        raise RecipeError("baseline-several", label=label, n=len(given), rows=[t.row.label for t in given])
-    labels = [t.row.label for t in timed]
+        raise RecipeError("baseline-several", label=label, n=len(given), rows=[row.label for row in given])
+    labels = [row.label for row in rows]
     raise RecipeError("baseline-unknown", label=label, near=near(label, labels), rows=labels)
 
 
@@ -193,8 +176,8 @@ def _final(row: Row, base: Row, metric: str | None) -> dict[str, Any] | None:
     if not mine:
         return None
     values = [v for _, v in mine]
-    s = Spread.of(values, metric or "")
-    low, high = (None, None) if len(mine) < FEW else (s.low, s.high)
+    spread = Spread.of(values, metric or "")
+    ends = {} if len(mine) >= FEW else {"low": None, "high": None}
     apart = by_pairs = None
     if other and row is not base:
         seeds, others = ({s: v for s, v in finals if s is not None} for finals in (mine, other))
@@ -203,7 +186,7 @@ def _final(row: Row, base: Row, metric: str | None) -> dict[str, Any] | None:
             apart = paired([seeds[s] for s in sorted(seeds)], [others[s] for s in sorted(seeds)])
         else:
             apart = difference(values, [v for _, v in other])
-    return asdict(s) | {"values": values, "low": low, "high": high, "difference": apart, "by_pairs": by_pairs}
+    return asdict(spread) | {"values": values, **ends, "difference": apart, "by_pairs": by_pairs}
 
 
 def _finals(row: Row, metric: str | None) -> list[tuple[int | None, float]]:
@@ -239,22 +222,3 @@ def thinned(points: Sequence[Any]) -> list[Any]:
     """At most `_POINTS` points, evenly spaced, including the last."""
     every = -(-len(points) // _POINTS) or 1
     return list(points[::-1][::every])[::-1]
-
-
-def _relative(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Published ratios by their anchor, fastest first; they are compared only with each other."""
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        own = row.published
-        if own is None or own.relative_low is None:
-            continue
-        low, high = own.relative_low, own.relative_high or own.relative_low
-        stated = {name: getattr(own, name) for name in ("usd_per_hour", "price_note", "date", "note")}
-        span = f"{low:g}" if low == high else f"{low:g} to {high:g}"
-        groups.setdefault(own.anchor, []).append(
-            {"label": row.label, "source": row.source, "span": span, "low": low, "high": high, **stated}
-        )
-    return [
-        {"anchor": anchor, "source": group[0]["source"], "rows": sorted(group, key=lambda r: -r["high"])}
-        for anchor, group in groups.items()
-    ]

@@ -17,7 +17,7 @@ _KINDS = dict(zip(KINDS, ("rows-measured", "rows-predicted", "rows-published"), 
 
 def conclusions(document: Document) -> dict[str, list[Fact]]:
     """The facts by subject: `headline`; `kinds`: which figures were measured; `speed`, `wall`, `target`,
-    `money`, `metric` and `published`."""
+    `money` and `metric`."""
     rows = [row for row in document["rows"] if row["examples_per_second"]]
     labels = document["labels"]
     return {
@@ -28,7 +28,6 @@ def conclusions(document: Document) -> dict[str, list[Fact]]:
         "target": _target(document),
         "money": _money(rows),
         "metric": _metric(document),
-        "published": [one for group in document["relative"] for one in _relative(group)],
     }
 
 
@@ -36,15 +35,13 @@ def _headline(document: Document, rows: list[Document]) -> list[Fact]:
     if len(rows) > 1:
         return _faster(document, rows)
     alone = [fact("speed-alone", **_of(row), speed=_speed_of(row)) for row in rows]
-    if groups := document["relative"]:
-        return [_relative(groups[0])[0], *([fact("on-another-scale"), *alone] if alone else [])]
     return [fact("nothing-to-compare"), *(alone or [fact("no-row-has-a-speed")])]
 
 
 def _faster(document: Document, rows: list[Document]) -> list[Fact]:
     """Compares the fastest row with the baseline; if the baseline is the fastest, it with the next one."""
     base = next(row for row in rows if row["label"] == document["baseline"])
-    first, second, *_ = sorted(rows, key=lambda row: -row["examples_per_second"]["value"])
+    first, second, *_ = sorted(rows, key=lambda row: -_speed_of(row))
     if first is not base:
         return _one(document, first, base, first["ratio"], first)
     there = second["ratio"]
@@ -63,38 +60,23 @@ def _one(document: Document, a: Document, b: Document, ratio: Document, other: D
     On one device no chip is faster: the difference is in how it was used, and what else it did.
     """
     names = {"a": a["label"], "b": b["label"]}
-    kinds = fact("kinds-of-both", **names, a_kind=a["kind"], b_kind=b["kind"])
-    kinds = fact("kind-of-both", kind=a["kind"]) if a["kind"] == b["kind"] else kinds
-    doubt = [fact("not-known-to-be-the-same")] if other["same_computation"] is False else []
-    within = known(ratio["low"]) and known(ratio["high"])
-    ends = {"value": ratio["value"], "low": ratio["low"], "high": ratio["high"]}
+    ends = {name: ratio[name] for name in ("value", "low", "high")}
+    code = "faster" if known(ratio["low"]) and known(ratio["high"]) else "faster-without-interval"
+    faster = fact("no-difference-shown" if ratio["verdict"] == NO_DIFFERENCE else code, **names, **ends)
     alone = interval_of(ratio, a, b)
-    whose = [fact("interval-of-one", label=alone)] if alone else []
-    if ratio["verdict"] == NO_DIFFERENCE:
-        return [fact("no-difference-shown", **names, **ends), *whose, kinds, *doubt]
-    faster = fact("faster" if within else "faster-without-interval", **names, **ends)
-    if not other["same_device"]:
-        return [faster, *whose, kinds, *doubt]
+    notes = [fact("interval-of-one", label=alone)] if alone else []
+    notes += [fact("not-known-to-be-the-same")] if other["same_computation"] is False else []
+    if not other["same_device"] or ratio["verdict"] == NO_DIFFERENCE:
+        return [faster, *notes]
     device = a["machine"] if a["machine"] and a["machine"] == b["machine"] else a["device"]
     if other["same_steps"]:
         speeds = {"a_speed": _speed_of(a), "b_speed": _speed_of(b)}
-        return [fact("same-device-and-steps", device=device, **names, **speeds), kinds, *doubt]
-    return [_same_device(document, a, b, device), faster, *whose, kinds, *doubt]
-
-
-def _same_device(document: Document, a: Document, b: Document, device: str) -> Fact:
-    """What differs between two rows on one device: the framework, or settings."""
-    names = []
-    for d in document["differing"]:
-        values = d["values"]
-        if a["label"] in values and b["label"] in values and values[a["label"]] != values[b["label"]]:
-            names.append(d["setting"])
-    names = [name for name in names if name not in ("machine", "device")]
-    if "framework" in names:
-        return fact("same-device-other-framework", device=device)
-    if names:
-        return fact("same-device-other-settings", device=device, settings=names)
-    return fact("same-device", device=device)
+        return [fact("same-device-and-steps", device=device, **names, **speeds)]
+    differ = [d for d in document["differing"] if d["setting"] not in ("machine", "device")]
+    both = [(d["setting"], [d["values"].get(name, "") for name in names.values()]) for d in differ]
+    settings = [setting for setting, (one, two) in both if one != two and "" not in (one, two)]
+    code = "same-device-other-settings" if settings else "same-device"
+    return [fact(code, device=device, settings=settings), faster, *notes]
 
 
 def _speed(document: Document, rows: list[Document]) -> list[Fact]:
@@ -115,60 +97,41 @@ def _speed(document: Document, rows: list[Document]) -> list[Fact]:
         if some := row["diverged"]:
             code = "row-diverged" if some["runs"] == some["of"] else "some-diverged"
             facts.append(fact(code, label=row["label"], **_divergence(some)))
-    facts += [
-        fact("row-similar", label=row["label"], how=row["similar"])
-        for row in document["rows"]
-        if row["similar"]
-    ]
+        if row["similar"]:
+            facts.append(fact("row-similar", label=row["label"], how=row["similar"]))
     return facts
 
 
 def _wall(rows: list[Document]) -> list[Fact]:
     facts = []
-    timed = [row for row in rows if row["wall_seconds"]]
-    for row in timed:
-        parts = {name: s for name, s in row["seconds"].items() if name != "total" and s}
-        more = [*_against(row["wall_ratio"]), *([fact("wall-parts", parts=parts)] if parts else [])]
-        facts.append(fact("wall-time", **_of(row), wall=row["wall_seconds"], more=more))
-    if len({(row["steps"] or 0) * (row["batch"] or 0) for row in timed}) > 1:
-        facts.append(fact("other-lengths"))
     for row in rows:
-        if not row["wall_seconds"] and row["seconds"]:
-            parts = {name: s for name, s in row["seconds"].items() if s}
-            facts.append(fact("benchmark-time", **_of(row), parts=parts))
+        if row["wall_seconds"]:
+            parts = {name: s for name, s in row["seconds"].items() if name != "total" and s}
+            more = [*_against(row["wall_ratio"]), *([fact("wall-parts", parts=parts)] if parts else [])]
+            facts.append(fact("wall-time", **_of(row), wall=row["wall_seconds"], more=more))
     return facts
 
 
 def _target(document: Document) -> list[Fact]:
-    if document["target"] is None:
-        return []
     facts = []
-    for row in document["rows"]:
+    for row in document["rows"] if document["target"] is not None else ():
         time = row["target"]
-        if not time["training"] and not time["wall"]:
-            facts.append(fact("target-unreached", label=row["label"], why=time["how"]["text"]))
-            continue
         times = []
         if time["training"]:
             times.append(fact("training-time", seconds=time["training"], more=_against(row["target_ratio"])))
         if time["wall"]:
             times.append(fact("wall-time-to-target", seconds=time["wall"]))
-        of = {"label": row["label"], "target": document["target"]["words"], "kind": time["kind"]}
-        facts.append(fact("time-to-target", **of, times=times, how=time["how"]["text"]))
-    if any(row["target"]["wall"] for row in document["rows"]):
-        facts.append(fact("wall-time-means"))
+        of = {"label": row["label"], "target": document["target"]["words"], "why": time["how"]["text"]}
+        facts.append(fact("time-to-target", **of, times=times) if times else fact("target-unreached", **of))
     return facts
 
 
 def _money(rows: list[Document]) -> list[Fact]:
-    priced = []
-    for row in rows:
-        cost = next((c for c in row["costs"] if not c["spot"] and c["per_million_examples"]), None)
-        if cost is not None:
-            priced.append((cost["per_million_examples"]["value"], row))
+    costs = [(c["per_million_examples"], row) for row in rows for c in row["costs"] if not c["spot"]]
+    priced = sorted(((usd["value"], row) for usd, row in costs if usd), key=lambda p: p[0])
     if len(priced) < 2:
         return []
-    (least, row), (more, other) = sorted(priced, key=lambda p: p[0])[:2]
+    (least, row), (more, other) = priced[:2]
     next_ = {"other": other["label"], "other_kind": other["kind"], "other_usd": more}
     return [fact("cheapest-on-demand", **_of(row), usd=least, **next_)]
 
@@ -192,29 +155,6 @@ def _metric(document: Document) -> list[Fact]:
         of = {"metric": document["metric"], "mean": final["mean"]}
         facts.append(fact("final", **_of(row), **of, runs=runs, more=more))
     return facts
-
-
-def _relative(group: Document) -> list[Fact]:
-    """The ratios of one source, fastest first, and their cost at its own prices."""
-    rows, anchor = group["rows"], group["anchor"]
-    times = [fact("times", label=r["label"], span=r["span"]) for r in rows if r["label"] != anchor]
-    facts = [fact("published-relative", anchor=anchor, times=times)]
-    priced = [(_work_a_dollar(row), row) for row in rows if row["usd_per_hour"]]
-    if len(priced) > 1:
-        least, dear = min(priced, key=lambda p: p[0])
-        most, cheap = max(priced, key=lambda p: p[0])
-        prices = {
-            f"{name}_{k}": row[k]
-            for name, row in (("cheap", cheap), ("dear", dear))
-            for k in ("label", "usd_per_hour", "price_note")
-        }
-        facts.append(fact("published-prices", **prices, most=most, least=least, less=1 - least / most))
-    return [*facts, fact("published-scale")]
-
-
-def _work_a_dollar(row: Document) -> float:
-    """The speed, relative to the anchor, for a dollar an hour."""
-    return (row["low"] + row["high"]) / 2 / row["usd_per_hour"]
 
 
 def _against(ratio: Document | None) -> list[Fact]:

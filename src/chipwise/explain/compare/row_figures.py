@@ -24,7 +24,7 @@ from ...recipe.metrics import lower_is_better
 from ...study.stats import HIGHER, LOWER, NO_DIFFERENCE, Difference, Spread
 from ...study.stats import ratio as spread_ratio
 from ...words.facts import Fact, fact
-from ..row import MEASURED, PREDICTED, PUBLISHED, Repeat, Row, as_range, mapping, numbers
+from ..row import PREDICTED, Row, as_range
 
 NO_INTERVAL = "no-interval-known"
 FEW = 3  # independent values; the 95 % interval of two is 13 deviations wide
@@ -57,11 +57,10 @@ class Figure:
 
 
 def examples_per_second(row: Row) -> Figure | None:
-    """The global speed of a row; `None` if it has none, or only a ratio to a machine of unknown speed."""
+    """The global speed of a row; `None` if it has none."""
     if (own := row.published) is not None:
         how = fact("published-alone" if own.low is None else "published-range")
-        speed = own.examples_per_second
-        return None if speed is None else Figure(speed, own.low, own.high, 0, how)
+        return Figure(own.examples_per_second, own.low, own.high, 0, how)
     if row.kind == PREDICTED:
         return _predicted(row.predicted)
     values = [v for r in row.sound if (v := r.examples_per_second) is not None]
@@ -138,30 +137,18 @@ class Goal:
 
 @dataclass(frozen=True)
 class TimeTo:
-    """The time of a row to the target; `None` if it is not reached, and `how` says why.
+    """The time of a row to the goal; `None` if it is not reached, and `how` says why.
 
-    *Fields:* `training`: seconds of training alone, steps over speed, for every row; `wall`: seconds since
-    the start of the run, which runs log and plans predict; `steps`: of the median repeat; `reached` of `runs`
-    reached it.
+    *Fields:* `training`: seconds of training alone, steps over speed; `wall`: seconds since the start of the
+    run, where runs log it; `steps`: of the median repeat; `reached` of `runs` reached it.
     """
 
     training: Figure | None
     wall: Figure | None
     steps: int | None
-    kind: str  # MEASURED if from its own runs, else PREDICTED
     reached: int
     runs: int
     how: Fact
-
-    @property
-    def paid(self) -> Figure | None:
-        """The time to pay for: the wall time, or training alone if that is unknown."""
-        return self.wall or self.training
-
-    @property
-    def basis(self) -> str:
-        """Which time `paid` is."""
-        return "wall time" if self.wall else "training alone" if self.training else ""
 
 
 def parse(text: str) -> Goal:
@@ -173,124 +160,65 @@ def parse(text: str) -> Goal:
     return Goal(name if "/" in name else f"eval/{name}", float(value))
 
 
-def times_to(rows: Sequence[Row], target: Goal) -> list[TimeTo]:
-    """The time to the target of each row. Raises `RecipeError` if no row has the metric."""
+def times_to(rows: Sequence[Row], goal: Goal) -> list[TimeTo]:
+    """The time to the goal of each row, from its own evaluations. Raises `RecipeError` if no row has any."""
     seen = sorted({k for row in rows for r in row.sound for e in r.evaluations for k in e if "/" in k})
-    if target.metric not in seen:
-        raise RecipeError("target-not-measured", metric=target.metric, value=target.value, seen=seen)
-    runs = [row for row in rows if _steps(row, target)]
-    return [_time(row, runs, target) for row in rows]
+    if goal.metric not in seen:
+        raise RecipeError("target-not-measured", metric=goal.metric, value=goal.value, seen=seen)
+    return [_time(row, goal) for row in rows]
 
 
-def _time(row: Row, runs: Sequence[Row], target: Goal) -> TimeTo:
-    values = [e[target.metric] for r in row.sound for e in r.evaluations if target.metric in e]
-    if not values:
-        return _reckoned(row, runs, target)
-    reached = [(e, r) for r in row.sound if (e := _first(r, target)) is not None]
+def _time(row: Row, goal: Goal) -> TimeTo:
+    values = [e[goal.metric] for r in row.sound for e in r.evaluations if goal.metric in e]
+    there = [(r, [e for e in r.evaluations if goal.reached(e.get(goal.metric))]) for r in row.sound]
+    reached = [(evaluations[0], r) for r, evaluations in there if evaluations]
     if not reached:
-        best = (min if target.downwards else max)(values)
-        tried = sum(any(target.metric in e for e in r.evaluations) for r in row.sound)
-        return _never(fact("target-missed", best=best), MEASURED, tried)
-    middle = _steps(row, target)[(len(reached) - 1) // 2]
+        best = (min if goal.downwards else max)(values, default=None)
+        how = fact("not-evaluated") if best is None else fact("target-missed", best=best)
+        return TimeTo(None, None, None, 0, sum(bool(r.evaluations) for r in row.sound), how)
+    steps = sorted(int(e["step"]) for e, _ in reached)
     trained = [e["step"] * row.batch / v for e, r in reached if row.batch and (v := r.examples_per_second)]
     walls = [e["seconds"] for e, _ in reached if "seconds" in e]
     training, wall = (repeated(t) if len(t) == len(reached) else None for t in (trained, walls))
-    some = len(reached) < len(row.repeats)
-    facts = {"steps": middle, "reached": len(reached), "runs": len(row.repeats)}
-    how = fact("own-steps-of-some" if some else "own-steps", **facts)
-    return TimeTo(training, wall, middle, MEASURED, len(reached), len(row.repeats), how)
-
-
-def _reckoned(row: Row, runs: Sequence[Row], target: Goal) -> TimeTo:
-    """For a row without evaluations: the steps of a run at the same batch, at this row's speed."""
-    if row.kind == PUBLISHED and row.published is not None and row.published.similar:
-        return _never(fact("another-model"))
-    if row.repeats and not row.sound:
-        return _never(fact("all-diverged"), MEASURED)
-    if row.form in ("run", "study"):
-        return _never(fact("not-evaluated"), MEASURED)
-    same = [r for r in runs if r.batch == row.batch and row.replicas in (None, r.replicas)]
-    if not same:
-        code = "no-run-at-batch" if runs else "no-run-reached"
-        return _never(fact(code, batch=row.batch, replicas=row.replicas))
-    counts = _steps(same[0], target)
-    steps = counts[(len(counts) - 1) // 2]
-    speed = examples_per_second(row)
-    if speed is None or row.batch is None:
-        return _never(fact("no-speed"))
-    examples = steps * row.batch
-    low, high = (None if v is None else examples / v for v in (speed.high, speed.low))
-    training = Figure(examples / speed.value, low, high, 0, speed.how)
-    how = fact("steps-of-another", label=same[0].label, steps=steps)
-    return TimeTo(training, _planned_wall(row, training, steps), steps, PREDICTED, 0, 0, how)
-
-
-def _planned_wall(row: Row, training: Figure, steps: int) -> Figure | None:
-    """The wall time with a plan's start, compilation and evaluations; `None` if these are unknown."""
-    known = numbers(mapping(row.plan or {}, "seconds"))
-    if not row.steps or not {"start", "compile"} <= known.keys():
-        return None
-    more = known["start"] + known["compile"] + known.get("evaluate", 0.0) * min(steps / row.steps, 1.0)
-    low, high = (None if t is None else t + more for t in (training.low, training.high))
-    return Figure(training.value + more, low, high, 0, training.how)
-
-
-def _never(why: Fact, kind: str = PREDICTED, runs: int = 0) -> TimeTo:
-    return TimeTo(None, None, None, kind, 0, runs, why)
-
-
-def _first(repeat: Repeat, target: Goal):
-    """The first evaluation at or beyond the target, or `None`."""
-    return next((e for e in repeat.evaluations if target.reached(e.get(target.metric))), None)
-
-
-def _steps(row: Row, target: Goal) -> list[int]:
-    """The steps to the target of each repeat that reached it, ascending."""
-    return sorted(int(e["step"]) for r in row.sound if (e := _first(r, target)) is not None)
+    facts = {"steps": steps[(len(steps) - 1) // 2], "reached": len(reached), "runs": len(row.repeats)}
+    how = fact("own-steps-of-some" if len(reached) < len(row.repeats) else "own-steps", **facts)
+    return TimeTo(training, wall, how=how, **facts)
 
 
 # ---- dollars, at dated prices
 
 
 def costs(
-    row: Row, table: Sequence[Price], speed: Figure | None, wall: Figure | None, target: TimeTo | None
+    row: Row, table: Sequence[Price], speed: Figure | None, wall: Figure | None, time: TimeTo | None
 ) -> tuple[list[dict[str, Any]], Fact | None]:
-    """Dollars at the cheapest on-demand and spot price of the row's chips, or at a published row's own price;
-    or the reason why there are none.
+    """Dollars at the cheapest on-demand and spot price of the row's chips, or why there are none.
 
-    They are of a million examples, of the run and to the target, each with its interval, or `None` if the
-    time is unknown; `target_basis` is "wall time", "training alone" if the wall time is unknown, or "".
+    They are of a million examples, of the run and to the goal, each with its interval, or `None` if the time
+    is unknown; `target_basis` is "wall time", "training alone" if the wall time is unknown, or "".
     """
-    own, on = row.published, row.rented
-    if own is not None and own.usd_per_hour is not None:
-        price = Price(
-            chip=own.device, chips=1, cloud="", instance=own.device, region="", usd_per_hour=own.usd_per_hour,
-            spot_usd_per_hour=None, spot_region="", includes=own.price_note, source=own.source, date=own.date,
-            note=str(fact("price-of-its-source")),
-        )  # fmt: skip
-        return [_money(price, False, speed, wall, target)], None
+    on = row.rented
     if (row.device or "").lower().startswith("cpu") or (on is not None and on.chip.kind == "CPU"):
         return [], fact("no-price-of-a-cpu")
     if on is None:
         return [], fact("device-not-priced", device=row.where)
     prices = prices_for(on, table)
     cheap = [(one, spot) for spot in (False, True) if (one := cheapest(prices, spot)) is not None]
-    money = [_money(one, spot, speed, wall, target) for one, spot in cheap]
-    return money, None if money else fact("no-price-of", target=on.name)
-
-
-def _money(
-    price: Price, spot: bool, speed: Figure | None, wall: Figure | None, target: TimeTo | None
-) -> dict[str, Any]:
-    hourly = (price.spot_usd_per_hour if spot else price.usd_per_hour) or 0.0
-    paid = None if target is None else target.paid
-    run, to_target = (None if t is None else t.range.times(hourly / 3600) for t in (wall, paid))
-    return {
-        "spot": spot,
-        "usd_per_hour": hourly,
-        "per_million_examples": None if speed is None else speed.range.inverse(1e6 * hourly / 3600),
-        "run": run,
-        "target": to_target,
-        "target_basis": "" if target is None else target.basis,
-        "region": price.spot_region if spot else price.region,
-    } | {name: getattr(price, name) for name in ("cloud", "instance", "includes", "date", "source", "note")}
+    if not cheap:
+        return [], fact("no-price-of", target=on.name)
+    paid = time and (time.wall or time.training)
+    basis = "" if time is None or paid is None else "wall time" if time.wall else "training alone"
+    stated = ("cloud", "instance", "includes", "date", "source", "note")
+    money = []
+    for price, spot in cheap:
+        hourly = (price.spot_usd_per_hour if spot else price.usd_per_hour) or 0.0
+        of = {
+            "spot": spot,
+            "usd_per_hour": hourly,
+            "per_million_examples": speed and speed.range.inverse(1e6 * hourly / 3600),
+            "run": wall and wall.range.times(hourly / 3600),
+            "target": paid and paid.range.times(hourly / 3600),
+            "target_basis": basis,
+            "region": price.spot_region if spot else price.region,
+        }
+        money.append(of | {name: getattr(price, name) for name in stated})
+    return money, None
