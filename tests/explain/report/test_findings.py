@@ -51,8 +51,7 @@ def test_large_shares(tmp_path, name, code, share, says):
 
 def test_shares_of_a_short_run_are_not_held_against_it(tmp_path):
     seconds = {k: v / 2 for k, v in runs.SECONDS.items()} | {"start": 30.0, "train": 10.0}
-    (only,) = whole(tmp_path, seconds=seconds)["advice"]
-    assert only["code"] == "story-run-short" and only["share"] == pytest.approx(0.65)
+    assert whole(tmp_path, seconds=seconds)["advice"] == []
 
 
 def test_slow_intervals_are_named_and_warm_up_is_none(tmp_path):
@@ -60,12 +59,6 @@ def test_slow_intervals_are_named_and_warm_up_is_none(tmp_path):
     one = found(whole(tmp_path, rows), "intervals-slow")
     assert one["count"] == 2 and one["worst"] == [[81, 90, 50.0], [91, 100, 120.0]]
     assert codes(one["also"]) == ["slow-without-waiting"]
-
-
-@pytest.mark.parametrize(("high", "says"), [(306.0, False), (308.0, True)])
-def test_an_uneven_speed(tmp_path, high, says):
-    speed = runs.finished(runs.usual())["speed"] | {"examples_per_second_quartiles": [245.0, high]}
-    assert (found(whole(tmp_path, speed=speed), "speed-varied") is not None) is says
 
 
 def test_a_chip_little_used(tmp_path):
@@ -94,15 +87,6 @@ def test_an_evaluation_loss_that_rises_again(tmp_path, last, says):
         assert typed(one) == ["--set duration=4ep"]
 
 
-@pytest.mark.parametrize(("last", "says"), [(0.86, False), (0.80, True)])
-def test_a_lower_accuracy_must_be_more_than_chance(tmp_path, last, says):
-    # over 400 examples 0.90 has a standard error of 0.015, a difference of two such one of 0.021
-    rows = evaluated([0.5] * 5, [0.7, 0.9, 0.89, 0.88, last])
-    one = found(whole(tmp_path, rows), "accuracy-highest-before-the-end")
-    assert (one is not None) is says
-    assert one is None or (one["examples"] == 400 and one["error_points"] == pytest.approx(1.5))
-
-
 def test_a_gap_between_training_and_held_out(tmp_path):
     one = found(whole(tmp_path, evaluated([0.5] * 4, [0.8] * 4)), "accuracy-gap")
     assert (one["train"], one["eval"]) == (0.99, 0.8)
@@ -117,12 +101,6 @@ def test_a_gap_of_running_statistics_that_hold_their_start(tmp_path):
     assert found(document, "accuracy-gap") is None
     stateless = whole(tmp_path / "b", rows, devices={**devices, "task_state": 0})
     assert found(stateless, "statistics-at-their-start") is None and found(stateless, "accuracy-gap")
-
-
-def test_a_loss_that_still_falls(tmp_path):
-    rows = [runs.timed(at, train_loss=3 * 0.99**at) for at in range(10, 201, 10)]
-    one = found(whole(tmp_path, rows), "loss-still-falling")
-    assert typed(one) == ["--set duration=20ep --run another-folder"] and one["also"] == []
 
 
 def test_a_loss_that_does_not_fall_and_one_that_jumps(tmp_path):

@@ -1,12 +1,11 @@
 """Findings about a run, with advice: rules with thresholds, each with its figures.
 
 A rule fires if its figure passes its threshold. A finding is not a proof, and its advice is a command or a
-setting to try. An accuracy counts as lower only if chance over the held-out examples does not explain it.
+setting to try.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import statistics
@@ -18,20 +17,16 @@ from ...data.stages import NAMES
 from ...data.watch import FED
 from ...engine.log import unsettled
 from ...engine.stored import StoredRun, number
-from ...errors import RecipeError
-from ...recipe.duration import Duration
 from ...words.facts import Fact, fact, say, texts
 from ...words.figures import one_line
 from .time_spent import Interval, Speed, TimeSpent
 
 WORSE = 1.1  # final evaluation loss over its minimum
 GAP = 0.05  # training accuracy minus evaluation accuracy
-FALLING = 0.9  # training loss of the last fifth over the fifth before
 IDLE = 0.10  # share of a run with rate 0
 SHORT = 60.0  # seconds; in shorter runs shares of wall time say little
 LARGE = 0.10  # share of the wall time above which work other than training matters
 SMALL = 0.05  # the share to reduce it to
-UNEVEN = 0.25  # interquartile range of the speed over its median
 SLOW = 0.5  # share of the median speed below which an interval is slow
 ENOUGH = 6  # least intervals for a spread
 NOTABLE = 0.01  # least share of the training time lost to slow intervals
@@ -85,7 +80,7 @@ def learned(
         return [Observation("learning", fact("story-run-diverged"), (how, before), calmer)]
     findings = _unlearned(run, calmer, recipe)
     if not findings and finished:
-        findings = [*_earlier_best(run), *_gap(run), *_still_falling(run)]
+        findings = [*_earlier_best(run), *_gap(run)]
     return findings + _idle(rate)
 
 
@@ -145,27 +140,15 @@ def _chance(value: float, examples: int | None) -> float:
 
 
 def _earlier_best(run: StoredRun) -> list[Observation]:
-    findings = []
     losses = _series(run, "eval/loss")
-    if len(losses) >= 5:
-        (best_at, best), (last_at, last) = min(losses, key=lambda pair: pair[1]), losses[-1]
-        if sum(step > best_at for step, _ in losses) >= 3 and last > WORSE * best > 0:
-            lower = fact("loss-lowest-before-the-end", best=best, step=best_at, end=last, last=last_at)
-            tries = fact("try-decay-or-augmentation"), typed_text(f"--set duration={_until(run, best_at)}")
-            findings.append(Observation("learning", lower, (), tries))
-    accuracies = _series(run, "eval/accuracy")
-    if len(accuracies) >= 5:
-        (best_at, best), (last_at, last) = max(accuracies, key=lambda pair: pair[1]), accuracies[-1]
-        error = _chance(best, _held_out(run))
-        if best - last > 2 * error * math.sqrt(2):
-            higher = fact(
-                "accuracy-highest-before-the-end", best=best, step=best_at, end=last, last=last_at,
-                examples=_held_out(run), error_points=100 * error,
-            )  # fmt: skip
-            findings.append(
-                Observation("learning", higher, (), (typed_text(f"--set duration={_until(run, best_at)}"),))
-            )
-    return findings
+    if len(losses) < 5:
+        return []
+    (best_at, best), (last_at, last) = min(losses, key=lambda pair: pair[1]), losses[-1]
+    if sum(step > best_at for step, _ in losses) < 3 or not last > WORSE * best > 0:
+        return []
+    lower = fact("loss-lowest-before-the-end", best=best, step=best_at, end=last, last=last_at)
+    tries = fact("try-decay-or-augmentation"), typed_text(f"--set duration={_until(run, best_at)}")
+    return [Observation("learning", lower, (), tries)]
 
 
 def _until(run: StoredRun, step: int) -> str:
@@ -187,25 +170,6 @@ def _gap(run: StoredRun) -> list[Observation]:
         return [Observation("learning", begun, (), (fact("try-lower-momentum"),))]
     tries = fact("try-decay-or-augmentation"), fact("try-more-examples")
     return [Observation("learning", fact("accuracy-gap", train=a, eval=b), (), tries)]
-
-
-def _still_falling(run: StoredRun) -> list[Observation]:
-    losses, held_out = _series(run, "train/loss"), _series(run, "eval/loss")
-    fifth = len(losses) // 5
-    if fifth < 2 or (held_out and held_out[-1][1] > min(value for _, value in held_out)):
-        return []
-    before = statistics.fmean(value for _, value in losses[-2 * fifth : -fifth])
-    last = statistics.fmean(value for _, value in losses[-fifth:])
-    if not 0 < last < FALLING * before:
-        return []
-    falling = fact("loss-still-falling", last=last, before=before, rows=fifth)
-    also = (fact("eval-loss-lowest-at-the-end"),) if held_out else ()
-    tries = []
-    with contextlib.suppress(RecipeError):
-        duration = Duration.parse(run.recipe.get("duration"))  # type: ignore[arg-type]
-        longer = f"{2 * float(duration.value):g}{duration.unit}"
-        tries.append(typed_text(f"--set duration={longer} --run another-folder"))
-    return [Observation("learning", falling, also, tries)]
 
 
 def _idle(rate: Mapping[str, Any]) -> list[Observation]:
@@ -230,7 +194,6 @@ def slow(
     return [
         *_input(run, timed, recipe),
         *_sections(run, spent),
-        *_spread(speed, recipe),
         *_intervals(timed),
         *_peak(run, speed, recipe),
     ]
@@ -275,35 +238,25 @@ def _sections(run: StoredRun, spent: TimeSpent | None) -> list[Observation]:
     if spent is None or spent.of != "result.json":
         return []
     total, parts = spent.total, spent.parts
-    first = parts.get("start", 0.0) + parts.get("compile", 0.0)
     if total < SHORT:
-        short = fact("story-run-short", seconds=first, total=total, share=first / total if total else 0.0)
-        return [] if first < total / 2 else [Observation("time", short, (), (fact("try-speeds"),))]
+        return []
     resident = stored(run, "feed").get("data") == "on the device"
     evaluations = [row for row in run.rows if any(name.startswith("eval/") for name in row)]
 
-    findings = {
+    rarer = _rarer(evaluations, parts.get("evaluate", 0.0) / total)
+    rules: list[tuple[str, str, dict[str, Any], list[Fact]]] = [
         # If the data is to stay on the device, all of it is read before the first step
-        "start": ("starting-large", {}, [typed_text("--feed host")] if resident else []),
-        "compile": ("compiling-large", {}, [typed_text("export JAX_COMPILATION_CACHE_DIR=~/.cache/jax")]),
-        "evaluate": (
-            "evaluating-large",
-            {"times": len(evaluations)},
-            [typed_text(_rarer(evaluations, parts.get("evaluate", 0.0) / total))],
-        ),
-        "checkpoint": (
-            "saving-large",
-            {},
-            [typed_text("--checkpoint-every 25%"), fact("try-faster-disk")],
-        ),
-    }
-    return [
-        Observation(
-            "time", Fact(code, {"seconds": part, "total": total, "share": part / total, **more}), (), tries
-        )
-        for name, (code, more, tries) in findings.items()
-        if (part := parts.get(name, 0.0)) / total >= LARGE
+        ("start", "starting-large", {}, [typed_text("--feed host")] if resident else []),
+        ("compile", "compiling-large", {}, [typed_text("export JAX_COMPILATION_CACHE_DIR=~/.cache/jax")]),
+        ("evaluate", "evaluating-large", {"times": len(evaluations)}, [typed_text(rarer)]),
+        ("checkpoint", "saving-large", {}, [typed_text("--checkpoint-every 25%"), fact("try-faster-disk")]),
     ]
+    found = []
+    for name, code, more, tries in rules:
+        if (part := parts.get(name, 0.0)) / total >= LARGE:
+            large = Fact(code, {"seconds": part, "total": total, "share": part / total, **more})
+            found.append(Observation("time", large, (), tries))
+    return found
 
 
 def _rarer(evaluations: Sequence[Mapping[str, Any]], share: float) -> str:
@@ -312,19 +265,6 @@ def _rarer(evaluations: Sequence[Mapping[str, Any]], share: float) -> str:
     if every <= 0:
         return "--eval-every end"
     return f"--eval-every {max(every * math.ceil(share / SMALL), 0.001):.3g}ep"
-
-
-def _spread(speed: Speed | None, recipe: str) -> list[Observation]:
-    if speed is None or not speed.quartiles or (speed.intervals or 0) < ENOUGH:
-        return []
-    (low, high), median = speed.quartiles, speed.examples_per_second
-    if (high - low) / median < UNEVEN:
-        return []
-    uneven = fact(
-        "speed-varied", intervals=speed.intervals, low=low, high=high, median=median,
-        share=(high - low) / median,
-    )  # fmt: skip
-    return [Observation("time", uneven, (), (fact("try-other-work"), typed_text(f"chipwise bench {recipe}")))]
 
 
 def _intervals(timed: Sequence[Interval]) -> list[Observation]:
