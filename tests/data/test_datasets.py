@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from chipwise.data import cache, datasets, write_packed
+from chipwise.data import datasets, write_packed
 from chipwise.data.datasets import cifar10, digits, mnist
 from chipwise.data.sources import materialize, nbytes, spec_of
 from chipwise.errors import DataError
@@ -34,7 +34,7 @@ def no_data_no_network(monkeypatch):
     def refuse(*arguments):
         raise AssertionError("went to the network")
 
-    monkeypatch.setattr(cache, "published", refuse)
+    monkeypatch.setattr(datasets, "published", refuse)
 
 
 @pytest.mark.parametrize(

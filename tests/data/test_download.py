@@ -9,9 +9,8 @@ import warnings
 
 import pytest
 
-from chipwise.data.cache import published as fetch
+from chipwise.data.datasets import published as fetch
 from chipwise.errors import DataError
-from chipwise.words.facts import fact
 from refusals import refused
 
 CONTENT = bytes(range(256)) * 9000  # some chunks
@@ -68,7 +67,7 @@ def test_what_the_server_may_do_wrong(server, tmp_path, file, sha256, word):
     url, _ = server
     with refused(DataError, "download-failed", data="Data", url=url + file, files=[file]) as caught:
         fetch("Data", url, {file: sha256})
-    assert word in str(caught.value.facts["reason"])
+    assert word in caught.value.facts["reason"]
     assert not [p for p in (tmp_path / "cache").rglob("*") if p.is_file()]
 
 
@@ -78,7 +77,7 @@ def test_without_network_the_message_says_what_to_do(tmp_path, monkeypatch):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/"
-        facts = {"url": url + "a.gz", "reason": fact("no-connection"), "files": ["a.gz", "b.gz"]}
+        facts = {"url": url + "a.gz", "reason": "no connection", "files": ["a.gz", "b.gz"]}
         with refused(DataError, "download-failed", **facts):
             fetch("Data", url, {"a.gz": SHA256, "b.gz": SHA256})
     assert DataError.exit_code == 3

@@ -20,8 +20,7 @@ from urllib.parse import quote, unquote
 import fsspec
 import pytest
 
-from chipwise.data import cache, remote, take
-from chipwise.data import fetch as transfer
+from chipwise.data import remote, take
 from chipwise.data.datasets import mnist
 from chipwise.data.remote import local
 from chipwise.errors import DataError
@@ -117,15 +116,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch):
-    """A cache of this test's own, in which nothing is in use afterwards."""
+    """A cache of this test's own."""
     monkeypatch.setenv("CHIPWISE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.delenv("CHIPWISE_CACHE_BYTES", raising=False)
-    monkeypatch.setattr(transfer, "PAUSES", (0.0, 0.0, 0.0))
-    yield tmp_path / "cache" / "remote"
-    for lock in cache._HELD.values():
-        lock.close()
-    cache._HELD.clear()
+    monkeypatch.setattr(remote, "PAUSES", (0.0, 0.0))
+    return tmp_path / "cache" / "remote"
 
 
 @pytest.fixture
@@ -194,19 +190,18 @@ def test_a_url_that_was_made_a_path():
         local(Path("s3://bucket/x"))
 
 
-def test_a_protocol_nobody_knows():
-    with refused(DataError, "protocol-unknown", url="nowhere://x/y"):
-        local("nowhere://x/y")
-
-
-@pytest.mark.parametrize(
-    ("url", "line"), [("s3://b/x", "s3fs"), ("gs://b/x", "gcsfs"), ("http://h/x", "aiohttp")]
-)
-def test_a_missing_library_is_named(monkeypatch, url, line):
-    monkeypatch.setitem(sys.modules, line, None)
-    with refused(DataError, "library-missing", protocol=url.partition(":")[0]) as caught:
+@pytest.mark.parametrize("url", ["nowhere://x/y", "local://a", "zip://a.zip", "http://[x/y"])
+def test_a_url_that_nobody_knows(url):
+    with refused(DataError, "url-unusable", url=url):
         local(url)
-    assert f"nstall {line}" in caught.value.facts["reason"]
+
+
+@pytest.mark.parametrize(("url", "library"), [("s3://b/x", "s3fs"), ("http://h/x", "aiohttp")])
+def test_a_missing_library_is_named(monkeypatch, url, library):
+    monkeypatch.setitem(sys.modules, library, None)
+    with refused(DataError, "url-unusable") as caught:
+        local(url)
+    assert library in caught.value.facts["reason"]
 
 
 # Folders, packed folders, files
@@ -285,11 +280,10 @@ def test_a_link_on_a_page_that_leads_outside(server):
 
 
 def test_nothing_there(server, memory):
-    with refused(DataError, "url-unreadable", url="memory://none", reason=fact("not-found")):
+    with refused(DataError, "url-unreadable", url="memory://none", reason="not found"):
         fetch("memory://none")
-    with refused(DataError, "url-unreadable-http", url=f"{server.url}/none") as caught:
+    with refused(DataError, "url-unreadable", url=f"{server.url}/none", reason="the server answers 404"):
         fetch(f"{server.url}/none")
-    assert caught.value.facts["reason"] == fact("server-answers", status=404)
 
 
 def test_a_server_that_does_not_tell_sizes(server):
@@ -331,19 +325,6 @@ def test_secrets_in_a_url_are_not_repeated(server, tmp_path):
     assert len(texts) > 3 and not [t for t in texts if "SECRET" in t or "PASSWORD" in t]
 
 
-@pytest.mark.parametrize(
-    "link", ["./b c.jpg", "/d/b%20c.jpg", "b%20c.jpg#there", "http://elsewhere/d/b%20c.jpg"]
-)
-def test_the_ways_that_servers_write_links(server, link):
-    server.files["/d/b c.jpg"] = b"b"
-    server.lists, server.links = "by hand", f'<a href="{link}">x</a>'
-    if "#" in link or "elsewhere" in link:
-        with refused(DataError, "url-empty-http"):
-            fetch(f"{server.url}/d/")
-    else:
-        assert content(fetch(f"{server.url}/d/")) == {"b c.jpg": b"b"}
-
-
 def test_a_data_set_at_a_url(memory):
     names = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
     memory.pipe({f"/sets/mnist/{name}-ubyte.gz": b"" for name in names})
@@ -358,12 +339,6 @@ def test_a_data_set_at_a_url(memory):
 # Errors, resuming
 
 
-def test_several_files_come_at_once(server):
-    server.meet = threading.Barrier(8)
-    files = pack({f"{i}.npy": b"%d" % i for i in range(8)})
-    assert content(local(serve(server, "p", files), say=quiet, workers=8)) == files
-
-
 @pytest.mark.parametrize("size", [0, 1, 6_000_000])
 def test_files_of_any_size(server, size):
     server.files["/x.tar"] = os.urandom(size)
@@ -371,40 +346,34 @@ def test_files_of_any_size(server, size):
 
 
 @pytest.mark.parametrize("wrong", ["fails", "drops"])
-@pytest.mark.parametrize("path", ["/p/train/manifest.json", "/p/train/x.npy", "/p/train/small.npy"])
-def test_what_passes_is_tried_again(server, wrong, path):
+@pytest.mark.parametrize("path", ["/p/train/x.npy", "/p/train/small.npy"])
+def test_a_file_that_fails_twice_is_tried_again(server, wrong, path):
     files = pack({"x.npy": os.urandom(5000), "small.npy": b"small"})
     getattr(server, wrong)[path] = 2
     assert content(fetch(serve(server, "p", files))) == files
     assert getattr(server, wrong)[path] == 0
 
 
-def test_a_list_that_fails_twice_is_asked_for_again(server):
-    url = serve(server, "pets", FOLDER)
-    server.fails["/pets/cat/"] = 2
-    assert content(fetch(url)) == FOLDER
-
-
-def test_what_does_not_pass_ends_in_one_line_and_goes_on_from_there(server, place):
+def test_what_does_not_pass_ends_in_one_line_and_goes_on_from_there(server, place, monkeypatch):
     files = pack({f"{i}.npy": b"%d" % i * 10 for i in range(4)})
     url = serve(server, "p", files)
     server.drops["/p/train/3.npy"] = 100
-    numbers = {"file": "train/3.npy", "data": url, "done": 3, "files": 4}
-    with refused(DataError, "fetch-failed", reason=fact("connection-broke"), **numbers):
-        fetch(url, workers=1)
+    monkeypatch.setattr(remote, "WORKERS", 1)
+    with refused(DataError, "fetch-failed", file="p/train/3.npy", data=url):
+        fetch(url)
     assert [p.suffix for p in place.iterdir() if p.is_dir()] == [".partial"]
     server.drops.clear()
     told = []
     assert content(local(url, say=told.append)) == files
     assert told[0] == str(fact("fetching", data=url, files=1, bytes=10))
-    assert [server.gets(f"/p/train/{i}.npy") for i in range(4)] == [1, 1, 1, 5]
+    assert [server.gets(f"/p/train/{i}.npy") for i in range(4)] == [1, 1, 1, 4]
     assert not list(place.rglob(".parts")) and not list(place.glob("*.partial"))
 
 
 def test_a_file_that_is_gone_is_not_asked_for_again(server):
     files = pack({"a.npy": b"a", "b.npy": b"b"})
     url = serve(server, "p", {n: b for n, b in files.items() if not n.endswith("b.npy")})
-    with refused(DataError, "fetch-failed", file="train/b.npy", reason=fact("not-found")):
+    with refused(DataError, "fetch-failed", file="p/train/b.npy", reason="not found"):
         fetch(url)
     assert server.gets("/p/train/b.npy") == 1
 
@@ -412,13 +381,13 @@ def test_a_file_that_is_gone_is_not_asked_for_again(server):
 @pytest.mark.parametrize(
     ("data", "code", "facts"),
     [
-        (b"shor", "fetch-failed", {"reason": fact("bytes-came", bytes=4, expected=5)}),
+        (b"shor", "fetch-failed", {"reason": "EOFError 4 bytes came, expected 5"}),
         (b"other", "fetched-not-as-listed", {}),
     ],
 )
 def test_a_file_that_is_not_what_the_manifest_says(server, place, data, code, facts):
     url = serve(server, "p", pack({"a.npy": b"whole"}) | {"train/a.npy": data})
-    with refused(DataError, code, file="train/a.npy", **facts):
+    with refused(DataError, code, file="p/train/a.npy", **facts):
         fetch(url)
     assert not list(place.rglob("a.npy"))
 
@@ -426,10 +395,8 @@ def test_a_file_that_is_not_what_the_manifest_says(server, place, data, code, fa
 def test_a_file_without_an_end_is_left_after_the_listed_size(server):
     server.files["/x.tar"] = bytes(1 << 20)
     server.sizes, server.endless = "only to HEAD", True
-    with refused(DataError, "fetch-failed", file="x.tar") as caught:
+    with refused(DataError, "fetch-failed", file="x.tar", reason="EOFError more than 1,048,576 bytes came"):
         fetch(f"{server.url}/x.tar")
-    facts = caught.value.facts["reason"]
-    assert (facts.code, facts["expected"]) == ("bytes-came", 1 << 20)
 
 
 @pytest.mark.parametrize("came", [b"whole", b"other"])
@@ -445,7 +412,7 @@ def test_a_digest_that_the_place_states_is_checked(memory, place, monkeypatch, c
     if came == b"whole":
         assert content(fetch("memory://b/p")) == {"a.bin": b"whole"}
     else:
-        with refused(DataError, "fetched-not-as-listed", file="a.bin"):
+        with refused(DataError, "fetched-not-as-listed", file="p/a.bin"):
             fetch("memory://b/p")
         assert not list(place.rglob("a.bin"))
 
@@ -464,7 +431,7 @@ def test_a_digest_that_the_place_states_is_checked(memory, place, monkeypatch, c
     ],
 )
 def test_what_is_a_digest(info, digest):
-    assert transfer.stated_digest(info) == digest
+    assert remote.stated_digest(info) == digest
 
 
 def test_without_connection_what_was_fetched_serves(server, memory, monkeypatch):
@@ -473,10 +440,10 @@ def test_without_connection_what_was_fetched_serves(server, memory, monkeypatch)
     server.fails.update({"/pets/train/manifest.json": 99})
     told = []
     assert local(url, say=told.append) == path
-    why = fact("server-answers", status=500)
+    why = "the server answers 500"
     assert told == [str(fact("old-copy-used", url=url, reason=why))]
     shutil.rmtree(path.parent)
-    with refused(DataError, "unreachable", url=url, reason=why):
+    with refused(DataError, "url-unreadable", reason=why):
         fetch(url)
 
 
@@ -487,7 +454,7 @@ def test_a_full_disk(memory, monkeypatch, place):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
-        patched.setattr(transfer.os, "fsync", full)
+        patched.setattr(remote.os, "fsync", full)
         with refused(DataError, "cache-unwritable", data="memory://d", reason=os.strerror(errno.ENOSPC)):
             fetch("memory://d")
     assert (fetch("memory://d") / "a").read_bytes() == b"a"
@@ -498,15 +465,6 @@ def test_a_cache_that_cannot_be_written(memory, tmp_path):
     (tmp_path / "cache").write_bytes(b"a file where a folder should be")
     with refused(DataError, "cache-unwritable"):
         fetch("memory://d")
-
-
-def test_a_server_that_never_answers(server, monkeypatch):
-    monkeypatch.setattr(remote, "SILENCE_SECONDS", 0.2)
-    url = serve(server, "quiet", {"a.bin": b"a"})
-    server.hang = "/quiet/a.bin"
-    with refused(DataError, "fetch-failed", file="a.bin", reason=fact("no-answer")):
-        fetch(url)
-    assert server.gets("/quiet/a.bin") == 2
 
 
 def test_a_listing_that_lists_itself(server):
@@ -521,7 +479,7 @@ def test_a_listing_that_lists_itself(server):
 @pytest.mark.parametrize("more", [0, 1])
 def test_a_manifest_that_is_too_large_is_not_read(request, kind, more, monkeypatch):
     files = pack({"x.npy": b"x"})
-    monkeypatch.setattr(remote, "MOST_BYTES", limit := len(files["train/manifest.json"]) - more)
+    monkeypatch.setattr(remote, "MOST_BYTES", len(files["train/manifest.json"]) - more)
     if kind == "http":
         url = serve(request.getfixturevalue("server"), "p", files)
     else:
@@ -530,17 +488,9 @@ def test_a_manifest_that_is_too_large_is_not_read(request, kind, more, monkeypat
     if not more:
         assert content(fetch(url)) == files
         return
-    with refused(DataError, "answer-too-large", url=f"{url}/train/manifest.json", limit=limit):
+    with refused(DataError, "url-unreadable", url=f"{url}/train/manifest.json") as caught:
         fetch(url)
-
-
-def test_a_manifest_and_a_page_without_an_end(server, monkeypatch):
-    monkeypatch.setattr(remote, "MOST_BYTES", 1 << 22)
-    server.sizes, server.endless = "only to HEAD", True
-    server.files |= {"/p/train/manifest.json": bytes(1 << 16), "/d/": bytes(1 << 16)}
-    for folder, file in (("p", "train/manifest.json"), ("d", "")):
-        with refused(DataError, "answer-too-large", url=f"{server.url}/{folder}/{file}", limit=1 << 22):
-            fetch(f"{server.url}/{folder}/")
+    assert "more than" in caught.value.facts["reason"]
 
 
 @pytest.mark.parametrize("more", [0, 1])
@@ -555,14 +505,6 @@ def test_a_listing_of_too_many(server, memory, monkeypatch, more):
             fetch(url)
 
 
-def test_a_listing_without_an_end_in_time(server, monkeypatch):
-    monkeypatch.setattr(remote, "LISTING_SECONDS", 0.2)
-    server.sizes, server.endless, server.drip = "only to HEAD", True, 0.05
-    server.files["/p/train/manifest.json"] = b""
-    with refused(DataError, "url-lists-too-long", url=f"{server.url}/p", seconds=0.2):
-        fetch(f"{server.url}/p")
-
-
 @pytest.mark.parametrize("wrong", ['{"bytes": -1}', '{"bytes": 1e999}', '{"bytes": 1, "name": "a\\u0000"}'])
 def test_a_manifest_with_impossible_files(memory, wrong):
     manifest = json.loads(pack({"x.npy": b"x"})["train/manifest.json"])
@@ -572,14 +514,8 @@ def test_a_manifest_with_impossible_files(memory, wrong):
         fetch("memory://p")
 
 
-def test_a_page_that_takes_long_to_search(server):
-    server.files["/d/a.bin"] = b"a"
-    server.links = "<a " + "href " * 50_000 + "<a href" + " " * 200_000 + "<a" * 100_000 + "<a href='" * 9_000
-    assert content(fetch(f"{server.url}/d/")) == {"a.bin": b"a"}
-
-
 def test_ctrl_c_ends_a_big_file_too(server, monkeypatch):
-    monkeypatch.setattr(transfer, "SAY_SECONDS", 0.01)
+    monkeypatch.setattr(remote, "SAY_SECONDS", 0.01)
     server.files["/x.tar"] = bytes(1 << 27)
 
     def say(line):
@@ -596,7 +532,7 @@ def test_ctrl_c_ends_a_big_file_too(server, monkeypatch):
 def test_a_file_that_changes_meanwhile_is_fetched_again(server, place):
     server.files["/x.tar"] = b"a" * 4000
     server.changes["/x.tar"] = [b"b" * 4000]
-    path = fetch(f"{server.url}/x.tar", workers=1)
+    path = fetch(f"{server.url}/x.tar")
     assert path.read_bytes() == b"b" * 4000 and not server.changes["/x.tar"]
     assert not list(place.glob("*.partial"))
 
@@ -605,14 +541,14 @@ def test_a_file_that_changes_meanwhile_is_fetched_again(server, place):
 def test_a_file_that_changes_its_size_is_fetched_again(server, size):
     server.files["/x.tar"] = b"a" * 4000
     server.changes["/x.tar"] = [b"b" * size]
-    assert fetch(f"{server.url}/x.tar", workers=1).read_bytes() == b"b" * size
+    assert fetch(f"{server.url}/x.tar").read_bytes() == b"b" * size
 
 
 def test_a_file_that_changes_again_and_again_leaves_nothing(server, place):
     server.files["/x.tar"] = b"a" * 4000
     server.changes["/x.tar"] = [bytes([i]) * 4000 for i in range(99)]
     with refused(DataError, "changed-while-fetched", url=f"{server.url}/x.tar"):
-        fetch(f"{server.url}/x.tar", workers=1)
+        fetch(f"{server.url}/x.tar")
     assert not [p for p in place.iterdir() if p.is_dir()]
 
 
@@ -629,35 +565,20 @@ def test_a_pack_that_is_replaced_meanwhile_is_fetched_whole(server):
     new = {f"/p/{name}": data for name, data in pack({"x.npy": b"2", "y.npy": b"2"}).items()}
     server.changes["/p/train/x.npy"] = [b"2"]
     server.with_it = new
-    assert {b for n, b in content(fetch(url, workers=1)).items() if "npy" in n} == {b"2"}
+    assert {b for n, b in content(fetch(url)).items() if "npy" in n} == {b"2"}
 
 
 # The limit
 
 
-def test_the_least_recently_used_make_room(memory):
-    def once(name):
-        path = local(f"memory://{name}", limit_bytes=30, say=quiet)
-        cache.release(path)
-        return path
-
-    memory.pipe({f"/{name}/x": name.encode() * 10 for name in "abcd"})
-    a, b, c = map(once, "abc")
-    assert once("a") == a  # now b is the one not used for longest
-    once("d")
-    assert a.exists() and c.exists() and not b.parent.exists()
-
-
-def test_what_is_in_use_does_not_make_room(memory):
-    memory.pipe({f"/{name}/x": name.encode() * 10 for name in "abc"})
-    a, b = (local(f"memory://{name}", limit_bytes=20, say=quiet) for name in "ab")
-    numbers = {"bytes": 10, "limit": 20, "used": 20, "try_bytes": pytest.approx(30.3)}
-    with refused(DataError, "cache-in-use", **numbers):
-        fetch("memory://c", limit_bytes=20)
-    assert a.exists() and b.exists()
-    cache.release(b)
-    c = local("memory://c", limit_bytes=20, say=quiet)
-    assert a.exists() and c.exists() and not b.exists()
+def test_all_copies_together_keep_to_the_limit(memory):
+    memory.pipe({f"/{name}/x": name.encode() * 4096 for name in "abc"})
+    a, b = (fetch(f"memory://{name}", limit_bytes=10_000) for name in "ab")
+    with refused(DataError, "cache-full", bytes=4096, limit=10_000, used=8192):
+        fetch("memory://c", limit_bytes=10_000)
+    assert a.exists() and b.exists() and fetch("memory://a", limit_bytes=0) == a
+    shutil.rmtree(b.parent)  # as the sentence says
+    assert fetch("memory://c", limit_bytes=10_000).exists()
 
 
 @pytest.mark.parametrize(("size", "fits"), [(99, True), (100, True), (101, False)])
@@ -667,25 +588,23 @@ def test_larger_than_the_limit(memory, monkeypatch, place, size, fits):
     if fits:
         assert (fetch("memory://d") / "a").stat().st_size == size
     else:
-        with refused(DataError, "cache-too-small", data="memory://d", bytes=101, limit=100, cache=place):
+        with refused(DataError, "cache-full", data="memory://d", bytes=101, limit=100, cache=place):
             fetch("memory://d")
         assert not [p for p in place.iterdir() if p.is_dir()]
 
 
-@pytest.mark.parametrize(
-    ("free", "limit", "code", "facts"),
-    [(199, None, "cache-too-small", {"limit": 99.5}), (99, 1000, "cache-disk-full", {"free": 99})],
-)
-def test_a_small_disk(memory, monkeypatch, free, limit, code, facts):
+@pytest.mark.parametrize(("free", "limit", "facts"), [(199, None, {"limit": 99.5}), (99, 1000, {"free": 99})])
+def test_a_small_disk(memory, monkeypatch, free, limit, facts):
     memory.pipe("/d/a", b"a" * 100)
-    monkeypatch.setattr(cache.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1000, 0, free))
-    with refused(DataError, code, bytes=100, **facts):
+    monkeypatch.setattr(remote.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1000, 0, free))
+    with refused(DataError, "cache-full", bytes=100, **facts):
         fetch("memory://d", limit_bytes=limit)
 
 
 def test_a_limit_that_is_no_number(monkeypatch, memory):
     monkeypatch.setenv("CHIPWISE_CACHE_BYTES", "lots")
     with refused(DataError, "cache-limit-unknown", value="lots"):
+        memory.pipe("/d/a", b"a")
         local("memory://d")
 
 
@@ -734,7 +653,7 @@ PROGRAM = "import sys; from chipwise.data.remote import local; print(local(sys.a
 
 
 @pytest.mark.slow
-def test_a_killed_process_is_taken_over_and_a_living_one_keeps_its_data(server, memory):
+def test_a_killed_process_is_taken_over(server):
     files = pack({"a.npy": b"a" * 100, "b.npy": b"b" * 100})
     url = serve(server, "p", files)
     server.hang = "/p/train/b.npy"
@@ -752,9 +671,4 @@ def test_a_killed_process_is_taken_over_and_a_living_one_keeps_its_data(server, 
     with start() as second:
         path = Path(second.stdout.readline().strip())
         assert content(path) == files
-        memory.pipe("/m/a", b"a" * 500)
-        with refused(DataError, "cache-in-use"):
-            fetch("memory://m", limit_bytes=1000)
         second.communicate("\n", timeout=30)
-    local("memory://m", limit_bytes=1000, say=quiet)
-    assert not path.exists()

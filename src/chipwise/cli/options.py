@@ -145,7 +145,7 @@ class Here:
             simulate(self.simulate)
             platform = "cpu"
         if not self.no_cache:
-            from ..data.cache import home
+            from ..data.remote import home
             from ..machine.kept import keep
 
             keep(home() / "programs")

@@ -9,9 +9,11 @@ redistributed and needs an account, so it is read from a packed folder.
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +23,13 @@ import numpy as np
 
 from ..errors import DataError
 from ..recipe.source import Source
-from . import cache, originals
+from ..words.facts import fact
+from ..words.figures import one_line
+from . import originals
 from .folder import ImageFolder
 from .manifest import MANIFEST
 from .packed import PackedFolder
-from .remote import local
+from .remote import home, local
 from .sources import Columns, Lazy, Spec, described, materialize
 from .synthetic import Absent, Synthetic
 
@@ -137,7 +141,7 @@ def mnist(data: str | Path | None = None) -> Dataset:
             paths = files
             if paths is None:
                 zipped = {f"{name}.gz": sums[0] for name, sums in _MNIST.items()}
-                paths = dict(zip(_MNIST, cache.published("MNIST", _MNIST_URL, zipped), strict=True))
+                paths = dict(zip(_MNIST, published("MNIST", _MNIST_URL, zipped), strict=True))
             names = [name for name in _MNIST if name.startswith(part)]
             image, label = (originals.read_idx(paths[name], _MNIST[name][1]) for name in names)
             return {"image": image, "label": label.astype(np.int32)}
@@ -172,7 +176,7 @@ def cifar10(data: str | Path | None = None) -> Dataset:
         home = path
         if home is None:
             files = {originals.ARCHIVES[10][0]: _CIFAR10_SHA256}
-            (home,) = cache.published("CIFAR-10", _CIFAR10_URL, files)
+            (home,) = published("CIFAR-10", _CIFAR10_URL, files)
         return originals.read_cifar(home)
 
     return _cifar10(
@@ -249,6 +253,38 @@ def _image_spec(shape: tuple[int, ...]) -> Spec:
 
 def _lazy(length: int, shape: tuple[int, ...], load: Callable[[], Columns]) -> Lazy:
     return Lazy(length, _image_spec(shape), load, classes=10)
+
+
+def published(name: str, url: str, files: Mapping[str, str]) -> list[Path]:
+    """The local paths of `files` (file name to SHA-256) found under `url`, downloaded if not cached.
+
+    `name` is the data set's name in errors. A file appears in the cache only if its checksum is right, so an
+    interrupted download leaves no file that looks complete.
+
+    Raises `DataError` without network, for a wrong checksum, and for a cache that cannot be written.
+    """
+    import pooch
+    import requests
+
+    pooch.get_logger().setLevel(logging.WARNING)
+    downloader = pooch.HTTPDownloader(timeout=30)
+    paths = []
+    for file, sha256 in files.items():
+        if not (home() / file).exists():
+            print(fact("downloading", url=url + file), file=sys.stderr, flush=True)
+        try:
+            path = pooch.retrieve(url + file, f"sha256:{sha256}", file, home(), downloader=downloader)
+        except (requests.RequestException, OSError, ValueError) as error:
+            # ValueError is pooch's for a wrong checksum; of no connection requests writes a paragraph
+            why = "no connection" if isinstance(error, requests.ConnectionError) else one_line(error, 200)
+            wrong = (
+                "Cannot get {data}: {url}: {reason}. Without network, put {files:list} into a folder DIR and "
+                "give --data DIR (or set CHIPWISE_DATA=DIR)."
+            )
+            numbers = {"data": name, "url": url + file, "reason": why, "files": list(files)}
+            raise DataError("download-failed", wrong, **numbers) from error
+        paths.append(Path(path))
+    return paths
 
 
 def _look(data: str | Path | None, find: Callable[[Path], Any], missing: str, **expected: Any) -> Any:

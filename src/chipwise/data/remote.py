@@ -1,111 +1,67 @@
-"""Data at a URL: lists it, fetches it in parallel into the disk cache, and returns the local path.
+"""Data at a URL: fetched by fsspec into a disk cache with a size limit. `local` returns the path.
 
     local("s3://bucket/flowers")        a folder, or a packed folder: s3, gs, https, whatever fsspec supports
     local("https://host/flowers.tar")   a single file
 
-A web server need not list a packed folder, since manifests name every file. Fetched data is reused until the
-files at the URL change. Files that change during a fetch would give a mixture of two versions, so files
-without a known checksum are listed again at the end.
+    CACHE/remote/.lock                               held by the one process that is fetching
+    CACHE/remote/flowers-5f0c2b71-91ab04ce/flowers   the data: the name appears when they are complete
+    CACHE/remote/flowers-5f0c2b71-91ab04ce.partial/  being fetched, or left by an interrupted fetch
+
+A copy is reused until the files at the URL change: their names, sizes, and ETags or times are part of its
+name. Files that change during a fetch would give a mixture of two versions, so files without a known digest
+are listed again at the end. A web server need not list a packed folder, since manifests name every file.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
-import functools
+import errno
+import fcntl
 import hashlib
-import html
-import io
 import json
 import os
 import re
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote, unquote, urljoin, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from ..atomic import MOST_BYTES
 from ..errors import DataError
-from ..words.facts import Fact, fact
-from .cache import Cache, home
-from .fetch import File, Transfer, lasting, patiently, reason, stated_digest, status_of
+from ..words.facts import fact
+from ..words.figures import one_line
 from .manifest import MANIFEST, manifest_in
 
 T = TypeVar("T")
 
-SILENCE_SECONDS = 30.0  # seconds of a server's silence before a retry
+SHARE = 0.5  # default limit of the cache: this share of the free disk plus the cache's size
+WORKERS = 16  # files fetched, and folders listed, at once
+PAUSES = (0.3, 3.0)  # seconds before a file is asked for again
+SILENCE_SECONDS = 30.0  # of a web server, before it counts as an error
+SAY_SECONDS = 10.0  # between two lines about progress
 MOST_FOLDERS_DEEP = 40  # a web server may list a folder inside itself, endlessly
-MOST_FILES = 2_000_000  # files, folders and links in a listing; ImageNet has 1.3 million files
-LISTING_SECONDS = 7200.0  # after which a server may still list and state sizes
-_SPLITS = ("train", "eval")
+MOST_FILES = 2_000_000  # files and folders in a listing; ImageNet has 1.3 million files
 # Protocols of fsspec that are refused: this machine's files, other Python code, and chains of them
 _LOCAL = ("local", "simplecache", "filecache", "blockcache", "reference", "zip", "tar", "data")
-_PROTOCOLS = "expected https, s3, gs, az or hf"
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _SQUEEZED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")  # what pathlib makes of one
-# Passes each character a few times at most, whatever the page
-_LINK = re.compile(r"""<a\s[^<>]*?\bhref\s*=\s*(?:"([^"<>]*)"|'([^'<>]*)')""", re.IGNORECASE)
-# Names of a file's version or digest in filesystems: S3, HTTP, Google, Azure, Hugging Face, SFTP, memory
-_MARKS = ("ETag", "etag", "md5Hash", "blob_id", "Last-Modified", "LastModified", "last_modified")
-_TIMES = ("mtime", "created")
+# Names of a file's version in filesystems: S3, HTTP, Google, Azure, Hugging Face, SFTP, memory
+_MARKS = ("ETag", "etag", "md5Hash", "blob_id", "Last-Modified", "LastModified", "last_modified") + (
+    "mtime", "created",
+)  # fmt: skip
 
 
-def local(
-    path_or_url: str | Path,
-    *,
-    limit_bytes: float | None = None,
-    workers: int = 16,
-    say: Callable[[str], None] | None = None,
-) -> Path:
-    """The local path of data that may be at a URL.
+def home() -> Path:
+    """The folder for everything that chipwise fetches: CHIPWISE_CACHE, else the user's cache folder."""
+    import pooch
 
-    A path, or `file://`, is returned unchanged, except that `~` is expanded. A URL is fetched: a folder with
-    all its files (for a packed folder those in its manifests), or a single file. The copy is not evicted
-    until this process ends or calls `cache.release`.
-
-    *Arguments:*
-
-    - `limit_bytes`: of all fetched data together; `None`: CHIPWISE_CACHE_BYTES, else half of the free disk.
-      The cache is CHIPWISE_CACHE, else the user's cache folder.
-    - `workers`: files fetched at once.
-    - `say`: called with lines about progress; `None`: standard error.
-
-    An interrupted fetch continues with the missing files. Files that change meanwhile are fetched once more.
-    Without a connection an earlier copy is used, with a message.
-
-    Raises `DataError` for an unknown or unreachable URL, a missing library, data larger than the limit,
-    a full disk, a transfer that fails again and again, and files that change again and again.
-    """
-    text = os.fspath(path_or_url)
-    if not is_url(text):
-        if isinstance(path_or_url, Path) and _SQUEEZED.match(text) and not path_or_url.exists():
-            raise DataError("url-made-a-path", path=text)
-        on_disk = text.lower().startswith("file://")
-        return Path(unquote(urlsplit(text).path)) if on_disk else Path(text).expanduser()
-    say = say or (lambda line: print(line, file=sys.stderr, flush=True))
-    url = _Url(text, workers)
-    try:
-        cache = Cache(limit_bytes)
-        prefix = f"{url.name}-{_key(text)}-"
-        for _ in range(2):
-            try:
-                return _fetched(url, cache, prefix, say) / url.name
-            except _Unreachable as error:
-                old = cache.newest(prefix)
-                if old is None:
-                    raise DataError("unreachable", url=url.shown, reason=error.why) from error
-                say(str(fact("old-copy-used", url=url.shown, reason=error.why)))
-                return old / url.name
-            except _Changed:
-                continue
-        raise DataError("changed-while-fetched", url=url.shown)
-    except OSError as error:  # errors of the disk; those of the network are handled elsewhere
-        folder, why = str(error.filename or "the cache"), error.strerror or str(error)
-        raise DataError("cache-unwritable", data=url.shown, folder=folder, reason=why) from error
+    return Path(os.environ.get("CHIPWISE_CACHE") or pooch.os_cache("chipwise")).expanduser().absolute()
 
 
 def is_url(text: str) -> bool:
@@ -118,77 +74,191 @@ def fetched_before(url: str) -> bool:
     return any((home() / "remote").glob(f"*-{_key(url)}-*"))
 
 
-def _key(url: str) -> str:
-    return _digest(url.rstrip("/").encode("utf-8", "surrogatepass"))
+def local(
+    path_or_url: str | Path, *, limit_bytes: float | None = None, say: Callable[[str], None] | None = None
+) -> Path:
+    """The local path of data that may be at a URL.
 
+    A path, or `file://`, is returned unchanged, except that `~` is expanded. A URL is fetched: a folder with
+    all its files (for a packed folder those in its manifests), or a single file.
 
-def _fetched(url: _Url, cache: Cache, prefix: str, say: Callable[[str], None]) -> Path:
-    """A complete copy of the current data at `url`."""
-    listing = url.look()
-    name = prefix + listing.version
-    with cache.entry(name, listing.nbytes, url.shown, say) as folder:
-        if folder is not None:
-            target = folder / url.name
-            for file, content in listing.texts.items():
-                (target / file).parent.mkdir(parents=True, exist_ok=True)
-                (target / file).write_bytes(content)
-            to = folder if listing.single else target
-            failure = None
+    *Arguments:*
+
+    - `limit_bytes`: of all fetched data together; `None`: CHIPWISE_CACHE_BYTES, else half of the free disk.
+    - `say`: called with lines about progress; `None`: standard error.
+
+    An interrupted fetch continues with the missing files. Files that change meanwhile are fetched once more.
+    Where the URL cannot be read, an earlier copy is used, with a message.
+
+    Raises `DataError` for an unknown or unreachable URL, a missing library, a cache or a disk that is full, a
+    transfer that fails again and again, and files that change again and again.
+    """
+    text = os.fspath(path_or_url)
+    if not is_url(text):
+        if isinstance(path_or_url, Path) and _SQUEEZED.match(text) and not path_or_url.exists():
+            wrong = "{path} was a URL before it became a Path: give it as a string."
+            raise DataError("url-made-a-path", wrong, path=text)
+        on_disk = text.lower().startswith("file://")
+        return Path(unquote(urlsplit(text).path)) if on_disk else Path(text).expanduser()
+    url = _Url(text, say or (lambda line: print(line, file=sys.stderr, flush=True)))
+    cache, prefix = home() / "remote", f"{url.name}-{_key(text)}-"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        for _ in range(2):
             try:
-                Transfer(url, listing.files, to, folder / ".parts", say).run(url.workers)
+                files = url.look()
             except DataError as error:
-                failure = error
-            known = all(file.digest for file in listing.files)
-            if (failure or not known) and url.look().version != listing.version:
-                shutil.rmtree(folder)
-                raise _Changed
-            if failure:
-                raise failure
-    return cache.home / name
+                copies = [e for e in cache.glob(f"{prefix}*") if e.suffix != ".partial"]
+                if not copies or error.code != "url-unreadable" or _gone(error.__cause__):
+                    raise
+                url.say(str(fact("old-copy-used", url=url.shown, reason=error.facts["reason"])))
+                return max(copies, key=lambda entry: entry.stat().st_mtime) / url.name
+            entry = cache / (prefix + _version(files))
+            if entry.is_dir() or _fetched(url, files, entry, limit_bytes):
+                return entry / url.name
+        wrong = "{url} changed during both attempts to fetch it: wait until nobody writes to it; try again."
+        raise DataError("changed-while-fetched", wrong, url=url.shown)
+    except OSError as error:  # errors of the disk; those of the network are handled elsewhere
+        folder, why = str(error.filename or "the cache"), error.strerror or str(error)
+        wrong = "{data} cannot be kept in {folder} ({reason}): make room, or set CHIPWISE_CACHE."
+        raise DataError("cache-unwritable", wrong, data=url.shown, folder=folder, reason=why) from error
 
 
 @dataclass(frozen=True)
-class _Listing:
-    files: tuple[File, ...]
-    version: str  # changes with the files
-    single: bool = False
-    texts: dict[str, bytes] = field(default_factory=dict)  # files read already: the manifests
+class RemoteFile:
+    """`name`: its path in the cache's entry; `remote`: on the filesystem; `digest`, if known: an algorithm of
+    hashlib, and the hexadecimal digest; `version`: changes with the file."""
 
-    @property
-    def nbytes(self) -> int:
-        return sum(file.nbytes for file in self.files) + sum(map(len, self.texts.values()))
-
-
-class _Changed(Exception):
-    """The files at the URL changed during the fetch."""
+    name: str
+    remote: str
+    nbytes: int
+    digest: tuple[str, str] | None = None
+    version: tuple[str, ...] = ()
 
 
-class _Unreachable(Exception):
-    """An error of the network, which may be temporary."""
+def _fetched(url: _Url, files: list[RemoteFile], entry: Path, limit_bytes: float | None) -> bool:
+    """Fetches `files` into `entry`, which appears when it is complete; false if they changed meanwhile."""
+    with open(entry.parent / ".lock", "a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            url.say(str(fact("fetched-elsewhere", data=url.shown)))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if entry.is_dir():
+            return True
+        partial = entry.with_name(f"{entry.name}.partial")
+        _make_room(partial, sum(file.nbytes for file in files), url.shown, limit_bytes)
+        partial.mkdir(exist_ok=True)
+        failure = None
+        try:
+            _fetch(url, files, partial)
+        except DataError as error:
+            failure = error
+        known = all(file.digest for file in files)
+        if (failure or not known) and _version(url.look()) != _version(files):
+            shutil.rmtree(partial)
+            return False
+        if failure:
+            raise failure
+        os.rename(partial, entry)
+        return True
 
-    def __init__(self, why: Fact):
-        super().__init__()
-        self.why = why
+
+def _fetch(url: _Url, files: list[RemoteFile], to: Path) -> None:
+    """Fetches the missing `files`, several at once; each gets its name when it is complete and checked."""
+    missing = [f for f in files if not (to / f.name).is_file() or (to / f.name).stat().st_size != f.nbytes]
+    total, done = sum(file.nbytes for file in missing), 0
+    if missing:
+        url.say(str(fact("fetching", data=url.shown, files=len(missing), bytes=total)))
+    parts = to / ".parts"
+    shutil.rmtree(parts, ignore_errors=True)
+    parts.mkdir()
+
+    def get(number: int) -> None:
+        file, part = missing[number], parts / str(number)
+        for pause in (*PAUSES, None):
+            try:
+                url.download(file, part)
+                break
+            except Exception as error:  # every filesystem has its own exceptions
+                if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                if pause is None or _gone(error):
+                    wrong = "Cannot fetch {file:plain} of {data}: {reason}; the same command continues there."
+                    numbers = {"data": url.shown, "file": file.name, "reason": url.reason(error)}
+                    raise DataError("fetch-failed", wrong, **numbers) from error
+                time.sleep(pause)
+        with open(part, "rb") as opened:
+            os.fsync(opened)  # or after a power cut the file might lack its contents
+            if file.digest and hashlib.file_digest(opened, file.digest[0]).hexdigest() != file.digest[1]:
+                wrong = "{file:plain} of {data} does not have its stated digest: it is damaged at the source."
+                raise DataError("fetched-not-as-listed", wrong, data=url.shown, file=file.name)
+        (to / file.name).parent.mkdir(parents=True, exist_ok=True)
+        os.replace(part, to / file.name)
+
+    began, url.stopped = (said := time.monotonic()), False
+    with ThreadPoolExecutor(WORKERS) as threads:
+        try:
+            for file, _ in zip(missing, threads.map(get, range(len(missing))), strict=True):
+                done, now = done + file.nbytes, time.monotonic()
+                if now - said > SAY_SECONDS:
+                    said, speed = now, done / (now - began)
+                    numbers = {"bytes": done, "total": total, "speed": speed}
+                    url.say(str(fact("fetched", left=(total - done) / max(speed, 1.0), **numbers)))
+        except BaseException:  # also for Ctrl-C: running transfers end, no new ones start
+            url.stopped = True
+            threads.shutdown(wait=True, cancel_futures=True)
+            raise
+    shutil.rmtree(parts)
+
+
+def _make_room(own: Path, nbytes: int, data: str, limit: float | None) -> None:
+    """Raises `DataError` unless cache and disk have room. What interrupted fetches left goes first."""
+    text = os.environ.get("CHIPWISE_CACHE_BYTES")
+    if limit is None and text:
+        with contextlib.suppress(ValueError):
+            limit = float(text)
+        if limit is None or not 0 <= limit < float("inf"):
+            wrong = "CHIPWISE_CACHE_BYTES={value}: expected a number of bytes such as 200e9."
+            raise DataError("cache-limit-unknown", wrong, value=text)
+    others = [entry for entry in own.parent.iterdir() if entry.is_dir() and entry != own]
+    here, used, free = _on_disk(own), sum(map(_on_disk, others)), shutil.disk_usage(own.parent).free
+    most = SHARE * (free + here + used) if limit is None else limit
+    if used + nbytes <= most and nbytes - here <= free:
+        return
+    left = [entry for entry in others if entry.suffix == ".partial"]
+    for entry in left:
+        shutil.rmtree(entry)
+    if left:
+        return _make_room(own, nbytes, data, limit)
+    wrong = (
+        "{data} needs {bytes:bytes}; the cache {cache} has {used:bytes} of at most {limit:bytes}, its disk "
+        "{free:bytes} free: remove folders from it, or set CHIPWISE_CACHE_BYTES or CHIPWISE_CACHE."
+    )
+    numbers = {"data": data, "bytes": nbytes, "limit": most, "used": used, "free": free}
+    raise DataError("cache-full", wrong, cache=own.parent, **numbers)
 
 
 class _Url:
     """A folder or file at a URL. `shown`: the URL without passwords and signatures, for messages."""
 
-    def __init__(self, text: str, workers: int):
+    def __init__(self, text: str, say: Callable[[str], None]):
         self.protocol = text.partition("://")[0].lower()
         self.http = self.protocol in ("http", "https")
-        self.shown = re.sub(r"//[^/@]*@", "//", text.partition("?")[0] if self.http else text)
+        self._text, self.say, self.stopped, self._listed = text, say, False, 0
+        self.shown = _without_secrets(text)
         try:
-            place = urlsplit(text).path if self.http else text.partition("://")[2]
-        except ValueError as error:
-            raise DataError("url-malformed", url=self.shown, reason=str(error)) from error
-        if ("::" in text.partition("?")[0] and not self.http) or self.protocol in _LOCAL:
-            raise DataError("protocol-unknown", url=self.shown, reason=_PROTOCOLS)
-        name = unquote(place) if self.http else place
-        self.name = re.sub(r"[^\w.+-]+", "_", name.rstrip("/").rsplit("/", 1)[-1]).lstrip(".") or "data"
-        self._text, self.workers = text, workers
-        self._listed, self._until = 0, float("inf")
-        _, self.path = self._open()
+            place = unquote(urlsplit(text).path) if self.http else text.partition("://")[2]
+            self.name = re.sub(r"[^\w.+-]+", "_", place.rstrip("/").rsplit("/", 1)[-1]).lstrip(".") or "data"
+            if ("::" in text.partition("?")[0] and not self.http) or self.protocol in _LOCAL:
+                raise ValueError("a protocol that is not supported")
+            self.path = self._open()[1]
+        except (ImportError, ValueError, OSError) as error:  # a library is missing; some connect here
+            why = _without_secrets(one_line(error, 200))
+            wrong = (
+                "{url} cannot be used: {reason}. Expected a folder here, or a URL such as s3://bucket/folder."
+            )
+            raise DataError("url-unusable", wrong, url=self.shown, reason=why) from error
         self.path = self.path.rstrip("/") if "?" not in text else self.path
 
     @property
@@ -200,194 +270,200 @@ class _Url:
         import fsspec
 
         options: dict[str, Any] = {}
-        try:
-            if self.http:
-                import aiohttp
+        if self.http:
+            import aiohttp
 
-                # Its limit of 5 minutes is too short for big files; proxies from the environment
-                timeout = aiohttp.ClientTimeout(total=None, sock_connect=15, sock_read=SILENCE_SECONDS)
-                client = {"trust_env": True, "timeout": timeout}
-                options = {"simple_links": False, "client_kwargs": client}
-            return fsspec.core.url_to_fs(self._text, **options)  # cached by fsspec
-        except ImportError as error:
-            # fsspec's message names what to install, for the web two packages where one is enough
-            why = "pip install aiohttp" if self.http else " ".join(str(error).split())
-            raise DataError("library-missing", protocol=self.protocol, reason=why) from error
-        except ValueError as error:
-            why = " ".join(str(error).split())
-            raise DataError("protocol-unknown", url=self.shown, reason=why) from error
-        except OSError as error:  # some filesystems connect here
-            raise DataError("unreachable", url=self.shown, reason=reason(error)) from error
+            # Its limit of 5 minutes is too short for big files; proxies from the environment
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=15, sock_read=SILENCE_SECONDS)
+            client = {"trust_env": True, "timeout": timeout}
+            options = {"simple_links": False, "client_kwargs": client}
+        return fsspec.core.url_to_fs(self._text, **options)  # cached by fsspec
 
-    def look(self) -> _Listing:
-        """Lists the files to fetch. Raises `_Unreachable`, or `DataError` if they cannot be listed."""
+    def look(self) -> list[RemoteFile]:
+        """The files to fetch. Raises `DataError` if they cannot be listed."""
         self.fs.invalidate_cache()
-        self._listed, self._until = 0, time.monotonic() + LISTING_SECONDS
-        packed = {} if self.http and "?" in self.path else self._manifests()
-        if packed:
-            return self._packed(packed)
+        self._listed = 0
+        if not (self.http and "?" in self.path) and (packed := self._packed()):
+            return packed
         if not self._text.endswith("/"):
-            info = self._ask(self.path, lambda: self.fs.info(self.path))
+            info = self._ask(self.path, self.fs.info)
             if info["type"] != "directory" and not (self.http and info.get("mimetype") == "text/html"):
-                return self._listing({self.name: info}, single=True)
+                return [self._file(self.name, info)]
         infos = self._walk()
         if not infos:
-            raise DataError("url-empty-http" if self.http else "url-empty", url=self.shown)
-        return self._listing(infos)
+            wrong = "{url} has no files, or does not list them: check the address, or give a packed folder."
+            raise DataError("url-empty", wrong, url=self.shown)
+        return [self._file(f"{self.name}/{name}", info) for name, info in sorted(infos.items())]
 
-    def _manifests(self) -> dict[str, bytes]:
-        texts = {}
-        for split in _SPLITS:
-            path = f"{self.path}/{split}/{MANIFEST}"
-            try:
-                text = self._ask(path, functools.partial(self._read, path), missing=True)
-            except FileNotFoundError:
-                if split == _SPLITS[0]:
-                    break
-                continue
-            if manifest_in(text):
-                texts[f"{split}/{MANIFEST}"] = text
-        return texts
-
-    def _packed(self, texts: dict[str, bytes]) -> _Listing:
+    def _packed(self) -> list[RemoteFile]:
+        """The files of a packed folder: its manifests, and what they name; empty for other folders."""
         files = []
-        for at, text in texts.items():
-            folder = PurePosixPath(at).parent
+        for split in ("train", "eval"):
+            at = f"{split}/{MANIFEST}"
             try:
-                for shard in manifest_in(text)["shards"]:
-                    for file in shard["files"].values():
-                        name = str(file["name"])
-                        if _leads_outside(name):
-                            raise DataError("file-outside", path=f"{self.shown}/{at}", name=name)
-                        remote = f"{self.path}/{folder}/{quote(name) if self.http else name}"
-                        size, digest = int(file["bytes"]), ("sha256", str(file["sha256"]))
-                        if size < 0:  # would hide the bytes of another file from the cache's limit
-                            raise ValueError(f"{size} bytes")
-                        files.append(File(f"{folder}/{name}", remote, size, digest))
+                text = self._ask(f"{self.path}/{at}", self._manifest)
+            except DataError as error:
+                if error.code == "url-unreadable" and _gone(error.__cause__):
+                    continue
+                raise
+            if not (manifest := manifest_in(text)):
+                continue
+            digest = hashlib.sha256(text).hexdigest()
+            named: list[dict[str, Any]] = [{"name": MANIFEST, "bytes": len(text), "sha256": digest}]
+            try:
+                named += [file for shard in manifest["shards"] for file in shard["files"].values()]
+                for file in named:
+                    name, size, sha256 = str(file["name"]), int(file["bytes"]), str(file["sha256"])
+                    self._refuse_outside([name])
+                    if size < 0:  # would hide the bytes of another file from the cache's limit
+                        raise ValueError(f"{size} bytes")
+                    remote = f"{self.path}/{split}/{quote(name) if self.http else name}"
+                    files.append(RemoteFile(f"{self.name}/{split}/{name}", remote, size, ("sha256", sha256)))
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
                 why = f"{type(error).__name__}: {error}"
                 raise DataError("manifest-damaged", path=f"{self.shown}/{at}", reason=why) from error
-        return _Listing(tuple(files), _digest(*texts.values()), texts=texts)
+        return files
 
-    def _listing(self, infos: dict[str, dict[str, Any]], single: bool = False) -> _Listing:
-        files, known = [], []
-        for name, info in sorted(infos.items()):
-            if info.get("size") is None:
-                raise DataError("size-untold", url=self.shown, file=name)
-            files.append(File(name, info["name"], int(info["size"]), stated_digest(info)))
-            known.append([name, int(info["size"]), *(str(info.get(mark, "")) for mark in (*_MARKS, *_TIMES))])
-        return _Listing(tuple(files), _digest(json.dumps(known).encode()), single)
+    def _manifest(self, path: str) -> bytes:
+        """The first `MOST_BYTES` of a manifest; beyond them, it is none."""
+        text = b""
+        with self.fs.open(path, "rb", **({"block_size": 0} if self.http else {})) as file:
+            while len(text) <= MOST_BYTES and (piece := file.read(MOST_BYTES + 1 - len(text))):
+                text += piece
+        if len(text) > MOST_BYTES:
+            raise ValueError(f"more than {MOST_BYTES:,} bytes, the most that a manifest may have")
+        return text
+
+    def _file(self, name: str, info: Mapping[str, Any]) -> RemoteFile:
+        if info.get("size") is None:
+            wrong = "{url}: the server does not state the size of {file:plain}: download it yourself."
+            raise DataError("size-untold", wrong, url=self.shown, file=name)
+        version = tuple(str(info.get(mark, "")) for mark in _MARKS)
+        return RemoteFile(name, info["name"], int(info["size"]), stated_digest(info), version)
 
     def _walk(self) -> dict[str, dict[str, Any]]:
         """All files below: name, with `/` on any system, to fsspec's information.
 
-        Not fsspec's `find`, which ignores unreadable folders and lists one at a time.
+        Not fsspec's `find` and `walk`, which leave out folders that cannot be read.
         """
         files: dict[str, dict[str, Any]] = {}
-        with ThreadPoolExecutor(self.workers) as threads, contextlib.ExitStack() as ending:
-            ending.callback(threads.shutdown, cancel_futures=True)
-            folders = {"": self.path}
+        with ThreadPoolExecutor(WORKERS) as threads:
+            folders = [self.path]
             for _ in range(MOST_FOLDERS_DEEP):
-                below = {}
-                for prefix, infos in zip(folders, threads.map(self._ls, folders.values()), strict=True):
-                    for info in infos:
-                        name = info["name"].rstrip("/").rsplit("/", 1)[-1]
-                        name = unquote(name) if self.http else name
-                        if _leads_outside(name):
-                            raise DataError("file-outside", path=self.shown, name=name)
-                        if info["type"] == "directory":
-                            below[f"{prefix}{name}/"] = info["name"].rstrip("/")
-                        else:
-                            files[prefix + name] = info
-                folders = below
+                infos = [info for listed in threads.map(self._ls, folders) for info in listed]
+                folders = [info["name"].rstrip("/") for info in infos if info["type"] == "directory"]
+                for info in infos:
+                    name = info["name"].removeprefix(self.path)
+                    names = (unquote(name) if self.http else name).split("/")
+                    parts = [part for part in names if part not in ("", ".")]
+                    self._refuse_outside(parts)
+                    if info["type"] != "directory":
+                        files["/".join(parts)] = info
                 if not folders:
                     break
             else:
-                raise DataError("url-endless", url=self.shown, deep=MOST_FOLDERS_DEEP)
+                wrong = "{url} lists folders more than {deep} levels deep: give another folder, or one file."
+                raise DataError("url-endless", wrong, url=self.shown, deep=MOST_FOLDERS_DEEP)
             if self.http:  # its listings have only names
-                places = [info["name"] for info in files.values()]
-                full = threads.map(lambda p: self._ask(p, lambda: self.fs.info(p)), places)
+                full = threads.map(lambda info: self._ask(info["name"], self.fs.info), files.values())
                 files = dict(zip(files, full, strict=True))
         return files
 
     def _ls(self, path: str) -> list[dict[str, Any]]:
-        def ask() -> list[dict[str, Any]]:
-            self.fs.invalidate_cache(path)  # some filesystems cache their listings
-            return self.fs.ls(path, detail=True)
-
-        def links() -> list[dict[str, Any]]:
-            # Not fsspec's `ls`, which reads a page of any size. Links are relative to a folder with its slash
-            page = self._read(f"{path}/").decode("utf-8", "ignore")
-            found = (html.unescape(match[1] or match[2] or "") for match in _LINK.finditer(page))
-            inside = dict.fromkeys(place for link in found if (place := _inside(link, path)))
-            return [{"name": p, "type": "directory" if p.endswith("/") else "file"} for p in inside]
-
-        infos = self._ask(path, links if self.http else ask)
-        self._listed += len(infos)
+        infos = self._ask(path, lambda path: self.fs.ls(path, detail=True))
+        # A page links other sort orders; object stores may have an empty object with the name of a folder
+        real = [i for i in infos if not (self.http and {*i["name"].removeprefix(path)} & {*"?#"})]
+        real = [i for i in real if i["name"].strip("/") != path.strip("/")]
+        self._listed += len(real)
         if self._listed > MOST_FILES:
-            raise DataError("url-lists-too-many", url=self.shown, limit=MOST_FILES)
-        # Object stores may have an empty object with the name of a folder
-        return [i for i in infos if self.http or i["name"].strip("/") != path.strip("/")]
+            wrong = "{url} lists more than {limit:count file}: give a packed folder or a tar."
+            raise DataError("url-lists-too-many", wrong, url=self.shown, limit=MOST_FILES)
+        return real
 
-    def _read(self, path: str) -> bytes:
-        """A manifest or a web page. Raises `DataError` if it has more than `MOST_BYTES`."""
+    def download(self, file: RemoteFile, to: Path) -> None:
+        """Writes a file to disk. Raises `EOFError` unless it has the listed number of bytes."""
         from fsspec.callbacks import Callback
 
         def watch(size: int | None, value: int, **_: Any) -> None:
-            if value > MOST_BYTES:
-                raise DataError("answer-too-large", url=self._where(path), limit=MOST_BYTES)
-            self._in_time()
+            if self.stopped:  # a big file may take hours
+                raise InterruptedError("stopped")
+            if value > file.nbytes:  # or a server that never ends would fill the disk
+                raise EOFError(f"more than {file.nbytes:,} bytes came")
 
-        if self.http:
-            content = io.BytesIO()
-            self.fs.get_file(path, content, callback=Callback(hooks={"watch": watch}))
-            return content.getvalue()
-        text = self.fs.cat_file(path, start=0, end=MOST_BYTES + 1)
-        watch(None, len(text))
-        return text
+        self.fs.get_file(file.remote, str(to), callback=Callback(hooks={"watch": watch}))
+        if (came := to.stat().st_size) != file.nbytes:
+            raise EOFError(f"{came:,} bytes came, expected {file.nbytes:,}")
 
-    def _where(self, path: str) -> str:
-        return self.shown.rstrip("/") + path.removeprefix(self.path)
-
-    def _in_time(self) -> None:
-        if time.monotonic() > self._until:
-            raise DataError("url-lists-too-long", url=self.shown, seconds=LISTING_SECONDS)
-
-    def _ask(self, path: str, do: Callable[[], T], missing: bool = False) -> T:
-        """Calls `do()` with retries; `missing`: raise `FileNotFoundError` if there is no such file."""
-        self._in_time()
+    def _ask(self, path: str, do: Callable[[str], T]) -> T:
+        """`do(path)`. Raises `DataError` for any error of the filesystem."""
         try:
-            return patiently(do)
-        except DataError:
-            raise
-        except Exception as error:
-            if not lasting(error):
-                raise _Unreachable(reason(error)) from error
-            # S3 answers "forbidden" for a missing file if the user may not list
-            absent = isinstance(error, (FileNotFoundError, NotADirectoryError, PermissionError))
-            if missing and (absent or status_of(error) in (403, 410)):
-                raise FileNotFoundError(path) from error
-            code = "url-unreadable-http" if self.http else "url-unreadable"
-            raise DataError(code, url=self._where(path), reason=reason(error)) from error
+            return do(path)
+        except Exception as error:  # every filesystem has its own exceptions
+            raise self._unreadable(self.shown.rstrip("/") + path.removeprefix(self.path), error) from error
+
+    def _unreadable(self, where: str, error: Exception) -> DataError:
+        wrong = "{url} cannot be read: {reason}. Check the address, the network, and your permission."
+        return DataError("url-unreadable", wrong, url=where, reason=self.reason(error))
+
+    def reason(self, error: BaseException) -> str:
+        """Why something failed, in one line without secrets."""
+        if (status := _status(error)) is not None:
+            return f"the server answers {status}"
+        if isinstance(error, FileNotFoundError):
+            return "not found"
+        return _without_secrets(f"{type(error).__name__} {one_line(error, 200)}".strip())
+
+    def _refuse_outside(self, parts: list[str]) -> None:
+        """Raises `DataError` for a path that leads out of its folder on any system."""
+        if not parts or any(part in ("", ".", "..") or {*part} & {*"/\\\0"} for part in parts):
+            raise DataError("file-outside", path=self.shown, name="/".join(parts))
 
 
-def _inside(link: str, folder: str) -> str:
-    """Where a link on a folder's page leads, if to a file in it, not elsewhere or to another sort order."""
-    try:
-        place = urljoin(f"{folder}/", link)
-    except ValueError:
-        return ""
-    parent, _, name = place.rstrip("/").rpartition("/")
-    return place if parent == folder and name not in (".", "..") and not {*name} & {*"?#"} else ""
+def stated_digest(info: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The digest of a file that the server states: Google's MD5, Hugging Face's SHA-256 of a large file. S3's
+    ETag is not used: for encrypted files and multipart uploads it is not a digest."""
+    lfs = info.get("lfs")
+    sha256 = lfs.get("sha256") if isinstance(lfs, Mapping) else getattr(lfs, "sha256", None)
+    if isinstance(sha256, str) and re.fullmatch("[0-9a-f]{64}", sha256):
+        return "sha256", sha256
+    with contextlib.suppress(TypeError, ValueError):
+        md5 = base64.b64decode(info["md5Hash"], validate=True) if "md5Hash" in info else b""
+        return ("md5", md5.hex()) if len(md5) == 16 else None
+    return None
 
 
-def _leads_outside(name: str) -> bool:
-    """Whether `name` is none of a file in its folder, on any system."""
-    return name in ("", ".", "..") or bool({*name} & {*"/\\\0"})
+def _status(error: BaseException | None) -> int | None:
+    """The HTTP status in an error of aiohttp, or in the cause of an error of fsspec."""
+    for one in (error, getattr(error, "__cause__", None)):
+        if isinstance(status := getattr(one, "status", None), int):
+            return status
+    return None
 
 
-def _digest(*texts: bytes) -> str:
-    whole = hashlib.sha256()
-    for text in texts:
-        whole.update(hashlib.sha256(text).digest())
-    return whole.hexdigest()[:12]
+def _gone(error: BaseException | None) -> bool:
+    """Whether a file is not there, or may not be read: another attempt cannot help."""
+    if (status := _status(error)) is not None:
+        return 400 <= status < 500
+    if type(getattr(error, "__cause__", None)).__module__.startswith("aiohttp"):
+        return False  # fsspec reports every failure to read a web page as "not found"
+    # S3 answers "forbidden" for a missing file if the user may not list
+    kinds = (FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError, InterruptedError)
+    return isinstance(error, kinds)
+
+
+def _without_secrets(text: str) -> str:
+    return re.sub(r"//[^/\s@]*@", "//", re.sub(r"\?\S*", "", text))
+
+
+def _version(files: list[RemoteFile]) -> str:
+    known = [[file.name, file.nbytes, file.digest, file.version] for file in files]
+    return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:12]
+
+
+def _key(url: str) -> str:
+    return hashlib.sha256(url.rstrip("/").encode("utf-8", "surrogatepass")).hexdigest()[:12]
+
+
+def _on_disk(entry: Path) -> int:
+    files = (os.path.join(folder, name) for folder, _, names in os.walk(entry) for name in names)
+    return sum(os.lstat(file).st_blocks * 512 for file in files)

@@ -44,6 +44,7 @@ def of_image(stage: str, change: ImageChange, colors: bool = False) -> Augment:
         shapes = {name: jnp.shape(value) for name, value in example.items()}
         needed = f"a column 'image' (height, width) or (height, width, channels), got {shapes}"
         expect(image is not None and jnp.ndim(image) in (2, 3), stage, needed)
+        assert image is not None
         gray_or_color = jnp.ndim(image) == 2 or image.shape[2] in (1, 3, 4)
         expect(not colors or gray_or_color, stage, f"images of 1, 3 or 4 channels, got {shapes['image']}")
         return {**example, "image": change(jnp.asarray(image), key)}
