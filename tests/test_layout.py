@@ -40,7 +40,7 @@ CLASSES_TWICE = [
     "Report",
     "Table",
     "Target",
-    "Transfer",
+    
 ]
 """Names of two classes: this list shrinks until it is empty."""
 
