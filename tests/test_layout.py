@@ -40,7 +40,6 @@ CLASSES_TWICE = [
     "Report",
     "Table",
     "Target",
-    
 ]
 """Names of two classes: this list shrinks until it is empty."""
 
