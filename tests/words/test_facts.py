@@ -18,13 +18,21 @@ def uses():
     numbers' names."""
     kinds = {kind.__name__ for kind in _subclasses(ChipwiseError)} | {"fact"}
     for file in sorted(SOURCE.rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text())):
+        tree = ast.parse(file.read_text())
+        named = {}  # name and line to the text that a sentence of more than a line was given there
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+                named[getattr(node.targets[0], "id", ""), node.lineno] = node.value.value
+        for node in ast.walk(tree):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in kinds and node.args:
                 first = node.args[0]
                 if isinstance(first, ast.Constant) and isinstance(first.value, str):
                     names = {keyword.arg for keyword in node.keywords}
                     second = node.args[1] if len(node.args) > 1 else None
                     sentence = second.value if isinstance(second, ast.Constant) else None
+                    if isinstance(second, ast.Name):
+                        lines = [at for name, at in named if name == second.id and at < node.lineno]
+                        sentence = named[second.id, max(lines)]
                     yield f"{file.relative_to(SOURCE)}:{node.lineno}", first.value, sentence, names
 
 
