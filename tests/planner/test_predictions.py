@@ -6,8 +6,8 @@ import pytest
 import chipwise as cw
 import tasks
 from chipwise.engine.predict import LARGEST_BLOCK
-from chipwise.explain import plan as shown
 from chipwise.explain import plan_page
+from chipwise.explain import plan_table as shown
 from chipwise.planner import ask, device_memory
 from chipwise.planner.compile_answers import Compiled
 from chipwise.planner.tracing import prediction_step
