@@ -162,17 +162,17 @@ OWN = {"chip": "t4", "chips": "1", "source": "x", "date": "2026-01-02", "purchas
     [
         (GOOD | {"chip": "a1000"}, 2, "price-chip-unknown", {"chip": "a1000", "hint": "a100"}),
         (GOOD | {"chip": ""}, 2, "price-chip-unknown", {"chip": ""}),
-        (GOOD | {"chips": "0"}, 2, "price-chips", {"chips": "0"}),
-        (GOOD | {"chips": "1.5"}, 2, "price-chips", {"chips": "1.5"}),
-        (GOOD | {"usd_per_hour": "0"}, 2, "price-not-a-price", {"column": "usd_per_hour", "value": "0"}),
-        (GOOD | {"usd_per_hour": "cheap"}, 2, "price-not-a-price", {"value": "cheap"}),
-        (GOOD | {"usd_per_hour": "nan"}, 2, "price-not-a-price", {"value": "nan"}),
-        (GOOD | {"usd_per_hour": ""}, 2, "price-without-price", {}),
-        (GOOD | {"date": ""}, 2, "price-without-day", {"date": ""}),
-        (GOOD | {"date": "July"}, 2, "price-without-day", {"date": "July"}),
-        (GOOD | {"date": "2026-02-30"}, 2, "price-no-such-day", {"date": "2026-02-30"}),
-        (GOOD | {"source": ""}, 2, "price-without-source", {}),
-        (GOOD | {"includes": "all"}, 2, "price-includes", {"includes": "all", "choices": INCLUDES}),
+        (GOOD | {"chips": "0"}, 2, "price-cell", {"column": "chips", "value": "0"}),
+        (GOOD | {"chips": "1.5"}, 2, "price-cell", {"column": "chips", "value": "1.5"}),
+        (GOOD | {"usd_per_hour": "0"}, 2, "price-cell", {"column": "usd_per_hour", "value": "0"}),
+        (GOOD | {"usd_per_hour": "cheap"}, 2, "price-cell", {"value": "cheap"}),
+        (GOOD | {"usd_per_hour": "nan"}, 2, "price-cell", {"value": "nan"}),
+        (GOOD | {"usd_per_hour": ""}, 2, "price-one-kind", {}),
+        (GOOD | {"date": ""}, 2, "price-cell", {"column": "date", "value": ""}),
+        (GOOD | {"date": "July"}, 2, "price-cell", {"value": "July"}),
+        (GOOD | {"date": "2026-02-30"}, 2, "price-cell", {"value": "2026-02-30"}),
+        (GOOD | {"source": ""}, 2, "price-cell", {"column": "source"}),
+        (GOOD | {"includes": "all"}, 2, "price-cell", {"column": "includes", "value": "all"}),
         (GOOD | {"usd_per_huor": "1"}, 1, "price-column-unknown", {"hint": "usd_per_hour"}),
         ({k: v for k, v in GOOD.items() if k != "date"}, 1, "price-column-missing", {"column": "date"}),
         (
@@ -182,16 +182,16 @@ OWN = {"chip": "t4", "chips": "1", "source": "x", "date": "2026-01-02", "purchas
             {"column": "usd_per_hour"},
         ),
         (GOOD | {"source": "a,b,c"}, 2, "price-cells", {}),
-        (OWN | {"years": ""}, 2, "price-without-years", {}),
+        (OWN | {"years": ""}, 2, "price-cell", {"column": "years"}),
         (OWN | {"power_watts": "300"}, 2, "price-power-half", {}),
         (
             OWN | {"power_watts": "-1", "usd_per_kWh": "1"},
             2,
-            "price-not-an-amount",
+            "price-cell",
             {"column": "power_watts"},
         ),
-        (OWN | {"utilisation": "50"}, 2, "price-utilisation", {"utilisation": 50}),
-        (OWN | {"usd_per_hour": "3"}, 2, "price-bought-and-rented", {}),
+        (OWN | {"utilisation": "50"}, 2, "price-cell", {"column": "utilisation", "value": "50"}),
+        (OWN | {"usd_per_hour": "3"}, 2, "price-one-kind", {}),
     ],
 )
 def test_a_bad_file_names_the_line(row, line, code, facts):
@@ -201,7 +201,7 @@ def test_a_bad_file_names_the_line(row, line, code, facts):
 
 
 def test_files_that_are_no_prices(tmp_path):
-    with refused(DataError, "prices-missing", path=str(tmp_path / "none.csv")):
+    with refused(DataError, "prices-unreadable", path=str(tmp_path / "none.csv")):
         load(tmp_path / "none.csv")
     with refused(DataError, "prices-unreadable"):
         load(tmp_path)

@@ -72,14 +72,14 @@ def test_your_own_prices(tmp_path):
     file.write_text("chip,chips,usd_per_hour,includes,source,date\nt4,1,0.123,whole VM,me,2026-09-01\n")
     out = run("t4", "--prices", str(file)).stdout
     assert "0.1230" in out and "0.526" not in out
-    with refused(DataError, "prices-missing", path="nowhere.csv"):
+    with refused(DataError, "prices-unreadable", path="nowhere.csv"):
         run("t4", "--prices", "nowhere.csv")
 
 
 def test_a_wrong_name_says_the_nearest():
     with refused(DeviceError, "chip-unknown", name="a1000", hint="a100"):
         run("a1000")
-    with refused(DeviceError, "slice-unknown", near=["v3-8"]):
+    with refused(DeviceError, "slice-unknown", chip="v3"):
         run("v3-4")
 
 

@@ -2,7 +2,6 @@ import json
 
 import pytest
 
-from chipwise.chips.targets import EXAMPLES
 from chipwise.cli import main
 from chipwise.words.facts import fact
 from compilers import no_gpu_compiler as no_gpu_compiler
@@ -58,21 +57,13 @@ def test_prices_of_one_cloud_without_marketplaces(capsys):
 @pytest.mark.parametrize(
     "arguments, exit_code, said",
     [
-        (
-            ["digits", "--on", "a1000"],
-            4,
-            fact("target-unknown", target="a1000", hint="a100", examples=EXAMPLES),
-        ),
-        (["digits", "--on", ","], 4, fact("no-target")),
+        (["digits", "--on", "a1000"], 4, "Did you mean 'a100'?"),
+        (["digits", "--on", ","], 4, "--on v5e-8"),
         (["digitz", "--on", "t4"], 2, "digits"),
         (["digits", "--on", "t4", "--set", "batch=63"], 2, "batch=63"),
         (["digits", "--on", "t4", "--cloud", "gpc"], 3, "Did you mean 'gcp'?"),
-        (
-            ["digits", "--on", "t4", "--region", "zz"],
-            3,
-            fact("price-region-unknown", region="zz", hint=None),
-        ),
-        (["digits", "--on", "t4", "--prices", "none.csv"], 3, fact("prices-missing", path="none.csv")),
+        (["digits", "--on", "t4", "--region", "zz"], 3, "zz"),
+        (["digits", "--on", "t4", "--prices", "none.csv"], 3, "none.csv"),
     ],
 )
 def test_one_line_and_nothing_written(arguments, exit_code, said, tmp_path, monkeypatch, capsys):

@@ -166,16 +166,16 @@ def peak_flops_per_device(chip: Chip, precision: str) -> float | None:
 
     Raises `RecipeError` for any other precision.
     """
-    if precision == "bf16":
-        tflops = chip.bf16_dense_tflops
-    elif precision == "f16":
-        tflops = chip.fp16_dense_tflops
-    elif precision == "tf32":
-        tflops = chip.tf32_dense_tflops or chip.fp32_tflops
-    elif precision == "f32":
-        tflops = chip.fp32_tflops
-    else:
+    peaks = {
+        "bf16": chip.bf16_dense_tflops,
+        "f16": chip.fp16_dense_tflops,
+        "tf32": chip.tf32_dense_tflops or chip.fp32_tflops,
+        "f32": chip.fp32_tflops,
+    }
+    if precision not in peaks:
         raise RecipeError(
-            "chip-precision-unknown", precision=precision, choices=("bf16", "f16", "tf32", "f32")
-        )
+            "chip-precision-unknown", "precision={precision}: type {choices:or}.",
+            precision=precision, choices=tuple(peaks),
+        )  # fmt: skip
+    tflops = peaks[precision]
     return None if tflops is None else tflops * 1e12 / chip.jax_devices_per_chip

@@ -31,25 +31,29 @@ class Market:
         clouds = sorted({name for price in table for name in _cloud_names(price)})
         for cloud in self.clouds:
             if cloud.lower() not in clouds:
-                hint = near(cloud, clouds)
-                raise DataError("price-cloud-unknown", cloud=cloud, hint=hint, clouds=clouds)
-        listed = {place for price in table for place in (price.region, price.spot_region) if place}
+                raise DataError(
+                    "price-cloud-unknown",
+                    "{cloud:plain}: no prices of this cloud.{hint:near} Clouds: {clouds:list}.",
+                    cloud=cloud, hint=near(cloud, clouds), clouds=clouds,
+                )  # fmt: skip
+        listed = sorted({place for price in table for place in (price.region, price.spot_region) if place})
         for region in self.regions:
             if not any(place.lower().startswith(region.lower()) for place in listed):
-                raise DataError("price-region-unknown", region=region, hint=near(region, sorted(listed)))
+                raise DataError(
+                    "price-region-unknown", "{region:plain}: no prices of this region.{hint:near}",
+                    region=region, hint=near(region, listed),
+                )  # fmt: skip
+        asked = {cloud.lower() for cloud in self.clouds}
         kept = []
         for price in table:
             if price.owned:
                 kept.append(price)
-                continue
-            asked = {cloud.lower() for cloud in self.clouds}
-            if (asked and not asked & _cloud_names(price)) or (price.market and not self.marketplaces):
-                continue
-            usd, spot = price.usd_per_hour, price.spot_usd_per_hour
-            usd = usd if _within(price.region, self.regions) else None
-            spot = spot if _within(price.spot_region or price.region, self.regions) else None
-            if usd is not None or spot is not None:
-                kept.append(replace(price, usd_per_hour=usd, spot_usd_per_hour=spot))
+            elif (not asked or asked & _cloud_names(price)) and (self.marketplaces or not price.market):
+                usd = price.usd_per_hour if _within(price.region, self.regions) else None
+                spot_region = price.spot_region or price.region
+                spot = price.spot_usd_per_hour if _within(spot_region, self.regions) else None
+                if usd is not None or spot is not None:
+                    kept.append(replace(price, usd_per_hour=usd, spot_usd_per_hour=spot))
         return tuple(kept)
 
 

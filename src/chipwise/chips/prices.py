@@ -69,17 +69,13 @@ class Price:
     @property
     def day(self) -> datetime.date:
         """The first day in its date, or the first of the month if there is no day."""
-        day = _DATE.search(self.date)
-        if day is None:
-            raise DataError("price-undated", instance=self.instance or self.chip)
-        return _day(day)
+        return _day(self.date)
 
     def old(self, today: datetime.date, spot: bool = False) -> bool:
         """Whether it was read more than `OLD_DAYS` days before `today`; a spot price may have its own
         date."""
-        day, own = self.day, self.date.partition("spot")[2]
-        if spot and (match := _DATE.search(own)) is not None:
-            day = _day(match)
+        own = self.date.partition("spot")[2]
+        day = _day(own) if spot and _DATE.search(own) else self.day
         return (today - day).days > OLD_DAYS
 
     @property
@@ -104,10 +100,15 @@ class Price:
 _DATE = re.compile(r"(\d{4})-(0[1-9]|1[0-2])(?:-(0[1-9]|[12]\d|3[01]))?")
 
 
-def _day(match: re.Match[str]) -> datetime.date:
+def _day(text: str) -> datetime.date:
+    """The first day in a text. Raises `ValueError` if there is none."""
+    match = _DATE.search(text)
+    if match is None:
+        raise ValueError(f"no date: {text}")
     return datetime.date(int(match[1]), int(match[2]), int(match[3] or 1))
 
 
+_TEXTS = ("instance", "region", "spot_region", "source", "date", "note")
 COLUMNS = tuple(f.name for f in fields(Price) if f.name not in ("machines", "reckoned"))
 OWNED = ("purchase_usd", "years", "power_watts", "usd_per_kWh", "utilisation")
 
@@ -123,34 +124,35 @@ def load(path: str | Path | None = None) -> tuple[Price, ...]:
         return read(bundled.read_text(encoding="utf-8"), "prices.csv")
     try:
         text = read_regular(path).decode("utf-8-sig")
-    except FileNotFoundError:
-        raise DataError("prices-missing", path=str(path)) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError("prices-unreadable", path=str(path), error=str(error)) from None
+        raise DataError(
+            "prices-unreadable",
+            "{path}: cannot be read as text ({error:plain}).",
+            path=str(path),
+            error=str(error),
+        ) from None
     return read(text, str(path))
 
 
 def read(text: str, name: str) -> tuple[Price, ...]:
     """The prices in a CSV file's text; `name`: of the file, for errors. Raises as `load` does."""
     rows = csv.DictReader(io.StringIO(text, newline=""), restval="")
-    header = [column.strip() for column in rows.fieldnames or ()]
-    first = {"file": name, "line": 1}
+    rows.fieldnames = header = [column.strip() for column in rows.fieldnames or ()]
+    first = _Line(name, 1, {})
     for column in header:
         if column not in COLUMNS + OWNED:
-            hint = near(column, COLUMNS + OWNED)
-            raise DataError(
-                "price-column-unknown", **first, column=column, hint=hint, columns=COLUMNS, owned=OWNED
-            )
-    owned = "purchase_usd" in header
-    for column in ("chip", "chips", "source", "date", "purchase_usd" if owned else "usd_per_hour"):
+            hint, known = near(column, COLUMNS + OWNED), COLUMNS + OWNED
+            sentence = "no column is called {column:plain}.{hint:near} Columns: {known:list}."
+            raise first.error("price-column-unknown", sentence, column=column, hint=hint, known=known)
+    usd = "purchase_usd" if "purchase_usd" in header else "usd_per_hour"
+    for column in ("chip", "chips", "source", "date", usd):
         if column not in header:
-            raise DataError("price-column-missing", **first, column=column)
-    rows.fieldnames = header
+            raise first.error("price-column-missing", "the column {column} is missing.", column=column)
     prices = []
     for row in rows:
         line = _Line(name, rows.line_num, {k: (v or "").strip() for k, v in row.items() if k is not None})
         if None in row:
-            raise line.error("price-cells")
+            raise line.error("price-cells", "more cells than columns; quote a cell that holds a comma.")
         prices.append(line.price())
     return tuple(prices)
 
@@ -163,8 +165,13 @@ class _Line:
     number: int
     cells: Mapping[str, str]
 
-    def error(self, code: str, **facts: Any) -> DataError:
-        return DataError(code, file=self.file, line=self.number, **facts)
+    def error(self, code: str, sentence: str, **facts: Any) -> DataError:
+        return DataError(code, "{file}, line {line}: " + sentence, file=self.file, line=self.number, **facts)
+
+    def bad(self, column: str, expected: str) -> DataError:
+        value = self.cell(column)
+        sentence = "{column} is '{value:plain}': expected {expected:plain}."
+        return self.error("price-cell", sentence, column=column, value=value, expected=expected)
 
     def cell(self, column: str) -> str:
         return self.cells.get(column, "")
@@ -179,79 +186,65 @@ class _Line:
         except ValueError:
             value = math.nan
         if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
-            raise self.error(
-                "price-not-an-amount" if zero else "price-not-a-price", column=column, value=text
-            )
+            raise self.bad(column, f"a number {'of at least' if zero else 'more than'} 0, or nothing")
         return value
 
     def price(self) -> Price:
-        chip, chips, includes = self.cell("chip"), self.cell("chips"), self.cell("includes")
-        kind = named(chip) if chip else None
-        if kind is None:
-            hint = near(chip, [name for chip in CHIPS for name in chip.names])
-            raise self.error("price-chip-unknown", chip=chip, hint=hint)
+        chip, chips, includes = named(self.cell("chip") or "?"), self.cell("chips"), self.cell("includes")
+        if chip is None:
+            name = self.cell("chip")
+            hint = near(name, [name for chip in CHIPS for name in chip.names])
+            sentence = "no chip is named '{chip:plain}'.{hint:near} `chipwise chips` lists them."
+            raise self.error("price-chip-unknown", sentence, chip=name, hint=hint)
         if not re.fullmatch(r"[0-9]+", chips) or int(chips) < 1:
-            raise self.error("price-chips", chips=chips)
+            raise self.bad("chips", "a whole number of at least 1")
         if not self.cell("source"):
-            raise self.error("price-without-source")
-        if not _DATE.search(self.cell("date")):
-            raise self.error("price-without-day", date=self.cell("date"))
+            raise self.bad("source", "where the price was read")
+        try:
+            _day(self.cell("date"))
+        except ValueError:
+            raise self.bad("date", "a day such as 2026-07-30") from None
         usd, spot = self.amount("usd_per_hour"), self.amount("spot_usd_per_hour")
         reckoned: tuple[Fact, ...] = ()
         owned = bool(self.cell("purchase_usd"))
+        if owned == (usd is not None or spot is not None):
+            raise self.error("price-one-kind", "expected a price per hour, or else purchase_usd.")
         if owned:
-            if usd is not None or spot is not None:
-                raise self.error("price-bought-and-rented")
             usd, how = self._owned()
             reckoned = (how,)
             includes = "owned: purchase and power" if self.cell("power_watts") else "owned: purchase alone"
-        elif usd is None and spot is None:
-            raise self.error("price-without-price")
         elif includes not in INCLUDES:
-            raise self.error("price-includes", includes=includes, choices=INCLUDES)
-        price = Price(
-            chip=kind.name,
+            raise self.bad("includes", ", ".join(INCLUDES))
+        return Price(
+            chip=chip.name,
             chips=int(chips),
             cloud=self.cell("cloud") or ("owned" if owned else ""),
-            instance=self.cell("instance"),
-            region=self.cell("region"),
             usd_per_hour=usd,
             spot_usd_per_hour=spot,
-            spot_region=self.cell("spot_region"),
             includes=includes,
-            source=self.cell("source"),
-            date=self.cell("date"),
-            note=self.cell("note"),
             reckoned=reckoned,
+            **{name: self.cell(name) for name in _TEXTS},
         )
-        try:
-            price.day  # noqa: B018 - so that a day that is none is an error here, with its line
-        except ValueError:
-            raise self.error("price-no-such-day", date=price.date) from None
-        return price
 
     def _owned(self) -> tuple[float, Fact]:
         """USD for an hour of use of owned hardware, and how it was computed."""
         purchase, years = self.amount("purchase_usd"), self.amount("years")
         watts, energy = self.amount("power_watts", zero=True), self.amount("usd_per_kWh", zero=True)
-        used = self.amount("utilisation")
+        used = self.amount("utilisation") or 1.0
         assert purchase is not None
         if years is None:
-            raise self.error("price-without-years")
+            raise self.bad("years", "the years over which purchase_usd is written off")
         if (watts is None) != (energy is None):
-            raise self.error("price-power-half")
-        if used is not None and used > 1:
-            raise self.error("price-utilisation", utilisation=used)
-        used = 1.0 if used is None else used
+            raise self.error("price-power-half", "expected both power_watts and usd_per_kWh, or neither.")
+        if used > 1:
+            raise self.bad("utilisation", "a share of the hours, at most 1")
         hourly = purchase / (years * HOURS_A_YEAR * used)
         sums = {"purchase": purchase, "years": years, "hours": HOURS_A_YEAR, "used": used, "hourly": hourly}
         if watts is None or energy is None:
             return hourly, fact("price-owned", **sums)
         power = watts / 1000 * energy
-        total = hourly + power
-        return total, fact(
-            "price-owned-powered", **sums, kW=watts / 1000, usd_per_kWh=energy, power=power, total=total
-        )
+        sums |= {"kW": watts / 1000, "usd_per_kWh": energy, "power": power, "total": hourly + power}
+        return hourly + power, fact("price-owned-powered", **sums)
 
 
 def current(table: Sequence[Price], on: datetime.date | None = None) -> list[Price]:
@@ -301,16 +294,11 @@ def prices_for(target: Target, table: Sequence[Price], on: datetime.date | None 
 def _scaled(target: Target, listed: Sequence[Price]) -> list[Price]:
     listed = [price for price in listed if not price.owned]
     if target.chip.kind == "TPU":
-        by_size = sorted(listed, key=lambda price: (abs(math.log(price.chips / target.chips)), price.chips))
-        return [
-            _times(
-                price,
-                target.chips / price.chips,
-                fact("price-in-proportion", instance=price.instance),
-                target.name,
-            )
-            for price in by_size[:1]
-        ]
+        if not listed:
+            return []
+        one = min(listed, key=lambda price: (abs(math.log(price.chips / target.chips)), price.chips))
+        how = fact("price-in-proportion", instance=one.instance)
+        return [_times(one, target.chips / one.chips, how, target.name)]
     parts = [price for price in listed if target.chips % price.chips == 0 and target.chip.kind == "GPU"]
     largest = max((price.chips for price in parts), default=1)
     n = target.chips // largest
@@ -337,12 +325,9 @@ def cheapest(prices: Iterable[Price], spot: bool = False) -> Price | None:
     Complete machines come before accelerators without a host, and before several machines without a network
     between them, whatever the price.
     """
-
-    def usd(price: Price) -> float | None:
-        return price.spot_usd_per_hour if spot else price.usd_per_hour
-
-    known = [price for price in prices if usd(price) is not None]
-    return min(known, key=lambda p: (not p.has_host, p.machines, _or_last(usd(p))), default=None)
+    known = [(p, usd) for p in prices if (usd := p.spot_usd_per_hour if spot else p.usd_per_hour) is not None]
+    order = sorted(known, key=lambda one: (not one[0].has_host, one[0].machines, one[1]))
+    return order[0][0] if order else None
 
 
 def _or_last(usd: float | None) -> float:

@@ -90,22 +90,22 @@ def parse(text: str) -> Target:
     that do.
     """
     word = spelled(text)
-    if not word:
-        raise DeviceError("target-empty", examples=EXAMPLES)
-    if ":" in word:
-        return _gpus(text, *(part.strip("- ") for part in word.split(":", 1)))
-    core = re.fullmatch(r"(.+)-core", word)
-    if core:
-        word = f"{core[1]}-1"
-    chip = named(word)
-    if chip is None and (dashed := re.fullmatch(r"(.+)-(\d+)", word)):
-        chip = named(dashed[1])
-        if chip is not None:
-            return _counted_by_dash(text, chip, dashed[2])
+    name, colon, count = (part.strip("- ") for part in word.partition(":"))
+    name = re.sub(r"-core$", "-1", name)
+    if named(name) is None and not colon and (dashed := re.fullmatch(r"(.+)-(\d+)", name)):
+        name, count = dashed.groups()
+    chip = named(name)
     if chip is None:
-        raise DeviceError("target-unknown", target=text, hint=near(word, names()), examples=EXAMPLES)
+        raise DeviceError(
+            "target-unknown", "{target}: no such target.{hint:near} Type one such as {examples:or}.",
+            target=text, hint=near(word, names()), examples=EXAMPLES,
+        )  # fmt: skip
     if chip.kind == "TPU":
-        raise DeviceError("target-without-size", target=text, **_sizes(chip))
+        return _slice(text, chip, "" if colon else count)
+    if chip.kind == "GPU":
+        return _gpus(text, chip, count or ("" if colon else "1"), bool(count) and not colon)
+    if count not in ("", "1"):
+        raise DeviceError("cpu-is-one", "{target}: a CPU is one device. Type cpu.", target=text)
     return Target(chip.names[0], chip, 1, 1, None)
 
 
@@ -124,45 +124,35 @@ def names() -> tuple[str, ...]:
     return tuple(listed)
 
 
-def _gpus(text: str, name: str, count: str) -> Target:
-    chip = named(name)
-    if chip is None:
-        known = [c.names[0] for c in CHIPS if c.kind == "GPU"]
-        raise DeviceError("gpu-unknown", target=text, name=name, hint=near(name, known), gpus=known)
-    short, most = chip.names[0], chip.chips_per_host
-    if chip.kind == "TPU":
-        raise DeviceError("tpu-with-colon", target=text, **_sizes(chip))
-    if not re.fullmatch(r"[0-9]+", count) or int(count) < 1:
-        raise DeviceError("gpu-count", target=text, chip=short)
-    gpus = int(count)
-    if chip.kind == "CPU":
-        if gpus > 1:
-            raise DeviceError("cpu-is-one", target=text)
-        return Target(short, chip, 1, 1, None)
-    if gpus > MOST_CHIPS:
-        raise DeviceError("gpus-too-many", target=text, chip=short, most=MOST_CHIPS)
-    if gpus > most and gpus % most:
-        below = gpus // most * most
-        near_ones = [f"{short}:{below}", f"{short}:{below + most}"]
-        raise DeviceError("gpus-not-whole-hosts", target=text, most=most, near=near_ones)
+def _gpus(text: str, chip: Chip, count: str, dashed: bool) -> Target:
+    """So many GPUs: a part of a host, or whole hosts."""
+    short, host = chip.names[0], chip.chips_per_host
+    gpus = int(count) if re.fullmatch(r"[0-9]+", count) else 0
+    counts = [*range(1, host), *range(host, MOST_CHIPS + 1, host)]
+    if gpus not in counts or dashed:
+        below, above = [n for n in counts if n <= gpus][-1:], [n for n in counts if n > gpus][:1]
+        raise DeviceError(
+            "gpu-count",
+            "{target}: GPUs are counted after a colon, beyond {most} in whole hosts. Type {near:or}.",
+            target=text, most=host, near=[f"{short}:{n}" for n in below + above * (gpus not in counts)],
+        )  # fmt: skip
     name = short if gpus == 1 else f"{short}:{gpus}"
-    return Target(name, chip, gpus, gpus, None, hosts=max(1, gpus // most))
+    return Target(name, chip, gpus, gpus, None, hosts=max(1, gpus // host))
 
 
-def _counted_by_dash(text: str, chip: Chip, size: str) -> Target:
-    short, size = chip.names[0], str(int(size))
-    if chip.kind == "CPU":
-        raise DeviceError("cpu-is-one", target=text)
-    if chip.kind == "GPU":
-        raise DeviceError("gpu-with-dash", target=text, near=f"{short}:{size}")
-    if size == "1" and short in _CORE_IS_A_DEVICE:
+def _slice(text: str, chip: Chip, size: str) -> Target:
+    """The TPU slice that Google names by `size`."""
+    short, size = chip.names[0], size.lstrip("0")
+    core = ["1"] if short in _CORE_IS_A_DEVICE else []
+    if size in core:
         return _one_core(short, chip)
     if size not in SLICES[short]:
-        smaller = [other for other in SLICES[short] if int(other) < int(size)]
-        larger = [other for other in SLICES[short] if int(other) > int(size)]
-        nearest = [f"{short}-{other}" for other in smaller[-1:] + larger[:1]]
-        code = "core-is-no-device" if size == "1" else "slice-unknown"
-        raise DeviceError(code, target=text, **_sizes(chip), near=nearest)
+        raise DeviceError(
+            "slice-unknown",
+            "{target}: {chip} is counted in {counted}, after a dash. Type {sizes:or}.",
+            target=text, chip=short, counted="chips" if short in _COUNTS_CHIPS else "TensorCores",
+            sizes=[f"{short}-{known}" for known in [*core, *SLICES[short]]],
+        )  # fmt: skip
     shape = SLICES[short][size]
     chips = int(size) if short in _COUNTS_CHIPS else int(size) // 2
     host = _host(short, chips)
@@ -198,11 +188,3 @@ def _one_core(short: str, chip: Chip) -> Target:
         rented_as=f"{short}-{smallest}",
         note=fact("target-one-core", rented_as=f"{short}-{smallest}"),
     )
-
-
-def _sizes(chip: Chip) -> dict[str, Any]:
-    """The facts of an error about a slice's size."""
-    short = chip.names[0]
-    core = ["1"] if short in _CORE_IS_A_DEVICE else []
-    sizes = [f"{short}-{size}" for size in [*core, *SLICES[short]]]
-    return {"chip": short, "counted": "chips" if short in _COUNTS_CHIPS else "TensorCores", "sizes": sizes}

@@ -104,7 +104,7 @@ def plan(
     """
     targets = list({t.name: t for t in map(parse, on)}.values())
     if not targets:
-        raise DeviceError("no-target")
+        raise DeviceError("no-target", "No target: type --on v5e-8,a100,t4, for example.")
     host = None if feed_record is None else recorded(feed_record, recipe.task.train)
     table = load_prices(prices) if prices is None or isinstance(prices, str | Path) else prices
     folder = default_cache() if cache is None else Path(cache)
@@ -148,11 +148,15 @@ class PlanQuestion:
         if self.predict is None:
             return
         if self.find_largest_batch:
-            raise RecipeError("plan-predict-largest")
+            raise RecipeError("plan-predict-largest", "Leave out --largest-batch: it is for training.")
         if self.spot or self.rate is not None:
-            raise RecipeError("plan-predict-spot")
+            raise RecipeError(
+                "plan-predict-spot", "Leave out --spot and --interruptions: they are for training."
+            )
         if self.predict < 1:
-            raise RecipeError("plan-predicts-none", examples=self.predict)
+            raise RecipeError(
+                "plan-predicts-none", "--predict {examples}: give 1 or more.", examples=self.predict
+            )
 
     def plans(self, targets: Sequence[Target]) -> Iterator[Plan]:
         """Yields each target's plan as soon as it is ready; last those whose largest batch is searched for.

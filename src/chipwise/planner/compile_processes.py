@@ -247,7 +247,11 @@ class CompilerProcesses:
             if self._closed:
                 return
             if left and not under_way:
-                raise ChipwiseError("compiler-not-started", chips=CHIPS[compiler.platform], **end)
+                raise ChipwiseError(
+                    "compiler-not-started",
+                    "The compiler of {chips}s did not start (exit code {exit_code}): {log:plain}",
+                    chips=CHIPS[compiler.platform], **end,
+                )  # fmt: skip
             alone = {key: left.pop(key) for key in under_way}
             if len(alone) == 1:
                 for key, request in alone.items():

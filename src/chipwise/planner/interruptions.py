@@ -52,7 +52,11 @@ def stated(text: str | None) -> Rate | None:
     match = re.fullmatch(r"(\d*\.?\d+(?:e-?\d+)?)/([hd])", text.strip())
     number = float(match[1]) * _UNITS[match[2]] if match else math.inf
     if not match or not math.isfinite(number):
-        raise DeviceError("interruptions-unreadable", given=text)
+        raise DeviceError(
+            "interruptions-unreadable",
+            "--interruptions {given!r}: expected a rate such as 0.1/h or 2/d.",
+            given=text,
+        )
     return Rate(Range(number, number, number), fact("interruptions-stated", given=text.strip()))
 
 

@@ -134,7 +134,11 @@ def recorded(path: str | os.PathLike, source: Source) -> HostSpeed:
     record = records.read(path, kind="feed")
     expected, recorded_bytes = nbytes(spec_of(source)), record.measured.get("bytes_per_example")
     if recorded_bytes != expected:
-        raise DataError("feed-record-of-other-examples", path=str(path), found=recorded_bytes, bytes=expected)
+        raise DataError(
+            "feed-record-of-other-examples",
+            "{path} is of examples of {found} bytes, the recipe's have {bytes}: type chipwise bench-feed.",
+            path=str(path), found=recorded_bytes, bytes=expected,
+        )  # fmt: skip
     prefix = "examples_per_second."
     rates = {
         int(name.removeprefix(prefix)): series.median
@@ -142,7 +146,10 @@ def recorded(path: str | os.PathLike, source: Source) -> HostSpeed:
         if name.startswith(prefix) and name.removeprefix(prefix).isdecimal()
     }
     if not rates or min(rates) < 1 or min(rates.values()) <= 0:
-        raise DataError("feed-record-without-figure", path=str(path), figure=f"{prefix}N")
+        raise DataError(
+            "feed-record-without-figure",
+            "{path} has no figure examples_per_second.N: type chipwise bench-feed.", path=str(path),
+        )  # fmt: skip
     workers = max(rates)
     origin = fact("feed-recorded", file=Path(path).name, machine=record.machine.title, workers=workers)
     return HostSpeed(rates[workers] / workers, max(1, int(record.machine.cores)), origin)
