@@ -66,7 +66,7 @@ for kind, text in json.load(sys.stdin):
     elif code := chipwise.cli.main(shlex.split(text)):
         sys.exit(f"{text}: {code}")
 """
-ELSEWHERE = ("launch", "plan", "find-batch", "sweep", "bench", "compare", "export", "bench-feed")
+ELSEWHERE = ("launch", "plan", "find-batch", "sweep", "bench", "compare", "export")
 """Commands that want compilers, minutes or what other commands made: their own tests run them."""
 
 

@@ -65,6 +65,9 @@ def test_made_up_data_needs_none(tmp_path, capsys, words):
         (["digits", "--out", "."], 3, "record-is-folder"),
         (["digits", "--profile", "file"], 3, "trace-unwritable"),
         (["digits", *QUICK, "--set", "lr=1e30"], 6, None),
+        (["digits", "--predict", "--steps", "5"], 2, "bench-option-unused"),
+        (["digits", "--feed-only", "--profile", "trace"], 2, "bench-option-unused"),
+        (["digits", "--seconds", "5"], 2, "bench-option-unused"),
     ],
 )
 def test_what_cannot_be_is_one_line_and_writes_nothing(

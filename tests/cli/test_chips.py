@@ -5,18 +5,17 @@ import typer
 from typer.testing import CliRunner
 
 from chipwise.chips import CHIPS
-from chipwise.cli.chips import FIGURES, chips, prices
+from chipwise.cli.chips import FIGURES, chips
 from chipwise.errors import DataError, DeviceError
 from chipwise.words.facts import fact
 from refusals import refused
 
 app = typer.Typer(rich_markup_mode=None)
 app.command("chips")(chips)
-app.command("prices")(prices)
 
 
-def run(*arguments, command="chips"):
-    return CliRunner().invoke(app, [command, *arguments], catch_exceptions=False)
+def run(*arguments):
+    return CliRunner().invoke(app, arguments, catch_exceptions=False)
 
 
 def test_the_catalogue_is_one_line_a_chip():
@@ -83,21 +82,21 @@ def test_a_wrong_name_says_the_nearest():
         run("v3-4")
 
 
-# ---- chipwise prices
+# ---- chipwise chips --list-prices
 
 
 def test_prices_in_force_with_date_and_source():
-    out = run(command="prices").stdout
+    out = run("--list-prices").stdout
     assert "H100-SXM5-80GB" in out and "2026-07-30" in out and "Cyclenerd" in out
     assert "2018" not in out
-    listed = json.loads(run("--json", command="prices").stdout)
+    listed = json.loads(run("--list-prices", "--json").stdout)
     assert listed["schema"] == 1 and len(listed["prices"]) > 70
 
 
 def test_a_file_of_prices_is_checked(tmp_path):
     file = tmp_path / "mine.csv"
     file.write_text("chip,chips,usd_per_hour,includes,source,date\nt4,1,0.123,whole VM,me,2026-09-01\n")
-    assert "0.1230" in run("--prices", str(file), command="prices").stdout
+    assert "0.1230" in run("--list-prices", "--prices", str(file)).stdout
     file.write_text("chip,chips\n")
     with refused(DataError, "price-column-missing", column="source"):
-        run("--prices", str(file), command="prices")
+        run("--list-prices", "--prices", str(file))

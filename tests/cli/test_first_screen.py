@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from chipwise.cli import GROUPS
+from chipwise.cli import GROUPS, RENAMED
 from chipwise.words.facts import fact
 
 
@@ -43,3 +43,19 @@ def test_the_main_help_has_the_first_commands_first_and_the_exit_codes_once(chip
     assert sorted(titles, key=said.out.index) == titles
     assert GROUPS["commands-first"] == ("plan", "train", "report")
     assert "Exit codes" not in chipwise("plan", "--help").out
+
+
+def test_at_most_18_commands_each_in_one_group(chipwise):
+    names = [name for group in GROUPS.values() for name in group]
+    listed = [line.split()[0] for line in chipwise("--help").out.splitlines() if line.startswith("  ")]
+    assert len(names) == len(set(names)) <= 18 and set(names) <= set(listed)
+    assert all(chipwise(name, "--help").code == 0 for name in names)
+
+
+@pytest.mark.parametrize("old", RENAMED)
+def test_an_old_command_is_answered_with_the_new_one(chipwise, old):
+    said = chipwise(old, "digits", "--unknown")
+    assert said.refused(2, "command-renamed", old=old, new=RENAMED[old])
+    command, *words = RENAMED[old].split()
+    help = chipwise(command, "--help").out
+    assert all(word in help for word in words if word.startswith("--"))

@@ -102,9 +102,9 @@ def test_seeds_of_train_are_one_row_and_a_folder_each(chipwise, mine, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["train", "digits", "--seeds", "2", "--stop-after", "1st"], "seeds-with-stop-after"),
-        (["train", "digits", "--seeds", "2", "--fresh"], "seeds-with-fresh"),
-        (["train", "digits", "--seeds", "2", "--set", "seed=1"], "seeds-with-set-seed"),
+        (["train", "digits", "--seeds", "2", "--stop-after", "1st"], "seeds-combined"),
+        (["train", "digits", "--seeds", "2", "--fresh"], "seeds-combined"),
+        (["train", "digits", "--seeds", "2", "--set", "seed=1"], "seeds-combined"),
         (["train", "digits", "--seeds", "many"], "seeds-unreadable"),
         (["train", "digits", "--metric", "eval/loss"], "several-runs-only"),
         (["sweep", "digits", "--set", "lr=0.1,"], "value-missing"),

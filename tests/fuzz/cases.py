@@ -214,7 +214,7 @@ def idx(root: Path, draw: random.Random) -> Iterator[Case]:
             (folder / f"train-{part}-ubyte").write_bytes(bad)
             yield Case(
                 f"idx {about} as {part}",
-                ("show", "mnist", "--data", str(folder), "--out", str(folder / "o.png")),
+                ("check", "mnist", "--data", str(folder), "--images", str(folder / "o.png")),
                 True,
             )
 
@@ -251,7 +251,9 @@ def cifar(root: Path, draw: random.Random) -> Iterator[Case]:
             (folder / name).write_bytes(bad if name == "data_batch_1" else good)
         out = str(folder / "o.png")
         yield Case(
-            f"pickle {about}", ("show", "cifar10-davidnet", "--data", str(folder.parent), "--out", out), True
+            f"pickle {about}",
+            ("check", "cifar10-davidnet", "--data", str(folder.parent), "--images", out),
+            True,
         )
 
 
@@ -427,7 +429,7 @@ def manifests(root: Path, draw: random.Random) -> Iterator[Case]:
             if other != file:
                 os.link(other, folder / other.name)
         (folder / "manifest.json").write_text(bad)
-        yield Case(f"manifest {bad[:60]!r}", ("inspect", str(folder), "--verify"), True)
+        yield Case(f"manifest {bad[:60]!r}", ("pack", str(folder), "--verify"), True)
 
 
 def runs(root: Path, draw: random.Random) -> Iterator[Case]:
@@ -501,7 +503,7 @@ def addresses(root: Path, draw: random.Random) -> Iterator[Case]:
         "zip://*::http://127.0.0.1:1/x",
         "http://user:secret@127.0.0.1:1/x",
     ):
-        yield Case(f"url {url[:60]!r}", ("inspect", url))
+        yield Case(f"url {url[:60]!r}", ("pack", url))
 
 
 def pipes(root: Path, draw: random.Random) -> Iterator[Case]:
@@ -522,11 +524,11 @@ def pipes(root: Path, draw: random.Random) -> Iterator[Case]:
     (root / "pipe.csv").symlink_to(pipe)
     (root / "pipe.tar").symlink_to(pipe)
     for arguments in (
-        ("inspect", str(pipe)),
+        ("pack", str(pipe)),
         ("pack", str(root / "pipe.tar"), str(root / "p1")),
         ("pack", str(folder), str(root / "p2")),
         ("pack", str(root / "pipe.csv"), str(root / "p3")),
-        ("show", "mnist", "--data", str(mnist), "--out", str(root / "p.png")),
+        ("check", "mnist", "--data", str(mnist), "--images", str(root / "p.png")),
         ("report", str(run)),
         ("eval", str(run)),
         ("compare", str(pipe), "published"),

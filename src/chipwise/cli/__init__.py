@@ -36,19 +36,25 @@ def exit_codes() -> str:
 
 GROUPS = {
     "commands-first": ("plan", "train", "report"),
-    "commands-chip": ("devices", "chips", "prices", "launch"),
-    "commands-data": ("pack", "inspect", "show", "bench-feed"),
-    "commands-train": (
-        "check", "find-lr", "find-batch", "transfer", "sweep", "run-local", "eval",
-    ),
+    "commands-chip": ("devices", "chips", "launch"),
+    "commands-data": ("pack", "check"),
+    "commands-train": ("find-lr", "find-batch", "transfer", "sweep", "run-local", "eval"),
     "commands-use": ("predict", "export"),
     "commands-understand": ("compare", "bench"),
-}  # fmt: skip
+}
 """The commands in the order of the help: first those for newcomers, then by purpose."""
+
+RENAMED = {
+    "bench-feed": "bench RECIPE|PACK --feed-only",
+    "inspect": "pack PACK",
+    "prices": "chips --list-prices",
+    "show": "check RECIPE --images FILE.png",
+}
+"""Commands of earlier versions, and what to type now."""
 
 
 class _Grouped(typer.core.TyperGroup):
-    """The main help with its commands in groups."""
+    """The main help with its commands in groups; an earlier command is answered with its new name."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         width = max(map(len, self.commands))
@@ -57,6 +63,14 @@ class _Grouped(typer.core.TyperGroup):
                 formatter.write_dl(
                     [(f"{name:<{width}}", self.commands[name].get_short_help_str(90)) for name in names]
                 )
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] in RENAMED:
+            new = RENAMED[args[0]]
+            raise errors.RecipeError(
+                "command-renamed", "chipwise {old} is now: chipwise {new}", old=args[0], new=new
+            )
+        return super().resolve_command(ctx, args)
 
 
 def _version(requested: bool) -> None:
@@ -67,18 +81,17 @@ def _version(requested: bool) -> None:
 
 def app() -> typer.Typer:
     """The command line as a Typer application."""
-    from .advice import check, transfer
-    from .bench import bench, bench_feed
-    from .chips import chips, prices
+    from .advise import check, transfer
+    from .chips import chips
     from .deploy import export, predict
     from .devices import devices
     from .find import find_batch, find_lr
     from .launch import launch
     from .local import run_local
-    from .look import inspect, show
     from .pack import pack
-    from .plan import plan
-    from .report import compare, report
+    from .planning import plan
+    from .reports import compare, report
+    from .speed import bench
     from .train import evaluate_run, sweep, train
 
     commands = typer.Typer(
@@ -96,8 +109,7 @@ def app() -> typer.Typer:
 
     for command in (
         train, evaluate_run, predict, export, devices, plan, launch, sweep, find_lr, find_batch, transfer,
-        check, pack, inspect, bench, compare, report, bench_feed, show, chips, prices,
-        run_local,
+        check, pack, bench, compare, report, chips, run_local,
     ):  # fmt: skip
         name = "eval" if command is evaluate_run else command.__name__.replace("_", "-")
         passed_on = {"ignore_unknown_options": True} if command is run_local else {}

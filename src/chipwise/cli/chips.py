@@ -1,8 +1,9 @@
-"""`chipwise chips [NAME]` and `chipwise prices`."""
+"""`chipwise chips [NAME]`: the catalogue and prices."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -46,19 +47,26 @@ def chips(
     name: Annotated[
         str | None, typer.Argument(help="A chip such as h100 or v5e, or a target such as v3-8 or a100:8.")
     ] = None,
+    list_prices: Annotated[
+        bool, options.option("All current prices, with their dates and sources.", name="--list-prices")
+    ] = False,
     prices: options.Prices = None,
     json_: options.Json = False,
 ) -> None:
-    """Show the catalogue of chips, or all figures of a chip with their units, source and prices.
+    """Show the catalogue of chips, all figures of a chip, or current prices, each with its source.
 
     \b
     chipwise chips
     chipwise chips v5e
     chipwise chips v3-8
     chipwise chips h100:8 --prices mine.csv --json
+    chipwise chips --list-prices
     """
     rows = load(prices)
     to = console(width=WIDE)
+    if list_prices:
+        _prices(to, rows, name, json_)
+        return
     if name is None:
         if json_:
             print(json.dumps({"schema": SCHEMA, "chips": [asdict(chip) for chip in CHIPS]}))
@@ -93,19 +101,13 @@ def chips(
         lines(to, "", fact("prices-none"))
 
 
-def prices(file: options.Prices = None, json_: options.Json = False) -> None:
-    """List current prices with their dates and sources, or check your own price file.
-
-    \b
-    chipwise prices
-    chipwise prices --prices mine.csv
-    chipwise plan davidnet --on v5e-8 --prices mine.csv
-    """
-    listed = sorted(current(load(file)), key=lambda price: (price.chip, price.chips))
+def _prices(to: Console, rows: Sequence[Price], name: str | None, json_: bool) -> None:
+    """Prints the current prices of all chips, or of the one that is named."""
+    chip = None if name is None else _find(name)[0].name
+    listed = sorted((p for p in current(rows) if chip in (None, p.chip)), key=lambda p: (p.chip, p.chips))
     if json_:
         print(json.dumps({"schema": SCHEMA, "prices": [price.json() for price in listed]}))
         return
-    to = console(width=WIDE)
     _show_prices(to, listed, notes=False)
     lines(to, fact("prices-legend"))
 
@@ -120,7 +122,8 @@ def _find(name: str) -> tuple[Chip, Target | None]:
         if error.code != "target-unknown":
             raise
         known = [short for chip in CHIPS for short in chip.names]
-        raise DeviceError("chip-unknown", name=name, hint=near(name, known)) from None
+        text = "{name}: no such chip.{hint:near} `chipwise chips` lists them."
+        raise DeviceError("chip-unknown", text, name=name, hint=near(name, known)) from None
     return target.chip, target
 
 

@@ -18,7 +18,7 @@ from ..machine.hosts import hosts
 from ..words.facts import Fact, fact
 from ..words.figures import byte_size, sparkline
 from . import options
-from .advice import next_line
+from .advise import next_line
 from .options import option
 
 if TYPE_CHECKING:
@@ -90,7 +90,8 @@ def _axis(text: str | None) -> tuple[str | None, list[float] | None]:
     try:
         return name.strip(), [float(value) for value in values.split(",")] if equals else None
     except ValueError:
-        raise RecipeError("second-not-numbers", second=text) from None
+        expected = "--second {given}: expected a name, or a name and numbers, such as momentum=0.8,0.9."
+        raise RecipeError("second-not-numbers", expected, given=text) from None
 
 
 def _write(search: LrSearch, picture: Path | None, out: Path | None) -> list[Path]:
@@ -156,7 +157,9 @@ def find_batch(
     targets: list[str | None] = [name.strip() for name in (on or "").split(",") if name.strip()] or [None]
     if on is not None:
         if here != options.Here():
-            raise DeviceError("absent-and-here", targets=on)
+            raise DeviceError(
+                "absent-and-here", "--on is for absent devices: leave out --devices and the like."
+            )
         options.only_look()
     where = here.on(exact=exact)
     from ..chips.targets import parse

@@ -95,9 +95,9 @@ def launch(
         assert on is not None
         (chosen,) = plan(loaded, [on], prices=prices)
         if chosen.problem is not None:
-            raise DeviceError(
-                "launch-cannot-run", recipe=recipe.recipe, target=chosen.target, problem=chosen.problem
-            )
+            text = "{recipe} does not run on {target}: {problem}"
+            numbers = {"target": chosen.target, "problem": chosen.problem}
+            raise DeviceError("launch-cannot-run", text, recipe=recipe.recipe, **numbers)
     to_launch = job(parse(chosen.target))
     to_launch = replace(to_launch, hours=_hours(chosen), about=about(loaded, chosen, spot))
     files = places.write(where, to_launch)
@@ -117,16 +117,15 @@ def choose(plans: list[Plan], where: Place, recipe: str, within: float | None, s
     """
     running = [plan for plan in plans if plan.runs and plan.wall_seconds is not None]
     if not running:
-        raise DeviceError(
-            "launch-nothing-runs", recipe=recipe, place=where.name, targets=[plan.target for plan in plans]
-        )
+        text = "{recipe} runs on no target of {place}. See: chipwise plan {recipe} --on {targets:list}"
+        targets = [plan.target for plan in plans]
+        raise DeviceError("launch-nothing-runs", text, recipe=recipe, place=where.name, targets=targets)
     in_time = [plan for plan in running if within is None or _high(plan) <= within]
     if not in_time:
         fastest = min(running, key=_high)
-        raise DeviceError(
-            "launch-nothing-within", recipe=recipe, place=where.name, within=within,
-            fastest=fastest.target, needs=_high(fastest),
-        )  # fmt: skip
+        text = "No target of {place} ends {recipe} within {within:seconds}: {fastest} needs {needs:seconds}."
+        numbers = {"within": within, "fastest": fastest.target, "needs": _high(fastest)}
+        raise DeviceError("launch-nothing-within", text, recipe=recipe, place=where.name, **numbers)
 
     def order(plan: Plan) -> tuple[float, float]:
         cost = plan.cheapest(spot) or plan.cheapest()
@@ -178,7 +177,8 @@ def _check_used(where: Place, **values: str | None) -> None:
     used = {"--bucket": where.keeps, "--image": where.image, "--zone": where.name == "gcloud"}
     for name, value in values.items():
         if value is not None and not used[name]:
-            raise RecipeError("launch-option-unused", option=name, place=where.name)
+            text = "{place} does not use {option}: leave it out."
+            raise RecipeError("launch-option-unused", text, place=where.name, option=name)
 
 
 def _package(where: Place, package: str | None) -> str | None:
@@ -187,7 +187,10 @@ def _package(where: Place, package: str | None) -> str | None:
     if package is None or not Path(package).exists():
         return package
     if where.name != "slurm":
-        raise RecipeError("launch-package-local", package=package, place=where.name)
+        text = (
+            "--package {package}: {place} cannot reach a file of this machine. Give a URL, or leave it out."
+        )
+        raise RecipeError("launch-package-local", text, package=package, place=where.name)
     return str(Path(package).absolute())
 
 
@@ -197,16 +200,18 @@ def _within(text: str | None, cheapest: bool, on: str | None, where: Place) -> f
     from ..launch.places import offered
 
     if on is None and not cheapest:
-        raise RecipeError("launch-choose", example=offered(where)[0].name)
+        text = "Choose a target, such as --on {example}, or let the plan choose: --cheapest."
+        raise RecipeError("launch-choose", text, example=offered(where)[0].name)
     if on is not None and cheapest:
-        raise RecipeError("launch-on-and-cheapest")
+        raise RecipeError("launch-on-and-cheapest", "--on and --cheapest cannot be combined: give one.")
     if text is None:
         return None
     if not cheapest:
-        raise RecipeError("launch-within-alone")
+        raise RecipeError("launch-within-alone", "--within needs --cheapest: add it, or leave out --within.")
     match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)(s|min|h|d)", text.strip())
     if match is None or float(match[1]) == 0:
-        raise RecipeError("launch-within", within=text)
+        expected = "--within {given}: expected a time such as 90min, 2h or 1.5d."
+        raise RecipeError("launch-within", expected, given=text)
     return float(match[1]) * _SECONDS[match[2]]
 
 

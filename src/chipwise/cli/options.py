@@ -138,7 +138,8 @@ class Here:
             elif self.devices.isdecimal() and int(self.devices) > 0:
                 count = int(self.devices)
             else:
-                raise DeviceError("devices-option", devices=self.devices)
+                text = "--devices {given}: expected a number of at least 1, or cpu."
+                raise DeviceError("devices-option", text, given=self.devices)
         if self.simulate is not None:
             from ..machine.detect import simulate
 
@@ -169,7 +170,7 @@ def interval(eval_every: str) -> str | None:
 
 
 @dataclass(frozen=True)
-class Machine(Here):
+class Hardware(Here):
     """Devices of this machine, with the order of additions, the feed and the sharding."""
 
     exact: Exact = True
@@ -184,7 +185,7 @@ class Machine(Here):
 
 
 @dataclass(frozen=True)
-class Training(Machine):
+class Training(Hardware):
     """The options of a run: those of the machine, and intervals of steps."""
 
     eval_every: EvalEvery = "1ep"
@@ -236,21 +237,30 @@ def only_look() -> None:
     jax.config.update("jax_platforms", "cpu")
 
 
+def given(context: typer.Context) -> dict[str, str]:
+    """The parameters that were typed, by name, each with its flag."""
+    typed = {}
+    for parameter in context.command.params:
+        source = context.get_parameter_source(str(parameter.name))
+        if source is not None and source.name == "COMMANDLINE":
+            off = context.params.get(str(parameter.name)) is False
+            flags = (off and parameter.secondary_opts) or parameter.opts
+            typed[str(parameter.name)] = flags[0]
+    return typed
+
+
 def again(context: typer.Context, **changed: str) -> str:
     """The command line of `context`, with other values for the options `changed`."""
-    words = ["chipwise", str(context.info_name)]
+    words, typed = ["chipwise", str(context.info_name)], given(context)
     for parameter in context.command.params:
-        name, value = str(parameter.name), context.params.get(str(parameter.name))
-        source = context.get_parameter_source(name)
-        given = source is not None and source.name == "COMMANDLINE"
-        if name in changed:
-            given, value = True, changed[name]
-        if not given:
+        name = str(parameter.name)
+        if name not in typed and name not in changed:
             continue
+        value = changed.get(name, context.params.get(name))
         if parameter.param_type_name == "argument":
             words.append(str(value))
         elif isinstance(value, bool):
-            words.append((parameter.opts if value else parameter.secondary_opts)[0])
+            words.append(typed[name])
         else:
             for element in value if isinstance(value, (list, tuple)) else [value]:
                 words += [parameter.opts[0], str(element)]

@@ -1,4 +1,4 @@
-"""`chipwise pack SRC DST`."""
+"""`chipwise pack SRC DST`, and `chipwise pack PACK`, which shows what was packed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,7 @@ from ..explain.terminal import console, lines, table
 from ..words.facts import Fact, fact
 from ..words.figures import byte_size, duration, printable
 from . import options
+from .contents import show
 from .options import option
 
 if TYPE_CHECKING:
@@ -33,7 +35,52 @@ _LINE_SECONDS = 5.0  # between lines without a terminal
 _SHOWN = 20  # skipped files in the report; the manifest has all
 
 
+@dataclass(frozen=True)
+class TextOptions:
+    """How text becomes examples."""
+
+    tokens: Annotated[int | None, option("SRC is text: N tokens in an example. [1025]", "N")] = None
+    tokenizer: Annotated[
+        Path | None, option("From the tokenizers library; without it a byte is a token.", "FILE.json")
+    ] = None
+    each: Annotated[
+        bool, option("An example is one document with its label, not a piece of all text.", name="--each")
+    ] = False
+    boundaries: Annotated[
+        bool, option("A column `document` counts documents within an example.", name="--boundaries")
+    ] = False
+    end: Annotated[str | None, option("The tokenizer's token after a document.", "TOKEN", name="--end")] = (
+        None
+    )
+
+    def form(self) -> TextForm | None:
+        """`None` if no option was given."""
+        from ..data.pack.text import TextForm
+
+        settings = {
+            name: value for name, value in vars(self).items() if value is not None and value is not False
+        }
+        return TextForm(**settings) if settings else None
+
+
+@dataclass(frozen=True)
+class PackOptions:
+    """What to do with a pack."""
+
+    verify: Annotated[
+        bool,
+        option("Of a pack: read every byte, name each damaged record (exit code 3).", name="--verify"),
+    ] = False
+    sheet: Annotated[Path | None, option("Of a pack: draw 100 examples with their classes.", "FILE.png")] = (
+        None
+    )
+
+
+@options.taking
 def pack(
+    context: typer.Context,
+    text: TextOptions,
+    look: PackOptions,
     src: Annotated[
         str,
         typer.Argument(
@@ -42,7 +89,13 @@ def pack(
             "WebDataset files; text; or the URL of one."
         ),
     ],
-    dst: Annotated[str, typer.Argument(help="The folder to create; it appears when complete.")],
+    dst: Annotated[
+        str | None,
+        typer.Argument(
+            help="The folder to create; it appears when complete. Without it, SRC is a packed folder, or a "
+            "split of one, to show and check."
+        ),
+    ] = None,
     size: Annotated[int | None, option("Height and width. [unchanged]", "PIXELS")] = None,
     keep_aspect: Annotated[
         bool,
@@ -66,19 +119,6 @@ def pack(
     strict: Annotated[bool, option("Stop at the first file that cannot be packed.", name="--strict")] = False,
     max_skipped: Annotated[int | None, option("Stop if more are skipped. [1 %, at least 10]", "N")] = None,
     workers: Annotated[int | None, option("Threads. [one per core]", "N")] = None,
-    tokens: Annotated[int | None, option("SRC is text: N tokens in an example. [1025]", "N")] = None,
-    tokenizer: Annotated[
-        Path | None, option("From the tokenizers library; without it a byte is a token.", "FILE.json")
-    ] = None,
-    each: Annotated[
-        bool, option("An example is one document with its label, not a piece of all text.", name="--each")
-    ] = False,
-    boundaries: Annotated[
-        bool, option("A column `document` counts documents within an example.", name="--boundaries")
-    ] = False,
-    end: Annotated[
-        str | None, option("The tokenizer's token after a document.", "TOKEN", name="--end")
-    ] = None,
     columns: Annotated[
         str | None,
         option("A table's columns: image=img,label=fine_label,text=body.", "ROLE=NAME,..."),
@@ -95,24 +135,31 @@ def pack(
       chipwise pack labels.csv scans --size 512 --keep-aspect --store jpeg --dry-run
       chipwise pack books tokens --tokens 1025 --tokenizer gpt2.json --split 0.01
       chipwise pack reviews.parquet reviews --each --tokens 256 --columns text=body,label=stars
+      chipwise pack photos-224 --verify --sheet photos.png
     """
+    _check_used(options.given(context), dst)
+    if dst is None:
+        show(src, look.verify, look.sheet, json_)
+        return
     from ..data.pack.job import Job
 
     job = Job(
         src, dst, size=size, fit="keep-aspect" if keep_aspect else "crop", store=store, quality=quality,
         labels=labels, split=split, shards=shards, strict=strict, max_skipped=max_skipped, workers=workers,
-        text=_text(tokens=tokens, tokenizer=tokenizer, each=each, boundaries=boundaries, end=end),
+        text=text.form(),
         columns=_columns(columns),
     )  # fmt: skip
     _run(job, dry_run, json_)
 
 
-def _text(**given: Any) -> TextForm | None:
-    """How text becomes tokens, from the given options; `None` without any."""
-    from ..data.pack.text import TextForm
-
-    settings = {name: value for name, value in given.items() if value is not None and value is not False}
-    return TextForm(**settings) if settings else None
+def _check_used(given: dict[str, str], dst: str | None) -> None:
+    """Raises `RecipeError` for options that are for packing, or for a pack, where it is the other."""
+    both, of_a_pack = ("src", "dst", "json_"), ("verify", "sheet")
+    if other := [
+        o for name, o in given.items() if name not in both and (name in of_a_pack) == (dst is not None)
+    ]:
+        text = "{options:and}: --verify and --sheet are for a pack, without DST; all others need DST."
+        raise RecipeError("pack-option-unused", text, options=other)
 
 
 def _columns(text: str | None) -> dict[str, str]:
@@ -121,7 +168,8 @@ def _columns(text: str | None) -> dict[str, str]:
     pairs = [part.partition("=") for part in (text or "").split(",") if part.strip()]
     for role, equals, name in pairs:
         if role.strip() not in COLUMNS or not equals or not name.strip():
-            raise RecipeError("pack-columns-option", given=text, roles=list(COLUMNS))
+            expected = "--columns {given:plain}: expected pairs such as image=img,label=stars of {roles:or}."
+            raise RecipeError("pack-columns-option", expected, given=text, roles=list(COLUMNS))
     return {role.strip(): name.strip() for role, _, name in pairs}
 
 
@@ -227,9 +275,14 @@ def _stoppable(job: Job) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, _Terminated) as error:
         if job.dst.exists():  # only the report is missing
-            stopped = Stopped("pack-interrupted-whole", dst=job.dst)
+            stopped = Stopped("pack-interrupted-whole", "interrupted, but {dst} is complete.", dst=job.dst)
         else:
-            stopped = Stopped("pack-interrupted", partial=job.partial)
+            stopped = Stopped(
+                "pack-interrupted",
+                "interrupted: {partial} is kept, and the same command continues after its last complete "
+                "shard.",
+                partial=job.partial,
+            )
         if isinstance(error, KeyboardInterrupt):
             stopped.exit_code = 130  # the shell's code for Ctrl-C
         raise stopped from error

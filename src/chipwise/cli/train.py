@@ -60,15 +60,19 @@ def train(
       chipwise train mnist --data DIR --from runs/mnist --set lr=0.001 --run runs/mnist-2
     """
     if seeds is not None:
-        if keep_best is not None or patience is not None:
-            raise RecipeError("seeds-with-keep-best")
-        if start is not None:
-            raise RecipeError("seeds-with-from")
-        _check_seeds(stop_after, fresh, recipe.settings)
+        single = {
+            "--keep-best": keep_best, "--patience": patience, "--from": start, "--stop-after": stop_after,
+            "--fresh": fresh, "--set seed": any(_key(text) == "seed" for text in recipe.settings),
+        }  # fmt: skip
+        if options_of_one := [flag for flag, value in single.items() if value]:
+            text = "{options:and} cannot be combined with --seeds: leave one out."
+            raise RecipeError("seeds-combined", text, options=options_of_one)
         _study(context, recipe, {}, how, run, seeds, metric, json_, quiet)
         return
     if metric is not None:
-        raise RecipeError("several-runs-only")
+        raise RecipeError(
+            "several-runs-only", "--metric compares several runs: add --seeds, such as --seeds 5."
+        )
     _one(
         recipe,
         how,
@@ -166,6 +170,10 @@ def evaluate_run(
         print(f"eval/{name}  {value:.6g}" if isinstance(value, float) else f"eval/{name}  {value}")
 
 
+def _key(setting: str) -> str:
+    return setting.partition("=")[0].strip()
+
+
 def _folder(name: str) -> str:
     return f"runs/{name}-{datetime.datetime.now():%Y%m%d-%H%M%S-%f}"
 
@@ -190,7 +198,8 @@ def _one(
         from ..deploy.pretrained import pretrained
 
         if run is not None and Path(run).absolute() == Path(start).absolute():
-            raise RecipeError("from-itself", run=run)
+            text = "--from {run} is also --run: give another folder, or leave out --from to resume the run."
+            raise RecipeError("from-itself", text, run=run)
         recipe = replace(recipe, task=pretrained(start).start(recipe.task))
         source = {**(source or {}), "from": str(Path(start).absolute())}
     if not quiet:
@@ -260,7 +269,8 @@ def _study(
             **arguments,
         )
     except Stopped as stop:
-        raise Stopped("go-on", stop=stop, command=options.again(context, run=run)) from None
+        again = options.again(context, run=run)
+        raise Stopped("go-on", "{stop} To continue: {command}", stop=stop, command=again) from None
     if json_:
         document = {"run": str(study.folder), "metric": metric or main_metric(study), **study.to_json()}
         print(json.dumps({**document, "rows": [row.to_json() for row in rows(study, metric)]}))
@@ -268,14 +278,5 @@ def _study(
         show(study, sys.stdout)
         print(f"run  {study.folder}")
     if not any(run.done for point in study.points for run in point.runs.values()):
-        raise DivergedError("every-run-diverged", folder=study.folder)
-
-
-def _check_seeds(stop_after: str | None, fresh: bool, settings: list[str]) -> None:
-    """Raises `RecipeError` for options that do not work with several seeds."""
-    if stop_after is not None:
-        raise RecipeError("seeds-with-stop-after")
-    if fresh:
-        raise RecipeError("seeds-with-fresh")
-    if any(text.partition("=")[0].strip() == "seed" for text in settings):
-        raise RecipeError("seeds-with-set-seed")
+        text = "Every run of {folder} diverged: try lower rates (--set lr=...)."
+        raise DivergedError("every-run-diverged", text, folder=study.folder)

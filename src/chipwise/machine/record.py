@@ -29,7 +29,7 @@ from .fingerprint import Fingerprint, this_machine
 
 SCHEMA = "chipwise.record/1"
 COMMANDS = {
-    "feed": "chipwise bench-feed RECIPE --out FILE.json",
+    "feed": "chipwise bench RECIPE --feed-only --out FILE.json",
     "train": "chipwise bench RECIPE --out FILE.json",
     "predict": "chipwise bench RECIPE --predict --out FILE.json",
 }  # kind to command

@@ -87,7 +87,7 @@ def plan(
     - `find_largest_batch`: search for it on every target, not only if the recipe's batch does not fit.
     - `predict`: plan the prediction of so many examples instead of training.
     - `measure_feed`: read examples for half a second, to compare this host's cores with the chips' demand.
-    - `feed_record`: a record of `chipwise bench-feed`, maybe of another host, instead of that measurement.
+    - `feed_record`: a record of `chipwise bench --feed-only`, maybe of another host, instead of that.
     - `host_cores`: of the targets' hosts, for feeding; by default the record's, or this host's.
     - `spot`: use spot machines; `Plan.interrupted` has the expected time and cost.
     - `interruptions`: their rate, such as `"0.1/h"` or `"2/d"`, instead of a published one.

@@ -126,7 +126,7 @@ def measured(source: Source) -> HostSpeed:
 
 
 def recorded(path: str | os.PathLike, source: Source) -> HostSpeed:
-    """The speed of one core, from a record of `chipwise bench-feed` with all workers.
+    """The speed of one core, from a record of `chipwise bench --feed-only` with all workers.
 
     Raises `DataError` if the file is not such a record, or its examples have another size than those of
     `source`.
@@ -136,7 +136,7 @@ def recorded(path: str | os.PathLike, source: Source) -> HostSpeed:
     if recorded_bytes != expected:
         raise DataError(
             "feed-record-of-other-examples",
-            "{path} is of examples of {found} bytes, the recipe's have {bytes}: type chipwise bench-feed.",
+            "{path} is of examples of {found} bytes, the recipe's have {bytes}: type chipwise bench --feed-only.",
             path=str(path), found=recorded_bytes, bytes=expected,
         )  # fmt: skip
     prefix = "examples_per_second."
@@ -148,7 +148,7 @@ def recorded(path: str | os.PathLike, source: Source) -> HostSpeed:
     if not rates or min(rates) < 1 or min(rates.values()) <= 0:
         raise DataError(
             "feed-record-without-figure",
-            "{path} has no figure examples_per_second.N: type chipwise bench-feed.", path=str(path),
+            "{path} has no figure examples_per_second.N: type chipwise bench --feed-only.", path=str(path),
         )  # fmt: skip
     workers = max(rates)
     origin = fact("feed-recorded", file=Path(path).name, machine=record.machine.title, workers=workers)

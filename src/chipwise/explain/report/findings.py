@@ -206,7 +206,7 @@ def stored(run: StoredRun, part: str) -> Mapping[str, Any]:
 
 
 def _input(run: StoredRun, timed: Sequence[Interval], recipe: str) -> list[Observation]:
-    tries = [typed_text(f"chipwise bench-feed {recipe}")]
+    tries = [typed_text(f"chipwise bench {recipe} --feed-only")]
     feed, sections = stored(run, "feed"), stored(run, "seconds")
     if (share := number(feed.get("waited_share"))) is not None:
         if share < FED:

@@ -1,4 +1,4 @@
-"""`chipwise bench` and `chipwise bench-feed`: the speed of training on this machine, and of reading data."""
+"""`chipwise bench`: the speed of training on this machine, of predictions, and of reading data."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,10 +30,41 @@ if TYPE_CHECKING:
 PACK_BATCH = 256  # for a packed folder without a recipe
 
 
+@dataclass(frozen=True)
+class TimingOptions:
+    """Options of the measurement of training."""
+
+    steps: Annotated[int | None, option("Timed steps. [about 10 seconds of them]", "N", min=1)] = None
+    warmup: Annotated[
+        int | None, option("Steps before the timed ones; their losses are kept. [50]", "N", min=1)
+    ] = None
+    profile: Annotated[
+        Path | None, option("Also trace some steps, and show the slowest operations.", "DIR")
+    ] = None
+
+
+@dataclass(frozen=True)
+class FeedOptions:
+    """Options of --feed-only."""
+
+    size: Annotated[
+        int | None, option("With --feed-only, a pack of encoded images: decode to N × N.", "N", min=1)
+    ] = None
+    batch: Annotated[
+        int | None, option(f"With --feed-only. [the recipe's; {PACK_BATCH} for a pack]", "N", min=1)
+    ] = None
+    seconds: Annotated[float | None, option("With --feed-only: how long in all. [10]", min=0.01)] = None
+
+
 @options.taking
 def bench(
-    recipe: options.Recipe,
-    how: options.Machine,
+    recipe: Annotated[
+        str,
+        typer.Argument(help="A recipe; with --feed-only also a packed folder, or its URL."),
+    ],
+    how: options.Hardware,
+    timing: TimingOptions,
+    feeding: FeedOptions,
     data: Annotated[
         str | None,
         option(
@@ -41,15 +73,14 @@ def bench(
         ),
     ] = None,
     synthetic: options.Synthetic = False,
-    steps: Annotated[int | None, option("Timed steps. [about 10 seconds of them]", "N", min=1)] = None,
-    warmup: Annotated[int, option("Steps before the timed ones; their losses are kept.", "N", min=1)] = 50,
     set_: options.Set = None,
     predict: Annotated[
         bool, option("Measure predictions instead: their speed, and the latency of one.", name="--predict")
     ] = False,
-    profile: Annotated[
-        Path | None, option("Also trace some steps, and show the slowest operations.", "DIR")
-    ] = None,
+    feed_only: Annotated[
+        bool,
+        option("Measure only how fast this host reads, decodes and transforms.", name="--feed-only"),
+    ] = False,
     out: Annotated[Path | None, option("The record. [bench-NAME-MACHINE.json]", "FILE.json")] = None,
     json_: options.Json = False,
 ) -> None:
@@ -59,43 +90,60 @@ def bench(
     evaluation. The record, a JSON file in the current folder unless --out is given, also has the losses of
     the first steps: compare the speeds of two records only if these agree.
 
+    --feed-only compares one worker, all of them, and plain memory copies. Its record replaces the measurement
+    in a plan: chipwise plan RECIPE --feed-record FILE.json
+
     \b
     Examples:
       chipwise bench digits
       chipwise bench cifar10-resnet32 --data synthetic --steps 100
       chipwise bench mnist --data DIR --set batch=512 --profile trace
       chipwise bench mnist --data DIR --predict
+      chipwise bench packed/flowers --feed-only --batch 512 --seconds 30
     """
     began = _process_began()
     _check_writable(out)
-    on = how.on(**how.how)
-    from ..measure.bench import measure_train
-    from ..recipe.settings import load
-
     if data == "synthetic":
         data, synthetic = None, True
     data = None if data == "real" else data
-    loaded = load(recipe, set_ or (), data, synthetic)
-    described = {"set": list(set_ or ()), "data_note": "" if synthetic else _note(recipe, data)}
-    progress = "none" if json_ else "auto"
+    given = options.Given(recipe, data, synthetic, set_)
+    _check_used("--feed-only" if feed_only else "--predict" if predict else "", timing, feeding)
+    if feed_only:
+        _feed(given, how, feeding, out, json_)
+        return
+    on = how.on(**how.how)
+    from ..measure.bench import measure_train
+
+    loaded = given.load()
+    described = {"set": given.settings, "data_note": "" if synthetic else _note(recipe, data)}
     if predict:
-        if steps is not None or profile is not None:
-            raise RecipeError("bench-predict-alone")
         from ..measure.bench_predict import measure_predict
 
         record = measure_predict(loaded, on=on, described=described)
         _finish(record, out, "predict", _predict_rows(record), json_)
         return
-    arguments: dict[str, Any] = dict(steps=steps, warmup=warmup, profile=profile, progress=progress)
+    progress, chosen = "none" if json_ else "auto", _chosen(timing)
     try:
-        record = measure_train(loaded, on=on, **arguments, began=began, described=described)
+        record = measure_train(loaded, on=on, **chosen, progress=progress, began=began, described=described)
     except KeyboardInterrupt as error:
-        stopped = Stopped("bench-interrupted")
+        stopped = Stopped("bench-interrupted", "Interrupted: no record is written.")
         stopped.exit_code = 130  # the shell's code for Ctrl-C
         raise stopped from error
     if not hosts().first:  # host 0 writes
         return
     _finish(record, out, "bench", _rows(record), json_)
+
+
+def _chosen(group: TimingOptions | FeedOptions) -> dict[str, Any]:
+    """The options of a group that were given."""
+    return {name: value for name, value in vars(group).items() if value is not None}
+
+
+def _check_used(mode: str, timing: TimingOptions, feeding: FeedOptions) -> None:
+    """Raises `RecipeError` for an option that the mode, `--predict`, `--feed-only` or none, would ignore."""
+    for name in [*(mode and _chosen(timing)), *(() if mode == "--feed-only" else _chosen(feeding))]:
+        text = "--{name} has no effect on {command}: leave it out."
+        raise RecipeError("bench-option-unused", text, name=name, command=f"bench {mode}".strip())
 
 
 def _finish(record: Record, out: Path | None, kind: str, rows: list[tuple[str, Any]], json_: bool) -> None:
@@ -212,9 +260,18 @@ def _check_writable(out: Path | None) -> None:
     path = out or Path("bench.json")
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if path.is_dir():
-        raise DataError("record-is-folder", path=path)
+        raise DataError(
+            "record-is-folder",
+            "Cannot write the record {path}: it is a folder. Give --out FILE.json.",
+            path=path,
+        )
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise DataError("record-folder-closed", path=path, folder=folder)
+        raise DataError(
+            "record-folder-closed",
+            "Cannot write the record {path}: {folder} is not a writable folder. Give --out FILE.json.",
+            path=path,
+            folder=folder,
+        )
 
 
 def _note(recipe: str, data: str | None) -> str:
@@ -231,52 +288,22 @@ def _process_began() -> float:
     return time.perf_counter() - (time.time() - psutil.Process().create_time())
 
 
-def bench_feed(
-    what: Annotated[
-        str,
-        typer.Argument(
-            metavar="RECIPE|PACK", help="A recipe, or a folder made by chipwise pack, or its URL."
-        ),
-    ],
-    data: options.Data = None,
-    set_: options.Set = None,
-    size: Annotated[
-        int | None, option("For a pack of encoded images: decode to N × N pixels.", "N", min=1)
-    ] = None,
-    batch: Annotated[
-        int | None, option(f"Examples read at once. [the recipe's; {PACK_BATCH} for a pack]", min=1)
-    ] = None,
-    seconds: Annotated[float, option("How long to measure, in all.", min=0.01)] = 10.0,
-    workers: Annotated[
-        str | None, option("Compare one worker with N. [cores]", "N|threads:N|processes:N")
-    ] = None,
-    out: Annotated[Path | None, option("The record. [feed-NAME-MACHINE.json]", "FILE.json")] = None,
-    devices: options.Devices = None,
-    json_: options.Json = False,
+def _feed(
+    given: options.Given, how: options.Hardware, feeding: FeedOptions, out: Path | None, json_: bool
 ) -> None:
-    """Measure how fast this host reads, decodes and transforms examples, and save a record.
-
-    With one worker and with all, compared with plain memory copies in the same run. The record is a JSON file
-    in the current folder unless --out is given. It replaces the measurement in a plan:
-    chipwise plan RECIPE --feed-record FILE.json
-
-    \b
-    Examples:
-      chipwise bench-feed cifar10-davidnet --data /data
-      chipwise bench-feed packed/flowers --batch 512 --seconds 30
-    """
+    """Measures the feed of a recipe or a pack, writes its record and prints it."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the device gets only some batches
-    on = options.Here(devices).on()
+    on = how.on()
     from ..machine.detect import detect
     from ..measure.feed import measure_feed, verdict
 
-    source, name, examples, described = _source(what, data, set_, size)
+    source, name, examples, described = _source(given, feeding.size)
     record = measure_feed(
         source,
-        batch or examples,
+        feeding.batch or examples,
         name=name,
-        seconds=seconds,
-        workers=workers,
+        seconds=feeding.seconds or 10.0,
+        workers=how.workers,
         devices=detect(on.devices, on.platform).devices,
         described=described,
     )
@@ -291,26 +318,29 @@ def bench_feed(
     lines(to, "", " ".join(map(str, findings)), fact("written", path=out))
 
 
-def _source(
-    what: str, data: str | None, set_: list[str] | None, size: int | None
-) -> tuple[Source, str, int, dict[str, str]]:
+def _source(given: options.Given, size: int | None) -> tuple[Source, str, int, dict[str, str]]:
     """A recipe's training data or a packed folder: the source, its name, the batch and a description."""
     from ..data import remote
     from ..data.packed import PackedFolder
-    from ..recipe.settings import load
     from ..recipes import BUILT_IN
 
-    source: Source
+    what = given.recipe
     folder = Path(what) if what in BUILT_IN else remote.local(what)
+    source: Source
     if what not in BUILT_IN and folder.is_dir():
-        if data is not None or set_:
-            raise RecipeError("pack-is-no-recipe", pack=what)
+        if given.words():
+            raise RecipeError(
+                "pack-is-no-recipe", "{pack} is a packed folder: leave out {options}, which are for recipes.",
+                pack=what, options=shlex.join(given.words()),
+            )  # fmt: skip
         source, name, batch = PackedFolder(folder, size=size), folder.resolve().name, PACK_BATCH
         described = {"path": what}
     else:
         if size is not None:
-            raise RecipeError("size-is-for-packs", recipe=what)
-        recipe = load(what, set_ or (), data)
+            raise RecipeError(
+                "size-is-for-packs", "--size is for packs: leave it out of {recipe}.", recipe=what
+            )
+        recipe = given.load()
         source, name, batch, described = recipe.task.train, recipe.name, recipe.batch, {"recipe": what}
     if hasattr(source, "store"):
         described["store"] = source.store

@@ -1,16 +1,12 @@
-"""`chipwise inspect PACK`: the content of a packed folder; `chipwise show RECIPE`: images as stored, and as
-the model gets them in each epoch."""
+"""`chipwise pack PACK`: what a packed folder holds, and whether it is whole."""
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import typer
 from rich.table import Table
 from rich.text import Text
 
@@ -18,39 +14,20 @@ from ..errors import DataError
 from ..explain.terminal import console, lines, table
 from ..words.facts import Fact, fact
 from ..words.figures import byte_size
-from . import options
-from .options import option
 
 if TYPE_CHECKING:
-    import jax
-    from PIL import Image
-
     from ..data.packed import PackedFolder
-    from ..recipe.recipe import Recipe
 
 _CLASSES = 20  # rows of the table of classes
 _SKIPPED = 10
 
 
-def inspect(
-    path: Annotated[
-        str, typer.Argument(metavar="PACK", help="A packed folder, or one of its splits; a path or a URL.")
-    ],
-    verify: Annotated[
-        bool, option("Read every byte and name each damaged record (exit code 3).", name="--verify")
-    ] = False,
-    sheet: Annotated[
-        Path | None, option("Write 100 examples with their classes as a picture.", "FILE.png")
-    ] = None,
-    json_: options.Json = False,
-) -> None:
-    """Show and check the content of a packed folder.
+def show(path: str, verify: bool, sheet: Path | None, json_: bool) -> None:
+    """Prints the content of the packed folder, or of the one split, at a path or URL.
 
-    \b
-    Examples:
-      chipwise inspect photos-224
-      chipwise inspect photos-224 --verify
-      chipwise inspect photos-224 --sheet photos.png
+    *Arguments:* `verify`: read every byte; `sheet`: where to draw 100 examples with their classes.
+
+    Raises `DataError` if it is no pack, if a split is missing, and, with `verify`, for damage.
     """
     from ..data import remote
     from ..data.sheet import sheet as sheet_of
@@ -80,7 +57,7 @@ def inspect(
             except DataError as error:
                 faults.append(error)
     if len(faults) > 1:
-        raise DataError("pack-faults", faults=[str(fault) for fault in faults])
+        raise DataError("pack-faults", "{faults:sentences}", faults=[str(fault) for fault in faults])
     if faults:
         raise faults[0]
     if verify:
@@ -102,9 +79,11 @@ def _splits(path: Path) -> dict[str, PackedFolder]:
         key=lambda name: (name != "train", name),
     )
     if not names and (path.parent / f".{path.name}.partial").is_dir():
-        raise DataError("pack-not-finished", path=path)
+        text = "{path} is an unfinished pack: run the same `chipwise pack` command again to continue."
+        raise DataError("pack-not-finished", text, path=path)
     if not names:
-        raise DataError("pack-not-found", path=path, manifest=MANIFEST)
+        text = "{path} is not a pack: expected a folder with train/{manifest}, or a DST to pack it to."
+        raise DataError("pack-not-found", text, path=path, manifest=MANIFEST)
     return {name: PackedFolder(path, name, size=_size(path / name)) for name in names}
 
 
@@ -115,7 +94,8 @@ def _missing(path: Path, splits: dict[str, PackedFolder]) -> Iterator[DataError]
     if not (path / MANIFEST).is_file():
         packed = {name for source in splits.values() for name in source.manifest.get("splits", ())}
         for name in sorted(packed - set(splits)):
-            yield DataError("pack-split-missing", path=path / name, splits=list(splits))
+            text = "{path} is missing, although it was packed with {splits:list}: copy the folder again."
+            yield DataError("pack-split-missing", text, path=path / name, splits=list(splits))
 
 
 def _size(split: Path) -> int | None:
@@ -179,97 +159,3 @@ def _classes(splits: dict[str, PackedFolder]) -> tuple[str, Table]:
     if many:
         title = fact("pack-classes-some", classes=len(names), shown=_CLASSES // 2)
     return str(title), listed
-
-
-# ---- the recipe's images
-
-
-@options.taking
-def show(
-    recipe: options.Given,
-    examples: Annotated[int, option("Rows: training examples.", "N", min=1)] = 8,
-    copies: Annotated[int, option("Columns: epochs, from the first.", "N", min=0)] = 8,
-    out: Annotated[str | None, option("[NAME.png]", "FILE.png")] = None,
-) -> None:
-    """Draw a recipe's images as augmented in training, with the same random keys.
-
-    \b
-    Examples:
-      chipwise show cifar10-davidnet --out cifar.png
-      chipwise show vit-s16 --data DIR --examples 4 --set seed=1
-    """
-    from ..data.sheet import picture_format, write_picture
-
-    loaded = recipe.load()
-    path = Path(out or f"{loaded.name}.png")
-    picture_format(path, "--out")  # refused before the work
-    print(write_picture(gallery(loaded, examples, copies), path, "--out"))
-
-
-def gallery(recipe: Recipe, examples: int = 8, copies: int = 8) -> Image.Image:
-    """A grid with a row for each of `examples` training examples, evenly spaced in the data: in the first
-    column as stored, then as augmented in epochs 0 to `copies - 1`, with labels below.
-
-    The random keys are those of training: the copy below "epoch 2" is the example in the third epoch of a run
-    with the recipe's seed. A task's `mix` mixes the examples of a column, but in a run those of a replica.
-
-    Raises `DataError` if the examples have no column `image` of `(height, width)` or
-    `(height, width, channels)`, or if there are none.
-    """
-    from ..data.sheet import Tile, caption, grid, picture_of
-    from ..data.sources import spec_of, take
-
-    source = recipe.task.train
-    spec = spec_of(source)
-    if "image" not in spec or len(spec["image"].shape) not in (2, 3):
-        columns = [f"{name} {struct.dtype}{list(struct.shape)}" for name, struct in spec.items()]
-        raise DataError("show-no-images", recipe=recipe.name, columns=columns)
-    indices = np.unique(np.linspace(0, len(source) - 1, min(examples, len(source))).astype(np.int32))
-    stored = {name: np.asarray(column) for name, column in take(source, indices).items()}
-    pixels = stored["image"]
-    low, high = 0.0, 1.0  # for floats in this range; for others, from the darkest to the brightest value
-    if pixels.dtype.kind != "f" or pixels.min() < 0 or pixels.max() > 1:
-        low, high = float(pixels.min()), float(pixels.max())
-
-    def tiles(batch: Mapping[str, np.ndarray]) -> list[Tile]:
-        labels = batch.get("label", [None] * len(indices))
-        pairs = zip(batch["image"], labels, strict=True)
-        return [Tile(picture_of(image, low, high), caption(label)) for image, label in pairs]
-
-    epochs = [tiles(epoch(recipe, stored, indices, number)) for number in range(copies)]
-    return grid([tiles(stored), *epochs], ["stored", *(f"epoch {number}" for number in range(copies))])
-
-
-def epoch(
-    recipe: Recipe, stored: Mapping[str, Any], indices: np.ndarray, number: int
-) -> dict[str, np.ndarray]:
-    """The examples at `indices`, columns `(n, ...)`, as the loss gets them in epoch `number`.
-
-    *Arguments:* `stored`, the columns before augmentation.
-    """
-    assert recipe.clock.examples is not None
-    step = number * recipe.clock.examples // recipe.batch
-    batch = _changes(recipe)(dict(stored), indices.astype(np.int32), np.int32(number), np.int32(step))
-    return {name: np.asarray(column) for name, column in batch.items()}
-
-
-@functools.lru_cache(maxsize=1)
-def _changes(recipe: Recipe) -> Any:
-    import jax
-    import jax.numpy as jnp
-
-    from ..engine import keys
-    from ..engine.replica import augmented
-
-    task = recipe.task
-
-    def change(batch: dict, indices: jax.Array, number: jax.Array, step: jax.Array) -> dict:
-        if task.augment is not None:
-            epochs = jnp.broadcast_to(number, indices.shape)
-            batch = augmented(task.augment, batch, recipe.seed, epochs, indices)
-        if task.mix is not None:
-            _, key = jax.random.split(keys.replica_key(recipe.seed, step, jnp.int32(0)))
-            batch = task.mix(batch, key)
-        return batch
-
-    return jax.jit(change)

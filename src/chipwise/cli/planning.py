@@ -40,7 +40,7 @@ def plan(
     ] = None,
     feed_record: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.json", help="A record by chipwise bench-feed of the feeding host."),
+        typer.Option(metavar="FILE.json", help="A record by chipwise bench --feed-only of the feeding host."),
     ] = None,
     spot: Annotated[
         bool, options.option("Spot machines: time and dollars with preemptions.", name="--spot")
