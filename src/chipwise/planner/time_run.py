@@ -136,7 +136,7 @@ def recorded(path: str | os.PathLike, source: Source) -> HostSpeed:
     if recorded_bytes != expected:
         raise DataError(
             "feed-record-of-other-examples",
-            "{path} is of examples of {found} bytes, the recipe's have {bytes}: type chipwise bench --feed-only.",
+            "{path} is of examples of {found} bytes, not {bytes}: type chipwise bench --feed-only.",
             path=str(path), found=recorded_bytes, bytes=expected,
         )  # fmt: skip
     prefix = "examples_per_second."
