@@ -27,10 +27,10 @@ import hypothesis
 import jax  # the settings above must be there before JAX starts
 import pytest
 
-from chipwise.machine import kept
+from chipwise.machine.compilation_cache import portable_entries
 
-kept.key_by_processor()  # eight simulated devices share an entry
-kept.write_whole()
+_ENTRIES = portable_entries()  # eight simulated devices share an entry
+_ENTRIES.__enter__()
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")

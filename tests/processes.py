@@ -10,7 +10,10 @@ from pathlib import Path
 from namespaces import ADDRESS
 
 HERE = Path(__file__).parent
-SHARING = "from chipwise.machine import kept\nkept.key_by_processor()\nkept.write_whole()\n"  # with the tests
+SHARING = (
+    "from chipwise.machine.compilation_cache import portable_entries\n"
+    "cache = portable_entries()\ncache.__enter__()\n"
+)  # with the tests
 
 
 def free_port():

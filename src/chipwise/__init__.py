@@ -1,7 +1,8 @@
 """Write the training once, as plain functions; run it unchanged on any number of devices.
 
 `import chipwise as cw`. See the README for the contract in twenty lines. The public names stand in
-`__init__.pyi`. A name is loaded when it is first used: importing the package alone does not even load JAX.
+`__init__.pyi`. A name is loaded when it is first used: importing the package alone does not even load JAX,
+and changes nothing in the process but variables of the environment that are unset.
 """
 
 import os as _os
@@ -12,7 +13,7 @@ from typing import Any as _Any
 
 import lazy_loader as _lazy
 
-from .machine import absent as _absent
+from .machine import plugins as _plugins
 
 # On the CPU, XLA cuts a long matrix product among the threads of a pool and adds the parts, so its bits
 # depend on the size of the pool: the larger of the cores and the simulated devices. Processes with 1 and
@@ -21,8 +22,6 @@ from .machine import absent as _absent
 # when its CPU client starts; what the user has set stays.
 _os.environ.setdefault("NPROC", str(max(8, _os.cpu_count() or 1)))
 
-_absent.leave_cuda_alone()
-_absent.leave_libtpu_alone()
 
 __version__ = "0.1.0"
 
@@ -52,15 +51,16 @@ _MOVED = {
 
 def __getattr__(name: str) -> _Any:
     here = _sys.modules[__name__]
-    if name in _known:
-        return _load(name)
-    for home, names in _MOVED.items():
-        if name in names.split():
-            new = f"{home}.{name}"
-            _warnings.warn(f"cw.{name} is now cw.{new}", FutureWarning, stacklevel=2)
-            value = _pkgutil.resolve_name(f"{__name__}:{new}")
-            setattr(here, name, value)  # so it warns once
-            return value
+    with _plugins.hidden():  # this may import JAX
+        if name in _known:
+            return _load(name)
+        for home, names in _MOVED.items():
+            if name in names.split():
+                new = f"{home}.{name}"
+                _warnings.warn(f"cw.{name} is now cw.{new}", FutureWarning, stacklevel=2)
+                value = _pkgutil.resolve_name(f"{__name__}:{new}")
+                setattr(here, name, value)  # so it warns once
+                return value
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'", name=name, obj=here)
 
 

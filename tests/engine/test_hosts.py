@@ -64,10 +64,8 @@ def test_parameters_made_from_the_data_are_those_of_host_0():
 MATRIX = """
 import json, sys
 import chipwise as cw
-from chipwise.machine import kept
 from chipwise.recipe.settings import load
 
-kept.key_by_processor()  # as with the cache of a user: all processes share what one has compiled
 nets, hows = json.loads(sys.argv[1])
 for net, words in nets.items():
     recipe = load(*words)

@@ -12,9 +12,9 @@ import chipwise as cw
 import tasks
 from chipwise.engine.run_folder import RunFolder, hold
 from chipwise.engine.session import Session
+from chipwise.machine.compilation_cache import compiled_once
 from chipwise.recipe.settings import apply
 from chipwise.study import study_file, study_runs
-from chipwise.study.one_compilation import one_compilation
 from chipwise.study.sweep import sweep
 from refusals import refused
 
@@ -201,11 +201,11 @@ def test_a_seed_that_the_recipe_drops_is_noticed(tmp_path):
 
 def test_the_compiled_programs_are_kept_while_the_study_is_worked_on_and_no_longer():
     before = jax.config.jax_compilation_cache_dir
-    with one_compilation():
+    with compiled_once():
         assert jax.config.jax_compilation_cache_dir == before  # a cache that is there stays
     jax.config.update("jax_compilation_cache_dir", None)
     try:
-        with one_compilation():
+        with compiled_once():
             folder = jax.config.jax_compilation_cache_dir
             assert os.path.isdir(folder)
         assert jax.config.jax_compilation_cache_dir is None

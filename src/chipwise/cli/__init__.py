@@ -17,6 +17,7 @@ import typer
 import typer.core
 
 from .. import errors
+from ..machine.plugins import hidden
 from ..words.facts import fact
 from ..words.figures import one_line, printable
 
@@ -160,8 +161,19 @@ def _show(error: errors.ChipwiseError) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line. *Returns* its exit code; without `arguments`, exits with it."""
+    with hidden():
+        code = _run(arguments)
+    if arguments is None:
+        sys.exit(code)
+    return code
+
+
+def _run(arguments: list[str] | None) -> int:
+    from .options import HELD
+
     try:
-        app()(args=arguments)
+        with HELD:
+            app()(args=arguments)
         code = 0
     except errors.ChipwiseError as error:
         code = _show(error)
@@ -174,6 +186,4 @@ def main(arguments: list[str] | None = None) -> int:
         if in_own_code is None:
             raise
         code = _show(in_own_code)
-    if arguments is None:
-        sys.exit(code)
     return code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -117,6 +118,10 @@ class Given:
         return shlex.join(["chipwise", "train", self.recipe, *self.words([*self.settings, *changed])])
 
 
+HELD = contextlib.ExitStack()
+"""What a command changes in its process until it ends, when `main` closes it."""
+
+
 @dataclass(frozen=True)
 class Here:
     """Devices of this machine."""
@@ -147,9 +152,9 @@ class Here:
             platform = "cpu"
         if not self.no_cache:
             from ..data.remote import home
-            from ..machine.kept import keep
+            from ..machine.compilation_cache import cached_in
 
-            keep(home() / "programs")
+            HELD.enter_context(cached_in(home() / "programs"))
         from ..engine.on import On
         from ..machine.hosts import hosts
 

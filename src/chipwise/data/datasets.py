@@ -266,13 +266,15 @@ def published(name: str, url: str, files: Mapping[str, str]) -> list[Path]:
     import pooch
     import requests
 
-    pooch.get_logger().setLevel(logging.WARNING)
+    logger = pooch.get_logger()
+    level = logger.level
     downloader = pooch.HTTPDownloader(timeout=30)
     paths = []
     for file, sha256 in files.items():
         if not (home() / file).exists():
             print(fact("downloading", url=url + file), file=sys.stderr, flush=True)
         try:
+            logger.setLevel(logging.WARNING)
             path = pooch.retrieve(url + file, f"sha256:{sha256}", file, home(), downloader=downloader)
         except (requests.RequestException, OSError, ValueError) as error:
             # ValueError is pooch's for a wrong checksum; of no connection requests writes a paragraph
@@ -283,6 +285,8 @@ def published(name: str, url: str, files: Mapping[str, str]) -> list[Path]:
             )
             numbers = {"data": name, "url": url + file, "reason": why, "files": list(files)}
             raise DataError("download-failed", wrong, **numbers) from error
+        finally:
+            logger.setLevel(level)
         paths.append(Path(path))
     return paths
 

@@ -28,6 +28,7 @@ import numpy as np
 
 from ..errors import DataError, RecipeError
 from ..machine.limits import usable_cores
+from ..machine.plugins import call_hidden
 from ..recipe.source import spec_of
 from ..words.figures import counted, one_line
 from .buffers import Buffer, Layout, columns, mapped
@@ -218,7 +219,10 @@ class Processes:
             code = "source-unsendable-ours" if ours else "source-unsendable"
             raise DataError(code, source=kind.__name__, reason=one_line(error)[:200]) from error
         self.pool = ProcessPoolExecutor(
-            count, multiprocessing.get_context("spawn"), initializer=_start, initargs=(_recipe_files(), sent)
+            count,
+            multiprocessing.get_context("spawn"),
+            initializer=call_hidden,
+            initargs=(__name__, _start.__name__, _recipe_files(), sent),
         )
         try:
             problem = self.pool.submit(_problem).result()

@@ -46,9 +46,6 @@ _CLOSED = [  # errors of opening a file, which do not mean that its bytes are da
 _ANYWAY, _DENSEST = 1 << 30, 100
 """A file's arrays may have `_ANYWAY` bytes plus `_DENSEST` times its size: a header can state any shape."""
 
-# Orbax logs every save at WARNING, and every damaged file at ERROR, which `restore` reports itself.
-logging.getLogger("absl").setLevel(logging.CRITICAL)
-
 
 def flatten(tree: Tree) -> dict[str, Any]:
     """The leaves of `tree` by their path, such as `params.dense.kernel`."""
@@ -106,7 +103,7 @@ class Checkpoints:
     def __init__(self, folder: Path, read_only: bool = False):
         self.folder = Path(folder).absolute()
         self.read_only = read_only
-        self._abandoned = _Abandoned()
+        self._quiet = _Quiet()
         here = hosts()
         one_host: dict[str, Any] = {}
         if here.count > 1:  # only this host reads and writes, so Orbax must not wait for the others
@@ -177,7 +174,7 @@ class Checkpoints:
         # raised.
         with contextlib.suppress(Exception):
             self._manager.close()
-        self._abandoned.close()
+        self._quiet.close()
 
     def about(self, step: int) -> dict[str, Any]:
         """The JSON object of one checkpoint, without its arrays."""
@@ -202,7 +199,7 @@ class Checkpoints:
             except ChipwiseError:
                 raise
             except Exception as error:  # Orbax raises many types for damaged bytes
-                self._abandoned.expected = True
+                self._quiet.expected = True
                 not_opened = next((text for text in _CLOSED if text in str(error)), None)
                 if isinstance(error, MemoryError):
                     not_opened = os.strerror(errno.ENOMEM)
@@ -272,7 +269,7 @@ class Checkpoints:
         except ChipwiseError:
             raise
         except Exception as error:
-            self._abandoned.expected = True
+            self._quiet.expected = True
             # Only the disk can fail here, which Orbax and tensorstore report with several types.
             reason = next((text for text in _FULL if text in str(error)), "")
             reason = (
@@ -285,8 +282,10 @@ class Checkpoints:
             raise RunError("checkpoint-unwritable", **facts, reason=reason) from error
 
 
-class _Abandoned:
-    """Keeps tensorstore's threads from printing their own tracebacks.
+class _Quiet:
+    """Keeps Orbax from logging, and tensorstore's threads from printing their own tracebacks.
+
+    Orbax logs every save at WARNING, and every damaged file at ERROR, which `restore` reports itself.
 
     Orbax reads and writes arrays concurrently in an event loop. When one fails, its error is raised and the
     loop is closed while other operations run. Each of these then reports the closed loop, some of them only
@@ -295,6 +294,7 @@ class _Abandoned:
 
     def __init__(self) -> None:
         self.expected = False
+        logging.getLogger("absl").addFilter(self._log)
         self._before = sys.unraisablehook
         sys.unraisablehook = self._hook
 
@@ -303,7 +303,11 @@ class _Abandoned:
         if not closed:
             self._before(event)
 
+    def _log(self, record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.CRITICAL
+
     def close(self) -> None:
+        logging.getLogger("absl").removeFilter(self._log)
         if sys.unraisablehook == self._hook and not self.expected:
             sys.unraisablehook = self._before
 

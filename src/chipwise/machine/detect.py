@@ -19,6 +19,7 @@ from ..errors import DeviceError, near
 from . import guard
 from .facts import HostFacts, gather
 from .hosts import hosts
+from .plugins import hidden
 
 PLATFORMS = ("cpu", "gpu", "tpu")
 FRACTIONS = "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"
@@ -103,7 +104,8 @@ def _devices(platform: str | None) -> list[jax.Device]:
     take_memory()
     hosts()
     try:
-        return jax.devices(platform) if platform else jax.devices()
+        with hidden():  # this starts JAX
+            return jax.devices(platform) if platform else jax.devices()
     except RuntimeError as error:
         raise no_devices(gather(), platform, setting("jax_platforms"), str(error)) from error
 

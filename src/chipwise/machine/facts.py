@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-from .absent import tpu_card
+from .plugins import tpu_card
 
 # Paths whose existence is informative, as patterns below the root directory
 MARKERS = (

@@ -265,7 +265,8 @@ def _start_jax(seat: Seat, wire: Wire, silence: float) -> None:
     variable = "no_grpc_proxy"
     without_proxy = os.environ.get(variable) or os.environ.get("no_proxy")
     os.environ[variable] = ",".join(filter(None, [without_proxy, seat.address]))
-    logging.getLogger("jax._src.distributed").addFilter(lambda record: "proxy" not in record.getMessage())
+    logger = logging.getLogger("jax._src.distributed")
+    logger.addFilter(_about_no_proxy)
     loopback = seat.address in ("localhost", "::1") or seat.address.startswith("127.")
     port = wire.agree("port", _free_port(seat.port + 1) if seat.index == 0 else None)
     try:
@@ -283,6 +284,12 @@ def _start_jax(seat: Seat, wire: Wire, silence: float) -> None:
     except RuntimeError as error:
         message = " ".join(str(error).split())[:300]
         raise DeviceError("hosts-not-joined", host=seat.index, said=message) from error
+    finally:
+        logger.removeFilter(_about_no_proxy)
+
+
+def _about_no_proxy(record: logging.LogRecord) -> bool:
+    return "proxy" not in record.getMessage()
 
 
 def _outlive_aborts() -> None:

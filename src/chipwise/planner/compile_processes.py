@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ChipwiseError, DeviceError
-from ..machine.absent import COMPILING, LIBTPU
 from ..machine.facts import installed
+from ..machine.plugins import COMPILING, LIBTPU
 from ..words.facts import Fact, fact
 from .compile_answers import Compiled, CompileRequest
 from .tracing import Exported
@@ -270,7 +270,7 @@ class CompilerProcess:
         self._folder = Path(place)
         log = stack.enter_context((self._folder / "log").open("w+", encoding="utf-8", errors="replace"))
         process = subprocess.Popen(
-            [sys.executable, "-m", "chipwise.planner.compile_worker", place],
+            [sys.executable, "-m", "chipwise.machine.plugins", "chipwise.planner.compile_worker", place],
             stdin=subprocess.PIPE,  # closes when this process ends, which ends the process
             stdout=subprocess.PIPE,
             stderr=log,

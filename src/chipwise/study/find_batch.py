@@ -17,12 +17,12 @@ from ..engine.on import ALL, On
 from ..engine.placement import lay_out
 from ..engine.progress import Reporter
 from ..errors import DataError, RecipeError
+from ..machine.compilation_cache import compiled_once
 from ..machine.detect import Machine
 from ..machine.hosts import hosts
 from ..recipe.check import Finding, check
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
-from .one_compilation import one_compilation
 from .stats import Difference, ratio
 from .transfer import Transfer, transfer
 from .trial import LEAST_STEPS, LONGEST_SECONDS, needed, rounds, try_batch
@@ -157,7 +157,7 @@ def _here(recipe: Recipe, on: On, limit: int, reporter: Reporter) -> BatchSearch
         return BatchSearch(recipe, target, layout.devices, None, memory, bound, notes=tuple(notes))
     for batch in (recipe.batch, largest):
         fits(dataclasses.replace(recipe, batch=batch))
-    with one_compilation():  # one for each batch, for all its rounds
+    with compiled_once():  # one for each batch, for all its rounds
         batch, speeds = _confirmed(recipe, largest, known, machine, layout, notes, reporter)
     if machine.platform == "cpu":
         notes.append(fact("host-memory-filled"))

@@ -10,11 +10,11 @@ from typing import Any
 from ..engine.progress import Reporter
 from ..engine.signals import StopRequest
 from ..errors import Stopped
+from ..machine.compilation_cache import compiled_once
 from ..machine.hosts import hosts
 from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
 from . import grid, study_file, study_runs
-from .one_compilation import one_compilation
 from .study_file import Study
 from .study_runs import Origin
 
@@ -76,7 +76,7 @@ def sweep(
 
         # ---- train
         stop = closing.enter_context(contextlib.closing(StopRequest()))
-        closing.enter_context(one_compilation())
+        closing.enter_context(compiled_once())
         try:
             for job in jobs:
                 if stop:

@@ -1,51 +1,90 @@
-"""Compiled programs on disk, so that a recipe's second run starts at once: JAX's compilation cache.
+"""JAX's compilation cache, so that a recipe's second run starts at once, and a study compiles a program once.
 
-These programs run without further checks, so the folder is used only if nobody but the user can change it.
-JAX's key contains the program, the versions and the compiler's options. Here the processor is added, whose
-instructions the code uses. CPU devices share an entry; otherwise eight simulated devices would compile eight
-times.
+Programs of the cache run without further checks, so a folder is used only if nobody but the user can change
+it. JAX's key contains the program, the versions and the compiler's options. Here the processor is added,
+whose instructions the code uses. CPU devices share an entry; otherwise eight simulated devices would compile
+eight times. JAX is changed for this, and put back, by contexts.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import hashlib
 import os
 import platform
 import stat
+import tempfile
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental.compilation_cache import compilation_cache
 
 BYTES = 1 << 30  # of the folder; the least recently used programs are deleted
+FOLDER = "jax_compilation_cache_dir"
 SETTINGS = {  # which programs are stored: those that take longer to compile than to read
     "jax_persistent_cache_min_compile_time_secs": 0.1,
     "jax_persistent_cache_min_entry_size_bytes": -1,
 }
 
 
-def keep(folder: Path) -> bool:
-    """Makes this process use `folder` as JAX's compilation cache from now on.
+@contextlib.contextmanager
+def cached_in(folder: Path) -> Iterator[bool]:
+    """A context in which `folder` is JAX's compilation cache.
 
-    *Returns* whether it does. It does not if the user has set or disabled JAX's cache, or if others could
-    write to `folder`.
+    *Yields* whether it is. It is not if the user has set or disabled JAX's cache, or if others could write to
+    `folder`.
     """
-    chosen = "JAX_COMPILATION_CACHE_DIR" in os.environ or jax.config.values["jax_compilation_cache_dir"]
+    chosen = "JAX_COMPILATION_CACHE_DIR" in os.environ or jax.config.values[FOLDER]
     if not chosen and not _private(folder):
-        return False
-    key_by_processor()
-    write_whole()
-    if chosen:
-        return False
-    _shorten(folder)
-    for name, value in {"jax_compilation_cache_dir": str(folder), **SETTINGS}.items():
-        jax.config.update(name, value)
-    return True
+        yield False
+        return
+    with portable_entries():
+        if chosen:
+            yield False
+            return
+        _shorten(folder)
+        with _settings({FOLDER: str(folder), **SETTINGS}):
+            yield True
+
+
+@contextlib.contextmanager
+def compiled_once() -> Iterator[None]:
+    """A context in which no program is compiled twice. A cache that is set already stays in use; otherwise
+    there is one as long as the context.
+
+    A run's seed and the values of its schedules are inputs of the compiled programs, so runs of a study that
+    differ only in these share programs.
+    """
+    with portable_entries():
+        if jax.config.values[FOLDER]:
+            yield
+            return
+        with (
+            tempfile.TemporaryDirectory(prefix="chipwise-compiled-") as folder,
+            _settings({FOLDER: folder, **SETTINGS}),
+        ):
+            yield
+
+
+@contextlib.contextmanager
+def _settings(values: dict[str, Any]) -> Iterator[None]:
+    before = {name: jax.config.values[name] for name in values}
+
+    def update(values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()  # JAX reads these settings once, at the first compilation
+
+    update(values)
+    try:
+        yield
+    finally:
+        update(before)
 
 
 def _private(folder: Path) -> bool:
@@ -91,14 +130,19 @@ def _shorten(folder: Path) -> None:
         left -= size
 
 
-def key_by_processor() -> None:
-    """Makes JAX's keys depend on the processor, but not on the CPU device, from now on."""
+@contextlib.contextmanager
+def portable_entries() -> Iterator[None]:
+    """A context in which JAX's keys depend on the processor, but not on the CPU device, and its entries are
+    written atomically. JAX never replaces an entry, so every later process would fail to read one that a
+    killed process had written in part."""
     from jax._src import cache_key
     from jax._src.lib import xla_client
+    from jax._src.lru_cache import LRUCache
 
-    if hasattr(cache_key.get, "__wrapped__"):
+    key, put, suffix = cache_key.get, LRUCache.put, processor()
+    if hasattr(key, "__wrapped__"):  # in an outer context
+        yield
         return
-    key, suffix = cache_key.get, processor()
 
     def get(
         module: Any, devices: np.ndarray, compile_options: Any, backend: Any, *rest: Any, **more: Any
@@ -108,18 +152,6 @@ def key_by_processor() -> None:
             compile_options.device_assignment = xla_client.DeviceAssignment.create(np.zeros((1, 1), np.int32))
         return f"{key(module, devices, compile_options, backend, *rest, **more)}-{suffix}"
 
-    get.__wrapped__ = key  # type: ignore[attr-defined]
-    cache_key.get = get
-
-
-@functools.cache
-def write_whole() -> None:
-    """Makes JAX write cache entries atomically from now on. JAX never replaces an entry, so every later
-    process would fail to read one that a killed process had written in part."""
-    from jax._src.lru_cache import LRUCache
-
-    put = LRUCache.put
-
     def put_atomically(cache: Any, key: str, value: bytes) -> None:
         entry = Path(str(cache.path), f"{key}-cache")
         if cache.eviction_enabled or not entry.parent.is_dir():  # JAX has a lock, or it is no local folder
@@ -127,15 +159,19 @@ def write_whole() -> None:
         elif not entry.exists():
             temporary = entry.with_name(f".{uuid.uuid4().hex}")
             try:
-                temporary.write_bytes(
-                    value
-                )  # with the user's umask, since others may share the user's folder
+                # With the user's umask, since others may share the user's folder.
+                temporary.write_bytes(value)
                 os.replace(temporary, entry)
             except BaseException:
                 temporary.unlink(missing_ok=True)
                 raise
 
-    LRUCache.put = put_atomically  # type: ignore[method-assign,assignment]
+    get.__wrapped__ = key  # type: ignore[attr-defined]
+    cache_key.get, LRUCache.put = get, put_atomically  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        cache_key.get, LRUCache.put = key, put  # type: ignore[method-assign]
 
 
 def processor() -> str:
