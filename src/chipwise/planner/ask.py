@@ -145,18 +145,13 @@ class PlanQuestion:
     _steps: dict[Any, TracedStep] = field(default_factory=dict)  # targets with the same layout share them
 
     def __post_init__(self) -> None:
-        if self.predict is None:
-            return
-        if self.find_largest_batch:
-            raise RecipeError("plan-predict-largest", "Leave out --largest-batch: it is for training.")
-        if self.spot or self.rate is not None:
+        n = self.predict
+        if n is not None and (self.find_largest_batch or self.spot or self.rate is not None):
             raise RecipeError(
-                "plan-predict-spot", "Leave out --spot and --interruptions: they are for training."
+                "plan-predict-training", "--largest-batch, --spot and --interruptions are for training alone."
             )
-        if self.predict < 1:
-            raise RecipeError(
-                "plan-predicts-none", "--predict {examples}: give 1 or more.", examples=self.predict
-            )
+        if n is not None and n < 1:
+            raise RecipeError("plan-predicts-none", "--predict {examples}: give 1 or more.", examples=n)
 
     def plans(self, targets: Sequence[Target]) -> Iterator[Plan]:
         """Yields each target's plan as soon as it is ready; last those whose largest batch is searched for.
