@@ -124,7 +124,7 @@ def torch_step(net: str, threads: int, channels_last: bool):
             nn.Linear(200, 10, bias=False),
         )
     elif net == "resnet32":
-        from resnet32_pytorch import ResNet32
+        from torch_resnet32 import ResNet32
 
         model = ResNet32()
     else:
