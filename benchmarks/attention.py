@@ -28,7 +28,7 @@ from chipwise.engine.step import compiler_options
 from chipwise.models import attention_blocks
 from chipwise.models.attention import Mask, attention, form_for
 from chipwise.models.attention_blocks import blocks
-from chipwise.models.target import Target, traced_for
+from chipwise.models.chip_traits import ChipTraits, traced_for
 from chipwise.planner.compile_answers import CompileRequest
 from chipwise.planner.compile_step import PLATFORM, compile_all, topologies
 from chipwise.planner.tracing import export_program
@@ -129,7 +129,7 @@ def alternating(programs, given):
 @functools.cache
 def of(chip, case):
     shapes, mask = arguments(case)
-    return form_for(Target.of(parse(chip).chip), shapes[0], shapes[1], mask)
+    return form_for(ChipTraits.of(parse(chip).chip), shapes[0], shapes[1], mask)
 
 
 def planned(target):

@@ -28,30 +28,20 @@ DOORS = {
 """Imports to the right that stand inside a function: a convenience of the object that one has in hand."""
 
 CLASSES_TWICE = [
-    "Attention",
-    "Block",
-    "Group",
     "Job",
     "Memory",
-    "Names",
     "Place",
     "Record",
     "Report",
-    "Table",
-    "Target",
 ]
 """Names of two classes: this list shrinks until it is empty."""
 
 FILES_TWICE = [
-    "davidnet",
     "facts",
     "feed",
     "job",
-    "layers",
     "names",
     "predict",
-    "resnet32",
-    "sharding",
     "sources",
 ]
 """Names of two files: this list shrinks until it is empty."""

@@ -18,8 +18,8 @@ from chipwise.engine.predict import Predictor
 from chipwise.engine.session import Session
 from chipwise.errors import CheckpointError, DeviceError, RecipeError, RunError
 from chipwise.machine.detect import detect
+from chipwise.models.large import axes
 from chipwise.recipe.settings import load
-from chipwise.recipe.sharding import axes
 from refusals import refused
 
 PLAIN = tasks.task(loss=tasks.plain_loss, augment=None, eval=None)

@@ -16,7 +16,7 @@ from chipwise.engine.on import On
 from chipwise.engine.replica import from_sums, summable
 from chipwise.engine.session import Session
 from chipwise.engine.state import ROLES, TrainState, fingerprint
-from chipwise.models.target import traced_for
+from chipwise.models.chip_traits import traced_for
 from refusals import refused
 from traffic import compiled, sent_bytes
 

@@ -78,7 +78,7 @@ def test_kernels_of_one_line_that_do_the_same_are_one():
 def test_lines_are_told_from_the_package_or_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert plan_kernels.short(f"{tmp_path}/net.py:38") == "net.py:38"
-    assert plan_kernels.short(f"{plan_kernels._PACKAGE}/models/layers.py:7") == "chipwise/models/layers.py:7"
+    assert plan_kernels.short(f"{plan_kernels._PACKAGE}/models/conv.py:7") == "chipwise/models/conv.py:7"
     assert plan_kernels.short("/elsewhere/net.py:38") == "/elsewhere/net.py:38"
     assert plan_kernels.short("") == ""
 

@@ -12,7 +12,7 @@ from chipwise.chips import CHIPS
 from chipwise.hlo import tpu
 from chipwise.hlo.proto import parse
 from chipwise.hlo.splash import TABLE, Splash
-from chipwise.models.target import Target
+from chipwise.models.chip_traits import ChipTraits
 
 KERNEL = "jit(f)/{scope}/jit(_splash_attention)/splash_mha_{kernel}_residuals/pallas_call"
 V6E = "TPU v6e (Trillium)"
@@ -130,7 +130,7 @@ def test_between_the_sizes_of_the_table():
 
 
 def test_every_tpu_that_runs_it_is_in_the_table():
-    chips = [chip for chip in CHIPS if chip.kind == "TPU" and Target.of(chip).fuses]
+    chips = [chip for chip in CHIPS if chip.kind == "TPU" and ChipTraits.of(chip).fuses]
     assert len(chips) >= 5
     for chip in chips:
         for kernel in ("fwd", "dq", "dkv"):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import chipwise as cw
-from chipwise.interop.door import Data, as_sum, flattened, nested
+from chipwise.interop.adapter import Data, as_sum, flattened, nested
 from chipwise.recipe import freezing
 from refusals import refused
 

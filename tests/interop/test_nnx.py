@@ -10,9 +10,9 @@ from jax.sharding import PartitionSpec as P
 from chipwise.data.sources import Arrays
 from chipwise.errors import RecipeError
 from chipwise.interop.nnx import functional, task
-from chipwise.models.layers import BatchNorm
+from chipwise.models.conv_layers import BatchNorm
+from chipwise.models.large import axes
 from chipwise.recipe.losses import softmax_cross_entropy
-from chipwise.recipe.sharding import axes
 from refusals import refused
 
 

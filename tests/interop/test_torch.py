@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import chipwise as cw
-from chipwise.interop.door import flattened
+from chipwise.interop.adapter import flattened
 from refusals import refused
 
 torch = pytest.importorskip("torch")

@@ -17,7 +17,7 @@ from chipwise.models import llama
 from chipwise.models.attention import Mask, attention, form_for, pairs, saveable, visited
 from chipwise.models.attention_blocks import blocks
 from chipwise.models.attention_fused import block_of
-from chipwise.models.target import Target, target, traced_for
+from chipwise.models.chip_traits import ChipTraits, traced_for, traits
 from chipwise.models.transformer import Attention
 from chipwise.planner.compile_answers import CompileRequest
 from chipwise.planner.compile_step import compile_all, device_speeds
@@ -205,7 +205,7 @@ def query(dtype=jnp.bfloat16, d=64, t=258):
 
 
 def test_each_chip_of_the_catalogue_has_its_form():
-    forms = {chip.name: form_for(Target.of(chip), query(), query(), Mask(causal=True)) for chip in CHIPS}
+    forms = {chip.name: form_for(ChipTraits.of(chip), query(), query(), Mask(causal=True)) for chip in CHIPS}
     assert {name for name, form in forms.items() if form == "splash"} == {
         chip.name for chip in CHIPS if chip.kind == "TPU" and chip.name not in ("TPU v2", "TPU v3")
     }
@@ -233,15 +233,15 @@ def test_each_chip_of_the_catalogue_has_its_form():
     ],
 )
 def test_what_a_kernel_does_not_take_goes_to_the_blocks(chip, given, mask, form):
-    assert form_for(Target.of(named(chip)), given, given, mask) == form
+    assert form_for(ChipTraits.of(named(chip)), given, given, mask) == form
 
 
 def test_a_trace_is_for_the_chip_that_is_named():
     @jax.jit
     def f():
-        return int(target().fuses), len(target().platform)
+        return int(traits().fuses), len(traits().platform)
 
-    assert target() == Target.of(jax.devices()[0]) == Target("cpu")
+    assert traits() == ChipTraits.of(jax.devices()[0]) == ChipTraits("cpu")
     assert f() == (0, 3)
     with traced_for(named("v5e")):
         assert f() == (1, 3)
@@ -270,7 +270,7 @@ class Device(NamedTuple):
     ],
 )
 def test_a_device_that_is_here(device, expected):
-    assert tuple(Target.of(device)) == expected
+    assert tuple(ChipTraits.of(device)) == expected
 
 
 @pytest.mark.parametrize(
@@ -337,7 +337,9 @@ def gpt_layer():
     return layer
 
 
-@pytest.mark.parametrize("make", [gpt_layer, lambda: llama.Attention(16, 4, 2, 1e4, rngs=nnx.Rngs(0))])
+@pytest.mark.parametrize(
+    "make", [gpt_layer, lambda: llama.GroupedQueryAttention(16, 4, 2, 1e4, rngs=nnx.Rngs(0))]
+)
 def test_products_by_heads_are_the_layer_that_tpus_run(make):
     graph, state = nnx.split(make())
     x = jax.random.normal(jax.random.key(1), (3, 8, 16))

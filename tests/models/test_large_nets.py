@@ -12,7 +12,7 @@ from chipwise.interop.nnx import functional
 from chipwise.models.efficientnet_lite0 import EfficientNetLite0
 from chipwise.models.resnet50 import Bottleneck, ResNet50
 from chipwise.models.transformer import GPT2, ViT, kernels
-from chipwise.recipe.optimizer import decays
+from chipwise.recipe.optimizers import decays
 
 TINY_GPT = partial(GPT2, vocabulary=11, context=6, depth=2, width=8, heads=2)
 TINY_VIT = partial(ViT, image=8, patch=4, depth=2, width=8, heads=2, classes=5)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from chipwise.interop.nnx import functional
+from chipwise.models.conv_layers import BatchNorm
 from chipwise.models.davidnet import DavidNet
-from chipwise.models.layers import BatchNorm
 from chipwise.models.resnet32 import ResNet32
 from chipwise.models.small import DigitsNet, MnistNet
 

@@ -13,9 +13,9 @@ from chipwise.chips.targets import parse
 from chipwise.interop.nnx import functional
 from chipwise.models import bert, llama, transformer
 from chipwise.models.attention import attention
+from chipwise.models.chip_traits import traced_for
 from chipwise.models.llama import Llama
 from chipwise.models.remat import inside
-from chipwise.models.target import traced_for
 from chipwise.models.transformer import GPT2
 from chipwise.planner.tracing import _cudnn_assumed, export_program
 from refusals import refused

@@ -13,7 +13,7 @@ from chipwise.data.sources import Arrays
 from chipwise.engine.state import first_state
 from chipwise.interop.nnx import functional
 from chipwise.models.airnet import AirNet
-from chipwise.models.layers import pytorch_uniform
+from chipwise.models.conv_layers import pytorch_uniform
 from chipwise.models.starts import dirac, whitening
 from refusals import refused
 

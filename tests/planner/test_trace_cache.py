@@ -144,7 +144,7 @@ def test_chips_with_other_kernels_do_not_share_what_is_remembered(tmp_path, aske
     tiny = ["depth=1", "width=256", "heads=2", "context=1024", "vocabulary=256", "batch=8", "replicas=8"]
 
     def key(chip):
-        monkeypatch.setattr("chipwise.models.target._ASKED", set())  # as in another process
+        monkeypatch.setattr("chipwise.models.chip_traits._ASKED", set())  # as in another process
         planned(tmp_path, chip, settings=tiny, spec="gpt2-124m")
         (replica,) = [request.program.key for request in asked if request.name == "replica"]
         asked.clear()

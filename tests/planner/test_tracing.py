@@ -13,10 +13,10 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from chipwise.chips.targets import parse
-from chipwise.models import target
+from chipwise.models import chip_traits
 from chipwise.models.attention import attention
+from chipwise.models.chip_traits import traced_for
 from chipwise.models.large import SHARD, fsdp, in_group
-from chipwise.models.target import traced_for
 from chipwise.planner import compile_step
 from chipwise.planner.compile_answers import Compiled
 from chipwise.planner.tracing import Traceable, _cudnn_assumed, export_program
@@ -76,7 +76,7 @@ def test_devices_that_are_here_are_given_the_same_calls(in_layer):
 @pytest.fixture
 def traces(monkeypatch):
     """A function of a program's body and chips: how often the body is traced for a plan of all of them."""
-    monkeypatch.setattr(target, "_ASKED", set())
+    monkeypatch.setattr(chip_traits, "_ASKED", set())
     monkeypatch.setitem(compile_step.COMPILERS, "cuda", lambda: None)
 
     def answered(batches, **_):
@@ -110,4 +110,7 @@ def test_chips_of_a_platform_share_a_trace(traces):
 
 
 def test_chips_with_other_kernels_have_their_own(traces):
-    assert traces(lambda x: x * (2.0 if target.target().fuses else 3.0), "a100", "t4", "h100", "v100") == 2
+    def body(x):
+        return x * (2.0 if chip_traits.traits().fuses else 3.0)
+
+    assert traces(body, "a100", "t4", "h100", "v100") == 2

@@ -9,7 +9,7 @@ import pytest
 import chipwise as cw
 import tasks
 from chipwise.engine.freeze import split
-from chipwise.models.layers import ConvBN
+from chipwise.models.conv_layers import ConvBN
 from chipwise.recipe.freezing import is_frozen
 from refusals import refused
 

@@ -12,8 +12,7 @@ import pytest
 
 from chipwise.errors import RecipeError
 from chipwise.recipe.duration import Clock
-from chipwise.recipe.optimizer import decays
-from chipwise.recipe.optimizers import adam, adamw, from_optax, sgd
+from chipwise.recipe.optimizers import adam, adamw, decays, from_optax, sgd
 from chipwise.recipe.schedules import constant, cosine, one_cycle, one_cycle_momentum, warmup
 from chipwise.recipe.trust_ratio import lamb, lars
 from refusals import refused
@@ -236,7 +235,7 @@ def test_what_is_described():
         "momentum": 0.9,
         "nesterov": False,
         "weight_decay": 0.5,
-        "decay": "chipwise.recipe.optimizer.decays",
+        "decay": "chipwise.recipe.optimizers.decays",
         "clip": None,
     }
 

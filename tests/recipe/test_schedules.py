@@ -15,12 +15,15 @@ from hypothesis import strategies as st
 
 from chipwise.errors import RecipeError
 from chipwise.recipe.duration import Clock, Duration
-from chipwise.recipe.schedule import as_schedule, constant, function, held
 from chipwise.recipe.schedules import (
+    as_schedule,
     as_typed,
+    constant,
     cosine,
     exponential,
     from_json,
+    function,
+    held,
     linear,
     one_cycle,
     one_cycle_momentum,

@@ -7,10 +7,10 @@ import optax
 import pytest
 
 from chipwise.errors import RecipeError
-from chipwise.recipe.around import lookahead
 from chipwise.recipe.duration import Clock
 from chipwise.recipe.schedules import cosine, warmup
 from chipwise.recipe.trust_ratio import lamb, lars
+from chipwise.recipe.wrappers import lookahead
 from refusals import refused
 
 CLOCK = Clock(640, 32, 20)

@@ -59,7 +59,7 @@ def test_a_recipe_is_known_without_its_data(name):
 def test_its_docstring_says_how_to_run_it_and_what_to_expect(name):
     import importlib
 
-    text = importlib.import_module(f"chipwise.recipes.{BUILT_IN[name]}").__doc__
+    text = importlib.import_module(f"chipwise.recipes.{name.replace('-', '_')}").__doc__
     assert f"chipwise train {name}" in text
     if name in UNTRAINED:
         assert "Not measured here" in text

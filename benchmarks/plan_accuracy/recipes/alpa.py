@@ -16,7 +16,7 @@ from flax import nnx
 import chipwise as cw
 from chipwise.data.synthetic import Absent
 from chipwise.models.tied import embed
-from chipwise.models.transformer import LayerNorm, Table, kernels
+from chipwise.models.transformer import Embedding, LayerNorm, kernels
 
 EPSILON = 1e-12
 
@@ -65,7 +65,7 @@ class AlpaGPT(nnx.Module):
     """Tokens (b, t) -> logits (b, t, vocabulary)."""
 
     def __init__(self, vocabulary, context, depth, width, heads, rngs):
-        self.words, self.places = Table(vocabulary, width, rngs=rngs), Table(context, width, rngs=rngs)
+        self.words, self.places = (Embedding(n, width, rngs=rngs) for n in (vocabulary, context))
         self.norm = LayerNorm(width, epsilon=EPSILON)
         self.blocks = nnx.Sequential(*(AlpaBlock(width, heads, rngs) for _ in range(depth)))
         self.logits = nnx.Linear(width, vocabulary, rngs=rngs)

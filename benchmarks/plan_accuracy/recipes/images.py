@@ -22,7 +22,7 @@ import chipwise as cw
 from chipwise.data.datasets import Dataset
 from chipwise.data.synthetic import Absent
 from chipwise.models.conv import conv
-from chipwise.models.layers import BatchNorm
+from chipwise.models.conv_layers import BatchNorm
 from chipwise.models.resnet50 import ResNet50
 from chipwise.models.transformer import LayerNorm, ViT
 from chipwise.recipes.classification import by_channel, classification

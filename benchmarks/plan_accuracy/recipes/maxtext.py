@@ -17,7 +17,7 @@ import chipwise as cw
 from chipwise.models.attention import attention
 from chipwise.models.llama import RMSNorm, by_heads, joined, rotated
 from chipwise.models.tied import embed
-from chipwise.models.transformer import Blocks, Table, kernels
+from chipwise.models.transformer import Blocks, Embedding, kernels
 from chipwise.recipes.tokens import language
 
 HEAD = 256
@@ -62,7 +62,7 @@ class Decoder(nnx.Module):
     VOCABULARY = 32_768
 
     def __init__(self, depth, width, heads, hidden, plain, remat, rngs):
-        self.words = Table(self.VOCABULARY, width, rngs=rngs)
+        self.words = Embedding(self.VOCABULARY, width, rngs=rngs)
         block = partial(ParallelBlock, width, heads, hidden, plain)
         self.blocks = Blocks(depth, block, keep=remat, rngs=rngs)
         self.norm = RMSNorm(width, epsilon=1e-6)

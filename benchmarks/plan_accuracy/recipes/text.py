@@ -17,7 +17,7 @@ from flax import nnx
 import chipwise as cw
 from chipwise.data.synthetic import Absent
 from chipwise.models.tied import embed, tied_loss
-from chipwise.models.transformer import GPT2, Attention, Block, Blocks, LayerNorm, Table, kernels
+from chipwise.models.transformer import GPT2, Attention, Blocks, Embedding, LayerNorm, PreNormBlock, kernels
 
 NORMAL = nnx.initializers.normal(0.02)
 Z_LOSS = 1e-4
@@ -155,7 +155,7 @@ class PlainAttention(Attention):
         return self.out(attend(q, k, v, jnp.tril(jnp.ones((t, t), bool))).reshape(b, t, width))
 
 
-class PlainBlock(Block):
+class PlainBlock(PreNormBlock):
     def __init__(self, width, heads, rngs):
         options = {"causal": True, "init": NORMAL, "out_init": NORMAL, "rngs": rngs}
         super().__init__(width, heads, tanh=True, epsilon=1e-5, **options)
@@ -293,7 +293,7 @@ class Bert(nnx.Module):
     def __init__(self, size, form, rngs, classes=2, vocabulary=30_528):
         width, depth, heads = {"base": (768, 12, 12), "large": (1024, 24, 16)}[size]
         self.words, self.places, self.segments = (
-            Table(count, width, rngs=rngs) for count in (vocabulary, 512, 2)
+            Embedding(count, width, rngs=rngs) for count in (vocabulary, 512, 2)
         )
         block = FORMS[form]
         self.blocks = nnx.Sequential(*(block(width, heads, rngs) for _ in range(depth)))
@@ -400,7 +400,7 @@ class T5(nnx.Module):
     """`(inputs, targets)` -> logits of the targets."""
 
     def __init__(self, width, hidden, depth, heads, dropout, rngs, vocabulary=32_128):
-        self.words = Table(vocabulary, width, rngs=rngs)
+        self.words = Embedding(vocabulary, width, rngs=rngs)
         self.encoder = Stack(width, hidden, depth, heads, dropout, False, rngs)
         self.decoder = Stack(width, hidden, depth, heads, dropout, True, rngs)
         self.logits = nnx.Linear(width, vocabulary, use_bias=False, rngs=rngs)

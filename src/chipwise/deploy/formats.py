@@ -234,7 +234,7 @@ def _write_keras(request: Request, path: Path) -> None:
 
 
 def _open_keras(request: Request, path: Path) -> Runner:
-    from ..interop.door import own_promotion
+    from ..interop.adapter import own_promotion
     from ..interop.keras import keras_library
 
     model = keras_library().saving.load_model(path, compile=False)  # its safe mode runs no code of the file

@@ -22,7 +22,7 @@ from ..data.stream import Stream
 from ..data.workers import Workers
 from ..errors import DataError, RecipeError
 from ..machine.detect import detect
-from ..models.target import traced_for
+from ..models.chip_traits import traced_for
 from ..recipe import precision
 from ..recipe.recipe import Recipe
 from ..recipe.task import Sum, Tree, finished

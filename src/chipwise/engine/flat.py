@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..models.target import platform
+from ..models.chip_traits import platform
 from ..recipe.task import Tree
 
 
@@ -133,7 +133,7 @@ class Cut:
     """The layout of a tree's leaves on `shards` devices, with the interface of `Flat`: the concatenation of
     one vector per device, each of which has a part of every leaf.
 
-    *Arguments:* `axes`, along which each leaf is cut (`recipe.sharding.axes`); a leaf with axis -1 is cut as
+    *Arguments:* `axes`, along which each leaf is cut (`models.large.axes`); a leaf with axis -1 is cut as
     flat values, padded to equal parts. The others as for `Flat`; `chunks` of each device's vector.
 
     *Fields:* `local`, the layout of one device's vector.

@@ -19,8 +19,8 @@ from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from ..models.chip_traits import traced_for
 from ..models.large import SHARD, in_group, spec_at
-from ..models.target import traced_for
 from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
 from . import feed

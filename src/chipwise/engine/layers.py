@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..recipe.optimizer import Optimizer
+from ..recipe.optimizers import Optimizer
 from ..recipe.task import Tree
 from .flat import Flat
 

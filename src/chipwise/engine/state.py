@@ -15,8 +15,8 @@ import numpy as np
 
 from ..data.sources import Spec, spec_of
 from ..errors import RecipeError, near
+from ..models.large import axes
 from ..recipe.recipe import Recipe
-from ..recipe.sharding import axes
 from ..recipe.task import Task, Tree
 from . import keys, scaling
 from .flat import Cut, Flat
@@ -202,7 +202,7 @@ def flat_of(recipe: Recipe, params: Tree) -> Any:
 
 
 def axes_of(recipe: Recipe, params: Tree, *, some: bool = True) -> Tree:
-    """The axis along which each of `params` is cut, or -1: see `recipe.sharding`."""
+    """The axis along which each of `params` is cut, or -1: see `models.large`."""
     return axes(params, recipe.shards, recipe.task.sharding, some=some)
 
 

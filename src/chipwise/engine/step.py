@@ -39,7 +39,7 @@ from jax import lax
 
 from ..chips import find
 from ..data.sources import Spec, spec_of
-from ..models.target import traced_for
+from ..models.chip_traits import traced_for
 from ..recipe.recipe import Recipe
 from . import feed
 from .layout import Layout, tree_sum
@@ -83,7 +83,7 @@ class Step:
 
     *Arguments:* `resident`: whether `data` holds every example, and is indexed on the device; otherwise
     `data` is the device's rows of the step's batch; `state`: `abstract_state(recipe)`, if known; `device`:
-    the device for which kernels are chosen, by default that of `models.target`.
+    the device for which kernels are chosen, by default that of `models.chip_traits`.
 
     *Fields:* `calls`, the calls of `replica` on a device in a step, each of which computes `together`
     replicas; `fused`, whether `replica_and_update` replaces all programs, since there is only one block and

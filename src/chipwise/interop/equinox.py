@@ -21,7 +21,7 @@ import numpy as np
 from ..errors import RecipeError
 from ..recipe import freezing
 from ..recipe.task import Task, Tree
-from .door import Data, fitting, flattened, library, nested, own_promotion, with_loss
+from .adapter import Data, fitting, flattened, library, nested, own_promotion, with_loss
 
 INSTALL = "pip install 'chipwise[equinox]'"
 AXIS = "batch"
@@ -37,7 +37,7 @@ def task(model: Any, loss: Callable, **data: Any) -> Task:
     *Arguments:* `model`: a function of a key that makes the module (`eqx.nn.make_with_state` is applied
     here), or a module, or the pair of a module and its `eqx.nn.State`. A module's weights are the initial
     values for every seed. `loss`: `(outputs, target)` on the whole batch: values `(batch,)`, their mean, or a
-    `Sum`. `data`: as in `interop.door.Data`; the module's arguments have no batch axis.
+    `Sum`. `data`: as in `interop.adapter.Data`; the module's arguments have no batch axis.
 
     The floating-point arrays of the module are the parameters, named by their paths; other arrays are
     constants. Raises `RecipeError` if Equinox is missing or `model` is not a module.

@@ -28,7 +28,7 @@ from ..errors import RecipeError
 from ..recipe import freezing
 from ..recipe.task import Sum, Task, Tree
 from ..words.figures import one_line
-from .door import Data, as_sum, fitting, flattened, library, nested, own_promotion, with_loss
+from .adapter import Data, as_sum, fitting, flattened, library, nested, own_promotion, with_loss
 
 INSTALL = "pip install 'chipwise[keras]'"
 
@@ -39,7 +39,7 @@ def task(model: Any, loss: Any = None, **data: Any) -> Task:
     *Arguments:* `model`: its weights are the initial values for every seed; an unbuilt model is built for the
     data's shapes. `loss`: a Keras loss, its name ("sparse_categorical_crossentropy"), or a function
     `(outputs, target)` such as `cw.losses.softmax_cross_entropy`; None: the loss that the model was compiled
-    with. `data`: as in `interop.door.Data`.
+    with. `data`: as in `interop.adapter.Data`.
 
     Losses that layers add, such as `kernel_regularizer`, are added to the mean loss in training. Raises
     `RecipeError` if Keras is missing or does not run on JAX, or if the loss sums over the batch.

@@ -16,7 +16,7 @@ from ..data.sources import spec_of
 from ..errors import RecipeError
 from ..recipe import freezing
 from ..recipe.task import Task, Tree
-from .door import Data, own_promotion, with_loss
+from .adapter import Data, own_promotion, with_loss
 
 _TRAIN = {"train": True, "training": True, "is_training": True}
 _EVAL = {"deterministic": False, "inference": False, "use_running_average": False, "eval": False}
@@ -32,7 +32,7 @@ def task(
     *Arguments:* `loss`: `(outputs, target)`: values `(batch,)`, their mean, or a `Sum`. `mode`: the argument
     of the module's `__call__` for training or evaluation; None: the one of `MODES` that it has. `rngs`: the
     random streams of its layers; each gets its own key in every step and replica. `data`: as in
-    `interop.door.Data`.
+    `interop.adapter.Data`.
 
     Raises `RecipeError` if it is not a module, or has no argument `mode`.
     """

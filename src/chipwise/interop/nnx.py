@@ -16,7 +16,7 @@ from ..errors import RecipeError, near
 from ..models.large import SHARD
 from ..recipe import freezing
 from ..recipe.task import Task
-from .door import Data, own_promotion, with_loss
+from .adapter import Data, own_promotion, with_loss
 
 #: Nested dictionaries with string keys and arrays as leaves.
 Tree = dict[str, Any]
@@ -26,7 +26,7 @@ def task(make_model: Callable[[nnx.Rngs], nnx.Module], loss: Callable, **data: A
     """A Flax NNX module and a loss as a `Task`.
 
     *Arguments:* `make_model`: as in `functional`; `loss`: `(outputs, target)`: values `(batch,)`, their mean,
-    or a `Sum`; `data`: `train`, `eval`, `inputs`, `target`, `metrics` and more, as in `interop.door.Data`.
+    or a `Sum`; `data`: `train`, `eval`, `inputs`, `target`, `metrics` and more, as in `interop.adapter.Data`.
     The module is called with one argument, or with several through `inputs`. With `shards`, parameters are
     sharded as the module says: see `sharding`.
 

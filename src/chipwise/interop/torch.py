@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..recipe.task import Sum, Task, Tree
-from .door import Data, Scored, as_sum, fitting, flattened
+from .adapter import Data, Scored, as_sum, fitting, flattened
 from .torch_check import check as compare
 from .torch_loss import is_torch, totalled
 from .torch_optimizer import optimizer as optimizer
@@ -40,7 +40,7 @@ def task(module: Any, loss: Any, *, check: bool = True, **data: Any) -> Task:
     - `check`: compare one step on the first examples with eager PyTorch: outputs in both modes, gradients and
       buffers.
     - `data`: `train`, `eval`, `inputs`, `target`, `metrics`, `augment`, `mix` and `classes`, as in
-      `interop.door.Data`; `inputs` and `metrics` are JAX functions.
+      `interop.adapter.Data`; `inputs` and `metrics` are JAX functions.
 
     Parameters and buffers that training writes keep their names, with `/` for `.` in `Recipe(frozen=...)`.
     Other buffers are constants of the program.

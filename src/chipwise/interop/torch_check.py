@@ -20,7 +20,7 @@ from ..errors import RecipeError
 from ..recipe.source import spec_of
 from ..recipe.task import Task, Tree
 from ..words.figures import one_line
-from .door import Data, Scored, flattened, nested
+from .adapter import Data, Scored, flattened, nested
 from .torch_loss import totalled
 from .torch_trace import Traced, as_numpy, flags, torch_library
 

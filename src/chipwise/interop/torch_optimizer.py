@@ -22,8 +22,7 @@ import numpy as np
 import optax
 
 from ..errors import RecipeError
-from ..recipe.optimizer import Optimizer
-from ..recipe.optimizers import adam, adamw, from_optax, sgd
+from ..recipe.optimizers import Optimizer, adam, adamw, from_optax, sgd
 from ..recipe.schedules import tabulated
 from ..words.figures import one_line
 from .torch_trace import torch_library
@@ -82,7 +81,7 @@ def optimizer(
     return from_optax(functools.partial(groups, kind=kind, fixed=fixed, names=names), **hyper)
 
 
-class Names(tuple):
+class GroupNames(tuple):
     """Pairs of a parameter and its group, with a short repr, since it is in a recipe's description."""
 
     def __repr__(self) -> str:
@@ -90,7 +89,7 @@ class Names(tuple):
         return f"{'+'.join(map(str, counts))} parameters"
 
 
-def groups(kind: str, fixed: tuple[dict[str, Any], ...], names: Names, **inputs: Any) -> Any:
+def groups(kind: str, fixed: tuple[dict[str, Any], ...], names: GroupNames, **inputs: Any) -> Any:
     """PyTorch's parameter groups as an optax transformation. *Arguments:* `fixed`: for each group the
     settings that are not inputs; `inputs` of all groups: `lr` and others of the first, `lr_1` of the
     second."""
@@ -240,7 +239,7 @@ def _number(value: Any) -> Any:
     return value if isinstance(value, bool) else float(value)
 
 
-def _names(optimizer: Any, module: Any) -> Names | None:
+def _names(optimizer: Any, module: Any) -> GroupNames | None:
     """Parameter to the number of its group; None if one group has all parameters."""
     groups = optimizer.param_groups
     held = {id(p): i for i, group in enumerate(groups) for p in group["params"]}
@@ -257,4 +256,4 @@ def _names(optimizer: Any, module: Any) -> Names | None:
         if len(groups) == 1 and len(held) == len(named):
             return None
         pairs = [(name, held[id(p)]) for name, p in named.items() if id(p) in held]
-    return Names((name.replace(".", "/"), i) for name, i in pairs)
+    return GroupNames((name.replace(".", "/"), i) for name, i in pairs)

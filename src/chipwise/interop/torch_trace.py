@@ -23,7 +23,7 @@ from ..errors import ChipwiseError, RecipeError
 from ..recipe import freezing
 from ..recipe.task import Tree
 from ..words.figures import one_line
-from .door import flattened, library, nested, own_promotion
+from .adapter import flattened, library, nested, own_promotion
 
 INSTALL = "pip install 'chipwise[torch]'"
 _LOCK = threading.RLock()

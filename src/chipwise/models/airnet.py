@@ -11,12 +11,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from .conv import conv
-from .layers import BatchNorm, Classifier, conv_layer, pytorch_uniform
+from .conv_layers import BatchNorm, Classifier, conv_layer, pytorch_uniform
 from .pool import max_pool_2x2
 from .starts import dirac
 
 
-class Group(nnx.Module):
+class AirGroup(nnx.Module):
     """Two 3×3 convolutions, each with batch norm and GELU, and a 2×2 max pool after the first.
 
     `(b, h, w, c_in)` -> `(b, h/2, w/2, c_out)`.
@@ -42,7 +42,7 @@ class AirNet(nnx.Module):
 
     def __init__(self, *, width: int = 64, classes: int = 10, momentum: float = 0.6, rngs: nnx.Rngs):
         self.whiten = nnx.Conv(3, 24, (2, 2), padding="VALID", conv_general_dilated=conv, rngs=rngs)
-        group = partial(Group, momentum=momentum, rngs=rngs)
+        group = partial(AirGroup, momentum=momentum, rngs=rngs)
         self.group1 = group(24, width)
         self.group2 = group(width, 4 * width)
         self.group3 = group(4 * width, 4 * width)

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from ..errors import RecipeError
 from . import wide
-from .target import Target, target
+from .chip_traits import ChipTraits, traits
 
 SAVED = "context"
 """The name of what attention made and its kernels keep for their gradient, see `cw.models.remat`. cuDNN's
@@ -67,7 +67,7 @@ def attention(
     if window is not None and window >= query.shape[1]:
         window = None
     mask = Mask(causal, window)
-    form = form_for(target(), query, key, mask)
+    form = form_for(traits(), query, key, mask)
     if form == "blocks":
         from .attention_blocks import blocks
 
@@ -93,7 +93,7 @@ def _with_seen(query, key, value, seen) -> tuple[jax.Array, jax.Array, jax.Array
     return query, jnp.pad(key, more).at[..., d].set(gone[:, :, None]), jnp.pad(value, more)
 
 
-def form_for(chip: Target, query, key, mask: Mask) -> str:
+def form_for(chip: ChipTraits, query, key, mask: Mask) -> str:
     """ "cudnn", "splash" or "blocks": the implementation on `chip` for the arguments of `attention`."""
     d, half = query.shape[-1], query.dtype.itemsize == 2
     even = query.shape[1] % 2 == key.shape[1] % 2 == 0  # required by cuDNN's gradient

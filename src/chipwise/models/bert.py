@@ -15,7 +15,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from .tied import embed
-from .transformer import Attention, Blocks, LayerNorm, Table
+from .transformer import Attention, Blocks, Embedding, LayerNorm
 
 
 class PostNormBlock(nnx.Module):
@@ -57,9 +57,9 @@ class BERT(nnx.Module):
         rngs: nnx.Rngs,
     ):
         init = nnx.initializers.truncated_normal(0.02)
-        self.words = Table(vocabulary, width, rngs=rngs)
-        self.places = Table(context, width, rngs=rngs)
-        self.kinds = Table(kinds, width, rngs=rngs)
+        self.words = Embedding(vocabulary, width, rngs=rngs)
+        self.places = Embedding(context, width, rngs=rngs)
+        self.kinds = Embedding(kinds, width, rngs=rngs)
         self.norm = LayerNorm(width, epsilon=1e-12)
         self.blocks = Blocks(depth, partial(_block, width, heads), rngs=rngs)
         self.pooler = nnx.Linear(width, width, kernel_init=init, rngs=rngs)

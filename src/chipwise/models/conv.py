@@ -6,7 +6,7 @@ gradient of a 3x3 layer of 128 channels at 63 GFLOP/s where its forward pass ran
 at 266; the input gradient of a 6x6 layer of stride 2 in 28.7 ms where PyTorch took 5.0. There `conv` is
 written as matrix products (`chipwise.models.conv_cpu`) with hand-written gradients.
 
-The choice is made when the program is traced for a stated chip (`models.target`), otherwise when it is
+The choice is made when the program is traced for a stated chip (`models.chip_traits`), otherwise when it is
 lowered, by platform. So a program traced on a laptop and compiled for an absent TPU has the plain
 convolution. (If no chip is stated, it is in a StableHLO `case` with one branch and a constant index, which
 XLA inlines first.)
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from . import conv_cpu
-from .target import by_platform
+from .chip_traits import by_platform
 
 NHWC = ("NHWC", "HWIO", "NHWC")
 

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from .layers import Classifier, ConvBN, pytorch_uniform
+from .conv_layers import Classifier, ConvBN, pytorch_uniform
 from .pool import max_pool_2x2
 
 
-class Block(nnx.Module):
+class DavidBlock(nnx.Module):
     """ConvBN and a 2x2 max pool, then, if `residual`, two more ConvBN with a shortcut.
 
     `(b, h, w, c_in)` -> `(b, h/2, w/2, c_out)`.
@@ -41,9 +41,9 @@ class DavidNet(nnx.Module):
 
     def __init__(self, *, width: int = 64, classes: int = 10, momentum: float = 0.9, rngs: nnx.Rngs):
         self.prep = ConvBN(3, width, kernel_init=pytorch_uniform, momentum=momentum, epsilon=1e-5, rngs=rngs)
-        self.block1 = Block(width, 2 * width, residual=True, momentum=momentum, rngs=rngs)
-        self.block2 = Block(2 * width, 4 * width, residual=False, momentum=momentum, rngs=rngs)
-        self.block3 = Block(4 * width, 8 * width, residual=True, momentum=momentum, rngs=rngs)
+        self.block1 = DavidBlock(width, 2 * width, residual=True, momentum=momentum, rngs=rngs)
+        self.block2 = DavidBlock(2 * width, 4 * width, residual=False, momentum=momentum, rngs=rngs)
+        self.block3 = DavidBlock(4 * width, 8 * width, residual=True, momentum=momentum, rngs=rngs)
         self.classifier = Classifier(8 * width, classes, weight=0.125, kernel_init=pytorch_uniform, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from . import wide
-from .layers import BatchNorm, conv_layer
+from .conv_layers import BatchNorm, conv_layer
 
 # Kernel, stride, expansion, channels, blocks of each stage (Tan and Le, table 1).
 STAGES = (

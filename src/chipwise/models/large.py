@@ -17,13 +17,14 @@ from jax import lax
 from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
+from ..errors import RecipeError
 from . import wide
 
 SHARD = "shard"
 """The axis of a mesh, and the name in a `PartitionSpec`, over which one replica's parameters lie."""
 
 
-class Group(NamedTuple):
+class _ShardGroup(NamedTuple):
     """Devices to trace for. `rows`: the first axis of arrays is the examples, which is cut over the devices;
     otherwise the program is mapped over examples, and the mapped axis is cut."""
 
@@ -36,7 +37,7 @@ _GROUP: Any = jax.make_user_context(None)
 
 def in_group(mesh: AbstractMesh, rows: bool = True) -> AbstractContextManager[Any]:
     """A context in which programs are traced for a group of devices; for a mesh of one it does nothing."""
-    return _GROUP(Group(mesh, rows)) if mesh.size > 1 else nullcontext()
+    return _GROUP(_ShardGroup(mesh, rows)) if mesh.size > 1 else nullcontext()
 
 
 def axis_of(shape: tuple[int, ...], shards: int) -> int:
@@ -47,6 +48,45 @@ def axis_of(shape: tuple[int, ...], shards: int) -> int:
 def spec_at(axis: int) -> P:
     """The `PartitionSpec` of an array that is cut along `axis`; -1 for a whole array."""
     return P(*[None] * axis, SHARD) if axis >= 0 else P()
+
+
+def axes(
+    params: Any,
+    shards: int,
+    sharding: Callable[[str], P | None] | None = None,
+    *,
+    some: bool = True,
+) -> Any:
+    """For each leaf the axis along which it is cut into `shards` parts, -1 for one that has none: such a leaf
+    is kept in parts too, but whole where it is used.
+
+    *Arguments:* `params`, arrays or shapes; `sharding`: of the task, path to a `PartitionSpec` of the axis
+    `"shard"`, or to None for the default, the largest axis that `shards` divides; `some`: a leaf must be cut.
+
+    Raises `RecipeError` for a specification that does not fit, or when no leaf can be cut.
+    """
+
+    def chosen(path: Any, leaf: Any) -> int:
+        name, shape = jax.tree_util.keystr(path, simple=True, separator="/"), tuple(leaf.shape)
+        spec = None if sharding is None else sharding(name)
+        if spec is None:
+            return axis_of(shape, shards)
+        facts = {"path": name, "spec": str(spec), "shape": list(shape), "shards": shards}
+        if not isinstance(spec, P):
+            raise RecipeError("sharding-answer", **facts)
+        cut = [axis for axis, names in enumerate(spec) if names not in (None, ())]
+        if len(cut) > 1 or any(spec[axis] not in (SHARD, (SHARD,)) for axis in cut):
+            raise RecipeError("sharding-names", **facts)
+        if cut and (cut[0] >= len(shape) or shape[cut[0]] % shards):
+            raise RecipeError("sharding-indivisible", **facts)
+        return cut[0] if cut else -1
+
+    chosen_axes = jax.tree_util.tree_map_with_path(chosen, params)
+    leaves = jax.tree.leaves(chosen_axes)
+    if some and shards > 1 and leaves and max(leaves) < 0:
+        largest = max((tuple(leaf.shape) for leaf in jax.tree.leaves(params)), key=len)
+        raise RecipeError("shards-fit-nothing", shards=shards, shape=list(largest), count=len(leaves))
+    return chosen_axes
 
 
 def fsdp(function: Callable[..., Any], params: Any, *rows: Any) -> Any:
@@ -63,7 +103,7 @@ def fsdp(function: Callable[..., Any], params: Any, *rows: Any) -> Any:
 
     *Returns* the result of `function`: arrays `(batch, ...)`, and numbers `()` that are sums over rows.
     """
-    group: Group | None = _GROUP.value
+    group: _ShardGroup | None = _GROUP.value
     if group is None:
         return function(params, *rows)
     if group.rows:
@@ -85,7 +125,7 @@ def fsdp(function: Callable[..., Any], params: Any, *rows: Any) -> Any:
     return alone(params, *rows)
 
 
-def _over(group: Group, function: Callable[..., Any], params: Any, rows: tuple) -> Any:
+def _over(group: _ShardGroup, function: Callable[..., Any], params: Any, rows: tuple) -> Any:
     """Runs `function` on each device of `group` with its rows."""
     axes = jax.tree.map(lambda leaf: axis_of(leaf.shape, group.mesh.shape[SHARD]), params)
     cut, structure, single = P(group.mesh.axis_names), None, []

@@ -19,10 +19,10 @@ from jax.ad_checkpoint import checkpoint_name
 
 from . import wide
 from .attention import attention
+from .chip_traits import traits
 from .large import fsdp
-from .target import target
 from .tied import embed
-from .transformer import QKV, Blocks, Table
+from .transformer import QKV, Blocks, Embedding
 
 _NORMAL = nnx.initializers.normal(0.02)
 
@@ -58,7 +58,7 @@ def by_heads(x: jax.Array, kernel: jax.Array, heads: int) -> jax.Array:
     """`(b, t, width)` and a kernel `(width, heads * d)` -> `(b, t, heads, d)`. See
     `transformer.Attention` for why the products of most TPUs give arrays of heads."""
     kernel = kernel.astype(x.dtype)
-    if target().by_heads:
+    if traits().by_heads:
         return jnp.einsum("btw,whd->bthd", x, kernel.reshape(kernel.shape[0], heads, -1))
     return (x @ kernel).reshape(*x.shape[:2], heads, -1)
 
@@ -66,12 +66,12 @@ def by_heads(x: jax.Array, kernel: jax.Array, heads: int) -> jax.Array:
 def joined(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """`(b, t, heads, d)` and a kernel `(heads * d, width)` -> `(b, t, width)`, likewise."""
     kernel = kernel.astype(x.dtype)
-    if target().by_heads:
+    if traits().by_heads:
         return jnp.einsum("bthd,hdw->btw", x, kernel.reshape(*x.shape[2:], -1))
     return x.reshape(*x.shape[:2], -1) @ kernel
 
 
-class Attention(nnx.Module):
+class GroupedQueryAttention(nnx.Module):
     """Causal self-attention with `heads / kv_heads` queries per key: `(b, t, width)` -> the same."""
 
     def __init__(self, width: int, heads: int, kv_heads: int, base: float, *, rngs: nnx.Rngs):
@@ -90,7 +90,7 @@ class Attention(nnx.Module):
         return checkpoint_name(joined(attended, self.out.kernel[...]), "out_proj")
 
 
-class Block(nnx.Module):
+class LlamaBlock(nnx.Module):
     """`x + attention(norm(x))`, then `x + down(silu(gate(norm(x))) * up(norm(x)))`."""
 
     def __init__(
@@ -98,7 +98,7 @@ class Block(nnx.Module):
     ):
         linear = partial(nnx.Linear, use_bias=False, kernel_init=_NORMAL, rngs=rngs)
         self.norm1, self.norm2 = (RMSNorm(width, epsilon=epsilon) for _ in range(2))
-        self.attention = Attention(width, heads, kv_heads, base, rngs=rngs)
+        self.attention = GroupedQueryAttention(width, heads, kv_heads, base, rngs=rngs)
         self.gate, self.up, self.down = linear(width, hidden), linear(width, hidden), linear(hidden, width)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -130,8 +130,8 @@ class Llama(nnx.Module):
         epsilon: float = 1e-5,
         rngs: nnx.Rngs,
     ):
-        self.words, self.head = Table(vocabulary, width, rngs=rngs), Table(vocabulary, width, rngs=rngs)
-        block = partial(Block, width, heads, kv_heads, hidden, base, epsilon)
+        self.words, self.head = (Embedding(vocabulary, width, rngs=rngs) for _ in range(2))
+        block = partial(LlamaBlock, width, heads, kv_heads, hidden, base, epsilon)
         self.blocks = Blocks(depth, block, keep=keep, rngs=rngs)
         self.norm = RMSNorm(width, epsilon=epsilon)
 

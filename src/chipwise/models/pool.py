@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .target import by_platform
+from .chip_traits import by_platform
 
 
 @jax.custom_vjp

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from . import wide
-from .layers import BatchNorm, conv_layer
+from .conv_layers import BatchNorm, conv_layer
 
 # Normal with variance 2 / (kernel area x output channels), as in the source; not truncated.
 _he_normal = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")

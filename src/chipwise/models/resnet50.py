@@ -15,7 +15,7 @@ from flax import nnx
 
 from . import wide
 from .conv import conv
-from .layers import BatchNorm
+from .conv_layers import BatchNorm
 from .pool import max_pool_3x3
 
 # Normal with variance 2 / (kernel area x output channels), not truncated.

@@ -5,7 +5,7 @@ from functools import partial
 import jax
 from flax import nnx
 
-from .layers import Classifier, ConvBN, DenseBN
+from .conv_layers import Classifier, ConvBN, DenseBN
 
 
 class DigitsNet(nnx.Module):

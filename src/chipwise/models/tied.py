@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .chip_traits import by_platform
 from .large import fsdp
-from .target import by_platform
 
 _CHUNK = 1024  # tokens per chunk: 206 MB of float32 logits with GPT-2's vocabulary
 

@@ -22,10 +22,10 @@ from jax.ad_checkpoint import checkpoint_name
 
 from . import wide
 from .attention import attention
+from .chip_traits import platform
 from .conv import conv
 from .large import fsdp
 from .remat import remat
-from .target import platform
 from .tied import embed
 
 Initializer = Callable
@@ -102,7 +102,7 @@ class Attention(nnx.Module):
         return checkpoint_name(y, "out_proj")
 
 
-class Block(nnx.Module):
+class PreNormBlock(nnx.Module):
     """`x + attention(norm(x))`, then `x + mlp(norm(x))` with a hidden layer of `4 * width`.
 
     *Arguments:* `tanh`: the tanh approximation of GELU, as in GPT-2, instead of the exact one; `init`, and
@@ -194,9 +194,9 @@ class GPT2(nnx.Module):
         rngs: nnx.Rngs,
     ):
         normal = nnx.initializers.normal
-        self.words = Table(vocabulary, width, rngs=rngs)
-        self.places = Table(context, width, rngs=rngs)
-        block = partial(Block, width, heads, causal=True, tanh=True, epsilon=1e-5)
+        self.words = Embedding(vocabulary, width, rngs=rngs)
+        self.places = Embedding(context, width, rngs=rngs)
+        block = partial(PreNormBlock, width, heads, causal=True, tanh=True, epsilon=1e-5)
         out = normal(0.02 * (2 * depth) ** -0.5)
         make = partial(block, init=normal(0.02), out_init=out)
         self.blocks = Blocks(depth, lambda rngs: make(rngs=rngs), keep=keep, rngs=rngs)
@@ -211,7 +211,7 @@ class GPT2(nnx.Module):
         return fsdp(lambda whole, x: nnx.merge(graph, whole)(x), norm, x)
 
 
-class Table(nnx.Module):
+class Embedding(nnx.Module):
     """A table of `count` vectors of `width` entries."""
 
     def __init__(self, count: int, width: int, *, rngs: nnx.Rngs):
@@ -256,7 +256,7 @@ class ViT(nnx.Module):
         self.token = nnx.Param(jnp.zeros((1, 1, width), jnp.float32))
         places = (image // patch) ** 2 + 1
         self.places = nnx.Param(init(rngs.params(), (1, places, width)))
-        block = partial(Block, width, heads, causal=False, tanh=tanh, epsilon=1e-6)
+        block = partial(PreNormBlock, width, heads, causal=False, tanh=tanh, epsilon=1e-6)
         self.blocks = Blocks(depth, lambda rngs: block(init=init, out_init=init, rngs=rngs), rngs=rngs)
         self.norm = LayerNorm(width, epsilon=1e-6)
         # Zeros: the first loss is that of uniform probabilities, log(classes).

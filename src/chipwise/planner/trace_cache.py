@@ -21,7 +21,7 @@ from ..data.sources import spec_of
 from ..engine.blueprint import Blueprint, Whole
 from ..engine.layout import Layout
 from ..machine.facts import installed
-from ..models.target import Target as Kernels
+from ..models.chip_traits import ChipTraits
 from ..recipe.recipe import Recipe
 from .tracing import Contents, Exported, Traceable, TracedStep
 
@@ -121,7 +121,7 @@ def _program(name: str, stored: dict[str, Any], make: Callable[[], TracedStep]) 
     for one in stored["exports"]:
         contents = Contents(frozenset(one["dtypes"]), one["operations"])
         known = Exported(one["key"], one["size"], tuple(one["places"]), contents)
-        exports[Kernels(*one["kernels"])] = known
+        exports[ChipTraits(*one["kernels"])] = known
     return Traceable(
         name,
         lambda: (traceable().function, traceable().specs),

@@ -27,9 +27,8 @@ from ..engine.layout import Layout
 from ..engine.predict import inputs_of, prediction
 from ..engine.state import TrainState, count, nbytes
 from ..engine.step import Step
+from ..models.chip_traits import ChipTraits, depends_on_chip, traced_for
 from ..models.remat import inside
-from ..models.target import Target as Kernels
-from ..models.target import depends_on_chip, traced_for
 from ..recipe import precision
 from ..recipe.recipe import Recipe
 
@@ -48,8 +47,8 @@ class Traceable:
     arguments: int
     donate: tuple[int, ...]
     donated: tuple[int, ...]
-    exports: dict[Kernels, Exported] = field(default_factory=dict, repr=False, compare=False)
-    _traced: dict[Kernels | str, Exported] = field(default_factory=dict, repr=False, compare=False)
+    exports: dict[ChipTraits, Exported] = field(default_factory=dict, repr=False, compare=False)
+    _traced: dict[ChipTraits | str, Exported] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -69,7 +68,7 @@ class Traceable:
     def exported(self, chip: Chip, *, one_pass: bool = False) -> Exported:
         """The program for a chip. `one_pass`: with float32 products in one pass (see
         `recipe.precision.one_pass`)."""
-        kernels = Kernels.of(chip)
+        kernels = ChipTraits.of(chip)
         known = self.exports.get(kernels) or self._export(chip, one_pass)
         if known.write is None:
             known = replace(known, write=lambda: self._export(chip, one_pass).body)
@@ -78,11 +77,11 @@ class Traceable:
 
     def known(self, chip: Chip) -> bool:
         """Whether `exported` needs no tracing."""
-        return Kernels.of(chip) in self.exports
+        return ChipTraits.of(chip) in self.exports
 
     def _export(self, chip: Chip, one_pass: bool) -> Exported:
         """Traces the program, once for all chips for which it is the same."""
-        kernels = Kernels.of(chip)
+        kernels = ChipTraits.of(chip)
         if _same_trace(kernels) not in self._traced:
             # a trace that `function`, jitted, may have had has all passes
             function = inspect.unwrap(self.function) if one_pass else self.function
@@ -93,14 +92,14 @@ class Traceable:
 
     def contents(self, chip: Chip) -> Contents:
         """Of the program for a chip, traced unless it was exported."""
-        if known := self.exports.get(Kernels.of(chip)):
+        if known := self.exports.get(ChipTraits.of(chip)):
             return known.contents
         with tracing(self.name), traced_for(chip):
             closed = jax.make_jaxpr(self.function)(*self.specs)
         return Contents.of(closed.jaxpr)
 
 
-def _same_trace(kernels: Kernels) -> Kernels | str:
+def _same_trace(kernels: ChipTraits) -> ChipTraits | str:
     """Equal for chips for which the same program is traced."""
     return kernels if depends_on_chip(kernels.platform) else kernels.platform
 

@@ -1,9 +1,6 @@
 from . import losses as losses
 from . import metrics as metrics
 from . import schedules as schedules
-from .around import grouped as grouped
-from .around import layerwise as layerwise
-from .around import lookahead as lookahead
 from .check import Finding as Finding
 from .freezing import freeze as freeze
 from .optimizers import adam as adam
@@ -16,3 +13,6 @@ from .task import Sum as Sum
 from .task import Task as Task
 from .trust_ratio import lamb as lamb
 from .trust_ratio import lars as lars
+from .wrappers import grouped as grouped
+from .wrappers import layerwise as layerwise
+from .wrappers import lookahead as lookahead

@@ -16,8 +16,7 @@ import numpy as np
 from ..chips.targets import Target, parse
 from ..words.facts import Fact, fact, say
 from .recipe import Recipe, Validated
-from .schedule import Schedule, as_schedule, function, rounded
-from .schedules import warmup
+from .schedules import Schedule, as_schedule, function, rounded, warmup
 
 LEAST_FOR_BATCH_NORM = 16
 """Examples below which batch norm's accuracy falls (Wu & He 2018, arXiv:1803.08494, figure 1: a ResNet-50's

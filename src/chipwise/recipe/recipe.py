@@ -11,9 +11,8 @@ from ..errors import DataError, RecipeError, near
 from ..words.facts import Fact, fact
 from . import precision as precisions
 from .duration import Clock, Duration
-from .optimizer import Optimizer
-from .schedule import as_schedule
-from .schedules import as_typed
+from .optimizers import Optimizer
+from .schedules import as_schedule, as_typed
 from .source import spec_of
 from .task import Task
 

@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import ChipwiseError, RecipeError, near
 from ..words.figures import one_line
 from .recipe import Recipe
-from .schedule import Schedule
+from .schedules import Schedule
 
 RECIPE_MODULE = "chipwise_recipe_"  # how modules are called that came from recipe files
 _STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -134,8 +134,8 @@ def _find(spec: str) -> Recipe | Callable[..., Recipe]:
         from ..recipes import BUILT_IN  # to the right of this package: the recipes by name
 
         if spec not in BUILT_IN:
-            raise RecipeError("recipe-unknown", name=spec, known=list(BUILT_IN), near=near(spec, BUILT_IN))
-        return importlib.import_module(f"chipwise.recipes.{BUILT_IN[spec]}").recipe
+            raise RecipeError("recipe-unknown", name=spec, known=BUILT_IN, near=near(spec, BUILT_IN))
+        return importlib.import_module(f"chipwise.recipes.{spec.replace('-', '_')}").recipe
     path, _, name = spec.partition(":")
     file = Path(path)
     if not file.is_file():

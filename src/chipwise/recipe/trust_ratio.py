@@ -19,8 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from .optimizer import Scalars, Tree, _optax_dtypes
-from .optimizers import _clipped, _decayed, _Named, _Parts
+from .optimizers import Scalars, Tree, _clipped, _decayed, _Named, _optax_dtypes, _Parts
 
 STACKED = "*stack/*"
 """Of paths whose leaves have a layer in each row, as in `models.transformer.Blocks`."""

@@ -17,8 +17,7 @@ from ..engine.progress import Reporter
 from ..engine.session import Session
 from ..errors import DivergedError, RecipeError
 from ..recipe.recipe import Recipe, Validated
-from ..recipe.schedule import rounded
-from ..recipe.schedules import as_schedule
+from ..recipe.schedules import as_schedule, rounded
 from ..words.facts import Fact, fact
 from .range_test import (
     FEWEST,

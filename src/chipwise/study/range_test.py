@@ -30,10 +30,9 @@ import numpy as np
 
 from ..engine.session import Session
 from ..errors import RecipeError, near
-from ..recipe.optimizer import Optimizer
+from ..recipe.optimizers import Optimizer
 from ..recipe.recipe import Recipe
-from ..recipe.schedule import Schedule, as_schedule, constant, rounded
-from ..recipe.schedules import exponential, piecewise
+from ..recipe.schedules import Schedule, as_schedule, constant, exponential, piecewise, rounded
 from ..words.facts import Fact, fact
 
 FEWEST = 10  # losses that a curve needs at least

@@ -26,11 +26,9 @@ from typing import Any
 from ..errors import RecipeError
 from ..recipe.check import LEAST_FOR_BATCH_NORM, SUBLANES
 from ..recipe.duration import Clock, Duration
-from ..recipe.optimizer import Optimizer
-from ..recipe.optimizers import HIGHEST_ADAM
+from ..recipe.optimizers import HIGHEST_ADAM, Optimizer
 from ..recipe.recipe import Recipe
-from ..recipe.schedule import Schedule, as_schedule, rounded
-from ..recipe.schedules import as_given, exponential
+from ..recipe.schedules import Schedule, as_given, as_schedule, exponential, rounded
 from ..words.facts import Fact, fact, say
 
 UNAFFECTED = fact("move-unaffected")

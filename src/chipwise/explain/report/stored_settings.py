@@ -16,8 +16,7 @@ from ...engine.stored import StoredRun, number
 from ...errors import ChipwiseError
 from ...recipe.duration import Clock
 from ...recipe.recipe import Recipe
-from ...recipe.schedule import Schedule
-from ...recipe.schedules import as_typed, from_json
+from ...recipe.schedules import Schedule, as_typed, from_json
 from ...words.facts import Fact, fact
 from ...words.figures import figure, one_line
 

@@ -21,9 +21,8 @@ from jax.flatten_util import ravel_pytree
 from ..errors import RecipeError, near
 from ..words.facts import Fact
 from .duration import Clock, Duration
-from .optimizer import Optimizer, Scalars, Tree
-from .schedule import Schedule, as_schedule, constant, held
-from .schedules import piecewise
+from .optimizers import Optimizer, Scalars, Tree
+from .schedules import Schedule, as_schedule, constant, held, piecewise
 
 
 class _Around(Optimizer):

@@ -7,8 +7,8 @@ import pytest
 from jax import lax
 
 from chipwise.chips.targets import parse
-from chipwise.models import target as module
-from chipwise.models.target import Target, by_platform, depends_on_chip, platform, target, traced_for
+from chipwise.models import chip_traits as module
+from chipwise.models.chip_traits import ChipTraits, by_platform, depends_on_chip, platform, traced_for, traits
 
 CHIPS = {name: parse(name).chip for name in ("a100", "t4", "v5e-8", "cpu")}
 
@@ -52,7 +52,7 @@ def test_the_device_selects_where_no_chip_is_stated():
 def test_a_trace_is_for_all_chips_of_a_platform_until_one_asks_for_the_chip():
     with traced_for(CHIPS["t4"]):
         assert platform() == "cuda" and not depends_on_chip("cuda")
-        assert target() == Target("cuda", fuses=False)
+        assert traits() == ChipTraits("cuda", fuses=False)
     assert depends_on_chip("cuda") and not depends_on_chip("tpu")
 
 
@@ -62,4 +62,4 @@ def test_a_trace_is_for_all_chips_of_a_platform_until_one_asks_for_the_chip():
 )
 def test_what_a_tpu_has(name, expected):
     chip = parse(name).chip
-    assert Target.of(chip) == Target("tpu", *expected)
+    assert ChipTraits.of(chip) == ChipTraits("tpu", *expected)

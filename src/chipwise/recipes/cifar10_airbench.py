@@ -26,10 +26,10 @@ from ..data.datasets import cifar10
 from ..interop.nnx import functional
 from ..models.airnet import AirNet
 from ..models.starts import whitening
-from ..recipe.around import grouped, lookahead
 from ..recipe.optimizers import sgd
 from ..recipe.recipe import Recipe, Validated
 from ..recipe.schedules import one_cycle, piecewise, polynomial
+from ..recipe.wrappers import grouped, lookahead
 from .classification import by_channel, classification, mirror_and_shifts
 
 _BATCH, _MOMENTUM = 1024, 0.85

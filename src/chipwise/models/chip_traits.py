@@ -19,7 +19,7 @@ import jax
 from ..chips.catalogue import Chip
 
 
-class Target(NamedTuple):
+class ChipTraits(NamedTuple):
     """`platform`: "cpu", "cuda", "rocm" or "tpu"; `fuses`: whether there is a fused attention kernel: on TPU
     v4 or later, and on NVIDIA GPUs of compute capability 8.0 or higher; `by_heads`: whether Llama's products
     make arrays of heads, on TPUs but the 7x, where a step takes 4 to 6 % longer so, by its compiler. Chips
@@ -30,8 +30,8 @@ class Target(NamedTuple):
     by_heads: bool = False
 
     @classmethod
-    def of(cls, device: Chip | jax.Device) -> Target:
-        """The target of a chip in the catalogue, or of a present device."""
+    def of(cls, device: Chip | jax.Device) -> ChipTraits:
+        """Those of a chip in the catalogue, or of a present device."""
         if isinstance(device, Chip):
             if device.kind == "TPU":
                 return cls._tpu(device.name)
@@ -48,32 +48,32 @@ class Target(NamedTuple):
         return cls("cpu")
 
     @classmethod
-    def _tpu(cls, name: str) -> Target:
+    def _tpu(cls, name: str) -> ChipTraits:
         match = re.search(r"TPU\s*v?(\d+)", name)
         generation = int(match[1]) if match else 0
         return cls("tpu", generation >= 4, generation < 7)
 
 
-_TARGET: Any = jax.make_user_context(None)
+_STATED: Any = jax.make_user_context(None)
 
 
 def traced_for(device: Chip | jax.Device | None) -> AbstractContextManager[Any]:
     """A context in which programs are traced for `device`; `None` changes nothing."""
-    return nullcontext() if device is None else _TARGET(Target.of(device))
+    return nullcontext() if device is None else _STATED(ChipTraits.of(device))
 
 
 def by_platform(*operands: Any, default: Callable[..., Any], **branches: Callable[..., Any]) -> Any:
     """`lax.platform_dependent`, but only the branch of the chip is traced if it was stated."""
-    if _TARGET.value is None:
+    if _STATED.value is None:
         return jax.lax.platform_dependent(*operands, default=default, **branches)
-    return branches.get(_TARGET.value.platform, default)(*operands)
+    return branches.get(_STATED.value.platform, default)(*operands)
 
 
 _ASKED: set[str] = set()
 
 
 def depends_on_chip(platform: str) -> bool:
-    """Whether a program traced so far for `platform` asked for `target`, not for the platform alone. If none
+    """Whether a program traced so far for `platform` asked for `traits`, not for the platform alone. If none
     did, a program has one trace for all chips of the platform."""
     return platform in _ASKED
 
@@ -83,15 +83,15 @@ def platform() -> str:
     return _stated().platform
 
 
-def target() -> Target:
+def traits() -> ChipTraits:
     """The chip to trace for."""
     stated = _stated()
     _ASKED.add(stated.platform)
     return stated
 
 
-def _stated() -> Target:
-    if _TARGET.value is not None:
-        return _TARGET.value
+def _stated() -> ChipTraits:
+    if _STATED.value is not None:
+        return _STATED.value
     default = jax.config.jax_default_device  # type: ignore[attr-defined]
-    return Target.of(default if isinstance(default, jax.Device) else jax.devices(default)[0])
+    return ChipTraits.of(default if isinstance(default, jax.Device) else jax.devices(default)[0])
