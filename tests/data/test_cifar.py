@@ -1,199 +1,152 @@
-"""CIFAR's own files, made small: pickled and binary, in folders and archives."""
+"""CIFAR's own files: known by their digests, and nothing in them is executed."""
 
-import io
 import os
 import pickle
-import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chipwise.data.originals import read_batch, read_cifar
+from chipwise.data.originals import batches_at, read_batch, read_cifar, unpickle
 from chipwise.errors import DataError
+from cifar_files import archived, batch, pickled, write
 from refusals import refused
 
-NAMES = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
-
-
-def batch(n, seed, classes=10):
-    rng = np.random.default_rng(seed)
-    return rng.integers(0, 256, (n, 3, 32, 32), dtype=np.uint8), rng.integers(0, classes, n).tolist()
-
-
-def pickled(n, seed, protocol=4, keys=bytes):
-    pixels, labels = batch(n, seed)
-    whole = {"batch_label": "batch", "labels": labels, "data": pixels.reshape(n, -1), "filenames": ["a"] * n}
-    return pickle.dumps({k.encode() if keys is bytes else k: v for k, v in whole.items()}, protocol)
-
-
-def binary(n, seed):
-    pixels, labels = batch(n, seed)
-    return b"".join(bytes([label]) + p.tobytes() for p, label in zip(pixels, labels, strict=True))
-
-
-def write(folder, make=pickled, suffix=""):
-    folder.mkdir(parents=True)
-    for seed, name in enumerate(NAMES):
-        (folder / (name + suffix)).write_bytes(make(seed + 1, seed))
-    return folder
-
-
-def expected(seeds):
-    made = [batch(seed + 1, seed) for seed in seeds]
-    return np.concatenate([m[0] for m in made]).transpose(0, 2, 3, 1), [label for m in made for label in m[1]]
+NAME = Path("batch")
 
 
 def check(got):
     for split, seeds in (("train", range(5)), ("test", [5])):
-        image, label = expected(seeds)
+        made = [batch(seed + 1, seed) for seed in seeds]
+        image = np.concatenate([m[0] for m in made]).transpose(0, 2, 3, 1)
         np.testing.assert_array_equal(got[split]["image"], image)
         assert got[split]["image"].dtype == np.uint8 and got[split]["image"].flags.c_contiguous
-        assert got[split]["label"].tolist() == label and got[split]["label"].dtype == np.int32
+        assert got[split]["label"].tolist() == [label for m in made for label in m[1]]
+        assert got[split]["label"].dtype == np.int32
+
+
+def test_folder_and_archive_are_read_in_place(tmp_path, monkeypatch):
+    folder = write(tmp_path / "data", monkeypatch)
+    path = archived(folder, tmp_path / "cifar-10-python.tar.gz", monkeypatch)
+    before = sorted(tmp_path.rglob("*"))
+    for place in (folder, folder.parent, path, tmp_path):
+        check(read_cifar(batches_at(place, 10)))
+    assert sorted(tmp_path.rglob("*")) == before and batches_at(tmp_path, 100) is None
+
+
+def test_cifar_100_takes_the_fine_labels(tmp_path, monkeypatch):
+    write(tmp_path, monkeypatch, classes=100)
+    got = read_cifar(batches_at(tmp_path, 100), 100)
+    assert got["test"]["label"].tolist() == batch(2, 1, 100)[1] and len(got["train"]["image"]) == 1
+
+
+def test_only_the_published_files_are_read(tmp_path, monkeypatch):
+    folder = write(tmp_path / "data", monkeypatch)
+    path = archived(folder, tmp_path / "cifar-10-python.tar.gz", monkeypatch)
+    path.write_bytes(path.read_bytes() + b"!")
+    with refused(DataError, "not-the-original", path=path):
+        read_cifar(path)
+    (folder / "data_batch_3").write_bytes(pickled(1, 99))
+    with refused(DataError, "not-the-original", path=folder / "data_batch_3"):
+        read_cifar(folder)
+    (folder / "data_batch_3").unlink()
+    with refused(DataError, "unreadable", path=str(folder / "data_batch_3")):
+        read_cifar(folder)
 
 
 @pytest.mark.parametrize("protocol", [3, 4])
-@pytest.mark.parametrize("keys", [bytes, str])
-def test_a_pickled_batch_of_any_protocol(protocol, keys):
-    got = read_batch(pickled(3, 0, protocol, keys), "data_batch_1")
+def test_arrays_of_bytes_come_back(protocol):
+    got = read_batch(pickled(3, 0, protocol), NAME)
     pixels, label = batch(3, 0)
     np.testing.assert_array_equal(got["image"], pixels.transpose(0, 2, 3, 1))
     assert got["label"].tolist() == label
 
 
-@pytest.mark.parametrize(("make", "suffix"), [(pickled, ""), (binary, ".bin")])
-@pytest.mark.parametrize("where", ["", "cifar-10-batches-py", "cifar-10-batches-bin"])
-def test_folders(tmp_path, make, suffix, where):
-    write(tmp_path / "data" / where, make, suffix)
-    check(read_cifar(tmp_path / "data"))
-    assert read_cifar(tmp_path / "data", splits=("test",)).keys() == {"test"}
-
-
-def test_binary_batches_are_read_where_pickles_stand_beside_them(tmp_path):
-    folder = write(tmp_path / "cifar-10-batches-py")
-    write(tmp_path / "cifar-10-batches-bin", binary, ".bin")
-    for name in NAMES:
-        (folder / name).write_bytes(b"not read")
-    check(read_cifar(tmp_path))
-
-
-@pytest.mark.parametrize(("make", "suffix"), [(pickled, ""), (binary, ".bin")])
-def test_archives_are_read_in_place(tmp_path, make, suffix):
-    folder = write(tmp_path / "cifar-10-batches", make, suffix)
-    path = tmp_path / "cifar-10.tar.gz"
-    with tarfile.open(path, "w:gz") as archive:
-        archive.add(folder, folder.name)
-    before = sorted(tmp_path.rglob("*"))
-    check(read_cifar(path))
-    assert sorted(tmp_path.rglob("*")) == before
-    whole = path.read_bytes()
-    for damaged in (whole[: len(whole) // 2], b"not a tar", b""):
-        path.write_bytes(damaged)
-        with pytest.raises(DataError) as caught:
-            read_cifar(path)
-        assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("count", "size", "reason"),
-    [(3000, 0, "chained headers"), (1, 2 << 20, "an extended header of 2097152 bytes")],
-)
-def test_an_archive_of_endless_headers(tmp_path, count, size, reason):
-    path = tmp_path / "cifar-10.tar.gz"
-    with tarfile.open(path, "w:gz") as archive:
-        for _ in range(count):
-            header = tarfile.TarInfo("long")
-            header.type, header.size = tarfile.GNUTYPE_LONGNAME, size
-            archive.addfile(header, io.BytesIO(bytes(size)))
-    with refused(DataError, "file-damaged", path=path, reason=reason):
-        read_cifar(path)
-
-
-def test_cifar_100_takes_the_fine_labels(tmp_path):
-    pixels, labels = batch(4, 0, classes=100)
-    whole = {b"data": pixels.reshape(4, -1), b"fine_labels": labels, b"coarse_labels": [0] * 4}
-    for name in ("train", "test"):
-        (tmp_path / name).write_bytes(pickle.dumps(whole, 4))
-    assert read_cifar(tmp_path, classes=100)["test"]["label"].tolist() == labels
-    rows = [bytes([7, label]) + p.tobytes() for p, label in zip(pixels, labels, strict=True)]
-    got = read_batch(b"".join(rows), "train.bin", classes=100)
-    assert got["label"].tolist() == labels
-    np.testing.assert_array_equal(got["image"], pixels.transpose(0, 2, 3, 1))
-
-
-def test_missing_files_are_named(tmp_path):
-    folder = write(tmp_path / "cifar-10-batches-py")
-    (folder / "data_batch_3").unlink()
-    with refused(DataError, "cifar-incomplete", path=folder, missing=["data_batch_3"], classes=10):
-        read_cifar(folder)
-    assert read_cifar(folder, splits=("test",))
-    with refused(DataError, "cifar-absent", path=tmp_path / "none"):
-        read_cifar(tmp_path / "none")
-    with refused(DataError, "cifar-unknown", classes=20):
-        read_cifar(folder, classes=20)
+def test_what_python_2_wrote():
+    """The exact shape of CIFAR-10's files: protocol 2, byte strings, numpy.core names."""
+    pixels = bytes(range(12))
+    data = (
+        b"\x80\x02}q\x01(U\x04dataq\x02cnumpy.core.multiarray\n_reconstruct\nq\x03cnumpy\nndarray\nq\x04K\x00\x85"
+        b"U\x01b\x87Rq\x05(K\x01K\x02K\x06\x86cnumpy\ndtype\nq\x06U\x02u1K\x00K\x01\x87Rq\x07(K\x03U\x01|NNN"
+        b"J\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89T\x0c\x00\x00\x00" + pixels + b"tb"
+        b"U\x06labelsq\x08]q\x09(K\x03K\x07eu."
+    )
+    got = unpickle(data, NAME)
+    np.testing.assert_array_equal(got[b"data"], np.frombuffer(pixels, np.uint8).reshape(2, 6))
+    assert got[b"labels"] == [3, 7]
 
 
 class Attack:
-    def __init__(self, command):
-        self.command = command
+    """Pickles to a call of `function`."""
+
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
 
     def __reduce__(self):
-        return os.system, (self.command,)
+        return self.call
 
 
-def test_a_malicious_batch_executes_nothing(tmp_path):
-    folder = write(tmp_path / "cifar-10-batches-py")
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
+def test_a_call_in_the_file_is_named_and_not_made(tmp_path, protocol):
     target = tmp_path / "made"
-    whole = {b"labels": [0], b"data": Attack(f"touch {target}")}
-    (folder / "data_batch_2").write_bytes(pickle.dumps(whole, 4))
-    with refused(DataError, "pickle-refused", name=f"{os.system.__module__}.system"):
-        read_cifar(folder)
-    assert not target.exists()
+    for attack in (
+        Attack(os.system, f"touch {target}"),
+        Attack(eval, f"open({str(target)!r}, 'w')"),
+        {"data": Attack(os.mkdir, str(target))},
+        Attack(np.load, str(target)),
+    ):
+        with refused(DataError, "pickle-refused", path=NAME) as caught:
+            unpickle(pickle.dumps(attack, protocol), NAME)
+        assert "it names " in caught.value.facts["reason"] and not target.exists()
 
 
 @pytest.mark.parametrize(
-    ("value", "code", "facts"),
+    "data",
     [
-        ([1], "cifar-not-dict", {"kind": "list"}),
-        ({"labels": [1]}, "cifar-no-pixels", {"pixels": 3072}),
-        ({"a\nb\x1b[31m": [1]}, "cifar-no-pixels", {"keys": ["a\nb\x1b[31m"]}),
-        ({"data": np.zeros((2, 3072), np.int32), "labels": [0, 0]}, "pickle-refused", {}),
-        ({"data": np.zeros((2, 3071), np.uint8), "labels": [0, 0]}, "cifar-no-pixels", {"pixels": 3072}),
-        ({"data": np.zeros((2, 3072), np.uint8)}, "cifar-no-labels", {"column": "labels", "examples": 2}),
-        ({"data": np.zeros((2, 3072), np.uint8), "labels": [0]}, "cifar-no-labels", {"column": "labels"}),
-        (
-            {"data": np.zeros((2, 3072), np.uint8), "labels": [0, "1"]},
-            "cifar-no-labels",
-            {"column": "labels"},
-        ),
-        (
-            {"data": np.zeros((2, 3072), np.uint8), "labels": [0, 2**80]},
-            "cifar-no-labels",
-            {"column": "labels"},
-        ),
-        (
-            {"data": np.zeros((2, 3072), np.uint8), "labels": [0, 10]},
-            "label-out-of-range",
-            {"example": 1, "label": 10},
-        ),
+        b"\x80\x02cnumpy\ndtype\n(U\x02O8K\x00K\x01tR.",  # object arrays would hold pointers
+        b"\x80\x02cnumpy\ndtype\n(cnumpy\nndarray\ntR.",
+        b"\x80\x02cnumpy\nndarray\n(J\xff\xff\xff\x7ftR.",  # an array of 2**31 - 1
+        b"\x80\x02cnumpy.core.multiarray\nscalar\n.",
+        b"\x80\x02c_codecs\nencode\n(X\x01\x00\x00\x00aX\x05\x00\x00\x00rot13tR.",
+        b"\x80\x02c__builtin__\nbytes\n(J\xff\xff\xff\x7ftR.",  # bytes(2**31 - 1)
+        b"\x80\x02K\x01Q.",  # an object outside
+        b"\x80\x02\x82\x01.",  # copyreg's extensions
+        b"\x80\x02(ios\nsystem\n.",
+        b"K\x01",
+        b"",
     ],
 )
-def test_batches_of_another_content(value, code, facts):
-    with refused(DataError, code, **facts):
-        read_batch(pickle.dumps(value, 4), "b")
+def test_other_names_and_damage_are_refused(data):
+    with refused(DataError, "pickle-refused"):
+        unpickle(data, NAME)
 
 
-@pytest.mark.parametrize("change", [-1, 1])
-def test_binary_records_are_whole(change):
-    whole = binary(3, 0)
-    with refused(DataError, "cifar-records", bytes=len(whole) + change, record=3073):
-        read_batch(whole[:-1] if change < 0 else whole + b"!", "b.bin")
+PIXELS = np.zeros((2, 3072), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("value", "code"),
+    [
+        ([1], "cifar-content"),
+        ({b"labels": [1]}, "cifar-content"),
+        ({b"data": PIXELS[:, 1:], b"labels": [0, 0]}, "cifar-content"),
+        ({b"data": PIXELS.astype(np.int32), b"labels": [0, 0]}, "pickle-refused"),
+        ({b"data": PIXELS}, "cifar-content"),
+        ({b"data": PIXELS, b"labels": [0]}, "cifar-content"),
+        ({b"data": PIXELS, b"labels": [0, b"1"]}, "cifar-content"),
+        ({b"data": PIXELS, b"labels": [0, 2**80]}, "cifar-content"),
+        ({b"data": PIXELS, b"labels": [0, 10]}, "label-out-of-range"),
+    ],
+)
+def test_batches_of_another_content(value, code):
+    with refused(DataError, code):
+        read_batch(pickle.dumps(value, 4), NAME)
 
 
 @given(st.binary(max_size=100))
 @settings(max_examples=50, deadline=None, derandomize=True)
 def test_any_bytes_are_a_data_error(data):
-    for name in ("b", "b.bin"):
-        with pytest.raises(DataError):
-            read_batch(data, name)
+    with pytest.raises(DataError):
+        read_batch(data, NAME)

@@ -7,7 +7,6 @@ import gzip
 import hashlib
 import io
 import os
-import pickle
 import struct
 import tarfile
 from pathlib import Path
@@ -20,6 +19,7 @@ from chipwise.data import datasets, write_packed
 from chipwise.data.datasets import cifar10, digits, mnist
 from chipwise.data.sources import materialize, nbytes, spec_of
 from chipwise.errors import DataError
+from cifar_files import archived, batch, write
 from refusals import refused
 
 REAL = Path(os.environ.get("CHIPWISE_DATA") or Path(__file__).parents[3] / "shared" / "data")
@@ -128,7 +128,7 @@ def test_a_wrong_checksum_names_both_sums(tmp_path, monkeypatch):
     data = mnist(tmp_path)
     right = datasets._MNIST["train-images-idx3-ubyte"][1]
     changed = hashlib.sha256((tmp_path / "train-images-idx3-ubyte").read_bytes()).hexdigest()
-    with refused(DataError, "not-the-original", sha256=changed, expected=right):
+    with refused(DataError, "not-the-original", digest=changed, expected=right):
         data.train[0]
 
 
@@ -144,32 +144,21 @@ def test_a_folder_without_the_data_is_refused_at_once(tmp_path, monkeypatch, mak
         make().train[0]
 
 
-def fake_batches(folder):
-    folder.mkdir(parents=True)
-    for i, name in enumerate([f"data_batch_{n}" for n in range(1, 6)] + ["test_batch"]):
-        pixels = np.full((10_000, 3072), i, np.uint8)
-        pixels[:, 2048:] = 99
-        content = {b"data": pixels, b"labels": [i] * 10_000}
-        (folder / name).write_bytes(pickle.dumps(content, 4))
-    return folder
-
-
-def test_original_cifar10_from_folder_and_archive(tmp_path):
-    folder = fake_batches(tmp_path / "cifar10" / "cifar-10-batches-py")
+def test_original_cifar10_from_folder_and_archive(tmp_path, monkeypatch):
+    folder = write(tmp_path / "cifar10", monkeypatch, lambda seed: 10_000)
     data = cifar10(tmp_path)
     assert data.note == ""
-    assert data.train[29_999]["image"][0, 0].tolist() == [2, 2, 99] and data.train[49_999]["label"] == 4
-    assert data.eval[0]["label"] == 5
-    path = tmp_path / "archive" / "cifar-10-python.tar.gz"
-    path.parent.mkdir()
-    with tarfile.open(path, "w:gz", compresslevel=1) as archive:
-        archive.add(folder, folder.name)
+    first, last = batch(10_000, 0), batch(10_000, 5)
+    np.testing.assert_array_equal(data.train[9_999]["image"], first[0][-1].transpose(1, 2, 0))
+    assert data.train[9_999]["label"] == first[1][-1] and data.eval[0]["label"] == last[1][0]
+    (tmp_path / "archive").mkdir()
+    path = archived(folder, tmp_path / "archive" / "cifar-10-python.tar.gz", monkeypatch)
     for place in (path, path.parent):
         data = cifar10(place)
-        assert data.note == "" and data.eval[9_999]["label"] == 5 and data.train[0]["label"] == 0
+        assert data.note == "" and data.train[0]["label"] == first[1][0]
 
 
-def image_folder(root, classes=datasets._CIFAR10_CLASSES):
+def image_folder(root, classes=datasets.CIFAR10_CLASSES):
     buffer = io.BytesIO()
     Image.new("RGB", (32, 32)).save(buffer, "JPEG")
     for split in ("train", "test"):
@@ -193,18 +182,18 @@ def test_an_image_folder_is_a_jpeg_copy_and_must_be_whole(tmp_path):
             data.train[0]
     (root / "train" / "zebra").mkdir()
     (root / "train" / "zebra" / "0.jpg").write_bytes((root / "train" / "cat" / "0000.jpg").read_bytes())
-    with refused(DataError, "cifar10-classes", split="train", expected=datasets._CIFAR10_CLASSES):
+    with refused(DataError, "cifar10-classes", split="train", expected=datasets.CIFAR10_CLASSES):
         cifar10(root).train[0]
 
 
-def test_originals_are_preferred(tmp_path):
+def test_originals_are_preferred(tmp_path, monkeypatch):
     image_folder(tmp_path / "cifar10-jpeg")
-    fake_batches(tmp_path / "cifar-10-batches-py")
+    write(tmp_path, monkeypatch)
     assert cifar10(tmp_path).note == ""
 
 
 def test_packed_cifar10_is_read_in_place(tmp_path):
-    names = datasets._CIFAR10_CLASSES
+    names = datasets.CIFAR10_CLASSES
     rng = np.random.default_rng(0)
     columns = {"image": rng.integers(0, 256, (7, 32, 32, 3), np.uint8), "label": np.arange(7, dtype=np.int32)}
     for split in ("train", "eval"):

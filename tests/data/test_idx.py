@@ -97,7 +97,7 @@ def test_checksum_of_the_uncompressed_bytes(tmp_path):
     for pack in (bytes, gzip.compress):
         (tmp_path / "x").write_bytes(pack(content))
         assert read_idx(tmp_path / "x", sha256=right).tolist() == [0, 1, 2, 3, 4]
-        with refused(DataError, "not-the-original", sha256=right, expected="0" * 32):
+        with refused(DataError, "not-the-original", digest=right, expected="0" * 32):
             read_idx(tmp_path / "x", sha256="0" * 32)
 
 

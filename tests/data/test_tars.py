@@ -6,7 +6,6 @@ import tarfile
 import pytest
 
 from chipwise.data import folder
-from chipwise.data.originals import read_cifar
 from chipwise.data.pack.rows import from_rows
 from chipwise.data.pack.sources import listing_of
 from chipwise.errors import DataError
@@ -132,9 +131,6 @@ def test_sparse_files_are_refused_before_their_parts_are_read(tmp_path, sparse):
         listing_of(path)
     with refused(DataError, "member-sparse", path=path, name="d/1.jpeg"):
         from_rows("webdataset", [path])
-    path = path.rename(tmp_path / "cifar-10-python.tar.gz")
-    with refused(DataError, "member-sparse", path=path, name="d/1.jpeg"):
-        read_cifar(path)
 
 
 @pytest.mark.parametrize(

@@ -55,8 +55,7 @@ _MNIST = {
         "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
     ),
 }
-_CIFAR10_SHA256 = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"  # of the binary archive
-_CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 JPEG_NOTE = "CIFAR-10 (JPEG copy)"  # lossy: accuracies are a little lower than on the original arrays
 _IMAGENET = {"train": 1_281_167, "eval": 50_000}
 
@@ -155,14 +154,14 @@ def mnist(data: str | Path | None = None) -> Dataset:
 def cifar10(data: str | Path | None = None) -> Dataset:
     """CIFAR-10: 50,000 training and 10,000 evaluation images `(32, 32, 3)` of ten kinds of things.
 
-    `data`: the original batches (`cifar-10-batches-bin`, `cifar-10-batches-py` or their `.tar.gz`), an image
-    folder with `train/` and `test/`, a tar archive of one, or a packed folder (`chipwise pack`); or a folder
-    that contains one of these. Originals are preferred; for an image folder `note` is "CIFAR-10 (JPEG copy)".
-    `None`: CHIPWISE_DATA if it has one of these, else a download of 170 MB at first use.
+    `data`: the original batches (`cifar-10-batches-py` or `cifar-10-python.tar.gz`), an image folder with
+    `train/` and `test/`, a tar archive of one, or a packed folder (`chipwise pack`); or a folder with one of
+    these in it. Originals are preferred; for an image folder `note` is "CIFAR-10 (JPEG copy)". `None`:
+    CHIPWISE_DATA if it has one of these, else a download of 170 MB at first use.
 
     Raises `DataError` if `data` has none of these, and at first use for damage or no network.
     """
-    place = _look(data, _find_cifar10, "cifar10-missing", archives=originals.ARCHIVES[10])
+    place = _look(data, _find_cifar10, "cifar10-missing", archive=originals.CIFAR[10].archive)
     kind, path = place or ("original", None)
     if kind == "packed":
         assert path is not None
@@ -175,7 +174,7 @@ def cifar10(data: str | Path | None = None) -> Dataset:
             return {split: _images(path, split) for split in ("train", "test")}
         home = path
         if home is None:
-            files = {originals.ARCHIVES[10][0]: _CIFAR10_SHA256}
+            files = {originals.CIFAR[10].archive: originals.CIFAR[10].sha256}
             (home,) = published("CIFAR-10", _CIFAR10_URL, files)
         return originals.read_cifar(home)
 
@@ -188,7 +187,7 @@ def cifar10(data: str | Path | None = None) -> Dataset:
 
 def _cifar10(train: Source, held_out: Source, note: str) -> Dataset:
     mean, std = (125.31, 122.95, 113.87), (62.99, 62.09, 66.70)
-    return Dataset(train, held_out, 10, mean, std, "cifar10", _CIFAR10_CLASSES, note)
+    return Dataset(train, held_out, 10, mean, std, "cifar10", CIFAR10_CLASSES, note)
 
 
 def _packed_cifar10(path: Path) -> Dataset:
@@ -196,13 +195,13 @@ def _packed_cifar10(path: Path) -> Dataset:
     for split in ("train", "eval"):
         packed = PackedFolder(path, split)
         columns = described({name: s for name, s in packed.spec.items() if name == "image"})
-        if columns != ["image uint8[32, 32, 3]"] or packed.names != _CIFAR10_CLASSES:
+        if columns != ["image uint8[32, 32, 3]"] or packed.names != CIFAR10_CLASSES:
             raise DataError(
                 "cifar10-pack",
                 path=packed.path,
                 columns=described(packed.spec),
                 names=packed.names[:20],
-                expected=_CIFAR10_CLASSES,
+                expected=CIFAR10_CLASSES,
             )
         splits.append(packed)
     # A pack does not record whether its pixels were JPEGs before, but the original batches name no files
@@ -321,15 +320,14 @@ def _find_mnist(root: Path) -> dict[str, Path] | None:
 def _find_cifar10(root: Path) -> tuple[str, Path] | None:
     """("original", "jpeg" or "packed", path)."""
     if root.is_file():
-        return ("original" if root.name in originals.ARCHIVES[10] else "jpeg"), root
+        return ("original" if originals.batches_at(root, 10) else "jpeg"), root
     folders = [root, *(root / name for name in ("cifar10", "cifar10-jpeg"))]
     for folder in folders:
         if (folder / "train" / MANIFEST).is_file():
             return "packed", folder
     for folder in folders:
-        for place in (folder, *(folder / name for name in originals.ARCHIVES[10])):
-            if (batches := originals.batches_at(place, 10)) is not None:
-                return "original", batches
+        if (batches := originals.batches_at(folder, 10)) is not None:
+            return "original", batches
     for folder in folders:
         if all((folder / split / "airplane").is_dir() for split in ("train", "test")):
             return "jpeg", folder
@@ -342,8 +340,8 @@ def _find_cifar10(root: Path) -> tuple[str, Path] | None:
 
 def _images(path: Path, split: str) -> Columns:
     folder = ImageFolder(path, split=split)
-    if folder.names != _CIFAR10_CLASSES:
+    if folder.names != CIFAR10_CLASSES:
         raise DataError(
-            "cifar10-classes", path=path, split=split, names=folder.names[:20], expected=_CIFAR10_CLASSES
+            "cifar10-classes", path=path, split=split, names=folder.names[:20], expected=CIFAR10_CLASSES
         )
     return materialize(folder)

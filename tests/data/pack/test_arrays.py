@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import pickle
 import struct
 
 import numpy as np
@@ -15,6 +14,7 @@ from chipwise.data.pack.sources import listing_of
 from chipwise.data.packed import PackedFolder
 from chipwise.errors import DataError
 from chipwise.words.facts import fact
+from cifar_files import batch, write
 from pictures import encoded, smooth
 from refusals import refused
 
@@ -45,47 +45,16 @@ def test_mnist_files(tmp_path, zipped, inside):
         listing_of(tmp_path / "data")
 
 
-def cifar(folder, classes, count=5):
-    folder.mkdir(parents=True)
-    rng, coarse = np.random.default_rng(classes), classes // 100
-    names = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"] if classes == 10 else ["train", "test"]
-    for name in names:
-        rows = rng.integers(0, 10, (count, 1 + coarse + 3072), np.uint8)
-        (folder / f"{name}.bin").write_bytes(rows.tobytes())
-    return rows  # of the test batch
-
-
-@pytest.mark.parametrize(
-    ("classes", "under"), [(10, "cifar-10-batches-bin"), (100, "cifar-100-binary"), (10, "")]
-)
-def test_cifar_batches(tmp_path, classes, under):
-    rows = cifar(tmp_path / "data" / under, classes)
-    if classes == 100:
-        (tmp_path / "data" / under / "fine_label_names.txt").write_text(
-            "\n".join(f"n{i}" for i in range(100))
-        )
+@pytest.mark.parametrize("classes", [10, 100])
+def test_cifar_as_published(tmp_path, monkeypatch, classes):
+    write(tmp_path / "data", monkeypatch, lambda seed: 5, classes)
     pack(tmp_path / "data", tmp_path / "out")
     train, test = (PackedFolder(tmp_path / "out", split) for split in ("train", "eval"))
     assert (len(train), len(test)) == (25 if classes == 10 else 5, 5)
-    assert train.names[:2] == (("airplane", "automobile") if classes == 10 else ("n0", "n1"))
-    np.testing.assert_array_equal(test[4]["image"], rows[4, -3072:].reshape(3, 32, 32).transpose(1, 2, 0))
-    assert test[4]["label"] == rows[4, -3073] and test.record_name(4) == "4"
-
-
-@pytest.mark.parametrize(
-    ("name", "data", "names"),
-    [
-        ("meta", pickle.dumps(["apple"], 3), 0),
-        ("meta", pickle.dumps({"fine_label_names": 7}, 3), 0),
-        ("meta", pickle.dumps({"fine_label_names": ["apple"]}, 3), 1),
-        ("fine_label_names.txt", b"\xff\xfe one", 2),
-    ],
-)
-def test_the_names_of_cifar_100_that_are_none(tmp_path, name, data, names):
-    cifar(tmp_path / "cifar-100-binary", 100, 1)
-    (file := tmp_path / "cifar-100-binary" / name).write_bytes(data)
-    with refused(DataError, "cifar-names", path=file, names=names, expected=100):
-        listing_of(tmp_path)
+    assert train.names[:2] == (("airplane", "automobile") if classes == 10 else ("0", "1"))
+    pixels, labels = batch(5, 5 if classes == 10 else 1, classes)
+    np.testing.assert_array_equal(test[4]["image"], pixels[4].transpose(1, 2, 0))
+    assert test[4]["label"] == labels[4] and test.record_name(4) == "4"
 
 
 class Torchvision:

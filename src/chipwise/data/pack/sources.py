@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from ...atomic import read_regular
 from ...errors import DataError, unreadable
 from .. import datasets, originals, remote
 from ..folder import list_tar, walk
-from ..originals import read_idx, unpickle
+from ..originals import read_idx
 from ..sources import Columns, check_labels
 from .folders import Listing, Split, arrange, listed_by
 from .rows import files_at, from_rows
@@ -50,8 +49,8 @@ def listing_of(
         if not path.exists():
             raise DataError("pack-source-missing", path=path)
         for classes in (10, 100):
-            if originals.batches_at(path, classes) is not None:
-                return from_cifar(path, classes)
+            if (batches := originals.batches_at(path, classes)) is not None:
+                return from_cifar(batches, classes)
         if (rows := files_at(path)) is not None:
             return from_rows(*rows, columns)
         if path.is_dir():
@@ -106,37 +105,10 @@ def from_idx(files: Mapping[str, tuple[Path, Path]]) -> Listing:
 
 
 def from_cifar(path: Path, classes: int) -> Listing:
-    """CIFAR-10 or CIFAR-100, both splits."""
-    halves = originals.read_cifar(path, classes=classes)
-    return _of_arrays({"train": halves["train"], "eval": halves["test"]}, _cifar_names(path, classes))
-
-
-def _cifar_names(path: Path, classes: int) -> tuple[str, ...]:
-    """The classes' names; for CIFAR-100 from a file beside the batches, if there is one."""
-    if classes == 10:
-        return datasets.cifar10(path).class_names
-    for folder in (path, *(path / name for name in originals.FOLDERS[classes])):
-        for file in (folder / "meta", folder / "fine_label_names.txt"):
-            if file.is_file():
-                names = _names_in(file)
-                if len(names) != classes:
-                    raise DataError("cifar-names", path=file, names=len(names), expected=classes)
-                return names
-    return tuple(map(str, range(classes)))
-
-
-def _names_in(file: Path) -> tuple[str, ...]:
-    try:
-        data = read_regular(file)
-    except OSError as error:
-        raise unreadable(file, error) from error
-    if file.suffix == ".txt":
-        return tuple(data.decode("utf-8", "replace").split())
-    meta = unpickle(data, str(file))
-    meta = meta if isinstance(meta, dict) else {}
-    names = meta.get("fine_label_names") or meta.get(b"fine_label_names")
-    names = names if isinstance(names, list) else []
-    return tuple(name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name) for name in names)
+    """CIFAR-10 or CIFAR-100 as published, both splits."""
+    halves = originals.read_cifar(path, classes)
+    names = datasets.CIFAR10_CLASSES if classes == 10 else tuple(map(str, range(classes)))
+    return _of_arrays({"train": halves["train"], "eval": halves["test"]}, names)
 
 
 def _of_arrays(splits: Mapping[str, Columns], names: tuple[str, ...]) -> Listing:
