@@ -207,7 +207,7 @@ def _in_archive(path: Path, known: Cifar) -> Iterator[tuple[str, bytes]]:
                     yield name, stream.read(MOST_BATCH_BYTES)
 
 
-class _Arrays(pickle.Unpickler):
+class _ArraysOnly(pickle.Unpickler):
     """Makes arrays of bytes, beside numbers, text, lists and dicts: all that CIFAR's pickles need."""
 
     def find_class(self, module: str, name: str) -> Any:
@@ -236,7 +236,7 @@ def unpickle(data: bytes, path: Path) -> Any:
     Raises `DataError` for any name but those of NumPy's arrays of bytes: nothing in a pickle is executed.
     """
     try:
-        return _Arrays(io.BytesIO(data), encoding="bytes").load()
+        return _ArraysOnly(io.BytesIO(data), encoding="bytes").load()
     except Exception as error:  # damaged bytes raise what they like
         wrong = "{path} is damaged, or not of CIFAR ({reason}): nothing was executed. Get it again."
         raise DataError("pickle-refused", wrong, path=path, reason=one_line(error, 160)) from error
