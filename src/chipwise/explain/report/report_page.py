@@ -52,7 +52,12 @@ def _panels(document: Mapping[str, Any], names: Sequence[str]) -> Iterator[Panel
         log = "loss" in name
         yield panel(f"{name} over steps", steps, y_log=log, **over_steps)
         yield panel(
-            f"{name} over time", times, x="time", x_unit="s", y_log=log, caption=document["clock"]["text"]
+            f"{name} over time",
+            times,
+            x="time",
+            x_unit="s",
+            y_log=log,
+            caption="start and compilation included",
         )
     fast = document["speed"] or {}
     yield panel(

@@ -28,7 +28,7 @@ from ..study_report import SCHEMA
 from ..study_report import document as study
 from .findings import Observation, divergence, learned, slow, typed_text
 from .stored_settings import command, curve, next_commands, settings, typed
-from .time_spent import Speed, TimeSpent, clocks, intervals, speed, spent, warm_up
+from .time_spent import Speed, TimeSpent, intervals, speed, spent, warm_up
 
 
 def report(path: str | os.PathLike, recipe: str | None = None) -> dict[str, Any]:
@@ -42,22 +42,17 @@ def report(path: str | os.PathLike, recipe: str | None = None) -> dict[str, Any]
     folder = Path(path)
     if (folder / FILE).exists():
         return study(folder)
-    _refuse_a_folder_of_runs(folder)
-    run = read_run(folder)
-    return story(run, *_load(run, recipe))
-
-
-def _refuse_a_folder_of_runs(path: Path) -> None:
-    """Raises `RunError` with the names of the runs, if `path` is not a run but contains some."""
-    if (path / "recipe.json").exists():
-        return
-    runs = sorted(file.parent for name in ("recipe.json", FILE) for file in path.glob(f"*/{name}"))
-    if runs:
+    runs = sorted(file.parent for name in ("recipe.json", FILE) for file in folder.glob(f"*/{name}"))
+    if runs and not (folder / "recipe.json").exists():
         first = command("chipwise", "report", str(runs[0]))
-        raise RunError("folder-of-runs", folder=str(path), runs=[run.name for run in runs], command=first)
+        raise RunError("folder-of-runs", folder=str(folder), runs=[run.name for run in runs], command=first)
+    run = read_run(folder)
+    return run_document(run, *_load(run, recipe))
 
 
-def story(run: StoredRun, loaded: Recipe | None = None, unloaded: Fact | None = None) -> dict[str, Any]:
+def run_document(
+    run: StoredRun, loaded: Recipe | None = None, unloaded: Fact | None = None
+) -> dict[str, Any]:
     """The document of a run. *Arguments:* `loaded`: its recipe, if available; `unloaded`: why not."""
     clock = run.clock
     total = clock.total if clock is not None else None
@@ -73,10 +68,9 @@ def story(run: StoredRun, loaded: Recipe | None = None, unloaded: Fact | None = 
         *slow(run, timed, time, fast, recipe),
         *doubts,
     ]
-    at, of_clock = clocks(run, timed)
     metrics, steps = _metrics(run)
     devices = _devices(run)
-    first = warm_up(timed)
+    first, fingerprint = warm_up(timed), (run.result or {}).get("fingerprint")
     return {
         "schema": SCHEMA,
         "chipwise": __version__,
@@ -89,7 +83,7 @@ def story(run: StoredRun, loaded: Recipe | None = None, unloaded: Fact | None = 
         "metrics": metrics,
         "metric_steps": steps,
         "speed": fast and vars(fast),
-        "fingerprint": _text((run.result or {}).get("fingerprint")),
+        "fingerprint": one_line(fingerprint) if isinstance(fingerprint, str) else None,
         "devices": devices,
         "settings": settings(run.recipe, clock),
         "schedule": rate | {"note": rate["note"].json()} if "note" in rate else rate,
@@ -97,18 +91,17 @@ def story(run: StoredRun, loaded: Recipe | None = None, unloaded: Fact | None = 
             one.json() | {"how": say(one, "how")}
             for one in next_commands(run, status["state"], devices or {}, lower)
         ],
-        "curves": _curves(run, at),
-        "clock": of_clock.json(),
+        "curves": _curves(run),
         "intervals": [vars(i) for i in timed],
-        "resumes": [
-            {"when": one_line(s.get("time")), "step": s["step"]} for s in run.starts if s["step"] > 0
-        ],
+        "resumes": [{"when": one_line(s.get("time")), "step": s["step"]} for s in run.starts if s["step"]],
         "seconds": time and time.json(),
         "warm_up": first and first.json(),
         "advice": [finding.json() for finding in findings],
         "unasked": unloaded and unloaded.json(),
         "sources": [one.json() | {"about": say(one, "about")} for one in _sources(run, time, fast)],
-        "notes": [one.json() for one in _notes(run, total)],
+        "notes": [
+            one.json() for one in (*run.problems, *([fact("length-unknown")] if total is None else []))
+        ],
     }
 
 
@@ -128,52 +121,39 @@ def _about(run: StoredRun, devices: Mapping[str, Any] | None, total: int | None)
 def _status(run: StoredRun, total: int | None) -> dict[str, Any]:
     """`state`: "finished", "running", "diverged", "unfinished" or "empty"; `steps`: those known to be done;
     `facts` about them."""
-    last = max((row["step"] for row in run.rows), default=0)
     saved = run.checkpoints[-1] if run.checkpoints else None
-    steps = max(last, saved or 0)
-    result = number((run.result or {}).get("steps"))
+    steps = max([row["step"] for row in run.rows], default=0)
+    steps, result = max(steps, saved or 0), number((run.result or {}).get("steps"))
     kept = fact("checkpoint-newest", step=saved) if saved is not None else fact("checkpoint-none")
     bad = divergence(run)
     if run.running:
         host, pid = one_line(run.starts[-1].get("host")), run.starts[-1].get("pid")
         state, facts = "running", [fact("story-run-going-on", host=host, pid=pid, step=steps, total=total)]
-    elif run.result is not None and result is not None and bad is None:
+    elif result is not None and bad is None:
         state, steps = "finished", int(result)
         facts = [fact("story-run-finished", steps=steps)]
     elif bad is not None:
-        state, facts = (
-            "diverged",
-            [fact("story-run-diverged"), bad[1], fact("story-run-length", total=total), kept],
-        )
+        length = fact("story-run-length", total=total)
+        state, facts = "diverged", [fact("story-run-diverged"), bad[1], length, kept]
     elif not run.rows and saved is None:
         state, facts = "empty", [fact("story-run-empty")]
     else:
-        state = "unfinished"
-        facts = [fact("story-run-not-finished", step=steps, total=total), kept, _end(run)]
-    return {
-        "state": state,
-        "steps": steps,
-        "total": total,
-        "checkpoint": saved,
-        "facts": [one.json() for one in facts],
-    }
+        begun = fact("story-run-not-finished", step=steps, total=total)
+        state, facts = "unfinished", [begun, kept, _end(run)]
+    told = [one.json() for one in facts]
+    return {"state": state, "steps": steps, "total": total, "checkpoint": saved, "facts": told}
 
 
 def _end(run: StoredRun) -> Fact:
-    """Facts: what ended an unfinished run."""
+    """What ended an unfinished run."""
     last = run.processes[-1] if run.processes else {}
     if last.get("event") == "start":
         return fact("story-end-unsaid", host=one_line(last.get("host")), step=last["step"])
-    numbers = {
-        "time": one_line(last.get("time")),
-        "step": last.get("step"),
-        "error": one_line(last.get("code")),
-    }
-    if last.get("how") == "stopped":
-        return Fact("story-end-stopped", numbers)
-    if last.get("how") == "failed":
-        return Fact("story-end-failed", numbers)
-    return fact("story-run-end-unknown")
+    code = {"stopped": "story-end-stopped", "failed": "story-end-failed"}.get(str(last.get("how")))
+    if code is None:
+        return fact("story-run-end-unknown")
+    time, error = one_line(last.get("time")), one_line(last.get("code"))
+    return Fact(code, {"time": time, "step": last.get("step"), "error": error})
 
 
 def _metrics(run: StoredRun) -> tuple[dict[str, float | None], dict[str, int]]:
@@ -205,24 +185,20 @@ def _devices(run: StoredRun) -> dict[str, Any] | None:
     stored = _of_the_machine(run, "devices")
     if not isinstance(stored, dict):
         return None
-    return {
-        one_line(k): one_line(v) if isinstance(v, str) else v
-        for k, v in stored.items()
-        if not isinstance(v, dict | list)
-    }
+    plain = {k: v for k, v in stored.items() if not isinstance(v, dict | list)}
+    return {one_line(k): one_line(v) if isinstance(v, str) else v for k, v in plain.items()}
 
 
 def _of_the_machine(run: StoredRun, name: str) -> Any:
     return (run.result or (run.starts[-1] if run.starts else {})).get(name)
 
 
-def _curves(run: StoredRun, at: Sequence[float | None]) -> dict[str, list[list[float | None]]]:
-    """The points of each metric: [step, epoch, seconds, value]."""
+def _curves(run: StoredRun) -> dict[str, list[list[float | None]]]:
+    """The points of each metric: [step, epoch, seconds since the start of fit, value]."""
     curves: dict[str, list[list[float | None]]] = {}
-    for row, seconds in zip(run.rows, at, strict=True):
-        clock = None if seconds is None else round(seconds, 4)
+    for row in run.rows:
         for name, value in metrics_of(row).items():
-            point = [row["step"], number(row.get("epoch")), clock, value]
+            point = [row["step"], number(row.get("epoch")), number(row.get("seconds")), value]
             curves.setdefault(one_line(name), []).append(point)
     return curves
 
@@ -306,15 +282,3 @@ def _sources(run: StoredRun, time: TimeSpent | None, fast: Speed | None) -> list
         starts = [f"{one_line(s.get('time'))} at step {s['step'] + 1:,}" for s in run.starts]
         facts.append(fact("source-processes", processes=len(starts), starts=starts))
     return facts
-
-
-def _notes(run: StoredRun, total: int | None) -> list[Fact]:
-    """Facts: what is wrong in the folder."""
-    facts = list(run.problems)
-    if total is None:
-        facts.append(fact("length-unknown"))
-    return facts
-
-
-def _text(value: Any) -> str | None:
-    return one_line(value) if isinstance(value, str) else None

@@ -110,24 +110,15 @@ def speed(run: StoredRun, timed: Sequence[Interval]) -> Speed | None:
 def spent(run: StoredRun, timed: Sequence[Interval]) -> TimeSpent | None:
     """The seconds from result.json, else from the rows. `None` if nothing was timed."""
     stored = (run.result or {}).get("seconds")
-    clocks = [number(row.get("seconds")) for row in run.rows]
-    wall = [t for t in clocks if t is not None]
-    everything = max(wall) if wall and len(wall) == len(clocks) else None
-    train, wait = sum(i.seconds for i in timed), sum(i.seconds * (i.waited or 0.0) for i in timed)
-    parts, of = {"train": train - wait, "wait_data": wait}, "metrics.jsonl"
+    everything = max((s for row in run.rows if (s := number(row.get("seconds"))) is not None), default=None)
     if isinstance(stored, dict) and number(stored.get("total")):
-        parts, total = _complete(stored)
-        of = "result.json"
+        (parts, total), of = _complete(stored), "result.json"
         last = run.starts[-1]["step"] if run.starts else 0
-        if last:
-            covers = fact("covers-finishing-process", step=last + 1)
-        else:
-            covers = fact("covers-run")
+        covers = fact("covers-finishing-process", step=last + 1) if last else fact("covers-run")
     elif everything is not None:
-        total, covers = everything, fact("covers-rows")
-        parts["rest"] = max(total - train, 0.0)
-    elif timed:
-        total, covers = train, fact("covers-training")
+        train, wait = sum(i.seconds for i in timed), sum(i.seconds * (i.waited or 0.0) for i in timed)
+        parts = {"train": train - wait, "wait_data": wait, "rest": max(everything - train, 0.0)}
+        total, of, covers = everything, "metrics.jsonl", fact("covers-rows")
     else:
         return None
     parts = {name: round(value, 4) for name, value in parts.items() if value > 0}
@@ -154,19 +145,3 @@ def warm_up(timed: Sequence[Interval]) -> Fact | None:
         "warm-up", first=first.first, last=first.last, seconds=first.seconds,
         examples_per_second=first.speed, median=statistics.median(steady),
     )  # fmt: skip
-
-
-def clocks(run: StoredRun, timed: Sequence[Interval]) -> tuple[list[float | None], Fact]:
-    """The seconds at which each row was written, and a fact on what they are: wall time if every row has it,
-    else training alone, computed from the speeds."""
-    wall = [number(row.get("seconds")) for row in run.rows]
-    if wall and all(t is not None for t in wall):
-        return wall, fact("clock-wall")
-    at, sums = [0], [0.0]
-    for i in timed:
-        at.append(i.last)
-        sums.append(sums[-1] + i.seconds)
-    if len(at) == 1:
-        return [None] * len(run.rows), fact("clock-unknown")
-    worked = np.interp([row["step"] for row in run.rows], at, sums)
-    return [float(t) for t in worked], fact("clock-training")
