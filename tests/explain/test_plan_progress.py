@@ -5,19 +5,19 @@ import dataclasses
 import pytest
 from rich.progress import Progress
 
-from chipwise.explain.plan_progress import Left, Telling, telling
+from chipwise.explain.plan_progress import Left, PlanProgress, plan_progress
 from chipwise.words.facts import fact
 from planner import documents
 
 
 def told(capsys, quiet=False, compiled=True):
     v5e, *_, failed = [dataclasses.replace(p, costs=()) for p in documents.plans()]
-    with telling(2, quiet) as telling_of:
-        telling_of.ready(v5e)
+    with plan_progress(2, quiet) as shown:
+        shown.ready(v5e)
         if compiled:
-            telling_of.progress(0, 3, "", None)
-            telling_of.progress(1, 3, "replica", 40.0)
-        telling_of.ready(failed)
+            shown.progress(0, 3, "", None)
+            shown.progress(1, 3, "replica", 40.0)
+        shown.ready(failed)
     return capsys.readouterr().err.splitlines()
 
 
@@ -41,10 +41,10 @@ def test_json_alone_is_quiet(capsys):
 def test_on_a_terminal_the_remaining_time_runs_out(seconds, left):
     now = [100.0]
     with Progress(Left(), get_time=lambda: now[0], disable=True) as bar:
-        telling_of = Telling(1, bar, quiet=False)
-        telling_of.progress(0, 3, "", None)
+        shown = PlanProgress(1, bar, quiet=False)
+        shown.progress(0, 3, "", None)
         (task,) = bar.tasks
         assert Left().render(task).plain == ""
-        telling_of.progress(1, 3, "replica", 40.0)
+        shown.progress(1, 3, "replica", 40.0)
         now[0] += seconds
         assert Left().render(task).plain == ("" if left is None else str(fact("plan-left", seconds=left)))

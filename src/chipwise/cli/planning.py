@@ -68,13 +68,13 @@ def plan(
     options.only_look()
     from ..chips.market import Market
     from ..explain import plan_kernels, plan_page
-    from ..explain.plan_progress import telling
+    from ..explain.plan_progress import plan_progress
     from ..explain.plan_table import document, parts
     from ..planner.ask import plan as make
 
     gc.set_threshold(20_000)  # a seventh of the time to trace a net is collecting objects that stay
     loaded, targets = recipe.load(), _names(on)
-    with telling(len(targets), quiet=json_) as reporter:
+    with plan_progress(len(targets), quiet=json_) as reporter:
         plans = make(
             loaded,
             targets,

@@ -11,10 +11,10 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
-    Task,
     TextColumn,
     TimeElapsedColumn,
 )
+from rich.progress import Task as BarTask
 from rich.text import Text
 
 from ..planner.plans import Plan
@@ -23,8 +23,8 @@ from ..words.figures import dollars
 from . import terminal
 
 
-class Telling:
-    """Prints answers as they are ready, if something has to be compiled; cached ones appear at once in the
+class PlanProgress:
+    """Prints answers as they are ready, once something has to be compiled; cached ones appear at once in the
     table. A terminal has a bar below them; elsewhere each line gives the remaining time."""
 
     def __init__(self, targets: int, bar: Progress, quiet: bool):
@@ -40,7 +40,7 @@ class Telling:
         self.bar.update(self.task, completed=done, total=total, until=until, visible=True)
         early, self.waiting = self.waiting or [], None
         for one in early:
-            self.say(one)
+            self._print(one)
 
     def ready(self, one: Plan) -> None:
         self.made += 1
@@ -54,39 +54,31 @@ class Telling:
             code = "plan-ready" if one.predicts is None else "plan-ready-predicts"
             answer = fact(code, price=price, **speeds, **numbers)
         if self.waiting is None:
-            self.say(answer)
+            self._print(answer)
         else:
             self.waiting.append(answer)
 
-    def say(self, answer: Fact) -> None:
-        if self.quiet:
-            return
-        if self.bar.console.is_terminal:
-            terminal.lines(self.bar.console, answer)
-        else:
-            left = [] if not self.left else [fact("plan-left", seconds=self.left)]
-            terminal.lines(self.bar.console, ", ".join(map(str, [answer, *left])))
+    def _print(self, answer: Fact) -> None:
+        if not self.quiet:
+            left = self.left and not self.bar.console.is_terminal
+            more = f", {fact('plan-left', seconds=self.left)}" if left else ""
+            terminal.lines(self.bar.console, f"{answer}{more}")
 
 
 class Left(ProgressColumn):
     """The remaining time until the next estimate; nothing once that time is over."""
 
-    def render(self, task: Task) -> Text:
+    def render(self, task: BarTask) -> Text:
         until = task.fields["until"]
         left = 0.0 if until is None else until - task.get_time()
         return Text(str(fact("plan-left", seconds=left)) if left > 0 else "")
 
 
 @contextlib.contextmanager
-def telling(targets: int, quiet: bool) -> Iterator[Telling]:
-    """A `Telling` of so many targets, whose bar is removed at the end; `quiet` prints nothing."""
+def plan_progress(targets: int, quiet: bool) -> Iterator[PlanProgress]:
+    """The progress of so many targets, whose bar is removed at the end; `quiet` prints nothing."""
     console = terminal.console(sys.stderr)
-    columns = (
-        TextColumn("[bold]compiling"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        Left(),
-    )
-    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
-        yield Telling(targets, bar, quiet)
+    columns = (TextColumn("[bold]compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), Left())
+    hidden = quiet or not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
+        yield PlanProgress(targets, bar, quiet)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rich.console import RenderableType
@@ -57,7 +57,7 @@ def parts(plans: Sequence[Plan]) -> Iterator[RenderableType]:
     for statement in first(plans):
         yield Text(str(statement))
     yield ""
-    yield table(plans) if plans[0].predicts is None else predictions(plans)
+    yield table(plans)
     rest, notes = statements(plans), list(_shared((p.target, p.notes) for p in plans))
     for some, style in ((rest, ""), (notes, "dim")):
         if some:
@@ -101,54 +101,31 @@ def _shared(texts: Iterable[tuple[str, Iterable[Fact]]]) -> Iterator[Fact]:
     return (fact("plan-says", targets=targets, words=text) for text, targets in of.items())
 
 
-def predictions(plans: Sequence[Plan]) -> Table:
-    """A row for each target: memory, latency of one example, examples/s of the whole target, wall time, and
-    dollars per million examples with the cloud."""
-    marked = _marks_old(plans)
+def table(plans: Sequence[Plan]) -> Table:
+    """A row for each target, about 100 columns wide.
+
+    Of training: memory needed and available on a device, step time with its interval, examples/s of the whole
+    target, share of peak, wall time, and dollars of the run with the cloud. Of predictions: the latency of
+    one example instead of the step time, and dollars per million examples.
+    """
+    trains, marked = plans[0].predicts is None, _marks_old(plans)
+    each, money = ("ms a step", ("$", "$ spot")) if trains else ("ms alone", ("$ a million", "$ spot"))
     rows: list[list[Any]] = []
     for p in plans:
         row: list[Any] = [p.target + ("" if p.method == "compiled" else " *"), _memory(p.memory)]
-        if p.examples_per_second is None or p.wall_seconds is None:
+        if not p.runs or p.examples_per_second is None or p.wall_seconds is None:
             rows.append([*row, Text("-", style="red"), *"------"])
             continue
-        shown = "-" if p.share_of_peak is None else share(p.share_of_peak)
-        prices = [_priced(cost, p.per_million, marked) for cost in (p.cheapest(), p.cheapest(True))]
-        rate = digits(p.examples_per_second.value)
-        alone = "-" if p.latency_seconds is None else _spread(p.latency_seconds.times(1e3))
-        figures = [alone, rate, shown, p.bound or ""]
-        rows.append([*row, *figures, duration(p.wall_seconds.value), *prices])
-    money = ["$ a million", "$ spot"]
-    columns = ["target", "memory", "ms alone", "examples/s", "peak", "bound by", "wall", *money]
+        one = p.step_seconds if trains else p.latency_seconds
+        row += ["-" if one is None else _spread(one.times(1e3)), digits(p.examples_per_second.value)]
+        row += ["-" if p.share_of_peak is None else share(p.share_of_peak)]
+        row += [(p.bound or "").replace("interconnect", "links"), duration(p.wall_seconds.value)]
+        for cost in (p.cheapest(), p.cheapest(spot=True)):
+            usd = None if cost is None else cost.usd if trains else p.per_million(cost)
+            row.append("-" if usd is None else _price(cost, usd, marked))
+        rows.append(row)
+    columns = ("target", "memory", each, "examples/s", "peak", "bound by", "wall", *money)
     return terminal.table(columns, rows, left=("target", "bound by"), fold=money, padding=(0, 1))
-
-
-def table(plans: Sequence[Plan]) -> Table:
-    """A row for each target: memory needed and available on a device, step time with its interval, examples/s
-    of the whole target, share of peak, wall time, and dollars of the run with the cloud. About 100 columns
-    wide."""
-    rows: list[list[Any]] = []
-    marked = _marks_old(plans)
-    for p in plans:
-        memory = _memory(p.memory)
-        if not p.runs:
-            rows.append([p.target, memory, Text("-", style="red"), *"------"])
-            continue
-        assert p.step_seconds is not None and p.examples_per_second is not None and p.wall_seconds is not None
-        rows.append(
-            [
-                p.target + ("" if p.method == "compiled" else " *"),
-                memory,
-                _spread(p.step_seconds.times(1e3)),
-                digits(p.examples_per_second.value),
-                "-" if p.share_of_peak is None else share(p.share_of_peak),
-                (p.bound or "").replace("interconnect", "links"),
-                duration(p.wall_seconds.value),
-                _price(p, False, marked),
-                _price(p, True, marked),
-            ]
-        )
-    columns = ("target", "memory", "ms a step", "examples/s", "peak", "bound by", "wall", "$", "$ spot")
-    return terminal.table(columns, rows, left=("target", "bound by"), fold=("$", "$ spot"), padding=(0, 1))
 
 
 def _memory(memory: Memory | None) -> Text:
@@ -169,14 +146,7 @@ def _marks_old(plans: Sequence[Plan]) -> bool:
     return any(cost.old for cost in shown) and not all_prices_old(plans)
 
 
-def _price(plan: Plan, spot: bool, marked: bool) -> str:
+def _price(cost: Cost | None, usd: Range, marked: bool) -> str:
     """A price with its cloud, `$12.30 gcp`: one cloud's spot price may be above another's on-demand price."""
-    cost = plan.cheapest(spot)
-    return _priced(cost, lambda cost: cost.usd, marked)
-
-
-def _priced(cost: Cost | None, usd: Callable[[Cost], Range | None], marked: bool) -> str:
-    spent = None if cost is None else usd(cost)
-    if cost is None or spent is None:
-        return "-"
-    return f"{dollars(spent.value)} {cost.cloud}{'†' if cost.old and marked else ''}"
+    old = "†" if cost is not None and cost.old and marked else ""
+    return f"{dollars(usd.value)} {cost.cloud if cost else ''}{old}"
