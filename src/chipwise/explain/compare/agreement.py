@@ -44,22 +44,17 @@ class Differing:
 
 def check_recipe(rows: Sequence[Row]) -> None:
     """Raises `RecipeError` for rows of two recipes: other names, model sizes or data shapes."""
-    for row in rows[1:]:
-        # compared with the first row that states it
-        named = rows[0]
-        sized = next((r for r in rows if r.parameters is not None), named)
-        shaped = next((r for r in rows if r.columns), named)
-        if row.recipe != named.recipe:
-            _refuse("another-recipe", row, named, row.recipe, named.recipe)
-        if row.parameters is not None and row.parameters != sized.parameters:
-            _refuse("another-size", row, sized, row.parameters, sized.parameters)
-        if row.columns and row.columns != shaped.columns:
-            has, other = ([f"{k} {v}" for k, v in r.columns.items()] for r in (row, shaped))
-            _refuse("another-shape", row, shaped, has, other)
-
-
-def _refuse(code: str, row: Row, other: Row, has: Any, was: Any) -> None:
-    raise RecipeError(code, row=_called(row), has=has, other=_called(other), other_has=was)
+    checks = (
+        ("another-recipe", lambda row: row.recipe),
+        ("another-size", lambda row: row.parameters),
+        ("another-shape", lambda row: [f"{k} {v}" for k, v in row.columns.items()] or None),
+    )
+    for code, stated in checks:
+        stating = [row for row in rows if stated(row) is not None]
+        for row in stating[1:]:
+            if stated(row) != (was := stated(stating[0])):
+                names = {"row": _called(row), "other": _called(stating[0])}
+                raise RecipeError(code, **names, has=stated(row), other_has=was)
 
 
 def _called(row: Row) -> str:
@@ -88,21 +83,9 @@ def differing(rows: Sequence[Row]) -> list[Differing]:
     for name in dict.fromkeys(key for row in stored for key in row.settings):
         settings.append(Differing(name, {row.label: row.settings.get(name) for row in stored}))
     for name in dict.fromkeys(key for row in rows for key in row.versions):
-        values = {row.label: v for row in rows if (v := row.versions.get(name)) is not None}
+        values = {row.label: row.versions[name] for row in rows if name in row.versions}
         settings.append(Differing(f"version of {name}", values))
     return [d for d in settings if len({str(v) for v in d.values.values()}) > 1]
-
-
-def _computes_otherwise(row: Row, other: Row) -> list[Fact]:
-    """Why the losses of two rows need not be equal; "" if they should be."""
-    why = []
-    for name in ("batch", "replicas", "precision", "data", "framework"):
-        a, b = getattr(row, name), getattr(other, name)
-        if a is not None and b is not None and a != b:
-            why.append(fact("another-value", name=name, a=a, b=b))
-    if changed := _changed_settings(row, other):
-        why.append(fact("other-settings", settings=changed))
-    return why
 
 
 def _changed_settings(row: Row, other: Row) -> list[str]:
@@ -111,6 +94,16 @@ def _changed_settings(row: Row, other: Row) -> list[str]:
         return []
     names = sorted(row.settings.keys() | other.settings.keys())
     return [k for k in names if str(row.settings.get(k)) != str(other.settings.get(k))]
+
+
+def _computes_otherwise(row: Row, other: Row, seeds: tuple[int | None, int | None]) -> list[Fact]:
+    """Why the losses of two rows, from runs with these `seeds`, need not be equal."""
+    names = ("batch", "replicas", "precision", "data", "framework")
+    pairs = [(name, getattr(row, name), getattr(other, name)) for name in names]
+    pairs.append(("seed", *seeds))
+    why = [fact("another-value", name=n, a=a, b=b) for n, a, b in pairs if None not in (a, b) and a != b]
+    changed = _changed_settings(row, other)
+    return why + ([fact("other-settings", settings=changed)] if changed else [])
 
 
 # ---- the losses
@@ -128,12 +121,12 @@ class Agreement:
     label: str
     against: str
     status: str
-    same: bool
-    steps: int
-    first_bits: int | None
-    parts: int | None
-    within: float | None
     fact: Fact
+    same: bool = False
+    steps: int = 0
+    first_bits: int | None = None
+    parts: int | None = None
+    within: float | None = None
 
 
 def agreement(row: Row, other: Row) -> Agreement:
@@ -141,8 +134,7 @@ def agreement(row: Row, other: Row) -> Agreement:
     rows = {"label": row.label, "against": other.label}
 
     def unknown(why: Fact) -> Agreement:
-        sentence = fact("losses-unknown", **rows, why=[why])
-        return Agreement(row.label, other.label, UNKNOWN, False, 0, None, None, None, sentence)
+        return Agreement(**rows, status=UNKNOWN, fact=fact("losses-unknown", **rows, why=[why]))
 
     if other_kind := next((r.kind for r in (row, other) if r.kind != MEASURED), None):
         return unknown(fact("kind-without-losses", kind=other_kind))
@@ -154,41 +146,31 @@ def agreement(row: Row, other: Row) -> Agreement:
     met = meet(a.losses, b.losses)
     if not met:
         return unknown(fact("no-step-in-common"))
-    why = _computes_otherwise(row, other)
-    if a.seed is not None and b.seed is not None and a.seed != b.seed:
-        why.append(fact("another-value", name="seed", a=a.seed, b=b.seed))
+    why = _computes_otherwise(row, other, (a.seed, b.seed))
     bits = next((m.step for m in met if m.direct and m.a != m.b), None)
     parts, within = parting(met, _allowed(row, other))
     earliest, steps = met[0].step, met[-1].step
-    first_bits = [] if bits is None else [fact("bits-differ-at", step=bits)]
-    facts: dict[str, Any]
-    if all(m.direct and m.a == m.b for m in met):
-        status, code, facts = SAME_BITS, "losses-equal", {"over": _over(met)}
-    elif parts is None:
-        status, code, facts = (
-            AGREE,
-            "losses-agree",
-            {"within": within, "over": _over(met), "bits": first_bits},
-        )
-    elif parts > max(KNOWN, earliest):
-        status, code = AGREE, "losses-agree-then-part"
-        facts = {"within": within, "until": parts - 1, "bits": first_bits}
-    else:
+    found = {**rows, "steps": steps, "first_bits": bits, "parts": parts, "within": within}
+    if parts is not None and parts <= max(KNOWN, earliest):
         m = next(m for m in met if m.step == parts)
-        facts = {"step": parts, "a": m.a, "b": m.b, "before": _before(within)}
-        if earliest > KNOWN:
-            why.append(fact("first-loss-too-late", step=earliest))
+        why += [fact("first-loss-too-late", step=earliest)] if earliest > KNOWN else []
         status, code = (UNKNOWN, "losses-not-comparable") if why else (PART, "losses-part")
-        facts |= {"why": why} if why else {}
-    alike = status in (SAME_BITS, AGREE)
-    but = [fact("although", why=why)] if alike and why else []
+        verdict = fact(code, **rows, step=parts, a=m.a, b=m.b, before=_before(within), why=why)
+        return Agreement(**found, status=status, fact=verdict)
     # With a warm-up from 0 the first losses do not depend on the rate; and few steps show little
-    but += [fact("too-few-steps", least=KNOWN)] if alike and steps < KNOWN else []
-    facts |= {"but": but} if alike else {}
-    same = alike and steps >= KNOWN and not _changed_settings(row, other)
-    return Agreement(
-        row.label, other.label, status, same, steps, bits, parts, within, fact(code, **rows, **facts)
-    )
+    but = [fact("although", why=why)] if why else []
+    but += [fact("too-few-steps", least=KNOWN)] if steps < KNOWN else []
+    differ = [] if bits is None else [fact("bits-differ-at", step=bits)]
+    status = SAME_BITS if all(m.direct and m.a == m.b for m in met) else AGREE
+    if status == SAME_BITS:
+        verdict = fact("losses-equal", **rows, over=_over(met), but=but)
+    elif parts is None:
+        verdict = fact("losses-agree", **rows, within=within, over=_over(met), bits=differ, but=but)
+    else:
+        numbers = {"within": within, "until": parts - 1, "bits": differ, "but": but}
+        verdict = fact("losses-agree-then-part", **rows, **numbers)
+    same = steps >= KNOWN and not _changed_settings(row, other)
+    return Agreement(**found, status=status, same=same, fact=verdict)
 
 
 @dataclass(frozen=True)
