@@ -2,6 +2,7 @@
 
 import ast
 import pickle
+import re
 import string
 from pathlib import Path
 
@@ -52,6 +53,21 @@ def test_every_code_that_is_used_has_words_and_every_number_that_they_name():
                 name.split(".")[0].split("[")[0] for _, name, _, _ in string.Formatter().parse(text) if name
             }
             assert named <= names, f"{where}: {code} needs {sorted(named - names)}"
+
+
+def test_no_sentence_is_left_over():
+    """Every code of `words/` is named in the package, whole or by the parts of an f-string."""
+    named, composed = set(), set()
+    for file in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                named.add(node.value)
+            elif isinstance(node, ast.JoinedStr):
+                parts = [re.escape(p.value) if isinstance(p, ast.Constant) else ".+" for p in node.values]
+                if re.fullmatch(r"[a-z0-9\-\\.+]+", "".join(parts)) and re.search("[a-z]{4}", "".join(parts)):
+                    composed.add("".join(parts))
+    left = [code for code in catalogue() if code not in named]
+    assert not [code for code in left if not any(re.fullmatch(pattern, code) for pattern in composed)]
 
 
 def test_an_error_is_its_code_and_its_facts_also_across_processes():
