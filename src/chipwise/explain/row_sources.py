@@ -84,7 +84,10 @@ def _labelled(argument: str) -> tuple[str | None, str]:
 
 def _read(path: Path) -> list[Row]:
     if not path.exists():
-        raise DataError("source-missing", path=path)
+        raise DataError(
+            "source-missing",
+            "{path} does not exist. Name a record, a run, a study, a plan (--json) or published.", path=path,
+        )  # fmt: skip
     if path.is_dir():
         return _folder(path)
     try:
@@ -106,7 +109,10 @@ def _folder(path: Path) -> list[Row]:
         return [_repeats([_record(record.read(file, "train"), file) for file in files], path)]
     if runs := sorted(p.parent for p in path.glob("*/recipe.json")):
         return folder_of_runs(path, runs)
-    raise RunError("folder-holds-nothing", folder=path)
+    raise RunError(
+        "folder-holds-nothing",
+        "{folder} has no run (recipe.json), no study (study.json) and no record (*.json).", folder=path,
+    )  # fmt: skip
 
 
 # ---- records
@@ -141,10 +147,17 @@ def _record(stored: record.Record, path: Path) -> Row:
         given = {name: value for name, value in stored.measured.items() if value is not None}
         measured: _Measured = typed(_Measured, given, "measured")
     except Misfit as error:
-        raise DataError("record-measured-type", path=path, **error.facts) from None
+        raise DataError(
+            "record-measured-type",
+            "{path}: {field}={value}, expected {expected:or}. Measure again with chipwise bench.", path=path,
+            **error.facts,
+        ) from None  # fmt: skip
     speeds = stored.figures.get("examples_per_second")
     if speeds is None or min(speeds.runs) <= 0:
-        raise DataError("record-no-speed", path=path)
+        raise DataError(
+            "record-no-speed",
+            "{path} has no examples_per_second above 0. Measure again with chipwise bench.", path=path,
+        )  # fmt: skip
     own = {
         name: v for name in ("batch", "replicas", "precision") if (v := getattr(measured, name)) is not None
     }
@@ -188,7 +201,11 @@ def _repeats(rows: list[Row], folder: Path) -> Row:
         if a != b:
             files = {"file": f"{first.label}.json", "other": f"{row.label}.json"}
             field = "device" if name == "where" else name
-            raise DataError("records-differ", folder=folder, what=field, a=a, b=b, **files)
+            raise DataError(
+                "records-differ",
+                "{folder}: {file} and {other} differ in {what} ({a}, {b}), so they are no repeats. Name "
+                "the files.", folder=folder, what=field, a=a, b=b, **files,
+            )  # fmt: skip
     day = (first.created or "")[:10]
     return replace(
         first,
@@ -205,14 +222,20 @@ def _repeats(rows: list[Row], folder: Path) -> Row:
 def _plans(document: Mapping[str, Any], path: Path) -> list[Row]:
     """A row a target. Raises `DataError` for a document of another version, or with no plan in it."""
     if document["schema"] != PLAN:
-        raise DataError("plan-other-schema", path=path, schema=document["schema"], expected=PLAN)
+        raise DataError(
+            "plan-other-schema",
+            "{path} has the schema {schema:plain}, expected {expected}. Plan again with --json.", path=path,
+            schema=document["schema"], expected=PLAN,
+        )  # fmt: skip
     recipe, plans = mapping(document, "recipe"), document.get("plans")
     name, batch = text(recipe, "name"), whole(recipe, "batch")
     good = isinstance(plans, list) and all(isinstance(p, dict) and text(p, "target") for p in plans)
     if not good or not plans or name is None or batch is None:
-        raise DataError("plan-damaged", path=path)
+        raise DataError("plan-damaged", "{path} is a damaged plan. Plan again with --json.", path=path)
     if any(p.get("predicts") is not None for p in plans):
-        raise DataError("plan-of-predictions", path=path)
+        raise DataError(
+            "plan-of-predictions", "{path} plans predictions. Plan again without --predict.", path=path
+        )
     facts = {"path": str(path), "day": str(document.get("created"))[:10]}
     rows = []
     for p in plans:
@@ -243,14 +266,26 @@ def _published(recipe: str | None, words: str) -> list[Row]:
     rows = rows_for(recipe, words)
     recipes = list(dict.fromkeys(row.recipe for row in rows))
     if len(recipes) > 1:
-        raise RecipeError("published-of-which-recipe", recipes=recipes, first=recipes[0])
+        raise RecipeError(
+            "published-of-which-recipe",
+            "published: of which recipe? Add a run of it, or type published:{first}. There are "
+            "{recipes:list}.", recipes=recipes, first=recipes[0],
+        )  # fmt: skip
     there = rows_for(recipe) if recipe else ()
     if words and not rows and there:
         # one that a shell takes without quotes
         typed = next((row.target for row in there if row.target), "")
-        raise RecipeError("published-no-match", recipe=recipe, words=words, rows=len(there), target=typed)
+        raise RecipeError(
+            "published-no-match",
+            "Of the {rows} published figures of {recipe} none matches '{words:plain}'. Try "
+            "published:{target}.", recipe=recipe, words=words, rows=len(there), target=typed,
+        )  # fmt: skip
     if words and not rows:
-        raise RecipeError("published-none", words=words, recipes=_recipes())
+        raise RecipeError(
+            "published-none",
+            "No published figure matches '{words:plain}'. There are figures of {recipes:list}.", words=words,
+            recipes=_recipes(),
+        )  # fmt: skip
     return [_published_row(row) for row in rows]
 
 

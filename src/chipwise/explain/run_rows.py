@@ -43,10 +43,16 @@ def run_row(folder: Path, diverged: Any = None) -> Row:
     stored, rows, result = run.recipe, run.rows, run.result or {}
     when = divergence((rows[-1].get("diverged") if rows else None) or diverged)
     if not rows and when is None:
-        raise RunError("run-no-metrics", folder=folder)
+        raise RunError(
+            "run-no-metrics", "{folder} has no metrics yet. Continue training with --run {folder}.",
+            folder=folder,
+        )  # fmt: skip
     if damaged := [problem for problem in run.problems if problem.code == "result-damaged"]:
         path, reason = folder / "result.json", damaged[0]["reason"]
-        raise RunError("run-result-damaged", path=path, folder=folder, reason=reason)
+        raise RunError(
+            "run-result-damaged", "{path} is damaged ({reason}). Delete it and continue with --run {folder}.",
+            path=path, folder=folder, reason=reason,
+        )  # fmt: skip
     # Of a run that is not over, what its last process noted as it began
     where = result or next(reversed(run.starts), {})
     fields, devices = identity(stored, folder), mapping(where, "devices")
@@ -84,7 +90,10 @@ def study_rows(folder: Path) -> list[Row]:
         runs = {folder / run.run: run.diverged for run in p.runs.values()}
         rows += _together(runs, label, fact("source-study", folder=str(folder), label=label))
     if not rows:
-        raise DataError("study-no-metrics", folder=folder)
+        raise DataError(
+            "study-no-metrics",
+            "The runs of {folder} have no metrics yet. Type its chipwise sweep command again.", folder=folder,
+        )  # fmt: skip
     return rows
 
 
@@ -105,7 +114,11 @@ def folder_of_runs(folder: Path, runs: Sequence[Path]) -> list[Row]:
         settings[key] = {k: own[k] for k in ("batch", "replicas", "precision")} | own["settings"]
     if len(recipes) > 1:
         of = [fact("run-of-recipe", run=run, recipe=name) for name, run in recipes.items()]
-        raise RecipeError("runs-of-several-recipes", folder=folder, runs=of)
+        raise RecipeError(
+            "runs-of-several-recipes",
+            "{folder} holds runs of several recipes ({runs:list}). Name the runs of one of them.",
+            folder=folder, runs=of,
+        )  # fmt: skip
     known_names = dict.fromkeys(itertools.chain(*settings.values()))
     names = [k for k in known_names if len({str(s.get(k)) for s in settings.values()}) > 1]
     rows = []
@@ -115,7 +128,11 @@ def folder_of_runs(folder: Path, runs: Sequence[Path]) -> list[Row]:
         source = fact("source-runs", folder=str(folder), label=label)
         rows += _together(dict.fromkeys(members), label, source)
     if not rows:
-        raise RunError("runs-no-metrics", folder=folder, runs=len(runs))
+        raise RunError(
+            "runs-no-metrics",
+            "None of the {runs:count run} in {folder} has metrics yet. Continue training with --run.",
+            folder=folder, runs=len(runs),
+        )  # fmt: skip
     return rows
 
 

@@ -67,7 +67,11 @@ def rows(study: Study, metric: str | None = None) -> list[PointRow]:
     metric = metric or main_metric(study)
     if names and metric is not None and metric not in names:
         facts = {"metric": metric, "near": near(metric, names), "metrics": names}
-        raise RecipeError("study-no-metric", folder=study.folder, **facts)
+        raise RecipeError(
+            "study-no-metric",
+            "No run of {folder} has the metric {metric:plain}.{near:near} Metrics: {metrics:list}.",
+            folder=study.folder, **facts,
+        )  # fmt: skip
     values = [_values(point, metric) for point in study.points]
     study_rows: list[PointRow] = []
     for point, own in zip(study.points, values, strict=True):
@@ -160,7 +164,11 @@ def document(folder: Path) -> dict[str, Any]:
     """The document of the study in `folder`. Raises `RunError` for a damaged study.json, or none."""
     stored = read(folder)
     if stored is None:
-        raise RunError("study-expected", folder=str(folder), file=FILE)
+        raise RunError(
+            "study-expected",
+            "{folder} is not a study (no {file}). Name a folder that train --seeds or sweep made.",
+            folder=str(folder), file=FILE,
+        )  # fmt: skip
     metric = main_metric(stored)
     stories = [_runs(folder, point) for point in stored.points]
     first = next((files for story in stories for _, files in story if files is not None), None)

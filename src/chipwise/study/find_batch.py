@@ -131,9 +131,17 @@ def _limit(recipe: Recipe, at_most: int | None) -> int:
     """The largest batch to try."""
     examples, least = recipe.clock.examples, recipe.least_batch
     if at_most is not None and (isinstance(at_most, bool) or at_most < least):
-        raise RecipeError("at-most-below-least", at_most=at_most, least=least, replicas=recipe.replicas)
+        raise RecipeError(
+            "at-most-below-least",
+            "--at-most {at_most}: expected {least} or more, one for each device of each replica, or fewer --set "
+            "replicas=...", at_most=at_most, least=least, replicas=recipe.replicas,
+        )  # fmt: skip
     if examples < least:
-        raise DataError("examples-below-least", examples=examples, least=least, replicas=recipe.replicas)
+        raise DataError(
+            "examples-below-least",
+            "{examples} training examples are fewer than {least}, one for each device. Give fewer --set "
+            "replicas=...", examples=examples, least=least, replicas=recipe.replicas,
+        )  # fmt: skip
     return examples if at_most is None else min(examples, at_most)
 
 

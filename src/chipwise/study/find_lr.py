@@ -194,7 +194,10 @@ def find_lr(
     """
     _check(low, high, steps)
     if second is None and values is not None:
-        raise RecipeError("values-of-nothing", values=list(values))
+        raise RecipeError(
+            "values-of-nothing", "values={values} needs a setting, such as second='momentum'.",
+            values=list(values),
+        )  # fmt: skip
     cases: list[dict[str, float]] = [{}]
     if second is not None:
         cases = [{second: value} for value in axis(recipe, second, values)]
@@ -218,7 +221,11 @@ def find_lr(
             losses = run(session, one, seen)
             reporter.stop()
             if not losses.finite:
-                raise DivergedError("loss-not-finite-at-once", recipe=recipe.name)
+                raise DivergedError(
+                    "loss-not-finite-at-once",
+                    "The first loss of '{recipe}' is not finite, before any rate acts. Check the data, "
+                    "Task.init and Task.loss.", recipe=recipe.name,
+                )  # fmt: skip
             rates = one.optimizer.hyper[one.optimizer.lr_name].table(one.clock).astype(np.float64)
             tests.append(RangeTest(held, read(rates, np.asarray(losses.finite)), _stopped(losses, rates)))
         chosen, why = choose(tests)
@@ -259,11 +266,21 @@ def _stopped(losses: Losses, rates: np.ndarray) -> Fact | None:
 def _check(low: float, high: float, steps: int) -> None:
     for name, value in (("low", low), ("high", high)):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-30 < value < 1e30:
-            raise RecipeError("rate-not-above-zero", name=name, value=value)
+            raise RecipeError(
+                "rate-not-above-zero", "{name}={value!r}: expected a rate above 0, such as 1e-5.", name=name,
+                value=value,
+            )  # fmt: skip
     if not low < high:
-        raise RecipeError("rates-out-of-order", low=low, high=high, usual_low=LOW, usual_high=HIGH)
+        raise RecipeError(
+            "rates-out-of-order",
+            "low={low:g} is not below high={high:g}. Try low={usual_low:g}, high={usual_high:g}.", low=low,
+            high=high, usual_low=LOW, usual_high=HIGH,
+        )  # fmt: skip
     if isinstance(steps, bool) or not isinstance(steps, int) or not FEWEST <= steps <= MOST:
-        raise RecipeError("range-test-steps", steps=steps, fewest=FEWEST, most=MOST, usual=STEPS)
+        raise RecipeError(
+            "range-test-steps", "steps={steps!r}: expected {fewest} to {most}, such as {usual}.", steps=steps,
+            fewest=FEWEST, most=MOST, usual=STEPS,
+        )  # fmt: skip
 
 
 def axis(recipe: Recipe, second: str, values: Sequence[float] | None = None) -> list[float]:
@@ -274,7 +291,11 @@ def axis(recipe: Recipe, second: str, values: Sequence[float] | None = None) -> 
     own = value_of(recipe, second)
     schedule = as_schedule(hyperparameter(recipe.optimizer, second), second)
     if own == 0 and schedule.highest(recipe.clock) > 0:
-        raise RecipeError("second-is-zero-at-peak", name=second)
+        raise RecipeError(
+            "second-is-zero-at-peak",
+            "{name} is 0 where the rate is highest, so it cannot be scaled. Give {name} as a number.",
+            name=second,
+        )  # fmt: skip
     averages = second in ("momentum", "b1", "b2")
     if values is None:
         if averages:  # as Smith's 0.8, 0.9, 0.95: averages over half and twice as many steps
@@ -289,5 +310,9 @@ def axis(recipe: Recipe, second: str, values: Sequence[float] | None = None) -> 
                 "second-no-average" if averages else "second-no-number", name=second, value=value
             )
     if not values:
-        raise RecipeError("second-without-values", name=second, own=own, half=own / 2)
+        raise RecipeError(
+            "second-without-values",
+            "{name} has no values to test. Give some, such as {name}={own:g},{half:g}.", name=second, own=own,
+            half=own / 2,
+        )  # fmt: skip
     return sorted({float(value) for value in values})

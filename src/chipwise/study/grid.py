@@ -31,9 +31,15 @@ def parse(texts: Sequence[str]) -> dict[str, list[str]]:
     for text in texts:
         name, equals, values = (part.strip() for part in text.partition("="))
         if not equals or not name or not values:
-            raise RecipeError("set-not-key-value", text=text)
+            raise RecipeError(
+                "set-not-key-value",
+                "--set {text}: expected key=value or key=value,value, such as --set lr=0.2,0.4.", text=text,
+            )  # fmt: skip
         if name in settings:
-            raise RecipeError("set-twice", name=name, values=",".join([*settings[name], values]))
+            raise RecipeError(
+                "set-twice", "--set {name} is given twice. Give all values together: --set {name}={values}.",
+                name=name, values=",".join([*settings[name], values]),
+            )  # fmt: skip
         settings[name] = split(values)
     return settings
 
@@ -58,10 +64,16 @@ def split(text: str) -> list[str]:
             value += c
         at += 1
     if depth:
-        raise RecipeError("bracket-open", text=text)
+        raise RecipeError(
+            "bracket-open", "{text}: a bracket is not closed. Close it, or put quotes around the value.",
+            text=text,
+        )  # fmt: skip
     values = [v.strip() for v in [*values, value]]
     if not all(values):
-        raise RecipeError("value-missing", text=text)
+        raise RecipeError(
+            "value-missing",
+            "{text}: a value is missing beside a comma. Write a comma inside a value as \\,.", text=text,
+        )  # fmt: skip
     return values
 
 
@@ -71,14 +83,22 @@ def points(settings: Mapping[str, Sequence[str]]) -> list[Settings]:
     Raises `RecipeError` for a setting without values, for a repeated value, and for `seed`.
     """
     if "seed" in settings:
-        raise RecipeError("seed-is-no-setting")
+        raise RecipeError(
+            "seed-is-no-setting", "--set seed: name the seeds of a study with --seeds, such as --seeds 3,7."
+        )
     for name, values in settings.items():
         if not values:
-            raise RecipeError("setting-without-values", name=name)
+            raise RecipeError(
+                "setting-without-values",
+                "{name} has no values. Give at least one, such as --set {name}=0.1.", name=name,
+            )  # fmt: skip
         known: dict[Hashable, str] = {}
         for value in values:
             if (old := known.setdefault(_meaning(value), value)) is not value:
-                raise RecipeError("value-twice", name=name, first=old, second=value)
+                raise RecipeError(
+                    "value-twice", "--set {name}: {first} and {second} are the same value. Give each once.",
+                    name=name, first=old, second=value,
+                )  # fmt: skip
     return [dict(zip(settings, values, strict=True)) for values in itertools.product(*settings.values())]
 
 
@@ -90,21 +110,31 @@ def seeds(given: str | int | Sequence[int]) -> tuple[int, ...]:
     if isinstance(given, str):
         numbers = [n.strip() for n in given.split(",")]
         if not all(n.isdecimal() for n in numbers if n) or not numbers[0] or "" in numbers[:-1]:
-            raise RecipeError("seeds-unreadable", given=given)
+            raise RecipeError(
+                "seeds-unreadable",
+                "--seeds {given}: expected their number, such as 5, or a list, such as 0,3,7.", given=given,
+            )  # fmt: skip
         given = int(numbers[0]) if len(numbers) == 1 else [int(n) for n in numbers if n]
     if isinstance(given, int):
         if isinstance(given, bool) or given < 1:
             raise RecipeError("seeds-too-few", given=given)
         if given > _MOST:
-            raise RecipeError("seeds-too-many", given=given, most=_MOST)
+            raise RecipeError(
+                "seeds-too-many",
+                "--seeds {given}: expected at most {most} seeds. Seed {given} alone is --seeds {given}, "
+                "with a comma.", given=given, most=_MOST,
+            )  # fmt: skip
         given = range(given)
     named = tuple(given)
     known = set()
     for seed in named:
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < _SEEDS:
-            raise RecipeError("seed-out-of-range", seed=seed, highest=_SEEDS - 1)
+            raise RecipeError(
+                "seed-out-of-range", "Seed {seed!r}: expected a whole number from 0 to {highest}.", seed=seed,
+                highest=_SEEDS - 1,
+            )  # fmt: skip
         if seed in known:
-            raise RecipeError("seed-twice", seed=seed)
+            raise RecipeError("seed-twice", "Seed {seed} is given twice. Give each seed once.", seed=seed)
         known.add(seed)
     if not named:
         raise RecipeError("seeds-too-few", given=0)

@@ -94,7 +94,11 @@ def hyperparameter(optimizer: Optimizer, name: str) -> Any:
     if name not in known:
         kind = optimizer.describe()["optimizer"]
         hint = "b1" if name == "momentum" and "b1" in known else near(name, known)  # Adam's momentum
-        raise RecipeError("no-second-setting", optimizer=kind, name=name, hint=hint, known=known)
+        raise RecipeError(
+            "no-second-setting",
+            "{optimizer} has no second setting '{name}'.{hint:near} It has {known:list}.", optimizer=kind,
+            name=name, hint=hint, known=known,
+        )  # fmt: skip
     return given[name]
 
 

@@ -139,11 +139,22 @@ def read(folder: str | Path) -> Study | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise RunError("study-unreadable", file=file, reason=error.strerror or str(error)) from error
+        raise RunError(
+            "study-unreadable", "Cannot read {file}: {reason}.", file=file,
+            reason=error.strerror or str(error),
+        ) from error  # fmt: skip
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise RunError("study-damaged", file=file, reason=reason) from error
-    raise RunError("study-schema", file=file, schema=schema, expected=SCHEMA)
+        raise RunError(
+            "study-damaged",
+            "{file} is damaged ({reason:plain}). Delete it and type the command again: finished runs are "
+            "kept.", file=file, reason=reason,
+        ) from error  # fmt: skip
+    raise RunError(
+        "study-schema",
+        "{file} has the schema {schema!r}, expected {expected!r}. Name another folder with --run.", file=file,
+        schema=schema, expected=SCHEMA,
+    )  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -156,17 +167,27 @@ def opened(run: str | Path, recipe: str, source: dict[str, Any] | None) -> Itera
         folder.mkdir(parents=True, exist_ok=True)
         lock = hold(folder)
     except OSError as error:
-        raise RunError("study-unwritable", folder=run, reason=error.strerror or str(error)) from error
+        raise RunError(
+            "study-unwritable", "Cannot make a study in {folder}: {reason}. Name another folder with --run.",
+            folder=run, reason=error.strerror or str(error),
+        ) from error  # fmt: skip
     with contextlib.closing(lock):
         if (folder / "recipe.json").exists():
-            raise RunError("single-run-here", folder=folder)
+            raise RunError(
+                "single-run-here",
+                "{folder} holds a single run, not a study. Name another folder with --run.", folder=folder,
+            )  # fmt: skip
         study = read(folder) or Study(folder, recipe, source)
         old, new = (
             {"recipe": s.recipe, **(s.source or {}), "data": None}
             for s in (study, Study(folder, recipe, source))
         )
         if rows := difference(old, new):
-            raise RunError("study-of-another-recipe", folder=folder, differences=rows)
+            raise RunError(
+                "study-of-another-recipe",
+                "{folder} holds a study of another recipe ({differences:changes}). Name another folder "
+                "with --run.", folder=folder, differences=rows,
+            )  # fmt: skip
         yield study
 
 

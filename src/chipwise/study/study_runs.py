@@ -39,7 +39,10 @@ class Origin:
 
     def __post_init__(self):
         if isinstance(self.recipe, Recipe) and (self.set or self.data or self.synthetic):
-            raise RecipeError("recipe-is-finished")
+            raise RecipeError(
+                "recipe-is-finished",
+                "A finished Recipe takes no set, data or synthetic. Give its name, such as path.py:name.",
+            )  # fmt: skip
 
     @property
     def name(self) -> str:
@@ -56,7 +59,11 @@ class Origin:
             return recipe if seed is None else dataclasses.replace(recipe, seed=seed)
         recipe = load(self.recipe, self._all(settings, seed), self.data, self.synthetic)
         if seed is not None and recipe.seed != seed:
-            raise RecipeError("seed-dropped", recipe=self.recipe, seed=recipe.seed)
+            raise RecipeError(
+                "seed-dropped",
+                "{recipe} ignores its parameter seed: the recipe has seed {seed}. Pass it on: "
+                "cw.Recipe(seed=seed, ...).", recipe=self.recipe, seed=recipe.seed,
+            )  # fmt: skip
         return recipe
 
     def source(
@@ -107,7 +114,11 @@ class StudyRun:
         """The run, which has just been trained. *Arguments:* `diverged` as `train` returned it."""
         run = Run(self.seed, self.run, diverged=diverged) if diverged else self.finished()
         if run is None:
-            raise RunError("result-unreadable", folder=self.folder)
+            raise RunError(
+                "result-unreadable",
+                "{folder} has no readable result.json although its run ended. Type the command again.",
+                folder=self.folder,
+            )  # fmt: skip
         return run
 
     def finished(self) -> Run | None:
@@ -147,7 +158,11 @@ def checked(recipe: Recipe, options: dict[str, Any]) -> dict[str, Any]:
 def agree(folder: Path, recipe: dict[str, Any]) -> None:
     """Raises `RunError` if `folder` has a run of another recipe than `recipe`, a description."""
     if (folder / "recipe.json").exists() and (rows := disagreement(stored_recipe(folder), recipe)):
-        raise RunError("study-run-of-another-recipe", folder=folder, differences=rows)
+        raise RunError(
+            "study-run-of-another-recipe",
+            "{folder} holds a run of another recipe ({differences:changes}). Delete it, or name another "
+            "--run.", folder=folder, differences=rows,
+        )  # fmt: skip
 
 
 def planned(

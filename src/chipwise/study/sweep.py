@@ -93,5 +93,9 @@ def sweep(
         except Stopped:
             stop.name = stop.name or "SIGTERM"
         if stop and done < total:
-            raise Stopped("study-stopped", signal=stop.name, done=done, total=total, folder=study.folder)
+            raise Stopped(
+                "study-stopped",
+                "Stopped by {signal} with {done} of {total} runs done. All is saved in {folder}.",
+                signal=stop.name, done=done, total=total, folder=study.folder,
+            )  # fmt: skip
     return study

@@ -149,11 +149,21 @@ def _baseline(rows: Sequence[Row], speeds: dict[str, Figure | None], label: str 
     if chosen in able:
         return chosen  # type: ignore[return-value]
     if chosen is not None:
-        raise RecipeError("baseline-no-speed", label=label, rows=[row.label for row in able] or ["none"])
+        raise RecipeError(
+            "baseline-no-speed",
+            "--baseline {label:plain} has no speed in examples/s. Rows that have one: {rows:list}.",
+            label=label, rows=[row.label for row in able] or ["none"],
+        )  # fmt: skip
     if given:
-        raise RecipeError("baseline-several", label=label, n=len(given), rows=[row.label for row in given])
+        raise RecipeError(
+            "baseline-several", "--baseline {label:plain} became {n} rows: {rows:and}. Name one.",
+            label=label, n=len(given), rows=[row.label for row in given],
+        )  # fmt: skip
     labels = [row.label for row in rows]
-    raise RecipeError("baseline-unknown", label=label, near=near(label, labels), rows=labels)
+    raise RecipeError(
+        "baseline-unknown", "--baseline {label:plain}: no such row.{near:near} Rows: {rows:list}.",
+        label=label, near=near(label, labels), rows=labels,
+    )  # fmt: skip
 
 
 def _length(row: Row) -> int | None:

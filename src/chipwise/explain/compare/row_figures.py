@@ -156,7 +156,11 @@ def parse(text: str) -> Goal:
     metric, equals, value = text.rpartition("=")
     name = metric.strip() if equals else "eval/accuracy"
     if not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", value.strip()) or not name:
-        raise RecipeError("target-unreadable", given=text)
+        raise RecipeError(
+            "target-unreadable",
+            "--target {given:plain}: expected a number such as 0.94, or a metric such as eval/loss=0.3.",
+            given=text,
+        )  # fmt: skip
     return Goal(name if "/" in name else f"eval/{name}", float(value))
 
 
@@ -164,7 +168,11 @@ def times_to(rows: Sequence[Row], goal: Goal) -> list[TimeTo]:
     """The time to the goal of each row, from its own evaluations. Raises `RecipeError` if no row has any."""
     seen = sorted({k for row in rows for r in row.sound for e in r.evaluations for k in e if "/" in k})
     if goal.metric not in seen:
-        raise RecipeError("target-not-measured", metric=goal.metric, value=goal.value, seen=seen)
+        raise RecipeError(
+            "target-not-measured",
+            "--target {metric:plain}={value:g}: no row has that metric, only {seen:and}. Train with "
+            "--eval-every.", metric=goal.metric, value=goal.value, seen=seen,
+        )  # fmt: skip
     return [_time(row, goal) for row in rows]
 
 

@@ -45,7 +45,10 @@ def report(path: str | os.PathLike, recipe: str | None = None) -> dict[str, Any]
     runs = sorted(file.parent for name in ("recipe.json", FILE) for file in folder.glob(f"*/{name}"))
     if runs and not (folder / "recipe.json").exists():
         first = command("chipwise", "report", str(runs[0]))
-        raise RunError("folder-of-runs", folder=str(folder), runs=[run.name for run in runs], command=first)
+        raise RunError(
+            "folder-of-runs", "{folder} is not a run folder, but holds {runs:few}: type {command}.",
+            folder=str(folder), runs=[run.name for run in runs], command=first,
+        )  # fmt: skip
     run = read_run(folder)
     return run_document(run, *_load(run, recipe))
 
@@ -226,7 +229,11 @@ def _load(run: StoredRun, recipe: str | None) -> tuple[Recipe | None, Fact | Non
             raise
         return None, fact("unchecked-not-loaded", reason=one_line(error))
     if changed and recipe is not None:
-        raise RunError("recipe-of-another-run", recipe=recipe, run=str(run.path), changes=changed)
+        raise RunError(
+            "recipe-of-another-run",
+            "--recipe {recipe} is not the recipe of {run} ({changes:changes}). Name the one that was "
+            "trained.", recipe=recipe, run=str(run.path), changes=changed,
+        )  # fmt: skip
     if changed:
         return None, fact("unchecked-recipe-changed", recipe=one_line(spec), changes=changed)
     return loaded, None
