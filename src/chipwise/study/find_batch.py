@@ -133,8 +133,8 @@ def _limit(recipe: Recipe, at_most: int | None) -> int:
     if at_most is not None and (isinstance(at_most, bool) or at_most < least):
         raise RecipeError(
             "at-most-below-least",
-            "--at-most {at_most}: expected {least} or more, one for each device of each replica, or fewer --set "
-            "replicas=...", at_most=at_most, least=least, replicas=recipe.replicas,
+            "--at-most {at_most}: expected {least} or more, one for each device of each replica, or fewer "
+            "--set replicas=...", at_most=at_most, least=least, replicas=recipe.replicas,
         )  # fmt: skip
     if examples < least:
         raise DataError(
