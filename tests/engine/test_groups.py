@@ -49,9 +49,9 @@ def test_the_average_is_unpacked_by_one_program(monkeypatch):
     monkeypatch.setattr(Cut, "unpack", lambda self, vector: traced.append(1) or unpack(self, vector))
     with Session(recipe(task=PLAIN, ema=0.9), cw.On(devices=2)) as session:
         session.begin()
-        first = session._groups.unpack(session._ema(), averaged=True)
+        first, _ = session.holding.average(session._carry)
         once = len(traced)
-        second = session._groups.unpack(session._ema(), averaged=True)
+        second, _ = session.holding.average(session._carry)
     assert once == len(traced) == 1
     jax.tree.map(np.testing.assert_array_equal, first, second)
 
@@ -200,7 +200,9 @@ def test_the_memory_of_a_device_falls_with_the_devices_of_a_group():
         with Session(made, cw.On(devices=shards, feed="host")) as session:
             session.begin()
             session.compile()
-            replica, update = (one.memory_analysis() for one in session.programs.executables.values())
+            replica, update = (
+                session.programs.executables[name].memory_analysis() for name in ("replica", "update")
+            )
         held = update.argument_size_in_bytes  # state and summed vector
         beside = update.temp_size_in_bytes + update.output_size_in_bytes - update.alias_size_in_bytes
         peaks.append(held + max(replica.temp_size_in_bytes, beside))
@@ -257,7 +259,7 @@ def test_what_the_first_group_read_is_sent_to_the_others():
     with Session(made, cw.On(devices=8)) as session:
         session.begin()
         read = session.snapshot()
-        for sent in session.programs._broadcast(read):
+        for sent in session.holding._broadcast(read):
             for a, b in zip(jax.tree.leaves(read), jax.tree.leaves(sent), strict=True):
                 assert a.dtype == b.dtype and np.asarray(a).tobytes() == np.asarray(b).tobytes()
 

@@ -50,8 +50,7 @@ def test_gradients_are_free_once_they_are_added(shard, monkeypatch):
         session.begin()
         session.advance(1)
         programs, made, left = session.programs, [], []
-        owner = programs.sharding if shard else programs
-        vectors, updates, join = programs._vectors, owner._updates, programs.placement.join
+        vectors, updates, join = programs._vectors, programs.compiled["update"], programs.placement.join
         size = programs.functions.updates.size
 
         def joined(parts):
@@ -71,7 +70,8 @@ def test_gradients_are_free_once_they_are_added(shard, monkeypatch):
 
         monkeypatch.setattr(programs, "_vectors", noted)
         monkeypatch.setattr(programs.placement, "join", joined)
-        monkeypatch.setattr(owner, "_updates", [functools.partial(counted, update) for update in updates])
+        noting = [functools.partial(counted, update) for update in updates]
+        monkeypatch.setitem(programs.compiled, "update", noting)
         session.advance(1)
     assert made and left == [0, 0]
 
@@ -82,7 +82,7 @@ def test_a_device_holds_its_part_and_a_checkpoint_all(tmp_path):
     with Session(recipe, cw.On(devices=4, shard_optimizer=True)) as session:
         session.begin()
         session.advance(3)
-        made = jax.eval_shape(session._make_first, np.uint32(0), {})
+        made = jax.eval_shape(session.holding._make, np.uint32(0), {})
         assert made.optimizer is None and made.ema is None  # no device holds all of either, even at first
         flat = session.programs.functions.updates.flat
         for state in session._carry:

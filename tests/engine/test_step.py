@@ -45,7 +45,7 @@ def looped(loss, **feed):
     with Session(recipe, cw.On(devices=1, **feed)) as session:
         session.begin()
         session.compile()
-        return session.programs.looped
+        return session.programs.blueprint.looped
 
 
 @pytest.mark.slow

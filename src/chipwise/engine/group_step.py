@@ -107,7 +107,7 @@ class GroupStep(Step):
     def update_specs(self, hyper: dict) -> tuple[Any, ...]:
         """The shapes of the inputs of `update`."""
         specs = self.specs()
-        return specs["state"].without("donated"), specs["vector"], hyper, specs["squares"]
+        return specs["state"].without("donated"), specs["vector"], hyper, specs["squares"], None
 
     # ---- programs
 

@@ -48,7 +48,7 @@ class Saver:
 
         Raises `CheckpointError` when none is readable, or when it is of another model.
         """
-        template, placement = self.session.template.without("saved"), self.session.placement
+        template, placement = self.session.holding.template.without("saved"), self.session.placement
         shards = self.session.layout.shards
         restored = None
         if self._checkpoints is not None:
@@ -57,7 +57,7 @@ class Saver:
         if step is None:
             return None
         state, about = restored or (template, {})
-        if shards == 1:  # with groups, `GroupPrograms.put` sends it from device to device
+        if shards == 1:  # with groups, `Grouped.put` sends it from device to device
             state = placement.broadcast(state, template)
         self._saved_at = step
         self.seconds = number(about.get("seconds")) or 0.0
@@ -121,7 +121,7 @@ class Saver:
                 "seconds": log.seconds,
             }
             if checkpoints is not None:
-                checkpoints.save(session.step, host, about, session.saved_axes)
+                checkpoints.save(session.step, host, about, session.holding.saved_axes)
 
     def save_last(self, log: Log) -> None:
         """Waits for all steps, saves the state unless it is saved, and waits until it is on disk. Every host

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import time
 from collections import deque
 from collections.abc import Callable
@@ -32,14 +31,11 @@ from ..recipe.task import Tree
 from ..words.facts import Fact
 from . import feed
 from .evaluate import Evaluator
-from .flat import Flat
-from .freeze import whole_params
-from .groups import GroupPrograms
+from .holding import Holding, drained
 from .on import ALL, On
 from .placement import Placement, describe, lay_out, start_fact
 from .programs import Programs, check_steps_per_call
-from .sharding import Sharding
-from .state import TrainState, abstract_state, count, first_maker, first_state
+from .state import TrainState, abstract_state, count
 
 QUEUED_STEPS = 32  # that the host may run ahead of the device; a stop takes effect within these
 QUEUED_ON_CPUS = 4
@@ -78,18 +74,24 @@ class Session:
         self.resident = self.placement.all("resident", feed.resident(recipe.task.train, memory, on.feed))
         if steps_per_call not in (None, 1):
             check_steps_per_call(steps_per_call, self.layout, self.resident)
-        step: dict[str, Any] = {"resident": self.resident, "state": self.abstract}
-        self._groups: GroupPrograms | None = None
-        if recipe.shards > 1:
-            self._groups = GroupPrograms(recipe, self.layout, self.placement, **step)
-        self.programs: Programs = self._groups or Programs(
-            recipe, self.layout, self.placement, **step, shard_optimizer=on.shard_optimizer
+        self.programs = Programs(
+            recipe,
+            self.layout,
+            self.placement,
+            resident=self.resident,
+            state=self.abstract,
+            shard_optimizer=on.shard_optimizer,
         )
         self._steps_per_call = steps_per_call
         self._window = feed.window_length(recipe)  # for which the program is compiled
         self._columns: dict[str, np.ndarray] | None = None
         self._placed: list | None = None
+        self._carry: list[TrainState] = []
+        self._data: Any = None  # `feed.Resident` or `feed.Streamed`, from `begin` on
+        self._windows: Any = None
         self._evaluator: Evaluator | None = None
+        self._share = len(self.placement.local) / self.placement.groups
+        self.watch = Watch(recipe.task.train, None, self._share)
         self._open = contextlib.ExitStack()
         self._queued: deque[Any] = deque()
 
@@ -117,7 +119,7 @@ class Session:
     def describe(self) -> dict[str, Any]:
         """The machine, the layout, the precision and the size of the model as plain JSON values."""
         update = "flat" if self.recipe.optimizer.on_vector else "whole"
-        update = update if self._sharding is None and self._groups is None else "sharded"
+        update = "sharded" if self.holding.sharded else update
         return {
             **describe(self.machine, self.layout),
             "precision": self.recipe.precision,
@@ -127,14 +129,9 @@ class Session:
         }
 
     @property
-    def template(self) -> TrainState:
-        """The shapes of a checkpoint's arrays; with groups, with shardings on the first group."""
-        return self.abstract if self._groups is None else self._groups.template
-
-    @property
-    def saved_axes(self) -> Tree:
-        """With groups, the axis along which each array of `snapshot` is cut, or -1; otherwise None."""
-        return None if self._groups is None else self._groups.functions.saved_axes.without("saved")
+    def holding(self) -> Holding:
+        """Where the state lives."""
+        return self.programs.holding
 
     # ---- data and state
 
@@ -151,7 +148,7 @@ class Session:
         self, state: TrainState | None = None, recipe: Recipe | None = None, *, last: int | None = None
     ) -> None:
         """Continues from `state`, of NumPy arrays, or from the recipe's first state, and starts the feed.
-        With groups, the arrays may be on the run's first group, as in `GroupPrograms.template`.
+        The arrays may be on devices, as in `Holding.template`.
 
         *Arguments:* `recipe`: the recipe from now on, with the same programs, so that only schedules, seed
         and duration may differ; `last`, the step at which to stop, if it is before the recipe's last.
@@ -163,8 +160,8 @@ class Session:
                 self._evaluator = None
             self.recipe, self.total = recipe, recipe.clock.total or 0
         self.read()
-        self._carry: list[TrainState] = []  # frees the previous state's memory
-        self._carry = self._placed_state(state)
+        self._carry = []  # frees the previous state's memory
+        self._carry = self.holding.first(self.recipe) if state is None else self.holding.put(state)
         self.step = int(self._carry[0].step)
         self._queued.clear()
         if self.step >= (self.total if last is None else last):
@@ -172,7 +169,6 @@ class Session:
         if self._columns is not None:
             self._placed = self.placement.put(feed.flat(self._columns))
             self._columns = None  # frees the host's copy
-        self._data: Any
         if self._placed is not None:
             self._data = feed.Resident(self._placed)
         else:
@@ -180,27 +176,7 @@ class Session:
         self._open.callback(self._data.close)
         self._windows = feed.Windows(self.recipe, self.placement, self.step, self._window)
         self._open.callback(self._windows.close)
-        share = len(self.placement.local) / self.placement.groups
-        self.watch = Watch(self.recipe.task.train, self._data.stream, share)
-
-    def _placed_state(self, state: TrainState | None) -> list[TrainState]:
-        """`state`, or by default the first state, on every local group."""
-
-        def alike(tree: Tree) -> Tree:
-            return self.placement.broadcast(tree, tree)
-
-        if self._groups is not None:
-            if state is None:
-                return self._groups.first(self.recipe, self._make_first, alike)
-            return self._groups.put(state)
-        if state is None:
-            with jax.default_device(self.placement.lead):
-                state = first_state(self.recipe, self._make_first, alike)
-        params = self._flat.pack_host(jax.device_get(state.params))
-        put: Callable[[Any], list[Any]] = self.placement.put
-        if self._sharding is not None:
-            put = self._sharding.put if state.optimizer is not None else self._sharding.first
-        return put(dataclasses.replace(state, params=params))
+        self.watch = Watch(self.recipe.task.train, self._data.stream, self._share)
 
     @property
     def data(self) -> Fact:
@@ -214,10 +190,8 @@ class Session:
         """
         if self.programs.compiled:
             return None
-        window = self._windows.at(self.step)
-        data = self._placed if self._placed is not None else self.programs.data_shapes()
         at_once = 1 if self._steps_per_call is None and not trial else self._steps_per_call
-        decided = self.programs.compile(self._carry, window, data, at_once)
+        decided = self.programs.compile(self._carry, self._windows.at(self.step), self._placed, at_once)
         self.placement.all("compiled", True)  # otherwise collectives wait for hosts that compile
         return decided
 
@@ -267,7 +241,7 @@ class Session:
 
     def drain(self) -> dict[str, Any]:
         """The metric sums of the steps since the last `drain`, on the device."""
-        sums, self._carry = self.programs.drain(self._carry)
+        sums, self._carry = drained(self._carry)
         return sums
 
     def wait(self) -> None:
@@ -278,30 +252,12 @@ class Session:
     # ---- state and metrics
 
     def snapshot(self) -> TrainState:
-        """A copy of the state as NumPy arrays; with groups, as arrays on the first local group. Waits, for
-        all hosts if the state is sharded over them."""
-        state = self._carry[0]
-        if self._groups is not None:
-            return self._groups.snapshot(state)
-        if self._sharding is not None:
-            if state.optimizer is None:  # forgotten
-                return self._host(dataclasses.replace(state, ema=self._ema()))
-            optimizer, ema = self._sharding.whole([(part.optimizer, part.ema) for part in self._carry])
-            state = dataclasses.replace(state, optimizer=optimizer, ema=ema)
-        return self._host(state)
+        """A copy of the state: see `Holding.snapshot`."""
+        return self.holding.snapshot(self._carry)
 
     def parameters(self) -> tuple[Tree, Tree]:
         """All parameters and the task's state, as arrays like those of `snapshot`. Waits."""
-        if self._groups is not None:
-            state = self._groups.snapshot(dataclasses.replace(self._carry[0], optimizer=None, ema=None))
-        else:
-            state = self._host(dataclasses.replace(self._carry[0], optimizer=None, ema=None, sums={}))
-        return whole_params(state.params, state.frozen), state.state
-
-    def _host(self, state: TrainState) -> TrainState:
-        # Copied: on the CPU, `device_get` returns a view of memory that the next step reuses.
-        host = jax.tree.map(np.array, jax.device_get(state))
-        return dataclasses.replace(host, params=self._flat.unpack(host.params))
+        return self.holding.parameters(self._carry)
 
     def _open_evaluation(self) -> None:
         """Reads evaluation data, and checks that the loss can evaluate. Raises `DataError` without data."""
@@ -314,47 +270,11 @@ class Session:
         self._open_evaluation()
         assert self._evaluator is not None
         self.wait()
-        states = [dataclasses.replace(s, optimizer=None, ema=None, sums={}) for s in self._carry]
-        state, average = self.placement.gather(states), self._ema()
-        if self._groups is not None:
-            vector, averaged = (state.params, False) if average is None else (average, True)
-            params = whole_params(self._groups.unpack(vector, averaged), state.frozen)
-            return self._evaluator(params, state.state)
-        unpack, vector = (self._unpack, state.params) if average is None else (self._unpack_average, average)
-        return self._evaluator(whole_params(unpack(vector), state.frozen), state.state)
+        return self._evaluator(*self.holding.average(self._carry))
 
     def forget_optimizer(self) -> None:
         """Frees the memory of the optimizer's state for an evaluation; no step may follow."""
         self._carry = [dataclasses.replace(state, optimizer=None) for state in self._carry]
-
-    def _ema(self) -> jax.Array | None:
-        """The averaged parameters as one vector over the mesh, if the recipe has an EMA."""
-        parts = [state.ema for state in self._carry]
-        if parts[0] is None:
-            return None
-        return self.placement.gather(parts) if self._sharding is None else self._sharding.average(self._carry)
-
-    @property
-    def _sharding(self) -> Sharding | None:
-        return self.programs.sharding
-
-    @property
-    def _flat(self) -> Flat:
-        return self.programs.functions.updates.flat  # without groups
-
-    @functools.cached_property
-    def _make_first(self) -> Any:
-        if self._groups is not None:
-            return self._groups.maker(self.recipe)
-        return first_maker(self.recipe, moments=self._sharding is None)
-
-    @functools.cached_property
-    def _unpack(self) -> Callable[[jax.Array], Tree]:
-        return jax.jit(self._flat.unpack)
-
-    @functools.cached_property
-    def _unpack_average(self) -> Callable[[jax.Array], Tree]:
-        return jax.jit(self._flat.widened().unpack)
 
     def close(self) -> None:
         """Stops the threads that read data. The state stays readable."""

@@ -1,0 +1,495 @@
+"""Where the training state lives: whole on every device, with the optimizer's part sharded, or over groups.
+
+A `carry` is the state on the devices: a list with one `TrainState` per local group, which steps replace. A
+holding makes it, copies it to the host, and moves it by a step's summed gradient; `hold` chooses among three.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from ..models.large import spec_at
+from ..recipe.recipe import Recipe
+from ..recipe.task import Tree
+from .blueprint import Blueprint, Program
+from .freeze import whole_params
+from .group_step import GroupStep
+from .placement import Group, Placement
+from .reduce import AXIS
+from .state import TrainState, first_maker, first_state
+from .step import Step
+
+Carry = list[TrainState]
+Compiled = Mapping[str, Sequence[Any]]
+"""The name of each program to its executables, one for each local group."""
+
+
+class Holding(Protocol):
+    """One way to hold the state. *Fields:* `sharded`: whether a device lacks a part of it."""
+
+    sharded: bool
+
+    @property
+    def template(self) -> TrainState:
+        """The shapes of a checkpoint's arrays, with shardings if they are read to the devices."""
+
+    @property
+    def saved_axes(self) -> Tree:
+        """The axis along which each array of `snapshot` is cut over devices, or -1; None if none is."""
+
+    def first(self, recipe: Recipe) -> Carry:
+        """The recipe's first state. *Arguments:* `recipe`, maybe with another seed or other schedules."""
+
+    def put(self, state: TrainState) -> Carry:
+        """`state`, with parameters as a tree: NumPy arrays, or arrays as in `template`."""
+
+    def snapshot(self, carry: Carry) -> TrainState:
+        """A copy of the state, with parameters as a tree, that no step overwrites. Waits, for all hosts if
+        the state is sharded over them."""
+
+    def parameters(self, carry: Carry) -> tuple[Tree, Tree]:
+        """All parameters and the task's state, as arrays like those of `snapshot`. Waits."""
+
+    def average(self, carry: Carry) -> tuple[Tree, Tree]:
+        """The parameters, averaged if the recipe has an EMA, and the task's state, over the mesh."""
+
+    def step(self, compiled: Compiled, vectors: list, carry: Carry, window: list) -> tuple[Carry, jax.Array]:
+        """The carry after a step, and a token `()` int32 to wait for.
+
+        *Arguments:* `vectors`: for each local group, its replicas' vectors or their partial sum; the list is
+        emptied when they are added, so that their memory is free during the update.
+        """
+
+
+def hold(step: Any, made: Blueprint[Program], placement: Placement) -> Holding:
+    """The holding for the state of `step`."""
+    if made.shards > 1:
+        return Grouped(step, made, placement)
+    return (ShardedOptimizer if step.sharded else Replicated)(step, made, placement)
+
+
+def drained(carry: Carry) -> tuple[dict[str, Any], Carry]:
+    """The metric sums since the last call, on the device, and the carry with sums of zero."""
+    return carry[0].sums, [dataclasses.replace(state, sums=_zeros(state.sums)) for state in carry]
+
+
+@functools.partial(jax.jit, keep_unused=True)  # the unused sums determine the zeros' device
+def _zeros(sums):
+    return jax.tree.map(jnp.zeros_like, sums)
+
+
+class Replicated:
+    """The whole state on every device."""
+
+    sharded = False
+    saved_axes = None
+
+    def __init__(self, step: Step, made: Blueprint[Program], placement: Placement):
+        self.step_of, self.placement = step, placement
+        self.template = step.state
+        self._flat = step.updates.flat
+        self._make = first_maker(step.recipe)
+        self._reduce = _reducer(made, placement)
+        self._unpack = jax.jit(self._flat.unpack)
+        self._unpack_average = jax.jit(self._flat.widened().unpack)
+
+    def first(self, recipe: Recipe) -> Carry:
+        return self.put(_made(recipe, self._make, self.placement))
+
+    def put(self, state: TrainState) -> Carry:
+        return self.placement.put(_packed(self._flat, state))
+
+    def snapshot(self, carry: Carry) -> TrainState:
+        return _host(self._flat, carry[0])
+
+    def parameters(self, carry: Carry) -> tuple[Tree, Tree]:
+        return _parameters(self._flat, carry[0])
+
+    def average(self, carry: Carry) -> tuple[Tree, Tree]:
+        return _averaged(self.placement, carry, self._unpack, self._unpack_average, self.placement.gather)
+
+    def step(self, compiled: Compiled, vectors: list, carry: Carry, window: list) -> tuple[Carry, jax.Array]:
+        return _moved(compiled, self._reduce(vectors), carry, window)
+
+
+def _reducer(made: Blueprint[Program], placement: Placement) -> Any:
+    """A function that adds the vectors of all replicas, for each local group, and empties the list."""
+    exchange = made.exchanges.get("reduce")
+    program = None if exchange is None else exchange.program(placement.mesh)
+
+    def reduce(vectors: list) -> list[jax.Array]:
+        if program is None:  # a single vector
+            return vectors.pop()
+        if placement.count == 1:
+            return [program(vectors.pop())]
+        joined = [placement.join(parts) for parts in zip(*vectors, strict=True)]
+        vectors.clear()
+        return placement.split(program(joined))
+
+    return reduce
+
+
+def _moved(compiled: Compiled, totals: list, carry: Carry, window: list) -> tuple[Carry, jax.Array]:
+    """The carry after the update of every group by the whole sum."""
+    square, measure = compiled.get("square"), compiled.get("measure")
+    after, tokens = [], []
+    for g, (before, total) in enumerate(zip(carry, totals, strict=True)):
+        hyper, squares, ratios = window[g]["hyper"], None, None
+        if square is not None:
+            squares = square[g](total)
+        given = (before.without("donated"), total, hyper, squares)
+        if measure is not None:
+            ratios = compiled["ratios"][g](measure[g](*given), before.step, hyper)
+        state, token = compiled["update"][g](*given, ratios)
+        after.append(dataclasses.replace(state, frozen=before.frozen))
+        tokens.append(token)
+    return after, tokens[0]
+
+
+def _made(recipe: Recipe, make: Any, placement: Placement) -> TrainState:
+    """The first state, on this host's first device."""
+    with jax.default_device(placement.lead):
+        return first_state(recipe, make, lambda tree: placement.broadcast(tree, tree))
+
+
+def _packed(flat: Any, state: TrainState) -> TrainState:
+    return dataclasses.replace(state, params=flat.pack_host(jax.device_get(state.params)))
+
+
+def _host(flat: Any, state: TrainState) -> TrainState:
+    # Copied: on the CPU, `device_get` returns a view of memory that the next step reuses.
+    host = jax.tree.map(np.array, jax.device_get(state))
+    return dataclasses.replace(host, params=flat.unpack(host.params))
+
+
+def _evaluated(state: TrainState) -> TrainState:
+    """What an evaluation or a replica needs of a state."""
+    return dataclasses.replace(state, optimizer=None, ema=None, sums={})
+
+
+def _parameters(flat: Any, state: TrainState) -> tuple[Tree, Tree]:
+    host = _host(flat, _evaluated(state))
+    return whole_params(host.params, host.frozen), host.state
+
+
+def _averaged(
+    placement: Placement, carry: Carry, unpack: Any, unpack_average: Any, whole: Any
+) -> tuple[Tree, Tree]:
+    """See `Holding.average`. *Arguments:* `whole`: makes a vector over the mesh of the parts of it."""
+    state = placement.gather([_evaluated(state) for state in carry])
+    average = None if carry[0].ema is None else whole([state.ema for state in carry])
+    tree = unpack(state.params) if average is None else unpack_average(average)
+    return whole_params(tree, state.frozen), state.state
+
+
+class ShardedOptimizer:
+    """The optimizer's state and the average sharded over the devices (ZeRO-1: Rajbhandari et al., 2020), with
+    the same bits if sums are exact.
+
+    Each device adds and updates its own chunks of the flat vector, and the parameters are gathered:
+
+        scatter   exchange the replicas' vectors and add them in tree order, or in the back end's if sums need
+                  not be exact; each device has the sum of its chunks
+        square    the squares of a device's chunks, for clipping by norm, sent to all devices
+        slice     a device's chunks of the parameters
+        measure   the lengths of a device's rows, for norms of layers, sent to all devices
+        ratios    of all rows, and the slice of a device's
+        update    optimizer and average, for a device's chunks
+        gather    the parameters, whole on every device
+
+    The traffic is that of an all-reduce. An elementwise update does not depend on where the vector is cut,
+    the norm is always summed chunk by chunk, and slices and collectives round nothing. So the bits are those
+    of the unsharded update, on any number of devices.
+    """
+
+    sharded = True
+    saved_axes = None
+
+    def __init__(self, step: Step, made: Blueprint[Program], placement: Placement):
+        self.step_of, self.placement = step, placement
+        self.template = step.state
+        self._flat = flat = step.updates.flat
+        self.chunk = flat.size // placement.groups
+        # No device has all of the optimizer's state and the average, even at first.
+        self._make = first_maker(step.recipe, moments=False)
+        self._init = jax.jit(step.recipe.optimizer.init)
+        self._unpack = jax.jit(flat.unpack)
+        self._unpack_average = jax.jit(flat.widened().unpack)
+        self._scatter = made.exchanges["reduce"].program(placement.mesh)
+        self._gather = made.exchanges["gather"].program(placement.mesh)
+        # Slices are not part of the update's program: the compiler would fuse them with its arithmetic, and
+        # change the bits.
+        self._slice = jax.jit(lambda vector, start: lax.dynamic_slice(vector, (start,), (self.chunk,)))
+        row, rows = flat.row, self.chunk // flat.row
+        self._slice_rows = jax.jit(lambda by_row, start: lax.dynamic_slice(by_row, (start // row,), (rows,)))
+
+    @functools.cached_property
+    def _starts(self) -> list[jax.Array]:
+        """Where each device's chunks begin, on that device."""
+        return [jax.device_put(np.int32(g.index * self.chunk), g.device) for g in self.placement.local]
+
+    @functools.cached_property
+    def _masks(self) -> list[Tree]:
+        """Each device's part of the update's masks (`Update.masks`)."""
+        masks = self.step_of.updates.host_masks()
+        return [
+            jax.device_put({name: self._part(mask, group) for name, mask in masks.items()}, group.device)
+            for group in self.placement.local
+        ]
+
+    def _part(self, leaf: Any, group: Group) -> Any:
+        """A device's part of a NumPy array, if it has one value for each value of the parameter vector."""
+        start = group.index * self.chunk
+        return leaf[start : start + self.chunk] if self.step_of.is_flat(leaf) else leaf
+
+    def first(self, recipe: Recipe) -> Carry:
+        state, carry = _packed(self._flat, _made(recipe, self._make, self.placement)), []
+        for placed, start in zip(self.placement.put(state), self._starts, strict=True):
+            part = self._slice(placed.params, start)
+            average = jnp.copy(part) if recipe.ema is not None else None  # the update overwrites both
+            carry.append(dataclasses.replace(placed, optimizer=self._init(part), ema=average))
+        return carry
+
+    def put(self, state: TrainState) -> Carry:
+        carry, replicated = [], dataclasses.replace(_packed(self._flat, state), optimizer=None, ema=None)
+        for group, placed in zip(self.placement.local, self.placement.put(replicated), strict=True):
+            parts = jax.tree.map(functools.partial(self._part, group=group), (state.optimizer, state.ema))
+            optimizer, ema = jax.device_put(parts, group.device)
+            carry.append(dataclasses.replace(placed, optimizer=optimizer, ema=ema))
+        return carry
+
+    def snapshot(self, carry: Carry) -> TrainState:
+        optimizer, ema = self._whole("optimizer", carry), self._whole("ema", carry)
+        return _host(self._flat, dataclasses.replace(carry[0], optimizer=optimizer, ema=ema))
+
+    def _whole(self, part: str, carry: Carry) -> Tree:
+        """A part of the state as NumPy arrays on every host, `None` if it was freed. Waits for all hosts."""
+
+        def gathered(shape: jax.ShapeDtypeStruct, *leaves: jax.Array) -> np.ndarray:
+            if not self.step_of.is_flat(shape):
+                return np.array(jax.device_get(leaves[0]))
+            return np.array(self.placement.split(self._gather(self.placement.join(leaves)))[0])
+
+        parts = [getattr(state, part) for state in carry]
+        if parts[0] is None:
+            return None
+        return jax.tree.map(gathered, getattr(self.step_of.state, part), *parts)
+
+    def parameters(self, carry: Carry) -> tuple[Tree, Tree]:
+        return _parameters(self._flat, carry[0])
+
+    def average(self, carry: Carry) -> tuple[Tree, Tree]:
+        return _averaged(self.placement, carry, self._unpack, self._unpack_average, self._gathered)
+
+    def _gathered(self, parts: Sequence[jax.Array]) -> jax.Array:
+        """A vector over the mesh, whole on every device, from each device's part."""
+        return self._gather(self.placement.join(parts))
+
+    def step(self, compiled: Compiled, vectors: list, carry: Carry, window: list) -> tuple[Carry, jax.Array]:
+        placement, square, measure = self.placement, compiled.get("square"), compiled.get("measure")
+        joined = [placement.join(parts) for parts in zip(*vectors, strict=True)]
+        vectors.clear()
+        summed, aside = self._scatter(joined)
+        del joined
+        sums, asides = placement.split(summed), placement.split(aside)
+        squares: list[Any] = [None] * len(carry)
+        if square is not None:
+            squares = placement.split(self._gathered([square[g](total) for g, total in enumerate(sums)]))
+        inputs = []
+        for g, before in enumerate(carry):
+            part = self._slice(before.params, self._starts[g])
+            state = dataclasses.replace(before, params=part, frozen=None)
+            inputs.append((state, sums[g], asides[g], window[g]["hyper"], squares[g], self._masks[g]))
+        ratios: list[Any] = [None] * len(carry)
+        if measure is not None:
+            lengths = self._gathered([measure[g](*given) for g, given in enumerate(inputs)])
+            for g, own in enumerate(placement.split(lengths)):
+                by_row = compiled["ratios"][g](own, carry[g].step, window[g]["hyper"])
+                ratios[g] = self._slice_rows(by_row, self._starts[g])
+        after, tokens = [], []
+        for update, given, own in zip(compiled["update"], inputs, ratios, strict=True):
+            state, token = update(*given, own)
+            after.append(state)
+            tokens.append(token)
+        params = placement.split(self._gathered([state.params for state in after]))
+        return [
+            dataclasses.replace(state, params=vector, frozen=before.frozen)
+            for state, vector, before in zip(after, params, carry, strict=True)
+        ], tokens[0]
+
+
+class Grouped:
+    """Each group's state cut over its devices; all groups have the same.
+
+    If a group has devices of several hosts, all of these hosts run its programs, and send each other the
+    arrays of checkpoints part by part.
+    """
+
+    sharded = True
+
+    def __init__(self, step: GroupStep, made: Blueprint[Program], placement: Placement):
+        self.step_of, self.placement = step, placement
+        self._reduce = _reducer(made, placement)
+        self._make = first_maker(
+            step.recipe, step.packed, out_shardings=self._shardings(placement.local[0].mesh)
+        )
+        self._pack, self._unpack = jax.jit(step.packed), jax.jit(step.unpacked)
+        whole, over = step.updates.whole, self._over(step.axes, placement.mesh)
+        self._unpack_mesh = jax.jit(whole.unpack, out_shardings=over)
+        self._unpack_average = jax.jit(whole.widened().unpack, out_shardings=over)
+        self._copy = jax.jit(functools.partial(jax.tree.map, jnp.copy))
+
+    def _shardings(self, mesh: Any) -> TrainState:
+        return jax.tree.map(lambda spec: NamedSharding(mesh, spec), self.step_of.parts)
+
+    @staticmethod
+    def _over(axes: Tree, mesh: Any) -> Tree:
+        return jax.tree.map(lambda axis: NamedSharding(mesh, spec_at(axis)), axes)
+
+    @property
+    def saved_axes(self) -> Tree:
+        return self.step_of.saved_axes.without("saved")
+
+    @property
+    def template(self) -> TrainState:
+        """As in `Holding`: on the run's first group, if all its devices are host 0's."""
+        state = self.step_of.state
+        if self.placement.over_hosts:
+            return state
+        return jax.tree.map(
+            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            state,
+            self._over(self.step_of.saved_axes, self.placement.local[0].mesh),
+        )
+
+    def first(self, recipe: Recipe) -> Carry:
+        def alike(tree: Tree) -> Tree:
+            return self.placement.broadcast(tree, tree)
+
+        return self._on_all(first_state(recipe, self._make, alike))
+
+    def put(self, state: TrainState) -> Carry:
+        """As in `Holding`; on hosts without the run's first group, an array of it may be its shape."""
+        restored = not isinstance(jax.tree.leaves(state.params)[0], np.ndarray)
+        if self.placement.over_hosts:
+            states = [jax.tree.map(self._sent, state, self.step_of.saved_axes)]
+        elif restored and self.placement.hosts.count > 1:
+            states = self._broadcast(state)
+        else:
+            states = self.placement.put_cut(state, self.step_of.saved_axes, only=1)
+        return self._on_all(self._pack(states[0]))
+
+    def _on_all(self, state: TrainState) -> Carry:
+        """`state`, which is on the first local group, on all local groups."""
+        others = [jax.device_put(state, self._shardings(group.mesh)) for group in self.placement.local[1:]]
+        return [state, *others]
+
+    def snapshot(self, carry: Carry) -> TrainState:
+        """As in `Holding`: arrays on the first local group. If groups have devices of several hosts, NumPy
+        arrays on each host."""
+        return self._copied(carry[0])
+
+    def _copied(self, state: TrainState) -> TrainState:
+        params = self._unpack(state.params)
+        if self.placement.lead.platform == "cpu":  # checkpoints read memory that the next step would reuse
+            state = self._copy(state)
+        state = dataclasses.replace(state, params=params)
+        if not self.placement.over_hosts:
+            return state
+        missing: dict[str, Any] = {
+            f.name: None for f in dataclasses.fields(state) if getattr(state, f.name) is None
+        }
+        return jax.tree.map(self._received, state, dataclasses.replace(self.step_of.saved_axes, **missing))
+
+    def parameters(self, carry: Carry) -> tuple[Tree, Tree]:
+        state = self._copied(dataclasses.replace(carry[0], optimizer=None, ema=None))
+        return whole_params(state.params, state.frozen), state.state
+
+    def average(self, carry: Carry) -> tuple[Tree, Tree]:
+        unpackers = self._unpack_mesh, self._unpack_average
+        return _averaged(self.placement, carry, *unpackers, self.placement.gather)
+
+    def step(self, compiled: Compiled, vectors: list, carry: Carry, window: list) -> tuple[Carry, jax.Array]:
+        return _moved(compiled, self._reduce(vectors), carry, window)
+
+    def _broadcast(self, state: TrainState) -> list[TrainState]:
+        """The first group's `state` on every local group, bit for bit.
+
+        Groups add the bits of the values as integers; all but the first contribute zeros. A sum of floats
+        would lose the sign of a zero.
+        """
+        local, mesh = self.placement.local, self.placement.mesh
+
+        def broadcast(leaf: jax.Array, axis: int) -> list[jax.Array]:
+            spec = spec_at(axis)
+            parts = []
+            for group in local:
+                value = leaf if group.index == 0 else jnp.zeros(leaf.shape, leaf.dtype)
+                parts.append(jax.device_put(_as_integer(value)[None], group.place(P(None, *spec))))
+            shards = [s.data for part in parts for s in part.addressable_shards]
+            sharding = NamedSharding(mesh, P(AXIS, *spec))
+            shape = (self.placement.groups, *leaf.shape)
+            stacked = jax.make_array_from_single_device_arrays(shape, sharding, shards)
+            total = jax.jit(
+                jax.shard_map(
+                    lambda x: _from_integer(lax.psum(x, AXIS)[0], leaf.dtype),
+                    mesh=mesh,
+                    in_specs=sharding.spec,
+                    out_specs=spec,
+                    check_vma=False,
+                )
+            )(stacked)
+            return self.placement.split(total)
+
+        leaves, structure = jax.tree.flatten(state)
+        axes = jax.tree.leaves(self.step_of.saved_axes)
+        copies = [broadcast(leaf, axis) for leaf, axis in zip(leaves, axes, strict=True)]
+        return [jax.tree.unflatten(structure, [leaf[i] for leaf in copies]) for i in range(len(local))]
+
+    def _sent(self, leaf: Any, axis: int) -> jax.Array:
+        """Host 0's NumPy array (on other hosts `leaf` is its shape) on this host's only group."""
+        placement, (group,) = self.placement, self.placement.local
+        parts: list[Any] = [None] * placement.shards
+        if axis < 0:
+            return group.put(placement.from_one_host(leaf if placement.hosts.first else None, leaf))
+        if placement.hosts.first:
+            parts = np.split(leaf, placement.shards, axis)
+        sharding, shards = group.place(spec_at(axis)), []
+        shape = jax.ShapeDtypeStruct(sharding.shard_shape(leaf.shape), leaf.dtype)
+        for device, part in zip(group.devices, parts, strict=True):
+            part = placement.from_one_host(part, shape)
+            shards += [jax.device_put(part, device)] if device in group.here else []
+        return jax.make_array_from_single_device_arrays(leaf.shape, sharding, shards)
+
+    def _received(self, leaf: jax.Array, axis: int) -> np.ndarray:
+        """The run's first group's array on every host."""
+        if axis < 0:
+            return np.array(jax.device_get(leaf))
+        shards = leaf.addressable_shards if self.placement.local[0].index == 0 else []
+        parts = {shard.index[axis].start or 0: shard.data for shard in shards}
+        shape = jax.ShapeDtypeStruct(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
+        starts = range(0, leaf.shape[axis], shape.shape[axis])
+        return np.concatenate(
+            [self.placement.from_one_host(parts.get(start), shape) for start in starts], axis
+        )
+
+
+def _as_integer(array: jax.Array) -> jax.Array:
+    """The bits of each value as an unsigned integer."""
+    if array.dtype.kind == "b":  # which `bitcast_convert_type` does not take
+        return array.astype(jnp.uint8)
+    return lax.bitcast_convert_type(array, jnp.dtype(f"uint{8 * array.dtype.itemsize}"))
+
+
+def _from_integer(bits: jax.Array, dtype: Any) -> jax.Array:
+    return bits.astype(bool) if np.dtype(dtype).kind == "b" else lax.bitcast_convert_type(bits, dtype)
