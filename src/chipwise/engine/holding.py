@@ -107,7 +107,7 @@ class Replicated:
         return self.put(_made(recipe, self._make, self.placement))
 
     def put(self, state: TrainState) -> Carry:
-        return self.placement.put(_packed(self._flat, state))
+        return self.placement.put(_packed(self.step_of, state))
 
     def snapshot(self, carry: Carry) -> TrainState:
         return _host(self._flat, carry[0])
@@ -162,8 +162,15 @@ def _made(recipe: Recipe, make: Any, placement: Placement) -> TrainState:
         return first_state(recipe, make, lambda tree: placement.broadcast(tree, tree))
 
 
-def _packed(flat: Any, state: TrainState) -> TrainState:
-    return dataclasses.replace(state, params=flat.pack_host(jax.device_get(state.params)))
+def _packed(step: Step, state: TrainState) -> TrainState:
+    packed = step.updates.flat.pack_host(jax.device_get(state.params))
+    return dataclasses.replace(state, params=packed, sums=_sums(step, state))
+
+
+def _sums(step: Step, state: TrainState) -> Any:
+    """The metric sums of `state` in the structure for which the step is compiled: JAX sees another one if the
+    loss makes a new `finish` function in each trace."""
+    return jax.tree.unflatten(jax.tree.structure(step.state.sums), jax.tree.leaves(state.sums))
 
 
 def _host(flat: Any, state: TrainState) -> TrainState:
@@ -253,7 +260,7 @@ class ShardedOptimizer:
         return leaf[start : start + self.chunk] if self.step_of.is_flat(leaf) else leaf
 
     def first(self, recipe: Recipe) -> Carry:
-        state, carry = _packed(self._flat, _made(recipe, self._make, self.placement)), []
+        state, carry = _packed(self.step_of, _made(recipe, self._make, self.placement)), []
         for placed, start in zip(self.placement.put(state), self._starts, strict=True):
             part = self._slice(placed.params, start)
             average = jnp.copy(part) if recipe.ema is not None else None  # the update overwrites both
@@ -261,7 +268,7 @@ class ShardedOptimizer:
         return carry
 
     def put(self, state: TrainState) -> Carry:
-        carry, replicated = [], dataclasses.replace(_packed(self._flat, state), optimizer=None, ema=None)
+        carry, replicated = [], dataclasses.replace(_packed(self.step_of, state), optimizer=None, ema=None)
         for group, placed in zip(self.placement.local, self.placement.put(replicated), strict=True):
             parts = jax.tree.map(functools.partial(self._part, group=group), (state.optimizer, state.ema))
             optimizer, ema = jax.device_put(parts, group.device)
@@ -391,6 +398,7 @@ class Grouped:
 
     def _on_all(self, state: TrainState) -> Carry:
         """`state`, which is on the first local group, on all local groups."""
+        state = dataclasses.replace(state, sums=_sums(self.step_of, state))
         others = [jax.device_put(state, self._shardings(group.mesh)) for group in self.placement.local[1:]]
         return [state, *others]
 

@@ -88,7 +88,7 @@ class Step:
     *Fields:* `calls`, the calls of `replica` on a device in a step, each of which computes `together`
     replicas; `fused`, whether `replica_and_update` replaces all programs, since there is only one block and
     so one device; `updates`, the update and the layout of its vector; `sharded`, whether the optimizer's
-    state is sharded over the devices (see `engine.sharding`), which `shard_optimizer` requires or forbids.
+    state is sharded over the devices (see `engine.holding`), which `shard_optimizer` requires or forbids.
     """
 
     def __init__(
