@@ -1,6 +1,6 @@
 """Models larger than a device: `cw.models.fsdp`, a layer with parameters sharded over several devices.
 
-A recipe with `shards` computes each replica on a group of devices (`chipwise.engine.group_step`). Programs for a
+A recipe with `shards` computes each replica on a group of devices (`engine.group_step`). Programs for a
 group are traced inside `in_group`; elsewhere a layer is called directly.
 """
 
