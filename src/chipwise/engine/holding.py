@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from ..models.large import spec_at
 from ..recipe.recipe import Recipe
@@ -25,7 +24,6 @@ from .blueprint import Blueprint, Program
 from .freeze import whole_params
 from .group_step import GroupStep
 from .placement import Group, Placement
-from .reduce import AXIS
 from .state import TrainState, first_maker, first_state
 from .step import Step
 
@@ -389,9 +387,9 @@ class Grouped:
         """As in `Holding`; on hosts without the run's first group, an array of it may be its shape."""
         restored = not isinstance(jax.tree.leaves(state.params)[0], np.ndarray)
         if self.placement.over_hosts:
-            states = [jax.tree.map(self._sent, state, self.step_of.saved_axes)]
+            states = [jax.tree.map(self.placement.send_cut, state, self.step_of.saved_axes)]
         elif restored and self.placement.hosts.count > 1:
-            states = self._broadcast(state)
+            states = self.placement.on_groups(state, self.step_of.saved_axes)
         else:
             states = self.placement.put_cut(state, self.step_of.saved_axes, only=1)
         return self._on_all(self._pack(states[0]))
@@ -414,10 +412,9 @@ class Grouped:
         state = dataclasses.replace(state, params=params)
         if not self.placement.over_hosts:
             return state
-        missing: dict[str, Any] = {
-            f.name: None for f in dataclasses.fields(state) if getattr(state, f.name) is None
-        }
-        return jax.tree.map(self._received, state, dataclasses.replace(self.step_of.saved_axes, **missing))
+        names = (f.name for f in dataclasses.fields(state) if getattr(state, f.name) is None)
+        axes = dataclasses.replace(self.step_of.saved_axes, **dict[str, Any].fromkeys(names))
+        return jax.tree.map(self.placement.receive_cut, state, axes)
 
     def parameters(self, carry: Carry) -> tuple[Tree, Tree]:
         state = self._copied(dataclasses.replace(carry[0], optimizer=None, ema=None))
@@ -429,75 +426,3 @@ class Grouped:
 
     def step(self, compiled: Compiled, vectors: list, carry: Carry, window: list) -> tuple[Carry, jax.Array]:
         return _moved(compiled, self._reduce(vectors), carry, window)
-
-    def _broadcast(self, state: TrainState) -> list[TrainState]:
-        """The first group's `state` on every local group, bit for bit.
-
-        Groups add the bits of the values as integers; all but the first contribute zeros. A sum of floats
-        would lose the sign of a zero.
-        """
-        local, mesh = self.placement.local, self.placement.mesh
-
-        def broadcast(leaf: jax.Array, axis: int) -> list[jax.Array]:
-            spec = spec_at(axis)
-            parts = []
-            for group in local:
-                value = leaf if group.index == 0 else jnp.zeros(leaf.shape, leaf.dtype)
-                parts.append(jax.device_put(_as_integer(value)[None], group.place(P(None, *spec))))
-            shards = [s.data for part in parts for s in part.addressable_shards]
-            sharding = NamedSharding(mesh, P(AXIS, *spec))
-            shape = (self.placement.groups, *leaf.shape)
-            stacked = jax.make_array_from_single_device_arrays(shape, sharding, shards)
-            total = jax.jit(
-                jax.shard_map(
-                    lambda x: _from_integer(lax.psum(x, AXIS)[0], leaf.dtype),
-                    mesh=mesh,
-                    in_specs=sharding.spec,
-                    out_specs=spec,
-                    check_vma=False,
-                )
-            )(stacked)
-            return self.placement.split(total)
-
-        leaves, structure = jax.tree.flatten(state)
-        axes = jax.tree.leaves(self.step_of.saved_axes)
-        copies = [broadcast(leaf, axis) for leaf, axis in zip(leaves, axes, strict=True)]
-        return [jax.tree.unflatten(structure, [leaf[i] for leaf in copies]) for i in range(len(local))]
-
-    def _sent(self, leaf: Any, axis: int) -> jax.Array:
-        """Host 0's NumPy array (on other hosts `leaf` is its shape) on this host's only group."""
-        placement, (group,) = self.placement, self.placement.local
-        parts: list[Any] = [None] * placement.shards
-        if axis < 0:
-            return group.put(placement.from_one_host(leaf if placement.hosts.first else None, leaf))
-        if placement.hosts.first:
-            parts = np.split(leaf, placement.shards, axis)
-        sharding, shards = group.place(spec_at(axis)), []
-        shape = jax.ShapeDtypeStruct(sharding.shard_shape(leaf.shape), leaf.dtype)
-        for device, part in zip(group.devices, parts, strict=True):
-            part = placement.from_one_host(part, shape)
-            shards += [jax.device_put(part, device)] if device in group.here else []
-        return jax.make_array_from_single_device_arrays(leaf.shape, sharding, shards)
-
-    def _received(self, leaf: jax.Array, axis: int) -> np.ndarray:
-        """The run's first group's array on every host."""
-        if axis < 0:
-            return np.array(jax.device_get(leaf))
-        shards = leaf.addressable_shards if self.placement.local[0].index == 0 else []
-        parts = {shard.index[axis].start or 0: shard.data for shard in shards}
-        shape = jax.ShapeDtypeStruct(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
-        starts = range(0, leaf.shape[axis], shape.shape[axis])
-        return np.concatenate(
-            [self.placement.from_one_host(parts.get(start), shape) for start in starts], axis
-        )
-
-
-def _as_integer(array: jax.Array) -> jax.Array:
-    """The bits of each value as an unsigned integer."""
-    if array.dtype.kind == "b":  # which `bitcast_convert_type` does not take
-        return array.astype(jnp.uint8)
-    return lax.bitcast_convert_type(array, jnp.dtype(f"uint{8 * array.dtype.itemsize}"))
-
-
-def _from_integer(bits: jax.Array, dtype: Any) -> jax.Array:
-    return bits.astype(bool) if np.dtype(dtype).kind == "b" else lax.bitcast_convert_type(bits, dtype)
