@@ -20,7 +20,7 @@ from pathlib import Path
 from chipwise.chips.catalogue import Chip, peak_flops_per_device
 from chipwise.chips.targets import parse
 from chipwise.hlo.splash import TABLE, Splash, cores
-from chipwise.machine.facts import installed
+from chipwise.machine.host_facts import installed
 from chipwise.models.attention_fused import PRODUCTS
 from chipwise.planner.compile_processes import compiler_environment
 from chipwise.planner.compile_step import topologies

@@ -32,7 +32,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from chipwise.machine.facts import installed
+from chipwise.machine.host_facts import installed
 from chipwise.machine.record import Record, Series, read
 
 from . import page

@@ -319,7 +319,7 @@ def plain_copy(images: Images, store: str, threads: int) -> Callable[[float], fl
     """Copies whole batches from memory as large as the data into memory already in use."""
     from chipwise.data.packed import PackedFolder
     from chipwise.data.sources import example_bytes
-    from chipwise.measure.feed import Copy
+    from chipwise.measure.feed_speed import Copy
 
     source = PackedFolder(images.pack("raw"))
     copy, size = Copy(source.spec, images.batch, len(source)), example_bytes(source.spec)

@@ -16,7 +16,7 @@ from .data import augment as augment
 from .data import datasets as datasets
 from .data.pack.job import pack as pack
 from .deploy.export import export as export
-from .deploy.predict import predict as predict
+from .deploy.predictions import predict as predict
 from .deploy.pretrained import pretrained as pretrained
 from .engine.evaluate import evaluate as evaluate
 from .engine.fit import fit as fit

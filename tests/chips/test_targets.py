@@ -12,7 +12,7 @@ import pytest
 
 from chipwise.chips.targets import EXAMPLES, MOST_CHIPS, SLICES, names, parse
 from chipwise.errors import DeviceError
-from chipwise.machine.facts import installed
+from chipwise.machine.host_facts import installed
 from chipwise.words.facts import fact
 from refusals import refused
 

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from chipwise.cli.devices import render
-from chipwise.machine.report import Problem, look
+from chipwise.machine.devices_report import Problem, look
 from chipwise.words.facts import fact
 
 

@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 from chipwise.data import originals
 from chipwise.data.originals import read_idx
 from chipwise.errors import DataError
-from chipwise.machine.limits import Memory
+from chipwise.machine.limits import HostMemory
 from refusals import refused
 
 CODES = {"uint8": 8, "int8": 9, "int16": 11, "int32": 12, "float32": 13, "float64": 14}
@@ -56,7 +56,7 @@ def test_one_byte_more_or_less(tmp_path, pack, change):
 
 
 def test_a_small_file_that_unpacks_to_more_than_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(originals, "memory", lambda: Memory(8 << 20, 4 << 20))
+    monkeypatch.setattr(originals, "memory", lambda: HostMemory(8 << 20, 4 << 20))
     path = tmp_path / "x"
     path.write_bytes(gzip.compress(idx_bytes(np.zeros((1 << 11, 1 << 10), np.uint8))))
     with refused(DataError, "file-too-large", path=path, bytes=2 << 20, limit=1 << 20):

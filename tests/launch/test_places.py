@@ -13,17 +13,17 @@ import pytest
 
 from chipwise.chips.targets import parse
 from chipwise.errors import DeviceError, RecipeError
-from chipwise.launch import names, start
-from chipwise.launch.job import Job, check, local_data, name_of, packages, recipe_file
+from chipwise.launch import places, start
+from chipwise.launch.launch_job import LaunchJob, check, local_data, name_of, packages, recipe_file
 from chipwise.launch.places import PLACES, offered, place, write
-from chipwise.machine.facts import installed
+from chipwise.machine.host_facts import installed
 from refusals import refused
 
 AWKWARD = 'note=it\'s $HOME "here" {x}'
 
 
-def job(target: str, **changes) -> Job:
-    plain = Job(
+def job(target: str, **changes) -> LaunchJob:
+    plain = LaunchJob(
         name="chipwise-digits",
         target=parse(target),
         words=("digits", "--set", AWKWARD),
@@ -41,7 +41,7 @@ EXAMPLES = [
 ]  # fmt: skip
 
 
-def write_in(folder, where: str, one: Job) -> dict[str, str]:
+def write_in(folder, where: str, one: LaunchJob) -> dict[str, str]:
     files = write(place(where), one)
     for name, text in files.items():
         (folder / name).write_text(text)
@@ -58,10 +58,10 @@ def test_every_offered_target_has_files(where):
 
 def test_what_is_rented_is_what_was_planned():
     assert "v5e-8" in [target.name for target in offered(place("kaggle"))]
-    assert names.skypilot(parse("v5e-8")) == "tpu-v5litepod-8"
-    assert names.skypilot(parse("a100-80gb:16")) == "A100-80GB:8"
-    assert names.google_type(parse("v3-8")) == "v3-8" and names.google_type(parse("tpu7x-8")) is None
-    labels, resource, a_host = names.gke(parse("v5e-16"))
+    assert places.skypilot(parse("v5e-8")) == "tpu-v5litepod-8"
+    assert places.skypilot(parse("a100-80gb:16")) == "A100-80GB:8"
+    assert places.google_type(parse("v3-8")) == "v3-8" and places.google_type(parse("tpu7x-8")) is None
+    labels, resource, a_host = places.gke(parse("v5e-16"))
     assert (resource, a_host) == ("google.com/tpu", 4)
     assert labels["cloud.google.com/gke-tpu-topology"] == "4x4"
 

@@ -17,7 +17,7 @@ import tasks
 from chipwise.chips.targets import parse
 from chipwise.errors import RecipeError
 from chipwise.launch import start
-from chipwise.launch.job import Job
+from chipwise.launch.launch_job import LaunchJob
 from chipwise.launch.places import place, write
 from chipwise.recipes import digits
 from refusals import refused
@@ -100,7 +100,7 @@ def test_a_signal_by_scancel_saves_and_the_same_command_goes_on(cluster, chipwis
     assert processes.answer([srun(cluster, chipwise, *words, tasks=1)])["fingerprint"] == whole
 
 
-JOB = Job(name="chipwise-tasks", target=parse("h100"), words=(LONG, *HOW), packages=("chipwise",))
+JOB = LaunchJob(name="chipwise-tasks", target=parse("h100"), words=(LONG, *HOW), packages=("chipwise",))
 
 
 def test_the_written_script_is_stopped_queued_again_and_ends(cluster, chipwise, whole, tmp_path):

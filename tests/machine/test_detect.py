@@ -9,8 +9,8 @@ from jaxlib import xla_client
 
 from chipwise.errors import DeviceError
 from chipwise.machine.detect import FRACTIONS, detect, take_memory
-from chipwise.machine.facts import gather, installed
 from chipwise.machine.guard import accelerators
+from chipwise.machine.host_facts import gather, installed
 from refusals import refused
 
 
@@ -91,7 +91,7 @@ def test_a_promised_tpu_that_jax_does_not_find_is_refused_until_overridden(fresh
     said = fresh_python(
         """
         from chipwise.machine.detect import detect
-        from chipwise.machine.report import look
+        from chipwise.machine.devices_report import look
         from chipwise.errors import DeviceError
         for arguments in ({}, {"count": 1}):
             try:

@@ -5,7 +5,7 @@ import pytest
 from chipwise.errors import DeviceError
 from chipwise.machine import guard
 from chipwise.machine.detect import no_devices, refuse_fallback
-from chipwise.machine.facts import Holder, HostFacts
+from chipwise.machine.host_facts import Holder, HostFacts
 from chipwise.words.facts import fact, say
 from refusals import refused
 

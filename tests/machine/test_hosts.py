@@ -1,7 +1,7 @@
 import pytest
 
-from chipwise.machine.facts import HostFacts
-from chipwise.machine.report import place
+from chipwise.machine.devices_report import Environment
+from chipwise.machine.host_facts import HostFacts
 
 CHIPS = {"pci_tpu_chips": 8}
 KAGGLE = {"KAGGLE_KERNEL_RUN_TYPE": "Interactive"}
@@ -25,7 +25,7 @@ SLURM = {"SLURM_JOB_ID": "17", "SLURM_NTASKS": "4"}
     ],
 )
 def test_the_innermost_place_names_it(facts, name, all_):
-    here = place(facts)
+    here = Environment.of(facts)
     assert (here.name, here.all) == (name, all_) and here.title
 
 
@@ -48,4 +48,4 @@ def test_the_innermost_place_names_it(facts, name, all_):
     ],
 )
 def test_declared_hosts(environment, chips, hosts):
-    assert place(HostFacts(environment=environment, pci_tpu_chips=chips)).hosts == hosts
+    assert Environment.of(HostFacts(environment=environment, pci_tpu_chips=chips)).hosts == hosts

@@ -9,7 +9,7 @@ from chipwise.machine.cluster import Seat
 from chipwise.machine.hosts import Hosts
 
 
-class Wire:
+class Channel:
     def __init__(self):
         self.said = []
 
@@ -33,16 +33,16 @@ def ended(code):
 def here(monkeypatch):
     monkeypatch.setattr(os, "_exit", ended)
     monkeypatch.delattr(sys, "last_value", raising=False)
-    return Hosts(Seat(1, 2, "localhost"), Wire(), ("a", "b"))
+    return Hosts(Seat(1, 2, "localhost"), Channel(), ("a", "b"))
 
 
 def test_who_is_done_says_farewell(here):
     here.leave()
-    assert here._wire.said == ["bye"]
+    assert here._channel.said == ["bye"]
 
 
 def test_who_failed_outside_of_any_call_does_not(here, monkeypatch):
     monkeypatch.setattr(sys, "last_value", ValueError("lost"), raising=False)
     with pytest.raises(Ended) as caught:
         here.leave()
-    assert caught.value.args == (1,) and here._wire.said == [(1, False)]
+    assert caught.value.args == (1,) and here._channel.said == [(1, False)]

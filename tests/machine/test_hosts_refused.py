@@ -14,7 +14,7 @@ from chipwise.engine.layout import usable
 from chipwise.errors import DeviceError
 from chipwise.machine import detect, hosts
 from chipwise.machine.cluster import Seat
-from chipwise.machine.facts import installed
+from chipwise.machine.host_facts import installed
 from chipwise.words.facts import fact
 from refusals import refused
 
@@ -73,7 +73,7 @@ def test_a_count_that_is_not_exact():
 
 
 class Told:
-    """A wire on which the hosts have said `rows`."""
+    """A channel on which the hosts have said `rows`."""
 
     def __init__(self, *rows):
         self.rows = rows

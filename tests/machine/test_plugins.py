@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from chipwise.machine import guard, plugins
-from chipwise.machine.facts import gather
+from chipwise.machine.host_facts import gather
 from chipwise.planner.compile_processes import compiler_environment
 
 SEEN = """

@@ -9,7 +9,7 @@ import tasks
 from chipwise.chips.targets import parse
 from chipwise.engine.blueprint import largest_batch, waiting
 from chipwise.engine.layout import Layout, merges
-from chipwise.machine.limits import Memory
+from chipwise.machine.limits import HostMemory
 from chipwise.planner import device_memory, time_run
 from chipwise.planner.device_memory import available
 from chipwise.planner.tracing import training_step
@@ -67,7 +67,9 @@ def test_a_gpu_has_what_chipwise_lets_jax_take():
 
 
 def test_this_host_has_what_a_container_grants(monkeypatch):
-    monkeypatch.setattr(device_memory, "host_memory", lambda: Memory(total_bytes=5000, available_bytes=10))
+    monkeypatch.setattr(
+        device_memory, "host_memory", lambda: HostMemory(total_bytes=5000, available_bytes=10)
+    )
     monkeypatch.setattr(time_run, "usable_cores", lambda: 3)
     monkeypatch.setattr(time_run, "_MEASURE_SECONDS", 0.0)
     assert available(parse("cpu"))[0] == 5000

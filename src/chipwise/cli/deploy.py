@@ -51,7 +51,7 @@ def predict(
     """
     on = here.on(workers=workers)
     from ..deploy.model import trained
-    from ..deploy.predict import predict as predicted
+    from ..deploy.predictions import predict as predicted
 
     def say(message: Fact) -> None:
         if message.code != "predict-done" or not quiet:

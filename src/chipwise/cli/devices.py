@@ -18,7 +18,7 @@ from . import options
 from .options import option
 
 if TYPE_CHECKING:
-    from ..machine.report import DeviceLine, Report, Situation
+    from ..machine.devices_report import DeviceLine, DevicesReport, Situation
 
 STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
@@ -38,7 +38,7 @@ def devices(
     # Otherwise JAX would reserve most of a GPU's memory, in which a training may run.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     options.Here(simulate=simulate).on()
-    from ..machine.report import look
+    from ..machine.devices_report import look
 
     report = look(path)
     if json_:
@@ -49,7 +49,7 @@ def devices(
         raise typer.Exit(4)
 
 
-def render(report: Report, to: Console) -> None:
+def render(report: DevicesReport, to: Console) -> None:
     """Prints the report as tables, with equal devices on one line."""
     here = report.situation
     versions = [f"{name} {version}" for name, version in report.versions.items() if version]
@@ -64,10 +64,10 @@ def render(report: Report, to: Console) -> None:
 
 
 def _host(here: Situation) -> list[tuple[str, str]]:
-    others = [name for name in here.place.all if name != here.place.name]
+    others = [name for name in here.environment.all if name != here.environment.name]
     share = "" if here.cores.usable == here.cores.machine else f" usable of {here.cores.machine}"
     return [
-        ("where", here.place.title + (f" (also {', '.join(others)})" if others else "")),
+        ("where", here.environment.title + (f" (also {', '.join(others)})" if others else "")),
         ("processes", str(here.processes)),
         ("host cores", f"{here.cores.usable:g}{share}"),
         (

@@ -65,7 +65,7 @@ def launch(
     options.only_look()
     from ..atomic import replace_text
     from ..chips.targets import parse
-    from ..launch import job as jobs
+    from ..launch import launch_job as jobs
     from ..launch import places, start
     from ..planner.ask import plan
 
@@ -78,8 +78,8 @@ def launch(
     words = recipe.words() if data is None else replace(recipe, data=None).words()
     offered = places.offered(where)
 
-    def job(target: Target) -> jobs.Job:
-        return jobs.Job(
+    def job(target: Target) -> jobs.LaunchJob:
+        return jobs.LaunchJob(
             name=jobs.name_of(recipe.recipe), target=target, words=(recipe.recipe, *words),
             packages=jobs.packages(target, recipe.data, package), spot=spot,
             file=jobs.recipe_file(recipe.recipe), data=data, bucket=bucket, zone=zone, image=image,

@@ -295,7 +295,7 @@ def _feed(
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the device gets only some batches
     on = how.on()
     from ..machine.detect import detect
-    from ..measure.feed import measure_feed, verdict
+    from ..measure.feed_speed import measure_feed, verdict
 
     source, name, examples, described = _source(given, feeding.size)
     record = measure_feed(
@@ -349,7 +349,7 @@ def _source(given: options.Given, size: int | None) -> tuple[Source, str, int, d
 
 def _feed_table(record: Record) -> Table:
     """A row for each figure: median and quartiles of examples/s and GB/s, and the share of a plain copy."""
-    from ..measure.feed import STAGES
+    from ..measure.feed_speed import STAGES
 
     columns = ("", "examples/s", "quartiles", "GB/s", "of a copy", "ms/example")
     rows = table(columns, left=("",), padding=(0, 2))

@@ -1,4 +1,4 @@
 from .export import Export as Export
 from .features import features as features
-from .predict import Predictions as Predictions
+from .predictions import Predictions as Predictions
 from .pretrained import Weights as Weights

@@ -27,7 +27,7 @@ from ..words.facts import Fact
 from .formats import Request, format_named
 from .inputs import open_data
 from .model import Trained, trained
-from .predict import predict
+from .predictions import predict
 
 EXAMPLES = 1000
 TOLERANCE = 1e-3  # relative to the largest output: float32 sums in another order

@@ -24,7 +24,7 @@ from ..recipe.task import Task, Tree
 from ..words.figures import one_line
 from . import trees
 from .formats import library
-from .names import translate
+from .weight_names import translate
 
 _PICKLES = (".pt", ".pth", ".bin", ".ckpt")
 _INSIDE = ("state_dict", "model", "params")  # where training scripts put a state dict

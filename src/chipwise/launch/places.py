@@ -1,7 +1,12 @@
 """Places that rent chips, and their job files. Nothing here starts anything.
 
 A place says which targets it has (`offers`), writes its files (`files`), and has the commands that start the
-job (`start`) and stop the billing (`stop`). The templates are in `templates/`.
+job (`start`) and stop the billing (`stop`). The templates are in `templates/`. A table of a place's names
+lists only the chips that the place has.
+
+SkyPilot's names are those of its catalogue (`sky show-gpus`). Google's types and runtime versions:
+https://cloud.google.com/tpu/docs/runtimes; SkyPilot's own default runtime for v5litepod is that of v5p.
+GKE's labels: https://cloud.google.com/kubernetes-engine/docs/concepts/tpus and .../docs/concepts/gpus.
 """
 
 from __future__ import annotations
@@ -18,11 +23,95 @@ import jinja2
 
 from ..chips.targets import Target, names, parse
 from ..errors import DeviceError, RecipeError, near
-from . import names as called
-from .job import Job
-from .notebook import notebook
+from ..words.facts import fact
+from .launch_job import LaunchJob
 
 Files = dict[str, str]
+
+# ---- the names of chips at each place
+
+SKYPILOT_GPUS = {
+    "p100": "P100", "p100-sxm2": "P100", "v100": "V100", "v100-pcie": "V100",
+    "v100-32gb": "V100-32GB", "t4": "T4", "rtx-3090": "RTX3090", "rtx-4090": "RTX4090", "a10g": "A10G",
+    "l4": "L4", "a100": "A100", "a100-80gb": "A100-80GB", "a100-pcie": "A100-80GB", "l40s": "L40S",
+    "h100": "H100", "h100-pcie": "H100", "h200": "H200", "b200": "B200", "gb200": "GB200",
+}  # fmt: skip
+GKE_GPUS = {
+    "p100-sxm2": "nvidia-tesla-p100", "p100": "nvidia-tesla-p100", "v100": "nvidia-tesla-v100",
+    "t4": "nvidia-tesla-t4", "l4": "nvidia-l4", "a100": "nvidia-tesla-a100", "a100-80gb": "nvidia-a100-80gb",
+    "h100": "nvidia-h100-80gb", "h200": "nvidia-h200-141gb", "b200": "nvidia-b200", "gb200": "nvidia-gb200",
+}  # fmt: skip
+GKE_TPUS = {
+    "v4": "tpu-v4-podslice", "v5e": "tpu-v5-lite-podslice", "v5p": "tpu-v5p-slice", "v6e": "tpu-v6e-slice",
+    "tpu7x": "tpu7x",
+}  # fmt: skip
+RUNTIMES = {
+    "v2": "tpu-ubuntu2204-base", "v3": "tpu-ubuntu2204-base", "v4": "tpu-ubuntu2204-base",
+    "v5e": "v2-alpha-tpuv5-lite", "v5p": "v2-alpha-tpuv5", "v6e": "v2-alpha-tpuv6e",
+}  # fmt: skip
+"""Software of a TPU VM. TPU7x is rented through GKE alone."""
+
+ZONES = {
+    "v2": "us-central1-b", "v3": "europe-west4-a", "v4": "us-central2-b", "v5e": "us-west4-a",
+    "v5p": "us-east5-a", "v6e": "us-east5-b",
+}  # fmt: skip
+"""A zone that has the version (https://cloud.google.com/tpu/docs/regions-zones): not the cheapest."""
+
+NOTEBOOKS = {"kaggle": ("v5e-8", "t4:2", "p100"), "colab": ("v5e-1", "t4", "l4", "a100", "v6e-1")}
+"""What the two lend: https://www.kaggle.com/docs/notebooks, https://research.google.com/colaboratory/faq.html."""
+
+
+def short(target: Target) -> str:
+    return target.chip.names[0]
+
+
+def gpu(target: Target) -> bool:
+    """Whether the target has GPUs that JAX's CUDA version supports; its drivers do not support a K80."""
+    return target.chip.kind == "GPU" and float(target.chip.compute_capability or 0) >= 6
+
+
+def slice_size(target: Target) -> str:
+    """The number in a slice's name."""
+    return target.name.rpartition("-")[2]
+
+
+def google_type(target: Target) -> str | None:
+    """Google's accelerator type of a TPU slice, such as `v5litepod-8`."""
+    if target.chip.kind != "TPU" or target.rented_as or short(target) not in RUNTIMES:
+        return None
+    version = "v5litepod" if short(target) == "v5e" else short(target)
+    return f"{version}-{slice_size(target)}"
+
+
+def skypilot(target: Target) -> str | None:
+    """SkyPilot's name, with the number on one host, such as `A100-80GB:8` or `tpu-v5litepod-8`."""
+    if target.chip.kind == "TPU":
+        google = google_type(target)
+        return google and f"tpu-{google}"
+    name = SKYPILOT_GPUS.get(short(target))
+    return name and f"{name}:{target.chips // target.hosts}"
+
+
+def gke(target: Target) -> tuple[dict[str, str], str, int] | None:
+    """Node labels, the resource, and its count on one host."""
+    a_host = target.chips // target.hosts
+    if short(target) in GKE_GPUS:
+        label = {"cloud.google.com/gke-accelerator": GKE_GPUS[short(target)]}
+        return label, "nvidia.com/gpu", a_host
+    if target.chip.kind != "TPU" or target.topology is None or target.rented_as:
+        return None
+    name = GKE_TPUS.get(short(target))
+    if name is None:
+        return None
+    topology = target.topology.partition(":")[2]
+    labels = {
+        "cloud.google.com/gke-tpu-accelerator": name,
+        "cloud.google.com/gke-tpu-topology": topology,
+    }
+    return labels, "google.com/tpu", a_host
+
+
+# ---- places
 
 
 @dataclass(frozen=True)
@@ -33,10 +122,10 @@ class Place:
 
     name: str
     offers: Callable[[Target], bool]
-    files: Callable[[Job], Files]
+    files: Callable[[LaunchJob], Files]
     tool: str | None
-    start: Callable[[Job], list[str]] | None
-    stop: Callable[[Job], list[str]] | None
+    start: Callable[[LaunchJob], list[str]] | None
+    stop: Callable[[LaunchJob], list[str]] | None
     keeps: bool = False
     sends: bool = False
     spot: bool = True
@@ -56,7 +145,7 @@ def offered(where: Place) -> list[Target]:
     return [target for target in map(parse, names()) if where.offers(target) and not target.rented_as]
 
 
-def check(where: Place, job: Job) -> None:
+def check(where: Place, job: LaunchJob) -> None:
     """Raises `DeviceError` or `RecipeError` for what the place cannot do."""
     if not where.offers(job.target):
         has = [target.name for target in offered(where)]
@@ -73,7 +162,7 @@ def check(where: Place, job: Job) -> None:
         raise RecipeError("launch-no-spot", place=where.name)
 
 
-def write(where: Place, job: Job) -> Files:
+def write(where: Place, job: LaunchJob) -> Files:
     """The place's files by name. Raises as `check` does."""
     check(where, job)
     return where.files(job)
@@ -105,11 +194,11 @@ def _one_line(line: object) -> str:
     return re.sub(r"[^\x20-\x7e\u00a0-\uffff]", " ", str(line))
 
 
-def _text(template: str, job: Job, **more: Any) -> str:
+def _text(template: str, job: LaunchJob, **more: Any) -> str:
     return _environment().get_template(template).render(job=job, **more)
 
 
-def _moved(job: Job, folder: str) -> Job:
+def _moved(job: LaunchJob, folder: str) -> LaunchJob:
     """The job with its recipe file in `folder`."""
     if job.file is None:
         return job
@@ -118,28 +207,28 @@ def _moved(job: Job, folder: str) -> Job:
     return replace(job, words=(recipe, *job.words[1:]))
 
 
-def _skypilot(job: Job) -> Files:
+def _skypilot(job: LaunchJob) -> Files:
     tpu = job.target.chip.kind == "TPU"
     scheme, _, name, *folders = str(job.bucket).split("/")
     values = {
         "bucket": f"{scheme}//{name}",  # SkyPilot mounts whole buckets
         "folder": "".join(f"{one}/" for one in folders),
-        "accelerators": called.skypilot(job.target),
+        "accelerators": skypilot(job.target),
         "nodes": 1 if tpu else job.target.hosts,  # a TPU slice is one node of SkyPilot's
-        "runtime": called.RUNTIMES[called.short(job.target)] if tpu else None,
+        "runtime": RUNTIMES[short(job.target)] if tpu else None,
     }
     return {f"{job.name}.yaml": _text("skypilot.yaml.jinja", _moved(job, "/recipe"), **values)}
 
 
-def _slurm(job: Job) -> Files:
+def _slurm(job: LaunchJob) -> Files:
     there = job if job.file is None else _moved(job, str(job.file.absolute().parent))
     a_host = job.target.chips // job.target.hosts
     return {f"{job.name}.sbatch": _text("slurm.sbatch.jinja", there, a_host=a_host)}
 
 
-def _gcloud(job: Job) -> Files:
-    version = called.short(job.target)
-    values = {"type": called.google_type(job.target), "runtime": called.RUNTIMES[version]}
+def _gcloud(job: LaunchJob) -> Files:
+    version = short(job.target)
+    values = {"type": google_type(job.target), "runtime": RUNTIMES[version]}
     there = _moved(job, ".")
     return {
         f"{job.name}.sh": _text("gcloud.sh.jinja", there, zone=zone(job), **values),
@@ -147,8 +236,8 @@ def _gcloud(job: Job) -> Files:
     }
 
 
-def _gke(job: Job) -> Files:
-    labels, resource, a_host = called.gke(job.target) or ({}, "", 0)
+def _gke(job: LaunchJob) -> Files:
+    labels, resource, a_host = gke(job.target) or ({}, "", 0)
     values = {"labels": labels, "resource": resource, "a_host": a_host}
     there = _moved(job, "/app")
     return {
@@ -157,7 +246,7 @@ def _gke(job: Job) -> Files:
     }
 
 
-def _docker(job: Job) -> Files:
+def _docker(job: LaunchJob) -> Files:
     there = _moved(job, "/app")
     return {
         f"{job.name}.Dockerfile": _text("Dockerfile.jinja", there),
@@ -165,48 +254,93 @@ def _docker(job: Job) -> Files:
     }
 
 
-def _notebook(where: str) -> Callable[[Job], Files]:
-    return lambda job: {f"{job.name}.ipynb": notebook(where, _moved(job, "."))}
+# ---- notebooks for Kaggle and Colab, which train into a folder that outlives the session
+
+_RUNS = {"kaggle": "/kaggle/working", "colab": "/content/drive/MyDrive/chipwise"}
+_EARLIER = """\
+# The output of an earlier session, added as this one's input, goes on.
+import glob, os, shutil
+run = {run!r}
+for earlier in glob.glob("/kaggle/input/**/" + os.path.basename(run), recursive=True)[:1]:
+    if not os.path.exists(run):
+        shutil.copytree(earlier, run)
+"""
+_DRIVE = """\
+# Google Drive keeps the run when the session ends.
+from google.colab import drive
+drive.mount("/content/drive")
+"""
+
+
+def _notebook_text(where: str, job: LaunchJob) -> str:
+    """The text of an `.ipynb` file (nbformat 4.5) for `where`, "kaggle" or "colab"."""
+    run = f"{_RUNS[where]}/{job.name}"
+    cells = [_cell("markdown", "\n\n".join(map(str, [*job.about, fact(f"launch-notebook-{where}")])))]
+    cells.append(_cell("code", f"%%bash\npip install --quiet {shlex.join(job.packages)}"))
+    cells.append(_cell("code", _DRIVE if where == "colab" else _EARLIER.format(run=run)))
+    if job.file is not None:
+        cells.append(_cell("code", f"%%writefile {job.file.name}\n{job.file.read_text(encoding='utf-8')}"))
+    cells.append(_cell("code", f"%%bash\n{shlex.join(job.train(run))}"))
+    cells.append(_cell("code", f"%%bash\n{shlex.join(['chipwise', 'report', run])}"))
+    numbered = [{**cell, "id": f"chipwise-{number}"} for number, cell in enumerate(cells)]
+    accelerator = {"accelerator": job.target.chip.kind} if where == "colab" else {}
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    document = {
+        "cells": numbered,
+        "metadata": {"kernelspec": kernel, **accelerator},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+
+
+def _cell(kind: str, source: str) -> dict[str, Any]:
+    code: dict[str, Any] = {"execution_count": None, "outputs": []} if kind == "code" else {}
+    return {"cell_type": kind, "metadata": {}, "source": source.splitlines(keepends=True), **code}
+
+
+def _notebook(where: str) -> Callable[[LaunchJob], Files]:
+    return lambda job: {f"{job.name}.ipynb": _notebook_text(where, _moved(job, "."))}
 
 
 def _lends(where: str) -> Callable[[Target], bool]:
-    return lambda target: target.name in called.NOTEBOOKS[where]
+    return lambda target: target.name in NOTEBOOKS[where]
 
 
-def zone(job: Job) -> str | None:
+def zone(job: LaunchJob) -> str | None:
     """The Google zone of a TPU: the requested one, or one that has the version."""
-    return job.zone or called.ZONES.get(called.short(job.target))
+    return job.zone or ZONES.get(short(job.target))
 
 
 PLACES: dict[str, Place] = {
     one.name: one
     for one in (
         Place(
-            "skypilot", lambda target: called.skypilot(target) is not None, _skypilot, "sky",
+            "skypilot", lambda target: skypilot(target) is not None, _skypilot, "sky",
             lambda job: ["sky", "jobs", "launch", "--yes", "--name", job.name, f"{job.name}.yaml"],
             lambda job: ["sky", "jobs", "cancel", "--yes", "--name", job.name],
             keeps=True, sends=True,
         ),
         Place(
-            "slurm", called.gpu, _slurm, "sbatch",
+            "slurm", gpu, _slurm, "sbatch",
             lambda job: ["sbatch", f"{job.name}.sbatch"],
             lambda job: ["scancel", "--name", job.name],
             sends=True, spot=False,
         ),
         Place(
-            "gcloud", lambda target: called.google_type(target) is not None, _gcloud, "gcloud",
+            "gcloud", lambda target: google_type(target) is not None, _gcloud, "gcloud",
             lambda job: ["bash", f"{job.name}.sh"],
             lambda job: ["bash", f"{job.name}.sh", "stop"],
             keeps=True, google=True,
         ),
         Place(
-            "gke", lambda target: called.gke(target) is not None, _gke, "kubectl",
+            "gke", lambda target: gke(target) is not None, _gke, "kubectl",
             lambda job: ["kubectl", "apply", "-f", f"{job.name}.yaml"],
             lambda job: ["kubectl", "delete", "jobset", job.name],
             keeps=True, google=True, image=True,
         ),
         Place(
-            "docker", lambda target: target.hosts == 1 and (called.gpu(target) or target.chip.kind == "TPU"),
+            "docker", lambda target: target.hosts == 1 and (gpu(target) or target.chip.kind == "TPU"),
             _docker, "docker",
             lambda job: ["bash", f"{job.name}.sh"],
             lambda job: ["docker", "stop", job.name],

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import DeviceError, RecipeError
-from ..machine.facts import installed
+from ..machine.host_facts import installed
 from ..words.facts import Fact, fact, texts
-from .job import Job
+from .launch_job import LaunchJob
 from .places import Place
 
 SECONDS = 120
@@ -64,7 +64,7 @@ def _slurm_answers() -> bool:
         return False
 
 
-def start(where: Place, job: Job, folder: Path, files: Sequence[str]) -> None:
+def start(where: Place, job: LaunchJob, folder: Path, files: Sequence[str]) -> None:
     """Starts the job with the place's tool, and shows its output.
 
     Raises `DeviceError` if the tool is missing or fails, `RecipeError` if a person must start the job.

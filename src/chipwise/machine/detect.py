@@ -17,7 +17,7 @@ import jax
 
 from ..errors import DeviceError, near
 from . import guard
-from .facts import HostFacts, gather
+from .host_facts import HostFacts, gather
 from .hosts import hosts
 from .plugins import hidden
 

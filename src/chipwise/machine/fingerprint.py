@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .facts import installed
+from .host_facts import installed
 from .limits import cores, memory
 
 PACKAGES = ("chipwise", "jax", "jaxlib", "numpy", "simplejpeg")
@@ -38,8 +38,8 @@ class Fingerprint:
     def hash(self) -> str:
         """Eight hexadecimal digits, equal for equal hardware and operating system.
 
-        Excludes versions, which are compared on one machine. Memory is rounded to GiB, since kernels reserve
-        different amounts.
+        Excludes versions, which are compared on one machine. Memory is rounded to GiB, since kernels
+        reserve different amounts.
         """
         hardware = [
             self.cpu,

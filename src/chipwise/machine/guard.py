@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ..errors import DeviceError
 from ..words.facts import Fact, fact
-from .facts import HostFacts
+from .host_facts import HostFacts
 
 # The oldest drivers for JAX's CUDA wheels: https://docs.jax.dev/en/latest/installation.html
 OLDEST_DRIVER = {"12": (525,), "13": (580,)}

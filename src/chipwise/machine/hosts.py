@@ -28,9 +28,9 @@ from typing import Any
 from ..errors import ChipwiseError, DeviceError, DivergedError, HostLost, RecipeError, Stopped
 from ..words.facts import fact
 from . import cluster
+from .channel import Channel, PortTaken, accept_hosts, connect_to_first
 from .cluster import Seat
-from .facts import installed
-from .wire import PortTaken, Wire, accept_hosts, connect_to_first
+from .host_facts import installed
 
 WAIT_SECONDS = 1800.0  # for all hosts: a preempted slice may return after half an hour
 SILENCE_SECONDS = 30.0  # after which a host is lost
@@ -48,9 +48,9 @@ class Hosts:
     whether this host is to show the error with which it ends.
     """
 
-    def __init__(self, seat: Seat, wire: Wire | None = None, names: tuple[str, ...] = ()):
+    def __init__(self, seat: Seat, channel: Channel | None = None, names: tuple[str, ...] = ()):
         self.index, self.count, self.place = seat.index, seat.count, seat.place
-        self._wire, self.names = wire, names or (socket.gethostname(),)
+        self._channel, self.names = channel, names or (socket.gethostname(),)
         self._steps = 0
         self._code: int | None = None
         self.shows = True
@@ -62,11 +62,11 @@ class Hosts:
 
     def agree(self, what: str, value: Any = None) -> Any:
         """Host 0's `value`, a JSON value, on all hosts, which must all make the same calls."""
-        return value if self._wire is None else self._wire.agree(what, value)
+        return value if self._channel is None else self._channel.agree(what, value)
 
     def everyone(self, what: str, value: Any = None) -> list[Any]:
         """The values of all hosts, JSON values, in their order. All wait for all."""
-        return [value] if self._wire is None else self._wire.everyone(what, value)
+        return [value] if self._channel is None else self._channel.everyone(what, value)
 
     def compare(self, what: str, facts: dict[str, dict[str, Any]]) -> None:
         """Raises `DeviceError`, the same on all hosts, unless their values are equal.
@@ -92,7 +92,7 @@ class Hosts:
     def stopping(self) -> bool:
         """Whether all hosts stop at this step, since one got a signal. Every host calls this before every
         step."""
-        if self._wire is None:
+        if self._channel is None:
             return False
         from jax.experimental.multihost_utils import reached_preemption_sync_point
 
@@ -101,7 +101,7 @@ class Hosts:
 
     def failed(self, error: BaseException) -> None:
         """Ends all hosts, since this one cannot continue. Host 0 shows `error`, if it still runs."""
-        if self._wire is None or self._code is not None:
+        if self._channel is None or self._code is not None:
             return
         if isinstance(error, Stopped):  # all hosts stop, at the same step
             self.shows = self.first
@@ -109,12 +109,12 @@ class Hosts:
         self._code = getattr(error, "exit_code", 130 if isinstance(error, KeyboardInterrupt) else 1)
         if type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError"):
             time.sleep(
-                self._wire.silence + 1
-            )  # a collective broke: the wire finds out why, and ends this host
+                self._channel.silence + 1
+            )  # a collective broke: the channel finds out why, and ends this host
         text = str(error) if isinstance(error, ChipwiseError) else f"{type(error).__name__}: {error}"
         text = str(fact("host-failed", host=self.index, host_name=self.names[self.index], text=text))
         alike = isinstance(error, (DivergedError, RecipeError, DeviceError))
-        self.shows = self._wire.fail(self._code, text, alike)
+        self.shows = self._channel.fail(self._code, text, alike)
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:
@@ -128,7 +128,7 @@ class Hosts:
     def leave(self) -> None:
         """Runs at exit: says farewell; or after an error exits at once, since JAX would wait for lost
         hosts."""
-        if self._wire is None:
+        if self._channel is None:
             return
         uncaught = getattr(sys, "last_value", None)
         if uncaught is not None and not hasattr(sys, "ps1"):  # otherwise the others would wait for this host
@@ -137,7 +137,7 @@ class Hosts:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(self._code)
-        self._wire.bye()
+        self._channel.bye()
 
 
 _LOCK = threading.Lock()
@@ -238,13 +238,13 @@ def _join(seat: Seat, wait: float, silence: float) -> Hosts:
         lost = HostLost("host-garbled" if garbled else "host-lost", **facts)
         _end(lost.exit_code, str(lost))
 
-    wire = Wire(seat.index, seat.count, connections, silence, gone, _end)
-    here = Hosts(seat, wire, (name,) * seat.count)
+    channel = Channel(seat.index, seat.count, connections, silence, gone, _end)
+    here = Hosts(seat, channel, (name,) * seat.count)
     here.names = tuple(here.everyone("names", name))
     _outlive_aborts()
     try:
         _compare_programs(here)
-        _start_jax(seat, wire, silence)
+        _start_jax(seat, channel, silence)
     except BaseException as error:
         here.failed(error)
         raise
@@ -258,7 +258,7 @@ def _compare_programs(here: Hosts) -> None:
     )
 
 
-def _start_jax(seat: Seat, wire: Wire, silence: float) -> None:
+def _start_jax(seat: Seat, channel: Channel, silence: float) -> None:
     import jax
 
     # gRPC would connect to the coordinator through a proxy, and wait forever.
@@ -268,7 +268,7 @@ def _start_jax(seat: Seat, wire: Wire, silence: float) -> None:
     logger = logging.getLogger("jax._src.distributed")
     logger.addFilter(_about_no_proxy)
     loopback = seat.address in ("localhost", "::1") or seat.address.startswith("127.")
-    port = wire.agree("port", _free_port(seat.port + 1) if seat.index == 0 else None)
+    port = channel.agree("port", _free_port(seat.port + 1) if seat.index == 0 else None)
     try:
         jax.distributed.initialize(
             f"[{seat.address}]:{port}" if ":" in seat.address else f"{seat.address}:{port}",
@@ -294,7 +294,7 @@ def _about_no_proxy(record: logging.LogRecord) -> bool:
 
 def _outlive_aborts() -> None:
     """Replaces JAX's abort, when its coordinator is gone, by an error message and an exit code, after the
-    wire had time to report the lost host. With a C handler, since Python's handlers wait for the main
+    channel had time to report the lost host. With a C handler, since Python's handlers wait for the main
     thread."""
 
     def aborted(_: int) -> None:

@@ -26,7 +26,7 @@ class Cores:
 
 
 @dataclass(frozen=True)
-class Memory:
+class HostMemory:
     """Bytes of host memory that this process may use, and of these the free ones."""
 
     total_bytes: int
@@ -64,15 +64,15 @@ def peak_bytes() -> int | None:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def memory(root: str | Path = "/") -> Memory:
-    """Memory, by the host and the control groups below `root`."""
+def memory(root: str | Path = "/") -> HostMemory:
+    """HostMemory, by the host and the control groups below `root`."""
     host = psutil.virtual_memory()
     total, available = host.total, host.available
     for limit, used in _memory_limits(Path(root)):
         if limit < host.total:  # without a limit, version 1 has 2^63 minus a page
             total = min(total, limit)
             available = min(available, max(0, limit - used))
-    return Memory(total, available)
+    return HostMemory(total, available)
 
 
 def disk(path: str | Path = ".") -> Disk:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ChipwiseError, DeviceError
-from ..machine.facts import installed
+from ..machine.host_facts import installed
 from ..machine.plugins import COMPILING, LIBTPU
 from ..words.facts import Fact, fact
 from .compile_answers import Compiled, CompileRequest

@@ -20,7 +20,7 @@ from ..atomic import replace_text
 from ..data.sources import spec_of
 from ..engine.blueprint import Blueprint, Whole
 from ..engine.layout import Layout
-from ..machine.facts import installed
+from ..machine.host_facts import installed
 from ..models.chip_traits import ChipTraits
 from ..recipe.recipe import Recipe
 from .tracing import Contents, Exported, Traceable, TracedStep

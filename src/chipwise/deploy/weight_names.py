@@ -23,7 +23,7 @@ _NUMBERED = re.compile(r"blocks\.(\d+)\.(.*)")
 
 
 @dataclass(frozen=True)
-class Names:
+class WeightNames:
     """A library's names for the parts of a model, as pairs: the name there and the name here.
 
     *Fields:* `whole`: parts outside of blocks; `block`: a pattern for a block, whose groups are its number,
@@ -52,13 +52,13 @@ class Names:
 
 TABLES = {
     "resnet50": (
-        Names(  # torchvision and timm
+        WeightNames(  # torchvision and timm
             "conv1 stem  bn1 norm  fc classifier",
             r"layer(\d+)\.(\d+)",
             """downsample.0 conv0  conv1 conv1  conv2 conv2  conv3 conv3
                downsample.1 norm0  bn1   norm1  bn2   norm2  bn3   norm3""",
         ),
-        Names(  # Hugging Face
+        WeightNames(  # Hugging Face
             """embedder.embedder.convolution stem  embedder.embedder.normalization norm
                classifier.1 classifier""",
             r"encoder\.stages\.(\d+)\.layers\.(\d+)",
@@ -71,13 +71,13 @@ TABLES = {
     ),
     "efficientnet-lite0": (
         # timm, whose first block has no expansion, so its numbers are shifted
-        Names("", r"blocks\.(0)\.(\d+)", "conv_dw conv1  bn1 norm1  conv_pw conv2  bn2 norm2"),
-        Names(
+        WeightNames("", r"blocks\.(0)\.(\d+)", "conv_dw conv1  bn1 norm1  conv_pw conv2  bn2 norm2"),
+        WeightNames(
             "conv_stem stem  bn1 norm  conv_head head  bn2 head_norm  classifier classifier",
             r"blocks\.(\d+)\.(\d+)",
             "conv_pw conv0  bn1 norm0  conv_dw conv1  bn2 norm1  conv_pwl conv2  bn3 norm2",
         ),
-        Names(  # efficientnet-lite-pytorch
+        WeightNames(  # efficientnet-lite-pytorch
             "_conv_stem stem  _bn0 norm  _conv_head head  _bn1 head_norm  _fc classifier",
             r"_blocks\.(\d+)",
             """_expand_conv conv0  _depthwise_conv conv1  _project_conv conv2
@@ -85,14 +85,14 @@ TABLES = {
         ),
     ),
     "vit": (
-        Names(  # timm
+        WeightNames(  # timm
             "cls_token token  pos_embed places  patch_embed.proj patches  norm norm  head classifier",
             r"blocks\.(\d+)",
             """norm1 norm1  attn.qkv attention.qkv  attn.proj attention.out
                norm2 norm2  mlp.fc1  hidden         mlp.fc2   out""",
             stacked=True,
         ),
-        Names(  # Hugging Face
+        WeightNames(  # Hugging Face
             """embeddings.cls_token token  embeddings.position_embeddings places
                embeddings.patch_embeddings.projection patches  layernorm norm  classifier classifier""",
             r"encoder\.layer\.(\d+)",
@@ -105,7 +105,7 @@ TABLES = {
         ),
     ),
     "bert": (
-        Names(  # Hugging Face
+        WeightNames(  # Hugging Face
             """embeddings.word_embeddings       words.embedding   embeddings.LayerNorm  norm
                embeddings.position_embeddings   places.embedding  pooler.dense          pooler
                embeddings.token_type_embeddings kinds.embedding   classifier            classifier""",
@@ -119,7 +119,7 @@ TABLES = {
         ),
     ),
     "gpt2": (
-        Names(  # Hugging Face, whose GPT-2 stores matrices as (in, out), as here
+        WeightNames(  # Hugging Face, whose GPT-2 stores matrices as (in, out), as here
             "wte words.embedding  wpe places.embedding  ln_f norm",
             r"h\.(\d+)",
             """ln_1 norm1  attn.c_attn attention.qkv  attn.c_proj attention.out
@@ -130,7 +130,7 @@ TABLES = {
         ),
     ),
     "llama": (
-        Names(  # transformers' LlamaForCausalLM
+        WeightNames(  # transformers' LlamaForCausalLM
             "model.embed_tokens words.embedding  lm_head head.embedding  model.norm norm",
             r"model\.layers\.(\d+)",
             """self_attn.q_proj attention.q  self_attn.o_proj attention.out  mlp.gate_proj gate
@@ -161,7 +161,7 @@ def translate(arrays: Mapping[str, np.ndarray], model: str) -> dict[str, np.ndar
     return _stacked(translated) if libraries[0].stacked else translated
 
 
-def _translated(libraries: tuple[Names, ...], name: str, array: np.ndarray) -> tuple[str, np.ndarray]:
+def _translated(libraries: tuple[WeightNames, ...], name: str, array: np.ndarray) -> tuple[str, np.ndarray]:
     """The name and layout of one array here."""
     module, _, leaf = name.rpartition(".")
     of_module = bool(module) and leaf in {*_WEIGHTS, *_LEAVES}

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import chipwise as cw
-from chipwise.deploy.names import translate
 from chipwise.deploy.pretrained import Weights, pretrained
+from chipwise.deploy.weight_names import translate
 from chipwise.interop.nnx import functional
 from chipwise.models.efficientnet_lite0 import EfficientNetLite0
 from chipwise.models.resnet50 import ResNet50

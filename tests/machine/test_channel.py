@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import processes
-from chipwise.machine.wire import LINE_BYTES, PortTaken, Wire, accept_hosts, connect_to_first
+from chipwise.machine.channel import LINE_BYTES, Channel, PortTaken, accept_hosts, connect_to_first
 
 HERE = "127.0.0.1"
 
@@ -18,7 +18,7 @@ class Player:
 
     def __init__(self, index, count, lines, silence):
         self.gone, self.garbled, self.left, self.heard = [], [], [], threading.Event()
-        self.wire = Wire(index, count, lines, silence, self._gone, self._leave)
+        self.channel = Channel(index, count, lines, silence, self._gone, self._leave)
 
     def _gone(self, host, garbled):
         self.gone.append(host)
@@ -30,7 +30,7 @@ class Player:
         self.heard.set()
 
     def kill(self):
-        for line in self.wire._connections.values():
+        for line in self.channel._connections.values():
             with contextlib.suppress(OSError):
                 line._socket.shutdown(socket.SHUT_RDWR)
 
@@ -45,10 +45,10 @@ def meet():
 
     yield meeting
     for player in met:
-        player.wire._ending.set()
+        player.channel._ending.set()
         player.kill()
     for player in met:
-        for line in player.wire._connections.values():
+        for line in player.channel._connections.values():
             line.close()
 
 
@@ -66,30 +66,30 @@ def _meet(count, silence):
 
 def together(players, ask):
     with ThreadPoolExecutor(len(players)) as pool:
-        return list(pool.map(lambda player: ask(player.wire), players))
+        return list(pool.map(lambda player: ask(player.channel), players))
 
 
 def test_hosts_agree_and_tell_each_other(meet):
     players = meet(3)
     for turn in range(3):
-        assert together(players, lambda wire: wire.agree("save", [wire.index, turn])) == [[0, turn]] * 3
-    assert together(players, lambda wire: wire.everyone("ready", wire.index)) == [[0, 1, 2]] * 3
+        assert together(players, lambda one: one.agree("save", [one.index, turn])) == [[0, turn]] * 3
+    assert together(players, lambda one: one.everyone("ready", one.index)) == [[0, 1, 2]] * 3
     for player in reversed(players):
-        player.wire.bye()
+        player.channel.bye()
         player.kill()
     assert not any(player.gone for player in players)
 
 
 def test_what_all_say_may_be_longer_than_what_one_may(meet):
     players, long = meet(3), "x" * (LINE_BYTES * 9 // 10)
-    assert together(players, lambda wire: wire.everyone("recipe", long)) == [[long] * 3] * 3
+    assert together(players, lambda one: one.everyone("recipe", long)) == [[long] * 3] * 3
 
 
 @pytest.mark.parametrize("dead", [0, 2])
 def test_a_host_that_dies_is_named_to_all(meet, dead):
     players = meet(3)
-    players[dead].wire._ending.set()
-    players[dead].wire._send = lambda message: None  # its threads, here, outlive it
+    players[dead].channel._ending.set()
+    players[dead].channel._send = lambda message: None  # its threads, here, outlive it
     players[dead].kill()
     for player in players:
         if player is not players[dead]:
@@ -99,11 +99,11 @@ def test_a_host_that_dies_is_named_to_all(meet, dead):
 @pytest.mark.parametrize(("early", "ask"), [(2, "everyone"), (0, "agree")])
 def test_nobody_waits_for_a_host_that_said_goodbye(meet, early, ask):
     players = meet(3)
-    together(players, lambda wire: wire.everyone("ready"))
-    players[early].wire.bye()
+    together(players, lambda one: one.everyone("ready"))
+    players[early].channel.bye()
     asking = players[0 if early else 1]
     with pytest.raises(ConnectionAbortedError):
-        getattr(asking.wire, ask)("again", 1)
+        getattr(asking.channel, ask)("again", 1)
     assert asking.gone == [early]
     if early:  # host 0 tells the others
         assert players[1].heard.wait(10) and players[1].gone == [early]
@@ -112,16 +112,16 @@ def test_nobody_waits_for_a_host_that_said_goodbye(meet, early, ask):
 def test_what_was_said_before_a_goodbye_is_heard(meet):
     players = meet(2)
     with ThreadPoolExecutor(1) as pool:
-        last = pool.submit(players[1].wire.everyone, "last", 1)
-        assert players[0].wire.everyone("last", 0) == [0, 1] == last.result()
-    players[0].wire.agree("more", 5)
-    players[0].wire.bye()
-    assert players[1].wire.agree("more") == 5
+        last = pool.submit(players[1].channel.everyone, "last", 1)
+        assert players[0].channel.everyone("last", 0) == [0, 1] == last.result()
+    players[0].channel.agree("more", 5)
+    players[0].channel.bye()
+    assert players[1].channel.agree("more") == 5
 
 
 def test_a_silent_host_is_gone(meet):
     players = meet(2, silence=1.0)
-    players[1].wire._ending.set()  # it beats no more, and its connection stays
+    players[1].channel._ending.set()  # it beats no more, and its connection stays
     assert players[0].heard.wait(10) and players[0].gone[0] == 1
 
 
@@ -141,7 +141,7 @@ def test_a_silent_host_is_gone(meet):
 @pytest.mark.parametrize("sender", [0, 1])
 def test_what_is_no_message_ends_the_run_at_once(meet, line, sender):
     players = meet(2)
-    (connection,) = players[sender].wire._connections.values()
+    (connection,) = players[sender].channel._connections.values()
     with contextlib.suppress(OSError):
         connection._socket.sendall(line + b"\n")
     other = players[1 - sender]
@@ -150,14 +150,14 @@ def test_what_is_no_message_ends_the_run_at_once(meet, line, sender):
 
 def test_a_failure_is_said_once_by_host_0(meet):
     players = meet(3)
-    assert players[2].wire.fail(3, "a shard is damaged", alike=False) is False
+    assert players[2].channel.fail(3, "a shard is damaged", alike=False) is False
     assert players[0].heard.wait(10) and players[0].left == [(3, "a shard is damaged")]
     assert players[1].heard.wait(10) and players[1].left == [(3, "")]
 
 
 def test_host_0_says_its_own(meet):
     players = meet(2)
-    assert players[0].wire.fail(6, "NaN", alike=True) is True
+    assert players[0].channel.fail(6, "NaN", alike=True) is True
     assert players[1].heard.wait(10) and players[1].left == [(6, "")]
 
 

@@ -183,12 +183,12 @@ def _ended(connection: Connection) -> bool:
     return bool(select.select([connection._socket], [], [], 0)[0])
 
 
-class Wire:
+class Channel:
     """The connections of a host after all have met: to host 0, or from host 0 to each.
 
     *Arguments:* `connections` by host; `silence`, the seconds after which a silent host is lost; `gone`,
     called with the number of a lost host and whether it sent something else than a message, and `left`,
-    called with an exit code and a sentence. Both run in a thread of the wire and end the process.
+    called with an exit code and a sentence. Both run in a thread of the channel and end the process.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform as python_platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,12 @@ from .. import chips
 from ..words.facts import Fact, fact, say
 from . import guard
 from .detect import jax_errors, setting
-from .facts import HostFacts, gather, installed
+from .host_facts import HostFacts, gather, installed
 from .hosts import joined
-from .limits import Cores, Disk, Memory, cores, disk, memory
+from .limits import Cores, Disk, HostMemory, cores, disk, memory
 
 SCHEMA = 1
-"""Increases when a key of `Report.to_json` is removed or changes its meaning; not for new keys."""
+"""Increases when a key of `DevicesReport.to_json` is removed or changes its meaning; not for new keys."""
 
 LISTED = ("chipwise", "jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "numpy")
 SEVERITIES = ("error", "warning", "note")
@@ -86,9 +86,9 @@ class Situation:
     """A host and the JAX devices of this process; `processes` is the number of all JAX processes."""
 
     facts: HostFacts
-    place: Place
+    environment: Environment
     cores: Cores
-    memory: Memory
+    memory: HostMemory
     disk: Disk
     devices: tuple[DeviceLine, ...] = ()
     processes: int = 1
@@ -107,7 +107,7 @@ class Situation:
 
 
 @dataclass(frozen=True)
-class Report:
+class DevicesReport:
     """The content of `chipwise devices`."""
 
     situation: Situation
@@ -124,12 +124,7 @@ class Report:
         s = self.situation
         return {
             "schema": SCHEMA,
-            "where": {
-                "name": s.place.name,
-                "title": s.place.title,
-                "all": list(s.place.all),
-                "hosts": s.place.hosts,
-            },
+            "where": {**asdict(s.environment), "title": s.environment.title},
             "platform": s.platform,
             "device_count": len(s.devices),
             "simulated": s.simulated,
@@ -150,7 +145,7 @@ class Report:
         }
 
 
-def look(path: str | Path = ".", facts: HostFacts | None = None) -> Report:
+def look(path: str | Path = ".", facts: HostFacts | None = None) -> DevicesReport:
     """The report of this host and of JAX's devices. Starts JAX.
 
     *Arguments:* `path`, where a run would be written, whose disk is reported; `facts`, by default this
@@ -167,7 +162,7 @@ def look(path: str | Path = ".", facts: HostFacts | None = None) -> Report:
         errors = jax_errors([a.platform for a in guard.unused(facts, setting("jax_platforms"))])
     situation = Situation(
         facts,
-        place(facts),
+        Environment.of(facts),
         cores(),
         memory(),
         disk(path),
@@ -178,7 +173,7 @@ def look(path: str | Path = ".", facts: HostFacts | None = None) -> Report:
         bool(setting("jax_enable_x64")),
         1 if (run := joined()) is None else run.count,
     )
-    return Report(situation, versions(facts), tuple(problems(situation)))
+    return DevicesReport(situation, versions(facts), tuple(problems(situation)))
 
 
 def versions(facts: HostFacts) -> dict[str, str | None]:
@@ -253,13 +248,13 @@ def _settings(s: Situation) -> Iterator[tuple[str, Fact]]:
         yield "warning", fact("gpu-hidden", setting=hidden)
     tensorflow = [n for n in ("tensorflow", "tensorflow-tpu") if n in s.facts.packages]
     if tensorflow and "TPU" in present:
-        yield "warning" if s.place.name == "kaggle" else "note", fact("tpu-shared", packages=tensorflow)
+        yield "warning" if s.environment.name == "kaggle" else "note", fact("tpu-shared", packages=tensorflow)
     if s.float64:
         yield "warning", fact("float64-enabled")
     if s.processes > s.joined:
         yield "error", fact("processes-apart", processes=s.processes)
-    elif s.place.hosts > s.joined:
-        yield "warning", fact("hosts-apart", hosts=s.place.hosts)
+    elif s.environment.hosts > s.joined:
+        yield "warning", fact("hosts-apart", hosts=s.environment.hosts)
 
 
 def _host(s: Situation) -> Iterator[tuple[str, Fact]]:
@@ -283,10 +278,12 @@ NAMES = {
     "cloud-tpu-vm": "Cloud TPU VM",
     "local": "local machine",
 }
+_KAGGLE = ("KAGGLE_KERNEL_RUN_TYPE", "KAGGLE_DATA_PROXY_TOKEN", "KAGGLE_URL_BASE")
+_COLAB = ("COLAB_RELEASE_TAG", "COLAB_BACKEND_VERSION", "COLAB_GPU", "COLAB_TPU_ADDR")
 
 
 @dataclass(frozen=True)
-class Place:
+class Environment:
     """The environment of this process.
 
     *Fields:* `name`, a key of `NAMES`; `all` that apply, in order; `hosts`, the number of hosts (or SLURM
@@ -297,51 +294,35 @@ class Place:
     all: tuple[str, ...]
     hosts: int
 
+    @classmethod
+    def of(cls, facts: HostFacts) -> Environment:
+        """The environment that a host's facts describe."""
+        variables, names = facts.environment, []
+        if any(map(variables.get, _KAGGLE)) or {"/kaggle/working", "/kaggle/input"} <= facts.paths:
+            names.append("kaggle")
+        elif any(map(variables.get, _COLAB)):
+            names.append("colab")
+        if variables.get("SLURM_JOB_ID"):
+            names.append("slurm")
+        if any(a.platform == "tpu" and a.evidence != ("COLAB_TPU_ADDR",) for a in guard.accelerators(facts)):
+            names.append("cloud-tpu-vm")
+        names = names or ["local"]
+        return cls(names[0], tuple(names), _declared_hosts(names, variables))
+
     @property
     def title(self) -> str:
         return NAMES[self.name]
 
 
-def place(facts: HostFacts) -> Place:
-    """The place that a host's facts describe."""
-    environment, names = facts.environment, []
-    if any(
-        environment.get(k) for k in ("KAGGLE_KERNEL_RUN_TYPE", "KAGGLE_DATA_PROXY_TOKEN", "KAGGLE_URL_BASE")
-    ) or {
-        "/kaggle/working",
-        "/kaggle/input",
-    } <= set(facts.paths):
-        names.append("kaggle")
-    elif any(
-        environment.get(k)
-        for k in ("COLAB_RELEASE_TAG", "COLAB_BACKEND_VERSION", "COLAB_GPU", "COLAB_TPU_ADDR")
-    ):
-        names.append("colab")
-    if environment.get("SLURM_JOB_ID"):
-        names.append("slurm")
-    if any(a.platform == "tpu" and a.evidence != ("COLAB_TPU_ADDR",) for a in guard.accelerators(facts)):
-        names.append("cloud-tpu-vm")
-    names = names or ["local"]
-    return Place(names[0], tuple(names), _hosts(names, facts))
-
-
-def _hosts(places: list[str], facts: HostFacts) -> int:
-    """The number of declared hosts. Always one on Kaggle and Colab: Kaggle sets `TPU_PROCESS_ADDRESSES` and
-    other variables of a pod on its single v5e-8 host, and a program that uses them waits for hosts that do
-    not exist."""
-    if "kaggle" in places or "colab" in places:
+def _declared_hosts(names: list[str], variables: Mapping[str, str]) -> int:
+    """Always one on Kaggle and Colab: Kaggle sets `TPU_PROCESS_ADDRESSES` and other variables of a pod on its
+    single v5e-8 host, and a program that uses them waits for hosts that do not exist."""
+    if "kaggle" in names or "colab" in names:
         return 1
-    environment = facts.environment
-    declared = [1]
-    if "slurm" in places:
-        # SLURM_STEP_* exist only inside of srun; an sbatch script itself runs once.
-        declared.append(_number(environment.get("SLURM_STEP_NUM_TASKS")))
-    declared.append(_number(environment.get("JAX_NUM_PROCESSES")))
+    # SLURM_STEP_* exist only inside of srun; an sbatch script itself runs once.
+    counts = ["JAX_NUM_PROCESSES", *(["SLURM_STEP_NUM_TASKS"] if "slurm" in names else [])]
+    declared = [int(text) for text in map(variables.get, counts) if text and text.isdecimal()]
     for name in ("TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES"):
-        addresses = re.split(r"[,\s]+", environment.get(name, "").strip())
+        addresses = re.split(r"[,\s]+", variables.get(name, "").strip())
         declared.append(len({a for a in addresses if a and a not in ("local", "localhost", "127.0.0.1")}))
-    return max(declared)
-
-
-def _number(text: str | None) -> int:
-    return int(text) if text and text.isdecimal() else 1
+    return max([1, *declared])

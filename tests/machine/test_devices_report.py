@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from chipwise.machine.facts import HostFacts, gather
-from chipwise.machine.limits import Cores, Disk, Memory
-from chipwise.machine.report import DeviceLine, GiB, Problem, Situation, look, place, problems
+from chipwise.machine.devices_report import DeviceLine, Environment, GiB, Problem, Situation, look, problems
+from chipwise.machine.host_facts import HostFacts, gather
+from chipwise.machine.limits import Cores, Disk, HostMemory
 from chipwise.words.facts import fact
 
 JAX = {"jax": "0.10.2", "jaxlib": "0.10.2"}
@@ -25,9 +25,9 @@ def listed(facts=None, **changes):
     facts = facts or HostFacts(packages=JAX)
     roomy = Situation(
         facts=facts,
-        place=place(facts),
+        environment=Environment.of(facts),
         cores=Cores(16, 16.0),
-        memory=Memory(64 * GiB, 60 * GiB),
+        memory=HostMemory(64 * GiB, 60 * GiB),
         disk=Disk("/data", 500 * GiB, 400 * GiB),
         devices=kinds("cpu"),
     )
@@ -75,7 +75,7 @@ BROKEN = (DeviceLine(0, "cpu", "cpu", error="XlaRuntimeError: INTERNAL: bad"),)
         ),
         (None, {"float64": True}, "warning", "float64-enabled", {}),
         (None, {"disk": Disk("/data", 9 * GiB, GiB)}, "warning", "disk-low", {"gib": 1, "path": "/data"}),
-        (None, {"memory": Memory(12 * GiB, GiB)}, "warning", "memory-low", {"gib": 1}),
+        (None, {"memory": HostMemory(12 * GiB, GiB)}, "warning", "memory-low", {"gib": 1}),
         (None, {"cores": Cores(96, 0.5)}, "note", "devices-take-turns", {"cores": 0.5, "devices": 1}),
         (
             None,

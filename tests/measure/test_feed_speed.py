@@ -14,8 +14,8 @@ from chipwise.data import write_packed
 from chipwise.data.pack import pack
 from chipwise.data.stages import stage
 from chipwise.machine.record import Record, Series
-from chipwise.measure import feed
-from chipwise.measure.feed import measure_feed, verdict
+from chipwise.measure import feed_speed as feed
+from chipwise.measure.feed_speed import measure_feed, verdict
 from chipwise.words.facts import fact
 from compilers import no_gpu_compiler as no_gpu_compiler
 from refusals import refused

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from chipwise.machine.facts import Holder, gather
+from chipwise.machine.host_facts import Holder, gather
 
 
 def write(root, path, text=""):

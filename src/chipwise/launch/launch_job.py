@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..chips.targets import Target
 from ..errors import DeviceError, RecipeError
-from ..machine.facts import installed
+from ..machine.host_facts import installed
 from ..words.facts import Fact, fact
 
 PINNED = ("jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
@@ -21,7 +21,7 @@ BUCKET = re.compile(r"(gs|s3)://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/[A-Za-z0-9._=
 
 
 @dataclass(frozen=True)
-class Job:
+class LaunchJob:
     """Everything that the files of a place need.
 
     `words`: the arguments of `chipwise train`, without `--run`. `file`: the user's recipe file, if any.
@@ -101,7 +101,7 @@ def from_folder() -> bool:
     return '"dir_info"' in (metadata.distribution("chipwise").read_text("direct_url.json") or "")
 
 
-def check(job: Job) -> list[Fact]:
+def check(job: LaunchJob) -> list[Fact]:
     """Notes to show before starting. Raises an error for a job that cannot run anywhere."""
     unprintable = [word for word in job.words if not word.isprintable()]
     if unprintable:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import chipwise as cw
-from chipwise.deploy.names import translate
 from chipwise.deploy.pretrained import Weights, pretrained
+from chipwise.deploy.weight_names import translate
 from chipwise.interop.nnx import functional
 from chipwise.models.bert import BERT
 from chipwise.models.llama import Llama
