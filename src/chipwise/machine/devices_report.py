@@ -124,7 +124,7 @@ class DevicesReport:
         s = self.situation
         return {
             "schema": SCHEMA,
-            "where": {**asdict(s.environment), "title": s.environment.title},
+            "where": {**asdict(s.environment), "all": list(s.environment.all), "title": s.environment.title},
             "platform": s.platform,
             "device_count": len(s.devices),
             "simulated": s.simulated,
