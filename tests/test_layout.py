@@ -28,19 +28,11 @@ DOORS = {
 """Imports to the right that stand inside a function: a convenience of the object that one has in hand."""
 
 CLASSES_TWICE = [
-    "Job",
-    "Memory",
-    "Place",
     "Record",
-    "Report",
 ]
 """Names of two classes: this list shrinks until it is empty."""
 
 FILES_TWICE = [
-    "facts",
-    "feed",
-    "job",
-    "names",
     "predict",
     "sources",
 ]
