@@ -23,7 +23,7 @@ def planned(target: str, step: float, *rates: float, **rest):
 def plans(monkeypatch):
     """What `plan` answers, by target."""
     known = {"t4": planned("t4", 4.0, 0.5), "a100": planned("a100", 1.0, 3.0), "l4": planned("l4", 3.0, 0.7)}
-    other = planned("v100", 1.0, problem=fact("plan-alone"))
+    other = planned("v100", 1.0, problem=fact("may-fail"))
 
     def plan(recipe, targets, **options):
         return [known.get(target, other) for target in targets]
@@ -70,7 +70,7 @@ def test_the_cheapest_in_time():
     with refused(DeviceError, "launch-nothing-within", fastest="a100"):
         choose(plans[:3], where, "r", 60, False)
     with refused(DeviceError, "launch-nothing-runs", targets=["t4"]):
-        choose([planned("t4", 0, problem=fact("plan-alone"))], where, "r", None, False)
+        choose([planned("t4", 0, problem=fact("may-fail"))], where, "r", None, False)
 
 
 @pytest.mark.parametrize(
