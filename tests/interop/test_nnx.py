@@ -95,7 +95,7 @@ def test_grad_and_vmap(net):
 
 
 @pytest.mark.parametrize(
-    "given, code", [(None, "nnx-no-function"), (nnx.Linear(2, 2, rngs=nnx.Rngs(0)), "nnx-model-built")]
+    "given, code", [(None, "adapter-no-model"), (nnx.Linear(2, 2, rngs=nnx.Rngs(0)), "adapter-no-model")]
 )
 def test_a_model_instead_of_its_maker(given, code):
     with refused(RecipeError, code):
@@ -118,7 +118,7 @@ def test_how_parameters_lie_is_read():
 
 
 def test_a_maker_that_returns_no_module():
-    with refused(RecipeError, "nnx-no-module", returned="int"):
+    with refused(RecipeError, "adapter-no-model", framework="nnx"):
         functional(lambda rngs: 3)
 
 
@@ -130,10 +130,10 @@ def test_apply_says_what_is_wrong(net):
         apply(params, state, X, key, 1)
     with refused(RecipeError, "nnx-key-missing"):
         apply(params, state, X, None, True)
-    with refused(RecipeError, "nnx-array-missing", tree="state", name="norm/mean"):
+    with refused(RecipeError, "adapter-weight-missing", what="state", name="norm/mean"):
         apply(params, {}, X, key, True)
-    with refused(RecipeError, "nnx-array-unknown", tree="params", names=["extra"]):
+    with refused(RecipeError, "adapter-weight-unknown", what="params", names=["extra"]):
         apply(params | {"extra": X}, state, X, key, True)
     wrong = {"norm": {"mean": jnp.zeros(5), "var": jnp.zeros(5)}}
-    with refused(RecipeError, "nnx-array-shape", shape=(5,), expected=(6,)):
+    with refused(RecipeError, "adapter-weight-shape", shape=(5,), expected=(6,)):
         apply(params, wrong, X, key, True)

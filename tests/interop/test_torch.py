@@ -107,9 +107,9 @@ def test_weights_and_statistics_go_back():
     with torch.no_grad():
         np.testing.assert_allclose(fresh.eval()(torch.from_numpy(images)), ours, rtol=1e-4, atol=1e-5)
     before = {name: tensor.clone() for name, tensor in fresh.state_dict().items()}
-    with refused(cw.RecipeError, "door-weight-missing"):
+    with refused(cw.RecipeError, "adapter-weight-missing"):
         result.to_torch(nn.Sequential(*fresh, nn.Linear(3, 3)))
-    with refused(cw.RecipeError, "door-weight-shape"):
+    with refused(cw.RecipeError, "adapter-weight-shape"):
         result.to_torch(nn.Sequential(*list(fresh)[:6], nn.Linear(5, 3)))
     assert all(torch.equal(before[name], tensor) for name, tensor in fresh.state_dict().items())
     assert module.training and module[5].p == 0.5  # as they were
@@ -190,7 +190,7 @@ def stopped(self, x):
 REFUSED = {
     "torch-depends-on-values": lambda self, x: self.lin(x) if x.sum() > 0 else -self.lin(x),
     "torch-attribute-moves": kept,
-    "torch-eager-failed": lambda self, x: self.lin(x[:, :2]),
+    "adapter-call-fails": lambda self, x: self.lin(x[:, :2]),
     "torch-operation-missing": lambda self, x: self.lin(x) + torch.special.airy_ai(x).sum(),
     "torch-step-differs": stopped,
 }
@@ -222,12 +222,12 @@ def test_buffers_move_as_pytorch_moves_them_or_are_refused():
 @pytest.mark.parametrize(
     ("make", "loss", "code"),
     [
-        (lambda: 3, F.cross_entropy, "torch-no-module"),
-        (lambda: lambda: 3, F.cross_entropy, "torch-no-module"),
+        (lambda: 3, F.cross_entropy, "adapter-no-model"),
+        (lambda: lambda: 3, F.cross_entropy, "adapter-no-model"),
         (lambda: nn.Linear(4, 3, device="meta"), F.cross_entropy, "torch-elsewhere"),
         (lambda: nn.Linear(4, 3).requires_grad_(False), F.cross_entropy, "torch-frozen"),
         (lambda: nn.Linear(4, 3), nn.CrossEntropyLoss(reduction="sum"), "torch-loss-summed"),
-        (lambda: nn.Linear(4, 3), "mse", "door-loss"),
+        (lambda: nn.Linear(4, 3), "mse", "adapter-loss"),
     ],
 )
 def test_mistakes_are_one_line(make, loss, code):

@@ -1,5 +1,4 @@
-"""Common to all frameworks: selects the columns that a model reads, turns any loss into a `Sum`, makes the
-`Task`.
+"""What the adapters of all frameworks share: a model's columns, any loss as a `Sum`, and the `Task`.
 
 A framework's module provides `init(key) -> (params, state)` and a function `Scored`; the rest is the same for
 all.
@@ -16,10 +15,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from ..errors import RecipeError, near
-from ..recipe.source import Source
+from ..recipe.source import Source, spec_of
 from ..recipe.task import OriginalModel, Sum, Task, Tree
+from ..words.figures import one_line
 
 Batch = Mapping[str, jax.Array]
 Scored = Callable[..., tuple[Sum, Any, Tree]]
@@ -60,7 +61,7 @@ class Data:
         if isinstance(names, (tuple, list)):
             given: Any = tuple(_column(batch, name) for name in names)
             if not given:
-                raise RecipeError("door-no-inputs", columns=sorted(batch))
+                raise RecipeError("adapter-no-inputs", columns=sorted(batch))
         else:
             given = _read(names, batch, "inputs")
         if isinstance(given, Mapping):
@@ -69,24 +70,27 @@ class Data:
 
     def wanted(self, batch: Batch) -> Any:
         """The target that the outputs are compared with."""
-        return (
-            _column(batch, self.target)
-            if isinstance(self.target, str)
-            else _read(self.target, batch, "target")
-        )
+        named = isinstance(self.target, str)
+        return _column(batch, self.target) if named else _read(self.target, batch, "target")
+
+    def one(self) -> tuple[tuple, dict]:
+        """The shapes of the model's arguments for one example."""
+        spec = spec_of(self.train)
+        batch = {n: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for n, s in spec.items()}
+        return jax.eval_shape(lambda batch: self.arguments(batch, {}), batch)
 
     def task(self, framework: str, model: str, init: Callable, scored: Scored) -> Task:
         """The `Task`, named for messages and for comparing runs: by the framework and the model's class."""
         metrics = dict(self.metrics or {})
         if "loss" in metrics or not all(map(callable, metrics.values())):
-            raise RecipeError("door-metrics", metrics=sorted(metrics))
+            raise RecipeError("adapter-metrics", metrics=sorted(metrics))
 
         def loss(params: Tree, state: Tree, batch: Batch, key: Any, train: bool):
             args, kwargs = self.arguments(batch, params)
             target = self.wanted(batch)
             value, outputs, state = scored(params, state, args, kwargs, target, key, train)
-            examples = len(jax.tree.leaves((args, kwargs))[0])
-            sums = {n: as_sum(metric(outputs, target), examples) for n, metric in metrics.items()}
+            count = examples(args, kwargs)
+            sums = {n: as_sum(metric(outputs, target), count) for n, metric in metrics.items()}
             return {"loss": value, **sums}, state
 
         def predict(params: Tree, state: Tree, inputs: Batch) -> Any:
@@ -114,13 +118,14 @@ def with_loss(forward: Callable, loss: Callable) -> Scored:
     (outputs, state, penalty)`; `penalty` is added to the mean loss in training, or None; `loss`: `(outputs,
     target) ->` a `Sum`, a value for each example, or their mean `()`."""
     if not callable(loss):
-        raise RecipeError("door-loss", given=repr(loss))
+        raise RecipeError("adapter-loss", given=repr(loss))
 
     def scored(params, state, args, kwargs, target, key, train):
-        outputs, state, penalty = forward(params, state, args, kwargs, key, train)
+        with own_promotion():
+            outputs, state, penalty = forward(params, state, args, kwargs, key, train)
         if target is None:
             return Sum(0.0, 0.0), outputs, state
-        value = as_sum(loss(outputs, target), len(jax.tree.leaves((args, kwargs))[0]))
+        value = as_sum(loss(outputs, target), examples(args, kwargs))
         if penalty is not None:
             value = Sum(value.total + penalty.astype(value.total.dtype) * value.count, value.count)
         return value, outputs, state
@@ -152,65 +157,65 @@ def library(name: str, command: str) -> Any:
         return import_module(name)
     except ImportError as error:
         reason = " ".join(str(error).split())
-        raise RecipeError("door-library", library=name, command=command, reason=reason) from error
+        raise RecipeError("adapter-library", library=name, command=command, reason=reason) from error
 
 
 def nested(flat: Mapping[str, Any], separator: str) -> Tree:
     """Turns `{"a.b": 1}` into `{"a": {"b": 1}}`."""
-    tree: Tree = {}
-    for name, value in flat.items():
-        *place, last = name.split(separator)
-        node = tree
-        for part in place:
-            node = node.setdefault(part, {})
-        node[last] = value
-    return tree
+    return unflatten_dict(flat, sep=separator)
 
 
-def flattened(tree: Tree, separator: str, prefix: str = "") -> dict[str, Any]:
+def flattened(tree: Tree, separator: str) -> dict[str, Any]:
     """The inverse of `nested`."""
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            flat |= flattened(value, separator, f"{prefix}{name}{separator}")
-        else:
-            flat[prefix + str(name)] = value
-    return flat
+    return flatten_dict(tree, sep=separator)
 
 
-def fitting(
-    given: Mapping[str, Any], expected: Mapping[str, tuple[int, ...]], what: str
-) -> dict[str, np.ndarray]:
-    """Copies `given` to the host. Raises `RecipeError` if names or shapes differ from `expected`."""
+def fitting(tree: Tree, separator: str, expected: Mapping[str, tuple[int, ...]], what: str) -> dict[str, Any]:
+    """The leaves of `tree` by name. Raises `RecipeError` if names or shapes differ from `expected`."""
+    given = flattened(tree, separator)
     for name, shape in expected.items():
         if name not in given:
-            raise RecipeError("door-weight-missing", what=what, name=name, near=near(name, given))
-        if tuple(np.shape(given[name])) != tuple(shape):
-            facts = {"shape": np.shape(given[name]), "expected": tuple(shape)}
-            raise RecipeError("door-weight-shape", what=what, name=name, **facts)
-    unknown = sorted(set(given) - set(expected))
-    if unknown:
-        raise RecipeError("door-weight-unknown", what=what, names=unknown)
-    return {name: np.asarray(given[name]) for name in expected}
+            raise RecipeError("adapter-weight-missing", what=what, name=name, near=near(name, given))
+        if (own := tuple(np.shape(given[name]))) != tuple(shape):
+            raise RecipeError("adapter-weight-shape", what=what, name=name, shape=own, expected=tuple(shape))
+    if unknown := sorted(set(given) - set(expected)):
+        raise RecipeError("adapter-weight-unknown", what=what, names=unknown)
+    return {name: given[name] for name in expected}
+
+
+def examples(args: tuple, kwargs: dict) -> int:
+    """How many examples these arguments of a model have."""
+    return len(jax.tree.leaves((args, kwargs))[0])
+
+
+def not_a_model(framework: str, given: Any, expected: str) -> RecipeError:
+    """What to raise for a `given` that is no model."""
+    return RecipeError("adapter-no-model", framework=framework, given=given, expected=expected)
+
+
+def uncalled(model: str, args: tuple, kwargs: dict, error: Exception) -> RecipeError:
+    """What to raise for a model that fails in its own framework."""
+    shapes = [f"{x.dtype}{list(x.shape)}" for x in jax.tree.leaves((args, kwargs))]
+    return RecipeError("adapter-call-fails", model=model, shapes=shapes, reason=one_line(error))
 
 
 def _column(batch: Batch, name: Any) -> jax.Array:
     if name not in batch:
         known = sorted(batch)
-        raise RecipeError("door-column", column=str(name), columns=known, near=near(str(name), known))
+        raise RecipeError("adapter-column", column=str(name), columns=known, near=near(str(name), known))
     return batch[name]
 
 
 def _read(function: Any, batch: Batch, what: str) -> Any:
     if not callable(function):
-        raise RecipeError("door-columns-expected", what=what, given=repr(function))
+        raise RecipeError("adapter-columns-expected", what=what, given=repr(function))
     try:
         with own_promotion():
             return function(batch)
     except KeyError as error:
         known = sorted(batch)
         column = str(error.args[0]) if error.args else ""
-        raise RecipeError("door-column", column=column, columns=known, near=near(column, known)) from error
+        raise RecipeError("adapter-column", column=column, columns=known, near=near(column, known)) from error
 
 
 def _in_dtype(given: Any, params: Tree) -> Any:

@@ -16,15 +16,24 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
-from ..errors import RecipeError
 from ..recipe import freezing
 from ..recipe.task import Task, Tree
-from .adapter import Data, fitting, flattened, library, nested, own_promotion, with_loss
+from .adapter import (
+    Data,
+    examples,
+    fitting,
+    flattened,
+    library,
+    nested,
+    not_a_model,
+    own_promotion,
+    with_loss,
+)
 
 INSTALL = "pip install 'chipwise[equinox]'"
 AXIS = "batch"
+_EXPECTED = "an eqx.Module or a function of a key that makes one: lambda key: Net(key)"
 _PAIRS = {
     f"{kind}_state_index/{i}": name for kind in ("ema", "batch") for i, name in enumerate(("mean", "var"))
 }
@@ -47,7 +56,7 @@ def task(model: Any, loss: Callable, **data: Any) -> Task:
     with own_promotion():
         abstract, _ = eqx.filter_eval_shape(make, jax.random.key(0))
     if not isinstance(abstract, eqx.Module):
-        raise RecipeError("equinox-no-module", given=type(abstract).__name__)
+        raise not_a_model("equinox", f"a function that returns a {type(abstract).__name__}", _EXPECTED)
     signature = inspect.signature(type(abstract).__call__).parameters
     is_state = "state" in signature
 
@@ -57,22 +66,20 @@ def task(model: Any, loss: Callable, **data: Any) -> Task:
         return _params(eqx, module), _state(state)
 
     def forward(params, state, args, kwargs, key, train):
-        with own_promotion():
-            module, fresh = make(
-                jax.random.key(0)
-            )  # for structure and constants; the compiler drops the rest
-            module = eqx.nn.inference_mode(_with_params(eqx, module, params), value=not train)
-            module = _holding(eqx, module) if train else module
-            held = _with_state(fresh, state)
-            keys = jax.random.split(jax.random.key(0) if key is None else key, _examples(args, kwargs))
+        # For structure and constants; the compiler drops the rest.
+        module, fresh = make(jax.random.key(0))
+        module = eqx.nn.inference_mode(_with_params(eqx, module, params), value=not train)
+        module = _holding(eqx, module) if train else module
+        held = _with_state(fresh, state)
+        keys = jax.random.split(jax.random.key(0) if key is None else key, examples(args, kwargs))
 
-            def one(args, kwargs, key):
-                given = {"key": key} if "key" in signature else {}
-                if is_state:
-                    return module(*args, **kwargs, state=held, **given)
-                return module(*args, **kwargs, **given), held
+        def one(args, kwargs, key):
+            given = {"key": key} if "key" in signature else {}
+            if is_state:
+                return module(*args, **kwargs, state=held, **given)
+            return module(*args, **kwargs, **given), held
 
-            outputs, held = jax.vmap(one, out_axes=(0, None), axis_name=AXIS)(args, kwargs, keys)
+        outputs, held = jax.vmap(one, out_axes=(0, None), axis_name=AXIS)(args, kwargs, keys)
         return outputs, _state(held), None
 
     return Data(**data).task("equinox", type(abstract).__name__, init, with_loss(forward, loss))
@@ -86,7 +93,7 @@ def to_model(model: Any, params: Tree, state: Tree) -> Any:
     eqx = _equinox()
     module, fresh = _maker(eqx, model)(jax.random.key(0))
     for kind, own, given in (("parameters", _params(eqx, module), params), ("state", _state(fresh), state)):
-        fitting(flattened(given, "/"), {n: x.shape for n, x in flattened(own, "/").items()}, kind)
+        fitting(given, "/", {n: x.shape for n, x in flattened(own, "/").items()}, kind)
     module = _with_params(eqx, module, params)
     return (module, _with_state(fresh, state)) if state else module
 
@@ -102,7 +109,7 @@ def _maker(eqx: Any, model: Any) -> Callable:
     if isinstance(model, eqx.Module):
         return lambda key: eqx.nn.make_with_state(lambda: model)()
     if not callable(model):
-        raise RecipeError("equinox-no-module", given=repr(model))
+        raise not_a_model("equinox", repr(model), _EXPECTED)
     return eqx.nn.make_with_state(model)
 
 
@@ -161,7 +168,3 @@ def _state(state: Any) -> Tree:
 def _with_state(fresh: Any, state: Tree) -> Any:
     flat = flattened(state, "/")
     return jax.tree.unflatten(jax.tree.structure(fresh), [flat[name] for name in _state_names(fresh)])
-
-
-def _examples(args: tuple, kwargs: dict) -> int:
-    return int(np.shape(jax.tree.leaves((args, kwargs))[0])[0])

@@ -23,12 +23,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..data.sources import spec_of
 from ..errors import RecipeError
 from ..recipe import freezing
 from ..recipe.task import Sum, Task, Tree
 from ..words.figures import one_line
-from .adapter import Data, as_sum, fitting, flattened, library, nested, own_promotion, with_loss
+from .adapter import (
+    Data,
+    as_sum,
+    fitting,
+    flattened,
+    library,
+    nested,
+    not_a_model,
+    own_promotion,
+    uncalled,
+    with_loss,
+)
 
 INSTALL = "pip install 'chipwise[keras]'"
 
@@ -46,7 +56,7 @@ def task(model: Any, loss: Any = None, **data: Any) -> Task:
     """
     keras = keras_library()
     if not isinstance(model, keras.Model):
-        raise RecipeError("keras-no-model", given=repr(model))
+        raise not_a_model("keras", repr(model), "a keras.Model")
     columns, judge = Data(**data), _judge(keras, model, loss)
     _build(model, columns)
     trained, other, seeds = _variables(model)
@@ -58,24 +68,17 @@ def task(model: Any, loss: Any = None, **data: Any) -> Task:
 
     def forward(params, state, args, kwargs, key, train):
         weights, held = flattened(params, "/"), flattened(state, "/")
-        drawn = {
-            id(v): jax.random.key_data(jax.random.fold_in(jax.random.key(0) if key is None else key, i))
-            for i, v in enumerate(seeds)
-        }
+        key = jax.random.key(0) if key is None else key
+        drawn = {id(v): jax.random.key_data(jax.random.fold_in(key, i)) for i, v in enumerate(seeds)}
         names = {id(v): name for name, v in other.items()}
-        others = [
-            drawn[id(v)] if id(v) in drawn else held[names[id(v)]] for v in model.non_trainable_variables
-        ]
-        with own_promotion(), _holding(keras, model, names):
+        fixed = model.non_trainable_variables
+        given = [drawn[id(v)] if id(v) in drawn else held[names[id(v)]] for v in fixed]
+        with _holding(keras, model, names):
+            trainable = [weights[name] for name in trained]
             outputs, new, added = model.stateless_call(
-                [weights[name] for name in trained],
-                others,
-                *args,
-                **kwargs,
-                training=train,
-                return_losses=True,
+                trainable, given, *args, **kwargs, training=train, return_losses=True
             )
-        values = {id(v): x for v, x in zip(model.non_trainable_variables, new, strict=True)}
+        values = {id(v): x for v, x in zip(fixed, new, strict=True)}
         state = nested({name: values[id(v)] for name, v in other.items()}, "/") if train else state
         return outputs, state, sum(added) if added and train else None
 
@@ -91,8 +94,8 @@ def to_model(model: Any, params: Tree, state: Tree) -> Any:
     trained, other, _ = _variables(model)
     new = []
     for kind, variables, tree in (("parameters", trained, params), ("state", other, state)):
-        values = fitting(flattened(tree, "/"), {n: tuple(v.shape) for n, v in variables.items()}, kind)
-        new += [(variable, values[name]) for name, variable in variables.items()]
+        values = fitting(tree, "/", {n: tuple(v.shape) for n, v in variables.items()}, kind)
+        new += [(variable, np.asarray(values[name])) for name, variable in variables.items()]
     for variable, value in new:
         variable.assign(value)
     return model
@@ -147,26 +150,21 @@ def _judge(keras: Any, model: Any, loss: Any) -> Callable:
 
 
 def _with_promotion(loss: Callable, target: Any, outputs: Any) -> Any:
+    wide = jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), outputs)
     with own_promotion():
-        return loss(
-            target, jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), outputs)
-        )
+        return loss(target, wide)
 
 
 def _build(model: Any, columns: Data) -> None:
     """Builds a model that has no variables yet, for the shapes of the data."""
     if model.built and (model.weights or not model.layers):
         return
-    batch = {name: jnp.zeros((1, *s.shape), s.dtype) for name, s in spec_of(columns.train).items()}
-    args, kwargs = columns.arguments(batch, {})
+    args, kwargs = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), columns.one())
     try:
         with own_promotion():
             model(*args, **kwargs)
     except (TypeError, ValueError) as error:
-        shapes = [f"{x.dtype}{list(x.shape)}" for x in jax.tree.leaves((args, kwargs))]
-        raise RecipeError(
-            "keras-not-built", model=model.name, shapes=shapes, reason=one_line(error)
-        ) from error
+        raise uncalled(model.name, args, kwargs, error) from error
 
 
 def _variables(model: Any) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:

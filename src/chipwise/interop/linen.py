@@ -12,11 +12,10 @@ from typing import Any
 
 import jax
 
-from ..data.sources import spec_of
 from ..errors import RecipeError
 from ..recipe import freezing
 from ..recipe.task import Task, Tree
-from .adapter import Data, own_promotion, with_loss
+from .adapter import Data, not_a_model, own_promotion, with_loss
 
 _TRAIN = {"train": True, "training": True, "is_training": True}
 _EVAL = {"deterministic": False, "inference": False, "use_running_average": False, "eval": False}
@@ -39,7 +38,7 @@ def task(
     from flax import linen
 
     if not isinstance(module, linen.Module):
-        raise RecipeError("linen-no-module", given=repr(module))
+        raise not_a_model("linen", repr(module), "a flax.linen.Module, such as Net()")
     known = inspect.signature(type(module).__call__).parameters
     names = [name for name in MODES if name in known]
     if mode is not None and mode not in known:
@@ -60,9 +59,7 @@ def task(
         return {} if name is None else {name: MODES.get(name, True) == train}
 
     def init(key: jax.Array) -> tuple[Tree, Tree]:
-        spec = spec_of(columns.train)
-        batch = {n: jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for n, s in spec.items()}
-        args, kwargs = jax.eval_shape(lambda batch: columns.arguments(batch, {}), batch)
+        args, kwargs = columns.one()
         with own_promotion():
             # Shapes only: the compiler would take minutes to fold a forward pass over constants
             variables = module.lazy_init({"params": key, **_streams(key)}, *args, **kwargs, **flag(False))
@@ -75,7 +72,7 @@ def task(
     def forward(params, state, args, kwargs, key, train):
         given = {} if key is None else _streams(key)
         changing = list(state) if train else False
-        with own_promotion(), linen.intercept_methods(hold):
+        with linen.intercept_methods(hold):
             out = module.apply(
                 {"params": params, **state}, *args, **kwargs, **flag(train), rngs=given, mutable=changing
             )

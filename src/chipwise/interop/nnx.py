@@ -12,14 +12,15 @@ import jax
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from ..errors import RecipeError, near
+from ..errors import RecipeError
 from ..models.large import SHARD
 from ..recipe import freezing
 from ..recipe.task import Task
-from .adapter import Data, own_promotion, with_loss
+from .adapter import Data, fitting, nested, not_a_model, with_loss
 
 #: Nested dictionaries with string keys and arrays as leaves.
 Tree = dict[str, Any]
+_EXPECTED = "a function of nnx.Rngs that makes an nnx.Module: lambda rngs: Net(rngs=rngs)"
 
 
 def task(make_model: Callable[[nnx.Rngs], nnx.Module], loss: Callable, **data: Any) -> Task:
@@ -34,10 +35,8 @@ def task(make_model: Callable[[nnx.Rngs], nnx.Module], loss: Callable, **data: A
     """
     init, call = _functions(make_model)
 
-    def forward(params, state, args, kwargs, key, train):
-        with own_promotion():
-            outputs, state = call(params, state, args, kwargs, key, train)
-        return outputs, state, None
+    def forward(*given):
+        return *call(*given), None
 
     with nnx.use_eager_sharding(False):
         name = type(nnx.eval_shape(lambda: make_model(nnx.Rngs(0)))).__name__
@@ -56,7 +55,7 @@ def sharding(make_model: Callable[[nnx.Rngs], nnx.Module]) -> Callable[[str], Pa
     for path, variable in nnx.to_flat_state(_abstract(make_model)[1]["params"]):
         names = variable.get_metadata().get("out_sharding") or ()
         if SHARD in names:
-            specs["/".join(map(str, path))] = PartitionSpec(*(n if n == SHARD else None for n in names))
+            specs[_name(path)] = PartitionSpec(*(n if n == SHARD else None for n in names))
     return specs.get
 
 
@@ -91,10 +90,8 @@ def functional(make_model: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Callable, 
 
 def _functions(make_model: Callable) -> tuple[Callable, Callable]:
     """Like `functional`, for modules with any arguments: `call(params, state, args, kwargs, key, train)`."""
-    if isinstance(make_model, nnx.Module):
-        raise RecipeError("nnx-model-built", model=type(make_model).__name__)
-    if not callable(make_model):
-        raise RecipeError("nnx-no-function", given=make_model)
+    if isinstance(make_model, nnx.Module) or not callable(make_model):
+        raise not_a_model("nnx", type(make_model).__name__, _EXPECTED)
     graphs, shapes = _abstract(make_model)
     holding = functools.cache(lambda patterns: _abstract(make_model)[0][True])  # NNX modules ask for them
 
@@ -129,7 +126,7 @@ def _abstract(make_model):
     def build():
         model = make_model(nnx.Rngs(0))
         if not isinstance(model, nnx.Module):
-            raise RecipeError("nnx-no-module", returned=type(model).__name__)
+            raise not_a_model("nnx", f"a function that returns a {type(model).__name__}", _EXPECTED)
         return model
 
     with nnx.use_eager_sharding(False):  # `sharding` reads the annotations for a mesh
@@ -149,46 +146,23 @@ def _hold(model: nnx.Module) -> None:
     """Puts batch norm with frozen statistics in evaluation mode."""
     for path, module in nnx.iter_modules(model):
         statistics = [name for name, held in vars(module).items() if isinstance(held, nnx.BatchStat)]
-        if freezing.holds("/".join(map(str, (*path, name))) for name in statistics):
+        if freezing.holds(_name((*path, name)) for name in statistics):
             module.use_running_average = True  # type: ignore[attr-defined]
 
 
+def _name(path: tuple) -> str:
+    return "/".join(map(str, path))  # list indices become strings, as checkpoints need
+
+
 def _to_tree(state: nnx.State) -> Tree:
-    """Unwraps the variables of a state. List indices become strings, as checkpoints need."""
-    tree: Tree = {}
-    for path, variable in nnx.to_flat_state(state):
-        node = tree
-        for name in path[:-1]:
-            node = node.setdefault(str(name), {})
-        node[str(path[-1])] = variable[...]
-    return tree
+    return nested({_name(path): variable[...] for path, variable in nnx.to_flat_state(state)}, "/")
 
 
 def _from_tree(kind: str, tree: Tree, like: nnx.State) -> nnx.State:
     """The arrays of `tree` in the variables of `like`."""
-    given = dict(_leaves(tree))
-    variables = []
-    for path, variable in nnx.to_flat_state(like):
-        name = "/".join(map(str, path))
-        if name not in given:
-            facts = {"hint": near(name, given), "names": sorted(given)}
-            raise RecipeError("nnx-array-missing", tree=kind, name=name, **facts)
-        array = given.pop(name)
-        if array.shape != variable.shape:
-            facts = {"shape": array.shape, "expected": variable.shape}
-            raise RecipeError("nnx-array-shape", tree=kind, name=name, **facts)
-        variables.append((path, variable.replace(array)))
-    if given:
-        raise RecipeError("nnx-array-unknown", tree=kind, names=sorted(given))
-    return nnx.from_flat_state(variables)
-
-
-def _leaves(tree, prefix=""):
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{name}/")
-        else:
-            yield prefix + str(name), value
+    flat = nnx.to_flat_state(like)
+    given = fitting(tree, "/", {_name(path): variable.shape for path, variable in flat}, kind)
+    return nnx.from_flat_state([(path, variable.replace(given[_name(path)])) for path, variable in flat])
 
 
 def _streams(like: nnx.State, key, train: bool) -> nnx.State:
@@ -200,7 +174,7 @@ def _streams(like: nnx.State, key, train: bool) -> nnx.State:
     flat = nnx.to_flat_state(like)
     if key is None:
         if flat and train:
-            layers = sorted({"/".join(map(str, path[:-1])) for path, _ in flat})
+            layers = sorted({_name(path[:-1]) for path, _ in flat})
             raise RecipeError("nnx-key-missing", layers=layers)
         key = jax.random.key(0)
     variables: list = []

@@ -16,12 +16,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ..recipe.task import Sum, Task, Tree
-from .adapter import Data, Scored, as_sum, fitting, flattened
+from .adapter import Data, Scored, as_sum, examples, fitting, flattened
 from .torch_check import check as compare
 from .torch_loss import is_torch, totalled
 from .torch_optimizer import optimizer as optimizer
@@ -67,8 +66,8 @@ def to_module(module: Any, params: Tree, state: Tree) -> Any:
     buffers = {n: b for n, b in module.named_buffers() if n in flattened(state, ".")}
     new: list[tuple[Any, np.ndarray]] = []
     for kind, tensors, tree in (("parameters", weights, params), ("buffers", buffers, state)):
-        values = fitting(flattened(tree, "."), {n: tuple(t.shape) for n, t in tensors.items()}, kind)
-        new += [(tensor, values[name]) for name, tensor in tensors.items()]
+        values = fitting(tree, ".", {n: tuple(t.shape) for n, t in tensors.items()}, kind)
+        new += [(tensor, np.asarray(values[name])) for name, tensor in tensors.items()]
     with torch.no_grad():
         for tensor, value in new:
             wide = value.astype(np.float32) if value.dtype == jnp.bfloat16 else value
@@ -84,20 +83,16 @@ def _scored(traced: Traced, loss: Any) -> Scored:
             outputs, state = traced.call(params, state, args, kwargs, key, train)
             if target is None:
                 return Sum(0.0, 0.0), outputs, state
-            return as_sum(loss(outputs, target), _examples(args, kwargs)), outputs, state
+            return as_sum(loss(outputs, target), examples(args, kwargs)), outputs, state
 
         def judged(outputs: Any) -> tuple[Any, Any, Any]:
-            total, count = judge(_wide(outputs), traced.wrapped(target), _examples(args, kwargs))
+            total, count = judge(_wide(outputs), traced.wrapped(target), examples(args, kwargs))
             return outputs, total, count
 
         (outputs, total, count), state = traced.call(params, state, args, kwargs, key, train, judged)
         return Sum(jnp.asarray(total), jnp.asarray(count).astype(jnp.float32)), outputs, state
 
     return scored
-
-
-def _examples(args: tuple, kwargs: dict) -> int:
-    return len(jax.tree.leaves((args, kwargs))[0])
 
 
 def _wide(outputs: Any) -> Any:

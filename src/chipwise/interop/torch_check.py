@@ -19,8 +19,7 @@ from ..data.sources import take
 from ..errors import RecipeError
 from ..recipe.source import spec_of
 from ..recipe.task import Task, Tree
-from ..words.figures import one_line
-from .adapter import Data, Scored, flattened, nested
+from .adapter import Data, Scored, examples, flattened, nested, uncalled
 from .torch_loss import totalled
 from .torch_trace import Traced, as_numpy, flags, torch_library
 
@@ -109,18 +108,13 @@ def _eager(traced: Traced, args: Any, kwargs: Any, target: Any, loss: Any, train
         try:
             outputs = torch.func.functional_call(traced.module, held, *given)
             if loss is not None:
-                total, count = totalled(loss)(outputs, wanted, len(jax.tree.leaves((args, kwargs))[0]))
+                total, count = totalled(loss)(outputs, wanted, examples(args, kwargs))
                 value = total / count
             else:
                 value = _weighted(torch.utils._pytree.tree_leaves(outputs))
             slopes = torch.autograd.grad(value, list(params.values()), allow_unused=True)
         except Exception as error:
-            raise RecipeError(
-                "torch-eager-failed",
-                module=traced.name,
-                shapes=[f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves((args, kwargs))],
-                reason=one_line(error),
-            ) from error
+            raise uncalled(traced.name, args, kwargs, error) from error
     gradients = {n: np.zeros(p.shape, np.float32) for n, p in params.items()}
     gradients |= {n: as_numpy(s) for n, s in zip(params, slopes, strict=True) if s is not None}
     return _Step(

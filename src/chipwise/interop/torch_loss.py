@@ -24,7 +24,7 @@ def is_torch(loss: Any) -> bool:
     if isinstance(loss, torch.nn.Module):
         return True
     if not callable(loss):
-        raise RecipeError("door-loss", given=repr(loss))
+        raise RecipeError("adapter-loss", given=repr(loss))
     while isinstance(loss, functools.partial):
         loss = loss.func
     return (getattr(inspect.unwrap(loss), "__module__", "") or "").split(".")[0] not in _JAX

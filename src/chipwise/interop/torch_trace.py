@@ -23,9 +23,10 @@ from ..errors import ChipwiseError, RecipeError
 from ..recipe import freezing
 from ..recipe.task import Tree
 from ..words.figures import one_line
-from .adapter import flattened, library, nested, own_promotion
+from .adapter import flattened, library, nested, not_a_model, own_promotion
 
 INSTALL = "pip install 'chipwise[torch]'"
+_EXPECTED = "a torch.nn.Module or a function that makes one"
 _LOCK = threading.RLock()
 """A module's training flags are the module's own: one trace of it at a time."""
 
@@ -47,10 +48,10 @@ class Traced:
         self.env = _environment()
         self._make = None if isinstance(given, torch.nn.Module) else given
         if self._make is not None and not callable(given):
-            raise RecipeError("torch-no-module", given=repr(given))
+            raise not_a_model("torch", repr(given), _EXPECTED)
         self.module = given if self._make is None else self._make()
         if not isinstance(self.module, torch.nn.Module):
-            raise RecipeError("torch-no-module", given=type(self.module).__name__)
+            raise not_a_model("torch", f"a function that returns a {type(self.module).__name__}", _EXPECTED)
         _refuse_elsewhere(self.module)
         self.params = {name: as_numpy(p) for name, p in self.module.named_parameters()}
         self.buffers = {name: as_numpy(b) for name, b in self.module.named_buffers()}
