@@ -6,7 +6,6 @@ import tarfile
 import pytest
 
 from chipwise.data import folder
-from chipwise.data.pack.rows import from_rows
 from chipwise.data.pack.sources import listing_of
 from chipwise.errors import DataError
 from pictures import write
@@ -129,8 +128,6 @@ def test_sparse_files_are_refused_before_their_parts_are_read(tmp_path, sparse):
     path = headers(tmp_path / "x.tar", "d/1.jpeg", **sparse)
     with refused(DataError, "member-sparse", path=path, name="d/1.jpeg"):
         listing_of(path)
-    with refused(DataError, "member-sparse", path=path, name="d/1.jpeg"):
-        from_rows("webdataset", [path])
 
 
 @pytest.mark.parametrize(

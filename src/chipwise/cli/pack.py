@@ -163,7 +163,7 @@ def _check_used(given: dict[str, str], dst: str | None) -> None:
 
 
 def _columns(text: str | None) -> dict[str, str]:
-    from ..data.pack.rows import COLUMNS
+    from ..data.pack.columns import COLUMNS
 
     pairs = [part.partition("=") for part in (text or "").split(",") if part.strip()]
     for role, equals, name in pairs:

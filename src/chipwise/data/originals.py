@@ -198,7 +198,7 @@ def _in_folder(path: Path, known: Cifar) -> Iterator[tuple[str, bytes]]:
 
 def _in_archive(path: Path, known: Cifar) -> Iterator[tuple[str, bytes]]:
     with open_regular(path) as file:
-        _check(path, hashlib.file_digest(file, "sha256").hexdigest(), known.sha256)
+        _check(path, hashlib.file_digest(file, "sha256").hexdigest(), known.sha256)  # type: ignore[arg-type]
         file.seek(0)
         with tarfile.open(fileobj=file, mode="r|gz") as archive:
             for member in archive:

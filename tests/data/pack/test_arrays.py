@@ -70,32 +70,10 @@ class Torchvision:
         return Image.fromarray(smooth(index)), self.targets[index]
 
 
-class Feature:
-    names = ("ant", "bee")
-
-
-class HuggingFace:
-    """The shape of a `datasets.Dataset` whose images are bytes already."""
-
-    features = {"img": object(), "label": Feature()}  # noqa: RUF012
-
-    def __len__(self):
-        return 20
-
-    def __getitem__(self, key):
-        if key == "label":
-            return Torchvision.targets
-        return {
-            "img": {"bytes": encoded(smooth(key), quality=77), "path": None},
-            "label": Torchvision.targets[key],
-        }
-
-
 @pytest.mark.parametrize(
     "source",
     [
         Torchvision(),
-        HuggingFace(),
         Arrays(image=np.stack([smooth(i) for i in range(20)]), label=np.asarray(Torchvision.targets)),
         [{"image": smooth(i), "label": np.int64(Torchvision.targets[i])} for i in range(20)],
     ],
@@ -107,14 +85,12 @@ def test_anything_with_len_and_items(tmp_path, source, store):
     assert made.names == ("ant", "bee") and made.manifest["counts"] == [10, 10]
     for i in range(20):
         assert made[i]["label"] == Torchvision.targets[i] and made[i]["label"].dtype == np.int32
-        limit = 0 if store == "raw" and not isinstance(source, HuggingFace) else 12
+        limit = 0 if store == "raw" else 12
         assert np.abs(made[i]["image"].astype(int) - smooth(i)).max() <= limit
-    if store == "jpeg" and isinstance(source, HuggingFace):
-        assert made.encoded(3) == encoded(smooth(3), quality=77)
 
 
 def test_labels_known_beforehand_make_a_stratified_split(tmp_path):
-    for source in (Torchvision(), HuggingFace()):
+    for source in (Torchvision(),):
         out = tmp_path / type(source).__name__
         pack(source, out, split=0.2)
         assert [PackedFolder(out, split).manifest["counts"] for split in ("train", "eval")] == [

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chipwise.data import PackedFolder
-from chipwise.data.pack import rows as module
-from chipwise.data.pack import tfrecord
+from chipwise.data.pack import hub, tfrecord
+from chipwise.data.pack.columns import labels_of
 from chipwise.data.pack.job import pack
-from chipwise.data.pack.rows import labels_of
 from chipwise.data.sources import materialize
 from chipwise.errors import DataError
 from pictures import encoded, smooth
@@ -56,6 +55,18 @@ def framed(data):
 
     head = struct.pack("<Q", len(data))
     return head + crc(head) + data + crc(data)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("CHIPWISE_CACHE", str(tmp_path / "cache"))
+
+
+def parquet(path, images, labels, **more):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pytest.importorskip("datasets")
+    pq.write_table(pa.table({"image": images, "label": labels, **more}), path, row_group_size=2)
+    return path
 
 
 def packed(folder):
@@ -142,13 +153,6 @@ def test_a_damaged_tfrecord_is_refused_with_its_place(tmp_path, at, code):
     assert len(first) <= error.value.facts["offset"] <= len(first) + 12
 
 
-def parquet(path, images, labels, **more):
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    table = pa.table({"image": images, "label": labels, **more})
-    pq.write_table(table, path, row_group_size=2)
-    return path
-
-
 @pytest.mark.parametrize("form", ["bytes", "hugging face"])
 def test_parquet_of_images(tmp_path, expected, form):
     images = IMAGES if form == "bytes" else [{"bytes": image, "path": "x.jpeg"} for image in IMAGES]
@@ -159,31 +163,6 @@ def test_parquet_of_images(tmp_path, expected, form):
     np.testing.assert_array_equal(found["image"], expected["image"])
     assert found["label"].tolist() == LABELS
     assert len(PackedFolder(made.path.parent, "eval")) == 2
-
-
-def test_a_damaged_parquet_is_refused(tmp_path):
-    path = parquet(tmp_path / "a.parquet", IMAGES, LABELS)
-    path.write_bytes(path.read_bytes()[:-20])
-    with refused(DataError, "parquet-damaged", path=path):
-        pack(path, tmp_path / "out")
-    parquet(path, IMAGES, [1, 2, None, 0, 1])
-    with refused(DataError, "rows-label-missing", row=2):
-        pack(path, tmp_path / "out")
-    with refused(DataError, "rows-column", column="z"):
-        pack(path, tmp_path / "out", columns={"label": "z"})
-
-
-def test_a_parquet_that_states_more_rows_than_bytes_is_refused(tmp_path, monkeypatch):
-    """Each row costs memory before the first one is read, and a footer may state any number."""
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"x": np.zeros(30_000, np.int32)}), path)
-    assert path.stat().st_size < 30_000
-    monkeypatch.setattr(module, "_FEWEST_ROWS", 29_999)
-    with refused(DataError, "parquet-damaged", path=path):
-        pack(path, tmp_path / "out")
-    monkeypatch.setattr(module, "_FEWEST_ROWS", 30_000)
-    assert len(module.from_rows("parquet", [path]).splits["train"].names) == 30_000
 
 
 def tar(path, members):
@@ -197,6 +176,7 @@ def tar(path, members):
 
 @pytest.mark.parametrize("ending", ["cls", "json"])
 def test_webdataset(tmp_path, expected, ending):
+    pytest.importorskip("datasets")
     members = []
     for i, (image, label) in enumerate(zip(IMAGES, LABELS, strict=True)):
         told = str(label) if ending == "cls" else json.dumps({"label": label})
@@ -209,29 +189,8 @@ def test_webdataset(tmp_path, expected, ending):
     assert found["label"].tolist() == LABELS and len(PackedFolder(made.path.parent, "eval")) == 1
     cut = tmp_path / "set-train-1.tar"
     cut.write_bytes(cut.read_bytes()[:700])
-    with refused(DataError, "webdataset-cut", path=cut, offset=0):
+    with refused(DataError, "file-damaged", path=cut):
         pack(tmp_path, tmp_path.parent / f"{tmp_path.name}-cut")
-
-
-@pytest.mark.parametrize("ending", ["cls", "json"])
-def test_members_larger_than_labels_and_images_are_not_read(tmp_path, monkeypatch, ending):
-    told = b'{"label": 1}' if ending == "json" else b"a" * 12
-    path = tar(tmp_path / "a.tar", [("0.jpeg", IMAGES[0]), (f"0.{ending}", told)])
-    for most, limit in (("_LABEL_BYTES", len(told)), ("MOST_IMAGE_BYTES", len(IMAGES[0]))):
-        code = "webdataset-damaged" if most == "_LABEL_BYTES" else "image-file-too-large"
-        with monkeypatch.context() as patched:
-            patched.setattr(module, most, limit)
-            module.from_rows("webdataset", [path])
-            patched.setattr(module, most, limit - 1)
-            with refused(DataError, code):
-                module.from_rows("webdataset", [path])
-
-
-@pytest.mark.parametrize("told", [b"--5", "²".encode(), b"9" * 5000])
-def test_a_class_that_is_nearly_a_number_is_a_name(tmp_path, told):
-    tar(tmp_path / "a.tar", [("0.jpeg", IMAGES[0]), ("0.cls", told)])
-    _, found = packed(pack(tmp_path / "a.tar", tmp_path / "out"))
-    assert found["label"].tolist() == [0]
 
 
 def test_labels_of_several_numbers_are_vectors_and_of_several_lengths_are_refused():
@@ -249,11 +208,70 @@ def test_floats_that_are_none_are_no_example():
         assert tfrecord.example(data)["x"].size == 0
 
 
-def test_a_parquet_damaged_among_its_labels_is_refused(tmp_path):
+@pytest.mark.parametrize("damage", ["the footer", "the labels"])
+def test_a_damaged_parquet_is_refused(tmp_path, damage):
     path = parquet(tmp_path / "a.parquet", IMAGES, [str(label) * 40 for label in LABELS])
     whole = bytearray(path.read_bytes())
-    for at in range(4, len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")):
-        whole[at] = 0xFF  # all but the footer
+    if damage == "the footer":
+        del whole[-20:]
+    else:
+        for at in range(4, len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")):
+            whole[at] = 0xFF
     path.write_bytes(whole)
-    with refused(DataError, "parquet-damaged", path=path):
+    with refused(DataError, "rows-unreadable", path=path):
         pack(path, tmp_path / "out")
+
+
+def test_labels_that_are_missing_and_columns_that_are_not_there(tmp_path):
+    path = parquet(tmp_path / "a.parquet", IMAGES, [1, 2, None, 0, 1])
+    with refused(DataError, "rows-label-missing", row=2):
+        pack(path, tmp_path / "out")
+    with refused(DataError, "rows-column", column="z"):
+        pack(path, tmp_path / "out", columns={"label": "z"})
+
+
+def test_a_parquet_that_states_more_rows_than_bytes_is_refused(tmp_path, monkeypatch):
+    """Each row costs disk before the first one is packed, and a footer may state any number."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pytest.importorskip("datasets")
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"x": np.zeros(30_000, np.int32)}), path)
+    assert path.stat().st_size < 30_000
+    monkeypatch.setattr(hub, "_FEWEST_ROWS", 29_999)
+    with refused(DataError, "rows-unreadable", path=path):
+        pack(path, tmp_path / "out")
+    monkeypatch.setattr(hub, "_FEWEST_ROWS", 30_000)
+    assert len(hub.from_files("parquet", [path], {}).splits["train"].names) == 30_000
+
+
+def test_a_path_in_a_table_opens_no_file(tmp_path):
+    (tmp_path / "secret.png").write_bytes(IMAGES[0])
+    rows = [{"bytes": None, "path": str(tmp_path / "secret.png")}] * 2
+    path = parquet(tmp_path / "a.parquet", rows, [0, 1])
+    with refused(DataError, "pack-none-sampled"):
+        pack(path, tmp_path / "out")
+
+
+def test_pickles_in_a_webdataset_stay_bytes(tmp_path):
+    pytest.importorskip("datasets")
+    path = tar(
+        tmp_path / "a.tar", [("0.jpeg", IMAGES[0]), ("0.cls", b"1"), ("0.pyd", b"cos\nsystem\n(S'x'\ntR.")]
+    )
+    _, found = packed(pack(path, tmp_path / "out"))
+    assert found["label"].tolist() == [1]
+
+
+def test_a_data_set_of_the_library_is_packed_by_its_splits(tmp_path, expected, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    names = datasets.ClassLabel(names=["a", "b", "c"])
+    features = datasets.Features({"img": datasets.Image(), "label": names})
+    images = [{"bytes": image, "path": None} for image in IMAGES]
+    made = datasets.Dataset.from_dict({"img": images, "label": LABELS}, features=features)
+    whole = {"train": made, "validation": made.select([0]), "test": made.select([1, 2])}
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, **_: whole if name == "me/mine" else None)
+    for number, source in enumerate((made, whole, "hf://datasets/me/mine")):
+        pack_, found = packed(pack(source, tmp_path / str(number), store="jpeg"))
+        np.testing.assert_array_equal(found["image"], expected["image"])
+        assert found["label"].tolist() == LABELS and pack_.names == ("a", "b", "c")
+        assert pack_.encoded(1) == IMAGES[1]
+        assert source is made or len(PackedFolder(pack_.path.parent, "eval")) == 1

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import DataError, unreadable
-from .rows import chosen, files_at, parquet, reading, split_of
+from .columns import chosen, split_of
+from .hub import files_at, text_rows
 from .tables import EVAL
 
 ENDINGS = (".txt", ".md", ".text")
 _PIECE = 1 << 20  # bytes of a piece of a document, which ends at a line break
-
-_LINE = 1 << 28  # at most: bytes of a line of JSON, and characters of a table's cell
 
 
 class Document(NamedTuple):
@@ -41,15 +38,11 @@ def documents(path: Path, columns: dict[str, str], each: bool) -> Iterator[Docum
             raise DataError("pack-source-missing", path=path)
         if path.is_dir() and (rows := files_at(path)) is not None and rows[0] == "parquet":
             for file in rows[1]:
-                yield from _rows(file, columns, _parquet_rows(file, columns))
+                yield from _rows(file, columns)
         elif path.is_dir():
             yield from _files(path, each)
-        elif ending == ".parquet":
-            yield from _rows(path, columns, _parquet_rows(path, columns))
-        elif ending == ".jsonl":
-            yield from _rows(path, columns, _json_lines(path))
-        elif ending == ".csv":
-            yield from _rows(path, columns, _csv_lines(path))
+        elif ending in (".parquet", ".jsonl", ".csv"):
+            yield from _rows(path, columns)
         else:
             yield Document("train", path.name, None, _pieces(path))
     except OSError as error:
@@ -97,12 +90,12 @@ def _pieces(path: Path) -> Iterator[bytes]:
         yield rest
 
 
-def _rows(path: Path, columns: dict[str, str], rows: Iterator[dict[str, Any]]) -> Iterator[Document]:
+def _rows(path: Path, columns: dict[str, str]) -> Iterator[Document]:
     text: str | None = None
     label: str | None = None
-    for number, row in enumerate(rows):
+    for number, row in enumerate(text_rows(path)):
         if text is None:
-            there = [name for name in row if name is not None]  # the cells of a table, without its header
+            there = list(row)
             text, label = (chosen(role, there, columns, path) for role in ("text", "label"))
             if text is None:
                 raise DataError("text-column", path=path, columns=there)
@@ -114,44 +107,3 @@ def _rows(path: Path, columns: dict[str, str], rows: Iterator[dict[str, Any]]) -
         except UnicodeEncodeError as error:
             raise DataError("text-surrogate", path=path, row=number, column=text) from error
         yield Document(split_of(path.name), f"{path.name}/{number}", row.get(label or ""), [piece])
-
-
-def _parquet_rows(path: Path, columns: dict[str, str]) -> Iterator[dict[str, Any]]:
-    with parquet(path) as file:
-        there = file.schema_arrow.names
-        taken = [name for role in ("text", "label") if (name := chosen(role, there, columns, path))]
-        batches = file.iter_batches(1024, columns=taken or there)
-        while True:
-            with reading(path):
-                if (batch := next(batches, None)) is None:
-                    return
-                rows = batch.to_pylist()
-            yield from rows
-
-
-def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    offset = 0
-    with open(path, "rb") as file:
-        while line := file.readline(_LINE):
-            if len(line) == _LINE:
-                raise DataError("text-line-long", path=path, offset=offset, most=_LINE)
-            try:
-                row = json.loads(line) if line.strip() else None
-            except (ValueError, RecursionError) as error:
-                raise DataError("text-line", path=path, offset=offset, reason=str(error)[:160]) from error
-            if row is not None:
-                if not isinstance(row, dict):
-                    raise DataError("text-line", path=path, offset=offset, reason=type(row).__name__)
-                yield row
-            offset += len(line)
-
-
-def _csv_lines(path: Path) -> Iterator[dict[str, Any]]:
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        reader, before = csv.DictReader(file), csv.field_size_limit(_LINE)  # its own is 128 KiB
-        try:
-            yield from reader
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise DataError("table-no-csv", path=path, reason=str(error)[:160]) from error
-        finally:
-            csv.field_size_limit(before)

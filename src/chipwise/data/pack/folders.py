@@ -74,6 +74,21 @@ class Split:
         return digest.hexdigest()
 
 
+class Numbered(Sequence):
+    """Names "0000", "0001", ... for `n` entries without names."""
+
+    def __init__(self, n: int):
+        self.n, self.width = n, len(str(max(n - 1, 0)))
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: Any) -> Any:
+        if not 0 <= index < self.n:
+            raise IndexError(index)
+        return f"{index:0{self.width}}"
+
+
 @dataclass(frozen=True)
 class Listing:
     """Split to its entries; `names`: the classes; `below`: column to the exclusive upper bound of its values.

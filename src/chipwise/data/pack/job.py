@@ -34,6 +34,7 @@ from ..remote import local
 from .documents import is_text
 from .examples import Form, Record, check_alike, pieces_of, records
 from .folders import divided
+from .hub import on_hub
 from .predict import SAMPLE_SECONDS, Prediction, check_disk, predict
 from .sources import listing_of
 from .text import TextForm, text_listing
@@ -132,7 +133,8 @@ class Job:
                 raise DataError("pack-inside-source", dst=self.dst, src=src)
         given = self.options
         self.form = Form(given.size, given.fit == "crop", given.store, given.quality)
-        columns, path = given.columns, None if not isinstance(src, (str, os.PathLike)) else local(str(src))
+        on_disk = isinstance(src, (str, os.PathLike)) and not on_hub(src)
+        columns, path = given.columns, local(str(src)) if on_disk else None
         self.text = text = given.text or (TextForm() if path is not None and is_text(path) else None)
         if text is not None and path is None:
             raise RecipeError("pack-text-of-object", kind=self.src)

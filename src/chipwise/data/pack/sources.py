@@ -16,15 +16,15 @@ from .. import datasets, originals, remote
 from ..folder import list_tar, walk
 from ..originals import read_idx
 from ..sources import Columns, check_labels
-from .folders import Listing, Split, arrange, listed_by
-from .rows import files_at, from_rows
-from .tables import Table, read_table
-from .text import Numbered
+from .folders import Listing, Numbered, Split, arrange, listed_by
+from .hub import files_at, from_datasets, from_files, from_hub, on_hub
+from .tables import EVAL, Table, read_table
+from .tfrecord import from_tfrecords
 
 _TARS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2")
 _TABLES = (".csv",)
 _IDX = re.compile(r"(.*)images[-.]idx3-ubyte(\.gz)?$")
-_RENAMED = {"img": "image", "images": "image", "labels": "label"}  # in Hugging Face data sets
+_RENAMED = {"img": "image", "images": "image", "labels": "label"}
 
 
 def listing_of(
@@ -37,8 +37,10 @@ def listing_of(
 
     Raises `DataError` if it cannot be packed.
     """
+    if on_hub(src):
+        src = from_hub(src)
     if not isinstance(src, (str, os.PathLike)):
-        return from_objects(src, names)
+        return from_objects(src, names, columns)
     path = remote.local(src if isinstance(src, str) else Path(src))
     if path.name in ("", ".."):
         path = path.resolve()  # "." in a message looks like the end of a sentence
@@ -52,7 +54,9 @@ def listing_of(
             if (batches := originals.batches_at(path, classes)) is not None:
                 return from_cifar(batches, classes)
         if (rows := files_at(path)) is not None:
-            return from_rows(*rows, columns)
+            kind, found = rows
+            given = dict(columns or {})
+            return from_tfrecords(found, given) if kind == "tfrecord" else from_files(kind, found, given)
         if path.is_dir():
             for folder in (path, path / "mnist", path / "MNIST" / "raw"):
                 if folder.is_dir() and (files := idx_files(folder)):
@@ -128,24 +132,28 @@ def _of_arrays(splits: Mapping[str, Columns], names: tuple[str, ...]) -> Listing
 # ---- objects
 
 
-def from_objects(sources: Any, names: Sequence[str] = ()) -> Listing:
+def from_objects(
+    sources: Any, names: Sequence[str] = (), columns: Mapping[str, str] | None = None
+) -> Listing:
     """The entries of any object with `len` and `[i]`, or of a dict of them by split (`train`, and `test` or
     similar).
 
     An example is a dict of columns or a pair (image, label). `names`: the classes, for objects without
-    `features`, `classes` or `names`.
+    `classes` or `names`; `columns`: of a Hugging Face data set.
     """
     by_split = {"train": sources}
     if isinstance(sources, Mapping):
-        others = [name for name in sources if name != "train"]
-        if "train" not in sources or len(others) > 1:
+        others = [name for name in (*EVAL, *sources) if name in sources and name != "train"]
+        if "train" not in sources or (not others and len(sources) > 1):
             raise DataError("objects-by-split", splits=list(sources))
         by_split = {"train": sources["train"], **({"eval": sources[others[0]]} if others else {})}
+    if all(hasattr(source, "cast_column") for source in by_split.values()):
+        return from_datasets(by_split, columns or {}, type(sources).__name__, {})
     splits, classes = {}, tuple(names)
     for split, source in by_split.items():
         own_classes, labels = _labels(source)
         classes = classes or own_classes
-        splits[split] = _of_object(_encoded(source), labels)
+        splits[split] = _of_object(source, labels)
     below = {"label": len(classes)} if classes else {}
     for split, entries in splits.items():
         check_labels(entries.labels, below.get("label"), f"{split}:")
@@ -154,13 +162,6 @@ def from_objects(sources: Any, names: Sequence[str] = ()) -> Listing:
 
 def _labels(source: Any) -> tuple[tuple[str, ...], Columns]:
     """Classes and labels, if they are available without reading examples."""
-    features = getattr(source, "features", None)
-    if isinstance(features, Mapping):  # Hugging Face
-        for column in ("label", "labels"):
-            names = getattr(features.get(column), "names", None)
-            if names:
-                return tuple(names), {"label": np.asarray(source[column], np.int32)}
-        return (), {}
     classes = getattr(source, "names", None) or getattr(source, "classes", None)
     if isinstance(classes, int):
         classes = tuple(map(str, range(classes)))
@@ -172,19 +173,6 @@ def _labels(source: Any) -> tuple[tuple[str, ...], Columns]:
         if one_each and np.asarray(values).dtype.kind in "iu":
             return tuple(classes), {"label": np.asarray(values, np.int32)}
     return tuple(classes), {}
-
-
-def _encoded(source: Any) -> Any:
-    """A Hugging Face data set that returns encoded images, so that JPEGs can be stored unchanged."""
-    features = getattr(source, "features", None)
-    if not isinstance(features, Mapping) or not hasattr(source, "cast_column"):
-        return source
-    from datasets import Image
-
-    for name, feature in features.items():
-        if isinstance(feature, Image):
-            source = source.cast_column(name, Image(decode=False))
-    return source
 
 
 def _of_object(source: Any, labels: Columns) -> Split:
@@ -199,14 +187,10 @@ def _of_object(source: Any, labels: Columns) -> Split:
             example = dict(zip(("image", "label"), example, strict=True))
         if not isinstance(example, Mapping) or not example:
             raise DataError("object-example", index=index, source=kind, kind=type(example).__name__)
-        columns = {str(_RENAMED.get(name, name)): value for name, value in example.items()}
-        image = columns.get("image")
-        if isinstance(image, Mapping):  # Hugging Face's form of encoded images
-            columns["image"] = image["bytes"] if image.get("bytes") else Path(image["path"]).read_bytes()
-        return columns
+        return {str(_RENAMED.get(name, name)): value for name, value in example.items()}
 
     # Content is only sampled, so a change of the object between a kill and the next call may be missed
-    digest = hashlib.sha256(f"{kind} {getattr(source, '_fingerprint', '')}".encode())
+    digest = hashlib.sha256(kind.encode())
     for index in sorted({0, n // 2, n - 1}) if n else ():
         try:
             example = read(index)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from ...errors import DataError, RecipeError
+from .columns import labels_of
 from .documents import Document, documents
-from .folders import Listing, Split, divided
-from .rows import labels_of
+from .folders import Listing, Numbered, Split, divided
 
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 
@@ -190,21 +190,6 @@ def _one_each(
         splits[name] = Split(Numbered(len(rows)), np.zeros(len(rows), np.int64), columns, read, content)
     below = {"label": len(classes)} if classes else {}
     return Listing(splits, classes, {"token": tokens.kinds, **below})
-
-
-class Numbered(Sequence):
-    """Names "0000", "0001", ... for `n` entries without names."""
-
-    def __init__(self, n: int):
-        self.n, self.width = n, len(str(max(n - 1, 0)))
-
-    def __len__(self) -> int:
-        return self.n
-
-    def __getitem__(self, index: Any) -> Any:
-        if not 0 <= index < self.n:
-            raise IndexError(index)
-        return f"{index:0{self.width}}"
 
 
 class _Spool:

@@ -8,8 +8,9 @@ from names to lists of bytes, float32 or int64. Only the wire format is needed h
 
 from __future__ import annotations
 
+import hashlib
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import DataError
+from .columns import chosen, labels_of, split_of
+from .folders import Listing, Numbered, Split
 
 MOST = 1 << 30  # bytes of a record; a larger length is damage
 _POLYNOMIAL, _MASK = 0x82F63B78, 0xA282EAD8
@@ -123,6 +126,74 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         if data[at - 1] < 128:
             return value & (1 << 64) - 1, at
     raise ValueError("a number without an end")
+
+
+# ---- the rows of files
+
+
+def from_tfrecords(files: Sequence[Path], columns: Mapping[str, str]) -> Listing:
+    """The examples of TFRecord `files`, of images or of numbers, with labels if there are any.
+
+    Each file is read once here, to check it; memory holds offsets and labels. Raises `DataError` with file
+    and offset for truncated or damaged files.
+    """
+    places: dict[str, list[tuple[Path, int, int]]] = {}
+    values: dict[str, list[Any]] = {}
+    digests: dict[str, str] = {}
+    for path in files:
+        split, digest = split_of(path.name), hashlib.sha256()
+        for offset, data in records(path):
+            digest.update(data)
+            features = _features(path, offset, data)
+            label = chosen("label", list(features), columns, path)
+            value = None if label is None else _single(features[label])
+            values.setdefault(split, []).append(value.decode() if isinstance(value, bytes) else value)
+            places.setdefault(split, []).append((path, offset, len(data)))
+        digests[split] = f"{digests.get(split, '')}{path.name} {digest.hexdigest()} "
+
+    def reader(places: list[tuple[Path, int, int]]) -> Callable[[int], Mapping[str, Any]]:
+        def read(row: int) -> Mapping[str, Any]:
+            path, offset, length = places[row]
+            with open(path, "rb") as file:
+                file.seek(offset)
+                features = _features(path, offset, file.read(length))
+            image, label = (chosen(role, list(features), columns, path) for role in ("image", "label"))
+            if image is not None:
+                return {"image": _single(features[image])}
+            return {n.replace("/", "_"): _column(v) for n, v in features.items() if n != label}
+
+        return read
+
+    labels, classes = labels_of(values)
+    splits: dict[str, Split] = {
+        split: Split(
+            names=Numbered(len(places[split])),
+            sizes=np.zeros(len(places[split]), np.int64),
+            labels=labels[split],
+            read=reader(places[split]),
+            content=digests[split],
+        )
+        for split in ("train", "eval")
+        if split in places
+    }
+    return Listing(splits, classes, {"label": len(classes)} if classes else {})
+
+
+def _features(path: Path, offset: int, data: bytes) -> dict[str, Value]:
+    try:
+        return example(data)
+    except ValueError as error:  # of UnicodeDecodeError too
+        raise DataError("tfrecord-no-example", path=path, offset=offset, reason=str(error)) from error
+
+
+def _single(value: Value) -> Any:
+    return value[0] if len(value) == 1 else _column(value)
+
+
+def _column(value: Value) -> Any:
+    if isinstance(value, list):
+        raise DataError("rows-column-bytes", values=len(value))
+    return value
 
 
 # ---- CRC-32C

@@ -1,0 +1,68 @@
+"""The columns of tables: which is the image, the label or the text, and what labels become."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import DataError
+
+COLUMNS = {
+    "image": ("image", "image/encoded", "img", "jpg", "png", "jpeg", "webp"),
+    "label": ("label", "labels", "image/class/label", "cls", "class", "target", "fine_label"),
+    "text": ("text", "content", "document", "sentence"),
+}
+"""What columns are called elsewhere; the first that is there is taken where the user names none."""
+
+_SPLIT = re.compile(r"(?:^|[-_./])(train|eval|val|valid|validation|test)(?=[-_./]|$)")
+
+
+def split_of(name: str) -> str:
+    """ "train" or "eval", from a file's name; train by default."""
+    match = _SPLIT.search(name.lower())
+    return "eval" if match and match[1] != "train" else "train"
+
+
+def chosen(role: str, there: Sequence[str], columns: Mapping[str, str], path: Path) -> str | None:
+    """The column among `there` that is the image, the label or the text.
+
+    Raises `DataError` if the user names a column that is missing.
+    """
+    if role in columns:
+        if columns[role] not in there:
+            raise DataError("rows-column", path=path, role=role, column=columns[role], columns=sorted(there))
+        return columns[role]
+    return next((name for name in COLUMNS[role] if name in there), None)
+
+
+def labels_of(values: Mapping[str, list[Any]]) -> tuple[dict[str, dict[str, np.ndarray]], tuple[str, ...]]:
+    """Labels by split, and the classes: sorted text, or integers from 0 to the largest."""
+    every = [value for some in values.values() for value in some]
+    if all(value is None for value in every):
+        return {split: {} for split in values}, ()
+    missing = next((row for row, value in enumerate(every) if value is None), None)
+    if missing is not None:
+        raise DataError("rows-label-missing", row=missing)
+    if all(isinstance(value, str) for value in every):
+        classes = tuple(sorted(set(every)))
+        number = {name: i for i, name in enumerate(classes)}
+        numbers = {s: np.asarray([number[v] for v in some], np.int32) for s, some in values.items()}
+        return {split: {"label": column} for split, column in numbers.items()}, classes
+    try:
+        columns = {split: np.asarray(some) for split, some in values.items()}
+    except (ValueError, OverflowError) as error:  # rows with different lengths
+        raise DataError("rows-label-kind", label=str(every[0])[:60]) from error
+    kinds = {column.dtype.kind for column in columns.values()}
+    if not kinds <= set("biuf") or any(column.ndim > 2 for column in columns.values()):
+        raise DataError("rows-label-kind", label=str(every[0])[:60])
+    if "f" in kinds or any(column.ndim > 1 for column in columns.values()):
+        return {split: {"label": column.astype(np.float32)} for split, column in columns.items()}, ()
+    low, high = min(int(c.min()) for c in columns.values()), max(int(c.max()) for c in columns.values())
+    if not 0 <= low <= high < 1 << 24:
+        raise DataError("rows-label-range", low=low, high=high)
+    labels = {split: {"label": column.astype(np.int32)} for split, column in columns.items()}
+    return labels, tuple(map(str, range(high + 1)))

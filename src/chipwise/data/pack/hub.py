@@ -1,0 +1,208 @@
+"""Data sets that Hugging Face's `datasets` reads: Parquet and WebDataset files, text, and the Hub's.
+
+    data/train-00000-of-00002.parquet   set-train-000000.tar   reviews.jsonl   hf://datasets/ylecun/mnist
+
+It keeps what it reads in CACHE/datasets, as memory-mapped files. Only its own readers run: no code and no
+pickle of a data set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import DataError, RecipeError
+from ...words.figures import one_line
+from ..folder import SUFFIXES, Member, list_tar
+from ..remote import home
+from .columns import chosen, labels_of, split_of
+from .folders import Listing, Numbered, Split
+
+_HUB = "hf://datasets/"
+_FILES = {
+    "parquet": re.compile(r".*\.parquet"),
+    "tfrecord": re.compile(r".*\.tfrecords?|.*-\d+-of-\d+"),
+    "webdataset": re.compile(r".*\.tar"),
+}
+_FEWEST_ROWS = 1 << 16
+"""Rows that a Parquet file may state whatever its size; beyond them no row is smaller than a byte."""
+
+
+def on_hub(src: Any) -> bool:
+    """Whether `src` is `hf://datasets/NAME` or `hf://datasets/OWNER/NAME`, and not a file of it."""
+    return isinstance(src, str) and src.startswith(_HUB) and src[len(_HUB) :].strip("/").count("/") < 2
+
+
+def from_hub(src: str) -> dict[str, Any]:
+    """The data set of the Hub as split to a `datasets.Dataset`. Raises `DataError` if it cannot be read."""
+    with _library(src) as datasets:
+        return dict(datasets.load_dataset(src[len(_HUB) :].strip("/"), cache_dir=_cache()))
+
+
+def files_at(path: Path) -> tuple[str, list[Path]] | None:
+    """The kind of rows at `path`, "parquet", "tfrecord" or "webdataset", and their files; else `None`."""
+    folders = [path, path / "data"] if path.is_dir() else []
+    listed = [sorted(p for p in folder.iterdir() if p.is_file()) for folder in folders if folder.is_dir()]
+    for files in listed or [[path] if path.is_file() else []]:  # reading a pipe might never end
+        for kind, pattern in _FILES.items():
+            matching = [file for file in files if pattern.fullmatch(file.name)]
+            if matching and (kind != "webdataset" or any(map(_is_webdataset, matching))):
+                return kind, matching
+    return None
+
+
+def _is_webdataset(path: Path) -> bool:
+    """Whether one of the first images in a tar has a class member."""
+    try:
+        with tarfile.open(path, "r:", tarinfo=Member) as archive:
+            first = [
+                _key(member.name) for _, member in zip(range(16), archive, strict=False) if member.isfile()
+            ]
+    except (tarfile.TarError, OSError, ValueError, RecursionError):
+        return False  # the reader of tars reports what is wrong
+    images = {key for key, ending in first if f".{ending}" in SUFFIXES}
+    return any(key in images and ending in ("cls", "json") for key, ending in first)
+
+
+def _key(name: str) -> tuple[str, str]:
+    """Splits `a/b.left.jpg` into `a/b` and `left.jpg`, at the first dot of the file's name."""
+    folder, slash, file = name.rpartition("/")
+    stem, _, ending = file.partition(".")
+    return folder + slash + stem, ending.lower()
+
+
+def from_files(kind: str, files: Sequence[Path], columns: Mapping[str, str]) -> Listing:
+    """The rows of Parquet or WebDataset `files`; their names say which are for eval.
+
+    Raises `DataError` for files that are damaged, or would take more memory than they have bytes.
+    """
+    by_split: dict[str, list[Path]] = {}
+    for file in files:
+        if kind == "webdataset":
+            list_tar(file)  # refuses images, names and headers of any size
+        by_split.setdefault(split_of(file.name), []).append(file)
+    splits: dict[str, Any] = {}
+    content: dict[str, str] = {}
+    for split in ("train", "eval"):
+        some = by_split.get(split, [])
+        for file in some:
+            with _library(file), open(file, "rb") as opened:
+                if kind == "parquet":
+                    from pyarrow.parquet import read_metadata
+
+                    rows, size = read_metadata(file).num_rows, file.stat().st_size
+                    if rows > max(_FEWEST_ROWS, size):
+                        raise ValueError(f"{rows:,} rows in {size:,} bytes")
+                digest = hashlib.file_digest(opened, "sha256").hexdigest()
+            content[split] = content.get(split, "") + digest
+        if some:
+            with _library(some[0]) as datasets:
+                options = {
+                    "data_files": [str(file) for file in some],
+                    "split": "train",
+                    "cache_dir": _cache(),
+                }
+                splits[split] = datasets.load_dataset(kind, **options)
+    return from_datasets(splits, columns, files[0], content)
+
+
+def text_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a table with text, one at a time. Raises `DataError` for a damaged one."""
+    kind = {".parquet": "parquet", ".csv": "csv"}.get(path.suffix.lower(), "json")
+    options: dict[str, Any] = {"keep_default_na": False} if kind == "csv" else {}
+    with _library(path) as datasets:
+        options |= {"data_files": str(path), "split": "train", "streaming": True}
+        yield from datasets.load_dataset(kind, **options)
+
+
+def from_datasets(
+    splits: Mapping[str, Any], columns: Mapping[str, str], path: Any, content: Mapping[str, str]
+) -> Listing:
+    """The rows of `datasets.Dataset`s by split, of images or of numbers, with labels if there are any.
+
+    *Arguments:* `columns`: the names of "image" and "label", if they are not the usual ones; `path`: for
+    errors; `content`: a digest of each split, where the library's own is not enough.
+    """
+    read: dict[str, Any] = {}
+    values: dict[str, list[Any]] = {}
+    classes: tuple[str, ...] = ()
+    for split, data in splits.items():
+        with _library(path) as datasets:
+            data = data.with_format(None)
+            images = [n for n, feature in data.features.items() if isinstance(feature, datasets.Image)]
+            there = data.column_names
+            image = chosen("image", there, columns, path)
+            asked = columns.get("label", "label")
+            inside = "json" in there and asked not in there and "cls" not in there  # of a WebDataset
+            label = None if inside else chosen("label", there, columns, path)
+            image = image or next(iter(images), None)
+            for name in images:  # so that JPEGs can be stored unchanged
+                data = data.cast_column(name, datasets.Image(decode=False))
+            values[split] = list(data[label]) if label else [None] * len(data)
+            if inside:
+                values[split] = [(row or {}).get(asked) for row in data["json"]]
+            classes = classes or tuple(getattr(data.features.get(label), "names", ()) or ())
+            others = [name for name in there if name != label and not name.startswith("__")]
+            kept = [image] if image else others
+            read[split] = _reader(data.select_columns(kept), image, path)
+    labels, found = labels_of(values)
+    entries = {
+        split: Split(
+            names=Numbered(len(data)),
+            sizes=np.zeros(len(data), np.int64),
+            labels=labels[split],
+            read=read[split],
+            content=content.get(split, data._fingerprint),
+            threads=False,
+        )
+        for split, data in splits.items()
+    }
+    names = classes or found
+    return Listing(entries, names, {"label": len(names)} if names else {})
+
+
+def _reader(data: Any, image: str | None, path: Any) -> Any:
+    def read(index: int) -> Mapping[str, Any]:
+        row = data[index]
+        if image is None:
+            return {name.replace("/", "_"): value for name, value in row.items()}
+        value = row[image]
+        encoded = value.get("bytes") if isinstance(value, Mapping) else value
+        if encoded is None:  # a path would be that of any file on this machine
+            raise DataError("rows-image-missing", "{path}: row {row} has no image.", path=path, row=index)
+        return {"image": encoded if isinstance(encoded, bytes) else np.asarray(encoded)}
+
+    return read
+
+
+def _cache() -> str:
+    return str(home() / "datasets")
+
+
+@contextlib.contextmanager
+def _library(path: Any) -> Iterator[Any]:
+    """The library, without its progress bars; its errors, of whatever kind, become a `DataError`."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise RecipeError("pack-library", library="datasets") from error
+    bars = not datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield datasets
+    except (DataError, RecipeError):
+        raise
+    except Exception as error:
+        reason = one_line(error.__cause__ or error, 160)
+        wrong = "{path} cannot be read: {reason}"
+        raise DataError("rows-unreadable", wrong, path=path, reason=reason) from error
+    finally:
+        if bars:
+            datasets.enable_progress_bars()
