@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from ..words.figures import dollars, known, short
 
@@ -34,8 +34,7 @@ Pixels = tuple[float, float]
 # ---- axes
 
 
-@dataclass(frozen=True)
-class Tick:
+class Tick(NamedTuple):
     """A number on an axis: its position and its label."""
 
     at: float
@@ -82,15 +81,9 @@ class Axis:
 
     @classmethod
     def around(
-        cls,
-        values: Sequence[float],
-        start: float,
-        end: float,
-        *,
-        zero: bool = False,
-        log: bool = False,
+        cls, values: Sequence[float], start: float, end: float, *, zero: bool = False, log: bool = False,
         unit: str = "",
-    ) -> Axis:
+    ) -> Axis:  # fmt: skip
         """An axis around values, with a margin; from 0 if `zero` and all are positive."""
         low, high = min(values), max(values)
         if log:
@@ -146,8 +139,7 @@ class Trace:
     aside: bool = False
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """A curve as an SVG path ("" for one point), and as dots if there are few points."""
 
     name: str
@@ -184,7 +176,12 @@ class Plot(Frame):
 
 @dataclass(frozen=True)
 class Panel:
-    """A plot with its title, labels and key; fields as the arguments of `panel`."""
+    """A plot with its title, labels and key.
+
+    *Fields:* `x` and `y`: labels of the axes; `x_unit` and `y_unit` as in `Axis`; `zero`: a linear y axis
+    begins at 0; `second`: the name of another unit of x, and its number per unit of x; `marks`: values of x
+    with a vertical line; `level`: a value of y with a horizontal line; and their descriptions.
+    """
 
     title: str
     curves: Sequence[Trace]
@@ -245,34 +242,22 @@ class Panel:
 
 
 def panel(
-    title: str,
-    curves: Sequence[Trace],
-    *,
-    x_log: bool = False,
-    y_log: bool = False,
-    level: float | None = None,
-    marks: Sequence[float] = (),
-    mark_words: str = "",
-    **how: Any,
+    title: str, curves: Sequence[Trace], *, x_log: bool = False, y_log: bool = False, **how: Any
 ) -> Panel | None:
     """A plot in both sizes; `None` if there are no points.
 
-    *Arguments:* `x` and `y`: labels of the axes; `x_unit` and `y_unit` as in `Axis`; `x_log` and `y_log`: the
-    axis is logarithmic if values span more than `LOG_FROM`; `zero`: a linear y axis begins at 0; `second`:
-    the name of another unit of x, and its number per unit of x; `marks`: values of x with a vertical line;
-    `level`: a value of y with a horizontal line; their descriptions `mark_words` and `level_words`;
-    `caption`.
+    *Arguments:* `x_log` and `y_log`: the axis is logarithmic if values span more than `LOG_FROM`; others as
+    the fields of `Panel`.
     """
-    curves = [Trace(c.name, c.style, thinned(c.points), c.aside) for c in curves]
+    curves = [replace(c, points=thinned(c.points)) for c in curves]
     curves = [c for c in curves if c.points]
     if not curves:
         return None
-    xs, ys = _values(curves, level)
-    marks = [m for m in marks if min(*xs, 0.0) <= m <= max(xs)]
-    return Panel(
-        title, curves, x_log=x_log and spread_out(xs, LOG_FROM), y_log=y_log and spread_out(ys, LOG_FROM),
-        level=level, marks=marks, mark_words=mark_words * bool(marks), **how,
-    )  # fmt: skip
+    xs, ys = _values(curves, how.get("level"))
+    marks = [m for m in how.pop("marks", ()) if min(*xs, 0.0) <= m <= max(xs)]
+    words = how.pop("mark_words", "") * bool(marks)
+    logs = {"x_log": x_log and spread_out(xs, LOG_FROM), "y_log": y_log and spread_out(ys, LOG_FROM)}
+    return Panel(title, curves, **logs, marks=marks, mark_words=words, **how)
 
 
 def _values(curves: Sequence[Trace], level: float | None) -> tuple[list[float], list[float]]:
@@ -336,13 +321,12 @@ def bars(measures: Sequence[Measure]) -> BarChart | None:
     there is nothing to draw."""
     if not measures:
         return None
+    values = [m.value for m in measures]
     ends = [v for m in measures for v in (m.value, m.low, m.high) if v is not None and v > 0]
-    # an interval far above all bars is clipped, or the bars would be tiny
-    most = min(max(ends, default=1.0), 2 * max(m.value for m in measures))
-    if spread_out([m.value for m in measures], BARS):
-        # the same for an end far below everything else
-        least = min(m.value for m in measures)
-        low = 10.0 ** math.floor(math.log10(max(min(ends), least / 10)) - 0.1)
+    # an interval far beyond all bars is clipped, or the bars would be tiny
+    most = min(max(ends, default=1.0), 2 * max(values))
+    if spread_out(values, BARS):
+        low = 10.0 ** math.floor(math.log10(max(min(ends), min(values) / 10)) - 0.1)
         return BarChart(measures, Axis(low, most * 1.1, 0, 100, log=True))
     return BarChart(measures, Axis(0, most * 1.03, 0, 100))
 
@@ -354,8 +338,7 @@ def strips(measures: Sequence[Measure]) -> BarChart | None:
     return BarChart(measures, Axis.around(ends, 0, 100)) if ends else None
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """A part of a bar: `x`, its start in percent of the figure's width; `share`: of all parts, 0 to 1."""
 
     name: str

@@ -48,7 +48,7 @@ def picture(panels: Sequence[Panel | None], *, columns: int = 1, size: str = "wi
     cells, top, below = [], 28 * bool(title), 0
     for k, (panel, plot) in enumerate(drawn):
         x, left, y = plot.width * (k % columns), plot.left, 30 + plot.height
-        keys = []
+        keys: list[tuple[float, float, str, str]] = []
         for name, style in panel.keys:
             wide = 36 + 7 * len(name)  # the line, and a letter's usual width
             if keys and left + wide > plot.width:

@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..words.figures import byte_size, dollars, duration, interval, price
 from . import page, plan_kernels
@@ -84,8 +84,7 @@ def scatters(plans: Sequence[Mapping[str, Any]], pareto: Collection[str]) -> lis
     return [(name, scatter(dots, size)) for name, size in SIZES.items() if dots]
 
 
-@dataclass(frozen=True)
-class Bar:
+class Bar(NamedTuple):
     """A device's memory. `limit`: its memory, in percent of the figure; `parts`: also in percent."""
 
     plan: Mapping[str, Any]
@@ -127,8 +126,7 @@ class Dot:
     title: str = ""
 
 
-@dataclass(frozen=True)
-class Spot:
+class Spot(NamedTuple):
     """A dot in pixels, with its interval from (`x1`, `y1`) to (`x2`, `y2`)."""
 
     of: Dot
@@ -140,8 +138,7 @@ class Spot:
     y2: float
 
 
-@dataclass(frozen=True)
-class Label:
+class Label(NamedTuple):
     text: str
     x: float  # of the text's left end
     y: float  # of its baseline

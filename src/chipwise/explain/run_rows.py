@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,28 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.stored import StoredRun, metrics_of, read_run, stored_recipe
-from ..errors import DataError, RecipeError, RunError
+from ..errors import DataError, RunError
 from ..machine.fingerprint import stated as machine_of
 from ..study.study_file import Study
 from ..study.study_file import read as read_study
 from ..words.facts import Fact, fact
 from ..words.figures import known
-from .row import (
-    MEASURED,
-    Repeat,
-    Row,
-    Window,
-    divergence,
-    identity,
-    mapping,
-    numbers,
-    ran_on,
-    several,
-    whole,
-)
+from .row import MEASURED, Repeat, Row, Window, divergence, identity, mapping, numbers, ran_on, several, whole
 
 _ROUNDING = 0.01  # seconds
-_LONG = 60  # characters: a longer label of settings is too long for a name
 
 
 def run_row(folder: Path, diverged: Any = None) -> Row:
@@ -100,31 +86,15 @@ def study_rows(folder: Path) -> list[Row]:
 def folder_of_runs(folder: Path, runs: Sequence[Path]) -> list[Row]:
     """A row for runs that differ in the seed alone, of a folder that holds runs.
 
-    Raises `RecipeError` for runs of several recipes, `RunError` when none has metrics yet.
+    Raises `RunError` when none has metrics yet.
     """
     groups: dict[str, list[Path]] = {}
-    settings: dict[str, dict[str, Any]] = {}
-    recipes: dict[str, str] = {}
     for run in runs:
         stored = {k: v for k, v in stored_recipe(run).items() if k not in ("seed", "source")}
-        key = json.dumps(stored, sort_keys=True)
-        groups.setdefault(key, []).append(run)
-        own = identity(stored, run)
-        recipes.setdefault(own["recipe"], run.name)
-        settings[key] = {k: own[k] for k in ("batch", "replicas", "precision")} | own["settings"]
-    if len(recipes) > 1:
-        of = [fact("run-of-recipe", run=run, recipe=name) for name, run in recipes.items()]
-        raise RecipeError(
-            "runs-of-several-recipes",
-            "{folder} holds runs of several recipes ({runs:list}). Name the runs of one of them.",
-            folder=folder, runs=of,
-        )  # fmt: skip
-    known_names = dict.fromkeys(itertools.chain(*settings.values()))
-    names = [k for k in known_names if len({str(s.get(k)) for s in settings.values()}) > 1]
+        groups.setdefault(json.dumps(stored, sort_keys=True), []).append(run)
     rows = []
-    for key, members in groups.items():
-        label = ", ".join(f"{name}={settings[key].get(name)}" for name in names) or folder.name
-        label = label if len(label) <= _LONG else members[0].name
+    for members in groups.values():
+        label = folder.name if len(groups) == 1 else members[0].name
         source = fact("source-runs", folder=str(folder), label=label)
         rows += _together(dict.fromkeys(members), label, source)
     if not rows:

@@ -103,11 +103,7 @@ class BatchSearch:
 
 
 def find_batch(
-    recipe: Recipe,
-    *,
-    on: On = ALL,
-    at_most: int | None = None,
-    progress: str = "auto",
+    recipe: Recipe, *, on: On = ALL, at_most: int | None = None, progress: str = "auto"
 ) -> BatchSearch:
     """Finds the largest global batch of `recipe` that fits, a multiple of its replicas, to within 1/40.
 

@@ -131,7 +131,7 @@ class Agreement:
 
 def agreement(row: Row, other: Row) -> Agreement:
     """The agreement of two measured rows, from repeats with the same seed."""
-    rows = {"label": row.label, "against": other.label}
+    rows: dict[str, Any] = {"label": row.label, "against": other.label}
 
     def unknown(why: Fact) -> Agreement:
         return Agreement(**rows, status=UNKNOWN, fact=fact("losses-unknown", **rows, why=[why]))
@@ -150,7 +150,7 @@ def agreement(row: Row, other: Row) -> Agreement:
     bits = next((m.step for m in met if m.direct and m.a != m.b), None)
     parts, within = parting(met, _allowed(row, other))
     earliest, steps = met[0].step, met[-1].step
-    found = {**rows, "steps": steps, "first_bits": bits, "parts": parts, "within": within}
+    found: dict[str, Any] = {**rows, "steps": steps, "first_bits": bits, "parts": parts, "within": within}
     if parts is not None and parts <= max(KNOWN, earliest):
         m = next(m for m in met if m.step == parts)
         why += [fact("first-loss-too-late", step=earliest)] if earliest > KNOWN else []

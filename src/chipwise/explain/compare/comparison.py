@@ -85,11 +85,12 @@ def document(
 
 def _stated(row: Row) -> dict[str, Any]:
     """The fields that a row states."""
-    own = ("label", "kind", "form", "source", "created", "batch", "replicas", "precision", "exact", "data")
-    own += ("framework", "machine", "versions", "steps", "notes")
+    own = (
+        "label kind form source created batch replicas precision exact data framework machine versions steps"
+    )
     when = {str(r.diverged): r.diverged for r in row.repeats if r.diverged is not None}
     lost = {"runs": len(row.repeats) - len(row.sound), "of": len(row.repeats), "when": list(when.values())}
-    return {name: getattr(row, name) for name in own} | {
+    return {name: getattr(row, name) for name in (*own.split(), "notes")} | {
         "device": row.where,
         "similar": row.published.similar if row.published else "",
         "diverged": lost if when else None,
@@ -106,7 +107,7 @@ def _figures(
 ) -> dict[str, Any]:
     """A row's speed, times and dollars. Ratios are to the baseline, and `None` for the baseline itself.
     *Arguments:* `times`: to the target, of the row and of the baseline."""
-    speed, wall, (time, base_time) = speeds[row.label], wall_seconds(row), times
+    speed, wall, time = speeds[row.label], wall_seconds(row), times[0]
     money, no_price = costs(row, prices, speed, wall, time)
 
     def against(mine: Figure | None, other: Figure | None):
@@ -122,7 +123,7 @@ def _figures(
         "wall_ratio": against(wall, wall_seconds(base)) if _length(row) == _length(base) else None,
         "seconds": _sections(row),
         "target": time,
-        "target_ratio": against(time and time.training, base_time and base_time.training),
+        "target_ratio": against(*(None if t is None else t.training for t in times)),
         "costs": money,
         "no_price": no_price,
     }
