@@ -13,7 +13,7 @@ import tasks
 from chipwise.engine.layout import Layout
 from chipwise.engine.on import On
 from chipwise.machine.detect import detect
-from chipwise.planner import programs
+from chipwise.planner import device_memory
 from chipwise.study import find_batch as batches
 from chipwise.study import trial
 from chipwise.study.find_batch import find_batch, find_planned_batch
@@ -219,10 +219,10 @@ def test_an_absent_chip_is_asked_of_the_planner():
 @pytest.mark.slow
 def test_an_absent_chip_with_too_little_memory(monkeypatch):
     (small,) = cw.plan(recipe(batch=60), ["t4"])
-    monkeypatch.setattr(programs, "available", lambda target: (small.memory.needed, "pretended"))
+    monkeypatch.setattr(device_memory, "available", lambda target: (small.memory.needed, "pretended"))
     found = find_planned_batch(recipe(batch=56), "t4", cw.plan)
     assert found.bound.code == "bound-memory" and found.batch == 60 and found.memory.fits
-    monkeypatch.setattr(programs, "available", lambda target: (10, "pretended"))
+    monkeypatch.setattr(device_memory, "available", lambda target: (10, "pretended"))
     none = find_planned_batch(recipe(), "t4", cw.plan)
     assert none.batch is None and none.memory.needed > 10
 

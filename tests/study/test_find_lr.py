@@ -232,8 +232,8 @@ def test_a_scheduled_setting_is_held_where_the_rate_is_highest_and_set_there():
         ({"values": [1.0]}, "values-of-nothing", {}),
         ({"second": "momentun"}, "no-second-setting", {"hint": "momentum"}),
         ({"second": "lr"}, "no-second-setting", {"name": "lr"}),
-        ({"second": "momentum", "values": [1.0]}, "second-no-average", {"value": 1.0}),
-        ({"second": "weight_decay", "values": [-1.0]}, "second-no-number", {"value": -1.0}),
+        ({"second": "momentum", "values": [1.0]}, "second-out-of-range", {"value": 1.0}),
+        ({"second": "weight_decay", "values": [-1.0]}, "second-out-of-range", {"value": -1.0}),
         ({"second": "weight_decay", "values": []}, "second-without-values", {}),
     ],
 )

@@ -22,7 +22,7 @@ from ..machine.detect import Machine
 from ..machine.hosts import hosts
 from ..recipe.check import Finding, check
 from ..recipe.recipe import Recipe
-from ..words.facts import Fact, fact
+from ..words.facts import Fact, fact, plain
 from .stats import Difference, ratio
 from .transfer import Transfer, transfer
 from .trial import LEAST_STEPS, LONGEST_SECONDS, needed, rounds, try_batch
@@ -80,25 +80,15 @@ class BatchSearch:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
-        speedup, held = self.speedup, None if self.memory is None else self.memory.json()
+        same = "target devices batch batch_per_replica batch_per_device confirmed bound speedup notes"
         return {
             "recipe": self.old.describe(),
-            "target": self.target,
-            "devices": self.devices,
-            "batch": self.batch,
-            "batch_per_replica": self.batch_per_replica,
-            "batch_per_device": self.batch_per_device,
-            "memory_bytes_per_device": held,
-            "bound": self.bound.json(),
-            "confirmed": self.confirmed,
-            "examples_per_second": {str(n): list(speeds) for n, speeds in self.examples_per_second.items()},
-            "speedup": None if speedup is None else dataclasses.asdict(speedup),
-            "predicted_examples_per_second": {
-                str(n): dataclasses.asdict(speed) for n, speed in self.predicted.items()
-            },
-            "transfer": None if self.move is None else self.move.to_json(),
+            **plain({name: getattr(self, name) for name in same.split()}),
+            "memory_bytes_per_device": self.memory and self.memory.json(),
+            "examples_per_second": plain(self.examples_per_second),
+            "predicted_examples_per_second": plain(self.predicted),
             "findings": [finding.json() for finding in self.findings],
-            "notes": [note.json() if isinstance(note, Fact) else note for note in self.notes],
+            "transfer": self.move and self.move.to_json(),
         }
 
 
@@ -153,12 +143,14 @@ def _here(recipe: Recipe, on: On, limit: int, reporter: Reporter) -> BatchSearch
         memory = known[tried.batch]
         return memory.fits, memory.needed / max(memory.available, 1)
 
-    target = f"this machine, {layout.devices} × {machine.kind}"
+    def searched(batch: int | None, memory: Memory, bound: Fact, **more: Any) -> BatchSearch:
+        target = f"this machine, {layout.devices} × {machine.kind}"
+        return BatchSearch(recipe, target, layout.devices, batch, memory, bound, notes=tuple(notes), **more)
+
     largest = largest_batch(recipe, fits, limit)
     if largest is None:
         fits(least := dataclasses.replace(recipe, batch=recipe.least_batch))
-        memory, bound = known[least.batch], fact("bound-nothing-fits")
-        return BatchSearch(recipe, target, layout.devices, None, memory, bound, notes=tuple(notes))
+        return searched(None, known[least.batch], fact("bound-nothing-fits"))
     for batch in (recipe.batch, largest):
         fits(dataclasses.replace(recipe, batch=batch))
     with compiled_once():  # one for each batch, for all its rounds
@@ -167,17 +159,8 @@ def _here(recipe: Recipe, on: On, limit: int, reporter: Reporter) -> BatchSearch
         notes.append(fact("host-memory-filled"))
     fits(dataclasses.replace(recipe, batch=batch))
     bound = _bound(recipe, batch, limit) if batch == largest else fact("bound-refused")
-    answer = BatchSearch(
-        recipe,
-        target,
-        layout.devices,
-        batch,
-        known[batch],
-        bound,
-        batch in speeds,
-        {n: tuple(values) for n, values in speeds.items()},
-        notes=tuple(notes),
-    )
+    measured = {n: tuple(values) for n, values in speeds.items()}
+    answer = searched(batch, known[batch], bound, confirmed=batch in speeds, examples_per_second=measured)
     return _moved(answer, "cpu" if machine.platform == "cpu" else None)
 
 
@@ -265,26 +248,17 @@ def find_planned_batch(
     notes = [fact("plan-not-tried", target=planned.target, method=planned.method)]
     if planned.problem is not None:
         notes.append(fact("plan-problem", target=planned.target, problem=str(planned.problem)))
-    if batch is None:
-        bound = fact("bound-unknown" if planned.memory is None else "bound-nothing-fits")
-        return BatchSearch(
-            recipe, planned.target, planned.devices, None, planned.memory, bound, notes=tuple(notes)
-        )
     answer = BatchSearch(
-        recipe,
-        planned.target,
-        planned.devices,
-        batch,
-        planned.memory,
-        _bound(recipe, batch, limit),
-        predicted={
-            one.batch: one.examples_per_second
-            for one in ([planned] if batch == recipe.batch else [at(recipe.batch), planned])
-            if one.examples_per_second is not None and (one.memory is None or one.memory.fits)
-        },
-        notes=tuple(notes),
-    )
-    return _moved(answer, on)
+        recipe, planned.target, planned.devices, batch, planned.memory,
+        fact("bound-unknown" if planned.memory is None else "bound-nothing-fits"), notes=tuple(notes),
+    )  # fmt: skip
+    if batch is None:
+        return answer
+    plans = [planned] if batch == recipe.batch else [at(recipe.batch), planned]
+    fitting = [one for one in plans if one.memory is None or one.memory.fits]
+    predicted = {one.batch: one.examples_per_second for one in fitting if one.examples_per_second is not None}
+    bound = _bound(recipe, batch, limit)
+    return _moved(dataclasses.replace(answer, bound=bound, predicted=predicted), on)
 
 
 def _bound(recipe: Recipe, batch: int, limit: int) -> Fact:

@@ -91,27 +91,11 @@ class LrSearch:
     def curve(self) -> RangeCurve:
         return self.test.curve
 
-    @property
-    def suggestion(self) -> float:
-        """The peak rate to use: the middle of the bottom of the curve."""
-        return self.curve.suggestion
-
-    @property
-    def valley(self) -> float:
-        return self.curve.valley
-
-    @property
-    def steep(self) -> float:
-        return self.curve.steep
-
-    @property
-    def last_stable(self) -> float:
-        return self.curve.last_stable
-
-    @property
-    def stopped(self) -> Fact | None:
-        """Why the test ended before its last step, or None."""
-        return self.test.stopped
+    suggestion = property(lambda self: self.curve.suggestion, doc="The peak rate to use, in the middle.")
+    valley = property(lambda self: self.curve.valley)
+    steep = property(lambda self: self.curve.steep)
+    last_stable = property(lambda self: self.curve.last_stable)
+    stopped = property(lambda self: self.test.stopped, doc="Why the test ended early, a fact or None.")
 
     @property
     def own_peak(self) -> float:
@@ -265,22 +249,17 @@ def _stopped(losses: Losses, rates: np.ndarray) -> Fact | None:
 
 def _check(low: float, high: float, steps: int) -> None:
     for name, value in (("low", low), ("high", high)):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-30 < value < 1e30:
+        if type(value) not in (int, float) or not 1e-30 < value < 1e30:
             raise RecipeError(
-                "rate-not-above-zero", "{name}={value!r}: expected a rate above 0, such as 1e-5.", name=name,
-                value=value,
-            )  # fmt: skip
+                "rate-not-above-zero", "{name}={value!r}: expected a rate above 0.", name=name, value=value
+            )
     if not low < high:
         raise RecipeError(
-            "rates-out-of-order",
-            "low={low:g} is not below high={high:g}. Try low={usual_low:g}, high={usual_high:g}.", low=low,
-            high=high, usual_low=LOW, usual_high=HIGH,
-        )  # fmt: skip
-    if isinstance(steps, bool) or not isinstance(steps, int) or not FEWEST <= steps <= MOST:
-        raise RecipeError(
-            "range-test-steps", "steps={steps!r}: expected {fewest} to {most}, such as {usual}.", steps=steps,
-            fewest=FEWEST, most=MOST, usual=STEPS,
-        )  # fmt: skip
+            "rates-out-of-order", "low={low:g}: expected less than high={high:g}.", low=low, high=high
+        )
+    if type(steps) is not int or not FEWEST <= steps <= MOST:
+        facts = {"steps": steps, "fewest": FEWEST, "most": MOST}
+        raise RecipeError("range-test-steps", "steps={steps!r}: expected {fewest} to {most}.", **facts)
 
 
 def axis(recipe: Recipe, second: str, values: Sequence[float] | None = None) -> list[float]:
@@ -304,11 +283,12 @@ def axis(recipe: Recipe, second: str, values: Sequence[float] | None = None) -> 
             around = [own / 3, own, own * 3] if own else [0.0, 1e-5, 1e-4, 1e-3]
         values = [rounded(value, 3) for value in around]
     for value in values:
-        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not number or value < 0 or (averages and value >= 1):
+        if type(value) not in (int, float) or not 0 <= value < (1 if averages else math.inf):
+            below = " and less than 1" if averages else ""
             raise RecipeError(
-                "second-no-average" if averages else "second-no-number", name=second, value=value
-            )
+                "second-out-of-range", "{name}={value!r}: expected a number of at least 0{below}.",
+                name=second, value=value, below=below,
+            )  # fmt: skip
     if not values:
         raise RecipeError(
             "second-without-values",

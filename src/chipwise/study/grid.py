@@ -108,36 +108,29 @@ def seeds(given: str | int | Sequence[int]) -> tuple[int, ...]:
     Raises `RecipeError` for other text, and for a repeated seed.
     """
     if isinstance(given, str):
-        numbers = [n.strip() for n in given.split(",")]
-        if not all(n.isdecimal() for n in numbers if n) or not numbers[0] or "" in numbers[:-1]:
+        if not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*,?\s*", given):
             raise RecipeError(
                 "seeds-unreadable",
                 "--seeds {given}: expected their number, such as 5, or a list, such as 0,3,7.", given=given,
             )  # fmt: skip
-        given = int(numbers[0]) if len(numbers) == 1 else [int(n) for n in numbers if n]
-    if isinstance(given, int):
-        if isinstance(given, bool) or given < 1:
-            raise RecipeError("seeds-too-few", given=given)
-        if given > _MOST:
-            raise RecipeError(
-                "seeds-too-many",
-                "--seeds {given}: expected at most {most} seeds. Seed {given} alone is --seeds {given}, "
-                "with a comma.", given=given, most=_MOST,
-            )  # fmt: skip
-        given = range(given)
-    named = tuple(given)
-    known = set()
-    for seed in named:
-        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < _SEEDS:
+        given = int(given) if "," not in given else [int(n) for n in given.split(",") if n.strip()]
+    if type(given) is int and given > _MOST:
+        raise RecipeError(
+            "seeds-too-many",
+            "--seeds {given}: expected at most {most} seeds. Seed {given} alone is --seeds {given}, with a "
+            "comma.", given=given, most=_MOST,
+        )  # fmt: skip
+    named = tuple(range(given)) if type(given) is int else () if isinstance(given, bool) else tuple(given)
+    if not named:
+        raise RecipeError("seeds-too-few", "--seeds {given}: expected at least 1 seed.", given=given)
+    for k, seed in enumerate(named):
+        if type(seed) is not int or not 0 <= seed < _SEEDS:
             raise RecipeError(
                 "seed-out-of-range", "Seed {seed!r}: expected a whole number from 0 to {highest}.", seed=seed,
                 highest=_SEEDS - 1,
             )  # fmt: skip
-        if seed in known:
+        if seed in named[:k]:
             raise RecipeError("seed-twice", "Seed {seed} is given twice. Give each seed once.", seed=seed)
-        known.add(seed)
-    if not named:
-        raise RecipeError("seeds-too-few", given=0)
     return named
 
 
