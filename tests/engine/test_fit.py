@@ -41,7 +41,7 @@ def test_the_result_says_everything(whole):
         "total",
     }
     assert result.speed["batch"] == 24
-    assert result.speed["share_of_peak"] == "unknown"
+    assert result.speed["share_of_peak"] is None
     low, high = result.speed["examples_per_second_quartiles"]
     assert low <= result.examples_per_second <= high
     stored = json.loads((folder / "result.json").read_text())

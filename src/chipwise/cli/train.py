@@ -193,20 +193,19 @@ def _one(
     from ..study.study_runs import Origin
 
     origin = Origin(given.recipe, tuple(given.settings), given.data, given.synthetic)
-    recipe, source = origin.make(), origin.source()
+    recipe = origin.make()
     if start is not None:
         from ..deploy.pretrained import pretrained
 
         if run is not None and Path(run).absolute() == Path(start).absolute():
             text = "--from {run} is also --run: give another folder, or leave out --from to resume the run."
             raise RecipeError("from-itself", text, run=run)
-        recipe = replace(recipe, task=pretrained(start).start(recipe.task))
-        source = {**(source or {}), "from": str(Path(start).absolute())}
+        source = {**(recipe.source or {}), "from": str(Path(start).absolute())}
+        recipe = replace(recipe, task=pretrained(start).start(recipe.task), source=source)
     if not quiet:
         console(sys.stderr, width=None).print(grid(recipe.rows()))
     progress = "none" if quiet else "auto"
-    arguments |= more | {"progress": progress, "source": source}
-    result = fit(recipe, run or _folder(recipe.name), **arguments)
+    result = fit(recipe, run or _folder(recipe.name), **arguments, **more, progress=progress)
     if json_:
         print(json.dumps(result.to_json()))
         return
@@ -216,7 +215,7 @@ def _one(
         low, high = speed["examples_per_second_quartiles"]
         median = speed["examples_per_second"]
         rows.append(("speed", fact("train-speed", median=median, low=low, high=high, batch=recipe.batch)))
-    rows.append(("share of peak", share if isinstance(share, str) else f"{share:.1%}"))
+    rows.append(("share of peak", "unknown" if share is None else f"{share:.1%}"))
     rows.append(("seconds", ", ".join(f"{k} {v:.1f}" for k, v in result.seconds.items())))
     if result.feed:
         rows.append(("data", result.feed["verdict"]))

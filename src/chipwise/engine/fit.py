@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any
 
 from ..machine.hosts import hosts
 from ..recipe.recipe import Recipe
@@ -35,24 +34,20 @@ def fit(
     fresh: bool = False,
     steps_per_call: int | None = None,
     progress: str = "auto",
-    source: dict[str, Any] | None = None,
 ) -> Result:
     """Trains `recipe` on all devices. Only `recipe` changes the result, unless `On(exact=False)` lets the
     number of devices change it too.
 
     *Arguments:*
 
-    - `run`: folder for metrics and checkpoints; a run in it is resumed, or discarded if `fresh`. With `None`,
-      nothing is written.
-    - `on`: which devices, and how they are fed; see `On`.
-    - `eval_every`, `log_every`, `checkpoint_every`: durations such as `"1ep"`, `"100st"`, `"5%"`.
-      `eval_every=None` evaluates at the end only.
+    - `run`: a folder for metrics and checkpoints, or `None`; a run in it goes on, or is discarded if `fresh`.
+    - `on`: which devices, and how they are fed; see `On`. `progress`: `"auto"`, `"bar"`, `"lines"`, `"none"`.
+    - `eval_every` (`None`: only at the end), `log_every`, `checkpoint_every`: durations, `"1ep"` or `"5%"`.
     - `stop_after`: stop and save after this duration, without changing any schedule.
     - `keep_best`: a metric such as `"eval/accuracy"`, whose best checkpoint is kept in the folder `best`;
       `patience`: a duration; the run ends after it without a better value.
     - `steps_per_call`: steps that the host starts at once, with `exact=False`, one device and data in its
       memory; `None` measures in long runs whether 16 are faster.
-    - `progress`: `"auto"`, `"bar"`, `"lines"` or `"none"`; `source`: how the command line made the recipe.
 
     Raises `RecipeError`, `DataError`, `DeviceError`, `RunError` before training begins; `DivergedError`
     for a loss that is not finite; `Stopped` after SIGTERM or Ctrl-C, once the run is saved.
@@ -69,11 +64,12 @@ def fit(
         session.read(evaluation=True)
 
         # ---- the run folder, and the state: resumed or new
-        folder = closing.enter_context(RunFolder.opened(run, session, source, fresh))
+        folder = closing.enter_context(RunFolder.opened(run, session, fresh))
         stop = closing.enter_context(contextlib.closing(StopRequest()))
         saver = closing.enter_context(contextlib.closing(Saver(session, folder, meter, agenda, best)))
         session.begin(saver.restore(reporter), last=agenda.last)
-        log = Log(session, meter, reporter, folder, saver)
+        log = Log(session, meter, reporter, folder)
+        saver.rewind_best(log.history)
 
         # ---- train
         reporter.start(log.begin, agenda.total)
@@ -84,16 +80,18 @@ def fit(
             meter.seconds["start"] = meter.total()
             with meter.section("compile"):
                 reporter.say(session.compile(trial=agenda.last - log.begin >= MANY))
-            _train(session, agenda, log, saver, stop)
+        closing.enter_context(log.divergence(saver.newest))
+        _train(session, agenda, log, saver, stop)
 
         # ---- the last checkpoint, evaluation and result
-        saver.save_last(log)
+        saver.save_last()
         if stop:
             raise stop.error(session.step, session.total, saver.run)
         if not best.metric:
             session.forget_optimizer()  # the evaluation can use its memory
         log.evaluate()
-        result = Result.of(log)
+        saver.keep_best(log.final)
+        result = Result.of(log, saver)
         if folder is not None and result.complete:
             folder.finish(result.to_json(), trained=session.step > log.begin)
         return result
@@ -114,6 +112,8 @@ def _train(session: Session, agenda: Agenda, log: Log, saver: Saver, stop: StopR
             log.take()
         if session.step in agenda.evaluate:
             log.evaluate()
+            saver.keep_best(log.final)
         if saver.due():
-            saver.save(log)
+            log.collect()
+            saver.save()
     log.collect()

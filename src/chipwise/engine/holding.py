@@ -413,7 +413,8 @@ class Grouped:
         if not self.placement.over_hosts:
             return state
         names = (f.name for f in dataclasses.fields(state) if getattr(state, f.name) is None)
-        axes = dataclasses.replace(self.step_of.saved_axes, **dict[str, Any].fromkeys(names))
+        missing: dict[str, Any] = dict.fromkeys(names)
+        axes = dataclasses.replace(self.step_of.saved_axes, **missing)
         return jax.tree.map(self.placement.receive_cut, state, axes)
 
     def parameters(self, carry: Carry) -> tuple[Tree, Tree]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -15,8 +15,8 @@ from ..words.facts import fact
 from .meter import Meter
 from .progress import Reporter
 from .run_folder import RunFolder
-from .saver import Saver
 from .session import Session
+from .state import NotFinite
 
 SETTLED = 1000
 """Steps after which running statistics no longer depend on their initial values: with a momentum of 0.99, the
@@ -42,8 +42,7 @@ class Log:
     """Collects rows `{"step", "epoch", "seconds", "train/...", "eval/...", speeds}`.
 
     `seconds` is the wall time of the run over all its processes, including start and compilation. Lost work,
-    after the checkpoint from which a run is resumed, does not count: the constructor removes its rows and its
-    best checkpoints.
+    after the checkpoint from which a run is resumed, does not count: the constructor removes its rows.
 
     *Arguments:* `session`, at the step with which this process begins; `folder`, only on host 0.
 
@@ -51,24 +50,16 @@ class Log:
     value of each metric; `logged`, the last step whose training metrics were read.
     """
 
-    def __init__(
-        self, session: Session, meter: Meter, reporter: Reporter, folder: RunFolder | None, saver: Saver
-    ):
+    def __init__(self, session: Session, meter: Meter, reporter: Reporter, folder: RunFolder | None):
         self.session, self.recipe, self.meter, self.reporter = session, session.recipe, meter, reporter
-        self.folder, self.saver = folder, saver
+        self.folder = folder
         self.begin = self.logged = session.step
         self.history = folder.rewind(self.begin) if folder is not None else []
-        saver.rewind_best(self.history)
         self.final: dict[str, Any] = {}
         for row in self.history:
             self.final |= {k: v for k, v in row.items() if k.startswith(("train/", "eval/"))}
         self._pending: tuple[int, dict] | None = None
         self._warned = False
-
-    @property
-    def seconds(self) -> float:
-        """The run's wall time so far, including that of earlier processes."""
-        return round(self.saver.seconds + self.meter.total(), 3)
 
     def take(self) -> None:
         """Keeps the metric sums of the steps so far, which are on the device, for `collect`."""
@@ -76,7 +67,7 @@ class Log:
 
     def collect(self) -> None:
         """Reads what `take` kept. Called after the next step was started, so that the device is not idle.
-        Raises `DivergedError` when the loss is not finite."""
+        Raises `NotFinite` when the loss is not."""
         if self._pending is None:
             return
         (step, sums), self._pending = self._pending, None
@@ -85,7 +76,7 @@ class Log:
         speed = self.meter.mark(step)
         loss = values.get("train/loss", float("nan"))
         if not np.isfinite(loss):
-            raise self.diverged("loss-not-finite", step, float(loss))
+            raise NotFinite("loss-not-finite", step, float(loss))
         row = self._row(step, {**values, "lr": self._rate(step)})
         if speed is not None:
             row |= {"steps_per_second": speed, "examples_per_second": speed * self.recipe.batch}
@@ -94,8 +85,7 @@ class Log:
         self._keep(row, values)
 
     def evaluate(self) -> None:
-        """Evaluates the state if the task has evaluation data, records the metrics, and keeps the state if it
-        is the best. Waits."""
+        """Evaluates the state if the task has evaluation data, and records the metrics. Waits."""
         self.collect()
         session = self.session
         if self.recipe.task.eval is None:
@@ -112,21 +102,25 @@ class Log:
             if not self._warned:
                 self.reporter.warn(fact("statistics-unsettled", steps=session.step))
             self._warned = True
-        self.saver.keep_best(self)
 
-    def diverged(self, code: str, step: int, value: float) -> DivergedError:
-        """The error for a run that diverged, with the range of steps and the last good checkpoint.
+    @contextlib.contextmanager
+    def divergence(self, newest: Callable[[], int | None]) -> Iterator[None]:
+        """A context that turns `NotFinite` into a `DivergedError`, with the range of steps and the last good
+        checkpoint, the step that `newest` returns.
 
         Adds a row with `"diverged"` to the run folder, which a resumed run removes.
         """
-        facts = {"first": self.logged + 1, "last": step, "value": str(value)}
-        if self.folder is not None:
-            # A full disk must not hide why the run ends.
-            with contextlib.suppress(RunError):
-                self.folder.log({**self._row(step, {}), "diverged": {"code": code, **facts}})
-        run = str(self.folder.path) if self.folder is not None else None
-        where = (facts["first"], facts["last"])
-        return DivergedError(code, **facts, steps=where, checkpoint=self.saver.newest(), run=run)
+        try:
+            yield
+        except NotFinite as found:
+            facts = {"first": self.logged + 1, "last": found.step, "value": str(found.value)}
+            if self.folder is not None:
+                # A full disk must not hide why the run ends.
+                with contextlib.suppress(RunError):
+                    self.folder.log({**self._row(found.step, {}), "diverged": {"code": found.code, **facts}})
+            run = str(self.folder.path) if self.folder is not None else None
+            where = (facts["first"], facts["last"])
+            raise DivergedError(found.code, **facts, steps=where, checkpoint=newest(), run=run) from None
 
     def _rate(self, step: int) -> float:
         """The learning rate of `step`, counted from 1."""
@@ -135,7 +129,7 @@ class Log:
 
     def _row(self, step: int, values: dict[str, Any]) -> dict[str, Any]:
         epoch = round(step * self.recipe.batch / self.recipe.clock.examples, 6)
-        return {"step": step, "epoch": epoch, "seconds": self.seconds, **values}
+        return {"step": step, "epoch": epoch, "seconds": self.meter.run_seconds, **values}
 
     def _keep(self, row: dict[str, Any], values: dict[str, Any]) -> None:
         self.final |= values

@@ -27,6 +27,7 @@ class Meter:
     began: float = field(default_factory=lambda: time.perf_counter())
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SECTIONS, 0.0))
     speeds: list[float] = field(default_factory=list)  # steps/s of each log interval
+    earlier: float = 0.0  # seconds of the run's earlier processes
     _mark: tuple[float, int] | None = None
     _paused: float = 0.0
 
@@ -74,13 +75,18 @@ class Meter:
     def total(self) -> float:
         return time.perf_counter() - self.began
 
+    @property
+    def run_seconds(self) -> float:
+        """The run's wall time so far, over all its processes."""
+        return round(self.earlier + self.total(), 3)
+
 
 def share_of_peak(
     flops_per_step_per_device: float | None, steps_per_second: float | None, kind: str, precision: str
-) -> float | str:
-    """Model FLOP/s over the chip's dense peak in this precision; `"unknown"` if either is unknown."""
+) -> float | None:
+    """Model FLOP/s over the chip's dense peak in this precision; `None` if either is unknown."""
     chip = find(kind)
     peak = peak_flops_per_device(chip, precision) if chip is not None else None
     if not peak or not flops_per_step_per_device or not steps_per_second:
-        return "unknown"
+        return None
     return flops_per_step_per_device * steps_per_second / peak

@@ -15,6 +15,7 @@ from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
 from .log import Log
 from .meter import share_of_peak
+from .saver import Saver
 from .state import fingerprint, parameters
 
 
@@ -49,9 +50,9 @@ class Result:
     trained: Recipe = field(repr=False)
 
     @classmethod
-    def of(cls, log: Log) -> Result:
+    def of(cls, log: Log, saver: Saver) -> Result:
         """The result of a run whose steps are done. Waits."""
-        session, meter, best = log.session, log.meter, log.saver.best
+        session, meter, best = log.session, log.meter, saver.best
         recipe, state = session.recipe, session.snapshot()
         speed, feed = meter.summary(), {}
         flops, kind = session.programs.flops_per_step_per_device, session.machine.kind
@@ -72,7 +73,7 @@ class Result:
             seconds={name: round(value, 4) for name, value in seconds.items() if math.isfinite(value)},
             feed=feed,
             best=best.to_json(best.over and session.step < session.total),
-            run=log.saver.run,
+            run=saver.run,
             params=parameters(recipe, state, averaged=True),
             state=state.state,
             history=log.history,

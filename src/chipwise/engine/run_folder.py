@@ -75,15 +75,13 @@ class RunFolder:
 
     @classmethod
     @contextlib.contextmanager
-    def opened(
-        cls, path: str | Path | None, session: Session, source: dict[str, Any] | None, fresh: bool
-    ) -> Iterator[RunFolder | None]:
+    def opened(cls, path: str | Path | None, session: Session, fresh: bool) -> Iterator[RunFolder | None]:
         """A context with the open folder of a session's run; with `None` if there is no `path`, and on hosts
         other than the first, which alone writes."""
         if path is None or not session.placement.hosts.first:
             yield None
             return
-        recipe = {**session.recipe.describe(), "source": source}
+        recipe = {**session.recipe.describe(), "source": session.recipe.source}
         with contextlib.closing(cls(path, recipe, 4 * nbytes(session.abstract), fresh)) as folder:
             yield folder
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from ..errors import RunError
 from ..words.facts import fact
@@ -15,11 +16,8 @@ from .meter import Meter
 from .progress import Reporter
 from .run_folder import RunFolder
 from .session import Session
-from .state import TrainState, finite
+from .state import NotFinite, TrainState, finite
 from .stored import number
-
-if TYPE_CHECKING:
-    from .log import Log
 
 SECONDS_BETWEEN_SAVES = 30.0  # at least, unless `checkpoint_every` is given
 
@@ -30,8 +28,9 @@ class Saver:
     *Arguments:* `folder`, only on host 0, and `None` there without one; `best`, by which the best state is
     kept.
 
-    *Fields:* `run`: the folder's path, on every host; `seconds`: the run's wall time at the checkpoint that
-    `restore` read; `best`.
+    *Fields:* `run`: the folder's path, on every host; `best`.
+
+    What writes a state raises `NotFinite` if its parameters are not.
     """
 
     def __init__(self, session: Session, folder: RunFolder | None, meter: Meter, agenda: Agenda, best: Best):
@@ -41,10 +40,10 @@ class Saver:
         self._checkpoints = Checkpoints(folder.checkpoints) if folder is not None else None
         self._best: Checkpoints | None = None
         self._saved_at, self._last = -1, 0.0
-        self.seconds = 0.0
 
     def restore(self, reporter: Reporter) -> TrainState | None:
-        """The newest readable checkpoint, the same on every host; `None` when there is none.
+        """The newest readable checkpoint, the same on every host; `None` when there is none. The meter goes
+        on from its seconds.
 
         Raises `CheckpointError` when none is readable, or when it is of another model.
         """
@@ -60,7 +59,7 @@ class Saver:
         if shards == 1:  # with groups, `Grouped.put` sends it from device to device
             state = placement.broadcast(state, template)
         self._saved_at = step
-        self.seconds = number(about.get("seconds")) or 0.0
+        self._meter.earlier = number(about.get("seconds")) or 0.0
         reporter.say(fact("resumed", step=self._saved_at, total=self._agenda.total, run=self.run))
         return state
 
@@ -75,24 +74,23 @@ class Saver:
         waited = self._meter.total() - self._last >= SECONDS_BETWEEN_SAVES
         return self._agenda.save_always or self.session.placement.agree("save", waited)
 
-    def save(self, log: Log) -> None:
-        """Starts to write a checkpoint of the current state. Raises `DivergedError` if it is not finite."""
-        log.collect()
-        self._write(self._checkpoints, log)
+    def save(self) -> None:
+        """Starts to write a checkpoint of the current state."""
+        self._write(self._checkpoints)
         self._saved_at, self._last = self.session.step, self._meter.total()
 
-    def keep_best(self, log: Log) -> None:
-        """Keeps the state that was just evaluated, if it is the best so far, and decides whether the run ends
-        early. Waits until it is on disk, since a later checkpoint must not exist without it."""
+    def keep_best(self, metrics: Mapping[str, Any]) -> None:
+        """Keeps the state that was just evaluated, if its `metrics` are the best so far, and decides whether
+        the run ends early. Waits until it is on disk, since a later checkpoint must not exist without it."""
         step, agree = self.session.step, self.session.placement.agree
         if not self.best.metric:
             return
-        if agree("best", self.best.improved(step, log.final)):
+        if agree("best", self.best.improved(step, metrics)):
             if self._folder is not None and self._best is None:
                 self._best = Checkpoints(self._folder.path / FOLDER)
             # An earlier process of the run may have written it
             if not agree("best exists", self._best is not None and step in self._best.steps()):
-                self._write(self._best, log)
+                self._write(self._best)
                 with self._meter.section("checkpoint"):
                     if self._best is not None:
                         self._best.wait()
@@ -109,28 +107,28 @@ class Saver:
             kept = self._best.rewind(self.session.step)
         self.best.go_on(rows, kept, self.session.step, self.session.placement.agree)
 
-    def _write(self, checkpoints: Checkpoints | None, log: Log) -> None:
+    def _write(self, checkpoints: Checkpoints | None) -> None:
         session = self.session
         with self._meter.section("checkpoint"):
             host = session.snapshot().without("saved")
             if not finite(host.params):
-                raise log.diverged("parameter-not-finite", session.step, math.nan)
+                raise NotFinite("parameter-not-finite", session.step, math.nan)
             about: dict[str, Any] = {
                 "step": session.step,
                 "recipe": session.recipe.describe(),
-                "seconds": log.seconds,
+                "seconds": self._meter.run_seconds,
             }
             if checkpoints is not None:
                 checkpoints.save(session.step, host, about, session.holding.saved_axes)
 
-    def save_last(self, log: Log) -> None:
+    def save_last(self) -> None:
         """Waits for all steps, saves the state unless it is saved, and waits until it is on disk. Every host
         waits, since one that exits before would count as lost."""
         self.session.wait()
         if self.run is None:
             return
         if self._saved_at != self.session.step:
-            self.save(log)
+            self.save()
         with self._meter.section("checkpoint"):
             if self._checkpoints is not None:
                 self._checkpoints.wait()

@@ -223,6 +223,14 @@ def fingerprint(params: Tree) -> str:
     return digest.hexdigest()
 
 
+class NotFinite(ArithmeticError):
+    """A run's loss or parameters are no longer finite: `code` of the `DivergedError`, `step` and `value`."""
+
+    def __init__(self, code: str, step: int, value: float):
+        super().__init__(code)
+        self.code, self.step, self.value = code, step, value
+
+
 def finite(params: Tree) -> bool:
     """Whether no value is NaN or infinite."""
     return all(

@@ -43,7 +43,7 @@ def account(session: Session, steps_per_second: float) -> dict[str, Any]:
         "memory_bytes_per_device": by_category(session),
         "host_peak_bytes": peak_bytes(),
         "flops_per_step_per_device": flops,
-        "share_of_peak": None if isinstance(share, str) else share,
+        "share_of_peak": share,
     }
 
 

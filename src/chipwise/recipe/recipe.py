@@ -95,6 +95,7 @@ class Recipe:
     - `name`: shown to people, no effect.
     - `validated`: where these settings are known to work; see `Validated`. It stays what it was when
       settings are replaced, so that `cw.check` can tell how far they have moved.
+    - `source`: how the command line made the recipe, which a run folder stores; no effect.
 
     Raises `RecipeError` for unknown fields and values out of range.
     """
@@ -113,6 +114,7 @@ class Recipe:
     frozen: tuple[str, ...] = ()
     name: str = "recipe"
     validated: Validated | None = None
+    source: dict[str, Any] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self):
         if not isinstance(self.task, Task):

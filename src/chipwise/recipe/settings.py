@@ -22,7 +22,7 @@ from .schedules import Schedule
 RECIPE_MODULE = "chipwise_recipe_"  # how modules are called that came from recipe files
 _STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _RATE = 0.1  # an example of a number for a schedule, whose own peak may be code
-_FIXED = ("task", "optimizer", "name", "validated")  # made by the recipe file, not typed on a command line
+_FIXED = ("task", "optimizer", "name", "validated", "source")  # made by the recipe file, not typed
 
 
 def load(spec: str, settings: Sequence[str] = (), data: str | None = None, synthetic: bool = False) -> Recipe:

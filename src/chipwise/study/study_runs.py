@@ -20,7 +20,7 @@ from ..recipe.settings import apply, load
 from . import grid
 from .study_file import Point, Run, Study
 
-_OWN = ("recipe", "run", "stop_after", "fresh", "progress", "source")  # of `fit`, set by the study
+_OWN = ("recipe", "run", "stop_after", "fresh", "progress")  # of `fit`, set by the study
 _DEFAULTS = {n: p.default for n, p in inspect.signature(fit).parameters.items() if n not in _OWN}
 
 
@@ -58,6 +58,7 @@ class Origin:
             recipe = apply(self.recipe, settings)
             return recipe if seed is None else dataclasses.replace(recipe, seed=seed)
         recipe = load(self.recipe, self._all(settings, seed), self.data, self.synthetic)
+        recipe = dataclasses.replace(recipe, source=self.source(settings, seed))
         if seed is not None and recipe.seed != seed:
             raise RecipeError(
                 "seed-dropped",
@@ -102,10 +103,8 @@ class StudyRun:
 
     def train(self, origin: Origin, options: dict[str, Any], progress: str) -> dict[str, Any] | None:
         """Trains the run, or the rest of it, as `fit` does. *Returns* its divergence, or `None`."""
-        recipe = origin.make(self.settings, self.seed)
-        source = origin.source(self.settings, self.seed)
         try:
-            fit(recipe, self.folder, progress=progress, source=source, **options)
+            fit(origin.make(self.settings, self.seed), self.folder, progress=progress, **options)
         except DivergedError as error:
             return {"code": error.code, **{name: error.facts[name] for name in ("first", "last", "value")}}
         return None
