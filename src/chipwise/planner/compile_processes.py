@@ -168,41 +168,24 @@ class CompilerProcesses:
             if requests:
                 self._urgent |= {key for key, request in requests.items() if request.urgent}
                 self._under_way += 1
-                name = f"compiler-{compiler.platform}"
-                threading.Thread(target=self._run, args=(compiler, requests), daemon=True, name=name).start()
+                threading.Thread(target=self._run, args=(compiler, requests), daemon=True).start()
 
-    def _run(self, compiler: Compiler, requests: dict[str, CompileRequest]) -> None:
-        try:
-            with _alone(self._folder, compiler.platform):
-                for pair in self._ask(requests, compiler):
-                    self._events.put(pair)
-            self._events.put(None)
-        except BaseException as error:
-            self._events.put(error)
-
-    def urgent(self) -> Iterator[tuple[str, Compiled]]:
-        """Yields answers, as `answers` does, until none is urgent, but for at most `HEAD_START` seconds; on a
-        machine with many cores none, since there nothing has to wait."""
+    def answers(self, urgent: bool = False) -> Iterator[tuple[str, Compiled]]:
+        """Yields each key with its answer as soon as it is ready. `urgent`: until no urgent one is left, for
+        at most `HEAD_START` seconds; on a machine with many cores at once, since there nothing waits."""
         end = time.monotonic() + (HEAD_START if (os.cpu_count() or 1) < CORES else 0)
-        while self._urgent and (left := end - time.monotonic()) > 0:
+        while self._urgent if urgent else self._under_way:
             try:
-                yield from self._answer(self._events.get(timeout=left))
+                event = self._events.get(timeout=max(0.0, end - time.monotonic()) if urgent else None)
             except queue.Empty:
                 return
-
-    def answers(self) -> Iterator[tuple[str, Compiled]]:
-        """Yields each key with its answer as soon as it is ready."""
-        while self._under_way:
-            yield from self._answer(self._events.get())
-
-    def _answer(self, event: tuple[str, Compiled] | BaseException | None) -> Iterator[tuple[str, Compiled]]:
-        if isinstance(event, BaseException):
-            raise event
-        if event is None:
-            self._under_way -= 1
-            return
-        self._urgent.discard(event[0])
-        yield event
+            if isinstance(event, BaseException):
+                raise event
+            if event is None:
+                self._under_way -= 1
+            else:
+                self._urgent.discard(event[0])
+                yield event
 
     def close(self) -> None:
         """Kills those that run."""
@@ -221,15 +204,21 @@ class CompilerProcesses:
                 process.kill()
             return process
 
+    def _run(self, compiler: Compiler, requests: dict[str, CompileRequest]) -> None:
+        try:
+            with _alone(self._folder, compiler.platform):
+                for pair in self._ask(requests, compiler):
+                    self._events.put(pair)
+            self._events.put(None)
+        except BaseException as error:
+            self._events.put(error)
+
     def _ask(self, requests: dict[str, CompileRequest], compiler: Compiler) -> Iterator[tuple[str, Compiled]]:
-        """Yields each key with its answer as soon as it is ready. If a process dies, that is the answer for
-        its current program, and a new process does the rest; if it had several, each is tried alone to find
-        which one."""
+        """If a process dies, that is the answer for its current program, and a new process does the rest; if
+        it had several, each is tried alone to find which one."""
         batches = [dict(requests)]
-        while batches:
+        while batches and not self._closed:
             left, under_way, end = batches.pop(0), set[str](), dict[str, Any]()
-            if self._closed:
-                return
             process = self._prepared.pop(compiler.platform, None) or self._start(compiler)
             with contextlib.closing(process):
                 for event in process.compile(left):
@@ -254,8 +243,8 @@ class CompilerProcesses:
                 )  # fmt: skip
             alone = {key: left.pop(key) for key in under_way}
             if len(alone) == 1:
-                for key, request in alone.items():
-                    yield key, Compiled(request.name, _died(request.name, **end))
+                ((key, request),) = alone.items()
+                yield key, Compiled(request.name, _died(request.name, **end))
             else:
                 batches += [{key: request} for key, request in alone.items()]
             batches += [left] if left else []

@@ -234,7 +234,7 @@ def compile_each(
             ]
             if any(request.urgent for request in new.values()):
                 processes.ask(asked)
-                yield from kept(processes.urgent())
+                yield from kept(processes.answers(urgent=True))
             else:
                 later += asked
         processes.ask(later)

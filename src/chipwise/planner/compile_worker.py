@@ -1,15 +1,14 @@
 """The process that holds a compiler: `python -m chipwise.planner.compile_worker FOLDER`.
 
 After a line on its standard input it reads `requests.json` in the folder, compiles each program for its
-absent chip, and prints a line of JSON before and after each. `children` starts it, with the environment that
-it needs. It ends when its standard input ends, so it does not outlive its parent.
-
-Two programs are compiled at a time on two cores: one process holds the topologies of all chips, each made in
-milliseconds, and the compiler releases the GIL.
+absent chip, and prints a line of JSON before and after each. `compile_processes` starts it, and sets its
+environment. It ends when its standard input ends, so it does not outlive its parent. Two programs are
+compiled at a time on two cores: all threads share the topologies, and the compiler releases the GIL.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import os
@@ -42,11 +41,8 @@ def main(folder: Path) -> None:
         return
     threading.Thread(target=_end_with_parent, daemon=True).start()
     requests = json.loads((folder / "requests.json").read_text(encoding="utf-8"))
-    devices_of: dict[str, list | Exception] = {}
     for request in requests:  # before the threads start: one topology at a time
-        topology = _topology(request)
-        if topology not in devices_of:
-            devices_of[topology] = _devices(request)
+        _devices(request["platform"], json.dumps(request["topology"], sort_keys=True))
     writing = threading.Lock()
 
     def send(key: str, answer: dict[str, Any] | None) -> None:
@@ -55,7 +51,7 @@ def main(folder: Path) -> None:
 
     def answer(request: dict[str, Any]) -> None:
         send(request["key"], None)
-        devices = devices_of[_topology(request)]
+        devices = _devices(request["platform"], json.dumps(request["topology"], sort_keys=True))
         if isinstance(devices, Exception):
             problem = fact("topology-unknown", program=request["name"], message=str(devices)[:400])
             send(request["key"], Compiled(request["name"], problem).json())
@@ -72,13 +68,11 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _topology(request: dict[str, Any]) -> str:
-    return json.dumps(request["topology"], sort_keys=True)
-
-
-def _devices(request: dict[str, Any]) -> list | Exception:
+@functools.cache
+def _devices(platform: str, topology: str) -> list | Exception:
+    """The devices of a topology, or the error of a topology that the compiler does not know."""
     try:
-        return list(topologies.get_topology_desc(platform=request["platform"], **request["topology"]).devices)
+        return list(topologies.get_topology_desc(platform=platform, **json.loads(topology)).devices)
     except Exception as error:
         return error
 
@@ -90,22 +84,20 @@ def compiled(request: dict[str, Any], folder: Path, devices: list) -> Compiled:
     except Exception as error:  # any error of the compiler is an answer, not a failure of this process
         return refusal(request["name"], str(error), request["platform"])
     memory = program.memory_analysis()
-    speeds = {
-        name: request[name] for name in ("clock_GHz", "memory_GBps", "chip") if request[name] is not None
-    }
     if request["platform"] == "cuda":
-        reading = gpu.read(program_bytes(program))
+        cost = gpu.read(program_bytes(program))
     else:
-        reading = tpu.read(program_bytes(program), **speeds)
+        known = {name: request[name] for name in ("clock_GHz", "memory_GBps", "chip") if request[name]}
+        cost = tpu.read(program_bytes(program), **known)
     return Compiled(
-        name=request["name"],
+        request["name"],
         temp_bytes=memory.temp_size_in_bytes,
         code_bytes=memory.generated_code_size_in_bytes,
-        wire_bytes=reading.wire_bytes,
-        flops=reading.product_flops,
+        wire_bytes=cost.wire_bytes,
+        flops=cost.product_flops,
         optimal_seconds=(program.cost_analysis() or {}).get("optimal_seconds"),
-        kernels=reading.kernels,
-        notes=reading.notes,
+        kernels=cost.kernels,
+        notes=cost.notes,
     )
 
 

@@ -80,25 +80,16 @@ def _sources() -> str:
 _NUMBERS = tuple(field.name for field in dataclasses.fields(Blueprint) if field.type in ("int", "bool"))
 
 
-def _document(programs: TracedStep) -> dict[str, Any]:
+def _document(step: TracedStep) -> dict[str, Any]:
     def about(program: Traceable) -> dict[str, Any]:
         exports = [
-            {
-                "kernels": list(kernels),
-                "key": one.key,
-                "size": one.size,
-                "places": one.places,
-                "dtypes": sorted(one.contents.dtypes),
-                "operations": one.contents.operations,
-            }
+            [kernels, one.key, one.size, one.places, sorted(one.contents.dtypes), one.contents.operations]
             for kernels, one in sorted(program.exports.items())
         ]
-        numbers = {"arguments": program.arguments, "donate": program.donate, "donated": program.donated}
-        return {**numbers, "exports": exports}
+        return {"arguments": program.arguments, "donated": program.donated, "exports": exports}
 
-    numbers = {name: getattr(programs, name) for name in _NUMBERS}
-    whole = dataclasses.asdict(programs.whole)
-    return {**numbers, "whole": whole, "programs": {one.name: about(one) for one in programs.programs}}
+    numbers = {name: getattr(step, name) for name in _NUMBERS} | {"whole": dataclasses.asdict(step.whole)}
+    return numbers | {"programs": {one.name: about(one) for one in step.programs}}
 
 
 def _read(path: Path, recipe: Recipe, layout: Layout, make: Callable[[], TracedStep]) -> TracedStep | None:
@@ -114,19 +105,12 @@ def _read(path: Path, recipe: Recipe, layout: Layout, make: Callable[[], TracedS
 
 
 def _program(name: str, stored: dict[str, Any], make: Callable[[], TracedStep]) -> Traceable:
-    def traceable() -> Traceable:
-        return next(one for one in make().programs if one.name == name)
+    def function_and_specs() -> tuple[Any, Any]:
+        (own,) = (one for one in make().programs if one.name == name)
+        return own.function, own.specs
 
-    exports = {}
-    for one in stored["exports"]:
-        contents = Contents(frozenset(one["dtypes"]), one["operations"])
-        known = Exported(one["key"], one["size"], tuple(one["places"]), contents)
-        exports[ChipTraits(*one["kernels"])] = known
-    return Traceable(
-        name,
-        lambda: (traceable().function, traceable().specs),
-        stored["arguments"],
-        tuple(stored["donate"]),
-        tuple(stored["donated"]),
-        exports,
-    )
+    exports = {
+        ChipTraits(*kernels): Exported(key, size, tuple(places), Contents(frozenset(dtypes), operations))
+        for kernels, key, size, places, dtypes, operations in stored["exports"]
+    }
+    return Traceable(name, function_and_specs, stored["arguments"], tuple(stored["donated"]), exports)

@@ -38,14 +38,13 @@ class Traceable:
     """A program to compile for absent chips: a function of arrays, made when it is first needed.
 
     *Fields:* `make`: gives the function and the shapes of its arguments; `arguments`: the number of arrays in
-    these; `donate`: the arguments that the function may overwrite, and `donated`, their arrays' positions
-    among all; `exports`: what is known of the program for some chips.
+    these; `donated`: the positions of those that the function may overwrite; `exports`: what is known of the
+    program for some chips.
     """
 
     name: str
     make: Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]] = field(repr=False, compare=False)
     arguments: int
-    donate: tuple[int, ...]
     donated: tuple[int, ...]
     exports: dict[ChipTraits, Exported] = field(default_factory=dict, repr=False, compare=False)
     _traced: dict[ChipTraits | str, Exported] = field(default_factory=dict, repr=False, compare=False)
@@ -55,7 +54,7 @@ class Traceable:
         cls, name: str, function: Callable[..., Any], specs: tuple[Any, ...], donate: tuple[int, ...] = ()
     ) -> Traceable:
         arguments = len(jax.tree.leaves(specs))
-        return cls(name, lambda: (function, specs), arguments, donate, flat_positions(specs, donate))
+        return cls(name, lambda: (function, specs), arguments, flat_positions(specs, donate))
 
     @functools.cached_property
     def function(self) -> Callable[..., Any]:
