@@ -168,7 +168,8 @@ class CompilerProcesses:
             if requests:
                 self._urgent |= {key for key, request in requests.items() if request.urgent}
                 self._under_way += 1
-                threading.Thread(target=self._run, args=(compiler, requests), daemon=True).start()
+                name = f"compiler-{compiler.platform}"
+                threading.Thread(target=self._run, args=(compiler, requests), daemon=True, name=name).start()
 
     def answers(self, urgent: bool = False) -> Iterator[tuple[str, Compiled]]:
         """Yields each key with its answer as soon as it is ready. `urgent`: until no urgent one is left, for
