@@ -42,10 +42,7 @@ PLATFORM = {"GPU": "cuda", "TPU": "tpu"}
 
 
 def compile_steps(
-    cases: Sequence[tuple[Target, TracedStep]],
-    *,
-    cache: Path | None = None,
-    progress: Progress | None = None,
+    cases: Sequence[tuple[Target, TracedStep]], *, cache: Path | None = None, progress: Progress | None = None
 ) -> Iterator[tuple[int, Answers]]:
     """Yields the index of each case with the compiler's answers as soon as all are ready: of each kind of
     chip cached ones first, then those with the smallest programs. The first GPU is `urgent`. A layout's
