@@ -3,7 +3,7 @@
     python -m benchmarks.plan_fit_tpu    # writes src/chipwise/planner/allowances.json
 
 A TPU's step is timed by its compiler, and kernels that only move data by the published speed of copies
-(`planner.tpu_timing`). No row is used for that time. So the differences between the predictions of
+(`planner.time_tpu`). No row is used for that time. So the differences between the predictions of
 `benchmarks.plan_accuracy` for these rows and their measurements are the errors to expect. Errors of rows with
 one family, source and chip are correlated, so they count as one.
 """

@@ -1,6 +1,6 @@
 """Reads the cycles of JAX's splash attention on TPUs from the code that their compiler schedules.
 
-    python benchmarks/splash.py > benchmarks/splash.md   # also writes src/chipwise/planner/splash.csv
+    python benchmarks/splash.py > benchmarks/splash.md   # also writes src/chipwise/hlo/splash.csv
 
 The compiler states no cycles of Pallas kernels in the program that it returns, but it can dump their code:
 instructions in bundles, one bundle a cycle. A kernel is one loop over pairs of a block of queries and a block

@@ -18,14 +18,13 @@ from ..words.facts import Fact, fact
 from .tracing import Exported
 
 SCHEMA = 4
-"""Of the cache's entries and of what the compiler's process is told; raised when either changes its
-meaning."""
+"""The version of the cache's entries and of a process's requests, raised when their meaning changes."""
 
 EFFORT = {"cuda": (0.7, 0.18e-3), "tpu": (1.3, 0.9e-3)}
-"""By platform, seconds of a small program, and of each further byte of a large one."""
+"""By platform, the seconds of a small program, and those of each further byte of a large one."""
 
 IN_GROUP = 6
-"""How many times as long libtpu takes for a program of a group."""
+"""The factor by which libtpu takes longer for a program of a group."""
 
 DIED = ("compiler-killed", "compiler-crashed", "compiler-ended")
 _FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
@@ -161,4 +160,4 @@ _REFUSALS = (
     ("dynamic", "refused-dynamic-shape"),
     ("custom call", "refused-custom-call"),
 )
-"""The compiler has no codes: what its messages contain, and what it means."""
+"""What a refusal's message contains, and its meaning: the compiler has no codes."""

@@ -139,8 +139,8 @@ def compiler_environment(platform: str, path: str | None = None) -> dict[str, st
 # ---- their processes
 
 HEAD_START = 30.0
-"""Seconds for which all else waits for urgent programs, on a machine with fewer than `CORES`: two compilers
-on two cores would halve each other's speed."""
+"""Seconds for which all other programs wait for urgent ones on a machine with fewer than `CORES`, where two
+compilers would halve each other's speed."""
 
 CORES = 4
 

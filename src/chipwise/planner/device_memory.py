@@ -23,10 +23,10 @@ from ..words.facts import Fact, fact
 from .tracing import TracedStep
 
 TPU_GIB = {"TPU v2": 7.48, "TPU v5e": 15.75, "TPU v6e (Trillium)": 31.25}
-"""Of one device, what the compiler says is available when it refuses a program (libtpu 0.0.42)."""
+"""The memory of one device, as the compiler states it when it refuses a program (libtpu 0.0.42)."""
 
 TPU_SHARE = 7.48 / 8
-"""Of the others' memory in GiB, whose compiler was not heard: the least of those above."""
+"""The available share of the memory of other TPUs: the smallest of those above."""
 
 
 def available(target: Target) -> tuple[int | None, Fact]:

@@ -26,13 +26,13 @@ from .plans import Interrupted, Plan, Range
 from .time_run import ALLOWANCE
 
 WAIT_SECONDS = Range.around(600.0, ALLOWANCE)
-"""For a machine in the place of one that is gone. An allowance: a busy zone may have none for hours."""
+"""Assumed seconds until another machine is there. A busy zone may have none for hours."""
 
 SAVE_SECONDS, SAVE_BYTES = 1.0, 1e9
-"""Of a checkpoint, and a second: allowances, as if steps waited until it is on disk."""
+"""Assumed seconds of a checkpoint besides its bytes, and bytes a second, as if steps waited for the disk."""
 
 ENDLESS = 100 * 365 * 86_400.0
-"""Seconds, beyond which nobody waits: longer expectations are cut to it, so that none is infinite."""
+"""Seconds: longer expectations are cut to this, so that none is infinite."""
 
 _UNITS = {"h": 1.0, "d": 1 / 24}
 
@@ -53,9 +53,7 @@ def stated(text: str | None) -> Rate | None:
     number = float(match[1]) * _UNITS[match[2]] if match else math.inf
     if not match or not math.isfinite(number):
         raise DeviceError(
-            "interruptions-unreadable",
-            "--interruptions {given!r}: expected a rate such as 0.1/h or 2/d.",
-            given=text,
+            "interruptions-unreadable", "--interruptions {given!r}: type a rate such as 0.1/h.", given=text
         )
     return Rate(Range(number, number, number), fact("interruptions-stated", given=text.strip()))
 

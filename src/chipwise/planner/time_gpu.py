@@ -15,6 +15,7 @@ training throughputs, and writes them to `efficiencies.json` with the residuals 
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
 import math
@@ -26,50 +27,24 @@ from typing import Any
 
 import numpy as np
 
+from .. import chips
 from ..chips.catalogue import Chip
 from ..hlo.kernel import Kernel
 
-PRODUCT_TFLOPS = {
-    "K80 (one GK210 of two)": (2.85, None),
-    "P100-PCIe": (8.6, None),
-    "P100-SXM2": (9.5, None),
-    "V100-SXM2": (14.4, 97.0),
-    "V100-SXM2-32GB": (14.4, 97.0),
-    "T4": (4.2, 24.0),
-    "RTX 3090": (24.5, 75.6),
-    "RTX 4090": (54.7, 165.0),
-    "A10G": (23.2, 66.0),
-    "L4": (10.7, 56.0),
-    "L40S": (46.9, 266.0),
-    "A100-SXM4-40GB": (19.2, 260.0),
-    "A100-SXM4-80GB": (19.2, 260.0),
-    "H100-PCIe-80GB": (36.9, 465.0),
-    "H100-SXM5-80GB": (51.8, 765.0),
-    "H200-SXM-141GB": (51.3, 775.0),
-    "B200 (HGX)": (66.2, 1660.0),
-}
-"""What cuBLAS reached with large square matrices, in float32 and in 16 bits, the mean of both kinds where
-they differ: power and what the units share keep cards below their data sheets, an L4 by more than half. The
-best of 1,024 to 10,240 rows, or 8,192 where only that was told
-(https://github.com/zzc0721/torch-performance-test-data, database.md and its issues 29, 79, 95, 120, 126, 140,
-174, 180). An A100 of 40 GB has the figures of one of 80 GB; a row of its own says 18.1 and 247. A T4's 16
-bits, at 4,096 rows, are of https://forums.developer.nvidia.com/t/about-gpu-peak-performance/264462: in short
-runs it reaches 42. A K80 has the share of its peak that a K40 reaches
-(https://github.com/clMathLibraries/clBLAS, doc/performance/cuBLAS_7.0/Tesla_K40/sgemm.csv)."""
-
 USUAL = 0.8
-"""Of the peak, on chips that are not in the table: chosen, near the middle of those that are."""
+"""The share of its peak that a chip without measurements is assumed to reach: near the middle of the
+others."""
 
 UNLIKE = 3.0
-"""Up and down, of a step on GPUs without matrix units: three fitted rows of theirs are 0.5 to 1.2 of what was
-measured, and tell too little of the others."""
+"""The factor, down and up, within which a step on a GPU without matrix units should lie. The three published
+measurements of such GPUs are too few for a fit: their predictions are 0.5 to 1.2 of them."""
 
 L2_SPEED = 2.0
-"""How many times memory's bandwidth the second cache has, at least: what XLA's own cost model assumes."""
+"""The bandwidth of the second cache over the memory's, at least. XLA's own cost model assumes the same."""
 
 ALLOWED = {"launch": 3.0, "interconnect": 2.0}
-"""Up and down, of what starting kernels and sums over devices take: hosts and networks differ, and no fitted
-row tells them apart."""
+"""The factors, down and up, of the time of launches and of sums over devices. Hosts and networks differ, and
+no fitted measurement isolates them."""
 
 _SIXTEEN = ("bf16", "f16")
 _SMALL = 8  # channels of a group, below which a convolution does not use matrix units
@@ -79,6 +54,17 @@ _SMALL = 8  # channels of a group, below which a convolution does not use matrix
 def efficiencies() -> dict[str, Any]:
     """The contents of `efficiencies.json`."""
     return json.loads(files(__package__).joinpath("efficiencies.json").read_text(encoding="utf-8"))
+
+
+@cache
+def product_rates() -> dict[str, tuple[float, float | None]]:
+    """TFLOP/s that cuBLAS reached on a chip with large square matrices, in float32 and in 16 bits.
+
+    `chips/product_rates.csv` has the best of 1,024 to 10,240 rows (or of 8,192, if only that was published),
+    with its source. Power and shared units keep cards below their data sheets, an L4 by more than half.
+    """
+    rows = csv.DictReader(files(chips).joinpath("product_rates.csv").read_text("utf-8").splitlines())
+    return {r["chip"]: (float(r["f32_tflops"]), float(r["sixteen_tflops"] or 0) or None) for r in rows}
 
 
 ARITHMETIC = {
@@ -167,10 +153,10 @@ def _peak(chip: Chip, dtype: str) -> tuple[float, str]:
     """The FLOP/s of large products of `dtype`, and the unit: "tensor" (16 bits and less), "tf32" or
     "vector"."""
     assert chip.fp32_tflops is not None
-    measured = PRODUCT_TFLOPS.get(chip.name, (None, None))
-    vector = min(measured[0] or USUAL * chip.fp32_tflops, chip.fp32_tflops) * 1e12
+    in_f32, in_sixteen = product_rates().get(chip.name, (None, None))
+    vector = min(in_f32 or USUAL * chip.fp32_tflops, chip.fp32_tflops) * 1e12
     sixteen = chip.fp16_dense_tflops
-    share = USUAL if sixteen is None or measured[1] is None else min(measured[1] / sixteen, 1.0)
+    share = USUAL if sixteen is None or in_sixteen is None else min(in_sixteen / sixteen, 1.0)
     if not has_tensor_cores(chip):  # float16 products with float32 sums are no faster there
         peak = None
     elif dtype in _SIXTEEN:
@@ -243,18 +229,12 @@ def interval(chip: Chip, shares: Mapping[str, float]) -> tuple[float, float]:
 
 # ---- how much of a GPU a product can occupy: whole tiles on whole waves of multiprocessors
 
-# Rows, columns, and the share of the peak that a multiprocessor reaches with such tiles. Smaller tiles load
-# more for each multiplication, which matters less if multiplications are slow. Chosen, not measured; tiles
-# and waves as in https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/.
+# Rows, columns, and the share of the peak that a multiprocessor reaches with such a tile. Smaller tiles load
+# more for each multiplication, which matters less if multiplications are slow. The shares are chosen, not
+# measured; tiles and waves are explained in https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/.
+_TENSOR = ((256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.85), (64, 64, 0.7), (64, 32, 0.5), (32, 32, 0.35))
 _TILES = {
-    "tensor": (
-        (256, 128, 1.0),
-        (128, 128, 0.95),
-        (128, 64, 0.85),
-        (64, 64, 0.7),
-        (64, 32, 0.5),
-        (32, 32, 0.35),
-    ),
+    "tensor": _TENSOR,
     "vector": ((128, 128, 1.0), (128, 64, 0.97), (64, 64, 0.92), (64, 32, 0.8), (32, 32, 0.65)),
 }
 # Time to fill and empty a tile's pipeline, in summands.

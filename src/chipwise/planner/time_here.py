@@ -28,20 +28,20 @@ from .time_step import StepTime, dispatch_seconds, latency
 from .tracing import BLOCK, ONE, Traceable, TracedStep, predicts, training_step
 
 OTHER_HOST = 2.0
-"""Up and down, of compilation seconds that were measured, but on this host and not on the target's."""
+"""The factor, down and up, of compilation seconds: they were measured on this host, not on the target's."""
 
 FLOPS_PER_CORE = 2e10
-"""Of float32 products, roughly: to guess how long a call takes before it is made."""
+"""A rough rate of float32 products, to guess how long a call takes before it is made."""
 
 LONG = 8.0
-"""Seconds: calls that should take longer are made with fewer examples."""
+"""Seconds: a call that should take longer is made with fewer examples."""
 
 CALLS, ENOUGH = 3, 2.0
-"""Timed calls of a program at most, and seconds after which no further one is made."""
+"""The number of timed calls of a program, and the seconds after which no further call is made."""
 
 AROUND = 1.4
-"""Up and down, of seconds measured with zeros on a machine that does other things too: `benchmarks/overhead`
-shows a fifth between runs of one program."""
+"""The factor, down and up, of seconds measured with zeros on a machine that does other things too. Runs of
+one program differ by a fifth (`benchmarks/overhead.md`)."""
 
 
 def compiled_here(step: TracedStep, target: Target) -> tuple[StepTime, dict[str, Any]]:

@@ -20,21 +20,21 @@ from ..chips.targets import Target
 from ..errors import DeviceError
 
 LINK_EFFICIENCY = {"NVLink": 0.78, "PCIe": 0.65, "ICI": 0.8}
-"""Of the one-way bandwidth that a sum of large arrays reaches. NVLink: eight H200, whose switches add, reach
-0.82 of 450 GB/s with 64 MiB and more with larger arrays (nccl-tests in
-https://github.com/stas00/ml-engineering/blob/master/network/benchmarks/README.md); a little less for a plain
-ring. PCIe and ICI: allowances. None was measured here."""
+"""The share of the one-way bandwidth that a sum of large arrays reaches. Eight H200, whose NVLink switches
+add, reach 0.82 of 450 GB/s with 64 MiB (nccl-tests in
+https://github.com/stas00/ml-engineering/blob/master/network/benchmarks/README.md); a plain ring reaches a
+little less. The shares of PCIe and ICI are assumed. None was measured here."""
 
 HOP_SECONDS = {"NVLink": 3e-6, "PCIe": 8e-6, "ICI": 1e-6}
-"""Between neighbours in the ring."""
+"""Assumed latency between neighbours in the ring."""
 
 NETWORK_GBps = {"NVLink2": 6.25, "NVLink3": 25.0, "NVLink4": 50.0, "NVLink5": 50.0}
-"""One way for each GPU between hosts, by the links inside them: what NVIDIA's own hosts have, four cards of
-100 Gbit/s (DGX-1), eight of 200 (DGX A100), eight of 400 (DGX H100, B200); their datasheets were not read
-again. Cloud hosts may have a quarter."""
+"""The one-way bandwidth between hosts for each GPU, by the links inside a host. NVIDIA's own hosts have four
+cards of 100 Gbit/s (DGX-1), eight of 200 (DGX A100) or eight of 400 (DGX H100, B200), by their data sheets.
+Cloud hosts may have a quarter."""
 
 ONE_CARD_GBps = 12.5
-"""Of a host without such cards: 100 Gbit/s for all of its GPUs."""
+"""The bandwidth of a host without such cards: 100 Gbit/s, which all of its GPUs share."""
 
 NETWORK_HOP_SECONDS = 15e-6
 

@@ -25,17 +25,17 @@ from ..words.facts import Fact, fact
 from .plans import Feeding, Range
 
 ALLOWANCE = 3.0
-"""Up and down, of seconds that are an allowance and not measured."""
+"""The factor, down and up, within which an assumed number of seconds should lie."""
 
 START_SECONDS = {
     kind: Range.around(seconds, ALLOWANCE) for kind, seconds in {"TPU": 10.0, "GPU": 5.0, "CPU": 2.0}.items()
 }
-"""Before the first compilation: imports, devices, data. The TPU's value is what the archived notebooks of
-2019 show for a restart; the others are allowances. How far they go nobody measured."""
+"""Assumed seconds for imports, devices and data, before the first compilation. Archived notebooks of 2019
+show the TPU's value for a restart; the others, and the factor, are guesses."""
 
 COMPILE_SECONDS = {"TPU": (2.0, 0.006), "GPU": (3.0, 0.002)}
-"""For a step, and for each operation of its programs, on one core: allowances, read off a few compilations
-here (processor seconds: digits 1, MNIST's 18 on a TPU v5e; ResNet-50 some 20 to 30 on an A100)."""
+"""Assumed seconds of one core for a step, and for each operation of its programs, from a few compilations
+here (processor seconds: digits 1 and MNIST 18 for a TPU v5e; ResNet-50 20 to 30 for an A100)."""
 
 
 def compilation(kind: str, operations: int, devices: int, cores: int | None, passes: int = 1) -> Range:

@@ -25,14 +25,14 @@ from .time_links import sum_seconds
 from .tracing import BLOCK, ONE, Traceable, TracedStep, predicts
 
 FRAMEWORK_BYTES = 0.8e9
-"""What a process holds on a GPU before any array: CUDA context, cuDNN, cuBLAS and NCCL. An allowance."""
+"""Assumed memory that a process takes on a GPU before any array: CUDA context, cuDNN, cuBLAS and NCCL."""
 
 CALL_SECONDS, ARGUMENT_SECONDS = 5e-6, 0.3e-6
-"""Of the host's time to start a program on a device, and for each array that it is given: measured once, on
-one machine."""
+"""The host's time to start a program on a device, and for each array that it passes: measured on one
+machine."""
 
 DISPATCH_FACTOR = 2.0
-"""Up and down, of the host's time: measured on one machine, and hosts differ."""
+"""The factor, down and up, of the host's time, since hosts differ."""
 
 _RING = Kernel("all-reduce", "collective", bound="interconnect", dtype="f32", source="devices/all-reduce")
 _GATHER = replace(_RING, name="all-gather", source="devices/all-gather")

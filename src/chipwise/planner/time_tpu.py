@@ -29,24 +29,24 @@ from ..chips.catalogue import Chip
 from ..hlo.kernel import Kernel
 
 MEMORY_SHARE, START_SECONDS = 0.86, 1.4e-6
-"""Of the bandwidth that a copy reaches, and what it takes besides: both from the thirteen sizes, 2 MB to
-8 GB, that Google published for a 7x; a v6e's 32 MB follow to 1 % (AI-Hypercomputer/tpu-recipes@c8cfe2f,
-`microbenchmarks/ironwood/hbm/hbm.md` and `microbenchmarks/README.md`)."""
+"""The share of the bandwidth that a copy reaches, and the seconds that it takes besides: from thirteen sizes,
+2 MB to 8 GB, that Google published for a 7x. They predict a v6e's copy of 32 MB to 1 %
+(AI-Hypercomputer/tpu-recipes@c8cfe2f, `microbenchmarks/ironwood/hbm/hbm.md`, `microbenchmarks/README.md`)."""
 
 ARITHMETIC = 1.75
-"""Times of what float32 elements take at the full bandwidth, from which on an elementwise kernel is bound by
-arithmetic, such as erf: movement comes to 1.07 to 1.34 times by the compiler's cycles."""
+"""An elementwise kernel is bound by arithmetic, such as erf, if the compiler's cycles are this many times
+what its elements in float32 take at full bandwidth. Kernels that only move data have 1.07 to 1.34 times."""
 
 PRODUCTS = ("matmul", "convolution")
 FULL = 0.5
-"""Of the peak, which a product reaches at least: it is bound by memory if its bytes take longer than that."""
+"""The share of the peak that a product reaches at least: if its bytes take longer, memory bounds it."""
 
 _HALF, _BYTE = ("bf16", "f16"), ("pred", "s8", "u8")
 
 _FITTED = json.loads(files(__package__).joinpath("allowances.json").read_text(encoding="utf-8"))["tpu"]
 FACTORS: dict[str, list[float]] = _FITTED["interval_90"]
-"""On the predicted time, between which nine of ten measurements should lie: on a "known_chip", of which rows
-were fitted, and on an "other" one (`benchmarks/plan_fit_tpu.py`)."""
+"""The factors on a predicted time between which nine of ten measurements should lie, for a "known_chip" of
+the fit (`benchmarks/plan_fit_tpu.py`), and for an "other" one."""
 
 
 def timed(kernels: Sequence[Kernel], chip: Chip, passes: int = 1) -> list[Kernel]:
