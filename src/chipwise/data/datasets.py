@@ -196,8 +196,13 @@ def _packed_cifar10(path: Path) -> Dataset:
         packed = PackedFolder(path, split)
         columns = described({name: s for name, s in packed.spec.items() if name == "image"})
         if columns != ["image uint8[32, 32, 3]"] or packed.names != CIFAR10_CLASSES:
+            wrong = (
+                "{path} holds {columns:few} of {names:few}: expected image uint8[32, 32, 3] of "
+                "{expected:list}."
+            )
             raise DataError(
                 "cifar10-pack",
+                wrong,
                 path=packed.path,
                 columns=described(packed.spec),
                 names=packed.names[:20],
@@ -228,8 +233,10 @@ def imagenet(data: str | Path | None = None, image: int = 224) -> Dataset:
         shape = source.spec["image"].shape if "image" in source.spec else ()
         fits = len(shape) == 3 and min(shape[:2]) >= image
         if source.classes is None or not fits or source.spec != _image_spec((*shape[:2], 3)):
+            wrong = "{path} has {columns:few}: expected images [h, w, 3] of {image} or more, and classes."
             raise DataError(
                 "imagenet-pack",
+                wrong,
                 path=source.path,
                 columns=described(source.spec),
                 classes=source.classes,
@@ -237,7 +244,8 @@ def imagenet(data: str | Path | None = None, image: int = 224) -> Dataset:
             )
     classes = [source.classes for source in packed]
     if classes[0] is None or classes[0] != classes[1]:
-        raise DataError("classes-differ", data=str(data), train=classes[0], eval=classes[1])
+        wrong = "{data} has {train} classes in train and {eval} in eval: pack both with the same classes."
+        raise DataError("classes-differ", wrong, data=str(data), train=classes[0], eval=classes[1])
     return _imagenet(packed[0], packed[1], classes[0])
 
 
@@ -341,7 +349,13 @@ def _find_cifar10(root: Path) -> tuple[str, Path] | None:
 def _images(path: Path, split: str) -> Columns:
     folder = ImageFolder(path, split=split)
     if folder.names != CIFAR10_CLASSES:
+        wrong = "{path}/{split} has the classes {names:few}, expected {expected:list}."
         raise DataError(
-            "cifar10-classes", path=path, split=split, names=folder.names[:20], expected=CIFAR10_CLASSES
+            "cifar10-classes",
+            wrong,
+            path=path,
+            split=split,
+            names=folder.names[:20],
+            expected=CIFAR10_CLASSES,
         )
     return materialize(folder)

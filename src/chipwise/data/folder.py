@@ -57,7 +57,10 @@ class Files:
     def add(self, parts: tuple[str, ...], size: int, key: Any) -> None:
         """Adds a file. Raises `DataError` if it is too large for an image."""
         if size > MOST_IMAGE_BYTES:
-            raise DataError("image-file-too-large", name="/".join(parts), bytes=size, limit=MOST_IMAGE_BYTES)
+            wrong = "{name:plain} has {bytes:bytes}, more than {limit:bytes}: remove or convert it."
+            raise DataError(
+                "image-file-too-large", wrong, name="/".join(parts), bytes=size, limit=MOST_IMAGE_BYTES
+            )
         self.paths.append(parts)
         self.sizes.append(size)
         self.keys.append(key)
@@ -85,7 +88,8 @@ def walk(root: Path) -> Files:
                 status = entry.stat()
                 here = (status.st_dev, status.st_ino)
                 if here in above:
-                    raise DataError("link-loop", path=entry.path)
+                    wrong = "{path} is a link to a folder above it: remove the link."
+                    raise DataError("link-loop", wrong, path=entry.path)
                 files.folders.append((*parts, entry.name))
                 enter(entry.path, (*parts, entry.name), above | {here})
             elif is_image(entry.name) and (entry.is_file() or not os.path.exists(entry.path)):
@@ -113,7 +117,8 @@ def refuse_duplicates(names: Sequence[str], path: Any) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise DataError("duplicate-name", path=path, name=name)
+            wrong = "{path} has two entries named '{name:plain}': rename or remove one."
+            raise DataError("duplicate-name", wrong, path=path, name=name)
         seen.add(name)
 
 
@@ -137,7 +142,8 @@ def list_tar(path: Path, of: Callable[[tuple[str, ...]], bool] = lambda parts: T
             while unzip is not None and file.read(1 << 20):
                 pass  # the decompressor checks the checksum at the end
     except Sparse as error:
-        raise DataError("member-sparse", path=path, name=str(error)[:80]) from error
+        wrong = "{path} holds a sparse file, '{name:plain}': make the archive without --sparse."
+        raise DataError("member-sparse", wrong, path=path, name=str(error)[:80]) from error
     except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise DataError("file-damaged", path=path, reason=str(error)) from error
     except RecursionError as error:  # headers that describe headers, thousands deep
@@ -162,7 +168,8 @@ def _list_members(
         # Strings, since pathlib costs a second more for 60,000 members
         parts = tuple(part for part in member.name.split("/") if part not in ("", "."))
         if member.name.startswith("/") or ".." in parts:
-            raise DataError("member-outside", path=path, name=member.name[:80])
+            wrong = "{path} holds a member outside its folder, '{name:plain}': refused."
+            raise DataError("member-outside", wrong, path=path, name=member.name[:80])
         if member.isdir():
             files.folders.append(parts)
         elif parts and not any(part.startswith(".") for part in parts):
@@ -170,7 +177,8 @@ def _list_members(
                 files.left_out.append("/".join(parts))
             elif of(parts):
                 if not member.isfile():
-                    raise DataError("member-link", path=path, name=member.name[:80])
+                    wrong = "{path} holds a link, '{name:plain}': pack the files themselves."
+                    raise DataError("member-link", wrong, path=path, name=member.name[:80])
                 if in_place:
                     files.add(parts, member.size, (member.offset_data, member.size))
                     continue
@@ -283,10 +291,14 @@ class ImageFolder:
             below = self.path
             files, self._open = _in_tar(self.path, split)
         if not files:
-            raise DataError("no-class-folders", path=below)
+            wrong = "{path} holds no class folders: expected {path}/<class>/<image file>."
+            raise DataError("no-class-folders", wrong, path=below)
         for name in sorted(files):
             if not files[name]:
-                raise DataError("class-empty", path=self.path, name=name, suffixes=sorted(SUFFIXES))
+                wrong = (
+                    "The class folder '{name:plain}' of {path} has no images ({suffixes:list}): remove it."
+                )
+                raise DataError("class-empty", wrong, path=self.path, name=name, suffixes=sorted(SUFFIXES))
         self.names = tuple(sorted(files))
         self._files = [(f"{c}/{name}", files[c][name]) for c in self.names for name in sorted(files[c])]
         counts = [len(files[c]) for c in self.names]
@@ -333,8 +345,13 @@ class ImageFolder:
         except DataError as error:
             raise self._of(index, error) from error
         if shape != out.shape:
+            wrong = (
+                "{first:plain} is of {first_size} pixels, {file:plain} of {size}: give a size, such as "
+                "size=224."
+            )
             raise DataError(
                 "image-sizes-differ",
+                wrong,
                 first=self._files[0][0],
                 first_size=list(out.shape[:2]),
                 file=self._files[index][0],
@@ -345,7 +362,7 @@ class ImageFolder:
         """A decoder's `error` with the file's name."""
         if error.code in ("image-unreadable", "unreadable"):
             return error
-        problem = fact(error.code, **error.facts)
+        problem = fact(error.code, error.sentence, **error.facts)
         return DataError("image-unreadable", path=self.path, file=self._files[index][0], problem=problem)
 
     def _read(self, index: int) -> bytes:
@@ -382,5 +399,6 @@ def _in_tar(path: Path, split: str | None) -> tuple[dict[str, dict[str, Any]], C
             roots.add("/".join(root) or ".")
             files.setdefault(name, {})[file] = key
     if len(roots) > 1:
-        raise DataError("classes-in-several-places", path=path, places=sorted(roots))
+        wrong = "{path} holds class folders in several places ({places:few}): choose one with split=."
+        raise DataError("classes-in-several-places", wrong, path=path, places=sorted(roots))
     return files, listed.read

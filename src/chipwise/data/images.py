@@ -103,7 +103,8 @@ def checked_size(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
     """`(height, width)` of one number for both or of two. Raises `DataError` for less than a pixel."""
     size = (size, size) if isinstance(size, int) else size
     if size is not None and min(size) < 1:
-        raise DataError("size-not-positive", size=list(size))
+        wrong = "size={size[0]}×{size[1]} must be at least 1 pixel in height and width."
+        raise DataError("size-not-positive", wrong, size=list(size))
     return size
 
 
@@ -135,7 +136,7 @@ def from_pillow(image: Image.Image, size: tuple[int, int] | None = None, crop: b
     """A Pillow image as `(height, width, 3)` uint8, as `Encoded.pixels` gives it."""
     # Pillow keeps the high byte of 16-bit colour, which only the raw mode of the file shows
     if image.mode.split(";")[0] in _WIDE_MODES or any(";16" in str(t[3]) for t in getattr(image, "tile", ())):
-        raise DataError("image-depth")
+        raise DataError("image-depth", "it has more than 8 bits a channel: convert it to 8.")
     upright = ImageOps.exif_transpose(image)
     if upright.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in upright.info:
         white = Image.new("RGBA", upright.size, "white")
@@ -157,8 +158,10 @@ def fitted(
     elif size is not None:
         height, width = covering(shape or (image.height, image.width), size)
         if height * width > MAX_PIXELS:  # a thin line of a few bytes would fill the memory
+            wrong = "its {size} pixels would become {scaled}, more than {limit:,}: cut it, or give --crop."
             raise DataError(
                 "image-too-thin",
+                wrong,
                 size=[image.height, image.width],
                 scaled=[height, width],
                 limit=MAX_PIXELS,
@@ -180,7 +183,8 @@ def covering(shape: tuple[int, int], size: tuple[int, int] | None) -> tuple[int,
 
 def _damaged(data: bytes, error: Exception) -> DataError:
     if not data:
-        return DataError("image-empty")
+        return DataError("image-empty", "the file is empty: replace or remove it.")
     # Pillow's messages contain memory addresses, which vary
     reason = " ".join(re.sub(r"<[^>]*>", "", str(error)).split())[:120]
-    return DataError("image-damaged", bytes=len(data), reason=reason)
+    wrong = "not an image, or damaged ({bytes:,} bytes: {reason}): replace or remove it."
+    return DataError("image-damaged", wrong, bytes=len(data), reason=reason)

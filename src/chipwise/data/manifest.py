@@ -55,18 +55,22 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         text = read_regular(path).decode("ascii")
         manifest = json.loads(text)
     except FileNotFoundError as error:
-        raise DataError("not-packed", path=folder) from error
+        wrong = "{path} has no manifest.json: give the folder that holds train/manifest.json."
+        raise DataError("not-packed", wrong, path=folder) from error
     except OSError as error:
         raise unreadable(path, error) from error
     except (ValueError, RecursionError) as error:
         raise DataError("manifest-damaged", path=path, reason=str(error)) from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise DataError("manifest-format", path=path, expected=FORMAT)
+        wrong = "{path} is not of the format {expected}: pack the data with chipwise."
+        raise DataError("manifest-format", wrong, path=path, expected=FORMAT)
     version = manifest.get("version")
     if type(version) is not int or version > VERSION:
-        raise DataError("manifest-newer", path=path, version=version, known=VERSION)
+        wrong = "{path} has version {version}, this chipwise reads {known}: pip install --upgrade chipwise."
+        raise DataError("manifest-newer", wrong, path=path, version=version, known=VERSION)
     if version < VERSION:
-        raise DataError("manifest-older", path=path, version=version, known=VERSION)
+        wrong = "{path} has version {version} of the format, which is now {known}: pack the data again."
+        raise DataError("manifest-older", wrong, path=path, version=version, known=VERSION)
     if text != render(manifest):
         raise DataError("manifest-damaged", path=path, reason="SHA-256")
     return manifest
@@ -110,8 +114,13 @@ def verify(folder: Path, manifest: dict[str, Any]) -> None:
         first += shard["examples"]
     if count:
         numbers, names = [number for number, _ in damaged], [name for _, name in damaged]
+        wrong = (
+            "{path}: {damaged:,} of {examples:,} records are damaged, first {records:list} ({names:list}): "
+            "copy {files:few} again."
+        )
         raise DataError(
             "pack-damaged",
+            wrong,
             path=folder,
             damaged=count,
             examples=first,
@@ -120,7 +129,8 @@ def verify(folder: Path, manifest: dict[str, Any]) -> None:
             files=files,
         )
     if files:
-        raise DataError("pack-headers-damaged", path=folder, files=files)
+        wrong = "{path}: all records are whole, but {files:few} have damaged headers: copy them again."
+        raise DataError("pack-headers-damaged", wrong, path=folder, files=files)
 
 
 def record_text(name: bytes) -> str:

@@ -112,11 +112,15 @@ def read_idx(path: str | Path, sha256: str | None = None) -> np.ndarray:
 def _read_idx(stream: BinaryIO | gzip.GzipFile, path: Path, sha256: str | None) -> np.ndarray:
     head = stream.read(4)
     if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in _IDX_TYPES:
-        raise DataError("idx-header", path=path, head=head.hex(" "), codes=[f"{c:02x}" for c in _IDX_TYPES])
+        wrong = "{path} is not an IDX file: it begins with '{head}', expected 00 00 and one of {codes:list}."
+        raise DataError(
+            "idx-header", wrong, path=path, head=head.hex(" "), codes=[f"{c:02x}" for c in _IDX_TYPES]
+        )
     dtype, dimensions = np.dtype(_IDX_TYPES[head[2]]), head[3]
     sizes = stream.read(4 * dimensions)
     if len(sizes) < 4 * dimensions:
-        raise DataError("idx-dimensions", path=path, bytes=len(sizes), expected=4 * dimensions)
+        wrong = "{path} is truncated: {bytes} bytes of dimensions, expected {expected}. Get it again."
+        raise DataError("idx-dimensions", wrong, path=path, bytes=len(sizes), expected=4 * dimensions)
     shape = tuple(np.frombuffer(sizes, ">u4").tolist())
     expected = math.prod(shape) * dtype.itemsize
     # Read in pieces, and at most one byte too many: neither a header that states 2^60 bytes nor a small file
@@ -125,7 +129,8 @@ def _read_idx(stream: BinaryIO | gzip.GzipFile, path: Path, sha256: str | None) 
     while len(values) <= expected and (piece := stream.read(min(_CHUNK, expected + 1 - len(values)))):
         values += piece
         if len(values) > limit:
-            raise DataError("file-too-large", path=path, bytes=expected, limit=limit)
+            wrong = "{path} has {bytes:,} bytes, expected at most {limit:,}."
+            raise DataError("file-too-large", wrong, path=path, bytes=expected, limit=limit)
     if len(values) != expected:
         code = "idx-short" if len(values) < expected else "idx-long"
         numbers = {"bytes": len(values), "expected": expected, "shape": shape, "dtype": dtype.name}
@@ -135,7 +140,8 @@ def _read_idx(stream: BinaryIO | gzip.GzipFile, path: Path, sha256: str | None) 
     try:
         array = np.frombuffer(values, dtype).reshape(shape)
     except ValueError as error:  # more than 64 dimensions, or a zero beside sizes beyond the address space
-        raise DataError("idx-shape", path=path, dimensions=dimensions, reason=str(error)) from error
+        wrong = "{path} has {dimensions} impossible dimensions: {reason}. Get it again."
+        raise DataError("idx-shape", wrong, path=path, dimensions=dimensions, reason=str(error)) from error
     return array.astype(dtype.newbyteorder("="))
 
 

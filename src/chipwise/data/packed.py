@@ -46,7 +46,8 @@ class _Shard:
         """The encoded image of record `at`, from the end of the previous one."""
         begin, end = self.ends.item(at - 1) if at else 0, self.ends.item(at)
         if not 0 <= begin <= end <= len(self.image):
-            raise DataError("record-bytes", begin=begin, end=end, bytes=len(self.image))
+            wrong = "its bytes {begin} to {end} are not in a file of {bytes}."
+            raise DataError("record-bytes", wrong, begin=begin, end=end, bytes=len(self.image))
         return self.image[begin:end].tobytes()
 
 
@@ -99,7 +100,8 @@ class PackedFolder:
             image = self._spec.get("image")
             if image is None or image.shape[:2] != self.size:
                 pixels = None if image is None else list(image.shape)
-                raise DataError("pack-size-fixed", path=self.path, pixels=pixels, size=list(self.size))
+                wrong = "{path} holds pixels {pixels}: leave out size={size}, or pack at that size."
+                raise DataError("pack-size-fixed", wrong, path=self.path, pixels=pixels, size=list(self.size))
         self.below = {name: int(c["below"]) for name, c in columns.items() if c.get("below") is not None}
         self.names = tuple(manifest["names"])
         if manifest["counts"] is not None:
@@ -122,8 +124,12 @@ class PackedFolder:
         for shard in self._shards:
             unknown = set(shard["files"]) ^ {*columns, RECORD}
             if unknown:
+                wrong = (
+                    "{path} has a shard with wrong columns {columns:few}, declared {declared:few}: pack "
+                    "again."
+                )
                 raise DataError(
-                    "shard-columns", path=self.path, columns=sorted(unknown), declared=list(columns)
+                    "shard-columns", wrong, path=self.path, columns=sorted(unknown), declared=list(columns)
                 )
             for file in shard["files"].values():
                 if Path(file["name"]).name != file["name"]:
@@ -149,7 +155,8 @@ class PackedFolder:
         spec = {name: struct for name, struct in self._spec.items() if struct is not None}
         if len(spec) < len(self._spec):
             folder, split = str(self.path.parent), self.path.name
-            raise DataError("pack-sizes-differ", path=self.path, folder=folder, split=split)
+            wrong = "The images of {path} differ in size: PackedFolder('{folder}', '{split}', size=224)."
+            raise DataError("pack-sizes-differ", wrong, path=self.path, folder=folder, split=split)
         return spec
 
     @property
@@ -211,7 +218,8 @@ class PackedFolder:
     def encoded(self, index: int) -> bytes:
         """The encoded image of example `index`, as packed. Raises `DataError` for a raw pack."""
         if self.store != "jpeg":
-            raise DataError("pack-not-encoded", path=self.path, example=index)
+            wrong = "{path} holds pixels, not encoded images: use source[{example}]['image']."
+            raise DataError("pack-not-encoded", wrong, path=self.path, example=index)
         shard, at = self._place(index)
         return shard.encoded(at)
 
@@ -274,12 +282,19 @@ class PackedFolder:
                 with stage("decode"):
                     shape = decode_into(data, out[row], self.size)
                 if shape != out[row].shape:
-                    raise DataError("image-size", size=list(shape[:2]), expected=list(out.shape[1:3]))
+                    wrong = "it has {size} pixels (height, width), expected {expected}."
+                    raise DataError("image-size", wrong, size=list(shape[:2]), expected=list(out.shape[1:3]))
             except DataError as error:
                 index = int(indices[row])
-                name, problem = self.record_name(index), fact(error.code, **error.facts)
+                name, problem = self.record_name(index), fact(error.code, error.sentence, **error.facts)
+                wrong = "{path} record {record} ({name:plain}): {problem} Or pack the data again."
                 raise DataError(
-                    "packed-record-unreadable", path=self.path, record=index, name=name, problem=problem
+                    "packed-record-unreadable",
+                    wrong,
+                    path=self.path,
+                    record=index,
+                    name=name,
+                    problem=problem,
                 ) from error
 
     def __getstate__(self) -> dict[str, Any]:
@@ -293,8 +308,15 @@ def check_below(
     for name, limit in below.items():
         bad = first_outside(columns[name], limit, indices)
         if bad is not None:
+            wrong = "{data} example {example} has {column} {value}, expected 0 to {last}: pack it again."
             raise DataError(
-                "value-out-of-range", data=data, example=bad[0], column=name, value=bad[1], last=limit - 1
+                "value-out-of-range",
+                wrong,
+                data=data,
+                example=bad[0],
+                column=name,
+                value=bad[1],
+                last=limit - 1,
             )
 
 
@@ -317,9 +339,11 @@ def _check_size(path: Path, expected: int) -> None:
     try:
         size = path.stat().st_size
     except OSError as error:
-        raise DataError("file-missing", path=path) from error
+        wrong = "{path} is missing, though the manifest names it: copy the folder again."
+        raise DataError("file-missing", wrong, path=path) from error
     if size != expected:
-        raise DataError("file-size", path=path, bytes=size, expected=expected)
+        wrong = "{path} has {bytes:,} bytes, expected {expected:,}: copy the folder again."
+        raise DataError("file-size", wrong, path=path, bytes=size, expected=expected)
 
 
 def _open(path: Path, dtype: np.dtype, shape: tuple[int | None, ...]) -> np.ndarray:
@@ -331,8 +355,10 @@ def _open(path: Path, dtype: np.dtype, shape: tuple[int | None, ...]) -> np.ndar
     own = (*array.shape, *(0,) * len(shape))  # of as many dimensions at least
     expected = tuple(here if n is None else n for n, here in zip(shape, own, strict=False))
     if array.dtype != dtype or array.shape != expected:
+        wrong = "{path} holds {dtype} {shape}, expected {expected_dtype} {expected_shape}: pack again."
         raise DataError(
             "npy-unlike",
+            wrong,
             path=path,
             dtype=str(array.dtype),
             shape=list(array.shape),

@@ -33,7 +33,8 @@ def sheet(source: PackedFolder, columns: int = 10, rows: int = 10) -> Image.Imag
     """
     image = source.spec.get("image")
     if image is None or len(image.shape) not in (2, 3):
-        raise DataError("sheet-no-images", path=source.path, columns=list(source.spec))
+        wrong = "{path} has no images (columns {columns:list}): leave --sheet out."
+        raise DataError("sheet-no-images", wrong, path=source.path, columns=list(source.spec))
     indices = np.unique(np.linspace(0, len(source) - 1, min(len(source), columns * rows)).astype(np.int64))
     tiles = []
     for index in indices.tolist():
@@ -106,7 +107,10 @@ def picture_format(path: Path, option: str) -> str:
     none."""
     kind = Image.registered_extensions().get(path.suffix.lower(), "")
     if kind not in Image.SAVE:
-        raise RecipeError("picture-suffix", option=option, path=path, suffix=path.suffix, stem=path.stem)
+        wrong = "{option} {path}: '{suffix}' is not a picture format; give a name such as {stem}.png."
+        raise RecipeError(
+            "picture-suffix", wrong, option=option, path=path, suffix=path.suffix, stem=path.stem
+        )
     return kind
 
 

@@ -44,10 +44,14 @@ def check_labels(
         return
     label = np.asarray(columns["label"])
     if label.dtype.kind not in "iu":
-        raise DataError("labels-not-integers", data=data, dtype=str(label.dtype), last=classes - 1)
+        wrong = "{data}: labels are {dtype}, expected integers from 0 to {last}."
+        raise DataError("labels-not-integers", wrong, data=data, dtype=str(label.dtype), last=classes - 1)
     bad = first_outside(label, classes, indices)
     if bad is not None:
-        raise DataError("label-out-of-range", data=data, example=bad[0], label=bad[1], last=classes - 1)
+        wrong = "{data}: example {example} has label {label}, expected 0 to {last}: correct one of them."
+        raise DataError(
+            "label-out-of-range", wrong, data=data, example=bad[0], label=bad[1], last=classes - 1
+        )
 
 
 def first_outside(
@@ -106,17 +110,21 @@ class Arrays:
 
     def __init__(self, /, *, classes: int | None = None, **columns: Any):
         if not columns:
-            raise DataError("no-columns")
+            wrong = "Arrays needs at least one column, for example Arrays(image=images, label=labels)."
+            raise DataError("no-columns", wrong)
         self.columns: Columns = {name: narrow(name, values) for name, values in columns.items()}
         self.classes = classes
         for name, column in self.columns.items():
             if not column.ndim:
-                raise DataError("column-single-value", column=name)
+                wrong = "Column '{column}' is a single value, expected an array (n, ...)."
+                raise DataError("column-single-value", wrong, column=name)
         lengths = {name: len(column) for name, column in self.columns.items()}
         if len(set(lengths.values())) > 1:
-            raise DataError("column-lengths", lengths=lengths)
+            wrong = "Columns must have the same length, got {lengths}."
+            raise DataError("column-lengths", wrong, lengths=lengths)
         if not len(self):
-            raise DataError("columns-empty", columns=list(self.columns))
+            wrong = "The columns {columns:list} are empty: expected at least one example."
+            raise DataError("columns-empty", wrong, columns=list(self.columns))
         check_labels(self.columns, classes)
 
     @property
@@ -174,8 +182,12 @@ class Lazy:
                 arrays = Arrays(classes=self.classes, **self._load())
                 columns, expected = described(arrays.spec), described(self.spec)
                 if (len(arrays), columns) != (self._length, expected):
+                    wrong = (
+                        "Loaded {examples} × {columns:list}, expected {expected_examples} × {expected:list}."
+                    )
                     raise DataError(
                         "loaded-differs",
+                        wrong,
                         examples=len(arrays),
                         columns=columns,
                         expected_examples=self._length,
@@ -253,7 +265,8 @@ def take(source: Any, indices: Any) -> Columns:
     """
     indices = np.asarray(indices)
     if indices.ndim != 1 or indices.dtype.kind not in "iu":
-        raise DataError("indices-not-integers", dtype=str(indices.dtype), shape=indices.shape)
+        wrong = "Indices must be integers (n,), got {dtype} {shape}."
+        raise DataError("indices-not-integers", wrong, dtype=str(indices.dtype), shape=indices.shape)
     if has(source, "take"):
         return _taken(source, indices)
     out = empty(spec_of(source), len(indices))
@@ -274,7 +287,8 @@ def fill(source: Any, indices: np.ndarray, out: Columns, stopped: Callable[[], b
         elif has(source, "take"):
             columns = _taken(source, indices)
             if described(columns) != described(out):
-                raise DataError("columns-unlike", columns=described(columns), expected=described(out))
+                wrong = "Examples must be alike: {columns:list} were read, expected {expected:list}."
+                raise DataError("columns-unlike", wrong, columns=described(columns), expected=described(out))
             for name, column in columns.items():
                 np.copyto(out[name], column)
         else:
@@ -285,8 +299,9 @@ def fill(source: Any, indices: np.ndarray, out: Columns, stopped: Callable[[], b
                 example = read_example(given, index)
                 if _kinds(example) != kind:
                     expected = described({n: jax.ShapeDtypeStruct(*k) for n, k in kind.items()})
+                    wrong = "Examples must be alike: {example} has {columns:list}, expected {expected:list}."
                     raise DataError(
-                        "example-unlike", example=index, columns=described(example), expected=expected
+                        "example-unlike", wrong, example=index, columns=described(example), expected=expected
                     )
                 for name, value in example.items():
                     out[name][row] = value
@@ -302,7 +317,8 @@ def _examples(source: Any, indices: list[int]) -> Iterator[tuple[int, Any]]:
     examples = list(hook(indices))
     if len(examples) != len(indices):
         kind = type(source).__name__
-        raise DataError("batch-hook-length", source=kind, examples=len(examples), indices=len(indices))
+        wrong = "{source}.__getitems__ gave {examples:count example} for {indices:count index}."
+        raise DataError("batch-hook-length", wrong, source=kind, examples=len(examples), indices=len(indices))
     yield from zip(indices, examples, strict=True)
 
 
@@ -355,8 +371,9 @@ def _taken(source: Any, indices: np.ndarray) -> Columns:
     for name, column in columns.items():
         if column.shape[:1] != indices.shape:
             kind = type(source).__name__
+            wrong = "{source}.take gave '{column}' {shape} for {indices:count index}."
             raise DataError(
-                "take-wrong-length", source=kind, column=name, shape=column.shape, indices=len(indices)
+                "take-wrong-length", wrong, source=kind, column=name, shape=column.shape, indices=len(indices)
             )
     return columns
 

@@ -99,7 +99,8 @@ class Absent:
         return self._length
 
     def __getitem__(self, index: int) -> Columns:
-        raise DataError("data-not-given", data=self.what)
+        wrong = "{data} is not on this machine: give --data DIR of a packed folder, or --synthetic."
+        raise DataError("data-not-given", wrong, data=self.what)
 
     def take(self, indices: np.ndarray) -> Columns:
         return self[0]
@@ -117,7 +118,8 @@ def like(source: Any, classes: int | None = None, seed: int = 0) -> Synthetic:
     if known is not None:
         below.setdefault("label", known)
     if "label" in spec and spec["label"].dtype.kind in "iu" and "label" not in below:
-        raise DataError("classes-unknown")
+        wrong = "Synthetic labels need the number of classes: give, for example, Task(classes=10)."
+        raise DataError("classes-unknown", wrong)
     return Synthetic(len(source), spec, below, seed)
 
 

@@ -129,7 +129,8 @@ class Batch:
             try:
                 seconds = future.result()
             except BrokenProcessPool as error:
-                raise DataError("reader-died") from error
+                wrong = "A process that reads the data died (out of memory?): use fewer with --workers."
+                raise DataError("reader-died", wrong) from error
             if seconds is not None:  # of another process
                 self._stages.add(seconds)
         return self._columns
@@ -227,10 +228,12 @@ class Processes:
         try:
             problem = self.pool.submit(_problem).result()
         except BrokenProcessPool as error:
-            raise DataError("readers-not-started") from error
+            wrong = "The reading processes did not start: put `if __name__ == '__main__':` around your calls."
+            raise DataError("readers-not-started", wrong) from error
         if problem is not None:
             self.pool.shutdown()
-            raise DataError("source-unmakeable", source=kind.__name__, reason=problem)
+            wrong = "No other process can make the source {source} ({reason}): define its class in a module."
+            raise DataError("source-unmakeable", wrong, source=kind.__name__, reason=problem)
 
     def __str__(self) -> str:
         return f"{self.count} process{'es' * (self.count > 1)}"
@@ -313,8 +316,9 @@ def _fill_shared(
         try:
             pickle.loads(pickle.dumps(error))
         except Exception:  # an exception that cannot be pickled would break the pool
+            wrong = "A process that reads the data failed ({kind}): {reason}"
             raise DataError(
-                "reader-failed", kind=type(error).__name__, reason=one_line(error)[:200]
+                "reader-failed", wrong, kind=type(error).__name__, reason=one_line(error)[:200]
             ) from None
         raise
     return stages.seconds
@@ -328,5 +332,6 @@ def chosen(source: Any, workers: int | str | None) -> tuple[str, int]:
     kind, colon, number = str(workers).rpartition(":")
     kind = kind if colon else ("threads" if ours else "processes")
     if kind not in ("threads", "processes") or not number.isdecimal() or not 1 <= int(number) <= 1024:
-        raise RecipeError("workers-unknown", workers=str(workers))
+        wrong = "workers={workers}: expected a number of at least 1, such as 4, threads:4 or processes:4."
+        raise RecipeError("workers-unknown", wrong, workers=str(workers))
     return kind, int(number)

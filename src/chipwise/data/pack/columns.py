@@ -34,7 +34,10 @@ def chosen(role: str, there: Sequence[str], columns: Mapping[str, str], path: Pa
     """
     if role in columns:
         if columns[role] not in there:
-            raise DataError("rows-column", path=path, role=role, column=columns[role], columns=sorted(there))
+            wrong = "{path} has no column {column:plain} for the {role}. It has {columns:list}."
+            raise DataError(
+                "rows-column", wrong, path=path, role=role, column=columns[role], columns=sorted(there)
+            )
         return columns[role]
     return next((name for name in COLUMNS[role] if name in there), None)
 
@@ -46,7 +49,8 @@ def labels_of(values: Mapping[str, list[Any]]) -> tuple[dict[str, dict[str, np.n
         return {split: {} for split in values}, ()
     missing = next((row for row, value in enumerate(every) if value is None), None)
     if missing is not None:
-        raise DataError("rows-label-missing", row=missing)
+        wrong = "Row {row} has no label, but others do: label it, or give --columns label=NAME."
+        raise DataError("rows-label-missing", wrong, row=missing)
     if all(isinstance(value, str) for value in every):
         classes = tuple(sorted(set(every)))
         number = {name: i for i, name in enumerate(classes)}
@@ -63,6 +67,7 @@ def labels_of(values: Mapping[str, list[Any]]) -> tuple[dict[str, dict[str, np.n
         return {split: {"label": column.astype(np.float32)} for split, column in columns.items()}, ()
     low, high = min(int(c.min()) for c in columns.values()), max(int(c.max()) for c in columns.values())
     if not 0 <= low <= high < 1 << 24:
-        raise DataError("rows-label-range", low=low, high=high)
+        wrong = "Labels go from {low} to {high}: expected classes numbered from 0."
+        raise DataError("rows-label-range", wrong, low=low, high=high)
     labels = {split: {"label": column.astype(np.int32)} for split, column in columns.items()}
     return labels, tuple(map(str, range(high + 1)))

@@ -67,7 +67,10 @@ def _files(path: Path, each: bool) -> Iterator[Document]:
                 continue
             split, inner = "eval" if file.parts[0] == other else "train", file.parts[1:]
         if each and len(inner) < 2:
-            raise DataError("text-without-class", path=path, name=str(file))
+            wrong = (
+                "{path}: {name:plain} is in no class folder: expected CLASS/FILE.txt, or leave out --each."
+            )
+            raise DataError("text-without-class", wrong, path=path, name=str(file))
         yield Document(split, str(file), inner[0] if each else None, _pieces(path / file))
 
 
@@ -98,12 +101,15 @@ def _rows(path: Path, columns: dict[str, str]) -> Iterator[Document]:
             there = list(row)
             text, label = (chosen(role, there, columns, path) for role in ("text", "label"))
             if text is None:
-                raise DataError("text-column", path=path, columns=there)
+                wrong = "{path} has the columns {columns:list}: name that of text with --columns text=NAME."
+                raise DataError("text-column", wrong, path=path, columns=there)
         value = row.get(text)
         if not isinstance(value, str):
-            raise DataError("text-row", path=path, row=number, column=text, kind=type(value).__name__)
+            wrong = "{path}, row {row}: {column:plain} is {kind}, expected text."
+            raise DataError("text-row", wrong, path=path, row=number, column=text, kind=type(value).__name__)
         try:
             piece = value.encode()
         except UnicodeEncodeError as error:
-            raise DataError("text-surrogate", path=path, row=number, column=text) from error
+            wrong = "{path}, row {row}: {column:plain} holds half of a surrogate pair: correct it."
+            raise DataError("text-surrogate", wrong, path=path, row=number, column=text) from error
         yield Document(split_of(path.name), f"{path.name}/{number}", row.get(label or ""), [piece])

@@ -123,7 +123,8 @@ def _record(name: str, labels: Mapping[str, Any], example: Mapping[str, Any], fo
     columns = {**labels, **example}
     if "image" not in columns:
         if form.store == "jpeg" or form.size is not None:
-            raise DataError("no-image-column", columns=list(columns))
+            wrong = "it has no column 'image' ({columns:list}): leave out --size and --store jpeg."
+            raise DataError("no-image-column", wrong, columns=list(columns))
         return Record(name, {column: np.asarray(value) for column, value in columns.items()})
     image = stored_image(columns.pop("image"), form)
     others = {column: np.asarray(value) for column, value in columns.items()}
@@ -158,7 +159,8 @@ def stored_image(value: Any, form: Form) -> StoredImage:
         return StoredImage(pixels, pixels, enlarged)
     height, width = pixels.shape[:2]
     if max(height, width) > _JPEG_SIDE:
-        raise DataError("image-jpeg-side", height=height, width=width, limit=_JPEG_SIDE)
+        wrong = "it has {height}×{width} pixels, a JPEG at most {limit:,} on a side: scale it down."
+        raise DataError("image-jpeg-side", wrong, height=height, width=width, limit=_JPEG_SIDE)
     color = np.broadcast_to(pixels.reshape(height, width, -1), (height, width, 3))
     data = simplejpeg.encode_jpeg(np.ascontiguousarray(color), form.quality, "RGB", _CHROMA)
     return StoredImage(data, simplejpeg.decode_jpeg(data, "RGB"), enlarged)
@@ -170,7 +172,8 @@ def _loaded(image: Image.Image, size: tuple[int, int] | None, crop: bool) -> np.
     except (DataError, MemoryError, OSError):
         raise
     except Exception as error:  # decoders raise what they like on damaged files
-        raise DataError("image-pillow-damaged", kind=type(error).__name__) from error
+        wrong = "a damaged image ({kind}): replace or remove it."
+        raise DataError("image-pillow-damaged", wrong, kind=type(error).__name__) from error
 
 
 def _array(value: Any) -> np.ndarray:
@@ -178,13 +181,15 @@ def _array(value: Any) -> np.ndarray:
     if hasattr(value, "detach") and array.ndim == 3 and array.shape[0] in (1, 3):  # PyTorch's order of axes
         array = np.ascontiguousarray(array.transpose(1, 2, 0))
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3)) or not array.size:
-        raise DataError("image-array-shape", shape=array.shape)
+        wrong = "its image has shape {shape}: expected (h, w), (h, w, 1) or (h, w, 3)."
+        raise DataError("image-array-shape", wrong, shape=array.shape)
     if array.dtype == np.uint8:
         return array
     low, high = array.min().item(), array.max().item()
     if array.dtype.kind == "f" and low >= 0 and high <= 1:
         return np.rint(array * 255).astype(np.uint8)
-    raise DataError("image-array-values", dtype=array.dtype.name, low=low, high=high)
+    wrong = "its pixels are {dtype} from {low:g} to {high:g}: expected uint8, or floats from 0 to 1."
+    raise DataError("image-array-values", wrong, dtype=array.dtype.name, low=low, high=high)
 
 
 def _resized(array: np.ndarray, size: tuple[int, int], crop: bool) -> np.ndarray:
@@ -214,8 +219,12 @@ def check_alike(run: Sequence[Record]) -> None:
     expected = shapes(run[0])
     for record in run:
         if shapes(record) != expected:
+            wrong = "Examples must be alike: {first:plain} has {expected:list}, {name:plain} {columns:list}."
             raise DataError(
                 "examples-differ",
-                first=run[0].name, expected=[f"{c} {list(s)}" for c, s in expected.items()],
-                name=record.name, columns=[f"{c} {list(s)}" for c, s in shapes(record).items()],
-            )  # fmt: skip
+                wrong,
+                first=run[0].name,
+                expected=[f"{c} {list(s)}" for c, s in expected.items()],
+                name=record.name,
+                columns=[f"{c} {list(s)}" for c, s in shapes(record).items()],
+            )

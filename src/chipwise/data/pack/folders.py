@@ -109,9 +109,11 @@ def divided(listing: Listing, share: float) -> Listing:
     ones on every machine, and for a folder and its archive. Entries without an integer label are one class.
     """
     if not isinstance(share, (int, float)) or not 0 < share < 1:
-        raise RecipeError("split-share", share=share)
+        wrong = "--split {share}: expected the share that goes to eval, between 0 and 1, such as 0.1."
+        raise RecipeError("split-share", wrong, share=share)
     if set(listing.splits) != {"train"}:
-        raise DataError("split-twice", share=share, splits=list(listing.splits))
+        wrong = "--split {share:g}, but there is a split already ({splits:list}): leave --split out."
+        raise DataError("split-twice", wrong, share=share, splits=list(listing.splits))
     whole = listing.splits["train"]
     label = whole.labels.get("label")
     if label is None or label.ndim != 1 or label.dtype.kind not in "iu":
@@ -146,7 +148,8 @@ def arrange(where: Path, files: Files, labels: str | Table = "folders", archive:
     the class.
     """
     if not files.paths:
-        raise DataError("folder-no-images", path=where, endings=_ENDINGS)
+        wrong = "{path} holds no images: expected {path}/<class>/<file> of {endings:list}."
+        raise DataError("folder-no-images", wrong, path=where, endings=_ENDINGS)
     by_folder = labels == "folders"
     above = _above(files.paths, 2) if by_folder else _above(files.paths, 1) if archive else 0
     if isinstance(labels, Table) and {"/".join(path) for path in files.paths} & set(labels.files):
@@ -166,7 +169,8 @@ def arrange(where: Path, files: Files, labels: str | Table = "folders", archive:
     in_full = {split: [_name(paths[row]) for row in rows] for split, (rows, _) in splits.items()}
     if isinstance(labels, Table):
         if labels.splits is not None and len(splits) > 1:
-            raise DataError("table-splits-twice", table=labels.path, path=where)
+            wrong = "{table} has a column split, and {path} folders that split: remove the column."
+            raise DataError("table-splits-twice", wrong, table=labels.path, path=where)
         columns, classes, below = _by_table(where, in_full, labels)
     else:
         columns, classes, below = _by_class(where, names, None if by_folder else _pattern(labels))
@@ -200,10 +204,14 @@ def listed_by(table: Table) -> Listing:
         except OSError as error:
             raise unreadable(root / name, error) from error
         if not stat.S_ISREG(status.st_mode):  # reading a pipe might never end
-            raise DataError("table-irregular-file", table=table.path, name=name)
+            wrong = "{table} names {name}, which is not a regular file: remove the row."
+            raise DataError("table-irregular-file", wrong, table=table.path, name=name)
         sizes.append(status.st_size)
     if absent:
-        raise DataError("table-files-absent", table=table.path, count=len(absent), names=absent, root=root)
+        wrong = "{table} names {count:count file} missing from {root} ({names:few}): remove the rows."
+        raise DataError(
+            "table-files-absent", wrong, table=table.path, count=len(absent), names=absent, root=root
+        )
     keys = [str(root / name) for name in table.files]
     whole = Split(table.files, np.asarray(sizes, np.int64), {"label": table.labels}, _reader(read_file, keys))
     if table.splits is None:
@@ -252,21 +260,29 @@ def _check_folders(where: Path, files: Files, splits: Mapping[str, _Rows], above
         start = above + cut
         outside = [_name(files.paths[row]) for row in rows if len(files.paths[row]) < start + 2]
         if outside:
-            raise DataError("folder-images-outside", path=where, names=outside)
+            wrong = (
+                "{path} has images in no class folder ({names:few}): expected <class>/<file>, or --labels."
+            )
+            raise DataError("folder-images-outside", wrong, path=where, names=outside)
         root = files.paths[rows[0]][:start]
         classes = {files.paths[row][start] for row in rows}
         for folder in files.folders:
             if len(folder) == start + 1 and folder[:start] == root and folder[start] not in classes:
-                raise DataError("class-folder-empty", folder=_name(folder), path=where, endings=_ENDINGS)
+                wrong = "The class folder '{folder}' of {path} has no images ({endings:list}): remove it."
+                raise DataError(
+                    "class-folder-empty", wrong, folder=_name(folder), path=where, endings=_ENDINGS
+                )
 
 
 def _pattern(text: str) -> re.Pattern:
     try:
         pattern = re.compile(text)
     except re.error as error:
-        raise RecipeError("labels-no-pattern", labels=text, reason=str(error)) from error
+        wrong = "--labels {labels}: expected folders, a .csv file or a regular expression ({reason})."
+        raise RecipeError("labels-no-pattern", wrong, labels=text, reason=str(error)) from error
     if not pattern.groups:
-        raise RecipeError("labels-no-group", labels=text)
+        wrong = "--labels {labels} has no group for the class, such as '^([a-z]+)_'."
+        raise RecipeError("labels-no-group", wrong, labels=text)
     return pattern
 
 
@@ -282,8 +298,14 @@ def _by_class(where: Path, names: Mapping[str, list[str]], pattern: re.Pattern |
         matched = [match.group(group) if match else None for match in matches]
         unmatched = [name for name, value in zip(listed, matched, strict=True) if value is None]
         if unmatched:
+            wrong = "--labels {labels} matches nothing in {count:count name} of {path}: {names:few}."
             raise DataError(
-                "labels-unmatched", labels=pattern.pattern, path=where, count=len(unmatched), names=unmatched
+                "labels-unmatched",
+                wrong,
+                labels=pattern.pattern,
+                path=where,
+                count=len(unmatched),
+                names=unmatched,
             )
         values[split] = [value for value in matched if value is not None]
     classes = tuple(sorted(set(values["train"])))
@@ -291,7 +313,10 @@ def _by_class(where: Path, names: Mapping[str, list[str]], pattern: re.Pattern |
     for split, given in values.items():
         unknown = sorted(set(given) - set(numbers))
         if unknown:
-            raise DataError("classes-not-in-train", path=where, split=split, classes=unknown, train=classes)
+            wrong = "{path} has classes in {split} that train lacks ({classes:few}); it has {train:few}."
+            raise DataError(
+                "classes-not-in-train", wrong, path=where, split=split, classes=unknown, train=classes
+            )
     columns = {split: np.asarray([numbers[v] for v in given], np.int32) for split, given in values.items()}
     return columns, classes, {"label": len(classes)}
 
@@ -302,13 +327,20 @@ def _by_table(where: Path, names: Mapping[str, list[str]], table: Table):
     unlisted = [name for listed in names.values() for name in listed if name not in rows]
     absent = [name for name in table.files if name not in images]
     if unlisted:
+        wrong = "{table} has no row for {count:count image} of {path} ({names:few}); it has {rows:few}."
         raise DataError(
             "table-rows-absent",
-            table=table.path, path=where, count=len(unlisted), names=unlisted, rows=table.files,
-        )  # fmt: skip
+            wrong,
+            table=table.path,
+            path=where,
+            count=len(unlisted),
+            names=unlisted,
+            rows=table.files,
+        )
     if absent:
+        wrong = "{table} names {count:count file} missing from {path} ({names:few}): remove the rows."
         raise DataError(
-            "table-files-not-in-source", table=table.path, path=where, count=len(absent), names=absent
+            "table-files-not-in-source", wrong, table=table.path, path=where, count=len(absent), names=absent
         )
     columns = {split: table.labels[[rows[name] for name in listed]] for split, listed in names.items()}
     return columns, table.classes, table.below

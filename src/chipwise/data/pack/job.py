@@ -88,9 +88,9 @@ class Options:
 
     def __post_init__(self):
         if self.store not in ("raw", "jpeg"):
-            raise RecipeError("pack-store", store=self.store)
+            raise RecipeError("pack-store", "--store {store}: expected raw or jpeg.", store=self.store)
         if self.fit not in ("crop", "keep-aspect"):
-            raise RecipeError("pack-fit", fit=self.fit)
+            raise RecipeError("pack-fit", "fit={fit!r}: expected 'crop' or 'keep-aspect'.", fit=self.fit)
         for option, value, least, most in (
             ("--size", self.size, 1, math.isqrt(MAX_PIXELS)),
             ("--quality", self.quality, 1, 100),
@@ -100,15 +100,24 @@ class Options:
             if value is None:
                 continue
             if not isinstance(value, int):
-                raise RecipeError("pack-option-no-integer", option=option, value=value)
+                wrong = "{option} {value!r}: expected a whole number, an int."
+                raise RecipeError("pack-option-no-integer", wrong, option=option, value=value)
             if most is None and value < least:
-                raise RecipeError("pack-option-least", option=option, value=value, least=least)
+                wrong = "{option} {value}: expected at least {least}."
+                raise RecipeError("pack-option-least", wrong, option=option, value=value, least=least)
             if most is not None and not least <= value <= most:
-                raise RecipeError("pack-option-range", option=option, value=value, least=least, most=most)
+                wrong = "{option} {value}: expected {least} to {most:,}."
+                raise RecipeError(
+                    "pack-option-range", wrong, option=option, value=value, least=least, most=most
+                )
         if self.fit == "keep-aspect" and (self.size is None or self.store == "raw"):
-            raise RecipeError("pack-keep-aspect")
+            wrong = (
+                "--keep-aspect gives images of different sizes: add --size N --store jpeg, or give --crop."
+            )
+            raise RecipeError("pack-keep-aspect", wrong)
         if self.shards != "auto" and (not str(self.shards).isdecimal() or int(self.shards) < 1):
-            raise RecipeError("pack-shards", shards=self.shards)
+            wrong = "--shards {shards}: expected auto or a number of at least 1."
+            raise RecipeError("pack-shards", wrong, shards=self.shards)
 
 
 class Job:
@@ -121,7 +130,8 @@ class Job:
     def __init__(self, src: Any, dst: str | Path, **options: Any):
         self.options = Options(**options)
         if "://" in str(dst):
-            raise RecipeError("pack-to-url", dst=dst)
+            wrong = "{dst} is a URL: expected a folder on this machine; copy the pack there afterwards."
+            raise RecipeError("pack-to-url", wrong, dst=dst)
         self.dst = Path(dst).expanduser()
         self.partial = self.dst.parent / f".{self.dst.name}.partial"
         if self.dst.exists():
@@ -130,14 +140,16 @@ class Job:
         if isinstance(src, (str, os.PathLike)):
             self.src = str(src if Path(src).name not in ("", "..") else Path(src).resolve())
             if Path(src).expanduser().resolve() in self.dst.resolve().parents:
-                raise DataError("pack-inside-source", dst=self.dst, src=src)
+                wrong = "{dst} lies inside {src}: pack to a folder beside it."
+                raise DataError("pack-inside-source", wrong, dst=self.dst, src=src)
         given = self.options
         self.form = Form(given.size, given.fit == "crop", given.store, given.quality)
         on_disk = isinstance(src, (str, os.PathLike)) and not on_hub(src)
         columns, path = given.columns, local(str(src)) if on_disk else None
         self.text = text = given.text or (TextForm() if path is not None and is_text(path) else None)
         if text is not None and path is None:
-            raise RecipeError("pack-text-of-object", kind=self.src)
+            wrong = "text= with a {kind}: expected a path; leave text= out for an object of tokens."
+            raise RecipeError("pack-text-of-object", wrong, kind=self.src)
         if text is None or path is None:
             self.listing = listing_of(src, given.labels, given.names, columns)
             if given.split is not None:
@@ -146,7 +158,8 @@ class Job:
             self.listing = text_listing(path, text, self.dst.parent, columns, given.split)
         for name, split in self.listing.splits.items():
             if not len(split):
-                raise DataError("pack-split-no-examples", src=self.src, split=name)
+                wrong = "{src} has no examples in {split}: expected at least one."
+                raise DataError("pack-split-no-examples", wrong, src=self.src, split=name)
         if "train" not in self.listing.splits:
             raise DataError("pack-no-train", src=self.src, splits=list(self.listing.splits))
         total = sum(map(len, self.listing.splits.values()))
@@ -233,12 +246,14 @@ class Job:
     def _appear(self) -> None:
         strange = {path.name for path in self.partial.iterdir()} - set(self.listing.splits)
         if strange:
-            raise DataError("pack-partial-strange", folder=self.partial, names=sorted(strange))
+            wrong = "{folder} holds {names:few} from another pack: remove it (rm -r {folder}) first."
+            raise DataError("pack-partial-strange", wrong, folder=self.partial, names=sorted(strange))
         try:
             os.rename(self.partial, self.dst)
         except OSError as error:
+            wrong = "{folder} is complete, but cannot be renamed to {dst}: {reason}."
             raise DataError(
-                "pack-rename", folder=self.partial, dst=self.dst, reason=error.strerror
+                "pack-rename", wrong, folder=self.partial, dst=self.dst, reason=error.strerror
             ) from error
 
     def _split(self, name: str, report: Report, progress: Callable[[Progress], None]) -> None:
@@ -305,12 +320,21 @@ class Job:
             before = [entry["name"] for entry in writer.skipped[::-1]]
             numbers = {"src": self.src, "name": record.name, "reason": reason, "partial": self.partial}
             if not before:
-                raise DataError("pack-skipped-first", limit=self.max_skipped, **numbers)
-            raise DataError("pack-skipped-many", limit=self.max_skipped, before=before, **numbers)
+                wrong = (
+                    "{src}: more than {limit} entries cannot be packed, first {name:plain}: {reason} Give "
+                    "--max-skipped N, or fix them and rm -r {partial}."
+                )
+                raise DataError("pack-skipped-first", wrong, limit=self.max_skipped, **numbers)
+            wrong = (
+                "{src}: more than {limit} entries cannot be packed. The last is {name:plain}: {reason} "
+                "Before it: {before:few}. Give --max-skipped N, or fix them and rm -r {partial}."
+            )
+            raise DataError("pack-skipped-many", wrong, limit=self.max_skipped, before=before, **numbers)
         writer.skip(record.name, reason)
 
     def _refused(self, name: str, reason: str) -> DataError:
-        return DataError("pack-strict", src=self.src, name=name, reason=reason, partial=self.partial)
+        wrong = "{src}: {name:plain}: {reason} Fix it and rm -r {partial}, or leave out --strict."
+        return DataError("pack-strict", wrong, src=self.src, name=name, reason=reason, partial=self.partial)
 
     def _check_size(self, name: str, shape: tuple[int, ...] | None) -> None:
         """Raw packs hold images of one size."""

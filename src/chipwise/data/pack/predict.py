@@ -79,7 +79,8 @@ def predict(
             enlarged.append(record.enlarged)
         total += len(split) * ((time.perf_counter() - began) / len(rows) + _RECORD_SECONDS)
         if not seen:
-            raise DataError("pack-none-sampled", sampled=len(rows), split=name, **failed[min(failed)])
+            wrong = "None of {sampled} sampled entries of {split} can be packed. {name:plain}: {reason}"
+            raise DataError("pack-none-sampled", wrong, sampled=len(rows), split=name, **failed[min(failed)])
         for row in sorted(seen):
             check(*seen[row])
         shapes |= {shape if form.store == "raw" else None for _, shape in seen.values()}
@@ -111,6 +112,11 @@ def check_disk(folder: Path, needed: int) -> int:
     free = shutil.disk_usage(place).free
     if needed > free:
         if place == folder:  # a partial pack cannot continue elsewhere or with other settings
-            raise DataError("disk-small-begun", folder=folder, needed=needed, free=free)
-        raise DataError("disk-small", folder=folder, needed=needed, place=place, free=free)
+            wrong = "{folder} needs {needed:bytes} more and has {free:bytes}: make room and run it again."
+            raise DataError("disk-small-begun", wrong, folder=folder, needed=needed, free=free)
+        wrong = (
+            "{folder} needs {needed:bytes}, and {place} has {free:bytes}: --size, --store jpeg, or another "
+            "disk."
+        )
+        raise DataError("disk-small", wrong, folder=folder, needed=needed, place=place, free=free)
     return free

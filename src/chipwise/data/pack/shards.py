@@ -63,7 +63,8 @@ def record_lines(dtype: np.dtype, names: Sequence[str], rows: Columns, ends: np.
     encoded = [name.encode("utf-8", "surrogateescape") for name in names]
     width = dtype["name"].itemsize
     if max(map(len, encoded)) > width:
-        raise DataError("pack-name-long", name=max(names, key=len)[:200], width=width)
+        wrong = "The name {name!r} is longer than name_bytes={width}."
+        raise DataError("pack-name-long", wrong, name=max(names, key=len)[:200], width=width)
     lines["name"] = encoded
     sums = [0] * len(names)
     for column, values in rows.items():

@@ -66,11 +66,13 @@ def listing_of(
         raise unreadable(path, error) from error
     if path.name.lower().endswith(_TABLES):
         if labels != "folders":
-            raise DataError("table-with-labels", path=path)
+            wrong = "{path} is a table with labels: leave out --labels, or give the images' folder."
+            raise DataError("table-with-labels", wrong, path=path)
         return listed_by(read_table(path))
     if path.name.lower().endswith(_TARS):
         return arrange(path, list_tar(path), by, archive=True)
-    raise DataError("pack-source-unknown", path=path)
+    wrong = "{path} is a file of another kind: expected a folder, a .csv with labels, or a .tar[.gz|.xz]."
+    raise DataError("pack-source-unknown", wrong, path=path)
 
 
 # ---- original files of MNIST and CIFAR
@@ -87,7 +89,8 @@ def idx_files(folder: Path) -> dict[str, tuple[Path, Path]]:
         candidates = (expected, expected.with_suffix("") if match[2] else Path(f"{expected}.gz"))
         labels = next((file for file in candidates if file.is_file()), None)
         if labels is None:
-            raise DataError("idx-labels-missing", path=path, expected=expected.name)
+            wrong = "{path} has no labels next to it: expected {expected}."
+            raise DataError("idx-labels-missing", wrong, path=path, expected=expected.name)
         splits.setdefault("train" if "train" in match[1] else "eval", (path, labels))
     return splits
 
@@ -100,8 +103,14 @@ def from_idx(files: Mapping[str, tuple[Path, Path]]) -> Listing:
             image, label = (read_idx(path) for path in files[split])
             if len(image) != len(label):
                 image_file, label_file = files[split]
+                wrong = "{path} has {images:,} images, but {other} has {labels:,} labels."
                 raise DataError(
-                    "idx-lengths", path=image_file, images=len(image), other=label_file, labels=len(label)
+                    "idx-lengths",
+                    wrong,
+                    path=image_file,
+                    images=len(image),
+                    other=label_file,
+                    labels=len(label),
                 )
             splits[split] = {"image": image, "label": label.astype(np.int32)}
     classes = 1 + max(int(columns["label"].max(initial=0)) for columns in splits.values())
@@ -145,7 +154,8 @@ def from_objects(
     if isinstance(sources, Mapping):
         others = [name for name in (*EVAL, *sources) if name in sources and name != "train"]
         if "train" not in sources or (not others and len(sources) > 1):
-            raise DataError("objects-by-split", splits=list(sources))
+            wrong = "A dict of sources with {splits:list}: expected train and one other, which becomes eval."
+            raise DataError("objects-by-split", wrong, splits=list(sources))
         by_split = {"train": sources["train"], **({"eval": sources[others[0]]} if others else {})}
     if all(hasattr(source, "cast_column") for source in by_split.values()):
         return from_datasets(by_split, columns or {}, type(sources).__name__, {})
@@ -178,7 +188,8 @@ def _labels(source: Any) -> tuple[tuple[str, ...], Columns]:
 def _of_object(source: Any, labels: Columns) -> Split:
     kind = type(source).__name__
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
-        raise DataError("object-no-source", kind=kind)
+        wrong = "A {kind} cannot be packed: expected a path, or an object with len() and [i]."
+        raise DataError("object-no-source", wrong, kind=kind)
     n = len(source)
 
     def read(index: int) -> dict[str, Any]:
@@ -186,7 +197,8 @@ def _of_object(source: Any, labels: Columns) -> Split:
         if isinstance(example, (tuple, list)) and len(example) == 2:
             example = dict(zip(("image", "label"), example, strict=True))
         if not isinstance(example, Mapping) or not example:
-            raise DataError("object-example", index=index, source=kind, kind=type(example).__name__)
+            wrong = "Example {index} of the {source} is a {kind}: expected a dict, or a pair (image, label)."
+            raise DataError("object-example", wrong, index=index, source=kind, kind=type(example).__name__)
         return {str(_RENAMED.get(name, name)): value for name, value in example.items()}
 
     # Content is only sampled, so a change of the object between a kill and the next call may be missed

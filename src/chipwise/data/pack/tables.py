@@ -55,31 +55,42 @@ def read_table(path: Path) -> Table:
             stripped = (_Row(path, reader.line_num, [cell.strip() for cell in row]) for row in reader)
             heading, *rows = [row for row in stripped if any(row.cells)] or [_Row(path, 0, [])]
     except UnicodeDecodeError as error:
-        raise DataError("table-no-text", path=path, reason=error.reason, byte=error.start) from error
+        wrong = "{path} is not UTF-8 text ({reason} at byte {byte}): save it as UTF-8."
+        raise DataError("table-no-text", wrong, path=path, reason=error.reason, byte=error.start) from error
     except csv.Error as error:
-        raise DataError("table-no-csv", path=path, reason=str(error)) from error
+        wrong = "{path} is not a CSV file: {reason}."
+        raise DataError("table-no-csv", wrong, path=path, reason=str(error)) from error
     except OSError as error:
         raise unreadable(path, error) from error
     header = heading.cells
     if not rows or len(header) < 2:
-        raise DataError("table-empty", path=path)
+        wrong = "{path} has no labels: expected a line 'file,label' and a row for each image."
+        raise DataError("table-empty", wrong, path=path)
     for row in rows:
         if len(row.cells) != len(header):
+            wrong = "{path}, line {line}: {cells} cells, expected {expected} ({header:list})."
             raise DataError(
-                "table-cells", path=path, line=row.line, cells=len(row.cells), expected=len(header),
+                "table-cells",
+                wrong,
+                path=path,
+                line=row.line,
+                cells=len(row.cells),
+                expected=len(header),
                 header=header,
-            )  # fmt: skip
+            )
     lower = [name.lower() for name in header]
     file_at = next((lower.index(name) for name in _FILE if name in lower), 0)
     split_at = lower.index("split") if "split" in lower else None
     files = [row.cells[file_at].replace("\\", "/").removeprefix("./") for row in rows]
     for name in files:
         if name.startswith("/") or ".." in name.split("/") or not name:
-            raise DataError("table-file-outside", path=path, name=name)
+            wrong = "{path} names {name!r}: expected files inside its folder, such as images/1.jpg."
+            raise DataError("table-file-outside", wrong, path=path, name=name)
     refuse_duplicates(files, path)
     label_at = [i for i in range(len(header)) if i not in (file_at, split_at)]
     if not label_at:
-        raise DataError("table-no-labels", path=path, header=header)
+        wrong = "{path} has no column of labels: expected 'file,label', got {header:list}."
+        raise DataError("table-no-labels", wrong, path=path, header=header)
     splits = None if split_at is None else [_split(row, split_at) for row in rows]
     return Table(path, files, *_labels(rows, header, label_at), splits)
 
@@ -87,7 +98,8 @@ def read_table(path: Path) -> Table:
 def _split(row: _Row, column: int) -> str:
     split = row.cells[column].lower()
     if split not in ("train", *EVAL):
-        raise DataError("table-split", path=row.table, line=row.line, split=row.cells[column])
+        wrong = "{path}, line {line}: split {split!r}, expected train or eval."
+        raise DataError("table-split", wrong, path=row.table, line=row.line, split=row.cells[column])
     return "train" if split == "train" else "eval"
 
 
@@ -102,8 +114,11 @@ def _labels(
     if len(names) > 1:
         if not numeric:
             at, cell = next((i, cell) for i, row in enumerate(cells) for cell in row if not _is_number(cell))
+            wrong = (
+                "{path}, line {line}: {cell!r} is not a number, which several columns {columns:list} need."
+            )
             raise DataError(
-                "table-no-number", path=rows[at].table, line=rows[at].line, cell=cell, columns=names
+                "table-no-number", wrong, path=rows[at].table, line=rows[at].line, cell=cell, columns=names
             )
         if ((numbers == 0) | (numbers == 1)).all():
             return numbers.astype(np.uint8), tuple(names), {}
@@ -121,7 +136,8 @@ def _labels(
             hot[row, [number[part] for part in parts]] = 1
         return hot, classes, {}
     if "" in values:
-        raise DataError("table-label-empty", path=rows[0].table, line=rows[values.index("")].line)
+        wrong = "{path}, line {line}: the label is empty: expected a class or a number."
+        raise DataError("table-label-empty", wrong, path=rows[0].table, line=rows[values.index("")].line)
     classes = tuple(sorted(set(values), key=(lambda v: (float(v), v)) if numeric else None))
     number = {name: i for i, name in enumerate(classes)}
     return np.asarray([number[value] for value in values], np.int32), classes, {"label": len(classes)}

@@ -48,7 +48,8 @@ class TextForm:
 
     def __post_init__(self) -> None:
         if not isinstance(self.tokens, int) or self.tokens < 2:
-            raise RecipeError("pack-tokens", tokens=self.tokens)
+            wrong = "{tokens} tokens an example: give at least 2."
+            raise RecipeError("pack-tokens", wrong, tokens=self.tokens)
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,8 @@ def text_listing(
             labels[split].append(document.label)
         used = {split: some for split, some in lengths.items() if some}
         if not used:
-            raise DataError("text-empty", path=path)
+            wrong = "{path} holds no text: give a .txt, .md, .jsonl, .csv or .parquet, or a folder of these."
+            raise DataError("text-empty", wrong, path=path)
         if form.each:
             listing = _one_each(form, tokens, spools, {s: labels[s] for s in used}, lengths)
             return listing if share is None else divided(listing, share)
@@ -114,7 +116,8 @@ def _encoded(path: Path, document: Document, form: TextForm, tokens: _Tokens, sp
             made = tokens.encode(piece)
         except UnicodeDecodeError as error:
             byte = at + error.start
-            raise DataError("text-not-utf8", path=path, name=document.name, byte=byte) from error
+            wrong = "{path}: {name:plain} is not UTF-8 (byte {byte:,}): convert it, or pack bytes."
+            raise DataError("text-not-utf8", wrong, path=path, name=document.name, byte=byte) from error
         at += len(piece)
         if not form.each:
             found += spool.write(made)
@@ -233,7 +236,8 @@ class _Spool:
 def _tokens_of(form: TextForm) -> _Tokens:
     if form.tokenizer is None:
         if form.end is not None:
-            raise RecipeError("pack-end-of-bytes", end=form.end)
+            wrong = "--end {end:plain} needs --tokenizer FILE.json: bytes end with 256."
+            raise RecipeError("pack-end-of-bytes", wrong, end=form.end)
         return _Tokens(lambda piece: np.frombuffer(piece, np.uint8), 257, 256)
     try:
         from tokenizers import Tokenizer
@@ -241,17 +245,22 @@ def _tokens_of(form: TextForm) -> _Tokens:
         raise RecipeError("pack-library", library="tokenizers") from error
     path = Path(form.tokenizer)
     if not path.is_file():
-        raise DataError("tokenizer-missing", path=path)
+        wrong = "{path} does not exist: expected a tokenizer.json of the tokenizers library."
+        raise DataError("tokenizer-missing", wrong, path=path)
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library has no exception class
-        raise DataError("tokenizer-damaged", path=path, reason=" ".join(str(error).split())[:160]) from error
+        wrong = "{path} is not a tokenizer: {reason:plain}"
+        raise DataError(
+            "tokenizer-damaged", wrong, path=path, reason=" ".join(str(error).split())[:160]
+        ) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     ends = [form.end] if form.end is not None else _ENDS
     end = next((token for name in ends if (token := tokenizer.token_to_id(name)) is not None), None)
     if end is None:
-        raise RecipeError("tokenizer-without-end", path=path, names=list(ends))
+        wrong = "{path} has none of the tokens {names:list}: give --end TOKEN."
+        raise RecipeError("tokenizer-without-end", wrong, path=path, names=list(ends))
 
     def encode(piece: bytes) -> list[int]:
         return tokenizer.encode(piece.decode("utf-8"), add_special_tokens=False).ids

@@ -42,7 +42,8 @@ def records(path: Path) -> Iterator[tuple[int, bytes]]:
                 raise DataError("tfrecord-damaged", path=path, offset=offset, part="length")
             data, tail = file.read(length), file.read(4)
             if len(tail) < 4:
-                raise DataError("tfrecord-cut", path=path, offset=offset, bytes=length)
+                wrong = "{path} ends within the record of {bytes} bytes at byte {offset}. Get it again."
+                raise DataError("tfrecord-cut", wrong, path=path, offset=offset, bytes=length)
             if _masked(data) != int.from_bytes(tail, "little"):
                 raise DataError("tfrecord-damaged", path=path, offset=offset + 12, part="data")
             yield offset + 12, data
@@ -183,7 +184,8 @@ def _features(path: Path, offset: int, data: bytes) -> dict[str, Value]:
     try:
         return example(data)
     except ValueError as error:  # of UnicodeDecodeError too
-        raise DataError("tfrecord-no-example", path=path, offset=offset, reason=str(error)) from error
+        wrong = "{path}, byte {offset}: no tf.train.Example is there ({reason:plain})."
+        raise DataError("tfrecord-no-example", wrong, path=path, offset=offset, reason=str(error)) from error
 
 
 def _single(value: Value) -> Any:
@@ -192,7 +194,8 @@ def _single(value: Value) -> Any:
 
 def _column(value: Value) -> Any:
     if isinstance(value, list):
-        raise DataError("rows-column-bytes", values=len(value))
+        wrong = "A column holds {values} byte strings: name the images' with --columns image=NAME."
+        raise DataError("rows-column-bytes", wrong, values=len(value))
     return value
 
 

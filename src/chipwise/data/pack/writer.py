@@ -133,7 +133,8 @@ class Writer:
         rows: Columns = {}
         for column, values in columns.items():
             if column == RECORD or not column.isidentifier():
-                raise DataError("pack-column-name", column=column)
+                wrong = "A column cannot be named '{column}': give it another name, such as 'x'."
+                raise DataError("pack-column-name", wrong, column=column)
             if column == "image" and self.store == "jpeg":
                 pixels = [decode(data) for data in values] if pixels is None else pixels
                 shapes = [list(image.shape) for image in pixels]
@@ -182,9 +183,10 @@ class Writer:
         if self.complete:
             return
         if not self.written and self.skipped:
-            raise DataError("pack-nothing-left", count=len(self.skipped), **self.skipped[0])
+            wrong = "All {count:,} entries were skipped, the first is {name:plain}: {reason}"
+            raise DataError("pack-nothing-left", wrong, count=len(self.skipped), **self.skipped[0])
         if not self.written:
-            raise DataError("pack-nothing")
+            raise DataError("pack-nothing", "There is nothing to pack: expected at least one example.")
         with self._reporting():
             self._close_shard()
             replace_text(self.folder / MANIFEST, render(self._manifest(source)))
@@ -208,17 +210,20 @@ class Writer:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise DataError("pack-in-use", folder=self.folder) from error
+            wrong = "Another process is writing {folder}: wait until it is done."
+            raise DataError("pack-in-use", wrong, folder=self.folder) from error
         progress, manifest = _read(self.folder / PROGRESS), _read(self.folder / MANIFEST)
         begun = progress or manifest
         if begun is None:
             others = [path.name for path in self.folder.iterdir() if path.name != f".{PROGRESS}.new"]
             if others:
-                raise DataError("pack-folder-not-empty", folder=self.folder, name=others[0])
+                wrong = "{folder} holds other files ({name}): remove it, or pack elsewhere."
+                raise DataError("pack-folder-not-empty", wrong, folder=self.folder, name=others[0])
             self._save()  # now the folder is marked as ours
             return
         if begun.get("identity") != self._progress.identity:
-            raise DataError("pack-other-settings", folder=self.folder)
+            wrong = "{folder} was begun from another source or settings: give those, or rm -r {folder}."
+            raise DataError("pack-other-settings", wrong, folder=self.folder)
         if progress is None:
             self._progress.shards, self._progress.skipped = begun["shards"], begun["source"]["skipped"]
             self.complete = True
@@ -246,17 +251,30 @@ class Writer:
             columns["image"]["shape"] = shapes[0] if all(shape == shapes[0] for shape in shapes) else None
         expected = list(known or [*columns, *(name for name in self.below if name not in columns)])
         if list(columns) != expected:
-            raise DataError("pack-columns", columns=list(columns), expected=expected, after=self.written)
+            wrong = "Records after {after:,} have the columns {columns:list}: expected {expected:list}."
+            raise DataError(
+                "pack-columns", wrong, columns=list(columns), expected=expected, after=self.written
+            )
         for name, column in columns.items():
             image = shapes is not None and name == "image"
             if not image and len(rows[name]) != n:
-                raise DataError("pack-column-length", column=name, rows=len(rows[name]), expected=n)
+                wrong = "Column '{column}' has {rows:count row}, expected {expected}."
+                raise DataError("pack-column-length", wrong, column=name, rows=len(rows[name]), expected=n)
             if known and not image and column != known[name]:
+                wrong = (
+                    "Records must be alike: '{column}' is {dtype}{shape} after {after}, expected "
+                    "{expected_dtype}{expected_shape}."
+                )
                 raise DataError(
-                    "pack-column-changed", column=name, after=self.written,
-                    dtype=column["dtype"], shape=column["shape"],
-                    expected_dtype=known[name]["dtype"], expected_shape=known[name]["shape"],
-                )  # fmt: skip
+                    "pack-column-changed",
+                    wrong,
+                    column=name,
+                    after=self.written,
+                    dtype=column["dtype"],
+                    shape=column["shape"],
+                    expected_dtype=known[name]["dtype"],
+                    expected_shape=known[name]["shape"],
+                )
         check_below(rows, self.below, "Packing:", np.arange(self.written, self.written + n))
         self._progress.columns = columns
 
@@ -329,10 +347,12 @@ class Writer:
             self.close()
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 reason = error.strerror or str(error)
-                raise DataError("pack-write", folder=self.folder, kept=kept, reason=reason) from error
+                wrong = "Cannot write {folder} after {kept:,} records ({reason}): run it again to continue."
+                raise DataError("pack-write", wrong, folder=self.folder, kept=kept, reason=reason) from error
             left = (self.total - written) * nbytes / written if self.total and written else 0
+            wrong = "{folder}: disk full; {kept:count record} stay: free {needed:bytes} and run it again."
             raise DataError(
-                "pack-disk-full", folder=self.folder, kept=kept, needed=max(left, _LEAST_ROOM)
+                "pack-disk-full", wrong, folder=self.folder, kept=kept, needed=max(left, _LEAST_ROOM)
             ) from error
 
 
@@ -392,4 +412,5 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _damaged(path: Path) -> DataError:
-    return DataError("pack-progress-damaged", path=path, folder=path.parent)
+    wrong = "{path} is damaged: rm -r {folder} and pack again."
+    return DataError("pack-progress-damaged", wrong, path=path, folder=path.parent)
