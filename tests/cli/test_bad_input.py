@@ -211,7 +211,7 @@ def test_a_malicious_pickle_is_refused_and_nothing_in_it_runs(refused, tmp_path)
     for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
         (folder / name).write_bytes(pickle.dumps({"data": Malicious(mark), "labels": [0]}))
     words = ("cifar10-davidnet", "--data", tmp_path, "--set", "width=2", "--devices", 1)
-    refused(3, "not-the-original", *words, path="cifar-10-batches-py/data_batch_1")
+    refused(3, "not-the-original", *words, path=folder / "data_batch_1")
     assert not mark.exists()
 
 

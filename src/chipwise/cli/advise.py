@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from ..errors import RecipeError
 from ..explain.terminal import console, lines, table
@@ -20,15 +20,11 @@ if TYPE_CHECKING:
 @options.taking
 def check(
     recipe: options.Given,
-    on: Annotated[
-        str | None, option("Also warn about this device, such as v3-8 or a100:8.", "TARGET")
-    ] = None,
-    images: Annotated[
-        Path | None, option("Draw images as stored and as augmented in training.", "FILE.png")
-    ] = None,
-    examples: Annotated[int, option("Rows of --images: training examples.", "N", min=1)] = 8,
-    epochs: Annotated[int, option("Columns of --images: epochs, from the first.", "N", min=0)] = 8,
-    json_: options.Json = False,
+    on: str | None = option("Also warn about this device, such as v3-8 or a100:8.", "TARGET"),
+    images: Path | None = option("Draw images as stored and as augmented in training.", "FILE.png"),
+    examples: int = option("Rows of --images: training examples.", "N", default=8, min=1),
+    epochs: int = option("Columns of --images: epochs, from the first.", "N", default=8, min=0),
+    json_: bool = options.JSON,
 ) -> None:
     """Warn about settings that are probably mistakes, one line each. Exit code 0 even with warnings.
 
@@ -68,13 +64,11 @@ def check(
 @options.taking
 def transfer(
     recipe: options.Given,
-    batch: Annotated[int | None, option("The new global batch.", "N")] = None,
-    replicas: Annotated[int | None, option("The new number of replicas.", "N")] = None,
-    duration: Annotated[str | None, option("The new length, such as 48ep.", "DURATION")] = None,
-    lr: Annotated[
-        float | None, option("Peak rate to use instead of the rule's; the decay compensates.")
-    ] = None,
-    json_: options.Json = False,
+    batch: int | None = option("The new global batch.", "N"),
+    replicas: int | None = option("The new number of replicas.", "N"),
+    duration: str | None = option("The new length, such as 48ep.", "DURATION"),
+    lr: float | None = option("Peak rate to use instead of the rule's; the decay compensates."),
+    json_: bool = options.JSON,
 ) -> None:
     """Move a recipe to another batch, number of replicas or length, and say why each number changes.
 

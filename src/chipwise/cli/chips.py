@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -18,6 +17,7 @@ from ..errors import DeviceError, near
 from ..explain.terminal import console, lines, table
 from ..words.facts import Fact, fact
 from . import options
+from .options import argument, flag
 
 SCHEMA = 1
 """Increases when a key of the JSON is removed or changes its meaning; not for new keys."""
@@ -43,15 +43,12 @@ FIGURES = {
 }
 
 
+@options.taking
 def chips(
-    name: Annotated[
-        str | None, typer.Argument(help="A chip such as h100 or v5e, or a target such as v3-8 or a100:8.")
-    ] = None,
-    list_prices: Annotated[
-        bool, options.option("All current prices, with their dates and sources.", name="--list-prices")
-    ] = False,
-    prices: options.Prices = None,
-    json_: options.Json = False,
+    name: str | None = argument("A chip such as h100 or v5e, or a target such as v3-8.", default=None),
+    list_prices: bool = flag("All current prices, with their dates and sources."),
+    prices: str | None = options.PRICES,
+    json_: bool = options.JSON,
 ) -> None:
     """Show the catalogue of chips, all figures of a chip, or current prices, each with its source.
 
@@ -85,12 +82,8 @@ def chips(
         return
     lines(to, *_titles(chip, target))
     to.print(_one(chip))
-    for code, text in (
-        ("chip-notes", chip.notes),
-        ("chip-checked", chip.verified),
-        ("chip-source", chip.source),
-    ):
-        lines(to, fact(code, text=text))
+    about = {"chip-notes": chip.notes, "chip-checked": chip.verified, "chip-source": chip.source}
+    lines(to, *(fact(code, text=text) for code, text in about.items()))
     if chip.kind == "TPU":
         lines(to, fact("chip-slices", sizes=[f"{chip.names[0]}-{size}" for size in SLICES[chip.names[0]]]))
     for code, shown in (("prices-in-force", listed), ("prices-past", past)):
@@ -141,20 +134,13 @@ def _figure(value: float | int | None) -> str:
 
 
 def _all() -> Table:
-    columns = (
-        "name",
-        "chip",
-        "year",
-        "bf16 TFLOP/s",
-        "fp32 TFLOP/s",
-        "GB",
-        "GB/s",
-        "links GB/s",
-        "JAX devices",
-    )
-    fields = ("year", "bf16_dense_tflops", "fp32_tflops", "memory_GB", "memory_GBps",
-              "interconnect_GBps_both_ways", "jax_devices_per_chip")  # fmt: skip
-    cells = [[c.names[0], c.name, *(_figure(getattr(c, field)) for field in fields)] for c in CHIPS]
+    shown = {
+        "year": "year", "bf16 TFLOP/s": "bf16_dense_tflops", "fp32 TFLOP/s": "fp32_tflops", "GB": "memory_GB",
+        "GB/s": "memory_GBps", "links GB/s": "interconnect_GBps_both_ways",
+        "JAX devices": "jax_devices_per_chip",
+    }  # fmt: skip
+    cells = [[c.names[0], c.name, *(_figure(getattr(c, field)) for field in shown.values())] for c in CHIPS]
+    columns = ("name", "chip", *shown)
     return table(columns, cells, left=columns[:2], fold=columns)
 
 
@@ -200,14 +186,9 @@ def _json(chip: Chip, target: Target | None, listed: list[Price], past: list[Pri
         "schema": SCHEMA,
         "chip": asdict(chip),
         "units": {field: f"{unit} per {chip.scope}".strip() for field, (unit, _) in FIGURES.items()},
-        "target": None
-        if target is None
-        else {
-            "name": target.name,
-            "chips": target.chips,
-            "devices": target.devices,
-            "hosts": target.hosts,
-            "topology": target.topology,
+        "target": target
+        and {
+            **{name: getattr(target, name) for name in ("name", "chips", "devices", "hosts", "topology")},
             "topology_arguments": target.topology_arguments(),
             "rented_as": target.rented_as or target.name,
             "note": target.note and target.note.json(),

@@ -4,40 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import MISSING
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from ..errors import DataError
 from ..words.facts import Fact, fact
 from . import options
-from .options import option
+from .options import flag, option
 
 if TYPE_CHECKING:
     from ..deploy.model import Trained
 
-Run = Annotated[str, typer.Argument(help="A run folder.")]
-
 
 @options.taking
 def predict(
-    run: Run,
     here: options.Here,
-    data: Annotated[
-        str | None, option("Images, a packed folder, .npy or .npz. [the evaluation data]", "PATH")
-    ] = None,
-    out: Annotated[Path, option("A .parquet, .csv or .jsonl file.", "FILE")] = Path("predictions.csv"),
-    top: Annotated[int, option("Number of classes in a row.", "N", min=1)] = 1,
-    probabilities: Annotated[
-        bool, option("Also the probabilities of all classes.", name="--probabilities")
-    ] = False,
-    recipe: options.OfRun = None,
-    batch: Annotated[int | None, option("Examples to read at a time; changes no output.", "N", min=1)] = None,
-    workers: options.Workers = None,
-    fresh: Annotated[bool, option("Replace an existing file.", name="--fresh")] = False,
-    json_: options.Json = False,
-    quiet: options.Quiet = False,
+    run: str = options.RUN,
+    data: str | None = option("Images, a packed folder, .npy or .npz. [the evaluation data]", "PATH"),
+    out: Path = option("A .parquet, .csv or .jsonl file.", "FILE", default=Path("predictions.csv")),
+    top: int = option("Number of classes in a row.", "N", default=1, min=1),
+    probabilities: bool = flag("Also the probabilities of all classes."),
+    recipe: str | None = options.OF_RUN,
+    batch: int | None = option("Examples to read at a time; changes no output.", "N", min=1),
+    workers: str | None = options.WORKERS,
+    fresh: bool = flag("Replace an existing file."),
+    json_: bool = options.JSON,
+    quiet: bool = options.QUIET,
 ) -> None:
     """Predict with a trained model, every example once and in order.
 
@@ -79,19 +74,15 @@ def predict(
 
 @options.taking
 def export(
-    run: Run,
-    to: Annotated[str, option("The format.", "stablehlo|onnx|safetensors|saved-model|torch|keras")],
-    out: Annotated[Path | None, option("The file. [the run's name with the format's ending]", "FILE")] = None,
-    data: Annotated[
-        str | None, option("Examples to compare on, as in predict. [the evaluation data]", "PATH")
-    ] = None,
-    examples: Annotated[int, option("Number of examples to compare on.", "N", min=1)] = 1000,
-    recipe: options.OfRun = None,
-    module: Annotated[
-        str | None, option("For torch and keras: the model that the task was made from.", "FILE:NAME")
-    ] = None,
-    fresh: Annotated[bool, option("Replace an existing file.", name="--fresh")] = False,
-    json_: options.Json = False,
+    run: str = options.RUN,
+    to: str = option("The format.", "stablehlo|onnx|safetensors|saved-model|torch|keras", default=MISSING),
+    out: Path | None = option("The file. [the run's name with the format's ending]", "FILE"),
+    data: str | None = option("Examples to compare on, as in predict. [the evaluation data]", "PATH"),
+    examples: int = option("Number of examples to compare on.", "N", default=1000, min=1),
+    recipe: str | None = options.OF_RUN,
+    module: str | None = option("For torch and keras: the model that the task was made from.", "FILE:NAME"),
+    fresh: bool = flag("Replace an existing file."),
+    json_: bool = options.JSON,
 ) -> None:
     """Write a trained model in another format, and check it by running it.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 
+@options.taking
 def devices(
-    json_: options.Json = False,
-    simulate: options.Simulate = None,
-    path: Annotated[Path, option("Where runs would be written; its disk is reported.", "DIR")] = Path("."),
+    json_: bool = options.JSON,
+    simulate: int | None = option("Simulate and use N CPU devices.", "N", min=1),
+    path: Path = option("Where runs would be written; its disk is reported.", "DIR", default=Path(".")),
 ) -> None:
     """Show this machine, its devices and problems. Exit code 4 if training here would fail.
 

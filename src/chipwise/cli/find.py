@@ -7,7 +7,7 @@ import json
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -32,20 +32,17 @@ if TYPE_CHECKING:
 def find_lr(
     recipe: options.Given,
     here: options.Here,
-    low: Annotated[float, option("The first rate.")] = 1e-5,
-    high: Annotated[float, option("The last rate.")] = 10.0,
-    steps: Annotated[int, option("Steps, one rate each.", "N")] = 100,
-    second: Annotated[
-        str | None,
-        option(
-            "One test for each value of another setting: momentum=0.8,0.9,0.95 (Adam's is b1), weight_decay.",
-            "NAME[=V,...]",
-        ),
-    ] = None,
-    workers: options.Workers = None,
-    picture: Annotated[Path | None, option("Draw the curves.", "FILE.svg")] = None,
-    out: Annotated[Path | None, option("Write what --json prints.", "FILE.json")] = None,
-    json_: options.Json = False,
+    low: float = option("The first rate.", default=1e-5),
+    high: float = option("The last rate.", default=10.0),
+    steps: int = option("Steps, one rate each.", "N", default=100),
+    second: str | None = option(
+        "One test for each value of another setting: momentum=0.8,0.9,0.95 (Adam's is b1), weight_decay.",
+        "NAME[=V,...]",
+    ),
+    workers: str | None = options.WORKERS,
+    picture: Path | None = option("Draw the curves.", "FILE.svg"),
+    out: Path | None = option("Write what --json prints.", "FILE.json"),
+    json_: bool = options.JSON,
 ) -> None:
     """Find a peak learning rate: one short run whose rate grows with every step.
 
@@ -141,10 +138,10 @@ def _bars(smoothed: np.ndarray) -> str:
 def find_batch(
     recipe: options.Given,
     here: options.Here,
-    on: Annotated[str | None, option("Absent devices, such as v5e-8,t4. [this machine's]", "TARGETS")] = None,
-    at_most: Annotated[int | None, option("Search no further than this batch.", "N")] = None,
-    exact: options.Exact = True,
-    json_: options.Json = False,
+    on: str | None = option("Absent devices, such as v5e-8,t4. [this machine's]", "TARGETS"),
+    at_most: int | None = option("Search no further than this batch.", "N"),
+    exact: bool = options.EXACT,
+    json_: bool = options.JSON,
 ) -> None:
     """Find the largest batch that fits in memory, and show what would change in training.
 

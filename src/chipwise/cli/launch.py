@@ -7,15 +7,15 @@ import json
 import math
 import re
 import shlex
-from dataclasses import replace
+from dataclasses import MISSING, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import DeviceError, RecipeError
 from ..explain.terminal import console, grid
 from ..words.facts import Fact, fact, say
 from . import options
-from .options import option
+from .options import flag, option
 
 if TYPE_CHECKING:
     from ..chips.targets import Target
@@ -29,29 +29,19 @@ _SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 @options.taking
 def launch(
     recipe: options.Given,
-    to: Annotated[str, option("skypilot, slurm, gcloud, gke, docker, kaggle or colab.", "PLACE")],
-    on: Annotated[str | None, option("Such as v5e-8, a100:8 or t4.", "TARGET")] = None,
-    cheapest: Annotated[
-        bool, option("The cheapest target of the place, by the plan.", name="--cheapest")
-    ] = False,
-    within: Annotated[
-        str | None, option("With --cheapest: take at most this long, such as 2h.", "TIME")
-    ] = None,
-    spot: Annotated[bool, option("Machines that may be preempted; the run resumes.", name="--spot")] = False,
-    bucket: Annotated[
-        str | None, option("A bucket for the run folder, such as gs://NAME/FOLDER.", "URL")
-    ] = None,
-    zone: Annotated[str | None, option("Google's zone of the TPU.", "ZONE")] = None,
-    image: Annotated[str | None, option("The container's image, with its registry.", "NAME:TAG")] = None,
-    package: Annotated[
-        str | None, option("What pip installs as chipwise: URL of a wheel, or git+URL.", "SPEC")
-    ] = None,
-    out: Annotated[Path, option("Folder for the files.", "DIR")] = Path("launch"),
-    prices: options.Prices = None,
-    go: Annotated[
-        bool, option("Also start it. Without, nothing is started or paid for.", name="--go")
-    ] = False,
-    json_: options.Json = False,
+    to: str = option("skypilot, slurm, gcloud, gke, docker, kaggle or colab.", "PLACE", default=MISSING),
+    on: str | None = option("Such as v5e-8, a100:8 or t4.", "TARGET"),
+    cheapest: bool = flag("The cheapest target of the place, by the plan."),
+    within: str | None = option("With --cheapest: take at most this long, such as 2h.", "TIME"),
+    spot: bool = flag("Machines that may be preempted; the run resumes."),
+    bucket: str | None = option("A bucket for the run folder, such as gs://NAME/FOLDER.", "URL"),
+    zone: str | None = option("Google's zone of the TPU.", "ZONE"),
+    image: str | None = option("The container's image, with its registry.", "NAME:TAG"),
+    package: str | None = option("What pip installs as chipwise: URL of a wheel, or git+URL.", "SPEC"),
+    out: Path = option("Folder for the files.", "DIR", default=Path("launch")),
+    prices: str | None = options.PRICES,
+    go: bool = flag("Also start it. Without, nothing is started or paid for."),
+    json_: bool = options.JSON,
 ) -> None:
     """Write job files for a place that rents chips, with the plan's time and cost in them.
 

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from typing import Annotated
+from dataclasses import MISSING
 
 import typer
 
@@ -17,17 +17,19 @@ from ..errors import HostLost, Stopped
 from ..machine.cluster import TOLD
 from ..machine.hosts import SILENCE_SECONDS
 from ..words.facts import fact
-from .options import option
+from . import options
+from .options import argument, option
 
 _AGAIN = (Stopped.exit_code, HostLost.exit_code)
 _GRACE_SECONDS = 10  # after the silence, in which the other processes may end by themselves
 _PARENT_DEATH = 1  # prctl's PR_SET_PDEATHSIG
 
 
+@options.taking
 def run_local(
-    command: Annotated[list[str], typer.Argument(help="A chipwise command.", metavar="-- COMMAND")],
-    processes: Annotated[int, option("How many.", "N", min=1)],
-    restart: Annotated[int, option("Restart all up to N times if one is lost.", "N", min=0)] = 0,
+    command: list[str] = argument("A chipwise command.", "-- COMMAND"),
+    processes: int = option("How many.", "N", min=1, default=MISSING),
+    restart: int = option("Restart all up to N times if one is lost.", "N", default=0, min=0),
 ) -> None:
     """Run a command in several processes on this machine, as the hosts of one run.
 

@@ -9,8 +9,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from pathlib import Path
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
@@ -23,61 +22,43 @@ if TYPE_CHECKING:
 
 
 def option(
-    help: str, metavar: str | None = None, *, name: str | None = None, min: float | None = None
+    help: str, metavar: str | None = None, default: Any = None, *, name: str | None = None, min: Any = None
 ) -> Any:
-    """An option for `Annotated`; `name` if it differs from the parameter's."""
-    return typer.Option(*([name] if name else []), metavar=metavar, help=help, min=min)
+    """An option, as the default of a command's parameter or of a group's field; see `taking`.
+
+    *Arguments:* `default`: `MISSING` if it must be given; `name`, if it is not the parameter's: `--from`.
+    """
+
+    def made(flag: str) -> Any:
+        return typer.Option(name or flag, metavar=metavar, help=help, min=min)
+
+    return field(default=default, metadata={"made": made})
 
 
-Recipe = Annotated[str, typer.Argument(help="A built-in recipe (digits, mnist, ...) or path.py:name.")]
-Devices = Annotated[str | None, option("Use N of the devices found; 'cpu' ignores accelerators.", "N|cpu")]
-Simulate = Annotated[int | None, option("Simulate and use N CPU devices.", "N", min=1)]
-HostCount = Annotated[
-    int | None, option("Number of hosts, if not set by the environment.", "N", name="--hosts", min=1)
-]
-HostIndex = Annotated[int | None, option("Number of this host, from 0.", "I", name="--host", min=0)]
-Coordinator = Annotated[str | None, option("Address of host 0.", "ADDRESS")]
-NoCache = Annotated[bool, option("Neither use nor store compiled programs.", name="--no-cache")]
-Set = Annotated[
-    list[str] | None, option("Change a setting of the recipe; may be repeated.", "KEY=VALUE", name="--set")
-]
-Data = Annotated[str | None, option("Folder or URL with the data set; default: download.", "DIR")]
-Synthetic = Annotated[
-    bool, option("Random examples of the data set's shapes: speed without data.", name="--synthetic")
-]
-Workers = Annotated[
-    str | None, option("What reads streamed data: 4, threads:4 or processes:4. [by trial]", "N")
-]
-Exact = Annotated[
-    bool, option("Add in a fixed order: the same bits on any number of devices.", name="--exact/--no-exact")
-]
-ShardOptimizer = Annotated[
-    bool | None,
-    option(
-        "Split the optimizer's state over the devices. [if it saves much memory]",
-        name="--shard-optimizer/--no-shard-optimizer",
-    ),
-]
-EvalEvery = Annotated[str, option("Such as 1ep, 500st, 10%, or 'end'.", "DURATION")]
-LogEvery = Annotated[
-    str | None, option("Between lines of metrics. [4% of the run, at most 200st]", "DURATION")
-]
-CheckpointEvery = Annotated[str | None, option("[5% of the run, at least 30 seconds apart]", "DURATION")]
-Feed = Annotated[str, option("Keep the training data on the device, or stream it.", "auto|device|host")]
-StepsPerCall = Annotated[int | None, option("With --no-exact, one device and data on it. [by trial]", "N")]
-Metric = Annotated[
-    str | None, option("What to compare. [eval/accuracy, else eval/loss, else train/loss]", "NAME")
-]
-OfRun = Annotated[
-    str | None,
-    option("The run's recipe, if it is not built in: files named in a run are not executed.", "FILE:NAME"),
-]
-Prices = Annotated[
-    str | None, option("Your own prices instead of the bundled ones.", "FILE", name="--prices")
-]
-Html = Annotated[Path | None, option("Write one self-contained page.", "FILE")]
-Quiet = Annotated[bool, option("No progress, only warnings and the result.", name="--quiet")]
-Json = Annotated[bool, option("Print one JSON object, and nothing else, on standard output.", name="--json")]
+def flag(help: str) -> Any:
+    """An option without a value: off unless it is given."""
+    return option(help, default=False)
+
+
+def argument(help: str, metavar: str | None = None, default: Any = MISSING) -> Any:
+    """An argument, as `option`; it must be given unless it has a default."""
+    return field(default=default, metadata={"made": lambda _: typer.Argument(metavar=metavar, help=help)})
+
+
+RECIPE = argument("A built-in recipe (digits, mnist, ...) or path.py:name.")
+RUN = argument("A run folder.")
+SET = option("Change a setting of the recipe; may be repeated.", "KEY=VALUE")
+DATA = option("Folder or URL with the data set; default: download.", "DIR")
+SYNTHETIC = flag("Random examples of the data set's shapes: speed without data.")
+WORKERS = option("What reads streamed data: 4, threads:4 or processes:4. [by trial]", "N")
+EXACT = option("Add in a fixed order: the same bits on any devices.", default=True, name="--exact/--no-exact")
+EVAL_EVERY = option("Such as 1ep, 500st, 10%, or 'end'.", "DURATION", default="1ep")
+METRIC = option("What to compare. [eval/accuracy, else eval/loss, else train/loss]", "NAME")
+OF_RUN = option("The run's recipe, if not built in: files named in a run are not executed.", "FILE:NAME")
+PRICES = option("Your own prices instead of the bundled ones.", "FILE")
+HTML = option("Write one self-contained page.", "FILE")
+QUIET = flag("No progress, only warnings and the result.")
+JSON = flag("Print one JSON object, and nothing else, on standard output.")
 
 
 # ---- groups of options: a command has a parameter for a group, and `taking` makes options of its fields
@@ -87,10 +68,10 @@ Json = Annotated[bool, option("Print one JSON object, and nothing else, on stand
 class Given:
     """A recipe, its data and its settings."""
 
-    recipe: Recipe
-    data: Data = None
-    synthetic: Synthetic = False
-    set_: Set = None
+    recipe: str = RECIPE
+    data: str | None = DATA
+    synthetic: bool = SYNTHETIC
+    set_: list[str] | None = SET
 
     @property
     def settings(self) -> list[str]:
@@ -126,12 +107,12 @@ HELD = contextlib.ExitStack()
 class Here:
     """Devices of this machine."""
 
-    devices: Devices = None
-    simulate: Simulate = None
-    hosts: HostCount = None
-    host: HostIndex = None
-    coordinator: Coordinator = None
-    no_cache: NoCache = False
+    devices: str | None = option("Use N of the devices found; 'cpu' ignores accelerators.", "N|cpu")
+    simulate: int | None = option("Simulate and use N CPU devices.", "N", min=1)
+    hosts: int | None = option("Number of hosts, if not set by the environment.", "N", min=1)
+    host: int | None = option("Number of this host, from 0.", "I", min=0)
+    coordinator: str | None = option("Address of host 0.", "ADDRESS")
+    no_cache: bool = flag("Neither use nor store compiled programs.")
 
     def on(self, **how: Any) -> On:
         """The machine's settings for a call. Applies `--simulate` to JAX, and joins the hosts; from now on,
@@ -178,10 +159,13 @@ def interval(eval_every: str) -> str | None:
 class Hardware(Here):
     """Devices of this machine, with the order of additions, the feed and the sharding."""
 
-    exact: Exact = True
-    feed: Feed = "auto"
-    workers: Workers = None
-    shard_optimizer: ShardOptimizer = None
+    exact: bool = EXACT
+    feed: str = option("Keep the data on the device, or stream it.", "auto|device|host", default="auto")
+    workers: str | None = WORKERS
+    shard_optimizer: bool | None = option(
+        "Split the optimizer's state over the devices. [if it saves much memory]",
+        name="--shard-optimizer/--no-shard-optimizer",
+    )
 
     @property
     def how(self) -> dict[str, Any]:
@@ -193,10 +177,10 @@ class Hardware(Here):
 class Training(Hardware):
     """The options of a run: those of the machine, and intervals of steps."""
 
-    eval_every: EvalEvery = "1ep"
-    log_every: LogEvery = None
-    checkpoint_every: CheckpointEvery = None
-    steps_per_call: StepsPerCall = None
+    eval_every: str = EVAL_EVERY
+    log_every: str | None = option("Between lines of metrics. [4% of the run, at most 200st]", "DURATION")
+    checkpoint_every: str | None = option("[5% of the run, at least 30 seconds apart]", "DURATION")
+    steps_per_call: int | None = option("With --no-exact, one device and data on it. [by trial]", "N")
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -211,28 +195,38 @@ class Training(Hardware):
 
 
 def taking(command: Callable[..., None]) -> Callable[..., None]:
-    """`command` with options for the fields of each parameter that is a group."""
-    types = get_type_hints(command, include_extras=True)
+    """`command` as Typer reads it: with options for the fields of each parameter that is a group."""
+    types = get_type_hints(command)
     groups: dict[str, Any] = {name: kind for name, kind in types.items() if is_dataclass(kind)}
-    members = {name: [field.name for field in fields(kind)] for name, kind in groups.items()}
     parameters = []
     for name, parameter in inspect.signature(command).parameters.items():
         if name in groups:
-            inner, hints = inspect.signature(groups[name]), get_type_hints(groups[name], include_extras=True)
-            parameters += [p.replace(annotation=hints[p.name]) for p in inner.parameters.values()]
+            hints = get_type_hints(groups[name])
+            parameters += [_typer(part.name, hints[part.name], part) for part in fields(groups[name])]
         else:
-            parameters.append(parameter.replace(annotation=types[name]))
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+            parameters.append(_typer(name, types[name], parameter.default))
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
-        grouped = {name: kind(**{m: values.pop(m) for m in members[name]}) for name, kind in groups.items()}
+        grouped = {
+            name: kind(**{part.name: values.pop(part.name) for part in fields(kind)})
+            for name, kind in groups.items()
+        }
         command(**grouped, **values)
 
     del run.__wrapped__  # type: ignore[attr-defined]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     return run
+
+
+def _typer(name: str, kind: Any, made: Any) -> inspect.Parameter:
+    """The parameter that Typer makes an option or an argument of."""
+    default: Any = inspect.Parameter.empty
+    if isinstance(made, Field):
+        kind = Annotated[kind, made.metadata["made"](f"--{name.strip('_').replace('_', '-')}")]
+        default = default if made.default is MISSING else made.default
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
 def only_look() -> None:
@@ -256,17 +250,17 @@ def given(context: typer.Context) -> dict[str, str]:
 
 def again(context: typer.Context, **changed: str) -> str:
     """The command line of `context`, with other values for the options `changed`."""
-    words, typed = ["chipwise", str(context.info_name)], given(context)
+    arguments, words, typed = [], [], given(context)
     for parameter in context.command.params:
         name = str(parameter.name)
         if name not in typed and name not in changed:
             continue
         value = changed.get(name, context.params.get(name))
         if parameter.param_type_name == "argument":
-            words.append(str(value))
+            arguments.append(str(value))
         elif isinstance(value, bool):
             words.append(typed[name])
         else:
             for element in value if isinstance(value, (list, tuple)) else [value]:
                 words += [parameter.opts[0], str(element)]
-    return shlex.join(words)
+    return shlex.join(["chipwise", str(context.info_name), *arguments, *words])

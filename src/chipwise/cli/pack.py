@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -24,7 +24,7 @@ from ..words.facts import Fact, fact
 from ..words.figures import byte_size, duration, printable
 from . import options
 from .contents import show
-from .options import option
+from .options import argument, flag, option
 
 if TYPE_CHECKING:
     from ..data.pack.job import Job, Report
@@ -39,19 +39,11 @@ _SHOWN = 20  # skipped files in the report; the manifest has all
 class TextOptions:
     """How text becomes examples."""
 
-    tokens: Annotated[int | None, option("SRC is text: N tokens in an example. [1025]", "N")] = None
-    tokenizer: Annotated[
-        Path | None, option("From the tokenizers library; without it a byte is a token.", "FILE.json")
-    ] = None
-    each: Annotated[
-        bool, option("An example is one document with its label, not a piece of all text.", name="--each")
-    ] = False
-    boundaries: Annotated[
-        bool, option("A column `document` counts documents within an example.", name="--boundaries")
-    ] = False
-    end: Annotated[str | None, option("The tokenizer's token after a document.", "TOKEN", name="--end")] = (
-        None
-    )
+    tokens: int | None = option("SRC is text: N tokens in an example. [1025]", "N")
+    tokenizer: Path | None = option("From the tokenizers library; without it a byte is a token.", "FILE.json")
+    each: bool = flag("An example is one document with its label, not a piece of all text.")
+    boundaries: bool = flag("A column `document` counts documents within an example.")
+    end: str | None = option("The tokenizer's token after a document.", "TOKEN", name="--end")
 
     def form(self) -> TextForm | None:
         """`None` if no option was given."""
@@ -67,13 +59,8 @@ class TextOptions:
 class PackOptions:
     """What to do with a pack."""
 
-    verify: Annotated[
-        bool,
-        option("Of a pack: read every byte, name each damaged record (exit code 3).", name="--verify"),
-    ] = False
-    sheet: Annotated[Path | None, option("Of a pack: draw 100 examples with their classes.", "FILE.png")] = (
-        None
-    )
+    verify: bool = flag("Of a pack: read every byte, name each damaged record (exit code 3).")
+    sheet: Path | None = option("Of a pack: draw 100 examples with their classes.", "FILE.png")
 
 
 @options.taking
@@ -81,50 +68,32 @@ def pack(
     context: typer.Context,
     text: TextOptions,
     look: PackOptions,
-    src: Annotated[
-        str,
-        typer.Argument(
-            help="A folder of images by class, or of train/ and test/; a .tar, .tar.gz or .tar.xz of one; "
-            "a .csv of files and labels; a folder with MNIST's or CIFAR's files; Parquet, TFRecord or "
-            "WebDataset files; text; or the URL of one."
-        ),
-    ],
-    dst: Annotated[
-        str | None,
-        typer.Argument(
-            help="The folder to create; it appears when complete. Without it, SRC is a packed folder, or a "
-            "split of one, to show and check."
-        ),
-    ] = None,
-    size: Annotated[int | None, option("Height and width. [unchanged]", "PIXELS")] = None,
-    keep_aspect: Annotated[
-        bool,
-        typer.Option(
-            "--keep-aspect/--crop",
-            help="--crop cuts size × size around the centre; --keep-aspect scales the shorter side to size.",
-        ),
-    ] = False,
-    store: Annotated[str, option("jpeg is smaller, raw is faster.", "jpeg|raw")] = "raw",
-    quality: Annotated[int, option("Quality of JPEGs that must be encoded.", "1-100")] = 90,
-    labels: Annotated[
-        str,
-        typer.Option(
-            metavar="folders|FILE.csv|REGEX", help="REGEX: its first group in a file's path is the class."
-        ),
-    ] = "folders",
-    split: Annotated[
-        float | None, option("Share of each class that goes to eval, such as 0.1.", "SHARE")
-    ] = None,
-    shards: Annotated[str, option("Files for each column. [1 GiB each]", "auto|N")] = "auto",
-    strict: Annotated[bool, option("Stop at the first file that cannot be packed.", name="--strict")] = False,
-    max_skipped: Annotated[int | None, option("Stop if more are skipped. [1 %, at least 10]", "N")] = None,
-    workers: Annotated[int | None, option("Threads. [one per core]", "N")] = None,
-    columns: Annotated[
-        str | None,
-        option("A table's columns: image=img,label=fine_label,text=body.", "ROLE=NAME,..."),
-    ] = None,
-    dry_run: Annotated[bool, option("Predict size and time, and write nothing.", name="--dry-run")] = False,
-    json_: options.Json = False,
+    src: str = argument(
+        "A folder of images by class, or of train/ and test/; a .tar, .tar.gz or .tar.xz of one; a .csv of "
+        "files and labels; a folder with MNIST's or CIFAR's files; Parquet, TFRecord or WebDataset files; "
+        "text; or the URL of one."
+    ),
+    dst: str | None = argument(
+        "The folder to create; it appears when complete. Without it, SRC is a pack, or a split, to show.",
+        default=None,
+    ),
+    size: int | None = option("Height and width. [unchanged]", "PIXELS"),
+    keep_aspect: bool = option(
+        "Scale the shorter side to size, or cut the centre.", default=False, name="--keep-aspect/--crop"
+    ),
+    store: str = option("jpeg is smaller, raw is faster.", "jpeg|raw", default="raw"),
+    quality: int = option("Quality of JPEGs that must be encoded.", "1-100", default=90),
+    labels: str = option(
+        "REGEX: its first group in a path is the class.", "folders|FILE.csv|REGEX", default="folders"
+    ),
+    split: float | None = option("Share of each class that goes to eval, such as 0.1.", "SHARE"),
+    shards: str = option("Files for each column. [1 GiB each]", "auto|N", default="auto"),
+    strict: bool = flag("Stop at the first file that cannot be packed."),
+    max_skipped: int | None = option("Stop if more are skipped. [1 %, at least 10]", "N"),
+    workers: int | None = option("Threads. [one per core]", "N"),
+    columns: str | None = option("A table's columns: image=img,label=fine_label,text=body.", "ROLE=NAME,..."),
+    dry_run: bool = flag("Predict size and time, and write nothing."),
+    json_: bool = options.JSON,
 ) -> None:
     """Resize once and pack into a few large files; the same command continues after a kill.
 

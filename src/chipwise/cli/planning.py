@@ -5,12 +5,10 @@ from __future__ import annotations
 import gc
 import itertools
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from ..explain.terminal import answer
 from . import options
+from .options import flag, option
 
 EVERYTHING = "v2-8,v3-8,v4-8,v5e-8,v5p-8,v6e-8,tpu7x-8,t4,v100,a100,h100"
 
@@ -18,41 +16,24 @@ EVERYTHING = "v2-8,v3-8,v4-8,v5e-8,v5p-8,v6e-8,tpu7x-8,t4,v100,a100,h100"
 @options.taking
 def plan(
     recipe: options.Given,
-    on: Annotated[str, options.option("Such as v5e-8,v3-8,a100,h100:8,t4,cpu.", "TARGETS")] = EVERYTHING,
-    exact: options.Exact = True,
-    eval_every: options.EvalEvery = "1ep",
-    prices: options.Prices = None,
-    cloud: Annotated[str, options.option("Only prices of these, such as gcp,aws.", "NAMES")] = "",
-    region: Annotated[str, options.option("Only prices of regions that begin so: us-.", "NAMES")] = "",
-    marketplace: Annotated[
-        bool,
-        options.option("Leave marketplaces' lowest offers out.", name="--marketplace/--no-marketplace"),
-    ] = True,
-    largest_batch: Annotated[
-        bool, typer.Option("--largest-batch", help="Also search for the largest batch that fits each target.")
-    ] = False,
-    predict: Annotated[
-        int | None, options.option("Plan N predictions by the trained model instead of its training.", "N")
-    ] = None,
-    host_cores: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Cores of the feeding hosts. [this host's]"),
-    ] = None,
-    feed_record: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.json", help="A record by chipwise bench --feed-only of the feeding host."),
-    ] = None,
-    spot: Annotated[
-        bool, options.option("Spot machines: time and dollars with preemptions.", name="--spot")
-    ] = False,
-    interruptions: Annotated[
-        str | None, options.option("Rate of interruptions, such as 0.1/h or 2/d. [as published]", "RATE")
-    ] = None,
-    kernels: Annotated[
-        bool, options.option("Show each target's costliest kernels, and what would help.", name="--kernels")
-    ] = False,
-    html: options.Html = None,
-    json_: options.Json = False,
+    on: str = option("Such as v5e-8,v3-8,a100,h100:8,t4,cpu.", "TARGETS", default=EVERYTHING),
+    exact: bool = options.EXACT,
+    eval_every: str = options.EVAL_EVERY,
+    prices: str | None = options.PRICES,
+    cloud: str = option("Only prices of these, such as gcp,aws.", "NAMES", default=""),
+    region: str = option("Only prices of regions that begin so: us-.", "NAMES", default=""),
+    marketplace: bool = option(
+        "Count marketplaces' offers.", default=True, name="--marketplace/--no-marketplace"
+    ),
+    largest_batch: bool = flag("Also search for the largest batch that fits each target."),
+    predict: int | None = option("Plan N predictions by the trained model instead of its training.", "N"),
+    host_cores: int | None = option("Cores of the feeding hosts. [this host's]", "N", min=1),
+    feed_record: Path | None = option("A record of the feeding host by bench --feed-only.", "FILE.json"),
+    spot: bool = flag("Spot machines: time and dollars with preemptions."),
+    interruptions: str | None = option("Rate of interruptions, such as 0.1/h or 2/d. [as published]", "RATE"),
+    kernels: bool = flag("Show each target's costliest kernels, and what would help."),
+    html: Path | None = options.HTML,
+    json_: bool = options.JSON,
 ) -> None:
     """Predict before renting: whether it fits, how fast it is, and what it costs.
 

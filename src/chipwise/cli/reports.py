@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from ..explain.terminal import answer
 from . import options
-from .options import option
+from .options import argument, option
 
 
+@options.taking
 def report(
-    run: Annotated[Path, typer.Argument(help="A run folder, or the folder of a study.")],
-    recipe: Annotated[
-        str | None,
-        option("The run's recipe, path.py:name; that file is executed. [if built in]", "SPEC"),
-    ] = None,
-    html: options.Html = None,
-    json_: options.Json = False,
+    run: Path = argument("A run folder, or the folder of a study."),
+    recipe: str | None = option(
+        "The run's recipe, path.py:name; the file is executed. [if built in]", "SPEC"
+    ),
+    html: Path | None = options.HTML,
+    json_: bool = options.JSON,
 ) -> None:
     """Show a run's story: settings, curves, where the time went, what was slow, what to try.
 
@@ -37,22 +34,18 @@ def report(
     answer(document, report_text.parts(document), lambda: report_page.render(document), html, json_)
 
 
+@options.taking
 def compare(
-    sources: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="A B ...",
-            help="Records, run folders, studies, plans (--json), folders of records, published[:WORDS]; "
-            "LABEL=PATH names a row.",
-        ),
-    ],
-    baseline: Annotated[str | None, option("The row to compare the others with. [the first]", "A")] = None,
-    target: Annotated[
-        str | None, option("Also the time to 0.94 (eval/accuracy), or to METRIC=VALUE.", "VALUE")
-    ] = None,
-    prices: options.Prices = None,
-    html: options.Html = None,
-    json_: options.Json = False,
+    sources: list[str] = argument(
+        "Records, run folders, studies, plans (--json), folders of records, published[:WORDS]; LABEL=PATH "
+        "names a row.",
+        "A B ...",
+    ),
+    baseline: str | None = option("The row to compare the others with. [the first]", "A"),
+    target: str | None = option("Also the time to 0.94 (eval/accuracy), or to METRIC=VALUE.", "VALUE"),
+    prices: str | None = options.PRICES,
+    html: Path | None = options.HTML,
+    json_: bool = options.JSON,
 ) -> None:
     """Compare measured, predicted and published speeds of one recipe: who is faster, and by how much.
 

@@ -9,9 +9,8 @@ import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -21,7 +20,7 @@ from ..machine.hosts import hosts
 from ..words.facts import fact
 from ..words.figures import byte_size, counted, digits, sparkline
 from . import options
-from .options import option
+from .options import argument, flag, option
 
 if TYPE_CHECKING:
     from ..machine.record import Record
@@ -34,64 +33,41 @@ PACK_BATCH = 256  # for a packed folder without a recipe
 class TimingOptions:
     """Options of the measurement of training."""
 
-    steps: Annotated[int | None, option("Timed steps. [about 10 seconds of them]", "N", min=1)] = None
-    warmup: Annotated[
-        int | None, option("Steps before the timed ones; their losses are kept. [50]", "N", min=1)
-    ] = None
-    profile: Annotated[
-        Path | None, option("Also trace some steps, and show the slowest operations.", "DIR")
-    ] = None
+    steps: int | None = option("Timed steps. [about 10 seconds of them]", "N", min=1)
+    warmup: int | None = option("Steps before the timed ones; their losses are kept. [50]", "N", min=1)
+    profile: Path | None = option("Also trace some steps, and show the slowest operations.", "DIR")
 
 
 @dataclass(frozen=True)
 class FeedOptions:
     """Options of --feed-only."""
 
-    size: Annotated[
-        int | None, option("With --feed-only, a pack of encoded images: decode to N × N.", "N", min=1)
-    ] = None
-    batch: Annotated[
-        int | None, option(f"With --feed-only. [the recipe's; {PACK_BATCH} for a pack]", "N", min=1)
-    ] = None
-    seconds: Annotated[float | None, option("With --feed-only: how long in all. [10]", min=0.01)] = None
+    size: int | None = option("With --feed-only, a pack of encoded images: decode to N × N.", "N", min=1)
+    batch: int | None = option(f"With --feed-only. [the recipe's; {PACK_BATCH} for a pack]", "N", min=1)
+    seconds: float | None = option("With --feed-only: how long in all. [10]", min=0.01)
 
 
 @options.taking
 def bench(
-    recipe: Annotated[
-        str,
-        typer.Argument(help="A recipe; with --feed-only also a packed folder, or its URL."),
-    ],
     how: options.Hardware,
     timing: TimingOptions,
     feeding: FeedOptions,
-    data: Annotated[
-        str | None,
-        option(
-            "real: found here or downloaded; synthetic: random; or a folder or URL. [real]",
-            "real|synthetic|DIR",
-        ),
-    ] = None,
-    synthetic: options.Synthetic = False,
-    set_: options.Set = None,
-    predict: Annotated[
-        bool, option("Measure predictions instead: their speed, and the latency of one.", name="--predict")
-    ] = False,
-    feed_only: Annotated[
-        bool,
-        option("Measure only how fast this host reads, decodes and transforms.", name="--feed-only"),
-    ] = False,
-    out: Annotated[Path | None, option("The record. [bench-NAME-MACHINE.json]", "FILE.json")] = None,
-    json_: options.Json = False,
+    recipe: str = argument("A recipe; with --feed-only also a packed folder, or its URL."),
+    data: str | None = option(
+        "Found here or downloaded, random, or at a folder or URL. [real]", "real|synthetic|DIR"
+    ),
+    synthetic: bool = options.SYNTHETIC,
+    set_: list[str] | None = options.SET,
+    predict: bool = flag("Measure predictions instead: their speed, and the latency of one."),
+    feed_only: bool = flag("Measure only how fast this host reads, decodes and transforms."),
+    out: Path | None = option("The record. [bench-NAME-MACHINE.json]", "FILE.json"),
+    json_: bool = options.JSON,
 ) -> None:
     """Measure how fast a recipe trains here, and save a record to compare with others.
 
-    Warm-up and compilation are timed separately, and the speed over ten or more intervals, without
-    evaluation. The record, a JSON file in the current folder unless --out is given, also has the losses of
-    the first steps: compare the speeds of two records only if these agree.
-
-    --feed-only compares one worker, all of them, and plain memory copies. Its record replaces the measurement
-    in a plan: chipwise plan RECIPE --feed-record FILE.json
+    Warm-up and compilation are timed apart, and the speed over ten or more intervals, without evaluation.
+    The record also has the losses of the first steps: compare the speeds of two only if these agree.
+    --feed-only compares one worker, all, and plain copies; chipwise plan --feed-record takes its record.
 
     \b
     Examples:
@@ -193,23 +169,15 @@ def _rows(record: Record) -> list[tuple[str, Any]]:
     recipe = {name: measured[name] for name in ("batch", "replicas", "precision")}
     texts = [f"{value:.4g}" for value in losses]
     first = ", ".join(texts if len(texts) <= 6 else [*texts[:4], "...", texts[-1]])
+    over_time = f"{sparkline(speed.runs, 0.0)}  {digits(min(speed.runs))} to {digits(max(speed.runs))}"
+    clock = {name: measured[name] for name in ("timed_steps", "steps_per_call", "calibration_steps")}
+    clock |= {name: seconds[name] for name in ("timed", "start", "compile", "warmup")}
     return [
         ("speed", fact(exact, speed=_spread(examples), unit="examples/s", **recipe)),
         ("", fact(exact, speed=_spread(speed), unit="steps/s", **recipe)),
         ("", fact("bench-intervals", intervals=len(speed.runs), steps=measured["steps_per_interval"])),
-        (
-            "over time",
-            f"{sparkline(speed.runs, 0.0)}  {digits(min(speed.runs))} to {digits(max(speed.runs))}",
-        ),
-        (
-            "clock",
-            fact(
-                "bench-clock",
-                **{name: measured[name] for name in ("timed_steps", "steps_per_call", "calibration_steps")},
-                **{name: seconds[name] for name in ("timed", "start", "compile", "warmup")},
-                warmup_steps=len(losses),
-            ),
-        ),
+        ("over time", over_time),
+        ("clock", fact("bench-clock", **clock, warmup_steps=len(losses))),
         ("losses", f"{first} (steps 1 to {len(losses)})"),
         ("waiting", measured["feed"]["verdict"]),
         ("memory", _memory(measured["memory_bytes_per_device"], measured["host_peak_bytes"])),
@@ -259,19 +227,8 @@ def _check_writable(out: Path | None) -> None:
     """Raises `DataError` before the measurement if the record cannot be written after it."""
     path = out or Path("bench.json")
     folder = next(parent for parent in path.absolute().parents if parent.exists())
-    if path.is_dir():
-        raise DataError(
-            "record-is-folder",
-            "Cannot write the record {path}: it is a folder. Give --out FILE.json.",
-            path=path,
-        )
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise DataError(
-            "record-folder-closed",
-            "Cannot write the record {path}: {folder} is not a writable folder. Give --out FILE.json.",
-            path=path,
-            folder=folder,
-        )
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise DataError("bench-out", "Cannot write the record {path}: give --out FILE.json.", path=path)
 
 
 def _note(recipe: str, data: str | None) -> str:
@@ -298,15 +255,13 @@ def _feed(
     from ..measure.feed_speed import measure_feed, verdict
 
     source, name, examples, described = _source(given, feeding.size)
-    record = measure_feed(
-        source,
-        feeding.batch or examples,
-        name=name,
-        seconds=feeding.seconds or 10.0,
-        workers=how.workers,
-        devices=detect(on.devices, on.platform).devices,
-        described=described,
-    )
+    measured: dict[str, Any] = {
+        "seconds": feeding.seconds or 10.0,
+        "workers": how.workers,
+        "described": described,
+    }
+    devices = detect(on.devices, on.platform).devices
+    record = measure_feed(source, feeding.batch or examples, name=name, devices=devices, **measured)
     out = _write(record, out, "feed")
     findings = verdict(record)
     if json_:
@@ -329,16 +284,14 @@ def _source(given: options.Given, size: int | None) -> tuple[Source, str, int, d
     source: Source
     if what not in BUILT_IN and folder.is_dir():
         if given.words():
-            raise RecipeError(
-                "pack-is-no-recipe", "{pack} is a packed folder: leave out {options}, which are for recipes.",
-                pack=what, options=shlex.join(given.words()),
-            )  # fmt: skip
+            text = "{pack} is a packed folder: leave out {options}, for recipes."
+            raise RecipeError("pack-is-no-recipe", text, pack=what, options=shlex.join(given.words()))
         source, name, batch = PackedFolder(folder, size=size), folder.resolve().name, PACK_BATCH
         described = {"path": what}
     else:
         if size is not None:
             raise RecipeError(
-                "size-is-for-packs", "--size is for packs: leave it out of {recipe}.", recipe=what
+                "size-is-for-packs", "--size is for packs: leave it out for {recipe}.", recipe=what
             )
         recipe = given.load()
         source, name, batch, described = recipe.task.train, recipe.name, recipe.batch, {"recipe": what}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -15,7 +16,7 @@ from ..errors import DivergedError, RecipeError, Stopped
 from ..explain.terminal import console, grid, lines
 from ..words.facts import fact
 from . import options
-from .options import option
+from .options import flag, option
 
 
 @options.taking
@@ -23,29 +24,18 @@ def train(
     context: typer.Context,
     recipe: options.Given,
     how: options.Training,
-    run: Annotated[str | None, option("Run folder; a run in it is resumed. [runs/NAME-TIME]", "DIR")] = None,
-    stop_after: Annotated[
-        str | None, option("Stop and save after this long; schedules stay the same.", "DURATION")
-    ] = None,
-    seeds: Annotated[
-        str | None,
-        option("Train one run for each seed: 5 means seeds 0 to 4, or list them, such as 0,3,7.", "N|LIST"),
-    ] = None,
-    metric: options.Metric = None,
-    keep_best: Annotated[
-        str | None,
-        option("Also keep the checkpoint with the best value of METRIC, such as eval/accuracy.", "METRIC"),
-    ] = None,
-    patience: Annotated[
-        str | None, option("With --keep-best: stop after this long without a better value.", "DURATION")
-    ] = None,
-    start: Annotated[
-        str | None,
-        option("Start from the weights of a run or a file, at step 0.", "RUN", name="--from"),
-    ] = None,
-    fresh: Annotated[bool, option("Discard a run in the folder.", name="--fresh")] = False,
-    json_: options.Json = False,
-    quiet: options.Quiet = False,
+    run: str | None = option("Run folder; a run in it is resumed. [runs/NAME-TIME]", "DIR"),
+    stop_after: str | None = option("Stop and save after this long; schedules stay the same.", "DURATION"),
+    seeds: str | None = option(
+        "A run for each seed: 5 means seeds 0 to 4, or list them, such as 0,3,7.", "N|LIST"
+    ),
+    metric: str | None = options.METRIC,
+    keep_best: str | None = option("Also keep the checkpoint with the best METRIC: eval/accuracy.", "METRIC"),
+    patience: str | None = option("With --keep-best: stop after this long without a better one.", "DURATION"),
+    start: str | None = option("Start from the weights of a run or a file, at step 0.", "RUN", name="--from"),
+    fresh: bool = flag("Discard a run in the folder."),
+    json_: bool = options.JSON,
+    quiet: bool = options.QUIET,
 ) -> None:
     """Train a recipe on all devices.
 
@@ -62,7 +52,7 @@ def train(
     if seeds is not None:
         single = {
             "--keep-best": keep_best, "--patience": patience, "--from": start, "--stop-after": stop_after,
-            "--fresh": fresh, "--set seed": any(_key(text) == "seed" for text in recipe.settings),
+            "--fresh": fresh, "--set seed": any(re.match(r"\s*seed\s*=", text) for text in recipe.settings),
         }  # fmt: skip
         if options_of_one := [flag for flag, value in single.items() if value]:
             text = "{options:and} cannot be combined with --seeds: leave one out."
@@ -70,45 +60,24 @@ def train(
         _study(context, recipe, {}, how, run, seeds, metric, json_, quiet)
         return
     if metric is not None:
-        raise RecipeError(
-            "several-runs-only", "--metric compares several runs: add --seeds, such as --seeds 5."
-        )
-    _one(
-        recipe,
-        how,
-        run,
-        start,
-        json_,
-        quiet,
-        stop_after=stop_after,
-        fresh=fresh,
-        keep_best=keep_best,
-        patience=patience,
-    )
+        raise RecipeError("several-runs-only", "--metric compares several runs: add --seeds 5.")
+    more = {"stop_after": stop_after, "fresh": fresh, "keep_best": keep_best, "patience": patience}
+    _one(recipe, how, run, start, json_, quiet, more)
 
 
 @options.taking
 def sweep(
     context: typer.Context,
-    recipe: options.Recipe,
     how: options.Training,
-    set_: Annotated[
-        list[str] | None,
-        option(
-            "Values of a setting; may be repeated; every combination is trained.",
-            "KEY=VALUE,VALUE",
-            name="--set",
-        ),
-    ] = None,
-    seeds: Annotated[str, option("3 means seeds 0 to 2; or list them, such as 0,3,7.", "N|LIST")] = "3",
-    run: Annotated[
-        str | None, option("The study's folder; finished runs are not repeated. [runs/NAME-TIME]", "DIR")
-    ] = None,
-    metric: options.Metric = None,
-    data: options.Data = None,
-    synthetic: options.Synthetic = False,
-    json_: options.Json = False,
-    quiet: options.Quiet = False,
+    recipe: str = options.RECIPE,
+    set_: list[str] | None = option("Values of a setting; every combination is trained.", "KEY=VALUE,VALUE"),
+    seeds: str = option("3 means seeds 0 to 2; or list them, such as 0,3,7.", "N|LIST", default="3"),
+    run: str | None = option("The study's folder; finished runs are not repeated. [runs/NAME-TIME]", "DIR"),
+    metric: str | None = options.METRIC,
+    data: str | None = options.DATA,
+    synthetic: bool = options.SYNTHETIC,
+    json_: bool = options.JSON,
+    quiet: bool = options.QUIET,
 ) -> None:
     """Train every combination of settings with several seeds, and compare them.
 
@@ -129,13 +98,13 @@ def sweep(
 
 @options.taking
 def evaluate_run(
-    run: Annotated[str, typer.Argument(help="A run folder.")],
     here: options.Here,
-    batch: Annotated[int | None, option("Examples to read at a time; changes no value.", min=1)] = None,
-    data: options.Data = None,
-    recipe: options.OfRun = None,
-    best: Annotated[bool, option("The checkpoint that --keep-best kept.", name="--best")] = False,
-    json_: options.Json = False,
+    run: str = options.RUN,
+    batch: int | None = option("Examples to read at a time; changes no value.", min=1),
+    data: str | None = options.DATA,
+    recipe: str | None = options.OF_RUN,
+    best: bool = flag("The checkpoint that --keep-best kept."),
+    json_: bool = options.JSON,
 ) -> None:
     """Evaluate the newest checkpoint of a run, every example exactly once.
 
@@ -170,23 +139,14 @@ def evaluate_run(
         print(f"eval/{name}  {value:.6g}" if isinstance(value, float) else f"eval/{name}  {value}")
 
 
-def _key(setting: str) -> str:
-    return setting.partition("=")[0].strip()
-
-
 def _folder(name: str) -> str:
     return f"runs/{name}-{datetime.datetime.now():%Y%m%d-%H%M%S-%f}"
 
 
 def _one(
-    given: options.Given,
-    how: options.Training,
-    run: str | None,
-    start: str | None,
-    json_: bool,
-    quiet: bool,
-    **more: Any,
-) -> None:
+    given: options.Given, how: options.Training, run: str | None, start: str | None, json_: bool, quiet: bool,
+    more: dict[str, Any],
+) -> None:  # fmt: skip
     """Trains one run, from the weights of `start` if there are any, and prints its result."""
     arguments = how.arguments
     from ..engine.fit import fit
@@ -224,16 +184,9 @@ def _one(
 
 
 def _study(
-    context: typer.Context,
-    given: options.Given,
-    settings: dict[str, list[str]],
-    how: options.Training,
-    run: str | None,
-    seeds: str,
-    metric: str | None,
-    json_: bool,
-    quiet: bool,
-) -> None:
+    context: typer.Context, given: options.Given, settings: dict[str, list[str]], how: options.Training,
+    run: str | None, seeds: str, metric: str | None, json_: bool, quiet: bool,
+) -> None:  # fmt: skip
     """Trains a study and prints its table. Raises `DivergedError` when every run of it diverged."""
     from ..explain.study_report import main_metric, notes, render, rows
     from ..study import grid
@@ -256,17 +209,10 @@ def _study(
 
     try:
         study = sweep(
-            given.recipe,
-            settings,
-            set=given.settings,
-            data=given.data,
-            synthetic=given.synthetic,
-            seeds=grid.seeds(seeds),
-            run=run,
-            progress="none" if quiet else "auto",
-            after_round=after_round,
+            given.recipe, settings, set=given.settings, data=given.data, synthetic=given.synthetic,
+            seeds=grid.seeds(seeds), run=run, progress="none" if quiet else "auto", after_round=after_round,
             **arguments,
-        )
+        )  # fmt: skip
     except Stopped as stop:
         again = options.again(context, run=run)
         raise Stopped("go-on", "{stop} To continue: {command}", stop=stop, command=again) from None
