@@ -95,9 +95,11 @@ def export(
     inputs = inputs_of(known.recipe)
     file = Path(out) if out is not None else Path(_stem(known) + kind.suffix)
     if file.exists() and not fresh:
-        raise DataError("export-exists", path=file)
+        text = "{path} exists already: name another with --out, or replace it with --fresh."
+        raise DataError("export-exists", text, path=file)
     if kind.folder and file.is_dir() and not (file / "saved_model.pb").is_file():
-        raise DataError("export-other-folder", path=file)
+        text = "{path} is a folder, and no SavedModel: name another with --out."
+        raise DataError("export-other-folder", text, path=file)
     known = dataclasses.replace(known, recipe=dataclasses.replace(known.recipe, precision="f32"))
     source, where = _examples(known, data, inputs)
     rows = take(source, np.arange(min(len(source), max(1, examples))))
@@ -207,7 +209,8 @@ def _compare(
     for name, value in wide.items():
         if actual[name].shape != value.shape:
             given, shape = list(actual[name].shape), list(value.shape)
-            raise RecipeError("export-shape", format=to, name=name, got=given, expected=shape)
+            text = "{format}: the export gives {name} as {got}, expected {expected}. Nothing was written."
+            raise RecipeError("export-shape", text, format=to, name=name, got=given, expected=shape)
     gaps = [float(np.max(np.abs(v - actual[n]), initial=0)) for n, v in wide.items()]
     largest = max(float(np.max(np.abs(v), initial=0)) for v in wide.values())
     gap = float("nan") if any(map(np.isnan, gaps)) else max(gaps)
@@ -216,5 +219,9 @@ def _compare(
         labels = int(np.sum(wide["outputs"].argmax(1) != actual["outputs"].argmax(1)))
     if not gap <= TOLERANCE * max(largest, _LEAST) or labels:
         facts = {"difference": gap, "largest": largest, "labels": labels or 0}
-        raise RecipeError("export-differs", format=to, examples=len(next(iter(wide.values()))), **facts)
+        text = (
+            "{format}: outputs differ by up to {difference:digits} of {largest:digits}, and {labels:count "
+            "label} of {examples:count example}. Nothing was written."
+        )
+        raise RecipeError("export-differs", text, format=to, examples=len(next(iter(wide.values()))), **facts)
     return gap, largest, labels

@@ -99,7 +99,11 @@ def _content(data: Source) -> str:
     some = np.linspace(0, len(data) - 1, min(8, len(data))).astype(np.int32)
     first, again = (sorted((n, c.tobytes()) for n, c in take(data, some).items()) for _ in range(2))
     if first != again:
-        raise DataError("features-unsteady", source=type(data).__name__)
+        text = (
+            "{source} gave other values when read again, so a folder cannot keep its features: leave out "
+            "out=."
+        )
+        raise DataError("features-unsteady", text, source=type(data).__name__)
     digest, rows = hashlib.sha256(), max(1, _PIECE // max(1, example_bytes(spec_of(data))))
     for start in range(0, len(data), rows):
         for name, column in sorted(take(data, np.arange(start, min(start + rows, len(data)))).items()):
@@ -110,5 +114,6 @@ def _content(data: Source) -> str:
 def _made_before(out: Path, split: str, of: str) -> PackedFolder:
     folder = PackedFolder(out, split)
     if folder.manifest["source"].get("fingerprint") != of:
-        raise DataError("features-of-others", folder=out / split)
+        text = "{folder} has features of another model or data: remove it, or name another folder."
+        raise DataError("features-of-others", text, folder=out / split)
     return folder

@@ -20,6 +20,7 @@ from ..data.sources import Spec
 from ..engine.checkpoint import flatten
 from ..engine.predict import prediction
 from ..errors import DataError, RecipeError, near
+from ..words.figures import one_line
 from .model import Trained
 
 Arrays = dict[str, np.ndarray]
@@ -85,7 +86,8 @@ def library(name: str, extra: str = "export") -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise RecipeError("export-library", library=name.partition(".")[0], extra=extra) from error
+        text = "{library} is not installed: pip install 'chipwise[{extra}]'"
+        raise RecipeError("export-library", text, library=name.partition(".")[0], extra=extra) from error
 
 
 # ---- StableHLO: every model, on every chip
@@ -121,7 +123,10 @@ def _write_onnx(request: Request, path: Path) -> None:
 
     model = to_onnx(request.function, request.inputs, request.outputs, request.about)
     if model.ByteSize() >= onnx.checker.MAXIMUM_PROTOBUF:
-        raise RecipeError("onnx-too-large", size=model.ByteSize(), limit=onnx.checker.MAXIMUM_PROTOBUF)
+        text = (
+            "An ONNX file holds at most {limit:bytes}; this model has {size:bytes}. Export it to stablehlo."
+        )
+        raise RecipeError("onnx-too-large", text, size=model.ByteSize(), limit=onnx.checker.MAXIMUM_PROTOBUF)
     onnx.checker.check_model(model)
     path.write_bytes(model.SerializeToString())
 
@@ -133,9 +138,8 @@ def _open_onnx(request: Request, path: Path) -> Runner:
     try:
         session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its errors have no common base class
-        raise RecipeError(
-            "export-unrunnable", library="onnxruntime", reason=" ".join(str(error).split())
-        ) from error
+        text, reason = "{library} cannot run the exported model: {reason}", one_line(error)
+        raise RecipeError("export-unrunnable", text, library="onnxruntime", reason=reason) from error
     names = [one.name for one in session.get_outputs()]
     return lambda inputs: dict(zip(names, session.run(names, inputs), strict=True))
 
@@ -178,9 +182,11 @@ def _born(request: Request, framework: str, kind: type) -> Any:
         module = module()  # a function that makes a module, as `cw.torch.task` takes too
     task = request.model.recipe.task
     if task.origin is None or task.origin.framework != framework:
-        raise RecipeError("export-not-born", format=framework, others=["onnx", "stablehlo", "safetensors"])
+        text = "{format}: this model did not come from there. Export it to onnx, stablehlo or safetensors."
+        raise RecipeError("export-not-born", text, format=framework)
     if not isinstance(module, kind):
-        raise RecipeError("export-module", format=framework, got=type(module).__name__)
+        text = "{format}: give the task's own model, module= or --module FILE.py:NAME; got {got}."
+        raise RecipeError("export-module", text, format=framework, got=type(module).__name__)
     return module
 
 
@@ -276,5 +282,6 @@ FORMATS = {
 def format_named(name: str) -> Format:
     """The format called `name`. Raises `DataError` for an unknown name."""
     if name not in FORMATS:
-        raise DataError("export-format", name=name, known=list(FORMATS), near=near(name, FORMATS))
+        text = "No format {name!r}: expected {known:or}.{near:near}"
+        raise DataError("export-format", text, name=name, known=list(FORMATS), near=near(name, FORMATS))
     return FORMATS[name]

@@ -78,7 +78,8 @@ def trained(
     if isinstance(model, Result) and not isinstance(recipe, str):
         return Trained(recipe or model.trained, model.params, model.state, model.steps, model.run or "")
     if not isinstance(model, str | Path):
-        raise RecipeError("not-a-trained-model", kind=type(model).__name__)
+        text = "A trained model is a Result or a run folder, got {kind}."
+        raise RecipeError("not-a-trained-model", text, kind=type(model).__name__)
     stored = read_run(model)
     if isinstance(recipe, Recipe):
         loaded = recipe
@@ -106,12 +107,18 @@ def recipe_of(run: StoredRun, recipe: str | None = None, data: str | None = None
     source = run.source or {}
     if recipe is None:
         if not source:
-            raise RunError("run-recipe-in-python", run=str(run.path))
+            text = "{run} was trained from Python: name its recipe, recipe=... or --recipe FILE.py:NAME."
+            raise RunError("run-recipe-in-python", text, run=str(run.path))
         if source["recipe"] not in BUILT_IN:
-            raise RunError("run-recipe-in-file", run=str(run.path), recipe=source["recipe"])
+            text = "{run} names a file, which is executed only if you name it too: --recipe {recipe:plain}"
+            raise RunError("run-recipe-in-file", text, run=str(run.path), recipe=source["recipe"])
     named = source.get("data")
     if data is None and named is not None and is_url(named) and not fetched_before(named):
-        raise DataError("run-data-at-url", run=str(run.path), url=named)
+        text = (
+            "{run} names data that was never fetched here: allow it with --data {url:plain}, or give your "
+            "own."
+        )
+        raise DataError("run-data-at-url", text, run=str(run.path), url=named)
     synthetic = source.get("synthetic") is True and data is None
     return load(recipe or source["recipe"], source.get("set", ()), data or named, synthetic)
 

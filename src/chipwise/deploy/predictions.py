@@ -69,7 +69,10 @@ class Predictions:
     @property
     def _logits(self) -> np.ndarray:
         if not isinstance(self.outputs, np.ndarray) or self.outputs.ndim != 2:
-            raise RecipeError("predictions-without-logits", file=self.file)
+            text = (
+                "Labels and probabilities need logits (examples, classes) in memory, and Task(classes=...)."
+            )
+            raise RecipeError("predictions-without-logits", text)
         return self.outputs
 
 
@@ -105,9 +108,10 @@ def predict(
     Raises `RecipeError` for a task without `predict`, `RunError`, `DataError` or `DeviceError`.
     """
     if top < 1:
-        raise RecipeError("top-below-one", top=top)
+        raise RecipeError("top-below-one", "top={top}: expected at least 1.", top=top)
     if jax.process_count() > 1:
-        raise DeviceError("predict-one-host", processes=jax.process_count())
+        text = "{processes} processes share the devices: predict with one, without jax.distributed."
+        raise DeviceError("predict-one-host", text, processes=jax.process_count())
     began = time.perf_counter()
     known = trained(model, recipe, say, with_data=data is None)
     inputs = inputs_of(known.recipe)
@@ -117,7 +121,8 @@ def predict(
     file = None if out is None else Path(out)
     suffix = "" if file is None else format_of(file)
     if file is not None and file.exists() and not fresh:
-        raise DataError("predictions-exist", path=file)
+        text = "{path} exists already: name another with --out, or replace it with --fresh."
+        raise DataError("predictions-exist", text, path=file)
     path = os.path.abspath(data) if isinstance(data, str | os.PathLike) else ""
     machine = detect(on.devices, on.platform)
     placement = Placement.of(machine, known.recipe.shards, most=len(source))
@@ -253,7 +258,10 @@ class _Job:
             return []
         wrong = sorted(name for name in self.about if about.get(name) != self.about[name])
         if wrong:
-            raise DataError("predictions-of-others", path=self.file, folder=self.folder, differ=wrong)
+            text = (
+                "{folder} has parts of other predictions ({differ:and}): name another --out, or give --fresh."
+            )
+            raise DataError("predictions-of-others", text, path=self.file, folder=self.folder, differ=wrong)
         self.about["head"] = head
         parts = self._sorted()
         starts = [int(p.name.split("-")[0]) for p in parts]

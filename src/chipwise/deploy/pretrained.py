@@ -114,9 +114,15 @@ class Weights:
             facts |= {"without": len(match.missing), "other": len(match.shapes)}
             some = [*match.missing, *match.shapes]
             facts |= {"matched": len(match.matched), "some": some, "names": list(self.arrays)}
-            raise RecipeError("weights-of-another-model", path=self.path, **facts)
+            text = (
+                "{path}: {matched:count array} of the model fit, {without} are missing and {other} have "
+                "another shape: {some:few}. The file has {names:few}. Name those to keep as they are "
+                '(fresh=("classifier/*",)), or rename (rename=...).'
+            )
+            raise RecipeError("weights-of-another-model", text, path=self.path, **facts)
         if not match.matched:
-            raise RecipeError("weights-all-fresh", path=self.path, fresh=list(fresh))
+            text = "{path}: fresh={fresh} matches every array, so no weights would be loaded."
+            raise RecipeError("weights-all-fresh", text, path=self.path, fresh=list(fresh))
         first, arrays = task.init, {new: self.arrays[old] for new, old in match.matched.items()}
         arrays |= {name: _resized(arrays[name], shape) for name, (_, shape) in match.resized.items()}
 
@@ -157,7 +163,8 @@ def pretrained(path: str | Path, names: str | None = None) -> Weights:
     """
     path = Path(path)
     if not path.exists():
-        raise DataError("weights-absent", path=path)
+        text = "{path} does not exist: give a file of weights, a folder of them or a run folder."
+        raise DataError("weights-absent", text, path=path)
     try:
         if (path / "checkpoints").is_dir():
             arrays = _run(path)
@@ -174,13 +181,16 @@ def pretrained(path: str | Path, names: str | None = None) -> Weights:
         elif path.suffix in _PICKLES:
             arrays = _state_dict(path)
         else:
-            raise DataError("weights-format", path=path, known=[".safetensors", ".weights.h5", *_PICKLES])
+            text = "{path}: expected a run folder, or a file that ends with {known:or}."
+            raise DataError(
+                "weights-format", text, path=path, known=[".safetensors", ".weights.h5", *_PICKLES]
+            )
     except (DataError, RecipeError):
         raise
     except Exception as error:  # readers of damaged files raise all kinds of exceptions
         raise DataError("weights-damaged", path=path, reason=one_line(error, 160)) from error
     if not arrays:
-        raise DataError("weights-none", path=path)
+        raise DataError("weights-none", "{path} holds no weights.", path=path)
     if names is not None:
         arrays = translate(arrays, names)
     return Weights(str(path), arrays, digest(arrays))

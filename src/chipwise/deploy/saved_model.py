@@ -22,7 +22,8 @@ def _tensorflow() -> tuple[Any, Any]:
     try:
         from jax.experimental import jax2tf
     except ImportError as error:
-        raise RecipeError("export-without-bridge", jax=jax.__version__) from error
+        text = "JAX {jax} has no jax2tf, which writes a SavedModel: export to stablehlo or onnx."
+        raise RecipeError("export-without-bridge", text, jax=jax.__version__) from error
     return tensorflow, jax2tf
 
 

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from ..errors import DataError, near
+from ..errors import DataError
 
 FORMATS = (".parquet", ".csv", ".jsonl")
 Rows = dict[str, Any]  # column to n values: an array (n,) or (n, values), or a list of text
@@ -71,7 +71,8 @@ def format_of(file: Path) -> str:
     """`.parquet`, `.csv` or `.jsonl`. Raises `DataError` for others, or if the library is missing."""
     suffix = file.suffix.lower()
     if suffix not in FORMATS:
-        raise DataError("predictions-format", path=file, formats=list(FORMATS), near=near(suffix, FORMATS))
+        text = "{path}: expected a name that ends with {formats:or}."
+        raise DataError("predictions-format", text, path=file, formats=list(FORMATS))
     if suffix == ".parquet":
         arrow()
     return suffix
@@ -83,7 +84,8 @@ def arrow() -> Any:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise DataError("pyarrow-missing") from error
+        text = "Parquet needs pyarrow: pip install pyarrow, or write a .csv or .jsonl file."
+        raise DataError("pyarrow-missing", text) from error
     return pyarrow
 
 

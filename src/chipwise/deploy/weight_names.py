@@ -150,7 +150,8 @@ def translate(arrays: Mapping[str, np.ndarray], model: str) -> dict[str, np.ndar
     are dropped. Raises `RecipeError` for a model without a table.
     """
     if model not in TABLES:
-        raise RecipeError("weights-names", given=model, known=list(TABLES), near=near(model, TABLES))
+        text = "names={given!r}: expected {known:or}.{near:near}"
+        raise RecipeError("weights-names", text, given=model, known=list(TABLES), near=near(model, TABLES))
     libraries = TABLES[model]
     translated = dict(
         _translated(libraries, name, array)

@@ -105,15 +105,20 @@ def check(job: LaunchJob) -> list[Fact]:
     """Notes to show before starting. Raises an error for a job that cannot run anywhere."""
     unprintable = [word for word in job.words if not word.isprintable()]
     if unprintable:
-        raise RecipeError("launch-word", word=unprintable[0])
+        text = "{word!r} has an unprintable character, which would not survive a shell script: change it."
+        raise RecipeError("launch-word", text, word=unprintable[0])
     if job.bucket is not None and not BUCKET.fullmatch(job.bucket):
-        raise RecipeError("launch-bucket", bucket=job.bucket)
+        text = "--bucket {bucket}: expected gs://NAME or s3://NAME, and optionally /FOLDER."
+        raise RecipeError("launch-bucket", text, bucket=job.bucket)
     if job.target.chip.kind == "CPU":
-        raise DeviceError("launch-cpu", recipe=job.words[0])
+        text = "There is no need to rent a CPU: chipwise train {recipe}"
+        raise DeviceError("launch-cpu", text, recipe=job.words[0])
     if job.target.rented_as:
-        raise DeviceError("launch-part", target=job.target.name, rented_as=job.target.rented_as)
+        text = "{target} is half a chip and cannot be rented alone: use --on {rented_as}."
+        raise DeviceError("launch-part", text, target=job.target.name, rented_as=job.target.rented_as)
     if job.file is not None and not job.file.is_file():
-        raise RecipeError("launch-file-missing", file=job.file)
+        text = "{file}: no such recipe file. Type the path of yours, or a built-in recipe."
+        raise RecipeError("launch-file-missing", text, file=job.file)
     warnings = []
     if from_folder() and job.packages[0].startswith("chipwise=="):
         warnings.append(fact("launch-from-folder", package=job.packages[0]))

@@ -36,9 +36,8 @@ def check(where: Place, folder: Path, files: Sequence[str]) -> list[Fact]:
             continue  # no verdict
         if done.returncode:
             lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-            raise RecipeError(
-                "launch-refused-by-tool", tool=tool, file=name, reason=(lines or ["?"])[-1][:300]
-            )
+            text, reason = "{tool} refuses {file}: {reason}", (lines or ["?"])[-1][:300]
+            raise RecipeError("launch-refused-by-tool", text, tool=tool, file=name, reason=reason)
         looked.append(fact("launch-checked", tool=tool))
     return looked
 
@@ -70,11 +69,14 @@ def start(where: Place, job: LaunchJob, folder: Path, files: Sequence[str]) -> N
     Raises `DeviceError` if the tool is missing or fails, `RecipeError` if a person must start the job.
     """
     if where.start is None or where.tool is None:
-        raise RecipeError("launch-by-hand", place=where.name, file=folder / files[0])
+        text = "{place} is started by hand: upload {file} there. Leave --go out."
+        raise RecipeError("launch-by-hand", text, place=where.name, file=folder / files[0])
     if shutil.which(where.tool) is None:
         remedies = texts("launch-tools")
-        raise DeviceError("launch-tool-missing", tool=where.tool, remedy=remedies[where.tool])
+        text = "{tool} is not installed here: {remedy}. Or copy the files to a machine that has it."
+        raise DeviceError("launch-tool-missing", text, tool=where.tool, remedy=remedies[where.tool])
     command = where.start(job)
     code = subprocess.run(command, cwd=folder).returncode
     if code:
-        raise DeviceError("launch-start-failed", command=command, exit=code)
+        text = "{command:list} ended with exit code {exit}. Its own message is above."
+        raise DeviceError("launch-start-failed", text, command=command, exit=code)

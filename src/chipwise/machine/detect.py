@@ -62,9 +62,8 @@ def detect(count: int | None = None, platform: str | None = None) -> Machine:
     the CPU.
     """
     if platform is not None and platform not in PLATFORMS:
-        raise DeviceError(
-            "platform-unknown", platform=platform, choices=PLATFORMS, hint=near(platform, PLATFORMS)
-        )
+        text, hint = "platform={platform!r}: expected {choices:or}.{hint:near}", near(platform, PLATFORMS)
+        raise DeviceError("platform-unknown", text, platform=platform, choices=PLATFORMS, hint=hint)
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
         raise DeviceError("device-count-not-whole", count=count)
     devices = _devices(platform)
@@ -125,23 +124,32 @@ def no_devices(
     matching = [a for a in present if platform in (None, a.platform)]
     if platform in ("gpu", "tpu"):
         if purpose:
-            return DeviceError("platform-kept-out", platform=platform, setting=purpose)
+            text = "platform={platform!r}, but a setting keeps JAX on the CPU: {setting}. Remove it."
+            return DeviceError("platform-kept-out", text, platform=platform, setting=purpose)
         if platform == "gpu" and hidden:
-            return DeviceError("platform-hidden", platform=platform, setting=hidden)
+            text = "platform={platform!r}, but every GPU is hidden: {setting}. Unset it."
+            return DeviceError("platform-hidden", text, platform=platform, setting=hidden)
         if not matching:
             names = [a.platform.upper() for a in present]
-            return DeviceError("platform-absent", platform=platform, accelerators=names)
+            text = "platform={platform!r}, but this host shows none (accelerators here: {accelerators:and})."
+            return DeviceError("platform-absent", text, platform=platform, accelerators=names)
     if matching:
         return guard.refusal(facts, matching, {a.platform: jax_error for a in matching})
-    return DeviceError("jax-does-not-start", said=" ".join(jax_error.split())[:600])
+    text = "JAX did not start.{said:said} Correct or unset JAX_PLATFORMS, or use --devices cpu."
+    return DeviceError("jax-does-not-start", text, said=" ".join(jax_error.split())[:600])
 
 
 def _take(devices: list[jax.Device], count: int | None) -> Machine:
     kind, here = devices[0].device_kind, hosts()
     if jax.process_count() != here.count:
-        raise DeviceError("joined-by-others", processes=jax.process_count())
+        text = "JAX runs {processes} processes: leave out jax.distributed.initialize(), chipwise joins them."
+        raise DeviceError("joined-by-others", text, processes=jax.process_count())
     if count is not None and count > len(devices):
-        raise DeviceError("devices-missing", count=count, here=len(devices), kind=kind)
+        text = (
+            "{count} devices were asked for, but {here} found ({here} × {kind}): use --devices {here}, or "
+            "make {count} CPU devices with --simulate {count}."
+        )
+        raise DeviceError("devices-missing", text, count=count, here=len(devices), kind=kind)
     return Machine(
         platform=devices[0].platform,
         kind=kind,
@@ -168,7 +176,9 @@ def shared(devices: Sequence[jax.Device], count: int, hosts: int) -> tuple[jax.D
     by_host = [sum(d.process_index == host for d in taken) for host in range(hosts)]
     if hosts > 1 and (len(taken) != count or len(set(by_host)) > 1):
         host = min(range(hosts), key=by_host.__getitem__)
-        raise DeviceError("devices-uneven-hosts", count=count, hosts=hosts, host=host, here=by_host[host])
+        text = "{count} devices on {hosts} hosts: host {host} would have {here}. Use a multiple of {hosts}."
+        numbers = {"count": count, "hosts": hosts, "host": host, "here": by_host[host]}
+        raise DeviceError("devices-uneven-hosts", text, **numbers)
     return tuple(taken)
 
 
@@ -191,7 +201,11 @@ def simulate(n: int) -> None:
     here = jax.devices()
     if here[0].platform == "cpu" and len(here) == n:
         return
-    raise DeviceError("simulate-too-late", count=n, here=len(here), kind=here[0].device_kind)
+    text = (
+        "JAX has already started with {here} × {kind}: call cw.simulate({count}) before any other use of JAX"
+        " (in a notebook, restart the kernel first), or set JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES={count}."
+    )
+    raise DeviceError("simulate-too-late", text, count=n, here=len(here), kind=here[0].device_kind)
 
 
 def started() -> bool:

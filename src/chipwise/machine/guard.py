@@ -101,7 +101,8 @@ def refusal(facts: HostFacts, left: list[Accelerator], errors: dict[str, str]) -
         )
         for accelerator in left
     ]
-    return DeviceError("cpu-fallback", unused=unused)
+    text = "{unused:each}; or use the CPU on purpose: --devices cpu (platform='cpu'), or JAX_PLATFORMS=cpu."
+    return DeviceError("cpu-fallback", text, unused=unused)
 
 
 def why_unused(facts: HostFacts, platform: str, jax_error: str = "") -> Fact:

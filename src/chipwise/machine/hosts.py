@@ -87,7 +87,8 @@ class Hosts:
     def alone(self, what: str) -> None:
         """Raises `DeviceError` if there are several hosts, since `what` runs on one host."""
         if self.count > 1:
-            raise DeviceError("one-host-only", what=what, hosts=self.count)
+            text = "{what} runs on one host, but {hosts} were started: start it once, without srun or mpirun."
+            raise DeviceError("one-host-only", text, what=what, hosts=self.count)
 
     def stopping(self) -> bool:
         """Whether all hosts stop at this step, since one got a signal. Every host calls this before every
@@ -193,10 +194,11 @@ def _seconds(name: str, given: float | None, default: float) -> float:
     if given is not None:
         return given
     variable = f"CHIPWISE_{name}"
-    text = os.environ.get(variable, str(default))
-    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]*)?", text):
-        raise DeviceError("variable-not-seconds", variable=variable, value=text)
-    return float(text)
+    value = os.environ.get(variable, str(default))
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]*)?", value):
+        text = "{variable}='{value}' in the environment: expected a number of seconds."
+        raise DeviceError("variable-not-seconds", text, variable=variable, value=value)
+    return float(value)
 
 
 def _join(seat: Seat, wait: float, silence: float) -> Hosts:
@@ -204,7 +206,8 @@ def _join(seat: Seat, wait: float, silence: float) -> Hosts:
     from .detect import started
 
     if started():
-        raise DeviceError("hosts-too-late", hosts=seat.count)
+        text = "JAX has already started: call cw.hosts() for {hosts} hosts before any other use of JAX."
+        raise DeviceError("hosts-too-late", text, hosts=seat.count)
     name = socket.gethostname()
 
     def awaiting(missing: list[int]) -> None:
@@ -221,18 +224,35 @@ def _join(seat: Seat, wait: float, silence: float) -> Hosts:
     except PortTaken as error:
         other = seat.port + 100 if seat.port < 65000 else seat.port - 1000
         facts = {**where, "other": other, "host_name": name, "reason": error.strerror}
-        raise DeviceError("hosts-port-taken", **facts) from error
+        text = (
+            "Host 0 ({host_name}) cannot listen at {address}:{port}: {reason}. Stop the program there, or "
+            "give all hosts --coordinator {address}:{other}."
+        )
+        raise DeviceError("hosts-port-taken", text, **facts) from error
     except TimeoutError as error:
+        text = (
+            "{missing:hosts} of {hosts} did not reach {address}:{port} within {waited:seconds}: start the "
+            "same command on every host, or give --hosts the number that you have."
+        )
+        missing = error.args[0]
         raise DeviceError(
-            "hosts-missing", **where, missing=error.args[0], hosts=seat.count, waited=wait
+            "hosts-missing", text, **where, missing=missing, hosts=seat.count, waited=wait
         ) from None
     except ValueError as error:
         host, other, mine = error.args
-        raise DeviceError("host-twice", **where, host=host, other=other, hosts=mine) from None
+        text = (
+            "Host {host} reached {address}:{port} and expects {other} hosts; host 0 expects {hosts}, from 0 "
+            "to {hosts}-1, each once. Give each its own --host, and all the same --hosts."
+        )
+        raise DeviceError("host-twice", text, **where, host=host, other=other, hosts=mine) from None
 
     def gone(host: int, garbled: bool) -> None:
         if host == seat.index:  # this process was suspended, or cut off from the network
-            lost = HostLost("host-left-behind", host=host, silence=silence)
+            text = (
+                "host {host}: silent for {silence:seconds}, and the others continued without it. Start "
+                "the same command again on all hosts: the run continues from its newest checkpoint."
+            )
+            lost = HostLost("host-left-behind", text, host=host, silence=silence)
             _end(lost.exit_code, str(lost))
         facts = {"host": seat.index, "lost": host, "lost_name": here.names[host], "silence": silence}
         lost = HostLost("host-garbled" if garbled else "host-lost", **facts)
@@ -283,7 +303,8 @@ def _start_jax(seat: Seat, channel: Channel, silence: float) -> None:
         )
     except RuntimeError as error:
         message = " ".join(str(error).split())[:300]
-        raise DeviceError("hosts-not-joined", host=seat.index, said=message) from error
+        text = "Host {host} could not start JAX's runtime for several hosts: {said}"
+        raise DeviceError("hosts-not-joined", text, host=seat.index, said=message) from error
     finally:
         logger.removeFilter(_about_no_proxy)
 

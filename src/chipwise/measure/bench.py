@@ -65,7 +65,8 @@ def measure_train(
     if warmup < 1 or (steps is not None and steps < 1) or not 0 < seconds < math.inf:
         raise RecipeError("bench-nothing-to-time", steps=steps, seconds=seconds, warmup=warmup)
     if not recipe.clock.total:
-        raise RecipeError("recipe-without-steps", recipe=recipe.name, duration=recipe.duration)
+        text = 'Recipe {recipe} lasts "{duration}", which is less than one step. Give it a longer duration.'
+        raise RecipeError("recipe-without-steps", text, recipe=recipe.name, duration=recipe.duration)
     if profile is not None:
         make_folder(profile)
     meter = Meter(recipe.batch) if began is None else Meter(recipe.batch, began)

@@ -66,9 +66,13 @@ def measure_feed(
     Raises `DataError` for an empty source, errors of reading, and `RecipeError` for invalid arguments.
     """
     if batch < 1 or rounds < 1 or not 0 < seconds < float("inf"):
-        raise RecipeError("feed-nothing-to-time", batch=batch, seconds=seconds, rounds=rounds)
+        text = (
+            "batch={batch}, seconds={seconds:g}, rounds={rounds}: expected a batch and rounds of at least 1,"
+            " seconds above 0."
+        )
+        raise RecipeError("feed-nothing-to-time", text, batch=batch, seconds=seconds, rounds=rounds)
     if not len(source):
-        raise DataError("feed-source-empty")
+        raise DataError("feed-source-empty", "The source is empty: give one with examples.")
     kind, count = chosen(source, workers)
     counts = sorted({1, count})
     chips = [d for d in devices if d.platform != "cpu"]

@@ -76,7 +76,8 @@ def make_folder(folder: str | Path) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise DataError("trace-unwritable", folder=folder, reason=reason) from None
+        text = "Cannot write a trace to {folder}: {reason}. Give --profile another folder."
+        raise DataError("trace-unwritable", text, folder=folder, reason=reason) from None
 
 
 def profiled(session: Session, folder: str | Path, seconds_a_step: float) -> dict[str, Any]:
@@ -102,7 +103,8 @@ def capture(folder: str | Path, steps: int, step: Callable[[], Any], wait: Calla
     after = _traces(folder)
     new = sorted(after.keys() - before.keys()) or sorted(after, key=after.__getitem__)
     if not new:
-        raise DataError("trace-missing", folder=folder)
+        text = "The profiler wrote no trace to {folder}. Give --profile another folder."
+        raise DataError("trace-missing", text, folder=folder)
     return new[-1]
 
 
