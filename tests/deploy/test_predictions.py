@@ -7,7 +7,7 @@ import pytest
 
 import chipwise as cw
 import tasks
-from chipwise.deploy import predict as module
+from chipwise.deploy import predictions as module
 from chipwise.deploy.model import Trained
 from chipwise.engine.run_folder import hold
 from refusals import refused
@@ -15,6 +15,7 @@ from refusals import refused
 PARAMS, STATE = jax.tree.map(np.asarray, tasks.init(jax.random.key(1)))
 NAMES = ("ant", "bee", "cat", "dog", 'elk, "big"')
 ONE = cw.On(devices=1)
+BLOCK = 7  # an eighth of the 53 examples, of which a part holds at most 8
 
 
 def logits(params, state, inputs):
@@ -118,10 +119,10 @@ def test_the_same_call_goes_on_after_a_stop_on_other_devices_with_the_same_bytes
         cw.predict(trained(), Stops(37), on=cw.On(devices=2), out=out, batch=4)
     assert not out.exists()
     parts = sorted(p.name for p in (tmp_path / f".{out.name}.parts").glob("0*"))
-    assert parts and all(int(p[:12]) % 8 == 0 for p in parts)
+    assert parts and all(int(p[:12]) % BLOCK == 0 for p in parts)
     said = []
     found = cw.predict(trained(), Stops(None), on=cw.On(devices=8), out=out, batch=4, say=said.append)
-    assert said[0].code == "predict-resumed" and said[0]["done"] == 8 * len(parts)
+    assert said[0].code == "predict-resumed" and said[0]["done"] == BLOCK * len(parts)
     assert out.read_bytes() == whole.read_bytes()
     right = EXPECTED.argmax(1) == tasks.data(53, 1).columns["label"]
     assert found.accuracy == pytest.approx(right.mean())

@@ -138,7 +138,8 @@ def _open_onnx(request: Request, path: Path) -> Runner:
     try:
         session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its errors have no common base class
-        text, reason = "{library} cannot run the exported model: {reason}", one_line(error)
+        text = "{library} cannot run the exported model: {reason}"
+        reason = one_line(error)
         raise RecipeError("export-unrunnable", text, library="onnxruntime", reason=reason) from error
     names = [one.name for one in session.get_outputs()]
     return lambda inputs: dict(zip(names, session.run(names, inputs), strict=True))

@@ -136,7 +136,8 @@ class Place:
 def place(name: str) -> Place:
     """The place called `name`. Raises `RecipeError` with the nearest name otherwise."""
     if name not in PLACES:
-        text, hint = "--to {place}: expected {places:or}.{hint:near}", near(name, PLACES)
+        text = "--to {place}: expected {places:or}.{hint:near}"
+        hint = near(name, PLACES)
         raise RecipeError("launch-place-unknown", text, place=name, hint=hint, places=list(PLACES))
     return PLACES[name]
 

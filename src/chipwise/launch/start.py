@@ -36,7 +36,8 @@ def check(where: Place, folder: Path, files: Sequence[str]) -> list[Fact]:
             continue  # no verdict
         if done.returncode:
             lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-            text, reason = "{tool} refuses {file}: {reason}", (lines or ["?"])[-1][:300]
+            text = "{tool} refuses {file}: {reason}"
+            reason = (lines or ["?"])[-1][:300]
             raise RecipeError("launch-refused-by-tool", text, tool=tool, file=name, reason=reason)
         looked.append(fact("launch-checked", tool=tool))
     return looked

@@ -62,7 +62,8 @@ def detect(count: int | None = None, platform: str | None = None) -> Machine:
     the CPU.
     """
     if platform is not None and platform not in PLATFORMS:
-        text, hint = "platform={platform!r}: expected {choices:or}.{hint:near}", near(platform, PLATFORMS)
+        text = "platform={platform!r}: expected {choices:or}.{hint:near}"
+        hint = near(platform, PLATFORMS)
         raise DeviceError("platform-unknown", text, platform=platform, choices=PLATFORMS, hint=hint)
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
         raise DeviceError("device-count-not-whole", count=count)
