@@ -1,4 +1,4 @@
-"""`chipwise report RUN` and `chipwise compare A B ...`: the story of a run, and a comparison of runs."""
+"""`chipwise report RUN` and `chipwise compare A B ...`: the report of a run, and a comparison of runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def report(
     html: Path | None = options.HTML,
     json_: bool = options.JSON,
 ) -> None:
-    """Show a run's story: settings, curves, where the time went, what was slow, what to try.
+    """Report a run: settings, curves, where the time went, what was slow, what to try.
 
     \b
     Examples:
@@ -28,9 +28,9 @@ def report(
     """
     options.only_look()
     from ..explain.report import report_page, report_text
-    from ..explain.report.run_report import report as tell
+    from ..explain.report.run_report import report as make
 
-    document = tell(run, recipe)
+    document = make(run, recipe)
     answer(document, report_text.parts(document), lambda: report_page.render(document), html, json_)
 
 
@@ -58,19 +58,9 @@ def compare(
       chipwise compare mine=bench/ plan.json published --baseline mine --html compare.html
       chipwise compare runs/a runs/b --target eval/accuracy=0.94 --json
     """
-    from ..chips.prices import load
     from ..explain.compare import compare_page
     from ..explain.compare.compare_table import parts
-    from ..explain.compare.comparison import document
-    from ..explain.compare.row_figures import parse
-    from ..explain.row_sources import read, unpublished
+    from ..explain.compare.comparison import compare as document
 
-    rows = read(sources)
-    comparison = document(
-        rows,
-        prices=load(prices),
-        baseline=baseline,
-        target=parse(target) if target is not None else None,
-        notes=unpublished(sources, rows),
-    )
-    answer(comparison, parts(comparison), lambda: compare_page.render(comparison), html, json_)
+    compared = document(sources, baseline=baseline, target=target, prices=prices)
+    answer(compared, parts(compared), lambda: compare_page.render(compared), html, json_)

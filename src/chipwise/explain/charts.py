@@ -256,7 +256,10 @@ def panel(
     xs, ys = _values(curves, how.get("level"))
     marks = [m for m in how.pop("marks", ()) if min(*xs, 0.0) <= m <= max(xs)]
     words = how.pop("mark_words", "") * bool(marks)
-    logs = {"x_log": x_log and spread_out(xs, LOG_FROM), "y_log": y_log and spread_out(ys, LOG_FROM)}
+    logs: dict[str, Any] = {
+        "x_log": x_log and spread_out(xs, LOG_FROM),
+        "y_log": y_log and spread_out(ys, LOG_FROM),
+    }
     return Panel(title, curves, **logs, marks=marks, mark_words=words, **how)
 
 

@@ -54,9 +54,9 @@ def report(run: str | os.PathLike, recipe: str | None = None) -> Shown:
     file. Raises `RunError` if the folder is neither a run nor a study.
     """
     from .report.report_text import parts
-    from .report.run_report import report as story
+    from .report.run_report import report as run_report
 
-    document = story(run, recipe)
+    document = run_report(run, recipe)
     curves = document.get("curves") if document["kind"] == "run" else None
     points = {name: [(p[0], p[3]) for p in rows] for name, rows in (curves or {}).items()}
     return Shown(document, parts(document), points)
@@ -69,21 +69,10 @@ def compare(*sources: str | os.PathLike, baseline: str | None = None, target: st
     *Arguments:* `sources`: paths, `LABEL=PATH`, or `published`; `baseline`: a label; `target`: such as
     `"eval/accuracy=0.94"`. Raises `DataError`, `RunError` or `RecipeError`.
     """
-    from ..chips.prices import load
     from .compare.compare_table import parts
-    from .compare.comparison import document
-    from .compare.row_figures import parse
-    from .row_sources import read, unpublished
+    from .compare.comparison import compare as document
 
-    given = [os.fspath(source) for source in sources]
-    rows = read(given)
-    compared = document(
-        rows,
-        prices=load(None),
-        baseline=baseline,
-        target=None if target is None else parse(target),
-        notes=unpublished(given, rows),
-    )
+    compared = document([os.fspath(source) for source in sources], baseline=baseline, target=target)
     return Shown(compared, parts(compared))
 
 

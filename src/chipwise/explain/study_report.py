@@ -7,7 +7,7 @@ import datetime
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from ..engine.stored import StoredRun, metrics_of, number, read_run
 from ..errors import RecipeError, RunError, near
 from ..study.stats import CONFIDENCE, Difference, Spread, paired
 from ..study.study_file import FILE, Point, Study, read
-from ..words.facts import Fact, fact, say
+from ..words.facts import Fact, fact, plain, say
 from ..words.figures import known, one_line
 from .report.stored_settings import command, settings
 from .row import divergence
@@ -49,10 +49,7 @@ class PointRow:
     difference: Difference | None
 
     def to_json(self) -> dict[str, Any]:
-        by_seed = {
-            name: {str(k): v for k, v in getattr(self, name).items()} for name in ("values", "diverged")
-        }
-        return asdict(self) | by_seed
+        return plain(self)
 
 
 def main_metric(study: Study) -> str | None:
@@ -78,49 +75,37 @@ def rows(study: Study, metric: str | None = None) -> list[PointRow]:
         speeds = [run.examples_per_second for run in point.runs.values() if run.examples_per_second]
         shared = [seed for seed in own if seed in values[0]] if study_rows else []
         pairs = [own[seed] for seed in shared], [values[0][seed] for seed in shared]
-        study_rows.append(
-            PointRow(
-                name=point.name,
-                seeds=list(point.runs),
-                values=own,
-                spread=Spread.of(list(own.values()), metric or "") if own else None,
-                diverged={seed: run.diverged for seed, run in point.runs.items() if run.diverged},
-                examples_per_second=statistics.fmean(speeds) if speeds else None,
-                difference=paired(*pairs) if shared else None,
-            )
-        )
+        made = PointRow(
+            name=point.name, seeds=list(point.runs), values=own,
+            spread=Spread.of(list(own.values()), metric or "") if own else None,
+            diverged={seed: run.diverged for seed, run in point.runs.items() if run.diverged},
+            examples_per_second=statistics.fmean(speeds) if speeds else None,
+            difference=paired(*pairs) if shared else None,
+        )  # fmt: skip
+        study_rows.append(made)
     return study_rows
 
 
 def render(points: Sequence[Mapping[str, Any]], metric: str | None) -> Table:
     """`rows` as JSON values, to be printed by rich."""
-    cells = []
+    several, cells = len(points) > 1, []
     for i, point in enumerate(points):
         spread, speed, values = point["spread"], point["examples_per_second"], point["values"]
-        each = [
-            "diverged" if seed in point["diverged"] else f"{values[seed]:.5g}" if seed in values else "-"
-            for seed in map(str, point["seeds"])
-        ]
+        each = {s: f"{values[s]:.5g}" if s in values else "-" for s in map(str, point["seeds"])}
+        each |= dict.fromkeys(point["diverged"], "diverged")
         within = spread and spread["low"] is not None
-        apart = (
-            "no seed in common" if point["difference"] is None else ": ".join(against(point["difference"]))
-        )
-        cells.append(
-            [
-                point["name"],
-                len(values),
-                f"{spread['mean']:.5g}" if spread else "-",
-                f"{spread['low']:.5g} to {spread['high']:.5g}" if within else "-",
-                f"{spread['deviation']:.2g}" if within else "-",
-                ", ".join(f"{seed}: {value}" for seed, value in zip(point["seeds"], each, strict=True)),
-                f"{speed:,.0f}" if speed else "-",
-                *([apart if i else ""] if len(points) > 1 else []),
-            ]
-        )
-    first, last = "setting", ["against the first, by pairs"] * (len(points) > 1)
-    columns = (first, "n", f"mean {metric}", "95 % interval", "deviation", "each seed", "examples/s", *last)
-    words = (first, "each seed", *last)
-    return table(columns, cells, left=words, fold=words)
+        apart = ": ".join(against(point["difference"])) if point["difference"] else "no seed in common"
+        row = [
+            point["name"], len(values), f"{spread['mean']:.5g}" if spread else "-",
+            f"{spread['low']:.5g} to {spread['high']:.5g}" if within else "-",
+            f"{spread['deviation']:.2g}" if within else "-",
+            ", ".join(f"{seed}: {value}" for seed, value in each.items()), f"{speed:,.0f}" if speed else "-",
+        ]  # fmt: skip
+        cells.append([*row, *([apart if i else ""] if several else [])])
+    last = ["against the first, by pairs"] * several
+    numbers = ["n", f"mean {metric}", "95 % interval", "deviation"]
+    words = ("setting", "each seed", *last)
+    return table(["setting", *numbers, "each seed", "examples/s", *last], cells, left=words, fold=words)
 
 
 def against(difference: Mapping[str, Any]) -> tuple[str, str]:
@@ -170,11 +155,11 @@ def document(folder: Path) -> dict[str, Any]:
             folder=str(folder), file=FILE,
         )  # fmt: skip
     metric = main_metric(stored)
-    stories = [_runs(folder, point) for point in stored.points]
-    first = next((files for story in stories for _, files in story if files is not None), None)
+    folders = [_runs(folder, point) for point in stored.points]
+    first = next((files for runs in folders for _, files in runs if files is not None), None)
     points = []
-    for point, row, story in zip(stored.points, rows(stored), stories, strict=True):
-        of = next((files for _, files in story if files is not None), None)
+    for point, row, runs in zip(stored.points, rows(stored), folders, strict=True):
+        of = next((files for _, files in runs if files is not None), None)
         points.append(
             {
                 **row.to_json(),
@@ -183,7 +168,7 @@ def document(folder: Path) -> dict[str, Any]:
                 "set": {one_line(k): one_line(v) for k, v in point.settings.items()},
                 "batch": of and of.recipe.get("batch"),
                 "replicas": of and of.recipe.get("replicas"),
-                "runs": [run for run, _ in story],
+                "runs": [run for run, _ in runs],
             }
         )
     answer = {
@@ -196,7 +181,7 @@ def document(folder: Path) -> dict[str, Any]:
         "metric": metric and one_line(metric),
         "points": points,
         "settings": settings(first.recipe, first.clock) if first is not None else [],
-        "curves": _curves(stories),
+        "curves": _curves(folders),
         "notes": [note.json() | {"text": one_line(note)} for note in notes(stored)],
         "sources": [one.json() | {"about": say(one, "about")} for one in map(fact, SOURCES)],
     }
@@ -211,10 +196,8 @@ def _runs(folder: Path, point: Point) -> list[tuple[dict[str, Any], StoredRun | 
             files = read_run(folder / run.run)
         except RunError:  # not begun yet, or gone; the table has what was noted of it
             files = None
-        running = files is not None and files.running
-        state = (
-            "diverged" if run.diverged else "finished" if run.done else "running" if running else "unfinished"
-        )
+        ended = "diverged" if run.diverged else "finished" if run.done else "unfinished"
+        state = "running" if ended == "unfinished" and files is not None and files.running else ended
         about = {
             "seed": seed,
             "run": one_line(run.run),
@@ -228,11 +211,11 @@ def _runs(folder: Path, point: Point) -> list[tuple[dict[str, Any], StoredRun | 
     return runs
 
 
-def _curves(stories: list) -> dict[str, list[dict[str, Any]]]:
+def _curves(folders: list) -> dict[str, list[dict[str, Any]]]:
     """Metric to its lines: `point` (its place in the table), `seed`, and [step, value] pairs."""
     curves: dict[str, list[dict[str, Any]]] = {}
-    for place, story in enumerate(stories):
-        for run, files in story:
+    for place, runs in enumerate(folders):
+        for run, files in runs:
             own: dict[str, list[list[float]]] = {}
             for row in files.rows if files is not None else []:
                 for name, value in metrics_of(row).items():

@@ -114,13 +114,15 @@ def seeds(given: str | int | Sequence[int]) -> tuple[int, ...]:
                 "--seeds {given}: expected their number, such as 5, or a list, such as 0,3,7.", given=given,
             )  # fmt: skip
         given = int(given) if "," not in given else [int(n) for n in given.split(",") if n.strip()]
-    if type(given) is int and given > _MOST:
+    if isinstance(given, int) and given > _MOST:
         raise RecipeError(
             "seeds-too-many",
             "--seeds {given}: expected at most {most} seeds. Seed {given} alone is --seeds {given}, with a "
             "comma.", given=given, most=_MOST,
         )  # fmt: skip
-    named = tuple(range(given)) if type(given) is int else () if isinstance(given, bool) else tuple(given)
+    if isinstance(given, int):  # True is no number of seeds
+        given = range(given) if type(given) is int else ()
+    named = tuple(given)
     if not named:
         raise RecipeError("seeds-too-few", "--seeds {given}: expected at least 1 seed.", given=given)
     for k, seed in enumerate(named):

@@ -13,17 +13,39 @@ from dataclasses import asdict
 from typing import Any
 
 from ... import __version__
-from ...chips.prices import Price
+from ...chips.prices import Price, load
 from ...errors import RecipeError, near
 from ...study.stats import Spread, difference, paired
 from ...words.facts import Fact, plain
 from ..row import KINDS, MEASURED, Repeat, Row, mapping, numbers
+from ..row_sources import read, unpublished
 from .agreement import SAME_BITS, Agreement, agreement, check_recipe, differing, same_device
 from .conclusions import conclusions
-from .row_figures import FEW, Figure, Goal, TimeTo, costs, examples_per_second, ratio, times_to, wall_seconds
+from .row_figures import (
+    FEW,
+    Figure,
+    Goal,
+    TimeTo,
+    costs,
+    examples_per_second,
+    parse,
+    ratio,
+    times_to,
+    wall_seconds,
+)
 
 SCHEMA = "chipwise.comparison/3"
 _POINTS = 400  # at most, in a curve
+
+
+def compare(
+    sources: Sequence[str], *, baseline: str | None = None, target: str | None = None, prices: Any = None
+) -> dict[str, Any]:
+    """The document of what `sources` name. *Arguments:* `target`: such as `"eval/accuracy=0.94"`; `prices`: a
+    price file, by default the bundled table. Raises as `row_sources.read` and `document` do."""
+    rows, goal = read(sources), None if target is None else parse(target)
+    notes = unpublished(sources, rows)
+    return document(rows, prices=load(prices), baseline=baseline, target=goal, notes=notes)
 
 
 def document(

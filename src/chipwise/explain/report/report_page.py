@@ -17,7 +17,7 @@ _PARTS = {"train": "training", "eval": "evaluation"}
 
 
 def render(document: Mapping[str, Any]) -> str:
-    """The page of a document of `story.report`."""
+    """The page of a document of `run_report.report`."""
     kind = document["kind"]
     name, pictures = ("report", _run(document)) if kind == "run" else ("study", _study(document))
     return page.render(name, {"metric": metric}, document=document, beside=beside, **pictures)
