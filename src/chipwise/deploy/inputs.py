@@ -71,7 +71,7 @@ class Pictures:
             except OSError as error:
                 raise unreadable(self.path / self.record_name(index), error) from error
             except DataError as error:
-                problem = fact(error.code, **error.facts)
+                problem = fact(error.code, error.sentence, **error.facts)
                 name = self.record_name(index)
                 raise DataError("image-unreadable", path=self.path, file=name, problem=problem) from error
             if channels != [3]:

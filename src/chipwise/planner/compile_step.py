@@ -58,7 +58,7 @@ def compile_steps(
             topologies(target)
             possible[i] = target, programs
         except DeviceError as error:
-            yield i, {"replica": Compiled("replica", fact(error.code, **error.facts))}
+            yield i, {"replica": Compiled("replica", fact(error.code, error.sentence, **error.facts))}
     if not possible:
         return
     owners: list[int] = []  # of each request

@@ -22,8 +22,7 @@ TONES = {
 MOVES = {
     "flip": A.flip(),
     "flip_up_down": A.flip_up_down(),
-    "affine": A.affine(20, 0.2, 10, 0.1, p=0.8),
-    "colored": A.affine(zoom=(0.7, 1.3), edge=1),
+    "crop": A.reflect_crop(4),
     "cutout": A.cutout(3),
 }
 SIZES = {"imagenet": A.imagenet(6), "centre": A.centre_crop(6)}
@@ -48,10 +47,6 @@ def test_shapes_and_types_are_kept(shape, dtype):
     "stage",
     [
         *(
-            A.affine(),
-            A.affine(30, 0.2, 10, 0.1, p=0),
-        ),
-        *(
             A.color_jitter(),
             A.color_jitter(1, 1, 1, 0.5, p=0),
         ),
@@ -62,14 +57,6 @@ def test_settings_that_change_nothing_give_back_the_bits(stage):
     image = np.random.default_rng(0).integers(0, 256, (8, 8, 3)).astype(np.uint8)
     made = compose(stage)({"image": image}, KEYS[3])["image"]
     np.testing.assert_array_equal(made, image)
-
-
-def test_a_drawn_identity_gives_back_the_bits_of_floats():
-    image = np.random.default_rng(0).normal(size=(9, 8, 3)).astype(np.float32)
-    image[0, 0] = [np.nan, -0.0, np.inf]
-    still = A.affine(rotate=(0.0, 1e-9), shift=(0.0, 1e-9))  # drawn, and looked up
-    made = jax.jit(still)({"image": jnp.asarray(image)}, KEYS[0])["image"]
-    assert np.asarray(made).tobytes() == image.tobytes()
 
 
 def test_normalise_is_the_arithmetic_and_its_identity():
@@ -85,7 +72,7 @@ def test_normalise_is_the_arithmetic_and_its_identity():
 
 
 CHAIN = {
-    "pixels": compose(MOVES["affine"], COLORS["jitter"]),
+    "pixels": compose(MOVES["crop"], COLORS["jitter"]),
     "policy": compose(MOVES["flip"], TONES["rand"]),
 }
 

@@ -6,7 +6,6 @@ with a key for each example, so the result does not depend on how the batch is c
 nothing returns the same bits. `mixup` and `cutmix` are for `Task.mix`.
 """
 
-from .affine import affine as affine
 from .color import color_jitter as color_jitter
 from .color import normalise as normalise
 from .crop import alternating_flip as alternating_flip

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import color, tone
-from .affine import positions, resample, undo_shift
+from .affine import positions, resample
 from .crop import cutout, flip, reflect_crop, resized_crop
 from .image import Augment, Example, by_epoch, expect, grid, of_image, paint, pixel, reads_epoch, where_drawn
 
@@ -109,8 +109,10 @@ def _matrix(strengths: Sequence[Strengths]) -> jax.Array:
         angle = layer["rotate"] * jnp.float32(math.pi / 180)
         cos, sin = jnp.cos(angle), jnp.sin(angle)
         # At most one of them is not neutral
-        linear = jnp.stack([cos, layer["shear_x"] - sin, layer["shear_y"] + sin, cos])
-        matrix = _after(matrix, undo_shift(linear, layer["shift_x"], layer["shift_y"]))
+        a, b, d, e = cos, layer["shear_x"] - sin, layer["shear_y"] + sin, cos
+        right, down = layer["shift_x"], layer["shift_y"]
+        own = jnp.stack([a, b, -(a * right + b * down), d, e, -(d * right + e * down)])
+        matrix = _after(matrix, own.reshape(2, 3))
     return matrix
 
 
