@@ -44,7 +44,7 @@ def test_all_programs_are_remembered(tmp_path):
 
     first = TraceCache(tmp_path, "lamb")
     programs = first.step(made, layout, True, make)
-    first.keep()
+    first.write()
     (file,) = tmp_path.glob("programs-*.json")
     assert list(json.loads(file.read_text())["programs"]) == ["replica", "measure", "ratios", "update"]
     again = TraceCache(tmp_path, "lamb").step(made, layout, True, lambda: pytest.fail("made again"))

@@ -215,6 +215,7 @@ class _Line:
             includes = "owned: purchase and power" if self.cell("power_watts") else "owned: purchase alone"
         elif includes not in INCLUDES:
             raise self.bad("includes", ", ".join(INCLUDES))
+        texts: dict[str, Any] = {name: self.cell(name) for name in _TEXTS}
         return Price(
             chip=chip.name,
             chips=int(chips),
@@ -223,7 +224,7 @@ class _Line:
             spot_usd_per_hour=spot,
             includes=includes,
             reckoned=reckoned,
-            **{name: self.cell(name) for name in _TEXTS},
+            **texts,
         )
 
     def _owned(self) -> tuple[float, Fact]:

@@ -119,7 +119,7 @@ def plan(
         if ready is not None:
             ready(one)
     if question.traces is not None:
-        question.traces.keep()
+        question.traces.write()
     return Plans(made[target.name] for target in targets)
 
 

@@ -115,16 +115,16 @@ def compiler_environment(platform: str, path: str | None = None) -> dict[str, st
     chip is opened; with `ALLOW_MULTIPLE_LIBTPU_LOAD` no lock is needed that a process with this machine's
     chips may hold. libtpu asks no metadata server and writes no log files; the CUDA plugin sees no GPU.
     """
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
+    variables = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
     if libtpu := os.environ.get("TPU_LIBRARY_PATH", os.environ.get(LIBTPU)):
-        kept["TPU_LIBRARY_PATH"] = libtpu
+        variables["TPU_LIBRARY_PATH"] = libtpu
     here = str(Path(__file__).resolve().parents[2])
-    kept["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [kept.get("PYTHONPATH")])])
-    kept |= {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3", COMPILING: platform}
+    variables["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [variables.get("PYTHONPATH")])])
+    variables |= {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3", COMPILING: platform}
     if platform == "cuda":
-        folders = [*filter(None, [path, kept.get("PATH")])]
-        return kept | {"CUDA_VISIBLE_DEVICES": "-1", "PATH": os.pathsep.join(folders)}
-    return kept | {
+        folders = [*filter(None, [path, variables.get("PATH")])]
+        return variables | {"CUDA_VISIBLE_DEVICES": "-1", "PATH": os.pathsep.join(folders)}
+    return variables | {
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_WORKER_HOSTNAMES": "localhost",

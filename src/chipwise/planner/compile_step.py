@@ -52,11 +52,11 @@ def compile_steps(
     If a compiler is missing, or the catalogue lacks figures of a chip, the answer says so.
     """
     possible = dict[int, tuple[Target, TracedStep]]()
-    for i, (target, programs) in enumerate(cases):
+    for i, (target, step) in enumerate(cases):
         try:
             COMPILERS[PLATFORM[target.chip.kind]]()
             topologies(target)
-            possible[i] = target, programs
+            possible[i] = target, step
         except DeviceError as error:
             yield i, {"replica": Compiled("replica", fact(error.code, error.sentence, **error.facts))}
     if not possible:
@@ -70,16 +70,16 @@ def compile_steps(
         for kind in sorted(PLATFORM, key=lambda kind: kind in untraced):
             platform = PLATFORM[kind]
             asked: list[tuple[int, list[CompileRequest]]] = []
-            for i, (target, programs) in possible.items():
+            for i, (target, step) in possible.items():
                 if target.chip.kind != kind:
                     continue
                 try:
-                    bodies = _exported(programs, target.chip)
+                    bodies = _exported(step, target.chip)
                 except Exception as error:  # it can be traced, but not lowered for this chip
                     answer = refusal("replica", str(error), platform=platform)
                     not_lowered.append((i, {answer.name: answer}))
                 else:
-                    asked.append((i, _requests(target, programs, bodies)))
+                    asked.append((i, _requests(target, step, bodies)))
             asked.sort(key=lambda case: _effort(possible[case[0]][0], case[1]))
             if asked and kind == "GPU":  # whose compiler uses all cores for one program
                 first, requests = asked[0]
@@ -100,7 +100,7 @@ def compile_steps(
 
 def _untraced(cases: Collection[tuple[Target, TracedStep]]) -> list[str]:
     """The kinds of chips for which programs have to be traced."""
-    exports = [(program, target.chip) for target, programs in cases for program in programs.programs]
+    exports = [(program, target.chip) for target, step in cases for program in step.programs]
     return [kind for kind in PLATFORM if any(c.kind == kind and not p.known(c) for p, c in exports)]
 
 
@@ -109,22 +109,22 @@ def _effort(target: Target, requests: Sequence[CompileRequest]) -> tuple[float, 
     return sum(request.effort for request in requests), target.chip.year or 0
 
 
-def _requests(target: Target, programs: TracedStep, bodies: list[Exported]) -> list[CompileRequest]:
+def _requests(target: Target, step: TracedStep, bodies: list[Exported]) -> list[CompileRequest]:
     platform = PLATFORM[target.chip.kind]
     one, whole = topologies(target)
     speeds = device_speeds(target.chip) if platform == "tpu" else (None, None)
     kind = target.chip.device_kinds[0]
-    options = compiler_options(platform, programs.exact, kind, programs.shards)
-    if programs.shards > 1 and platform == "cuda":
-        one = one | {"topology": f"1x1x{programs.shards}"}
-    elif programs.shards > 1:
-        one = _spanning(target, programs.shards, whole)
+    options = compiler_options(platform, step.exact, kind, step.shards)
+    if step.shards > 1 and platform == "cuda":
+        one = one | {"topology": f"1x1x{step.shards}"}
+    elif step.shards > 1:
+        one = _spanning(target, step.shards, whole)
     chip = target.chip.name if platform == "tpu" else None
     asked = [
-        CompileRequest(p.name, one, body, p.donated, *speeds, platform, options, chip, shards=programs.shards)
-        for p, body in zip(programs.programs, bodies, strict=True)
+        CompileRequest(p.name, one, body, p.donated, *speeds, platform, options, chip, shards=step.shards)
+        for p, body in zip(step.programs, bodies, strict=True)
     ]
-    for name, exchange in programs.exchanges.items():
+    for name, exchange in step.exchanges.items():
         over = whole if platform == "cuda" else _spanning(target, exchange.devices, whole)
         asked.append(CompileRequest(name, over, exchange, (), *speeds, platform))
     return asked
@@ -156,11 +156,11 @@ def device_speeds(chip: Chip) -> tuple[float | None, float | None]:
     return chip.clock_GHz, None if memory is None else memory / chip.jax_devices_per_chip
 
 
-def _exported(programs: TracedStep, chip: Chip) -> list[Exported]:
+def _exported(step: TracedStep, chip: Chip) -> list[Exported]:
     """Exports programs. For TPUs f32 and tf32 products are compiled in one pass, and their cycles multiplied:
     the compiler takes minutes to search for the best convolution of six passes."""
-    one_pass = chip.kind == "TPU" and precision.TPU_PASSES[programs.recipe.precision] > 1
-    return [program.exported(chip, one_pass=one_pass) for program in programs.programs]
+    one_pass = chip.kind == "TPU" and precision.TPU_PASSES[step.recipe.precision] > 1
+    return [program.exported(chip, one_pass=one_pass) for program in step.programs]
 
 
 # ---- the cache, and the processes for what it lacks
@@ -197,7 +197,7 @@ def compile_each(
     missing: dict[str, CompileRequest] = {}
     remaining = _Remaining(progress)
 
-    def kept(answers: Iterable[tuple[str, Compiled]]) -> Iterator[tuple[int, Compiled]]:
+    def stored(answers: Iterable[tuple[str, Compiled]]) -> Iterator[tuple[int, Compiled]]:
         for key, answer in answers:
             answer = replace(answer, places=list(missing[key].places))
             if answer.lasting:
@@ -231,12 +231,12 @@ def compile_each(
             ]
             if any(request.urgent for request in new.values()):
                 processes.ask(asked)
-                yield from kept(processes.answers(urgent=True))
+                yield from stored(processes.answers(urgent=True))
             else:
                 later += asked
         processes.ask(later)
         remaining.complete()
-        yield from kept(processes.answers())
+        yield from stored(processes.answers())
 
 
 def compile_all(

@@ -52,18 +52,28 @@ def all_reduce_seconds(bytes_per_device: float, devices: int, chip: Chip, near: 
     if devices <= 1:
         return 0.0
     near = chip.chips_per_host if near is None else near
+    kind, one_way = _links(chip)
+    seconds = 2 * (devices - 1) * HOP_SECONDS[kind]
+    if chip.kind == "GPU" and devices > near:
+        one_way = min(one_way, near * _card(chip, kind, chip.chips_per_host))
+        seconds += 2 * (devices // near - 1) * NETWORK_HOP_SECONDS
+    return seconds + 2 * (devices - 1) / devices * bytes_per_device / one_way
+
+
+def _links(chip: Chip) -> tuple[str, float]:
+    """The kind of the links inside a host or a slice, and the bytes a second that a device sends over them."""
+    kind = "NVLink" if chip.interconnect_kind.startswith("NVLink") else "PCIe"
+    kind = "ICI" if chip.kind == "TPU" else kind
     if chip.interconnect_GBps_both_ways is None:
         raise DeviceError("chip-without-interconnect", chip=chip.name)
-    words = chip.interconnect_kind
-    kind = "ICI" if chip.kind == "TPU" else "NVLink" if words.startswith("NVLink") else "PCIe"
-    one_way = chip.interconnect_GBps_both_ways / 2 / chip.jax_devices_per_chip * LINK_EFFICIENCY[kind]
-    hops = 2 * (devices - 1)
-    seconds = hops * HOP_SECONDS[kind]
-    if chip.kind == "GPU" and devices > near:
-        card = NETWORK_GBps.get(words.split(" ")[0], ONE_CARD_GBps / chip.chips_per_host)
-        one_way = min(one_way, card * near * LINK_EFFICIENCY[kind])
-        seconds += 2 * (devices // near - 1) * NETWORK_HOP_SECONDS
-    return seconds + 2 * (devices - 1) / devices * bytes_per_device / (one_way * 1e9)
+    one_way = chip.interconnect_GBps_both_ways / 2 / chip.jax_devices_per_chip
+    return kind, one_way * LINK_EFFICIENCY[kind] * 1e9
+
+
+def _card(chip: Chip, kind: str, gpus: int) -> float:
+    """The bytes a second that each of a host's `gpus` sends over the network."""
+    card = NETWORK_GBps.get(chip.interconnect_kind.split(" ")[0], ONE_CARD_GBps / gpus)
+    return card * LINK_EFFICIENCY[kind] * 1e9
 
 
 # ---- several hosts
@@ -126,10 +136,9 @@ def _on_slice(target: Target) -> tuple[float, float]:
     Half of the data of half of the chips crosses the middle of an axis each way, over one link for each row
     of chips, or two in a ring. All axes work at once, so the longest decides.
     """
-    chip, rings = target.chip, axes(target)
+    rings = axes(target)
     ports = 6 if target.topology is not None and target.topology.count("x") == 2 else 4
-    link = (chip.interconnect_GBps_both_ways or 0.0) * 1e9 / 2 / ports * LINK_EFFICIENCY["ICI"]
-    link /= chip.jax_devices_per_chip  # a chip moves the data of all its devices
+    link = _links(target.chip)[1] / ports
     crossing = max(size / (4 * (2 if ring else 1)) for size, ring in rings)
     gathering = 1 / sum(2 if ring else 1 for _, ring in rings)
     return crossing / link, gathering / link
@@ -138,12 +147,8 @@ def _on_slice(target: Target) -> tuple[float, float]:
 def _over_network(target: Target, devices: int, sent: float, shards: int) -> float:
     """Seconds to exchange, then gather; each takes the slower of the cards and the links inside a host."""
     chip, here = target.chip, target.devices // target.hosts
-    each = max(1, here // shards)
-    words = chip.interconnect_kind
-    kind = "NVLink" if words.startswith("NVLink") else "PCIe"
-    inside = (chip.interconnect_GBps_both_ways or 0.0) * 1e9 / 2 * LINK_EFFICIENCY[kind]
-    card = NETWORK_GBps.get(words.split(" ")[0], ONE_CARD_GBps / here) * 1e9 * LINK_EFFICIENCY[kind]
-    hosts = devices // each
+    each, (kind, inside) = max(1, here // shards), _links(chip)
+    card, hosts = _card(chip, kind, here), devices // each
     away = (devices - each) / devices
     exchange = max(sent * away / card, sent * (each - 1) / devices / inside)
     gather = max(sent * away / each / card, sent * (devices - 1) / devices / inside)

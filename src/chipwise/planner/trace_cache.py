@@ -42,15 +42,14 @@ class TraceCache:
         """The programs of `recipe` in `layout`, remembered or from `make`."""
         path = self.folder / f"programs-{self._key(recipe, layout, resident)}.json"
         make = functools.cache(make)
-        programs = _read(path, recipe, layout, make) or make()
-        self._asked[path] = programs
-        return programs
+        self._asked[path] = _read(path, recipe, layout, make) or make()
+        return self._asked[path]
 
-    def keep(self) -> None:
+    def write(self) -> None:
         """Writes what has been exported. Raises `DataError` if the folder cannot be written to."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        for path, programs in self._asked.items():
-            text = json.dumps(_document(programs))
+        for path, step in self._asked.items():
+            text = json.dumps(_document(step))
             if not path.exists() or path.read_text(encoding="utf-8") != text:
                 replace_text(path, text, "plan-cache-unwritable")
 
