@@ -61,7 +61,7 @@ def all_reduce_seconds(bytes_per_device: float, devices: int, chip: Chip, near: 
 
 
 def _links(chip: Chip) -> tuple[str, float]:
-    """The kind of the links inside a host or a slice, and the bytes a second that a device sends over them."""
+    """The kind of links inside a host or a slice, and the bytes a second that a device sends over them."""
     kind = "NVLink" if chip.interconnect_kind.startswith("NVLink") else "PCIe"
     kind = "ICI" if chip.kind == "TPU" else kind
     if chip.interconnect_GBps_both_ways is None:
