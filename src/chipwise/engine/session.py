@@ -74,14 +74,9 @@ class Session:
         self.resident = self.placement.all("resident", feed.resident(recipe.task.train, memory, on.feed))
         if steps_per_call not in (None, 1):
             check_steps_per_call(steps_per_call, self.layout, self.resident)
-        self.programs = Programs(
-            recipe,
-            self.layout,
-            self.placement,
-            resident=self.resident,
-            state=self.abstract,
-            shard_optimizer=on.shard_optimizer,
-        )
+        about: dict[str, Any] = {"resident": self.resident, "state": self.abstract}
+        about["shard_optimizer"] = on.shard_optimizer
+        self.programs = Programs(recipe, self.layout, self.placement, **about)
         self._steps_per_call = steps_per_call
         self._window = feed.window_length(recipe)  # for which the program is compiled
         self._columns: dict[str, np.ndarray] | None = None
@@ -102,14 +97,8 @@ class Session:
             return
         data = {"training": sample_digest(task.train), "evaluation": sample_digest(task.eval)}
         chip = self.machine.kind if self.machine.platform != "cpu" else this_machine().cpu
-        here.compare(
-            "recipe",
-            {
-                "host-differs-recipe": self.recipe.describe(),
-                "host-differs-data": data,
-                "host-differs": {"chip": chip},
-            },
-        )
+        compared = {"host-differs-recipe": self.recipe.describe(), "host-differs-data": data}
+        here.compare("recipe", compared | {"host-differs": {"chip": chip}})
 
     @property
     def start(self) -> Fact:
@@ -142,7 +131,7 @@ class Session:
         if self.resident and self._columns is None and self._placed is None:
             self._columns = feed.read(task.train, task.classes, "training")
         if evaluation and task.eval is not None:
-            self._open_evaluation()
+            self._opened_evaluator()
 
     def begin(
         self, state: TrainState | None = None, recipe: Recipe | None = None, *, last: int | None = None
@@ -259,18 +248,18 @@ class Session:
         """All parameters and the task's state, as arrays like those of `snapshot`. Waits."""
         return self.holding.parameters(self._carry)
 
-    def _open_evaluation(self) -> None:
+    def _opened_evaluator(self) -> Evaluator:
         """Reads evaluation data, and checks that the loss can evaluate. Raises `DataError` without data."""
         if self._evaluator is None:
             self._evaluator = Evaluator(self.recipe, self.placement, workers=self.on.workers)
+        return self._evaluator
 
     def evaluate(self) -> dict[str, Any]:
         """Metric name to value over the task's `eval` source, with averaged parameters if there are any.
         Waits."""
-        self._open_evaluation()
-        assert self._evaluator is not None
+        evaluator = self._opened_evaluator()
         self.wait()
-        return self._evaluator(*self.holding.average(self._carry))
+        return evaluator(*self.holding.average(self._carry))
 
     def forget_optimizer(self) -> None:
         """Frees the memory of the optimizer's state for an evaluation; no step may follow."""
