@@ -40,14 +40,18 @@ class Best:
         evaluation data or a run folder, and for `patience` without a metric."""
         if metric is None:
             if patience is not None:
-                raise RecipeError("patience-without-best", patience=patience)
+                text = "patience={patience} needs keep_best: add it, such as --keep-best eval/accuracy."
+                raise RecipeError("patience-without-best", text, patience=patience)
             return cls(recipe, "", None)
         if run is None:
-            raise RecipeError("best-without-run", metric=metric)
+            text = 'keep_best={metric} needs a run folder: give fit(recipe, "runs/mine", ...).'
+            raise RecipeError("best-without-run", text, metric=metric)
         if recipe.task.eval is None:
-            raise RecipeError("best-without-evaluation", metric=metric)
+            text = "keep_best={metric} needs evaluation data: give the task some, or leave it out."
+            raise RecipeError("best-without-evaluation", text, metric=metric)
         if not metric.startswith("eval/"):
-            raise RecipeError("best-of-evaluation", metric=metric)
+            text = "keep_best={metric}: expected a metric of the evaluation, such as eval/accuracy."
+            raise RecipeError("best-of-evaluation", text, metric=metric)
         return cls(recipe, metric, patience)
 
     def go_on(
@@ -67,12 +71,14 @@ class Best:
         """Whether the evaluation after `step` is the best so far. The first is, if finite."""
         if self.metric not in metrics:
             known = sorted(name for name in metrics if name.startswith("eval/"))
+            text = "No evaluation has {metric}.{hint:near} It has {known:list}."
             raise RecipeError(
-                "best-metric-unknown", metric=self.metric, known=known, hint=near(self.metric, known)
+                "best-metric-unknown", text, metric=self.metric, known=known, hint=near(self.metric, known)
             )
         value = metrics[self.metric]
         if np.ndim(value):
-            raise RecipeError("best-metric-array", metric=self.metric, shape=list(np.shape(value)))
+            text = "keep_best={metric} has the shape {shape}: expected one number, such as eval/loss."
+            raise RecipeError("best-metric-array", text, metric=self.metric, shape=list(np.shape(value)))
         if not isinstance(value, float) or not math.isfinite(value):
             return False
         gain = (self.value - value if lower_is_better(self.metric) else value - self.value) / max(

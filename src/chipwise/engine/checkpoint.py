@@ -126,7 +126,8 @@ class Checkpoints:
             self._manager = ocp.CheckpointManager(self.folder, options=options)
         except OSError as error:
             reason = error.strerror or str(error)
-            raise RunError("checkpoints-unmakeable", path=str(folder), reason=reason) from error
+            text = "Cannot make checkpoints in {path}: {reason}. Name another folder with --run."
+            raise RunError("checkpoints-unmakeable", text, path=str(folder), reason=reason) from error
 
     def steps(self) -> list[int]:
         """The steps that have a complete checkpoint, ascending."""
@@ -205,7 +206,8 @@ class Checkpoints:
                     not_opened = os.strerror(errno.ENOMEM)
                 if not_opened is not None:
                     path = str(self.folder / str(step))
-                    raise CheckpointError("checkpoint-closed", path=path, reason=not_opened) from error
+                    text = "Cannot open the checkpoint {path} ({reason}): it may be intact. Allow it."
+                    raise CheckpointError("checkpoint-closed", text, path=path, reason=not_opened) from error
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
                 say(fact("checkpoint-damaged", step=step, reason=reason))
                 damaged.append(step)
@@ -215,7 +217,8 @@ class Checkpoints:
                 self._set_aside(damaged)
             return tree, about
         if steps:
-            raise CheckpointError("checkpoints-unreadable", path=str(self.folder), steps=steps)
+            text = "No checkpoint in {path} is readable (steps {steps:list}): start over with --fresh."
+            raise CheckpointError("checkpoints-unreadable", text, path=str(self.folder), steps=steps)
         return None
 
     def arrays(self, step: int) -> dict[str, np.ndarray]:
@@ -234,7 +237,8 @@ class Checkpoints:
             refuse_hollow(stated_bytes(reader.metadata(place).tree), place, expected)
         cut, empty, item, shapes = about.get("cut"), about.get("empty", {}), None, {}
         if shards not in (stored := cut["shards"] if cut else 1, None):
-            raise CheckpointError("checkpoint-of-other-shards", step=step, stored=stored, shards=shards)
+            text = "Step {step} was saved with shards={stored}, not {shards}: --set shards={stored}."
+            raise CheckpointError("checkpoint-of-other-shards", text, step=step, stored=stored, shards=shards)
         if cut is not None:  # otherwise Orbax would use the shardings with which the arrays were written
             shapes = {n: jax.ShapeDtypeStruct(s[1:], np.dtype(s[0])) for n, s in cut["shapes"].items()}
             if template is not None:
@@ -279,7 +283,8 @@ class Checkpoints:
             )
             run = self.folder.parent
             facts = {"path": str(self.folder), "run": str(run), "checkpoint": newest_checkpoint(run)}
-            raise RunError("checkpoint-unwritable", **facts, reason=reason) from error
+            text = "Cannot write to {path}: {reason}. {checkpoint:checkpoint} Make space, then --run {run}."
+            raise RunError("checkpoint-unwritable", text, **facts, reason=reason) from error
 
 
 class _Quiet:
@@ -324,12 +329,14 @@ def _fill(template: Tree, flat: dict[str, Any], step: int) -> Tree:
     expected = flatten(template)
     differing = sorted(set(expected) ^ set(flat))
     if differing:
-        raise CheckpointError("checkpoint-of-other-arrays", step=step, arrays=differing[:3])
+        text = "The checkpoint of step {step} has other arrays ({arrays:list}): use its code, or --fresh."
+        raise CheckpointError("checkpoint-of-other-arrays", text, step=step, arrays=differing[:3])
     for name, leaf in expected.items():
         stored = flat[name]
         if tuple(leaf.shape) != tuple(stored.shape) or leaf.dtype != stored.dtype:
             old, new = f"{stored.dtype}{list(stored.shape)}", f"{leaf.dtype}{list(leaf.shape)}"
-            raise CheckpointError("checkpoint-of-other-shapes", step=step, array=name, old=old, new=new)
+            text = "{array} is {old} in the checkpoint of step {step} and {new} in the model: --fresh?"
+            raise CheckpointError("checkpoint-of-other-shapes", text, step=step, array=name, old=old, new=new)
     return jax.tree.unflatten(jax.tree.structure(template), [flat[name] for name in expected])
 
 
@@ -360,7 +367,8 @@ def restore_run(
     """
     folder = Path(run) / (FOLDER if best else "checkpoints")
     if best and not folder.is_dir():
-        raise CheckpointError("run-without-best", run=str(run))
+        text = "{run} has no best checkpoint: train with --keep-best eval/accuracy, or leave out --best."
+        raise CheckpointError("run-without-best", text, run=str(run))
     if not folder.is_dir():
         raise CheckpointError("run-without-checkpoints", run=str(run))
     with contextlib.closing(Checkpoints(folder, read_only=True)) as checkpoints:

@@ -76,9 +76,10 @@ class Evaluator:
         if source is None:
             raise DataError("no-evaluation-data")
         if not len(source):
-            raise DataError("evaluation-data-empty")
+            raise DataError("evaluation-data-empty", "The evaluation source is empty (len() is 0).")
         if batch is not None and batch < 1:
-            raise RecipeError("evaluation-batch-below-one", batch=batch)
+            text = "The evaluation batch is {batch}: it must be at least 1, or left out."
+            raise RecipeError("evaluation-batch-below-one", text, batch=batch)
         self.recipe, self.placement, self.source = recipe, placement, source
         self.resident = placement.all("resident evaluation", feed.fits(source, placement.memory_bytes))
         self._spec = spec_of(source)

@@ -164,7 +164,8 @@ def resident(source: Source, limit: int | None, feed: str = "auto") -> bool:
     Raises `DataError` when it must be kept on the device and is larger than its memory.
     """
     if feed == "device" and limit is not None and nbytes(source) > limit:
-        raise DataError("data-above-memory", size=nbytes(source), memory=limit)
+        text = "The data takes {size:bytes}, a device has {memory:bytes}: stream it with --feed host."
+        raise DataError("data-above-memory", text, size=nbytes(source), memory=limit)
     return fits(source, limit) if feed == "auto" else feed == "device"
 
 

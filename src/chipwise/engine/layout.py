@@ -87,12 +87,20 @@ class Layout:
         counts = [n * self.shards for n in exact_counts(blocks)]
         facts = {"devices": self.devices, "replicas": self.replicas}
         if self.exact and blocks < self.replicas and self.devices not in counts:
-            raise DeviceError("devices-above-blocks", **facts, blocks=blocks, counts=counts)
+            text = (
+                "{devices} devices cannot share {blocks:count block}: --devices {counts:or}, or more blocks."
+            )
+            raise DeviceError("devices-above-blocks", text, **facts, blocks=blocks, counts=counts)
         if self.replicas % self.groups:
             every = [n * self.shards for n in exact_counts(self.replicas)]
-            raise DeviceError("devices-uneven", **facts, counts=every)
+            text = "{devices} devices cannot share {replicas} replicas evenly: --devices {counts:or}."
+            raise DeviceError("devices-uneven", text, **facts, counts=every)
         if self.exact and self.devices not in counts:
-            raise DeviceError("devices-inexact", **facts, counts=counts)
+            text = (
+                "{devices} devices would add {replicas} replicas in another order: --devices {counts:or}, or"
+                " --no-exact for other bits."
+            )
+            raise DeviceError("devices-inexact", text, **facts, counts=counts)
         object.__setattr__(self, "blocks", blocks)
 
     @property
@@ -150,5 +158,6 @@ def usable(replicas: int, available: int, exact: bool = True, hosts: int = 1) ->
     if not fit:
         near = max(n for n in counts if n <= hosts)
         facts = {"hosts": hosts, "replicas": replicas, "counts": counts, "most": near}
-        raise DeviceError("hosts-inexact", **facts, last=hosts - 1)
+        text = "{hosts} hosts cannot share {replicas} replicas: start {most:count host}, up to host {last}."
+        raise DeviceError("hosts-inexact", text, **facts, last=hosts - 1)
     return max(fit)

@@ -37,7 +37,7 @@ class On:
 
     def __post_init__(self) -> None:
         if self.feed not in ("auto", "device", "host"):
-            raise RecipeError("feed-unknown", feed=self.feed)
+            raise RecipeError("feed-unknown", "feed={feed}: expected auto, device or host.", feed=self.feed)
 
     def json(self) -> dict[str, Any]:
         """The fields as plain values."""

@@ -208,11 +208,18 @@ class Programs:
 def check_steps_per_call(steps: int, layout: Layout, resident: bool) -> None:
     """Raises `RecipeError` unless one call can make `steps` steps."""
     if steps < 1:
-        raise RecipeError("steps-per-call-below-one", steps=steps)
+        text = "steps_per_call={steps}: expected at least 1, or leave it out to choose by measuring."
+        raise RecipeError("steps-per-call-below-one", text, steps=steps)
     if layout.exact or layout.devices > 1 or not resident:
         feed = "device" if resident else "host"
+        text = "steps_per_call={steps} needs --no-exact --devices 1 --feed device."
         raise RecipeError(
-            "steps-per-call-impossible", steps=steps, exact=layout.exact, devices=layout.devices, feed=feed
+            "steps-per-call-impossible",
+            text,
+            steps=steps,
+            exact=layout.exact,
+            devices=layout.devices,
+            feed=feed,
         )
 
 

@@ -52,13 +52,16 @@ class RunFolder:
         try:
             place = next(p for p in (self.path, *self.path.parents) if p.exists())
             if not place.is_dir():
-                raise RunError("run-is-a-file", path=str(place))
+                text = "{path} is a file, not a folder: name another folder with --run."
+                raise RunError("run-is-a-file", text, path=str(place))
             existed = place == self.path
             if not os.access(place, os.W_OK | os.X_OK):
-                raise RunError("run-unwritable", path=str(path), folder=str(place))
+                text = "Cannot write to {path}: no permission in {folder}. Name another folder with --run."
+                raise RunError("run-unwritable", text, path=str(path), folder=str(place))
             free = shutil.disk_usage(place).free
             if free < needed_bytes:
-                raise RunError("run-without-space", path=str(path), free=free, needed=needed_bytes)
+                text = "{path} has {free:bytes} free and a run needs about {needed:bytes}: make space."
+                raise RunError("run-without-space", text, path=str(path), free=free, needed=needed_bytes)
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = hold(self.path)
             if fresh:
@@ -195,7 +198,8 @@ class RunFolder:
         if not (self.path / "recipe.json").exists():
             others = sorted(p.name for p in self.path.iterdir() if p.name != "lock")
             if others:
-                raise RunError("run-fresh-elsewhere", path=str(self.path), files=others[:3])
+                text = "{path} holds {files:list}, not a run to discard: name another folder with --run."
+                raise RunError("run-fresh-elsewhere", text, path=str(self.path), files=others[:3])
         # recipe.json last: otherwise a failure or a kill could leave checkpoints that a new recipe resumes
         # from.
         for name in ("checkpoints", FOLDER):
@@ -212,7 +216,8 @@ class RunFolder:
         if file.exists():
             changes = disagreement(stored_recipe(self.path), given)
             if changes:
-                raise RunError("run-of-another-recipe", path=str(self.path), changes=changes)
+                text = "{path} holds another recipe's run ({changes:changes}): --fresh discards it."
+                raise RunError("run-of-another-recipe", text, path=str(self.path), changes=changes)
         else:
             self._replace(file, json.dumps(given, indent=2) + "\n")
 
@@ -242,7 +247,8 @@ def hold(folder: Path) -> BinaryIO:
         lock.seek(0)
         holder = lock.read().decode(errors="replace").strip() or "another process"
         lock.close()
-        raise RunError("folder-in-use", path=str(folder), holder=holder) from None
+        text = "{path} is in use by {holder}: wait for it, or name another folder."
+        raise RunError("folder-in-use", text, path=str(folder), holder=holder) from None
     with contextlib.suppress(OSError):  # if the disk is full, writing the folder's files will fail too
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {socket.gethostname()}".encode())

@@ -63,7 +63,8 @@ class Stepper:
         """
         if self.done == self.total:
             duration = str(self._session.recipe.duration)
-            raise RecipeError("stepper-ended", total=self.total, duration=duration)
+            text = "No step is left of {total}: give the recipe a duration above {duration}."
+            raise RecipeError("stepper-ended", text, total=self.total, duration=duration)
         self._session.advance()
 
     def metrics(self) -> dict[str, Any]:

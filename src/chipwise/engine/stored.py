@@ -124,11 +124,15 @@ def stored_recipe(run: Path) -> dict[str, Any]:
         if not isinstance(stored, dict):
             raise ValueError(f"it holds a {type(stored).__name__}")
     except (FileNotFoundError, NotADirectoryError):
-        raise RunError("not-a-run", path=str(run)) from None
+        text = "{path} is not a run folder (no recipe.json): expected a folder made by chipwise train --run."
+        raise RunError("not-a-run", text, path=str(run)) from None
     except OSError as error:
         raise RunError("file-unreadable", path=str(file), reason=error.strerror or str(error)) from error
     except (ValueError, RecursionError) as error:
-        raise RunError("recipe-json-damaged", path=str(file), run=str(run), reason=str(error)) from error
+        text = "{path} is damaged ({reason}): delete it and continue with --run {run}."
+        raise RunError(
+            "recipe-json-damaged", text, path=str(file), run=str(run), reason=str(error)
+        ) from error
     return stored
 
 

@@ -228,7 +228,14 @@ class Update:
 
             if not all(jax.tree.leaves(jax.tree.map(fits, leaves, self.flat.tree))):
                 patterns = self.recipe.optimizer.patterns
-                raise RecipeError("shards-rows", shards=self.recipe.shards, patterns=patterns)
+                raise RecipeError(
+                    "shards-rows",
+                    "A pattern of {patterns:list} selects some rows of a stacked parameter, which "
+                    "shards={shards} splits along these rows: name another axis in Task.sharding, or leave "
+                    "the rows together.",
+                    shards=self.recipe.shards,
+                    patterns=patterns,
+                )
         spread = jax.tree.map(
             lambda value, leaf: numpy.full(leaf.shape, value, dtype), leaves, self.flat.tree
         )
