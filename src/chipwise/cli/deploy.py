@@ -56,15 +56,9 @@ def predict(
     settings: dict[str, Any] = {"top": top, "probabilities": probabilities, "fresh": fresh, "say": say}
     predictions = predicted(model, _source(model, recipe, data), on=on, batch=batch, out=out, **settings)
     if json_:
-        summary = {
-            "run": run,
-            "steps": model.steps,
-            "examples": predictions.examples,
-            "out": str(predictions.file),
-            "accuracy": predictions.accuracy,
-            "seconds": round(predictions.seconds, 4),
-        }
-        print(json.dumps(summary))
+        shown = {"run": run, "steps": model.steps, "examples": predictions.examples}
+        shown |= {"out": str(predictions.file), "accuracy": predictions.accuracy}
+        print(json.dumps({**shown, "seconds": round(predictions.seconds, 4)}))
         return
     print(fact("predicted", examples=predictions.examples, seconds=predictions.seconds))
     if predictions.accuracy is not None:
@@ -122,11 +116,11 @@ def _module(given: str | None) -> Any:
     from ..recipe.settings import RECIPE_MODULE, import_file
 
     path, _, name = given.partition(":")
-    if not Path(path).is_file():
-        raise DataError("module-not-found", given=given)
-    value = getattr(import_file(f"{RECIPE_MODULE}{Path(path).stem}", path), name, None)
-    if value is None:
-        raise DataError("module-not-found", given=given)
+    file = import_file(f"{RECIPE_MODULE}{Path(path).stem}", path) if Path(path).is_file() else None
+    if (value := getattr(file, name, None)) is None:
+        raise DataError(
+            "module-not-found", "--module {given}: expected FILE.py:NAME, a model in that file.", given=given
+        )
     return value
 
 

@@ -35,10 +35,7 @@ def find_lr(
     low: float = option("The first rate.", default=1e-5),
     high: float = option("The last rate.", default=10.0),
     steps: int = option("Steps, one rate each.", "N", default=100),
-    second: str | None = option(
-        "One test for each value of another setting: momentum=0.8,0.9,0.95 (Adam's is b1), weight_decay.",
-        "NAME[=V,...]",
-    ),
+    second: str | None = option("Also test values of another: momentum=0.8,0.9.", "NAME[=V,...]"),
     workers: str | None = options.WORKERS,
     picture: Path | None = option("Draw the curves.", "FILE.svg"),
     out: Path | None = option("Write what --json prints.", "FILE.json"),
@@ -61,9 +58,8 @@ def find_lr(
         check_suffix(picture)
     loaded = recipe.load()
     progress = "none" if json_ else "auto"
-    search = find(
-        loaded, low=low, high=high, steps=steps, second=name, values=values, on=on, progress=progress
-    )
+    rates: dict[str, Any] = {"low": low, "high": high, "steps": steps}
+    search = find(loaded, **rates, second=name, values=values, on=on, progress=progress)
     if json_:
         print(json.dumps(search.to_json()))
     else:
@@ -106,13 +102,9 @@ def _write(search: LrSearch, picture: Path | None, out: Path | None) -> list[Pat
 
 def _print(search: LrSearch) -> None:
     to, recipe, rates, curve = console(), search.old, search.curve.rates, search.curve.smoothed
-    lines(
-        to,
-        fact(
-            "lr-sweep", recipe=recipe.name, batch=recipe.batch, steps=len(rates), low=rates[0], high=rates[-1]
-        ),
-        f"{_bars(curve)}  {fact('lr-losses', first=curve[0], lowest=curve.min())}\n",
-    )
+    numbers = {"steps": len(rates), "low": rates[0], "high": rates[-1]}
+    lines(to, fact("lr-sweep", recipe=recipe.name, batch=recipe.batch, **numbers))
+    lines(to, f"{_bars(curve)}  {fact('lr-losses', first=curve[0], lowest=curve.min())}\n")
     rows = table([*search.test.held, "suggestion", "valley", "steep", "last stable", "lowest loss"])
     for test in search.tests:
         c = test.curve
@@ -154,9 +146,7 @@ def find_batch(
     targets: list[str | None] = [name.strip() for name in (on or "").split(",") if name.strip()] or [None]
     if on is not None:
         if here != options.Here():
-            raise DeviceError(
-                "absent-and-here", "--on is for absent devices: leave out --devices and the like."
-            )
+            raise DeviceError("absent-and-here", "--on is for absent devices: leave out options of these.")
         options.only_look()
     where = here.on(exact=exact)
     from ..chips.targets import parse
@@ -168,12 +158,13 @@ def find_batch(
         parse(name)  # an unknown target is refused before the work
     loaded = recipe.load()
     more: dict[str, Any] = {"at_most": at_most, "progress": "none" if json_ else "auto"}
-    searches = [
-        find(loaded, on=where, **more)
-        if target is None
-        else find_planned_batch(loaded, target, plan, exact=exact, **more)
-        for target in targets
-    ]
+
+    def search_on(target: str | None) -> BatchSearch:
+        if target is None:
+            return find(loaded, on=where, **more)
+        return find_planned_batch(loaded, target, plan, exact=exact, **more)
+
+    searches = [search_on(target) for target in targets]
     if json_:
         print(json.dumps({"schema": SCHEMA, "searches": [search.to_json() for search in searches]}))
         return

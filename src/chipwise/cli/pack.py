@@ -100,8 +100,7 @@ def pack(
     \b
     Examples:
       chipwise pack photos photos-224 --size 224
-      chipwise pack photos.tar.xz photos-224 --size 224 --store jpeg --split 0.1
-      chipwise pack labels.csv scans --size 512 --keep-aspect --store jpeg --dry-run
+      chipwise pack labels.csv scans --size 512 --keep-aspect --store jpeg --split 0.1 --dry-run
       chipwise pack books tokens --tokens 1025 --tokenizer gpt2.json --split 0.01
       chipwise pack reviews.parquet reviews --each --tokens 256 --columns text=body,label=stars
       chipwise pack photos-224 --verify --sheet photos.png
@@ -124,9 +123,8 @@ def pack(
 def _check_used(given: dict[str, str], dst: str | None) -> None:
     """Raises `RecipeError` for options that are for packing, or for a pack, where it is the other."""
     both, of_a_pack = ("src", "dst", "json_"), ("verify", "sheet")
-    if other := [
-        o for name, o in given.items() if name not in both and (name in of_a_pack) == (dst is not None)
-    ]:
+    allowed = (*both, *of_a_pack) if dst is None else set(given) - set(of_a_pack)
+    if other := [flag for name, flag in given.items() if name not in allowed]:
         text = "{options:and}: --verify and --sheet are for a pack, without DST; all others need DST."
         raise RecipeError("pack-option-unused", text, options=other)
 
@@ -235,33 +233,28 @@ def _results(report: Report) -> Iterator[Fact]:
 def _stoppable(job: Job) -> Iterator[None]:
     """Turns Ctrl-C and SIGTERM into an error that says how to continue."""
 
+    terminated = []
+
     def terminate(*_: object) -> None:
-        raise _Terminated
+        terminated.append(True)
+        raise KeyboardInterrupt
 
     main_thread = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, terminate) if main_thread else None
     try:
         yield
-    except (KeyboardInterrupt, _Terminated) as error:
+    except KeyboardInterrupt as error:
         if job.dst.exists():  # only the report is missing
             stopped = Stopped("pack-interrupted-whole", "interrupted, but {dst} is complete.", dst=job.dst)
         else:
-            stopped = Stopped(
-                "pack-interrupted",
-                "interrupted: {partial} is kept, and the same command continues after its last complete "
-                "shard.",
-                partial=job.partial,
-            )
-        if isinstance(error, KeyboardInterrupt):
+            text = "interrupted: the same command continues after the last complete shard in {partial}."
+            stopped = Stopped("pack-interrupted", text, partial=job.partial)
+        if not terminated:
             stopped.exit_code = 130  # the shell's code for Ctrl-C
         raise stopped from error
     finally:
         if main_thread:
             signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
-
-
-class _Terminated(BaseException):
-    """SIGTERM. No `Exception`, so that no handler on the way catches it, as with Ctrl-C."""
 
 
 class _Shown:

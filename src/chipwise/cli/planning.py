@@ -40,7 +40,6 @@ def plan(
     \b
     Examples:
       chipwise plan mnist --on v5e-8,v6e-8,v3-8,a100,h100:8,t4,v100
-      chipwise plan cifar10-davidnet --set batch=1024 --on v2-8,t4 --html plan.html
       chipwise plan my_task.py:recipe --on v5e-1 --largest-batch --json
       chipwise plan imagenet-resnet50 --synthetic --predict 1000000 --on v5e-1,t4,l4
       chipwise plan gpt2-124m --on v5e-8,h100 --kernels --cloud gcp,aws --no-marketplace

@@ -42,8 +42,6 @@ def train(
     \b
     Examples:
       chipwise train digits
-      chipwise train mnist --data DIR --set seed=1 --run runs/mnist-1
-      chipwise train digits --simulate 8 --json
       chipwise train my_task.py:recipe --set lr=0.2 --devices 4
       chipwise train mnist --data DIR --seeds 5 --run runs/mnist-5
       chipwise train mnist --data DIR --keep-best eval/accuracy --patience 5ep
