@@ -28,7 +28,7 @@ from .operations import (
     needed,
     parts,
 )
-from .proto import Instruction, Shape, parse
+from .proto import Instruction, parse
 from .reader import ProgramCost, Reader, described
 
 VERSION = 10
@@ -97,14 +97,11 @@ def _bytes(op: Instruction) -> float:
     if op.opcode != "custom-call":
         return moved(op)
     arrays = [*op.operand_shapes, *op.shapes]
-    if op.target.startswith(("__cu", "__cub")) and len(op.shapes) > 1 and _is_workspace(op.shapes[-1]):
-        arrays.pop()
+    last = op.shapes[-1]
+    if op.target.startswith("__cu") and len(op.shapes) > 1 and last.bits == 8 and len(last.dims) == 1:
+        arrays.pop()  # a library's workspace
     passes = _PASSES_OF_SORT if op.target.startswith(_SORT) else 1
     return float(passes * sum(shape.nbytes for shape in arrays))
-
-
-def _is_workspace(shape: Shape) -> bool:
-    return shape.bits == 8 and len(shape.dims) == 1
 
 
 def _work(op: Instruction) -> float:

@@ -247,11 +247,11 @@ def trips(loop: Instruction) -> int | None:
 
     mirrored = _MIRRORED.get(comparison.direction)
     for counter, other, compare in ((left, right, comparison.direction), (right, left, mirrored)):
-        index = _index(counter)
+        index = original(counter).index
         step = None if index is None else _step(body, index)
         if index is None or not step:
             continue
-        limit, held = _constant(other), _index(other)
+        limit, held = _constant(other), original(other).index
         if limit is None and held is not None and _step(body, held) == 0:
             limit = first(held)
         begin = first(index)
@@ -276,11 +276,6 @@ def _element(op: Instruction, index: int) -> Instruction | None:
 
 def _constant(op: Instruction | None) -> int | None:
     return None if op is None else original(op).value
-
-
-def _index(op: Instruction) -> int | None:
-    """The index of `op` in the loop's tuple."""
-    return original(op).index
 
 
 def _operands(op: Instruction, *opcodes: str) -> tuple[Instruction, list[Instruction]] | None:
@@ -311,8 +306,8 @@ def _step(body: Computation, index: int) -> int | None:
     root, (left, right) = sums
     pairs = [(left, right)] if root.opcode == "subtract" else [(left, right), (right, left)]
     for counter, other in pairs:
-        if _index(counter) == index:
-            value, held = _constant(other), _index(other)
+        if original(counter).index == index:
+            value, held = _constant(other), original(other).index
             if value is None and held is not None and _step(body, held) == 0:
                 value = 1  # a constant in the tuple: JAX's loops count by ones
             return -value if root.opcode == "subtract" and value is not None else value
@@ -348,13 +343,13 @@ def moved(op: Instruction) -> float:
 
 
 def _taken(op: Instruction, fused: Computation) -> float:
-    total = 0.0
-    for part, count in needed(fused):
-        if part.inside is fused and part.parameter is not None:
-            for shape in op.operands[part.parameter].shapes:
-                share = min(count, shape.elements) / max(shape.elements, 1)
-                total += shape.hbm_bytes * share
-    return total
+    """The bytes that the fusion `op` reads: of what it slices only the part."""
+    return sum(
+        shape.hbm_bytes * min(count, shape.elements) / max(shape.elements, 1)
+        for part, count in needed(fused)
+        if part.inside is fused and part.parameter is not None
+        for shape in op.operands[part.parameter].shapes
+    )
 
 
 def needed(fused: Computation, results: int | None = None) -> Iterator[tuple[Instruction, int]]:

@@ -11,7 +11,6 @@ A checkpoint on the cloud's notice is left out, so the real loss may be smaller.
 from __future__ import annotations
 
 import csv
-import functools
 import math
 import re
 from dataclasses import dataclass
@@ -61,19 +60,14 @@ def stated(text: str | None) -> Rate | None:
 def known(target: Target, cloud: str, spot: bool) -> Rate | None:
     """The published rate of `target` at `cloud`; `None` if there is none. Each machine may be preempted or
     fail; a TPU slice is preempted as a whole, and fails if one of its machines does."""
-    for row in _rows():
+    text = files(chips).joinpath("interruptions.csv").read_text(encoding="utf-8")
+    for row in csv.DictReader(text.splitlines()):
         if row["kind"] == ("spot" if spot else "failure") and row["cloud"] in ("", cloud):
             machines = 1 if spot and target.chip.kind == "TPU" else target.hosts
             value, low, high = (float(row[name]) for name in ("per_machine_hour", "low", "high"))
             source = fact("interruptions-known", source=row["source"], machines=machines, each=value)
             return Rate(Range(value, low, high).times(machines), source)
     return None
-
-
-@functools.cache
-def _rows() -> list[dict[str, str]]:
-    text = files(chips).joinpath("interruptions.csv").read_text(encoding="utf-8")
-    return list(csv.DictReader(text.splitlines()))
 
 
 def best_interval(save: float, between: float) -> float:
@@ -125,10 +119,15 @@ def interrupted(
     steps, usual = plan.seconds["train"] + plan.seconds["evaluate"], plan.wall_seconds
     interval = min(best_interval(save, 3600 / rate.per_hour.value), steps)
     restart = Range(plan.seconds["start"] + plan.seconds["compile"], *plan.overhead_seconds)
-    ends = [
-        _ends(steps, usual, interval, save, restart, rate.per_hour, end) for end in ("value", "low", "high")
-    ]
-    up, wall = (Range(*column) for column in zip(*ends, strict=True))
+
+    def end(name: str) -> tuple[float, float]:
+        """Seconds on the machine, and with waits, at one end of all assumptions together."""
+        scale, often = getattr(usual, name) / usual.value, getattr(rate.per_hour, name)
+        up = running(steps * scale, interval, save, getattr(restart, name), 3600 / often)
+        up = min(up, ENDLESS)
+        return up, min(up * (1 + often / 3600 * getattr(WAIT_SECONDS, name)), ENDLESS)
+
+    up, wall = (Range(*ends) for ends in zip(*map(end, ("value", "low", "high")), strict=True))
     usd = None if cost is None else up.times(cost.usd_per_hour / 3600)
     numbers: dict[str, Any] = {
         "cloud": cost.cloud if cost else "",
@@ -148,16 +147,6 @@ def interrupted(
         told=fact(code, **numbers, per_hour=rate.per_hour.value, wall=vars(wall), usd=usd and vars(usd)),
         **numbers,
     )
-
-
-def _ends(
-    steps: float, usual: Range, interval: float, save: float, restart: Range, per_hour: Range, end: str
-) -> tuple[float, float]:
-    """Seconds on the machine, and including waits, at the low or high `end` of all assumptions together."""
-    scale, often = getattr(usual, end) / usual.value, getattr(per_hour, end)
-    up = running(steps * scale, interval, save, getattr(restart, end), 3600 / often)
-    up = min(up, ENDLESS)
-    return up, min(up * (1 + often / 3600 * getattr(WAIT_SECONDS, end)), ENDLESS)
 
 
 def unknown(plan: Plan, spot: bool) -> tuple[Fact, ...]:

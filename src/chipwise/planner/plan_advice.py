@@ -57,21 +57,14 @@ def room(recipe: Recipe, target: Target, step: TracedStep, least: Memory, exact:
             facts.append(fact("room-precision", activations=least.activations))
     elif target.devices > 1:
         facts.append(fact("room-whole", without=without, devices=target.devices))
-    holding = [one for one in _smallest(recipe.shards) if (available(one)[0] or 0) >= least.needed]
-    if holding:
-        chosen = min(holding, key=lambda one: available(one)[0] or 0)
-        facts.append(
-            fact("room-chip", target=chosen.name, available=available(chosen)[0], needed=least.needed)
-        )
-    else:
-        facts.append(fact("room-no-chip", needed=least.needed))
-    return tuple(facts)
-
-
-def _smallest(group: int) -> list[Target]:
-    """The smallest target of each chip that can be rented, of whole groups of `group` devices."""
-    smallest = (next(sizes(chip, group), None) for chip in CHIPS if chip.kind in ("GPU", "TPU"))
-    return [target for target in smallest if target is not None]
+    # the smallest target of each chip that can be rented, of whole groups
+    smallest = (next(sizes(chip, recipe.shards), None) for chip in CHIPS if chip.kind in ("GPU", "TPU"))
+    memory = {one.name: available(one)[0] or 0 for one in smallest if one is not None}
+    holding = [(held, name) for name, held in memory.items() if held >= least.needed]
+    if not holding:
+        return (*facts, fact("room-no-chip", needed=least.needed))
+    enough, name = min(holding, key=lambda one: one[0])
+    return (*facts, fact("room-chip", target=name, available=enough, needed=least.needed))
 
 
 def _emulates_bf16(target: Target) -> bool:
@@ -104,9 +97,8 @@ def advice(recipe: Recipe, target: Target, step: TracedStep, plan: Plan, time: S
     if target.chip.kind == "TPU" and each % SUBLANES:
         padded = _multiple(each, SUBLANES)
         wasted = 1 - each / padded
-        facts.append(
-            fact("advice-padded", each=each, padded=padded, wasted=wasted, batch=padded * recipe.replicas)
-        )
+        numbers = {"each": each, "padded": padded, "wasted": wasted, "batch": padded * recipe.replicas}
+        facts.append(fact("advice-padded", **numbers))
     return (*facts, *_speed(recipe, step, plan), *saved_products(recipe, step, time), *time.warnings)
 
 
@@ -165,11 +157,8 @@ def _divisions(recipe: Recipe) -> Iterator[tuple[int, int]]:
 
 def lacks(target: Target, dtypes: frozenset[str]) -> Fact | None:
     """Why a program cannot run on a TPU, if the compiler's own message would be unclear."""
-    if target.chip.kind == "TPU" and "float64" in dtypes:
-        return fact("tpu-without-float64")
-    if target.chip.kind == "TPU" and "float16" in dtypes:
-        return fact("tpu-without-float16")
-    return None
+    missing = [name for name in ("float64", "float16") if target.chip.kind == "TPU" and name in dtypes]
+    return fact(f"tpu-without-{missing[0]}") if missing else None
 
 
 def _idle(recipe: Recipe, plan: Plan, exact: bool) -> Fact:
@@ -203,12 +192,10 @@ def _multiple(batch: int, of: int) -> int:
 def _speed(recipe: Recipe, step: TracedStep, plan: Plan) -> list[Fact]:
     facts = []
     if plan.bound == "launch":
-        parts = dict(plan.step_parts)
-        dispatch = parts.pop("dispatch", 0.0)
-        if dispatch <= sum(parts.values()):
-            facts.append(fact("advice-small-kernels"))
-        else:
-            facts.append(fact("advice-dispatch", microseconds=dispatch * 1e6))
+        dispatch = plan.step_parts.get("dispatch", 0.0)
+        small = dispatch <= sum(plan.step_parts.values()) - dispatch
+        dispatched = fact("advice-dispatch", microseconds=dispatch * 1e6)
+        facts.append(fact("advice-small-kernels") if small else dispatched)
     if plan.bound == "interconnect":
         facts.append(fact("advice-interconnect"))
     if recipe.precision == "f32" and plan.chip.startswith("TPU"):

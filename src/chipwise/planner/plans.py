@@ -7,7 +7,8 @@ a step are *per device*; batch, examples/s and dollars are of the whole target.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,20 +93,19 @@ def costs(target: Target, prices: Sequence[Price], total: Range, today: datetime
     # The CPU target is this host; the price of another host with as many cores is not its price.
     if target.chip.kind == "CPU" and not any(price.owned for price in known):
         return ()
-    return tuple(cost for price in known for cost in _costs(price, total, today))
-
-
-def _costs(price: Price, total: Range, today: datetime.date) -> Iterator[Cost]:
     same = ("cloud", "instance", "includes", "date", "source", "note", "reckoned", "machines", "market")
-    shared = {name: getattr(price, name) for name in same}
-    for rate, spot, region in (
-        (price.usd_per_hour, False, price.region),
-        (price.spot_usd_per_hour, True, price.spot_region or price.region),
-    ):
+    made = []
+    for price, spot in itertools.product(known, (False, True)):
+        rate = price.spot_usd_per_hour if spot else price.usd_per_hour
         if rate is not None:
+            shared = {name: getattr(price, name) for name in same}
+            region, old = (
+                (spot and price.spot_region) or price.region,
+                not price.owned and price.old(today, spot),
+            )
             usd = total.times(rate / 3600)
-            old = not price.owned and price.old(today, spot)
-            yield Cost(usd_per_hour=rate, usd=usd, spot=spot, region=region, old=old, **shared)
+            made.append(Cost(usd_per_hour=rate, usd=usd, spot=spot, region=region, old=old, **shared))
+    return tuple(made)
 
 
 @dataclass(frozen=True)
