@@ -108,7 +108,7 @@ def _day(text: str) -> datetime.date:
     return datetime.date(int(match[1]), int(match[2]), int(match[3] or 1))
 
 
-_TEXTS = ("instance", "region", "spot_region", "source", "date", "note")
+_TEXTS = ("cloud", "instance", "region", "spot_region", "source", "date", "note")
 COLUMNS = tuple(f.name for f in fields(Price) if f.name not in ("machines", "reckoned"))
 OWNED = ("purchase_usd", "years", "power_watts", "usd_per_kWh", "utilisation")
 
@@ -216,16 +216,9 @@ class _Line:
         elif includes not in INCLUDES:
             raise self.bad("includes", ", ".join(INCLUDES))
         texts: dict[str, Any] = {name: self.cell(name) for name in _TEXTS}
-        return Price(
-            chip=chip.name,
-            chips=int(chips),
-            cloud=self.cell("cloud") or ("owned" if owned else ""),
-            usd_per_hour=usd,
-            spot_usd_per_hour=spot,
-            includes=includes,
-            reckoned=reckoned,
-            **texts,
-        )
+        rates: dict[str, Any] = {"usd_per_hour": usd, "spot_usd_per_hour": spot, "reckoned": reckoned}
+        texts["cloud"] = texts["cloud"] or ("owned" if owned else "")
+        return Price(chip=chip.name, chips=int(chips), includes=includes, **rates, **texts)
 
     def _owned(self) -> tuple[float, Fact]:
         """USD for an hour of use of owned hardware, and how it was computed."""
@@ -254,15 +247,12 @@ def current(table: Sequence[Price], on: datetime.date | None = None) -> list[Pri
     Of rows that differ only in date and price, the newest; none after `on`, none more than
     `LOOK_BACK_DAYS` before it.
     """
-    if not table:
-        return []
-    day = max(price.day for price in table) if on is None else on
-    since = day - datetime.timedelta(days=LOOK_BACK_DAYS)
+    day = on or max((price.day for price in table), default=datetime.date.min)
+    valid = [price for price in table if 0 <= (day - price.day).days <= LOOK_BACK_DAYS]
     newest: dict[tuple, Price] = {}
-    for price in sorted(table, key=lambda price: price.day):
-        if since <= price.day <= day:
-            key = (price.chip, price.chips, price.cloud, price.instance, price.region, price.includes)
-            newest[key] = price
+    for price in sorted(valid, key=lambda price: price.day):
+        key = (price.chip, price.chips, price.cloud, price.instance, price.region, price.includes)
+        newest[key] = price
     return list(newest.values())
 
 
@@ -289,7 +279,7 @@ def prices_for(target: Target, table: Sequence[Price], on: datetime.date | None 
         listed = [price for price in rows if price.cloud == cloud]
         exact = [price for price in listed if price.chips == target.chips]
         prices += exact or _scaled(target, listed)
-    return sorted(prices, key=lambda price: (price.machines, _or_last(price.usd_per_hour)))
+    return sorted(prices, key=lambda price: (price.machines, price.usd_per_hour or math.inf))
 
 
 def _scaled(target: Target, listed: Sequence[Price]) -> list[Price]:
@@ -326,10 +316,9 @@ def cheapest(prices: Iterable[Price], spot: bool = False) -> Price | None:
     Complete machines come before accelerators without a host, and before several machines without a network
     between them, whatever the price.
     """
-    known = [(p, usd) for p in prices if (usd := p.spot_usd_per_hour if spot else p.usd_per_hour) is not None]
-    order = sorted(known, key=lambda one: (not one[0].has_host, one[0].machines, one[1]))
-    return order[0][0] if order else None
 
+    def usd(price: Price) -> float | None:
+        return price.spot_usd_per_hour if spot else price.usd_per_hour
 
-def _or_last(usd: float | None) -> float:
-    return math.inf if usd is None else usd
+    known = [price for price in prices if usd(price) is not None]
+    return min(known, key=lambda p: (not p.has_host, p.machines, usd(p) or 0.0), default=None)
