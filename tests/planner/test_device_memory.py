@@ -9,6 +9,8 @@ import chipwise as cw
 import tasks
 from chipwise.chips.targets import parse
 from chipwise.engine.layout import Layout
+from chipwise.machine.limits import HostMemory
+from chipwise.planner import device_memory, time_run
 from chipwise.planner.device_memory import TOO_LARGE, available, smallest_cut
 from chipwise.planner.tracing import training_step
 
@@ -70,3 +72,19 @@ def test_what_groups_do_not_lie_on():
     assert (one.problem.code, one.problem.numbers["here"]) == ("shards-over-hosts", 4)
     (one,) = cw.plan(dataclasses.replace(recipe, shards=8), ["v6e-4"])
     assert one.problem.code == "shards-uneven"
+
+
+def test_a_gpu_has_what_chipwise_lets_jax_take():
+    limit, source = available(parse("t4"))
+    assert limit == int(0.9 * 15095 * 2**20) and source["share"] == 0.9
+    assert available(parse("l4"))[0] == int(0.9 * 24e9)  # what CUDA reports is not in the catalogue
+
+
+def test_this_host_has_what_a_container_grants(monkeypatch):
+    monkeypatch.setattr(
+        device_memory, "host_memory", lambda: HostMemory(total_bytes=5000, available_bytes=10)
+    )
+    monkeypatch.setattr(time_run, "usable_cores", lambda: 3)
+    monkeypatch.setattr(time_run, "_MEASURE_SECONDS", 0.0)
+    assert available(parse("cpu"))[0] == 5000
+    assert time_run.measured(tasks.data(20)).cores == 3

@@ -5,14 +5,9 @@ import dataclasses
 import pytest
 
 import chipwise as cw
-import tasks
-from chipwise.chips.targets import parse
-from chipwise.engine.blueprint import largest_batch, waiting
+from chipwise.engine.blueprint import blueprint, largest_batch, waiting
 from chipwise.engine.layout import Layout, merges
-from chipwise.machine.limits import HostMemory
-from chipwise.planner import device_memory, time_run
-from chipwise.planner.device_memory import available
-from chipwise.planner.tracing import training_step
+from chipwise.engine.step import Step
 from chipwise.words.facts import fact
 
 
@@ -38,7 +33,7 @@ def test_many_are_added_as_they_come_and_counted_as_the_engine_holds_them(calls,
 @pytest.mark.parametrize("replicas", [4, 8])
 def test_the_program_that_needs_most_with_what_waits_beside_it(replicas):
     recipe = dataclasses.replace(cw.load("digits"), replicas=replicas, batch=64)
-    whole = training_step(recipe, Layout.of(recipe, 4), resident=False)
+    whole = blueprint(Step(recipe, Layout.of(recipe, 4), resident=False), apart=True)
     vectors = replicas // 4
     n, size = 4 * whole.size, whole.size
     assert whole.sums == {"replica": vectors * n, "reduce": (vectors + 1) * n, "update": n, "gather": n}
@@ -58,22 +53,6 @@ def test_the_program_that_needs_most_with_what_waits_beside_it(replicas):
     assert (memory.replica_sums, memory.activations) == (sharded.sums["gather"], 10 * n)
     memory = sharded.memory(temporary | {"replica": 100 * n}, 0, 1, source)
     assert (memory.replica_sums, memory.activations) == (vectors * n, 100 * n)
-
-
-def test_a_gpu_has_what_chipwise_lets_jax_take():
-    limit, source = available(parse("t4"))
-    assert limit == int(0.9 * 15095 * 2**20) and source["share"] == 0.9
-    assert available(parse("l4"))[0] == int(0.9 * 24e9)  # what CUDA reports is not in the catalogue
-
-
-def test_this_host_has_what_a_container_grants(monkeypatch):
-    monkeypatch.setattr(
-        device_memory, "host_memory", lambda: HostMemory(total_bytes=5000, available_bytes=10)
-    )
-    monkeypatch.setattr(time_run, "usable_cores", lambda: 3)
-    monkeypatch.setattr(time_run, "_MEASURE_SECONDS", 0.0)
-    assert available(parse("cpu"))[0] == 5000
-    assert time_run.measured(tasks.data(20)).cores == 3
 
 
 @pytest.mark.parametrize(
