@@ -46,10 +46,10 @@ def answer(request):
 
 @pytest.fixture(autouse=True, scope="module")
 def no_gpu_compiler():
-    """Answers for GPUs by `answer`; a TPU's compiler is asked if it is there."""
+    """Answers for GPUs by `answer`, without a process; a TPU's compiler is asked if it is there."""
     real = compile_step.compile_each
 
-    def compile_each(batches, **options):
+    def compile_each(batches, *, expected=None, **options):
         requests = [request for batch in batches for request in batch]
         others = [i for i, r in enumerate(requests) if r.platform != "cuda"]
         yield from ((i, answer(r)) for i, r in enumerate(requests) if r.platform == "cuda")
