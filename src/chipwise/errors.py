@@ -110,3 +110,19 @@ class HostLost(ChipwiseError):
 def near(word: str, choices: Iterable[Any]) -> str | None:
     """The closest of `choices`, if any is close: a fact to show with `{near:near}`."""
     return next(iter(difflib.get_close_matches(word, [str(c) for c in choices], n=1, cutoff=0.5)), None)
+
+
+def invalid(code: str, what: str, value: Any, expected: str, **facts: Any) -> RecipeError:
+    """What to raise for a setting or an argument of the wrong kind or out of range: `what` it is, its `value`
+    as given, and what was `expected`, with what to type."""
+    plain = value if isinstance(value, bool | int | float | str | tuple | list | None) else repr(value)
+    about = {"what": what, "value": plain, "shown": repr(value), "expected": expected}
+    about |= {what: plain} if what.isidentifier() else {}  # a setting's own name is a fact too
+    return RecipeError(code, "{what} is {shown}: expected {expected}.", **about, **facts)
+
+
+def unknown(code: str, what: str, value: Any, known: Iterable[Any], **facts: Any) -> RecipeError:
+    """What to raise for a name that is none of the `known` ones."""
+    about = {"what": what, "name": str(value), "known": list(known)}
+    sentence = "'{name}' is no known {what}.{near:near} Expected {known:or}."
+    return RecipeError(code, sentence, **about, **{"near": near(str(value), about["known"])} | facts)

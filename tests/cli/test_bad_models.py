@@ -126,7 +126,7 @@ def recipe():
     "source, error, facts",
     [
         (AIRY, "torch-operation-missing", {"module": "Net"}),
-        (ELSEWHERE, "torch-elsewhere", {"devices": ["cuda:0"]}),
+        (ELSEWHERE, "torch-elsewhere", {"value": ["cuda:0"]}),
         (UNMOVED, "torch-buffers-unmoved", {"names": ["seen"]}),
     ],
     ids=["an operation without a lowering", "a model on cuda:0", "buffers that would not move"],

@@ -181,7 +181,7 @@ def test_examples_that_differ_are_named():
 
 
 def test_other_people_s_mistakes():
-    with refused(DataError, "example-length", example=0, kind="tuple", length=3):
+    with refused(DataError, "example-kind", example=0, kind="a tuple of 3"):
         spec_of([(np.zeros(3), 1, 2)])
     for read in (spec_of, materialize):
         with refused(DataError, "source-empty"):

@@ -81,9 +81,9 @@ def test_layouts_count_blocks():
 
 
 def test_what_is_refused_and_what_is_said(capsys):
-    with refused(cw.RecipeError, "blocks-indivisible", blocks=3, replicas=8, near=[1, 2, 4, 8]):
+    with refused(cw.RecipeError, "blocks-indivisible", blocks=3, near=[1, 2, 4, 8]):
         tasks.recipe(blocks=3)
-    with refused(cw.RecipeError, "field-not-whole", name="blocks"):
+    with refused(cw.RecipeError, "field-not-whole", what="blocks"):
         tasks.recipe(blocks=0)
     recipe = tasks.recipe(blocks=2)
     with refused(cw.DeviceError, "devices-above-blocks", devices=4, blocks=2, counts=[1, 2]):

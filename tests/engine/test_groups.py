@@ -88,13 +88,13 @@ def test_which_axis_is_cut():
     ):
         with refused(RecipeError, code, path="stack", shards=4):
             axes(shapes, 4, {"stack": spec}.get)
-    with refused(RecipeError, "shards-fit-nothing", shards=7, count=3):
+    with refused(RecipeError, "shards-fit-nothing", shards=7):
         axes(shapes, 7)
     assert axes({"odd": shapes["odd"]}, 2, some=False) == {"odd": -1}
 
 
 def test_what_groups_do_not_fit():
-    with refused(RecipeError, "field-not-whole", name="shards"):
+    with refused(RecipeError, "field-not-whole", what="shards"):
         recipe(shards=0)
     with refused(RecipeError, "shards-whole-leaves", shards=2, optimizer="from_optax"):
         import optax

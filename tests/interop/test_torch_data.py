@@ -83,7 +83,7 @@ def test_a_pair_of_one_and_a_triple():
         take(data.TensorDataset(torch.from_numpy(IMAGES)), [2])["image"], IMAGES[2:3]
     )
     three = data.TensorDataset(*[torch.from_numpy(LABELS)] * 3)
-    with refused(DataError, "example-length", example=0, kind="tuple", length=3):
+    with refused(DataError, "example-kind", example=0, kind="a tuple of 3"):
         take(three, [4])  # the first example says what all are
 
 
@@ -107,8 +107,7 @@ def test_a_palette_becomes_its_colours():
 
 @pytest.mark.parametrize("example", [5, "text", None, {}, (), [1, 2, 3], IMAGES])
 def test_what_is_no_example(example):
-    code = "example-length" if isinstance(example, (dict, tuple, list)) else "example-kind"
-    with refused(DataError, code, example=3, kind=type(example).__name__):
+    with refused(DataError, "example-kind", example=3):
         as_columns(example, 3)
 
 

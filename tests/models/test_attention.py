@@ -193,7 +193,7 @@ def test_what_does_not_fit_is_refused(change, code):
 
 def test_mixed_dtypes_are_refused():
     query, key, value, _ = drawn(3)
-    with refused(cw.RecipeError, "attention-dtypes", dtypes=["bfloat16", "float32", "float32"]):
+    with refused(cw.RecipeError, "attention-dtypes", value=["bfloat16", "float32", "float32"]):
         attention(query.astype(jnp.bfloat16), key, value)
 
 

@@ -142,7 +142,7 @@ def test_marks_of_less_than_a_step_are_every_step():
     assert list(Clock(4, 8, 3).marks("0.01ep")) == [1, 2, 3]
     assert not list(Clock(4, 8, 3).marks("4st"))
     assert list(Clock(4, 8, 7).marks("2st")) == [2, 4, 6]
-    with refused(RecipeError, "interval-zero", every="0ep"):
+    with refused(RecipeError, "interval-zero", value="0ep"):
         Clock(4, 8, 3).marks("0ep")
     with refused(RecipeError, "marks-need-total", every="1ep"):
         Clock(4, 8).marks("1ep")
@@ -193,7 +193,7 @@ def test_a_run_of_more_steps_than_can_be_counted_is_refused_at_once():
 @pytest.mark.parametrize("bad", [-1, 1.5, "3", True])
 @pytest.mark.parametrize("name", ["examples", "batch", "total"])
 def test_the_clock_refuses_what_is_not_a_count(name, bad):
-    with refused(RecipeError, "clock-field", name=name, value=repr(bad)):
+    with refused(RecipeError, "clock-field", name=name, value=bad):
         Clock(**{"examples": 10, "batch": 2, "total": 5, name: bad})
     for empty in [(0, 2), (10, 0)]:
         with refused(RecipeError, "clock-field", least=1):

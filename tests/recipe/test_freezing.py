@@ -35,7 +35,7 @@ def test_the_last_pattern_that_fits_decides(path, patterns, frozen):
 def test_mistakes_are_one_line():
     with refused(cw.RecipeError, "frozen-not-patterns"):
         cw.freeze()
-    with refused(cw.RecipeError, "freeze-batch-norm", given="evaluate"):
+    with refused(cw.RecipeError, "freeze-batch-norm", name="evaluate", near="eval"):
         cw.freeze("a/*", batch_norm="evaluate")
     with refused(cw.RecipeError, "frozen-matches-nothing", pattern="meen", near="mean"):
         split({"w": 1}, ("meen",), {"mean": 2})

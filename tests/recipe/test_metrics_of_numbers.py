@@ -73,12 +73,12 @@ def test_perplexity_is_of_the_mean_and_not_the_mean_of_perplexities():
 
 @pytest.mark.parametrize("metric", [metrics.mse, metrics.rmse, metrics.mae, metrics.r2])
 def test_shapes_that_would_broadcast_are_refused(metric):
-    with refused(RecipeError, "shapes-differ", name="targets", shape=(4,), expected=(4, 1)):
+    with refused(RecipeError, "shapes-differ", name="targets", value=(4,)):
         metric(np.zeros((4, 1), np.float32), np.zeros(4, np.float32))
-    with refused(RecipeError, "not-floats", name="predictions", dtype="int32"):
+    with refused(RecipeError, "not-floats", name="predictions", value="int32"):
         metric(np.zeros(4, np.int32), np.zeros(4))
 
 
 def test_a_center_for_each_value_or_one():
-    with refused(RecipeError, "center-values", values=2, expected=3):
+    with refused(RecipeError, "center-values", value=2):
         metrics.r2(np.zeros((4, 3), np.float32), np.zeros((4, 3)), center=(1, 2))

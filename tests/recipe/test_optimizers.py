@@ -250,7 +250,7 @@ def test_which_leaves_decay():
     params, _ = run(sgd(0.1, weight_decay=0.5, decay=lambda path, leaf: "bias" in path), grads=[zeros])
     np.testing.assert_array_equal(params["conv"]["kernel"], PARAMS["conv"]["kernel"])
     np.testing.assert_allclose(params["conv"]["bias"], 0.95)
-    with refused(RecipeError, "decay-answer", path="conv/bias", answer="'yes'"):
+    with refused(RecipeError, "decay-answer", path="conv/bias", value="yes"):
         decays(PARAMS, lambda path, leaf: "yes")
 
 
@@ -266,7 +266,7 @@ def test_settings_of_zero_are_not_in_the_program():
 def test_other_optimizers_come_from_optax():
     ours, _ = run(from_optax(functools.partial(optax.sgd, nesterov=True), learning_rate=0.1, momentum=0.9))
     assert_close(ours, jax.tree.leaves(run(sgd(0.1, nesterov=True))[0]))
-    with refused(RecipeError, "optax-setting-fixed", name="nesterov", value="True"):
+    with refused(RecipeError, "optax-setting-fixed", nesterov=True):
         from_optax(optax.sgd, learning_rate=0.1, nesterov=True)
     with refused(RecipeError, "optax-maker-expected"):
         from_optax(optax.lion)
@@ -287,27 +287,27 @@ def test_warnings_name_the_setting():
 @pytest.mark.parametrize(
     ("make", "code", "facts"),
     [
-        (lambda: sgd("0.1"), "not-a-schedule", {"name": "sgd's lr", "value": "'0.1'"}),
+        (lambda: sgd("0.1"), "not-a-schedule", {"what": "sgd's lr", "value": "0.1"}),
         (lambda: sgd(-0.1), "setting-below-zero", {"name": "lr", "value": -0.1}),
         (lambda: sgd(0.1, momentum=1.0), "average-range", {"name": "momentum", "value": 1.0}),
         (lambda: sgd(0.1, momentum=0, nesterov=True), "nesterov-without-momentum", {}),
         (lambda: sgd(0.1, weight_decay=-1), "setting-below-zero", {"name": "weight_decay"}),
-        (lambda: sgd(0.1, decay="kernel"), "decay-unknown", {"near": "kernels"}),
+        (lambda: sgd(0.1, decay="kernel"), "decay-unknown", {"decay": "kernel"}),
         (lambda: sgd(0.1, clip=0), "clip-not-above-zero", {"clip": 0}),
-        (lambda: adam(0.1, b2=1.0), "average-range", {"optimizer": "adam", "name": "b2"}),
-        (lambda: adamw(0.1, weight_decay=None), "not-a-schedule", {"name": "adamw's weight_decay"}),
-        (lambda: lars(0.1, trust=-1), "setting-below-zero", {"optimizer": "lars", "name": "trust"}),
-        (lambda: lamb(0.1, b1=1.0), "average-range", {"optimizer": "lamb", "name": "b1"}),
+        (lambda: adam(0.1, b2=1.0), "average-range", {"what": "adam's b2", "name": "b2"}),
+        (lambda: adamw(0.1, weight_decay=None), "not-a-schedule", {"what": "adamw's weight_decay"}),
+        (lambda: lars(0.1, trust=-1), "setting-below-zero", {"what": "lars's trust", "name": "trust"}),
+        (lambda: lamb(0.1, b1=1.0), "average-range", {"what": "lamb's b1", "name": "b1"}),
         (lambda: sgd(0.1).replace(rate=1), "no-such-setting", {"name": "rate", "optimizer": "sgd"}),
         (
             lambda: sgd(0.1).update(GRADS[0], sgd(0.1).init(PARAMS), PARAMS, {"lr": 0.1}),
             "hyperparameters-differ",
-            {"expected": ["lr", "momentum"]},
+            {"value": ["lr"]},
         ),
         (
             lambda: sgd(0.1, 0).update(GRADS[0], sgd(0.1, 0).init(PARAMS), PARAMS, {"lr": np.ones(3)}),
             "hyperparameter-shape",
-            {"name": "lr", "shape": [3]},
+            {"name": "lr", "value": (3,)},
         ),
         (lambda: sgd(0.1).init({"steps": np.int32(3)}), "parameters-without-gradient", {"dtypes": ["int32"]}),
     ],

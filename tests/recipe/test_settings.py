@@ -104,8 +104,8 @@ def test_built_in_recipes_load_without_data():
 @pytest.mark.parametrize(
     "name,settings,code,facts",
     [
-        ("recipe", ["lr"], "set-not-a-pair", {"given": "lr"}),
-        ("recipe", ["lr="], "set-not-a-pair", {"given": "lr="}),
+        ("recipe", ["lr"], "set-not-a-pair", {"value": "lr"}),
+        ("recipe", ["lr="], "set-not-a-pair", {"value": "lr="}),
         ("recipe", ["lr=fast"], "set-not-a-number", {"name": "lr", "given": "fast", "old": "0.1"}),
         ("recipe", ["lr={[]: 1}"], "set-not-a-number", {}),
         ("recipe", ["batch=24.5"], "set-not-whole", {"name": "batch", "given": "24.5"}),
@@ -119,7 +119,7 @@ def test_built_in_recipes_load_without_data():
         ("finished", ["lr=True"], "set-not-a-number", {"given": "True"}),
         ("finishd", [], "recipe-not-in-file", {"name": "finishd", "near": "finished"}),
         ("needs", [], "parameter-missing", {"name": "folder", "option": "--set folder=..."}),
-        ("wrong", [], "not-a-recipe", {"kind": "int"}),
+        ("wrong", [], "not-a-recipe", {"expected": "a cw.Recipe"}),
         (
             "broken",
             [],

@@ -128,5 +128,5 @@ def test_a_row_of_a_stack_is_a_layer(make):
 
 
 def test_others_cannot_wrap_them():
-    with refused(RecipeError, "optimizer-not-elementwise", around="lookahead"):
+    with refused(RecipeError, "optimizer-not-elementwise", what="the optimizer in lookahead"):
         lookahead(lamb(0.1))

@@ -210,7 +210,7 @@ def test_rows_of_stacked_arrays_are_groups():
     moved, _ = optimizer.update(jax.tree.map(jnp.ones_like, p), optimizer.init(p), p, hyper)
     np.testing.assert_allclose(1 - moved["stack"]["bias"][:, 1], [0.125, 0.25, 0.5], rtol=1e-6)
     np.testing.assert_allclose(1 - moved["stack"]["kernel"][:, 0, 1], [0.125, 0.25, 0.5], rtol=1e-6)
-    with refused(cw.RecipeError, "group-matches-nothing", pattern="stack/*#3"):
+    with refused(cw.RecipeError, "group-matches-nothing", name="stack/*#3"):
         cw.grouped(cw.sgd(lr=1.0), {"stack/*#3": {"lr": 0}}).members(p)
 
 

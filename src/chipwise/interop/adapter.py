@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from ..errors import RecipeError, near
+from ..errors import RecipeError, invalid, near
 from ..recipe.source import Source, spec_of
 from ..recipe.task import OriginalModel, Sum, Task, Tree
 from ..words.figures import one_line
@@ -61,7 +61,7 @@ class Data:
         if isinstance(names, (tuple, list)):
             given: Any = tuple(_column(batch, name) for name in names)
             if not given:
-                raise RecipeError("adapter-no-inputs", columns=sorted(batch))
+                raise invalid("adapter-no-inputs", "inputs", names, f"some of the columns {sorted(batch)}")
         else:
             given = _read(names, batch, "inputs")
         if isinstance(given, Mapping):
@@ -83,7 +83,8 @@ class Data:
         """The `Task`, named for messages and for comparing runs: by the framework and the model's class."""
         metrics = dict(self.metrics or {})
         if "loss" in metrics or not all(map(callable, metrics.values())):
-            raise RecipeError("adapter-metrics", metrics=sorted(metrics))
+            expected = "functions of (outputs, target), none called loss"
+            raise invalid("adapter-metrics", "metrics", sorted(metrics), expected)
 
         def loss(params: Tree, state: Tree, batch: Batch, key: Any, train: bool):
             args, kwargs = self.arguments(batch, params)
@@ -157,7 +158,10 @@ def library(name: str, command: str) -> Any:
         return import_module(name)
     except ImportError as error:
         reason = " ".join(str(error).split())
-        raise RecipeError("adapter-library", library=name, command=command, reason=reason) from error
+        sentence = "{library} cannot be imported ({reason}): {command}."
+        raise RecipeError(
+            "adapter-library", sentence, library=name, command=command, reason=reason
+        ) from error
 
 
 def nested(flat: Mapping[str, Any], separator: str) -> Tree:
@@ -175,11 +179,18 @@ def fitting(tree: Tree, separator: str, expected: Mapping[str, tuple[int, ...]],
     given = flattened(tree, separator)
     for name, shape in expected.items():
         if name not in given:
-            raise RecipeError("adapter-weight-missing", what=what, name=name, near=near(name, given))
+            sentence = "The {what} have no '{name}', which the model has.{near:near}"
+            raise RecipeError(
+                "adapter-weight-missing", sentence, what=what, name=name, near=near(name, given)
+            )
         if (own := tuple(np.shape(given[name]))) != tuple(shape):
-            raise RecipeError("adapter-weight-shape", what=what, name=name, shape=own, expected=tuple(shape))
+            sentence = "The {what} have '{name}' of shape {shape}: the model has {expected}."
+            raise RecipeError(
+                "adapter-weight-shape", sentence, what=what, name=name, shape=own, expected=tuple(shape)
+            )
     if unknown := sorted(set(given) - set(expected)):
-        raise RecipeError("adapter-weight-unknown", what=what, names=unknown)
+        sentence = "The {what} have {names:few}, which the model lacks."
+        raise RecipeError("adapter-weight-unknown", sentence, what=what, names=unknown)
     return {name: given[name] for name in expected}
 
 
@@ -190,13 +201,15 @@ def examples(args: tuple, kwargs: dict) -> int:
 
 def not_a_model(framework: str, given: Any, expected: str) -> RecipeError:
     """What to raise for a `given` that is no model."""
-    return RecipeError("adapter-no-model", framework=framework, given=given, expected=expected)
+    sentence = "cw.{framework}.task was given {given}: expected {expected}."
+    return RecipeError("adapter-no-model", sentence, framework=framework, given=given, expected=expected)
 
 
 def uncalled(model: str, args: tuple, kwargs: dict, error: Exception) -> RecipeError:
     """What to raise for a model that fails in its own framework."""
     shapes = [f"{x.dtype}{list(x.shape)}" for x in jax.tree.leaves((args, kwargs))]
-    return RecipeError("adapter-call-fails", model=model, shapes=shapes, reason=one_line(error))
+    sentence = "{model} fails when called with {shapes:and} ({reason}). Columns are changed with inputs=."
+    return RecipeError("adapter-call-fails", sentence, model=model, shapes=shapes, reason=one_line(error))
 
 
 def _column(batch: Batch, name: Any) -> jax.Array:
@@ -208,7 +221,8 @@ def _column(batch: Batch, name: Any) -> jax.Array:
 
 def _read(function: Any, batch: Batch, what: str) -> Any:
     if not callable(function):
-        raise RecipeError("adapter-columns-expected", what=what, given=repr(function))
+        expected = "a column's name or a function of the batch, such as lambda batch: batch['image']"
+        raise invalid("adapter-columns-expected", what, function, expected)
     try:
         with own_promotion():
             return function(batch)

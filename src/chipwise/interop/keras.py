@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import RecipeError
+from ..errors import RecipeError, invalid
 from ..recipe import freezing
 from ..recipe.task import Sum, Task, Tree
 from ..words.figures import one_line
@@ -107,7 +107,8 @@ def keras_library() -> Any:
         os.environ.setdefault("KERAS_BACKEND", "jax")
     keras = library("keras", INSTALL)
     if (backend := keras.backend.backend()) != "jax":
-        raise RecipeError("keras-backend", backend=backend)
+        expected = "jax: set KERAS_BACKEND=jax before keras is imported"
+        raise invalid("keras-backend", "the backend of Keras", backend, expected)
     return keras
 
 
@@ -130,18 +131,21 @@ def _judge(keras: Any, model: Any, loss: Any) -> Callable:
     """The loss as `(outputs, target) -> Sum`."""
     given = loss if loss is not None else getattr(model, "loss", None)
     if given is None:
-        raise RecipeError("keras-no-loss", model=type(model).__name__)
+        sentence = "{model} was not compiled with a loss: give one, such as loss='mse'."
+        raise RecipeError("keras-no-loss", sentence, model=type(model).__name__)
     if isinstance(given, str):
         try:
             given = keras.losses.get(given)
         except ValueError as error:
-            raise RecipeError("keras-loss-unknown", loss=given, reason=one_line(error)) from error
+            sentence = "Keras has no loss '{loss}' ({reason})."
+            raise RecipeError("keras-loss-unknown", sentence, loss=given, reason=one_line(error)) from error
     if not isinstance(given, keras.losses.Loss):
         if str(getattr(given, "__module__", "")).startswith("keras"):  # they take the target first
             return lambda outputs, target: _with_promotion(given, target, outputs)
         return given
     if given.reduction == "sum":
-        raise RecipeError("keras-loss-summed", loss=type(given).__name__)
+        sentence = "{loss} sums over a replica's examples: give reduction='sum_over_batch_size'."
+        raise RecipeError("keras-loss-summed", sentence, loss=type(given).__name__)
 
     def judged(outputs: Any, target: Any) -> Sum:
         return as_sum(_with_promotion(given, target, outputs), len(jax.tree.leaves(target)[0]))

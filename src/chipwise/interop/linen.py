@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from ..errors import RecipeError
+from ..errors import unknown
 from ..recipe import freezing
 from ..recipe.task import Task, Tree
 from .adapter import Data, not_a_model, own_promotion, with_loss
@@ -42,7 +42,7 @@ def task(
     known = inspect.signature(type(module).__call__).parameters
     names = [name for name in MODES if name in known]
     if mode is not None and mode not in known:
-        raise RecipeError("linen-mode", module=type(module).__name__, mode=mode, arguments=list(known)[1:])
+        raise unknown("linen-mode", f"argument of {type(module).__name__}", mode, list(known)[1:])
     name = mode or (names[0] if names else None)
     columns = Data(**data)
 

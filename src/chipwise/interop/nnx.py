@@ -12,7 +12,7 @@ import jax
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from ..errors import RecipeError
+from ..errors import RecipeError, invalid
 from ..models.large import SHARD
 from ..recipe import freezing
 from ..recipe.task import Task
@@ -103,7 +103,9 @@ def _functions(make_model: Callable) -> tuple[Callable, Callable]:
 
     def call(params: Tree, state: Tree, args: tuple, kwargs: dict, key, train: bool):
         if not isinstance(train, bool):
-            raise RecipeError("nnx-train-no-bool", train=train)
+            raise invalid(
+                "nnx-train-no-bool", "train", train, "True or False; under jax.jit name it in static_argnames"
+            )
         parts = [
             _from_tree("params", params, shapes["params"]),
             _streams(shapes["rng"], key, train),
@@ -175,7 +177,8 @@ def _streams(like: nnx.State, key, train: bool) -> nnx.State:
     if key is None:
         if flat and train:
             layers = sorted({_name(path[:-1]) for path, _ in flat})
-            raise RecipeError("nnx-key-missing", layers=layers)
+            sentence = "{layers:list} draw random numbers: give jax.random.key(seed), another one a step."
+            raise RecipeError("nnx-key-missing", sentence, layers=layers)
         key = jax.random.key(0)
     variables: list = []
     streams: dict = {}

@@ -153,7 +153,8 @@ def _compare(traced: Traced, eager: _Step, judged: _Step, ours: _Step, ours_judg
     starts = traced.buffers
     left = [n for n, b in eager.buffers.items() if not np.array_equal(b, starts[n]) and n not in ours.buffers]
     if left:
-        raise RecipeError("torch-buffers-unmoved", module=traced.name, names=left)
+        sentence = "In training PyTorch moves {names:few} of {module}, the program does not: write in place."
+        raise RecipeError("torch-buffers-unmoved", sentence, module=traced.name, names=left)
     half = _HALF if any(p.dtype.itemsize < 4 for p in traced.params.values()) else 1
     pairs = [("outputs in evaluation", judged.outputs, ours_judged.outputs, _OUTPUTS)]
     pairs.append(("outputs in training", eager.outputs, ours.outputs, _OUTPUTS))
@@ -167,7 +168,12 @@ def _compare(traced: Traced, eager: _Step, judged: _Step, ours: _Step, ours_judg
             scale = max(float(np.max(np.abs(wide), initial=0)), least, 1e-12)
             off = float(np.max(np.abs(mine[name].astype(np.float64) - wide), initial=0)) / scale
             if not off <= most * half:
-                raise RecipeError("torch-step-differs", module=traced.name, what=kind, name=name, off=off)
+                sentence = (
+                    "A step of {module} differs from PyTorch's: {what} '{name}' by {off:.2g}: look for "
+                    "no_grad, a custom backward or writes to views; check=False trains it anyway."
+                )
+                about = {"what": kind, "name": name, "off": off}
+                raise RecipeError("torch-step-differs", sentence, module=traced.name, **about)
 
 
 def _weighted(leaves: list) -> Any:

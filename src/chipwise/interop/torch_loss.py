@@ -45,7 +45,8 @@ def totalled(loss: Any) -> Callable[[Any, Any, int], tuple[Any, Any]]:
     if not isinstance(loss, torch.nn.Module) and loss in modules:
         loss = modules[loss]()
     if getattr(loss, "reduction", "mean") == "sum":
-        raise RecipeError("torch-loss-summed", loss=type(loss).__name__)
+        sentence = "{loss} sums over a replica's examples: give reduction='mean'."
+        raise RecipeError("torch-loss-summed", sentence, loss=type(loss).__name__)
     if getattr(loss, "reduction", None) == "mean" and isinstance(loss, tuple(modules.values())):
         return functools.partial(_weighted, loss)
 

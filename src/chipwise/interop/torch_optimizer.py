@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from ..errors import RecipeError
+from ..errors import RecipeError, invalid, unknown
 from ..recipe.optimizers import Optimizer, adam, adamw, from_optax, sgd
 from ..recipe.schedules import tabulated
 from ..words.figures import one_line
@@ -57,14 +57,18 @@ def optimizer(
     """
     torch = torch_library()
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise RecipeError("torch-no-optimizer", given=type(optimizer).__name__)
+        expected = "a torch.optim.Optimizer, such as torch.optim.SGD(net.parameters(), lr=0.1)"
+        raise invalid("torch-no-optimizer", "optimizer", optimizer, expected)
     kind = type(optimizer).__name__
     if kind not in _KINDS or not type(optimizer).__module__.startswith("torch.optim"):
-        raise RecipeError("torch-optimizer-unknown", kind=kind, known=list(_KINDS))
+        raise unknown(
+            "torch-optimizer-unknown", "optimizer of torch.optim", kind, _KINDS, instead="cw.from_optax"
+        )
     if optimizer.state:
-        raise RecipeError("torch-optimizer-used", kind=kind)
+        raise RecipeError("torch-optimizer-used", "This {kind} has made steps: give a new one.", kind=kind)
     if scheduler is not None and scheduler.optimizer is not optimizer:
-        raise RecipeError("torch-scheduler-foreign", kind=type(scheduler).__name__)
+        sentence = "This {kind} belongs to another optimizer."
+        raise RecipeError("torch-scheduler-foreign", sentence, kind=type(scheduler).__name__)
     decoupled = {bool(group.get("decoupled_weight_decay")) for group in optimizer.param_groups}
     if kind == "Adam" and True in decoupled:  # Adam(decoupled_weight_decay=True) is AdamW
         if len(decoupled) > 1:
@@ -172,28 +176,17 @@ def _scheduled(kind: str, scheduler: Any, step: str | None, length: int | None) 
     """The settings of each group, as tables where a copy of `scheduler` changes them."""
     name = type(scheduler).__name__
     if step not in ("step", "epoch"):
-        raise RecipeError("torch-scheduler-step", "step={step}: expected 'step' or 'epoch'.", step=repr(step))
+        raise invalid("torch-scheduler-step", "step", step, "'step' or 'epoch'")
     if isinstance(scheduler, torch_library().optim.lr_scheduler.ReduceLROnPlateau):
-        raise RecipeError(
-            "torch-scheduler-reads-loss",
-            "{kind} follows losses, unknown in advance: give CosineAnnealingLR or cw.schedules.cosine(0.1).",
-            kind=name,
-        )
+        sentence = "{kind} follows losses, unknown in advance: give cw.schedules.cosine(0.1)."
+        raise RecipeError("torch-scheduler-reads-loss", sentence, kind=name)
     if steps := getattr(scheduler, "last_epoch", 0):
-        raise RecipeError(
-            "torch-scheduler-used",
-            "{kind} has made {steps:count step}: give a new one.",
-            kind=name,
-            steps=steps,
-        )
+        sentence = "{kind} has made {steps:count step}: give a new one."
+        raise RecipeError("torch-scheduler-used", sentence, kind=name, steps=steps)
     length = getattr(scheduler, "total_steps", None) if length is None else length
     if not isinstance(length, int) or length < 1:
-        raise RecipeError(
-            "torch-scheduler-length",
-            "{kind} with length={length}: expected the run's {step}s, such as length=30.",
-            kind=name,
-            length=length,
-            step=step,
+        raise invalid(
+            "torch-scheduler-length", f"length with {name}", length, f"the run's {step}s, such as 30"
         )
     shared = {id(p): p for group in scheduler.optimizer.param_groups for p in group["params"]}
     rows = []
@@ -206,13 +199,9 @@ def _scheduled(kind: str, scheduler: Any, step: str | None, length: int | None) 
                     own.step()
             rows.append([_settings(kind, group) for group in own.optimizer.param_groups])
     except Exception as error:  # whatever a scheduler of the user's raises
+        sentence = "{kind} cannot run for {length} {step}s in advance ({reason})."
         raise RecipeError(
-            "torch-scheduler-fails",
-            "{kind} cannot be run for {length} {step}s before training ({reason}).",
-            kind=name,
-            length=length,
-            step=step,
-            reason=one_line(error),
+            "torch-scheduler-fails", sentence, kind=name, length=length, step=step, reason=one_line(error)
         ) from error
     return [
         {name: _series(name, [row[i][name] for row in rows], step) for name in group}
@@ -225,12 +214,7 @@ def _series(name: str, values: list[Any], step: str) -> Any:
     if all(value == values[0] for value in values):
         return values[0]
     if name not in _INPUTS:
-        raise RecipeError(
-            "torch-scheduler-fixed",
-            "A scheduler may change {known:or}, not {name}.",
-            name=name,
-            known=_INPUTS,
-        )
+        raise invalid("torch-scheduler-fixed", "what a scheduler changes", name, f"one of {_INPUTS}")
     # As many digits as the step uses: they are stored with every run.
     return tabulated([float(str(np.float32(value))) for value in values], step)
 
@@ -247,12 +231,14 @@ def _names(optimizer: Any, module: Any) -> GroupNames | None:
         if len(groups) == 1:
             return None
         if any("param_names" not in group for group in groups):
-            raise RecipeError("torch-groups-unnamed", groups=len(groups))
+            sentence = "The optimizer has {groups} groups: give module= for the names."
+            raise RecipeError("torch-groups-unnamed", sentence, groups=len(groups))
         pairs = [(name, i) for i, group in enumerate(groups) for name in group["param_names"]]
     else:
         named = dict(module.named_parameters())
         if not set(held) <= {id(p) for p in named.values()}:
-            raise RecipeError("torch-optimizer-foreign", module=type(module).__name__)
+            sentence = "The optimizer holds parameters of another module than {module}."
+            raise RecipeError("torch-optimizer-foreign", sentence, module=type(module).__name__)
         if len(groups) == 1 and len(held) == len(named):
             return None
         pairs = [(name, held[id(p)]) for name, p in named.items() if id(p) in held]

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import ChipwiseError, RecipeError
+from ..errors import ChipwiseError, RecipeError, invalid
 from ..recipe import freezing
 from ..recipe.task import Tree
 from ..words.figures import one_line
@@ -71,7 +71,8 @@ class Traced:
                 module = self._make()
             except Exception as error:
                 facts = {"module": self.name, "reason": one_line(error)}
-                raise RecipeError("torch-init-untraced", **facts) from error
+                sentence = "{module} cannot be made from a seed ({reason}): give the module itself."
+                raise RecipeError("torch-init-untraced", sentence, **facts) from error
         params = {name: as_jax(p, self.env) for name, p in module.named_parameters()}
         return self._tree(params, {name: as_jax(b, self.env) for name, b in module.named_buffers()})
 
@@ -148,7 +149,8 @@ class Traced:
                 delattr(module, name)
             if kept:
                 names = [f"{place}.{name}" if place else name for name in kept]
-                raise RecipeError("torch-attribute-moves", module=self.name, names=names)
+                sentence = "{module} would lose the tensor in {names:and}: use register_buffer."
+                raise RecipeError("torch-attribute-moves", sentence, module=self.name, names=names)
 
     def _refused(self, error: Exception) -> RecipeError:
         import torchax.tensor
@@ -156,7 +158,8 @@ class Traced:
         facts = {"module": self.name, "where": _where(error), "reason": one_line(error)}
         if isinstance(error, torchax.tensor.OperatorNotFound):
             operation = str(error).removeprefix("Operator with name ").removesuffix(" has no lowering")
-            return RecipeError("torch-operation-missing", **facts | {"operation": operation})
+            sentence = "{module} uses {operation} ({where}), which torchax lacks: use other operations."
+            return RecipeError("torch-operation-missing", sentence, **facts, operation=operation)
         depends = (
             jax.errors.ConcretizationTypeError,
             jax.errors.TracerArrayConversionError,
@@ -164,8 +167,9 @@ class Traced:
             jax.errors.NonConcreteBooleanIndexError,
         )
         if isinstance(error, depends):
-            return RecipeError("torch-depends-on-values", **facts)
-        return RecipeError("torch-not-traced", **facts)
+            sentence = "{module} branches on values ({where}): use torch.where, or branch on shapes."
+            return RecipeError("torch-depends-on-values", sentence, **facts)
+        return RecipeError("torch-not-traced", "{module} cannot be traced ({where}): {reason}.", **facts)
 
 
 @contextlib.contextmanager
@@ -208,11 +212,13 @@ def _narrowed(value: Any) -> Any:
 def _refuse_elsewhere(module: Any) -> None:
     places = sorted({str(t.device) for t in [*module.parameters(), *module.buffers()]} - {"cpu"})
     if places:
-        raise RecipeError("torch-elsewhere", module=type(module).__name__, devices=places)
+        expected = "the CPU: call module.to('cpu') first"
+        raise invalid("torch-elsewhere", f"the device of {type(module).__name__}", places, expected)
     frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
     if frozen:
         patterns = tuple(name.replace(".", "/") for name in frozen)
-        raise RecipeError("torch-frozen", module=type(module).__name__, count=len(frozen), patterns=patterns)
+        sentence = "{module} has requires_grad=False: give Recipe(frozen={patterns}) instead."
+        raise RecipeError("torch-frozen", sentence, module=type(module).__name__, patterns=patterns)
 
 
 def _where(error: BaseException) -> str:
@@ -235,10 +241,13 @@ def _environment() -> Any:
         try:
             import torchax.tensor as torchax
         except ImportError:
-            raise RecipeError("torchax-missing", torch=torch.__version__, command=INSTALL) from None
+            sentence = "torch {torch} needs torchax, which traces its modules: {command}."
+            raise RecipeError("torchax-missing", sentence, torch=torch.__version__, command=INSTALL) from None
         except Exception as error:  # 0.0.13 beside torch 2.13: an AttributeError
             facts = {"torch": torch.__version__, "reason": one_line(error), "command": INSTALL}
-            raise RecipeError("torchax-unfit", **facts) from error
+            raise RecipeError(
+                "torchax-unfit", "This torchax does not fit torch {torch} ({reason}): {command}.", **facts
+            ) from error
 
     traced, pytree = (torchax.Tensor, torchax.View), torch.utils._pytree
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..errors import RecipeError
+from ..errors import RecipeError, invalid
 from . import wide
 from .chip_traits import ChipTraits, traits
 
@@ -84,7 +84,7 @@ def _with_seen(query, key, value, seen) -> tuple[jax.Array, jax.Array, jax.Array
     """The three arrays with eight more entries per head, which replace a mask that kernels lack: the product
     of an unseen key with any query is lower by 65,536, so its weight is 0."""
     if seen.shape != key.shape[:2]:
-        raise RecipeError("attention-seen", seen=list(seen.shape), expected=list(key.shape[:2]))
+        raise invalid("attention-seen", "the shape of seen", seen.shape, f"{key.shape[:2]}, one for each key")
     d, more = query.shape[-1], [(0, 0)] * 3 + [(0, 8)]
     scale = math.sqrt((d + 8) / d)  # since kernels divide by the root of the wider head
     query = (query.astype(wide(query.dtype)) * scale).astype(query.dtype)
@@ -154,11 +154,14 @@ def _check(query, key, value, causal: bool, window: int | None) -> None:
         and query.shape[2] % key.shape[2] == 0
     )
     if not fits:
-        raise RecipeError("attention-shapes", query=shapes[0], key=shapes[1], value=shapes[2])
+        expected = "(b, t, heads, d) and twice (b, s, kv_heads, d), kv_heads a divisor of heads"
+        raise invalid("attention-shapes", "query, key and value", shapes, expected)
     dtypes = [str(x.dtype) for x in (query, key, value)]
     if len(set(dtypes)) > 1 or not jnp.issubdtype(query.dtype, jnp.floating):
-        raise RecipeError("attention-dtypes", dtypes=dtypes)
+        expected = "one floating dtype: cast with .astype"
+        raise invalid("attention-dtypes", "the dtypes of query, key and value", dtypes, expected)
     if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
-        raise RecipeError("attention-window", window=repr(window))
+        raise invalid("attention-window", "window", window, "a whole number of positions, at least 1")
     if (causal or window is not None) and shapes[0][1] != shapes[1][1]:
-        raise RecipeError("attention-lengths", queries=shapes[0][1], keys=shapes[1][1])
+        sentence = "{queries} queries and {keys} keys: causal and window expect as many."
+        raise RecipeError("attention-lengths", sentence, queries=shapes[0][1], keys=shapes[1][1])

@@ -24,7 +24,10 @@ def cudnn(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask) -> jax
     except RuntimeError as error:
         if "cuDNN" not in str(error):
             raise
-        raise DeviceError("attention-without-cudnn", install="pip install nvidia-cudnn-cu12") from error
+        sentence = "Attention on this GPU needs cuDNN: {install}."
+        raise DeviceError(
+            "attention-without-cudnn", sentence, install="pip install nvidia-cudnn-cu12"
+        ) from error
 
 
 def splash(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask) -> jax.Array:

@@ -17,7 +17,7 @@ from jax import lax
 from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
-from ..errors import RecipeError
+from ..errors import invalid
 from . import wide
 
 SHARD = "shard"
@@ -71,21 +71,24 @@ def axes(
         spec = None if sharding is None else sharding(name)
         if spec is None:
             return axis_of(shape, shards)
-        facts = {"path": name, "spec": str(spec), "shape": list(shape), "shards": shards}
         if not isinstance(spec, P):
-            raise RecipeError("sharding-answer", **facts)
+            expected = "a PartitionSpec such as P(None, 'shard'), or None for the largest axis"
+            raise invalid("sharding-answer", f"Task.sharding of {name}", spec, expected, path=name)
         cut = [axis for axis, names in enumerate(spec) if names not in (None, ())]
         if len(cut) > 1 or any(spec[axis] not in (SHARD, (SHARD,)) for axis in cut):
-            raise RecipeError("sharding-names", **facts)
+            expected = "the one axis 'shard', once, such as P(None, 'shard')"
+            raise invalid("sharding-names", f"Task.sharding of {name}", spec, expected, path=name)
         if cut and (cut[0] >= len(shape) or shape[cut[0]] % shards):
-            raise RecipeError("sharding-indivisible", **facts)
+            expected = f"an axis of {shape} that shards={shards} divides, or None"
+            raise invalid("sharding-indivisible", f"Task.sharding of {name}", spec, expected, path=name)
         return cut[0] if cut else -1
 
     chosen_axes = jax.tree_util.tree_map_with_path(chosen, params)
     leaves = jax.tree.leaves(chosen_axes)
     if some and shards > 1 and leaves and max(leaves) < 0:
         largest = max((tuple(leaf.shape) for leaf in jax.tree.leaves(params)), key=len)
-        raise RecipeError("shards-fit-nothing", shards=shards, shape=list(largest), count=len(leaves))
+        expected = f"a divisor of some axis of the {len(leaves)} parameters, such as {largest}"
+        raise invalid("shards-fit-nothing", "shards", shards, expected)
     return chosen_axes
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import jax
 
-from ..errors import RecipeError, near
+from ..errors import unknown
 from .attention import SAVED, saveable
 
 POLICIES = (
@@ -68,12 +68,8 @@ def remat(
         known = sorted(_marked(jax.make_jaxpr(function)(*args, **options).jaxpr))
         for name in names:
             if name not in known:
-                raise RecipeError(
-                    "remat-policy",
-                    name=name,
-                    near=near(name, [*known, *POLICIES]),
-                    known=known,
-                    policies=POLICIES,
+                raise unknown(
+                    "remat-policy", "value or policy of jax.checkpoint_policies", name, (*known, *POLICIES)
                 )
         return kept(*args, **options)
 

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from ..errors import RecipeError, near
+from ..errors import RecipeError, invalid, near
 
 MOST_STEPS = 2**31 - 1
 """Of a run: devices count steps in 32 bits."""
@@ -84,7 +84,8 @@ class Duration:
         value, unit = Fraction(match[1]), match[2]
         if unit in ("st", "ex") and value.denominator != 1:
             whole = f"{_half_up(value)}{unit}"
-            raise RecipeError("duration-fraction", duration=stripped, unit=UNITS[unit], whole=whole)
+            expected = f"'{whole}', or a fraction of 'ep' or '%'"
+            raise invalid("duration-fraction", "duration", stripped, expected, unit=UNITS[unit], whole=whole)
         return cls(value, unit, stripped)
 
     def __str__(self) -> str:
@@ -101,7 +102,8 @@ class Duration:
         if not isinstance(other, Duration):
             return NotImplemented
         if self.unit != other.unit:
-            raise RecipeError("durations-not-comparable", first=str(self), second=str(other))
+            sentence = "'{first}' and '{second}' differ in their unit: compare Clock.steps of them."
+            raise RecipeError("durations-not-comparable", sentence, first=str(self), second=str(other))
         return self.value < other.value
 
 
@@ -158,7 +160,8 @@ class Clock:
                 continue
             least = 0 if name == "total" else 1
             if not _is_int(value) or value < least:
-                raise RecipeError("clock-field", name=name, value=repr(value), least=least)
+                expected = f"a whole number, {least} or more"
+                raise invalid("clock-field", f"the clock's {name}", value, expected, name=name, least=least)
             object.__setattr__(self, name, operator.index(value))
 
     @classmethod
@@ -172,7 +175,10 @@ class Clock:
         """
         clock = cls(examples, batch, cls(examples, batch).steps(duration))
         if (clock.total or 0) > MOST_STEPS:
-            raise RecipeError("duration-too-long", duration=str(duration), steps=clock.total, most=MOST_STEPS)
+            expected = f"at most {MOST_STEPS:,} steps"
+            raise invalid(
+                "duration-too-long", "duration", str(duration), expected, steps=clock.total, most=MOST_STEPS
+            )
         return clock
 
     def steps(self, duration: str | Duration) -> int:
@@ -202,9 +208,11 @@ class Clock:
         """
         length = self._exact(Duration.parse(every))
         if not length:
-            raise RecipeError("interval-zero", every=str(every))
+            raise invalid("interval-zero", "an interval", str(every), "at least '1st'")
         if self.total is None:
-            raise RecipeError("marks-need-total", every=str(every))
+            raise invalid(
+                "marks-need-total", "the clock's total", None, "the run's steps, for marks", every=str(every)
+            )
         return Marks(length, self.total)
 
     def epoch(self, step: int) -> int:
@@ -220,7 +228,8 @@ class Clock:
         if duration.unit == "ep":
             return duration.value * self.examples / self.batch
         if self.total is None:
-            raise RecipeError("share-of-unknown-run", duration=str(duration))
+            expected = "'24ep', '9360st' or '1.2e6ex' where the run's length is unknown"
+            raise invalid("share-of-unknown-run", "duration", str(duration), expected)
         return duration.value * self.total / 100
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from ..errors import RecipeError, near
+from ..errors import RecipeError, unknown
 
 _STATISTICS = ("mean", "var", "variance", "num_batches_tracked", "batch_counter")
 MOVING = tuple(f"!*{name}" for name in _STATISTICS)
@@ -37,7 +37,7 @@ def freeze(*patterns: str, batch_norm: str = "eval") -> tuple[str, ...]:
         raise RecipeError("frozen-not-patterns", frozen=repr(patterns))
     if batch_norm not in ("eval", "train"):
         choices = ["eval", "train"]
-        raise RecipeError("freeze-batch-norm", given=batch_norm, near=near(str(batch_norm), choices))
+        raise unknown("freeze-batch-norm", "batch_norm", batch_norm, choices)
     return (*patterns, *(MOVING if batch_norm == "train" else ()))
 
 

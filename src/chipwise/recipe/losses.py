@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ..errors import RecipeError
+from ..errors import RecipeError, invalid
 from .task import Sum
 
 
@@ -172,7 +172,7 @@ def huber(predictions: Any, targets: Any, delta: float = 1.0) -> jax.Array:
     Arguments: `delta` above 0, in the targets' unit; the others and the errors as in `squared_error`.
     """
     if not delta > 0:
-        raise RecipeError("delta-not-above-zero", delta=delta)
+        raise invalid("delta-not-above-zero", "huber's delta", delta, "a number above 0, such as 1.0")
     predictions = floats(predictions, "predictions")
     targets = same_shape(targets, "targets", predictions, "predictions")
     errors = jnp.abs(predictions - targets)
@@ -196,7 +196,7 @@ def correct(logits: Any, labels: Any, k: int = 1) -> jax.Array:
     labels = jnp.asarray(labels)
     classes = logits.shape[1]
     if not 1 <= k <= classes:
-        raise RecipeError("k-range", k=k, classes=classes)
+        raise invalid("k-range", "k", k, f"1 to {classes}, the classes", classes=classes)
     if labels.shape == logits.shape and jnp.issubdtype(labels.dtype, jnp.floating):
         labels = jnp.argmax(labels, axis=1)
     labels = class_labels(labels, logits)
@@ -211,7 +211,7 @@ def correct(logits: Any, labels: Any, k: int = 1) -> jax.Array:
 
 def _share(smoothing: float) -> None:
     if not 0.0 <= smoothing < 1.0:
-        raise RecipeError("smoothing-range", smoothing=smoothing)
+        raise invalid("smoothing-range", "smoothing", smoothing, "0 <= smoothing < 1, such as 0.1")
 
 
 def floats(values: Any, name: str, ndim: int | None = None) -> jax.Array:
@@ -222,10 +222,12 @@ def floats(values: Any, name: str, ndim: int | None = None) -> jax.Array:
     """
     values = jnp.asarray(values)
     if not jnp.issubdtype(values.dtype, jnp.floating):
-        raise RecipeError("not-floats", name=name, dtype=str(values.dtype))
+        raise invalid(
+            "not-floats", f"the dtype of {name}", str(values.dtype), "floats of any width", name=name
+        )
     if values.ndim == 0 or (ndim is not None and values.ndim != ndim):
         expected = "(batch, classes)" if ndim == 2 else "(batch, ...)"
-        raise RecipeError("axes-differ", name=name, shape=values.shape, expected=expected)
+        raise invalid("axes-differ", f"the shape of {name}", values.shape, expected, name=name)
     return values if values.dtype == jnp.float64 else values.astype(jnp.float32)
 
 
@@ -235,8 +237,8 @@ def class_labels(labels: jax.Array, logits: jax.Array) -> jax.Array:
     Raises `RecipeError` for other dtypes and shapes.
     """
     if not jnp.issubdtype(labels.dtype, jnp.integer) or labels.shape != logits.shape[:1]:
-        about = {"dtype": str(labels.dtype), "shape": labels.shape}
-        raise RecipeError("labels-shape", **about, expected=logits.shape[:1], logits=logits.shape)
+        expected = f"whole numbers {logits.shape[:1]} or float probabilities {logits.shape}"
+        raise invalid("labels-shape", f"the shape of {labels.dtype} labels", labels.shape, expected)
     return labels.astype(jnp.int32)
 
 
@@ -244,5 +246,6 @@ def same_shape(values: Any, name: str, like: jax.Array, like_name: str) -> jax.A
     """`values` in the dtype of `like`. Raises `RecipeError` unless they have exactly its shape."""
     values = jnp.asarray(values)
     if values.shape != like.shape:
-        raise RecipeError("shapes-differ", name=name, shape=values.shape, like=like_name, expected=like.shape)
+        expected = f"{like.shape}, that of the {like_name}"
+        raise invalid("shapes-differ", f"the shape of {name}", values.shape, expected, name=name)
     return values.astype(like.dtype)

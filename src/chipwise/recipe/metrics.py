@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import RecipeError, near
+from ..errors import invalid, unknown
 from ..words.facts import fact
 from . import losses
 from .losses import class_labels, floats, same_shape
@@ -141,15 +141,14 @@ def _counts(total, count):
 
 def _score(ratio: str, logits: Any, labels: Any, average: str | None, threshold: float | None) -> Sum:
     if average is not None and average not in _AVERAGES:
-        close = near(str(average), _AVERAGES)
-        raise RecipeError("average-unknown", metric=ratio, average=average, known=_AVERAGES, near=close)
+        raise unknown("average-unknown", "average", average, (None, *_AVERAGES), metric=ratio)
     logits, labels = floats(logits, "logits", ndim=2), jnp.asarray(labels)
     several = labels.ndim == 2
     if several:
         predicted, actual = _several_labels(logits, labels, 0.5 if threshold is None else threshold)
     elif threshold is not None:
-        about = {"threshold": threshold, "shape": labels.shape, "expected": logits.shape}
-        raise RecipeError("threshold-of-one-label", metric=ratio, **about)
+        expected = f"none for labels {labels.shape}; several an example are {logits.shape}"
+        raise invalid("threshold-of-one-label", "threshold", threshold, expected, metric=ratio)
     else:
         predicted, actual = _one_label(logits, labels)
     sums = jnp.stack([jnp.sum(x, axis=0) for x in (predicted * actual, predicted, actual)])
@@ -168,7 +167,7 @@ def _one_label(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Arr
 def _several_labels(logits: Any, labels: Any, threshold: float) -> tuple[jax.Array, jax.Array]:
     """Predicted and actual, `(batch, classes)` of 0 and 1."""
     if not 0 < threshold < 1:
-        raise RecipeError("threshold-range", threshold=threshold)
+        raise invalid("threshold-range", "threshold", threshold, "a probability between 0 and 1, such as 0.5")
     actual = same_shape(labels, "labels", logits, "logits")
     # The logit of the threshold, so that no probability is rounded to the other side of it.
     predicted = logits > math.log(threshold / (1 - threshold))
@@ -236,7 +235,8 @@ def r2(predictions: Any, targets: Any, center: float | Sequence[float] = 0.0) ->
     p, t = _columns(predictions, targets)
     middle = np.asarray(center, np.float32).reshape(-1)
     if middle.size not in (1, t.shape[1]):
-        raise RecipeError("center-values", values=middle.size, expected=t.shape[1])
+        expected = f"1, or {t.shape[1]}, one for each of an example's values"
+        raise invalid("center-values", "the number of values in center", middle.size, expected)
     away = t - jnp.broadcast_to(middle[None], t.shape)
     sums = jnp.stack([jnp.sum(x, axis=0) for x in ((t - p) ** 2, away, away**2)])
     return Sum(sums, jnp.float32(len(t)), _Explained(tuple(middle.tolist())))

@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from ..errors import RecipeError, near
+from ..errors import RecipeError, invalid, unknown
 from ..words.facts import Fact
 from .duration import Clock
 from .schedules import Schedule, as_schedule, callable_name, constant, held, plain
@@ -101,9 +101,7 @@ class Optimizer(ABC):
         for name in settings:
             if name not in self.settings:
                 kind, known = self._about()["optimizer"], list(self.settings)
-                raise RecipeError(
-                    "no-such-setting", optimizer=kind, name=name, known=known, near=near(name, known)
-                )
+                raise unknown("no-such-setting", f"setting of {kind}", name, known, optimizer=kind)
         return self._with(settings)
 
     def held(self, clock: Clock) -> Optimizer:
@@ -212,11 +210,14 @@ class Optimizer(ABC):
 
     def _scalars(self, hyper: Scalars, dtype: Any) -> Scalars:
         if set(hyper) != set(self.hyper):
-            raise RecipeError("hyperparameters-differ", given=sorted(hyper), expected=sorted(self.hyper))
+            expected = f"exactly {sorted(self.hyper)}"
+            raise invalid("hyperparameters-differ", "the hyperparameters", sorted(hyper), expected)
         scalars = {name: jnp.asarray(value).astype(dtype) for name, value in hyper.items()}
         for name, value in scalars.items():
             if value.shape != ():
-                raise RecipeError("hyperparameter-shape", name=name, shape=list(value.shape))
+                raise invalid(
+                    "hyperparameter-shape", f"the shape of {name}", value.shape, "(), one number", name=name
+                )
         return scalars
 
 
@@ -238,8 +239,7 @@ def decays(params: Tree, decay: str | Callable[[str, Any], bool]) -> Tree:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         answer = decay(name, leaf)  # type: ignore[operator]
         if not isinstance(answer, bool | np.bool_):
-            function = callable_name(decay)  # type: ignore[arg-type]
-            raise RecipeError("decay-answer", function=function, path=name, answer=repr(answer))
+            raise invalid("decay-answer", f"decay('{name}', leaf)", answer, "True or False", path=name)
         return bool(answer)
 
     return jax.tree_util.tree_map_with_path(chosen, params)
@@ -260,7 +260,8 @@ def _widen(params: Tree) -> tuple[Tree, Any]:
     leaves = [jnp.asarray(leaf).dtype for leaf in jax.tree.leaves(params)]
     wrong = [str(dtype) for dtype in leaves if not jnp.issubdtype(dtype, jnp.floating)]
     if wrong:
-        raise RecipeError("parameters-without-gradient", dtypes=sorted(set(wrong)))
+        sentence = "Parameters of {dtypes:and} have no gradient: keep them in the task's state."
+        raise RecipeError("parameters-without-gradient", sentence, dtypes=sorted(set(wrong)))
     dtype = max([jnp.dtype(jnp.float32), *map(_at_least_float32, leaves)], key=lambda d: d.itemsize)
     return jax.tree.map(lambda p: jnp.asarray(p).astype(dtype), params), dtype
 
@@ -424,7 +425,8 @@ class _FromOptax(Optimizer):
         for name in ("lr", "learning_rate"):
             if name in self.settings:
                 return name
-        raise RecipeError("no-rate", optimizer=repr(self), names=list(self.settings))
+        sentence = "{optimizer} has no lr or learning_rate: rename its rate, one of {names:and}."
+        raise RecipeError("no-rate", sentence, optimizer=repr(self), names=list(self.settings))
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -462,10 +464,12 @@ def from_optax(
     Raises `RecipeError` for a value that is neither a number nor a schedule.
     """
     if not callable(make) or not hyper:
-        raise RecipeError("optax-maker-expected", make=repr(make))
+        expected = "an optimizer's maker, and its numbers by name: from_optax(optax.lion, learning_rate=1e-4)"
+        raise invalid("optax-maker-expected", "from_optax's first argument", make, expected)
     for name, value in hyper.items():
         if isinstance(value, bool | str | None):
-            raise RecipeError("optax-setting-fixed", make=callable_name(make), name=name, value=repr(value))
+            expected = f"a number that varies: use functools.partial({callable_name(make)}, {name}={value!r})"
+            raise invalid("optax-setting-fixed", name, value, expected)
         as_schedule(value, name)
     return _FromOptax(make, tuple(hyper.items()), elementwise)
 
@@ -510,15 +514,22 @@ def _check(optimizer: Optimizer, given: dict[str, Any]) -> None:
         schedule = as_schedule(given.get(name, 0), f"{kind}'s {name}")
         value = schedule.value if isinstance(schedule, constant) else 0.0
         if value < 0:
-            raise RecipeError("setting-below-zero", optimizer=kind, name=name, value=value)
+            raise invalid(
+                "setting-below-zero", f"{kind}'s {name}", value, "a finite number of at least 0", name=name
+            )
         if name in _AVERAGES and value >= 1:
-            raise RecipeError("average-range", optimizer=kind, name=name, value=value)
+            raise invalid(
+                "average-range", f"{kind}'s {name}", value, f"0 <= {name} < 1, such as 0.9", name=name
+            )
     if given.get("nesterov") and _is_zero(given["momentum"]):
-        raise RecipeError("nesterov-without-momentum")
+        expected = "above 0, such as 0.9"
+        raise invalid("nesterov-without-momentum", "momentum with nesterov=True", given["momentum"], expected)
     if given["clip"] is not None:
         schedule = as_schedule(given["clip"], f"{kind}'s clip")
         if isinstance(schedule, constant) and schedule.value <= 0:
-            raise RecipeError("clip-not-above-zero", clip=schedule.value)
+            raise invalid(
+                "clip-not-above-zero", "clip", schedule.value, "a norm above 0, or None for no clipping"
+            )
     decay = given.get("decay", "all")
     if decay not in ("all", "kernels") and not callable(decay):
-        raise RecipeError("decay-unknown", decay=repr(decay), near=near(str(decay), ("all", "kernels")))
+        raise invalid("decay-unknown", "decay", decay, "'all', 'kernels' or a function of (path, leaf)")

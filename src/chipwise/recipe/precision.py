@@ -23,7 +23,7 @@ from contextvars import ContextVar
 import jax
 import jax.numpy as jnp
 
-from ..errors import RecipeError, near
+from ..errors import invalid, near, unknown
 
 _PRODUCTS = {"f32": "highest", "tf32": "tensorfloat32", "bf16": "default", "f16": "default"}
 _HALVES = {"bf16": jnp.bfloat16, "f16": jnp.float16}
@@ -39,13 +39,13 @@ def check(precision: str) -> None:
         return
     aliases = {"float32": "f32", "fp32": "f32", "bfloat16": "bf16", "float16": "f16", "fp16": "f16"}
     close = aliases.get(precision) or near(str(precision), _PRODUCTS)
-    raise RecipeError("precision-unknown", precision=repr(precision), known=list(_PRODUCTS), near=close)
+    raise unknown("precision-unknown", "precision", precision, _PRODUCTS, near=close)
 
 
 def check_on(precision: str, platform: str) -> None:
     """Raises `RecipeError` for a precision that the platform does not have."""
     if precision == "f16" and platform == "tpu":
-        raise RecipeError("precision-f16-on-tpu")
+        raise invalid("precision-f16-on-tpu", "precision on a TPU", precision, "bf16: it has no float16")
 
 
 def products(precision: str):

@@ -7,7 +7,7 @@ import functools
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import DataError, RecipeError, near
+from ..errors import DataError, RecipeError, invalid, unknown
 from ..words.facts import Fact, fact
 from . import precision as precisions
 from .duration import Clock, Duration
@@ -28,10 +28,11 @@ def _refuse_unknown(cls):
     def __init__(self, **given):
         for name in given:
             if name not in names:
-                raise RecipeError("no-such-field", name=name, known=names, near=near(name, names))
+                raise unknown("no-such-field", "field of Recipe", name, names)
         missing = [name for name in needed if name not in given]
         if missing:
-            raise RecipeError("fields-missing", names=missing, example=_EXAMPLES[missing[0]])
+            sentence = "Recipe needs {names:and}, such as {example}."
+            raise RecipeError("fields-missing", sentence, names=missing, example=_EXAMPLES[missing[0]])
         init(self, **given)
 
     cls.__init__ = __init__
@@ -118,24 +119,27 @@ class Recipe:
 
     def __post_init__(self):
         if not isinstance(self.task, Task):
-            raise RecipeError("task-expected", kind=type(self.task).__name__)
+            raise invalid("task-expected", "task", self.task, "a cw.Task")
         if not isinstance(self.optimizer, Optimizer):
-            raise RecipeError("optimizer-expected", kind=type(self.optimizer).__name__)
+            expected = "cw.sgd(...), cw.adamw(...), cw.from_optax(...) or another of cw.recipe"
+            raise invalid("optimizer-expected", "optimizer", self.optimizer, expected)
         for name in ("batch", "replicas", "blocks", "shards", "eval_block", "seed"):
             value, least = getattr(self, name), 0 if name == "seed" else 1
             if name in ("blocks", "eval_block") and value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise RecipeError("field-not-whole", name=name, value=repr(value), least=least)
+                expected = f"a whole number of at least {least}"
+                raise invalid("field-not-whole", name, value, expected, least=least)
         if self.replicas % self.block_count:
             near = [n for n in range(1, self.replicas + 1) if self.replicas % n == 0]
-            raise RecipeError("blocks-indivisible", blocks=self.blocks, replicas=self.replicas, near=near)
+            expected = f"a divisor of replicas={self.replicas}, such as {near}"
+            raise invalid("blocks-indivisible", "blocks", self.blocks, expected, near=near)
         if self.shards > 1 and not self.optimizer.elementwise:
-            raise RecipeError(
-                "shards-whole-leaves", shards=self.shards, optimizer=self.optimizer.describe()["optimizer"]
-            )
+            kind = self.optimizer.describe()["optimizer"]
+            expected = f"1, or an elementwise optimizer such as sgd or adamw, not {kind}"
+            raise invalid("shards-whole-leaves", "shards", self.shards, expected, optimizer=kind)
         if self.seed >= 2**32:
-            raise RecipeError("seed-too-large", seed=self.seed)
+            raise invalid("seed-too-large", "seed", self.seed, "below 2^32 = 4294967296")
         if self.ema is not None and not 0 < self.ema < 1:
             raise RecipeError("ema-range", ema=self.ema)
         patterns = self.frozen if isinstance(self.frozen, (tuple, list)) else [None]
@@ -144,7 +148,8 @@ class Recipe:
         object.__setattr__(self, "frozen", tuple(self.frozen))
         precisions.check(self.precision)
         if Duration.parse(self.duration).unit == "%":
-            raise RecipeError("duration-of-itself", duration=str(self.duration))
+            expected = "'24ep', '9360st' or '1.2e6ex', no share of itself"
+            raise invalid("duration-of-itself", "duration", str(self.duration), expected)
         if self.validated is not None and self.validated.point is None:
             point = dataclasses.replace(self, validated=None)
             object.__setattr__(self, "validated", dataclasses.replace(self.validated, point=point))
@@ -175,7 +180,7 @@ class Recipe:
         """Converts any duration to steps: knows the training set's size, the batch and the total."""
         examples = len(self.task.train)
         if not examples:
-            raise DataError("training-source-empty")
+            raise DataError("training-source-empty", "The training source has no examples: len() is 0.")
         clock = Clock(examples=examples, batch=self.batch, total=None)
         return dataclasses.replace(clock, total=clock.steps(self.duration))
 

@@ -41,7 +41,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import RecipeError, near
+from ..errors import RecipeError, invalid, unknown
 from ..words.facts import Fact
 from .duration import Clock, Duration
 
@@ -90,15 +90,14 @@ class Schedule(ABC):
         if stop is None:
             stop = self._total(clock)
         if not 0 <= start <= stop:
-            raise RecipeError("schedule-steps", schedule=repr(self), start=start, stop=stop)
+            raise invalid("schedule-steps", f"the steps of {self!r}", (start, stop), "0 <= start <= stop")
         with np.errstate(over="ignore"):  # an overflow is reported below, with its step
             values = self._values(np.arange(start, stop, dtype=np.float64), clock).astype(np.float32)
         finite = np.isfinite(values)
         if not finite.all():
             at = int(np.argmin(finite))
-            raise RecipeError(
-                "schedule-not-finite", schedule=repr(self), value=float(values[at]), step=start + at
-            )
+            value, where = float(values[at]), f"{self!r} at step {start + at}"
+            raise invalid("schedule-not-finite", where, value, "a finite float32", step=start + at)
         return values
 
     def highest(self, clock: Clock) -> float:
@@ -115,14 +114,18 @@ class Schedule(ABC):
         or 0.
         """
         if not is_number(peak):
-            raise RecipeError("peak-not-a-number", schedule=repr(self), peak=repr(peak))
+            raise invalid(
+                "peak-not-a-number", f"the new peak of {self!r}", peak, "a finite number, such as 0.1"
+            )
         if isinstance(self, constant):
             return constant(peak)
         top = self._top()
         if top is None:
-            raise RecipeError("schedule-without-peak", schedule=repr(self))
+            sentence = "{schedule} has no known peak: give a schedule that has one, such as one_cycle(0.4)."
+            raise RecipeError("schedule-without-peak", sentence, schedule=repr(self))
         if top <= 0:
-            raise RecipeError("schedule-never-above-zero", schedule=repr(self))
+            sentence = "{schedule} is never above 0: there is no peak to scale."
+            raise RecipeError("schedule-never-above-zero", sentence, schedule=repr(self))
         # In decimals as typed: half of 0.1 prints as 0.05 and not as 0.05000000000000001.
         factor = _decimal(peak) / _decimal(top)
         return self.mapped(lambda value: float(_decimal(value) * factor))
@@ -158,7 +161,8 @@ class Schedule(ABC):
 
     def _total(self, clock: Clock) -> int:
         if clock.total is None:
-            raise RecipeError("schedule-needs-total", schedule=repr(self))
+            sentence = "{schedule} needs the run's total steps in the clock."
+            raise RecipeError("schedule-needs-total", sentence, schedule=repr(self))
         return clock.total
 
 
@@ -223,9 +227,11 @@ class function(Schedule):
 
     def _changed(self, number: Change, length: Lengthen) -> Schedule:
         if number is not _same:
-            raise RecipeError("function-values", schedule=repr(self))
+            sentence = "{schedule} is code, whose values are fixed: write a schedule, such as one_cycle(0.4)."
+            raise RecipeError("function-values", sentence, schedule=repr(self))
         if length(f"{LONG}st") != f"{LONG}st":
-            raise RecipeError("function-lengths", schedule=repr(self))
+            sentence = "{schedule} is code, whose length is fixed: write a schedule, such as one_cycle(0.4)."
+            raise RecipeError("function-lengths", sentence, schedule=repr(self))
         return self
 
     def lengths(self) -> list[tuple[str, str]]:
@@ -250,7 +256,7 @@ class function(Schedule):
     def _one(self, step: int) -> Any:
         value = self.call(step)
         if not (is_number(value, finite=False) or (isinstance(value, jax.Array) and value.shape == ())):
-            raise RecipeError("function-value", schedule=repr(self), value=repr(value), step=step)
+            raise invalid("function-value", f"{self!r} at step {step}", value, "one number", step=step)
         return value
 
     def _blocks(self, first: int, stop: int) -> np.ndarray:
@@ -299,7 +305,8 @@ def as_schedule(value: Any, name: str = "schedule") -> Schedule:
         return constant(float(value))
     if callable(value) and not isinstance(value, type):
         return function(value)
-    raise RecipeError("not-a-schedule", name=name, value=repr(value))
+    expected = "a finite number, a schedule such as one_cycle(0.4), or a function of the step"
+    raise invalid("not-a-schedule", name, value, expected)
 
 
 def as_given(value: Any, new: Schedule) -> Any:
@@ -413,7 +420,7 @@ class polynomial(Curve):
     def __post_init__(self) -> None:
         check_numbers(self, *self.NUMBERS, "power")
         if self.power <= 0:
-            raise RecipeError("power-not-above-zero", power=self.power)
+            raise invalid("power-not-above-zero", "polynomial's power", self.power, "a number above 0")
 
     def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
         share = np.minimum(steps / max(self._total(clock), 1), 1.0)
@@ -502,7 +509,10 @@ class one_cycle_momentum(Curve):
     def __post_init__(self) -> None:
         check_numbers(self, *self.NUMBERS)
         if not 0 <= self.low <= self.high < 1:
-            raise RecipeError("momentum-range", schedule=repr(self))
+            expected = "0 <= low <= high < 1, such as 0.95 and 0.85"
+            raise invalid(
+                "momentum-range", "one_cycle_momentum's high and low", (self.high, self.low), expected
+            )
         _check_shape(self)
         _check_length(self, "warmup", "linear(low, high)")
 
@@ -530,7 +540,9 @@ class exponential(Schedule):
     def __post_init__(self) -> None:
         check_numbers(self, "init", "decay_rate", "floor")
         if self.decay_rate <= 0:
-            raise RecipeError("decay-rate-range", schedule=repr(self))
+            raise invalid(
+                "decay-rate-range", "decay_rate", self.decay_rate, "above 0, such as 0.96 or 1 / math.e"
+            )
         _check_length(self, "decay", "constant(value)")
 
     def _values(self, steps: np.ndarray, clock: Clock) -> np.ndarray:
@@ -568,16 +580,20 @@ class piecewise(Schedule):
         except (TypeError, ValueError):
             pairs = ()
         if not pairs:
-            raise RecipeError("pieces-expected", pieces=repr(self.pieces))
+            expected = "durations and values, such as {'0st': 0.1, '40000st': 0.01}"
+            raise invalid("pieces-expected", "piecewise", self.pieces, expected)
         object.__setattr__(self, "pieces", pairs)
         keys = [Duration.parse(key) for key, _ in pairs]
         for key, value in pairs:
             if not is_number(value):
                 raise RecipeError("schedule-number", schedule=repr(self), name=key, value=repr(value))
         if all(keys):
-            raise RecipeError("first-piece-missing", schedule=repr(self))
+            sentence = "{schedule} has no value for the first step: add '0st'."
+            raise RecipeError("first-piece-missing", sentence, schedule=repr(self))
         if sum(not key for key in keys) > 1 or len(set(keys)) < len(keys):
-            raise RecipeError("pieces-twice", schedule=repr(self))
+            raise RecipeError(
+                "pieces-twice", "{schedule}: two keys are the same duration.", schedule=repr(self)
+            )
 
     def __repr__(self) -> str:
         return f"piecewise({dict(self.pieces)!r})"
@@ -586,7 +602,8 @@ class piecewise(Schedule):
         pieces = sorted((clock.steps(key), value) for key, value in self.pieces)
         for (step, _), (after, _) in itertools.pairwise(pieces):
             if step == after:
-                raise RecipeError("pieces-on-one-step", schedule=repr(self), step=step)
+                sentence = "{schedule}: two keys fall on step {step} of this run."
+                raise RecipeError("pieces-on-one-step", sentence, schedule=repr(self), step=step)
         at, values = zip(*pieces, strict=True)
         return np.array(values, np.float64)[np.searchsorted(at, steps, side="right") - 1]
 
@@ -625,10 +642,8 @@ class tabulated(Schedule):
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", tuple(self.values) if _is_sequence(self.values) else ())
         if not self.values or not all(map(is_number, self.values)) or self.each not in ("step", "epoch"):
-            raise RecipeError(
-                "table-expected",
-                "{table}: expected finite numbers, one for each='step' or each='epoch'.",
-                table=repr(self),
+            raise invalid(
+                "table-expected", "a table", self, "finite numbers, one for each='step' or each='epoch'"
             )
 
     def __repr__(self) -> str:
@@ -723,7 +738,8 @@ def from_json(value: Any) -> Schedule:
         raise RecipeError("stored-schedule-expected", value=repr(value))
     name, settings = value["schedule"], {k: v for k, v in value.items() if k != "schedule"}
     if name == function.__name__:
-        raise RecipeError("function-stored", name=str(settings.get("call")))
+        sentence = "{name} is code, of which only the name is stored: load the recipe."
+        raise RecipeError("function-stored", sentence, name=str(settings.get("call")))
     if "of" in settings:
         inner = settings.pop("of")
         settings["schedule"] = inner if is_number(inner) else from_json(inner)
@@ -785,12 +801,12 @@ def _power(base: float, exponent: float) -> float:
 
 def _check_shape(schedule: one_cycle | one_cycle_momentum) -> None:
     if schedule.shape not in one_cycle.SHAPES:
-        close = near(str(schedule.shape), one_cycle.SHAPES)
-        raise RecipeError("shape-unknown", shape=repr(schedule.shape), shapes=one_cycle.SHAPES, near=close)
+        raise unknown("shape-unknown", "shape", schedule.shape, one_cycle.SHAPES)
 
 
 def _check_length(schedule: Schedule, name: str, *instead: str) -> None:
     duration = Duration.parse(getattr(schedule, name))
     if not duration:
-        raise RecipeError("length-zero", schedule=repr(schedule), name=name, instead=list(instead))
+        expected = f"above zero, or {' or '.join(instead)}"
+        raise invalid("length-zero", f"{name} of {schedule!r}", "0", expected, name=name)
     object.__setattr__(schedule, name, str(duration))

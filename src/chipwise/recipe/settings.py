@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import ChipwiseError, RecipeError, near
+from ..errors import ChipwiseError, RecipeError, invalid, unknown
 from ..words.figures import one_line
 from .recipe import Recipe
 from .schedules import Schedule
@@ -37,13 +37,16 @@ def load(spec: str, settings: Sequence[str] = (), data: str | None = None, synth
     Raises `RecipeError` for unknown names (with the nearest), wrong types and broken recipe files.
     """
     if synthetic and data is not None:
-        raise RecipeError("synthetic-and-data", data=data)
+        raise RecipeError(
+            "synthetic-and-data", "--synthetic generates the data: leave out --data {data}.", data=data
+        )
     source = _find(spec)
     pairs = dict(_parse(text) for text in settings)
     parameters: Mapping[str, inspect.Parameter] = {}
     if isinstance(source, Recipe):
         if data is not None:
-            raise RecipeError("recipe-finished", recipe=spec)
+            sentence = "{recipe} is a Recipe and takes no --data: make it a function of data."
+            raise RecipeError("recipe-finished", sentence, recipe=spec)
         recipe = source
     else:
         parameters = inspect.signature(source).parameters
@@ -74,7 +77,9 @@ def _arguments(
     given: dict[str, Any] = {}
     if data is not None:
         if "data" not in parameters:
-            raise RecipeError("recipe-without-data", recipe=spec)
+            raise RecipeError(
+                "recipe-without-data", "{recipe} has no parameter 'data': leave out --data.", recipe=spec
+            )
         given["data"] = data
     for name in [n for n in pairs if n in parameters and n != "data"]:
         given[name] = _typed(name, pairs.pop(name), _default(parameters[name]))
@@ -82,7 +87,8 @@ def _arguments(
         optional = parameter.default is not parameter.empty or parameter.kind in _STARRED
         if name not in given and not optional:
             option = "--data DIR" if name == "data" else f"--set {name}=..."
-            raise RecipeError("parameter-missing", recipe=spec, name=name, option=option)
+            sentence = "{recipe} needs a value for '{name}': give {option}."
+            raise RecipeError("parameter-missing", sentence, recipe=spec, name=name, option=option)
     return given
 
 
@@ -123,9 +129,7 @@ def apply(recipe: Recipe, settings: dict[str, str], others: tuple[str, ...] = ()
             inner = recipe.optimizer.settings
         else:
             known = list(dict.fromkeys([*own, *inner, *(o for o in others if o != "data")]))
-            raise RecipeError(
-                "recipe-setting-unknown", recipe=recipe.name, name=name, known=known, near=near(name, known)
-            )
+            raise unknown("recipe-setting-unknown", f"setting of {recipe.name}", name, known)
     return recipe
 
 
@@ -134,12 +138,12 @@ def _find(spec: str) -> Recipe | Callable[..., Recipe]:
         from ..recipes import BUILT_IN  # to the right of this package: the recipes by name
 
         if spec not in BUILT_IN:
-            raise RecipeError("recipe-unknown", name=spec, known=BUILT_IN, near=near(spec, BUILT_IN))
+            raise unknown("recipe-unknown", "recipe, if not path.py:name", spec, BUILT_IN)
         return importlib.import_module(f"chipwise.recipes.{spec.replace('-', '_')}").recipe
     path, _, name = spec.partition(":")
     file = Path(path)
     if not file.is_file():
-        raise RecipeError("recipe-file-missing", path=path)
+        raise invalid("recipe-file-missing", "recipe", path, "a file, as path.py:name", path=path)
     try:
         module = import_file(f"{RECIPE_MODULE}{file.stem}", path)
     except ChipwiseError:
@@ -147,12 +151,13 @@ def _find(spec: str) -> Recipe | Callable[..., Recipe]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # sys.exit() too: an import must not end the program
-        raise RecipeError("recipe-file-fails", path=path, **_blame(error, file)) from error
+        sentence = "{path} raised an error: {line:line}{error}: {reason}."
+        raise RecipeError("recipe-file-fails", sentence, path=path, **_blame(error, file)) from error
     name = name or "recipe"
     source = getattr(module, name, None)
     if not isinstance(source, Recipe) and not callable(source):
         own = [n for n, v in vars(module).items() if isinstance(v, Recipe) or _defined_in(module, v)]
-        raise RecipeError("recipe-not-in-file", path=path, name=name, known=own, near=near(name, own))
+        raise unknown("recipe-not-in-file", f"recipe of {path}", name, own)
     return source
 
 
@@ -161,7 +166,7 @@ def import_file(name: str, path: str) -> Any:
     file = Path(path)
     module_spec = importlib.util.spec_from_file_location(name, file)
     if module_spec is None or module_spec.loader is None:
-        raise RecipeError("not-a-python-file", path=path)
+        raise RecipeError("not-a-python-file", "{path} is no Python file: expected path.py:name.", path=path)
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[name] = module
     home = str(file.resolve().parent)
@@ -185,9 +190,11 @@ def _called(spec: str, source: Callable[..., Recipe], given: dict[str, Any]) -> 
     except BaseException as error:
         code = inspect.unwrap(source).__code__ if inspect.isfunction(source) else None
         blame = _blame(error, code and Path(code.co_filename))
-        raise RecipeError("recipe-function-fails", recipe=spec, **blame) from error
+        raise RecipeError(
+            "recipe-function-fails", "{recipe} failed: {line:line}{error}: {reason}.", recipe=spec, **blame
+        ) from error
     if not isinstance(recipe, Recipe):
-        raise RecipeError("not-a-recipe", recipe=spec, kind=type(recipe).__name__)
+        raise invalid("not-a-recipe", f"what {spec} returned", recipe, "a cw.Recipe", recipe=spec)
     return recipe
 
 
@@ -203,7 +210,7 @@ def _blame(error: BaseException, file: Path | None) -> dict[str, Any]:
 def _parse(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name.strip() or not value.strip():
-        raise RecipeError("set-not-a-pair", given=text)
+        raise invalid("set-not-a-pair", "--set", text, "key=value, such as lr=0.2")
     return name.strip(), value.strip()
 
 

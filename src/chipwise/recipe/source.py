@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from typing import Any, Protocol
 
 import jax
@@ -47,8 +47,9 @@ def spec_of(source: Any) -> Spec:
             narrower = NARROW.get(np.dtype(s.dtype).name)
             if narrower is not None:
                 kind = type(source).__name__
+                sentence = "{source}.spec: column '{column}' is {dtype}, JAX has {expected}."
                 raise DataError(
-                    "spec-64-bit", source=kind, column=name, dtype=str(s.dtype), expected=narrower
+                    "spec-64-bit", sentence, source=kind, column=name, dtype=str(s.dtype), expected=narrower
                 )
         return dict(spec)
     with contextlib.suppress(TypeError, KeyError):  # lists and unhashable objects are not cached
@@ -78,17 +79,18 @@ def as_columns(example: Any, index: int) -> dict[str, Any]:
     kind = type(example).__name__
     if isinstance(example, (tuple, list)) and 1 <= len(example) <= len(_PAIR):
         example = dict(zip(_PAIR, example, strict=False))
-    if isinstance(example, (tuple, list)) or (isinstance(example, Mapping) and not example):
-        raise DataError("example-length", example=index, kind=kind, length=len(example))
-    if not isinstance(example, Mapping):
-        raise DataError("example-kind", example=index, kind=kind)
+    if not isinstance(example, Mapping) or not example:
+        sentence = "Example {example} is {kind}: expected a dict of arrays, or a pair (image, label)."
+        of = f"a {kind} of {len(example)}" if isinstance(example, Sized) else f"a {kind}"
+        raise DataError("example-kind", sentence, example=index, kind=of)
     columns = {}
     for name, value in example.items():
         try:
             columns[str(name)] = _array(value)
         except (OSError, RuntimeError, TypeError, ValueError) as error:  # whatever Pillow and torch raise
+            sentence = "Example {example}: '{column}' cannot be read: {reason}."
             raise DataError(
-                "example-unreadable", example=index, column=str(name), reason=one_line(error)
+                "example-unreadable", sentence, example=index, column=str(name), reason=one_line(error)
             ) from error
     return columns
 
@@ -115,9 +117,11 @@ def narrow(name: str, values: Any) -> np.ndarray:
         # asarray also drops numpy.memmap, whose slices cost more than those of a plain array
         array = np.asarray(values)
     except (ValueError, TypeError) as error:
-        raise DataError("column-not-array", column=name, reason=one_line(error)) from error
+        sentence = "Column '{column}' is no array of numbers: {reason}."
+        raise DataError("column-not-array", sentence, column=name, reason=one_line(error)) from error
     if not (array.dtype == np.bool_ or jax.dtypes.issubdtype(array.dtype, np.number)):
-        raise DataError("column-not-numbers", column=name, dtype=str(array.dtype))
+        sentence = "Column '{column}' holds {dtype}: turn it into numbers."
+        raise DataError("column-not-numbers", sentence, column=name, dtype=str(array.dtype))
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     target = NARROW.get(array.dtype.name)
@@ -130,6 +134,10 @@ def narrow(name: str, values: Any) -> np.ndarray:
         place = np.unravel_index(int(np.argmax(lost)), lost.shape)
         value = array[place].item()
         if not place:
-            raise DataError("value-overflows", column=name, value=value, dtype=target)
-        raise DataError("column-overflows", column=name, value=value, row=int(place[0]), dtype=target)
+            sentence = "Column '{column}' has {value}, too large for {dtype}."
+            raise DataError("value-overflows", sentence, column=name, value=value, dtype=target)
+        sentence = "Column '{column}' has {value} at row {row}, too large for {dtype}."
+        raise DataError(
+            "column-overflows", sentence, column=name, value=value, row=int(place[0]), dtype=target
+        )
     return small

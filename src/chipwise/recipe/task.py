@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from ..errors import RecipeError
+from ..errors import RecipeError, invalid
+from ..words.figures import one_line
 from .source import Source
 
 Tree = Any  # a pytree of arrays
@@ -39,7 +40,7 @@ class Sum:
     def of(cls, values: jax.Array) -> Sum:
         """The sum of `values` `(batch, ...)` over examples, counting each example once."""
         if isinstance(values, Sum):
-            raise RecipeError("sum-of-a-sum")
+            raise RecipeError("sum-of-a-sum", "Sum.of was given a Sum, expected values (batch, ...).")
         values = jnp.asarray(values)
         dtype = jnp.float64 if values.dtype == jnp.float64 else jnp.float32
         return cls(jnp.sum(values, axis=0, dtype=dtype), jnp.float32(values.shape[0]))
@@ -117,19 +118,22 @@ class Task:
     def __post_init__(self):
         object.__setattr__(self, "class_names", tuple(self.class_names))
         if self.class_names and self.classes not in (None, len(self.class_names)):
-            raise RecipeError("class-names-number", names=len(self.class_names), classes=self.classes)
+            expected = f"classes={self.classes}"
+            raise invalid("class-names-number", "the number of class_names", len(self.class_names), expected)
         for name in ("init", "loss", "augment", "mix", "predict", "from_data", "sharding"):
             given = getattr(self, name)
             if not callable(given) and (given is not None or name in ("init", "loss")):
-                raise RecipeError("task-function-expected", name=name, kind=type(given).__name__)
+                raise invalid("task-function-expected", f"Task.{name}", given, "a function", name=name)
         for name in ("train", "eval"):
             given = getattr(self, name)
             if given is None and name == "eval":
                 continue
             if hasattr(given, "dataset") and hasattr(given, "batch_sampler"):
-                raise RecipeError("data-loader-given", name=name)
+                sentence = "{name} is a DataLoader, with batches of its own: give {name}=loader.dataset."
+                raise RecipeError("data-loader-given", sentence, name=name)
             if not (hasattr(given, "__len__") and hasattr(given, "__getitem__")):
-                raise RecipeError("task-source-expected", name=name, kind=type(given).__name__)
+                expected = "len() and [i] -> dict of arrays, such as cw.Arrays(image=images, label=labels)"
+                raise invalid("task-source-expected", f"Task.{name}", given, expected, name=name)
 
     @property
     def has_batch_norm(self) -> bool:
@@ -164,14 +168,10 @@ def finished(sums: Mapping[str, Sum]) -> dict[str, float | np.ndarray]:
             with np.errstate(all="ignore"):
                 value = np.asarray(Sum(total, count, s.finish).value, np.float64)
         except Exception as error:
-            reason = " ".join(str(error).split())
+            sentence = "The finish of {metric} fails on shapes {total} and {count} ({error}: {reason})."
+            about = {"total": list(total.shape), "count": list(count.shape), "reason": one_line(error)}
             raise RecipeError(
-                "finish-failed",
-                metric=name,
-                total=list(total.shape),
-                count=list(count.shape),
-                error=type(error).__name__,
-                reason=reason,
+                "finish-failed", sentence, metric=name, error=type(error).__name__, **about
             ) from error
         values[name] = float(value) if value.ndim == 0 else value
     return values

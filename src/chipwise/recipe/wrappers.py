@@ -18,7 +18,7 @@ import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
 
-from ..errors import RecipeError, near
+from ..errors import invalid, unknown
 from ..words.facts import Fact
 from .duration import Clock, Duration
 from .optimizers import Optimizer, Scalars, Tree
@@ -33,9 +33,11 @@ class _Around(Optimizer):
     def _check(self) -> None:
         kind = type(self).__name__
         if not isinstance(self.inner, Optimizer):
-            raise RecipeError("optimizer-around-nothing", around=kind, kind=type(self.inner).__name__)
+            expected = "one such as cw.sgd(lr=0.1)"
+            raise invalid("optimizer-around-nothing", f"the optimizer in {kind}", self.inner, expected)
         if not self.inner.elementwise:
-            raise RecipeError("optimizer-not-elementwise", around=kind, inner=repr(self.inner))
+            expected = "an elementwise one, such as cw.sgd or cw.adamw"
+            raise invalid("optimizer-not-elementwise", f"the optimizer in {kind}", self.inner, expected)
 
     @property
     def usual_rates(self) -> tuple[float, float] | None:  # type: ignore[override]
@@ -101,17 +103,18 @@ class grouped(_Around):
         except (TypeError, ValueError):
             pairs = ()
         if not pairs or not all(factors for _, factors in pairs):
-            raise RecipeError("groups-expected", groups=repr(self.groups))
+            expected = "patterns with factors, such as {'*/bias': {'lr': 2.0}}"
+            raise invalid("groups-expected", "groups", self.groups, expected)
         known = list(self.inner.hyper)
         for pattern, factors in pairs:
             for name, factor in factors:
                 if name not in known:
-                    raise RecipeError(
-                        "group-setting", pattern=pattern, name=name, known=known, near=near(name, known)
-                    )
+                    raise unknown("group-setting", f"setting of the group {pattern}", name, known)
                 value = as_schedule(factor, f"{name} of {pattern}")
                 if isinstance(value, constant) and value.value < 0:
-                    raise RecipeError("group-factor", pattern=pattern, name=name, value=value.value)
+                    raise invalid(
+                        "group-factor", f"{name} of {pattern}", value.value, "a factor of at least 0"
+                    )
         object.__setattr__(self, "groups", pairs)
 
     @property
@@ -184,10 +187,13 @@ def layerwise(
     """
     groups = [(layer,) if isinstance(layer, str) else tuple(layer) for layer in layers]
     if not groups or not all(groups) or not factor > 0:
-        raise RecipeError("layerwise-layers", layers=len(groups), factor=factor)
+        expected = "patterns such as ['stem/*', 'blocks/*'], and above 0"
+        raise invalid("layerwise-layers", "layerwise's layers and factor", (len(groups), factor), expected)
     each = None if unfreeze is None else Duration.parse(unfreeze)
     if each is not None and not each:
-        raise RecipeError("layerwise-unfreeze", unfreeze=str(unfreeze))
+        raise invalid(
+            "layerwise-unfreeze", "unfreeze", str(unfreeze), "a duration above 0, such as '1ep', or None"
+        )
     settings: dict[str, Any] = {}
     for below, layer in enumerate(reversed(groups), 1):
         rate: Any = factor**below
@@ -219,9 +225,9 @@ class lookahead(_Around):
         if isinstance(self.every, float) and self.every % 1 == 0:  # typed on a command line
             object.__setattr__(self, "every", int(self.every))
         if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
-            raise RecipeError("lookahead-every", every=repr(self.every))
+            raise invalid("lookahead-every", "every", self.every, "a whole number of steps, at least 1")
         if isinstance(value, constant) and not 0 < value.value <= 1:
-            raise RecipeError("lookahead-pull", pull=value.value)
+            raise invalid("lookahead-pull", "pull", value.value, "more than 0 and at most 1")
 
     @property
     def hyper(self) -> dict[str, Schedule]:
@@ -292,9 +298,7 @@ def members(params: Tree, patterns: tuple[str, ...]) -> Tree:
         if row is not None:
             fits = [k for k in fits if row < (jnp.shape(paths[k][1]) or (0,))[0]]
         if not fits:
-            raise RecipeError(
-                "group-matches-nothing", pattern=pattern, near=near(pattern, names), names=names
-            )
+            raise unknown("group-matches-nothing", "trained parameter of a group", pattern, names)
         for k in fits:
             shape = jnp.shape(paths[k][1])
             if row is None:

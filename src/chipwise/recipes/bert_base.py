@@ -26,7 +26,7 @@ import numpy as np
 
 from ..data.packed import PackedFolder
 from ..data.synthetic import Absent
-from ..errors import DataError, RecipeError
+from ..errors import DataError, invalid
 from ..interop.nnx import functional
 from ..models.bert import BERT
 from ..models.transformer import kernels
@@ -50,7 +50,8 @@ def recipe(
     """*Arguments:* `length`: tokens of a text; `vocabulary`: their kinds; `depth`: blocks; `width`: entries
     of a token's state; `heads`: of attention, a divisor of `width`; `classes`: where there is no data."""
     if width % heads or not 1 <= vocabulary <= 65_536:
-        raise RecipeError("bert-sizes", width=width, heads=heads, vocabulary=vocabulary)
+        expected = "heads that divide the width, and at most 65,536 kinds of tokens"
+        raise invalid("bert-sizes", "width, heads, vocabulary", (width, heads, vocabulary), expected)
     train, held_out, classes = _texts(data, length, vocabulary, classes)
     init, apply = functional(
         lambda rngs: BERT(
@@ -102,6 +103,8 @@ def _texts(data: str | None, length: int, vocabulary: int, classes: int) -> tupl
         if not fits or source.classes is None or source.below.get("token", 65_537) > vocabulary:
             raise DataError(
                 "texts-differ",
+                "{path} has {columns:and}, tokens below {below}: expected {expected} below "
+                "{vocabulary}, and label. Set length= and vocabulary= to match, or pack it anew.",
                 path=str(source.path),
                 columns=[f"{name} {c.dtype}{list(c.shape)}" for name, c in source.spec.items()],
                 below=source.below.get("token"),

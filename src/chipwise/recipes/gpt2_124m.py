@@ -19,7 +19,7 @@ depends on the text: 1 % less loss is about 3 % less perplexity. Not measured he
 
 from __future__ import annotations
 
-from ..errors import RecipeError
+from ..errors import invalid
 from ..models.transformer import GPT2, KEPT, kernels
 from ..recipe.optimizers import adamw
 from ..recipe.recipe import Recipe, Validated
@@ -43,7 +43,8 @@ def recipe(
     `width`: entries of a token's state; `heads`: of attention, a divisor of `width`; `remat`: what a block
     saves for its gradient, a policy of `cw.models.remat` such as `context+mlpwi`."""
     if width % heads or not 1 <= vocabulary <= 65_536:
-        raise RecipeError("gpt2-sizes", width=width, heads=heads, vocabulary=vocabulary)
+        expected = "heads that divide the width, and at most 65,536 kinds of tokens"
+        raise invalid("gpt2-sizes", "width, heads, vocabulary", (width, heads, vocabulary), expected)
     sizes = {"vocabulary": vocabulary, "context": context, "depth": depth, "width": width, "heads": heads}
 
     def net(rngs):

@@ -21,7 +21,7 @@ from __future__ import annotations
 from ..data.augment import centre
 from ..data.augment import imagenet as crop_and_flip
 from ..data.datasets import imagenet
-from ..errors import RecipeError
+from ..errors import invalid
 from ..interop.nnx import functional
 from ..models.resnet50 import ResNet50
 from ..recipe.optimizers import sgd
@@ -40,7 +40,7 @@ def recipe(
     """*Arguments:* `image`: pixels on a side of the net's input; `width`: channels of the first layer;
     `blocks`: bottlenecks in each stage, `3,4,23,3` for ResNet-101; `smoothing`: label smoothing."""
     if not isinstance(blocks, tuple) or not all(isinstance(n, int) and n > 0 for n in blocks):
-        raise RecipeError("blocks-not-whole", blocks=repr(blocks))
+        raise invalid("blocks-not-whole", "blocks", blocks, "whole numbers above 0, such as 3,4,6,3")
     images = imagenet(data, image)
     normalise = by_channel(images.mean, images.std)
     net = functional(lambda rngs: ResNet50(blocks=blocks, width=width, classes=images.classes, rngs=rngs))

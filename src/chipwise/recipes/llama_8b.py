@@ -20,7 +20,7 @@ replicas of 16 sequences. Blocks save only their input (`remat`). Not measured h
 
 from __future__ import annotations
 
-from ..errors import RecipeError
+from ..errors import invalid
 from ..models.llama import Llama
 from ..models.transformer import kernels
 from ..recipe.optimizers import adamw
@@ -48,7 +48,9 @@ def recipe(
     values, a divisor of `heads`; `hidden`: entries of the gated layer; `remat`: what a block saves for its
     gradient, a policy of `cw.models.remat` such as `query_proj+context`."""
     if vocabulary < 1 or width % heads or heads % kv_heads or (width // heads) % 2:
-        raise RecipeError("llama-sizes", width=width, heads=heads, kv_heads=kv_heads, vocabulary=vocabulary)
+        given = (width, heads, kv_heads, vocabulary)
+        expected = "kv_heads that divide the heads, which divide the width into even numbers"
+        raise invalid("llama-sizes", "width, heads, kv_heads, vocabulary", given, expected)
     sizes = {"vocabulary": vocabulary, "depth": depth, "width": width, "heads": heads}
 
     def net(rngs):

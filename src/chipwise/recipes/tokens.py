@@ -71,6 +71,8 @@ def tokens(
             columns = [f"{name} {c.dtype}{list(c.shape)}" for name, c in source.spec.items()]
             raise DataError(
                 "tokens-differ",
+                "{path} has {columns:and}, tokens below {below}: expected {expected} below "
+                "{vocabulary}. Set context= and vocabulary= to match, or pack it anew.",
                 path=str(source.path),
                 columns=columns,
                 below=source.below.get("token"),

@@ -21,7 +21,7 @@ from __future__ import annotations
 from ..data.augment import centre, compose, flip, rand_augment, resized_crop
 from ..data.augment import mixup as mixing
 from ..data.datasets import imagenet
-from ..errors import RecipeError
+from ..errors import invalid
 from ..interop.nnx import functional
 from ..models.transformer import ViT, kernels
 from ..recipe.optimizers import adamw
@@ -44,7 +44,8 @@ def recipe(
     blocks; `width`: entries of a token; `heads`: of attention, a divisor of `width`; `magnitude`: of
     RandAugment, 0 for none; `mixup`: its alpha, 0 for none."""
     if image % patch or width % heads:
-        raise RecipeError("vit-sizes", image=image, patch=patch, width=width, heads=heads)
+        expected = "a patch that divides the image and heads that divide the width"
+        raise invalid("vit-sizes", "image, patch, width, heads", (image, patch, width, heads), expected)
     images = imagenet(data, image)
     normalise = by_channel([127.5], [127.5])  # to -1 to 1, as in the source
 
