@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,29 +35,25 @@ LOW_PEAK = 0.2  # share of the chip's peak
 
 @dataclass(frozen=True)
 class Observation:
-    """A finding: a fact with its numbers, further facts `also`, and what to try. `about`: "time", "learning"
-    or "settings"."""
+    """A finding: a fact with its numbers, further facts `also`, and what to try: facts, or commands to type.
+    `about`: "time", "learning" or "settings"."""
 
     about: str
     fact: Fact
+    tries: Sequence[Fact | str] = ()
     also: Sequence[Fact] = ()
-    tries: Sequence[Fact] = ()
 
     def json(self) -> dict[str, Any]:
         """JSON values: the fact, its `evidence` as text, and the facts `also` and `try`."""
         evidence = [say(self.fact, "evidence")] if "evidence" in texts(self.fact.code) else []
+        tries = [fact("try-command", command=one) if isinstance(one, str) else one for one in self.tries]
         return {
             "about": self.about,
             **self.fact.json(),
             "evidence": " ".join([*evidence, *map(str, self.also)]),
             "also": [one.json() for one in self.also],
-            "try": [one.json() for one in self.tries],
+            "try": [one.json() for one in tries],
         }
-
-
-def typed_text(command: str) -> Fact:
-    """A command to type, or a part of one."""
-    return fact("try-command", command=command)
 
 
 # ---- learning
@@ -66,22 +62,19 @@ def typed_text(command: str) -> Fact:
 def learned(
     run: StoredRun, finished: bool, rate: Mapping[str, Any], lower: str | None, recipe: str
 ) -> list[Observation]:
-    """Findings about learning. *Arguments:* `rate`: from `settings.curve`; `lower`: a lower rate to try, such
-    as `lr=0.1`, if known; `recipe`: as typed in a command."""
-    calmer = (
-        fact("try-lower-rate") if lower is None else typed_text(f"--set {lower}"),
-        typed_text("--set clip=1.0"),
-        typed_text(f"chipwise find-lr {recipe}"),
-    )
+    """Findings about learning. *Arguments:* `rate`: from `stored_settings.curve`; `lower`: a lower rate to
+    try, such as `lr=0.1`, if known; `recipe`: as typed in a command."""
+    less = fact("try-lower-rate") if lower is None else f"--set {lower}"
+    calmer = (less, "--set clip=1.0", f"chipwise find-lr {recipe}")
     if (diverged := divergence(run)) is not None:
         step, how = diverged
         good = [saved for saved in run.checkpoints if saved < step]
         before = fact("checkpoint-before", step=good[-1]) if good else fact("checkpoint-none-before")
-        return [Observation("learning", fact("story-run-diverged"), (how, before), calmer)]
-    findings = _unlearned(run, calmer, recipe)
+        return [Observation("learning", fact("story-run-diverged"), calmer, (how, before))]
+    findings = list(_unlearned(run, calmer, recipe))
     if not findings and finished:
         findings = [*_earlier_best(run), *_gap(run)]
-    return findings + _idle(rate)
+    return [*findings, *_idle(rate)]
 
 
 def divergence(run: StoredRun) -> tuple[int, Fact] | None:
@@ -106,82 +99,64 @@ def _series(run: StoredRun, name: str) -> list[tuple[int, float]]:
     return [(row["step"], value) for row in run.rows if (value := number(row.get(name))) is not None]
 
 
-def _unlearned(run: StoredRun, calmer: tuple[Fact, ...], recipe: str) -> list[Observation]:
+def _unlearned(run: StoredRun, calmer: Sequence[Fact | str], recipe: str) -> Iterator[Observation]:
     losses = _series(run, "train/loss")
     if len(losses) < 3:
-        return []
+        return
     (first, start), (last, end) = losses[0], losses[-1]
     lowest = start
     for step, value in losses[1:]:
         if value > 3 * abs(lowest) and value > start:
-            return [
-                Observation(
-                    "learning", fact("loss-jumped", lowest=lowest, value=value, step=step), (), calmer
-                )
-            ]
+            jumped = fact("loss-jumped", lowest=lowest, value=value, step=step)
+            yield Observation("learning", jumped, calmer)
+            return
         lowest = min(lowest, value)
     if end >= 0.98 * start > 0:
-        tries = typed_text(f"chipwise find-lr {recipe}"), typed_text(f"chipwise check {recipe}")
         flat = fact("loss-did-not-fall", start=start, first=first, end=end, last=last)
-        return [Observation("learning", flat, (), tries)]
-    return []
+        yield Observation("learning", flat, (f"chipwise find-lr {recipe}", f"chipwise check {recipe}"))
 
 
-def _held_out(run: StoredRun) -> int | None:
-    task = run.recipe.get("task")
-    data = task.get("eval") if isinstance(task, dict) else None
-    examples = data.get("examples") if isinstance(data, dict) else None
-    return examples if isinstance(examples, int) and number(examples) is not None and examples > 0 else None
-
-
-def _chance(value: float, examples: int | None) -> float:
-    """The standard error of an accuracy over `examples` examples."""
-    return math.sqrt(max(value * (1 - value), 0.0) / examples) if examples and 0 <= value <= 1 else math.inf
-
-
-def _earlier_best(run: StoredRun) -> list[Observation]:
+def _earlier_best(run: StoredRun) -> Iterator[Observation]:
     losses = _series(run, "eval/loss")
     if len(losses) < 5:
-        return []
+        return
     (best_at, best), (last_at, last) = min(losses, key=lambda pair: pair[1]), losses[-1]
-    if sum(step > best_at for step, _ in losses) < 3 or not last > WORSE * best > 0:
-        return []
-    lower = fact("loss-lowest-before-the-end", best=best, step=best_at, end=last, last=last_at)
-    tries = fact("try-decay-or-augmentation"), typed_text(f"--set duration={_until(run, best_at)}")
-    return [Observation("learning", lower, (), tries)]
+    if sum(step > best_at for step, _ in losses) >= 3 and last > WORSE * best > 0:
+        epoch = next((number(row.get("epoch")) for row in run.rows if row["step"] == best_at), None)
+        until = f"--set duration={f'{epoch:.3g}ep' if epoch else f'{best_at}st'}"
+        lower = fact("loss-lowest-before-the-end", best=best, step=best_at, end=last, last=last_at)
+        yield Observation("learning", lower, (fact("try-decay-or-augmentation"), until))
 
 
-def _until(run: StoredRun, step: int) -> str:
-    epoch = next((number(row.get("epoch")) for row in run.rows if row["step"] == step), None)
-    return f"{epoch:.3g}ep" if epoch else f"{step}st"
-
-
-def _gap(run: StoredRun) -> list[Observation]:
+def _gap(run: StoredRun) -> Iterator[Observation]:
     train, held_out = _series(run, "train/accuracy"), _series(run, "eval/accuracy")
     if not train or not held_out:
-        return []
+        return
     a, b = train[-1][1], held_out[-1][1]
-    if a - b < GAP or a - b < 2 * _chance(b, _held_out(run)):
-        return []
-    devices, step = (run.result or {}).get("devices"), run.rows[-1]["step"]
-    running = isinstance(devices, dict) and devices.get("task_state")
+    examples = part(part(run.recipe, "task"), "eval").get("examples")
+    chance = math.inf  # standard error of an accuracy
+    if isinstance(examples, int) and number(examples) is not None and examples > 0 and 0 <= b <= 1:
+        chance = math.sqrt(b * (1 - b) / examples)
+    if a - b < max(GAP, 2 * chance):
+        return
+    step, running = run.rows[-1]["step"], part(run.result, "devices").get("task_state")
     if running and unsettled({"train/accuracy": a, "eval/accuracy": b}, step):
         begun = fact("statistics-at-their-start", train=a, eval=b, steps=step)
-        return [Observation("learning", begun, (), (fact("try-lower-momentum"),))]
+        yield Observation("learning", begun, (fact("try-lower-momentum"),))
+        return
     tries = fact("try-decay-or-augmentation"), fact("try-more-examples")
-    return [Observation("learning", fact("accuracy-gap", train=a, eval=b), (), tries)]
+    yield Observation("learning", fact("accuracy-gap", train=a, eval=b), tries)
 
 
-def _idle(rate: Mapping[str, Any]) -> list[Observation]:
+def _idle(rate: Mapping[str, Any]) -> Iterator[Observation]:
     values, steps = rate.get("values"), rate.get("steps")
     if not values or not steps or len(values) < 20 or max(values) <= 0:
-        return []
+        return
     last = max(k for k, value in enumerate(values) if value > 1e-5 * max(values))
     idle = 1 - (steps[last] + 1) / (steps[-1] + 1)
-    if idle < IDLE:
-        return []
-    finding = fact("schedule-ends-early", name=rate["name"], step=steps[last] + 1, share=idle)
-    return [Observation("settings", finding, (), (fact("try-lengths-in-percent"),))]
+    if idle >= IDLE:
+        finding = fact("schedule-ends-early", name=rate["name"], step=steps[last] + 1, share=idle)
+        yield Observation("settings", finding, (fact("try-lengths-in-percent"),))
 
 
 # ---- time
@@ -191,72 +166,62 @@ def slow(
     run: StoredRun, timed: Sequence[Interval], spent: TimeSpent | None, speed: Speed | None, recipe: str
 ) -> list[Observation]:
     """Findings about time, largest cost first. *Arguments:* `recipe`: as typed in a command."""
-    return [
-        *_input(run, timed, recipe),
-        *_sections(run, spent),
-        *_intervals(timed),
-        *_peak(run, speed, recipe),
-    ]
+    found = [*_input(run, timed, recipe), *_sections(run, spent), *_intervals(timed)]
+    if speed is not None and speed.share_of_peak and speed.share_of_peak < LOW_PEAK:
+        precision = run.recipe.get("precision")
+        finding = fact("chip-little-used", share=speed.share_of_peak, precision=one_line(precision))
+        commands = ["--set precision=bf16"] * (precision == "f32")
+        commands += [f"chipwise find-batch {recipe}", f"chipwise bench {recipe} --profile"]
+        found.append(Observation("time", finding, commands))
+    return found
 
 
-def stored(run: StoredRun, part: str) -> Mapping[str, Any]:
-    """An object of result.json; empty if missing."""
-    value = (run.result or {}).get(part)
+def part(stored: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:
+    """An object within what was stored; empty if missing."""
+    value = (stored or {}).get(name)
     return value if isinstance(value, dict) else {}
 
 
-def _input(run: StoredRun, timed: Sequence[Interval], recipe: str) -> list[Observation]:
-    tries = [typed_text(f"chipwise bench {recipe} --feed-only")]
-    feed, sections = stored(run, "feed"), stored(run, "seconds")
+def _input(run: StoredRun, timed: Sequence[Interval], recipe: str) -> Iterator[Observation]:
+    """Waiting for data: by the feed's own account, or by the rows of an unfinished run."""
+    tries: list[Fact | str] = [f"chipwise bench {recipe} --feed-only"]
+    feed, also = part(run.result, "feed"), list[Fact]()
+    waited, total = number(feed.get("waited_seconds")), number(part(run.result, "seconds").get("train"))
     if (share := number(feed.get("waited_share"))) is not None:
-        if share < FED:
-            return []
-        waited, train = number(feed.get("waited_seconds")), number(sections.get("train"))
-        finding = fact("waited-for-data", waited=waited, seconds=train, share=share)
-        also = [
-            fact("feed-verdict", verdict=one_line(v)) for v in [feed.get("verdict")] if isinstance(v, str)
-        ]
-        advice = feed.get("advice")
-        if isinstance(advice, dict) and isinstance(advice.get("text"), str):
-            tries.insert(0, fact("try-as-told", words=one_line(advice["text"])))
-        return [Observation("time", finding, also, tries)]
-    total = sum(i.seconds for i in timed)
-    lost = sum(i.seconds * (i.waited or 0.0) for i in timed)
-    if not total or lost / total < FED:
-        return []
-    busy: dict[str, float] = {}
-    for row in run.rows:
-        for stage in NAMES:
-            busy[stage] = busy.get(stage, 0.0) + (number(row.get(f"feed/{stage}_cores")) or 0.0)
-    also = [fact("busiest-stage", stage=max(busy, key=lambda s: busy[s]))] if any(busy.values()) else []
-    finding = fact("waited-for-data", waited=lost, seconds=total, share=lost / total)
-    return [Observation("time", finding, also, tries)]
+        if isinstance(verdict := feed.get("verdict"), str):
+            also.append(fact("feed-verdict", verdict=one_line(verdict)))
+        if isinstance(words := part(feed, "advice").get("text"), str):
+            tries.insert(0, fact("try-as-told", words=one_line(words)))
+    elif total := sum(i.seconds for i in timed):
+        waited = sum(i.seconds * (i.waited or 0.0) for i in timed)
+        share = waited / total
+        busy = {s: sum(number(row.get(f"feed/{s}_cores")) or 0.0 for row in run.rows) for s in NAMES}
+        if any(busy.values()):
+            also.append(fact("busiest-stage", stage=max(busy, key=lambda s: busy[s])))
+    if share is not None and share >= FED:
+        finding = fact("waited-for-data", waited=waited, seconds=total, share=share)
+        yield Observation("time", finding, tries, also)
 
 
-def _sections(run: StoredRun, spent: TimeSpent | None) -> list[Observation]:
+def _sections(run: StoredRun, spent: TimeSpent | None) -> Iterator[Observation]:
     """Work other than training that took a large share of the wall time, known only from result.json."""
-    if spent is None or spent.of != "result.json":
-        return []
-    total, parts = spent.total, spent.parts
-    if total < SHORT:
-        return []
-    resident = stored(run, "feed").get("data") == "on the device"
+    if spent is None or spent.of != "result.json" or spent.total < SHORT:
+        return
     evaluations = [row for row in run.rows if any(name.startswith("eval/") for name in row)]
-
-    rarer = _rarer(evaluations, parts.get("evaluate", 0.0) / total)
-    rules: list[tuple[str, str, dict[str, Any], list[Fact]]] = [
-        # If the data is to stay on the device, all of it is read before the first step
-        ("start", "starting-large", {}, [typed_text("--feed host")] if resident else []),
-        ("compile", "compiling-large", {}, [typed_text("export JAX_COMPILATION_CACHE_DIR=~/.cache/jax")]),
-        ("evaluate", "evaluating-large", {"times": len(evaluations)}, [typed_text(rarer)]),
-        ("checkpoint", "saving-large", {}, [typed_text("--checkpoint-every 25%"), fact("try-faster-disk")]),
-    ]
-    found = []
-    for name, code, more, tries in rules:
-        if (part := parts.get(name, 0.0)) / total >= LARGE:
-            large = Fact(code, {"seconds": part, "total": total, "share": part / total, **more})
-            found.append(Observation("time", large, (), tries))
-    return found
+    shares = {name: seconds / spent.total for name, seconds in spent.parts.items()}
+    rarer = _rarer(evaluations, shares.get("evaluate", 0.0))
+    # If the data is to stay on the device, all of it is read before the first step
+    resident = part(run.result, "feed").get("data") == "on the device"
+    rules: dict[str, tuple[str, dict[str, Any], list[Fact | str]]] = {
+        "start": ("starting-large", {}, ["--feed host"] if resident else []),
+        "compile": ("compiling-large", {}, ["export JAX_COMPILATION_CACHE_DIR=~/.cache/jax"]),
+        "evaluate": ("evaluating-large", {"times": len(evaluations)}, [rarer]),
+        "checkpoint": ("saving-large", {}, ["--checkpoint-every 25%", fact("try-faster-disk")]),
+    }
+    for name, (code, more, tries) in rules.items():
+        if (share := shares.get(name, 0.0)) >= LARGE:
+            numbers = {"seconds": spent.parts[name], "total": spent.total, "share": share, **more}
+            yield Observation("time", Fact(code, numbers), tries)
 
 
 def _rarer(evaluations: Sequence[Mapping[str, Any]], share: float) -> str:
@@ -267,16 +232,15 @@ def _rarer(evaluations: Sequence[Mapping[str, Any]], share: float) -> str:
     return f"--eval-every {max(every * math.ceil(share / SMALL), 0.001):.3g}ep"
 
 
-def _intervals(timed: Sequence[Interval]) -> list[Observation]:
+def _intervals(timed: Sequence[Interval]) -> Iterator[Observation]:
     steady = [i for i in timed if not i.warmup]
     if len(steady) < ENOUGH:
-        return []
-    median = statistics.median(i.speed for i in steady)
+        return
+    median, total = statistics.median(i.speed for i in steady), sum(i.seconds for i in timed)
     slow = [i for i in steady if i.speed < SLOW * median]
     lost = sum(i.seconds * (1 - i.speed / median) for i in slow)
-    total = sum(i.seconds for i in timed)
     if not slow or lost < NOTABLE * total:
-        return []
+        return
     worst = sorted(sorted(slow, key=lambda i: i.speed)[:5], key=lambda i: i.first)
     steps = [f"{i.first:,}-{i.last:,} ({i.speed:,.0f})" for i in worst]
     finding = fact(
@@ -284,21 +248,5 @@ def _intervals(timed: Sequence[Interval]) -> list[Observation]:
         worst=[[i.first, i.last, i.speed] for i in worst],
     )  # fmt: skip
     waited = sum(i.seconds * (i.waited or 0.0) for i in slow)
-    if waited >= lost / 2:
-        cause = fact("slow-by-waiting", waited=waited)
-    elif any(i.waited is not None for i in slow):
-        cause = fact("slow-without-waiting")
-    else:
-        cause = fact("slow-waiting-unknown")
-    return [Observation("time", finding, (cause,), (fact("try-what-else-ran"),))]
-
-
-def _peak(run: StoredRun, speed: Speed | None, recipe: str) -> list[Observation]:
-    if speed is None or not speed.share_of_peak or speed.share_of_peak >= LOW_PEAK:
-        return []
-    precision = run.recipe.get("precision")
-    commands = [f"chipwise find-batch {recipe}", f"chipwise bench {recipe} --profile"]
-    if precision == "f32":
-        commands.insert(0, "--set precision=bf16")
-    finding = fact("chip-little-used", share=speed.share_of_peak, precision=one_line(precision))
-    return [Observation("time", finding, (), tuple(map(typed_text, commands)))]
+    cause = fact("slow-by-waiting", waited=waited) if waited >= lost / 2 else fact("slow-without-waiting")
+    yield Observation("time", finding, (fact("try-what-else-ran"),), (cause,))

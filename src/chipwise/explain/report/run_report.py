@@ -26,7 +26,7 @@ from ...words.facts import Fact, fact, say
 from ...words.figures import one_line
 from ..study_report import SCHEMA
 from ..study_report import document as study
-from .findings import Observation, divergence, learned, slow, typed_text
+from .findings import Observation, divergence, learned, slow
 from .stored_settings import command, curve, next_commands, settings, typed
 from .time_spent import Speed, TimeSpent, intervals, speed, spent, warm_up
 
@@ -244,7 +244,7 @@ def _doubts(loaded: Recipe | None) -> list[Observation]:
     if loaded is None:
         return []
     return [
-        Observation("settings", f.fact, (fact("usual", usual=f.usual, why=f.why),), (typed_text(f.type),))
+        Observation("settings", f.fact, (f.type,), (fact("usual", usual=f.usual, why=f.why),))
         for f in check(loaded)
     ]
 
