@@ -19,7 +19,7 @@ from ...engine.log import unsettled
 from ...engine.stored import StoredRun, number
 from ...words.facts import Fact, fact, say, texts
 from ...words.figures import one_line
-from .time_spent import Interval, Speed, TimeSpent
+from .time_spent import Interval, Speed, TimeSpent, part
 
 WORSE = 1.1  # final evaluation loss over its minimum
 GAP = 0.05  # training accuracy minus evaluation accuracy
@@ -174,12 +174,6 @@ def slow(
         commands += [f"chipwise find-batch {recipe}", f"chipwise bench {recipe} --profile"]
         found.append(Observation("time", finding, commands))
     return found
-
-
-def part(stored: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:
-    """An object within what was stored; empty if missing."""
-    value = (stored or {}).get(name)
-    return value if isinstance(value, dict) else {}
 
 
 def _input(run: StoredRun, timed: Sequence[Interval], recipe: str) -> Iterator[Observation]:

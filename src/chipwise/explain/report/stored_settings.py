@@ -18,7 +18,8 @@ from ...recipe.duration import Clock
 from ...recipe.recipe import Recipe
 from ...recipe.schedules import Schedule, as_typed, from_json
 from ...words.facts import Fact, fact
-from ...words.figures import figure, one_line
+from ...words.figures import counted, figure, one_line
+from .time_spent import part
 
 _RATES = ("lr", "learning_rate")
 _POINTS = 240  # of a curve: enough for any screen
@@ -26,35 +27,29 @@ _POINTS = 240  # of a curve: enough for any screen
 
 def settings(stored: Mapping[str, Any], clock: Clock | None) -> list[list[str]]:
     """The settings as run, with computed values: (setting, value)."""
-    task, optimizer = _object(stored, "task"), dict(_object(stored, "optimizer"))
+    task, optimizer = part(stored, "task"), dict(part(stored, "optimizer"))
     rows = [["recipe", one_line(stored.get("name"))]]
-    for part, words in (("train", "training examples"), ("eval", "evaluation examples")):
-        data = task.get(part)
-        if isinstance(data, dict):
-            columns = ", ".join(f"{k} {v}" for k, v in data.items() if k != "examples")
-            many = data.get("examples")
-            shown = f"{many:,}" if isinstance(many, int) else many
-            rows.append([words, one_line(f"{shown} ({columns})")])
-        else:
-            rows.append([words, "none"])
-    rows += [[part, one_line(task[part])] for part in ("augment", "mix") if task.get(part)]
+    for name, words in (("train", "training examples"), ("eval", "evaluation examples")):
+        data = dict(part(task, name))
+        many = data.pop("examples", None)
+        columns = ", ".join(f"{k} {v}" for k, v in data.items())
+        shown = f"{many:,}" if isinstance(many, int) else many
+        rows.append([words, one_line(f"{shown} ({columns})") if data or many else "none"])
+    rows += [[name, one_line(task[name])] for name in ("augment", "mix") if task.get(name)]
     batch, replicas = stored.get("batch"), stored.get("replicas")
     if isinstance(batch, int) and isinstance(replicas, int) and replicas > 0 and number(batch) is not None:
-        rows.append(
-            ["batch", f"{batch:,} = {replicas} replica{'s' * (replicas != 1)} × {batch / replicas:g}"]
-        )
+        rows.append(["batch", f"{batch:,} = {counted(replicas, 'replica')} × {batch / replicas:g}"])
     duration = one_line(stored.get("duration"))
     if clock is not None:
         duration += f" = {clock.total:,} steps ({clock.examples / clock.batch:.4g} an epoch)"
-    rows.append(["duration", duration])
-    rows.append(["optimizer", one_line(optimizer.pop("optimizer", "unknown"))])
+    rows += [["duration", duration], ["optimizer", one_line(optimizer.pop("optimizer", "unknown"))]]
     described = {key: as_typed(value) for key, value in optimizer.items() if value is not None}
     rows += [[f"  {one_line(key)}", one_line(value)] for key, value in described.items()]
-    forgets = _forgetting(optimizer, clock)
-    if forgets is not None:
+    if forgets := _forgetting(optimizer, clock):
         rows.append(["  peak rate × decay × steps an epoch", forgets])
-    rows += [[k, one_line(stored[k])] for k in ("precision", "seed", "ema") if stored.get(k) is not None]
-    return rows
+    return rows + [
+        [k, one_line(stored[k])] for k in ("precision", "seed", "ema") if stored.get(k) is not None
+    ]
 
 
 def rebuilt(value: Any) -> Schedule | None:
@@ -64,11 +59,6 @@ def rebuilt(value: Any) -> Schedule | None:
         return from_json(value)
     except (ChipwiseError, ArithmeticError, ValueError, TypeError, RecursionError):
         return None
-
-
-def _object(stored: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = stored.get(name)
-    return value if isinstance(value, dict) else {}
 
 
 def _forgetting(optimizer: Mapping[str, Any], clock: Clock | None) -> str | None:
@@ -90,7 +80,7 @@ def curve(stored: Mapping[str, Any], clock: Clock | None, loaded: Recipe | None)
 
     *Arguments:* `stored`: the recipe as described by the run; `loaded`: the recipe itself, if available.
     """
-    optimizer = _object(stored, "optimizer")
+    optimizer = part(stored, "optimizer")
     name = next((n for n in _RATES if n in optimizer), None)
     if name is None:
         return {"name": None, "note": fact("rate-unknown")}

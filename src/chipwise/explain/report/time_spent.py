@@ -70,6 +70,12 @@ class TimeSpent:
         return {**vars(self), "covers": self.covers.json()}
 
 
+def part(stored: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:
+    """An object within what was stored; empty if missing."""
+    value = (stored or {}).get(name)
+    return value if isinstance(value, dict) else {}
+
+
 def intervals(run: StoredRun) -> list[Interval]:
     """An interval for each row that has a speed."""
     begins = sorted({0, *(start["step"] for start in run.starts)})
@@ -93,8 +99,8 @@ def speed(run: StoredRun, timed: Sequence[Interval]) -> Speed | None:
     """The speed from result.json, else from the rows, without warm-up if there is more. `None` if nothing was
     timed."""
     beside = {"batch": run.recipe.get("batch"), "replicas": run.recipe.get("replicas")}
-    stored = (run.result or {}).get("speed")
-    if isinstance(stored, dict) and (median := number(stored.get("examples_per_second")) or 0.0) > 0:
+    stored = part(run.result, "speed")
+    if (median := number(stored.get("examples_per_second")) or 0.0) > 0:
         quartiles = stored.get("examples_per_second_quartiles")
         sound = isinstance(quartiles, list) and len(quartiles) == 2 and None not in map(number, quartiles)
         many, share = number(stored.get("intervals")), number(stored.get("share_of_peak"))
@@ -109,9 +115,9 @@ def speed(run: StoredRun, timed: Sequence[Interval]) -> Speed | None:
 
 def spent(run: StoredRun, timed: Sequence[Interval]) -> TimeSpent | None:
     """The seconds from result.json, else from the rows. `None` if nothing was timed."""
-    stored = (run.result or {}).get("seconds")
+    stored = part(run.result, "seconds")
     everything = max((s for row in run.rows if (s := number(row.get("seconds"))) is not None), default=None)
-    if isinstance(stored, dict) and number(stored.get("total")):
+    if number(stored.get("total")):
         (parts, total), of = _complete(stored), "result.json"
         last = run.starts[-1]["step"] if run.starts else 0
         covers = fact("covers-finishing-process", step=last + 1) if last else fact("covers-run")
