@@ -83,7 +83,7 @@ def test_members_outside_the_folder_are_refused(tmp_path, name):
     path = tmp_path / "x.tar"
     with tarfile.open(path, "w") as archive:
         archive.addfile(tarfile.TarInfo(name), io.BytesIO())
-    with refused(DataError, "member-outside", path=path, name=name):
+    with refused(DataError, "member-refused", path=path):
         ImageFolder(path)
 
 
@@ -93,7 +93,7 @@ def test_links_and_damaged_archives_are_refused(tmp_path):
         link = tarfile.TarInfo("data/ant/1.png")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         archive.addfile(link)
-    with refused(DataError, "member-link", name="data/ant/1.png"):
+    with refused(DataError, "member-refused"):
         ImageFolder(path)
     path = pack(tmp_path / "y.tar.xz", write(tmp_path / "data"))
     whole = path.read_bytes()

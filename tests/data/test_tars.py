@@ -48,13 +48,13 @@ def test_an_archive_has_the_entries_of_its_folder(tmp_path, suffix, under):
 
 @pytest.mark.parametrize("name", ["/etc/ant/1.png", "data/../../ant/1.png", "../ant/1.png", "../notes.txt"])
 def test_members_outside_the_folder_are_refused(tmp_path, name):
-    with refused(DataError, "member-outside", name=name):
+    with refused(DataError, "member-refused"):
         listing_of(member(tmp_path / "x.tar", name))
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
 def test_links_and_devices_are_refused(tmp_path, kind):
-    with refused(DataError, "member-link", name="data/ant/1.png"):
+    with refused(DataError, "member-refused"):
         listing_of(member(tmp_path / "x.tar", "data/ant/1.png", type=kind, linkname="/etc/passwd"))
 
 
@@ -126,7 +126,7 @@ def headers(path, name, form=tarfile.GNU_FORMAT, **fields):
 )
 def test_sparse_files_are_refused_before_their_parts_are_read(tmp_path, sparse):
     path = headers(tmp_path / "x.tar", "d/1.jpeg", **sparse)
-    with refused(DataError, "member-sparse", path=path, name="d/1.jpeg"):
+    with refused(DataError, "member-refused", path=path):
         listing_of(path)
 
 

@@ -28,6 +28,7 @@ from ..atomic import open_regular
 from ..errors import DataError, unreadable
 from ..machine.limits import memory
 from ..words.facts import fact
+from ..words.figures import one_line
 from .images import checked_size, decode, decode_into
 from .remote import local
 from .sources import Spec
@@ -58,9 +59,8 @@ class Files:
         """Adds a file. Raises `DataError` if it is too large for an image."""
         if size > MOST_IMAGE_BYTES:
             wrong = "{name:plain} has {bytes:bytes}, more than {limit:bytes}: remove or convert it."
-            raise DataError(
-                "image-file-too-large", wrong, name="/".join(parts), bytes=size, limit=MOST_IMAGE_BYTES
-            )
+            name = "/".join(parts)
+            raise DataError("image-file-too-large", wrong, name=name, bytes=size, limit=MOST_IMAGE_BYTES)
         self.paths.append(parts)
         self.sizes.append(size)
         self.keys.append(key)
@@ -141,17 +141,15 @@ def list_tar(path: Path, of: Callable[[tuple[str, ...]], bool] = lambda parts: T
             _list_members(path, archive, files, of, in_place=unzip is None)
             while unzip is not None and file.read(1 << 20):
                 pass  # the decompressor checks the checksum at the end
-    except Sparse as error:
-        wrong = "{path} holds a sparse file, '{name:plain}': make the archive without --sparse."
-        raise DataError("member-sparse", wrong, path=path, name=str(error)[:80]) from error
-    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
-        raise DataError("file-damaged", path=path, reason=str(error)) from error
-    except RecursionError as error:  # headers that describe headers, thousands deep
-        raise DataError("file-damaged", path=path, reason="chained headers") from error
-    except OSError as error:
-        if error.errno is None:  # bz2's error for damage
-            raise DataError("file-damaged", path=path, reason=str(error)) from error
-        raise unreadable(path, error) from error
+    except tarfile.FilterError as error:
+        wrong = "{path}: {reason}: refused. Make the archive again of plain files, inside its folder."
+        raise DataError("member-refused", wrong, path=path, reason=one_line(error, 160)) from error
+    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, RecursionError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise unreadable(path, error) from error
+        chained = isinstance(error, RecursionError)  # headers that describe headers, thousands deep
+        reason = "chained headers" if chained else str(error)
+        raise DataError("file-damaged", path=path, reason=reason) from error
     refuse_duplicates(["/".join(parts) for parts in files.paths], path)
     return files
 
@@ -165,11 +163,12 @@ def _list_members(
         held += 0 if in_place else _MEMBER_BYTES + len(member.name)
         if held > limit:  # a small compressed file may have any number of members
             raise DataError("archive-too-large", path=path, limit_bytes=limit)
+        # Refuses paths and links that lead outside, and devices. Nothing is extracted to that folder
+        tarfile.data_filter(member, "/chipwise")
         # Strings, since pathlib costs a second more for 60,000 members
         parts = tuple(part for part in member.name.split("/") if part not in ("", "."))
         if member.name.startswith("/") or ".." in parts:
-            wrong = "{path} holds a member outside its folder, '{name:plain}': refused."
-            raise DataError("member-outside", wrong, path=path, name=member.name[:80])
+            raise tarfile.OutsideDestinationError(member, member.name)
         if member.isdir():
             files.folders.append(parts)
         elif parts and not any(part.startswith(".") for part in parts):
@@ -177,8 +176,7 @@ def _list_members(
                 files.left_out.append("/".join(parts))
             elif of(parts):
                 if not member.isfile():
-                    wrong = "{path} holds a link, '{name:plain}': pack the files themselves."
-                    raise DataError("member-link", wrong, path=path, name=member.name[:80])
+                    raise tarfile.SpecialFileError(member)
                 if in_place:
                     files.add(parts, member.size, (member.offset_data, member.size))
                     continue
@@ -192,18 +190,8 @@ def _list_members(
                 files.add(parts, member.size, stream.read())
 
 
-_EXTENDED = (
-    tarfile.GNUTYPE_LONGNAME,
-    tarfile.GNUTYPE_LONGLINK,
-    tarfile.XHDTYPE,
-    tarfile.XGLTYPE,
-    tarfile.SOLARIS_XHDTYPE,
-)
-
-
-class Sparse(tarfile.TarError):
-    """A member in one of GNU's four formats for files with holes, whose header may state any size, and any
-    number of parts. The member's name."""
+_EXTENDED = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE)
+_EXTENDED += (tarfile.SOLARIS_XHDTYPE,)  # type: ignore[assignment]
 
 
 class Member(tarfile.TarInfo):
@@ -230,8 +218,9 @@ class Member(tarfile.TarInfo):
         return member
 
     def _sparse(self, *of: Any) -> Self:
-        # In the formats of pax the first argument is the member, and `self` the header before it
-        raise Sparse((of[0] if isinstance(of[0], Member) else self).name)
+        # A file with holes states any size and any number of parts. In the formats of pax the first argument
+        # is the member, and `self` the header before it
+        raise tarfile.SpecialFileError(of[0] if isinstance(of[0], Member) else self)
 
     _proc_sparse = _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _sparse
 
@@ -346,17 +335,10 @@ class ImageFolder:
             raise self._of(index, error) from error
         if shape != out.shape:
             wrong = (
-                "{first:plain} is of {first_size} pixels, {file:plain} of {size}: give a size, such as "
-                "size=224."
+                "{first:plain} is of {first_size} pixels, {file:plain} of {size}: give a size, such as 224."
             )
-            raise DataError(
-                "image-sizes-differ",
-                wrong,
-                first=self._files[0][0],
-                first_size=list(out.shape[:2]),
-                file=self._files[index][0],
-                size=list(shape[:2]),
-            )
+            facts = {"first": self._files[0][0], "first_size": list(out.shape[:2]), "size": list(shape[:2])}
+            raise DataError("image-sizes-differ", wrong, file=self._files[index][0], **facts)
 
     def _of(self, index: int, error: DataError) -> DataError:
         """A decoder's `error` with the file's name."""

@@ -17,6 +17,8 @@ from PIL import Image, ImageOps
 
 from ..errors import DataError
 
+# Of Pillow's formats only these: others run programs (PostScript), or are rarely tested
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 # Height times width; above it Pillow, too, assumes a decompression bomb: 13,377 squared.
 MAX_PIXELS = 178_956_970
 _WIDE_MODES = ("I", "F")  # 16 and 32 bits per channel: Pillow would clip them to 8
@@ -47,7 +49,7 @@ class Encoded:
         try:
             self._jpeg = data[:3] == b"\xff\xd8\xff" and self._read_jpeg()
             if not self._jpeg:
-                with Image.open(io.BytesIO(data)) as opened:
+                with _opened(data) as opened:
                     self.height, self.width = opened.height, opened.width
                     if opened.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8):
                         self.height, self.width = self.width, self.height
@@ -66,7 +68,7 @@ class Encoded:
         """
         try:
             if not self._jpeg:
-                with Image.open(io.BytesIO(self._data)) as opened:
+                with _opened(self._data) as opened:
                     return from_pillow(opened, size, crop)
             # min_height: decoding at 1/2, 1/4 or 1/8 scale is cheaper than resizing afterwards
             height, width = covering((self.height, self.width), size)
@@ -90,13 +92,18 @@ class Encoded:
         if space.upper() in ("CMYK", "YCCK"):
             return False
         if b"Exif\0\0" in self._data[: 1 << 16]:
-            with Image.open(io.BytesIO(self._data)) as image:
+            with _opened(self._data) as image:
                 turn = image.getexif().get(_ORIENTATION, 1)
             self._turn = turn if turn in _TURNS else 1
         if self._turn >= 5:
             self.height, self.width = self.width, self.height
         self.plain = self._turn == 1
         return True
+
+
+def _opened(data: bytes) -> Image.Image:
+    """The one place where Pillow opens a file: of pack, image folders, predictions and pictures alike."""
+    return Image.open(io.BytesIO(data), formats=FORMATS)
 
 
 def checked_size(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
