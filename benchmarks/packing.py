@@ -28,7 +28,7 @@ import simplejpeg
 from PIL import Image
 
 from chipwise.data.pack.examples import piece
-from chipwise.data.pack.job import Job, pack
+from chipwise.data.pack.packing import Packing, pack
 from chipwise.machine.limits import usable_cores
 
 RUNS = 3
@@ -73,12 +73,12 @@ def measure(ways: dict, scratch: Path) -> dict[str, list[tuple[float, int, int]]
 
 # ---- threads and processes: decoding alone, results brought back in order
 
-_job: Job | None = None
+_job: Packing | None = None
 
 
 def _begin(src: Path, options: dict) -> None:
     global _job
-    _job = Job(src, Path(tempfile.gettempdir()) / "never-written", **options)
+    _job = Packing(src, Path(tempfile.gettempdir()) / "never-written", **options)
 
 
 def _piece(start: int, stop: int) -> tuple[list[str], object]:

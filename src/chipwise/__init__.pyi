@@ -14,7 +14,7 @@ from .data import Arrays as Arrays
 from .data import PackedFolder as PackedFolder
 from .data import augment as augment
 from .data import datasets as datasets
-from .data.pack.job import pack as pack
+from .data.pack.packing import pack as pack
 from .deploy.export import export as export
 from .deploy.predictions import predict as predict
 from .deploy.pretrained import pretrained as pretrained

@@ -13,7 +13,7 @@ from PIL import Image
 
 from chipwise.data import PackedFolder
 from chipwise.data.images import decode
-from chipwise.data.pack import job
+from chipwise.data.pack import packing as job
 from chipwise.errors import DataError
 from chipwise.words.facts import fact
 from pictures import encoded, files, smooth, write
@@ -93,19 +93,19 @@ def test_labels_split_shards_and_limits(chipwise, src, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("code", "expected", "arguments"),
+    ("code", "error", "arguments"),
     [
-        (2, "pack-keep-aspect", ["--keep-aspect"]),
-        (2, "pack-store", ["--store", "png"]),
-        (3, None, ["--labels", "labels.csv"]),
+        (2, "pack-option", ["--keep-aspect"]),
+        (2, "pack-option", ["--store", "png"]),
+        (3, "unreadable", ["--labels", "labels.csv"]),
         (3, "split-twice", ["--split", "0.1"]),
         (2, "split-share", ["--split", "1.5"]),
-        (2, "pack-option-range", ["--size", "20000"]),
+        (2, "pack-option", ["--size", "20000"]),
     ],
 )
-def test_errors_are_one_line(chipwise, src, tmp_path, code, expected, arguments):
+def test_errors_are_one_line(chipwise, src, tmp_path, code, error, arguments):
     said = chipwise("pack", src, tmp_path / "out", *arguments)
-    assert said.code == code and expected in (None, said.error.code) and said.err.count("\n") == 1
+    assert (said.code, said.error.code) == (code, error) and said.err.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 
@@ -191,7 +191,7 @@ def test_a_signal_ends_with_one_line_and_the_same_command_goes_on(
     # A shell starts what runs behind it with SIGINT ignored
     interrupted = signal.signal(signal.SIGINT, signal.default_int_handler)
     with monkeypatch.context() as patch:
-        patch.setattr(job.Job, "_write", lambda *_: signal.raise_signal(number))
+        patch.setattr(job.Packing, "_write", lambda *_: signal.raise_signal(number))
         said = chipwise("pack", src, tmp_path / "out")
     signal.signal(signal.SIGINT, interrupted)
     assert said.code == code and said.err.count("\n") == 1, said.err

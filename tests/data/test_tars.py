@@ -6,7 +6,7 @@ import tarfile
 import pytest
 
 from chipwise.data import folder
-from chipwise.data.pack.sources import listing_of
+from chipwise.data.pack.recognise import listing_of
 from chipwise.errors import DataError
 from pictures import write
 from refusals import refused

@@ -393,7 +393,7 @@ TEXTS = [
 
 
 def manifests(root: Path, draw: random.Random) -> Iterator[Case]:
-    from chipwise.data.pack.job import Job
+    from chipwise.data.pack.packing import Packing
 
     source = root / "photos"
     for name in "ab":
@@ -401,7 +401,7 @@ def manifests(root: Path, draw: random.Random) -> Iterator[Case]:
         for i in range(3):
             (source / name / f"{i}.png").write_bytes(png())
     packed = root / "packed"
-    job = Job(
+    job = Packing(
         str(source),
         str(packed),
         size=8,

@@ -27,9 +27,9 @@ from .contents import show
 from .options import argument, flag, option
 
 if TYPE_CHECKING:
-    from ..data.pack.job import Job, Report
-    from ..data.pack.job import Progress as Done
-    from ..data.pack.text import TextForm
+    from ..data.pack.packing import Packed, Packing
+    from ..data.pack.packing import Progress as Done
+    from ..data.pack.tokenise import TextForm
 
 _LINE_SECONDS = 5.0  # between lines without a terminal
 _SHOWN = 20  # skipped files in the report; the manifest has all
@@ -47,7 +47,7 @@ class TextOptions:
 
     def form(self) -> TextForm | None:
         """`None` if no option was given."""
-        from ..data.pack.text import TextForm
+        from ..data.pack.tokenise import TextForm
 
         settings = {
             name: value for name, value in vars(self).items() if value is not None and value is not False
@@ -109,9 +109,9 @@ def pack(
     if dst is None:
         show(src, look.verify, look.sheet, json_)
         return
-    from ..data.pack.job import Job
+    from ..data.pack.packing import Packing
 
-    job = Job(
+    job = Packing(
         src, dst, size=size, fit="keep-aspect" if keep_aspect else "crop", store=store, quality=quality,
         labels=labels, split=split, shards=shards, strict=strict, max_skipped=max_skipped, workers=workers,
         text=text.form(),
@@ -140,9 +140,9 @@ def _columns(text: str | None) -> dict[str, str]:
     return {role.strip(): name.strip() for role, _, name in pairs}
 
 
-def _run(job: Job, dry_run: bool, json_: bool) -> None:
+def _run(job: Packing, dry_run: bool, json_: bool) -> None:
     """Predicts, packs and reports."""
-    from ..data.pack.predict import check_disk
+    from ..data.pack.estimate import check_disk
 
     free = check_disk(job.partial, 0)
     to = console()
@@ -183,7 +183,7 @@ def _run(job: Job, dry_run: bool, json_: bool) -> None:
         print(json.dumps(answer))
 
 
-def _predicted(job: Job) -> Table:
+def _predicted(job: Packing) -> Table:
     predicted = job.prediction
     shape = "×".join(map(str, predicted.shape)) if predicted.shape else "original sizes"
     if job.form.store == "jpeg" and job.form.size is not None:
@@ -199,7 +199,7 @@ def _predicted(job: Job) -> Table:
     return table(("split", "examples", "classes", "stored as", "bytes"), rows, left=("split", "stored as"))
 
 
-def _packed(report: Report) -> Table:
+def _packed(report: Packed) -> Table:
     rows = [
         (name, f"{split['examples']:,}", len(report.names) or "", byte_size(split["bytes"]), split["files"])
         for name, split in report.splits.items()
@@ -207,7 +207,7 @@ def _packed(report: Report) -> Table:
     return table(("split", "examples", "classes", "bytes", "files"), rows, left=("split",))
 
 
-def _notes(job: Job, free: int) -> Iterator[Fact]:
+def _notes(job: Packing, free: int) -> Iterator[Fact]:
     prediction = job.prediction
     yield fact("pack-predicted", seconds=prediction.seconds, workers=job.workers, free=free)
     if prediction.enlarged:
@@ -216,7 +216,7 @@ def _notes(job: Job, free: int) -> Iterator[Fact]:
         yield fact("pack-left-out", names=job.listing.left_out)
 
 
-def _results(report: Report) -> Iterator[Fact]:
+def _results(report: Packed) -> Iterator[Fact]:
     rate = report.images / report.seconds
     yield fact("pack-done", images=report.images, seconds=report.seconds, rate=rate)
     if report.enlarged:
@@ -230,7 +230,7 @@ def _results(report: Report) -> Iterator[Fact]:
 
 
 @contextmanager
-def _stoppable(job: Job) -> Iterator[None]:
+def _stoppable(job: Packing) -> Iterator[None]:
     """Turns Ctrl-C and SIGTERM into an error that says how to continue."""
 
     terminated = []
@@ -260,7 +260,7 @@ def _stoppable(job: Job) -> Iterator[None]:
 class _Shown:
     """Progress with examples/s and the time left: a bar on a terminal, otherwise a line every few seconds."""
 
-    def __init__(self, job: Job, quiet: bool):
+    def __init__(self, job: Packing, quiet: bool):
         lengths = [len(split) for split in job.listing.splits.values()]
         self._before = dict(zip(job.listing.splits, [0, *itertools.accumulate(lengths)], strict=False))
         self._total, self._quiet = sum(lengths), quiet

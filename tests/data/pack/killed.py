@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 
-from chipwise.data.pack import examples, job
+from chipwise.data.pack import examples, packing
 
 examples.PIECE_ENTRIES = 4
 
@@ -30,7 +30,7 @@ def attempt(src, dst, store, moment, going_on):
 
         if moment < 0:  # at any moment, not only between two pieces
             threading.Timer(-moment, os.kill, (os.getpid(), signal.SIGKILL)).start()
-        job.pack(src, dst, store=store, size=12, split=0.25, shards=6, progress=progress, workers=2)
+        packing.pack(src, dst, store=store, size=12, split=0.25, shards=6, progress=progress, workers=2)
         os._exit(0)
     return os.waitpid(child, 0)[1] == 0
 

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from chipwise.data import Arrays
-from chipwise.data.pack.job import pack
-from chipwise.data.pack.sources import listing_of
+from chipwise.data.pack.packing import pack
+from chipwise.data.pack.recognise import listing_of
 from chipwise.data.packed import PackedFolder
 from chipwise.errors import DataError
 from cifar_files import batch, write

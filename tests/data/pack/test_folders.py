@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chipwise.data.pack.folders import Listing, Split, divided
-from chipwise.data.pack.sources import listing_of
+from chipwise.data.pack.recognise import listing_of
 from chipwise.errors import DataError, RecipeError
 from pictures import write
 from refusals import refused

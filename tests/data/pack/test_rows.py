@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from chipwise.data import PackedFolder
 from chipwise.data.pack import hub, tfrecord
 from chipwise.data.pack.columns import labels_of
-from chipwise.data.pack.job import pack
+from chipwise.data.pack.packing import pack
 from chipwise.data.sources import materialize
 from chipwise.errors import DataError
 from pictures import encoded, smooth

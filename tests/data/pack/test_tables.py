@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from chipwise.data.pack.folders import divided
-from chipwise.data.pack.job import Job
-from chipwise.data.pack.sources import listing_of
+from chipwise.data.pack.packing import Packing
+from chipwise.data.pack.recognise import listing_of
 from chipwise.data.pack.tables import read_table
 from chipwise.errors import DataError
 from refusals import refused
@@ -145,4 +145,4 @@ def test_two_splits_at_once_are_refused(tmp_path):
 def test_eval_alone_is_nothing_to_train_on(tmp_path):
     touch(tmp_path, "1.jpg")
     with refused(DataError, "pack-no-train", splits=["eval"]):
-        Job(table(tmp_path, "file,label,split\n1.jpg,x,test\n"), tmp_path / "out")
+        Packing(table(tmp_path, "file,label,split\n1.jpg,x,test\n"), tmp_path / "out")

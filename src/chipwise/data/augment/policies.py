@@ -122,7 +122,7 @@ def _after(first: jax.Array, last: jax.Array) -> jax.Array:
     return product.at[:, 2].add(first[:, 2])
 
 
-def _table(colors: jax.Array, strengths: Sequence[Strengths]) -> tone.Table:
+def _table(colors: jax.Array, strengths: Sequence[Strengths]) -> tone.LabelTable:
     """All changes of tone as one table, from the statistics of `colors` `(height, width, 1 or 3)`."""
 
     def every(name: str) -> jax.Array:
@@ -141,7 +141,7 @@ def _table(colors: jax.Array, strengths: Sequence[Strengths]) -> tone.Table:
     mean_evened = jnp.sum(counts * evened.astype(jnp.int32), axis=0).astype(jnp.float32) / area
     middle = jnp.floor(color.gray(jnp.where(even, mean_evened, mean)[None, None, :], 1.0)[0, 0] + 0.5)
 
-    def clip(table: tone.Table) -> tone.Table:
+    def clip(table: tone.LabelTable) -> tone.LabelTable:
         return jnp.clip(jnp.rint(table), 0, 255)
 
     table = clip(color.blend(middle[None, :], table, grid(jnp.prod(every("contrast")))))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from .image import expect, with_opacity
 
-Table = jax.Array  # (256, channels) float32, whole numbers from 0 to 255
+LabelTable = jax.Array  # (256, channels) float32, whole numbers from 0 to 255
 
 
 def eight_bit(image: jax.Array, stage: str) -> jax.Array:
@@ -26,7 +26,7 @@ def channels_of(image: jax.Array) -> jax.Array:
     return image[..., None] if image.ndim == 2 else image[..., :3]
 
 
-def applied(image: jax.Array, table: Table) -> jax.Array:
+def applied(image: jax.Array, table: LabelTable) -> jax.Array:
     """The colours of `image` looked up in `table`, rounded."""
     colors = channels_of(image)
     channels = jnp.arange(colors.shape[2], dtype=jnp.int32)[None, None, :]
@@ -35,13 +35,13 @@ def applied(image: jax.Array, table: Table) -> jax.Array:
     return with_opacity(changed[..., 0] if image.ndim == 2 else changed, image)
 
 
-def kept_bits(table: Table, bits: jax.Array) -> Table:
+def kept_bits(table: LabelTable, bits: jax.Array) -> LabelTable:
     """The table with the highest `bits` `()` float32 kept: 8 keeps all, 0 none."""
     step = jnp.exp2(8 - bits)
     return jnp.floor(table / step) * step
 
 
-def solarized(table: Table, threshold: jax.Array) -> Table:
+def solarized(table: LabelTable, threshold: jax.Array) -> LabelTable:
     return jnp.where(table < threshold, table, 255 - table)
 
 
@@ -51,7 +51,7 @@ def extremes(colors: jax.Array) -> tuple[jax.Array, jax.Array]:
     return low.astype(jnp.float32), high.astype(jnp.float32)
 
 
-def stretched(low: jax.Array, high: jax.Array) -> Table:
+def stretched(low: jax.Array, high: jax.Array) -> LabelTable:
     """The table that maps `low` to black and `high` to white; the identity if they are equal."""
     values = jnp.arange(256, dtype=jnp.float32)[:, None]
     span = (high - low)[None, :]
@@ -59,7 +59,7 @@ def stretched(low: jax.Array, high: jax.Array) -> Table:
     return jnp.where(span > 0, table, values)
 
 
-def equalized(counts: jax.Array) -> Table:
+def equalized(counts: jax.Array) -> LabelTable:
     """Pillow's equalize table for the histogram `counts` `(256, channels)` int32: the number of lower pixels
     over the average of 255 values, without the highest value that occurs."""
     values = jnp.arange(256, dtype=jnp.int32)[:, None]

@@ -49,7 +49,7 @@ class StoredImage(NamedTuple):
     enlarged: bool
 
 
-class Record(NamedTuple):
+class Entry(NamedTuple):
     """A stored entry, or `error`, the reason why it cannot be stored.
 
     *Fields:* `name`; `columns`: `image` first; `pixels` of its image, if it has one; `enlarged`.
@@ -72,11 +72,9 @@ class Record(NamedTuple):
         return sum(len(c) if isinstance(c, bytes) else np.asarray(c).nbytes for c in columns)
 
 
-def records(
-    split: Split, pieces: Iterable[Sequence[int]], form: Form, workers: int
-) -> Iterator[list[Record]]:
+def records(split: Split, pieces: Iterable[Sequence[int]], form: Form, workers: int) -> Iterator[list[Entry]]:
     """The records of each of `pieces`, rows of `split`, in order, made by `workers` threads."""
-    waiting: deque[Future[list[Record]]] = deque()
+    waiting: deque[Future[list[Entry]]] = deque()
     with ThreadPoolExecutor(workers, "chipwise-pack") as pool:
         try:
             for rows in pieces:
@@ -101,7 +99,7 @@ def _read(split: Split, row: int) -> Mapping[str, Any] | DataError:
         return DataError("entry-unreadable", reason=error.strerror or str(error))
 
 
-def piece(split: Split, rows: Sequence[int], examples: list | None, form: Form) -> list[Record]:
+def piece(split: Split, rows: Sequence[int], examples: list | None, form: Form) -> list[Entry]:
     """The records of `rows`, from `examples`, or read here if that is `None`."""
     done = []
     for at, row in enumerate(rows):
@@ -112,23 +110,23 @@ def piece(split: Split, rows: Sequence[int], examples: list | None, form: Form) 
             labels = {name: column[row] for name, column in split.labels.items()}
             done.append(_record(split.names[row], labels, example, form))
         except DataError as error:
-            done.append(Record(split.names[row], {}, error=error))
+            done.append(Entry(split.names[row], {}, error=error))
         except OSError as error:  # Pillow reads some files when their pixels are asked for
             unreadable = DataError("entry-unreadable", reason=error.strerror or str(error))
-            done.append(Record(split.names[row], {}, error=unreadable))
+            done.append(Entry(split.names[row], {}, error=unreadable))
     return done
 
 
-def _record(name: str, labels: Mapping[str, Any], example: Mapping[str, Any], form: Form) -> Record:
+def _record(name: str, labels: Mapping[str, Any], example: Mapping[str, Any], form: Form) -> Entry:
     columns = {**labels, **example}
     if "image" not in columns:
         if form.store == "jpeg" or form.size is not None:
             wrong = "it has no column 'image' ({columns:list}): leave out --size and --store jpeg."
             raise DataError("no-image-column", wrong, columns=list(columns))
-        return Record(name, {column: np.asarray(value) for column, value in columns.items()})
+        return Entry(name, {column: np.asarray(value) for column, value in columns.items()})
     image = stored_image(columns.pop("image"), form)
     others = {column: np.asarray(value) for column, value in columns.items()}
-    return Record(name, {"image": image.data, **others}, image.pixels, image.enlarged)
+    return Entry(name, {"image": image.data, **others}, image.pixels, image.enlarged)
 
 
 def stored_image(value: Any, form: Form) -> StoredImage:
@@ -210,10 +208,10 @@ def pieces_of(sizes: np.ndarray, start: int) -> Iterator[range]:
         yield range(first, len(sizes))
 
 
-def check_alike(run: Sequence[Record]) -> None:
+def check_alike(run: Sequence[Entry]) -> None:
     """Raises `DataError` unless the records of a piece have the same columns and shapes."""
 
-    def shapes(record: Record) -> Mapping[str, tuple[int, ...]]:
+    def shapes(record: Entry) -> Mapping[str, tuple[int, ...]]:
         return {c: () if isinstance(v, bytes) else np.shape(v) for c, v in record.columns.items()}
 
     expected = shapes(run[0])

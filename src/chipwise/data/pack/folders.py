@@ -25,7 +25,7 @@ import numpy as np
 from ...errors import DataError, RecipeError, unreadable
 from ..folder import SUFFIXES, Files, read_file
 from ..sources import Columns
-from .tables import EVAL, Table
+from .tables import EVAL, LabelTable
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,9 @@ class _Rows(NamedTuple):
     cut: int
 
 
-def arrange(where: Path, files: Files, labels: str | Table = "folders", archive: bool = False) -> Listing:
+def arrange(
+    where: Path, files: Files, labels: str | LabelTable = "folders", archive: bool = False
+) -> Listing:
     """Arranges `files` in splits with labels.
 
     `labels`: "folders", a table, or a regular expression whose first group, or the group named `label`, is
@@ -152,7 +154,7 @@ def arrange(where: Path, files: Files, labels: str | Table = "folders", archive:
         raise DataError("folder-no-images", wrong, path=where, endings=_ENDINGS)
     by_folder = labels == "folders"
     above = _above(files.paths, 2) if by_folder else _above(files.paths, 1) if archive else 0
-    if isinstance(labels, Table) and {"/".join(path) for path in files.paths} & set(labels.files):
+    if isinstance(labels, LabelTable) and {"/".join(path) for path in files.paths} & set(labels.files):
         above = 0  # the table writes the names in full
     paths = [path[above:] for path in files.paths]
     splits, ignored = _splits(paths, 3 if by_folder else 2)
@@ -167,7 +169,7 @@ def arrange(where: Path, files: Files, labels: str | Table = "folders", archive:
         rows.sort(key=order)
         names[split] = [_name(paths[row], cut) for row in rows]
     in_full = {split: [_name(paths[row]) for row in rows] for split, (rows, _) in splits.items()}
-    if isinstance(labels, Table):
+    if isinstance(labels, LabelTable):
         if labels.splits is not None and len(splits) > 1:
             wrong = "{table} has a column split, and {path} folders that split: remove the column."
             raise DataError("table-splits-twice", wrong, table=labels.path, path=where)
@@ -184,14 +186,14 @@ def arrange(where: Path, files: Files, labels: str | Table = "folders", archive:
         for split, (rows, _) in splits.items()
     }
     listing = Listing(entries, classes, below, (*ignored, *files.left_out))
-    if not isinstance(labels, Table) or labels.splits is None:
+    if not isinstance(labels, LabelTable) or labels.splits is None:
         return listing
     split_of = dict(zip(labels.files, labels.splits, strict=True))
     sent = _sent(entries["train"], [split_of[name] for name in in_full["train"]])
     return Listing(sent, classes, below, listing.left_out)
 
 
-def listed_by(table: Table) -> Listing:
+def listed_by(table: LabelTable) -> Listing:
     """The files named in a table, relative to it, in its order."""
     root = table.path.parent
     sizes, absent = [], []
@@ -321,7 +323,7 @@ def _by_class(where: Path, names: Mapping[str, list[str]], pattern: re.Pattern |
     return columns, classes, {"label": len(classes)}
 
 
-def _by_table(where: Path, names: Mapping[str, list[str]], table: Table):
+def _by_table(where: Path, names: Mapping[str, list[str]], table: LabelTable):
     rows = {name: row for row, name in enumerate(table.files)}
     images = {name for listed in names.values() for name in listed}
     unlisted = [name for listed in names.values() for name in listed if name not in rows]

@@ -26,7 +26,7 @@ _FILE = ("file", "filename", "file_name", "path", "image", "name", "image_id", "
 
 
 @dataclass(frozen=True)
-class Table:
+class LabelTable:
     """*Fields:* `files` in the table's order; `labels` `(n,)` int32, `(n, k)` uint8 multi-hot, or float32
     `(n,)` or `(n, k)`; `classes`; `below` as in `Listing`; `splits`: of each row, or `None`."""
 
@@ -47,7 +47,7 @@ class _Row:
     cells: list[str]
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path) -> LabelTable:
     """Reads a table. Raises `DataError` with the line if it cannot be understood."""
     try:
         with io.TextIOWrapper(open_regular(path), "utf-8-sig", newline="") as stream:
@@ -92,7 +92,7 @@ def read_table(path: Path) -> Table:
         wrong = "{path} has no column of labels: expected 'file,label', got {header:list}."
         raise DataError("table-no-labels", wrong, path=path, header=header)
     splits = None if split_at is None else [_split(row, split_at) for row in rows]
-    return Table(path, files, *_labels(rows, header, label_at), splits)
+    return LabelTable(path, files, *_labels(rows, header, label_at), splits)
 
 
 def _split(row: _Row, column: int) -> str:

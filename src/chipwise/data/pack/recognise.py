@@ -18,7 +18,7 @@ from ..originals import read_idx
 from ..sources import Columns, check_labels
 from .folders import Listing, Numbered, Split, arrange, listed_by
 from .hub import files_at, from_datasets, from_files, from_hub, on_hub
-from .tables import EVAL, Table, read_table
+from .tables import EVAL, LabelTable, read_table
 from .tfrecord import from_tfrecords
 
 _TARS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2")
@@ -44,7 +44,7 @@ def listing_of(
     path = remote.local(src if isinstance(src, str) else Path(src))
     if path.name in ("", ".."):
         path = path.resolve()  # "." in a message looks like the end of a sentence
-    by: str | Table = str(labels)
+    by: str | LabelTable = str(labels)
     if str(labels).lower().endswith(_TABLES):
         by = read_table(remote.local(labels))
     try:

@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 import os
+import re
 import shutil
 import time
 import warnings
@@ -32,12 +33,12 @@ from ..images import MAX_PIXELS
 from ..manifest import MANIFEST
 from ..remote import local
 from .documents import is_text
-from .examples import Form, Record, check_alike, pieces_of, records
+from .estimate import SAMPLE_SECONDS, Prediction, check_disk, predict
+from .examples import Entry, Form, check_alike, pieces_of, records
 from .folders import divided
 from .hub import on_hub
-from .predict import SAMPLE_SECONDS, Prediction, check_disk, predict
-from .sources import listing_of
-from .text import TextForm, text_listing
+from .recognise import listing_of
+from .tokenise import TextForm, text_listing
 from .writer import SHARD_BYTES, Writer
 
 _SKIPPED_SHARE, _SKIPPED_LEAST = 0.01, 10
@@ -53,7 +54,7 @@ class Progress(NamedTuple):
 
 
 @dataclass
-class Report:
+class Packed:
     """The result of packing. *Fields:* `path`; `splits`: name to `{"examples", "bytes", "files"}`; `names`:
     the classes; `skipped`: `(split, name, reason)`; `left_out`; `images`: processed by this call in
     `seconds`; `enlarged`: how many of these were enlarged."""
@@ -69,8 +70,27 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Options:
-    """The arguments of `pack`, checked."""
+class PackSettings:
+    """How to pack.
+
+    *Fields:*
+
+    - `size`: in pixels; `None` keeps the sizes. `fit="crop"` scales images to cover `size` × `size` and crops
+      the centre; `"keep-aspect"` scales the shorter side to `size`.
+    - `store`: `"raw"` pixels, all of one size, or `"jpeg"`, with `quality` for images that must be encoded;
+      JPEGs that need no change are stored byte for byte.
+    - `labels`: `"folders"`, the path of a `.csv`, or a regular expression for an image's path, whose first
+      group is the class.
+    - `split`: the share of each class for `eval`; `shards`: the approximate number of files per column, or
+      `"auto"`: 1 GiB each.
+    - `strict`: the first entry that cannot be packed is an error. Otherwise at most `max_skipped` are
+      skipped, by default 1 % and at least 10, and the manifest lists them.
+    - `workers`: threads, by default one per core; `names`: the classes, for objects without them.
+    - `text`: how text becomes tokens; `.txt`, `.md` and `.jsonl` files are text also without it. `columns`:
+      the names of "image", "label" or "text" in Parquet, TFRecord, WebDataset or a table of text.
+
+    Raises `RecipeError` for other values.
+    """
 
     size: int | None = None
     fit: str = "crop"
@@ -87,48 +107,36 @@ class Options:
     columns: Mapping[str, str] | None = None
 
     def __post_init__(self):
-        if self.store not in ("raw", "jpeg"):
-            raise RecipeError("pack-store", "--store {store}: expected raw or jpeg.", store=self.store)
-        if self.fit not in ("crop", "keep-aspect"):
-            raise RecipeError("pack-fit", "fit={fit!r}: expected 'crop' or 'keep-aspect'.", fit=self.fit)
-        for option, value, least, most in (
-            ("--size", self.size, 1, math.isqrt(MAX_PIXELS)),
-            ("--quality", self.quality, 1, 100),
-            ("--max-skipped", self.max_skipped, 0, None),
-            ("--workers", self.workers, 1, None),
-        ):
-            if value is None:
-                continue
-            if not isinstance(value, int):
-                wrong = "{option} {value!r}: expected a whole number, an int."
-                raise RecipeError("pack-option-no-integer", wrong, option=option, value=value)
-            if most is None and value < least:
-                wrong = "{option} {value}: expected at least {least}."
-                raise RecipeError("pack-option-least", wrong, option=option, value=value, least=least)
-            if most is not None and not least <= value <= most:
-                wrong = "{option} {value}: expected {least} to {most:,}."
-                raise RecipeError(
-                    "pack-option-range", wrong, option=option, value=value, least=least, most=most
-                )
-        if self.fit == "keep-aspect" and (self.size is None or self.store == "raw"):
-            wrong = (
-                "--keep-aspect gives images of different sizes: add --size N --store jpeg, or give --crop."
-            )
-            raise RecipeError("pack-keep-aspect", wrong)
-        if self.shards != "auto" and (not str(self.shards).isdecimal() or int(self.shards) < 1):
-            wrong = "--shards {shards}: expected auto or a number of at least 1."
-            raise RecipeError("pack-shards", wrong, shards=self.shards)
+        def whole(value: Any, least: int, most: float = math.inf) -> bool:
+            return value is None or (isinstance(value, int) and least <= value <= most)
+
+        largest, shards = math.isqrt(MAX_PIXELS), re.fullmatch("auto|0*[1-9][0-9]*", str(self.shards))
+        mixed = self.fit == "keep-aspect" and (self.size is None or self.store == "raw")
+        checks = (
+            (f"--store {self.store}", self.store in ("raw", "jpeg"), "raw or jpeg"),
+            (f"fit={self.fit!r}", self.fit in ("crop", "keep-aspect"), "'crop' or 'keep-aspect'"),
+            (f"--size {self.size!r}", whole(self.size, 1, largest), f"a whole number from 1 to {largest:,}"),
+            (f"--quality {self.quality!r}", whole(self.quality, 1, 100), "a whole number from 1 to 100"),
+            (f"--max-skipped {self.max_skipped!r}", whole(self.max_skipped, 0), "a whole number from 0"),
+            (f"--workers {self.workers!r}", whole(self.workers, 1), "a whole number from 1"),
+            ("--keep-aspect", not mixed, "--size N --store jpeg with it, since sizes then differ; or --crop"),
+            (f"--shards {self.shards}", shards, "auto or a number from 1"),
+        )
+        for given, right, expected in checks:
+            if not right:
+                wrong = "{given}: expected {expected}."
+                raise RecipeError("pack-option", wrong, given=given, expected=expected)
 
 
-class Job:
-    """A packing job; see `pack` for the arguments. The constructor lists the source and writes nothing.
+class Packing:
+    """A source and where it is packed; see `pack`. The constructor lists the source and writes nothing.
 
     *Attributes:* `src`: its name; `dst`; `partial`: the temporary folder; `options`; `form`: how images are
     stored; `listing`; `workers`; `max_skipped`.
     """
 
     def __init__(self, src: Any, dst: str | Path, **options: Any):
-        self.options = Options(**options)
+        self.options = PackSettings(**options)
         if "://" in str(dst):
             wrong = "{dst} is a URL: expected a folder on this machine; copy the pack there afterwards."
             raise RecipeError("pack-to-url", wrong, dst=dst)
@@ -210,13 +218,13 @@ class Job:
             **({} if self.text is None else {"text": {k: v and str(v) for k, v in vars(self.text).items()}}),
         }
 
-    def run(self, progress: Callable[[Progress], None] = lambda _: None) -> Report:
+    def run(self, progress: Callable[[Progress], None] = lambda _: None) -> Packed:
         """Makes the pack, or continues one; it appears at `dst` when it is complete.
 
         `progress` is called after each piece of work. Raises `DataError`; complete shards are kept.
         """
         began = time.perf_counter()
-        report = Report(self.dst, names=self.listing.names, left_out=self.listing.left_out)
+        report = Packed(self.dst, names=self.listing.names, left_out=self.listing.left_out)
         check_disk(self.partial, self.needed)
         try:
             self.partial.mkdir(parents=True, exist_ok=True)
@@ -256,7 +264,7 @@ class Job:
                 "pack-rename", wrong, folder=self.partial, dst=self.dst, reason=error.strerror
             ) from error
 
-    def _split(self, name: str, report: Report, progress: Callable[[Progress], None]) -> None:
+    def _split(self, name: str, report: Packed, progress: Callable[[Progress], None]) -> None:
         split = self.listing.splits[name]
         source = {"fingerprint": split.fingerprint(), "examples": len(split)}
         settings = self.settings(name)
@@ -294,7 +302,7 @@ class Job:
             report.images += writer.consumed - begun
             report.skipped += [(name, s["name"], s["reason"]) for s in writer.skipped]
 
-    def _write(self, writer: Writer, piece: Sequence[Record], skipped: int) -> None:
+    def _write(self, writer: Writer, piece: Sequence[Entry], skipped: int) -> None:
         """Writes a piece of work in order: runs of records at once, with skipped entries between them."""
         for failed, group in itertools.groupby(piece, key=lambda record: record.error is not None):
             run = list(group)
@@ -312,7 +320,7 @@ class Job:
             pixels = [record.pixels for record in run if record.pixels is not None]
             writer.add([record.name for record in run], columns, pixels or None)
 
-    def _skip(self, writer: Writer, record: Record, skipped: int) -> None:
+    def _skip(self, writer: Writer, record: Entry, skipped: int) -> None:
         reason = str(record.error)
         if self.options.strict:
             raise self._refused(record.name, reason)
@@ -351,23 +359,7 @@ class Job:
 
 
 def pack(
-    src: Any,
-    dst: str | Path,
-    *,
-    size: int | None = None,
-    fit: str = "crop",
-    store: str = "raw",
-    quality: int = 90,
-    labels: str | Path = "folders",
-    split: float | None = None,
-    shards: int | str = "auto",
-    strict: bool = False,
-    max_skipped: int | None = None,
-    workers: int | None = None,
-    names: Sequence[str] = (),
-    text: TextForm | None = None,
-    columns: Mapping[str, str] | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    src: Any, dst: str | Path, *, progress: Callable[[Progress], None] = lambda _: None, **options: Any
 ) -> Path:
     """Packs `src` into the folder `dst`, which appears when it is complete, and returns its path.
 
@@ -376,28 +368,12 @@ def pack(
     - `src`: a folder of images with a sub-folder for each class, or with `train/` and `test/` (`val/`, ...)
       of them; a `.tar`, `.tar.gz` or `.tar.xz` of one; a `.csv` with files and labels; the files of MNIST or
       CIFAR; Parquet, TFRecord or WebDataset files; text; the URL of any of these except a `.csv`, as a
-      string; any object with `len` and `[i]` whose examples are dicts of columns or pairs (image, label), or
-      a dict of such objects by split.
-    - `size`: in pixels; `None` keeps the sizes. `fit="crop"` scales images to cover `size` × `size` and crops
-      the centre; `"keep-aspect"` scales the shorter side to `size`.
-    - `store`: `"raw"` pixels, all of one size, or `"jpeg"`, with `quality` for images that must be encoded;
-      JPEGs that need no change are stored byte for byte.
-    - `labels`: `"folders"`, the path of a `.csv`, or a regular expression for an image's path, whose first
-      group is the class.
-    - `split`: the share of each class for `eval`; `shards`: the approximate number of files per column, or
-      `"auto"`: 1 GiB each.
-    - `strict`: the first entry that cannot be packed is an error. Otherwise at most `max_skipped` are
-      skipped, by default 1 % and at least 10, and the manifest lists them.
-    - `workers`: threads, by default one per core; `names`: the classes, for objects without them.
-    - `text`: how text becomes tokens; `.txt`, `.md` and `.jsonl` files are text also without it. `columns`:
-      the names of "image", "label" or "text" in Parquet, TFRecord, WebDataset or a table of text.
-    - `progress`: called with `Progress` after each piece of work.
+      string; `hf://datasets/OWNER/NAME`; any object with `len` and `[i]` whose examples are dicts of columns
+      or pairs (image, label), or a dict of such objects by split.
+    - `progress`: called after each piece of work.
+    - `**options`: the fields of `PackSettings`, such as `size=224`.
 
     After a kill the same call continues after the last complete shard, and the pack has the same bytes.
     Raises `RecipeError` for invalid settings, `DataError` for data that cannot be packed and for a full disk.
     """
-    job = Job(
-        src, dst, size=size, fit=fit, store=store, quality=quality, labels=labels, split=split, shards=shards,
-        strict=strict, max_skipped=max_skipped, workers=workers, names=names, text=text, columns=columns,
-    )  # fmt: skip
-    return job.run(progress or (lambda _: None)).path
+    return Packing(src, dst, **options).run(progress).path

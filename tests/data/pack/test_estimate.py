@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from chipwise.data.pack.job import Job
+from chipwise.data.pack.packing import Packing
 from pictures import encoded, files, smooth, write
 
 
@@ -19,7 +19,7 @@ def test_18632_images_at_224_are_2_8_gigabytes(tmp_path):
         def __getitem__(self, index):
             return {"image": encoded(smooth(index, (240, 320))), "label": 0}
 
-    job = Job(Photographs(), tmp_path / "out", size=224)
+    job = Packing(Photographs(), tmp_path / "out", size=224)
     assert pixels < job.prediction.bytes < pixels + 18_632 * 64  # labels, names and checksums
     assert job.prediction.shape == (224, 224, 3) and list(tmp_path.iterdir()) == []
 
@@ -27,7 +27,7 @@ def test_18632_images_at_224_are_2_8_gigabytes(tmp_path):
 @pytest.mark.parametrize("n", [63, 64, 65])
 def test_raw_is_exact_but_for_headers_and_manifest(tmp_path, n):
     rows = [{"image": np.full((9, 7, 3), i, np.uint8), "label": i % 3} for i in range(n)]
-    job = Job(rows, tmp_path / "out")
+    job = Packing(rows, tmp_path / "out")
     assert job.prediction.exact and job.prediction.shape == (9, 7, 3)
     found = sum(len(data) for name, data in files(job.run().path).items() if name.endswith(".npy"))
     # A label that came as 64 bits is stored as 32
@@ -35,7 +35,7 @@ def test_raw_is_exact_but_for_headers_and_manifest(tmp_path, n):
 
 
 def test_jpeg_is_estimated_from_a_sample(tmp_path):
-    job = Job(write(tmp_path / "src", 40), tmp_path / "out", store="jpeg", size=20)
+    job = Packing(write(tmp_path / "src", 40), tmp_path / "out", store="jpeg", size=20)
     assert not job.prediction.exact and job.prediction.enlarged == 1.0
     assert job.prediction.splits["train"].examples == 120 and job.prediction.seconds > 0
     report = job.run()
@@ -59,10 +59,10 @@ class Counted:
 
 
 def test_sampling_ends_in_time_but_not_where_it_decides_bytes(tmp_path, monkeypatch):
-    monkeypatch.setattr("chipwise.data.pack.job.SAMPLE_SECONDS", 0.0)
+    monkeypatch.setattr("chipwise.data.pack.packing.SAMPLE_SECONDS", 0.0)
     for options, expected in (({}, 4), ({"shards": 2}, 4), ({"shards": 2, "store": "jpeg"}, 64)):
         source = Counted()
-        job = Job(source, tmp_path / "out", **options)
+        job = Packing(source, tmp_path / "out", **options)
         source.read.clear()
         assert job.prediction.splits["train"].examples == 200 and len(source.read) == expected
     assert max(source.read) == 199 and source.read != sorted(source.read)  # from all over the source

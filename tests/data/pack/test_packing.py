@@ -13,7 +13,7 @@ import pytest
 from chipwise.data import ImageFolder, PackedFolder
 from chipwise.data.images import decode
 from chipwise.data.pack import examples
-from chipwise.data.pack.job import Job, pack
+from chipwise.data.pack.packing import Packing, pack
 from chipwise.data.sources import materialize
 from chipwise.errors import DataError, RecipeError
 from chipwise.words.facts import fact
@@ -121,7 +121,7 @@ def test_what_cannot_be_packed_is_skipped_and_told(tmp_path):
         (src / f"{name}.jpeg").write_bytes(content)
     (src / "cat" / "004.jpeg").unlink()
     (src / "cat" / "004.jpeg").symlink_to("nowhere")
-    report = Job(src, tmp_path / "out").run()
+    report = Packing(src, tmp_path / "out").run()
     reasons = {f"{name}.jpeg": why_not(content) for name, content in bad.items()}
     reasons["cat/004.jpeg"] = str(fact("entry-unreadable", reason=os.strerror(errno.ENOENT)))
     assert report.skipped == [("train", name, reason) for name, reason in reasons.items()]
@@ -180,8 +180,8 @@ def test_a_pack_is_not_made_at_a_url(tmp_path):
 
 def test_the_default_limit_is_one_percent_and_at_least_ten(tmp_path):
     src = write(tmp_path / "src", 5)
-    assert Job(src, tmp_path / "out").max_skipped == 10
-    assert Job([{"x": 1.0}] * 1100, tmp_path / "out").max_skipped == 11
+    assert Packing(src, tmp_path / "out").max_skipped == 10
+    assert Packing([{"x": 1.0}] * 1100, tmp_path / "out").max_skipped == 11
     for name in src.rglob("*.jpeg"):
         name.write_bytes(b"?")
     with refused(DataError, "pack-none-sampled", sampled=15, split="train", name="ant/000.jpeg"):
@@ -208,7 +208,7 @@ def test_a_full_disk_stops_and_room_goes_on(tmp_path, monkeypatch):
 
 def test_too_little_disk_is_said_before_a_byte_is_written(tmp_path, monkeypatch):
     src = write(tmp_path / "src", 5)
-    free = Job(src, tmp_path / "out").prediction.bytes
+    free = Packing(src, tmp_path / "out").prediction.bytes
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": free - 1}))
     with refused(DataError, "disk-small", needed=free, free=free - 1, place=tmp_path):
         pack(src, tmp_path / "out")
@@ -232,7 +232,7 @@ def test_images_of_two_sizes(tmp_path):
 
 
 def test_two_sizes_beyond_the_sample(tmp_path, monkeypatch):
-    monkeypatch.setattr("chipwise.data.pack.predict.SAMPLE", 2)
+    monkeypatch.setattr("chipwise.data.pack.estimate.SAMPLE", 2)
     src = write(tmp_path / "src", 3)
     (src / "bee" / "001.jpeg").write_bytes(encoded(smooth(size=(8, 8))))
     with refused(DataError, "pack-image-sizes", first="ant/000.jpeg", name="bee/001.jpeg"):
@@ -267,19 +267,19 @@ def test_places_that_cannot_be(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "code"),
     [
-        ({"store": "png"}, "pack-store"),
-        ({"fit": "stretch"}, "pack-fit"),
-        ({"size": 0}, "pack-option-range"),
-        ({"size": "64"}, "pack-option-no-integer"),
-        ({"size": 13_378}, "pack-option-range"),
-        ({"quality": 9.5}, "pack-option-no-integer"),
-        ({"fit": "keep-aspect", "store": "jpeg"}, "pack-keep-aspect"),
-        ({"fit": "keep-aspect", "size": 8}, "pack-keep-aspect"),
-        ({"quality": 101}, "pack-option-range"),
-        ({"shards": "few"}, "pack-shards"),
-        ({"shards": 0}, "pack-shards"),
-        ({"max_skipped": -1}, "pack-option-least"),
-        ({"workers": 0}, "pack-option-least"),
+        ({"store": "png"}, "pack-option"),
+        ({"fit": "stretch"}, "pack-option"),
+        ({"size": 0}, "pack-option"),
+        ({"size": "64"}, "pack-option"),
+        ({"size": 13_378}, "pack-option"),
+        ({"quality": 9.5}, "pack-option"),
+        ({"fit": "keep-aspect", "store": "jpeg"}, "pack-option"),
+        ({"fit": "keep-aspect", "size": 8}, "pack-option"),
+        ({"quality": 101}, "pack-option"),
+        ({"shards": "few"}, "pack-option"),
+        ({"shards": 0}, "pack-option"),
+        ({"max_skipped": -1}, "pack-option"),
+        ({"workers": 0}, "pack-option"),
     ],
 )
 def test_settings_that_cannot_be(tmp_path, settings, code):

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from chipwise.data import PackedFolder
 from chipwise.data.pack import documents as documents_of
-from chipwise.data.pack.job import pack
-from chipwise.data.pack.text import TextForm
+from chipwise.data.pack.packing import pack
+from chipwise.data.pack.tokenise import TextForm
 from chipwise.data.sources import materialize
 from chipwise.errors import DataError, RecipeError
 from refusals import refused
