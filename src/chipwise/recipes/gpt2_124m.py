@@ -24,7 +24,7 @@ from ..models.transformer import GPT2, KEPT, kernels
 from ..recipe.optimizers import adamw
 from ..recipe.recipe import Recipe, Validated
 from ..recipe.schedules import cosine, warmup
-from .tokenise import language
+from .tokens import language
 
 _BATCH, _STEPS = 512, 19_560
 _EVAL = 10_240  # sequences, 10.5 million tokens

@@ -26,7 +26,7 @@ from ..models.transformer import kernels
 from ..recipe.optimizers import adamw
 from ..recipe.recipe import Recipe
 from ..recipe.schedules import cosine, warmup
-from .tokenise import language
+from .tokens import language
 
 _BATCH, _STEPS = 512, 38_300
 _EVAL = 1024  # sequences, 8.4 million tokens
