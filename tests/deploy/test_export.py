@@ -246,13 +246,6 @@ def folders(tmp_path):
     return made, at
 
 
-def test_a_folder_is_at_no_moment_without_a_model(folders, monkeypatch):
-    made, at = folders
-    monkeypatch.setattr(module.os, "rename", None)  # of which it takes two
-    module._put(made, at)
-    assert (at / "saved_model.pb").read_text() == ".export-1" and list(at.parent.iterdir()) == [at]
-
-
 def test_an_old_folder_comes_back_where_the_new_one_cannot_take_its_place(folders, monkeypatch):
     made, at = folders
     rename = module.os.rename
@@ -262,7 +255,6 @@ def test_an_old_folder_comes_back_where_the_new_one_cannot_take_its_place(folder
             raise OSError(28, "No space left on device")
         rename(old, new)
 
-    monkeypatch.setattr(module.ctypes, "CDLL", lambda name: None)  # a system that cannot exchange folders
     with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
         patched.setattr(module.os, "rename", full)
         module._put(made, at)

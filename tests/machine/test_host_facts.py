@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from chipwise.machine.host_facts import Holder, gather
+from chipwise.machine.host_facts import gather
 
 
 def write(root, path, text=""):
@@ -18,12 +18,7 @@ def test_this_host_can_be_read():
 
 def test_an_empty_root_has_nothing(tmp_path):
     facts = gather(tmp_path, environment={})
-    assert (facts.paths, facts.nvidia_driver, facts.pci_tpu_chips, facts.tpu_holders) == (
-        frozenset(),
-        None,
-        0,
-        (),
-    )
+    assert (facts.paths, facts.nvidia_driver, facts.pci_tpu_chips) == (frozenset(), None, 0)
 
 
 @pytest.mark.parametrize(
@@ -62,13 +57,3 @@ def test_tpu_cards_are_told_from_googles_other_cards_and_laptop_npus(tmp_path):
     write(tmp_path, "dev/accel/accel0")
     facts = gather(tmp_path)
     assert facts.pci_tpu_chips == 2 and not facts.matching(r"/dev/accel\d+")
-
-
-@pytest.mark.parametrize("node", ["/dev/accel0", "/dev/vfio/0"])
-def test_the_holder_of_a_tpu_is_found_and_is_not_us(tmp_path, node):
-    write(tmp_path, node[1:])
-    for pid, target in ((os.getpid(), node), (41, "/dev/null"), (42, node), (43, "/dev/vfio/vfio")):
-        write(tmp_path, f"proc/{pid}/comm", "python3\n")
-        (tmp_path / f"proc/{pid}/fd").mkdir()
-        (tmp_path / f"proc/{pid}/fd/7").symlink_to(target)
-    assert gather(tmp_path).tpu_holders == (Holder(42, "python3", node),)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import itertools
 import os
@@ -32,7 +31,6 @@ from .predictions import predict
 EXAMPLES = 1000
 TOLERANCE = 1e-3  # relative to the largest output: float32 sums in another order
 _LEAST = 1e-3  # a smaller largest output counts as this: rounding errors of larger terms that cancel remain
-_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE
 
 
 @dataclass(frozen=True)
@@ -127,14 +125,9 @@ def export(
 
 
 def _put(temporary: Path, at: Path) -> None:
-    """Moves `temporary` to `at`. Two folders are exchanged atomically where the system can do that; elsewhere
-    the old one is renamed first, and restored if that fails."""
+    """Moves `temporary` to `at`. An old folder there is renamed first, and put back if that fails."""
     if not (temporary.is_dir() and at.is_dir()):
         os.replace(temporary, at)
-        return
-    exchange = getattr(ctypes.CDLL(None), "renameat2", None)  # Linux, on most file systems
-    if exchange and exchange(_HERE, os.fsencode(temporary), _HERE, os.fsencode(at), _EXCHANGE) == 0:
-        shutil.rmtree(temporary, ignore_errors=True)
         return
     aside = temporary.with_name(f"{temporary.name}.old")
     os.rename(at, aside)

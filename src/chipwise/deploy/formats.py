@@ -6,6 +6,7 @@ Every export takes the data's columns as stored, in batches of any size, and com
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -254,19 +255,59 @@ def _open_keras(request: Request, path: Path) -> Runner:
     return runner
 
 
-# ---- TensorFlow
+# ---- TensorFlow: the program as StableHLO, by `jax2tf`, and the weights as variables
+
+_SIGNATURE = "serving_default"
+
+
+def _tensorflow() -> tuple[Any, Any]:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # or TensorFlow logs its start
+    tensorflow = library("tensorflow", "tensorflow")
+    try:
+        from jax.experimental import jax2tf
+    except ImportError as error:
+        text = "JAX {jax} has no jax2tf, which writes a SavedModel: export to stablehlo or onnx."
+        raise RecipeError("export-without-bridge", text, jax=jax.__version__) from error
+    return tensorflow, jax2tf
 
 
 def _write_saved_model(request: Request, path: Path) -> None:
-    from .saved_model import write
+    tensorflow, jax2tf = _tensorflow()
+    function, weights = request.split
+    inputs = request.inputs
+    shapes = {name: f"({', '.join(['batch', *map(str, s.shape)])})" for name, s in inputs.items()}
+    converted = jax2tf.convert(
+        function,
+        polymorphic_shapes=[None, shapes],
+        native_serialization_platforms=PLATFORMS,
+        with_gradient=False,
+    )
+    module = tensorflow.Module()
+    module.weights = [tensorflow.Variable(leaf, trainable=False) for leaf in weights]
 
-    write(request, path)
+    def serve(**columns: Any) -> Any:
+        return converted([variable.value() for variable in module.weights], columns)
+
+    traced = tensorflow.function(serve, autograph=False)
+    specs = {
+        name: tensorflow.TensorSpec((None, *spec.shape), spec.dtype, name) for name, spec in inputs.items()
+    }
+    concrete = traced.get_concrete_function(**specs)
+    module.serve = traced
+    tensorflow.saved_model.save(module, str(path), signatures={_SIGNATURE: concrete})
 
 
 def _open_saved_model(request: Request, path: Path) -> Runner:
-    from .saved_model import open_again
+    tensorflow, _ = _tensorflow()
+    loaded = tensorflow.saved_model.load(str(path))
+    run = loaded.signatures[_SIGNATURE]
 
-    return open_again(request, path)
+    def runner(inputs: Arrays) -> Arrays:
+        outputs = run(**{name: tensorflow.constant(column) for name, column in inputs.items()})
+        return {name: np.asarray(value) for name, value in outputs.items()}
+
+    runner.model = loaded  # type: ignore[attr-defined]  # whose variables go with it
+    return runner
 
 
 FORMATS = {

@@ -104,10 +104,7 @@ def gke(target: Target) -> tuple[dict[str, str], str, int] | None:
     if name is None:
         return None
     topology = target.topology.partition(":")[2]
-    labels = {
-        "cloud.google.com/gke-tpu-accelerator": name,
-        "cloud.google.com/gke-tpu-topology": topology,
-    }
+    labels = {"cloud.google.com/gke-tpu-accelerator": name, "cloud.google.com/gke-tpu-topology": topology}
     return labels, "google.com/tpu", a_host
 
 

@@ -86,10 +86,8 @@ def stated(stored: Any) -> tuple[str | None, dict[str, str]]:
     stored = stored if isinstance(stored, dict) else {}
     packages = stored.get("versions") if isinstance(stored.get("versions"), dict) else {}
     versions = {"python": stored.get("python"), **packages}
-    title = stored.get("title")
-    return title if isinstance(title, str) else None, {
-        name: version for name, version in versions.items() if isinstance(version, str)
-    }
+    title = stored.get("title") if isinstance(stored.get("title"), str) else None
+    return title, {name: version for name, version in versions.items() if isinstance(version, str)}
 
 
 def _cpu() -> str:

@@ -165,16 +165,8 @@ def _why_no_tpu(facts: HostFacts, jax_error: str, quoted: str) -> Fact:
         return fact("tpu-over-network")
     if "libtpu" not in facts.packages and not facts.environment.get("TPU_LIBRARY_PATH"):
         return fact("libtpu-missing")
-    if facts.tpu_holders:
-        holder = facts.tpu_holders[0]
-        return fact("tpu-held", pid=holder.pid, name=holder.name, path=holder.path)
-    named = re.search(r"in use by process with pid (\d+)", jax_error)
-    if named:
-        return fact("tpu-held-by", pid=int(named[1]))
-    if "lockfile" in jax_error or ("in use" in jax_error and "/tmp/libtpu_lockfile" in facts.paths):
-        return fact("tpu-lock-file", said=quoted)
     if "ermission denied" in jax_error or "not permitted" in jax_error:
         return fact("tpu-not-permitted", said=quoted)
-    if "in use" in jax_error:
-        return fact("tpu-held-unknown", said=quoted)
+    if "in use" in jax_error or "lockfile" in jax_error:
+        return fact("tpu-in-use", said=quoted)
     return fact("libtpu-fails", libtpu=facts.packages.get("libtpu", ""), said=quoted)

@@ -23,7 +23,6 @@ MARKERS = (
     "dev/vfio/[0-9]*",  # TPU v5e and later; also any device lent to a virtual machine
     "lib/libtpu.so",
     "usr/lib/libtpu.so",
-    "tmp/libtpu_lockfile",
     "kaggle/working",
     "kaggle/input",
     "content/sample_data",
@@ -50,15 +49,6 @@ PACKAGES = (
 
 
 @dataclass(frozen=True)
-class Holder:
-    """Another process that has a TPU device file open."""
-
-    pid: int
-    name: str
-    path: str
-
-
-@dataclass(frozen=True)
 class HostFacts:
     """Facts about a host. By default, it has nothing."""
 
@@ -67,7 +57,6 @@ class HostFacts:
     packages: Mapping[str, str] = field(default_factory=dict)  # the installed ones of `PACKAGES`, to version
     nvidia_driver: str | None = None  # such as "535.104.05"
     pci_tpu_chips: int = 0
-    tpu_holders: tuple[Holder, ...] = ()
 
     def matching(self, pattern: str) -> list[str]:
         """The existing paths that match a regular expression completely, sorted."""
@@ -86,7 +75,6 @@ def gather(root: str | Path = "/", environment: Mapping[str, str] | None = None)
         packages={name: version for name in PACKAGES if (version := installed(name))},
         nvidia_driver=_nvidia_driver(root),
         pci_tpu_chips=sum(tpu_card(str(p)) for p in _glob(root, "sys/bus/pci/devices/*")),
-        tpu_holders=tuple(_holders(root)),
     )
 
 
@@ -119,22 +107,3 @@ def _nvidia_driver(root: Path) -> str | None:
         version = _text(root / "proc/driver/nvidia/version")
     found = re.search(r"(?<![\d.])\d{3}\.\d+(?:\.\d+)?(?![\d.])", version)
     return found[0] if found else None
-
-
-def _holders(root: Path) -> list[Holder]:
-    """Other processes that have a TPU device file open; those of other users are visible only to root."""
-    if not (_glob(root, "dev/accel[0-9]*") or _glob(root, "dev/vfio/[0-9]*")):
-        return []  # reading all processes' files is slow on large hosts
-    holders = []
-    for process in _glob(root, "proc/[0-9]*"):
-        if int(process.name) == os.getpid():
-            continue
-        for descriptor in _glob(process, "fd/*"):
-            try:
-                target = os.readlink(descriptor)
-            except OSError:
-                continue
-            if re.fullmatch(r"/dev/(accel|vfio/)\d+", target):
-                holders.append(Holder(int(process.name), _text(process / "comm") or "?", target))
-                break
-    return holders

@@ -65,7 +65,7 @@ def peak_bytes() -> int | None:
 
 
 def memory(root: str | Path = "/") -> HostMemory:
-    """HostMemory, by the host and the control groups below `root`."""
+    """Memory, by the host and the control groups below `root`."""
     host = psutil.virtual_memory()
     total, available = host.total, host.available
     for limit, used in _memory_limits(Path(root)):

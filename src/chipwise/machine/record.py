@@ -62,8 +62,8 @@ class Series:
         return {
             "unit": self.unit,
             "median": self.median,
-            "quartiles": list(self.quartiles),
-            "runs": list(self.runs),
+            "quartiles": [*self.quartiles],
+            "runs": [*self.runs],
         }
 
 
@@ -93,15 +93,8 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         """The record as plain JSON values."""
-        return {
-            "schema": SCHEMA,
-            "kind": self.kind,
-            "name": self.name,
-            "created": self.created,
-            "measured": dict(self.measured),
-            "figures": {name: series.to_json() for name, series in self.figures.items()},
-            "machine": self.machine.to_json(),
-        }
+        figures = {name: series.to_json() for name, series in self.figures.items()}
+        return {"schema": SCHEMA, **vars(self), "figures": figures, "machine": self.machine.to_json()}
 
     @classmethod
     def from_json(cls, stored: Any, source: str = "the record", kind: str | None = None) -> Record:

@@ -25,8 +25,7 @@ from ..machine.detect import detect
 from ..machine.record import Record, Series
 from ..recipe.recipe import Recipe
 from ..recipe.source import spec_of
-from .account import subject
-from .timing import INTERVALS, SECONDS
+from .bench import INTERVALS, SECONDS, subject
 
 LENGTH = 1 << 30  # examples: more than any benchmark reads
 WARMUP = 4  # untimed calls
@@ -66,11 +65,7 @@ class _Endless:
 
 
 def measure_predict(
-    recipe: Recipe,
-    *,
-    seconds: float = SECONDS,
-    on: On = ALL,
-    described: Mapping[str, Any] | None = None,
+    recipe: Recipe, *, seconds: float = SECONDS, on: On = ALL, described: Mapping[str, Any] | None = None
 ) -> Record:
     """Measures how fast the model of `recipe` predicts its training data on the devices of `on`, read and
     decoded as by `cw.predict`, and the latency of single examples on one device, from the host and back; on a
