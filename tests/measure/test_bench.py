@@ -12,7 +12,7 @@ import chipwise as cw
 import tasks
 from chipwise.data.synthetic import like
 from chipwise.machine.record import read
-from chipwise.measure.bench import INTERVALS, measure_train
+from chipwise.measure.timing import INTERVALS, measure_train
 from refusals import refused
 
 

@@ -13,8 +13,8 @@ from chipwise.data.workers import chosen
 from chipwise.engine.predict import Predictor
 from chipwise.machine.record import read
 from chipwise.measure import bench_predict
-from chipwise.measure.bench import INTERVALS
 from chipwise.measure.bench_predict import ALONE, _Endless, measure_predict
+from chipwise.measure.timing import INTERVALS
 from refusals import refused
 
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chipwise.engine.session import Session
-from chipwise.measure import bench as timing
-from chipwise.measure.bench import INTERVAL_SECONDS, INTERVALS, intervals
+from chipwise.measure import timing
+from chipwise.measure.timing import INTERVAL_SECONDS, INTERVALS, intervals
 
 
 class Counted:

@@ -25,7 +25,7 @@ from ..machine.detect import detect
 from ..machine.record import Record, Series
 from ..recipe.recipe import Recipe
 from ..recipe.source import spec_of
-from .bench import INTERVALS, SECONDS, subject
+from .timing import INTERVALS, SECONDS, subject
 
 LENGTH = 1 << 30  # examples: more than any benchmark reads
 WARMUP = 4  # untimed calls
