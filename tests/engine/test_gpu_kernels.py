@@ -20,12 +20,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import chipwise as cw
 from chipwise.engine.layout import Layout
 from chipwise.engine.step import compiler_options
-from chipwise.machine import absent
+from chipwise.machine import plugins
 from chipwise.planner.tracing import training_step
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not absent.wanted(), reason="hidden: CHIPWISE_COMPILES=cuda shows it"),
+    pytest.mark.skipif(not plugins.gpu_wanted(), reason="hidden: CHIPWISE_COMPILES=cuda shows it"),
     pytest.mark.skipif(not importlib.util.find_spec("jax_cuda12_plugin"), reason="no compiler for GPUs"),
 ]
 

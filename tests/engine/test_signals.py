@@ -157,20 +157,15 @@ class Running:
         self.process.communicate()
 
 
-def test_ctrl_c_and_sigterm_end_a_process_with_75_and_the_way_to_resume(tmp_path):
-    reached = []
-    for number in (signal.SIGINT, signal.SIGTERM):
-        with Running(tmp_path) as running:
-            running.process.send_signal(number)
-            out, err = running.process.communicate(timeout=60)
-        assert running.process.returncode == 75, err
-        assert out == ""
-        (step,) = re.findall(rf"Stopped by {signal.Signals(number).name} at step (\d+)", err)
-        facts = {"signal": signal.Signals(number).name, "step": step, "total": 400000, "run": running.run}
-        assert f"error: {fact('stopped', **facts)}" in err
-        assert "Traceback" not in err
-        reached.append(int(err.split(" at step ")[1].split()[0]))
-    assert 0 < reached[0] < reached[1]
+def test_ctrl_c_ends_a_process_with_75_and_the_way_to_resume(tmp_path):
+    with Running(tmp_path) as running:
+        running.process.send_signal(signal.SIGINT)
+        out, err = running.process.communicate(timeout=60)
+    assert running.process.returncode == 75, err
+    assert out == "" and "Traceback" not in err
+    (step,) = re.findall(r"Stopped by SIGINT at step (\d+)", err)
+    assert int(step) > 0
+    assert f"error: {fact('stopped', signal='SIGINT', step=step, total=400000, run=running.run)}" in err
 
 
 def test_a_second_ctrl_c_leaves_at_once_with_130(tmp_path):
