@@ -12,7 +12,8 @@ import chipwise as cw
 import tasks
 from chipwise.data.synthetic import like
 from chipwise.machine.record import read
-from chipwise.measure.timing import INTERVALS, measure_train
+from chipwise.measure.bench import measure_train
+from chipwise.measure.timing import INTERVALS
 from refusals import refused
 
 

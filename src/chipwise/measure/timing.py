@@ -1,5 +1,6 @@
-"""Times the steps of a session, and says what a record has besides speeds: its subject, the devices, and the
-memory and FLOPs of a step."""
+"""Times the steps of a session, and says what a record has besides speeds: the subject, the devices, and the
+memory and FLOPs of a step.
+"""
 
 from __future__ import annotations
 
