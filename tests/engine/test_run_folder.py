@@ -163,7 +163,7 @@ def test_a_full_disk_ends_in_one_error_and_no_thread_says_more(tmp_path, monkeyp
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("tensorboardX.event_file_writer.EventsWriter.flush", full)
-    monkeypatch.setattr("chipwise.engine.events._SECONDS", -1.0)
+    monkeypatch.setattr("chipwise.engine.run_folder._SECONDS", -1.0)
     with refused(RunError, "run-disk-full"):
         folder.log({"step": 2, "train/loss": 0.25})
     folder.close()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -22,8 +21,8 @@ from ..errors import DeviceError
 from ..models.large import SHARD, in_group
 from ..recipe.recipe import Recipe
 from ..recipe.task import Tree
+from .compile_once import compile_on
 from .placement import Placement
-from .sharing import on_device
 
 MOST = 256  # examples; no chip we know of is faster with more
 WIDEST_BYTES = 64 << 20
@@ -144,19 +143,12 @@ class ExampleBlocks:
             with in_group(mesh, rows):
                 return function(*given)
 
-        def compiled(i: int) -> Any:
-            shardings = outputs(i) if self.placement.shards > 1 else None
-            return jax.jit(run, out_shardings=shardings).lower(*arguments(i)).compile()
-
-        def again(i: int) -> Any:
-            if self.placement.shards > 1:
-                return compiled(i)
-            return on_device(first, groups[i].device, lambda: compiled(i))
+        def lower(_: int, g: int) -> Any:
+            shardings = outputs(g) if self.placement.shards > 1 else None
+            return jax.jit(run, out_shardings=shardings).lower(*arguments(g))
 
         try:
-            first = compiled(0)
-            with ThreadPoolExecutor(4) as pool:
-                return [first, *pool.map(again, range(1, len(groups)))]
+            return compile_on(groups, 1, lower)[0]
         except jax.errors.JaxRuntimeError as error:
             raise self.above_memory(error) from error
 

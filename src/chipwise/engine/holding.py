@@ -384,15 +384,12 @@ class Grouped:
         return self._on_all(first_state(recipe, self._make, alike))
 
     def put(self, state: TrainState) -> Carry:
-        """As in `Holding`; on hosts without the run's first group, an array of it may be its shape."""
-        restored = not isinstance(jax.tree.leaves(state.params)[0], np.ndarray)
-        if self.placement.over_hosts:
-            states = [jax.tree.map(self.placement.send_cut, state, self.step_of.saved_axes)]
-        elif restored and self.placement.hosts.count > 1:
-            states = self.placement.on_groups(state, self.step_of.saved_axes)
+        """As in `Holding`; on hosts other than the first, an array may be its shape."""
+        if self.placement.hosts.count > 1:
+            sent = jax.tree.map(self.placement.send_cut, state, self.step_of.saved_axes)
         else:
-            states = self.placement.put_cut(state, self.step_of.saved_axes, only=1)
-        return self._on_all(self._pack(states[0]))
+            (sent,) = self.placement.put_cut(state, self.step_of.saved_axes, only=1)
+        return self._on_all(self._pack(sent))
 
     def _on_all(self, state: TrainState) -> Carry:
         """`state`, which is on the first local group, on all local groups."""

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
@@ -246,48 +245,15 @@ class Placement:
             words[start : start + SENT_WORDS] = np.asarray(self._added(joined).addressable_data(0))[0]
         return values.reshape(shape.shape)
 
-    def on_groups(self, tree: Tree, axes: Tree) -> list[Tree]:
-        """The first group's `tree`, cut along `axes` as in `put_cut`, on every local group, bit for bit.
-
-        Groups add the bits of the values as integers; all but the first contribute zeros. A sum of floats
-        would lose the sign of a zero.
-        """
-        local, mesh = self.local, self.mesh
-
-        def broadcast(leaf: jax.Array, axis: int) -> list[jax.Array]:
-            spec = spec_at(axis)
-            parts = []
-            for group in local:
-                value = leaf if group.index == 0 else jnp.zeros(leaf.shape, leaf.dtype)
-                parts.append(jax.device_put(_as_integer(value)[None], group.place(P(None, *spec))))
-            shards = [s.data for part in parts for s in part.addressable_shards]
-            sharding = NamedSharding(mesh, P(GROUP, *spec))
-            shape = (self.groups, *leaf.shape)
-            stacked = jax.make_array_from_single_device_arrays(shape, sharding, shards)
-            total = jax.jit(
-                jax.shard_map(
-                    lambda x: _from_integer(lax.psum(x, GROUP)[0], leaf.dtype),
-                    mesh=mesh,
-                    in_specs=sharding.spec,
-                    out_specs=spec,
-                    check_vma=False,
-                )
-            )(stacked)
-            return self.split(total)
-
-        leaves, structure = jax.tree.flatten(tree)
-        copies = [broadcast(leaf, axis) for leaf, axis in zip(leaves, jax.tree.leaves(axes), strict=True)]
-        return [jax.tree.unflatten(structure, [leaf[i] for leaf in copies]) for i in range(len(local))]
-
     def send_cut(self, leaf: Any, axis: int) -> jax.Array:
-        """Host 0's NumPy array (on other hosts `leaf` is its shape), cut along `axis`, on this host's only
+        """Host 0's array (on other hosts `leaf` may be its shape), cut along `axis`, on this host's first
         group. Waits for all hosts."""
-        (group,) = self.local
+        group = self.local[0]
         parts: list[Any] = [None] * self.shards
         if axis < 0:
             return group.put(self.from_one_host(leaf if self.hosts.first else None, leaf))
         if self.hosts.first:
-            parts = np.split(leaf, self.shards, axis)
+            parts = np.split(np.asarray(leaf), self.shards, axis)
         sharding, shards = group.place(spec_at(axis)), []
         shape = jax.ShapeDtypeStruct(sharding.shard_shape(leaf.shape), leaf.dtype)
         for device, part in zip(group.devices, parts, strict=True):
@@ -340,17 +306,6 @@ class Placement:
         if "bytes_limit" in stats:
             return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
         return memory().available_bytes // len(self.local)
-
-
-def _as_integer(array: jax.Array) -> jax.Array:
-    """The bits of each value as an unsigned integer."""
-    if array.dtype.kind == "b":  # which `bitcast_convert_type` does not take
-        return array.astype(jnp.uint8)
-    return lax.bitcast_convert_type(array, jnp.dtype(f"uint{8 * array.dtype.itemsize}"))
-
-
-def _from_integer(bits: jax.Array, dtype: Any) -> jax.Array:
-    return bits.astype(bool) if np.dtype(dtype).kind == "b" else lax.bitcast_convert_type(bits, dtype)
 
 
 def _spec(array: Any) -> P:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import os
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -21,11 +19,11 @@ from ..recipe.recipe import Recipe
 from ..words.facts import Fact, fact
 from . import dispatch
 from .blueprint import Blueprint, Program, blueprint, meet_at_once
+from .compile_once import compile_on
 from .group_step import GroupStep
 from .holding import Carry, Holding, hold
 from .layout import Layout, merges
 from .placement import Group, Placement
-from .sharing import on_device
 from .state import TrainState, read
 from .step import Step, compiler_options
 
@@ -108,38 +106,16 @@ class Programs:
         """
         lead, programs = self.placement.lead, self.blueprint.programs
         options = compiler_options(lead.platform, self.layout.exact, lead.device_kind, self.layout.shards)
-        jitted = {
-            program.name: jax.jit(  # once, so that each is traced once for all devices
-                inspect.unwrap(program.function), donate_argnums=program.donate, compiler_options=options
-            )
-            for program in programs
-        }
+        jitted = [  # once, so that each is traced once for all devices
+            jax.jit(inspect.unwrap(one.function), donate_argnums=one.donate, compiler_options=options)
+            for one in programs
+        ]
 
-        def lowered(program: Program, group: Group) -> Any:
-            return jitted[program.name].lower(*_on(program.specs, group))
+        def lower(i: int, g: int) -> Any:
+            return jitted[i].lower(*_on(programs[i].specs, self.placement.local[g]))
 
-        # Compiled for the first device and loaded on the others; in parallel, since XLA releases the GIL.
-        first, *others = self.placement.local
-        with ThreadPoolExecutor(max(1, min(len(self.placement.local), os.cpu_count() or 1))) as pool:
-            made = list(
-                pool.map(lambda one: one.compile(), [lowered(program, first) for program in programs])
-            )
-
-            def loaded(group: Group) -> list[Any]:
-                def again(program: Program) -> Any:
-                    return lowered(program, group).compile()
-
-                if self.layout.shards > 1:
-                    return [again(program) for program in programs]
-                return [
-                    on_device(executable, group.device, functools.partial(again, program))
-                    for executable, program in zip(made, programs, strict=True)
-                ]
-
-            columns = zip(made, *pool.map(loaded, others), strict=True)
-            self.compiled = {
-                program.name: list(each) for program, each in zip(programs, columns, strict=True)
-            }
+        made = compile_on(self.placement.local, len(programs), lower)
+        self.compiled = {program.name: each for program, each in zip(programs, made, strict=True)}
         # XLA counts a loop's body once.
         times = {"replica": self.functions.calls}
         flops = {name: _flops(each[0]) * times.get(name, 1) for name, each in self.compiled.items()}

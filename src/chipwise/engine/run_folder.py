@@ -11,6 +11,7 @@ import math
 import os
 import shutil
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -20,12 +21,14 @@ import psutil
 from ..errors import ChipwiseError, DivergedError, RunError, Stopped
 from ..machine.fingerprint import this_machine
 from .best import FOLDER
-from .events import PREFIX, Events
 from .state import nbytes
 from .stored import disagreement, newest_checkpoint, parsed_row, read_result, stored_recipe
 
 if TYPE_CHECKING:
     from .session import Session
+
+PREFIX = "events"
+_SECONDS = 10.0  # between flushes of the TensorBoard file, each of which waits for the disk
 
 
 class RunFolder:
@@ -232,6 +235,43 @@ class RunFolder:
         return RunError(
             "run-disk-full" if full else "run-unusable", **facts, reason=error.strerror or str(error)
         )
+
+
+class Events:
+    """Curves for TensorBoard: an event file of the run in `folder`, whose name TensorBoard shows. The
+    caller's thread writes: that of tensorboardX's `SummaryWriter` prints a traceback if the disk is full.
+
+    *Arguments:* `purge`, the step from which values of earlier processes are ignored.
+    All methods raise `OSError` when the file cannot be written.
+    """
+
+    def __init__(self, folder: Path, purge: int | None = None):
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+        # The file's name has the time in seconds, and two processes of a run may start within a second.
+        self._writer = EventsWriter(str(folder / PREFIX), f".{os.getpid()}")
+        self._flushed = time.monotonic()
+        if purge is not None:
+            start = SessionLog(status=SessionLog.START)
+            self._writer.write_event(Event(step=purge, wall_time=time.time(), session_log=start))
+
+    def add(self, step: int, values: dict[str, float]) -> None:
+        """A point of each curve at `step`."""
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        points = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._writer.write_event(Event(step=step, wall_time=time.time(), summary=Summary(value=points)))
+        if time.monotonic() - self._flushed > _SECONDS:
+            self._writer.flush()
+            self._flushed = time.monotonic()
+
+    def close(self) -> None:
+        try:
+            self._writer.flush()
+        finally:  # tensorboardX's `close` leaves the file open if it cannot flush
+            self._writer._py_recordio_writer.close()
 
 
 def hold(folder: Path) -> BinaryIO:

@@ -6,8 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import chipwise.engine.keys  # noqa: F401  what registers it
-from chipwise.engine.threefry import threefry2x32
+from chipwise.engine.keys import threefry2x32
 
 KNOWN = [  # Random123 1.14, kat_vectors, threefry2x32 20
     ((0x00000000, 0x00000000), (0x00000000, 0x00000000), (0x6B200159, 0x99BA4EFE)),

@@ -11,13 +11,40 @@ This uses parts of `jax.experimental.serialize_executable` that may change. If i
 
 from __future__ import annotations
 
+import functools
 import io
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import serialize_executable as serializing
+
+from .placement import Group
+
+
+def compile_on(groups: Sequence[Group], count: int, lower: Callable[[int, int], Any]) -> list[list[Any]]:
+    """`count` programs compiled for each of `groups`: for each program, those of the groups.
+
+    *Arguments:* `lower`: a function of the program's number and the group's, which lowers it. Compilation is
+    parallel, since XLA releases the GIL.
+    """
+    with ThreadPoolExecutor(max(1, min(len(groups), os.cpu_count() or 1))) as pool:
+        made = list(pool.map(lambda one: one.compile(), [lower(i, 0) for i in range(count)]))
+
+        def again(i: int, g: int) -> Any:
+            return lower(i, g).compile()
+
+        def here(g: int) -> list[Any]:
+            if len(groups[g].devices) > 1:
+                return [again(i, g) for i in range(count)]
+            return [
+                on_device(one, groups[g].device, functools.partial(again, i, g)) for i, one in enumerate(made)
+            ]
+
+        return [list(each) for each in zip(made, *pool.map(here, range(1, len(groups))), strict=True)]
 
 
 def on_device(compiled: Any, device: jax.Device, compile_again: Callable[[], Any]) -> Any:

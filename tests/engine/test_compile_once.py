@@ -8,7 +8,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 import chipwise as cw
 import tasks
-from chipwise.engine import sharing
+from chipwise.engine import compile_once
 
 
 def program(x, y):
@@ -31,12 +31,12 @@ def without_cache():
 
 def test_a_program_that_may_have_come_from_the_cache_is_not_written_out(tmp_path):
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
-    assert sharing.on_device(object(), jax.devices()[1], lambda: "compiled") == "compiled"
+    assert compile_once.on_device(object(), jax.devices()[1], lambda: "compiled") == "compiled"
 
 
 @pytest.mark.slow
 def test_a_step_has_the_same_bits(monkeypatch):
-    monkeypatch.setattr(sharing, "_loaded", spied := Spy(sharing._loaded))
+    monkeypatch.setattr(compile_once, "_loaded", spied := Spy(compile_once._loaded))
     prints = [
         cw.fit(
             tasks.recipe(duration="4st", task=tasks.task(eval=None)), on=cw.On(devices=n), progress="none"
@@ -65,7 +65,7 @@ def test_it_is_loaded_and_not_compiled_again():
         return jax.device_put(x, device), jax.device_put(x.T.copy(), device)
 
     compiled = jax.jit(program, donate_argnums=1).lower(*placed(first)).compile()
-    loaded = sharing.on_device(compiled, other, never)
+    loaded = compile_once.on_device(compiled, other, never)
     arguments = placed(other)
     for mine, theirs in zip(loaded(*arguments), compiled(*placed(first)), strict=True):
         assert mine.devices() == {other}
@@ -74,4 +74,4 @@ def test_it_is_loaded_and_not_compiled_again():
 
 
 def test_what_cannot_be_loaded_is_compiled():
-    assert sharing.on_device(object(), jax.devices()[1], lambda: "compiled") == "compiled"
+    assert compile_once.on_device(object(), jax.devices()[1], lambda: "compiled") == "compiled"
