@@ -35,20 +35,14 @@ def show(path: str, verify: bool, sheet: Path | None, json_: bool) -> None:
 
     folder = remote.local(path)
     splits = _splits(folder)
-    parts: list[Any] = [] if json_ else [_contents(splits)]
-    if any(source.names for source in splits.values()) and not json_:
-        parts += _classes(splits)
-    to = console()
-    for part in parts:
-        to.print(part)
-
-    def line(*texts: object) -> None:
-        if not json_:
-            lines(to, *texts)
-
-    line(*_notes(splits))
+    to = console(quiet=json_)
+    to.print(_contents(splits))
+    if any(source.names for source in splits.values()):
+        to.print(*_classes(splits), sep="\n")
+    lines(to, *_notes(splits))
     if sheet is not None:
-        line(f"written: {write_picture(sheet_of(next(iter(splits.values()))), sheet, '--sheet')}")
+        written = write_picture(sheet_of(next(iter(splits.values()))), sheet, "--sheet")
+        lines(to, fact("written", path=written))
     faults: list[DataError] = list(_missing(folder, splits))
     if verify:
         for source in splits.values():
@@ -61,7 +55,7 @@ def show(path: str, verify: bool, sheet: Path | None, json_: bool) -> None:
     if faults:
         raise faults[0]
     if verify:
-        line(fact("pack-verified", records=sum(map(len, splits.values()))))
+        lines(to, fact("pack-verified", records=sum(map(len, splits.values()))))
     if json_:
         answer: dict[str, Any] = {"path": str(path), "verified": True if verify else None}
         print(json.dumps({**answer, "splits": {name: source.manifest for name, source in splits.items()}}))

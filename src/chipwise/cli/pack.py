@@ -145,17 +145,11 @@ def _run(job: Packing, dry_run: bool, json_: bool) -> None:
     from ..data.pack.estimate import check_disk
 
     free = check_disk(job.partial, 0)
-    to = console()
-
-    def line(*texts: object) -> None:
-        if not json_:
-            lines(to, *texts)
-
+    to = console(quiet=json_)
     total = sum(map(len, job.listing.splits.values()))
-    line(fact("pack-predicting", src=job.src, dst=job.dst, total=total))
-    if not json_:
-        to.print(_predicted(job))
-    line(*_notes(job, free))
+    lines(to, fact("pack-predicting", src=job.src, dst=job.dst, total=total))
+    to.print(_predicted(job))
+    lines(to, *_notes(job, free))
     prediction = job.prediction
     splits = {name: {"examples": s.examples, "bytes": s.bytes} for name, s in prediction.splits.items()}
     answer: dict[str, Any] = {
@@ -175,10 +169,9 @@ def _run(job: Packing, dry_run: bool, json_: bool) -> None:
             "images": report.images, "seconds": report.seconds, "enlarged": report.enlarged,
             "skipped": skipped, "left_out": list(report.left_out),
         }  # fmt: skip
-        line(printable(str(report.path)))
-        if not json_:
-            to.print(_packed(report))
-        line(*_results(report))
+        lines(to, printable(str(report.path)))
+        to.print(_packed(report))
+        lines(to, *_results(report))
     if json_:
         print(json.dumps(answer))
 

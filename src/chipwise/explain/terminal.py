@@ -17,10 +17,11 @@ from ..words.facts import fact
 from ..words.figures import printable
 
 
-def console(to: IO[str] | None = None, width: int | None = 120) -> Console:
-    """A console on `to`, standard output by default: as wide as the terminal, or `width` where it is none."""
+def console(to: IO[str] | None = None, width: int | None = 120, quiet: bool = False) -> Console:
+    """A console on `to`, standard output by default: as wide as the terminal, or `width` where it is none.
+    If `quiet`, it prints nothing."""
     to = sys.stdout if to is None else to
-    return Console(file=to, highlight=False, width=None if to.isatty() else width)
+    return Console(file=to, highlight=False, width=None if to.isatty() else width, quiet=quiet)
 
 
 def lines(to: Console, *texts: Any) -> None:
