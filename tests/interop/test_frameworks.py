@@ -168,7 +168,7 @@ def test_modes_keys_and_statistics(framework):
         for i in range(8)
     ]
     np.testing.assert_allclose(sum(alone), still["loss"].total, rtol=1e-5)
-    outputs = task.predict(params, state, {"image": batch["image"]})
+    outputs = jax.jit(task.predict)(params, state, {"image": batch["image"]})
     assert outputs.shape == (8, 3)
 
 
