@@ -124,8 +124,8 @@ def test_variants_have_names_of_their_own():
         ),
         ("gpt2-124m", ["context=8", "vocabulary=12"], "gpt2-124m", "tokens-differ", {"vocabulary": 12}),
         ("gpt2-124m", [], "vit-s16", "tokens-differ", {"below": None}),
-        ("bert-base", ["length=8", "vocabulary=12"], "bert-base", "texts-differ", {"vocabulary": 12}),
-        ("bert-base", [], "gpt2-124m", "texts-differ", {"expected": "token uint16[128]"}),
+        ("bert-base", ["length=8", "vocabulary=12"], "bert-base", "tokens-differ", {"vocabulary": 12}),
+        ("bert-base", [], "gpt2-124m", "tokens-differ", {"expected": "token uint16[128] and label"}),
     ],
 )
 def test_a_pack_of_something_else_is_refused(name, settings, pack, code, facts, packs):

@@ -33,13 +33,9 @@ _INPUTS = ("lr", "momentum", "b1", "weight_decay")
 
 
 def optimizer(
-    optimizer: Any,
-    scheduler: Any = None,
-    *,
-    module: Any = None,
-    step: str | None = None,
+    optimizer: Any, scheduler: Any = None, *, module: Any = None, step: str | None = None,
     length: int | None = None,
-) -> Optimizer:
+) -> Optimizer:  # fmt: skip
     """An optimizer for a recipe, with the updates of PyTorch's `optimizer` and `scheduler`.
 
     *Arguments:*

@@ -40,14 +40,9 @@ class Mask(NamedTuple):
 
 
 def attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    *,
-    causal: bool = False,
-    window: int | None = None,
+    query: jax.Array, key: jax.Array, value: jax.Array, *, causal: bool = False, window: int | None = None,
     seen: jax.Array | None = None,
-) -> jax.Array:
+) -> jax.Array:  # fmt: skip
     """`softmax(query key^T / sqrt(d)) value` in each head, without storing all of its weights.
 
     *Arguments:* `query` `(batch, t, heads, d)`; `key` and `value` `(batch, s, kv_heads, d)`, of one dtype.

@@ -44,18 +44,9 @@ class BERT(nnx.Module):
     """
 
     def __init__(
-        self,
-        *,
-        vocabulary: int = 30_522,
-        context: int = 512,
-        depth: int = 12,
-        width: int = 768,
-        heads: int = 12,
-        classes: int = 2,
-        kinds: int = 2,
-        dropout: float = 0.1,
-        rngs: nnx.Rngs,
-    ):
+        self, *, vocabulary: int = 30_522, context: int = 512, depth: int = 12, width: int = 768,
+        heads: int = 12, classes: int = 2, kinds: int = 2, dropout: float = 0.1, rngs: nnx.Rngs,
+    ):  # fmt: skip
         init = nnx.initializers.truncated_normal(0.02)
         self.words = Embedding(vocabulary, width, rngs=rngs)
         self.places = Embedding(context, width, rngs=rngs)

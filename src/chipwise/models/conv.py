@@ -21,24 +21,13 @@ from jax import lax
 
 from . import conv_cpu
 from .chip_traits import by_platform
-
-NHWC = ("NHWC", "HWIO", "NHWC")
+from .conv_cpu import NHWC
 
 
 def conv(
-    x: jax.Array,
-    kernel: jax.Array,
-    window_strides: Sequence[int] = (1, 1),
-    padding: str | Sequence[tuple[int, int]] = "SAME",
-    lhs_dilation: Sequence[int] | None = None,
-    rhs_dilation: Sequence[int] | None = None,
-    dimension_numbers=None,
-    feature_group_count: int = 1,
-    batch_group_count: int = 1,
-    precision=None,
-    preferred_element_type=None,
-    out_sharding=None,
-) -> jax.Array:
+    x: jax.Array, kernel: jax.Array, window_strides: Sequence[int] = (1, 1),
+    padding: str | Sequence[tuple[int, int]] = "SAME", *, dimension_numbers=None, precision=None, **options,
+) -> jax.Array:  # fmt: skip
     """Convolve `x` `(batch, height, width, in)` with `kernel` `(kh, kw, in, out)`.
 
     Takes the arguments of `lax.conv_general_dilated`, so it also serves as
@@ -52,33 +41,25 @@ def conv(
     plain = (
         x.ndim == 4
         and _is_nhwc(numbers, x.ndim)
-        and feature_group_count == batch_group_count == 1
-        and all(d == 1 for d in (*(lhs_dilation or ()), *(rhs_dilation or ())))
+        and all(_usual(name, value, x.dtype) for name, value in options.items())
         and jnp.issubdtype(x.dtype, jnp.floating)
         and x.dtype == kernel.dtype
-        and preferred_element_type in (None, x.dtype)
-        and out_sharding is None
         and x.size > 0
     )
     if not plain:
-        return lax.conv_general_dilated(
-            x,
-            kernel,
-            window_strides,
-            padding,
-            lhs_dilation=lhs_dilation,
-            rhs_dilation=rhs_dilation,
-            dimension_numbers=numbers,
-            feature_group_count=feature_group_count,
-            batch_group_count=batch_group_count,
-            precision=precision,
-            preferred_element_type=preferred_element_type,
-            out_sharding=out_sharding,
-        )
+        options |= {"dimension_numbers": numbers, "precision": precision}
+        return lax.conv_general_dilated(x, kernel, window_strides, padding, **options)
     if isinstance(padding, str):
         padding = lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], window_strides, padding)
     pads = tuple((int(low), int(high)) for low, high in padding)
     return _conv(x, kernel, tuple(map(int, window_strides)), pads, precision)
+
+
+def _usual(name: str, value, dtype) -> bool:
+    """Whether an option of `lax.conv_general_dilated` changes nothing."""
+    if name in ("lhs_dilation", "rhs_dilation"):
+        return all(step == 1 for step in value or ())
+    return value in ((1,) if name.endswith("_group_count") else (None, dtype))
 
 
 def _is_nhwc(numbers, ndim: int) -> bool:

@@ -19,6 +19,8 @@ from .conv import conv
 pytorch_uniform = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 #: Keras's default: uniform within ±sqrt(6 / (fan_in + fan_out)).
 glorot_uniform = nnx.initializers.glorot_uniform()
+#: Normal with variance 2 / (kernel area x output channels), not truncated.
+he_normal = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
 
 
 class BatchNorm(nnx.Module):
@@ -83,17 +85,9 @@ class ConvBN(nnx.Module):
     """
 
     def __init__(
-        self,
-        c_in: int,
-        c_out: int,
-        *,
-        kernel: int = 3,
-        stride: int = 1,
-        kernel_init: Callable = glorot_uniform,
-        momentum: float = 0.99,
-        epsilon: float = 1e-3,
-        rngs: nnx.Rngs,
-    ):
+        self, c_in: int, c_out: int, *, kernel: int = 3, stride: int = 1,
+        kernel_init: Callable = glorot_uniform, momentum: float = 0.99, epsilon: float = 1e-3, rngs: nnx.Rngs,
+    ):  # fmt: skip
         self.conv = conv_layer(c_in, c_out, kernel=kernel, stride=stride, kernel_init=kernel_init, rngs=rngs)
         self.norm = BatchNorm(c_out, momentum=momentum, epsilon=epsilon)
 
@@ -105,16 +99,9 @@ class DenseBN(nnx.Module):
     """Dense layer without bias, batch norm, ReLU, dropout: `(b, c_in)` -> `(b, c_out)`."""
 
     def __init__(
-        self,
-        c_in: int,
-        c_out: int,
-        *,
-        dropout: float = 0.0,
-        kernel_init: Callable = glorot_uniform,
-        momentum: float = 0.99,
-        epsilon: float = 1e-3,
-        rngs: nnx.Rngs,
-    ):
+        self, c_in: int, c_out: int, *, dropout: float = 0.0, kernel_init: Callable = glorot_uniform,
+        momentum: float = 0.99, epsilon: float = 1e-3, rngs: nnx.Rngs,
+    ):  # fmt: skip
         self.dense = nnx.Linear(c_in, c_out, use_bias=False, kernel_init=kernel_init, rngs=rngs)
         self.norm = BatchNorm(c_out, momentum=momentum, epsilon=epsilon)
         self.dropout = nnx.Dropout(dropout, rngs=rngs)
@@ -127,14 +114,9 @@ class Classifier(nnx.Module):
     """Dense layer without bias, times a constant `weight`: `(b, c_in)` -> logits `(b, classes)`."""
 
     def __init__(
-        self,
-        c_in: int,
-        classes: int,
-        *,
-        weight: float = 1.0,
-        kernel_init: Callable = glorot_uniform,
+        self, c_in: int, classes: int, *, weight: float = 1.0, kernel_init: Callable = glorot_uniform,
         rngs: nnx.Rngs,
-    ):
+    ):  # fmt: skip
         self.dense = nnx.Linear(c_in, classes, use_bias=False, kernel_init=kernel_init, rngs=rngs)
         self.weight = weight
 
@@ -143,25 +125,21 @@ class Classifier(nnx.Module):
 
 
 def conv_layer(
-    c_in: int,
-    c_out: int,
-    *,
-    kernel: int = 3,
-    stride: int = 1,
-    groups: int = 1,
-    kernel_init: Callable,
-    rngs: nnx.Rngs,
-) -> nnx.Conv:
+    c_in: int, c_out: int, *, kernel: int = 3, stride: int = 1, groups: int = 1, padding: Any = "SAME",
+    kernel_init: Callable = he_normal, rngs: nnx.Rngs,
+) -> nnx.Conv:  # fmt: skip
     """A square convolution without bias, through `chipwise.models.conv`."""
-    return nnx.Conv(
-        c_in,
-        c_out,
-        (kernel, kernel),
-        strides=stride,
-        padding="SAME",
-        use_bias=False,
-        feature_group_count=groups,
-        kernel_init=kernel_init,
-        conv_general_dilated=conv,
-        rngs=rngs,
-    )
+    size = (kernel, kernel)
+    fixed: dict[str, Any] = {
+        "use_bias": False,
+        "conv_general_dilated": conv,
+        "feature_group_count": groups,
+        "rngs": rngs,
+    }
+    return nnx.Conv(c_in, c_out, size, strides=stride, padding=padding, kernel_init=kernel_init, **fixed)
+
+
+def global_mean(x: jax.Array) -> jax.Array:
+    """The mean of each channel, `(b, h, w, c)` -> `(b, c)`, in float32: 49 terms of bfloat16 would lose three
+    bits."""
+    return jnp.mean(x.astype(wide(x.dtype)), axis=(1, 2)).astype(x.dtype)

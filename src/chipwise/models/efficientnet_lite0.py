@@ -11,11 +11,9 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
-from . import wide
-from .conv_layers import BatchNorm, conv_layer
+from .conv_layers import BatchNorm, conv_layer, global_mean, he_normal
 
 # Kernel, stride, expansion, channels, blocks of each stage (Tan and Le, table 1).
 STAGES = (
@@ -27,9 +25,7 @@ STAGES = (
     (5, 2, 6, 192, 4),
     (3, 1, 6, 320, 1),
 )
-# Normal with variance 2 / (kernel area x output channels of an input), not truncated. A depthwise convolution
-# has one such channel, which is the input axis of NNX's kernel.
-_he_normal = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
+# `he_normal` of a depthwise convolution, which has one output channel of an input: NNX's input axis.
 _he_normal_alone = nnx.initializers.variance_scaling(2.0, "fan_in", "normal")
 
 
@@ -73,17 +69,8 @@ class EfficientNetLite0(nnx.Module):
         for kernel, first, expansion, c_out, count in STAGES:
             for block in range(count):
                 stride = first if block == 0 else 1
-                blocks.append(
-                    InvertedBottleneck(
-                        channels,
-                        c_out,
-                        kernel=kernel,
-                        stride=stride,
-                        expansion=expansion,
-                        norm=norm,
-                        rngs=rngs,
-                    )
-                )
+                sizes = {"kernel": kernel, "stride": stride, "expansion": expansion}
+                blocks.append(InvertedBottleneck(channels, c_out, **sizes, norm=norm, rngs=rngs))
                 channels = c_out
         self.blocks = nnx.List(blocks)
         self.head, self.head_norm = _conv(channels, 1280, 1, rngs=rngs), norm(1280)
@@ -98,14 +85,12 @@ class EfficientNetLite0(nnx.Module):
         for block in self.blocks:
             x = block(x)
         x = nnx.relu6(self.head_norm(self.head(x)))
-        # The mean in float32: 49 terms of bfloat16 would lose three bits.
-        mean = jnp.mean(x.astype(wide(x.dtype)), axis=(1, 2))
-        x = self.dropout(mean.astype(x.dtype))
+        x = self.dropout(global_mean(x))
         return x if self.classifier is None else self.classifier(x)
 
 
 def _conv(
     c_in: int, c_out: int, kernel: int, stride: int = 1, *, groups: int = 1, rngs: nnx.Rngs
 ) -> nnx.Conv:
-    start = _he_normal if groups == 1 else _he_normal_alone
+    start = he_normal if groups == 1 else _he_normal_alone
     return conv_layer(c_in, c_out, kernel=kernel, stride=stride, groups=groups, kernel_init=start, rngs=rngs)

@@ -117,19 +117,9 @@ class Llama(nnx.Module):
     """
 
     def __init__(
-        self,
-        *,
-        vocabulary: int,
-        depth: int,
-        width: int,
-        heads: int,
-        kv_heads: int,
-        hidden: int,
-        keep: str,
-        base: float = 500_000.0,
-        epsilon: float = 1e-5,
-        rngs: nnx.Rngs,
-    ):
+        self, *, vocabulary: int, depth: int, width: int, heads: int, kv_heads: int, hidden: int, keep: str,
+        base: float = 500_000.0, epsilon: float = 1e-5, rngs: nnx.Rngs,
+    ):  # fmt: skip
         self.words, self.head = (Embedding(vocabulary, width, rngs=rngs) for _ in range(2))
         block = partial(LlamaBlock, width, heads, kv_heads, hidden, base, epsilon)
         self.blocks = Blocks(depth, block, keep=keep, rngs=rngs)

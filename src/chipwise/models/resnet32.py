@@ -11,11 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from . import wide
-from .conv_layers import BatchNorm, conv_layer
-
-# Normal with variance 2 / (kernel area x output channels), as in the source; not truncated.
-_he_normal = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
+from .conv_layers import BatchNorm, conv_layer, global_mean
 
 
 class Unit(nnx.Module):
@@ -27,9 +23,9 @@ class Unit(nnx.Module):
 
     def __init__(self, c_in: int, c_out: int, *, stride: int = 1, first: bool = False, rngs: nnx.Rngs):
         self.norm1 = BatchNorm(c_in, momentum=0.9, epsilon=1e-3)
-        self.conv1 = conv_layer(c_in, c_out, stride=stride, kernel_init=_he_normal, rngs=rngs)
+        self.conv1 = conv_layer(c_in, c_out, stride=stride, rngs=rngs)
         self.norm2 = BatchNorm(c_out, momentum=0.9, epsilon=1e-3)
-        self.conv2 = conv_layer(c_out, c_out, kernel_init=_he_normal, rngs=rngs)
+        self.conv2 = conv_layer(c_out, c_out, rngs=rngs)
         self.widen, self.stride, self.first = c_out - c_in, stride, first
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -51,7 +47,7 @@ class ResNet32(nnx.Module):
     """`(batch, 32, 32, 3)` standardised floats -> logits `(batch, classes)`."""
 
     def __init__(self, *, units: int = 5, classes: int = 10, rngs: nnx.Rngs):
-        self.stem = conv_layer(3, 16, kernel_init=_he_normal, rngs=rngs)
+        self.stem = conv_layer(3, 16, rngs=rngs)
         self.units = nnx.List(
             [
                 Unit(
@@ -74,9 +70,7 @@ class ResNet32(nnx.Module):
         for unit in self.units:
             x = unit(x)
         x = _activate(self.norm(x))
-        # The mean in float32: 64 terms of bfloat16 would lose three bits.
-        mean = jnp.mean(x.astype(wide(x.dtype)), axis=(1, 2))
-        return self.classifier(mean.astype(x.dtype))
+        return self.classifier(global_mean(x))
 
 
 def _activate(x):

@@ -13,13 +13,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from . import wide
-from .conv import conv
-from .conv_layers import BatchNorm
+from .conv_layers import BatchNorm, conv_layer, global_mean
 from .pool import max_pool_3x3
-
-# Normal with variance 2 / (kernel area x output channels), not truncated.
-_he_normal = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
 
 
 class Bottleneck(nnx.Module):
@@ -54,13 +49,8 @@ class ResNet50(nnx.Module):
     """
 
     def __init__(
-        self,
-        *,
-        blocks: Sequence[int] = (3, 4, 6, 3),
-        width: int = 64,
-        classes: int = 1000,
-        rngs: nnx.Rngs,
-    ):
+        self, *, blocks: Sequence[int] = (3, 4, 6, 3), width: int = 64, classes: int = 1000, rngs: nnx.Rngs,
+    ):  # fmt: skip
         self.stem, self.norm = _conv(3, width, 7, 2, rngs), _norm(width)
         bottlenecks, channels = [], width
         for stage, count in enumerate(blocks):
@@ -77,24 +67,12 @@ class ResNet50(nnx.Module):
         x = max_pool_3x3(x)
         for block in self.blocks:
             x = block(x)
-        # The mean in float32: 49 terms of bfloat16 would lose three bits.
-        mean = jnp.mean(x.astype(wide(x.dtype)), axis=(1, 2))
-        return self.classifier(mean.astype(x.dtype))
+        return self.classifier(global_mean(x))
 
 
 def _conv(c_in: int, c_out: int, kernel: int, stride: int, rngs: nnx.Rngs) -> nnx.Conv:
-    pad = (kernel - 1) // 2
-    return nnx.Conv(
-        c_in,
-        c_out,
-        (kernel, kernel),
-        strides=stride,
-        padding=((pad, pad), (pad, pad)),
-        use_bias=False,
-        kernel_init=_he_normal,
-        conv_general_dilated=conv,
-        rngs=rngs,
-    )
+    pads = ((kernel // 2, kernel // 2),) * 2
+    return conv_layer(c_in, c_out, kernel=kernel, stride=stride, padding=pads, rngs=rngs)
 
 
 def _norm(channels: int) -> BatchNorm:

@@ -28,14 +28,9 @@ def dirac(rest: Callable) -> Callable:
 
 
 def whitening(
-    source: Any,
-    mean: Sequence[float],
-    std: Sequence[float],
-    *,
-    size: int = 2,
-    images: int = 5_000,
+    source: Any, mean: Sequence[float], std: Sequence[float], *, size: int = 2, images: int = 5_000,
     epsilon: float = 5e-4,
-) -> np.ndarray:
+) -> np.ndarray:  # fmt: skip
     """A whitening kernel `(size, size, channels, 2 * size * size * channels)` float32: its outputs are
     uncorrelated with variance 1, and their negatives.
 

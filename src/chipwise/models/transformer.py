@@ -63,15 +63,9 @@ class Attention(nnx.Module):
     ones."""
 
     def __init__(
-        self,
-        width: int,
-        heads: int,
-        *,
-        causal: bool,
-        init: Initializer,
-        out_init: Initializer,
+        self, width: int, heads: int, *, causal: bool, init: Initializer, out_init: Initializer,
         rngs: nnx.Rngs,
-    ):
+    ):  # fmt: skip
         self.qkv = nnx.Linear(width, 3 * width, kernel_init=init, rngs=rngs)
         self.out = nnx.Linear(width, width, kernel_init=out_init, rngs=rngs)
         self.heads, self.causal = heads, causal
@@ -110,17 +104,9 @@ class PreNormBlock(nnx.Module):
     """
 
     def __init__(
-        self,
-        width: int,
-        heads: int,
-        *,
-        causal: bool,
-        tanh: bool,
-        epsilon: float,
-        init: Initializer,
-        out_init: Initializer,
-        rngs: nnx.Rngs,
-    ):
+        self, width: int, heads: int, *, causal: bool, tanh: bool, epsilon: float, init: Initializer,
+        out_init: Initializer, rngs: nnx.Rngs,
+    ):  # fmt: skip
         self.norm1 = LayerNorm(width, epsilon=epsilon)
         self.attention = Attention(width, heads, causal=causal, init=init, out_init=out_init, rngs=rngs)
         self.norm2 = LayerNorm(width, epsilon=epsilon)
@@ -142,13 +128,9 @@ class Blocks(nnx.Module):
     """
 
     def __init__(
-        self,
-        depth: int,
-        make: Callable[[nnx.Rngs], nnx.Module],
-        *,
-        keep: str | Sequence[str] = KEPT,
+        self, depth: int, make: Callable[[nnx.Rngs], nnx.Module], *, keep: str | Sequence[str] = KEPT,
         rngs: nnx.Rngs,
-    ):
+    ):  # fmt: skip
         @nnx.split_rngs(splits=depth)
         @nnx.vmap
         def stacked(rngs):
@@ -183,16 +165,9 @@ class GPT2(nnx.Module):
     """
 
     def __init__(
-        self,
-        *,
-        vocabulary: int = 50_257,
-        context: int = 1024,
-        depth: int = 12,
-        width: int = 768,
-        heads: int = 12,
-        keep: str = KEPT,
-        rngs: nnx.Rngs,
-    ):
+        self, *, vocabulary: int = 50_257, context: int = 1024, depth: int = 12, width: int = 768,
+        heads: int = 12, keep: str = KEPT, rngs: nnx.Rngs,
+    ):  # fmt: skip
         normal = nnx.initializers.normal
         self.words = Embedding(vocabulary, width, rngs=rngs)
         self.places = Embedding(context, width, rngs=rngs)
@@ -231,17 +206,9 @@ class ViT(nnx.Module):
     """
 
     def __init__(
-        self,
-        *,
-        image: int = 224,
-        patch: int = 16,
-        depth: int = 12,
-        width: int = 384,
-        heads: int = 6,
-        classes: int = 1000,
-        tanh: bool = False,
-        rngs: nnx.Rngs,
-    ):
+        self, *, image: int = 224, patch: int = 16, depth: int = 12, width: int = 384, heads: int = 6,
+        classes: int = 1000, tanh: bool = False, rngs: nnx.Rngs,
+    ):  # fmt: skip
         init = nnx.initializers.truncated_normal(0.02)
         self.patches = nnx.Conv(
             3,

@@ -145,17 +145,9 @@ class Optimizer(ABC):
             return self._transform(hyper, True, None).init(wide)
 
     def update(
-        self,
-        grads: Tree,
-        opt_state: Tree,
-        params: Tree,
-        hyper: Scalars,
-        *,
-        decaying: Tree | None = None,
-        norm: Any = None,
-        members: Any = None,
-        ratios: Tree | None = None,
-    ) -> tuple[Tree, Tree]:
+        self, grads: Tree, opt_state: Tree, params: Tree, hyper: Scalars, *, decaying: Tree | None = None,
+        norm: Any = None, members: Any = None, ratios: Tree | None = None,
+    ) -> tuple[Tree, Tree]:  # fmt: skip
         """One step: `(new_params, new_opt_state)`, with the structure, shapes and dtypes of the old.
 
         Arguments: `grads`, the mean gradient, a tree like `params`; `hyper`, a ()
@@ -186,16 +178,9 @@ class Optimizer(ABC):
         return grads, wide, scalars, decaying, norm
 
     def _apply(
-        self,
-        grads: Tree,
-        opt_state: Tree,
-        params: Tree,
-        scalars: Scalars,
-        decaying: Tree,
-        norm: Any,
-        members: Any,
-        ratios: Tree | None = None,
-    ) -> tuple[Tree, Tree]:
+        self, grads: Tree, opt_state: Tree, params: Tree, scalars: Scalars, decaying: Tree, norm: Any,
+        members: Any, ratios: Tree | None = None,
+    ) -> tuple[Tree, Tree]:  # fmt: skip
         """`update` of arrays in one dtype."""
         updates, opt_state = self._transform(scalars, decaying, norm).update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state

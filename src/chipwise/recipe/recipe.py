@@ -207,13 +207,9 @@ class Recipe:
         return bool(table.size) and float(table[0]) == float(table.max()) > 0
 
     def transfer(
-        self,
-        *,
-        batch: int | None = None,
-        replicas: int | None = None,
-        duration: str | None = None,
+        self, *, batch: int | None = None, replicas: int | None = None, duration: str | None = None,
         lr: float | None = None,
-    ) -> Recipe:
+    ) -> Recipe:  # fmt: skip
         """This recipe at another batch, number of replicas or length, with the same dynamics.
 
         `cw.transfer` takes the same arguments and also gives the reasons, the sources and the limits.

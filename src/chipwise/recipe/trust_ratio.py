@@ -70,15 +70,9 @@ class _ByLayer(_Named):
         return jnp.where(usual, self._ratios(params, jnp.where(usual, others, 1), hyper), 1)
 
     def measured(
-        self,
-        grads: Tree,
-        opt_state: Tree,
-        params: Tree,
-        hyper: Scalars,
-        *,
-        decaying: Tree | None = None,
+        self, grads: Tree, opt_state: Tree, params: Tree, hyper: Scalars, *, decaying: Tree | None = None,
         norm: Any = None,
-    ) -> tuple[Tree, Tree]:
+    ) -> tuple[Tree, Tree]:  # fmt: skip
         """`params`, and what becomes of the gradient before the ratios, of which both norms are needed.
         Arguments as of `update`."""
         grads, wide, scalars, decaying, norm = self._prepared(grads, params, hyper, decaying, norm)
@@ -89,16 +83,9 @@ class _ByLayer(_Named):
             return wide, optax.chain(*parts).update(grads, tuple(opt_state[: len(parts)]), wide)[0]
 
     def _apply(
-        self,
-        grads: Tree,
-        opt_state: Tree,
-        params: Tree,
-        scalars: Scalars,
-        decaying: Tree,
-        norm: Any,
-        members: Any,
-        ratios: Tree | None = None,
-    ) -> tuple[Tree, Tree]:
+        self, grads: Tree, opt_state: Tree, params: Tree, scalars: Scalars, decaying: Tree, norm: Any,
+        members: Any, ratios: Tree | None = None,
+    ) -> tuple[Tree, Tree]:  # fmt: skip
         if ratios is None:
             ratios = self._of_leaves(grads, opt_state, params, scalars, decaying, norm)
         parts = [*self._before(scalars, decaying, norm), *self._after(scalars, decaying, ratios)]

@@ -24,9 +24,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..data.packed import PackedFolder
 from ..data.synthetic import Absent
-from ..errors import DataError, invalid
+from ..errors import invalid
 from ..interop.nnx import functional
 from ..models.bert import BERT
 from ..models.transformer import kernels
@@ -36,17 +35,13 @@ from ..recipe.recipe import Recipe
 from ..recipe.schedules import one_cycle
 from ..recipe.source import Source
 from ..recipe.task import Sum, Task
+from .tokens import packed
 
 
 def recipe(
-    data: str | None = None,
-    length: int = 128,
-    vocabulary: int = 30_522,
-    depth: int = 12,
-    width: int = 768,
-    heads: int = 12,
-    classes: int = 2,
-) -> Recipe:
+    data: str | None = None, length: int = 128, vocabulary: int = 30_522, depth: int = 12, width: int = 768,
+    heads: int = 12, classes: int = 2,
+) -> Recipe:  # fmt: skip
     """*Arguments:* `length`: tokens of a text; `vocabulary`: their kinds; `depth`: blocks; `width`: entries
     of a token's state; `heads`: of attention, a divisor of `width`; `classes`: where there is no data."""
     if width % heads or not 1 <= vocabulary <= 65_536:
@@ -96,19 +91,5 @@ def _texts(data: str | None, length: int, vocabulary: int, classes: int) -> tupl
         below = {"token": vocabulary, "label": classes}
         texts = [Absent(n, spec, "Text in tokens with labels", below) for n in (67_349, 872)]
         return texts[0], texts[1], classes
-    packed = [PackedFolder(data, split) for split in ("train", "eval")]
-    for source in packed:
-        column = source.spec.get("token")
-        fits = column is not None and column.shape == (length,) and column.dtype.kind in "iu"
-        if not fits or source.classes is None or source.below.get("token", 65_537) > vocabulary:
-            raise DataError(
-                "texts-differ",
-                "{path} has {columns:and}, tokens below {below}: expected {expected} below "
-                "{vocabulary}, and label. Set length= and vocabulary= to match, or pack it anew.",
-                path=str(source.path),
-                columns=[f"{name} {c.dtype}{list(c.shape)}" for name, c in source.spec.items()],
-                below=source.below.get("token"),
-                expected=f"token uint16[{length}]",
-                vocabulary=vocabulary,
-            )
-    return packed[0], packed[1], packed[0].classes or classes
+    train, held_out = packed(data, token, vocabulary, labelled=True)
+    return train, held_out, train.classes or classes

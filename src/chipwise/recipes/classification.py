@@ -17,15 +17,11 @@ View = tuple[float, Callable[[jax.Array], jax.Array]]
 
 
 def classification(
-    model: tuple[Callable, Callable],
-    dataset: Dataset,
-    normalise: Callable[[jax.Array], jax.Array],
-    augment: Callable[[dict, jax.Array], dict] | None = None,
-    smoothing: float = 0.0,
-    mix: Callable[[dict, jax.Array], dict] | None = None,
-    views: Sequence[View] | None = None,
+    model: tuple[Callable, Callable], dataset: Dataset, normalise: Callable[[jax.Array], jax.Array],
+    augment: Callable[[dict, jax.Array], dict] | None = None, smoothing: float = 0.0,
+    mix: Callable[[dict, jax.Array], dict] | None = None, views: Sequence[View] | None = None,
     from_data: Callable[[Source], dict] | None = None,
-) -> Task:
+) -> Task:  # fmt: skip
     """A task with softmax cross-entropy and accuracy.
 
     *Arguments:* `model`: `(init, apply)` from `cw.nnx.functional`; `normalise`: stored images, `(batch, ...)`

@@ -31,14 +31,9 @@ _EVAL = 10_240  # sequences, 10.5 million tokens
 
 
 def recipe(
-    data: str | None = None,
-    context: int = 1024,
-    vocabulary: int = 50_257,
-    depth: int = 12,
-    width: int = 768,
-    heads: int = 12,
-    remat: str = KEPT,
-) -> Recipe:
+    data: str | None = None, context: int = 1024, vocabulary: int = 50_257, depth: int = 12, width: int = 768,
+    heads: int = 12, remat: str = KEPT,
+) -> Recipe:  # fmt: skip
     """*Arguments:* `context`: predicted tokens of a sequence; `vocabulary`: its size; `depth`: blocks;
     `width`: entries of a token's state; `heads`: of attention, a divisor of `width`; `remat`: what a block
     saves for its gradient, a policy of `cw.models.remat` such as `context+mlpwi`."""

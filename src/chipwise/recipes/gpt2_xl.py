@@ -26,14 +26,9 @@ from . import gpt2_124m
 
 
 def recipe(
-    data: str | None = None,
-    context: int = 1024,
-    vocabulary: int = 50_257,
-    depth: int = 48,
-    width: int = 1600,
-    heads: int = 25,
-    remat: str = "nothing_saveable",
-) -> Recipe:
+    data: str | None = None, context: int = 1024, vocabulary: int = 50_257, depth: int = 48,
+    width: int = 1600, heads: int = 25, remat: str = "nothing_saveable",
+) -> Recipe:  # fmt: skip
     """*Arguments:* as in `gpt2-124m`."""
     small = gpt2_124m.recipe(data, context, vocabulary, depth, width, heads, remat)
     same = (context, vocabulary, depth, width, heads) == (1024, 50_257, 48, 1600, 25)

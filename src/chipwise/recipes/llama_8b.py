@@ -33,16 +33,10 @@ _EVAL = 1024  # sequences, 8.4 million tokens
 
 
 def recipe(
-    data: str | None = None,
-    context: int = 8192,
-    vocabulary: int = 128_256,
-    depth: int = 32,
-    width: int = 4096,
-    heads: int = 32,
-    kv_heads: int = 8,
-    hidden: int = 14_336,
+    data: str | None = None, context: int = 8192, vocabulary: int = 128_256, depth: int = 32,
+    width: int = 4096, heads: int = 32, kv_heads: int = 8, hidden: int = 14_336,
     remat: str = "nothing_saveable",
-) -> Recipe:
+) -> Recipe:  # fmt: skip
     """*Arguments:* `context`: predicted tokens of a sequence; `vocabulary`: its size; `depth`: blocks;
     `width`: entries of a token's state; `heads`: of queries, a divisor of `width`; `kv_heads`: of keys and
     values, a divisor of `heads`; `hidden`: entries of the gated layer; `remat`: what a block saves for its

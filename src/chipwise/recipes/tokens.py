@@ -20,17 +20,12 @@ from ..recipe.source import Source
 from ..recipe.task import Sum, Task
 
 _NARROW = 65_536
-_UNKNOWN = 2**32
 
 
 def language(
-    net: Callable[[nnx.Rngs], nnx.Module],
-    table: str,
-    data: str | Path | None,
-    context: int,
-    vocabulary: int,
+    net: Callable[[nnx.Rngs], nnx.Module], table: str, data: str | Path | None, context: int, vocabulary: int,
     sequences: tuple[int, int],
-) -> Task:
+) -> Task:  # fmt: skip
     """The task of a net from `(batch, context)` tokens to `(batch, context, width)` states; the logits are
     their products with the rows of `params[table]["embedding"]`. Data as in `tokens`."""
     init, apply = functional(net)
@@ -65,18 +60,26 @@ def tokens(
     if data is None:
         train, held_out = (Absent(n, spec, "Text in tokens", {"token": vocabulary}) for n in sequences)
         return train, held_out
-    packed = PackedFolder(data, "train"), PackedFolder(data, "eval")
-    for source in packed:
-        if source.spec.get("token") != spec["token"] or source.below.get("token", _UNKNOWN) > vocabulary:
+    return tuple(packed(data, spec["token"], vocabulary))  # type: ignore[return-value]
+
+
+def packed(
+    data: str | Path, token: jax.ShapeDtypeStruct, vocabulary: int, *, labelled: bool = False
+) -> list[PackedFolder]:
+    """The training and evaluation part of a packed folder with a column `token` below `vocabulary`, and
+    `labelled` or not. Raises `DataError` for another one."""
+    sources = [PackedFolder(data, split) for split in ("train", "eval")]
+    for source in sources:
+        column, below = source.spec.get("token"), source.below.get("token")
+        narrow = labelled and column is not None and column.dtype.kind in "iu" and column.shape == token.shape
+        if (
+            not (narrow or column == token)
+            or (below or 2**32) > vocabulary
+            or (labelled and source.classes is None)
+        ):
             columns = [f"{name} {c.dtype}{list(c.shape)}" for name, c in source.spec.items()]
-            raise DataError(
-                "tokens-differ",
-                "{path} has {columns:and}, tokens below {below}: expected {expected} below "
-                "{vocabulary}. Set context= and vocabulary= to match, or pack it anew.",
-                path=str(source.path),
-                columns=columns,
-                below=source.below.get("token"),
-                expected=f"token {dtype}[{context + 1}]",
-                vocabulary=vocabulary,
-            )
-    return packed
+            expected = f"token {token.dtype}{list(token.shape)}{' and label' if labelled else ''}"
+            sentence = "{path} has {columns:and} below {below}: expected {expected} below {vocabulary}."
+            about = {"columns": columns, "below": below, "expected": expected, "vocabulary": vocabulary}
+            raise DataError("tokens-differ", sentence, path=str(source.path), **about)
+    return sources

@@ -31,15 +31,9 @@ from .classification import by_channel, classification
 
 
 def recipe(
-    data: str | None = None,
-    image: int = 224,
-    patch: int = 16,
-    depth: int = 12,
-    width: int = 384,
-    heads: int = 6,
-    magnitude: int = 10,
-    mixup: float = 0.2,
-) -> Recipe:
+    data: str | None = None, image: int = 224, patch: int = 16, depth: int = 12, width: int = 384,
+    heads: int = 6, magnitude: int = 10, mixup: float = 0.2,
+) -> Recipe:  # fmt: skip
     """*Arguments:* `image` and `patch`: pixels on a side of the net's input and of a patch; `depth`:
     blocks; `width`: entries of a token; `heads`: of attention, a divisor of `width`; `magnitude`: of
     RandAugment, 0 for none; `mixup`: its alpha, 0 for none."""
