@@ -8,28 +8,18 @@ chip except on TPU v2, v3 and 7x, where it is half a chip: `jax_devices_per_chip
 total of both directions. Peaks are dense: the headline figures of newer GPUs, twice as large, are
 for 2:4 sparse weights.
 
-**Choices where sources disagree:**
+**Where sources disagree**, the vendor's current documentation wins over tables in other programs, and the
+column `notes` says what these have. `verified` says how a row was checked, `source` where it was read.
 
-- The vendor's current documentation wins over tables in other programs: TPU v3 is 123 TFLOP/s and
-  900 GB/s (JAX's table: 140 and 825; the launch-day 420 for a board of four chips: 105 each), TPU v5p
-  reads 2765 GB/s (JAX: 2460), TPU v5e exchanges 400 GB/s (elsewhere 360).
-- TPU v2 is 46, the figure in JAX's table; 180 a board of four chips is 45 each.
-- GeForce cards: the tensor-core figure with float32 accumulation, which is what training uses, not the
-  doubled one with float16 accumulation, nor the CUDA-core one.
-- A10G: 70, the A10G's own sheet, not the 125 of the A10 that most tables reuse under its name.
+- GeForce cards have the tensor-core figure with float32 accumulation, which training uses.
 - No peak is published for float32 on TPUs, so there is none here.
-- TPU clocks agree with the peak: cores x matrix units x products a cycle x 2 x clock. The 2.2 GHz of TPU7x
-  is derived that way and not published. TPU v6e and 7x then need four units of 256 x 256 a core, where
-  Google's page of v6e counts two; so does their compiler: for a bfloat16 product of side 8192, libtpu
-  0.0.42 reckons 1.42 and 1.24 times the cycles of four (v2 to v5p: 1.02 to 1.14 times those of theirs),
-  fewer than two could do it in.
-- `cuda_MiB` is mostly more than `memory_GB`, which makers round down, but less where error correction takes
-  some of it (T4, A10G, L40S).
-- H100 NVL: two readings of its peak differ by 18 %, so it has none here, only memory.
+- TPU clocks agree with the peak: cores x matrix units x products a cycle x 2 x clock. TPU v6e and 7x then
+  need four units of 256 x 256 a core, where Google's page of v6e counts two. Their compiler agrees: libtpu
+  0.0.42 states 1.42 and 1.24 times the cycles of four for a product of side 8192; two would take more.
+- `cuda_MiB` is less than `memory_GB` where error correction takes some of it (T4, A10G, L40S).
 
-The column `verified` says how each row was checked, `notes` what differs elsewhere, `source` where it
-was read. An empty cell is unknown. A new GPU is a new row, a TPU also needs its slices in `targets`; a new
-kind of figure is a new column and a field of the same name.
+An empty cell is unknown. A new GPU is a new row, a TPU also needs its slices in `targets`; a new kind of
+figure is a new column and a field of the same name.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
 """Parses target names such as `v3-8`, `a100:8`, `cpu` to a `Target`: chip, counts, topology.
 
-**TPU slices** are named as Google names them, a version, a dash and a number:
-
-- v2, v3, v4, v5p and 7x count TensorCores, two a chip: `v3-8` and `tpu7x-8` are four chips;
-- v5e and v6e count chips: `v5e-8` (at Google `v5litepod-8`) is eight.
-
-The sizes are those that Google offers, up to 256 chips: v2 and v3 from Google's table of regions and zones
-(https://cloud.google.com/tpu/docs/regions-zones), v4 and v5p from the pages of each version
-(https://cloud.google.com/tpu/docs/v4 and so on), 7x from xpk, which counts two TensorCores a chip and creates
-`tpu7x-2` on one (https://github.com/AI-Hypercomputer/xpk/pull/586).
+**TPU slices** are named as Google names them, a version, a dash and a number. On v2, v3, v4, v5p and 7x it
+counts TensorCores, two a chip (`v3-8` and `tpu7x-8` are four chips), on v5e and v6e chips (`v5e-8`, at Google
+`v5litepod-8`, is eight). The sizes are those that Google offers, up to 256 chips: of v2 and v3 by
+https://cloud.google.com/tpu/docs/regions-zones, of v4 and v5p by the page of each version, of 7x by xpk
+(https://github.com/AI-Hypercomputer/xpk/pull/586).
 
 **One core**, `v2-1`, `v3-1` or `tpu7x-1`, is a JAX device that cannot be rented alone: half a chip, for
 planning one replica. `rented_as` is the target that is paid for.
