@@ -100,7 +100,7 @@ def test_the_plan_chooses(chipwise, plans, tmp_path):
     "arguments, code, error",
     [
         (["--to", "slurm"], 2, "launch-choose"),
-        (["--to", "slurm", "--on", "a100", "--cheapest"], 2, "launch-on-and-cheapest"),
+        (["--to", "slurm", "--on", "a100", "--cheapest"], 2, "launch-choose"),
         (["--to", "slurm", "--on", "a100", "--within", "2h"], 2, "launch-within-alone"),
         (["--to", "slurm", "--cheapest", "--within", "soon"], 2, "launch-within"),
         (["--to", "slurms", "--on", "a100"], 2, "launch-place-unknown"),

@@ -68,10 +68,8 @@ def _splits(path: Path) -> dict[str, PackedFolder]:
 
     if (path / MANIFEST).is_file():
         return {path.name: PackedFolder(path, None, size=_size(path))}
-    names = sorted(
-        (manifest.parent.name for manifest in path.glob(f"*/{MANIFEST}")),
-        key=lambda name: (name != "train", name),
-    )
+    found = (manifest.parent.name for manifest in path.glob(f"*/{MANIFEST}"))
+    names = sorted(found, key=lambda name: (name != "train", name))
     if not names and (path.parent / f".{path.name}.partial").is_dir():
         text = "{path} is an unfinished pack: run the same `chipwise pack` command again to continue."
         raise DataError("pack-not-finished", text, path=path)
@@ -105,15 +103,10 @@ def _contents(splits: dict[str, PackedFolder]) -> Table:
     for name, source in splits.items():
         manifest = source.manifest
         files = [file for shard in manifest["shards"] for file in shard["files"].values()]
-        columns_text = "\n".join(f"{column} {_kind(c)}" for column, c in manifest["columns"].items())
-        moments = [
-            Text("\n".join(f"{value:.2f}" for value in values)) for values in (source.mean, source.std)
-        ]
-        size = byte_size(sum(file["bytes"] for file in files))
-        shards = len(manifest["shards"])
-        cells.append(
-            [name, f"{len(source):,}", manifest["store"], Text(columns_text), shards, size, *moments]
-        )
+        shapes = "\n".join(f"{column} {_kind(c)}" for column, c in manifest["columns"].items())
+        moments = [Text("\n".join(f"{value:.2f}" for value in many)) for many in (source.mean, source.std)]
+        size, shards = byte_size(sum(file["bytes"] for file in files)), len(manifest["shards"])
+        cells.append([name, f"{len(source):,}", manifest["store"], Text(shapes), shards, size, *moments])
     columns = ("split", "examples", "stored as", "columns", "shards", "bytes", "mean", "std")
     words = ("split", "stored as", "columns", "mean", "std")
     return table(columns, cells, left=words, fold=words)

@@ -130,17 +130,9 @@ def about(recipe: Recipe, plan: Plan, spot: bool) -> tuple[Fact, ...]:
 
     lines = [fact("launch-job", recipe=recipe.name, target=plan.target)]
     if plan.wall_seconds is not None:
-        wall, today = plan.wall_seconds, datetime.date.today().isoformat()
-        lines.append(
-            fact(
-                "launch-planned",
-                date=today,
-                version=version("chipwise"),
-                seconds=wall.value,
-                low=wall.low,
-                high=wall.high,
-            )
-        )
+        today, wall = datetime.date.today().isoformat(), plan.wall_seconds
+        time = {"seconds": wall.value, "low": wall.low, "high": wall.high}
+        lines.append(fact("launch-planned", date=today, version=version("chipwise"), **time))
     cost = plan.cheapest(spot) or plan.cheapest()
     if cost is None:
         return (*lines, fact("launch-price-unknown"))
@@ -177,9 +169,7 @@ def _package(where: Place, package: str | None) -> str | None:
     if package is None or not Path(package).exists():
         return package
     if where.name != "slurm":
-        text = (
-            "--package {package}: {place} cannot reach a file of this machine. Give a URL, or leave it out."
-        )
+        text = "--package {package}: {place} cannot reach a file of this machine: give a URL."
         raise RecipeError("launch-package-local", text, package=package, place=where.name)
     return str(Path(package).absolute())
 
@@ -189,11 +179,9 @@ def _within(text: str | None, cheapest: bool, on: str | None, where: Place) -> f
     `--within`."""
     from ..launch.places import offered
 
-    if on is None and not cheapest:
-        text = "Choose a target, such as --on {example}, or let the plan choose: --cheapest."
-        raise RecipeError("launch-choose", text, example=offered(where)[0].name)
-    if on is not None and cheapest:
-        raise RecipeError("launch-on-and-cheapest", "--on and --cheapest cannot be combined: give one.")
+    if (on is None) != cheapest:
+        expected = "Either choose a target, such as --on {example}, or let the plan choose: --cheapest."
+        raise RecipeError("launch-choose", expected, example=offered(where)[0].name)
     if text is None:
         return None
     if not cheapest:
