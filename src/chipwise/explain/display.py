@@ -28,17 +28,10 @@ _BOX = "overflow-x:auto;line-height:1.35;font-family:ui-monospace,Menlo,Consolas
 
 
 class Shown(dict):
-    """A document of `--json` that a notebook displays.
+    """A document of `--json` that a notebook displays: `parts`, the terminal's output, below pictures of
+    `curves`, by names such as "train/loss"."""
 
-    *Fields:* `parts`: the terminal's output; `curves` by name, such as "train/loss".
-    """
-
-    def __init__(
-        self,
-        document: Mapping[str, Any],
-        parts: Iterable[RenderableType],
-        curves: Mapping[str, Sequence[tuple[float, float]]] | None = None,
-    ):
+    def __init__(self, document: Mapping[str, Any], parts: Iterable[RenderableType], curves: Any = None):
         super().__init__(document)
         self.parts, self.curves = list(parts), dict(curves or {})
 

@@ -45,33 +45,24 @@ def costliest(plan: Mapping[str, Any], most: int = SHOWN) -> list[KernelRow]:
     parts = {k: v for k, v in (plan.get("step_parts") or {}).items() if k != "dispatch" and known(v)}
     kernels = plan.get("kernels") or []
     whole = sum(parts.values()) or sum(k["seconds"] for k in kernels) or 1.0
-    peak = _peak(plan)
-    return [_row(kernel, whole, peak, plan) for kernel in kernels[:most] if kernel["seconds"]]
-
-
-def _row(kernel: Mapping[str, Any], whole: float, peak: float | None, plan: Mapping[str, Any]) -> KernelRow:
-    reached, program = None, kernel["program"]
-    if kernel["kind"] in PRODUCTS and kernel["flops"] and peak:
-        reached = kernel["flops"] * kernel["count"] / kernel["seconds"] / peak
-    return KernelRow(
-        name=kernel["name"],
-        kind=kernel["kind"],
-        what=" ".join([kernel["dtype"], *([program] if program != "replica" else [])]),
-        count=kernel["count"],
-        seconds=kernel["seconds"],
-        share=kernel["seconds"] / whole,
-        peak=reached,
-        bound=kernel["bound"],
-        place=short(kernel["line"]) or kernel["source"].rpartition("/")[2],
-        help=would_help(kernel, reached, plan.get("precision")),
-    )
-
-
-def _peak(plan: Mapping[str, Any]) -> float | None:
-    """The peak FLOP/s of a device, from the whole step's share of it."""
-    seconds, reached = (plan.get("step_seconds") or {}).get("value"), plan.get("share_of_peak")
+    # the peak FLOP/s of a device, from the whole step's share of it
+    step, share_of_peak = (plan.get("step_seconds") or {}).get("value"), plan.get("share_of_peak")
     flops = plan.get("flops_per_step_per_device")
-    return flops / seconds / reached if flops and seconds and reached else None
+    peak = flops / step / share_of_peak if flops and step and share_of_peak else None
+    rows = []
+    for kernel in kernels[:most]:
+        if not (seconds := kernel["seconds"]):
+            continue
+        product = kernel["kind"] in PRODUCTS and kernel["flops"] and peak
+        reached = kernel["flops"] * kernel["count"] / seconds / peak if product else None
+        program = [] if kernel["program"] == "replica" else [kernel["program"]]
+        rows.append(KernelRow(
+            kernel["name"], kernel["kind"], " ".join([kernel["dtype"], *program]), kernel["count"], seconds,
+            seconds / whole, reached, kernel["bound"],
+            short(kernel["line"]) or kernel["source"].rpartition("/")[2],
+            would_help(kernel, reached, plan.get("precision")),
+        ))  # fmt: skip
+    return rows
 
 
 def short(line: str) -> str:

@@ -20,7 +20,7 @@ _VERDICTS = {HIGHER: "faster", LOWER: "slower", NO_DIFFERENCE: "no difference"}
 
 
 def parts(document: Document) -> Iterator[RenderableType]:
-    """The parts of a document of `document.document` to print, in order."""
+    """The parts of a document of `comparison.document` to print, in order."""
 
     def part(title: str, lines: Sequence[str]) -> Iterator[Text]:
         if lines:
@@ -74,11 +74,9 @@ def speeds(document: Document) -> Table:
                 "baseline" if base else verdict(row),
             ]
         )  # fmt: skip
-    words, figures = (
-        ("", "figures", "on", "says"),
-        ("batch", "replicas", "examples/s", *per_step, "× baseline"),
-    )
-    return table([*words[:3], *figures, words[3]], cells, left=words, fold=words, padding=(0, 1))
+    words = ("", "figures", "on", "says")
+    columns = [*words[:3], "batch", "replicas", "examples/s", *per_step, "× baseline", "says"]
+    return table(columns, cells, left=words, fold=words, padding=(0, 1))
 
 
 def costs(document: Document) -> Table:

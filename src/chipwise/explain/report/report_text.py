@@ -145,10 +145,8 @@ def _curves(document: Mapping[str, Any]) -> Table:
         for name, form, values in rows
         if values
     ]
-    words = ("metric", "over the steps")
-    return table(
-        ("metric", "first", "lowest", "highest", "last", words[1]), cells, left=words, fold=words[:1]
-    )
+    columns = ("metric", "first", "lowest", "highest", "last", "over the steps")
+    return table(columns, cells, left=(columns[0], columns[-1]), fold=columns[:1])
 
 
 def spark(values: Sequence[float]) -> str:
