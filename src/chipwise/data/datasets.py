@@ -196,18 +196,9 @@ def _packed_cifar10(path: Path) -> Dataset:
         packed = PackedFolder(path, split)
         columns = described({name: s for name, s in packed.spec.items() if name == "image"})
         if columns != ["image uint8[32, 32, 3]"] or packed.names != CIFAR10_CLASSES:
-            wrong = (
-                "{path} holds {columns:few} of {names:few}: expected image uint8[32, 32, 3] of "
-                "{expected:list}."
-            )
-            raise DataError(
-                "cifar10-pack",
-                wrong,
-                path=packed.path,
-                columns=described(packed.spec),
-                names=packed.names[:20],
-                expected=CIFAR10_CLASSES,
-            )
+            wrong = "{path} holds {columns:few} of {names:few}, expected uint8[32, 32, 3] of {expected:list}."
+            facts = {"path": packed.path, "columns": described(packed.spec), "names": packed.names[:20]}
+            raise DataError("cifar10-pack", wrong, expected=CIFAR10_CLASSES, **facts)
         splits.append(packed)
     # A pack does not record whether its pixels were JPEGs before, but the original batches name no files
     lossy = splits[0].store == "jpeg" or splits[0].record_name(0).endswith((".jpg", ".jpeg"))
@@ -234,14 +225,8 @@ def imagenet(data: str | Path | None = None, image: int = 224) -> Dataset:
         fits = len(shape) == 3 and min(shape[:2]) >= image
         if source.classes is None or not fits or source.spec != _image_spec((*shape[:2], 3)):
             wrong = "{path} has {columns:few}: expected images [h, w, 3] of {image} or more, and classes."
-            raise DataError(
-                "imagenet-pack",
-                wrong,
-                path=source.path,
-                columns=described(source.spec),
-                classes=source.classes,
-                image=image,
-            )
+            facts = {"path": source.path, "columns": described(source.spec), "classes": source.classes}
+            raise DataError("imagenet-pack", wrong, image=image, **facts)
     classes = [source.classes for source in packed]
     if classes[0] is None or classes[0] != classes[1]:
         wrong = "{data} has {train} classes in train and {eval} in eval: pack both with the same classes."
@@ -286,10 +271,7 @@ def published(name: str, url: str, files: Mapping[str, str]) -> list[Path]:
         except (requests.RequestException, OSError, ValueError) as error:
             # ValueError is pooch's for a wrong checksum; of no connection requests writes a paragraph
             why = "no connection" if isinstance(error, requests.ConnectionError) else one_line(error, 200)
-            wrong = (
-                "Cannot get {data}: {url}: {reason}. Without network, put {files:list} into a folder DIR and "
-                "give --data DIR (or set CHIPWISE_DATA=DIR)."
-            )
+            wrong = "Cannot get {data} ({url}: {reason}): put {files:list} into DIR and give --data DIR."
             numbers = {"data": name, "url": url + file, "reason": why, "files": list(files)}
             raise DataError("download-failed", wrong, **numbers) from error
         finally:
@@ -350,12 +332,6 @@ def _images(path: Path, split: str) -> Columns:
     folder = ImageFolder(path, split=split)
     if folder.names != CIFAR10_CLASSES:
         wrong = "{path}/{split} has the classes {names:few}, expected {expected:list}."
-        raise DataError(
-            "cifar10-classes",
-            wrong,
-            path=path,
-            split=split,
-            names=folder.names[:20],
-            expected=CIFAR10_CLASSES,
-        )
+        facts = {"path": path, "split": split, "names": folder.names[:20], "expected": CIFAR10_CLASSES}
+        raise DataError("cifar10-classes", wrong, **facts)
     return materialize(folder)

@@ -284,9 +284,7 @@ class ImageFolder:
             raise DataError("no-class-folders", wrong, path=below)
         for name in sorted(files):
             if not files[name]:
-                wrong = (
-                    "The class folder '{name:plain}' of {path} has no images ({suffixes:list}): remove it."
-                )
+                wrong = "The class folder '{name:plain}' of {path} has no images ({suffixes:list})."
                 raise DataError("class-empty", wrong, path=self.path, name=name, suffixes=sorted(SUFFIXES))
         self.names = tuple(sorted(files))
         self._files = [(f"{c}/{name}", files[c][name]) for c in self.names for name in sorted(files[c])]
@@ -334,9 +332,7 @@ class ImageFolder:
         except DataError as error:
             raise self._of(index, error) from error
         if shape != out.shape:
-            wrong = (
-                "{first:plain} is of {first_size} pixels, {file:plain} of {size}: give a size, such as 224."
-            )
+            wrong = "{first:plain} is of {first_size} pixels, {file:plain} of {size}: give size=224 or so."
             facts = {"first": self._files[0][0], "first_size": list(out.shape[:2]), "size": list(shape[:2])}
             raise DataError("image-sizes-differ", wrong, file=self._files[index][0], **facts)
 

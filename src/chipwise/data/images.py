@@ -166,13 +166,8 @@ def fitted(
         height, width = covering(shape or (image.height, image.width), size)
         if height * width > MAX_PIXELS:  # a thin line of a few bytes would fill the memory
             wrong = "its {size} pixels would become {scaled}, more than {limit:,}: cut it, or give --crop."
-            raise DataError(
-                "image-too-thin",
-                wrong,
-                size=[image.height, image.width],
-                scaled=[height, width],
-                limit=MAX_PIXELS,
-            )
+            facts = {"size": [image.height, image.width], "scaled": [height, width], "limit": MAX_PIXELS}
+            raise DataError("image-too-thin", wrong, **facts)
         if (image.height, image.width) != (height, width):
             image = image.resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(image)

@@ -118,16 +118,8 @@ def verify(folder: Path, manifest: dict[str, Any]) -> None:
             "{path}: {damaged:,} of {examples:,} records are damaged, first {records:list} ({names:list}): "
             "copy {files:few} again."
         )
-        raise DataError(
-            "pack-damaged",
-            wrong,
-            path=folder,
-            damaged=count,
-            examples=first,
-            records=numbers,
-            names=names,
-            files=files,
-        )
+        facts = {"path": folder, "damaged": count, "examples": first, "records": numbers, "names": names}
+        raise DataError("pack-damaged", wrong, files=files, **facts)
     if files:
         wrong = "{path}: all records are whole, but {files:few} have damaged headers: copy them again."
         raise DataError("pack-headers-damaged", wrong, path=folder, files=files)

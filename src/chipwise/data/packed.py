@@ -124,10 +124,7 @@ class PackedFolder:
         for shard in self._shards:
             unknown = set(shard["files"]) ^ {*columns, RECORD}
             if unknown:
-                wrong = (
-                    "{path} has a shard with wrong columns {columns:few}, declared {declared:few}: pack "
-                    "again."
-                )
+                wrong = "{path} has a shard of other columns {columns:few} than {declared:few}: pack again."
                 raise DataError(
                     "shard-columns", wrong, path=self.path, columns=sorted(unknown), declared=list(columns)
                 )
@@ -288,14 +285,8 @@ class PackedFolder:
                 index = int(indices[row])
                 name, problem = self.record_name(index), fact(error.code, error.sentence, **error.facts)
                 wrong = "{path} record {record} ({name:plain}): {problem} Or pack the data again."
-                raise DataError(
-                    "packed-record-unreadable",
-                    wrong,
-                    path=self.path,
-                    record=index,
-                    name=name,
-                    problem=problem,
-                ) from error
+                facts = {"path": self.path, "record": index, "name": name, "problem": problem}
+                raise DataError("packed-record-unreadable", wrong, **facts) from error
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_maps": [None] * len(self._shards)}  # another process opens its own
@@ -309,15 +300,8 @@ def check_below(
         bad = first_outside(columns[name], limit, indices)
         if bad is not None:
             wrong = "{data} example {example} has {column} {value}, expected 0 to {last}: pack it again."
-            raise DataError(
-                "value-out-of-range",
-                wrong,
-                data=data,
-                example=bad[0],
-                column=name,
-                value=bad[1],
-                last=limit - 1,
-            )
+            facts = {"data": data, "example": bad[0], "column": name, "value": bad[1], "last": limit - 1}
+            raise DataError("value-out-of-range", wrong, **facts)
 
 
 def _ask(array: np.ndarray, examples: int, begins: np.ndarray, ends: np.ndarray) -> None:

@@ -255,9 +255,7 @@ class _Url:
             self.path = self._open()[1]
         except (ImportError, ValueError, OSError) as error:  # a library is missing; some connect here
             why = _without_secrets(one_line(error, 200))
-            wrong = (
-                "{url} cannot be used: {reason}. Expected a folder here, or a URL such as s3://bucket/folder."
-            )
+            wrong = "{url} cannot be used: {reason}. Expected a URL such as s3://bucket/folder."
             raise DataError("url-unusable", wrong, url=self.shown, reason=why) from error
         self.path = self.path.rstrip("/") if "?" not in text else self.path
 

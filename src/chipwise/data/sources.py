@@ -185,14 +185,8 @@ class Lazy:
                     wrong = (
                         "Loaded {examples} × {columns:list}, expected {expected_examples} × {expected:list}."
                     )
-                    raise DataError(
-                        "loaded-differs",
-                        wrong,
-                        examples=len(arrays),
-                        columns=columns,
-                        expected_examples=self._length,
-                        expected=expected,
-                    )
+                    facts = {"examples": len(arrays), "columns": columns, "expected_examples": self._length}
+                    raise DataError("loaded-differs", wrong, expected=expected, **facts)
                 self._arrays = arrays
         return self._arrays
 

@@ -67,9 +67,7 @@ def _files(path: Path, each: bool) -> Iterator[Document]:
                 continue
             split, inner = "eval" if file.parts[0] == other else "train", file.parts[1:]
         if each and len(inner) < 2:
-            wrong = (
-                "{path}: {name:plain} is in no class folder: expected CLASS/FILE.txt, or leave out --each."
-            )
+            wrong = "{path}: {name:plain} is in no class folder: expected CLASS/FILE.txt."
             raise DataError("text-without-class", wrong, path=path, name=str(file))
         yield Document(split, str(file), inner[0] if each else None, _pieces(path / file))
 

@@ -114,9 +114,6 @@ def check_disk(folder: Path, needed: int) -> int:
         if place == folder:  # a partial pack cannot continue elsewhere or with other settings
             wrong = "{folder} needs {needed:bytes} more and has {free:bytes}: make room and run it again."
             raise DataError("disk-small-begun", wrong, folder=folder, needed=needed, free=free)
-        wrong = (
-            "{folder} needs {needed:bytes}, and {place} has {free:bytes}: --size, --store jpeg, or another "
-            "disk."
-        )
+        wrong = "{folder} needs {needed:bytes}, and {place} has {free:bytes}: give --size, or another disk."
         raise DataError("disk-small", wrong, folder=folder, needed=needed, place=place, free=free)
     return free

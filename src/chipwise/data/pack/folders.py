@@ -262,9 +262,7 @@ def _check_folders(where: Path, files: Files, splits: Mapping[str, _Rows], above
         start = above + cut
         outside = [_name(files.paths[row]) for row in rows if len(files.paths[row]) < start + 2]
         if outside:
-            wrong = (
-                "{path} has images in no class folder ({names:few}): expected <class>/<file>, or --labels."
-            )
+            wrong = "{path} has images in no class folder ({names:few}): move them, or give --labels."
             raise DataError("folder-images-outside", wrong, path=where, names=outside)
         root = files.paths[rows[0]][:start]
         classes = {files.paths[row][start] for row in rows}
@@ -301,14 +299,8 @@ def _by_class(where: Path, names: Mapping[str, list[str]], pattern: re.Pattern |
         unmatched = [name for name, value in zip(listed, matched, strict=True) if value is None]
         if unmatched:
             wrong = "--labels {labels} matches nothing in {count:count name} of {path}: {names:few}."
-            raise DataError(
-                "labels-unmatched",
-                wrong,
-                labels=pattern.pattern,
-                path=where,
-                count=len(unmatched),
-                names=unmatched,
-            )
+            facts = {"labels": pattern.pattern, "path": where, "count": len(unmatched), "names": unmatched}
+            raise DataError("labels-unmatched", wrong, **facts)
         values[split] = [value for value in matched if value is not None]
     classes = tuple(sorted(set(values["train"])))
     numbers = {name: number for number, name in enumerate(classes)}
@@ -330,15 +322,8 @@ def _by_table(where: Path, names: Mapping[str, list[str]], table: LabelTable):
     absent = [name for name in table.files if name not in images]
     if unlisted:
         wrong = "{table} has no row for {count:count image} of {path} ({names:few}); it has {rows:few}."
-        raise DataError(
-            "table-rows-absent",
-            wrong,
-            table=table.path,
-            path=where,
-            count=len(unlisted),
-            names=unlisted,
-            rows=table.files,
-        )
+        facts = {"table": table.path, "path": where, "count": len(unlisted), "names": unlisted}
+        raise DataError("table-rows-absent", wrong, rows=table.files, **facts)
     if absent:
         wrong = "{table} names {count:count file} missing from {path} ({names:few}): remove the rows."
         raise DataError(

@@ -351,11 +351,8 @@ class Packing:
         self._first = self._first or (name, shape)
         first_name, first = self._first
         if shape != first:
-            raise DataError(
-                "pack-image-sizes",
-                first=first_name, first_height=first[0], first_width=first[1],
-                name=name, height=shape[0], width=shape[1], size=min(first[:2]),
-            )  # fmt: skip
+            facts = {"first": first_name, "first_height": first[0], "first_width": first[1], "name": name}
+            raise DataError("pack-image-sizes", height=shape[0], width=shape[1], size=min(first[:2]), **facts)
 
 
 def pack(

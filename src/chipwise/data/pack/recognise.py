@@ -104,14 +104,8 @@ def from_idx(files: Mapping[str, tuple[Path, Path]]) -> Listing:
             if len(image) != len(label):
                 image_file, label_file = files[split]
                 wrong = "{path} has {images:,} images, but {other} has {labels:,} labels."
-                raise DataError(
-                    "idx-lengths",
-                    wrong,
-                    path=image_file,
-                    images=len(image),
-                    other=label_file,
-                    labels=len(label),
-                )
+                facts = {"path": image_file, "images": len(image), "other": label_file, "labels": len(label)}
+                raise DataError("idx-lengths", wrong, **facts)
             splits[split] = {"image": image, "label": label.astype(np.int32)}
     classes = 1 + max(int(columns["label"].max(initial=0)) for columns in splits.values())
     return _of_arrays(splits, tuple(map(str, range(classes))))

@@ -69,15 +69,8 @@ def read_table(path: Path) -> LabelTable:
     for row in rows:
         if len(row.cells) != len(header):
             wrong = "{path}, line {line}: {cells} cells, expected {expected} ({header:list})."
-            raise DataError(
-                "table-cells",
-                wrong,
-                path=path,
-                line=row.line,
-                cells=len(row.cells),
-                expected=len(header),
-                header=header,
-            )
+            facts = {"path": path, "line": row.line, "cells": len(row.cells), "expected": len(header)}
+            raise DataError("table-cells", wrong, header=header, **facts)
     lower = [name.lower() for name in header]
     file_at = next((lower.index(name) for name in _FILE if name in lower), 0)
     split_at = lower.index("split") if "split" in lower else None
@@ -114,9 +107,7 @@ def _labels(
     if len(names) > 1:
         if not numeric:
             at, cell = next((i, cell) for i, row in enumerate(cells) for cell in row if not _is_number(cell))
-            wrong = (
-                "{path}, line {line}: {cell!r} is not a number, which several columns {columns:list} need."
-            )
+            wrong = "{path}, line {line}: {cell!r} is not a number, as {columns:list} need."
             raise DataError(
                 "table-no-number", wrong, path=rows[at].table, line=rows[at].line, cell=cell, columns=names
             )
