@@ -52,20 +52,20 @@ def test_every_kind_of_label(tmp_path, text, labels, classes):
 @pytest.mark.parametrize(
     ("text", "code", "facts"),
     [
-        ("", "table-empty", {}),
-        ("file,label\n", "table-empty", {}),
-        ("file\na.jpg\n", "table-empty", {}),
-        ("file,split\na.jpg,train\n", "table-no-labels", {"header": ["file", "split"]}),
-        ("file,label\na.jpg\n", "table-cells", {"line": 2, "cells": 1, "expected": 2}),
-        ("file,label\n\na.jpg,x\n\nb.jpg,\n", "table-label-empty", {"line": 5}),
-        ("file,label\n../a.jpg,x\n", "table-file-outside", {"name": "../a.jpg"}),
-        ("file,label\n/etc/a.jpg,x\n", "table-file-outside", {"name": "/etc/a.jpg"}),
+        ("", "table-row", {}),
+        ("file,label\n", "table-row", {}),
+        ("file\na.jpg\n", "table-row", {}),
+        ("file,split\na.jpg,train\n", "table-row", {"given": ["file", "split"]}),
+        ("file,label\na.jpg\n", "table-row", {"line": 2, "given": ["a.jpg"]}),
+        ("file,label\n\na.jpg,x\n\nb.jpg,\n", "table-row", {"line": 5, "given": ""}),
+        ("file,label\n../a.jpg,x\n", "table-row", {"line": 2, "given": "../a.jpg"}),
+        ("file,label\n/etc/a.jpg,x\n", "table-row", {"line": 2, "given": "/etc/a.jpg"}),
         (
             "file,x,y\na.jpg,1,0\nb.jpg,1,no\n",
-            "table-no-number",
-            {"line": 3, "cell": "no", "columns": ["x", "y"]},
+            "table-row",
+            {"line": 3, "given": "no"},
         ),
-        ("file,label,split\na.jpg,1,later\n", "table-split", {"line": 2, "split": "later"}),
+        ("file,label,split\na.jpg,1,later\n", "table-row", {"line": 2, "given": "later"}),
     ],
 )
 def test_tables_that_cannot_be_understood(tmp_path, text, code, facts):

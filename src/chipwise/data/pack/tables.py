@@ -14,6 +14,7 @@ import csv
 import io
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,13 +39,17 @@ class LabelTable:
     splits: list[str] | None
 
 
-@dataclass(frozen=True)
-class _Row:
+class _Row(NamedTuple):
     """A row and its position, for errors."""
 
-    table: Path
+    path: Path
     line: int
     cells: list[str]
+
+    def wrong(self, given: object, expected: str) -> DataError:
+        """The error for a row with something else than is expected."""
+        wrong = "{path}, line {line}: {given!r}: expected {expected}."
+        return DataError("table-row", wrong, path=self.path, line=self.line, given=given, expected=expected)
 
 
 def read_table(path: Path) -> LabelTable:
@@ -64,26 +69,21 @@ def read_table(path: Path) -> LabelTable:
         raise unreadable(path, error) from error
     header = heading.cells
     if not rows or len(header) < 2:
-        wrong = "{path} has no labels: expected a line 'file,label' and a row for each image."
-        raise DataError("table-empty", wrong, path=path)
+        raise heading.wrong(header, "a heading such as file,label, and a row for each image")
     for row in rows:
         if len(row.cells) != len(header):
-            wrong = "{path}, line {line}: {cells} cells, expected {expected} ({header:list})."
-            facts = {"path": path, "line": row.line, "cells": len(row.cells), "expected": len(header)}
-            raise DataError("table-cells", wrong, header=header, **facts)
+            raise row.wrong(row.cells, f"{len(header)} cells")
     lower = [name.lower() for name in header]
     file_at = next((lower.index(name) for name in _FILE if name in lower), 0)
     split_at = lower.index("split") if "split" in lower else None
     files = [row.cells[file_at].replace("\\", "/").removeprefix("./") for row in rows]
-    for name in files:
+    for row, name in zip(rows, files, strict=True):
         if name.startswith("/") or ".." in name.split("/") or not name:
-            wrong = "{path} names {name!r}: expected files inside its folder, such as images/1.jpg."
-            raise DataError("table-file-outside", wrong, path=path, name=name)
+            raise row.wrong(name, "a file inside its folder, such as images/1.jpg")
     refuse_duplicates(files, path)
     label_at = [i for i in range(len(header)) if i not in (file_at, split_at)]
     if not label_at:
-        wrong = "{path} has no column of labels: expected 'file,label', got {header:list}."
-        raise DataError("table-no-labels", wrong, path=path, header=header)
+        raise heading.wrong(header, "a column of labels, such as file,label")
     splits = None if split_at is None else [_split(row, split_at) for row in rows]
     return LabelTable(path, files, *_labels(rows, header, label_at), splits)
 
@@ -91,8 +91,7 @@ def read_table(path: Path) -> LabelTable:
 def _split(row: _Row, column: int) -> str:
     split = row.cells[column].lower()
     if split not in ("train", *EVAL):
-        wrong = "{path}, line {line}: split {split!r}, expected train or eval."
-        raise DataError("table-split", wrong, path=row.table, line=row.line, split=row.cells[column])
+        raise row.wrong(row.cells[column], "train or eval")
     return "train" if split == "train" else "eval"
 
 
@@ -107,10 +106,7 @@ def _labels(
     if len(names) > 1:
         if not numeric:
             at, cell = next((i, cell) for i, row in enumerate(cells) for cell in row if not _is_number(cell))
-            wrong = "{path}, line {line}: {cell!r} is not a number, as {columns:list} need."
-            raise DataError(
-                "table-no-number", wrong, path=rows[at].table, line=rows[at].line, cell=cell, columns=names
-            )
+            raise rows[at].wrong(cell, f"numbers, of which there are several columns: {', '.join(names)}")
         if ((numbers == 0) | (numbers == 1)).all():
             return numbers.astype(np.uint8), tuple(names), {}
         return numbers.astype(np.float32), (), {}
@@ -127,8 +123,7 @@ def _labels(
             hot[row, [number[part] for part in parts]] = 1
         return hot, classes, {}
     if "" in values:
-        wrong = "{path}, line {line}: the label is empty: expected a class or a number."
-        raise DataError("table-label-empty", wrong, path=rows[0].table, line=rows[values.index("")].line)
+        raise rows[values.index("")].wrong("", "a class or a number")
     classes = tuple(sorted(set(values), key=(lambda v: (float(v), v)) if numeric else None))
     number = {name: i for i, name in enumerate(classes)}
     return np.asarray([number[value] for value in values], np.int32), classes, {"label": len(classes)}

@@ -11,18 +11,17 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...errors import DataError
+from ...errors import DataError, RecipeError
 from .columns import chosen, labels_of, split_of
 from .folders import Listing, Numbered, Split
 
 MOST = 1 << 30  # bytes of a record; a larger length is damage
-_POLYNOMIAL, _MASK = 0x82F63B78, 0xA282EAD8
+_MASK = 0xA282EAD8
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 
 Value = list[bytes] | np.ndarray
@@ -199,36 +198,11 @@ def _column(value: Value) -> Any:
     return value
 
 
-# ---- CRC-32C
-
-
 def _masked(data: bytes) -> int:
-    crc = crc32c()(data)
-    return (((crc >> 15) | (crc << 17)) + _MASK) & 0xFFFFFFFF
-
-
-@cache
-def crc32c() -> Callable[[bytes], int]:
-    """The checksum function (Castagnoli): google-crc32c's if installed, which is much faster than ours."""
+    """TFRecord's checksum: CRC-32C (Castagnoli), masked."""
     try:
         from google_crc32c import value
-    except ImportError:
-        return _crc32c
-    return value
-
-
-def _crc32c(data: bytes) -> int:
-    crc, table = 0xFFFFFFFF, _table()
-    for byte in data:
-        crc = table[(crc ^ byte) & 255] ^ (crc >> 8)
-    return crc ^ 0xFFFFFFFF
-
-
-@cache
-def _table() -> list[int]:
-    rows = []
-    for byte in range(256):
-        for _ in range(8):
-            byte = (byte >> 1) ^ (_POLYNOMIAL if byte & 1 else 0)
-        rows.append(byte)
-    return rows
+    except ImportError as error:
+        raise RecipeError("pack-library", library="google-crc32c") from error
+    crc = value(data)
+    return (((crc >> 15) | (crc << 17)) + _MASK) & 0xFFFFFFFF
